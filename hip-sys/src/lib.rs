@@ -1,0 +1,1 @@
+//! Raw bindings of the HIP runtime.

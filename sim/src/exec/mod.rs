@@ -1,0 +1,69 @@
+//! What instructions do.
+//!
+//! An instruction is executed by a function of type [`Exec`], chosen once when a program is prepared
+//! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
+//! extensions ([`Level`]), and the best is chosen at run time.
+
+use crate::fault::FaultKind;
+use crate::inst::Inst;
+use crate::memory::{Extent, Memory};
+use crate::wave::Wave;
+
+/// How MFMA instructions compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MfmaMode {
+    /// A chain of f32 fused multiply-adds.
+    #[default]
+    Fast,
+    /// The published model of CDNA3's matrix units.
+    Exact,
+}
+
+/// What a wave needs beside its registers while it runs.
+pub struct Env<'a> {
+    /// Local data share of the workgroup.
+    pub lds: &'a mut [u8],
+    /// The allocations.
+    pub memory: &'a Memory,
+    /// The allocation that was touched last.
+    pub hint: Extent,
+    /// MFMA arithmetic.
+    pub mfma: MfmaMode,
+    /// The program, for `s_getpc`, `s_setpc`, `s_swappc`.
+    pub program: &'a crate::inst::Program,
+    /// XCC of this workgroup (`s_getreg_b32 hwreg(HW_REG_XCC_ID)`).
+    pub xcc: u32,
+    /// Simulated clock, for `s_memtime` and `s_memrealtime`.
+    pub clock: u64,
+    /// Set by the instruction that returns [`Flow::Fault`].
+    pub fault: Option<FaultKind>,
+}
+
+/// High 32 bits of the flat addresses that mean LDS.
+pub const SHARED_BASE_HI: u32 = 0x0001_0000;
+/// High 32 bits of the flat addresses that mean scratch.
+pub const PRIVATE_BASE_HI: u32 = 0x0002_0000;
+
+/// What happens after an instruction. `Wave::pc` already points to the next one when it runs;
+/// branches change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Flow {
+    /// Go on.
+    Next,
+    /// The wave waits at a barrier.
+    Barrier,
+    /// The wave gives way to others (`s_sleep`), but could go on.
+    Yield,
+    /// The wave has ended.
+    End,
+    /// [`Env::fault`] says why the launch must stop.
+    Fault,
+}
+
+/// Executes one instruction.
+///
+/// # Safety
+/// The host must support the [`Level`] that the function was chosen for, and every extent of
+/// `Env::memory` must be valid host memory.
+pub type Exec = unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow;

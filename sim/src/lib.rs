@@ -1,0 +1,20 @@
+//! A simulator of AMD's gfx942 (MI300) that executes real code objects.
+//!
+//! | concept | type | file |
+//! |---|---|---|
+//! | instruction, decoded | [`inst::Inst`], [`op::Op`] | `inst.rs`, `op.rs` |
+//! | machine code to instructions | [`decode`] | `decode.rs` |
+//! | instructions to text | [`disasm`] | `disasm.rs` |
+//! | code object (ELF, descriptor, metadata) | [`code_object`] | `code_object.rs` |
+//! | one wave's registers | [`wave::Wave`] | `wave.rs` |
+//! | what an instruction does | [`exec`] | `exec/` |
+//! | device memory, bounds checked | [`memory::Memory`] | `memory.rs` |
+//! | a launch: grid, workgroups, waves | [`launch`] | `launch.rs` |
+//! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
+
+pub mod exec;
+pub mod fault;
+pub mod inst;
+pub mod memory;
+pub mod op;
+pub mod wave;

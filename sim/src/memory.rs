@@ -1,0 +1,73 @@
+//! Device memory: host memory at its own address, every access checked against the allocations.
+
+/// One allocation, `[start, end)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First address.
+    pub start: u64,
+    /// One past the last address.
+    pub end: u64,
+}
+
+/// The allocations that a launch may touch, sorted by address.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    extents: Vec<Extent>,
+}
+
+impl Memory {
+    /// From extents in any order; they do not overlap.
+    pub fn new(mut extents: Vec<Extent>) -> Self {
+        extents.sort_by_key(|e| e.start);
+        Memory { extents }
+    }
+
+    /// Whether `[address, address + size)` lies in one allocation. `hint` remembers the last one.
+    #[inline(always)]
+    pub fn contains(&self, hint: &mut Extent, address: u64, size: u64) -> bool {
+        let end = address.wrapping_add(size);
+        if address >= hint.start && end <= hint.end && end >= address {
+            return true;
+        }
+        self.find(hint, address, end)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find(&self, hint: &mut Extent, address: u64, end: u64) -> bool {
+        let i = self.extents.partition_point(|e| e.start <= address);
+        match i.checked_sub(1).map(|i| self.extents[i]) {
+            Some(e) if end <= e.end && end >= address => {
+                *hint = e;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Describes the allocation nearest to an address, for a fault's text.
+    pub fn nearest(&self, address: u64) -> Option<String> {
+        let i = self.extents.partition_point(|e| e.start <= address);
+        let below = i.checked_sub(1).map(|i| self.extents[i]);
+        let above = self.extents.get(i).copied();
+        let gap = |e: &Extent| {
+            if address < e.start {
+                e.start - address
+            } else {
+                address - e.end.min(address)
+            }
+        };
+        let e = [below, above].into_iter().flatten().min_by_key(gap)?;
+        let (distance, side) = if address < e.start {
+            (e.start - address, "below")
+        } else {
+            (address - e.end, "past the end of")
+        };
+        Some(format!(
+            "it is {distance} bytes {side} the nearest one, {:#x}..{:#x} ({} bytes)",
+            e.start,
+            e.end,
+            e.end - e.start
+        ))
+    }
+}

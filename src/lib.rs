@@ -1,0 +1,1 @@
+//! HIP kernels for Gated DeltaNet.
