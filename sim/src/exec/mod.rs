@@ -4,6 +4,12 @@
 //! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
 //! extensions ([`Level`]), and the best is chosen at run time.
 
+mod level;
+
+pub use level::Level;
+#[allow(unused_imports)]
+pub(crate) use level::leveled;
+
 use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::memory::{Extent, Memory};
@@ -67,3 +73,25 @@ pub enum Flow {
 /// The host must support the [`Level`] that the function was chosen for, and every extent of
 /// `Env::memory` must be valid host memory.
 pub type Exec = unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow;
+
+/// The function that executes an instruction on a host of the given level.
+///
+/// Each module of `exec` answers for the formats it implements with
+/// `pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec>`.
+pub fn prepare(inst: &Inst, level: Level) -> Exec {
+    let _ = (inst, level);
+    unimplemented_instruction
+}
+
+/// Faults: nothing implements this instruction.
+unsafe fn unimplemented_instruction(_: &mut Wave, inst: &Inst, env: &mut Env) -> Flow {
+    env.fault = Some(match inst.op {
+        crate::op::Op::INVALID => FaultKind::InvalidInstruction {
+            bytes: vec![inst.literal],
+        },
+        op => FaultKind::Unimplemented {
+            mnemonic: format!("{op:?}").to_lowercase(),
+        },
+    });
+    Flow::Fault
+}
