@@ -112,7 +112,7 @@ pub mod flag {
 /// | SOPC | - | - | ssrc0, ssrc1 |
 /// | SOPP | - | - | constant in `imm` (sign-extended), branch: also `target` |
 /// | SMEM | - | data (destination or source) | sbase (SGPR number), soffset |
-/// | VOP1, VOP2, VOP3 | destination (`v_readfirstlane`, `v_readlane`: NONE) | carry out, or the SGPR of `v_readlane` | src0..2 (VOP2 carry in: src2 = VCC; `v_cndmask` e32: src2 = VCC; `v_fmac`: destination is also the addend) |
+/// | VOP1, VOP2, VOP3 | destination (`v_readfirstlane`, `v_readlane`: NONE) | carry out, or the SGPR of `v_readlane` | src0..2 (VOP2 carry in: src2 = VCC; `v_cndmask` e32: src2 = VCC; `v_fmac`: destination is also the addend; `v_fmamk`, `v_fmaak`: LITERAL stands as src1, src2) |
 /// | VOPC | - | destination mask (VCC for e32) | src0, src1 |
 /// | VOP3P, MAI | destination | - | src0..2 |
 /// | DS | destination | - | addr, data0, data1 (offsets: `imm` low 16 bits; two-offset forms: bytes 0 and 1 of `imm`) |
