@@ -1,0 +1,158 @@
+//! What can go wrong: a call that fails, a function that is missing, a runtime that is not there.
+
+use crate::hipError_t;
+use std::fmt;
+use std::sync::Arc;
+
+/// A call of the HIP runtime that failed.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum HipError {
+    /// The function returned a status other than `hipSuccess`.
+    Status {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        code: hipError_t,
+        /// The code's name.
+        name: Arc<str>,
+        /// Whether every later call will fail too ([`hipError_t::is_poisoned`]).
+        poisoned: bool,
+        /// The library that the function is from.
+        library: Arc<str>,
+    },
+    /// The runtime lacks the function.
+    MissingSymbol {
+        /// The function.
+        symbol: &'static str,
+        /// The library that was asked.
+        library: Arc<str>,
+        /// What the dynamic loader said, if it was asked.
+        source: Option<Arc<libloading::Error>>,
+    },
+}
+
+impl HipError {
+    /// The function that failed or is missing.
+    pub fn call(&self) -> &'static str {
+        match self {
+            HipError::Status { call, .. } => call,
+            HipError::MissingSymbol { symbol, .. } => symbol,
+        }
+    }
+
+    /// The status code, if there was a call.
+    pub fn code(&self) -> Option<hipError_t> {
+        match self {
+            HipError::Status { code, .. } => Some(*code),
+            HipError::MissingSymbol { .. } => None,
+        }
+    }
+
+    /// Whether retrying is useless because the device is lost to this process.
+    pub fn is_poisoned(&self) -> bool {
+        matches!(self, HipError::Status { poisoned: true, .. })
+    }
+
+    /// Whether this is the answer 'not done yet' of `hipStreamQuery` and `hipEventQuery`.
+    pub fn is_not_ready(&self) -> bool {
+        self.code() == Some(hipError_t::hipErrorNotReady)
+    }
+
+    /// The library that was called.
+    pub fn library(&self) -> &str {
+        match self {
+            HipError::Status { library, .. } | HipError::MissingSymbol { library, .. } => library,
+        }
+    }
+}
+
+impl fmt::Display for HipError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HipError::Status {
+                call,
+                code,
+                name,
+                poisoned,
+                library,
+            } => {
+                write!(f, "{call} failed with {name} ({}) in {library}", code.0)?;
+                if *poisoned {
+                    f.write_str("; the device is lost to this process, retrying is useless")?;
+                }
+                Ok(())
+            }
+            HipError::MissingSymbol {
+                symbol, library, ..
+            } => write!(f, "{library} has no function {symbol}"),
+        }
+    }
+}
+
+impl std::error::Error for HipError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            HipError::MissingSymbol {
+                source: Some(source),
+                ..
+            } => Some(source.as_ref()),
+            _ => None,
+        }
+    }
+}
+
+/// One library that was tried, and why it could not be loaded.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The name or path.
+    pub library: String,
+    /// The dynamic loader's message.
+    pub error: libloading::Error,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.library)?;
+        // On Windows libloading keeps the system's message in the source.
+        match std::error::Error::source(&self.error) {
+            Some(source) => write!(f, "{source}"),
+            None => write!(f, "{}", self.error),
+        }
+    }
+}
+
+/// Why no HIP runtime could be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The library that the caller named could not be loaded. Nothing else was tried.
+    #[error("cannot load the HIP runtime {library}, which was given explicitly")]
+    Explicit {
+        /// The path that was given.
+        library: String,
+        /// The dynamic loader's message.
+        source: libloading::Error,
+    },
+    /// The library that the environment names could not be loaded. Nothing else was tried.
+    #[error("cannot load the HIP runtime {library}, which the variable {variable} names")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        library: String,
+        /// The dynamic loader's message.
+        source: libloading::Error,
+    },
+    /// There is no HIP runtime in any of the usual places.
+    #[error("found no HIP runtime; tried {}", list(tried))]
+    NotFound {
+        /// Every library that was tried, in order.
+        tried: Vec<Attempt>,
+    },
+}
+
+fn list(tried: &[Attempt]) -> String {
+    let texts: Vec<String> = tried.iter().map(Attempt::to_string).collect();
+    texts.join("; ")
+}

@@ -1,0 +1,206 @@
+//! A runtime whose functions can be called.
+
+use crate::load::Loaded;
+use crate::{HipError, LoadError, hipDeviceProp_tR0600, hipError_t, types::*};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Finds a function by its name; null if there is none.
+pub type Resolver = fn(&str) -> *const c_void;
+
+/// Where functions come from.
+enum Provider {
+    /// A shared library. Never unloaded: the runtime's threads and exit handlers outlive any user.
+    Library(ManuallyDrop<libloading::Library>),
+    /// Functions of this process.
+    InProcess(Resolver),
+}
+
+/// A HIP runtime.
+///
+/// Each function is looked up when it is called for the first time. `Hip` may be shared by threads.
+pub struct Hip {
+    provider: Provider,
+    library: Arc<str>,
+    addresses: [AtomicPtr<c_void>; COUNT],
+}
+
+macro_rules! methods {
+    (;
+        status { $($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),*);)* }
+        other { $($(#[$other_meta:meta])* fn $other:ident($($other_arg:ident: $other_type:ty),*) -> $result:ty;)* }
+    ) => {
+        /// Index of each function in [`Hip::addresses`].
+        #[allow(non_camel_case_types, clippy::enum_variant_names)]
+        #[derive(Clone, Copy)]
+        enum Function { $($name,)* $($other,)* }
+
+        const NAMES: &[&str] = &[$(stringify!($name),)* $(stringify!($other),)*];
+        const COUNT: usize = NAMES.len();
+
+        /// The runtime's functions.
+        ///
+        /// # Safety
+        /// As HIP documents: pointers must be valid for what the function reads and writes, for as
+        /// long as the work that was enqueued uses them; handles must be alive.
+        #[allow(non_snake_case, clippy::too_many_arguments, clippy::missing_safety_doc)]
+        impl Hip {
+            $(
+                $(#[$meta])*
+                #[inline]
+                pub unsafe fn $name(&self, $($arg: $type),*) -> Result<(), HipError> {
+                    type Signature = unsafe extern "C" fn($($type),*) -> hipError_t;
+                    let address = self.address(Function::$name)?;
+                    // SAFETY: the address is that of the function of this name and signature.
+                    let function = unsafe { core::mem::transmute::<*mut c_void, Signature>(address) };
+                    // SAFETY: the caller keeps the function's contract.
+                    let code = unsafe { function($($arg),*) };
+                    self.check(stringify!($name), code)
+                }
+            )*
+            $(
+                $(#[$other_meta])*
+                #[inline]
+                pub unsafe fn $other(&self, $($other_arg: $other_type),*) -> Result<$result, HipError> {
+                    type Signature = unsafe extern "C" fn($($other_type),*) -> $result;
+                    let address = self.address(Function::$other)?;
+                    // SAFETY: the address is that of the function of this name and signature.
+                    let function = unsafe { core::mem::transmute::<*mut c_void, Signature>(address) };
+                    // SAFETY: the caller keeps the function's contract.
+                    Ok(unsafe { function($($other_arg),*) })
+                }
+            )*
+        }
+    };
+}
+crate::for_each_function!(methods);
+
+impl Hip {
+    /// The names of all functions, as the runtime exports them.
+    pub const FUNCTIONS: &'static [&'static str] = NAMES;
+
+    /// Loads a HIP runtime: `path` if given; else the library that `DELTAWAVE_HIP_LIBRARY` names; else
+    /// a `libamdhip64` that this process has mapped already; else the dynamic loader's
+    /// `libamdhip64.so.7`, `.so.6`, `.so.5`, `.so`; else the same in `$ROCM_PATH/lib` and
+    /// `/opt/rocm/lib`.
+    ///
+    /// # Errors
+    /// [`LoadError`]. A library that `path` or the variable names is the only one tried.
+    pub fn load(path: Option<&Path>) -> Result<Hip, LoadError> {
+        let Loaded { library, name } = crate::load::load(path)?;
+        Ok(Self::new(
+            Provider::Library(ManuallyDrop::new(library)),
+            name.into(),
+        ))
+    }
+
+    /// A runtime that is part of this process, such as a simulator. `name` stands for the library in
+    /// errors.
+    ///
+    /// # Safety
+    /// Every address that `resolver` returns for one of [`Hip::FUNCTIONS`] is that of a function with
+    /// the signature in [`for_each_function!`](crate::for_each_function) and stays valid.
+    pub unsafe fn from_resolver(name: impl Into<String>, resolver: Resolver) -> Hip {
+        Self::new(Provider::InProcess(resolver), name.into().into())
+    }
+
+    fn new(provider: Provider, library: Arc<str>) -> Hip {
+        Hip {
+            provider,
+            library,
+            addresses: [const { AtomicPtr::new(null_mut()) }; COUNT],
+        }
+    }
+
+    /// The library: the name or path it was loaded by.
+    pub fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// Whether the runtime has a function. False for names that are not in [`Hip::FUNCTIONS`].
+    pub fn has(&self, name: &str) -> bool {
+        let index = NAMES.iter().position(|n| *n == name);
+        index.is_some_and(|index| self.resolve(index).is_ok())
+    }
+
+    #[inline]
+    fn address(&self, function: Function) -> Result<*mut c_void, HipError> {
+        let index = function as usize;
+        // The functions' code was there before the address was known: nothing else is published.
+        let address = self.addresses[index].load(Ordering::Relaxed);
+        if address.is_null() {
+            self.resolve(index)
+        } else {
+            Ok(address)
+        }
+    }
+
+    #[cold]
+    fn resolve(&self, index: usize) -> Result<*mut c_void, HipError> {
+        let symbol = NAMES[index];
+        let missing = |source| HipError::MissingSymbol {
+            symbol,
+            library: self.library.clone(),
+            source,
+        };
+        let address = match &self.provider {
+            Provider::Library(library) => {
+                // SAFETY: the symbol is only read as an address here.
+                let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) };
+                *found.map_err(|e| missing(Some(Arc::new(e))))?
+            }
+            Provider::InProcess(resolver) => resolver(symbol).cast_mut(),
+        };
+        if address.is_null() {
+            return Err(missing(None));
+        }
+        self.addresses[index].store(address, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    #[inline]
+    fn check(&self, call: &'static str, code: hipError_t) -> Result<(), HipError> {
+        if code.is_success() {
+            Ok(())
+        } else {
+            Err(self.failure(call, code))
+        }
+    }
+
+    #[cold]
+    fn failure(&self, call: &'static str, code: hipError_t) -> HipError {
+        HipError::Status {
+            call,
+            code,
+            name: self.name_of(code),
+            poisoned: code.is_poisoned(),
+            library: self.library.clone(),
+        }
+    }
+
+    /// The name of a code: ours, or the runtime's where the code is newer than this crate.
+    fn name_of(&self, code: hipError_t) -> Arc<str> {
+        if let Some(name) = code.name() {
+            return name.into();
+        }
+        // SAFETY: any integer is a valid argument.
+        match unsafe { self.hipGetErrorName(code) } {
+            // SAFETY: a non-null answer is a C string that lives as long as the runtime.
+            Ok(name) if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_string_lossy().into(),
+            _ => "unknown error".into(),
+        }
+    }
+}
+
+impl fmt::Debug for Hip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hip")
+            .field("library", &self.library)
+            .finish_non_exhaustive()
+    }
+}
