@@ -1,1 +1,6 @@
 //! HIP kernels for Gated DeltaNet.
+
+pub mod inputs;
+pub mod metrics;
+pub mod oracle;
+pub mod types;
