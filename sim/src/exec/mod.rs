@@ -5,6 +5,7 @@
 //! extensions ([`Level`]), and the best is chosen at run time.
 
 mod level;
+mod mfma;
 
 pub use level::Level;
 #[allow(unused_imports)]
@@ -79,8 +80,7 @@ pub type Exec = unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow;
 /// Each module of `exec` answers for the formats it implements with
 /// `pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec>`.
 pub fn prepare(inst: &Inst, level: Level) -> Exec {
-    let _ = (inst, level);
-    unimplemented_instruction
+    mfma::handler(inst, level).unwrap_or(unimplemented_instruction)
 }
 
 /// Faults: nothing implements this instruction.
