@@ -27,13 +27,7 @@ const SUM_FRACTION: i32 = 31;
 const ZERO_EXPONENT: i32 = -126;
 
 /// Blocks of 16x16 or 32x32 from expanded inputs.
-pub(super) fn blocks<
-    A: Input,
-    B: Input,
-    const MN: usize,
-    const BLOCKS: usize,
-    const KV: usize,
->(
+pub(super) fn blocks<A: Input, B: Input, const MN: usize, const BLOCKS: usize, const KV: usize>(
     w: &mut Wave,
     o: &Operands,
     a: &Expanded<KV>,
@@ -119,7 +113,11 @@ fn scaled(x: f32, min_exponent: i32) -> Scaled {
         m => (m, exponent),
     };
     Scaled {
-        significand: if x.is_sign_negative() { -magnitude } else { magnitude },
+        significand: if x.is_sign_negative() {
+            -magnitude
+        } else {
+            magnitude
+        },
         exponent,
     }
 }

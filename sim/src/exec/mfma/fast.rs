@@ -21,11 +21,7 @@ pub(super) unsafe fn blocks<
     inst: &Inst,
     e: &mut Env,
 ) -> Flow {
-    let counts = [
-        KV / A::PER_DWORD,
-        KV / B::PER_DWORD,
-        MN * MN * BLOCKS / 64,
-    ];
+    let counts = [KV / A::PER_DWORD, KV / B::PER_DWORD, MN * MN * BLOCKS / 64];
     let o = match Operands::new(w, inst, e, counts) {
         Ok(o) => o,
         Err(flow) => return flow,
@@ -47,7 +43,11 @@ pub(super) unsafe fn blocks<
     }
     let file = w.vgpr.as_mut_ptr().cast::<[f32; 64]>();
     for block in 0..BLOCKS {
-        let a_block = if BLOCKS == 1 { 0 } else { o.a_block(block) % BLOCKS };
+        let a_block = if BLOCKS == 1 {
+            0
+        } else {
+            o.a_block(block) % BLOCKS
+        };
         for column in (0..MN).step_by(16) {
             for row in (0..MN).step_by(ROWS) {
                 // SAFETY: the registers were checked, rows and columns are inside the block, and
@@ -57,9 +57,9 @@ pub(super) unsafe fn blocks<
                     for (r, acc) in acc.iter_mut().enumerate() {
                         let (register, lane) = row_place::<MN>(block, row + r);
                         *acc = match o.c {
-                            Addend::Registers(c) => V::load(
-                                file.add(c + register).cast::<f32>().add(lane + column),
-                            ),
+                            Addend::Registers(c) => {
+                                V::load(file.add(c + register).cast::<f32>().add(lane + column))
+                            }
                             Addend::Constant(bits) => V::splat(f32::from_bits(bits)),
                         };
                     }

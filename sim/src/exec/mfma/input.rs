@@ -97,7 +97,11 @@ fn fnuz_table(mantissa_bits: u32, bias: i32) -> [f32; 256] {
         } else {
             (1.0 + mantissa) * 2f32.powi(exponent - bias)
         };
-        if code & 0x80 != 0 { -magnitude } else { magnitude }
+        if code & 0x80 != 0 {
+            -magnitude
+        } else {
+            magnitude
+        }
     })
 }
 

@@ -1,8 +1,6 @@
 //! MFMA with i8 inputs and i32 results, and with f64.
 
-use super::{
-    Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place,
-};
+use super::{Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place};
 use crate::exec::leveled;
 use crate::inst::VGPR0;
 use crate::op::Op::*;
@@ -60,9 +58,7 @@ unsafe fn int8<const MN: usize, const BLOCKS: usize, const KV: usize>(
                 row_place::<MN>(block, row)
             };
             let mut acc: [u32; MN] = match o.c {
-                Addend::Registers(c) => {
-                    std::array::from_fn(|n| w.vgpr[c + register].0[lane + n])
-                }
+                Addend::Registers(c) => std::array::from_fn(|n| w.vgpr[c + register].0[lane + n]),
                 Addend::Constant(bits) => [bits; MN],
             };
             for group in 0..64 / (MN * BLOCKS) {

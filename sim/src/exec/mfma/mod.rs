@@ -139,12 +139,7 @@ enum Addend {
 impl Operands {
     /// Checks that all registers exist; otherwise sets the fault.
     #[inline(always)]
-    fn new(
-        w: &Wave,
-        inst: &Inst,
-        e: &mut Env,
-        [a, b, d]: [usize; 3],
-    ) -> Result<Operands, Flow> {
+    fn new(w: &Wave, inst: &Inst, e: &mut Env, [a, b, d]: [usize; 3]) -> Result<Operands, Flow> {
         let c = inst.src[2];
         let c = if c >= VGPR0 {
             Addend::Registers(register(w, e, c, d)?)

@@ -163,14 +163,24 @@ const SHAPES: &[(Op, Type, Type, usize, usize, usize)] = {
 };
 
 /// Lane and value index of A[block][row][k] (and of B, with columns for rows).
-fn a_place(mn: usize, blocks: usize, kv: usize, block: usize, row: usize, k: usize) -> (usize, usize) {
+fn a_place(
+    mn: usize,
+    blocks: usize,
+    kv: usize,
+    block: usize,
+    row: usize,
+    k: usize,
+) -> (usize, usize) {
     (row + mn * block + mn * blocks * (k / kv), k % kv)
 }
 
 /// Register and lane of D[block][row][column].
 fn d_place(mn: usize, block: usize, row: usize, column: usize) -> (usize, usize) {
     match mn {
-        32 => (16 * block + 4 * (row / 8) + row % 4, 32 * (row / 4 % 2) + column),
+        32 => (
+            16 * block + 4 * (row / 8) + row % 4,
+            32 * (row / 4 % 2) + column,
+        ),
         16 => (4 * block + row % 4, 16 * (row / 4) + column),
         _ => (row, 4 * block + column),
     }
@@ -376,7 +386,10 @@ fn exact_mode_by_hand() {
     use exact::dot;
     // 1 + 2^-24 - 2^-24: the products are aligned to 2^0 with 24 fractional bits, so nothing is lost.
     let eps = 2f32.powi(-12);
-    assert_eq!(dot::<Bf16, Bf16>(&[1.0, eps, -eps], &[1.0, eps, eps], 0.0), 1.0);
+    assert_eq!(
+        dot::<Bf16, Bf16>(&[1.0, eps, -eps], &[1.0, eps, eps], 0.0),
+        1.0
+    );
     // 2^-25 is below the 24 fractional bits: both signs are truncated to zero.
     let half = 2f32.powi(-13);
     assert_eq!(dot::<Bf16, Bf16>(&[1.0, -eps], &[1.0, half], 0.0), 1.0);
