@@ -1,0 +1,153 @@
+/* Arguments of every kernel: one plain struct each, passed by value. Shared by the kernels (HIP C++), the C++
+ * benchmark and Rust (bindgen, src/ffi/abi.rs). Only <stdint.h>; pointers first; padding is explicit.
+ *
+ * Strides count elements. Offset of element (s, t, h, d) of a token tensor, s = sequence, t = token in the packed
+ * batch: s * sequence + t * token + h * head + d. `sequence` is 0 for packed batches; a dense batch [B, T, ...]
+ * with its own batch stride has sequence = batch stride - T * token.
+ */
+#ifndef DELTAWAVE_ABI_H
+#define DELTAWAVE_ABI_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Element types of arguments that a kernel distinguishes at run time. */
+enum {
+    DW_F32 = 0,
+    DW_BF16 = 1,
+    DW_F16 = 2
+};
+
+/* Bits of `flags`. */
+enum {
+    DW_QK_L2NORM = 1,         /* divide q and k by sqrt(sum of squares + 1e-6) */
+    DW_RAW_GATES = 2,         /* g, beta point to a, b: compute both */
+    DW_NEGATIVE_EIGENVALUES = 4, /* beta = 2 sigmoid(b) */
+    DW_TILED_HEADS = 8,       /* value head h reads key head h % HK, not h / (HV / HK) */
+    DW_INITIAL_VALUE_MAJOR = 16, /* initial_state is [N, HV, V, K] */
+    DW_FINAL_VALUE_MAJOR = 32    /* final_state is [N, HV, V, K] */
+};
+
+/* Sizes of the workspace's parts. */
+enum {
+    DW_CHUNK = 64,
+    DW_RECORD_BYTES = 11776 /* what prepare hands to scan for a (chunk, value head) */
+};
+
+/* Strides of a token tensor. */
+typedef struct dw_token_strides {
+    int64_t sequence;
+    int64_t token;
+    int64_t head;
+} dw_token_strides;
+
+/* Strides of a state tensor; `row` steps along K (key-major) or V (value-major). */
+typedef struct dw_state_strides {
+    int64_t sequence;
+    int64_t head;
+    int64_t row;
+} dw_state_strides;
+
+/* prefill_lengths: cu_seqlens of the caller to cu_seqlens that cannot lead out of bounds. */
+typedef struct dw_prefill_lengths_args {
+    const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
+    int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
+    uint32_t *status;       /* 0, or 1 + index of the first entry that had to be changed */
+    int32_t sequences;
+    int32_t tokens;
+    int32_t wide; /* 1: cu_seqlens is i64 */
+    int32_t pad0;
+} dw_prefill_lengths_args;
+
+/* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
+typedef struct dw_prefill_prepare_args {
+    const void *q;             /* [T, HK, K] */
+    const void *k;             /* [T, HK, K] */
+    const void *g;             /* [T, HV]: g, or a with DW_RAW_GATES; null: no decay */
+    const void *beta;          /* [T, HV]: beta, or b with DW_RAW_GATES */
+    const void *a_log;         /* [HV], with DW_RAW_GATES */
+    const void *dt_bias;       /* [HV], with DW_RAW_GATES; null: 0 */
+    void *o;                   /* [T, HV, V]: rows past the last sequence become 0 */
+    const int32_t *cu_seqlens; /* [sequences + 1], checked */
+    void *records;             /* [slots, HV] records of DW_RECORD_BYTES */
+    dw_token_strides q_strides;
+    dw_token_strides k_strides;
+    dw_token_strides g_strides;
+    dw_token_strides beta_strides;
+    dw_token_strides o_strides;
+    int64_t a_log_stride;
+    int64_t dt_bias_stride;
+    int32_t sequences;
+    int32_t tokens;
+    int32_t key_heads;
+    int32_t value_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    uint32_t flags;
+    int32_t g_type;
+    int32_t beta_type;
+    int32_t a_log_type;
+    int32_t dt_bias_type;
+    int32_t pad0;
+} dw_prefill_prepare_args;
+
+/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (sequence, value head, slab). */
+typedef struct dw_prefill_scan_args {
+    const void *q;                    /* [T, HK, K] */
+    const void *k;                    /* [T, HK, K] */
+    const void *v;                    /* [T, HV, V] */
+    void *o;                          /* [T, HV, V] */
+    const void *initial_state;        /* [N, HV, K, V] or [N, HV, V, K]; null: zeros */
+    const uint8_t *has_initial_state; /* [N], 0: the sequence starts from zeros; null: all have one */
+    void *final_state;                /* as initial_state; null: not wanted */
+    const int32_t *cu_seqlens;        /* [sequences + 1], checked */
+    const void *records;              /* what prefill_prepare wrote */
+    dw_token_strides q_strides;
+    dw_token_strides k_strides;
+    dw_token_strides v_strides;
+    dw_token_strides o_strides;
+    dw_state_strides initial_strides;
+    dw_state_strides final_strides;
+    int32_t sequences;
+    int32_t key_heads;
+    int32_t value_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    uint32_t flags;
+    float scale;
+    int32_t initial_type; /* DW_F32 or DW_BF16 */
+    int32_t final_type;   /* DW_F32 or DW_BF16 */
+    int32_t slabs;        /* workgroups along V */
+} dw_prefill_scan_args;
+
+/* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
+typedef struct dw_gate_args {
+    const void *a;       /* [T, HV] */
+    const void *b;       /* [T, HV] */
+    const void *a_log;   /* [HV] */
+    const void *dt_bias; /* [HV]; null: 0 */
+    float *g;            /* [T, HV] */
+    float *beta;         /* [T, HV] */
+    dw_token_strides a_strides;
+    dw_token_strides b_strides;
+    dw_token_strides g_strides;
+    dw_token_strides beta_strides;
+    int64_t a_log_stride;
+    int64_t dt_bias_stride;
+    int64_t tokens;
+    int32_t value_heads;
+    uint32_t flags; /* DW_NEGATIVE_EIGENVALUES */
+    int32_t a_type;
+    int32_t b_type;
+    int32_t a_log_type;
+    int32_t dt_bias_type;
+} dw_gate_args;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,32 @@
+// cu_seqlens that cannot lead out of bounds, for callers whose lengths are known on the device alone:
+//   checked[0] = 0, checked[i] = max over j <= i of clamp(cu_seqlens[j], 0, tokens)
+// and a status word: 0, or 1 + the index of the first entry that was out of order, out of range or, at 0, not 0.
+#include "../tile/tile.h"
+
+KERNEL(64, 1) void dw_prefill_lengths(dw_prefill_lengths_args x) {
+    const int lane = arch::lane();
+    int longest = 0; // the running maximum of all blocks before
+    int bad = 0x7fffffff;
+    for (int base = 0; base <= x.sequences; base += 64) {
+        const int i = base + lane;
+        const bool inside = i <= x.sequences;
+        int64_t raw = 0;
+        if (inside) {
+            raw = x.wide ? ((const int64_t *)x.cu_seqlens)[i] : (int64_t)((const int32_t *)x.cu_seqlens)[i];
+        }
+        int value = inside && i > 0 ? (int)max_of<int64_t>(0, min_of<int64_t>(raw, x.tokens)) : 0;
+        value = max_of(value, longest);
+        value = arch::inclusive_max(value);
+        if (inside) {
+            x.checked[i] = value;
+        }
+        const u64 wrong = arch::ballot(inside && raw != value);
+        if (wrong && bad == 0x7fffffff) {
+            bad = base + __builtin_ctzll(wrong);
+        }
+        longest = arch::read_lane(value, 63);
+    }
+    if (lane == 0) {
+        *x.status = bad == 0x7fffffff ? 0 : 1 + bad;
+    }
+}

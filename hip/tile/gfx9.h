@@ -1,0 +1,183 @@
+// The arch trait of CDNA (gfx90a, gfx942, gfx950): 64-lane waves, v_mfma_16x16x16.
+//
+// A tile is 16x16 f32, held by one wave:
+//   accumulator  register r of lane l: row 4 (l / 16) + r, column l % 16
+//   left operand (16 rows x 16 contracted)    l % 16 = row,    elements 4 (l / 16) + 0..3 of the contraction
+//   right operand (16 contracted x 16 columns) l % 16 = column, elements 4 (l / 16) + 0..3 of the contraction
+// So an accumulator tile, rounded, is the right operand of a product that contracts over its rows.
+#pragma once
+
+#include "base.h"
+
+#define KERNEL(threads, waves_per_simd)                                                                                \
+    extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
+
+namespace arch {
+
+constexpr int lanes = 64;
+
+DEVICE int thread() { return (int)__builtin_amdgcn_workitem_id_x(); }
+DEVICE int workgroup() { return (int)__builtin_amdgcn_workgroup_id_x(); }
+// Number of this wave in its workgroup, known to be the same for all its lanes.
+DEVICE int wave() { return __builtin_amdgcn_readfirstlane(thread() / lanes); }
+DEVICE int lane() { return thread() & (lanes - 1); }
+
+// A wave-uniform read of memory that nobody writes during the launch: becomes a scalar load.
+template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((address_space(4))) T *)(u64)p; }
+
+// The same value, told to be the same in all lanes.
+DEVICE int uniform_value(int x) { return __builtin_amdgcn_readfirstlane(x); }
+
+// The same value, of which the compiler may conclude nothing: keeps what is computed from it inside a loop.
+DEVICE int opaque(int x) {
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
+DEVICE int opaque_uniform(int x) {
+    asm volatile("" : "+s"(x));
+    return x;
+}
+
+// All waves of the workgroup, with LDS made visible: a bare s_barrier does not wait for LDS.
+DEVICE void workgroup_sync() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// Lanes of one wave exchange data through LDS.
+DEVICE void wave_sync() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+// 2^x, one instruction; results below 2^-126 are 0.
+DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
+
+// The value of lane `Source` of each row of 16 lanes.
+template <int Source> DEVICE float row_broadcast(float x) {
+    return bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x150 + Source, 0xf, 0xf, true));
+}
+
+template <int Control, int RowMask> DEVICE float scan_step(float x) {
+    return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), Control, RowMask, 0xf, false));
+}
+
+// Inclusive prefix sum over the 64 lanes: within rows of 16, then across rows.
+DEVICE float inclusive_sum(float x) {
+    x = scan_step<0x111, 0xf>(x);
+    x = scan_step<0x112, 0xf>(x);
+    x = scan_step<0x114, 0xf>(x);
+    x = scan_step<0x118, 0xf>(x);
+    x = scan_step<0x142, 0xa>(x);
+    return scan_step<0x143, 0xc>(x);
+}
+
+template <int Control, int RowMask> DEVICE int scan_step_max(int x) {
+    return max_of(x, __builtin_amdgcn_update_dpp(x, x, Control, RowMask, 0xf, false));
+}
+
+// Inclusive prefix maximum over the 64 lanes.
+DEVICE int inclusive_max(int x) {
+    x = scan_step_max<0x111, 0xf>(x);
+    x = scan_step_max<0x112, 0xf>(x);
+    x = scan_step_max<0x114, 0xf>(x);
+    x = scan_step_max<0x118, 0xf>(x);
+    x = scan_step_max<0x142, 0xa>(x);
+    return scan_step_max<0x143, 0xc>(x);
+}
+
+// The low, or the high, 16 bits of two words: first in the low half.
+DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
+DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }
+
+// One bit per lane.
+DEVICE u64 ballot(bool x) { return __builtin_amdgcn_ballot_w64(x); }
+
+// The value of one lane.
+DEVICE int read_lane(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
+DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
+
+// Buffer intrinsics by their LLVM names: the builtins exist only from clang 19 on.
+#define INTRINSIC __attribute__((device))
+INTRINSIC i32x4 raw_buffer_load(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.v4i32");
+INTRINSIC i32x2 raw_buffer_load_b64(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.v2i32");
+INTRINSIC int raw_buffer_load_b32(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.i32");
+INTRINSIC short raw_buffer_load_b16(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
+INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
+INTRINSIC void raw_buffer_store_b16(short x, i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.store.i16");
+#undef INTRINSIC
+
+// The memory from a uniform pointer on. Offsets are bytes; an access at `nowhere` loads 0 or stores nothing, which is
+// how rows past the end of a sequence and elements past the head dimension are masked.
+class Window {
+  public:
+    static constexpr u32 nowhere = 0x80000000u;
+
+    DEVICE_MEMBER explicit Window(const void *base)
+        : rsrc{(int)(u64)base, (int)((u64)base >> 32 & 0xffff), 0x7fffffff, 0x00020000} {}
+
+    DEVICE_MEMBER i32x4 load_b128(u32 offset) const { return raw_buffer_load(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER i32x2 load_b64(u32 offset) const { return raw_buffer_load_b64(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER int load_b16(u32 offset) const { return (unsigned short)raw_buffer_load_b16(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER void store_b16(u32 offset, int x) const { raw_buffer_store_b16((short)x, rsrc, (int)offset, 0, 0); }
+
+  private:
+    i32x4 rsrc;
+};
+
+// A 16-bit operand tile: four elements of a lane, in contraction order.
+typedef i32x2 Operand;
+
+// The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even).
+struct Bf16 {
+    static DEVICE_MEMBER f32x4 mma(Operand left, Operand right, f32x4 c) {
+        return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits<i16x4>(left), bits<i16x4>(right), c, 0, 0, 0);
+    }
+    static DEVICE_MEMBER float low(int pair) { return bits<float>(pair << 16); }
+    static DEVICE_MEMBER float high(int pair) { return bits<float>((int)(pair & 0xffff0000)); }
+    static DEVICE_MEMBER u32 round(float x) {
+        const u32 u = bits<u32>(x);
+        return u + 0x7fff + (u >> 16 & 1);
+    }
+    static DEVICE_MEMBER int pack(float low, float high) {
+        return (int)__builtin_amdgcn_perm(round(high), round(low), 0x07060302);
+    }
+};
+
+struct F16 {
+    typedef _Float16 half2 __attribute__((ext_vector_type(2)));
+    typedef _Float16 half4 __attribute__((ext_vector_type(4)));
+    static DEVICE_MEMBER f32x4 mma(Operand left, Operand right, f32x4 c) {
+        return __builtin_amdgcn_mfma_f32_16x16x16f16(bits<half4>(left), bits<half4>(right), c, 0, 0, 0);
+    }
+    static DEVICE_MEMBER float low(int pair) { return (float)bits<_Float16>((short)pair); }
+    static DEVICE_MEMBER float high(int pair) { return (float)bits<_Float16>((short)(pair >> 16)); }
+    static DEVICE_MEMBER int pack(float low, float high) { return bits<int>(half2{(_Float16)low, (_Float16)high}); }
+};
+
+// An accumulator tile: 16x16 f32.
+typedef f32x4 Tile;
+
+// Row and column of a lane's part of a tile.
+struct Place {
+    int row;    // the first of four rows
+    int column;
+    DEVICE_MEMBER explicit Place(int lane) : row(lane / 16 * 4), column(lane % 16) {}
+};
+
+// c + x^T y in f32, x and y accumulator tiles. One step contracts rows r, r + 4, r + 8, r + 12.
+DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
+    for (int r = 0; r < 4; ++r) {
+        const float left = x[r], right = y[r];
+        c = __builtin_amdgcn_mfma_f32_16x16x4f32(left, right, c, 0, 0, 0);
+    }
+    return c;
+}
+
+} // namespace arch
