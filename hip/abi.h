@@ -15,18 +15,14 @@ extern "C" {
 #endif
 
 /* Element types of arguments that a kernel distinguishes at run time. */
-enum {
-    DW_F32 = 0,
-    DW_BF16 = 1,
-    DW_F16 = 2
-};
+enum { DW_F32 = 0, DW_BF16 = 1, DW_F16 = 2 };
 
 /* Bits of `flags`. */
 enum {
-    DW_QK_L2NORM = 1,         /* divide q and k by sqrt(sum of squares + 1e-6) */
-    DW_RAW_GATES = 2,         /* g, beta point to a, b: compute both */
+    DW_QK_L2NORM = 1,            /* divide q and k by sqrt(sum of squares + 1e-6) */
+    DW_RAW_GATES = 2,            /* g, beta point to a, b: compute both */
     DW_NEGATIVE_EIGENVALUES = 4, /* beta = 2 sigmoid(b) */
-    DW_TILED_HEADS = 8,       /* value head h reads key head h % HK, not h / (HV / HK) */
+    DW_TILED_HEADS = 8,          /* value head h reads key head h % HK, not h / (HV / HK) */
     DW_INITIAL_VALUE_MAJOR = 16, /* initial_state is [N, HV, V, K] */
     DW_FINAL_VALUE_MAJOR = 32    /* final_state is [N, HV, V, K] */
 };
@@ -94,7 +90,8 @@ typedef struct dw_prefill_prepare_args {
     int32_t pad0;
 } dw_prefill_prepare_args;
 
-/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (sequence, value head, slab). */
+/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (sequence, value head,
+ * slab). */
 typedef struct dw_prefill_scan_args {
     const void *q;                    /* [T, HK, K] */
     const void *k;                    /* [T, HK, K] */

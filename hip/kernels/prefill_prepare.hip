@@ -50,8 +50,8 @@ struct Products {
 };
 
 template <class T>
-DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q_stride, u32 k_stride, int rows, int key_dim,
-                          bool norm) {
+DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q_stride, u32 k_stride, int rows,
+                          int key_dim, bool norm) {
     const int lane = arch::lane();
     u32 q_row[tiles], k_row[tiles];
     for (int i = 0; i < tiles; ++i) {
@@ -136,7 +136,8 @@ class GateReader {
             }
             if (flags & DW_RAW_GATES) {
                 const float a_log = load_scalar(x.a_log, head * x.a_log_stride, x.a_log_type);
-                const float dt_bias = x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
+                const float dt_bias =
+                    x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
                 out = Gates{gate(out.g, a_log, dt_bias), beta_of(out.beta, flags & DW_NEGATIVE_EIGENVALUES)};
             }
         }
@@ -191,7 +192,8 @@ DEVICE void invert_diagonal_blocks(Exchange &x, const Tile (&a)[tiles], Place at
     substitute<0>(t, entries);
     arch::wave_sync();
     for (int q = 0; q < 4; ++q) {
-        *(f32x4 *)(x.at + Exchange::quarter(block, column, q)) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
+        *(f32x4 *)(x.at + Exchange::quarter(block, column, q)) =
+            f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
     }
     arch::wave_sync();
 }
@@ -200,7 +202,8 @@ DEVICE void invert_diagonal_blocks(Exchange &x, const Tile (&a)[tiles], Place at
 // joined to 32, and of 32 to 64, by T21 = -T22 A21 T11. Kept in registers; a product x^T y of accumulator tiles needs
 // no movement of data, so A is held as it is and T transposed, besides the three blocks of T that the last level reads.
 DEVICE void invert(Tile (&tt)[lower_blocks], const Tile (&a)[lower_blocks], Exchange &x, Place at) {
-    const Tile diagonal[tiles] = {a[lower_block(0, 0)], a[lower_block(1, 1)], a[lower_block(2, 2)], a[lower_block(3, 3)]};
+    const Tile diagonal[tiles] = {a[lower_block(0, 0)], a[lower_block(1, 1)], a[lower_block(2, 2)],
+                                  a[lower_block(3, 3)]};
     invert_diagonal_blocks(x, diagonal, at);
     Tile t00, t11, t22;
     for (int b = 0; b < tiles; ++b) {
@@ -286,8 +289,8 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
 
     Products products;
     multiply_rows<T>(products, Window(prefill::row_address(x.q, x.q_strides, sequence, begin, key_head)),
-                                Window(prefill::row_address(x.k, x.k_strides, sequence, begin, key_head)),
-                                (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, rows, x.key_dim, norm);
+                     Window(prefill::row_address(x.k, x.k_strides, sequence, begin, key_head)),
+                     (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, rows, x.key_dim, norm);
     float q_norm = 1.0f, k_norm = 1.0f;
     if (norm) {
         normalise(products, shared, Place(lane));

@@ -39,14 +39,25 @@ constexpr int smallest_key_dim(int bucket) {
     return bucket == 256 ? 208 : bucket == 192 ? 144 : bucket == 128 ? 112 : bucket == 96 ? 80 : 16;
 }
 
-// One 16-bit token tensor of this workgroup's sequence and head.
-struct Stream {
-    const char *base;
-    int64_t token;
+// The rows of a 16-bit token tensor from some token on.
+struct Rows {
+    Window memory;
+    u32 stride; // bytes
+};
+
+// One token tensor of this workgroup's sequence and head, chunk after chunk.
+class Stream {
+  public:
     DEVICE_MEMBER Stream(const void *p, const dw_token_strides &s, int sequence, int begin, int head)
-        : base(prefill::row_address(p, s, sequence, begin, head)), token(2 * s.token) {}
-    DEVICE_MEMBER Window chunk_at(int first_row) const { return Window(base + first_row * token); }
-    DEVICE_MEMBER u32 stride() const { return (u32)token; }
+        : base(prefill::row_address(p, s, sequence, begin, head)), stride((u32)s.token * 2) {}
+
+    DEVICE_MEMBER Rows rows() const { return Rows{Window(base), stride}; }
+    DEVICE_MEMBER Rows next_rows() const { return Rows{Window(base + (u64)stride * chunk), stride}; }
+    DEVICE_MEMBER void advance() { base += (u64)stride * chunk; }
+
+  private:
+    const char *base;
+    u32 stride;
 };
 
 // The state of a wave: rows in the order in which K and Q bring the key elements, `Tiles` tiles of columns; lane n of
@@ -62,8 +73,10 @@ struct StateView {
     int64_t value_step;
     bool wide; // f32, not bf16
 
-    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int sequence, int head)
-        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1), wide(type == DW_F32) {
+    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int sequence,
+                            int head)
+        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
+          wide(type == DW_F32) {
         base += (wide ? 4 : 2) * (sequence * s.sequence + head * s.head);
     }
 };
@@ -128,20 +141,23 @@ template <int Keys> struct Staging {
     static constexpr int per_thread = (patches + threads - 1) / threads;
     Patch patch[per_thread];
 
-    DEVICE_MEMBER void load(const Window &k, u32 stride, int rows, int key_dim) {
+    DEVICE_MEMBER void load(const Rows &k, int rows, int key_dim) {
+        // Opaque, or what depends on the thread alone is kept in scalar registers through the loop over chunks.
+        const int thread = arch::opaque(arch::thread());
         for (int p = 0; p < per_thread; ++p) {
-            const int index = p * threads + arch::thread();
+            const int index = p * threads + thread;
             const int key = index % (Keys / 4) * 4, token = index / (Keys / 4) * 4;
             for (int i = 0; i < 4; ++i) {
                 const bool inside = token + i < rows && key < key_dim;
-                patch[p].rows[i] = k.load_b64(inside ? (token + i) * stride + 2 * key : Window::nowhere);
+                patch[p].rows[i] = k.memory.load_b64(inside ? (token + i) * k.stride + 2 * key : Window::nowhere);
             }
         }
     }
 
     DEVICE_MEMBER void store(Transposed<Keys> &to, int buffer) const {
+        const int thread = arch::opaque(arch::thread());
         for (int p = 0; p < per_thread; ++p) {
-            const int index = p * threads + arch::thread();
+            const int index = p * threads + thread;
             if (patches % threads != 0 && index >= patches) {
                 return;
             }
@@ -151,7 +167,8 @@ template <int Keys> struct Staging {
                 const u32 a = pair ? r[0].y : r[0].x, b = pair ? r[1].y : r[1].x;
                 const u32 c = pair ? r[2].y : r[2].x, d = pair ? r[3].y : r[3].x;
                 const int low = key + 2 * pair;
-                to.at[buffer][low][Transposed<Keys>::group(low, group)] = i32x2{arch::low_halves(a, b), arch::low_halves(c, d)};
+                to.at[buffer][low][Transposed<Keys>::group(low, group)] =
+                    i32x2{arch::low_halves(a, b), arch::low_halves(c, d)};
                 to.at[buffer][low + 1][Transposed<Keys>::group(low + 1, group)] =
                     i32x2{arch::high_halves(a, b), arch::high_halves(c, d)};
             }
@@ -168,11 +185,15 @@ template <class T> struct Columns<T, 2> {
         x[0] = T::low(pair);
         x[1] = T::high(pair);
     }
-    static DEVICE_MEMBER void store(const Window &w, u32 offset, const float (&x)[2]) { w.store_b32(offset, T::pack(x[0], x[1])); }
+    static DEVICE_MEMBER void store(const Window &w, u32 offset, const float (&x)[2]) {
+        w.store_b32(offset, T::pack(x[0], x[1]));
+    }
 };
 template <class T> struct Columns<T, 1> {
     static DEVICE_MEMBER void load(const Window &w, u32 offset, float (&x)[1]) { x[0] = T::low(w.load_b16(offset)); }
-    static DEVICE_MEMBER void store(const Window &w, u32 offset, const float (&x)[1]) { w.store_b16(offset, T::pack(x[0], 0.0f)); }
+    static DEVICE_MEMBER void store(const Window &w, u32 offset, const float (&x)[1]) {
+        w.store_b16(offset, T::pack(x[0], 0.0f));
+    }
 };
 
 // The blocks of a matrix of a record, as left operands.
@@ -196,9 +217,9 @@ DEVICE f32x4 row_factor(const char *record, prefill::RowFactor which, int i, int
 
 // One chunk: reads and updates the state, writes the outputs of this wave's columns.
 template <class T, int Keys, int Tiles>
-DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buffer, const Window &q, u32 q_stride, const Window &k,
-                 u32 k_stride, const Window &v, u32 v_stride, const Window &o, u32 o_stride, const char *record, int rows,
-                 int key_dim, int column, bool column_inside, float scale) {
+DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buffer, const Rows &q, const Rows &k,
+                 const Rows &v, const Rows &o, const char *record, int rows, int key_dim, int column,
+                 bool column_inside, float scale) {
     const int lane = arch::opaque(arch::lane());
     const Place at(lane);
 
@@ -206,8 +227,8 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
     u32 q_row[tiles], k_row[tiles];
     for (int i = 0; i < tiles; ++i) {
         const int row = 16 * i + lane % 16;
-        q_row[i] = row < rows ? row * q_stride + lane / 16 * 16 : Window::nowhere;
-        k_row[i] = row < rows ? row * k_stride + lane / 16 * 16 : Window::nowhere;
+        q_row[i] = row < rows ? row * q.stride + lane / 16 * 16 : Window::nowhere;
+        k_row[i] = row < rows ? row * k.stride + lane / 16 * 16 : Window::nowhere;
         for (int j = 0; j < Tiles; ++j) {
             read[i][j] = Tile{};
             out[i][j] = Tile{};
@@ -221,8 +242,8 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
             second[j] = rounded<T>(state.at[2 * b + 1][j]);
         }
         for (int i = 0; i < tiles; ++i) {
-            const OperandPair kf{k.load_b128(inside ? k_row[i] + 64 * b : Window::nowhere)};
-            const OperandPair qf{q.load_b128(inside ? q_row[i] + 64 * b : Window::nowhere)};
+            const OperandPair kf{k.memory.load_b128(inside ? k_row[i] + 64 * b : Window::nowhere)};
+            const OperandPair qf{q.memory.load_b128(inside ? q_row[i] + 64 * b : Window::nowhere)};
             for (int j = 0; j < Tiles; ++j) {
                 read[i][j] = T::mma(kf.first(), first[j], read[i][j]);
                 read[i][j] = T::mma(kf.second(), second[j], read[i][j]);
@@ -240,7 +261,8 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
         for (int r = 0; r < 4; ++r) {
             const int row = 16 * i + at.row + r;
             float value[Tiles];
-            Columns<T, Tiles>::load(v, row < rows && column_inside ? row * v_stride + 2 * column : Window::nowhere, value);
+            Columns<T, Tiles>::load(v.memory,
+                                    row < rows && column_inside ? row * v.stride + 2 * column : Window::nowhere, value);
             for (int j = 0; j < Tiles; ++j) {
                 read[i][j][r] = beta[r] * value[j] - decay[r] * read[i][j][r];
             }
@@ -250,6 +272,8 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
         }
     }
 
+    // The operands of T and P, loaded any earlier, would not fit into the registers.
+    arch::phase();
     // U = X + (T - I) X.
     const LowerOperands t(record + prefill::record_t);
     for (int i = 0; i < tiles; ++i) {
@@ -282,7 +306,8 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
             for (int j = 0; j < Tiles; ++j) {
                 value[j] = scale * out[i][j][r];
             }
-            Columns<T, Tiles>::store(o, row < rows && column_inside ? row * o_stride + 2 * column : Window::nowhere, value);
+            Columns<T, Tiles>::store(
+                o.memory, row < rows && column_inside ? row * o.stride + 2 * column : Window::nowhere, value);
         }
     }
 
@@ -316,7 +341,6 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
     const int head = head_slab / x.slabs;
     const int slab = head_slab - head * x.slabs;
     const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence);
-    const int length = range.end - range.begin;
     const int key_head = prefill::key_head_of(head, x.key_heads, x.value_heads, x.flags);
 
     const int wave_column = (slab * waves + arch::wave()) * 16 * Tiles;
@@ -332,32 +356,33 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
         }
     }
     if (starts) {
-        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR, sequence, head);
+        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR,
+                             sequence, head);
         load_state(state, from, column, x.key_dim, x.value_dim);
     }
 
-    const Stream q(x.q, x.q_strides, sequence, range.begin, key_head), k(x.k, x.k_strides, sequence, range.begin, key_head);
-    const Stream v(x.v, x.v_strides, sequence, range.begin, head), o(x.o, x.o_strides, sequence, range.begin, head);
+    Stream q(x.q, x.q_strides, sequence, range.begin, key_head), k(x.k, x.k_strides, sequence, range.begin, key_head);
+    Stream v(x.v, x.v_strides, sequence, range.begin, head), o(x.o, x.o_strides, sequence, range.begin, head);
     const char *record = (const char *)x.records +
                          ((int64_t)prefill::first_slot(range.begin, sequence) * x.value_heads + head) * DW_RECORD_BYTES;
-    if (length > 0) {
+    int left = range.end - range.begin;
+    if (left > 0) {
         Staging<Keys> staging;
-        staging.load(k.chunk_at(0), k.stride(), length, x.key_dim);
+        staging.load(k.rows(), left, x.key_dim);
         staging.store(kt, 0);
         arch::workgroup_sync();
     }
     int buffer = 0;
 #pragma unroll 1
-    for (int first = 0; first < length; first += chunk) {
-        const int rows = min_of(length - first, chunk);
+    while (left > 0) {
         if (active) {
-            step<T, Keys, Tiles>(state, kt, buffer, q.chunk_at(first), q.stride(), k.chunk_at(first), k.stride(), v.chunk_at(first),
-                                 v.stride(), o.chunk_at(first), o.stride(), record, rows, x.key_dim, column, column_inside, x.scale);
+            step<T, Keys, Tiles>(state, kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),
+                                 x.key_dim, column, column_inside, x.scale);
         }
-        record += (int64_t)x.value_heads * DW_RECORD_BYTES;
-        if (first + chunk < length) {
+        left -= chunk;
+        if (left > 0) {
             Staging<Keys> staging;
-            staging.load(k.chunk_at(first + chunk), k.stride(), length - first - chunk, x.key_dim);
+            staging.load(k.next_rows(), left, x.key_dim);
             if (Transposed<Keys>::buffers == 1) {
                 arch::workgroup_sync();
             } else {
@@ -366,10 +391,17 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
             staging.store(kt, buffer);
         }
         arch::workgroup_sync();
+        q.advance();
+        k.advance();
+        v.advance();
+        o.advance();
+        record += (int64_t)x.value_heads * DW_RECORD_BYTES;
     }
-    if (x.final_state) {
-        const StateView to(x.final_state, x.final_strides, x.final_type, x.flags & DW_FINAL_VALUE_MAJOR, sequence, head);
-        store_state(state, to, column, x.key_dim, x.value_dim);
+    const dw_prefill_scan_args &y = arch::reread(x);
+    if (y.final_state) {
+        const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR, sequence,
+                           head);
+        store_state(state, to, column, y.key_dim, y.value_dim);
     }
 }
 

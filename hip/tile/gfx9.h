@@ -10,7 +10,8 @@
 #include "base.h"
 
 #define KERNEL(threads, waves_per_simd)                                                                                \
-    extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
+    extern "C"                                                                                                         \
+        __attribute__((global, amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
 
 namespace arch {
 
@@ -37,6 +38,18 @@ DEVICE int opaque(int x) {
 DEVICE int opaque_uniform(int x) {
     asm volatile("" : "+s"(x));
     return x;
+}
+
+// Nothing is moved from after this point to before it.
+DEVICE void phase() { __builtin_amdgcn_sched_barrier(0); }
+
+// The kernel's arguments once more, read anew: for what is used before and after a loop, and not worth holding through
+// it.
+template <class Arguments> DEVICE const Arguments &reread(const Arguments &) {
+    typedef const __attribute__((address_space(4))) Arguments *Constant;
+    Constant p = (Constant)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(p));
+    return *(const Arguments *)p;
 }
 
 // All waves of the workgroup, with LDS made visible: a bare s_barrier does not wait for LDS.
@@ -103,12 +116,18 @@ DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<in
 
 // Buffer intrinsics by their LLVM names: the builtins exist only from clang 19 on.
 #define INTRINSIC __attribute__((device))
-INTRINSIC i32x4 raw_buffer_load(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.v4i32");
-INTRINSIC i32x2 raw_buffer_load_b64(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.v2i32");
-INTRINSIC int raw_buffer_load_b32(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.i32");
-INTRINSIC short raw_buffer_load_b16(i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
-INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
-INTRINSIC void raw_buffer_store_b16(short x, i32x4 rsrc, int offset, int soffset, int aux) __asm("llvm.amdgcn.raw.buffer.store.i16");
+INTRINSIC i32x4 raw_buffer_load(i32x4 rsrc, int offset, int soffset,
+                                int aux) __asm("llvm.amdgcn.raw.buffer.load.v4i32");
+INTRINSIC i32x2 raw_buffer_load_b64(i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.load.v2i32");
+INTRINSIC int raw_buffer_load_b32(i32x4 rsrc, int offset, int soffset,
+                                  int aux) __asm("llvm.amdgcn.raw.buffer.load.i32");
+INTRINSIC short raw_buffer_load_b16(i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
+INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
+INTRINSIC void raw_buffer_store_b16(short x, i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.store.i16");
 #undef INTRINSIC
 
 // The memory from a uniform pointer on. Offsets are bytes; an access at `nowhere` loads 0 or stores nothing, which is
@@ -123,7 +142,9 @@ class Window {
     DEVICE_MEMBER i32x4 load_b128(u32 offset) const { return raw_buffer_load(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER i32x2 load_b64(u32 offset) const { return raw_buffer_load_b64(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
-    DEVICE_MEMBER int load_b16(u32 offset) const { return (unsigned short)raw_buffer_load_b16(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER int load_b16(u32 offset) const {
+        return (unsigned short)raw_buffer_load_b16(rsrc, (int)offset, 0, 0);
+    }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER void store_b16(u32 offset, int x) const { raw_buffer_store_b16((short)x, rsrc, (int)offset, 0, 0); }
 
@@ -166,7 +187,7 @@ typedef f32x4 Tile;
 
 // Row and column of a lane's part of a tile.
 struct Place {
-    int row;    // the first of four rows
+    int row; // the first of four rows
     int column;
     DEVICE_MEMBER explicit Place(int lane) : row(lane / 16 * 4), column(lane % 16) {}
 };

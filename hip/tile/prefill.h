@@ -18,11 +18,11 @@ constexpr int record_t = 0;
 constexpr int record_p = matrix_bytes;
 constexpr int record_rows = 2 * matrix_bytes;
 enum RowFactor {
-    beta_row,        // beta_i
-    read_row,        // beta_i exp(G_i), of K S0
-    output_row,      // exp(G_i), of Q S0
-    write_row,       // exp(G_C - G_i), of U in the state update
-    diagonal_row,    // q_i . k_i, the diagonal of P
+    beta_row,     // beta_i
+    read_row,     // beta_i exp(G_i), of K S0
+    output_row,   // exp(G_i), of Q S0
+    write_row,    // exp(G_C - G_i), of U in the state update
+    diagonal_row, // q_i . k_i, the diagonal of P
     row_factors
 };
 constexpr int record_decay = record_rows + row_factors * chunk * 4; // exp(G_C)
