@@ -3,4 +3,5 @@
 pub mod inputs;
 pub mod metrics;
 pub mod oracle;
+pub mod safetensors_io;
 pub mod types;

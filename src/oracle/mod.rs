@@ -140,7 +140,10 @@ pub enum ProblemError {
         /// `HV`.
         value_heads: usize,
     },
-    /// `cu_seqlens` is empty, does not start at 0, decreases, or ends past the tokens.
+    /// `cu_seqlens` has no entries.
+    #[error("cu_seqlens is empty, its first entry must be 0")]
+    NoCuSeqlens,
+    /// `cu_seqlens` does not start at 0, decreases, or ends past the tokens.
     #[error("cu_seqlens[{index}] is {value}, it must be {allowed}")]
     CuSeqlens {
         /// The offending entry.
@@ -305,7 +308,7 @@ pub fn validate_cu_seqlens(cu_seqlens: &[i32], tokens: usize) -> Result<(), Prob
         })
     };
     match cu_seqlens.first() {
-        None => return error(0, -1, "present: the first entry is 0".to_owned()),
+        None => return Err(ProblemError::NoCuSeqlens),
         Some(&first) if first != 0 => return error(0, first, "0".to_owned()),
         _ => {}
     }

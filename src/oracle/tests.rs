@@ -416,7 +416,7 @@ fn bad_problems_are_named() {
     }
     assert!(matches!(
         validate_cu_seqlens(&[], 3),
-        Err(ProblemError::CuSeqlens { index: 0, .. })
+        Err(ProblemError::NoCuSeqlens)
     ));
     assert!(validate_cu_seqlens(&[0], 0).is_ok());
     assert!(validate_cu_seqlens(&[0, -1], 3).is_err());
