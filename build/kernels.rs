@@ -1,0 +1,163 @@
+// How the kernels are compiled: shared by the build script and by the tests that check its promises.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{env, fs, io, thread};
+
+/// A compiler of HIP for AMD GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiler(pub PathBuf);
+
+/// Why a kernel could not be compiled.
+#[derive(Debug)]
+pub enum CompileError {
+    Start(PathBuf, io::Error),
+    Failed {
+        source: PathBuf,
+        arch: String,
+        stderr: String,
+    },
+}
+
+impl fmt::Display for CompileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CompileError::Start(program, e) => write!(f, "cannot start {}: {e}", program.display()),
+            CompileError::Failed {
+                source,
+                arch,
+                stderr,
+            } => {
+                write!(
+                    f,
+                    "{} does not compile for {arch}:\n{stderr}",
+                    source.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for CompileError {}
+
+impl Compiler {
+    /// Compilers worth trying, best first: hipcc of a ROCm, its amdclang++, then clang++ of 17 or newer.
+    pub fn candidates() -> Vec<Compiler> {
+        let mut folders: Vec<PathBuf> = env::var_os("ROCM_PATH")
+            .map(|p| PathBuf::from(p).join("bin"))
+            .into_iter()
+            .collect();
+        folders.push("/opt/rocm/bin".into());
+        folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+        let newest_first = (17..=30).rev().map(|version| format!("clang++-{version}"));
+        let names = ["hipcc".to_owned(), "amdclang++".to_owned()]
+            .into_iter()
+            .chain(newest_first)
+            .chain(["clang++".to_owned()]);
+        let mut found = Vec::new();
+        for name in names {
+            let program = folders
+                .iter()
+                .map(|folder| folder.join(&name))
+                .find(|p| p.is_file());
+            found.extend(program.map(Compiler));
+        }
+        found
+    }
+
+    /// The compiler named by `DELTAWAVE_HIPCC`, else the first candidate that compiles a kernel for `arch`. What a
+    /// compiler can do is found by letting it do it, not by its version.
+    pub fn for_arch(arch: &str, scratch: &Path) -> Option<Compiler> {
+        let named = env::var_os("DELTAWAVE_HIPCC").map(|p| vec![Compiler(p.into())]);
+        let source = scratch.join(format!("probe-{arch}.hip"));
+        fs::write(
+            &source,
+            "extern \"C\" __attribute__((global)) void probe(float *x) { *x = 1.0f; }\n",
+        )
+        .ok()?;
+        let candidates = named.unwrap_or_else(Self::candidates);
+        candidates.into_iter().find(|c| {
+            c.compile(&source, arch, &scratch.join(format!("probe-{arch}.co")))
+                .is_ok()
+        })
+    }
+
+    /// Compiles one source to one code object. The bytes depend on the sources and the compiler alone.
+    pub fn compile(&self, source: &Path, arch: &str, output: &Path) -> Result<(), CompileError> {
+        let mut arguments: Vec<OsString> = [
+            "-x",
+            "hip",
+            "-std=c++17",
+            "-O3",
+            "-nogpuinc",
+            "-nogpulib",
+            "--offload-device-only",
+            "--no-gpu-bundle-output",
+            "-fuse-cuid=none",
+            "-Wall",
+            "-Wextra",
+            "-o",
+        ]
+        .map(OsString::from)
+        .to_vec();
+        arguments.extend([
+            output.into(),
+            format!("--offload-arch={arch}").into(),
+            source.into(),
+        ]);
+        let result = Command::new(&self.0).args(arguments).output();
+        let result = result.map_err(|e| CompileError::Start(self.0.clone(), e))?;
+        if result.status.success() {
+            return Ok(());
+        }
+        let stderr = String::from_utf8_lossy(&result.stderr).into_owned();
+        Err(CompileError::Failed {
+            source: source.into(),
+            arch: arch.into(),
+            stderr,
+        })
+    }
+}
+
+/// The kernel sources below a repository's root, in the order of their names.
+pub fn sources(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root.join("hip/kernels"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "hip") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Runs `job` for every index below `count` on as many threads as the machine has cores.
+pub fn in_parallel<E: Send>(
+    count: usize,
+    job: impl Fn(usize) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let next = AtomicUsize::new(0);
+    let workers = thread::available_parallelism()
+        .map_or(1, |n| n.get())
+        .min(count);
+    thread::scope(|scope| {
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    return Ok(());
+                }
+                job(index)?;
+            }
+        };
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|t| {
+            t.join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
+}

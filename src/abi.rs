@@ -1,0 +1,362 @@
+//! Arguments of the kernels, generated from `hip/abi.h` by bindgen. Do not edit: see `tests/abi.rs`.
+#![allow(missing_docs, non_camel_case_types, dead_code)]
+
+pub const DW_F32: _bindgen_ty_1 = 0;
+pub const DW_BF16: _bindgen_ty_1 = 1;
+pub const DW_F16: _bindgen_ty_1 = 2;
+pub type _bindgen_ty_1 = ::core::ffi::c_uint;
+pub const DW_QK_L2NORM: _bindgen_ty_2 = 1;
+pub const DW_RAW_GATES: _bindgen_ty_2 = 2;
+pub const DW_NEGATIVE_EIGENVALUES: _bindgen_ty_2 = 4;
+pub const DW_TILED_HEADS: _bindgen_ty_2 = 8;
+pub const DW_INITIAL_VALUE_MAJOR: _bindgen_ty_2 = 16;
+pub const DW_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
+pub type _bindgen_ty_2 = ::core::ffi::c_uint;
+pub const DW_CHUNK: _bindgen_ty_3 = 64;
+pub const DW_RECORD_BYTES: _bindgen_ty_3 = 11776;
+pub type _bindgen_ty_3 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_token_strides {
+    pub sequence: i64,
+    pub token: i64,
+    pub head: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_token_strides"][::core::mem::size_of::<dw_token_strides>() - 24usize];
+    ["Alignment of dw_token_strides"][::core::mem::align_of::<dw_token_strides>() - 8usize];
+    ["Offset of field: dw_token_strides::sequence"]
+        [::core::mem::offset_of!(dw_token_strides, sequence) - 0usize];
+    ["Offset of field: dw_token_strides::token"]
+        [::core::mem::offset_of!(dw_token_strides, token) - 8usize];
+    ["Offset of field: dw_token_strides::head"]
+        [::core::mem::offset_of!(dw_token_strides, head) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_state_strides {
+    pub sequence: i64,
+    pub head: i64,
+    pub row: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_state_strides"][::core::mem::size_of::<dw_state_strides>() - 24usize];
+    ["Alignment of dw_state_strides"][::core::mem::align_of::<dw_state_strides>() - 8usize];
+    ["Offset of field: dw_state_strides::sequence"]
+        [::core::mem::offset_of!(dw_state_strides, sequence) - 0usize];
+    ["Offset of field: dw_state_strides::head"]
+        [::core::mem::offset_of!(dw_state_strides, head) - 8usize];
+    ["Offset of field: dw_state_strides::row"]
+        [::core::mem::offset_of!(dw_state_strides, row) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_prefill_lengths_args {
+    pub cu_seqlens: *const ::core::ffi::c_void,
+    pub checked: *mut i32,
+    pub status: *mut u32,
+    pub sequences: i32,
+    pub tokens: i32,
+    pub wide: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_prefill_lengths_args"]
+        [::core::mem::size_of::<dw_prefill_lengths_args>() - 40usize];
+    ["Alignment of dw_prefill_lengths_args"]
+        [::core::mem::align_of::<dw_prefill_lengths_args>() - 8usize];
+    ["Offset of field: dw_prefill_lengths_args::cu_seqlens"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, cu_seqlens) - 0usize];
+    ["Offset of field: dw_prefill_lengths_args::checked"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, checked) - 8usize];
+    ["Offset of field: dw_prefill_lengths_args::status"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, status) - 16usize];
+    ["Offset of field: dw_prefill_lengths_args::sequences"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, sequences) - 24usize];
+    ["Offset of field: dw_prefill_lengths_args::tokens"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, tokens) - 28usize];
+    ["Offset of field: dw_prefill_lengths_args::wide"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, wide) - 32usize];
+    ["Offset of field: dw_prefill_lengths_args::pad0"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, pad0) - 36usize];
+};
+impl Default for dw_prefill_lengths_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_prefill_prepare_args {
+    pub q: *const ::core::ffi::c_void,
+    pub k: *const ::core::ffi::c_void,
+    pub g: *const ::core::ffi::c_void,
+    pub beta: *const ::core::ffi::c_void,
+    pub a_log: *const ::core::ffi::c_void,
+    pub dt_bias: *const ::core::ffi::c_void,
+    pub o: *mut ::core::ffi::c_void,
+    pub cu_seqlens: *const i32,
+    pub records: *mut ::core::ffi::c_void,
+    pub q_strides: dw_token_strides,
+    pub k_strides: dw_token_strides,
+    pub g_strides: dw_token_strides,
+    pub beta_strides: dw_token_strides,
+    pub o_strides: dw_token_strides,
+    pub a_log_stride: i64,
+    pub dt_bias_stride: i64,
+    pub sequences: i32,
+    pub tokens: i32,
+    pub key_heads: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub flags: u32,
+    pub g_type: i32,
+    pub beta_type: i32,
+    pub a_log_type: i32,
+    pub dt_bias_type: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_prefill_prepare_args"]
+        [::core::mem::size_of::<dw_prefill_prepare_args>() - 256usize];
+    ["Alignment of dw_prefill_prepare_args"]
+        [::core::mem::align_of::<dw_prefill_prepare_args>() - 8usize];
+    ["Offset of field: dw_prefill_prepare_args::q"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, q) - 0usize];
+    ["Offset of field: dw_prefill_prepare_args::k"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, k) - 8usize];
+    ["Offset of field: dw_prefill_prepare_args::g"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g) - 16usize];
+    ["Offset of field: dw_prefill_prepare_args::beta"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta) - 24usize];
+    ["Offset of field: dw_prefill_prepare_args::a_log"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log) - 32usize];
+    ["Offset of field: dw_prefill_prepare_args::dt_bias"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias) - 40usize];
+    ["Offset of field: dw_prefill_prepare_args::o"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, o) - 48usize];
+    ["Offset of field: dw_prefill_prepare_args::cu_seqlens"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, cu_seqlens) - 56usize];
+    ["Offset of field: dw_prefill_prepare_args::records"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, records) - 64usize];
+    ["Offset of field: dw_prefill_prepare_args::q_strides"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, q_strides) - 72usize];
+    ["Offset of field: dw_prefill_prepare_args::k_strides"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, k_strides) - 96usize];
+    ["Offset of field: dw_prefill_prepare_args::g_strides"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g_strides) - 120usize];
+    ["Offset of field: dw_prefill_prepare_args::beta_strides"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_strides) - 144usize];
+    ["Offset of field: dw_prefill_prepare_args::o_strides"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, o_strides) - 168usize];
+    ["Offset of field: dw_prefill_prepare_args::a_log_stride"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_stride) - 192usize];
+    ["Offset of field: dw_prefill_prepare_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_stride) - 200usize];
+    ["Offset of field: dw_prefill_prepare_args::sequences"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, sequences) - 208usize];
+    ["Offset of field: dw_prefill_prepare_args::tokens"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, tokens) - 212usize];
+    ["Offset of field: dw_prefill_prepare_args::key_heads"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, key_heads) - 216usize];
+    ["Offset of field: dw_prefill_prepare_args::value_heads"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, value_heads) - 220usize];
+    ["Offset of field: dw_prefill_prepare_args::key_dim"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, key_dim) - 224usize];
+    ["Offset of field: dw_prefill_prepare_args::value_dim"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, value_dim) - 228usize];
+    ["Offset of field: dw_prefill_prepare_args::flags"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, flags) - 232usize];
+    ["Offset of field: dw_prefill_prepare_args::g_type"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g_type) - 236usize];
+    ["Offset of field: dw_prefill_prepare_args::beta_type"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_type) - 240usize];
+    ["Offset of field: dw_prefill_prepare_args::a_log_type"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 244usize];
+    ["Offset of field: dw_prefill_prepare_args::dt_bias_type"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 248usize];
+    ["Offset of field: dw_prefill_prepare_args::pad0"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, pad0) - 252usize];
+};
+impl Default for dw_prefill_prepare_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_prefill_scan_args {
+    pub q: *const ::core::ffi::c_void,
+    pub k: *const ::core::ffi::c_void,
+    pub v: *const ::core::ffi::c_void,
+    pub o: *mut ::core::ffi::c_void,
+    pub initial_state: *const ::core::ffi::c_void,
+    pub has_initial_state: *const u8,
+    pub final_state: *mut ::core::ffi::c_void,
+    pub cu_seqlens: *const i32,
+    pub records: *const ::core::ffi::c_void,
+    pub q_strides: dw_token_strides,
+    pub k_strides: dw_token_strides,
+    pub v_strides: dw_token_strides,
+    pub o_strides: dw_token_strides,
+    pub initial_strides: dw_state_strides,
+    pub final_strides: dw_state_strides,
+    pub sequences: i32,
+    pub key_heads: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub flags: u32,
+    pub scale: f32,
+    pub initial_type: i32,
+    pub final_type: i32,
+    pub slabs: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 256usize];
+    ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
+    ["Offset of field: dw_prefill_scan_args::q"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
+    ["Offset of field: dw_prefill_scan_args::k"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, k) - 8usize];
+    ["Offset of field: dw_prefill_scan_args::v"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, v) - 16usize];
+    ["Offset of field: dw_prefill_scan_args::o"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, o) - 24usize];
+    ["Offset of field: dw_prefill_scan_args::initial_state"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_state) - 32usize];
+    ["Offset of field: dw_prefill_scan_args::has_initial_state"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, has_initial_state) - 40usize];
+    ["Offset of field: dw_prefill_scan_args::final_state"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_state) - 48usize];
+    ["Offset of field: dw_prefill_scan_args::cu_seqlens"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 56usize];
+    ["Offset of field: dw_prefill_scan_args::records"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, records) - 64usize];
+    ["Offset of field: dw_prefill_scan_args::q_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 72usize];
+    ["Offset of field: dw_prefill_scan_args::k_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 96usize];
+    ["Offset of field: dw_prefill_scan_args::v_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 120usize];
+    ["Offset of field: dw_prefill_scan_args::o_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 144usize];
+    ["Offset of field: dw_prefill_scan_args::initial_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 168usize];
+    ["Offset of field: dw_prefill_scan_args::final_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 192usize];
+    ["Offset of field: dw_prefill_scan_args::sequences"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 216usize];
+    ["Offset of field: dw_prefill_scan_args::key_heads"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 220usize];
+    ["Offset of field: dw_prefill_scan_args::value_heads"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 224usize];
+    ["Offset of field: dw_prefill_scan_args::key_dim"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 228usize];
+    ["Offset of field: dw_prefill_scan_args::value_dim"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 232usize];
+    ["Offset of field: dw_prefill_scan_args::flags"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 236usize];
+    ["Offset of field: dw_prefill_scan_args::scale"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 240usize];
+    ["Offset of field: dw_prefill_scan_args::initial_type"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 244usize];
+    ["Offset of field: dw_prefill_scan_args::final_type"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 248usize];
+    ["Offset of field: dw_prefill_scan_args::slabs"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 252usize];
+};
+impl Default for dw_prefill_scan_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_gate_args {
+    pub a: *const ::core::ffi::c_void,
+    pub b: *const ::core::ffi::c_void,
+    pub a_log: *const ::core::ffi::c_void,
+    pub dt_bias: *const ::core::ffi::c_void,
+    pub g: *mut f32,
+    pub beta: *mut f32,
+    pub a_strides: dw_token_strides,
+    pub b_strides: dw_token_strides,
+    pub g_strides: dw_token_strides,
+    pub beta_strides: dw_token_strides,
+    pub a_log_stride: i64,
+    pub dt_bias_stride: i64,
+    pub tokens: i64,
+    pub value_heads: i32,
+    pub flags: u32,
+    pub a_type: i32,
+    pub b_type: i32,
+    pub a_log_type: i32,
+    pub dt_bias_type: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_gate_args"][::core::mem::size_of::<dw_gate_args>() - 192usize];
+    ["Alignment of dw_gate_args"][::core::mem::align_of::<dw_gate_args>() - 8usize];
+    ["Offset of field: dw_gate_args::a"][::core::mem::offset_of!(dw_gate_args, a) - 0usize];
+    ["Offset of field: dw_gate_args::b"][::core::mem::offset_of!(dw_gate_args, b) - 8usize];
+    ["Offset of field: dw_gate_args::a_log"]
+        [::core::mem::offset_of!(dw_gate_args, a_log) - 16usize];
+    ["Offset of field: dw_gate_args::dt_bias"]
+        [::core::mem::offset_of!(dw_gate_args, dt_bias) - 24usize];
+    ["Offset of field: dw_gate_args::g"][::core::mem::offset_of!(dw_gate_args, g) - 32usize];
+    ["Offset of field: dw_gate_args::beta"][::core::mem::offset_of!(dw_gate_args, beta) - 40usize];
+    ["Offset of field: dw_gate_args::a_strides"]
+        [::core::mem::offset_of!(dw_gate_args, a_strides) - 48usize];
+    ["Offset of field: dw_gate_args::b_strides"]
+        [::core::mem::offset_of!(dw_gate_args, b_strides) - 72usize];
+    ["Offset of field: dw_gate_args::g_strides"]
+        [::core::mem::offset_of!(dw_gate_args, g_strides) - 96usize];
+    ["Offset of field: dw_gate_args::beta_strides"]
+        [::core::mem::offset_of!(dw_gate_args, beta_strides) - 120usize];
+    ["Offset of field: dw_gate_args::a_log_stride"]
+        [::core::mem::offset_of!(dw_gate_args, a_log_stride) - 144usize];
+    ["Offset of field: dw_gate_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dw_gate_args, dt_bias_stride) - 152usize];
+    ["Offset of field: dw_gate_args::tokens"]
+        [::core::mem::offset_of!(dw_gate_args, tokens) - 160usize];
+    ["Offset of field: dw_gate_args::value_heads"]
+        [::core::mem::offset_of!(dw_gate_args, value_heads) - 168usize];
+    ["Offset of field: dw_gate_args::flags"]
+        [::core::mem::offset_of!(dw_gate_args, flags) - 172usize];
+    ["Offset of field: dw_gate_args::a_type"]
+        [::core::mem::offset_of!(dw_gate_args, a_type) - 176usize];
+    ["Offset of field: dw_gate_args::b_type"]
+        [::core::mem::offset_of!(dw_gate_args, b_type) - 180usize];
+    ["Offset of field: dw_gate_args::a_log_type"]
+        [::core::mem::offset_of!(dw_gate_args, a_log_type) - 184usize];
+    ["Offset of field: dw_gate_args::dt_bias_type"]
+        [::core::mem::offset_of!(dw_gate_args, dt_bias_type) - 188usize];
+};
+impl Default for dw_gate_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
