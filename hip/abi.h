@@ -63,7 +63,7 @@ typedef struct dw_prefill_prepare_args {
     const void *q;             /* [T, HK, K] */
     const void *k;             /* [T, HK, K] */
     const void *g;             /* [T, HV]: g, or a with DW_RAW_GATES; null: no decay */
-    const void *beta;          /* [T, HV]: beta, or b with DW_RAW_GATES */
+    const void *beta;          /* [T, HV]: beta, or b with DW_RAW_GATES; null: 1 */
     const void *a_log;         /* [HV], with DW_RAW_GATES */
     const void *dt_bias;       /* [HV], with DW_RAW_GATES; null: 0 */
     void *o;                   /* [T, HV, V]: rows past the last sequence become 0 */

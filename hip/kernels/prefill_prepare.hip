@@ -130,7 +130,11 @@ class GateReader {
         Gates out{0.0f, 0.0f};
         const u32 flags = arch::opaque_uniform(x.flags);
         if (inside) {
-            out.beta = load_scalar(x.beta, beta_index + head * x.beta_strides.head, arch::opaque_uniform(x.beta_type));
+            out.beta = 1.0f;
+            if (x.beta) {
+                out.beta =
+                    load_scalar(x.beta, beta_index + head * x.beta_strides.head, arch::opaque_uniform(x.beta_type));
+            }
             if (x.g) {
                 out.g = load_scalar(x.g, g_index + head * x.g_strides.head, arch::opaque_uniform(x.g_type));
             }

@@ -215,6 +215,22 @@ DEVICE f32x4 row_factor(const char *record, prefill::RowFactor which, int i, int
     return *(const f32x4 *)(record + prefill::record_rows + 4 * (which * chunk + 16 * i + row));
 }
 
+// S += K^T x.
+template <class T, int Keys, int Tiles>
+DEVICE void accumulate(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buffer,
+                       const Operand (&x)[tiles][Tiles], int lane) {
+    for (int t = 0; t < Keys / 16; ++t) {
+        // The key element of this lane's row of the left operand: the order in which the state's rows are held.
+        const int key = paired_row(t, lane % 16 / 4 * 16) + lane % 4;
+        for (int c = 0; c < tiles; ++c) {
+            const Operand left = kt.at[buffer][key][Transposed<Keys>::group(key, 4 * c + lane / 16)];
+            for (int j = 0; j < Tiles; ++j) {
+                state.at[t][j] = T::mma(left, x[c][j], state.at[t][j]);
+            }
+        }
+    }
+}
+
 // One chunk: reads and updates the state, writes the outputs of this wave's columns.
 template <class T, int Keys, int Tiles>
 DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buffer, const Rows &q, const Rows &k,
@@ -315,22 +331,25 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
     for (int i = 0; i < tiles; ++i) {
         const f32x4 decay = row_factor(record, prefill::write_row, i, at.row);
         for (int j = 0; j < Tiles; ++j) {
-            x[i][j] = rounded<T>(decay * read[i][j]);
+            read[i][j] *= decay;
+            x[i][j] = rounded<T>(read[i][j]);
         }
     }
     const float decay = arch::uniform((const float *)(record + prefill::record_decay));
     for (int t = 0; t < Keys / 16; ++t) {
-        // The key element of this lane's row of the left operand: the order in which the state's rows are held.
-        const int key = paired_row(t, lane % 16 / 4 * 16) + lane % 4;
         for (int j = 0; j < Tiles; ++j) {
             state.at[t][j] *= decay;
         }
-        for (int c = 0; c < tiles; ++c) {
-            const Operand left = kt.at[buffer][key][Transposed<Keys>::group(key, 4 * c + lane / 16)];
+    }
+    accumulate<T>(state, kt, buffer, x, lane);
+    // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
+    if (last) {
+        for (int i = 0; i < tiles; ++i) {
             for (int j = 0; j < Tiles; ++j) {
-                state.at[t][j] = T::mma(left, x[c][j], state.at[t][j]);
+                x[i][j] = rounded<T>(read[i][j] - widened<T>(x[i][j]));
             }
         }
+        accumulate<T>(state, kt, buffer, x, lane);
     }
 }
 
@@ -377,7 +396,7 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
     while (left > 0) {
         if (active) {
             step<T, Keys, Tiles>(state, kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),
-                                 x.key_dim, column, column_inside, x.scale);
+                                 x.key_dim, column, column_inside, x.scale, left <= chunk);
         }
         left -= chunk;
         if (left > 0) {

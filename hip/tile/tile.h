@@ -16,6 +16,8 @@ using arch::Window;
 // operand whose rows are its columns.
 template <class T> DEVICE Operand rounded(Tile x) { return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3])}; }
 
+template <class T> DEVICE Tile widened(Operand x) { return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y)}; }
+
 // Two operand tiles that one 16-byte load brings: eight consecutive elements of a row, the first four to the first
 // tile. Contracting both in turn visits the 32 elements in a permuted order, the same for everything loaded so.
 struct OperandPair {
