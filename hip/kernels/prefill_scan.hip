@@ -235,7 +235,7 @@ DEVICE void accumulate(State<Keys, Tiles> &state, const Transposed<Keys> &kt, in
 template <class T, int Keys, int Tiles>
 DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buffer, const Rows &q, const Rows &k,
                  const Rows &v, const Rows &o, const char *record, int rows, int key_dim, int column,
-                 bool column_inside, float scale) {
+                 bool column_inside, float scale, bool last) {
     const int lane = arch::opaque(arch::lane());
     const Place at(lane);
 
