@@ -234,8 +234,8 @@ DEVICE void accumulate(State<Keys, Tiles> &state, const Transposed<Keys> &kt, in
 // One chunk: reads and updates the state, writes the outputs of this wave's columns.
 template <class T, int Keys, int Tiles>
 DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buffer, const Rows &q, const Rows &k,
-                 const Rows &v, const Rows &o, const char *record, int rows, int key_dim, int column,
-                 bool column_inside, float scale, bool last) {
+                 const Rows &v, const Rows &o, const char *record, int rows, int key_dim, u32 column_offset,
+                 float scale, bool last) {
     const int lane = arch::opaque(arch::lane());
     const Place at(lane);
 
@@ -277,8 +277,7 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
         for (int r = 0; r < 4; ++r) {
             const int row = 16 * i + at.row + r;
             float value[Tiles];
-            Columns<T, Tiles>::load(v.memory,
-                                    row < rows && column_inside ? row * v.stride + 2 * column : Window::nowhere, value);
+            Columns<T, Tiles>::load(v.memory, row < rows ? row * v.stride + column_offset : Window::nowhere, value);
             for (int j = 0; j < Tiles; ++j) {
                 read[i][j][r] = beta[r] * value[j] - decay[r] * read[i][j][r];
             }
@@ -322,8 +321,7 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
             for (int j = 0; j < Tiles; ++j) {
                 value[j] = scale * out[i][j][r];
             }
-            Columns<T, Tiles>::store(
-                o.memory, row < rows && column_inside ? row * o.stride + 2 * column : Window::nowhere, value);
+            Columns<T, Tiles>::store(o.memory, row < rows ? row * o.stride + column_offset : Window::nowhere, value);
         }
     }
 
@@ -365,7 +363,7 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
     const int wave_column = (slab * waves + arch::wave()) * 16 * Tiles;
     const bool active = wave_column < x.value_dim;
     const int column = wave_column + arch::lane() % 16 * Tiles;
-    const bool column_inside = column < x.value_dim;
+    const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
 
     State<Keys, Tiles> state;
     const bool starts = x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
@@ -394,14 +392,15 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
     int buffer = 0;
 #pragma unroll 1
     while (left > 0) {
+        const dw_prefill_scan_args &y = arch::reread(x);
         if (active) {
             step<T, Keys, Tiles>(state, kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),
-                                 x.key_dim, column, column_inside, x.scale, left <= chunk);
+                                 y.key_dim, column_offset, y.scale, left <= chunk);
         }
         left -= chunk;
         if (left > 0) {
             Staging<Keys> staging;
-            staging.load(k.next_rows(), left, x.key_dim);
+            staging.load(k.next_rows(), left, y.key_dim);
             if (Transposed<Keys>::buffers == 1) {
                 arch::workgroup_sync();
             } else {
@@ -414,7 +413,7 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
         k.advance();
         v.advance();
         o.advance();
-        record += (int64_t)x.value_heads * DW_RECORD_BYTES;
+        record += (int64_t)y.value_heads * DW_RECORD_BYTES;
     }
     const dw_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
