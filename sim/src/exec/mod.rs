@@ -4,11 +4,13 @@
 //! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
 //! extensions ([`Level`]), and the best is chosen at run time.
 
+pub(crate) mod convert;
 mod level;
 mod mfma;
+mod salu;
+mod valu;
 
 pub use level::Level;
-#[allow(unused_imports)]
 pub(crate) use level::leveled;
 
 use crate::fault::FaultKind;
@@ -80,7 +82,10 @@ pub type Exec = unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow;
 /// Each module of `exec` answers for the formats it implements with
 /// `pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec>`.
 pub fn prepare(inst: &Inst, level: Level) -> Exec {
-    mfma::handler(inst, level).unwrap_or(unimplemented_instruction)
+    salu::handler(inst)
+        .or_else(|| mfma::handler(inst, level))
+        .or_else(|| valu::handler(inst, level))
+        .unwrap_or(unimplemented_instruction)
 }
 
 /// Faults: nothing implements this instruction.

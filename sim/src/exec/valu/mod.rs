@@ -1,0 +1,24 @@
+//! Vector ALU instructions.
+
+pub(crate) mod float;
+pub(crate) mod math;
+pub(crate) mod operand;
+pub(crate) mod shape;
+
+mod carry;
+mod cmp;
+mod f32;
+mod int;
+mod lane;
+
+use super::{Exec, Level};
+use crate::inst::Inst;
+use shape::ops;
+
+pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
+    int::handler(inst, level)
+        .or_else(|| f32::handler(inst, level))
+        .or_else(|| cmp::handler(inst, level))
+        .or_else(|| carry::handler(inst, level))
+        .or_else(|| lane::handler(inst, level))
+}
