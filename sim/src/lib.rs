@@ -12,6 +12,8 @@
 //! | a launch: grid, workgroups, waves | [`launch`] | `launch.rs` |
 //! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
 
+pub mod decode;
+pub mod disasm;
 pub mod exec;
 pub mod fault;
 pub mod inst;
