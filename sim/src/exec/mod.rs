@@ -4,6 +4,11 @@
 //! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
 //! extensions ([`Level`]), and the best is chosen at run time.
 
+        .or_else(|| lds::handler(inst, level))
+        .or_else(|| mubuf::handler(inst, level))
+        .or_else(|| smem::handler(inst, level))
+        .or_else(|| vmem::handler(inst, level))
+    None.or_else(|| mfma::handler(inst, level))
 pub(crate) mod convert;
 mod level;
 mod mfma;
@@ -85,6 +90,10 @@ pub fn prepare(inst: &Inst, level: Level) -> Exec {
     salu::handler(inst)
         .or_else(|| mfma::handler(inst, level))
         .or_else(|| valu::handler(inst, level))
+        .or_else(|| lds::handler(inst, level))
+        .or_else(|| vmem::handler(inst, level))
+        .or_else(|| mubuf::handler(inst, level))
+        .or_else(|| smem::handler(inst, level))
         .unwrap_or(unimplemented_instruction)
 }
 

@@ -25,6 +25,7 @@ use crate::inst::{Format, Inst, NONE, Operand, VGPR0};
 use crate::op::Op;
 use crate::wave::{VReg, Wave};
 use input::{Bf8, Bf16, F16, F32, Fp8, Input, Xf32};
+pub(super) use vector::f16_to_f32;
 use vector::{Lanes16, Portable};
 
 /// The function that executes an MFMA instruction.

@@ -21,7 +21,7 @@ pub(super) trait Lanes16: Copy {
 }
 
 /// f16 to f32, exactly.
-pub(super) fn f16_to_f32(h: u16) -> f32 {
+pub(in crate::exec) fn f16_to_f32(h: u16) -> f32 {
     let sign = u32::from(h & 0x8000) << 16;
     let exponent = u32::from(h >> 10) & 31;
     let mantissa = u32::from(h & 0x3ff);
