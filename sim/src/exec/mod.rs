@@ -4,16 +4,17 @@
 //! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
 //! extensions ([`Level`]), and the best is chosen at run time.
 
-        .or_else(|| lds::handler(inst, level))
-        .or_else(|| mubuf::handler(inst, level))
-        .or_else(|| smem::handler(inst, level))
-        .or_else(|| vmem::handler(inst, level))
-    None.or_else(|| mfma::handler(inst, level))
+mod atomic;
 pub(crate) mod convert;
+mod lanes;
+mod lds;
 mod level;
 mod mfma;
+mod mubuf;
 mod salu;
+mod smem;
 mod valu;
+mod vmem;
 
 pub use level::Level;
 pub(crate) use level::leveled;
