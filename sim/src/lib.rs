@@ -12,11 +12,13 @@
 //! | a launch: grid, workgroups, waves | [`launch`] | `launch.rs` |
 //! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
 
+pub mod code_object;
 pub mod decode;
 pub mod disasm;
 pub mod exec;
 pub mod fault;
 pub mod inst;
+pub mod launch;
 pub mod memory;
 pub mod op;
 pub mod wave;

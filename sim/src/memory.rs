@@ -22,6 +22,13 @@ impl Memory {
         Memory { extents }
     }
 
+    /// These allocations and `more`; extents that are in both count once.
+    pub fn with(&self, more: &[Extent]) -> Self {
+        let mut memory = Memory::new([&self.extents[..], more].concat());
+        memory.extents.dedup();
+        memory
+    }
+
     /// Whether `[address, address + size)` lies in one allocation. `hint` remembers the last one.
     #[inline(always)]
     pub fn contains(&self, hint: &mut Extent, address: u64, size: u64) -> bool {

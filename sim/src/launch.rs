@@ -1,0 +1,427 @@
+//! Launches: a grid of workgroups of waves, run on the host's cores.
+//!
+//! The waves of a workgroup share one host thread and take turns; workgroups are spread over threads.
+//! Nothing that a kernel can observe depends on which thread runs a workgroup or when, with one
+//! exception: atomics whose order shows in their results. Kernels that contain such atomics run their
+//! workgroups one after the other.
+
+mod abi;
+mod workgroup;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use thiserror::Error;
+
+use crate::code_object::{CodeObject, Image, Kernel, property};
+use crate::exec::{Level, MfmaMode};
+use crate::fault::{Fault, FaultKind};
+use crate::memory::Memory;
+use abi::Setup;
+use workgroup::{Machine, Shared};
+
+/// LDS of a compute unit, in bytes.
+pub const LDS_LIMIT: u32 = 64 << 10;
+/// Work-items of a workgroup at most.
+pub const BLOCK_LIMIT: u32 = 1024;
+/// Scratch of one lane at most, in bytes.
+pub const SCRATCH_LIMIT: u32 = 128 << 10;
+/// Vector registers that a SIMD has for each lane; a workgroup's waves share four SIMDs.
+const SIMD_REGISTERS: u32 = 512;
+const SIMDS: u32 = 4;
+
+/// In which order the waves of a workgroup execute. Correct kernels give the same results in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WaveOrder {
+    /// A wave runs until it has to wait, then the next one: the fastest.
+    #[default]
+    RunAhead,
+    /// One instruction of each wave in turn.
+    InStep,
+    /// Random waves for random times; the same seed gives the same order.
+    Seeded(u64),
+}
+
+/// How to simulate.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// MFMA arithmetic.
+    pub mfma: MfmaMode,
+    /// Host threads at most; all cores if absent.
+    pub threads: Option<usize>,
+    /// Host vector extensions; lowered to what the host has.
+    pub level: Level,
+    /// Order of the waves in a workgroup.
+    pub order: WaveOrder,
+    /// Wave-instructions after which a launch counts as hung.
+    pub instruction_limit: u64,
+    /// Accelerator dies: workgroup `i` runs on die `i % xccs`.
+    pub xccs: u32,
+    /// Scratch bytes of a lane, at least, for kernels whose need is not known at compile time.
+    pub dynamic_stack: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            mfma: MfmaMode::default(),
+            threads: None,
+            level: Level::detect(),
+            order: WaveOrder::default(),
+            instruction_limit: 1 << 36,
+            xccs: 8,
+            dynamic_stack: 16 << 10,
+        }
+    }
+}
+
+/// What a launch did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Instructions, each counted once for a wave.
+    pub wave_instructions: u64,
+    /// Workgroups run.
+    pub workgroups: u64,
+    /// Waves run.
+    pub waves: u64,
+}
+
+/// Why a launch was refused or stopped.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum LaunchError {
+    #[error(transparent)]
+    Fault(#[from] Box<Fault>),
+    #[error("kernel {kernel}: {what} {dims:?} has a dimension of zero")]
+    ZeroDimension {
+        kernel: String,
+        what: &'static str,
+        dims: [u32; 3],
+    },
+    #[error("kernel {kernel}: a workgroup of {block:?} has more than {limit} work-items")]
+    BlockTooLarge {
+        kernel: String,
+        block: [u32; 3],
+        limit: u32,
+    },
+    #[error("kernel {kernel}: a remainder of {remainder:?} is not below the workgroup {block:?}")]
+    Remainder {
+        kernel: String,
+        remainder: [u32; 3],
+        block: [u32; 3],
+    },
+    #[error(
+        "kernel {kernel}: the grid {grid:?} of {block:?} has 2^32 or more work-items in a dimension"
+    )]
+    GridTooLarge {
+        kernel: String,
+        grid: [u32; 3],
+        block: [u32; 3],
+    },
+    #[error(
+        "kernel {kernel}: {fixed} static and {dynamic} dynamic bytes of LDS are more than {LDS_LIMIT}"
+    )]
+    LdsTooLarge {
+        kernel: String,
+        fixed: u32,
+        dynamic: u32,
+    },
+    #[error("kernel {kernel}: {size} bytes of scratch for a lane are more than {SCRATCH_LIMIT}")]
+    ScratchTooLarge { kernel: String, size: u32 },
+    #[error("kernel {kernel}: {got} bytes of arguments were given, it takes {expected}")]
+    KernargSize {
+        kernel: String,
+        got: usize,
+        expected: u32,
+    },
+    #[error(
+        "kernel {kernel}: {waves} waves of {vgprs} vector registers do not fit on a compute unit"
+    )]
+    TooManyRegisters {
+        kernel: String,
+        waves: u32,
+        vgprs: u32,
+    },
+    #[error("kernel {kernel}: no memory for {size} bytes of arguments or scratch")]
+    OutOfMemory { kernel: String, size: usize },
+}
+
+/// A kernel and everything that one launch of it needs.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// The loaded code object.
+    pub code: &'a CodeObject,
+    /// A kernel of `code`.
+    pub kernel: &'a Kernel,
+    /// Whole workgroups in x, y, z.
+    pub grid: [u32; 3],
+    /// Work-items of one more, partial workgroup at the end of each dimension; 0: none. HIP launches
+    /// have none, HSA grids that are no multiple of the workgroup do.
+    pub remainder: [u32; 3],
+    /// Work-items of a workgroup in x, y, z.
+    pub block: [u32; 3],
+    /// LDS in bytes on top of the kernel's own.
+    pub dynamic_lds: u32,
+    /// The explicit arguments as the metadata lays them out. Padding at the end may be missing or be
+    /// up to 15 bytes more.
+    pub kernarg: &'a [u8],
+    /// The allocations that the kernel may touch. The code object's own segments need not be listed.
+    pub memory: &'a Memory,
+}
+
+impl Launch<'_> {
+    /// Runs the launch to its end.
+    ///
+    /// # Safety
+    /// Every extent of `memory` must be host memory that is valid for reads and writes, and that no
+    /// Rust reference is used on, until this returns.
+    pub unsafe fn run(&self, options: &Options) -> Result<Stats, LaunchError> {
+        let kernel = || self.kernel.name().to_string();
+        self.check()?;
+        let stride = self.scratch_stride(options)?;
+        let counts = self.workgroups();
+        let total = counts.iter().map(|n| u64::from(*n)).product::<u64>();
+        let threads = if self.kernel.ordered {
+            1
+        } else {
+            let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+            let most = options.threads.unwrap_or_else(cores).max(1);
+            usize::try_from(total).map_or(most, |total| most.min(total))
+        };
+        let lds = self.kernel.descriptor.group_segment_fixed_size + self.dynamic_lds;
+
+        let out_of_memory = |size| LaunchError::OutOfMemory {
+            kernel: kernel(),
+            size,
+        };
+        let setup = Setup::new(self, stride).map_err(out_of_memory)?;
+        let waves = self.waves_per_workgroup();
+        let mut extents = setup.extents();
+        extents.push(self.code.extent());
+        let mut scratch = Vec::new();
+        if stride > 0 {
+            let size = waves as usize * 64 * stride as usize;
+            for _ in 0..threads {
+                let image = Image::new(size).map_err(|_| out_of_memory(size))?;
+                extents.push(image.extent());
+                scratch.push(image);
+            }
+        }
+        let memory = self.memory.with(&extents);
+        let level = options.level.min(Level::detect());
+        let shared = Shared {
+            launch: self,
+            options,
+            setup: &setup,
+            memory: &memory,
+            insts: &self.code.program().insts,
+            exec: self.code.prepared(level),
+            lds: lds as usize,
+            stride,
+            executed: AtomicU64::new(0),
+            stop: AtomicU64::new(u64::MAX),
+        };
+        let queue = Queue {
+            next: AtomicU64::new(0),
+            total,
+            waves: AtomicU64::new(0),
+            fault: Mutex::new(None),
+        };
+        std::thread::scope(|scope| {
+            for i in 1..threads {
+                let (shared, queue) = (&shared, &queue);
+                let scratch = scratch.get(i);
+                // SAFETY: the caller vouches for the memory, and the level is one of this host.
+                scope.spawn(move || unsafe { work(shared, queue, counts, scratch) });
+            }
+            // SAFETY: as above.
+            unsafe { work(&shared, &queue, counts, scratch.first()) };
+        });
+
+        let fault = queue.fault.into_inner().unwrap_or_else(|e| e.into_inner());
+        if let Some((_, fault)) = fault {
+            return Err(LaunchError::Fault(fault));
+        }
+        Ok(Stats {
+            wave_instructions: shared.executed.into_inner(),
+            workgroups: total,
+            waves: queue.waves.into_inner(),
+        })
+    }
+
+    /// Number of workgroups in each dimension, partial ones included.
+    fn workgroups(&self) -> [u32; 3] {
+        std::array::from_fn(|d| self.grid[d] + u32::from(self.remainder[d] > 0))
+    }
+
+    fn waves_per_workgroup(&self) -> u32 {
+        self.block.iter().product::<u32>().div_ceil(64)
+    }
+
+    fn scratch_stride(&self, options: &Options) -> Result<u32, LaunchError> {
+        let k = self.kernel;
+        let mut size = k.descriptor.private_segment_fixed_size;
+        if k.metadata.uses_dynamic_stack || k.descriptor.has(property::DYNAMIC_STACK) {
+            size = size.saturating_add(options.dynamic_stack);
+        }
+        if size > SCRATCH_LIMIT {
+            return Err(LaunchError::ScratchTooLarge {
+                kernel: k.name().to_string(),
+                size,
+            });
+        }
+        Ok(size.next_multiple_of(16))
+    }
+
+    /// Refuses what the hardware or the runtime would refuse.
+    fn check(&self) -> Result<(), LaunchError> {
+        let kernel = self.kernel.name().to_string();
+        let (grid, block, remainder) = (self.grid, self.block, self.remainder);
+        if block.contains(&0) {
+            let (what, dims) = ("workgroup", block);
+            return Err(LaunchError::ZeroDimension { kernel, what, dims });
+        }
+        if (0..3).any(|d| remainder[d] >= block[d]) {
+            return Err(LaunchError::Remainder {
+                kernel,
+                remainder,
+                block,
+            });
+        }
+        if (0..3).any(|d| grid[d] == 0 && remainder[d] == 0) {
+            let (what, dims) = ("grid", grid);
+            return Err(LaunchError::ZeroDimension { kernel, what, dims });
+        }
+        let limit = match self.kernel.metadata.max_flat_workgroup_size {
+            0 => BLOCK_LIMIT,
+            size => size.min(BLOCK_LIMIT),
+        };
+        let items = block.iter().map(|n| u128::from(*n)).product::<u128>();
+        if items > u128::from(limit) {
+            return Err(LaunchError::BlockTooLarge {
+                kernel,
+                block,
+                limit,
+            });
+        }
+        let too_long = |d: usize| {
+            let items = u64::from(grid[d]) * u64::from(block[d]) + u64::from(remainder[d]);
+            items > u64::from(u32::MAX)
+        };
+        if (0..3).any(too_long) {
+            return Err(LaunchError::GridTooLarge {
+                kernel,
+                grid,
+                block,
+            });
+        }
+        let fixed = self.kernel.descriptor.group_segment_fixed_size;
+        let dynamic = self.dynamic_lds;
+        if fixed.checked_add(dynamic).is_none_or(|n| n > LDS_LIMIT) {
+            return Err(LaunchError::LdsTooLarge {
+                kernel,
+                fixed,
+                dynamic,
+            });
+        }
+        let (waves, vgprs) = (self.waves_per_workgroup(), self.kernel.descriptor.vgprs());
+        if waves.div_ceil(SIMDS) * vgprs > SIMD_REGISTERS {
+            return Err(LaunchError::TooManyRegisters {
+                kernel,
+                waves,
+                vgprs,
+            });
+        }
+        let expected = self.kernel.explicit_size();
+        let got = self.kernarg.len();
+        if got < expected as usize || got > expected as usize + 15 {
+            return Err(LaunchError::KernargSize {
+                kernel,
+                got,
+                expected,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Workgroups yet to run, handed out in order.
+struct Queue {
+    next: AtomicU64,
+    total: u64,
+    waves: AtomicU64,
+    /// The fault of the first workgroup in order that has one. All earlier workgroups run to their end
+    /// before it is reported, so it is the same in every run.
+    fault: Mutex<Option<(u64, Box<Fault>)>>,
+}
+
+/// Register files of threads that have finished a launch, for the next one.
+static MACHINES: Mutex<Vec<Machine>> = Mutex::new(Vec::new());
+
+fn machines() -> std::sync::MutexGuard<'static, Vec<Machine>> {
+    MACHINES.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Runs workgroups until none is left.
+///
+/// # Safety
+/// As [`Launch::run`]; `shared.exec` must be for a level of this host.
+unsafe fn work(shared: &Shared, queue: &Queue, counts: [u32; 3], scratch: Option<&Image>) {
+    let mut machine = machines().pop().unwrap_or_default();
+    loop {
+        let linear = queue.next.fetch_add(1, Ordering::Relaxed);
+        if linear >= queue.total || linear > shared.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let (nx, ny) = (u64::from(counts[0]), u64::from(counts[1]));
+        let id = [linear % nx, linear / nx % ny, linear / nx / ny].map(|i| i as u32);
+        // SAFETY: passed on.
+        let result = unsafe { machine.run(shared, linear, id, scratch) };
+        match result {
+            Ok(waves) => {
+                queue.waves.fetch_add(waves, Ordering::Relaxed);
+            }
+            Err(None) => break,
+            Err(Some(stopped)) => {
+                shared.stop.fetch_min(linear, Ordering::Relaxed);
+                let fault = Box::new(describe(shared, id, stopped));
+                let mut first = queue.fault.lock().unwrap_or_else(|e| e.into_inner());
+                if first.as_ref().is_none_or(|(at, _)| linear < *at) {
+                    *first = Some((linear, fault));
+                }
+            }
+        }
+    }
+    machines().push(machine);
+}
+
+/// Where and why a wave stopped.
+struct Stopped {
+    kind: FaultKind,
+    wave: u32,
+    /// Index of the instruction in the program.
+    at: u32,
+}
+
+fn describe(shared: &Shared, workgroup: [u32; 3], stopped: Stopped) -> Fault {
+    let program = shared.launch.code.program();
+    let at = stopped.at as usize;
+    let (pc, instruction) = match (program.insts.get(at), program.offsets.get(at)) {
+        (Some(inst), Some(&offset)) => {
+            let pc = u64::from(offset);
+            (pc, crate::disasm::text(inst, pc))
+        }
+        _ => {
+            let end = program.index_of_dword.len() as u64 * 4;
+            (end, "no instruction".to_string())
+        }
+    };
+    Fault {
+        kind: stopped.kind,
+        kernel: shared.launch.kernel.name().to_string(),
+        workgroup,
+        wave: stopped.wave,
+        pc,
+        instruction,
+    }
+}

@@ -1,0 +1,239 @@
+//! One workgroup: its waves take turns on one host thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::abi::{FRESH, Setup};
+use super::{Launch, Options, Stopped, WaveOrder};
+use crate::code_object::Image;
+use crate::exec::{Env, Exec, Flow};
+use crate::fault::FaultKind;
+use crate::inst::Inst;
+use crate::memory::{Extent, Memory};
+use crate::wave::Wave;
+
+/// What all threads of a launch share.
+pub(super) struct Shared<'a> {
+    pub launch: &'a Launch<'a>,
+    pub options: &'a Options,
+    pub setup: &'a Setup,
+    pub memory: &'a Memory,
+    pub insts: &'a [Inst],
+    /// Parallel to `insts`.
+    pub exec: &'a [Exec],
+    /// LDS bytes of a workgroup.
+    pub lds: usize,
+    /// Scratch bytes of a lane.
+    pub stride: u32,
+    /// Wave-instructions so far.
+    pub executed: AtomicU64,
+    /// Workgroups after this one need not run: it has a fault.
+    pub stop: AtomicU64,
+}
+
+/// How long a wave may keep the thread while others could run, in instructions: a wave that spins on
+/// what another one will write must let it.
+const TURN: u64 = 1 << 16;
+
+/// Registers and LDS that serve one workgroup after the other.
+#[derive(Default)]
+pub(super) struct Machine {
+    waves: Vec<Wave>,
+    lds: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Runs,
+    Waits,
+    Ended,
+}
+
+impl Machine {
+    /// Runs a workgroup and returns its number of waves. `Err(None)`: given up, because an earlier
+    /// workgroup has a fault.
+    ///
+    /// # Safety
+    /// As [`Launch::run`]; `shared.exec` must be for a level of this host.
+    pub unsafe fn run(
+        &mut self,
+        shared: &Shared,
+        linear: u64,
+        id: [u32; 3],
+        scratch: Option<&Image>,
+    ) -> Result<u64, Option<Stopped>> {
+        let launch = shared.launch;
+        let items = std::array::from_fn(|d| {
+            if id[d] < launch.grid[d] {
+                launch.block[d]
+            } else {
+                launch.remainder[d]
+            }
+        });
+        let count = items.iter().product::<u32>().div_ceil(64) as usize;
+        while self.waves.len() < count {
+            self.waves.push(Wave::new(0));
+        }
+        let waves = &mut self.waves[..count];
+        for (i, w) in waves.iter_mut().enumerate() {
+            w.id = i as u32;
+            w.scratch_stride = shared.stride;
+            w.scratch = 0;
+            if let Some(image) = scratch {
+                let size = 64 * shared.stride as usize;
+                w.scratch = image.address() + (i * size) as u64;
+                image.fill(i * size, size, FRESH);
+            }
+            shared.setup.start(w, launch, id, items);
+        }
+        self.lds.clear();
+        self.lds.resize(shared.lds, FRESH);
+        let mut env = Env {
+            lds: &mut self.lds,
+            memory: shared.memory,
+            hint: Extent { start: 0, end: 0 },
+            mfma: shared.options.mfma,
+            program: launch.code.program(),
+            xcc: (linear % u64::from(shared.options.xccs.max(1))) as u32,
+            clock: 0,
+            fault: None,
+        };
+
+        let mut turns = Turns::new(shared.options.order, linear);
+        let mut states = [State::Runs; 16];
+        let states = &mut states[..count];
+        let mut running = count;
+        let mut ended = 0;
+        let mut unreported = 0;
+        let mut last = count - 1;
+        while ended < count {
+            if running == 0 {
+                // Every wave that has not ended waits: the barrier opens.
+                for s in states.iter_mut().filter(|s| **s == State::Waits) {
+                    *s = State::Runs;
+                    running += 1;
+                }
+            }
+            let (mut i, quantum) = turns.next(last, count);
+            while states[i] != State::Runs {
+                i = if i + 1 == count { 0 } else { i + 1 };
+            }
+            last = i;
+            let w = &mut waves[i];
+            let before = w.executed;
+            // SAFETY: the caller vouches for the memory and for the level of `exec`.
+            let stop = unsafe { run_wave(w, shared.insts, shared.exec, &mut env, quantum) };
+            let steps = w.executed - before;
+            env.clock += steps;
+            unreported += steps;
+            match stop {
+                Stop::Turn => {}
+                Stop::Barrier => {
+                    states[i] = State::Waits;
+                    running -= 1;
+                }
+                Stop::End => {
+                    w.ended = true;
+                    states[i] = State::Ended;
+                    running -= 1;
+                    ended += 1;
+                }
+                Stop::Fault(at) => {
+                    let base = launch.code.program().base;
+                    let kind = env.fault.take().unwrap_or(FaultKind::BadPc {
+                        target: base + launch.code.program().index_of_dword.len() as u64 * 4,
+                    });
+                    let wave = i as u32;
+                    return Err(Some(Stopped { kind, wave, at }));
+                }
+            }
+            if unreported >= TURN || ended == count {
+                let limit = shared.options.instruction_limit;
+                let sum = shared.executed.fetch_add(unreported, Ordering::Relaxed) + unreported;
+                unreported = 0;
+                if sum > limit {
+                    let (wave, at) = (i as u32, waves[i].pc);
+                    let kind = FaultKind::InstructionLimit { limit };
+                    return Err(Some(Stopped { kind, wave, at }));
+                }
+                if shared.stop.load(Ordering::Relaxed) < linear {
+                    return Err(None);
+                }
+            }
+        }
+        Ok(count as u64)
+    }
+}
+
+/// Who runs next, and for how many instructions.
+enum Turns {
+    RoundRobin(u64),
+    Random(u64),
+}
+
+impl Turns {
+    fn new(order: WaveOrder, workgroup: u64) -> Self {
+        match order {
+            WaveOrder::RunAhead => Turns::RoundRobin(TURN),
+            WaveOrder::InStep => Turns::RoundRobin(1),
+            WaveOrder::Seeded(seed) => Turns::Random(seed ^ workgroup.wrapping_mul(GOLDEN)),
+        }
+    }
+
+    /// A wave to start looking at for one that runs, and the length of its turn.
+    fn next(&mut self, last: usize, count: usize) -> (usize, u64) {
+        match self {
+            Turns::RoundRobin(quantum) => (if last + 1 == count { 0 } else { last + 1 }, *quantum),
+            Turns::Random(state) => {
+                // SplitMix64.
+                *state = state.wrapping_add(GOLDEN);
+                let mut z = *state;
+                z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                z ^= z >> 31;
+                ((z >> 32) as usize % count, 1 + (z & 63))
+            }
+        }
+    }
+}
+
+/// 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+enum Stop {
+    /// Its turn is over, or it gave way.
+    Turn,
+    Barrier,
+    End,
+    /// At this instruction.
+    Fault(u32),
+}
+
+/// Runs a wave for at most `quantum` instructions.
+///
+/// # Safety
+/// As [`Exec`], for all of `exec`.
+unsafe fn run_wave(
+    w: &mut Wave,
+    insts: &[Inst],
+    exec: &[Exec],
+    env: &mut Env,
+    quantum: u64,
+) -> Stop {
+    for _ in 0..quantum {
+        let pc = w.pc;
+        let (Some(inst), Some(run)) = (insts.get(pc as usize), exec.get(pc as usize)) else {
+            return Stop::Fault(pc);
+        };
+        w.pc = pc + 1;
+        w.executed += 1;
+        // SAFETY: passed on.
+        match unsafe { run(w, inst, env) } {
+            Flow::Next => {}
+            Flow::Barrier => return Stop::Barrier,
+            Flow::Yield => return Stop::Turn,
+            Flow::End => return Stop::End,
+            Flow::Fault => return Stop::Fault(pc),
+        }
+    }
+    Stop::Turn
+}

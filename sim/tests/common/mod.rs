@@ -1,0 +1,58 @@
+//! Compiles test kernels with whatever clang there is.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The code object of a `.hip` or `.s` file of `tests/kernels`, or `None`, said aloud, if no compiler
+/// for gfx942 is installed. With `DELTAWAVE_REQUIRE_KERNELS=1` that is a failure.
+pub fn compile(source: &str, flags: &[&str]) -> Option<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/kernels")
+        .join(source);
+    let Some(compiler) = compiler() else {
+        assert!(
+            std::env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref() != Ok("1"),
+            "no clang with the AMDGPU target"
+        );
+        println!("skipped: no clang with the AMDGPU target");
+        return None;
+    };
+    let out = output(source, flags);
+    let mut command = Command::new(compiler);
+    if source.ends_with(".s") {
+        command.args(["--target=amdgcn-amd-amdhsa", "-mcpu=gfx942"]);
+    } else {
+        command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "-O3"]);
+        command.args(["--offload-arch=gfx942", "--offload-device-only"]);
+        if !flags.contains(&"--gpu-bundle-output") {
+            command.arg("--no-gpu-bundle-output");
+        }
+    }
+    let status = command.args(flags).arg("-o").arg(&out).arg(&path).status();
+    assert!(
+        status.is_ok_and(|s| s.success()),
+        "{source} does not compile"
+    );
+    let bytes = std::fs::read(&out).expect("the compiler's output");
+    let _ = std::fs::remove_file(&out);
+    Some(bytes)
+}
+
+fn output(source: &str, flags: &[&str]) -> PathBuf {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hash = DefaultHasher::new();
+    (source, flags, std::thread::current().id()).hash(&mut hash);
+    let name = format!("{}-{:x}.co", std::process::id(), hash.finish());
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+fn compiler() -> Option<String> {
+    let mut names: Vec<String> = (19..=24).map(|v| format!("clang++-{v}")).collect();
+    names.push("clang++".into());
+    names.push("/opt/rocm/llvm/bin/clang++".into());
+    names.into_iter().find(|name| {
+        let targets = Command::new(name).arg("--print-targets").output();
+        targets.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("amdgcn"))
+    })
+}
