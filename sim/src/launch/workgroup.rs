@@ -123,7 +123,6 @@ impl Machine {
             // SAFETY: the caller vouches for the memory and for the level of `exec`.
             let stop = unsafe { run_wave(w, shared.insts, shared.exec, &mut env, quantum) };
             let steps = w.executed - before;
-            env.clock += steps;
             unreported += steps;
             match stop {
                 Stop::Turn => {}
@@ -226,6 +225,7 @@ unsafe fn run_wave(
         };
         w.pc = pc + 1;
         w.executed += 1;
+        env.clock += 1;
         // SAFETY: passed on.
         match unsafe { run(w, inst, env) } {
             Flow::Next => {}
