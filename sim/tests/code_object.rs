@@ -132,7 +132,7 @@ fn other_machines_are_named() {
 fn damage_never_panics() {
     let Some(bytes) = object() else { return };
     // Section headers lie at the end, so every truncation is noticed.
-    for cut in (0..bytes.len()).step_by(7).chain(0..400) {
+    for cut in (0..bytes.len()).step_by(61).chain(0..400) {
         assert!(CodeObject::load(&bytes[..cut]).is_err(), "{cut} bytes load");
     }
     let mut state = 1u64;
@@ -143,7 +143,7 @@ fn damage_never_panics() {
         (state >> 33) as usize
     };
     let mut refused = 0;
-    for round in 0..4000 {
+    for round in 0..1200 {
         let mut b = bytes.clone();
         for _ in 0..1 + round % 4 {
             // Headers and note at the front, tables at the end: text in between is only decoded.
@@ -160,5 +160,5 @@ fn damage_never_panics() {
         }
         refused += usize::from(CodeObject::load(&b).is_err());
     }
-    assert!(refused > 400, "{refused}");
+    assert!(refused > 120, "{refused}");
 }

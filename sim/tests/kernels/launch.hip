@@ -133,7 +133,7 @@ extern "C" __global__ void big_lds(u32* out) {
 typedef float f4 __attribute__((ext_vector_type(4)));
 typedef short s4 __attribute__((ext_vector_type(4)));
 // A long chain of MFMA and LDS traffic: the speed of the simulator.
-extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(256, 256))) mfma_loop(float* out, int n) {
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(256, 256))) mfma_loop(u32* out, int n) {
   __shared__ s4 tile[4][256];
   u32 t = tid_x();
   for (int i = 0; i < 4; ++i) tile[i][t] = s4{(short)(0x3c00 + t), 0x3c00, (short)(i << 7), 0x3b00};
@@ -146,6 +146,11 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(256, 256))
     }
     if ((i & 15) == 15) barrier();
   }
-  f4 s = c[0] + c[1] * 2.0f + c[2] * 3.0f + c[3] * 4.0f;
-  out[bid_x() * 256 + t] = s.x + s.y + s.z + s.w;
+  u32 bits = 0;
+  for (int k = 0; k < 4; ++k)
+    for (int r = 0; r < 4; ++r) {
+      float v = c[k][r];
+      bits = bits * 31 + __builtin_bit_cast(u32, v);
+    }
+  out[bid_x() * 256 + t] = bits;
 }
