@@ -134,7 +134,6 @@ impl hipError_t {
             Self::hipErrorECCNotCorrectable
                 | Self::hipErrorIllegalAddress
                 | Self::hipErrorLaunchTimeOut
-                | Self::hipErrorContextIsDestroyed
                 | Self::hipErrorAssert
                 | Self::hipErrorLaunchFailure
         )

@@ -10,6 +10,7 @@
 //! | what an instruction does | [`exec`] | `exec/` |
 //! | device memory, bounds checked | [`memory::Memory`] | `memory.rs` |
 //! | a launch: grid, workgroups, waves | [`launch`] | `launch.rs` |
+//! | the HIP runtime in front of all this | [`hip`] | `hip/` |
 //! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
 
 pub mod code_object;
@@ -17,6 +18,7 @@ pub mod decode;
 pub mod disasm;
 pub mod exec;
 pub mod fault;
+pub mod hip;
 pub mod inst;
 pub mod launch;
 pub mod memory;

@@ -1,0 +1,167 @@
+//! What the simulated device says about itself: an MI300X.
+
+use core::ffi::{c_char, c_int};
+use hip_sys::{hipDeviceAttribute_t as Attribute, hipDeviceProp_tR0600};
+
+/// Bytes of device memory.
+pub(super) const TOTAL_MEMORY: usize = 192 << 30;
+/// Local data share of a compute unit, all of which one workgroup may use.
+pub(super) const LDS: u32 = 64 << 10;
+/// The most work items of a workgroup.
+pub(super) const MAX_BLOCK: u32 = 1024;
+/// Name of the device.
+pub(super) const NAME: &str = "gfx942 simulator (MI300X)";
+/// Architecture and features.
+pub(super) const ARCH: &str = "gfx942:sramecc+:xnack-";
+/// Version of the runtime: that of ROCm 6.4.
+pub(super) const VERSION: c_int = 60_443_482;
+
+const COMPUTE_UNITS: c_int = 304;
+const CLOCK_KHZ: c_int = 2_100_000;
+const MEMORY_CLOCK_KHZ: c_int = 1_300_000;
+const MEMORY_BUS_BITS: c_int = 8192;
+const L2_BYTES: c_int = 4 << 20;
+const MAX_GRID: [c_int; 3] = [c_int::MAX, 65536, 65536];
+const THREADS_PER_COMPUTE_UNIT: c_int = 2048;
+/// 512 registers of 64 lanes on each of 4 SIMDs.
+const REGISTERS: c_int = 4 * 512 * 64;
+const PCI_BUS: c_int = 1;
+const TIMER_KHZ: c_int = 100_000;
+
+/// The bits of `hipDeviceArch_t`: all features but dynamic parallelism.
+const FEATURES: u32 = (1 << 16) - 1;
+
+fn set_text(target: &mut [c_char; 256], text: &str) {
+    for (to, from) in target.iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// All properties.
+pub(super) fn properties() -> hipDeviceProp_tR0600 {
+    let mut p = hipDeviceProp_tR0600::zeroed();
+    set_text(&mut p.name, NAME);
+    set_text(&mut p.gcnArchName, ARCH);
+    for (to, from) in p.uuid.iter_mut().zip(b"GPU-gfx942simula") {
+        *to = *from as c_char;
+    }
+    p.totalGlobalMem = TOTAL_MEMORY;
+    p.sharedMemPerBlock = LDS as usize;
+    p.regsPerBlock = REGISTERS;
+    p.warpSize = 64;
+    p.memPitch = c_int::MAX as usize;
+    p.maxThreadsPerBlock = MAX_BLOCK as c_int;
+    p.maxThreadsDim = [MAX_BLOCK as c_int; 3];
+    p.maxGridSize = MAX_GRID;
+    p.clockRate = CLOCK_KHZ;
+    p.totalConstMem = c_int::MAX as usize;
+    p.major = 9;
+    p.minor = 4;
+    p.multiProcessorCount = COMPUTE_UNITS;
+    p.canMapHostMemory = 1;
+    p.concurrentKernels = 1;
+    p.ECCEnabled = 1;
+    p.pciBusID = PCI_BUS;
+    p.asyncEngineCount = 2;
+    p.unifiedAddressing = 1;
+    p.memoryClockRate = MEMORY_CLOCK_KHZ;
+    p.memoryBusWidth = MEMORY_BUS_BITS;
+    p.l2CacheSize = L2_BYTES;
+    p.maxThreadsPerMultiProcessor = THREADS_PER_COMPUTE_UNIT;
+    p.sharedMemPerMultiprocessor = LDS as usize;
+    p.regsPerMultiprocessor = REGISTERS;
+    p.sharedMemPerBlockOptin = LDS as usize;
+    p.maxBlocksPerMultiProcessor = 32;
+    p.maxSharedMemoryPerMultiProcessor = LDS as usize;
+    p.clockInstructionRate = TIMER_KHZ;
+    p.arch = FEATURES;
+    p.isLargeBar = 1;
+    p
+}
+
+/// One attribute.
+pub(super) fn attribute(attribute: Attribute) -> Option<c_int> {
+    Some(match attribute {
+        Attribute::hipDeviceAttributeEccEnabled
+        | Attribute::hipDeviceAttributeCanMapHostMemory
+        | Attribute::hipDeviceAttributeConcurrentKernels
+        | Attribute::hipDeviceAttributeUnifiedAddressing
+        | Attribute::hipDeviceAttributeFineGrainSupport
+        | Attribute::hipDeviceAttributeIsLargeBar => 1,
+        Attribute::hipDeviceAttributeComputeMode
+        | Attribute::hipDeviceAttributeConcurrentManagedAccess
+        | Attribute::hipDeviceAttributeCooperativeLaunch
+        | Attribute::hipDeviceAttributeIntegrated
+        | Attribute::hipDeviceAttributeKernelExecTimeout
+        | Attribute::hipDeviceAttributeManagedMemory
+        | Attribute::hipDeviceAttributePageableMemoryAccess
+        | Attribute::hipDeviceAttributePciDeviceId
+        | Attribute::hipDeviceAttributePciDomainID
+        | Attribute::hipDeviceAttributeMemoryPoolsSupported
+        | Attribute::hipDeviceAttributeAsicRevision => 0,
+        Attribute::hipDeviceAttributeClockRate => CLOCK_KHZ,
+        Attribute::hipDeviceAttributeL2CacheSize => L2_BYTES,
+        Attribute::hipDeviceAttributeComputeCapabilityMajor => 9,
+        Attribute::hipDeviceAttributeComputeCapabilityMinor => 4,
+        Attribute::hipDeviceAttributeMaxBlocksPerMultiProcessor => 32,
+        Attribute::hipDeviceAttributeMaxBlockDimX
+        | Attribute::hipDeviceAttributeMaxBlockDimY
+        | Attribute::hipDeviceAttributeMaxBlockDimZ
+        | Attribute::hipDeviceAttributeMaxThreadsPerBlock => MAX_BLOCK as c_int,
+        Attribute::hipDeviceAttributeMaxGridDimX => MAX_GRID[0],
+        Attribute::hipDeviceAttributeMaxGridDimY => MAX_GRID[1],
+        Attribute::hipDeviceAttributeMaxGridDimZ => MAX_GRID[2],
+        Attribute::hipDeviceAttributeMaxThreadsPerMultiProcessor => THREADS_PER_COMPUTE_UNIT,
+        Attribute::hipDeviceAttributeMaxPitch
+        | Attribute::hipDeviceAttributeTotalConstantMemory => c_int::MAX,
+        // The value does not fit; the runtime of ROCm saturates as well.
+        Attribute::hipDeviceAttributeTotalGlobalMem => c_int::MAX,
+        Attribute::hipDeviceAttributeMemoryBusWidth => MEMORY_BUS_BITS,
+        Attribute::hipDeviceAttributeMemoryClockRate => MEMORY_CLOCK_KHZ,
+        Attribute::hipDeviceAttributeMultiprocessorCount
+        | Attribute::hipDeviceAttributePhysicalMultiProcessorCount => COMPUTE_UNITS,
+        Attribute::hipDeviceAttributePciBusId => PCI_BUS,
+        Attribute::hipDeviceAttributeMaxRegistersPerBlock
+        | Attribute::hipDeviceAttributeMaxRegistersPerMultiprocessor => REGISTERS,
+        Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock
+        | Attribute::hipDeviceAttributeSharedMemPerBlockOptin
+        | Attribute::hipDeviceAttributeSharedMemPerMultiprocessor
+        | Attribute::hipDeviceAttributeMaxSharedMemoryPerMultiprocessor => LDS as c_int,
+        Attribute::hipDeviceAttributeWarpSize => 64,
+        Attribute::hipDeviceAttributeClockInstructionRate
+        | Attribute::hipDeviceAttributeWallClockRate => TIMER_KHZ,
+        _ => return None,
+    })
+}
+
+/// Workgroups of a kernel that fit on a compute unit: by registers, LDS and waves.
+pub(super) fn occupancy(vgprs: u32, waves: u32, lds: u32) -> u32 {
+    const WAVES_PER_SIMD: u32 = 8;
+    const GROUPS: u32 = 32;
+    let registers = vgprs.max(1).next_multiple_of(8);
+    let per_simd = (512 / registers).min(WAVES_PER_SIMD);
+    let by_waves = per_simd * 4 / waves.max(1);
+    let by_lds = match lds.next_multiple_of(512) {
+        0 => GROUPS,
+        lds => LDS / lds,
+    };
+    by_waves.min(by_lds).min(GROUPS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn occupancy_is_the_tightest_limit() {
+        assert_eq!(occupancy(64, 4, 0), 8);
+        assert_eq!(occupancy(128, 4, 0), 4);
+        assert_eq!(occupancy(256, 4, 0), 2);
+        assert_eq!(occupancy(512, 4, 0), 1);
+        assert_eq!(occupancy(257, 4, 0), 1);
+        assert_eq!(occupancy(512, 8, 0), 0);
+        assert_eq!(occupancy(32, 1, 0), 32);
+        assert_eq!(occupancy(32, 4, 40 << 10), 1);
+        assert_eq!(occupancy(32, 4, 65 << 10), 0);
+    }
+}

@@ -1,0 +1,143 @@
+//! The HIP runtime of the simulated device.
+//!
+//! It offers the functions of [`hip_sys::for_each_function!`], and some more that programs use
+//! ([`for_each_extra!`](crate::for_each_extra)), with HIP's semantics: device memory, pinned memory,
+//! streams, events, modules, launches, stream capture and graphs. A program in the same process binds
+//! to it by
+//!
+//! ```
+//! // SAFETY: `resolver` returns functions with the signatures of `hip_sys`.
+//! let hip = unsafe { hip_sys::Hip::from_resolver("simulator", deltawave_sim::hip::resolver) };
+//! ```
+//!
+//! and others load the drop-in `libamdhip64.so` (package `deltawave-sim-dropin`).
+//!
+//! Work is done when it is enqueued, in the order of the calls: one legal execution of every program.
+//! As on a real device, a kernel's fault is not an error of the launch but of what follows it:
+//! every later call fails with `hipErrorIllegalAddress` or `hipErrorLaunchFailure` until
+//! `hipDeviceReset` or [`clear_fault`]. [`last_fault`] tells what happened where.
+//!
+//! | what | file |
+//! |---|---|
+//! | the functions of the table | `api.rs`, `api_stream.rs`, `api_module.rs` |
+//! | the other functions | `extras.rs` |
+//! | state of the device, errors, locking | `state.rs` |
+//! | device memory and pinned memory | `heap.rs` |
+//! | operations: copies, fills, launches | `work.rs` |
+//! | stream capture, graphs | `capture.rs` |
+//! | properties and attributes | `device.rs` |
+
+mod api;
+mod api_module;
+mod api_stream;
+mod capture;
+mod device;
+mod extras;
+mod heap;
+mod state;
+mod work;
+
+pub use hip_sys;
+
+use core::ffi::c_void;
+use std::collections::BTreeMap;
+
+/// The functions by name, for direct calls.
+pub mod functions {
+    pub use super::api::*;
+    pub use super::api_module::*;
+    pub use super::api_stream::*;
+    pub use super::extras::*;
+}
+
+macro_rules! resolve {
+    ($name:expr;
+        status { $($(#[$a:meta])* fn $status:ident($($arg:ident: $type:ty),*);)* }
+        other { $($(#[$b:meta])* fn $other:ident($($other_arg:ident: $other_type:ty),*) -> $result:ty;)* }
+    ) => {{
+        // The casts to function pointers check every signature against the table.
+        use core::ffi::{c_char, c_int, c_uint};
+        use hip_sys::{hipDeviceProp_tR0600, hipError_t, types::*};
+        match $name {
+            $(stringify!($status) => {
+                (functions::$status as unsafe extern "C" fn($($type),*) -> hipError_t) as *const c_void
+            })*
+            $(stringify!($other) => {
+                (functions::$other as unsafe extern "C" fn($($other_type),*) -> $result) as *const c_void
+            })*
+            name => extra(name),
+        }
+    }};
+}
+
+macro_rules! resolve_extra {
+    ($name:expr; $(fn $extra:ident($($arg:ident: $type:ty),*);)*) => {{
+        use core::ffi::{c_char, c_int, c_uint};
+        use hip_sys::{hipError_t, types::*};
+        match $name {
+            $(stringify!($extra) => {
+                (functions::$extra as unsafe extern "C" fn($($type),*) -> hipError_t) as *const c_void
+            })*
+            _ => core::ptr::null(),
+        }
+    }};
+}
+
+/// The address of a function of the simulated runtime, null if it has no function of this name.
+pub fn resolver(name: &str) -> *const c_void {
+    hip_sys::for_each_function!(resolve, name)
+}
+
+fn extra(name: &str) -> *const c_void {
+    crate::for_each_extra!(resolve_extra, name)
+}
+
+/// What was launched of one kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelStatistics {
+    /// Launches.
+    pub launches: u64,
+    /// Instructions executed, counted once per wave.
+    pub wave_instructions: u64,
+    /// Host seconds spent in them.
+    pub seconds: f64,
+}
+
+/// What was launched since the start or the last [`reset_statistics`], by kernel name.
+pub fn statistics() -> BTreeMap<String, KernelStatistics> {
+    state::device().statistics.clone()
+}
+
+/// Forgets what was launched.
+pub fn reset_statistics() {
+    state::device().statistics.clear();
+}
+
+/// How kernels are executed from now on. The defaults come from the environment
+/// ([`options_from_environment`]).
+pub fn set_options(options: crate::launch::Options) {
+    state::device().options = options;
+}
+
+/// How kernels are executed.
+pub fn options() -> crate::launch::Options {
+    state::device().options
+}
+
+/// The first fault of a kernel since the last `hipDeviceReset` or [`clear_fault`].
+pub fn last_fault() -> Option<String> {
+    state::device().fault.as_ref().map(|f| f.text.clone())
+}
+
+/// Forgets a fault, so that the device works again. Unlike `hipDeviceReset`, memory, streams and
+/// modules stay as they are.
+pub fn clear_fault() {
+    state::device().fault = None;
+}
+
+/// Why the calling thread's last call failed, where the simulator knows more than the status code.
+pub fn last_message() -> Option<String> {
+    state::message()
+}
+
+pub use work::options_from_environment;

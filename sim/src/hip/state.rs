@@ -1,0 +1,225 @@
+//! The state of the simulated device, and the frame that every function runs in.
+
+use super::KernelStatistics;
+use super::capture::{Capture, Graph};
+use super::heap::Heap;
+use super::work::Kernel;
+use crate::code_object::CodeObject;
+use hip_sys::hipError_t;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// What a function answers.
+pub(super) type Outcome<T = ()> = Result<T, hipError_t>;
+
+/// A stream.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    /// `HIP_STREAM_NON_BLOCKING`.
+    pub flags: u32,
+    /// Seconds of work that it has done.
+    pub busy: f64,
+    /// The capture that it is part of.
+    pub capture: Option<Captured>,
+}
+
+/// The place of a stream or an event in a capture.
+#[derive(Clone, Debug)]
+pub(super) struct Captured {
+    /// Key in [`Device::captures`].
+    pub capture: usize,
+    /// Nodes that what comes next depends on.
+    pub frontier: Vec<usize>,
+}
+
+/// When an event happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instant {
+    pub stream: usize,
+    pub stream_busy: f64,
+    pub device_busy: f64,
+}
+
+/// An event.
+#[derive(Debug, Default)]
+pub(super) struct Event {
+    pub flags: u32,
+    pub recorded: Option<Instant>,
+    pub captured: Option<Captured>,
+}
+
+/// Why the device no longer works.
+#[derive(Clone, Debug)]
+pub(super) struct Poison {
+    pub code: hipError_t,
+    pub text: String,
+}
+
+/// A loaded code object, and the handles of its kernels.
+pub(super) struct Module {
+    pub code: Arc<CodeObject>,
+    pub functions: HashMap<String, usize>,
+}
+
+/// Everything that handles name.
+pub(super) struct Device {
+    pub heap: Heap,
+    pub streams: HashMap<usize, Stream>,
+    pub events: HashMap<usize, Event>,
+    pub modules: HashMap<usize, Module>,
+    pub functions: HashMap<usize, Arc<Kernel>>,
+    pub graphs: HashMap<usize, Graph>,
+    pub executables: HashMap<usize, Arc<Graph>>,
+    pub captures: HashMap<usize, Capture>,
+    pub fault: Option<Poison>,
+    pub options: crate::launch::Options,
+    pub statistics: BTreeMap<String, KernelStatistics>,
+    /// Seconds of work done by all streams.
+    pub busy: f64,
+    next: usize,
+}
+
+/// `hipStreamPerThread`.
+const STREAM_PER_THREAD: usize = 2;
+
+impl Device {
+    fn new() -> Self {
+        let mut device = Device {
+            heap: Heap::default(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            graphs: HashMap::new(),
+            executables: HashMap::new(),
+            captures: HashMap::new(),
+            fault: None,
+            options: super::options_from_environment(),
+            statistics: BTreeMap::new(),
+            busy: 0.0,
+            next: 0x1000,
+        };
+        device.default_streams();
+        device
+    }
+
+    fn default_streams(&mut self) {
+        self.streams.insert(0, Stream::default());
+        self.streams.insert(STREAM_PER_THREAD, Stream::default());
+    }
+
+    /// Destroys everything. The caller holds [`Working`].
+    pub fn reset(&mut self) {
+        // Handles are not given out twice, so that those of before stay invalid.
+        let next = self.next;
+        let statistics = std::mem::take(&mut self.statistics);
+        let options = self.options;
+        *self = Device {
+            next,
+            statistics,
+            options,
+            ..Device::new()
+        };
+    }
+
+    /// A new handle.
+    pub fn handle(&mut self) -> usize {
+        self.next += 16;
+        self.next
+    }
+
+    /// The error that every call has to return since a kernel faulted.
+    pub fn alive(&self) -> Outcome {
+        match &self.fault {
+            Some(fault) => Err(fault.code),
+            None => Ok(()),
+        }
+    }
+
+    /// Records the first fault.
+    pub fn poison(&mut self, code: hipError_t, text: String) {
+        if self.fault.is_none() {
+            eprintln!("gfx942 simulator: {text}");
+            self.fault = Some(Poison { code, text });
+        }
+    }
+
+    /// The key of a stream's handle.
+    pub fn stream(&self, stream: hip_sys::hipStream_t) -> Outcome<usize> {
+        match stream.0.addr() {
+            // hipStreamLegacy is another name of the default stream.
+            0 | 1 => Ok(0),
+            key if self.streams.contains_key(&key) => Ok(key),
+            _ => Err(hipError_t::hipErrorContextIsDestroyed),
+        }
+    }
+}
+
+static DEVICE: LazyLock<Mutex<Device>> = LazyLock::new(|| Mutex::new(Device::new()));
+static WORK: Mutex<()> = Mutex::new(());
+
+/// The device's state. Never held while a kernel runs.
+pub(super) fn device() -> MutexGuard<'static, Device> {
+    DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The right to run work, or to free what work may use. Taken before [`device`], never after.
+pub(super) struct Working(#[allow(dead_code)] MutexGuard<'static, ()>);
+
+/// Waits until no other thread's work runs.
+pub(super) fn working() -> Working {
+    Working(WORK.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+thread_local! {
+    static LAST: Cell<hipError_t> = const { Cell::new(hipError_t::hipSuccess) };
+    static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs the body of a function: turns its outcome into a status and keeps the thread's last error.
+pub(super) fn call(body: impl FnOnce() -> Outcome) -> hipError_t {
+    MESSAGE.with_borrow_mut(|message| *message = None);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+    match outcome.unwrap_or(Err(hipError_t::hipErrorUnknown)) {
+        Ok(()) => hipError_t::hipSuccess,
+        Err(code) => {
+            if code != hipError_t::hipErrorNotReady {
+                LAST.set(code);
+            }
+            code
+        }
+    }
+}
+
+/// A failure with a text for [`super::last_message`].
+pub(super) fn explain<T>(code: hipError_t, text: impl ToString) -> Outcome<T> {
+    MESSAGE.with_borrow_mut(|message| *message = Some(text.to_string()));
+    Err(code)
+}
+
+pub(super) fn message() -> Option<String> {
+    MESSAGE.with_borrow(Clone::clone)
+}
+
+/// The thread's last error.
+pub(super) fn last_error(clear: bool) -> hipError_t {
+    let last = LAST.get();
+    if clear {
+        LAST.set(hipError_t::hipSuccess);
+    }
+    last
+}
+
+/// Writes through a pointer that a caller gave.
+///
+/// # Safety
+/// `pointer` is null or valid for writing a `T`.
+pub(super) unsafe fn put<T>(pointer: *mut T, value: T) -> Outcome {
+    if pointer.is_null() {
+        return Err(hipError_t::hipErrorInvalidValue);
+    }
+    // SAFETY: not null, so valid by this function's contract. C callers may pass unaligned pointers.
+    unsafe { pointer.write_unaligned(value) };
+    Ok(())
+}
