@@ -28,8 +28,7 @@ impl std::ops::Deref for Runtime {
 fn runtime() -> Runtime {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     Runtime {
-        // SAFETY: `resolver` returns functions with the signatures of `hip_sys`.
-        hip: unsafe { Hip::from_resolver("simulator", deltawave_sim::hip::resolver) },
+        hip: deltawave_sim::hip::runtime(),
         _alone: alone,
     }
 }

@@ -54,9 +54,9 @@ fn refusals_and_faults() {
     let Some(object) = common::compile("launch.hip", &[]) else {
         return;
     };
-    // SAFETY: `resolver` returns functions with the signatures of `hip_sys`; all pointers are valid.
+    // SAFETY: all pointers are valid for the calls.
     unsafe {
-        let hip = Hip::from_resolver("simulator", deltawave_sim::hip::resolver);
+        let hip = deltawave_sim::hip::runtime();
         let mut module = hipModule_t::NULL;
         hip.hipModuleLoadData(&mut module, object.as_ptr().cast())
             .unwrap();

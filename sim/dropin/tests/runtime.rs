@@ -18,9 +18,7 @@ fn drop_in() -> Hip {
 }
 
 fn runtimes() -> [Hip; 2] {
-    // SAFETY: `resolver` returns functions with the signatures of `hip_sys`.
-    let here = unsafe { Hip::from_resolver("simulator", deltawave_sim::hip::resolver) };
-    [here, drop_in()]
+    [deltawave_sim::hip::runtime(), drop_in()]
 }
 
 /// Device memory with contents.

@@ -5,9 +5,8 @@
 //! streams, events, modules, launches, stream capture and graphs. A program in the same process binds
 //! to it by
 //!
-//! ```
-//! // SAFETY: `resolver` returns functions with the signatures of `hip_sys`.
-//! let hip = unsafe { hip_sys::Hip::from_resolver("simulator", deltawave_sim::hip::resolver) };
+//! ```no_run
+//! let hip = deltawave_sim::hip::runtime();
 //! ```
 //!
 //! and others load the drop-in `libamdhip64.so` (package `deltawave-sim-dropin`).
@@ -86,6 +85,12 @@ macro_rules! resolve_extra {
 /// The address of a function of the simulated runtime, null if it has no function of this name.
 pub fn resolver(name: &str) -> *const c_void {
     hip_sys::for_each_function!(resolve, name)
+}
+
+/// The simulated runtime, bound to the functions of this process.
+pub fn runtime() -> hip_sys::Hip {
+    // SAFETY: the casts in `resolver` check that the functions have the signatures of the table.
+    unsafe { hip_sys::Hip::from_resolver("simulator", resolver) }
 }
 
 fn extra(name: &str) -> *const c_void {
