@@ -274,7 +274,7 @@ impl Launch<'_> {
     }
 
     /// Refuses what the hardware or the runtime would refuse.
-    fn check(&self) -> Result<(), LaunchError> {
+    pub fn check(&self) -> Result<(), LaunchError> {
         let kernel = self.kernel.name().to_string();
         let (grid, block, remainder) = (self.grid, self.block, self.remainder);
         if block.contains(&0) {
