@@ -88,3 +88,29 @@ macro_rules! leveled {
     };
 }
 pub(crate) use leveled;
+
+/// As [`leveled`], for instructions too rare to be compiled for AVX-512: that level runs the AVX2 code.
+macro_rules! leveled_narrow {
+    ($(#[$meta:meta])* fn $name:ident = $body:path) => {
+        $(#[$meta])*
+        pub(crate) fn $name(level: $crate::exec::Level) -> $crate::exec::Exec {
+            use $crate::{exec::{Env, Flow, Level}, inst::Inst, wave::Wave};
+            unsafe fn baseline(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
+                // SAFETY: the contract of `Exec` is passed on.
+                unsafe { $body(w, i, e) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,popcnt,lzcnt")]
+            unsafe fn avx2(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
+                // SAFETY: the contract of `Exec` is passed on.
+                unsafe { $body(w, i, e) }
+            }
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 | Level::Avx2 => avx2,
+                _ => baseline,
+            }
+        }
+    };
+}
+pub(crate) use leveled_narrow;

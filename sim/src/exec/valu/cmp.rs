@@ -3,7 +3,7 @@
 use super::operand::{Scratch, Ty, pack_mask, put32, spread_mask, src32, src64, written_lanes};
 use super::shape::{at, at64};
 use crate::exec::convert::f16_to_f32;
-use crate::exec::{Env, Exec, Flow, Level, leveled};
+use crate::exec::{Env, Exec, Flow, Level, leveled, leveled_narrow};
 use crate::inst::{EXEC, Inst, NONE, VCC, VGPR0, flag};
 use crate::op::Op;
 use crate::wave::{LANES, Wave};
@@ -152,7 +152,7 @@ unsafe fn classify64(w: &mut Wave, i: &Inst, to_exec: bool) -> Flow {
 
 /// One pair of handlers, `v_cmp` and `v_cmpx`, for each condition.
 macro_rules! compares {
-    ($(fn $name:ident via $shape:ident($ty:expr): $bits:ty as $view:expr => {
+    ($($leveled:ident fn $name:ident via $shape:ident($ty:expr): $bits:ty as $view:expr => {
         $($op:ident, $opx:ident = |$a:ident, $b:ident| $body:expr,)*
     })*) => {$(
         fn $name(inst: &Inst, level: Level) -> Option<Exec> {
@@ -170,7 +170,7 @@ macro_rules! compares {
                         // SAFETY: the contract of `Exec` is passed on.
                         unsafe { $shape(w, i, $ty, to_exec, f) }
                     }
-                    leveled!(fn pick = body);
+                    $leveled!(fn pick = body);
                     Some(pick(level))
                 })*
                 _ => None,
@@ -205,7 +205,7 @@ fn u64_of(x: u64) -> u64 {
 }
 
 compares! {
-    fn f32_compares via compare32(Ty::F32): u32 as f32::from_bits => {
+    leveled fn f32_compares via compare32(Ty::F32): u32 as f32::from_bits => {
         V_CMP_F_F32, V_CMPX_F_F32 = |a, b| false,
         V_CMP_LT_F32, V_CMPX_LT_F32 = |a, b| a < b,
         V_CMP_EQ_F32, V_CMPX_EQ_F32 = |a, b| a == b,
@@ -223,7 +223,7 @@ compares! {
         V_CMP_NLT_F32, V_CMPX_NLT_F32 = |a, b| !(a < b),
         V_CMP_TRU_F32, V_CMPX_TRU_F32 = |a, b| true,
     }
-    fn i32_compares via compare32(Ty::B32): u32 as i32_of => {
+    leveled fn i32_compares via compare32(Ty::B32): u32 as i32_of => {
         V_CMP_F_I32, V_CMPX_F_I32 = |a, b| false,
         V_CMP_LT_I32, V_CMPX_LT_I32 = |a, b| a < b,
         V_CMP_EQ_I32, V_CMPX_EQ_I32 = |a, b| a == b,
@@ -233,7 +233,7 @@ compares! {
         V_CMP_GE_I32, V_CMPX_GE_I32 = |a, b| a >= b,
         V_CMP_T_I32, V_CMPX_T_I32 = |a, b| true,
     }
-    fn u32_compares via compare32(Ty::B32): u32 as u32_of => {
+    leveled fn u32_compares via compare32(Ty::B32): u32 as u32_of => {
         V_CMP_F_U32, V_CMPX_F_U32 = |a, b| false,
         V_CMP_LT_U32, V_CMPX_LT_U32 = |a, b| a < b,
         V_CMP_EQ_U32, V_CMPX_EQ_U32 = |a, b| a == b,
@@ -243,7 +243,7 @@ compares! {
         V_CMP_GE_U32, V_CMPX_GE_U32 = |a, b| a >= b,
         V_CMP_T_U32, V_CMPX_T_U32 = |a, b| true,
     }
-    fn f64_compares via compare64(Ty::F64): u64 as f64::from_bits => {
+    leveled_narrow fn f64_compares via compare64(Ty::F64): u64 as f64::from_bits => {
         V_CMP_F_F64, V_CMPX_F_F64 = |a, b| false,
         V_CMP_LT_F64, V_CMPX_LT_F64 = |a, b| a < b,
         V_CMP_EQ_F64, V_CMPX_EQ_F64 = |a, b| a == b,
@@ -261,7 +261,7 @@ compares! {
         V_CMP_NLT_F64, V_CMPX_NLT_F64 = |a, b| !(a < b),
         V_CMP_TRU_F64, V_CMPX_TRU_F64 = |a, b| true,
     }
-    fn i64_compares via compare64(Ty::I64): u64 as i64_of => {
+    leveled_narrow fn i64_compares via compare64(Ty::I64): u64 as i64_of => {
         V_CMP_F_I64, V_CMPX_F_I64 = |a, b| false,
         V_CMP_LT_I64, V_CMPX_LT_I64 = |a, b| a < b,
         V_CMP_EQ_I64, V_CMPX_EQ_I64 = |a, b| a == b,
@@ -271,7 +271,7 @@ compares! {
         V_CMP_GE_I64, V_CMPX_GE_I64 = |a, b| a >= b,
         V_CMP_T_I64, V_CMPX_T_I64 = |a, b| true,
     }
-    fn u64_compares via compare64(Ty::B64): u64 as u64_of => {
+    leveled fn u64_compares via compare64(Ty::B64): u64 as u64_of => {
         V_CMP_F_U64, V_CMPX_F_U64 = |a, b| false,
         V_CMP_LT_U64, V_CMPX_LT_U64 = |a, b| a < b,
         V_CMP_EQ_U64, V_CMPX_EQ_U64 = |a, b| a == b,
@@ -281,7 +281,7 @@ compares! {
         V_CMP_GE_U64, V_CMPX_GE_U64 = |a, b| a >= b,
         V_CMP_T_U64, V_CMPX_T_U64 = |a, b| true,
     }
-    fn f16_compares via compare32(Ty::F16): u32 as f16_to_f32 => {
+    leveled_narrow fn f16_compares via compare32(Ty::F16): u32 as f16_to_f32 => {
         V_CMP_F_F16, V_CMPX_F_F16 = |a, b| false,
         V_CMP_LT_F16, V_CMPX_LT_F16 = |a, b| a < b,
         V_CMP_EQ_F16, V_CMPX_EQ_F16 = |a, b| a == b,
@@ -299,7 +299,7 @@ compares! {
         V_CMP_NLT_F16, V_CMPX_NLT_F16 = |a, b| !(a < b),
         V_CMP_TRU_F16, V_CMPX_TRU_F16 = |a, b| true,
     }
-    fn i16_compares via compare32(Ty::B16): u32 as i16_of => {
+    leveled_narrow fn i16_compares via compare32(Ty::B16): u32 as i16_of => {
         V_CMP_F_I16, V_CMPX_F_I16 = |a, b| false,
         V_CMP_LT_I16, V_CMPX_LT_I16 = |a, b| a < b,
         V_CMP_EQ_I16, V_CMPX_EQ_I16 = |a, b| a == b,
@@ -309,7 +309,7 @@ compares! {
         V_CMP_GE_I16, V_CMPX_GE_I16 = |a, b| a >= b,
         V_CMP_T_I16, V_CMPX_T_I16 = |a, b| true,
     }
-    fn u16_compares via compare32(Ty::B16): u32 as u16_of => {
+    leveled_narrow fn u16_compares via compare32(Ty::B16): u32 as u16_of => {
         V_CMP_F_U16, V_CMPX_F_U16 = |a, b| false,
         V_CMP_LT_U16, V_CMPX_LT_U16 = |a, b| a < b,
         V_CMP_EQ_U16, V_CMPX_EQ_U16 = |a, b| a == b,
@@ -373,9 +373,9 @@ unsafe fn cndmask(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
-leveled!(fn class16_exec = class16_body);
-leveled!(fn class32_exec = class32_body);
-leveled!(fn class64_exec = class64_body);
+leveled_narrow!(fn class16_exec = class16_body);
+leveled_narrow!(fn class32_exec = class32_body);
+leveled_narrow!(fn class64_exec = class64_body);
 leveled!(fn cndmask_exec = cndmask);
 
 fn others(inst: &Inst, level: Level) -> Option<Exec> {

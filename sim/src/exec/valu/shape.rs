@@ -1,16 +1,22 @@
 //! The loops over 64 lanes, one for each combination of source and result widths, and the macro
 //! that turns a table of operations into instruction handlers.
 
-use super::operand::{self, Scratch, Ty, put16_half, put32, put64, src32, src64};
+use super::operand::{Scratch, Ty, put16_half, put32, put64, src32, src64};
 use crate::exec::{Env, Flow};
 use crate::inst::Inst;
 use crate::wave::{LANES, Wave};
 
 /// `ops! { fn NAME via SHAPE(ARGS): (TYPES) -> TYPE { OP | OP = |a, b| expression, } }` defines
 /// `fn NAME(&Inst, Level) -> Option<Exec>` that answers for these opcodes: `SHAPE` runs the
-/// expression over the lanes, compiled for the level.
+/// expression over the lanes, compiled for the level. `ops! { rare fn .. }` compiles for fewer levels.
 macro_rules! ops {
-    ($(fn $name:ident via $shape:ident $x:tt: $args:ty => $ret:ty {
+    (rare $($rest:tt)*) => {
+        $crate::exec::valu::shape::ops! { @leveled_narrow $($rest)* }
+    };
+    (fn $($rest:tt)*) => {
+        $crate::exec::valu::shape::ops! { @leveled fn $($rest)* }
+    };
+    (@$leveled:ident $(fn $name:ident via $shape:ident $x:tt: $args:ty => $ret:ty {
         $($($op:ident)|+ = |$($arg:ident),*| $body:expr,)*
     })*) => {$(
         fn $name(inst: &$crate::inst::Inst, level: $crate::exec::Level) -> Option<$crate::exec::Exec> {
@@ -27,7 +33,7 @@ macro_rules! ops {
                         // SAFETY: the contract of `Exec` is passed on.
                         unsafe { $shape(w, i, e, $x, f) }
                     }
-                    $crate::exec::leveled!(fn pick = body);
+                    $crate::exec::$leveled!(fn pick = body);
                     Some(pick(level))
                 })*
                 _ => None,
@@ -90,30 +96,6 @@ pub(crate) unsafe fn map2(
         let b = src32(w, i, 1, ty, s.at(1));
         for (l, r) in r.iter_mut().enumerate() {
             *r = f((at(a, l), at(b, l)));
-        }
-    }
-    put32(w, i, &r);
-    Flow::Next
-}
-
-/// 32 bits from two sources and the old destination.
-#[inline(always)]
-pub(crate) unsafe fn accumulate2(
-    w: &mut Wave,
-    i: &Inst,
-    _: &mut Env,
-    ty: Ty,
-    f: impl Fn((u32, u32, u32)) -> u32,
-) -> Flow {
-    let mut s = Scratch::<2>::new();
-    let mut r = [0; LANES];
-    // SAFETY: sources are 64 lanes.
-    unsafe {
-        let a = src32(w, i, 0, ty, s.at(0));
-        let b = src32(w, i, 1, ty, s.at(1));
-        let c = operand::lanes(w, w.vreg(i.vdst));
-        for (l, r) in r.iter_mut().enumerate() {
-            *r = f((at(a, l), at(b, l), at(c, l)));
         }
     }
     put32(w, i, &r);
