@@ -1,7 +1,33 @@
-//! HIP kernels for Gated DeltaNet.
+//! HIP kernels for Gated DeltaNet inference on AMD Instinct MI300 (gfx942), behind a safe API.
+//!
+//! | concept | type | file |
+//! |---|---|---|
+//! | chunked prefill | [`prefill::Prefill`], [`prefill::DevicePrefill`] | `prefill.rs`, `hip/kernels/prefill_*.hip` |
+//! | gates | [`gate::Gate`] | `gate.rs`, `hip/kernels/gate.hip` |
+//! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
+//! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
+//! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
+//! | element types, head maps, state layouts | [`types`] | `types.rs` |
+//! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
+//! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
+//! | the f64 reference | [`oracle`] | `oracle/` |
+//! | standard test inputs | [`inputs`] | `inputs.rs` |
+//! | error figures | [`metrics`] | `metrics.rs` |
+//! | tensors in files | [`safetensors_io`] | `safetensors_io.rs` |
 
+#[doc(hidden)]
+pub mod abi;
+mod check;
 pub mod code_objects;
+pub mod error;
+pub mod gate;
 pub mod inputs;
 pub mod metrics;
 pub mod oracle;
+pub mod prefill;
+pub mod runtime;
+pub mod safetensors_io;
+pub mod tensor;
 pub mod types;
+
+pub use error::{ArgumentError, Error, Result};

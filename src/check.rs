@@ -1,0 +1,350 @@
+//! Checks that operations share. Each refuses with the name of the argument.
+
+use crate::abi::{dw_state_strides, dw_token_strides};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::runtime::{Context, Stream};
+use crate::tensor::{Owner, Tensor, TokenScalars, Tokens};
+use crate::types::Dtype;
+
+pub(crate) type Checked<T> = Result<T, ArgumentError>;
+
+/// Largest stride from token to token: the 64 rows of a chunk are addressed by 31-bit byte offsets.
+pub(crate) const MAX_TOKEN_STRIDE: usize = (1 << 24) - 16;
+
+/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Batch {
+    /// `tokens` rows, shared by all sequences.
+    Packed { tokens: usize },
+    /// `batch` sequences of `tokens` rows each.
+    Dense { batch: usize, tokens: usize },
+}
+
+impl Batch {
+    /// Rows in all.
+    pub fn rows(self) -> usize {
+        match self {
+            Batch::Packed { tokens } => tokens,
+            Batch::Dense { batch, tokens } => batch * tokens,
+        }
+    }
+}
+
+pub(crate) fn ensure(condition: bool, error: impl FnOnce() -> ArgumentError) -> Checked<()> {
+    if condition { Ok(()) } else { Err(error()) }
+}
+
+pub(crate) fn dtype(argument: &str, given: Dtype, allowed: &[Dtype]) -> Checked<()> {
+    ensure(allowed.contains(&given), || {
+        let names: Vec<_> = allowed.iter().map(|d| d.name()).collect();
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Dtype,
+            format!("dtype {given}"),
+            format!("it must be {}", names.join(" or ")),
+        )
+    })
+}
+
+fn pointer(
+    argument: &str,
+    address: *const std::ffi::c_void,
+    align: usize,
+    empty: bool,
+) -> Checked<()> {
+    ensure(empty || !address.is_null(), || {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Pointer,
+            "a null pointer",
+            "it must point to the tensor",
+        )
+    })?;
+    ensure(address.addr().is_multiple_of(align), || {
+        let was = format!("address {address:p}");
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Pointer,
+            was,
+            format!("it must be aligned to {align} bytes"),
+        )
+    })
+}
+
+/// Memory of a known context must be of the context that launches.
+pub(crate) fn device(argument: &str, owner: &Owner, context: &Context) -> Checked<()> {
+    ensure(owner.as_ref().is_none_or(|o| o.is_same(context)), || {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Device,
+            "memory of another context",
+            "it must be of the context that launches",
+        )
+    })
+}
+
+/// A stream must be of the context that launches.
+pub(crate) fn stream(stream: &Stream, context: &Context) -> Checked<()> {
+    ensure(stream.context().is_same(context), || {
+        ArgumentError::new(
+            "stream",
+            ArgumentKind::Device,
+            "a stream of another context",
+            "it must be of the context that launches",
+        )
+    })
+}
+
+/// No two elements of an output may lie at one address: along growing strides, each must clear what lies below it.
+fn no_overlap(argument: &str, shape: &[usize], strides: &[usize]) -> Checked<()> {
+    let mut dims: Vec<_> = shape
+        .iter()
+        .zip(strides)
+        .filter(|(n, _)| **n > 1)
+        .map(|(&n, &s)| (s, n))
+        .collect();
+    dims.sort_unstable();
+    let mut below = 1usize;
+    for (stride, n) in dims {
+        ensure(stride >= below, || {
+            let was = format!("strides {strides:?} for shape {shape:?}");
+            ArgumentError::new(
+                argument,
+                ArgumentKind::Stride,
+                was,
+                "no two elements of an output may overlap",
+            )
+        })?;
+        below = below.max((n - 1).saturating_mul(stride).saturating_add(below));
+    }
+    Ok(())
+}
+
+fn token_strides(argument: &str, t: &Tensor<'_, 4>, batch: Batch) -> Checked<dw_token_strides> {
+    let [batch_stride, token, head, _] = t.strides;
+    ensure(token <= MAX_TOKEN_STRIDE, || {
+        let allowed = format!("at most {MAX_TOKEN_STRIDE} elements from token to token");
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            format!("a token stride of {token}"),
+            allowed,
+        )
+    })?;
+    let fits = |x: usize| i64::try_from(x).ok().filter(|x| *x < 1 << 40);
+    let too_large = |what: &str, x: usize| {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            format!("a {what} stride of {x}"),
+            "it must be below 2^40 elements",
+        )
+    };
+    let head = fits(head).ok_or_else(|| too_large("head", head))?;
+    let batch_stride = fits(batch_stride).ok_or_else(|| too_large("batch", batch_stride))?;
+    let token = token as i64;
+    let sequence = match batch {
+        Batch::Packed { .. } => 0,
+        // Kernels count tokens through the whole batch: token b * tokens + t lies b * (stride - tokens * token) further.
+        Batch::Dense { tokens, .. } => batch_stride - tokens as i64 * token,
+    };
+    Ok(dw_token_strides {
+        sequence,
+        token,
+        head,
+    })
+}
+
+fn token_shape(
+    argument: &str,
+    t: &Tensor<'_, 4>,
+    dense: bool,
+    batch: Batch,
+    heads: usize,
+    dim: Option<usize>,
+) -> Checked<()> {
+    let (wanted_batch, wanted_tokens, wants_dense) = match batch {
+        Batch::Packed { tokens } => (1, tokens, false),
+        Batch::Dense { batch, tokens } => (batch, tokens, true),
+    };
+    let wanted = [wanted_batch, wanted_tokens, heads, dim.unwrap_or(1)];
+    ensure(dense == wants_dense && t.shape == wanted, || {
+        let show = |s: [usize; 4], dense: bool| {
+            let end = if dim.is_some() { 4 } else { 3 };
+            format!("{:?}", &s[usize::from(!dense)..end])
+        };
+        let was = format!("shape {}", show(t.shape, dense));
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            was,
+            format!("it must be {}", show(wanted, wants_dense)),
+        )
+    })
+}
+
+/// A tensor `[T, heads, dim]` or `[B, T, heads, dim]`: its address and strides.
+pub(crate) fn tokens(
+    argument: &str,
+    t: &Tokens<'_>,
+    batch: Batch,
+    heads: usize,
+    dim: usize,
+    allowed: &[Dtype],
+) -> Checked<dw_token_strides> {
+    dtype(argument, t.0.dtype, allowed)?;
+    token_shape(argument, &t.0, t.1, batch, heads, Some(dim))?;
+    pointer(argument, t.0.address, t.0.dtype.size(), batch.rows() == 0)?;
+    ensure(t.0.strides[3] == 1 || dim == 1, || {
+        let was = format!("an innermost stride of {}", t.0.strides[3]);
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            was,
+            "the innermost stride must be 1",
+        )
+    })?;
+    token_strides(argument, &t.0, batch)
+}
+
+/// As [`tokens`], for an output.
+pub(crate) fn output_tokens(
+    argument: &str,
+    t: &Tokens<'_>,
+    batch: Batch,
+    heads: usize,
+    dim: usize,
+    allowed: &[Dtype],
+) -> Checked<dw_token_strides> {
+    let strides = tokens(argument, t, batch, heads, dim, allowed)?;
+    no_overlap(argument, &t.0.shape, &t.0.strides)?;
+    Ok(strides)
+}
+
+/// Scalars `[T, heads]` or `[B, T, heads]`.
+pub(crate) fn scalars(
+    argument: &str,
+    t: &TokenScalars<'_>,
+    batch: Batch,
+    heads: usize,
+    allowed: &[Dtype],
+) -> Checked<dw_token_strides> {
+    dtype(argument, t.0.dtype, allowed)?;
+    token_shape(argument, &t.0, t.1, batch, heads, None)?;
+    pointer(argument, t.0.address, t.0.dtype.size(), batch.rows() == 0)?;
+    token_strides(argument, &t.0, batch)
+}
+
+/// As [`scalars`], for an output.
+pub(crate) fn output_scalars(
+    argument: &str,
+    t: &TokenScalars<'_>,
+    batch: Batch,
+    heads: usize,
+    allowed: &[Dtype],
+) -> Checked<dw_token_strides> {
+    let strides = scalars(argument, t, batch, heads, allowed)?;
+    no_overlap(argument, &t.0.shape, &t.0.strides)?;
+    Ok(strides)
+}
+
+/// One number per head.
+pub(crate) fn per_head(argument: &str, t: &Tensor<'_, 1>, heads: usize) -> Checked<i64> {
+    dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16, Dtype::F16])?;
+    ensure(t.shape == [heads], || {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            format!("shape {:?}", t.shape),
+            format!("it must be [{heads}]"),
+        )
+    })?;
+    pointer(argument, t.address, t.dtype.size(), false)?;
+    i64::try_from(t.strides[0]).map_err(|_| {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            t.strides[0],
+            "it must be below 2^63",
+        )
+    })
+}
+
+/// A state tensor of the given shape.
+pub(crate) fn state(
+    argument: &str,
+    t: &Tensor<'_, 4>,
+    shape: [usize; 4],
+    output: bool,
+) -> Checked<dw_state_strides> {
+    dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16])?;
+    ensure(t.shape == shape, || {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            format!("shape {:?}", t.shape),
+            format!("it must be {shape:?}"),
+        )
+    })?;
+    pointer(argument, t.address, t.dtype.size(), shape[0] == 0)?;
+    ensure(t.strides[3] == 1, || {
+        let was = format!("an innermost stride of {}", t.strides[3]);
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            was,
+            "the innermost stride must be 1",
+        )
+    })?;
+    let limit = |what: &str, x: usize| {
+        i64::try_from(x)
+            .ok()
+            .filter(|x| *x < 1 << 40)
+            .ok_or_else(|| {
+                ArgumentError::new(
+                    argument,
+                    ArgumentKind::Stride,
+                    format!("a {what} stride of {x}"),
+                    "it must be below 2^40 elements",
+                )
+            })
+    };
+    let strides = dw_state_strides {
+        sequence: limit("sequence", t.strides[0])?,
+        head: limit("head", t.strides[1])?,
+        row: limit("row", t.strides[2])?,
+    };
+    if output {
+        no_overlap(argument, &t.shape, &t.strides)?;
+    }
+    Ok(strides)
+}
+
+/// A raw region: at least `bytes`, at an address aligned to `align`.
+pub(crate) fn region(
+    argument: &str,
+    address: *const std::ffi::c_void,
+    given: usize,
+    bytes: usize,
+    align: usize,
+) -> Checked<()> {
+    ensure(given >= bytes, || {
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Size,
+            format!("{given} bytes"),
+            format!("at least {bytes} bytes are needed"),
+        )
+    })?;
+    pointer(argument, address, align, bytes == 0)
+}
+
+/// The kernels' number of an element type.
+pub(crate) fn type_code(dtype: Dtype) -> i32 {
+    let code = match dtype {
+        Dtype::F32 => crate::abi::DW_F32,
+        Dtype::Bf16 => crate::abi::DW_BF16,
+        Dtype::F16 => crate::abi::DW_F16,
+    };
+    code as i32
+}

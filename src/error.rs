@@ -1,0 +1,108 @@
+//! Everything that can go wrong, as values.
+
+use std::fmt;
+
+use hip_sys::{HipError, LoadError};
+use thiserror::Error;
+
+/// What is wrong with an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ArgumentKind {
+    /// A shape, or a dimension of it.
+    Shape,
+    /// A stride.
+    Stride,
+    /// An element type.
+    Dtype,
+    /// A sequence length or an entry of `cu_seqlens`.
+    Lengths,
+    /// A pointer that is null or not aligned.
+    Pointer,
+    /// A buffer or workspace that is too small.
+    Size,
+    /// A tensor that is missing, or given although nothing reads it.
+    Presence,
+    /// A number outside its range.
+    Value,
+    /// Memory or a stream of another device.
+    Device,
+}
+
+/// An argument that was refused. Nothing was launched, written or lost.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{argument}: {was}; {allowed}")]
+pub struct ArgumentError {
+    /// The argument, as the API names it.
+    pub argument: String,
+    /// What is wrong with it.
+    pub kind: ArgumentKind,
+    /// What it was.
+    pub was: String,
+    /// What is allowed.
+    pub allowed: String,
+}
+
+impl ArgumentError {
+    pub(crate) fn new(
+        argument: impl Into<String>,
+        kind: ArgumentKind,
+        was: impl fmt::Display,
+        allowed: impl fmt::Display,
+    ) -> Self {
+        ArgumentError {
+            argument: argument.into(),
+            kind,
+            was: was.to_string(),
+            allowed: allowed.to_string(),
+        }
+    }
+}
+
+/// An error of this crate.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument was refused.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// A call of the runtime failed.
+    #[error(transparent)]
+    Hip(#[from] HipError),
+    /// No runtime was found.
+    #[error("no HIP runtime could be loaded")]
+    Load(#[from] LoadError),
+    /// The runtime has no such device.
+    #[error("device {device} does not exist: the runtime {library} has {count}")]
+    NoSuchDevice {
+        /// The device that was asked for.
+        device: usize,
+        /// How many there are.
+        count: usize,
+        /// The runtime.
+        library: String,
+    },
+    /// There are no kernels for the device's architecture.
+    #[error("there are no kernels for {arch} ({device}): {reason}")]
+    MissingKernels {
+        /// The architecture.
+        arch: String,
+        /// The device.
+        device: String,
+        /// Why, and how to get them.
+        reason: String,
+    },
+    /// A code object lacks a kernel that this crate expects in it.
+    #[error("code object {object} lacks the kernel {kernel}")]
+    MissingKernel {
+        /// The code object.
+        object: &'static str,
+        /// The kernel.
+        kernel: String,
+        /// What the runtime said.
+        source: HipError,
+    },
+}
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

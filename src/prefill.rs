@@ -1,0 +1,952 @@
+//! Chunked Gated DeltaNet prefill.
+//!
+//! Per value head, with a state `S` of shape `[K, V]`, token after token:
+//!
+//! ```text
+//! S   <- exp(g_t) S
+//! d_t  = beta_t (v_t - S^T k_t)
+//! S   <- S + k_t d_t^T
+//! o_t  = scale S^T q_t
+//! ```
+//!
+//! computed in chunks of 64 tokens by two kernels, `prefill_prepare` and `prefill_scan`. A [`Prefill`] is made once for
+//! a batch shape whose lengths the host knows; a [`DevicePrefill`] for one whose lengths are on the device alone.
+//! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
+
+use crate::abi::{self, dw_prefill_lengths_args, dw_prefill_prepare_args, dw_prefill_scan_args};
+use crate::check::{self, Batch, Checked};
+use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::runtime::{Context, Stream};
+use crate::tensor::{Buffer, Owner, Tensor, TensorMut, TokenScalars, Tokens, TokensMut};
+use crate::types::{Dtype, HeadMap, StateLayout};
+
+/// Tokens of a chunk.
+pub const CHUNK: usize = abi::DW_CHUNK as usize;
+/// Largest head dimension.
+pub const MAX_HEAD_DIM: usize = 256;
+/// Alignment of the workspace.
+pub const WORKSPACE_ALIGN: usize = 256;
+
+const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
+const PREPARE_THREADS: u32 = 64;
+const SCAN_THREADS: u32 = 256;
+const SCAN_WAVES: usize = 4;
+
+/// What a prefill computes, whatever the batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefillSpec {
+    /// Element type of q, k, v and o: [`Dtype::Bf16`] or [`Dtype::F16`].
+    pub dtype: Dtype,
+    /// `HK`, at least 1.
+    pub key_heads: usize,
+    /// `HV`, a multiple of `HK`.
+    pub value_heads: usize,
+    /// `K`, a multiple of 16 up to 256.
+    pub key_dim: usize,
+    /// `V`, a multiple of 16 up to 256.
+    pub value_dim: usize,
+    /// Which key head a value head reads.
+    pub head_map: HeadMap,
+    /// Whether rows of q and k are l2-normalised inside: `x / sqrt(sum(x^2) + 1e-6)`, in f32 and never rounded.
+    pub qk_l2norm: bool,
+    /// Factor of the output; absent is `K^-0.5`.
+    pub scale: Option<f32>,
+}
+
+impl PrefillSpec {
+    /// bf16, grouped heads, no norm inside, the default scale.
+    pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
+        PrefillSpec {
+            dtype: Dtype::Bf16,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            head_map: HeadMap::Grouped,
+            qk_l2norm: false,
+            scale: None,
+        }
+    }
+
+    fn validate(&self) -> Checked<()> {
+        let dim = |name: &str, n: usize| {
+            check::ensure(n > 0 && n.is_multiple_of(16) && n <= MAX_HEAD_DIM, || {
+                ArgumentError::new(
+                    name,
+                    ArgumentKind::Shape,
+                    n,
+                    format!("it must be a multiple of 16 from 16 to {MAX_HEAD_DIM}"),
+                )
+            })
+        };
+        check::dtype("dtype", self.dtype, &[Dtype::Bf16, Dtype::F16])?;
+        dim("key_dim", self.key_dim)?;
+        dim("value_dim", self.value_dim)?;
+        check::ensure(self.key_heads > 0, || {
+            ArgumentError::new(
+                "key_heads",
+                ArgumentKind::Shape,
+                self.key_heads,
+                "it must be at least 1",
+            )
+        })?;
+        check::ensure(
+            self.value_heads > 0
+                && self.value_heads.is_multiple_of(self.key_heads)
+                && self.value_heads < 1 << 20,
+            || {
+                let allowed = format!(
+                    "it must be a multiple of the {} key heads, at least 1 and below 2^20",
+                    self.key_heads
+                );
+                ArgumentError::new(
+                    "value_heads",
+                    ArgumentKind::Shape,
+                    self.value_heads,
+                    allowed,
+                )
+            },
+        )?;
+        check::ensure(self.scale.is_none_or(f32::is_finite), || {
+            ArgumentError::new(
+                "scale",
+                ArgumentKind::Value,
+                self.scale.unwrap_or_default(),
+                "it must be finite",
+            )
+        })
+    }
+
+    fn scale(&self) -> f32 {
+        self.scale
+            .unwrap_or_else(|| (self.key_dim as f32).powf(-0.5))
+    }
+
+    /// The smallest key bucket that holds the key dimension, and the columns that a wave of its scan owns.
+    fn bucket(&self) -> (usize, usize) {
+        match self.key_dim {
+            ..=64 => (64, 32),
+            65..=96 => (96, 32),
+            97..=128 => (128, 32),
+            129..=192 => (192, 16),
+            _ => (256, 16),
+        }
+    }
+
+    fn dtype_name(&self) -> &'static str {
+        if self.dtype == Dtype::Bf16 {
+            "bf16"
+        } else {
+            "f16"
+        }
+    }
+
+    fn kernels(&self) -> (&'static str, &'static str) {
+        let find = |prefix: &str, suffix: &str| {
+            let wanted = format!("{prefix}{}{suffix}", self.dtype_name());
+            let all = crate::runtime::KERNELS
+                .iter()
+                .flat_map(|(_, kernels)| kernels.iter());
+            all.copied()
+                .find(|k| *k == wanted)
+                .expect("every bucket has its kernels")
+        };
+        (
+            find("dw_prefill_prepare_", ""),
+            find("dw_prefill_scan_", &format!("_k{}", self.bucket().0)),
+        )
+    }
+}
+
+/// The gates of a prefill.
+#[derive(Clone, Debug)]
+pub enum Gating<'a> {
+    /// g and beta themselves.
+    Given {
+        /// `[T, HV]`, f32, natural logarithms, at most 0; absent: no decay.
+        g: Option<TokenScalars<'a>>,
+        /// `[T, HV]`, f32; absent: 1.
+        beta: Option<TokenScalars<'a>>,
+    },
+    /// What the projections give; g and beta are computed inside.
+    Raw {
+        /// `[T, HV]`, f32, bf16 or fp16.
+        a: TokenScalars<'a>,
+        /// `[T, HV]`, f32, bf16 or fp16.
+        b: TokenScalars<'a>,
+        /// `[HV]`, f32, bf16 or fp16.
+        a_log: Tensor<'a, 1>,
+        /// `[HV]`; absent: 0.
+        dt_bias: Option<Tensor<'a, 1>>,
+        /// Whether beta is `2 sigmoid(b)`.
+        allow_neg_eigval: bool,
+    },
+}
+
+/// States of all sequences and value heads.
+#[derive(Clone, Debug)]
+pub struct State<'a> {
+    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
+    pub tensor: Tensor<'a, 4>,
+    /// Which of the two.
+    pub layout: StateLayout,
+}
+
+/// [`State`], to be written to.
+#[derive(Debug)]
+pub struct StateMut<'a> {
+    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
+    pub tensor: TensorMut<'a, 4>,
+    /// Which of the two.
+    pub layout: StateLayout,
+}
+
+/// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
+#[derive(Debug)]
+pub struct PrefillTensors<'a> {
+    /// `[T, HK, K]`.
+    pub q: Tokens<'a>,
+    /// `[T, HK, K]`.
+    pub k: Tokens<'a>,
+    /// `[T, HV, V]`.
+    pub v: Tokens<'a>,
+    /// Gates.
+    pub gating: Gating<'a>,
+    /// The states that sequences start from; absent: zeros.
+    pub initial_state: Option<State<'a>>,
+    /// One byte per sequence, 0: it starts from zeros whatever `initial_state` holds; absent: all have a state.
+    pub has_initial_state: Option<Flags<'a>>,
+    /// `[T, HV, V]`. Rows past the last sequence become zeros.
+    pub o: TokensMut<'a>,
+    /// The states after the last token; absent: not wanted. For an empty sequence the initial one.
+    pub final_state: Option<StateMut<'a>>,
+}
+
+/// One byte per sequence on the device.
+#[derive(Clone, Debug)]
+pub struct Flags<'a> {
+    address: *const u8,
+    len: usize,
+    owner: Owner,
+    borrow: PhantomData<&'a ()>,
+}
+
+impl<'a> From<&'a Buffer<u8>> for Flags<'a> {
+    fn from(buffer: &'a Buffer<u8>) -> Self {
+        Flags {
+            address: buffer.address().cast_const().cast(),
+            len: buffer.len(),
+            owner: buffer.owner(),
+            borrow: PhantomData,
+        }
+    }
+}
+
+impl Flags<'_> {
+    /// The caller's own memory.
+    ///
+    /// # Safety
+    /// `len` bytes at `address` are memory of the context's device while work that reads them is under way.
+    pub unsafe fn from_raw(address: *const u8, len: usize) -> Self {
+        Flags {
+            address,
+            len,
+            owner: None,
+            borrow: PhantomData,
+        }
+    }
+}
+
+/// `cu_seqlens` on the device.
+#[derive(Clone, Copy, Debug)]
+pub enum DeviceLengths<'a> {
+    /// 32-bit entries.
+    I32(&'a Buffer<i32>),
+    /// 64-bit entries.
+    I64(&'a Buffer<i64>),
+    /// The caller's own memory, made by [`DeviceLengths::from_raw`].
+    Raw(RawLengths),
+}
+
+/// `cu_seqlens` in the caller's own memory.
+#[derive(Clone, Copy, Debug)]
+pub struct RawLengths {
+    address: *const c_void,
+    entries: usize,
+    wide: bool,
+}
+
+impl DeviceLengths<'_> {
+    /// `entries` entries at `address`, of 64 bits if `wide`, else of 32.
+    ///
+    /// # Safety
+    /// They lie in memory of the context's device while work that reads them is under way.
+    pub unsafe fn from_raw(address: *const c_void, entries: usize, wide: bool) -> Self {
+        DeviceLengths::Raw(RawLengths {
+            address,
+            entries,
+            wide,
+        })
+    }
+
+    fn parts(&self) -> (RawLengths, Owner) {
+        match self {
+            DeviceLengths::I32(b) => (
+                RawLengths {
+                    address: b.address(),
+                    entries: b.len(),
+                    wide: false,
+                },
+                b.owner(),
+            ),
+            DeviceLengths::I64(b) => (
+                RawLengths {
+                    address: b.address(),
+                    entries: b.len(),
+                    wide: true,
+                },
+                b.owner(),
+            ),
+            DeviceLengths::Raw(raw) => (*raw, None),
+        }
+    }
+}
+
+/// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
+/// after; launches on one stream may share it.
+#[derive(Debug)]
+pub struct Workspace<'a> {
+    address: *mut c_void,
+    bytes: usize,
+    owner: Owner,
+    borrow: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Workspace<'a> {
+    /// A whole buffer.
+    pub fn new(buffer: &'a mut Buffer<u8>) -> Self {
+        Workspace {
+            address: buffer.address(),
+            bytes: buffer.len(),
+            owner: buffer.owner(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// The caller's own memory.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that was
+    /// given them is under way.
+    pub unsafe fn from_raw(address: *mut c_void, bytes: usize) -> Self {
+        Workspace {
+            address,
+            bytes,
+            owner: None,
+            borrow: PhantomData,
+        }
+    }
+}
+
+/// A batch, as far as it decides launches: a pure value, no device.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    spec: PrefillSpec,
+    batch: Batch,
+    sequences: usize,
+}
+
+/// Arguments and grids of one launch.
+struct Lowered {
+    prepare: dw_prefill_prepare_args,
+    prepare_groups: u32,
+    scan: dw_prefill_scan_args,
+    scan_groups: u32,
+}
+
+impl Shape {
+    fn new(spec: PrefillSpec, batch: Batch, sequences: usize) -> Checked<Shape> {
+        spec.validate()?;
+        let rows = match batch {
+            Batch::Packed { tokens } => Some(tokens),
+            Batch::Dense { batch, tokens } => batch.checked_mul(tokens),
+        };
+        check::ensure(
+            rows.is_some_and(|rows| rows <= i32::MAX as usize - CHUNK),
+            || {
+                let was = rows.map_or("more than 2^64".to_owned(), |r| r.to_string());
+                ArgumentError::new(
+                    "tokens",
+                    ArgumentKind::Shape,
+                    was,
+                    format!("at most {} tokens", i32::MAX as usize - CHUNK),
+                )
+            },
+        )?;
+        check::ensure(sequences < 1 << 24, || {
+            ArgumentError::new(
+                "cu_seqlens",
+                ArgumentKind::Lengths,
+                format!("{sequences} sequences"),
+                "fewer than 2^24 sequences",
+            )
+        })?;
+        let shape = Shape {
+            spec,
+            batch,
+            sequences,
+        };
+        let (prepare, scan) = shape.grids();
+        check::ensure(prepare < 1 << 26 && scan < 1 << 24, || {
+            let was = format!(
+                "{} tokens, {sequences} sequences, {} value heads",
+                batch.rows(),
+                spec.value_heads
+            );
+            ArgumentError::new(
+                "tokens",
+                ArgumentKind::Shape,
+                was,
+                "a launch of fewer than 2^32 threads",
+            )
+        })?;
+        Ok(shape)
+    }
+
+    /// Chunks of the batch, at most: the sequences' own, rounded up where they lie unfavourably.
+    fn slots(&self) -> usize {
+        self.batch.rows() / CHUNK + self.sequences
+    }
+
+    fn slabs(&self) -> usize {
+        self.spec
+            .value_dim
+            .div_ceil(SCAN_WAVES * self.spec.bucket().1)
+    }
+
+    /// Workgroups of prepare (one more slot for rows past the last sequence) and of scan.
+    fn grids(&self) -> (u64, u64) {
+        let prepare = (self.slots() as u64 + 1) * self.spec.key_heads as u64;
+        let scan = self.sequences as u64 * self.spec.value_heads as u64 * self.slabs() as u64;
+        (prepare, scan)
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.slots() * self.spec.value_heads * RECORD_BYTES
+    }
+
+    /// Checks the tensors and makes the kernels' arguments. Touches no device.
+    fn lower(
+        &self,
+        x: &PrefillTensors<'_>,
+        cu_seqlens: *const i32,
+        records: *mut c_void,
+    ) -> Checked<Lowered> {
+        let PrefillSpec {
+            dtype,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec;
+        let q_strides = check::tokens("q", &x.q, self.batch, key_heads, key_dim, &[dtype])?;
+        let k_strides = check::tokens("k", &x.k, self.batch, key_heads, key_dim, &[dtype])?;
+        let v_strides = check::tokens("v", &x.v, self.batch, value_heads, value_dim, &[dtype])?;
+        let o_strides =
+            check::output_tokens("o", &x.o.0, self.batch, value_heads, value_dim, &[dtype])?;
+
+        let mut flags = 0;
+        if self.spec.qk_l2norm {
+            flags |= abi::DW_QK_L2NORM;
+        }
+        if self.spec.head_map == HeadMap::Tiled {
+            flags |= abi::DW_TILED_HEADS;
+        }
+        let mut prepare = dw_prefill_prepare_args {
+            q: x.q.0.address,
+            k: x.k.0.address,
+            o: x.o.0.0.address,
+            cu_seqlens,
+            records,
+            q_strides,
+            k_strides,
+            o_strides,
+            sequences: self.sequences as i32,
+            tokens: self.batch.rows() as i32,
+            key_heads: key_heads as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            ..Default::default()
+        };
+        flags |= self.lower_gating(&x.gating, &mut prepare)?;
+
+        let mut scan = dw_prefill_scan_args {
+            q: prepare.q,
+            k: prepare.k,
+            v: x.v.0.address,
+            o: prepare.o,
+            initial_state: ptr::null(),
+            has_initial_state: ptr::null(),
+            final_state: ptr::null_mut(),
+            cu_seqlens,
+            records,
+            q_strides,
+            k_strides,
+            v_strides,
+            o_strides,
+            sequences: self.sequences as i32,
+            key_heads: key_heads as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            scale: self.spec.scale(),
+            slabs: self.slabs() as i32,
+            ..Default::default()
+        };
+        if let Some(state) = &x.initial_state {
+            scan.initial_strides = check::state(
+                "initial_state",
+                &state.tensor,
+                self.state_shape(state.layout),
+                false,
+            )?;
+            scan.initial_state = state.tensor.address;
+            scan.initial_type = check::type_code(state.tensor.dtype);
+            if state.layout == StateLayout::ValueMajor {
+                flags |= abi::DW_INITIAL_VALUE_MAJOR;
+            }
+        }
+        if let Some(has) = &x.has_initial_state {
+            check::ensure(x.initial_state.is_some(), || {
+                let allowed = "it is for batches with an initial_state";
+                ArgumentError::new(
+                    "has_initial_state",
+                    ArgumentKind::Presence,
+                    "given without an initial_state",
+                    allowed,
+                )
+            })?;
+            check::ensure(has.len == self.sequences, || {
+                let allowed = format!("one byte for each of the {} sequences", self.sequences);
+                ArgumentError::new(
+                    "has_initial_state",
+                    ArgumentKind::Shape,
+                    format!("{} bytes", has.len),
+                    allowed,
+                )
+            })?;
+            check::region(
+                "has_initial_state",
+                has.address.cast(),
+                has.len,
+                self.sequences,
+                1,
+            )?;
+            scan.has_initial_state = has.address;
+        }
+        if let Some(state) = &x.final_state {
+            scan.final_strides = check::state(
+                "final_state",
+                &state.tensor.0,
+                self.state_shape(state.layout),
+                true,
+            )?;
+            scan.final_state = state.tensor.0.address;
+            scan.final_type = check::type_code(state.tensor.0.dtype);
+            if state.layout == StateLayout::ValueMajor {
+                flags |= abi::DW_FINAL_VALUE_MAJOR;
+            }
+        }
+        prepare.flags = flags;
+        scan.flags = flags;
+        let (prepare_groups, scan_groups) = self.grids();
+        Ok(Lowered {
+            prepare,
+            prepare_groups: prepare_groups as u32,
+            scan,
+            scan_groups: scan_groups as u32,
+        })
+    }
+
+    fn lower_gating(&self, gating: &Gating<'_>, out: &mut dw_prefill_prepare_args) -> Checked<u32> {
+        let heads = self.spec.value_heads;
+        match gating {
+            Gating::Given { g, beta } => {
+                if let Some(g) = g {
+                    out.g_strides = check::scalars("g", g, self.batch, heads, &[Dtype::F32])?;
+                    out.g = g.0.address;
+                }
+                if let Some(beta) = beta {
+                    out.beta_strides =
+                        check::scalars("beta", beta, self.batch, heads, &[Dtype::F32])?;
+                    out.beta = beta.0.address;
+                }
+                Ok(0)
+            }
+            Gating::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                allow_neg_eigval,
+            } => {
+                let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+                out.g_strides = check::scalars("a", a, self.batch, heads, &any)?;
+                out.beta_strides = check::scalars("b", b, self.batch, heads, &any)?;
+                out.a_log_stride = check::per_head("a_log", a_log, heads)?;
+                out.g = a.0.address;
+                out.beta = b.0.address;
+                out.a_log = a_log.address;
+                out.g_type = check::type_code(a.0.dtype);
+                out.beta_type = check::type_code(b.0.dtype);
+                out.a_log_type = check::type_code(a_log.dtype);
+                if let Some(dt_bias) = dt_bias {
+                    out.dt_bias_stride = check::per_head("dt_bias", dt_bias, heads)?;
+                    out.dt_bias = dt_bias.address;
+                    out.dt_bias_type = check::type_code(dt_bias.dtype);
+                }
+                let negative = if *allow_neg_eigval {
+                    abi::DW_NEGATIVE_EIGENVALUES
+                } else {
+                    0
+                };
+                Ok(abi::DW_RAW_GATES | negative)
+            }
+        }
+    }
+
+    fn state_shape(&self, layout: StateLayout) -> [usize; 4] {
+        let PrefillSpec {
+            value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec;
+        match layout {
+            StateLayout::KeyMajor => [self.sequences, value_heads, key_dim, value_dim],
+            StateLayout::ValueMajor => [self.sequences, value_heads, value_dim, key_dim],
+        }
+    }
+
+    /// Every tensor whose context is known must be of `context`.
+    fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
+        check::device("q", &x.q.0.owner, context)?;
+        check::device("k", &x.k.0.owner, context)?;
+        check::device("v", &x.v.0.owner, context)?;
+        check::device("o", &x.o.0.0.owner, context)?;
+        match &x.gating {
+            Gating::Given { g, beta } => {
+                for (name, t) in [("g", g), ("beta", beta)] {
+                    t.as_ref()
+                        .map_or(Ok(()), |t| check::device(name, &t.0.owner, context))?;
+                }
+            }
+            Gating::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                ..
+            } => {
+                check::device("a", &a.0.owner, context)?;
+                check::device("b", &b.0.owner, context)?;
+                check::device("a_log", &a_log.owner, context)?;
+                dt_bias
+                    .as_ref()
+                    .map_or(Ok(()), |t| check::device("dt_bias", &t.owner, context))?;
+            }
+        }
+        x.initial_state.as_ref().map_or(Ok(()), |s| {
+            check::device("initial_state", &s.tensor.owner, context)
+        })?;
+        x.has_initial_state.as_ref().map_or(Ok(()), |b| {
+            check::device("has_initial_state", &b.owner, context)
+        })?;
+        x.final_state.as_ref().map_or(Ok(()), |s| {
+            check::device("final_state", &s.tensor.0.owner, context)
+        })
+    }
+
+    /// Enqueues prepare and scan.
+    ///
+    /// # Safety
+    /// `lowered` was made for memory that is alive.
+    unsafe fn enqueue(
+        &self,
+        context: &Context,
+        stream: &Stream,
+        kernels: (&str, &str),
+        lowered: &Lowered,
+    ) -> Result<()> {
+        // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
+        unsafe {
+            context.launch(
+                stream,
+                kernels.0,
+                lowered.prepare_groups,
+                PREPARE_THREADS,
+                &lowered.prepare,
+            )?;
+            if lowered.scan_groups > 0 {
+                context.launch(
+                    stream,
+                    kernels.1,
+                    lowered.scan_groups,
+                    SCAN_THREADS,
+                    &lowered.scan,
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_workspace(workspace: &Workspace<'_>, bytes: usize, context: &Context) -> Checked<()> {
+    check::device("workspace", &workspace.owner, context)?;
+    check::region(
+        "workspace",
+        workspace.address,
+        workspace.bytes,
+        bytes,
+        WORKSPACE_ALIGN,
+    )
+}
+
+/// Checks `cu_seqlens`: at least one entry, first 0, non-decreasing, last at most `tokens`.
+fn check_cu_seqlens<L: Copy + Into<i64>>(cu_seqlens: &[L], tokens: usize) -> Checked<Vec<i32>> {
+    let refuse = |was: String, allowed: &str| {
+        ArgumentError::new("cu_seqlens", ArgumentKind::Lengths, was, allowed)
+    };
+    let Some(&first) = cu_seqlens.first() else {
+        return Err(refuse(
+            "it is empty".to_owned(),
+            "it must have one entry more than there are sequences",
+        ));
+    };
+    let first: i64 = first.into();
+    check::ensure(first == 0, || {
+        refuse(format!("entry 0 is {first}"), "the first entry must be 0")
+    })?;
+    let mut before = 0;
+    let mut out = Vec::with_capacity(cu_seqlens.len());
+    for (i, &entry) in cu_seqlens.iter().enumerate() {
+        let entry: i64 = entry.into();
+        check::ensure(entry >= before, || {
+            refuse(
+                format!("entry {i} is {entry}, after {before}"),
+                "entries must not decrease",
+            )
+        })?;
+        check::ensure(usize::try_from(entry).is_ok_and(|e| e <= tokens), || {
+            refuse(
+                format!("entry {i} is {entry}"),
+                &format!("entries must be at most the {tokens} tokens of the batch"),
+            )
+        })?;
+        out.push(i32::try_from(entry).map_err(|_| {
+            refuse(
+                format!("entry {i} is {entry}"),
+                "entries must be below 2^31",
+            )
+        })?);
+        before = entry;
+    }
+    Ok(out)
+}
+
+/// A prefill of batches whose lengths the host knows: validated and uploaded once, launched any number of times.
+#[derive(Debug)]
+pub struct Prefill {
+    context: Context,
+    shape: Shape,
+    kernels: (&'static str, &'static str),
+    cu_seqlens: Buffer<i32>,
+}
+
+impl Prefill {
+    /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`. Rows past the last
+    /// sequence belong to none.
+    ///
+    /// # Errors
+    /// A spec or lengths that are not allowed; no memory for the lengths.
+    pub fn packed<L: Copy + Into<i64>>(
+        context: &Context,
+        spec: PrefillSpec,
+        cu_seqlens: &[L],
+        tokens: usize,
+    ) -> Result<Self> {
+        let sequences = cu_seqlens.len().saturating_sub(1);
+        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences)?;
+        let checked = check_cu_seqlens(cu_seqlens, tokens)?;
+        Self::with_shape(context, shape, &checked)
+    }
+
+    /// A dense batch: `batch` sequences of `tokens` rows each, tensors `[B, T, ...]`.
+    ///
+    /// # Errors
+    /// A spec that is not allowed; no memory for the lengths.
+    pub fn dense(
+        context: &Context,
+        spec: PrefillSpec,
+        batch: usize,
+        tokens: usize,
+    ) -> Result<Self> {
+        let shape = Shape::new(spec, Batch::Dense { batch, tokens }, batch)?;
+        let cu_seqlens: Vec<i32> = (0..=batch).map(|n| (n * tokens) as i32).collect();
+        Self::with_shape(context, shape, &cu_seqlens)
+    }
+
+    fn with_shape(context: &Context, shape: Shape, cu_seqlens: &[i32]) -> Result<Self> {
+        let cu_seqlens = context.upload(cu_seqlens)?;
+        Ok(Prefill {
+            context: context.clone(),
+            shape,
+            kernels: shape.spec.kernels(),
+            cu_seqlens,
+        })
+    }
+
+    /// Bytes of workspace that a launch needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.shape.record_bytes()
+    }
+
+    /// Names of the kernels that a launch runs, in order.
+    pub fn kernels(&self) -> [&'static str; 2] {
+        [self.kernels.0, self.kernels.1]
+    }
+
+    /// Enqueues the prefill: two kernels, nothing else.
+    ///
+    /// # Errors
+    /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
+    /// nothing was enqueued. A launch that the runtime refuses.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        check::stream(stream, &self.context)?;
+        Shape::check_devices(tensors, &self.context)?;
+        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        let lowered = self.shape.lower(
+            tensors,
+            self.cu_seqlens.address().cast_const().cast(),
+            workspace.address,
+        )?;
+        self.context.make_current()?;
+        // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
+        unsafe {
+            self.shape
+                .enqueue(&self.context, stream, self.kernels, &lowered)
+        }
+    }
+}
+
+/// A prefill of packed batches whose lengths are on the device alone. One kernel more checks them there: entries that
+/// decrease or exceed the tokens are replaced by the nearest allowed ones, never followed out of bounds, and the
+/// status says so.
+#[derive(Debug)]
+pub struct DevicePrefill {
+    context: Context,
+    shape: Shape,
+    kernels: (&'static str, &'static str),
+}
+
+/// Bytes of the workspace before the checked lengths: the status word.
+const STATUS_BYTES: usize = WORKSPACE_ALIGN;
+
+impl DevicePrefill {
+    /// Batches of exactly `sequences` sequences (some may be empty) in `tokens` rows.
+    ///
+    /// # Errors
+    /// A spec or sizes that are not allowed.
+    pub fn new(
+        context: &Context,
+        spec: PrefillSpec,
+        tokens: usize,
+        sequences: usize,
+    ) -> Result<Self> {
+        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences)?;
+        Ok(DevicePrefill {
+            context: context.clone(),
+            shape,
+            kernels: spec.kernels(),
+        })
+    }
+
+    fn lengths_bytes(&self) -> usize {
+        ((self.shape.sequences + 1) * 4).next_multiple_of(WORKSPACE_ALIGN)
+    }
+
+    /// Bytes of workspace that a launch needs.
+    pub fn workspace_bytes(&self) -> usize {
+        STATUS_BYTES + self.lengths_bytes() + self.shape.record_bytes()
+    }
+
+    /// Enqueues the prefill: three kernels. The first 4 bytes of the workspace are the status afterwards: 0, or 1 + the
+    /// index of the first entry of `cu_seqlens` that had to be replaced.
+    ///
+    /// # Errors
+    /// As [`Prefill::launch`].
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        cu_seqlens: DeviceLengths<'_>,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        check::stream(stream, &self.context)?;
+        Shape::check_devices(tensors, &self.context)?;
+        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        let (lengths, owner) = cu_seqlens.parts();
+        check::device("cu_seqlens", &owner, &self.context)?;
+        let entries = self.shape.sequences + 1;
+        check::ensure(lengths.entries == entries, || {
+            let allowed = format!("one entry more than the {} sequences", self.shape.sequences);
+            ArgumentError::new(
+                "cu_seqlens",
+                ArgumentKind::Lengths,
+                format!("{} entries", lengths.entries),
+                allowed,
+            )
+        })?;
+        let size = if lengths.wide { 8 } else { 4 };
+        check::region(
+            "cu_seqlens",
+            lengths.address,
+            entries * size,
+            entries * size,
+            size,
+        )?;
+        let checked = workspace.address.wrapping_byte_add(STATUS_BYTES);
+        let records = checked.wrapping_byte_add(self.lengths_bytes());
+        let lowered = self
+            .shape
+            .lower(tensors, checked.cast_const().cast(), records)?;
+        let arguments = dw_prefill_lengths_args {
+            cu_seqlens: lengths.address,
+            checked: checked.cast(),
+            status: workspace.address.cast(),
+            sequences: self.shape.sequences as i32,
+            tokens: self.shape.batch.rows() as i32,
+            wide: i32::from(lengths.wide),
+            pad0: 0,
+        };
+        self.context.make_current()?;
+        // SAFETY: as in `Prefill::launch`; the workspace holds status, lengths and records.
+        unsafe {
+            self.context
+                .launch(stream, "dw_prefill_lengths", 1, 64, &arguments)?;
+            self.shape
+                .enqueue(&self.context, stream, self.kernels, &lowered)
+        }
+    }
+}
