@@ -106,15 +106,15 @@ fn sreg(code: u32, width: u8) -> Option<Operand> {
     let ok = match code {
         0..=101 => {
             let start = code & !(align - 1);
-            return (start + u32::from(width) <= 102).then_some(start as Operand);
+            return (start + u32::from(width) <= if width < 4 { 102 } else { 106 })
+                .then_some(start as Operand);
         }
-        102..=107 | 126..=127 => width == 1 || width == 2 && code % 2 == 0,
+        102..=107 | 126..=127 => width == 1 || width == 2 && code.is_multiple_of(2),
         108..=123 => {
             let start = code - (code - 108) % align;
             return (start + u32::from(width) <= 124).then_some(start as Operand);
         }
         124 => width == 1,
-        125 => width <= 2,
         _ => false,
     };
     (ok && end <= 128).then_some(code as Operand)
@@ -218,11 +218,11 @@ fn sopk(w0: u32, w1: Option<u32>) -> Option<Inst> {
     let entry = find(Format::Sopk, bits(w0, 23, 5))?;
     let mut inst = blank(entry.op, Format::Sopk, 4);
     inst.imm = signed(w0, 16);
-    inst.sdst = sreg(bits(w0, 16, 7), entry.width(0))?;
-    inst.src[0] = inst.sdst;
     if entry.op == Op::S_SETREG_IMM32_B32 {
-        inst.sdst = NONE;
         inst.src[0] = LITERAL;
+    } else {
+        inst.sdst = sreg(bits(w0, 16, 7), entry.width(0))?;
+        inst.src[0] = inst.sdst;
     }
     take_literal(&mut inst, w1)?;
     Some(inst)
@@ -260,7 +260,7 @@ fn smem(w0: u32, w1: u32) -> Option<Inst> {
         _ => {}
     }
     if entry.width(1) == 0 {
-        return Some(inst);
+        return (!has_imm).then_some(inst);
     }
     inst.src[0] = sreg(bits(w0, 0, 6) << 1, entry.width(1))?;
     if has_imm {
@@ -324,7 +324,7 @@ fn sdwa(inst: &mut Inst, entry: &Entry, vsrc1: u32, ctrl: u32) -> Option<()> {
         bits(ctrl, 19, 3),
         entry.sdwa & table::X_FLOAT0 != 0,
     )?;
-    if bits(ctrl, 16, 3) == 7 {
+    if bits(ctrl, 16, 3) == 7 || inst.format == Format::Vop1 && ctrl & 0xbf00_0000 != 0 {
         return None;
     }
     if inst.format == Format::Vopc {
@@ -341,7 +341,8 @@ fn sdwa(inst: &mut Inst, entry: &Entry, vsrc1: u32, ctrl: u32) -> Option<()> {
         if inst.omod != 0 && entry.sdwa & table::X_MORE == 0 {
             return None;
         }
-        if entry.sdwa & table::X_SPECIAL == 0 && bits(ctrl, 8, 3) == 7 {
+        let whole = entry.sdwa & table::X_SPECIAL != 0;
+        if bits(ctrl, 8, 3) == 7 || whole && bits(ctrl, 8, 3) != 6 {
             return None;
         }
     }
@@ -379,12 +380,11 @@ fn dpp(inst: &mut Inst, entry: &Entry, ctrl: u32) -> Option<()> {
     inst.flags |= flag::DPP;
     inst.ctrl = ctrl;
     let selector = bits(ctrl, 8, 9);
-    let known = match selector {
-        0..=0xff | 0x101..=0x10f | 0x111..=0x11f | 0x121..=0x12f => true,
-        0x130 | 0x134 | 0x138 | 0x13c | 0x140..=0x143 => true,
-        0x150..=0x15f => true,
-        _ => false,
-    };
+    let known = matches!(
+        selector,
+        0..=0xff | 0x101..=0x10f | 0x111..=0x11f | 0x121..=0x12f | 0x130 | 0x134 | 0x138 | 0x13c
+            | 0x140..=0x143 | 0x150..=0x15f
+    );
     if !known || entry.dpp & table::X_SPECIAL != 0 && selector < 0x150 {
         return None;
     }
@@ -411,7 +411,8 @@ fn vop1(w0: u32, w1: Option<u32>) -> Option<Inst> {
     let mut inst = blank(entry.op, Format::Vop1, 4);
     let dst = bits(w0, 17, 8);
     match entry.op {
-        Op::V_NOP | Op::V_CLREXCP => return (w0 & 0x01fe_01ff == 0).then_some(inst),
+        Op::V_NOP if matches!(bits(w0, 0, 9), 249 | 250) => return None,
+        Op::V_NOP | Op::V_CLREXCP => return (dst == 0).then_some(inst),
         Op::V_READFIRSTLANE_B32 => {
             inst.sdst = sreg(dst, 1)?;
             inst.src[0] = vgpr(bits(w0, 0, 9).checked_sub(256)?, 1)?;
@@ -507,7 +508,8 @@ fn vop3(w0: u32, w1: u32) -> Option<Inst> {
         inst.abs = (abs & (mods >> table::M_ABS_REAL)) as u8;
         if mods & table::M_OP_SEL != 0 {
             inst.op_sel = bits(w0, 11, 4) as u8;
-            if entry.width(3) == 0 && inst.op_sel & 4 != 0 {
+            let stochastic = matches!(entry.op, Op::V_CVT_SR_FP8_F32 | Op::V_CVT_SR_BF8_F32);
+            if entry.width(3) == 0 && inst.op_sel & 4 != 0 && !stochastic {
                 return None;
             }
         }
@@ -603,9 +605,6 @@ fn mai(entry: &Entry, w0: u32, w1: u32) -> Option<Inst> {
         return None;
     }
     inst.ctrl = bits(w0, 8, 3) | bits(w0, 11, 4) << 4 | blgp << 8;
-    if entry.op.mnemonic().ends_with("_f64") {
-        inst.neg = blgp as u8;
-    }
     Some(inst)
 }
 
@@ -613,19 +612,29 @@ fn ds(w0: u32, w1: u32) -> Option<Inst> {
     let entry = find(Format::Ds, bits(w0, 17, 8))?;
     let mut inst = blank(entry.op, Format::Ds, 8);
     let acc = w0 >> 25 & 1 != 0;
-    if w0 >> 16 & 1 != 0 {
-        inst.flags |= flag::GDS;
-    }
     inst.imm = bits(w0, 0, 16) as i32;
+    if entry.op == Op::DS_NOP && inst.imm != 0 {
+        return None;
+    }
     let operand = |number: u32, i: usize, acc: bool| match entry.width(i) {
         0 => (number == 0).then_some(NONE),
         width => vector_or_acc(number, width, acc),
     };
     inst.vdst = operand(bits(w1, 24, 8), 0, acc)?;
-    inst.src[0] = operand(bits(w1, 0, 8), 1, false)?;
+    let gws = entry.flags & table::DS_GWS != 0;
+    inst.src[0] = operand(bits(w1, 0, 8), 1, acc && gws)?;
+    if gws && acc && inst.src[0] == NONE {
+        return None;
+    }
     inst.src[1] = operand(bits(w1, 8, 8), 2, acc)?;
     inst.src[2] = operand(bits(w1, 16, 8), 3, acc)?;
-    if entry.flags & table::DS_GWS != 0 && !inst.has(flag::GDS) {
+    if w0 >> 16 & 1 != 0 {
+        match entry.op {
+            Op::DS_NOP | Op::DS_PERMUTE_B32 | Op::DS_BPERMUTE_B32 => return None,
+            _ if entry.flags & table::DS_GWS != 0 => inst.flags |= flag::GDS,
+            _ => {}
+        }
+    } else if entry.flags & table::DS_GWS != 0 {
         return None;
     }
     Some(inst)
@@ -653,8 +662,6 @@ fn flat(w0: u32, w1: u32) -> Option<Inst> {
         Format::Scratch => {
             if bit13 {
                 inst.src[0] = vgpr(addr, 1)?;
-            } else if addr != 0 {
-                return None;
             }
             if saddr != 0x7f {
                 inst.sdst = sreg(saddr, 1)?;
@@ -666,15 +673,16 @@ fn flat(w0: u32, w1: u32) -> Option<Inst> {
             inst.src[0] = vgpr(addr, 1)?;
         }
         Format::Global => inst.src[0] = vgpr(addr, 2)?,
+        _ if saddr != 0 => return None,
         _ => {
-            inst.imm = bits(w0, 0, 12) as i32;
+            inst.imm = bits(w0, 0, 13) as i32;
             inst.src[0] = vgpr(addr, 2)?;
         }
     }
     let acc = w1 >> 23 & 1 != 0;
     let atomic = entry.op.mnemonic().contains("_atomic_");
     let operand = |number: u32, width: u8| match width {
-        0 => (number == 0).then_some(NONE),
+        0 => Some(NONE),
         _ => vector_or_acc(number, width, acc),
     };
     inst.src[1] = operand(bits(w1, 8, 8), entry.width(2))?;
@@ -715,7 +723,7 @@ fn buffer(inst: &mut Inst, entry: &Entry, w0: u32, w1: u32) -> Option<()> {
     }
     inst.src[2] = ssrc(soffset, 1)?;
     if inst.has(flag::LDS) || entry.width(0) == 0 {
-        return Some(());
+        return (w1 >> 23 & 1 == 0).then_some(());
     }
     inst.vdst = vector_or_acc(bits(w1, 8, 8), entry.width(0), w1 >> 23 & 1 != 0)?;
     Some(())
@@ -731,9 +739,13 @@ fn mubuf(w0: u32, w1: u32) -> Option<Inst> {
     }
     let lds = w0 >> 16 & 1 != 0;
     match entry.op {
-        Op::BUFFER_WBL2 | Op::BUFFER_INV => return (!lds).then_some(inst),
-        Op::BUFFER_WBINVL1 | Op::BUFFER_WBINVL1_VOL => return (!lds).then_some(inst),
-        Op::BUFFER_STORE_LDS_DWORD if !lds => return None,
+        Op::BUFFER_WBL2 | Op::BUFFER_INV | Op::BUFFER_WBINVL1 | Op::BUFFER_WBINVL1_VOL => {
+            let scopes = matches!(entry.op, Op::BUFFER_WBL2 | Op::BUFFER_INV);
+            let fixed = if scopes { 0x0001_3000 } else { 0x0001_f000 };
+            inst.flags &= !flag::NT;
+            return (w0 & fixed == 0 && w1 >> 23 & 1 == 0).then_some(inst);
+        }
+        Op::BUFFER_STORE_LDS_DWORD if !lds || bits(w0, 12, 2) != 0 => return None,
         Op::BUFFER_STORE_LDS_DWORD => {}
         _ if lds && entry.flags & table::TO_LDS == 0 => return None,
         _ => {}

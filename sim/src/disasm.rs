@@ -3,8 +3,6 @@
 mod operand;
 mod special;
 
-use std::fmt::Write;
-
 use crate::decode::table::{self, Entry};
 use crate::inst::{Format, Inst, LITERAL, NONE, Operand, flag};
 use crate::op::Op;
@@ -191,7 +189,12 @@ fn modified(inst: &Inst, i: usize, entry: &Entry) -> String {
         text = format!("|{text}|");
     }
     if inst.neg >> i & 1 != 0 {
-        text.insert(0, '-');
+        let constant = matches!(inst.src[i], 128..=208 | 240..=248);
+        if constant && inst.abs >> i & 1 == 0 {
+            text = format!("neg({text})");
+        } else {
+            text.insert(0, '-');
+        }
     }
     text
 }
@@ -223,7 +226,12 @@ fn valu(out: &mut Text, inst: &Inst, entry: &Entry) {
         }
     }
     if inst.op_sel != 0 {
-        let count = if inst.src[2] == NONE { 2 } else { 3 };
+        let stochastic = matches!(inst.op, Op::V_CVT_SR_FP8_F32 | Op::V_CVT_SR_BF8_F32);
+        let count = if inst.src[2] == NONE && !stochastic {
+            2
+        } else {
+            3
+        };
         let mut list: Vec<u8> = (0..count).map(|i| inst.op_sel >> i & 1).collect();
         list.push(inst.op_sel >> 3);
         out.modifier(bit_list("op_sel", list));
@@ -261,7 +269,9 @@ fn vop3p(out: &mut Text, inst: &Inst, entry: &Entry) {
             plain.op_sel_hi = 0;
             out.operand(modified(&plain, i, entry));
         } else {
-            out.operand(source(inst, inst.src[i], entry.kinds[i + 1]));
+            let packed = matches!(inst.src[i], 128..=248);
+            let kind = if packed { 1 } else { entry.kinds[i + 1] };
+            out.operand(source(inst, inst.src[i], kind));
         }
     }
     let mut list = |name: &str, bits: u8, default: u8| {
@@ -293,8 +303,8 @@ fn mai(out: &mut Text, inst: &Inst, entry: &Entry) {
     if abid != 0 {
         out.modifier(format!("abid:{abid}"));
     }
-    if inst.neg != 0 {
-        out.modifier(bit_list("neg", (0..3).map(|i| inst.neg >> i & 1)));
+    if blgp != 0 && inst.op.mnemonic().ends_with("_f64") {
+        out.modifier(bit_list("neg", (0..3).map(|i| (blgp >> i & 1) as u8)));
     } else if blgp != 0 {
         out.modifier(format!("blgp:{blgp}"));
     }
@@ -365,24 +375,24 @@ fn buffer(out: &mut Text, inst: &Inst, entry: &Entry) {
         }
         out.operand(register(inst.src[1], 4));
         out.operand(match inst.src[2] {
-            code @ 128..=248 => immediate(code, 1),
+            code @ (128..=208 | 240..=248) => immediate(code, 1),
             code => register(code, 1),
         });
-        if inst.format == Format::Mtbuf {
-            if let Some(format) = special::buffer_format(inst.ctrl) {
-                out.modifier(format);
-            }
+        if inst.format == Format::Mtbuf
+            && let Some(format) = special::buffer_format(inst.ctrl)
+        {
+            out.modifier(format);
         }
         out.modifier_if(inst.has(flag::IDXEN), "idxen");
         out.modifier_if(inst.has(flag::OFFEN), "offen");
         if inst.imm != 0 {
-            let mut text = String::new();
-            let _ = write!(text, "offset:{}", inst.imm);
-            out.modifier(text);
+            out.modifier(format!("offset:{}", inst.imm));
         }
     }
+    let store = inst.op == Op::BUFFER_STORE_LDS_DWORD;
+    out.modifier_if(store, "lds");
     out.modifier_if(inst.has(flag::SC0), "sc0");
     out.modifier_if(inst.has(flag::NT), "nt");
     out.modifier_if(inst.has(flag::SC1), "sc1");
-    out.modifier_if(inst.has(flag::LDS), "lds");
+    out.modifier_if(inst.has(flag::LDS) && !store, "lds");
 }

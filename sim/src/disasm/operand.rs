@@ -10,6 +10,22 @@ fn tuple(file: &str, first: Operand, width: u8) -> String {
     }
 }
 
+/// The inline float constants, in the order of their codes from 240, and their bits in f16.
+const FLOAT: [&str; 9] = [
+    "0.5",
+    "-0.5",
+    "1.0",
+    "-1.0",
+    "2.0",
+    "-2.0",
+    "4.0",
+    "-4.0",
+    "0.15915494",
+];
+const HALF: [u16; 9] = [
+    0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118,
+];
+
 /// A register of `width` dwords.
 pub(super) fn register(operand: Operand, width: u8) -> String {
     let pair = |name: &str| match (width, operand % 2) {
@@ -48,26 +64,10 @@ pub(super) fn immediate(operand: Operand, kind: u8) -> String {
         128..=192 => (operand - 128).to_string(),
         193..=208 => format!("-{}", operand - 192),
         240..=248 if kind & KIND_CLASS == CLASS_I16 => {
-            const HALF: [u16; 9] = [
-                0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118,
-            ];
             format!("0x{:x}", HALF[i])
         }
         248 if kind & KIND_WIDTH == 2 => "0.15915494309189532".to_string(),
-        240..=248 => {
-            const FLOAT: [&str; 9] = [
-                "0.5",
-                "-0.5",
-                "1.0",
-                "-1.0",
-                "2.0",
-                "-2.0",
-                "4.0",
-                "-4.0",
-                "0.15915494",
-            ];
-            FLOAT[i].to_string()
-        }
+        240..=248 => FLOAT[i].to_string(),
         _ => format!("<operand {operand}>"),
     }
 }
@@ -75,11 +75,50 @@ pub(super) fn immediate(operand: Operand, kind: u8) -> String {
 /// A source operand of the given kind.
 pub(super) fn source(inst: &Inst, operand: Operand, kind: u8) -> String {
     match operand {
-        LITERAL => match kind & KIND_CLASS {
-            CLASS_F16 | CLASS_I16 => format!("0x{:x}", inst.literal & 0xffff),
-            _ => format!("0x{:x}", inst.literal),
-        },
+        LITERAL => literal(inst, kind),
         128..=208 | 240..=248 => immediate(operand, kind),
         _ => register(operand, kind & KIND_WIDTH),
     }
+}
+
+/// The literal constant. LLVM prints one that has the value of an inline constant as it prints that.
+fn literal(inst: &Inst, kind: u8) -> String {
+    const SINGLE: [u32; 9] = [
+        0x3f00_0000,
+        0xbf00_0000,
+        0x3f80_0000,
+        0xbf80_0000,
+        0x4000_0000,
+        0xc000_0000,
+        0x4080_0000,
+        0xc080_0000,
+        0x3e22_f983,
+    ];
+    const DOUBLE: [u32; 8] = [
+        0x3fe0_0000,
+        0xbfe0_0000,
+        0x3ff0_0000,
+        0xbff0_0000,
+        0x4000_0000,
+        0xc000_0000,
+        0x4010_0000,
+        0xc010_0000,
+    ];
+    let value = inst.literal;
+    let low = value as u16;
+    let small = |value: i32| (-16..=64).contains(&value).then(|| value.to_string());
+    let float = |at: Option<usize>| at.map(|at| FLOAT[at].to_string());
+    let known = match kind & KIND_CLASS {
+        CLASS_F16 => small(i32::from(low as i16)).or(float(HALF.iter().position(|&c| c == low))),
+        _ if kind & KIND_WIDTH == 2 => match inst.op.mnemonic().contains("f64") {
+            true if value == 0 => Some("0".to_string()),
+            true => float(DOUBLE.iter().position(|&c| c == value)),
+            false => (value <= 64).then(|| value.to_string()),
+        },
+        _ => small(value as i32).or(float(SINGLE.iter().position(|&c| c == value))),
+    };
+    known.unwrap_or_else(|| match kind & KIND_CLASS {
+        CLASS_F16 | CLASS_I16 => format!("0x{low:x}"),
+        _ => format!("0x{value:x}"),
+    })
 }

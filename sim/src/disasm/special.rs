@@ -89,18 +89,14 @@ pub(super) fn sendmsg(value: u32) -> String {
         _ => "",
     };
     let gs = if id == 2 { "MSG_GS" } else { "MSG_GS_DONE" };
-    if value >> 10 == 0 {
-        match id {
-            2 | 3 if (1..4).contains(&op) => {
-                return format!("sendmsg({gs}, {}, {stream})", GS_OP[op as usize]);
-            }
-            3 if op == 0 && stream == 0 => return format!("sendmsg({gs}, GS_OP_NOP)"),
-            15 if !system.is_empty() && stream == 0 => {
-                return format!("sendmsg(MSG_SYSMSG, {system})");
-            }
-            _ if !plain.is_empty() && op == 0 && stream == 0 => return format!("sendmsg({plain})"),
-            _ => {}
+    match id {
+        2 | 3 if (1..4).contains(&op) => {
+            return format!("sendmsg({gs}, {}, {stream})", GS_OP[op as usize]);
         }
+        3 if op == 0 && stream == 0 => return format!("sendmsg({gs}, GS_OP_NOP)"),
+        15 if !system.is_empty() && stream == 0 => return format!("sendmsg(MSG_SYSMSG, {system})"),
+        _ if !plain.is_empty() && op == 0 && stream == 0 => return format!("sendmsg({plain})"),
+        _ => {}
     }
     if id | op << 4 | stream << 8 == value {
         format!("sendmsg({id}, {op}, {stream})")
@@ -173,9 +169,9 @@ pub(super) fn sdwa(out: &mut Text, inst: &Inst, entry: &Entry) {
     if inst.format != Format::Vopc && entry.sdwa & X_SPECIAL == 0 {
         out.modifier(format!("dst_sel:{}", sel(8)));
         let unused = match inst.ctrl >> 11 & 3 {
-            0 => "UNUSED_PAD",
             1 => "UNUSED_SEXT",
-            _ => "UNUSED_PRESERVE",
+            2 => "UNUSED_PRESERVE",
+            _ => "UNUSED_PAD",
         };
         out.modifier(format!("dst_unused:{unused}"));
     }
