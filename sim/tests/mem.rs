@@ -732,3 +732,103 @@ fn scalar_loads() {
     m.run(&i).unwrap();
     assert_eq!(m.wave.s64(20), 1234);
 }
+
+/// `cargo test -p deltawave-sim --test mem -- --ignored memory_speed --nocapture`
+#[test]
+#[ignore = "a measurement"]
+fn memory_speed() {
+    let mut m = Machine::new(Level::detect());
+    let base = m.base();
+    m.wave.sgpr[4] = base as u32;
+    m.wave.sgpr[5] = (base >> 32) as u32;
+    m.wave.sgpr[6] = 4096;
+    m.wave.sgpr[7] = 0x0002_7000;
+    m.wave.set_s64(8, base);
+    for lane in 0..64 {
+        m.wave.vgpr[1].0[lane] = 16 * lane as u32;
+        m.wave.vgpr[2].0[lane] = (lane as u32 * 48) % 2048;
+        m.set64(10, lane, base + 48 * lane as u64);
+    }
+    let mut list = vec![];
+    for (op, vaddr) in [
+        (Op::DS_READ_U16, 2),
+        (Op::DS_READ_B32, 2),
+        (Op::DS_READ_B64, 2),
+        (Op::DS_READ_B128, 1),
+        (Op::DS_READ_B128, 2),
+        (Op::DS_WRITE_B16, 2),
+        (Op::DS_WRITE_B32, 2),
+        (Op::DS_WRITE_B64, 2),
+        (Op::DS_WRITE_B128, 2),
+        (Op::DS_READ2_B64, 2),
+        (Op::DS_READ2ST64_B64, 2),
+        (Op::DS_BPERMUTE_B32, 2),
+        (Op::DS_SWIZZLE_B32, 2),
+    ] {
+        let mut i = inst(op, Format::Ds);
+        i.src = [VGPR0 + vaddr, VGPR0 + 20, VGPR0 + 22];
+        i.vdst = VGPR0 + 30;
+        i.imm = 0x0100;
+        list.push(i);
+    }
+    for op in [
+        Op::GLOBAL_LOAD_USHORT,
+        Op::GLOBAL_LOAD_DWORD,
+        Op::GLOBAL_LOAD_DWORDX4,
+        Op::GLOBAL_STORE_SHORT,
+        Op::GLOBAL_STORE_DWORDX4,
+    ] {
+        let mut i = inst(op, Format::Global);
+        i.src = [VGPR0 + 10, VGPR0 + 20, NONE];
+        i.vdst = VGPR0 + 30;
+        list.push(i);
+        i.src[0] = VGPR0 + 1;
+        i.sdst = 8;
+        list.push(i);
+    }
+    for op in [
+        Op::BUFFER_LOAD_USHORT,
+        Op::BUFFER_LOAD_DWORDX4,
+        Op::BUFFER_STORE_DWORDX2,
+    ] {
+        let mut i = inst(op, Format::Mubuf);
+        i.flags = flag::OFFEN;
+        i.src = [VGPR0 + 1, 4, 128];
+        i.vdst = VGPR0 + 30;
+        list.push(i);
+    }
+    let mut i = inst(Op::S_LOAD_DWORDX4, Format::Smem);
+    i.src[0] = 8;
+    i.sdst = 12;
+    i.flags = flag::SMEM_IMM;
+    list.push(i);
+    let memory = Memory::new(vec![Extent {
+        start: base,
+        end: base + 4096,
+    }]);
+    let program = Program::default();
+    for mask in [u64::MAX, u64::MAX >> 1] {
+        m.wave.set_exec(mask);
+        for i in &list {
+            let mut env = Env {
+                lds: &mut m.lds,
+                memory: &memory,
+                hint: Extent { start: 0, end: 0 },
+                mfma: MfmaMode::Fast,
+                program: &program,
+                xcc: 0,
+                clock: 0,
+                fault: None,
+            };
+            let f = prepare(i, m.level);
+            let start = std::time::Instant::now();
+            for _ in 0..100_000 {
+                // SAFETY: the level is supported and the only extent is the buffer.
+                let flow = unsafe { std::hint::black_box(f)(&mut m.wave, i, &mut env) };
+                assert_eq!(flow, Flow::Next, "{:?} {:?}", i.op, env.fault);
+            }
+            let ns = start.elapsed().as_nanos() as f64 / 1e5;
+            println!("{:?} exec {mask:#x}: {ns:.0} ns", i.op);
+        }
+    }
+}

@@ -2,6 +2,8 @@
 //! instructions have in common once every lane's address is known.
 
 use super::{Env, Flow};
+use std::mem::MaybeUninit;
+
 use crate::fault::FaultKind;
 use crate::inst::{NONE, Operand, VGPR0};
 use crate::wave::{LANES, VReg, Wave};
@@ -221,7 +223,7 @@ pub(super) unsafe fn gather<const KIND: u8>(
     let (size, count) = (kind::size(KIND), kind::registers(KIND));
     debug_assert!(first + count <= file.len());
     if mask == u64::MAX && KIND <= kind::B128 {
-        let mut stage = [0u32; 4 * LANES];
+        let mut stage = [MaybeUninit::<u32>::uninit(); 4 * LANES];
         // SAFETY: the addresses are readable, by the contract; the stage holds 64 lanes of up to
         // sixteen bytes.
         unsafe {
@@ -243,8 +245,9 @@ pub(super) unsafe fn gather<const KIND: u8>(
         }
         for r in 0..count {
             let register = &mut file[first + r].0;
-            for lane in 0..LANES {
-                register[lane] = stage[lane * count + r];
+            for (lane, x) in register.iter_mut().enumerate() {
+                // SAFETY: 64 lanes of `count` dwords were written above.
+                *x = unsafe { stage[lane * count + r].assume_init() };
             }
         }
         return;
@@ -328,14 +331,15 @@ pub(super) unsafe fn scatter<const KIND: u8>(
     let (size, count) = (kind::size(KIND), kind::registers(KIND));
     debug_assert!(first + count <= file.len());
     if mask == u64::MAX && KIND <= kind::B128 {
-        let mut stage = [0u32; 4 * LANES];
+        let mut stage = [MaybeUninit::<u32>::uninit(); 4 * LANES];
         for r in 0..count {
             let register = &file[first + r].0;
-            for lane in 0..LANES {
-                stage[lane * count + r] = register[lane];
+            for (lane, x) in register.iter().enumerate() {
+                stage[lane * count + r].write(*x);
             }
         }
-        // SAFETY: the addresses are writable, by the contract; the stage holds 64 lanes.
+        // SAFETY: the addresses are writable, by the contract; the stage holds 64 lanes of `count`
+        // dwords, all written.
         unsafe {
             if contiguous(addresses, size) {
                 std::ptr::copy_nonoverlapping(

@@ -23,16 +23,16 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         DS_READ_B64 => read_b64(level),
         DS_READ_B96 => read_b96(level),
         DS_READ_B128 => read_b128(level),
-        DS_READ_U8 => read::<{ kind::U8 }>,
-        DS_READ_I8 => read::<{ kind::I8 }>,
-        DS_READ_U16 => read::<{ kind::U16 }>,
-        DS_READ_I16 => read::<{ kind::I16 }>,
-        DS_READ_U8_D16 => read::<{ kind::U8_LOW }>,
-        DS_READ_I8_D16 => read::<{ kind::I8_LOW }>,
-        DS_READ_U16_D16 => read::<{ kind::B16_LOW }>,
-        DS_READ_U8_D16_HI => read::<{ kind::U8_HIGH }>,
-        DS_READ_I8_D16_HI => read::<{ kind::I8_HIGH }>,
-        DS_READ_U16_D16_HI => read::<{ kind::B16_HIGH }>,
+        DS_READ_U8 => read_u8(level),
+        DS_READ_I8 => read_i8(level),
+        DS_READ_U16 => read_u16(level),
+        DS_READ_I16 => read_i16(level),
+        DS_READ_U8_D16 => read_u8_d16(level),
+        DS_READ_I8_D16 => read_i8_d16(level),
+        DS_READ_U16_D16 => read_u16_d16(level),
+        DS_READ_U8_D16_HI => read_u8_d16_hi(level),
+        DS_READ_I8_D16_HI => read_i8_d16_hi(level),
+        DS_READ_U16_D16_HI => read_u16_d16_hi(level),
         DS_READ2_B32 => read2_b32(level),
         DS_READ2_B64 => read2_b64(level),
         DS_READ2ST64_B32 => read2st64_b32(level),
@@ -41,10 +41,10 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         DS_WRITE_B64 => write_b64(level),
         DS_WRITE_B96 => write_b96(level),
         DS_WRITE_B128 => write_b128(level),
-        DS_WRITE_B8 => write::<{ kind::U8 }>,
-        DS_WRITE_B16 => write::<{ kind::U16 }>,
-        DS_WRITE_B8_D16_HI => write::<{ kind::U8_HIGH }>,
-        DS_WRITE_B16_D16_HI => write::<{ kind::B16_HIGH }>,
+        DS_WRITE_B8 => write_u8(level),
+        DS_WRITE_B16 => write_u16(level),
+        DS_WRITE_B8_D16_HI => write_u8_d16_hi(level),
+        DS_WRITE_B16_D16_HI => write_u16_d16_hi(level),
         DS_WRITE2_B32 => write2_b32(level),
         DS_WRITE2_B64 => write2_b64(level),
         DS_WRITE2ST64_B32 => write2st64_b32(level),
@@ -55,9 +55,9 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         DS_WRXCHG2ST64_RTN_B64 => exchange2::<{ kind::B64 }, 64>,
         DS_READ_ADDTID_B32 => read_addtid,
         DS_WRITE_ADDTID_B32 => write_addtid,
-        DS_SWIZZLE_B32 => swizzle,
-        DS_PERMUTE_B32 => permute,
-        DS_BPERMUTE_B32 => bpermute,
+        DS_SWIZZLE_B32 => swizzle_lanes(level),
+        DS_PERMUTE_B32 => permute_lanes(level),
+        DS_BPERMUTE_B32 => bpermute_lanes(level),
         DS_APPEND => append::<false>,
         DS_CONSUME => append::<true>,
         DS_NOP => nothing,
@@ -72,6 +72,23 @@ leveled!(fn read_b32 = read::<{ kind::B32 }>);
 leveled!(fn read_b64 = read::<{ kind::B64 }>);
 leveled!(fn read_b96 = read::<{ kind::B96 }>);
 leveled!(fn read_b128 = read::<{ kind::B128 }>);
+leveled!(fn read_u8 = read::<{ kind::U8 }>);
+leveled!(fn read_i8 = read::<{ kind::I8 }>);
+leveled!(fn read_u16 = read::<{ kind::U16 }>);
+leveled!(fn read_i16 = read::<{ kind::I16 }>);
+leveled!(fn read_u8_d16 = read::<{ kind::U8_LOW }>);
+leveled!(fn read_i8_d16 = read::<{ kind::I8_LOW }>);
+leveled!(fn read_u16_d16 = read::<{ kind::B16_LOW }>);
+leveled!(fn read_u8_d16_hi = read::<{ kind::U8_HIGH }>);
+leveled!(fn read_i8_d16_hi = read::<{ kind::I8_HIGH }>);
+leveled!(fn read_u16_d16_hi = read::<{ kind::B16_HIGH }>);
+leveled!(fn write_u8 = write::<{ kind::U8 }>);
+leveled!(fn write_u16 = write::<{ kind::U16 }>);
+leveled!(fn write_u8_d16_hi = write::<{ kind::U8_HIGH }>);
+leveled!(fn write_u16_d16_hi = write::<{ kind::B16_HIGH }>);
+leveled!(fn swizzle_lanes = swizzle);
+leveled!(fn bpermute_lanes = bpermute);
+leveled!(fn permute_lanes = permute);
 leveled!(fn read2_b32 = read2::<{ kind::B32 }, 1>);
 leveled!(fn read2_b64 = read2::<{ kind::B64 }, 1>);
 leveled!(fn read2st64_b32 = read2::<{ kind::B32 }, 64>);
@@ -103,8 +120,8 @@ fn resolve(
 ) -> Result<Addresses, Flow> {
     let v = registers(w, e, inst.src[0], 1)?;
     let mut addresses = [0; LANES];
-    for lane in 0..LANES {
-        addresses[lane] = u64::from(w.vgpr[v].0[lane]) + offset;
+    for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
+        *a = u64::from(*x) + offset;
     }
     to_host(e, addresses, w.exec(), size, align, access)
 }
@@ -409,6 +426,7 @@ fn pull(w: &mut Wave, d: usize, data: usize, from: impl Fn(&Wave, usize) -> usiz
 }
 
 /// Fixed patterns: quads (offset bit 15), rotations (0xc000 on), FFT (0xe000 on), else bit masks.
+#[inline(always)]
 unsafe fn swizzle(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));
     let data = attempt!(registers(w, e, inst.src[0], 1));
@@ -418,6 +436,7 @@ unsafe fn swizzle(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
 }
 
 /// The lane that `lane` reads under a swizzle pattern. Patterns work within 32 lanes.
+#[inline(always)]
 fn swizzle_source(pattern: usize, lane: usize) -> usize {
     let (half, i) = (lane & 32, lane & 31);
     let low = pattern & 31;
@@ -441,6 +460,7 @@ fn swizzle_source(pattern: usize, lane: usize) -> usize {
 }
 
 /// Every active lane reads from the lane it names.
+#[inline(always)]
 unsafe fn bpermute(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));
     let index = attempt!(registers(w, e, inst.src[0], 1));
@@ -453,6 +473,7 @@ unsafe fn bpermute(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
 }
 
 /// Every active lane writes to the lane it names (the highest lane wins); the others get 0.
+#[inline(always)]
 unsafe fn permute(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));
     let index = attempt!(registers(w, e, inst.src[0], 1));

@@ -25,7 +25,10 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
     if inst.format != Format::Mubuf {
         return None;
     }
-    if matches!(inst.op, BUFFER_INV | BUFFER_WBL2) {
+    if matches!(
+        inst.op,
+        BUFFER_INV | BUFFER_WBL2 | BUFFER_WBINVL1 | BUFFER_WBINVL1_VOL
+    ) {
         return Some(nothing);
     }
     if let Some((kind, is_store)) = transfer_of(inst.op) {
@@ -36,9 +39,11 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
             (kind::B32, false) => load_b32(level),
             (kind::B64, false) => load_b64(level),
             (kind::B128, false) => load_b128(level),
+            (kind::U16, false) => load_u16(level),
             (kind::B32, true) => store_b32(level),
             (kind::B64, true) => store_b64(level),
             (kind::B128, true) => store_b128(level),
+            (kind::U16, true) => store_u16(level),
             (kind, false) => {
                 macro_rules! pick {
                     ($kind:literal) => {
@@ -64,7 +69,9 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
 leveled!(fn load_b32 = load::<{ kind::B32 }>);
 leveled!(fn load_b64 = load::<{ kind::B64 }>);
 leveled!(fn load_b128 = load::<{ kind::B128 }>);
+leveled!(fn load_u16 = load::<{ kind::U16 }>);
 leveled!(fn store_b32 = store::<{ kind::B32 }>);
+leveled!(fn store_u16 = store::<{ kind::U16 }>);
 leveled!(fn store_b64 = store::<{ kind::B64 }>);
 leveled!(fn store_b128 = store::<{ kind::B128 }>);
 

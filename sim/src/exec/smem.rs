@@ -17,6 +17,11 @@ pub(crate) fn handler(inst: &Inst, _: Level) -> Option<Exec> {
         Op::S_LOAD_DWORDX4 => load::<4>,
         Op::S_LOAD_DWORDX8 => load::<8>,
         Op::S_LOAD_DWORDX16 => load::<16>,
+        Op::S_BUFFER_LOAD_DWORD => buffer_load::<1>,
+        Op::S_BUFFER_LOAD_DWORDX2 => buffer_load::<2>,
+        Op::S_BUFFER_LOAD_DWORDX4 => buffer_load::<4>,
+        Op::S_BUFFER_LOAD_DWORDX8 => buffer_load::<8>,
+        Op::S_BUFFER_LOAD_DWORDX16 => buffer_load::<16>,
         Op::S_MEMTIME | Op::S_MEMREALTIME => time,
         Op::S_DCACHE_INV | Op::S_DCACHE_INV_VOL | Op::S_DCACHE_WB | Op::S_DCACHE_WB_VOL => nothing,
         _ => return None,
@@ -50,19 +55,51 @@ fn offset(w: &Wave, inst: &Inst) -> u64 {
 /// `N` dwords. The hardware ignores the two low bits of the address.
 unsafe fn load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let address = w.s64(inst.src[0]).wrapping_add(offset(w, inst)) & !3;
-    if !e.memory.contains(&mut e.hint, address, 4 * N as u64) {
+    // SAFETY: the contract is passed on.
+    unsafe { read::<N>(w, inst, e, address, N) }
+}
+
+/// `N` dwords of a buffer; those past its end are 0. The size is in bytes, or strides if there is one.
+unsafe fn buffer_load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
+    let at = inst.src[0] as usize;
+    let [low, word1, records] = std::array::from_fn(|i| w.sgpr[(at + i) & 127]);
+    let stride = u64::from(word1 >> 16 & 0x3fff);
+    let size = u64::from(records) * stride.max(1);
+    let offset = offset(w, inst) & !3;
+    let base = u64::from(low) | u64::from(word1 & 0xffff) << 32;
+    let inside = (size.saturating_sub(offset) / 4).min(N as u64) as usize;
+    // SAFETY: the contract is passed on.
+    unsafe { read::<N>(w, inst, e, (base & !3).wrapping_add(offset), inside) }
+}
+
+/// The first `inside` of `N` dwords from memory, the others 0.
+///
+/// # Safety
+/// As for [`Exec`].
+unsafe fn read<const N: usize>(
+    w: &mut Wave,
+    inst: &Inst,
+    e: &mut Env,
+    address: u64,
+    inside: usize,
+) -> Flow {
+    if inside > 0 && !e.memory.contains(&mut e.hint, address, 4 * inside as u64) {
         e.fault = Some(FaultKind::OutOfBounds {
             access: "scalar load",
             address,
-            size: 4 * N as u32,
+            size: 4 * inside as u32,
             lane: 0,
             nearest: e.memory.nearest(address),
         });
         return Flow::Fault;
     }
     for i in 0..N {
-        // SAFETY: the dwords lie in an allocation, which is valid host memory.
-        let value = unsafe { (address as *const u32).add(i).read() };
+        let value = if i < inside {
+            // SAFETY: the dwords lie in an allocation, which is valid host memory.
+            unsafe { (address as *const u32).add(i).read() }
+        } else {
+            0
+        };
         w.sgpr[(inst.sdst as usize + i) & 127] = value;
     }
     Flow::Next

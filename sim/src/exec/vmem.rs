@@ -23,16 +23,16 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         Format::Scratch => SCRATCH,
         _ => return None,
     };
-    if let Some((kind, store)) = transfer_of(inst.op) {
+    if let Some((kind, is_store)) = transfer_of(inst.op) {
         macro_rules! pick {
             ($kind:literal) => {
-                match (space, store) {
+                match (space, is_store) {
                     (GLOBAL, false) => load::<GLOBAL, $kind>(level),
-                    (GLOBAL, true) => store_::<GLOBAL, $kind>(level),
+                    (GLOBAL, true) => store::<GLOBAL, $kind>(level),
                     (FLAT, false) => load::<FLAT, $kind>(level),
-                    (FLAT, true) => store_::<FLAT, $kind>(level),
+                    (FLAT, true) => store::<FLAT, $kind>(level),
                     (_, false) => load::<SCRATCH, $kind>(level),
-                    (_, true) => store_::<SCRATCH, $kind>(level),
+                    (_, true) => store::<SCRATCH, $kind>(level),
                 }
             };
         }
@@ -98,7 +98,7 @@ macro_rules! leveled_transfer {
     };
 }
 leveled_transfer!(load, load_body);
-leveled_transfer!(store_, store_body);
+leveled_transfer!(store, store_body);
 
 /// The kind of a load (false) or store (true).
 #[rustfmt::skip]
@@ -161,8 +161,8 @@ fn resolve<const SPACE: u8>(
         }
         if inst.src[0] != NONE {
             let v = registers(w, e, inst.src[0], 1)?;
-            for lane in 0..LANES {
-                addresses[lane] = base.wrapping_add(u64::from(w.vgpr[v].0[lane]));
+            for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
+                *a = base.wrapping_add(u64::from(*x));
             }
         } else {
             addresses = [base; LANES];
@@ -187,8 +187,8 @@ fn resolve<const SPACE: u8>(
             addresses = [base; LANES];
         } else {
             let v = registers(w, e, inst.src[0], 1)?;
-            for lane in 0..LANES {
-                addresses[lane] = base.wrapping_add(u64::from(w.vgpr[v].0[lane]));
+            for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
+                *a = base.wrapping_add(u64::from(*x));
             }
         }
     } else {

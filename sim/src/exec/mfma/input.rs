@@ -57,7 +57,7 @@ impl Input for Bf16 {
     unsafe fn expand<V: Lanes16>(p: *const u32, j: usize) -> V {
         // SAFETY: contract of the method.
         unsafe {
-            if j % 2 == 0 {
+            if j.is_multiple_of(2) {
                 V::load_low_bf16(p)
             } else {
                 V::load_masked(p, 0xffff_0000)
@@ -74,7 +74,7 @@ impl Input for F16 {
     unsafe fn expand<V: Lanes16>(p: *const u32, j: usize) -> V {
         // SAFETY: contract of the method.
         unsafe {
-            if j % 2 == 0 {
+            if j.is_multiple_of(2) {
                 V::load_f16::<false>(p)
             } else {
                 V::load_f16::<true>(p)

@@ -1,6 +1,8 @@
 //! MFMA with i8 inputs and i32 results, and with f64.
 
-use super::{Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place};
+use super::{
+    Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place, sparse,
+};
 use crate::exec::leveled;
 use crate::inst::VGPR0;
 use crate::op::Op::*;
@@ -13,6 +15,8 @@ pub(super) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         V_MFMA_I32_4X4X4_16B_I8 => i8_4x4x4_16b(level),
         V_MFMA_I32_32X32X16_I8 => i8_32x32x16(level),
         V_MFMA_I32_16X16X32_I8 => i8_16x16x32(level),
+        V_SMFMAC_I32_16X16X64_I8 => sparse_i8_16x16x64(level),
+        V_SMFMAC_I32_32X32X32_I8 => sparse_i8_32x32x32(level),
         V_MFMA_F64_16X16X4_F64 => f64_16x16x4(level),
         V_MFMA_F64_4X4X4_4B_F64 => f64_4x4x4_4b(level),
         _ => return None,
@@ -24,6 +28,8 @@ leveled!(fn i8_16x16x4_4b = int8::<16, 4, 4>);
 leveled!(fn i8_4x4x4_16b = int8::<4, 16, 4>);
 leveled!(fn i8_32x32x16 = int8::<32, 1, 8>);
 leveled!(fn i8_16x16x32 = int8::<16, 1, 8>);
+leveled!(fn sparse_i8_16x16x64 = sparse::int8::<16>);
+leveled!(fn sparse_i8_32x32x32 = sparse::int8::<32>);
 leveled!(fn f64_16x16x4 = double::<16>);
 leveled!(fn f64_4x4x4_4b = double::<4>);
 

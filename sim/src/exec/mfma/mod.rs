@@ -17,6 +17,7 @@ mod exact;
 mod fast;
 mod input;
 mod integer;
+mod sparse;
 mod vector;
 
 use super::{Env, Exec, Flow, Level, MfmaMode};
@@ -60,30 +61,42 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         V_MFMA_F32_16X16X32_BF8_FP8 => float::<Bf8, Fp8, 16, 1, 8>(level),
         V_MFMA_F32_16X16X32_FP8_BF8 => float::<Fp8, Bf8, 16, 1, 8>(level),
         V_MFMA_F32_16X16X32_FP8_FP8 => float::<Fp8, Fp8, 16, 1, 8>(level),
+        V_SMFMAC_F32_16X16X32_F16 => sparse::<F16, F16, 16, 4, 8>(level),
+        V_SMFMAC_F32_32X32X16_F16 => sparse::<F16, F16, 32, 4, 8>(level),
+        V_SMFMAC_F32_16X16X32_BF16 => sparse::<Bf16, Bf16, 16, 4, 8>(level),
+        V_SMFMAC_F32_32X32X16_BF16 => sparse::<Bf16, Bf16, 32, 4, 8>(level),
+        V_SMFMAC_F32_16X16X64_BF8_BF8 => sparse::<Bf8, Bf8, 16, 8, 16>(level),
+        V_SMFMAC_F32_16X16X64_BF8_FP8 => sparse::<Bf8, Fp8, 16, 8, 16>(level),
+        V_SMFMAC_F32_16X16X64_FP8_BF8 => sparse::<Fp8, Bf8, 16, 8, 16>(level),
+        V_SMFMAC_F32_16X16X64_FP8_FP8 => sparse::<Fp8, Fp8, 16, 8, 16>(level),
+        V_SMFMAC_F32_32X32X32_BF8_BF8 => sparse::<Bf8, Bf8, 32, 8, 16>(level),
+        V_SMFMAC_F32_32X32X32_BF8_FP8 => sparse::<Bf8, Fp8, 32, 8, 16>(level),
+        V_SMFMAC_F32_32X32X32_FP8_BF8 => sparse::<Fp8, Bf8, 32, 8, 16>(level),
+        V_SMFMAC_F32_32X32X32_FP8_FP8 => sparse::<Fp8, Fp8, 32, 8, 16>(level),
         _ => return integer::handler(inst, level),
     })
 }
 
 /// The vector extensions of [`Level::Avx2`] and [`Level::Avx512`], around a generic body.
 macro_rules! at_levels {
-    ($level:expr, [$($generic:tt)*], [$($argument:tt)*], $body:ident, $wide:literal, $narrow:literal) => {{
+    ($level:expr, [$($generic:tt)*], [$($argument:tt)*], $($body:ident)::+, $wide:literal, $narrow:literal) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(
             enable = "avx2,fma,f16c,bmi1,bmi2,popcnt,lzcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd"
         )]
         unsafe fn avx512<$($generic)*>(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
             // SAFETY: the contract of `Exec` is passed on; the extension is enabled here.
-            unsafe { fast::$body::<vector::Avx512, $($argument)*, $wide>(w, i, e) }
+            unsafe { $($body)::+::<vector::Avx512, $($argument)*, $wide>(w, i, e) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,popcnt,lzcnt")]
         unsafe fn avx2<$($generic)*>(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
             // SAFETY: the contract of `Exec` is passed on; the extension is enabled here.
-            unsafe { fast::$body::<vector::Avx2, $($argument)*, $narrow>(w, i, e) }
+            unsafe { $($body)::+::<vector::Avx2, $($argument)*, $narrow>(w, i, e) }
         }
         unsafe fn baseline<$($generic)*>(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
             // SAFETY: the contract of `Exec` is passed on.
-            unsafe { fast::$body::<Portable, $($argument)*, $narrow>(w, i, e) }
+            unsafe { $($body)::+::<Portable, $($argument)*, $narrow>(w, i, e) }
         }
         match $level {
             #[cfg(target_arch = "x86_64")]
@@ -103,7 +116,7 @@ fn float<A: Input, B: Input, const MN: usize, const BLOCKS: usize, const KV: usi
         level,
         [A: Input, B: Input, const MN: usize, const BLOCKS: usize, const KV: usize],
         [A, B, MN, BLOCKS, KV],
-        blocks,
+        fast::blocks,
         16,
         4
     )
@@ -111,7 +124,21 @@ fn float<A: Input, B: Input, const MN: usize, const BLOCKS: usize, const KV: usi
 
 /// Sixteen 4x4 blocks with f32 results.
 fn small<T: Input, const KV: usize>(level: Level) -> Exec {
-    at_levels!(level, [T: Input, const KV: usize], [T, KV], blocks4, 0, 0)
+    at_levels!(level, [T: Input, const KV: usize], [T, KV], fast::blocks4, 0, 0)
+}
+
+/// Sparse A, f32 results.
+fn sparse<A: Input, B: Input, const MN: usize, const KV: usize, const KV2: usize>(
+    level: Level,
+) -> Exec {
+    at_levels!(
+        level,
+        [A: Input, B: Input, const MN: usize, const KV: usize, const KV2: usize],
+        [A, B, MN, KV, KV2],
+        sparse::blocks,
+        0,
+        0
+    )
 }
 
 /// Where the matrices of an instruction lie.

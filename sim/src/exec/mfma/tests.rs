@@ -337,6 +337,69 @@ fn f64_shapes_are_the_matrix_product() {
 }
 
 #[test]
+fn sparse_products() {
+    use Type::*;
+    for (op, t, mn, kv) in [
+        (Op::V_SMFMAC_F32_16X16X32_F16, F16, 16, 4),
+        (Op::V_SMFMAC_F32_32X32X16_BF16, Bf16, 32, 4),
+        (Op::V_SMFMAC_F32_16X16X64_FP8_FP8, Fp8, 16, 8),
+        (Op::V_SMFMAC_F32_32X32X32_BF8_BF8, Bf8, 32, 8),
+        (Op::V_SMFMAC_I32_16X16X64_I8, I8, 16, 8),
+        (Op::V_SMFMAC_I32_32X32X32_I8, I8, 32, 8),
+    ] {
+        for (level, mode) in levels().flat_map(|l| [(l, MfmaMode::Fast), (l, MfmaMode::Exact)]) {
+            let mut r = Random(99);
+            let mut w = Wave::new(0);
+            let per = 32 / t.bits();
+            let k_count = 2 * kv * 64 / mn;
+            let mut a = vec![0f64; mn * k_count];
+            let mut b = vec![0f64; mn * k_count];
+            for lane in 0..64 {
+                let (row, group) = (lane % mn, lane / mn);
+                for j in 0..2 * kv {
+                    let (x, bits) = t.random(&mut r);
+                    w.vgpr[256 + 8 + j / per].0[lane] |= bits << (t.bits() * (j % per));
+                    b[row * k_count + 2 * kv * group + j] = x;
+                }
+                // The second set of index bits.
+                for pair in 0..kv / 2 {
+                    let (first, second) = [(0, 1), (0, 3), (1, 2), (2, 3)][r.next() as usize % 4];
+                    for (i, k) in [(2 * pair, first), (2 * pair + 1, second)] {
+                        let (x, bits) = t.random(&mut r);
+                        w.vgpr[i / per].0[lane] |= bits << (t.bits() * (i % per));
+                        w.vgpr[40].0[lane] |= (k as u32) << (2 * kv + 2 * i);
+                        a[row * k_count + 2 * kv * group + 4 * pair + k] = x;
+                    }
+                }
+            }
+            let mut i = inst(op);
+            i.src[2] = VGPR0 + 40;
+            i.ctrl = 1 << 4;
+            assert_eq!(execute(&mut w, &i, level, mode), (Flow::Next, None));
+            for row in 0..mn {
+                for column in 0..mn {
+                    let terms =
+                        (0..k_count).map(|k| a[row * k_count + k] * b[column * k_count + k]);
+                    let (exact, magnitude) =
+                        terms.fold((0.0, 0.0), |(s, m), x| (s + x, m + x.abs()));
+                    let (register, lane) = d_place(mn, 0, row, column);
+                    let got = w.vgpr[64 + register].0[lane];
+                    let got = if t == I8 {
+                        f64::from(got as i32)
+                    } else {
+                        f64::from(f32::from_bits(got))
+                    };
+                    assert!(
+                        (got - exact).abs() <= magnitude * 1e-5,
+                        "{op:?} {level:?} {mode:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn constants_and_broadcasts() {
     for level in levels() {
         // C = 1.0, A and B zero.

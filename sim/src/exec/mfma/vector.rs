@@ -59,8 +59,8 @@ impl Lanes16 for Portable {
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
         let mut out = c.0;
-        for i in 0..16 {
-            out[i] = self.0[i].mul_add(b.0[i], out[i]);
+        for ((out, a), b) in out.iter_mut().zip(self.0).zip(b.0) {
+            *out = a.mul_add(b, *out);
         }
         Portable(out)
     }
