@@ -501,7 +501,7 @@ fn atomics() {
         m.run(&i).unwrap();
         assert_eq!(f32::from_bits(m.buffer[5]), 33.0);
         i.op = Op::GLOBAL_ATOMIC_ADD_F64;
-        if m.base() % 8 == 0 {
+        if m.base().is_multiple_of(8) {
             assert!(matches!(
                 m.run(&i),
                 Err(FaultKind::Misaligned {
@@ -727,6 +727,16 @@ fn scalar_loads() {
         i.imm = 4096;
         assert!(matches!(m.run(&i), Err(FaultKind::OutOfBounds { .. })));
     }
+    // A buffer of 40 bytes: what lies past its end is 0.
+    m.wave.set_s64(4, base);
+    m.wave.sgpr[6] = 40;
+    let mut i = inst(Op::S_BUFFER_LOAD_DWORDX4, Format::Smem);
+    i.src[0] = 4;
+    i.sdst = 16;
+    i.imm = 32;
+    i.flags = flag::SMEM_IMM;
+    m.run(&i).unwrap();
+    assert_eq!(m.wave.sgpr[16..20], [m.buffer[8], m.buffer[9], 0, 0]);
     let mut i = inst(Op::S_MEMTIME, Format::Smem);
     i.sdst = 20;
     m.run(&i).unwrap();

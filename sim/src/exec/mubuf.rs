@@ -169,30 +169,30 @@ fn resolve(
     let mut offsets = [imm; LANES];
     if offen {
         let register = &w.vgpr[v + usize::from(idxen)].0;
-        for lane in 0..LANES {
-            offsets[lane] += u64::from(register[lane]);
+        for (offset, x) in offsets.iter_mut().zip(register) {
+            *offset += u64::from(*x);
         }
     }
     if idxen {
-        for lane in 0..LANES {
-            offsets[lane] += stride * u64::from(w.vgpr[v].0[lane]);
+        for (offset, x) in offsets.iter_mut().zip(&w.vgpr[v].0) {
+            *offset += stride * u64::from(*x);
         }
     }
     let mask = w.exec();
     let mut inside = 0;
     let mut room = [0; LANES];
     if idxen && stride != 0 {
-        for lane in 0..LANES {
-            inside |= u64::from(w.vgpr[v].0[lane] < records) << lane;
+        for (lane, index) in w.vgpr[v].0.iter().enumerate() {
+            inside |= u64::from(*index < records) << lane;
         }
     } else {
         let limit = u64::from(records).saturating_sub(soffset);
-        for lane in 0..LANES {
-            inside |= u64::from(offsets[lane] + size as u64 <= limit) << lane;
+        for (lane, offset) in offsets.iter().enumerate() {
+            inside |= u64::from(offset + size as u64 <= limit) << lane;
         }
         if mask & !inside != 0 {
-            for lane in 0..LANES {
-                room[lane] = limit.saturating_sub(offsets[lane]).min(16) as u32;
+            for (room, offset) in room.iter_mut().zip(&offsets) {
+                *room = limit.saturating_sub(*offset).min(16) as u32;
             }
         }
     }

@@ -64,8 +64,8 @@ pub(super) fn blocks4<T: Input, const KV: usize>(
     for row in 0..4 {
         for lane in 0..64 {
             let from = 4 * (o.a_block(lane / 4) & 15) + row;
-            let x: [f32; KV] = std::array::from_fn(|j| a[j][from]);
-            let y: [f32; KV] = std::array::from_fn(|j| b[j][lane]);
+            let x: [f32; KV] = a.map(|a| a[from]);
+            let y: [f32; KV] = b.map(|b| b[lane]);
             let c = addend(w, o, row, lane);
             w.vgpr[o.d + row].0[lane] = dot::<T, T>(&x, &y, c).to_bits();
         }

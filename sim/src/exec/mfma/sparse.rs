@@ -7,9 +7,7 @@
 //! are grouped in the order of k.
 
 use super::vector::Lanes16;
-use super::{
-    Env, Expanded, Flow, Input, Inst, MfmaMode, Operands, Wave, exact, expand, register, row_place,
-};
+use super::{Env, Expanded, Flow, Input, Inst, MfmaMode, Wave, exact, expand, register, row_place};
 
 /// The index of each lane's stored values, `2 KV` bits.
 #[inline(always)]
@@ -78,10 +76,10 @@ pub(super) unsafe fn blocks<
                 let mut pairs: Vec<(usize, f32, f32)> = Vec::with_capacity(32);
                 for group in 0..64 / MN {
                     let from = MN * group + row;
-                    for i in 0..KV {
+                    for (i, a) in a.iter().enumerate() {
                         let j = partner(index[from], i);
                         let k = KV2 * group + j;
-                        pairs.push((k, a[i][from], b[j][MN * group + column]));
+                        pairs.push((k, a[from], b[j][MN * group + column]));
                     }
                 }
                 pairs.sort_by_key(|p| p.0);

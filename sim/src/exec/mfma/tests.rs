@@ -284,6 +284,7 @@ fn every_shape_is_the_matrix_product() {
 }
 
 #[test]
+#[allow(clippy::needless_range_loop)]
 fn f64_shapes_are_the_matrix_product() {
     for level in levels() {
         for (op, mn, blocks, negate) in [
