@@ -274,7 +274,7 @@ DEVICE void clear_rows(const dw_prefill_prepare_args &x, int end, int slot, int 
 
 template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
     __attribute__((shared)) static Shared shared;
-    const int slot = arch::workgroup() / x.key_heads;
+    const int slot = arch::uniform_value(arch::workgroup() / x.key_heads);
     const int key_head = arch::workgroup() - slot * x.key_heads;
     const int sequence = prefill::sequence_of_slot(x.cu_seqlens, x.sequences, slot);
     if (sequence == x.sequences) {

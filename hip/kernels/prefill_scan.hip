@@ -353,12 +353,12 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
 
 template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_args &x) {
     __attribute__((shared)) static Transposed<Keys> kt;
-    const int head_slab = arch::workgroup() % (x.value_heads * x.slabs);
-    const int sequence = arch::workgroup() / (x.value_heads * x.slabs);
-    const int head = head_slab / x.slabs;
+    const int sequence = arch::uniform_value(arch::workgroup() / (x.value_heads * x.slabs));
+    const int head_slab = arch::workgroup() - sequence * (x.value_heads * x.slabs);
+    const int head = arch::uniform_value(head_slab / x.slabs);
     const int slab = head_slab - head * x.slabs;
     const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence);
-    const int key_head = prefill::key_head_of(head, x.key_heads, x.value_heads, x.flags);
+    const int key_head = arch::uniform_value(prefill::key_head_of(head, x.key_heads, x.value_heads, x.flags));
 
     const int wave_column = (slab * waves + arch::wave()) * 16 * Tiles;
     const bool active = wave_column < x.value_dim;

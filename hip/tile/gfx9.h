@@ -26,7 +26,8 @@ DEVICE int lane() { return thread() & (lanes - 1); }
 // A wave-uniform read of memory that nobody writes during the launch: becomes a scalar load.
 template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((address_space(4))) T *)(u64)p; }
 
-// The same value, told to be the same in all lanes.
+// The same value, told to be the same in all lanes: the quotient of uniform numbers is computed by vector instructions,
+// and a buffer access whose address depends on it would loop over the lanes.
 DEVICE int uniform_value(int x) { return __builtin_amdgcn_readfirstlane(x); }
 
 // The same value, of which the compiler may conclude nothing: keeps what is computed from it inside a loop.
