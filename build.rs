@@ -8,10 +8,8 @@
 mod kernels;
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::{env, fs};
-
-use kernels::Compiler;
 
 fn main() {
     for path in ["hip", "build", "build.rs"] {
@@ -35,7 +33,7 @@ fn main() {
     let mut embedded = String::from("&[\n");
     let mut missing = String::from("&[\n");
     for arch in archs.split(',').map(str::trim).filter(|a| !a.is_empty()) {
-        match build(arch, &sources, &out) {
+        match kernels::build(arch, &sources, &out, env::var_os("DELTAWAVE_HIPCC")) {
             Ok((compiler, objects)) => {
                 for (name, path) in objects {
                     let compiler = compiler.0.display().to_string();
@@ -65,36 +63,4 @@ fn main() {
          pub static MISSING: &[(&str, &str)] = {missing}];\n"
     );
     fs::write(out.join("code_objects.rs"), text).expect("OUT_DIR can be written");
-}
-
-/// Compiles all sources for one architecture.
-fn build(
-    arch: &str,
-    sources: &[PathBuf],
-    out: &Path,
-) -> Result<(Compiler, Vec<(String, PathBuf)>), String> {
-    let compiler = Compiler::for_arch(arch, out).ok_or_else(|| {
-        format!(
-            "no compiler for it was found; install ROCm, or clang and lld of version 17 or newer \
-             (Debian, Ubuntu: apt-get install clang-19 lld-19), or set DELTAWAVE_HIPCC to one that accepts \
-             --offload-arch={arch}"
-        )
-    })?;
-    let objects: Vec<(String, PathBuf)> = sources
-        .iter()
-        .map(|source| {
-            let name = source
-                .file_stem()
-                .expect("a .hip file has a stem")
-                .to_string_lossy()
-                .into_owned();
-            let object = out.join(format!("{name}.{arch}.co"));
-            (name, object)
-        })
-        .collect();
-    kernels::in_parallel(sources.len(), |i| {
-        compiler.compile(&sources[i], arch, &objects[i].1)
-    })
-    .map_err(|e| e.to_string())?;
-    Ok((compiler, objects))
 }

@@ -68,47 +68,47 @@ impl Compiler {
         found
     }
 
-    /// The compiler named by `DELTAWAVE_HIPCC`, else the first candidate that compiles a kernel for `arch`. What a
-    /// compiler can do is found by letting it do it, not by its version.
-    pub fn for_arch(arch: &str, scratch: &Path) -> Option<Compiler> {
-        let named = env::var_os("DELTAWAVE_HIPCC").map(|p| vec![Compiler(p.into())]);
+    /// `named`, else the first candidate, that compiles a kernel for `arch`. What a compiler can do is found by letting
+    /// it do it, not by its version. The error says how to get one.
+    pub fn for_arch(
+        arch: &str,
+        scratch: &Path,
+        named: Option<OsString>,
+    ) -> Result<Compiler, String> {
         let source = scratch.join(format!("probe-{arch}.hip"));
-        fs::write(
-            &source,
-            "extern \"C\" __attribute__((global)) void probe(float *x) { *x = 1.0f; }\n",
-        )
-        .ok()?;
-        let candidates = named.unwrap_or_else(Self::candidates);
-        candidates.into_iter().find(|c| {
-            c.compile(&source, arch, &scratch.join(format!("probe-{arch}.co")))
-                .is_ok()
-        })
+        let probe = "extern \"C\" __attribute__((global)) void probe(float *x) { *x = 1.0f; }\n";
+        fs::write(&source, probe)
+            .map_err(|e| format!("{} cannot be written: {e}", source.display()))?;
+        let compiles =
+            |c: &Compiler| c.compile(&source, arch, &scratch.join(format!("probe-{arch}.co")));
+        if let Some(program) = named {
+            let compiler = Compiler(program.into());
+            return match compiles(&compiler) {
+                Ok(()) => Ok(compiler),
+                Err(e) => Err(format!(
+                    "the compiler that DELTAWAVE_HIPCC names does not compile for {arch}; unset it, or name one that \
+                     accepts --offload-arch={arch}: hipcc of ROCm, or clang++ of version 17 or newer with lld (Debian, \
+                     Ubuntu: apt-get install clang-19 lld-19)\n{e}"
+                )),
+            };
+        }
+        Self::candidates()
+            .into_iter()
+            .find(|c| compiles(c).is_ok())
+            .ok_or_else(|| {
+                format!(
+                    "no compiler for it was found; install ROCm, or clang and lld of version 17 or newer (Debian, \
+                     Ubuntu: apt-get install clang-19 lld-19), or set DELTAWAVE_HIPCC to one that accepts \
+                     --offload-arch={arch}"
+                )
+            })
     }
 
     /// Compiles one source to one code object. The bytes depend on the sources and the compiler alone.
     pub fn compile(&self, source: &Path, arch: &str, output: &Path) -> Result<(), CompileError> {
-        let mut arguments: Vec<OsString> = [
-            "-x",
-            "hip",
-            "-std=c++17",
-            "-O3",
-            "-nogpuinc",
-            "-nogpulib",
-            "--offload-device-only",
-            "--no-gpu-bundle-output",
-            "-fuse-cuid=none",
-            "-Wall",
-            "-Wextra",
-            "-o",
-        ]
-        .map(OsString::from)
-        .to_vec();
-        arguments.extend([
-            output.into(),
-            format!("--offload-arch={arch}").into(),
-            source.into(),
-        ]);
-        let result = Command::new(&self.0).args(arguments).output();
+        let result = Command::new(&self.0)
+            .args(arguments(source, arch, output))
+            .output();
         let result = result.map_err(|e| CompileError::Start(self.0.clone(), e))?;
         if result.status.success() {
             return Ok(());
@@ -120,6 +120,56 @@ impl Compiler {
             stderr,
         })
     }
+}
+
+/// The command line that compiles one source to one code object.
+pub fn arguments(source: &Path, arch: &str, output: &Path) -> Vec<OsString> {
+    let fixed = [
+        "-x",
+        "hip",
+        "-std=c++17",
+        "-O3",
+        "-nogpuinc",
+        "-nogpulib",
+        "--offload-device-only",
+        "--no-gpu-bundle-output",
+        "-fuse-cuid=none",
+        "-Wall",
+        "-Wextra",
+        "-o",
+    ];
+    let mut arguments = fixed.map(OsString::from).to_vec();
+    arguments.extend([
+        output.into(),
+        format!("--offload-arch={arch}").into(),
+        source.into(),
+    ]);
+    arguments
+}
+
+/// Compiles all sources for one architecture, in parallel: the compiler, and the name and file of each code object in
+/// the order of `sources`. The error is one line that says how to get what is missing, and details below it.
+pub fn build(
+    arch: &str,
+    sources: &[PathBuf],
+    out: &Path,
+    named: Option<OsString>,
+) -> Result<(Compiler, Vec<(String, PathBuf)>), String> {
+    let compiler = Compiler::for_arch(arch, out, named)?;
+    let objects: Vec<(String, PathBuf)> = sources
+        .iter()
+        .map(|source| {
+            let stem = source.file_stem().unwrap_or_default();
+            let name = stem.to_string_lossy().into_owned();
+            let object = out.join(format!("{name}.{arch}.co"));
+            (name, object)
+        })
+        .collect();
+    in_parallel(sources.len(), |i| {
+        compiler.compile(&sources[i], arch, &objects[i].1)
+    })
+    .map_err(|e| e.to_string())?;
+    Ok((compiler, objects))
 }
 
 /// The kernel sources below a repository's root, in the order of their names.

@@ -1,0 +1,426 @@
+//! What the embedded code objects promise: the kernels that are launched, the size of their arguments, registers
+//! without spills, and bytes that depend on the sources and the compiler alone. No device is needed.
+
+use std::ffi::OsString;
+use std::mem::size_of;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, VERIFIED_ARCHS};
+use deltawave_sim::code_object::KernelMetadata;
+
+#[path = "../src/abi.rs"]
+#[allow(clippy::undocumented_unsafe_blocks)]
+mod abi;
+#[path = "../build/kernels.rs"]
+#[allow(dead_code)]
+mod kernels;
+
+use kernels::Compiler;
+
+/// A kernel that the crate launches.
+struct Launched {
+    name: String,
+    /// Stem of its source, and of the code object that holds it.
+    stem: &'static str,
+    /// Size of its argument struct in `hip/abi.h`.
+    arguments: usize,
+    /// Vector registers, architectural and accumulation, that it may use.
+    registers: u32,
+}
+
+/// Every kernel that the crate launches. Budgets: two workgroups of four waves fit a compute unit up to 256 registers.
+fn launched() -> Vec<Launched> {
+    let kernel = |name: String, stem, arguments, registers| Launched {
+        name,
+        stem,
+        arguments,
+        registers,
+    };
+    let gate = size_of::<abi::dw_gate_args>();
+    let lengths = size_of::<abi::dw_prefill_lengths_args>();
+    let prepare = size_of::<abi::dw_prefill_prepare_args>();
+    let scan = size_of::<abi::dw_prefill_scan_args>();
+    let mut all = vec![
+        kernel("dw_gate".into(), "gate", gate, 32),
+        kernel("dw_prefill_lengths".into(), "prefill_lengths", lengths, 32),
+    ];
+    for dtype in ["bf16", "f16"] {
+        let name = format!("dw_prefill_prepare_{dtype}");
+        all.push(kernel(name, "prefill_prepare", prepare, 192));
+        for k in [64, 96, 128, 192, 256] {
+            let name = format!("dw_prefill_scan_{dtype}_k{k}");
+            all.push(kernel(name, "prefill_scan", scan, 256));
+        }
+    }
+    all
+}
+
+const MAX_LDS: u32 = 64 << 10;
+const MAX_KERNELS: usize = 40;
+const MAX_BYTES: usize = 6 << 20;
+const MAX_COMPILE_TIME: Duration = Duration::from_secs(60);
+
+/// Says that a test is skipped, or fails it where that was asked for.
+fn skip(reason: &str) {
+    assert_ne!(
+        env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref(),
+        Ok("1"),
+        "{reason}"
+    );
+    println!("skipped: {reason}");
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// An empty folder of this test.
+fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("code-objects-{name}"));
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).expect("the target folder can be written");
+    path
+}
+
+/// The embedded code objects for the first verified architecture, with the metadata of their kernels.
+fn embedded() -> Option<Vec<(&'static CodeObject, Vec<KernelMetadata>)>> {
+    let objects: Vec<_> = code_objects::for_arch(VERIFIED_ARCHS[0]).collect();
+    if objects.is_empty() {
+        skip(&code_objects::why_missing(VERIFIED_ARCHS[0]));
+        return None;
+    }
+    let with_metadata = objects.into_iter().map(|object| {
+        let loaded = deltawave_sim::code_object::CodeObject::load(object.bytes)
+            .unwrap_or_else(|e| panic!("{}: {e}", object.name));
+        let metadata = loaded.kernels().iter().map(|k| k.metadata.clone());
+        (object, metadata.collect())
+    });
+    Some(with_metadata.collect())
+}
+
+/// The compiler to test with: the one that the build would choose.
+fn compiler(arch: &str) -> Option<Compiler> {
+    let scratch = folder(&format!("probe-{arch}-{:?}", std::thread::current().id()));
+    Compiler::for_arch(arch, &scratch, env::var_os("DELTAWAVE_HIPCC")).ok()
+}
+
+/// Compiles every source of `sources` for `arch` into a new folder; names and bytes.
+fn compile_all(
+    compiler: &Compiler,
+    sources: &[PathBuf],
+    arch: &str,
+    name: &str,
+) -> Vec<(String, Vec<u8>)> {
+    let out = folder(name);
+    let (_, objects) = kernels::build(arch, sources, &out, Some(compiler.0.clone().into()))
+        .unwrap_or_else(|e| panic!("{e}"));
+    let read =
+        |(name, path): (String, PathBuf)| (name, fs::read(path).expect("the compiler's output"));
+    objects.into_iter().map(read).collect()
+}
+
+fn sources() -> Vec<PathBuf> {
+    kernels::sources(root()).expect("hip/kernels can be read")
+}
+
+/// Fails with the names of the code objects that differ, not with their bytes.
+fn assert_same(left: &[(String, Vec<u8>)], right: &[(String, Vec<u8>)], what: &str) {
+    assert_eq!(left.len(), right.len(), "{what}");
+    let pairs = left.iter().zip(right);
+    let differing: Vec<_> = pairs.filter(|(l, r)| l != r).map(|(l, _)| &l.0).collect();
+    assert!(differing.is_empty(), "{what}: {differing:?} differ");
+}
+
+#[test]
+fn every_launched_kernel_is_embedded_with_its_arguments() {
+    let Some(embedded) = embedded() else { return };
+    for expected in launched() {
+        let (_, kernels) = embedded
+            .iter()
+            .find(|(object, _)| object.name == expected.stem)
+            .unwrap_or_else(|| panic!("no code object {}", expected.stem));
+        let kernel = kernels
+            .iter()
+            .find(|k| k.name == expected.name)
+            .unwrap_or_else(|| panic!("no kernel {} in {}", expected.name, expected.stem));
+        // Hidden arguments would follow the struct: the kernels use none, so that nobody has to supply them.
+        assert_eq!(
+            kernel.kernarg_segment_size as usize, expected.arguments,
+            "argument bytes of {}",
+            expected.name
+        );
+        assert_eq!(kernel.wavefront_size, 64, "{}", expected.name);
+    }
+}
+
+#[test]
+fn nothing_is_embedded_that_is_not_launched() {
+    let Some(embedded) = embedded() else { return };
+    let known: Vec<_> = launched().into_iter().map(|k| k.name).collect();
+    for (object, kernels) in embedded {
+        for kernel in kernels {
+            assert!(
+                known.contains(&kernel.name),
+                "{} of {} is missing from the table of this test",
+                kernel.name,
+                object.name
+            );
+        }
+    }
+}
+
+#[test]
+fn kernels_stay_within_their_resources() {
+    let Some(embedded) = embedded() else { return };
+    let budgets = launched();
+    for (object, kernels) in embedded {
+        for kernel in kernels {
+            let who = format!("{}, compiled by {}", kernel.name, object.compiler);
+            assert_eq!(kernel.vgpr_spill_count, 0, "VGPR spills of {who}");
+            assert_eq!(kernel.sgpr_spill_count, 0, "SGPR spills of {who}");
+            assert_eq!(
+                kernel.private_segment_fixed_size, 0,
+                "scratch bytes of {who}"
+            );
+            assert!(!kernel.uses_dynamic_stack, "dynamic stack of {who}");
+            assert!(
+                kernel.group_segment_fixed_size <= MAX_LDS,
+                "LDS of {who}: {} bytes",
+                kernel.group_segment_fixed_size
+            );
+            // `vgpr_count` counts both kinds. An accumulation register would cost moves in every chunk.
+            assert_eq!(
+                kernel.agpr_count, 0,
+                "accumulation registers that {who} names"
+            );
+            if let Some(budget) = budgets.iter().find(|b| b.name == kernel.name) {
+                assert!(
+                    kernel.vgpr_count <= budget.registers,
+                    "{who} uses {} registers of {}",
+                    kernel.vgpr_count,
+                    budget.registers
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn code_objects_are_few_small_and_aligned() {
+    let Some(embedded) = embedded() else { return };
+    let count: usize = embedded.iter().map(|(_, kernels)| kernels.len()).sum();
+    assert!(count <= MAX_KERNELS, "{count} kernels");
+    let bytes: usize = embedded.iter().map(|(object, _)| object.bytes.len()).sum();
+    assert!(bytes <= MAX_BYTES, "{bytes} bytes");
+    for object in CODE_OBJECTS {
+        let address = object.bytes.as_ptr().addr();
+        assert_eq!(address % 4096, 0, "{} for {}", object.name, object.arch);
+    }
+}
+
+#[test]
+fn compiling_is_quick_and_reproducible() {
+    let arch = VERIFIED_ARCHS[0];
+    let Some(compiler) = compiler(arch) else {
+        return skip("no compiler for gfx942");
+    };
+    let start = Instant::now();
+    let first = compile_all(&compiler, &sources(), arch, "first");
+    let elapsed = start.elapsed();
+    assert!(
+        elapsed < MAX_COMPILE_TIME,
+        "compiling took {elapsed:?}, more than {MAX_COMPILE_TIME:?}"
+    );
+
+    // Another output folder, and sources that lie elsewhere.
+    let elsewhere = folder("sources");
+    for part in ["hip", "hip/kernels", "hip/tile"] {
+        let to = elsewhere.join(part);
+        fs::create_dir_all(&to).expect("the target folder can be written");
+        for entry in fs::read_dir(root().join(part)).expect("hip can be read") {
+            let path = entry.expect("hip can be read").path();
+            if path.is_file() {
+                let name = path.file_name().expect("a file has a name");
+                fs::copy(&path, to.join(name)).expect("the target folder can be written");
+            }
+        }
+    }
+    let moved = kernels::sources(&elsewhere).expect("the copies can be read");
+    let second = compile_all(&compiler, &moved, arch, "second");
+    assert_same(&first, &second, "sources and outputs in different folders");
+
+    // With the compiler that made them, the embedded ones.
+    let embedded: Vec<_> = code_objects::for_arch(arch)
+        .filter(|object| Path::new(object.compiler) == compiler.0)
+        .map(|object| (object.name.to_owned(), object.bytes.to_vec()))
+        .collect();
+    if embedded.is_empty() {
+        return skip("the compiler of the embedded code objects is not the one found now");
+    }
+    assert_same(&first, &embedded, "compiled now and embedded");
+}
+
+/// hipcc is a driver: given another clang, its output must not depend on what it adds to the command line. Debian's is
+/// older than gfx942, so it gets the programs of a newer clang under the names that it looks for.
+#[test]
+fn hipcc_as_driver_makes_the_same_bytes() {
+    let arch = VERIFIED_ARCHS[0];
+    let path = env::var_os("PATH").unwrap_or_default();
+    let find = |name: &str| {
+        env::split_paths(&path)
+            .map(|f| f.join(name))
+            .find(|p| p.is_file())
+    };
+    let Some(hipcc) = find("hipcc") else {
+        return skip("no hipcc");
+    };
+    let scratch = folder("clang-probe");
+    let clang = Compiler::candidates()
+        .into_iter()
+        .filter(|c| !c.0.ends_with("hipcc"))
+        .find(|c| {
+            c.compile(&scratch_source(&scratch), arch, &scratch.join("probe.co"))
+                .is_ok()
+        });
+    let Some(clang) = clang else {
+        return skip("no clang for gfx942");
+    };
+
+    let programs = folder("hipcc-programs");
+    let target = fs::canonicalize(&clang.0).expect("the compiler exists");
+    let installed = target
+        .parent()
+        .expect("a program lies in a folder")
+        .to_owned();
+    // The clang++ beside it, not what it links to: the program's name selects C++.
+    let versions = std::iter::once(String::new()).chain((13..=30).map(|v| format!("-{v}")));
+    for version in versions {
+        link(&clang.0, &programs.join(format!("clang++{version}")));
+        link(&target, &programs.join(format!("clang{version}")));
+        for tool in [
+            "clang-offload-bundler",
+            "llvm-link",
+            "lld",
+            "ld.lld",
+            "llc",
+            "opt",
+        ] {
+            let program = installed.join(tool);
+            if program.is_file() {
+                link(&program, &programs.join(format!("{tool}{version}")));
+            }
+        }
+    }
+
+    let expected = compile_all(&clang, &sources(), arch, "clang");
+    let out = folder("hipcc");
+    let compiled: Vec<_> = sources()
+        .iter()
+        .map(|source| {
+            let name = source.file_stem().expect("a source has a stem");
+            let output = out.join(name);
+            let result = Command::new(&hipcc)
+                .args(kernels::arguments(source, arch, &output))
+                .env("HIP_PLATFORM", "amd")
+                .env("HIP_CLANG_PATH", &programs)
+                .output()
+                .expect("hipcc starts");
+            assert!(
+                result.status.success(),
+                "{} fails: {}",
+                hipcc.display(),
+                String::from_utf8_lossy(&result.stderr)
+            );
+            let bytes = fs::read(&output).expect("hipcc's output");
+            (name.to_string_lossy().into_owned(), bytes)
+        })
+        .collect();
+    assert_same(&compiled, &expected, "hipcc and clang++");
+}
+
+fn scratch_source(scratch: &Path) -> PathBuf {
+    let source = scratch.join("probe.hip");
+    fs::write(
+        &source,
+        "extern \"C\" __attribute__((global)) void probe() {}\n",
+    )
+    .expect("the target folder can be written");
+    source
+}
+
+#[cfg(unix)]
+fn link(program: &Path, name: &Path) {
+    std::os::unix::fs::symlink(program, name).expect("the target folder can be written");
+}
+
+#[cfg(not(unix))]
+fn link(program: &Path, name: &Path) {
+    fs::copy(program, name).expect("the target folder can be written");
+}
+
+/// These compile and nobody has run them: `VERIFIED_ARCHS` does not name them.
+#[test]
+fn unverified_architectures_compile() {
+    for arch in ["gfx90a", "gfx950"] {
+        assert!(!VERIFIED_ARCHS.contains(&arch));
+        let Some(compiler) = compiler(arch) else {
+            println!("skipped: no compiler here knows {arch}");
+            continue;
+        };
+        let objects = compile_all(&compiler, &sources(), arch, arch);
+        assert!(
+            objects
+                .iter()
+                .all(|(_, bytes)| bytes.starts_with(b"\x7fELF"))
+        );
+    }
+}
+
+#[test]
+fn without_a_compiler_the_error_says_how_to_get_one() {
+    let out = folder("no-compiler");
+    let named = OsString::from("/nonexistent/hipcc");
+    let error = kernels::build("gfx942", &sources(), &out, Some(named))
+        .expect_err("there is no such program");
+    for part in [
+        "DELTAWAVE_HIPCC",
+        "/nonexistent/hipcc",
+        "gfx942",
+        "apt-get install clang-19 lld-19",
+        "ROCm",
+    ] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+    // A program that is no compiler.
+    let error = kernels::build("gfx942", &sources(), &out, Some("false".into()))
+        .expect_err("false does not compile");
+    assert!(error.contains("apt-get install clang-19 lld-19"), "{error}");
+    // An architecture that no compiler knows.
+    let error = kernels::build("gfx0", &sources(), &out, None).expect_err("no such architecture");
+    assert!(error.contains("--offload-arch=gfx0"), "{error}");
+}
+
+#[test]
+fn an_architecture_that_was_not_built_says_how_to_build_it() {
+    assert_eq!(code_objects::for_arch("gfx1100").count(), 0);
+    let reason = code_objects::why_missing("gfx1100");
+    assert!(reason.contains("DELTAWAVE_ARCHS"), "{reason}");
+    assert!(reason.contains("gfx1100"), "{reason}");
+}
+
+#[test]
+fn code_that_does_not_compile_is_shown_with_its_message() {
+    let Some(compiler) = compiler(VERIFIED_ARCHS[0]) else {
+        return skip("no compiler for gfx942");
+    };
+    let out = folder("broken");
+    let source = out.join("broken.hip");
+    fs::write(&source, "this is not C++\n").expect("the target folder can be written");
+    let error = kernels::build(VERIFIED_ARCHS[0], &[source], &out, Some(compiler.0.into()))
+        .expect_err("that is not C++");
+    assert!(error.contains("broken.hip"), "{error}");
+    assert!(error.contains("error:"), "{error}");
+}
