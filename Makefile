@@ -1,0 +1,43 @@
+# `make demo` and `make test` are all that a visitor needs; `make help` lists the rest.
+
+CARGO ?= cargo
+# One profile for everything, so that nothing is compiled twice.
+PROFILE ?= release
+
+HIP_SOURCES = $$(find . '(' -path ./target -o -path './.*' ')' -prune -o '(' -name '*.h' -o -name '*.hip' -o -name '*.cpp' ')' -print)
+
+.PHONY: help demo test lint fmt doc setup clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+demo: ## run a Gated DeltaNet prefill of Qwen3.5-35B-A3B and check it against the oracle
+	@scripts/setup build
+	$(CARGO) run --profile $(PROFILE) --bin deltawave -- prefill --model qwen3.5-35b-a3b \
+		--seqlens 1,63,64,65,129,300,500,926 --dtype bf16 --check
+
+test: ## run every test that this machine can run
+	@scripts/setup test
+	$(CARGO) test --workspace --profile $(PROFILE)
+
+lint: ## check formats, lints and documentation
+	@scripts/setup lint
+	$(CARGO) fmt --all --check
+	clang-format-19 --dry-run -Werror $(HIP_SOURCES)
+	$(CARGO) clippy --workspace --all-targets --profile $(PROFILE) -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --profile $(PROFILE)
+
+fmt: ## format Rust and HIP sources
+	@scripts/setup lint
+	$(CARGO) fmt --all
+	clang-format-19 -i $(HIP_SOURCES)
+
+doc: ## build the documentation
+	$(CARGO) doc --workspace --no-deps --profile $(PROFILE)
+
+setup: ## install what the other targets need (Debian, Ubuntu), or say what is missing
+	@scripts/setup lint
+
+clean: ## remove what was built
+	$(CARGO) clean
