@@ -114,3 +114,19 @@ macro_rules! leveled_narrow {
     };
 }
 pub(crate) use leveled_narrow;
+
+/// As [`leveled`], for rare instructions: every level runs the baseline code.
+macro_rules! unleveled {
+    ($(#[$meta:meta])* fn $name:ident = $body:path) => {
+        $(#[$meta])*
+        pub(crate) fn $name(_: $crate::exec::Level) -> $crate::exec::Exec {
+            use $crate::{exec::{Env, Flow}, inst::Inst, wave::Wave};
+            unsafe fn baseline(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
+                // SAFETY: the contract of `Exec` is passed on.
+                unsafe { $body(w, i, e) }
+            }
+            baseline
+        }
+    };
+}
+pub(crate) use unleveled;

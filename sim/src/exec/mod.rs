@@ -17,7 +17,7 @@ mod valu;
 mod vmem;
 
 pub use level::Level;
-pub(crate) use level::{leveled, leveled_narrow};
+pub(crate) use level::{leveled, leveled_narrow, unleveled};
 
 use crate::fault::FaultKind;
 use crate::inst::Inst;

@@ -563,6 +563,52 @@ fn set_hardware_register(w: &mut Wave, imm: i32, value: u32) {
     }
 }
 
+/// The bit of MODE that `s_set_gpr_idx_on` sets: vector register numbers are relative to M0.
+pub(crate) const GPR_IDX_EN: u32 = 1 << 27;
+
+fn is_valu(format: Format) -> bool {
+    matches!(
+        format,
+        Format::Vop1 | Format::Vop2 | Format::Vopc | Format::Vop3 | Format::Vop3p | Format::Mai
+    )
+}
+
+/// `s_set_gpr_idx_*`: the index in M0 bits 0..8, the operands that it moves in bits 12..16.
+unsafe fn gpr_index(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
+    let m0 = w.sgpr[M0 as usize];
+    let which = (i.imm as u32 & 15) << 12;
+    match i.op {
+        Op::S_SET_GPR_IDX_OFF => {
+            w.mode &= !GPR_IDX_EN;
+            return Flow::Next;
+        }
+        Op::S_SET_GPR_IDX_ON => {
+            let index = scalar32(w, i, i.src[0]) & 255;
+            w.sgpr[M0 as usize] = m0 & !0xf0ff | index | which;
+            w.mode |= GPR_IDX_EN;
+        }
+        Op::S_SET_GPR_IDX_IDX => {
+            let index = scalar32(w, i, i.src[0]) & 255;
+            w.sgpr[M0 as usize] = m0 & !0xff | index;
+            return Flow::Next;
+        }
+        _ => w.sgpr[M0 as usize] = m0 & !0xf000 | which,
+    }
+    // Only moves are indexed by the simulator: anything else before the mode ends is refused.
+    let rest = e.program.insts.get(w.pc as usize..).unwrap_or_default();
+    let other = rest
+        .iter()
+        .take_while(|n| n.op != Op::S_SET_GPR_IDX_OFF)
+        .find(|n| is_valu(n.format) && n.op != Op::V_MOV_B32);
+    if let Some(n) = other {
+        e.fault = Some(FaultKind::Unimplemented {
+            mnemonic: format!("{:?} after s_set_gpr_idx_on", n.op).to_lowercase(),
+        });
+        return Flow::Fault;
+    }
+    Flow::Next
+}
+
 /// Device address of the next instruction.
 fn next_address(w: &Wave, e: &Env) -> u64 {
     let n = w.pc as usize;
@@ -722,6 +768,10 @@ fn control(inst: &Inst) -> Option<Exec> {
         | Op::S_GETREG_B32
         | Op::S_SETREG_B32
         | Op::S_SETREG_IMM32_B32 => other,
+        Op::S_SET_GPR_IDX_ON
+        | Op::S_SET_GPR_IDX_OFF
+        | Op::S_SET_GPR_IDX_IDX
+        | Op::S_SET_GPR_IDX_MODE => gpr_index,
         Op::S_GETPC_B64 => get_pc,
         Op::S_SETPC_B64 => set_pc,
         Op::S_SWAPPC_B64 => swap_pc,

@@ -3,7 +3,7 @@
 use super::operand::{Scratch, Ty, pack_mask, put32, spread_mask, src32, src64, written_lanes};
 use super::shape::{at, at64};
 use crate::exec::convert::f16_to_f32;
-use crate::exec::{Env, Exec, Flow, Level, leveled, leveled_narrow};
+use crate::exec::{Env, Exec, Flow, Level, leveled, leveled_narrow, unleveled};
 use crate::inst::{EXEC, Inst, NONE, VCC, VGPR0, flag};
 use crate::op::Op;
 use crate::wave::{LANES, Wave};
@@ -243,7 +243,7 @@ compares! {
         V_CMP_GE_U32, V_CMPX_GE_U32 = |a, b| a >= b,
         V_CMP_T_U32, V_CMPX_T_U32 = |a, b| true,
     }
-    leveled_narrow fn f64_compares via compare64(Ty::F64): u64 as f64::from_bits => {
+    unleveled fn f64_compares via compare64(Ty::F64): u64 as f64::from_bits => {
         V_CMP_F_F64, V_CMPX_F_F64 = |a, b| false,
         V_CMP_LT_F64, V_CMPX_LT_F64 = |a, b| a < b,
         V_CMP_EQ_F64, V_CMPX_EQ_F64 = |a, b| a == b,
@@ -271,7 +271,7 @@ compares! {
         V_CMP_GE_I64, V_CMPX_GE_I64 = |a, b| a >= b,
         V_CMP_T_I64, V_CMPX_T_I64 = |a, b| true,
     }
-    leveled fn u64_compares via compare64(Ty::B64): u64 as u64_of => {
+    leveled_narrow fn u64_compares via compare64(Ty::B64): u64 as u64_of => {
         V_CMP_F_U64, V_CMPX_F_U64 = |a, b| false,
         V_CMP_LT_U64, V_CMPX_LT_U64 = |a, b| a < b,
         V_CMP_EQ_U64, V_CMPX_EQ_U64 = |a, b| a == b,
@@ -281,7 +281,7 @@ compares! {
         V_CMP_GE_U64, V_CMPX_GE_U64 = |a, b| a >= b,
         V_CMP_T_U64, V_CMPX_T_U64 = |a, b| true,
     }
-    leveled_narrow fn f16_compares via compare32(Ty::F16): u32 as f16_to_f32 => {
+    unleveled fn f16_compares via compare32(Ty::F16): u32 as f16_to_f32 => {
         V_CMP_F_F16, V_CMPX_F_F16 = |a, b| false,
         V_CMP_LT_F16, V_CMPX_LT_F16 = |a, b| a < b,
         V_CMP_EQ_F16, V_CMPX_EQ_F16 = |a, b| a == b,
@@ -299,7 +299,7 @@ compares! {
         V_CMP_NLT_F16, V_CMPX_NLT_F16 = |a, b| !(a < b),
         V_CMP_TRU_F16, V_CMPX_TRU_F16 = |a, b| true,
     }
-    leveled_narrow fn i16_compares via compare32(Ty::B16): u32 as i16_of => {
+    unleveled fn i16_compares via compare32(Ty::B16): u32 as i16_of => {
         V_CMP_F_I16, V_CMPX_F_I16 = |a, b| false,
         V_CMP_LT_I16, V_CMPX_LT_I16 = |a, b| a < b,
         V_CMP_EQ_I16, V_CMPX_EQ_I16 = |a, b| a == b,
@@ -309,7 +309,7 @@ compares! {
         V_CMP_GE_I16, V_CMPX_GE_I16 = |a, b| a >= b,
         V_CMP_T_I16, V_CMPX_T_I16 = |a, b| true,
     }
-    leveled_narrow fn u16_compares via compare32(Ty::B16): u32 as u16_of => {
+    unleveled fn u16_compares via compare32(Ty::B16): u32 as u16_of => {
         V_CMP_F_U16, V_CMPX_F_U16 = |a, b| false,
         V_CMP_LT_U16, V_CMPX_LT_U16 = |a, b| a < b,
         V_CMP_EQ_U16, V_CMPX_EQ_U16 = |a, b| a == b,
@@ -366,16 +366,16 @@ unsafe fn cndmask(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
         let b = src32(w, i, 1, ty, s.at(1));
         let m = spread_mask(mask);
         for (l, r) in r.iter_mut().enumerate() {
-            *r = if m[l] != 0 { at(b, l) } else { at(a, l) };
+            *r = at(b, l) & m[l] | at(a, l) & !m[l];
         }
     }
     put32(w, i, &r);
     Flow::Next
 }
 
-leveled_narrow!(fn class16_exec = class16_body);
-leveled_narrow!(fn class32_exec = class32_body);
-leveled_narrow!(fn class64_exec = class64_body);
+unleveled!(fn class16_exec = class16_body);
+unleveled!(fn class32_exec = class32_body);
+unleveled!(fn class64_exec = class64_body);
 leveled!(fn cndmask_exec = cndmask);
 
 fn others(inst: &Inst, level: Level) -> Option<Exec> {

@@ -83,7 +83,8 @@ fn div_scale(s0: f64, d: f64, n: f64, format: &Format) -> (f64, bool) {
         return (up(), false);
     }
     if inverse_denormal && result_denormal {
-        return (if is_d { up() } else { s0 }, true);
+        let down = ldexp64(s0, -format.scale);
+        return (if is_d { down } else { s0 }, true);
     }
     if inverse_denormal {
         return (ldexp64(s0, -format.scale), false);
@@ -241,6 +242,9 @@ fn div_fixup(q: f64, d: f64, n: f64, format: &Format) -> f64 {
         f64::INFINITY
     } else if d.is_infinite() || n == 0.0 || biased(n, format) - biased(d, format) < below {
         0.0
+    } else if q.is_nan() {
+        // The steps went through infinities: the quotient of finite numbers has overflowed.
+        f64::INFINITY
     } else {
         q.abs()
     };
@@ -263,8 +267,6 @@ unsafe fn fixup32(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
                 (v as f32).to_bits()
             } else if n.is_nan() || d.is_nan() {
                 super::float::nan32([at(c, l), at(b, l), 0])
-            } else if q.is_nan() && !(d == 0.0 || d.is_infinite()) {
-                at(a, l) | 0x40_0000
             } else {
                 0xffc0_0000
             };

@@ -136,9 +136,6 @@ ops! {
     fn muls via float2(Arith::Mul): (f32, f32) => f32 {
         V_MUL_F32 = |a, b| a * b,
     }
-    fn legacy via float2(Arith::Exact): (f32, f32) => f32 {
-        V_MUL_LEGACY_F32 = |a, b| if a == 0.0 || b == 0.0 { 0.0 } else { a * b },
-    }
     fn fmas via float3(Arith::Fma, false): (f32, f32, f32) => f32 {
         V_FMA_F32 | V_FMAMK_F32 | V_FMAAK_F32 = |a, b, c| a.mul_add(b, c),
     }
@@ -160,23 +157,31 @@ ops! {
         V_CEIL_F32 = |a| a.ceil(),
         V_TRUNC_F32 = |a| a.trunc(),
         V_FRACT_F32 = |a| fract(a),
-        V_FREXP_MANT_F32 = |a| frexp_mant(a),
         V_RCP_F32 | V_RCP_IFLAG_F32 = |a| math::flushed(1.0 / math::flushed(a)),
         V_RSQ_F32 = |a| math::rsq(math::flushed(a)),
         V_SQRT_F32 = |a| math::flushed(a).sqrt(),
         V_EXP_F32 | V_EXP_LEGACY_F32 = |a| math::flushed(math::exp2(math::flushed(a))),
         V_LOG_F32 | V_LOG_LEGACY_F32 = |a| math::log2(math::flushed(a)),
+    }
+    fn scaling via bits2_int(): (u32, u32) => u32 {
+        V_LDEXP_F32 = |a, b| ldexp(a, b),
+    }
+}
+
+ops! { rare
+    fn seldom via float1(): (f32,) => f32 {
         V_SIN_F32 = |a| math::sin_turns(a),
         V_COS_F32 = |a| math::cos_turns(a),
+        V_FREXP_MANT_F32 = |a| frexp_mant(a),
+    }
+    fn legacy via float2(Arith::Exact): (f32, f32) => f32 {
+        V_MUL_LEGACY_F32 = |a, b| if a == 0.0 || b == 0.0 { 0.0 } else { a * b },
     }
     fn others3 via float3(Arith::Exact, false): (f32, f32, f32) => f32 {
         V_CUBEID_F32 = |a, b, c| cube(a, b, c).0,
         V_CUBESC_F32 = |a, b, c| cube(a, b, c).1,
         V_CUBETC_F32 = |a, b, c| cube(a, b, c).2,
         V_CUBEMA_F32 = |a, b, c| cube(a, b, c).3,
-    }
-    fn scaling via bits2_int(): (u32, u32) => u32 {
-        V_LDEXP_F32 = |a, b| ldexp(a, b),
     }
     fn integers via map1(Ty::F32): (u32,) => u32 {
         V_FREXP_EXP_I32_F32 = |a| frexp_exp(a),
@@ -198,5 +203,7 @@ fn minmax(inst: &Inst, level: Level) -> Option<Exec> {
 }
 
 fn others(inst: &Inst, level: Level) -> Option<Exec> {
-    others3(inst, level).or_else(|| scaling(inst, level))
+    others3(inst, level)
+        .or_else(|| seldom(inst, level))
+        .or_else(|| scaling(inst, level))
 }

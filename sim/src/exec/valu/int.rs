@@ -76,30 +76,6 @@ fn msad_u8(a: u32, b: u32) -> u32 {
     d(0) + d(8) + d(16) + d(24)
 }
 
-/// Byte permutation of the 64 bits `a:b`.
-#[inline(always)]
-fn perm(a: u32, b: u32, select: u32) -> u32 {
-    let byte = |k: u32| {
-        let s = select >> k & 255;
-        let from = if s & 4 != 0 { a } else { b };
-        let plain = from >> (8 * (s & 3)) & 255;
-        // 8..11: sign of a word, spread; 12: 0; above: 255.
-        let word = if s & 2 != 0 { a } else { b };
-        let sign = if s & 1 != 0 {
-            word >> 31
-        } else {
-            word >> 15 & 1
-        };
-        let special = match s {
-            8..=11 => sign * 255,
-            12 => 0,
-            _ => 255,
-        };
-        (if s < 8 { plain } else { special }) << k
-    };
-    byte(0) | byte(8) | byte(16) | byte(24)
-}
-
 #[inline(always)]
 fn med3_i32(a: i32, b: i32, c: i32) -> i32 {
     a.min(b).max(a.max(b).min(c))
@@ -135,7 +111,6 @@ fn qsad(a: u64, b: u32, c: u64, masked: bool) -> u64 {
 
 ops! {
     fn unary via map1(Ty::B32): (u32,) => u32 {
-        V_MOV_B32 = |a| a,
         V_ACCVGPR_READ_B32 | V_ACCVGPR_WRITE_B32 | V_ACCVGPR_MOV_B32 = |a| a,
         V_NOT_B32 = |a| !a,
         V_BFREV_B32 = |a| a.reverse_bits(),
@@ -194,27 +169,14 @@ ops! {
         V_BFI_B32 = |a, b, c| a & b | !a & c,
         V_ALIGNBIT_B32 = |a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (c & 31)) as u32,
         V_ALIGNBYTE_B32 = |a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32,
-        V_PERM_B32 = |a, b, c| perm(a, b, c),
         V_MIN3_I32 = |a, b, c| (a as i32).min(b as i32).min(c as i32) as u32,
         V_MIN3_U32 = |a, b, c| a.min(b).min(c),
         V_MAX3_I32 = |a, b, c| (a as i32).max(b as i32).max(c as i32) as u32,
         V_MAX3_U32 = |a, b, c| a.max(b).max(c),
         V_MED3_I32 = |a, b, c| med3_i32(a as i32, b as i32, c as i32) as u32,
         V_MED3_U32 = |a, b, c| med3_u32(a, b, c),
-        V_SAD_U8 = |a, b, c| sad_u8(a, b).wrapping_add(c),
-        V_SAD_HI_U8 = |a, b, c| (sad_u8(a, b) << 16).wrapping_add(c),
-        V_SAD_U16 = |a, b, c| (a & 0xffff).abs_diff(b & 0xffff)
-            .wrapping_add((a >> 16).abs_diff(b >> 16))
-            .wrapping_add(c),
-        V_SAD_U32 = |a, b, c| a.abs_diff(b).wrapping_add(c),
-        V_MSAD_U8 = |a, b, c| msad_u8(a, b).wrapping_add(c),
-        V_LERP_U8 = |a, b, c| lerp_u8(a, b, c),
         V_MAD_I32_I24 = |a, b, c| sext24(a).wrapping_mul(sext24(b)).wrapping_add(c as i32) as u32,
         V_MAD_U32_U24 = |a, b, c| (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c),
-    }
-    fn mixed via map3([Ty::B16, Ty::B16, Ty::B32]): (u32, u32, u32) => u32 {
-        V_MAD_U32_U16 = |a, b, c| (a & 0xffff).wrapping_mul(b & 0xffff).wrapping_add(c),
-        V_MAD_I32_I16 = |a, b, c| s16(a).wrapping_mul(s16(b)).wrapping_add(c as i32) as u32,
     }
     fn wide_moves via wide1(Ty::B64): (u64,) => u64 {
         V_MOV_B64 = |a| a,
@@ -226,6 +188,25 @@ ops! {
     }
     fn wide_adds via wide_add(): (u64, u32, u64) => u64 {
         V_LSHL_ADD_U64 = |a, b, c| (a << (b & 7)).wrapping_add(c),
+    }
+}
+
+ops! { rare
+    fn mixed via map3([Ty::B16, Ty::B16, Ty::B32]): (u32, u32, u32) => u32 {
+        V_MAD_U32_U16 = |a, b, c| (a & 0xffff).wrapping_mul(b & 0xffff).wrapping_add(c),
+        V_MAD_I32_I16 = |a, b, c| s16(a).wrapping_mul(s16(b)).wrapping_add(c as i32) as u32,
+    }
+    fn sums via map3([Ty::B32; 3]): (u32, u32, u32) => u32 {
+        V_SAD_U8 = |a, b, c| sad_u8(a, b).wrapping_add(c),
+        V_SAD_HI_U8 = |a, b, c| (sad_u8(a, b) << 16).wrapping_add(c),
+        V_SAD_U32 = |a, b, c| a.abs_diff(b).wrapping_add(c),
+        V_MSAD_U8 = |a, b, c| msad_u8(a, b).wrapping_add(c),
+        V_LERP_U8 = |a, b, c| lerp_u8(a, b, c),
+        V_SAD_U16 = |a, b, c| (a & 0xffff).abs_diff(b & 0xffff)
+            .wrapping_add((a >> 16).abs_diff(b >> 16))
+            .wrapping_add(c),
+    }
+    fn window_sums via wide_add(): (u64, u32, u64) => u64 {
         V_QSAD_PK_U16_U8 = |a, b, c| qsad(a, b, c, false),
         V_MQSAD_PK_U16_U8 = |a, b, c| qsad(a, b, c, true),
     }
@@ -314,6 +295,8 @@ fn wide(inst: &Inst, level: Level) -> Option<Exec> {
         .or_else(|| wide_shifts(inst, level))
         .or_else(|| wide_adds(inst, level))
         .or_else(|| mixed(inst, level))
+        .or_else(|| sums(inst, level))
+        .or_else(|| window_sums(inst, level))
 }
 
 fn sixteen(inst: &Inst, level: Level) -> Option<Exec> {

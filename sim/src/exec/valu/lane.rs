@@ -2,8 +2,10 @@
 
 use super::operand::{Scratch, Ty, put32, scalar32, src32};
 use super::shape::at;
+use crate::exec::salu::GPR_IDX_EN;
 use crate::exec::{Env, Exec, Flow, Level, leveled};
-use crate::inst::{Inst, NONE, VGPR0};
+use crate::fault::FaultKind;
+use crate::inst::{Inst, M0, NONE, VGPR0};
 use crate::op::Op;
 use crate::wave::{LANES, Wave};
 
@@ -102,10 +104,107 @@ unsafe fn swap(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
+/// A move, the only instruction that `s_set_gpr_idx_on` may precede.
+#[inline(always)]
+unsafe fn mov(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
+    if w.mode & GPR_IDX_EN != 0 {
+        return indexed_mov(w, i, e);
+    }
+    let mut s = Scratch::<1>::new();
+    // SAFETY: sources are 64 lanes; the copy leaves the register before it is written.
+    let r = unsafe { *src32(w, i, 0, Ty::B32, s.at(0)).cast::<[u32; LANES]>() };
+    put32(w, i, &r);
+    Flow::Next
+}
+
+/// A move with M0 added to the register numbers: bits 0..8 the index, bits 12..16 which operands.
+#[cold]
+#[inline(never)]
+fn indexed_mov(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
+    let m0 = w.sgpr[M0 as usize];
+    let (index, which) = ((m0 & 255) as u16, m0 >> 12 & 15);
+    let mut to = *i;
+    if which & 1 != 0 && to.src[0] >= VGPR0 {
+        to.src[0] += index;
+    }
+    if which & 8 != 0 {
+        to.vdst += index;
+    }
+    let last = to.vdst.max(if to.src[0] >= VGPR0 { to.src[0] } else { 0 });
+    if last >= VGPR0 + 256 {
+        e.fault = Some(FaultKind::BadRegister {
+            register: format!("v{}", last - VGPR0),
+            limit: 256,
+        });
+        return Flow::Fault;
+    }
+    let mut s = Scratch::<1>::new();
+    // SAFETY: sources are 64 lanes.
+    let r = unsafe { *src32(w, &to, 0, Ty::B32, s.at(0)).cast::<[u32; LANES]>() };
+    put32(w, &to, &r);
+    Flow::Next
+}
+
 unsafe fn nop(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
+/// A byte of the 64 bits `a:b`, or a constant: 8..12 the sign of a word, 12 zero, above all ones.
+fn perm_byte(a: u32, b: u32, s: u32) -> u32 {
+    let both = u64::from(a) << 32 | u64::from(b);
+    match s {
+        0..=7 => (both >> (8 * s)) as u32 & 255,
+        8..=11 => (both >> (16 * (s - 8) + 15) & 1) as u32 * 255,
+        12 => 0,
+        _ => 255,
+    }
+}
+
+/// Byte permutation. Selectors of plain bytes, nearly always one scalar, take the short loops.
+#[inline(always)]
+unsafe fn perm(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
+    let mut s = Scratch::<3>::new();
+    let mut r = [0; LANES];
+    // SAFETY: sources are 64 lanes.
+    unsafe {
+        let a = src32(w, i, 0, Ty::B32, s.at(0));
+        let b = src32(w, i, 1, Ty::B32, s.at(1));
+        let c = src32(w, i, 2, Ty::B32, s.at(2));
+        let mut any = 0;
+        for l in 0..LANES {
+            any |= at(c, l) & 0xf8f8_f8f8;
+        }
+        if any != 0 {
+            for (l, r) in r.iter_mut().enumerate() {
+                *r = (0..4).fold(0, |r, k| {
+                    r | perm_byte(at(a, l), at(b, l), at(c, l) >> (8 * k) & 255) << (8 * k)
+                });
+            }
+        } else if i.src[2] < VGPR0 {
+            for k in 0..4 {
+                let sel = at(c, 0) >> (8 * k) & 7;
+                let (from, shift) = (if sel & 4 != 0 { a } else { b }, 8 * (sel & 3));
+                for (l, r) in r.iter_mut().enumerate() {
+                    *r |= (at(from, l) >> shift & 255) << (8 * k);
+                }
+            }
+        } else {
+            for (l, r) in r.iter_mut().enumerate() {
+                let (x, y, sel) = (at(a, l), at(b, l), at(c, l));
+                let byte = |k: u32| {
+                    let from = if sel >> k & 4 != 0 { x } else { y };
+                    (from >> (8 * (sel >> k & 3)) & 255) << k
+                };
+                *r = byte(0) | byte(8) | byte(16) | byte(24);
+            }
+        }
+    }
+    put32(w, i, &r);
+    Flow::Next
+}
+
+leveled!(fn perm_exec = perm);
+leveled!(fn mov_exec = mov);
 leveled!(fn mbcnt_lo_exec = mbcnt_lo);
 leveled!(fn mbcnt_hi_exec = mbcnt_hi);
 
@@ -116,6 +215,8 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         Op::V_WRITELANE_B32 => write_lane,
         Op::V_MBCNT_LO_U32_B32 => mbcnt_lo_exec(level),
         Op::V_MBCNT_HI_U32_B32 => mbcnt_hi_exec(level),
+        Op::V_PERM_B32 => perm_exec(level),
+        Op::V_MOV_B32 => mov_exec(level),
         Op::V_SWAP_B32 => swap,
         Op::V_NOP | Op::V_CLREXCP => nop,
         _ => return None,

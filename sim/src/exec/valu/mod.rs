@@ -32,3 +32,6 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         .or_else(|| carry::handler(inst, level))
         .or_else(|| lane::handler(inst, level))
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,13 +28,15 @@ pub(crate) enum Ty {
     F64,
 }
 
-/// `1 << (lane % 32)`.
-pub(crate) static BIT: [u32; LANES] = {
-    let mut t = [0; LANES];
-    let mut l = 0;
-    while l < LANES {
-        t[l] = 1 << (l % 32);
-        l += 1;
+/// For each byte of a mask its bits as eight lanes: all ones where the bit is set.
+static SPREAD: [[u32; 8]; 256] = {
+    let mut t = [[0; 8]; 256];
+    let mut k = 0;
+    while k < 256 * 8 {
+        if (k / 8) >> (k % 8) & 1 != 0 {
+            t[k / 8][k % 8] = !0;
+        }
+        k += 1;
     }
     t
 };
@@ -418,11 +420,9 @@ pub(crate) fn blend(w: &mut Wave, register: usize, r: &[u32; LANES], mask: u64) 
         *d = *r;
         return;
     }
-    let half = [mask as u32, (mask >> 32) as u32];
-    for h in 0..2 {
-        for l in 32 * h..32 * h + 32 {
-            d[l] = if half[h] & BIT[l] != 0 { r[l] } else { d[l] };
-        }
+    let m = spread_mask(mask);
+    for l in 0..LANES {
+        d[l] = r[l] & m[l] | d[l] & !m[l];
     }
 }
 
@@ -506,12 +506,9 @@ pub(crate) fn pack_mask(b: &[u8; LANES]) -> u64 {
 /// Spreads a mask over lanes: all ones where the bit is set.
 #[inline(always)]
 pub(crate) fn spread_mask(mask: u64) -> [u32; LANES] {
-    let half = [mask as u32, (mask >> 32) as u32];
     let mut r = [0; LANES];
-    for h in 0..2 {
-        for l in 32 * h..32 * h + 32 {
-            r[l] = if half[h] & BIT[l] != 0 { !0 } else { 0 };
-        }
+    for (chunk, byte) in r.chunks_exact_mut(8).zip(mask.to_le_bytes()) {
+        chunk.copy_from_slice(&SPREAD[byte as usize]);
     }
     r
 }

@@ -8,10 +8,10 @@ use crate::wave::{LANES, Wave};
 
 /// `ops! { fn NAME via SHAPE(ARGS): (TYPES) -> TYPE { OP | OP = |a, b| expression, } }` defines
 /// `fn NAME(&Inst, Level) -> Option<Exec>` that answers for these opcodes: `SHAPE` runs the
-/// expression over the lanes, compiled for the level. `ops! { rare fn .. }` compiles for fewer levels.
+/// expression over the lanes, compiled for the level. `ops! { rare fn .. }` compiles for the baseline only.
 macro_rules! ops {
     (rare $($rest:tt)*) => {
-        $crate::exec::valu::shape::ops! { @leveled_narrow $($rest)* }
+        $crate::exec::valu::shape::ops! { @unleveled $($rest)* }
     };
     (fn $($rest:tt)*) => {
         $crate::exec::valu::shape::ops! { @leveled fn $($rest)* }
