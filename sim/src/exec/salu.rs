@@ -207,7 +207,7 @@ fn lead_u64(x: u64) -> u32 {
 
 /// Each bit twice.
 fn replicate(x: u32) -> u64 {
-    (0..32).fold(0, |r, b| r | u64::from(x >> b & 1) * 3 << (2 * b))
+    (0..32).fold(0, |r, b| r | (u64::from(x >> b & 1) * 3) << (2 * b))
 }
 
 /// Offset and width of a bit field operand.

@@ -159,7 +159,13 @@ macro_rules! compares {
             match inst.op {
                 $(Op::$op | Op::$opx => {
                     #[inline(always)]
-                    #[allow(clippy::eq_op, unused_variables)]
+                    #[allow(
+                        clippy::eq_op,
+                        clippy::double_comparisons,
+                        clippy::neg_cmp_op_on_partial_ord,
+                        clippy::nonminimal_bool,
+                        unused_variables
+                    )]
                     fn f(a: $bits, b: $bits) -> bool {
                         let ($a, $b) = ($view(a), $view(b));
                         $body

@@ -249,11 +249,11 @@ fn frexp(x: f32) -> (f64, u32) {
 #[inline(always)]
 fn div_fixup(q: f32, d: f32, n: f32) -> f64 {
     let negative = d.is_sign_negative() != n.is_sign_negative();
-    let magnitude = if n.is_nan() || d.is_nan() {
+    let undefined = (d == 0.0 && n == 0.0) || (d.is_infinite() && n.is_infinite());
+    if n.is_nan() || d.is_nan() || undefined {
         return f64::NAN;
-    } else if (d == 0.0 && n == 0.0) || (d.is_infinite() && n.is_infinite()) {
-        return f64::NAN;
-    } else if d == 0.0 || n.is_infinite() {
+    }
+    let magnitude = if d == 0.0 || n.is_infinite() {
         f64::INFINITY
     } else if d.is_infinite() || n == 0.0 {
         0.0
@@ -285,17 +285,17 @@ ops! { rare
         V_SUBREV_F16 = |a, b| f64::from(b) - f64::from(a),
         V_MUL_F16 = |a, b| f64::from(a) * f64::from(b),
     }
-    fn ternary via half3((true, false)): (f32, f32, f32) => f64 {
+    fn ternary via half3(true, false): (f32, f32, f32) => f64 {
         V_FMA_F16 = |a, b, c| fma_f16_odd(a, b, c),
         V_MAD_F16 = |a, b, c| mad(a, b, c),
         V_DIV_FIXUP_F16 = |a, b, c| div_fixup(a, b, c),
     }
-    fn legacy via half3((false, false)): (f32, f32, f32) => f64 {
+    fn legacy via half3(false, false): (f32, f32, f32) => f64 {
         V_FMA_LEGACY_F16 = |a, b, c| fma_f16_odd(a, b, c),
         V_MAD_LEGACY_F16 = |a, b, c| mad(a, b, c),
         V_DIV_FIXUP_LEGACY_F16 = |a, b, c| div_fixup(a, b, c),
     }
-    fn accumulate via half3((false, true)): (f32, f32, f32) => f64 {
+    fn accumulate via half3(false, true): (f32, f32, f32) => f64 {
         V_MAC_F16 = |a, b, c| mad(a, b, c),
     }
     fn minmax via select(false): (u32, u32, u32) => u32 {

@@ -34,4 +34,6 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
 }
 
 #[cfg(test)]
+mod scalar_tests;
+#[cfg(test)]
 mod tests;

@@ -39,7 +39,7 @@ unsafe fn pair32(w: &Wave, i: &Inst, n: usize, buf: *mut u32) -> ([*const u32; 2
     let s = i.src[n];
     // SAFETY: `buf` has 128 lanes.
     let halves = unsafe {
-        if s >= 128 && s < crate::inst::VGPR0 && ty == Ty::B32 {
+        if (128..crate::inst::VGPR0).contains(&s) && ty == Ty::B32 {
             // A constant is a 32-bit value in the low half.
             let lo = plain32(w, i, s, ty, buf);
             operand::splat(buf.add(LANES), 0);
@@ -64,6 +64,7 @@ unsafe fn pair32(w: &Wave, i: &Inst, n: usize, buf: *mut u32) -> ([*const u32; 2
 
 /// Packed f32 with up to three sources.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 unsafe fn packed32(
     w: &mut Wave,
     i: &Inst,

@@ -11,7 +11,7 @@ const V: Operand = VGPR0;
 const SOME: u64 = 0xf0f0_1234_8000_0001;
 
 /// An instruction with nothing special about it.
-fn inst(op: Op, format: Format, vdst: Operand, src: &[Operand]) -> Inst {
+pub(super) fn inst(op: Op, format: Format, vdst: Operand, src: &[Operand]) -> Inst {
     let mut s = [NONE; 3];
     s[..src.len()].copy_from_slice(src);
     Inst {
@@ -34,14 +34,14 @@ fn inst(op: Op, format: Format, vdst: Operand, src: &[Operand]) -> Inst {
     }
 }
 
-fn wave() -> Wave {
+pub(super) fn wave() -> Wave {
     let mut w = Wave::new(0);
     w.mode = 0x3f0;
     w
 }
 
 /// Executes one instruction at every level and checks that they agree.
-fn run(i: &Inst, w: &Wave) -> Wave {
+pub(super) fn run(i: &Inst, w: &Wave) -> Wave {
     let mut first: Option<Wave> = None;
     for level in [Level::Baseline, Level::Avx2, Level::Avx512] {
         if level > Level::detect() {
@@ -69,7 +69,7 @@ fn copy(w: &Wave) -> Wave {
     c
 }
 
-fn step(i: &Inst, w: &mut Wave, level: Level) -> Flow {
+pub(super) fn step(i: &Inst, w: &mut Wave, level: Level) -> Flow {
     let memory = Memory::new(vec![]);
     let program = Program::default();
     let mut env = Env {
@@ -114,6 +114,7 @@ const EDGES: [u32; 24] = [
 ];
 
 /// Three registers of values: edges against edges, then pseudo-random ones.
+#[allow(clippy::needless_range_loop)]
 fn rounds() -> Vec<[[u32; LANES]; 3]> {
     let mut x = 0x1234_5678u32;
     let mut random = move || {
@@ -318,6 +319,7 @@ fn ulps(got: u32, want: f64) -> f64 {
 }
 
 #[test]
+#[allow(clippy::needless_range_loop)]
 fn transcendental_functions_are_within_one_ulp() {
     let flush = |x: f64| {
         if x.abs() < f64::from(f32::MIN_POSITIVE) {
@@ -777,78 +779,6 @@ fn doubles() {
     i.literal = 0x4000_0000;
     let r = run(&i, &w);
     assert_eq!((r.vgpr[6].0[0], r.vgpr[7].0[0]), (0, 0x4008_0000));
-}
-
-#[test]
-fn scalars() {
-    let mut w = wave();
-    w.sgpr[4..8].copy_from_slice(&[0xffff_ffff, 2, 0x8000_0000, 0x1234]);
-    let mut go = |op, format, sdst: u16, src: &[u16], imm| {
-        let mut i = inst(op, format, NONE, src);
-        (i.sdst, i.imm) = (sdst, imm);
-        w = run(&i, &w);
-        (w.s64(sdst & 127), w.scc, w.exec())
-    };
-    use Format::{Sop1, Sop2, Sopc, Sopk};
-    let low = |x: (u64, bool, u64)| (x.0 as u32, x.1);
-    assert_eq!(low(go(Op::S_ADD_U32, Sop2, 8, &[4, 5], 0)), (1, true));
-    assert_eq!(low(go(Op::S_ADDC_U32, Sop2, 8, &[5, 5], 0)), (5, false));
-    assert_eq!(
-        low(go(Op::S_SUB_I32, Sop2, 8, &[6, 129], 0)),
-        (0x7fff_ffff, true)
-    );
-    assert_eq!(
-        low(go(Op::S_ASHR_I32, Sop2, 8, &[6, 131], 0)),
-        (0xf000_0000, true)
-    );
-    assert_eq!(low(go(Op::S_BFE_U32, Sop2, 8, &[7, LITERAL], 0)).0, 0);
-    assert_eq!(low(go(Op::S_FF1_I32_B32, Sop1, 8, &[6], 0)).0, 31);
-    assert_eq!(go(Op::S_MOV_B64, Sop1, 8, &[193], 0).0, u64::MAX);
-    assert_eq!(go(Op::S_MOV_B64, Sop1, 8, &[235], 0).0, 1 << 48);
-    assert_eq!(go(Op::S_LSHL_B64, Sop2, 8, &[4, 132], 0).0, 0x2f_ffff_fff0);
-    assert!(go(Op::S_CMP_GT_I32, Sopc, 8, &[5, 4], 0).1);
-    assert!(go(Op::S_CMPK_EQ_U32, Sopk, 7, &[], 0x1234).1);
-    assert_eq!(go(Op::S_CSELECT_B64, Sop2, 8, &[4, 6], 0).0, 0x2_ffff_ffff);
-    assert_eq!(go(Op::S_BITREPLICATE_B64_B32, Sop1, 8, &[5], 0).0, 0b1100);
-    assert_eq!(low(go(Op::S_GETREG_B32, Sopk, 8, &[], 31 << 11 | 20)).0, 3);
-    assert_eq!(
-        low(go(Op::S_GETREG_B32, Sopk, 8, &[], 3 << 11 | 4 << 6 | 1)).0,
-        15
-    );
-    let saved = go(Op::S_AND_SAVEEXEC_B64, Sop1, 10, &[4], 0);
-    assert_eq!(saved, (u64::MAX, true, 0x2_ffff_ffff));
-    assert_eq!(
-        go(Op::S_ANDN2_B64, Sop2, 8, &[10, EXEC], 0).0,
-        !0x2_ffff_ffff
-    );
-}
-
-#[test]
-fn control_flow() {
-    let mut w = wave();
-    let level = Level::Baseline;
-    let mut i = inst(Op::S_CBRANCH_SCC1, Format::Sopp, NONE, &[]);
-    i.target = 7;
-    assert_eq!(step(&i, &mut w, level), Flow::Next);
-    assert_eq!(w.pc, 0);
-    w.scc = true;
-    step(&i, &mut w, level);
-    assert_eq!(w.pc, 7);
-    i.target = u32::MAX;
-    assert_eq!(step(&i, &mut w, level), Flow::Fault);
-    for (op, flow) in [
-        (Op::S_BARRIER, Flow::Barrier),
-        (Op::S_SLEEP, Flow::Yield),
-        (Op::S_NOP, Flow::Next),
-        (Op::S_TRAP, Flow::Fault),
-        (Op::S_ENDPGM, Flow::End),
-    ] {
-        assert_eq!(
-            step(&inst(op, Format::Sopp, NONE, &[]), &mut w, level),
-            flow
-        );
-    }
-    assert!(w.ended);
 }
 
 /// Prints nanoseconds per instruction: `cargo test -p deltawave-sim --lib speed -- --ignored --nocapture`.
