@@ -23,10 +23,13 @@ use super::{Addend, Expanded, Input, Operands, Wave, row_place};
 const FRACTION: i32 = 24;
 /// Fractional bits of the sum of products when it meets the accumulator.
 const SUM_FRACTION: i32 = 31;
+/// 2^128: what a product must stay below to count as finite.
+const OVERFLOW: f64 = 340_282_366_920_938_463_463_374_607_431_768_211_456.0;
 /// Exponent that stands for zero.
 const ZERO_EXPONENT: i32 = -126;
 
 /// Blocks of 16x16 or 32x32 from expanded inputs.
+#[inline(always)]
 pub(super) fn blocks<A: Input, B: Input, const MN: usize, const BLOCKS: usize, const KV: usize>(
     w: &mut Wave,
     o: &Operands,
@@ -36,9 +39,39 @@ pub(super) fn blocks<A: Input, B: Input, const MN: usize, const BLOCKS: usize, c
     let k_count = KV * 64 / (MN * BLOCKS);
     for block in 0..BLOCKS {
         let a_block = o.a_block(block) % BLOCKS;
+        let by_strips = A::GROUP > 1 && A::PER_DWORD < 4;
         for row in 0..MN {
             let (register, lane) = row_place::<MN>(block, row);
-            for column in 0..MN {
+            let mut first = 0;
+            if by_strips {
+                let x: [Strip; 32] = std::array::from_fn(|k| {
+                    let (group, j) = (k / KV, k % KV);
+                    let value = if k < k_count {
+                        a[j][MN * (a_block + BLOCKS * group) + row]
+                    } else {
+                        0.0
+                    };
+                    Strip::new::<A>(&[value; 16])
+                });
+                while first < MN {
+                    let y: [Strip; 32] = std::array::from_fn(|k| {
+                        let (group, j) = (k / KV, k % KV);
+                        let at = MN * (block + BLOCKS * group) + first;
+                        Strip::new::<B>(&std::array::from_fn(|l| {
+                            if k < k_count { b[j][at + l] } else { 0.0 }
+                        }))
+                    });
+                    let c = std::array::from_fn(|l| addend(w, o, register, lane + first + l));
+                    let Some(d) = dot16::<A>(&x[..k_count], &y[..k_count], c) else {
+                        break;
+                    };
+                    for (l, d) in d.iter().enumerate() {
+                        w.vgpr[o.d + register].0[lane + first + l] = d.to_bits();
+                    }
+                    first += 16;
+                }
+            }
+            for column in first..MN {
                 let mut x = [0f32; 32];
                 let mut y = [0f32; 32];
                 for k in 0..k_count {
@@ -70,6 +103,102 @@ pub(super) fn blocks4<T: Input, const KV: usize>(
             w.vgpr[o.d + row].0[lane] = dot::<T, T>(&x, &y, c).to_bits();
         }
     }
+}
+
+/// Sixteen factors, one per column, as numbers and as exponents; zero has an exponent below all others.
+#[derive(Clone, Copy)]
+struct Strip {
+    value: [f64; 16],
+    exponent: [i32; 16],
+    finite: bool,
+}
+
+const NO_EXPONENT: i32 = -1000;
+
+impl Strip {
+    #[inline(always)]
+    fn new<T: Input>(x: &[f32; 16]) -> Self {
+        let mut out = Strip {
+            value: [0.0; 16],
+            exponent: [0; 16],
+            finite: true,
+        };
+        for l in 0..16 {
+            let field = (x[l].to_bits() >> 23 & 255) as i32;
+            out.value[l] = f64::from(x[l]);
+            out.exponent[l] = if x[l] == 0.0 {
+                NO_EXPONENT
+            } else {
+                (field - 127).max(T::MIN_EXPONENT)
+            };
+            out.finite &= field != 255;
+        }
+        out
+    }
+}
+
+/// `2^n` for `n` of a normal number.
+#[inline(always)]
+fn power(n: i32) -> f64 {
+    f64::from_bits(((1023 + n) as u64) << 52)
+}
+
+/// What [`dot`] computes, for sixteen columns at once in f64, where every step of it is exact. `None` if a NaN, an
+/// infinity or a product that counts as one takes part.
+#[inline(always)]
+fn dot16<A: Input>(a: &[Strip], b: &[Strip], c: [f32; 16]) -> Option<[f32; 16]> {
+    let mut c = c;
+    let mut fits = true;
+    for (a, b) in a.chunks(A::GROUP).zip(b.chunks(A::GROUP)) {
+        let mut exponent = [i32::MIN; 16];
+        for (a, b) in a.iter().zip(b) {
+            fits &= a.finite & b.finite;
+            for l in 0..16 {
+                let e = a.exponent[l] + b.exponent[l];
+                exponent[l] = exponent[l].max(if e < 2 * ZERO_EXPONENT {
+                    ZERO_EXPONENT
+                } else {
+                    e
+                });
+            }
+        }
+        let scale: [f64; 16] = std::array::from_fn(|l| power(FRACTION - exponent[l]));
+        let mut sum = [0f64; 16];
+        for (a, b) in a.iter().zip(b) {
+            for l in 0..16 {
+                let product = a.value[l] * b.value[l];
+                fits &= product.abs() < OVERFLOW;
+                sum[l] += (product * scale[l]).trunc();
+            }
+        }
+        for l in 0..16 {
+            let field = (c[l].to_bits() >> 23 & 255) as i32;
+            fits &= field != 255;
+            let c_exponent = if field == 0 {
+                ZERO_EXPONENT
+            } else {
+                field - 127
+            };
+            let top = exponent[l].max(c_exponent);
+            let products = (sum[l] * power(SUM_FRACTION - FRACTION + exponent[l] - top)).floor();
+            let addend = (f64::from(c[l]) * power(FRACTION - top)).floor();
+            let total = products + addend * power(SUM_FRACTION - FRACTION);
+            c[l] = (total * power(top - SUM_FRACTION)) as f32;
+        }
+    }
+    fits.then_some(c)
+}
+
+/// [`dot16`] of one row with sixteen columns, for tests.
+#[cfg(test)]
+pub(super) fn dot_strips<T: Input>(
+    a: &[f32; 16],
+    b: &[[f32; 16]; 16],
+    c: [f32; 16],
+) -> Option<[f32; 16]> {
+    let a = a.map(|a| Strip::new::<T>(&[a; 16]));
+    let b = b.map(|b| Strip::new::<T>(&b));
+    dot16::<T>(&a, &b, c)
 }
 
 fn addend(w: &Wave, o: &Operands, register: usize, lane: usize) -> f32 {
@@ -203,7 +332,6 @@ fn group<A: Input, B: Input>(a: &[f32], b: &[f32], c: f32) -> f32 {
 
 /// The result if a NaN or an infinity takes part.
 fn special(a: &[f32], b: &[f32], c: f32) -> Option<f32> {
-    const OVERFLOW: f64 = 340_282_366_920_938_463_463_374_607_431_768_211_456.0;
     let (mut plus, mut minus, mut nan) = (c == f32::INFINITY, c == f32::NEG_INFINITY, c.is_nan());
     for (&a, &b) in a.iter().zip(b) {
         let product = f64::from(a) * f64::from(b);

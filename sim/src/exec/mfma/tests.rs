@@ -445,6 +445,50 @@ fn a_register_outside_the_file_is_a_fault() {
     assert!(matches!(fault, Some(FaultKind::BadRegister { .. })));
 }
 
+/// Sixteen columns at once give the bits of one column at a time, also where exponents are far apart.
+#[test]
+fn exact_strips_equal_single_dots() {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32
+    };
+    for round in 0..2000 {
+        let spread = [4, 40, 250][round % 3];
+        let mut number = |mask: u32| {
+            let exponent = 127u32
+                .wrapping_add(next() % (2 * spread))
+                .wrapping_sub(spread)
+                & 255;
+            let bits = (next() & 0x807f_ffff | exponent << 23) & mask;
+            if next() % 16 == 0 {
+                0.0
+            } else {
+                f32::from_bits(bits)
+            }
+        };
+        let a: [f32; 16] = std::array::from_fn(|_| number(0xffff_0000));
+        let b: [[f32; 16]; 16] =
+            std::array::from_fn(|_| std::array::from_fn(|_| number(0xffff_0000)));
+        let c: [f32; 16] = std::array::from_fn(|_| number(u32::MAX));
+        let Some(strips) = exact::dot_strips::<Bf16>(&a, &b, c) else {
+            continue;
+        };
+        for l in 0..16 {
+            let y: [f32; 16] = std::array::from_fn(|k| b[k][l]);
+            let single = exact::dot::<Bf16, Bf16>(&a, &y, c[l]);
+            assert_eq!(
+                strips[l].to_bits(),
+                single.to_bits(),
+                "round {round}: {a:?} {y:?} {}",
+                c[l]
+            );
+        }
+    }
+}
+
 #[test]
 fn exact_mode_by_hand() {
     use exact::dot;
