@@ -12,7 +12,6 @@ use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, VERIFIED_ARCHS};
 use deltawave_sim::code_object::KernelMetadata;
 
 #[path = "../src/abi.rs"]
-#[allow(clippy::undocumented_unsafe_blocks)]
 mod abi;
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
