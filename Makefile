@@ -4,7 +4,7 @@ CARGO ?= cargo
 # One profile for everything, so that nothing is compiled twice.
 PROFILE ?= release
 
-HIP_SOURCES = $$(find . '(' -path ./target -o -path './.*' ')' -prune -o '(' -name '*.h' -o -name '*.hip' -o -name '*.cpp' ')' -print)
+HIP_SOURCES = $$(find hip -name '*.h' -o -name '*.hip' -o -name '*.cpp')
 
 .PHONY: help demo test lint fmt doc setup clean
 .DEFAULT_GOAL := help
