@@ -39,32 +39,35 @@ pub(super) fn blocks<A: Input, B: Input, const MN: usize, const BLOCKS: usize, c
     let k_count = KV * 64 / (MN * BLOCKS);
     for block in 0..BLOCKS {
         let a_block = o.a_block(block) % BLOCKS;
-        let by_strips = A::GROUP > 1 && A::PER_DWORD < 4;
+        let mut strips = [Strip::ZERO; 64];
+        let by_strips = A::GROUP > 1 && A::PER_DWORD < 4 && k_count * (MN / 16) <= strips.len();
+        if by_strips {
+            for k in 0..k_count {
+                let (group, j) = (k / KV, k % KV);
+                for strip in 0..MN / 16 {
+                    let at = MN * (block + BLOCKS * group) + 16 * strip;
+                    strips[strip * k_count + k].set::<B>(&b[j], at);
+                }
+            }
+        }
         for row in 0..MN {
             let (register, lane) = row_place::<MN>(block, row);
             let mut first = 0;
             if by_strips {
-                let x: [Strip; 32] = std::array::from_fn(|k| {
+                let mut x = [Factor::ZERO; 32];
+                for (k, x) in x[..k_count].iter_mut().enumerate() {
                     let (group, j) = (k / KV, k % KV);
-                    let value = if k < k_count {
-                        a[j][MN * (a_block + BLOCKS * group) + row]
-                    } else {
-                        0.0
-                    };
-                    Strip::new::<A>(&[value; 16])
-                });
+                    *x = Factor::new::<A>(a[j][MN * (a_block + BLOCKS * group) + row]);
+                }
                 while first < MN {
-                    let y: [Strip; 32] = std::array::from_fn(|k| {
-                        let (group, j) = (k / KV, k % KV);
-                        let at = MN * (block + BLOCKS * group) + first;
-                        Strip::new::<B>(&std::array::from_fn(|l| {
-                            if k < k_count { b[j][at + l] } else { 0.0 }
-                        }))
-                    });
-                    let c = std::array::from_fn(|l| addend(w, o, register, lane + first + l));
-                    let Some(d) = dot16::<A>(&x[..k_count], &y[..k_count], c) else {
+                    let y = &strips[first / 16 * k_count..][..k_count];
+                    let mut d = [0f32; 16];
+                    for (l, d) in d.iter_mut().enumerate() {
+                        *d = addend(w, o, register, lane + first + l);
+                    }
+                    if !dot16::<A>(&x[..k_count], y, &mut d) {
                         break;
-                    };
+                    }
                     for (l, d) in d.iter().enumerate() {
                         w.vgpr[o.d + register].0[lane + first + l] = d.to_bits();
                     }
@@ -105,35 +108,62 @@ pub(super) fn blocks4<T: Input, const KV: usize>(
     }
 }
 
-/// Sixteen factors, one per column, as numbers and as exponents; zero has an exponent below all others.
+/// Exponent of a factor that is zero: below the sum of any two others.
+const NO_EXPONENT: i32 = -1000;
+
+/// The exponent of a factor.
+#[inline(always)]
+fn exponent_of<T: Input>(x: f32) -> i32 {
+    let field = (x.to_bits() >> 23 & 255) as i32;
+    if x == 0.0 {
+        NO_EXPONENT
+    } else {
+        (field - 127).max(T::MIN_EXPONENT)
+    }
+}
+
+/// A factor of a row.
+#[derive(Clone, Copy)]
+struct Factor {
+    value: f64,
+    exponent: i32,
+}
+
+impl Factor {
+    const ZERO: Self = Factor {
+        value: 0.0,
+        exponent: NO_EXPONENT,
+    };
+
+    #[inline(always)]
+    fn new<T: Input>(x: f32) -> Self {
+        Factor {
+            value: f64::from(x),
+            exponent: exponent_of::<T>(x),
+        }
+    }
+}
+
+/// The factors of sixteen columns.
 #[derive(Clone, Copy)]
 struct Strip {
     value: [f64; 16],
     exponent: [i32; 16],
-    finite: bool,
 }
 
-const NO_EXPONENT: i32 = -1000;
-
 impl Strip {
+    const ZERO: Self = Strip {
+        value: [0.0; 16],
+        exponent: [NO_EXPONENT; 16],
+    };
+
     #[inline(always)]
-    fn new<T: Input>(x: &[f32; 16]) -> Self {
-        let mut out = Strip {
-            value: [0.0; 16],
-            exponent: [0; 16],
-            finite: true,
-        };
+    fn set<T: Input>(&mut self, x: &[f32], at: usize) {
+        let x = &x[at..at + 16];
         for l in 0..16 {
-            let field = (x[l].to_bits() >> 23 & 255) as i32;
-            out.value[l] = f64::from(x[l]);
-            out.exponent[l] = if x[l] == 0.0 {
-                NO_EXPONENT
-            } else {
-                (field - 127).max(T::MIN_EXPONENT)
-            };
-            out.finite &= field != 255;
+            self.value[l] = f64::from(x[l]);
+            self.exponent[l] = exponent_of::<T>(x[l]);
         }
-        out
     }
 }
 
@@ -143,50 +173,61 @@ fn power(n: i32) -> f64 {
     f64::from_bits(((1023 + n) as u64) << 52)
 }
 
-/// What [`dot`] computes, for sixteen columns at once in f64, where every step of it is exact. `None` if a NaN, an
-/// infinity or a product that counts as one takes part.
+/// What [`dot`] computes, for sixteen columns at once in f64, where every step of it is exact. `false`, and `c` spoilt, if
+/// a NaN, an infinity or a product that counts as one takes part.
 #[inline(always)]
-fn dot16<A: Input>(a: &[Strip], b: &[Strip], c: [f32; 16]) -> Option<[f32; 16]> {
-    let mut c = c;
-    let mut fits = true;
-    for (a, b) in a.chunks(A::GROUP).zip(b.chunks(A::GROUP)) {
-        let mut exponent = [i32::MIN; 16];
-        for (a, b) in a.iter().zip(b) {
-            fits &= a.finite & b.finite;
+fn dot16<A: Input>(a: &[Factor], b: &[Strip], c: &mut [f32; 16]) -> bool {
+    // Sums of what must stay below a bound: a NaN or an infinity makes them fail too.
+    let mut largest = [0f64; 16];
+    let mut start = 0;
+    while start < a.len() {
+        let end = (start + A::GROUP).min(a.len());
+        let mut exponent = [2 * NO_EXPONENT; 16];
+        for k in start..end {
             for l in 0..16 {
-                let e = a.exponent[l] + b.exponent[l];
-                exponent[l] = exponent[l].max(if e < 2 * ZERO_EXPONENT {
+                let e = a[k].exponent + b[k].exponent[l];
+                let e = if e < 2 * ZERO_EXPONENT {
                     ZERO_EXPONENT
                 } else {
                     e
-                });
+                };
+                exponent[l] = exponent[l].max(e);
             }
         }
-        let scale: [f64; 16] = std::array::from_fn(|l| power(FRACTION - exponent[l]));
+        let mut scale = [0f64; 16];
+        for l in 0..16 {
+            scale[l] = power(FRACTION - exponent[l]);
+        }
         let mut sum = [0f64; 16];
-        for (a, b) in a.iter().zip(b) {
+        for k in start..end {
             for l in 0..16 {
-                let product = a.value[l] * b.value[l];
-                fits &= product.abs() < OVERFLOW;
+                let product = a[k].value * b[k].value[l];
+                let magnitude = product.abs();
+                largest[l] = if magnitude < OVERFLOW {
+                    largest[l]
+                } else {
+                    f64::INFINITY
+                };
                 sum[l] += (product * scale[l]).trunc();
             }
         }
         for l in 0..16 {
             let field = (c[l].to_bits() >> 23 & 255) as i32;
-            fits &= field != 255;
-            let c_exponent = if field == 0 {
-                ZERO_EXPONENT
+            largest[l] = if field == 255 {
+                f64::INFINITY
             } else {
-                field - 127
+                largest[l]
             };
+            let c_exponent = field.max(1) - 127;
             let top = exponent[l].max(c_exponent);
             let products = (sum[l] * power(SUM_FRACTION - FRACTION + exponent[l] - top)).floor();
             let addend = (f64::from(c[l]) * power(FRACTION - top)).floor();
             let total = products + addend * power(SUM_FRACTION - FRACTION);
             c[l] = (total * power(top - SUM_FRACTION)) as f32;
         }
+        start = end;
     }
-    fits.then_some(c)
+    largest.iter().all(|x| *x == 0.0)
 }
 
 /// [`dot16`] of one row with sixteen columns, for tests.
@@ -196,11 +237,16 @@ pub(super) fn dot_strips<T: Input>(
     b: &[[f32; 16]; 16],
     c: [f32; 16],
 ) -> Option<[f32; 16]> {
-    let a = a.map(|a| Strip::new::<T>(&[a; 16]));
-    let b = b.map(|b| Strip::new::<T>(&b));
-    dot16::<T>(&a, &b, c)
+    let a = a.map(Factor::new::<T>);
+    let mut strips = [Strip::ZERO; 16];
+    for (strip, b) in strips.iter_mut().zip(b) {
+        strip.set::<T>(b, 0);
+    }
+    let mut d = c;
+    dot16::<T>(&a, &strips, &mut d).then_some(d)
 }
 
+#[inline(always)]
 fn addend(w: &Wave, o: &Operands, register: usize, lane: usize) -> f32 {
     f32::from_bits(match o.c {
         Addend::Registers(c) => w.vgpr[c + register].0[lane],
