@@ -323,12 +323,14 @@ impl Context {
     pub fn synchronize(&self) -> Result<()> {
         self.make_current()?;
         // SAFETY: no arguments.
-        Ok(unsafe { self.0.hip.hipDeviceSynchronize()? })
+        unsafe { self.0.hip.hipDeviceSynchronize()? };
+        Ok(())
     }
 
     pub(crate) fn make_current(&self) -> Result<()> {
         // SAFETY: the device exists.
-        Ok(unsafe { self.0.hip.hipSetDevice(self.0.device)? })
+        unsafe { self.0.hip.hipSetDevice(self.0.device)? };
+        Ok(())
     }
 
     /// Launches a kernel with its argument struct.
@@ -405,7 +407,8 @@ impl Stream {
     /// Work that failed.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is alive.
-        Ok(unsafe { self.context.0.hip.hipStreamSynchronize(self.handle)? })
+        unsafe { self.context.0.hip.hipStreamSynchronize(self.handle)? };
+        Ok(())
     }
 
     /// Records an event after the work so far.
@@ -436,12 +439,13 @@ impl Stream {
     /// The runtime refuses.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: stream and event are alive.
-        Ok(unsafe {
+        unsafe {
             self.context
                 .0
                 .hip
                 .hipStreamWaitEvent(self.handle, event.handle, 0)?
-        })
+        };
+        Ok(())
     }
 
     /// Records what `work` enqueues into a graph, instead of running it.
@@ -514,7 +518,8 @@ impl Event {
     /// Work before it that failed.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is alive.
-        Ok(unsafe { self.context.0.hip.hipEventSynchronize(self.handle)? })
+        unsafe { self.context.0.hip.hipEventSynchronize(self.handle)? };
+        Ok(())
     }
 
     /// Milliseconds from `earlier` to this event, once both have happened. On the simulator: host time.
@@ -562,12 +567,13 @@ impl Graph {
     /// All memory that the captured work uses is still allocated when it runs.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: graph and stream are alive; the caller answers for the memory.
-        Ok(unsafe {
+        unsafe {
             self.context
                 .0
                 .hip
                 .hipGraphLaunch(self.handle, stream.handle)?
-        })
+        };
+        Ok(())
     }
 }
 

@@ -17,6 +17,9 @@
 //! A product of 2^128 or more counts as an infinity; opposite infinities, infinity times zero and NaN
 //! inputs give NaN.
 
+// Loops run over lanes of several arrays at once.
+#![allow(clippy::needless_range_loop)]
+
 use super::{Addend, Expanded, Input, Operands, Wave, row_place};
 
 /// Fractional bits of aligned products and of the aligned accumulator.
