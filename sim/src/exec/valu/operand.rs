@@ -3,6 +3,8 @@
 //! A source is a pointer to 64 lanes: the register itself when nothing modifies it, otherwise a
 //! buffer of the caller that is filled here. So each operation has one loop, whatever its sources.
 
+use std::sync::LazyLock;
+
 use std::mem::MaybeUninit;
 
 use crate::exec::{PRIVATE_BASE_HI, SHARED_BASE_HI};
@@ -228,11 +230,7 @@ unsafe fn modified32(w: &Wave, i: &Inst, n: usize, ty: Ty, buf: *mut u32) -> *co
         &mut *buf.cast::<[u32; LANES]>()
     };
     if i.has(flag::DPP) && n == 0 {
-        let (from, _) = dpp(i.ctrl, w.exec());
-        let old = *out;
-        for (o, f) in out.iter_mut().zip(from) {
-            *o = if f < 64 { old[f as usize] } else { 0 };
-        }
+        dpp_move(i.ctrl, w.exec(), out);
     }
     if i.has(flag::SDWA) && n < 2 {
         let c = i.ctrl >> (16 + 8 * n);
@@ -329,16 +327,8 @@ unsafe fn modified64(
         )
     };
     if i.has(flag::DPP) && n == 0 {
-        let (from, _) = dpp(i.ctrl, w.exec());
-        let (old_lo, old_hi) = (*lo, *hi);
-        for l in 0..LANES {
-            let f = from[l] as usize;
-            (lo[l], hi[l]) = if f < 64 {
-                (old_lo[f], old_hi[f])
-            } else {
-                (0, 0)
-            };
-        }
+        dpp_move(i.ctrl, w.exec(), lo);
+        dpp_move(i.ctrl, w.exec(), hi);
     }
     if ty == Ty::F64 {
         let keep = if i.abs >> n & 1 != 0 { !(1 << 31) } else { !0 };
@@ -364,14 +354,22 @@ fn sdwa_select(x: u32, sel: u32, sext: bool) -> u32 {
     }
 }
 
-/// For each lane the lane that DPP reads (64: none, reads 0), and the mask of lanes that are written.
-pub(crate) fn dpp(ctrl: u32, exec: u64) -> ([u8; LANES], u64) {
-    let how = ctrl >> 8 & 0x1ff;
-    let bound_zero = ctrl >> 19 & 1 != 0;
-    let (banks, rows) = (ctrl >> 24 & 15, ctrl >> 28 & 15);
+/// What a DPP control moves: for each lane the lane it reads (64: none), and the lanes that read one.
+struct DppPattern {
+    from: [u8; LANES],
+    valid: u64,
+}
+
+/// The patterns of all controls, made once.
+static DPP_PATTERNS: LazyLock<Vec<DppPattern>> =
+    LazyLock::new(|| (0..512).map(dpp_pattern).collect());
+
+fn dpp_pattern(how: u32) -> DppPattern {
     let n = (how & 15) as i32;
-    let mut from = [64u8; LANES];
-    let mut written = 0u64;
+    let mut pattern = DppPattern {
+        from: [64; LANES],
+        valid: 0,
+    };
     for l in 0..LANES as i32 {
         let (row, at) = (l & !15, l & 15);
         let in_row = |x: i32| if (0..16).contains(&x) { row + x } else { 64 };
@@ -391,23 +389,60 @@ pub(crate) fn dpp(ctrl: u32, exec: u64) -> ([u8; LANES], u64) {
             0x150..=0x15f => row + n,
             _ => 64,
         };
-        let valid = f < 64 && exec >> f & 1 != 0;
-        if valid {
-            from[l as usize] = f as u8;
-        }
-        let on = rows >> (l / 16) & 1 != 0 && banks >> (at / 4) & 1 != 0;
-        if on && (valid || bound_zero) {
-            written |= 1 << l;
+        if f < 64 {
+            pattern.from[l as usize] = f as u8;
+            pattern.valid |= 1 << l;
         }
     }
-    (from, written)
+    pattern
+}
+
+fn pattern_of(ctrl: u32) -> &'static DppPattern {
+    &DPP_PATTERNS[(ctrl >> 8 & 0x1ff) as usize]
+}
+
+/// Lanes of the pattern whose source is on.
+fn dpp_valid(pattern: &DppPattern, exec: u64) -> u64 {
+    if exec == !0 {
+        return pattern.valid;
+    }
+    let source_on = |l: &usize| exec.checked_shr(pattern.from[*l].into()).unwrap_or(0) & 1 != 0;
+    (0..LANES)
+        .filter(source_on)
+        .fold(0, |mask, l| mask | 1 << l)
+}
+
+/// Moves lanes as DPP does: a lane without a source, or whose source is off, reads 0.
+pub(crate) fn dpp_move(ctrl: u32, exec: u64, x: &mut [u32; LANES]) {
+    let mut padded = [0u32; LANES + 1];
+    for l in 0..LANES {
+        padded[l] = if exec >> l & 1 != 0 { x[l] } else { 0 };
+    }
+    for (x, f) in x.iter_mut().zip(&pattern_of(ctrl).from) {
+        *x = padded[usize::from(*f).min(LANES)];
+    }
+}
+
+/// The lanes that DPP writes, of those that are on.
+fn dpp_written(ctrl: u32, exec: u64) -> u64 {
+    let (banks, rows) = (ctrl >> 24 & 15, ctrl >> 28 & 15);
+    let spread = |bits: u32, lanes: u32| {
+        (0..4u32)
+            .filter(|i| bits >> i & 1 != 0)
+            .fold(0u64, |m, i| m | ((1u64 << lanes) - 1) << (i * lanes))
+    };
+    let on = spread(rows, 16) & spread(banks, 4) * 0x0001_0001_0001_0001;
+    if ctrl >> 19 & 1 != 0 {
+        return on;
+    }
+    on & dpp_valid(pattern_of(ctrl), exec)
 }
 
 /// The lanes that an instruction writes.
 #[inline(always)]
 pub(crate) fn written_lanes(w: &Wave, i: &Inst) -> u64 {
     if i.has(flag::DPP) {
-        return dpp(i.ctrl, w.exec()).1 & w.exec();
+        return dpp_written(i.ctrl, w.exec()) & w.exec();
     }
     w.exec()
 }
