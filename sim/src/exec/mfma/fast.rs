@@ -22,7 +22,7 @@ pub(super) unsafe fn blocks<
     e: &mut Env,
 ) -> Flow {
     let counts = [KV / A::PER_DWORD, KV / B::PER_DWORD, MN * MN * BLOCKS / 64];
-    let o = match Operands::new(w, inst, e, counts) {
+    let mut o = match Operands::new(w, inst, e, counts) {
         Ok(o) => o,
         Err(flow) => return flow,
     };
@@ -37,6 +37,7 @@ pub(super) unsafe fn blocks<
             },
         )
     };
+    o.settle(w, MN * MN * BLOCKS / 64);
     if e.mfma == MfmaMode::Exact {
         exact::blocks::<A, B, MN, BLOCKS, KV>(w, &o, &a, &b);
         return Flow::Next;
@@ -96,7 +97,7 @@ pub(super) unsafe fn blocks4<V: Lanes16, T: Input, const KV: usize, const UNUSED
     e: &mut Env,
 ) -> Flow {
     let regs = KV / T::PER_DWORD;
-    let o = match Operands::new(w, inst, e, [regs, regs, 4]) {
+    let mut o = match Operands::new(w, inst, e, [regs, regs, 4]) {
         Ok(o) => o,
         Err(flow) => return flow,
     };
@@ -107,6 +108,7 @@ pub(super) unsafe fn blocks4<V: Lanes16, T: Input, const KV: usize, const UNUSED
             expand::<V, T, KV>(&w.vgpr, o.b, |g| o.b_group(g)),
         )
     };
+    o.settle(w, 4);
     if e.mfma == MfmaMode::Exact {
         exact::blocks4::<T, KV>(w, &o, &a, &b);
         return Flow::Next;

@@ -1,7 +1,8 @@
 //! MFMA with i8 inputs and i32 results, and with f64.
 
 use super::{
-    Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place, sparse,
+    Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place, settle,
+    sparse,
 };
 use crate::exec::leveled;
 use crate::inst::VGPR0;
@@ -40,7 +41,7 @@ unsafe fn int8<const MN: usize, const BLOCKS: usize, const KV: usize>(
     inst: &Inst,
     e: &mut Env,
 ) -> Flow {
-    let o = match Operands::new(w, inst, e, [KV / 4, KV / 4, MN * MN * BLOCKS / 64]) {
+    let mut o = match Operands::new(w, inst, e, [KV / 4, KV / 4, MN * MN * BLOCKS / 64]) {
         Ok(o) => o,
         Err(flow) => return flow,
     };
@@ -55,6 +56,7 @@ unsafe fn int8<const MN: usize, const BLOCKS: usize, const KV: usize>(
             b[j][lane] = value(o.b, j, 16 * o.b_group(lane / 16) + lane % 16);
         }
     }
+    o.settle(w, MN * MN * BLOCKS / 64);
     for block in 0..BLOCKS {
         let a_block = o.a_block(block) % BLOCKS;
         for row in 0..MN {
@@ -97,7 +99,7 @@ unsafe fn double<const MN: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flo
         let b = register(w, e, inst.src[1], 2)?;
         Ok((a, b, c, register(w, e, inst.vdst, 2 * pairs)?))
     })();
-    let (a, b, c, d) = match checked {
+    let (a, b, mut c, d) = match checked {
         Ok(o) => o,
         Err(flow) => return flow,
     };
@@ -111,6 +113,7 @@ unsafe fn double<const MN: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flo
     };
     let x: [f64; 64] = std::array::from_fn(|lane| load(w, a, lane, 0));
     let y: [f64; 64] = std::array::from_fn(|lane| load(w, b, lane, 1));
+    settle(w, &mut c, d, 2 * pairs);
     for pair in 0..pairs {
         for lane in 0..64 {
             let (row, column) = (4 * pair + lane / 16, lane % 16);

@@ -188,6 +188,12 @@ impl Operands {
         })
     }
 
+    /// Prepares C for rows of D being written one by one, `count` registers in all. A and B have been read.
+    #[inline(always)]
+    fn settle(&mut self, w: &mut Wave, count: usize) {
+        settle(w, &mut self.c, self.d, count);
+    }
+
     /// The block of A that `block` reads.
     #[inline(always)]
     fn a_block(&self, block: usize) -> usize {
@@ -205,6 +211,19 @@ impl Operands {
             3 => (group + 1) & 3,
             n => n - 4,
         }
+    }
+}
+
+/// Moves C into D where the two overlap in part: the matrix units read all of C before they write D, and compilers make
+/// use of that.
+#[inline(always)]
+fn settle(w: &mut Wave, c: &mut Addend, d: usize, count: usize) {
+    if let Addend::Registers(from) = *c
+        && from != d
+        && from.abs_diff(d) < count
+    {
+        w.vgpr.copy_within(from..from + count, d);
+        *c = Addend::Registers(d);
     }
 }
 

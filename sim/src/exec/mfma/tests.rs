@@ -436,6 +436,45 @@ fn constants_and_broadcasts() {
 }
 
 #[test]
+fn d_may_overlap_c_in_part() {
+    use crate::op::Op::*;
+    let start = || {
+        let mut random = Random(3);
+        let mut w = Wave::new(0);
+        for register in w.vgpr.iter_mut() {
+            register.0 = std::array::from_fn(|_| random.float().to_bits() & 0xbf7f_3f3f);
+        }
+        w
+    };
+    let f64s = [V_MFMA_F64_16X16X4_F64, V_MFMA_F64_4X4X4_4B_F64];
+    let modes = levels().flat_map(|l| [(l, MfmaMode::Fast), (l, MfmaMode::Exact)]);
+    for (level, mode) in modes {
+        for op in SHAPES.iter().map(|s| s.0).chain(f64s) {
+            let run = |c: u16, d: u16| {
+                let mut w = start();
+                w.vgpr.copy_within(100..132, usize::from(c));
+                let mut i = inst(op);
+                (i.src[2], i.vdst) = (VGPR0 + c, VGPR0 + d);
+                let done = execute(&mut w, &i, level, mode);
+                assert!(matches!(done, (Flow::Next, None)), "{op:?}");
+                let d = &w.vgpr[usize::from(d)..][..32];
+                d.iter().map(|r| r.0).collect::<Vec<_>>()
+            };
+            let (before, apart) = (start(), run(60, 160));
+            let written = (0..32)
+                .take_while(|&r| apart[r] != before.vgpr[160 + r].0)
+                .count();
+            assert!(written >= 2, "{op:?}");
+            for shift in 1..4 {
+                let (up, down) = (run(60, 60 + shift), run(60 + shift, 60));
+                assert!(apart[..written] == up[..written], "{op:?} +{shift}");
+                assert!(apart[..written] == down[..written], "{op:?} -{shift}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_register_outside_the_file_is_a_fault() {
     let mut w = Wave::new(0);
     let mut i = inst(Op::V_MFMA_F32_32X32X8_F16);
