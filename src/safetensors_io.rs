@@ -352,6 +352,63 @@ impl PrefillFile {
     }
 }
 
+impl PrefillFile {
+    /// Writes a file that [`PrefillFile::read`] gives back; one that exists is replaced.
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        std::fs::write(path, self.to_bytes()?).map_err(|source| FileError::Io {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// The bytes of that file.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, FileError> {
+        let per_token = [self.tokens, self.value_heads];
+        let keys = [self.tokens, self.key_heads, self.key_dim];
+        let values = [self.tokens, self.value_heads, self.value_dim];
+        let sequences = self.cu_seqlens.len().saturating_sub(1);
+        let states = [sequences, self.value_heads, self.key_dim, self.value_dim];
+        let per_head = [self.value_heads];
+        let mut tensors: Vec<(&str, &[usize], &Tensor)> = vec![
+            ("q", &keys, &self.q),
+            ("k", &keys, &self.k),
+            ("v", &values, &self.v),
+        ];
+        match &self.gate {
+            FileGate::None => {}
+            FileGate::Log(g) => tensors.push(("g", &per_token, g)),
+            FileGate::Raw { a, a_log, dt_bias } => {
+                tensors.push(("a", &per_token, a));
+                tensors.push(("A_log", &per_head, a_log));
+                tensors.extend(dt_bias.as_ref().map(|b| ("dt_bias", &per_head[..], b)));
+            }
+        }
+        match &self.beta {
+            FileBeta::One => {}
+            FileBeta::Given(beta) => tensors.push(("beta", &per_token, beta)),
+            FileBeta::Logits(b) => tensors.push(("b", &per_token, b)),
+        }
+        tensors.extend((self.initial_state.as_ref()).map(|s| ("initial_state", &states[..], s)));
+        let offsets: Vec<u8> = (self.cu_seqlens.iter())
+            .flat_map(|n| n.to_le_bytes())
+            .collect();
+        let offsets = (
+            "cu_seqlens",
+            TensorView::new(FileDtype::I32, vec![self.cu_seqlens.len()], &offsets)
+                .map_err(FileError::Write)?,
+        );
+        let views = (tensors.into_iter())
+            .map(|(name, shape, t)| {
+                let view = TensorView::new(file_dtype(t.dtype), shape.to_vec(), &t.bytes)?;
+                Ok((name, view))
+            })
+            .chain([Ok(offsets)])
+            .collect::<Result<Vec<_>, SafeTensorError>>()
+            .map_err(FileError::Write)?;
+        safetensors::serialize(views, None).map_err(FileError::Write)
+    }
+}
+
 /// A tensor to write.
 #[derive(Clone, Debug)]
 pub struct Named<'a> {
@@ -754,6 +811,15 @@ mod tests {
             PrefillFile::from_bytes(&file(&e)).unwrap_err().to_string(),
             "HK is 0, it must be at least 1"
         );
+    }
+
+    #[test]
+    fn files_are_written_as_they_were_read() {
+        for entries in [entries(), raw_entries(), entries()[..3].to_vec()] {
+            let read = PrefillFile::from_bytes(&file(&entries)).unwrap();
+            let again = PrefillFile::from_bytes(&read.to_bytes().unwrap()).unwrap();
+            assert_eq!(read, again);
+        }
     }
 
     #[test]

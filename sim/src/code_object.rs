@@ -211,6 +211,11 @@ impl CodeObject {
         }
     }
 
+    /// What the note of an ELF file says about its kernels, for any AMDGPU architecture. Nothing is loaded.
+    pub fn metadata(bytes: &[u8]) -> Result<Vec<KernelMetadata>, LoadError> {
+        find_metadata(&Elf::parse(bytes).map_err(elf("headers"))?)
+    }
+
     /// The kernels.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels

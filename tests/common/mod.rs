@@ -676,18 +676,7 @@ pub fn judge(case: &Case, data: &Data, output: &Output) -> Judged {
     }
 }
 
-/// The best public kernel's errors of o and the final state, measured on an H200 (standard inputs, 8 heads or more,
-/// 1024 tokens or more).
-pub fn bar(dtype: Dtype, gates: Gates) -> (f64, f64) {
-    match (dtype, gates) {
-        (Dtype::Bf16, Gates::Normal) => (2.9e-3, 1.7e-3),
-        (Dtype::Bf16, Gates::Mixed) => (3.9e-3, 3.1e-3),
-        (Dtype::Bf16, _) => (1.5 * 3.9e-3, 1.5 * 3.1e-3),
-        (_, Gates::Normal) => (3.7e-4, 2.1e-4),
-        (_, Gates::Mixed) => (5.1e-4, 4.2e-4),
-        (_, _) => (1.5 * 5.1e-4, 1.5 * 4.2e-4),
-    }
-}
+pub use deltawave::metrics::bar;
 
 /// Runs a case and holds it to the accuracy of the unfused form, with room for what small samples scatter.
 pub fn check(context: &Context, case: &Case) -> Judged {

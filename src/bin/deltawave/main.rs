@@ -1,0 +1,220 @@
+//! The program `deltawave`: the kernels of this crate, run and checked from the command line.
+//!
+//! | what | file |
+//! |---|---|
+//! | arguments | `args.rs`, `models.rs` |
+//! | `info` | `info.rs`, `resources.rs` |
+//! | `prefill`: tensors on the host | `workload.rs` |
+//! | `prefill`: on the device | `run.rs` |
+//! | `prefill`: against the reference | `check.rs` |
+//! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
+//! | errors and exit statuses | `failure.rs` |
+
+mod args;
+mod check;
+mod failure;
+mod info;
+mod models;
+mod progress;
+mod report;
+mod resources;
+mod run;
+mod table;
+mod workload;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use deltawave::runtime::{Backend, Context};
+use deltawave::safetensors_io::{self, Named};
+use deltawave_sim::exec::MfmaMode;
+use serde::Serialize;
+
+use crate::args::{Cli, Command, InfoArgs, MfmaArg, PrefillArgs};
+use crate::failure::Failure;
+use crate::info::Info;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::run::{Outcome, StateFormat};
+use crate::workload::{Request, Workload};
+
+fn main() -> ExitCode {
+    let result = Cli::try_parse()
+        .map_err(Failure::from)
+        .and_then(|cli| match cli.command {
+            Command::Info(args) => Ok(info(&args)),
+            Command::Prefill(args) => prefill(&args),
+        });
+    match result {
+        Ok(code) => code,
+        Err(failure) => report_failure(&failure),
+    }
+}
+
+fn info(args: &InfoArgs) -> ExitCode {
+    let info = Info::new(args);
+    print(&if args.json { json(&info) } else { info.text() });
+    ExitCode::SUCCESS
+}
+
+fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
+    if let Some(threads) = args.threads {
+        // A second pool would be refused, and there is none yet.
+        let _ = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.into())
+            .build_global();
+    }
+    let steps = if args.check { 4 } else { 2 };
+    let mut progress = Progress::new(steps);
+    let request = Request::new(args)?;
+    request.check_memory()?;
+    let context = Context::new(args.backend.into(), args.device)
+        .map_err(Failure::during("there is nothing to run on"))?;
+    configure_simulator(args, &context)?;
+    let plan = request.plan(&context)?;
+    let format = StateFormat {
+        layout: args.state_layout.into(),
+        dtype: args.state_dtype,
+    };
+    let workload = progress.step("inputs", || request.load());
+    if let Some(path) = &args.save_input {
+        let written = workload.data.write(path);
+        written.map_err(|source| Failure::File {
+            argument: "--save-input",
+            path: path.clone(),
+            source,
+        })?;
+    }
+    let outcome = progress.step("kernels", || {
+        run::run(&context, &plan, &workload, format, args.repeat)
+    })?;
+    if args.output.is_some() {
+        write_output(args, &workload, &outcome)?;
+    }
+    let verdict = match args.check {
+        true => Some(check::check(&workload, &outcome, &mut progress)?),
+        false => None,
+    };
+    let report = Report::new(
+        args,
+        &context,
+        &workload,
+        format,
+        &outcome,
+        verdict.as_ref(),
+    );
+    print(&if args.json {
+        json(&report)
+    } else {
+        report.text()
+    });
+    if report.passed() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&report.objections());
+    Ok(ExitCode::FAILURE)
+}
+
+fn configure_simulator(args: &PrefillArgs, context: &Context) -> Result<(), Failure> {
+    if context.backend() != Backend::Simulator {
+        return match args.mfma {
+            Some(_) => Err(workload::usage(
+                "--mfma chooses the simulator's arithmetic, and this runs on a HIP device"
+                    .to_owned(),
+            )),
+            None => Ok(()),
+        };
+    }
+    let mut options = deltawave_sim::hip::options();
+    match args.mfma {
+        Some(MfmaArg::Fast) => options.mfma = MfmaMode::Fast,
+        Some(MfmaArg::Exact) => options.mfma = MfmaMode::Exact,
+        None => {}
+    }
+    options.threads = args.threads.map(usize::from).or(options.threads);
+    deltawave_sim::hip::set_options(options);
+    Ok(())
+}
+
+fn write_output(args: &PrefillArgs, w: &Workload, outcome: &Outcome) -> Result<(), Failure> {
+    let Some(path) = &args.output else {
+        return Ok(());
+    };
+    let d = &w.data;
+    let tensors = [
+        Named {
+            name: "o",
+            shape: &[d.tokens, d.value_heads, d.value_dim],
+            dtype: outcome.o.dtype,
+            bytes: &outcome.o.bytes,
+        },
+        Named {
+            name: "final_state",
+            shape: &[w.sequences(), d.value_heads, d.key_dim, d.value_dim],
+            dtype: outcome.final_state.dtype,
+            bytes: &outcome.final_state.bytes,
+        },
+    ];
+    safetensors_io::write(path, &tensors).map_err(|source| Failure::File {
+        argument: "--output",
+        path: path.clone(),
+        source,
+    })
+}
+
+fn json(value: &impl Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(value).expect("reports have string keys");
+    text.push('\n');
+    text
+}
+
+/// Writes to stdout. A reader that went away wants no more.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn complain(lines: &[String]) {
+    let mut err = std::io::stderr().lock();
+    for (i, line) in lines.iter().enumerate() {
+        let label = if i == 0 { "error" } else { "  because" };
+        let _ = writeln!(err, "{label}: {line}");
+    }
+}
+
+/// What a failure looks like with `--json`.
+#[derive(Serialize)]
+struct JsonFailure {
+    error: String,
+    causes: Vec<String>,
+}
+
+fn report_failure(failure: &Failure) -> ExitCode {
+    let lines = match failure {
+        Failure::Usage(error) => {
+            // This prints help to stdout and errors to stderr, in colour on a terminal.
+            let _ = error.print();
+            if !error.use_stderr() {
+                return ExitCode::SUCCESS;
+            }
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            vec![first.trim_start_matches("error: ").to_owned()]
+        }
+        _ => {
+            let lines = failure.chain();
+            complain(&lines);
+            lines
+        }
+    };
+    // The arguments may not have been understood, so that they are looked for here.
+    if std::env::args_os().any(|a| a == "--json") {
+        let mut lines = lines.into_iter();
+        print(&json(&JsonFailure {
+            error: lines.next().unwrap_or_default(),
+            causes: lines.collect(),
+        }));
+    }
+    ExitCode::from(failure.status())
+}

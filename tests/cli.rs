@@ -1,0 +1,442 @@
+//! The program `deltawave`, as a user runs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// Runs the program on the simulator, whatever the machine has.
+fn deltawave(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_deltawave"))
+        .args(arguments)
+        .env("DELTAWAVE_BACKEND", "simulator")
+        .output()
+        .expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+/// The one JSON object on stdout.
+fn json(output: &Output) -> Value {
+    serde_json::from_str(text(&output.stdout))
+        .unwrap_or_else(|e| panic!("{e}\n{}\n{}", text(&output.stdout), text(&output.stderr)))
+}
+
+/// Whether this program has kernels to run; a build without a compiler has none.
+fn kernels() -> bool {
+    let built = deltawave::code_objects::for_arch("gfx942").next().is_some();
+    if !built {
+        assert_ne!(
+            std::env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref(),
+            Ok("1"),
+            "no kernels"
+        );
+        println!(
+            "skipped: {}",
+            deltawave::code_objects::why_missing("gfx942")
+        );
+    }
+    built
+}
+
+/// A prefill that succeeds, as JSON.
+fn prefill(arguments: &[&str]) -> Value {
+    let all = [&["prefill", "--json"], arguments].concat();
+    let output = deltawave(&all);
+    assert!(
+        output.status.success(),
+        "{arguments:?}\n{}\n{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    json(&output)
+}
+
+/// A run that fails with this status and these words on stderr, and says the same as JSON.
+fn refused(arguments: &[&str], status: i32, words: &[&str]) {
+    let output = deltawave(arguments);
+    let stderr = text(&output.stderr);
+    assert_eq!(
+        output.status.code(),
+        Some(status),
+        "{arguments:?}\n{stderr}"
+    );
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    assert!(stderr.starts_with("error: "), "{arguments:?}\n{stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "{arguments:?}: no {word}\n{stderr}");
+    }
+    let output = deltawave(&[arguments, &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+    let error = json(&output)["error"].as_str().map(str::to_owned);
+    assert!(
+        error.is_some_and(|e| !e.is_empty() && !e.starts_with("error")),
+        "{arguments:?}"
+    );
+}
+
+/// A file of this test's own.
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}.safetensors"))
+}
+
+#[test]
+fn help_teaches() {
+    let output = deltawave(&["prefill", "--help"]);
+    assert!(output.status.success());
+    let help = text(&output.stdout);
+    for words in [
+        "Examples:",
+        "--model qwen3.5-35b-a3b",
+        "olmo-hybrid-7b",
+        "--seqlens",
+        "Exit status:",
+    ] {
+        assert!(help.contains(words), "{words}\n{help}");
+    }
+    assert!(deltawave(&["--version"]).status.success());
+}
+
+#[test]
+fn info_describes_device_and_kernels() {
+    let output = deltawave(&["info"]);
+    assert!(output.status.success());
+    let shown = text(&output.stdout);
+    assert!(shown.contains("runs on"), "{shown}");
+    let output = deltawave(&["info", "--json"]);
+    assert!(output.status.success());
+    let info = json(&output);
+    assert!(info["hip"]["error"].is_array());
+    if !kernels() {
+        assert!(!info["missing"].as_array().unwrap().is_empty());
+        return;
+    }
+    assert_eq!(info["backend"], "simulator");
+    assert_eq!(info["arch"], "gfx942");
+    assert_eq!(info["mfma_mode"], "fast");
+    let objects = info["code_objects"].as_array().unwrap();
+    let names: Vec<&str> = objects
+        .iter()
+        .filter(|o| o["arch"] == "gfx942")
+        .flat_map(|o| {
+            assert_eq!(o["verified"], true);
+            o["kernels"].as_array().unwrap()
+        })
+        .map(|k| {
+            assert_eq!((&k["spills"], &k["private_bytes"]), (&0.into(), &0.into()));
+            assert!(k["vgprs"].as_u64() > Some(0) && k["kernarg_bytes"].as_u64() > Some(0));
+            k["name"].as_str().unwrap()
+        })
+        .collect();
+    for name in [
+        "dw_gate",
+        "dw_prefill_prepare_bf16",
+        "dw_prefill_scan_f16_k256",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+        assert!(shown.contains(name), "{shown}");
+    }
+}
+
+#[test]
+fn json_has_every_figure() {
+    if !kernels() {
+        return;
+    }
+    let base = ["--heads", "1,2", "--dims", "64,32", "--seqlens", "1,70"];
+    let unchecked = prefill(&base);
+    let checked = prefill(&[&base[..], &["--check", "--repeat", "2"]].concat());
+    for (figures, has_errors) in [(&unchecked, false), (&checked, true)] {
+        let object = figures.as_object().unwrap();
+        for key in ["tokens", "sequences", "kernel_seconds", "wave_instructions"] {
+            assert!(object[key].as_f64() > Some(0.0), "{key}");
+        }
+        for key in [
+            "o_rms_ratio",
+            "o_max_abs",
+            "state_rms_ratio",
+            "state_max_abs",
+            "unfused_o_rms_ratio",
+            "unfused_state_rms_ratio",
+        ] {
+            assert_eq!(object[key].is_f64(), has_errors, "{key}");
+            assert_eq!(object[key].is_null(), !has_errors, "{key}");
+        }
+        assert_eq!(object["backend"], "simulator");
+        assert_eq!(object["mfma_mode"], "fast");
+        assert_eq!(object["dtype"], "bf16");
+        assert!(object["device"].is_string());
+        assert_eq!(
+            (&object["tokens"], &object["sequences"]),
+            (&71.into(), &2.into())
+        );
+        let kernels = object["kernels"].as_array().unwrap();
+        assert_eq!(kernels.len(), 2);
+        for kernel in kernels {
+            assert_eq!(
+                (&kernel["launches"], &kernel["spills"]),
+                (&1.into(), &0.into())
+            );
+            for key in ["vgprs", "sgprs", "wave_instructions", "seconds"] {
+                assert!(kernel[key].as_f64() > Some(0.0), "{key}");
+            }
+            for key in ["agprs", "lds_bytes"] {
+                assert!(kernel[key].is_u64(), "{key}");
+            }
+        }
+    }
+    assert_eq!(checked["passed"], true);
+    assert!(checked["o_worst"]["head"].is_u64());
+}
+
+#[test]
+fn checks_pass_for_every_kind_of_prefill() {
+    if !kernels() {
+        return;
+    }
+    let small: &[&str] = &["--heads", "2,4", "--seqlens", "1,0,63,65,130", "--check"];
+    for extra in [
+        &["--dtype", "bf16"][..],
+        &["--dtype", "fp16"],
+        &["--dtype", "fp16", "--mfma", "exact", "--gates", "mixed"],
+        &["--gates", "strong", "--keys", "silu", "--dims", "96,192"],
+        &["--gates", "zero", "--l2norm", "--head-map", "tiled"],
+        &["--raw-gates", "--neg-eigval", "--scale", "-0.5"],
+        &[
+            "--initial-state",
+            "bf16",
+            "--state-layout",
+            "value-major",
+            "--state-dtype",
+            "bf16",
+        ],
+        &[
+            "--initial-state",
+            "f32",
+            "--dims",
+            "64,256",
+            "--threads",
+            "1",
+        ],
+    ] {
+        let report = prefill(&[small, extra].concat());
+        assert_eq!(report["passed"], true, "{extra:?}");
+        let exact = extra.contains(&"exact");
+        assert_eq!(report["mfma_mode"], if exact { "exact" } else { "fast" });
+    }
+    for dense in [
+        &[
+            "--model",
+            "OLMo-Hybrid-7B",
+            "--tp",
+            "15",
+            "--batch",
+            "2",
+            "--len",
+            "66",
+        ][..],
+        &[
+            "--model",
+            "qwen3.6-27b",
+            "--tp",
+            "16",
+            "--batch",
+            "1",
+            "--len",
+            "100",
+        ],
+    ] {
+        let report = prefill(&[dense, &["--check"]].concat());
+        assert_eq!(
+            (&report["passed"], &report["batch"]),
+            (&true.into(), &"dense".into())
+        );
+    }
+}
+
+#[test]
+fn tables_show_kernels_errors_and_where_the_time_was_spent() {
+    if !kernels() {
+        return;
+    }
+    let output = deltawave(&["prefill", "--heads", "1,1", "--seqlens", "64", "--check"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for words in [
+        "final_state",
+        "[64, 1, 128]",
+        "simulator",
+        "dw_prefill_scan_bf16_k128",
+        "unfused form",
+        "not a GPU time",
+    ] {
+        assert!(shown.contains(words), "{words}\n{shown}");
+    }
+    // Progress is for terminals.
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn files_go_round() {
+    if !kernels() {
+        return;
+    }
+    for (name, kind) in [
+        (
+            "given",
+            &["--initial-state", "f32", "--state-layout", "value-major"][..],
+        ),
+        ("raw", &["--raw-gates", "--dtype", "fp16"]),
+    ] {
+        let [inputs, first, second] =
+            ["inputs", "first", "second"].map(|part| file(&format!("{name}-{part}")));
+        let paths = [&inputs, &first, &second].map(|p| p.to_str().unwrap());
+        let drawn = ["--heads", "1,2", "--dims", "32,48", "--seqlens", "65,3"];
+        prefill(
+            &[
+                &drawn[..],
+                kind,
+                &["--save-input", paths[0], "--output", paths[1]],
+            ]
+            .concat(),
+        );
+        prefill(&["--input", paths[0], "--output", paths[2], "--check"]);
+        let [first, second] = [paths[1], paths[2]].map(|p| fs::read(p).unwrap());
+        assert!(first == second, "{name}");
+        let results = SafeTensors::deserialize(&first).unwrap();
+        assert_eq!(results.tensor("o").unwrap().shape(), [68, 2, 48]);
+        assert_eq!(
+            results.tensor("final_state").unwrap().shape(),
+            [2, 2, 32, 48]
+        );
+        // Results are no inputs.
+        refused(
+            &["prefill", "--input", paths[1]],
+            1,
+            &["--input", "final_state", "because"],
+        );
+        // Cut off, a file is refused and named.
+        let bytes = fs::read(&inputs).unwrap();
+        fs::write(&inputs, &bytes[..bytes.len() - 1]).unwrap();
+        refused(
+            &["prefill", "--input", paths[0]],
+            1,
+            &["--input", "not a safetensors file"],
+        );
+    }
+}
+
+#[test]
+fn wrong_usage_names_the_argument() {
+    let base: &[&str] = &["prefill", "--seqlens", "5"];
+    for (arguments, words) in [
+        (
+            &["--heads", "4,2"][..],
+            &["--heads <HK,HV>", "multiple of HK"][..],
+        ),
+        (&["--heads", "2,5"], &["--heads <HK,HV>", "multiple of HK"]),
+        (&["--heads", "0,4"], &["--heads <HK,HV>", "at least 1"]),
+        (&["--heads", "4"], &["--heads <HK,HV>", "two numbers"]),
+        (
+            &["--heads", "1,1", "--dims", "100,128"],
+            &["--dims <K,V>", "multiple of 16"],
+        ),
+        (
+            &["--heads", "1,1", "--dims", "128,512"],
+            &["--dims <K,V>", "V must be"],
+        ),
+        (
+            &["--model", "qwen9-1b"],
+            &["--model <NAME>", "qwen3.5-35b-a3b"],
+        ),
+        (
+            &["--model", "qwen3.5-27b", "--tp", "3"],
+            &["--tp <N>", "1, 2, 4, 8, 16"],
+        ),
+        (&["--model", "qwen3.5-27b", "--tp", "0"], &["--tp <N>"]),
+        (
+            &["--model", "qwen3.5-27b", "--heads", "1,1"],
+            &["--model <NAME>", "--heads"],
+        ),
+        (&["--model", "qwen3.5-27b", "--dims", "64,64"], &["--heads"]),
+        (&["--heads", "1,1", "--tp", "2"], &["--model"]),
+        (&[], &["--model", "--heads", "--input"]),
+        (&["--heads", "1,1", "--batch", "2"], &["--batch"]),
+        (
+            &["--heads", "1,1", "--dtype", "f32"],
+            &["--dtype", "bf16, fp16"],
+        ),
+        (
+            &["--heads", "1,1", "--gates", "odd"],
+            &["--gates", "normal, mixed, zero, strong"],
+        ),
+        (
+            &["--heads", "1,1", "--gates", "zero", "--raw-gates"],
+            &["--gates", "--raw-gates"],
+        ),
+        (
+            &["--heads", "1,1", "--scale", "inf"],
+            &["--scale", "finite"],
+        ),
+        (
+            &["--heads", "1,1", "--state-dtype", "fp16"],
+            &["--state-dtype"],
+        ),
+        (&["--heads", "1,1", "--repeat", "0"], &["--repeat"]),
+        (&["--heads", "1,1", "--threads", "0"], &["--threads"]),
+        (&["--heads", "1,1", "--frobnicate"], &["--frobnicate"]),
+        (&["--input", "x.safetensors"], &["--input", "--seqlens"]),
+    ] {
+        refused(&[base, arguments].concat(), 2, words);
+    }
+    for lengths in ["", "1,,2", "5,-1", "x", "2147483648"] {
+        let arguments = ["prefill", "--heads", "1,1", "--seqlens", lengths];
+        refused(&arguments, 2, &["--seqlens", "length"]);
+    }
+    let sum = "2147483647,2147483647";
+    let arguments = ["prefill", "--heads", "1,1", "--seqlens", sum];
+    refused(&arguments, 2, &["--seqlens", "2^31"]);
+    refused(&["flash"], 2, &["flash"]);
+}
+
+#[test]
+fn failures_say_why() {
+    let none = ["prefill", "--input", "/nonexistent/x.safetensors"];
+    refused(
+        &none,
+        1,
+        &[
+            "--input /nonexistent/x.safetensors",
+            "because: ",
+            "No such file",
+        ],
+    );
+    let huge = ["prefill", "--heads", "1024,1024", "--seqlens", "2000000000"];
+    refused(&huge, 1, &["host memory"]);
+    if kernels() {
+        let shape = [
+            "prefill",
+            "--heads",
+            "1,1",
+            "--dims",
+            "16,16",
+            "--seqlens",
+            "1",
+        ];
+        let unwritable = ["--output", "/nonexistent/y.safetensors"];
+        refused(
+            &[&shape[..], &unwritable].concat(),
+            1,
+            &["--output", "because: "],
+        );
+        refused(
+            &[&shape[..], &["--backend", "hip", "--device", "99"]].concat(),
+            1,
+            &["because: "],
+        );
+    }
+}
