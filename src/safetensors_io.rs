@@ -203,11 +203,9 @@ impl PrefillFile {
     /// Checks the bytes of a file.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FileError> {
         let file = SafeTensors::deserialize(bytes).map_err(FileError::Format)?;
-        if let Some(name) = file
-            .names()
-            .into_iter()
-            .find(|name| !INPUT_NAMES.contains(name))
-        {
+        let unknown = (file.names().into_iter()).filter(|name| !INPUT_NAMES.contains(name));
+        // The first by name: a file has no order that its reader would keep.
+        if let Some(name) = unknown.min() {
             return Err(FileError::Unknown {
                 name: name.to_owned(),
             });

@@ -19,7 +19,7 @@ pub enum Failure {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: FileError,
+        source: Box<FileError>,
     },
     /// The library or the runtime refused.
     #[error("{what}")]
@@ -27,7 +27,7 @@ pub enum Failure {
         /// What was being done.
         what: &'static str,
         /// The refusal.
-        source: deltawave::Error,
+        source: Box<deltawave::Error>,
         /// What the simulator knows beyond the status code.
         detail: Option<String>,
     },
@@ -63,7 +63,7 @@ impl Failure {
                 .flatten();
             Failure::Run {
                 what,
-                source,
+                source: source.into(),
                 detail,
             }
         }

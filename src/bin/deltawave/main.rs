@@ -83,7 +83,7 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
         written.map_err(|source| Failure::File {
             argument: "--save-input",
             path: path.clone(),
-            source,
+            source: source.into(),
         })?;
     }
     let outcome = progress.step("kernels", || {
@@ -159,7 +159,7 @@ fn write_output(args: &PrefillArgs, w: &Workload, outcome: &Outcome) -> Result<(
     safetensors_io::write(path, &tensors).map_err(|source| Failure::File {
         argument: "--output",
         path: path.clone(),
-        source,
+        source: source.into(),
     })
 }
 

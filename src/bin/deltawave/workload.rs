@@ -66,7 +66,7 @@ impl Request {
                 let file = PrefillFile::read(path).map_err(|source| Failure::File {
                     argument: "--input",
                     path: path.clone(),
-                    source,
+                    source: source.into(),
                 })?;
                 Self::of_file(args, file)
             }
