@@ -150,6 +150,14 @@ impl Context {
         Self::on_hip(Hip::load(Some(path))?, device)
     }
 
+    /// A context on a device of a runtime that the caller has bound.
+    ///
+    /// # Errors
+    /// As [`Context::new`].
+    pub fn with_runtime(hip: Hip, device: usize) -> Result<Context> {
+        Self::on_hip(hip, device)
+    }
+
     /// A context on the simulator.
     ///
     /// # Errors

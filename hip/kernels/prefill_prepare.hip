@@ -103,7 +103,9 @@ DEVICE void normalise(Products &x, Shared &shared, Place at) {
         }
     }
     arch::wave_sync();
-    shared.k_norm[lane] = arch::rsqrt(shared.k_norm[lane] + 1e-6f);
+    // A row of zeros stays one whatever it is multiplied by; by 1000, its value could leave the range of 16 bits.
+    const float k_square = shared.k_norm[lane];
+    shared.k_norm[lane] = k_square == 0.0f ? 0.0f : arch::rsqrt(k_square + 1e-6f);
     shared.q_norm[lane] = arch::rsqrt(shared.q_norm[lane] + 1e-6f);
     arch::wave_sync();
     for (int i = 0; i < tiles; ++i) {

@@ -1,0 +1,193 @@
+//! Prefill on random problems against the f64 oracle. `PROPTEST_CASES` says how many (256); a failing case prints one
+//! line that can be pasted into a test, and is tried first from then on (`proptest-regressions/`).
+
+mod common;
+
+use common::{
+    Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
+};
+use deltawave::inputs::{Gates, Keys};
+use deltawave::prefill::PrefillSpec;
+use deltawave::types::{Dtype, HeadMap, StateLayout};
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+/// Tokens times elements of all states, at most: what a case costs.
+const WORK: usize = 8 << 20;
+
+fn dtype() -> impl Strategy<Value = Dtype> {
+    prop_oneof![Just(Dtype::Bf16), Just(Dtype::F16)]
+}
+
+fn any_dtype() -> impl Strategy<Value = Dtype> {
+    prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16), Just(Dtype::F16)]
+}
+
+fn dim() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        4 => (1usize..=4).prop_map(|n| 16 * n),
+        2 => Just(128usize),
+        2 => (1usize..=16).prop_map(|n| 16 * n),
+    ]
+}
+
+fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
+    let scale = prop_oneof![
+        3 => Just(None),
+        1 => Just(Some(1.0f32)),
+        1 => Just(Some(0.37f32)),
+        1 => Just(Some(0.0f32))
+    ];
+    let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
+    let options = (head_map, any::<bool>(), scale);
+    (dtype(), 1usize..=3, 1usize..=4, dim(), dim(), options).prop_map(
+        |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale))| PrefillSpec {
+            head_map,
+            qk_l2norm,
+            scale,
+            ..spec(dtype, key_heads, key_heads * group, k, v)
+        },
+    )
+}
+
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        3 => prop::sample::select(vec![0usize, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129]),
+        2 => 0usize..=150,
+        1 => 1usize..=8,
+    ]
+}
+
+fn lengths() -> impl Strategy<Value = (Entry, Vec<usize>, usize, usize)> {
+    let padding = || prop_oneof![2 => Just(0usize), 1 => 1usize..=70];
+    let packed = (prop::collection::vec(length(), 0..=5), padding());
+    let device = (
+        prop::collection::vec(length(), 0..=5),
+        padding(),
+        any::<bool>(),
+    );
+    let gap = prop_oneof![Just(0usize), (1usize..=6).prop_map(|n| 8 * n)];
+    let dense = (1usize..=3, length(), gap);
+    prop_oneof![
+        3 => packed.prop_map(|(l, p)| (Entry::Packed, l, p, 0)),
+        1 => device.prop_map(|(l, p, wide)| (Entry::Device { wide }, l, p, 0)),
+        1 => dense.prop_map(|(n, l, gap)| (Entry::Dense, vec![l; n], 0, gap)),
+    ]
+}
+
+fn gates() -> impl Strategy<Value = (Gates, Keys, GateKind)> {
+    let gates = prop_oneof![
+        Just(Gates::Normal),
+        Just(Gates::Mixed),
+        Just(Gates::Zero),
+        Just(Gates::Strong)
+    ];
+    let keys = prop_oneof![Just(Keys::Normal), Just(Keys::Silu)];
+    let raw = (any_dtype(), any::<bool>(), any::<bool>()).prop_map(
+        |(dtype, dt_bias, allow_neg_eigval)| GateKind::Raw {
+            dtype,
+            dt_bias,
+            allow_neg_eigval,
+        },
+    );
+    let kind = prop_oneof![
+        4 => Just(GateKind::Given),
+        1 => Just(GateKind::NoDecay),
+        1 => Just(GateKind::NoBeta),
+        3 => raw
+    ];
+    (gates, keys, kind)
+}
+
+fn layout() -> impl Strategy<Value = Layout> {
+    prop_oneof![
+        2 => Just(Layout::Dense),
+        1 => Just(Layout::HeadMajor),
+        2 => (0usize..=9, 0usize..=40, 0usize..=9).prop_map(|(h, t, f)| Layout::Padded(h, t, f)),
+    ]
+}
+
+fn state() -> impl Strategy<Value = Option<StateKind>> {
+    let layout = prop_oneof![Just(StateLayout::KeyMajor), Just(StateLayout::ValueMajor)];
+    let dtype = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
+    let pad = prop_oneof![2 => Just(0usize), 1 => 1usize..=5];
+    prop::option::weighted(
+        0.7,
+        (dtype, layout, pad).prop_map(|(dtype, layout, pad)| StateKind { dtype, layout, pad }),
+    )
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let flags = prop::option::weighted(0.3, any::<u8>());
+    (
+        prefill_spec(),
+        lengths(),
+        gates(),
+        layout(),
+        (state(), state(), flags),
+        0u64..1000,
+    )
+        .prop_map(
+            |(spec, (entry, mut lengths, padding, batch_gap), (gates, keys, gate_kind), layout, states, seed)| {
+                let (initial, final_state, flags) = states;
+                let state = spec.value_heads * spec.key_dim * spec.value_dim;
+                while lengths.len() > 1 && lengths.iter().sum::<usize>() * state > WORK {
+                    lengths.pop();
+                }
+                let most = (WORK / state).max(1);
+                lengths.iter_mut().for_each(|n| *n = (*n).min(most));
+                let has_initial = flags
+                    .filter(|_| initial.is_some())
+                    .map(|bits| (0..lengths.len()).map(|i| bits >> (i % 8) & 1).collect());
+                Case {
+                    padding,
+                    gates,
+                    keys,
+                    gate_kind,
+                    layout,
+                    batch_gap,
+                    initial,
+                    has_initial,
+                    final_state,
+                    entry,
+                    seed,
+                    ..Case::new(spec, &lengths)
+                }
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "proptest-regressions/prefill_properties.txt",
+        ))),
+        max_shrink_iters: 300,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn prefill_is_the_recurrence(case in case()) {
+        let context = context();
+        if simulated(&context) {
+            // A fault of the case before, while it is being shrunk.
+            deltawave_sim::hip::clear_fault();
+        }
+        let outcome = std::panic::catch_unwind(|| {
+            let data = case.data();
+            let output = run(&context, &case, &data);
+            // Twice the unfused form's error: some of these problems have a few elements, no more.
+            check_output(&case, &data, &output, 2.0);
+        });
+        if let Err(panic) = outcome {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            let fault = deltawave_sim::hip::last_fault().unwrap_or_default();
+            return Err(TestCaseError::fail(format!(
+                "{} {fault}\nto reproduce: {}",
+                text.unwrap_or_default(),
+                case.expression()
+            )));
+        }
+    }
+}
