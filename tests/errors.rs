@@ -18,7 +18,7 @@ use deltawave::types::{Dtype, StateLayout};
 use deltawave::{ArgumentError, Error};
 use hip_sys::{Hip, hipDeviceProp_tR0600, hipError_t};
 
-use deltawave::ArgumentKind::{
+use deltawave::error::ArgumentKind::{
     self, Device, Dtype as WrongDtype, Lengths, Pointer, Presence, Shape, Size, Stride, Value,
 };
 

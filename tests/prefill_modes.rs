@@ -1,0 +1,91 @@
+//! The same prefill in every way in which the simulator can execute it: both models of the matrix unit, every order of
+//! waves, any number of threads, every host level. On a card there is one way, and nothing to compare.
+
+mod common;
+
+use common::{
+    Case, Entry, GateKind, StateKind, assert_same_bits, check_output, context, run, simulated, spec,
+};
+use deltawave::inputs::{Gates, Keys};
+use deltawave::types::{Dtype, StateLayout};
+use deltawave_sim::exec::MfmaMode;
+use deltawave_sim::launch::{Options, WaveOrder};
+
+/// One case for every bucket of K, between them all options.
+fn cases() -> Vec<Case> {
+    let kind = |dtype, layout| {
+        Some(StateKind {
+            dtype,
+            layout,
+            pad: 0,
+        })
+    };
+    let mut cases = Vec::new();
+    for (i, (k, v)) in [(32, 144), (96, 64), (128, 128), (192, 48), (256, 32)]
+        .into_iter()
+        .enumerate()
+    {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let mut case = Case::new(spec(dtype, 1, 2, k, v), &[75, 0, 130]);
+            case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][i % 4];
+            case.keys = [Keys::Normal, Keys::Silu][i % 2];
+            case.spec.qk_l2norm = i % 2 == 0;
+            case.initial = kind(Dtype::F32, StateLayout::KeyMajor);
+            case.final_state = kind(Dtype::F32, StateLayout::ValueMajor);
+            case.entry = [Entry::Packed, Entry::Device { wide: true }][i % 2];
+            if i == 2 {
+                case.gate_kind = GateKind::Raw {
+                    dtype: Dtype::Bf16,
+                    dt_bias: true,
+                    allow_neg_eigval: true,
+                };
+            }
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// One test, because the options are those of the whole process.
+#[test]
+fn every_way_of_execution() {
+    let context = context();
+    if !simulated(&context) {
+        println!("skipped: a card executes in one way");
+        return;
+    }
+    let usual = deltawave_sim::hip::options();
+    let with = |options: Options, case: &Case| {
+        deltawave_sim::hip::set_options(options);
+        let output = run(&context, case, &case.data());
+        deltawave_sim::hip::set_options(usual);
+        output
+    };
+    for case in cases() {
+        let data = case.data();
+        for mfma in [MfmaMode::Fast, MfmaMode::Exact] {
+            let base = Options { mfma, ..usual };
+            let expected = with(base, &case);
+            check_output(&case, &data, &expected, 1.15);
+            if mfma == MfmaMode::Exact && case.spec.key_dim > 100 {
+                continue;
+            }
+            // A race between waves would show as other bits in another order.
+            for order in [
+                WaveOrder::InStep,
+                WaveOrder::Seeded(1),
+                WaveOrder::Seeded(2),
+                WaveOrder::Seeded(3),
+            ] {
+                let other = with(Options { order, ..base }, &case);
+                assert_same_bits(&expected, &other, &format!("{mfma:?}, {order:?}"));
+            }
+            let one = Options {
+                threads: Some(1),
+                xccs: 1,
+                ..base
+            };
+            assert_same_bits(&expected, &with(one, &case), "one thread");
+        }
+    }
+}
