@@ -41,7 +41,8 @@ fn bars() {
                     }
                     let j = judge(&case, &data, &run(&context, &case, &data));
                     let (o_bar, state_bar) = bar(dtype, gates);
-                    let mode = mode.map_or("device".to_owned(), |m| format!("{m:?}").to_lowercase());
+                    let mode =
+                        mode.map_or("device".to_owned(), |m| format!("{m:?}").to_lowercase());
                     let line = format!(
                         "| {mode} | {dtype} | {gates:?} | {keys:?} | {:.2e} | {o_bar:.1e} | {:.2e} | {:.2e} | \
                          {state_bar:.1e} | {:.2e} |",

@@ -187,7 +187,9 @@ fn tensor_mut<'a, const R: usize>(
 ) -> TensorMut<'a, R> {
     let (shape, strides) = (array(&v.shape), array(&v.strides));
     match v.place {
-        Place::Own => own.tensor_of_mut(v.dtype, shape, strides, 0).expect("in range"),
+        Place::Own => own
+            .tensor_of_mut(v.dtype, shape, strides, 0)
+            .expect("in range"),
         Place::Foreign => foreign
             .tensor_of_mut(v.dtype, shape, strides, 0)
             .expect("in range"),
@@ -236,7 +238,11 @@ impl Fixture {
             input: context.upload(&[0u8; BYTES]).unwrap(),
             foreign: other.upload(&[0u8; BYTES]).unwrap(),
             foreign_out: other.upload(&[0xffu8; BYTES]).unwrap(),
-            outputs: [poison(), poison(), context.upload(&[0xffu8; 1 << 19]).unwrap()],
+            outputs: [
+                poison(),
+                poison(),
+                context.upload(&[0xffu8; 1 << 19]).unwrap(),
+            ],
             lengths: context.upload(&[0, 5, 9]).unwrap(),
             short_lengths: context.upload(&[0, 9]).unwrap(),
             foreign_lengths: other.upload(&[0, 5, 9]).unwrap(),
@@ -544,7 +550,11 @@ const GATES: &[GateRow] = &[
 fn expect(what: &str, outcome: Result<(), Error>, argument: &str, kind: ArgumentKind) {
     match outcome {
         Err(Error::Argument(e)) => {
-            assert_eq!((e.argument.as_str(), e.kind), (argument, kind), "{what}: {e}");
+            assert_eq!(
+                (e.argument.as_str(), e.kind),
+                (argument, kind),
+                "{what}: {e}"
+            );
             let ArgumentError { was, allowed, .. } = &e;
             assert!(!was.is_empty() && !allowed.is_empty(), "{what}: {e}");
             assert!(e.to_string().starts_with(argument), "{what}: {e}");
@@ -580,9 +590,8 @@ unsafe extern "C" fn properties_of_another_arch(
     device: c_int,
 ) -> hipError_t {
     // SAFETY: the caller's pointer, on to the simulator.
-    let code = unsafe {
-        deltawave_sim::hip::functions::hipGetDevicePropertiesR0600(properties, device)
-    };
+    let code =
+        unsafe { deltawave_sim::hip::functions::hipGetDevicePropertiesR0600(properties, device) };
     let arch = b"gfx1100\0".map(|c| c as std::ffi::c_char);
     // SAFETY: valid, or the simulator had refused it.
     unsafe { (&mut (*properties).gcnArchName)[..8].copy_from_slice(&arch) };
@@ -625,7 +634,12 @@ fn invalid_requests_are_refused_by_name() {
         assert!(f.untouched(), "{what}: something was written");
         refused += 1;
     }
-    expect("another context's stream", f.gate(|_| {}, true), "stream", Device);
+    expect(
+        "another context's stream",
+        f.gate(|_| {}, true),
+        "stream",
+        Device,
+    );
 
     // Buffers.
     let mut buffer = f.context.alloc::<f32>(10).unwrap();
@@ -670,7 +684,14 @@ fn invalid_requests_are_refused_by_name() {
     assert!(matches!(missing, Err(Error::Load(_))), "{missing:?}");
     let none = Context::with_runtime(deltawave_sim::hip::runtime(), 7);
     assert!(
-        matches!(none, Err(Error::NoSuchDevice { device: 7, count: 1, .. })),
+        matches!(
+            none,
+            Err(Error::NoSuchDevice {
+                device: 7,
+                count: 1,
+                ..
+            })
+        ),
         "{none:?}"
     );
     // SAFETY: the simulator's functions, and one with the same signature.
@@ -696,18 +717,22 @@ fn invalid_requests_are_refused_by_name() {
     assert!(text.contains("cu_seqlens"));
     decreasing.truncate(decreasing.len() / 2);
     let files: Vec<FileRow> = vec![
-        ("a file cut off", truncated, |e| matches!(e, FileError::Format(_))),
-        ("a header cut off", header, |e| matches!(e, FileError::Format(_))),
-        ("half a file", decreasing, |e| matches!(e, FileError::Format(_))),
+        ("a file cut off", truncated, |e| {
+            matches!(e, FileError::Format(_))
+        }),
+        ("a header cut off", header, |e| {
+            matches!(e, FileError::Format(_))
+        }),
+        ("half a file", decreasing, |e| {
+            matches!(e, FileError::Format(_))
+        }),
         ("nothing", Vec::new(), |e| matches!(e, FileError::Format(_))),
         ("no v", file(|t| drop(t.remove(2))), |e| {
             matches!(e, FileError::Missing { name: "v", .. })
         }),
-        (
-            "a without A_log",
-            file(|t| t[3].0 = "a"),
-            |e| matches!(e, FileError::Missing { name: "A_log", .. }),
-        ),
+        ("a without A_log", file(|t| t[3].0 = "a"), |e| {
+            matches!(e, FileError::Missing { name: "A_log", .. })
+        }),
         (
             "an unknown tensor",
             file(|t| t.push(("w", vec![1], Dtype::F32))),
@@ -730,12 +755,28 @@ fn invalid_requests_are_refused_by_name() {
         (
             "f32 cu_seqlens",
             file(|t| t.push(("cu_seqlens", vec![3], Dtype::F32))),
-            |e| matches!(e, FileError::Dtype { name: "cu_seqlens", .. }),
+            |e| {
+                matches!(
+                    e,
+                    FileError::Dtype {
+                        name: "cu_seqlens",
+                        ..
+                    }
+                )
+            },
         ),
         (
             "a state of another shape",
             file(|t| t.push(("initial_state", vec![2, HV, K, V], Dtype::F32))),
-            |e| matches!(e, FileError::Shape { name: "initial_state", .. }),
+            |e| {
+                matches!(
+                    e,
+                    FileError::Shape {
+                        name: "initial_state",
+                        ..
+                    }
+                )
+            },
         ),
     ];
     for (what, bytes, right) in files {
@@ -748,5 +789,8 @@ fn invalid_requests_are_refused_by_name() {
     assert!(f.untouched());
     assert!(refused >= 40, "{refused}");
     println!("{refused} invalid requests refused");
-    assert_eq!(simulated(&f.context), f.context.backend() == Backend::Simulator);
+    assert_eq!(
+        simulated(&f.context),
+        f.context.backend() == Backend::Simulator
+    );
 }

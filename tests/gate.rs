@@ -54,7 +54,10 @@ fn run(context: &Context, p: &Problem, view: View) -> (Vec<f32>, Vec<f32>) {
         place(context, &p.b, p.heads, view),
     );
     let a_log = context.upload(&p.a_log.bytes).unwrap();
-    let dt_bias = p.dt_bias.as_ref().map(|t| context.upload(&t.bytes).unwrap());
+    let dt_bias = p
+        .dt_bias
+        .as_ref()
+        .map(|t| context.upload(&t.bytes).unwrap());
     let poison = vec![f32::from_bits(u32::MAX); view.at(n.saturating_sub(1), p.heads) + 9];
     let mut g = context.upload(&poison).unwrap();
     let mut beta = context.upload(&poison).unwrap();
@@ -67,9 +70,10 @@ fn run(context: &Context, p: &Problem, view: View) -> (Vec<f32>, Vec<f32>) {
             .unwrap()
             .into(),
         a_log: a_log.tensor_of(p.a_log.dtype, [p.heads], [1], 0).unwrap(),
-        dt_bias: dt_bias.as_ref().zip(p.dt_bias.as_ref()).map(|(buffer, t)| {
-            buffer.tensor_of(t.dtype, [p.heads], [1], 0).unwrap()
-        }),
+        dt_bias: dt_bias
+            .as_ref()
+            .zip(p.dt_bias.as_ref())
+            .map(|(buffer, t)| buffer.tensor_of(t.dtype, [p.heads], [1], 0).unwrap()),
         allow_neg_eigval: p.allow_neg_eigval,
         g: g.tensor_strided_mut(shape, view.strides, view.offset)
             .unwrap()
@@ -202,7 +206,10 @@ fn extreme_inputs() {
         let (g, b) = run(&context, &p, DENSE(1));
         assert!(!g.iter().chain(&b).any(|x| x.is_nan()), "{g:?} {b:?}");
         let one = if allow_neg_eigval { 2.0 } else { 1.0 };
-        assert_eq!((b[0], b[1], b[4], b[6], b[7]), (one, 0.0, one / 2.0, one, 0.0));
+        assert_eq!(
+            (b[0], b[1], b[4], b[6], b[7]),
+            (one, 0.0, one / 2.0, one, 0.0)
+        );
         assert_eq!((g[1].abs(), g[6], g[7].abs()), (0.0, -inf, 0.0));
         let finite = Problem {
             tokens: 4,
@@ -270,7 +277,12 @@ fn far_and_expanded() {
             let to = a.address().wrapping_byte_add(4 * t * stride);
             let kind = hip_sys::hipMemcpyKind::hipMemcpyHostToDevice;
             // SAFETY: the row lies in the buffer.
-            unsafe { context.hip().hipMemcpy(to, row.as_ptr().cast(), row.len(), kind) }.unwrap();
+            unsafe {
+                context
+                    .hip()
+                    .hipMemcpy(to, row.as_ptr().cast(), row.len(), kind)
+            }
+            .unwrap();
         }
         let b = context.upload(&[-1.0f32]).unwrap();
         let a_log = context.upload(&p.a_log.values).unwrap();

@@ -128,7 +128,14 @@ fn case() -> impl Strategy<Value = Case> {
         0u64..1000,
     )
         .prop_map(
-            |(spec, (entry, mut lengths, padding, batch_gap), (gates, keys, gate_kind), layout, states, seed)| {
+            |(
+                spec,
+                (entry, mut lengths, padding, batch_gap),
+                (gates, keys, gate_kind),
+                layout,
+                states,
+                seed,
+            )| {
                 let (initial, final_state, flags) = states;
                 let state = spec.value_heads * spec.key_dim * spec.value_dim;
                 while lengths.len() > 1 && lengths.iter().sum::<usize>() * state > WORK {

@@ -424,7 +424,12 @@ impl Sparse {
             _ => (host.cast(), device),
         };
         // SAFETY: the range lies in the buffer, `host` is valid for `len` bytes.
-        unsafe { context.hip().hipMemcpy(to, from, len, kind).expect("a copy") };
+        unsafe {
+            context
+                .hip()
+                .hipMemcpy(to, from, len, kind)
+                .expect("a copy")
+        };
     }
 
     fn write(&self, context: &Context, at: usize, bytes: &[u8]) {

@@ -6,7 +6,8 @@ use deltawave::oracle;
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
-    Case, GateKind, StateKind, assert_same_bits, check, check_data, check_output, context, run, spec,
+    Case, GateKind, StateKind, assert_same_bits, check, check_data, check_output, context, run,
+    spec,
 };
 
 const BOTH: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
@@ -84,9 +85,18 @@ fn gates_that_erase_the_state() {
 fn weak_gates_among_strong_ones() {
     for dtype in BOTH {
         with_gates(dtype, &[128], 2, |t, h| {
-            if t < 48 && (t + h) % 2 == 0 { -110.0 } else { -0.2 }
+            if t < 48 && (t + h) % 2 == 0 {
+                -110.0
+            } else {
+                -0.2
+            }
         });
-        with_gates(dtype, &[192], 1, |t, _| if t % 64 < 50 { -119.0 } else { -0.05 });
+        with_gates(
+            dtype,
+            &[192],
+            1,
+            |t, _| if t % 64 < 50 { -119.0 } else { -0.05 },
+        );
     }
 }
 
@@ -283,8 +293,13 @@ fn norm_of_small_rows() {
             case.gates = Gates::Mixed;
             let mut data = case.data();
             for (tensor, rows) in [(&mut data.inputs.q, 5), (&mut data.inputs.k, 7)] {
-                let scaled = (tensor.values.iter().enumerate())
-                    .map(|(i, x)| if (i / 64) % rows == 0 { 0.0 } else { x * factor });
+                let scaled = (tensor.values.iter().enumerate()).map(|(i, x)| {
+                    if (i / 64) % rows == 0 {
+                        0.0
+                    } else {
+                        x * factor
+                    }
+                });
                 *tensor = HostTensor::new(dtype, scaled.collect());
             }
             check_data(&context(), &case, &data);
@@ -329,7 +344,9 @@ fn options_are_not_ignored() {
     assert!(!differs(&|_| {}));
     assert!(differs(&|c| c.spec.qk_l2norm = true));
     assert!(differs(&|c| c.spec.scale = Some(0.5)));
-    assert!(differs(&|c| c.spec.head_map = deltawave::types::HeadMap::Tiled));
+    assert!(differs(
+        &|c| c.spec.head_map = deltawave::types::HeadMap::Tiled
+    ));
     assert!(differs(&|c| c.gate_kind = GateKind::NoDecay));
     assert!(differs(&|c| c.gate_kind = GateKind::NoBeta));
 }

@@ -69,11 +69,7 @@ fn empty_sequences() {
 /// Survey 87: batches of nothing at all.
 #[test]
 fn batches_of_nothing() {
-    for entry in [
-        Entry::Packed,
-        Entry::Device { wide: false },
-        Entry::Dense,
-    ] {
+    for entry in [Entry::Packed, Entry::Device { wide: false }, Entry::Dense] {
         for lengths in [&[][..], &[0, 0]] {
             let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 16), lengths);
             case.entry = entry;
@@ -101,11 +97,7 @@ fn neighbours_do_not_leak() {
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut dirty = case.data();
             let i = &mut dirty.inputs;
-            for (t, width) in [
-                (&mut i.q, 2 * 64),
-                (&mut i.k, 2 * 64),
-                (&mut i.v, 4 * 32),
-            ] {
+            for (t, width) in [(&mut i.q, 2 * 64), (&mut i.k, 2 * 64), (&mut i.v, 4 * 32)] {
                 let mut values = t.values.clone();
                 values[37 * width..87 * width].fill(poison);
                 *t = HostTensor::new(dtype, values);
@@ -146,11 +138,7 @@ fn padding_rows_become_zeros() {
                 let clean = case.data();
                 let mut data = case.data();
                 let i = &mut data.inputs;
-                for (t, width) in [
-                    (&mut i.q, 2 * 32),
-                    (&mut i.k, 2 * 32),
-                    (&mut i.v, 6 * 48),
-                ] {
+                for (t, width) in [(&mut i.q, 2 * 32), (&mut i.k, 2 * 32), (&mut i.v, 6 * 48)] {
                     let mut values = t.values.clone();
                     values[used * width..].fill(f32::NAN);
                     *t = HostTensor::new(Dtype::Bf16, values);
