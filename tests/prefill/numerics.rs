@@ -115,7 +115,7 @@ fn extreme_gates_and_betas() {
             }
             // Survey 25: beta between 1 and 2.
             let mut data = case.data();
-            data.inputs.beta.iter_mut().for_each(|b| *b = 1.0 + *b);
+            data.inputs.beta.iter_mut().for_each(|b| *b += 1.0);
             check_data(&context(), &case, &data);
         }
     }
