@@ -31,3 +31,8 @@ pub mod tensor;
 pub mod types;
 
 pub use error::{ArgumentError, Error, Result};
+
+/// The README's example, run by the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
