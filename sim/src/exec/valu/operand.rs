@@ -431,7 +431,7 @@ fn dpp_written(ctrl: u32, exec: u64) -> u64 {
             .filter(|i| bits >> i & 1 != 0)
             .fold(0u64, |m, i| m | (((1u64 << lanes) - 1) << (i * lanes)))
     };
-    let on = spread(rows, 16) & spread(banks, 4) * 0x0001_0001_0001_0001;
+    let on = spread(rows, 16) & (spread(banks, 4) * 0x0001_0001_0001_0001);
     if ctrl >> 19 & 1 != 0 {
         return on;
     }
