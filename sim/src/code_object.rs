@@ -99,6 +99,17 @@ impl Kernel {
     }
 }
 
+/// A function of a code object that its symbol table names: a kernel, or code that kernels call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Symbol.
+    pub name: String,
+    /// Byte offset of the first instruction in `.text`.
+    pub offset: u32,
+    /// Length in bytes; 0 if the symbol table does not say.
+    pub size: u32,
+}
+
 /// A variable of a code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Global {
@@ -112,6 +123,8 @@ pub struct Global {
 pub struct CodeObject {
     kernels: Vec<Kernel>,
     globals: BTreeMap<String, Global>,
+    functions: Vec<Function>,
+    text: Box<[u8]>,
     program: Program,
     prepared: [OnceLock<Box<[Exec]>>; 3],
     image: Image,
@@ -168,6 +181,8 @@ impl CodeObject {
         Ok(CodeObject {
             kernels,
             globals,
+            text: code.into(),
+            functions: functions(&file, text.vaddr, code.len())?,
             program,
             prepared: Default::default(),
             image,
@@ -226,6 +241,11 @@ impl CodeObject {
         self.kernels.iter().find(|k| k.name() == name)
     }
 
+    /// The functions by address. A stripped code object names its kernels only.
+    pub fn functions(&self) -> &[Function] {
+        &self.functions
+    }
+
     /// The variables by name.
     pub fn globals(&self) -> &BTreeMap<String, Global> {
         &self.globals
@@ -244,6 +264,11 @@ impl CodeObject {
     /// The decoded instructions.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// The machine code that was decoded, as in the file.
+    pub fn text(&self) -> &[u8] {
+        &self.text
     }
 
     /// The functions that execute the instructions of [`CodeObject::program`], one each.
@@ -474,6 +499,28 @@ fn symbols(file: &Elf) -> Result<BTreeMap<String, Symbol>, LoadError> {
         found.insert(String::from_utf8_lossy(name).into_owned(), entry);
     }
     Ok(found)
+}
+
+/// The functions whose code lies in the `length` bytes at `text`.
+fn functions(file: &Elf, text: u64, length: usize) -> Result<Vec<Function>, LoadError> {
+    let mut found = BTreeMap::new();
+    for table in [file.elf_dynamic_symbol_table(), file.elf_symbol_table()] {
+        for symbol in table.iter() {
+            let offset = symbol.st_value(LE).wrapping_sub(text);
+            let is_code = symbol.st_type() == elf::STT_FUNC && !symbol.is_undefined(LE);
+            if !is_code || offset >= length as u64 {
+                continue;
+            }
+            let name = table.symbol_name(LE, symbol).map_err(elf("symbol name"))?;
+            let function = Function {
+                name: String::from_utf8_lossy(name).into_owned(),
+                offset: offset as u32,
+                size: symbol.st_size(LE).min(length as u64 - offset) as u32,
+            };
+            found.insert((function.offset, function.name.clone()), function);
+        }
+    }
+    Ok(found.into_values().collect())
 }
 
 fn kernel(

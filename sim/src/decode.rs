@@ -91,6 +91,12 @@ fn one(w0: u32, w1: Option<u32>) -> Option<Inst> {
     }
 }
 
+/// Every opcode of gfx942: its format, its number in that format, and the instruction. VOP1, VOP2 and VOPC
+/// instructions come again as VOP3, which is their e64 encoding.
+pub fn opcodes() -> impl Iterator<Item = (Format, u16, Op)> {
+    table::all().map(|(format, entry)| (format, entry.code, entry.op))
+}
+
 fn find(format: Format, code: u32) -> Option<&'static Entry> {
     table::find(format, code)
 }

@@ -1,5 +1,8 @@
 //! The decoder and the disassembler against LLVM.
 
+use std::path::{Path, PathBuf};
+
+use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::{decode, disasm, op::Op};
 
 /// Text of the instruction that starts with these dwords, and its size.
@@ -43,240 +46,10 @@ fn mnemonics_are_the_names() {
     assert_eq!(Op::V_XOR_B32 as usize + 1, Op::COUNT);
 }
 
+mod encodings;
 mod llvm;
+use encodings::{FORMATS, Random, encode};
 use llvm::Verdict;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) >> 32) as u32
-    }
-
-    fn below(&mut self, n: u32) -> u32 {
-        self.next() % n
-    }
-
-    fn pick(&mut self, from: &[u32]) -> u32 {
-        from[self.below(from.len() as u32) as usize]
-    }
-
-    /// The value half of the time, else 0.
-    fn maybe(&mut self, value: u32) -> u32 {
-        if self.next() & 1 == 0 { value } else { 0 }
-    }
-
-    /// A scalar operand: mostly aligned registers, sometimes anything.
-    fn scalar(&mut self) -> u32 {
-        match self.below(8) {
-            0..=2 => self.below(102) & !3,
-            3 => self.below(256),
-            4 => self.pick(&[102, 104, 106, 108, 112, 120, 124, 126, 127, 107, 125]),
-            5 => 128 + self.below(81),
-            6 => 235 + self.below(14),
-            _ => self.pick(&[251, 252, 253, 255, 0, 0]),
-        }
-    }
-
-    /// A vector register, mostly even.
-    fn vector(&mut self) -> u32 {
-        match self.below(4) {
-            0 => self.below(256),
-            _ => self.below(128) << 1,
-        }
-    }
-
-    /// A 9-bit source.
-    fn source(&mut self) -> u32 {
-        match self.below(5) {
-            0 | 1 => 256 + self.vector(),
-            2 => 0,
-            _ => self.scalar(),
-        }
-    }
-
-    /// Three 9-bit sources and 5 modifier bits.
-    fn sources(&mut self) -> u32 {
-        let count = self.below(4);
-        let mut word = 0;
-        for i in 0..3 {
-            if i < count {
-                word |= self.source() << (9 * i);
-            }
-        }
-        let modifiers = self.next() & 0xf800_0000;
-        word | self.maybe(modifiers)
-    }
-}
-
-/// One encoding of a format, with the opcode given.
-fn encode(r: &mut Random, format: &str, op: u32) -> [u32; 2] {
-    let anything = r.next();
-    match format {
-        "sop2" => [
-            0x8000_0000 | op << 23 | (r.scalar() & 127) << 16 | r.scalar() << 8 | r.scalar(),
-            anything,
-        ],
-        "sopk" => {
-            let constant = r.next() & 0xffff;
-            [
-                0xb000_0000 | op << 23 | (r.scalar() & 127) << 16 | constant,
-                anything,
-            ]
-        }
-        "sop1" => [
-            0xbe80_0000 | (r.scalar() & 127) << 16 | op << 8 | r.scalar(),
-            anything,
-        ],
-        "sopc" => [
-            0xbf00_0000 | op << 16 | r.scalar() << 8 | r.scalar(),
-            anything,
-        ],
-        "sopp" => {
-            let constant = r.next() & r.pick(&[0xffff, 0xff, 0xf, 0]);
-            [0xbf80_0000 | op << 16 | constant, anything]
-        }
-        "smem" => {
-            let flags = r.next() & 0x0003_c000;
-            let base = r.pick(&[0, 2, 4, 8, 32, 34, 48, 53, 60]);
-            let second = r.scalar() << 25 | anything & r.pick(&[0x1f_ffff, 0xff, 0x7e, 0]);
-            [
-                0xc000_0000 | op << 18 | flags | (r.scalar() & 127) << 6 | base,
-                second,
-            ]
-        }
-        "vop1" => [
-            0x7e00_0000 | r.vector() << 17 | op << 9 | vop_source(r),
-            second(r),
-        ],
-        "vop2" => [
-            op << 25 | r.vector() << 17 | r.vector() << 9 | vop_source(r),
-            second(r),
-        ],
-        "vopc" => [
-            0x7c00_0000 | op << 17 | r.vector() << 9 | vop_source(r),
-            second(r),
-        ],
-        "vop3" | "vop3p" => {
-            let low = r.next() & 0xff00;
-            let low = r.maybe(low) | if r.below(3) == 0 { 0x8000 } else { 0 };
-            let low = if r.below(4) == 0 { low | 0x4000 } else { low };
-            let base = if format == "vop3" {
-                0xd000_0000
-            } else {
-                0xd380_0000
-            };
-            let dst = if r.next() & 1 == 0 {
-                r.scalar() & 255
-            } else {
-                r.vector()
-            };
-            [base | op << 16 | low | dst, r.sources()]
-        }
-        "ds" => {
-            let flags = r.next() & 0x0201_ffff;
-            [0xd800_0000 | op << 17 | r.maybe(flags), bytes(r)]
-        }
-        "flat" => {
-            let flags = r.next() & 0x0203_ffff;
-            let saddr = if r.next() & 1 == 0 {
-                0x7f
-            } else {
-                r.scalar() & 127
-            };
-            let second = bytes(r) & !0x7f_0000 | saddr << 16;
-            [
-                0xdc00_0000 | op << 18 | flags & if r.below(3) == 0 { u32::MAX } else { !0x2000 },
-                second,
-            ]
-        }
-        "mubuf" => {
-            let flags = r.next() & if r.below(4) == 0 { 0x3_ffff } else { 0x2_ffff };
-            let second = bytes(r) & 0x00ff_ffff | r.scalar() << 24;
-            [0xe000_0000 | op << 18 | flags, second & !0x0003_0000]
-        }
-        _ => {
-            let flags = r.next() & 0x03f8_7fff;
-            let second = bytes(r) & 0x00ff_ffff | r.scalar() << 24;
-            [0xe800_0000 | op << 15 | flags, second & !0x0003_0000]
-        }
-    }
-}
-
-/// Four register numbers, some of them 0.
-fn bytes(r: &mut Random) -> u32 {
-    let mut word = 0;
-    for i in 0..4 {
-        let register = r.vector();
-        word |= r.maybe(register) << (8 * i);
-    }
-    word
-}
-
-fn vop_source(r: &mut Random) -> u32 {
-    match r.below(4) {
-        0 => 249,
-        1 => 250,
-        _ => r.source(),
-    }
-}
-
-/// A literal, or the second dword of SDWA or DPP.
-fn second(r: &mut Random) -> u32 {
-    let anything = r.next();
-    match r.below(4) {
-        0 => anything,
-        1 => r.pick(&[
-            0,
-            1,
-            64,
-            65,
-            0x3f00_0000,
-            0x3800,
-            0xffff_fff0,
-            0xffff_ffff,
-            0x3e22_f983,
-        ]),
-        2 => {
-            // SDWA: selections below 7, which LLVM does not survive.
-            let sel = |r: &mut Random| r.below(7);
-            let (a, b, c) = (sel(r), sel(r), sel(r));
-            let rest = anything & r.pick(&[0x0000_00ff, 0x0080_f8ff, 0xf8f8_f8ff, 0x8880_98fe]);
-            rest | a << 8 | b << 16 | c << 24
-        }
-        _ => {
-            let control = r.pick(&[
-                0xe4, 0x1b, 0x101, 0x111, 0x12f, 0x130, 0x134, 0x138, 0x13c, 0x140, 0x141, 0x142,
-                0x143, 0x150, 0x155, 0x15f, 0x160,
-            ]);
-            let rest = anything & r.pick(&[0xff08_00ff, 0xfff8_00ff, 0xff38_00fe]);
-            rest | control << 8
-        }
-    }
-}
-
-const FORMATS: [(&str, u32); 15] = [
-    ("sop2", 96),
-    ("sopk", 29),
-    ("sop1", 256),
-    ("sopc", 128),
-    ("sopp", 128),
-    ("smem", 256),
-    ("vop1", 256),
-    ("vop2", 62),
-    ("vopc", 256),
-    ("vop3", 896),
-    ("vop3p", 128),
-    ("ds", 256),
-    ("flat", 128),
-    ("mubuf", 128),
-    ("mtbuf", 16),
-];
 
 /// Differences between us and LLVM, as lines.
 fn compare(mc: &str, pairs: &[[u32; 2]]) -> Vec<String> {
@@ -365,54 +138,127 @@ fn random_dwords_never_panic() {
     assert_eq!(decode::decode(&[]).op, Op::INVALID);
 }
 
+/// Compares the listing of a code object with llvm-objdump's: how many instructions there are.
+fn compare_listing(objdump: &str, object: &Path) -> usize {
+    let name = object.display().to_string();
+    let bytes = std::fs::read(object).expect("a code object");
+    let code = CodeObject::load(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let program = code.program();
+    let text = program.base - code.extent().start;
+    let (listing, _) = llvm::pipe(objdump, &["-d", "--mcpu=gfx942", &name], "").expect("installed");
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for line in listing.lines() {
+        // `TEXT // ADDRESS: DWORD DWORD <TARGET>`
+        let Some((expected, rest)) = line.split_once("//") else {
+            continue;
+        };
+        let Some((address, code)) = rest.split_once(':') else {
+            continue;
+        };
+        let address = u64::from_str_radix(address.trim(), 16).expect("hex");
+        let words = code.split('<').next().unwrap_or_default();
+        let size = 4 * words.split_whitespace().count();
+        let expected = expected.split_whitespace().collect::<Vec<_>>().join(" ");
+        if expected == "..." || size == 0 {
+            continue;
+        }
+        count += 1;
+        let at = program.index_of_dword[((address - text) / 4) as usize] as usize;
+        let Some(inst) = program.insts.get(at) else {
+            wrong.push(format!("{address:x}: no instruction, not {expected:?}"));
+            continue;
+        };
+        let ours = disasm::text(inst, u64::from(program.offsets[at]));
+        if ours != expected || usize::from(inst.size) != size {
+            wrong.push(format!("{address:x}:{words}: {ours:?}, not {expected:?}"));
+        }
+    }
+    wrong.truncate(50);
+    assert!(wrong.is_empty(), "{name}:\n{}", wrong.join("\n"));
+    count
+}
+
+/// Compiles a source for gfx942 and compares the listings.
+fn compile_and_compare(source: &Path, flags: &[&str]) -> Option<usize> {
+    let clang = llvm::tool(&["clang++-19", "clang++-20", "clang++-21", "clang++"])?;
+    let objdump = llvm::tool(&["llvm-objdump-19"])?;
+    let stem = source.file_stem().expect("a file").to_string_lossy();
+    let name = format!("{stem}{}-{}.co", flags.concat(), std::process::id());
+    let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let (source, output) = (source.display().to_string(), object.display().to_string());
+    let fixed = "-x hip -std=c++17 -nogpuinc -nogpulib --offload-arch=gfx942 --offload-device-only --no-gpu-bundle-output";
+    let mut arguments: Vec<&str> = fixed.split(' ').collect();
+    arguments.extend(flags);
+    arguments.extend(["-o", &output, &source]);
+    let (_, err) = llvm::pipe(&clang, &arguments, "").expect("installed");
+    assert!(object.exists(), "{err}");
+    let count = compare_listing(&objdump, &object);
+    std::fs::remove_file(&object).expect("own file");
+    println!("{source} {}: {count} instructions", flags.join(" "));
+    Some(count)
+}
+
+/// Sources or code objects of a folder, by extension.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|e| Some(e.ok()?.path()))
+        .filter(|p| p.extension().is_some_and(|e| e == extension))
+        .collect();
+    files.sort();
+    files
+}
+
 #[test]
-fn compiled_kernels_print_as_llvm_prints_them() {
-    let Some(clang) = llvm::tool(&["clang++-19", "clang++-20", "clang++-21", "clang++"]) else {
+fn test_kernels_print_as_llvm_prints_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
+    for source in files(&folder, "hip") {
+        for optimisation in ["-O0", "-O1", "-O3"] {
+            let Some(count) = compile_and_compare(&source, &[optimisation]) else {
+                return;
+            };
+            assert!(count > 50, "{count} instructions");
+        }
+    }
+}
+
+#[test]
+fn shipped_kernels_print_as_llvm_prints_them() {
+    // The kernels are in the repository, not in this package.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip/kernels");
+    let mut count = 0;
+    for source in files(&folder, "hip") {
+        count += match compile_and_compare(&source, &["-O3"]) {
+            Some(count) => count,
+            None => return,
+        };
+    }
+    println!("{count} instructions of shipped kernels");
+    assert!(count > 10_000 || !folder.exists(), "{count} instructions");
+}
+
+/// Code objects from elsewhere: folders in `DELTAWAVE_CODE_OBJECTS`, separated as in PATH.
+#[test]
+fn foreign_code_objects_print_as_llvm_prints_them() {
+    let Some(folders) = std::env::var_os("DELTAWAVE_CODE_OBJECTS") else {
         return;
     };
     let Some(objdump) = llvm::tool(&["llvm-objdump-19"]) else {
         return;
     };
-    for optimisation in ["-O0", "-O1", "-O3"] {
-        let folder = std::env::temp_dir().join(format!("deltawave-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("temporary folder");
-        let object = folder.join("disasm.co").display().to_string();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernels/disasm.hip");
-        let fixed = "-x hip -nogpuinc -nogpulib --offload-arch=gfx942 --offload-device-only --no-gpu-bundle-output";
-        let mut arguments: Vec<&str> = fixed.split(' ').collect();
-        arguments.extend([optimisation, "-o", &object, source]);
-        let (_, err) = llvm::pipe(&clang, &arguments, "").expect("installed");
-        assert!(std::path::Path::new(&object).exists(), "{err}");
-        let (listing, _) =
-            llvm::pipe(&objdump, &["-d", "--mcpu=gfx942", &object], "").expect("installed");
-        std::fs::remove_dir_all(&folder).expect("own folder");
-        let mut wrong = Vec::new();
-        let mut count = 0;
-        for line in listing.lines() {
-            // `TEXT // ADDRESS: DWORD DWORD <TARGET>`
-            let Some((expected, code)) = line.split_once("//") else {
-                continue;
-            };
-            let code = code.split('<').next().expect("some");
-            let dwords: Vec<u32> = code
-                .split_whitespace()
-                .skip(1)
-                .map(|word| u32::from_str_radix(word, 16).expect("hex"))
-                .collect();
-            let expected = expected.split_whitespace().collect::<Vec<_>>().join(" ");
-            if expected == "..." || dwords.is_empty() {
-                continue;
-            }
-            let (text, size) = text(&dwords);
-            if text != expected || usize::from(size) != 4 * dwords.len() {
-                wrong.push(format!("{dwords:08x?}: {text:?}, not {expected:?}"));
-            }
-            count += 1;
+    let mut count = 0;
+    for folder in std::env::split_paths(&folders) {
+        for object in [files(&folder, "co"), files(&folder, "hsaco")].concat() {
+            let n = compare_listing(&objdump, &object);
+            println!("{}: {n} instructions", object.display());
+            count += n;
         }
-        assert!(wrong.is_empty(), "{optimisation}:\n{}", wrong.join("\n"));
-        assert!(count > 500, "{optimisation}: {count} instructions");
-        println!("{optimisation}: {count} instructions");
     }
+    println!("{count} instructions of foreign code objects");
+    assert!(count > 0, "no code objects in {folders:?}");
 }
 
 #[test]

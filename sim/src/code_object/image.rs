@@ -10,10 +10,17 @@ use crate::memory::Extent;
 /// the pages that the linker laid them out for.
 const ALIGN: usize = 4096;
 
+/// What the host gives as zeroed pages without writing them; a higher alignment it would have to clear by hand,
+/// which a file that claims 2 GiB must not cost.
+const HOST_ALIGN: usize = 16;
+
 /// Zeroed host memory that kernels read and write through its address.
 pub(crate) struct Image {
-    start: NonNull<u8>,
+    block: NonNull<u8>,
     layout: Layout,
+    /// The first byte, aligned, in `block`.
+    start: NonNull<u8>,
+    size: usize,
 }
 
 // SAFETY: the block is only reached through raw copies and by kernels, whose launches answer for races.
@@ -25,12 +32,23 @@ impl Image {
     /// Zeroed memory of at least `size` bytes.
     pub fn new(size: usize) -> Result<Self, LoadError> {
         let error = LoadError::OutOfMemory { size };
-        let Ok(layout) = Layout::from_size_align(size.max(ALIGN), ALIGN) else {
+        let size = size.max(ALIGN);
+        let Some(layout) = size
+            .checked_add(ALIGN)
+            .and_then(|room| Layout::from_size_align(room, HOST_ALIGN).ok())
+        else {
             return Err(error);
         };
         // SAFETY: the layout has a size above zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(error)?;
-        Ok(Image { start, layout })
+        let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(error)?;
+        // SAFETY: less than `ALIGN`, and the block has that much more than `size`.
+        let start = unsafe { block.add(block.as_ptr().align_offset(ALIGN)) };
+        Ok(Image {
+            block,
+            layout,
+            start,
+            size,
+        })
     }
 
     /// Address of the first byte.
@@ -42,7 +60,7 @@ impl Image {
     pub fn extent(&self) -> Extent {
         Extent {
             start: self.address(),
-            end: self.address() + self.layout.size() as u64,
+            end: self.address() + self.size as u64,
         }
     }
 
@@ -60,7 +78,7 @@ impl Image {
 
     /// Sets `size` bytes from `offset`; what lies beyond the end is left out.
     pub fn fill(&self, offset: usize, size: usize, value: u8) {
-        let size = size.min(self.layout.size().saturating_sub(offset));
+        let size = size.min(self.size.saturating_sub(offset));
         if size > 0 {
             // SAFETY: the bytes lie in the block.
             unsafe { self.start.as_ptr().add(offset).write_bytes(value, size) };
@@ -78,13 +96,13 @@ impl Image {
 
     fn range(&self, offset: u64, len: usize) -> Option<usize> {
         let at = usize::try_from(offset).ok()?;
-        (at.checked_add(len)? <= self.layout.size()).then_some(at)
+        (at.checked_add(len)? <= self.size).then_some(at)
     }
 }
 
 impl Drop for Image {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        unsafe { dealloc(self.block.as_ptr(), self.layout) };
     }
 }

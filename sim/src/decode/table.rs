@@ -149,6 +149,37 @@ fn table(format: Format) -> &'static [Entry] {
     }
 }
 
+/// Formats with a table of their own, in the order of [`Format`].
+const TABLES: [Format; 17] = [
+    Format::Sop2,
+    Format::Sopk,
+    Format::Sop1,
+    Format::Sopc,
+    Format::Sopp,
+    Format::Smem,
+    Format::Vop1,
+    Format::Vop2,
+    Format::Vopc,
+    Format::Vop3,
+    Format::Vop3p,
+    Format::Ds,
+    Format::Flat,
+    Format::Global,
+    Format::Scratch,
+    Format::Mubuf,
+    Format::Mtbuf,
+];
+
+/// All entries, with the format that their instructions decode to.
+pub(crate) fn all() -> impl Iterator<Item = (Format, &'static Entry)> {
+    TABLES.into_iter().flat_map(|format| {
+        table(format).iter().map(move |entry| match format {
+            Format::Vop3p if entry.flags & MAI != 0 => (Format::Mai, entry),
+            _ => (format, entry),
+        })
+    })
+}
+
 /// The entry of an opcode.
 pub(crate) fn find(format: Format, code: u32) -> Option<&'static Entry> {
     let table = table(format);

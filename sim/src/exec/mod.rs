@@ -88,6 +88,15 @@ pub type Exec = unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow;
 /// Each module of `exec` answers for the formats it implements with
 /// `pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec>`.
 pub fn prepare(inst: &Inst, level: Level) -> Exec {
+    handler(inst, level).unwrap_or(unimplemented_instruction)
+}
+
+/// Whether the simulator executes an instruction. Otherwise it is a fault when a wave comes to it.
+pub fn is_implemented(inst: &Inst) -> bool {
+    handler(inst, Level::Baseline).is_some()
+}
+
+fn handler(inst: &Inst, level: Level) -> Option<Exec> {
     salu::handler(inst)
         .or_else(|| mfma::handler(inst, level))
         .or_else(|| valu::handler(inst, level))
@@ -95,7 +104,6 @@ pub fn prepare(inst: &Inst, level: Level) -> Exec {
         .or_else(|| vmem::handler(inst, level))
         .or_else(|| mubuf::handler(inst, level))
         .or_else(|| smem::handler(inst, level))
-        .unwrap_or(unimplemented_instruction)
 }
 
 /// Faults: nothing implements this instruction.

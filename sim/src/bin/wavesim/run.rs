@@ -1,0 +1,408 @@
+//! `wavesim run`: one launch of a kernel on buffers from files.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use deltawave_sim::code_object::{Arg, Kernel};
+use deltawave_sim::exec::MfmaMode;
+use deltawave_sim::launch::{Launch, Options, Stats, WaveOrder};
+use deltawave_sim::memory::Memory;
+use safetensors::Dtype;
+use serde_json::{Value as Json, json};
+
+use crate::buffer::{self, Filled};
+use crate::failure::Failure;
+use crate::value::{Buffer, Parser, Place, Value};
+
+pub const EXAMPLES: &str = "\
+Arguments, one --arg each, in the order of the kernel's parameters:
+  i32:-5 u64:0x10 f32:1.5 bf16:2   a number: i8 u8 i16 u16 i32 u32 i64 u64 f16 bf16 f32 f64
+  in:FILE                          a buffer with the bytes of a file
+  in:FILE.safetensors#NAME         ... with a tensor
+  zeros:SIZE                       ... of zeros
+  inout:FILE->OUT                  ... from a file, written to OUT after the launch
+  out:SIZE->OUT                    ... filled with NaN, written to OUT after the launch; zeros:SIZE->OUT too
+  null                             a null pointer
+  struct(FIELD,FIELD,..)           a struct passed by value: fields as above, laid out as in C
+  hex:00ff12                       bytes
+SIZE is a number of bytes, or f32[16,64]. OUT is a file, FILE.safetensors#NAME, or - to print the values.
+A buffer ends where its data ends: an access beyond is a fault that names pc, lane and address.
+
+Examples:
+  wavesim run saxpy.co --kernel saxpy --grid 4 --block 256 \\
+    --arg inout:y.bin->y-new.bin --arg in:data.safetensors#x --arg f32:2.5 --arg i32:1000
+  wavesim run gemm.co --kernel gemm --grid 8,8 --block 16,16 --lds 4096 --mfma exact --order seeded:7 \\
+    --arg in:ab.safetensors#a --arg in:ab.safetensors#b --arg 'out:f32[128,128]->c.safetensors#c'
+  wavesim run k.co --kernel iota --grid 1 --block 64 --arg 'out:u32[64]->-'";
+
+/// Command line of `run`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Code object, or offload bundle with one for gfx942
+    file: PathBuf,
+    /// Kernel to launch; may be left out if there is only one
+    #[arg(long)]
+    kernel: Option<String>,
+    /// Workgroups in each dimension
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = dims)]
+    grid: [u32; 3],
+    /// Work-items of a workgroup in each dimension
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = dims)]
+    block: [u32; 3],
+    /// Dynamic LDS in bytes, beside the kernel's own
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    lds: u32,
+    /// An argument of the kernel; see below
+    #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
+    args: Vec<String>,
+    /// MFMA arithmetic: chains of f32 FMAs, or the published model of the hardware
+    #[arg(long, value_enum, default_value_t = Mfma::Fast)]
+    mfma: Mfma,
+    /// Order of a workgroup's waves: run-ahead, in-step or seeded:SEED
+    #[arg(long, default_value = "run-ahead", value_parser = order)]
+    order: WaveOrder,
+    /// Host threads; all cores if absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    threads: Option<u32>,
+    /// Wave-instructions after which the launch counts as hung
+    #[arg(long, value_name = "N", default_value_t = Options::default().instruction_limit)]
+    instruction_limit: u64,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Mfma {
+    Fast,
+    Exact,
+}
+
+fn dims(text: &str) -> Result<[u32; 3], String> {
+    let mut dims = [1; 3];
+    let parts: Vec<&str> = text.split(',').collect();
+    if parts.len() > 3 {
+        return Err("at most three dimensions".into());
+    }
+    for (dim, part) in dims.iter_mut().zip(parts) {
+        *dim = part
+            .trim()
+            .parse()
+            .map_err(|_| format!("`{part}` is no number of 32 bits"))?;
+    }
+    Ok(dims)
+}
+
+fn order(text: &str) -> Result<WaveOrder, String> {
+    match text {
+        "run-ahead" => Ok(WaveOrder::RunAhead),
+        "in-step" => Ok(WaveOrder::InStep),
+        _ => text
+            .strip_prefix("seeded:")
+            .and_then(|seed| seed.parse().ok())
+            .map(WaveOrder::Seeded)
+            .ok_or_else(|| "expected run-ahead, in-step or seeded:SEED".into()),
+    }
+}
+
+fn order_name(order: WaveOrder) -> String {
+    match order {
+        WaveOrder::RunAhead => "run-ahead".into(),
+        WaveOrder::InStep => "in-step".into(),
+        WaveOrder::Seeded(seed) => format!("seeded:{seed}"),
+    }
+}
+
+/// The parameters of a kernel, a line each.
+pub fn signature<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
+    let mut text = String::new();
+    for (i, a) in args.enumerate() {
+        let _ = write!(
+            text,
+            "\n  {i}: {} bytes at offset {}, {}",
+            a.size, a.offset, a.value_kind
+        );
+        if let Some(name) = &a.name {
+            let _ = write!(text, ", {name}");
+        }
+    }
+    text
+}
+
+/// Launches, and reports.
+pub fn run(args: &Args) -> Result<String, Failure> {
+    let code = crate::load(&args.file)?;
+    let kernel = match (&args.kernel, code.kernels()) {
+        (Some(name), _) => crate::find(&code, name)?,
+        (None, [only]) => only,
+        (None, _) => {
+            let present = crate::names(&code);
+            return Err(Failure::WhichKernel { present });
+        }
+    };
+
+    let mut parser = Parser::default();
+    let mut values = Vec::new();
+    // Which argument a buffer belongs to.
+    let mut owners = Vec::new();
+    for (i, text) in args.args.iter().enumerate() {
+        values.push(parser.value(text)?);
+        owners.resize(parser.buffers.len(), i);
+    }
+    let buffers = parser.buffers;
+    // Sizes and kinds do not depend on the addresses: refuse before files are read.
+    kernarg(kernel, &values, &args.args, &vec![0; buffers.len()])?;
+    buffer::check_outputs(&buffers).map_err(Failure::Output)?;
+    let mut filled = Vec::new();
+    for (buffer, &index) in buffers.iter().zip(&owners) {
+        filled.push(
+            Filled::new(&buffer.content).map_err(|source| Failure::Buffer {
+                index,
+                text: args.args[index].clone(),
+                source,
+            })?,
+        );
+    }
+
+    let extents: Vec<_> = filled.iter_mut().map(Filled::extent).collect();
+    let addresses: Vec<u64> = extents.iter().map(|e| e.start).collect();
+    let kernarg = kernarg(kernel, &values, &args.args, &addresses)?;
+    let options = Options {
+        mfma: match args.mfma {
+            Mfma::Fast => MfmaMode::Fast,
+            Mfma::Exact => MfmaMode::Exact,
+        },
+        threads: args.threads.map(|n| n as usize),
+        order: args.order,
+        instruction_limit: args.instruction_limit,
+        ..Options::default()
+    };
+    let memory = Memory::new(extents);
+    let launch = Launch {
+        code: &code,
+        kernel,
+        grid: args.grid,
+        remainder: [0; 3],
+        block: args.block,
+        dynamic_lds: args.lds,
+        kernarg: &kernarg,
+        memory: &memory,
+    };
+    let start = Instant::now();
+    // SAFETY: the extents are vectors of `filled`, which lives on and is not touched until the end.
+    let stats = unsafe { launch.run(&options) }.map_err(|source| {
+        let mut map = String::new();
+        for ((address, filled), &argument) in addresses.iter().zip(&filled).zip(&owners) {
+            let (bytes, text) = (filled.shape.bytes, &args.args[argument]);
+            let end = address + bytes as u64;
+            let _ = writeln!(
+                map,
+                "  argument {argument}, `{text}`: {address:#x}..{end:#x} ({bytes} bytes)"
+            );
+        }
+        Failure::launch(source, map)
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    buffer::write(&buffers, &filled).map_err(Failure::Output)?;
+
+    let outputs: Vec<Output> = buffers
+        .iter()
+        .zip(&filled)
+        .zip(&owners)
+        .filter_map(|((buffer, filled), &argument)| Output::new(buffer, filled, argument))
+        .collect();
+    Ok(if args.json {
+        let outputs: Vec<Json> = outputs.iter().map(Output::json).collect();
+        crate::json(&json!({
+            "kernel": kernel.name(),
+            "grid": args.grid,
+            "block": args.block,
+            "dynamic_lds_bytes": args.lds,
+            "mfma_mode": match args.mfma { Mfma::Fast => "fast", Mfma::Exact => "exact" },
+            "order": order_name(args.order),
+            "workgroups": stats.workgroups,
+            "waves": stats.waves,
+            "wave_instructions": stats.wave_instructions,
+            "seconds": seconds,
+            "outputs": outputs,
+        }))
+    } else {
+        report(kernel, &stats, seconds, &outputs)
+    })
+}
+
+fn report(kernel: &Kernel, stats: &Stats, seconds: f64, outputs: &[Output]) -> String {
+    let mut out = format!(
+        "{}: {} workgroups, {} waves, {} wave-instructions in {seconds:.6} s of the host ({:.1} million per second)\n",
+        kernel.name(),
+        stats.workgroups,
+        stats.waves,
+        stats.wave_instructions,
+        stats.wave_instructions as f64 / seconds.max(1e-9) / 1e6
+    );
+    for o in outputs {
+        match o.place {
+            Place::Print => {
+                let _ = writeln!(out, "argument {}: {}", o.argument, o.values().join(" "));
+                let more = o.count().saturating_sub(SHOWN);
+                if more > 0 {
+                    let _ = writeln!(out, "... and {more} more");
+                }
+            }
+            place => {
+                let bytes = o.filled.shape.bytes;
+                let _ = writeln!(out, "argument {}: {bytes} bytes to {place}", o.argument);
+            }
+        }
+    }
+    out
+}
+
+/// The explicit arguments as the kernel's metadata lays them out.
+fn kernarg(
+    kernel: &Kernel,
+    values: &[Value],
+    texts: &[String],
+    addresses: &[u64],
+) -> Result<Vec<u8>, Failure> {
+    let size = kernel.explicit_size() as usize;
+    let explicit = || kernel.metadata.args.iter().filter(|a| !a.is_hidden());
+    let expected = explicit().count();
+    if kernel.metadata.args.is_empty() && size > 0 {
+        // The compiler did not say what the arguments are: they lie as C would lay them out.
+        let mut bytes = Vec::new();
+        for value in values {
+            value.lower(addresses, &mut bytes);
+        }
+        if bytes.len() > size {
+            return Err(Failure::Total {
+                kernel: kernel.name().into(),
+                expected: size,
+                got: bytes.len(),
+            });
+        }
+        bytes.resize(size, 0);
+        return Ok(bytes);
+    }
+    if values.len() != expected {
+        return Err(Failure::Count {
+            kernel: kernel.name().into(),
+            expected,
+            got: values.len(),
+            signature: signature(explicit()),
+        });
+    }
+    let mut kernarg = vec![0; size];
+    for (index, ((value, text), arg)) in values.iter().zip(texts).zip(explicit()).enumerate() {
+        let (name, text) = (arg.name.clone(), text.clone());
+        let is_pointer = arg.value_kind == "global_buffer";
+        if is_pointer && matches!(value, Value::Scalar { .. }) {
+            return Err(Failure::Pointer {
+                index,
+                name,
+                text,
+                what: value.describe(),
+            });
+        }
+        let mut bytes = Vec::new();
+        value.lower(addresses, &mut bytes);
+        if bytes.len() != arg.size as usize {
+            return Err(Failure::Size {
+                index,
+                name,
+                text,
+                bytes: bytes.len(),
+                expected: arg.size,
+            });
+        }
+        let at = arg.offset as usize;
+        kernarg[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(kernarg)
+}
+
+/// Values printed at most.
+const SHOWN: usize = 1024;
+
+/// A buffer that the user wants back.
+struct Output<'a> {
+    argument: usize,
+    place: &'a Place,
+    filled: &'a Filled,
+}
+
+impl<'a> Output<'a> {
+    fn new(buffer: &'a Buffer, filled: &'a Filled, argument: usize) -> Option<Self> {
+        let place = buffer.output.as_ref()?;
+        Some(Output {
+            argument,
+            place,
+            filled,
+        })
+    }
+
+    fn size(&self) -> usize {
+        (self.filled.shape.dtype.bitsize() / 8).max(1)
+    }
+
+    fn count(&self) -> usize {
+        self.filled.shape.bytes / self.size()
+    }
+
+    /// The first values as text.
+    fn values(&self) -> Vec<String> {
+        let elements = self.filled.data().chunks_exact(self.size()).take(SHOWN);
+        elements
+            .map(|b| element(self.filled.shape.dtype, b))
+            .collect()
+    }
+
+    fn json(&self) -> Json {
+        let shape = &self.filled.shape;
+        let mut value = json!({
+            "argument": self.argument,
+            "bytes": shape.bytes,
+            "dtype": shape.dtype.to_string(),
+            "shape": shape.dims,
+        });
+        match self.place {
+            // JSON has no NaN: values are numbers where it has them, else text.
+            Place::Print => {
+                let values: Vec<Json> = self
+                    .values()
+                    .into_iter()
+                    .map(|v| serde_json::from_str(&v).unwrap_or(Json::String(v)))
+                    .collect();
+                value["values"] = values.into();
+            }
+            place => value["file"] = place.to_string().into(),
+        }
+        value
+    }
+}
+
+/// One element as text; types that Rust has no numbers for, as hexadecimal.
+fn element(dtype: Dtype, b: &[u8]) -> String {
+    macro_rules! number {
+        ($t:ty) => {
+            <$t>::from_le_bytes(b.try_into().unwrap_or_default()).to_string()
+        };
+    }
+    match dtype {
+        Dtype::I8 => number!(i8),
+        Dtype::U8 | Dtype::BOOL => number!(u8),
+        Dtype::I16 => number!(i16),
+        Dtype::U16 => number!(u16),
+        Dtype::I32 => number!(i32),
+        Dtype::U32 => number!(u32),
+        Dtype::I64 => number!(i64),
+        Dtype::U64 => number!(u64),
+        Dtype::F16 => number!(half::f16),
+        Dtype::BF16 => number!(half::bf16),
+        Dtype::F32 => number!(f32),
+        Dtype::F64 => number!(f64),
+        _ => b.iter().map(|b| format!("{b:02x}")).collect(),
+    }
+}
