@@ -29,17 +29,20 @@ use failure::Failure;
 const EXAMPLES: &str = "\
 Examples:
   Compile a kernel without ROCm, and look at it:
-    clang++-19 -x hip -nogpuinc -nogpulib -O3 --offload-arch=gfx942 --offload-device-only \\
-      --no-gpu-bundle-output -o saxpy.co saxpy.hip
+    clang++-19 -x hip -nogpuinc -nogpulib -O3 --offload-arch=gfx942 \\
+      --offload-device-only --no-gpu-bundle-output -o saxpy.co saxpy.hip
     wavesim resources saxpy.co
     wavesim disasm saxpy.co --kernel saxpy
 
-  Run it: saxpy(float* y, const float* x, float a, int n), 4 workgroups of 256:
+  Run saxpy(float* y, const float* x, float a, int n), 4 workgroups of 256:
     wavesim run saxpy.co --kernel saxpy --grid 4 --block 256 \\
-      --arg inout:y.bin->y-new.bin --arg in:data.safetensors#x --arg f32:2.5 --arg i32:1000
+      --arg 'inout:y.bin->y-new.bin' --arg in:data.safetensors#x \\
+      --arg f32:2.5 --arg i32:1000
 
-Exit status: 0 if it worked; 2 if the command line makes no sense for this code object; 1 if something else went wrong,
-a fault in the kernel among it.";
+Exit status:
+  0  it worked
+  1  something went wrong: a file, the code object, a fault in the kernel
+  2  the command line makes no sense, or not for this code object";
 
 /// Runs, disassembles and describes AMD gfx942 (MI300) code objects, with no GPU and no ROCm.
 #[derive(Parser)]

@@ -16,26 +16,34 @@ use crate::buffer::{self, Filled};
 use crate::failure::Failure;
 use crate::value::{Buffer, Parser, Place, Value};
 
+/// What `run --help` says after the options.
 pub const EXAMPLES: &str = "\
 Arguments, one --arg each, in the order of the kernel's parameters:
-  i32:-5 u64:0x10 f32:1.5 bf16:2   a number: i8 u8 i16 u16 i32 u32 i64 u64 f16 bf16 f32 f64
-  in:FILE                          a buffer with the bytes of a file
-  in:FILE.safetensors#NAME         ... with a tensor
-  zeros:SIZE                       ... of zeros
-  inout:FILE->OUT                  ... from a file, written to OUT after the launch
-  out:SIZE->OUT                    ... filled with NaN, written to OUT after the launch; zeros:SIZE->OUT too
-  null                             a null pointer
-  struct(FIELD,FIELD,..)           a struct passed by value: fields as above, laid out as in C
-  hex:00ff12                       bytes
-SIZE is a number of bytes, or f32[16,64]. OUT is a file, FILE.safetensors#NAME, or - to print the values.
-A buffer ends where its data ends: an access beyond is a fault that names pc, lane and address.
+  i32:-5 u64:0x10 f32:1.5   numbers: i8 u8 i16 u16 i32 u32 i64 u64
+                            f16 bf16 f32 f64
+  in:FILE                   a buffer with the bytes of a file
+  in:FILE.safetensors#NAME  a buffer with a tensor
+  zeros:SIZE                a buffer of zeros
+  'inout:FILE->OUT'         a buffer from a file, written to OUT afterwards
+  'out:SIZE->OUT'           a buffer of NaN, written to OUT afterwards
+  'zeros:SIZE->OUT'         a buffer of zeros, written to OUT afterwards
+  null                      a null pointer
+  'struct(FIELD,FIELD,..)'  a struct by value: fields as above, laid out as in C
+  hex:00ff12                bytes
+SIZE is a number of bytes, or TYPE[DIM,..] such as f32[16,64]. OUT is a file,
+FILE.safetensors#NAME, or - to print the values. Quote what the shell would
+take for its own: > [ ] ( ). A buffer ends where its data ends: an access
+beyond is a fault that names pc, lane and address, and nothing is written.
 
 Examples:
   wavesim run saxpy.co --kernel saxpy --grid 4 --block 256 \\
-    --arg inout:y.bin->y-new.bin --arg in:data.safetensors#x --arg f32:2.5 --arg i32:1000
-  wavesim run gemm.co --kernel gemm --grid 8,8 --block 16,16 --lds 4096 --mfma exact --order seeded:7 \\
-    --arg in:ab.safetensors#a --arg in:ab.safetensors#b --arg 'out:f32[128,128]->c.safetensors#c'
-  wavesim run k.co --kernel iota --grid 1 --block 64 --arg 'out:u32[64]->-'";
+    --arg 'inout:y.bin->y-new.bin' --arg in:data.safetensors#x \\
+    --arg f32:2.5 --arg i32:1000
+  wavesim run gemm.co --kernel gemm --grid 8,8 --block 16,16 --lds 4096 \\
+    --mfma exact --order seeded:7 \\
+    --arg in:ab.safetensors#a --arg in:ab.safetensors#b \\
+    --arg 'out:f32[128,128]->c.safetensors#c'
+  wavesim run k.co --grid 1 --block 64 --arg 'out:u32[64]->-'";
 
 /// Command line of `run`.
 #[derive(clap::Args)]
