@@ -26,8 +26,8 @@ struct OperandPair {
     DEVICE_MEMBER Operand second() const { return Operand{data.z, data.w}; }
 };
 
-// Element of the contraction that register r of a lane holds in tile 2b + s of such pairs, less 4 lanes' shares:
-// 32 b + 8 (lane / 16) + 4 s + r.
+// Where the elements of a lane lie in the contraction when tiles come in such pairs: the first of its four elements of
+// tile 2 b + s is 32 b + 8 (lane / 16) + 4 s.
 DEVICE int paired_row(int tile_index, int lane) { return tile_index / 2 * 32 + lane / 16 * 8 + tile_index % 2 * 4; }
 
 } // namespace tile
