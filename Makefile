@@ -6,11 +6,11 @@ PROFILE ?= release
 
 HIP_SOURCES = $$(find hip -name '*.h' -o -name '*.hip' -o -name '*.cpp')
 
-.PHONY: help demo test lint fmt doc setup clean
+.PHONY: help demo test conformance lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 demo: ## run a Gated DeltaNet prefill of Qwen3.5-35B-A3B and check it against the oracle
 	@scripts/setup build
@@ -20,6 +20,10 @@ demo: ## run a Gated DeltaNet prefill of Qwen3.5-35B-A3B and check it against th
 test: ## run every test that this machine can run
 	@scripts/setup test
 	$(CARGO) test --workspace --profile $(PROFILE)
+
+conformance: ## run foreign kernels and programs on the simulator (fetches packages from PyPI)
+	@scripts/setup test
+	CARGO='$(CARGO)' sim/conformance/run
 
 lint: ## check formats, lints and documentation
 	@scripts/setup lint

@@ -65,16 +65,40 @@ impl Memory {
             }
         };
         let e = [below, above].into_iter().flatten().min_by_key(gap)?;
-        let (distance, side) = if address < e.start {
-            (e.start - address, "below")
+        let place = if address < e.start {
+            format!("it is {} bytes below", e.start - address)
+        } else if address >= e.end {
+            format!("it is {} bytes past the end of", address - e.end)
         } else {
-            (address - e.end, "past the end of")
+            format!("it starts {} bytes before the end of", e.end - address)
         };
         Some(format!(
-            "it is {distance} bytes {side} the nearest one, {:#x}..{:#x} ({} bytes)",
+            "{place} the nearest one, {:#x}..{:#x} ({} bytes)",
             e.start,
             e.end,
             e.end - e.start
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_allocation_is_named() {
+        let memory = Memory::default().with(&[Extent {
+            start: 0x100,
+            end: 0x122,
+        }]);
+        for (address, text) in [
+            (0xf0, "16 bytes below"),
+            (0x120, "starts 2 bytes before the end"),
+            (0x122, "0 bytes past the end"),
+            (0x130, "14 bytes past the end"),
+        ] {
+            let found = memory.nearest(address).unwrap();
+            assert!(found.contains(text), "{found}");
+        }
     }
 }

@@ -7,7 +7,7 @@
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use deltawave_sim::hip::functions;
+use deltawave_sim::hip::functions::{self, dim3, hipDeviceProp_tR0000, hipFuncAttributes};
 use deltawave_sim::hip::hip_sys::{hipDeviceProp_tR0600, hipError_t, types::*};
 
 macro_rules! export {
@@ -29,6 +29,15 @@ macro_rules! export_extra {
     };
 }
 
+macro_rules! export_registration {
+    (; $(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(export_one! {
+            /// As in HIP, or in clang's host code for HIP.
+            fn $name($($arg: $type),*) -> $result
+        })*
+    };
+}
+
 macro_rules! export_one {
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
         $(#[$meta])*
@@ -43,3 +52,4 @@ macro_rules! export_one {
 
 deltawave_sim::hip::hip_sys::for_each_function!(export);
 deltawave_sim::for_each_extra!(export_extra);
+deltawave_sim::for_each_registration!(export_registration);

@@ -56,6 +56,20 @@ pub(super) fn load(bytes: &[u8]) -> Outcome<hipModule_t> {
     Ok(hipModule_t(handle(key)))
 }
 
+/// Loads a code object or an offload bundle whose length its headers tell.
+///
+/// # Safety
+/// `image` leads to a whole code object or bundle.
+pub(super) unsafe fn load_image(image: *const c_void) -> Outcome<hipModule_t> {
+    // SAFETY: passed on.
+    let bytes = match unsafe { CodeObject::length_at(image.cast()) } {
+        // SAFETY: its headers say that it is this long.
+        Ok(length) => unsafe { core::slice::from_raw_parts(image.cast::<u8>(), length) },
+        Err(error) => return explain(code_of(&error), error),
+    };
+    load(bytes)
+}
+
 pub unsafe extern "C" fn hipModuleLoadData(
     module: *mut hipModule_t,
     image: *const c_void,
@@ -64,13 +78,8 @@ pub unsafe extern "C" fn hipModuleLoadData(
         if module.is_null() || image.is_null() {
             return Err(INVALID);
         }
-        // SAFETY: the caller gives a whole code object or bundle.
-        let bytes = match unsafe { CodeObject::length_at(image.cast()) } {
-            // SAFETY: as above; its headers say that it is this long.
-            Ok(length) => unsafe { core::slice::from_raw_parts(image.cast::<u8>(), length) },
-            Err(error) => return explain(code_of(&error), error),
-        };
-        let loaded = load(bytes)?;
+        // SAFETY: not null, so a whole code object or bundle.
+        let loaded = unsafe { load_image(image)? };
         // SAFETY: valid.
         unsafe { put(module, loaded) }
     })
@@ -152,7 +161,8 @@ pub unsafe extern "C" fn hipModuleGetGlobal(
     })
 }
 
-fn kernel(function: usize) -> Outcome<Arc<Kernel>> {
+/// The kernel of a handle.
+pub(super) fn kernel(function: usize) -> Outcome<Arc<Kernel>> {
     state().functions.get(&function).cloned().ok_or(BAD_HANDLE)
 }
 
@@ -191,8 +201,7 @@ pub unsafe extern "C" fn hipFuncSetAttribute(
     value: c_int,
 ) -> hipError_t {
     call(|| {
-        let kernel =
-            kernel(function.addr()).map_err(|_| hipError_t::hipErrorInvalidDeviceFunction)?;
+        let kernel = super::registration::function(function)?;
         let most = match attribute {
             hipFuncAttribute::hipFuncAttributeMaxDynamicSharedMemorySize => {
                 LDS.saturating_sub(kernel.info().metadata.group_segment_fixed_size)
@@ -242,15 +251,24 @@ pub unsafe extern "C" fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
 ) -> hipError_t {
     call(|| {
         let kernel = kernel(function.0.addr())?;
-        let info = kernel.info();
-        let size = u32::try_from(block_size).ok().filter(|s| *s > 0);
-        let waves = size.ok_or(INVALID)?.div_ceil(64);
-        let lds = u32::try_from(dynamic_shared_bytes)
-            .unwrap_or(u32::MAX)
-            .saturating_add(info.metadata.group_segment_fixed_size)
-            .min(LDS + 1);
-        let found = occupancy(info.descriptor.vgprs(), waves, lds);
+        let found = occupancy_of(&kernel, block_size, dynamic_shared_bytes)?;
         // SAFETY: null or valid.
         unsafe { put(blocks, found as c_int) }
     })
+}
+
+/// Workgroups of a kernel that fit on a compute unit.
+pub(super) fn occupancy_of(
+    kernel: &Kernel,
+    block_size: c_int,
+    dynamic_shared_bytes: usize,
+) -> Outcome<u32> {
+    let info = kernel.info();
+    let size = u32::try_from(block_size).ok().filter(|s| *s > 0);
+    let waves = size.ok_or(INVALID)?.div_ceil(64);
+    let lds = u32::try_from(dynamic_shared_bytes)
+        .unwrap_or(u32::MAX)
+        .saturating_add(info.metadata.group_segment_fixed_size)
+        .min(LDS + 1);
+    Ok(occupancy(info.descriptor.vgprs(), waves, lds))
 }

@@ -1,7 +1,7 @@
 //! The HIP runtime of the simulated device.
 //!
 //! It offers the functions of [`hip_sys::for_each_function!`], and some more that programs use
-//! ([`for_each_extra!`](crate::for_each_extra)), with HIP's semantics: device memory, pinned memory,
+//! ([`for_each_extra!`](crate::for_each_extra), [`for_each_registration!`](crate::for_each_registration)), with HIP's semantics: device memory, pinned memory,
 //! streams, events, modules, launches, stream capture and graphs. A program in the same process binds
 //! to it by
 //!
@@ -20,6 +20,7 @@
 //! |---|---|
 //! | the functions of the table | `api.rs`, `api_stream.rs`, `api_module.rs` |
 //! | the other functions | `extras.rs` |
+//! | embedded kernels, `<<<>>>`, HIP 5's properties | `registration.rs` |
 //! | state of the device, errors, locking | `state.rs` |
 //! | device memory and pinned memory | `heap.rs` |
 //! | operations: copies, fills, launches | `work.rs` |
@@ -33,6 +34,7 @@ mod capture;
 mod device;
 mod extras;
 mod heap;
+mod registration;
 mod state;
 mod work;
 
@@ -47,6 +49,7 @@ pub mod functions {
     pub use super::api_module::*;
     pub use super::api_stream::*;
     pub use super::extras::*;
+    pub use super::registration::*;
 }
 
 macro_rules! resolve {
@@ -77,6 +80,20 @@ macro_rules! resolve_extra {
             $(stringify!($extra) => {
                 (functions::$extra as unsafe extern "C" fn($($type),*) -> hipError_t) as *const c_void
             })*
+            name => registration(name),
+        }
+    }};
+}
+
+macro_rules! resolve_registration {
+    ($name:expr; $(fn $function:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {{
+        use core::ffi::{c_char, c_int, c_uint};
+        use functions::{dim3, hipDeviceProp_tR0000, hipFuncAttributes};
+        use hip_sys::{hipError_t, types::*};
+        match $name {
+            $(stringify!($function) => {
+                (functions::$function as unsafe extern "C" fn($($type),*) -> $result) as *const c_void
+            })*
             _ => core::ptr::null(),
         }
     }};
@@ -91,6 +108,10 @@ pub fn resolver(name: &str) -> *const c_void {
 pub fn runtime() -> hip_sys::Hip {
     // SAFETY: the casts in `resolver` check that the functions have the signatures of the table.
     unsafe { hip_sys::Hip::from_resolver("simulator", resolver) }
+}
+
+fn registration(name: &str) -> *const c_void {
+    crate::for_each_registration!(resolve_registration, name)
 }
 
 fn extra(name: &str) -> *const c_void {

@@ -179,7 +179,7 @@ thread_local! {
 
 /// Runs the body of a function: turns its outcome into a status and keeps the thread's last error.
 pub(super) fn call(body: impl FnOnce() -> Outcome) -> hipError_t {
-    MESSAGE.with_borrow_mut(|message| *message = None);
+    set_message(None);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     match outcome.unwrap_or(Err(hipError_t::hipErrorUnknown)) {
         Ok(()) => hipError_t::hipSuccess,
@@ -194,12 +194,17 @@ pub(super) fn call(body: impl FnOnce() -> Outcome) -> hipError_t {
 
 /// A failure with a text for [`super::last_message`].
 pub(super) fn explain<T>(code: hipError_t, text: impl ToString) -> Outcome<T> {
-    MESSAGE.with_borrow_mut(|message| *message = Some(text.to_string()));
+    set_message(Some(text.to_string()));
     Err(code)
 }
 
+/// Programs call from their destructors too, when a thread's values are gone.
+fn set_message(text: Option<String>) {
+    let _ = MESSAGE.try_with(|message| *message.borrow_mut() = text);
+}
+
 pub(super) fn message() -> Option<String> {
-    MESSAGE.with_borrow(Clone::clone)
+    MESSAGE.try_with(|m| m.borrow().clone()).ok().flatten()
 }
 
 /// The thread's last error.
