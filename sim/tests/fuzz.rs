@@ -1,4 +1,5 @@
-//! Damaged and random input: the loader, the decoder, the arguments of `wavesim` and safetensors files never panic.
+//! Damaged and random input: the loader, the decoder, the arguments of `wavesim` and safetensors files never panic, and
+//! random instructions do the same at every level of host vector extensions.
 //!
 //! The short run is part of the tests. The long one is
 //! `DELTAWAVE_FUZZ_SECONDS=600 cargo test -p deltawave-sim --release --test fuzz -- --ignored --nocapture`;
@@ -19,10 +20,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use deltawave_sim::code_object::CodeObject;
-use deltawave_sim::exec::Level;
+use deltawave_sim::exec::{Env, Flow, Level, MfmaMode};
+use deltawave_sim::inst::{Format, Inst, Program};
 use deltawave_sim::launch::{Launch, Options};
-use deltawave_sim::memory::Memory;
+use deltawave_sim::memory::{Extent, Memory};
 use deltawave_sim::op::Op;
+use deltawave_sim::wave::{LANES, Wave};
 use deltawave_sim::{decode, disasm, exec};
 use encodings::{FORMATS, Random, encode};
 use safetensors::tensor::{Dtype, TensorView};
@@ -203,6 +206,146 @@ fn decoder(time: Duration) {
     });
 }
 
+/// A register of numbers that matter: small ones, floats at the edges, anything.
+fn register(r: &mut Random) -> [u32; LANES] {
+    const EDGES: [u32; 14] = [
+        0,
+        0x8000_0000,
+        0x3f80_0000,
+        0x7f80_0000,
+        0xff80_0000,
+        0x7fc0_0000,
+        0x7f80_0001,
+        1,
+        0x007f_ffff,
+        0x7f7f_ffff,
+        0x3c00_7c00,
+        0x7e00_8001,
+        0xffff_ffff,
+        0x7fff_ffff,
+    ];
+    let class = r.below(5);
+    std::array::from_fn(|lane| match class {
+        0 => r.below(4096) & !3,
+        1 => lane as u32 * 8,
+        2 => r.pick(&EDGES),
+        3 => 0x3e00_0000 + r.next() % 0x0400_0000,
+        _ => r.next(),
+    })
+}
+
+/// A wave whose registers are drawn from a pool.
+fn wave(pool: &[[u32; LANES]], from: u64, mode: u32) -> Wave {
+    let mut r = Random(from);
+    let mut w = Wave::new(0);
+    w.mode = mode;
+    for v in w.vgpr.iter_mut() {
+        v.0 = pool[r.below(pool.len() as u32) as usize];
+    }
+    for s in &mut w.sgpr {
+        *s = pool[r.below(pool.len() as u32) as usize][r.below(64) as usize];
+    }
+    w.scc = r.next() & 1 != 0;
+    if r.next() & 1 == 0 {
+        w.set_exec(u64::MAX);
+    }
+    w
+}
+
+/// Replaces every NaN of a register file: which NaN a matrix product of several gives is left to the host.
+fn without_payloads(w: &mut Wave, inst: &Inst) {
+    if inst.op.mnemonic().contains("_f64_") {
+        let first = w.vreg(inst.vdst) & 1;
+        for pair in w.vgpr[first..].chunks_exact_mut(2) {
+            for lane in 0..LANES {
+                let bits = u64::from(pair[0].0[lane]) | u64::from(pair[1].0[lane]) << 32;
+                if f64::from_bits(bits).is_nan() {
+                    (pair[0].0[lane], pair[1].0[lane]) = (0, 0x7ff8_0000);
+                }
+            }
+        }
+    } else {
+        for x in w.vgpr.iter_mut().flat_map(|v| &mut v.0) {
+            if f32::from_bits(*x).is_nan() {
+                *x = 0x7fc0_0000;
+            }
+        }
+    }
+}
+
+/// Executes random instructions on random registers: at every level of the host the same bits and faults.
+fn executor(time: Duration) {
+    let program = Program::default();
+    let memory = Memory::default();
+    let levels: Vec<Level> = [Level::Baseline, Level::Avx2, Level::Avx512]
+        .into_iter()
+        .filter(|l| *l <= Level::detect())
+        .collect();
+    let (mut executed, mut faults) = (0u64, 0u64);
+    fuzz("executor", time, |r| {
+        let pool: Vec<[u32; LANES]> = (0..16).map(|_| register(r)).collect();
+        for _ in 0..16 {
+            let (format, opcodes) = FORMATS[r.below(FORMATS.len() as u32) as usize];
+            let op = r.below(opcodes);
+            let inst = decode::decode(&encode(r, format, op));
+            if !exec::is_implemented(&inst) {
+                continue;
+            }
+            let (from, mode) = (
+                u64::from(r.next()),
+                r.pick(&[0x3f0, 0x2f0, 0x3c0, 0x3ff, 0x1f0, 0x330]),
+            );
+            let mfma = if r.below(4) == 0 {
+                MfmaMode::Exact
+            } else {
+                MfmaMode::Fast
+            };
+            let run = |level: Level| {
+                let mut w = wave(&pool, from, mode);
+                let mut lds = vec![0x5a; 4096];
+                let mut env = Env {
+                    lds: &mut lds,
+                    memory: &memory,
+                    hint: Extent { start: 0, end: 0 },
+                    mfma,
+                    program: &program,
+                    xcc: 3,
+                    clock: 12345,
+                    fault: None,
+                };
+                // SAFETY: the host has the level, and there are no allocations.
+                let flow = unsafe { exec::prepare(&inst, level)(&mut w, &inst, &mut env) };
+                let fault = env.fault.take();
+                if inst.format == Format::Mai {
+                    without_payloads(&mut w, &inst);
+                }
+                (flow, fault, w, lds)
+            };
+            let (flow, fault, w, lds) = run(levels[0]);
+            executed += 1;
+            faults += u64::from(flow == Flow::Fault);
+            for &level in &levels[1..] {
+                let (other_flow, other_fault, other, other_lds) = run(level);
+                let text = || format!("{} at {level:?}, {inst:x?}", disasm::text(&inst, 0));
+                assert!(flow == other_flow && fault == other_fault, "{}", text());
+                if flow == Flow::Fault {
+                    continue;
+                }
+                assert!(
+                    w.sgpr == other.sgpr && w.scc == other.scc && w.pc == other.pc,
+                    "{}",
+                    text()
+                );
+                assert!(w.mode == other.mode && lds == other_lds, "{}", text());
+                for (i, (a, b)) in w.vgpr.iter().zip(other.vgpr.iter()).enumerate() {
+                    assert!(a.0 == b.0, "v{i} of {}: {:x?}, {:x?}", text(), a.0, b.0);
+                }
+            }
+        }
+    });
+    println!("executor: {executed} instructions, {faults} of them faults");
+}
+
 fn arguments(time: Duration) {
     let seeds = [
         "i32:-5",
@@ -287,8 +430,9 @@ fn tensors(time: Duration) {
 /// Every target, for a share of the time.
 fn all(seconds: f64) {
     let share = |part: f64| Duration::from_secs_f64(seconds * part);
-    loader(share(0.5));
-    decoder(share(0.3));
+    loader(share(0.4));
+    decoder(share(0.2));
+    executor(share(0.2));
     arguments(share(0.1));
     tensors(share(0.1));
 }
