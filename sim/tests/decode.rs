@@ -231,12 +231,15 @@ fn shipped_kernels_print_as_llvm_prints_them() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip/kernels");
     let mut count = 0;
     for source in files(&folder, "hip") {
-        count += match compile_and_compare(&source, &["-O3"]) {
-            Some(count) => count,
-            None => return,
-        };
+        // -O3 is what ships; the others show the decoder more code.
+        for optimisation in ["-O3", "-O2", "-Os", "-O1"] {
+            count += match compile_and_compare(&source, &[optimisation]) {
+                Some(count) => count,
+                None => return,
+            };
+        }
     }
-    println!("{count} instructions of shipped kernels");
+    println!("{count} instructions of the kernels in hip/");
     assert!(count > 10_000 || !folder.exists(), "{count} instructions");
 }
 
