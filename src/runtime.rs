@@ -469,7 +469,8 @@ impl Stream {
                 hipStreamCaptureMode::hipStreamCaptureModeThreadLocal,
             )?
         };
-        let outcome = work(self);
+        // A panic in `work` must not leave the stream, and with it the device, recording for ever.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self)));
         let mut graph = hipGraph_t::NULL;
         // SAFETY: the capture that was begun above ends here whatever `work` did.
         let ended = unsafe { hip.hipStreamEndCapture(self.handle, &mut graph) };
@@ -479,6 +480,10 @@ impl Stream {
                 let _ = unsafe { hip.hipGraphDestroy(graph) };
             }
         };
+        let outcome = outcome.unwrap_or_else(|panic| {
+            release(graph);
+            std::panic::resume_unwind(panic)
+        });
         if let Err(error) = outcome {
             release(graph);
             return Err(error);
