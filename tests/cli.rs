@@ -440,3 +440,15 @@ fn failures_say_why() {
         );
     }
 }
+
+/// The simulator has one device; another one that is asked for is not silently replaced by it.
+#[test]
+fn devices_that_do_not_exist() {
+    if kernels() {
+        refused(
+            &["prefill", "--heads", "1,1", "--device", "7"],
+            1,
+            &["device 7 does not exist"],
+        );
+    }
+}
