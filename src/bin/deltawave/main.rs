@@ -169,10 +169,16 @@ fn json(value: &impl Serialize) -> String {
     text
 }
 
-/// Writes to stdout. A reader that went away wants no more.
+/// Writes to stdout. A reader that went away wants no more; a full disk must not look like success.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            complain(&["stdout cannot be written".to_owned(), error.to_string()]);
+            std::process::exit(1);
+        }
+        _ => {}
+    }
 }
 
 fn complain(lines: &[String]) {
