@@ -126,17 +126,22 @@ impl Context {
     pub fn new(backend: Backend, device: usize) -> Result<Context> {
         match backend {
             Backend::Hip => Self::on_hip(Hip::load(None)?, device),
-            Backend::Simulator => Self::simulator(),
+            Backend::Simulator => Self::on_simulator(device),
             Backend::Auto => match std::env::var("DELTAWAVE_BACKEND").as_deref() {
                 Ok("hip") => Self::new(Backend::Hip, device),
-                Ok("simulator") => Self::simulator(),
+                Ok("simulator") => Self::on_simulator(device),
                 _ => match Self::new(Backend::Hip, device) {
                     Ok(context) => Ok(context),
                     // A library that was named and cannot be used is an error, never a reason to take another.
-                    Err(error) if std::env::var_os(hip_sys::LIBRARY_VARIABLE).is_some() => {
+                    Err(error)
+                        if std::env::var_os(hip_sys::LIBRARY_VARIABLE)
+                            .is_some_and(|name| !name.is_empty()) =>
+                    {
                         Err(error)
                     }
-                    Err(_) => Self::simulator(),
+                    // Nor is one of several devices.
+                    Err(error @ Error::NoSuchDevice { count: 1.., .. }) => Err(error),
+                    Err(_) => Self::on_simulator(device),
                 },
             },
         }
@@ -163,7 +168,11 @@ impl Context {
     /// # Errors
     /// The crate was built without kernels for gfx942.
     pub fn simulator() -> Result<Context> {
-        Self::load(deltawave_sim::hip::runtime(), Backend::Simulator, 0)
+        Self::on_simulator(0)
+    }
+
+    fn on_simulator(device: usize) -> Result<Context> {
+        Self::load(deltawave_sim::hip::runtime(), Backend::Simulator, device)
     }
 
     fn on_hip(hip: Hip, device: usize) -> Result<Context> {
@@ -469,7 +478,8 @@ impl Stream {
                 hipStreamCaptureMode::hipStreamCaptureModeThreadLocal,
             )?
         };
-        let outcome = work(self);
+        // A panic in `work` must not leave the stream, and with it the device, recording for ever.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self)));
         let mut graph = hipGraph_t::NULL;
         // SAFETY: the capture that was begun above ends here whatever `work` did.
         let ended = unsafe { hip.hipStreamEndCapture(self.handle, &mut graph) };
@@ -479,6 +489,10 @@ impl Stream {
                 let _ = unsafe { hip.hipGraphDestroy(graph) };
             }
         };
+        let outcome = outcome.unwrap_or_else(|panic| {
+            release(graph);
+            std::panic::resume_unwind(panic)
+        });
         if let Err(error) = outcome {
             release(graph);
             return Err(error);

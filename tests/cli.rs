@@ -440,3 +440,33 @@ fn failures_say_why() {
         );
     }
 }
+
+/// The results must not replace the inputs.
+#[test]
+fn files_are_not_written_over_each_other() {
+    let path = file("same");
+    let name = path.to_str().expect("UTF-8");
+    let drawn = ["prefill", "--heads", "1,1", "--dims", "16,16"];
+    let both = [&drawn[..], &["--save-input", name, "--output", name]].concat();
+    refused(&both, 2, &["--output", "would overwrite", "--save-input"]);
+    fs::write(&path, "mine").expect("a file");
+    refused(
+        &["prefill", "--input", name, "--output", name],
+        2,
+        &["--output", "would overwrite", "--input"],
+    );
+    assert_eq!(fs::read(&path).expect("still there"), b"mine");
+    fs::remove_file(&path).expect("removed");
+}
+
+/// The simulator has one device; another one that is asked for is not silently replaced by it.
+#[test]
+fn devices_that_do_not_exist() {
+    if kernels() {
+        refused(
+            &["prefill", "--heads", "1,1", "--device", "7"],
+            1,
+            &["device 7 does not exist"],
+        );
+    }
+}

@@ -215,3 +215,16 @@ fn a_launch_is_two_kernels() {
         }
     }
 }
+
+/// A panic while a stream is captured ends the capture: the device works on.
+#[test]
+fn a_panic_ends_the_capture() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = stream.capture(|_| panic!("on purpose"));
+    }));
+    assert!(panicked.is_err());
+    stream.synchronize().unwrap();
+    context.alloc::<u8>(16).unwrap();
+}

@@ -65,6 +65,7 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
             .num_threads(threads.into())
             .build_global();
     }
+    refuse_overwriting(args)?;
     let steps = if args.check { 4 } else { 2 };
     let mut progress = Progress::new(steps);
     let request = Request::new(args)?;
@@ -114,6 +115,31 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
     }
     complain(&report.objections());
     Ok(ExitCode::FAILURE)
+}
+
+/// No file may be written over another one that this run reads or writes.
+fn refuse_overwriting(args: &PrefillArgs) -> Result<(), Failure> {
+    let files = [
+        ("--input", &args.input),
+        ("--save-input", &args.save_input),
+        ("--output", &args.output),
+    ];
+    for (i, (first, a)) in files.iter().enumerate() {
+        for (second, b) in &files[i + 1..] {
+            let (Some(a), Some(b)) = (a, b) else { continue };
+            let same = match (a.canonicalize(), b.canonicalize()) {
+                (Ok(a), Ok(b)) => a == b && a.is_file(),
+                _ => a == b,
+            };
+            if same {
+                let path = b.display();
+                return Err(workload::usage(format!(
+                    "{second} {path} would overwrite the file of {first}"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn configure_simulator(args: &PrefillArgs, context: &Context) -> Result<(), Failure> {
@@ -169,10 +195,16 @@ fn json(value: &impl Serialize) -> String {
     text
 }
 
-/// Writes to stdout. A reader that went away wants no more.
+/// Writes to stdout. A reader that went away wants no more; a full disk must not look like success.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            complain(&["stdout cannot be written".to_owned(), error.to_string()]);
+            std::process::exit(1);
+        }
+        _ => {}
+    }
 }
 
 fn complain(lines: &[String]) {
