@@ -414,18 +414,18 @@ fn lds_faults() {
                 ..
             })
         ));
-        m.wave.vgpr[1].0[7] = 102;
-        assert!(matches!(
-            m.run(&i),
-            Err(FaultKind::Misaligned {
-                lane: 7,
-                align: 4,
-                address: 102,
-                ..
-            })
-        ));
-        m.wave.vgpr[1].0[7] = 100;
+        // Loads and stores may be unaligned.
+        m.wave.vgpr[1].0[7] = 101;
+        let expected = [m.lds32(101), m.lds32(105)];
         m.run(&i).unwrap();
+        assert_eq!([m.lane(2, 7), m.lane(3, 7)], expected);
+        let mut atomic = inst(Op::DS_ADD_U32, Format::Ds);
+        atomic.src[0] = VGPR0 + 1;
+        atomic.src[1] = VGPR0 + 2;
+        assert!(matches!(
+            m.run(&atomic),
+            Err(FaultKind::Misaligned { align: 4, .. })
+        ));
         // An address near 2^32 does not wrap into range.
         m.wave.vgpr[1].0[7] = u32::MAX - 3;
         i.imm = 8;

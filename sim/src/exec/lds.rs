@@ -1,7 +1,8 @@
 //! DS instructions: the local data share, and exchanges between lanes that go through its crossbar.
 //!
 //! A lane's address is its 32-bit VGPR plus the offset; two-address forms count their offsets in
-//! elements (`st64`: in 64 elements). Multi-dword accesses need the alignment of a dword.
+//! elements (`st64`: in 64 elements). Loads and stores may have any alignment, as the driver of HSA sets the
+//! hardware up and compilers rely on; atomics are aligned.
 
 use super::atomic::{self, atomic_of};
 use super::lanes::{Addresses, check_aligned, gather, kind, lanes, registers, scatter, span};
@@ -176,12 +177,6 @@ fn outside(
     Flow::Fault
 }
 
-/// Alignment that an access of a kind needs.
-const fn align(kind: u8) -> u32 {
-    let size = kind::size(kind) as u32;
-    if size > 4 { 4 } else { size }
-}
-
 /// The 16-bit offset.
 #[inline(always)]
 fn offset(inst: &Inst) -> u64 {
@@ -200,15 +195,7 @@ fn offsets<const KIND: u8, const STRIDE: u64>(inst: &Inst) -> (u64, u64) {
 unsafe fn read<const KIND: u8>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, kind::registers(KIND)));
     let (size, mask) = (kind::size(KIND), w.exec());
-    let a = attempt!(resolve(
-        w,
-        inst,
-        e,
-        offset(inst),
-        size,
-        align(KIND),
-        "LDS read"
-    ));
+    let a = attempt!(resolve(w, inst, e, offset(inst), size, 1, "LDS read"));
     // SAFETY: addresses and registers were checked.
     unsafe { gather::<KIND>(&mut w.vgpr, d, mask, &a) };
     Flow::Next
@@ -218,15 +205,7 @@ unsafe fn read<const KIND: u8>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
 unsafe fn write<const KIND: u8>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.src[1], kind::registers(KIND)));
     let size = kind::size(KIND);
-    let a = attempt!(resolve(
-        w,
-        inst,
-        e,
-        offset(inst),
-        size,
-        align(KIND),
-        "LDS write"
-    ));
+    let a = attempt!(resolve(w, inst, e, offset(inst), size, 1, "LDS write"));
     // SAFETY: addresses and registers were checked.
     unsafe { scatter::<KIND>(&w.vgpr, d, w.exec(), &a) };
     Flow::Next
@@ -237,8 +216,8 @@ unsafe fn read2<const KIND: u8, const STRIDE: u64>(w: &mut Wave, inst: &Inst, e:
     let (n, size, mask) = (kind::registers(KIND), kind::size(KIND), w.exec());
     let d = attempt!(registers(w, e, inst.vdst, 2 * n));
     let (first, second) = offsets::<KIND, STRIDE>(inst);
-    let a = attempt!(resolve(w, inst, e, first, size, align(KIND), "LDS read"));
-    let b = attempt!(resolve(w, inst, e, second, size, align(KIND), "LDS read"));
+    let a = attempt!(resolve(w, inst, e, first, size, 1, "LDS read"));
+    let b = attempt!(resolve(w, inst, e, second, size, 1, "LDS read"));
     // SAFETY: addresses and registers were checked.
     unsafe {
         gather::<KIND>(&mut w.vgpr, d, mask, &a);
@@ -257,8 +236,8 @@ unsafe fn write2<const KIND: u8, const STRIDE: u64>(
     let x = attempt!(registers(w, e, inst.src[1], n));
     let y = attempt!(registers(w, e, inst.src[2], n));
     let (first, second) = offsets::<KIND, STRIDE>(inst);
-    let a = attempt!(resolve(w, inst, e, first, size, align(KIND), "LDS write"));
-    let b = attempt!(resolve(w, inst, e, second, size, align(KIND), "LDS write"));
+    let a = attempt!(resolve(w, inst, e, first, size, 1, "LDS write"));
+    let b = attempt!(resolve(w, inst, e, second, size, 1, "LDS write"));
     // SAFETY: addresses and registers were checked.
     unsafe {
         scatter::<KIND>(&w.vgpr, x, mask, &a);

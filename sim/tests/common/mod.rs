@@ -47,7 +47,8 @@ fn output(source: &str, flags: &[&str]) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-fn compiler() -> Option<String> {
+/// A clang that compiles for the simulated device.
+pub fn compiler() -> Option<String> {
     let mut names: Vec<String> = (19..=24).map(|v| format!("clang++-{v}")).collect();
     names.push("clang++".into());
     names.push("/opt/rocm/llvm/bin/clang++".into());

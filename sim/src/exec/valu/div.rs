@@ -1,5 +1,8 @@
 //! The three steps of a correctly rounded division: `v_div_scale`, `v_div_fmas`, `v_div_fixup`.
 
+use rustc_apfloat::ieee::{Double, Quad};
+use rustc_apfloat::{Float, FloatConvert, Round as ApRound, Status};
+
 use super::f64::ldexp64;
 use super::float::{finish32, needs_finish32};
 use super::operand::{Scratch, Ty, pack_mask, put32, put64, src32, src64, written_lanes};
@@ -197,6 +200,23 @@ fn fma_odd(a: f32, b: f32, c: f32) -> f64 {
     crate::exec::convert::fma_f16_odd(a, b, c)
 }
 
+const TWO_128: f64 = TWO_64 * TWO_64;
+
+/// `(a * b + c) / 2^128`, rounded once although the result is denormal.
+#[cold]
+fn fma_down(a: f64, b: f64, c: f64) -> f64 {
+    let mut exact = false;
+    let [a, b, c] = [a, b, c].map(|x| -> Quad {
+        FloatConvert::convert(Double::from_bits(x.to_bits().into()), &mut exact).value
+    });
+    // Rounded to odd, with far more bits than the result has.
+    let sum = a.mul_add_r(b, c, ApRound::TowardZero);
+    let odd = u128::from(sum.status.contains(Status::INEXACT));
+    let scaled = Quad::from_bits(sum.value.to_bits() | odd).scalbn(-128);
+    let result: Double = scaled.convert(&mut exact).value;
+    f64::from_bits(result.to_bits() as u64)
+}
+
 unsafe fn fmas64(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     let mut s = Scratch::<6>::new();
     let (mut lo, mut hi) = ([0; LANES], [0; LANES]);
@@ -208,11 +228,16 @@ unsafe fn fmas64(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
         let c = src64(w, i, 2, Ty::F64, s.at(4));
         for l in 0..LANES {
             let [x, y, z] = [a, b, c].map(|p| f64::from_bits(at64(p, l)));
-            let mut v = x.mul_add(y, z);
-            if vcc >> l & 1 != 0 {
-                let up = z.to_bits() >> 52 & 0x7ff > 1023;
-                v = ldexp64(v, if up { 128 } else { -128 });
-            }
+            let fused = x.mul_add(y, z);
+            let v = if vcc >> l & 1 == 0 {
+                fused
+            } else if z.to_bits() >> 52 & 0x7ff > 1023 {
+                ldexp64(fused, 128)
+            } else if fused.abs() < TWO_128 * f64::MIN_POSITIVE * 2.0 {
+                fma_down(x, y, z)
+            } else {
+                ldexp64(fused, -128)
+            };
             let v = if v.is_nan() {
                 0x7ff8 << 48
             } else {
