@@ -118,6 +118,8 @@ typedef struct dw_prefill_scan_args {
     int32_t initial_type; /* DW_F32 or DW_BF16 */
     int32_t final_type;   /* DW_F32 or DW_BF16 */
     int32_t slabs;        /* workgroups along V */
+    int32_t tokens;
+    int32_t pad0;
 } dw_prefill_scan_args;
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */

@@ -229,10 +229,12 @@ pub struct dw_prefill_scan_args {
     pub initial_type: i32,
     pub final_type: i32,
     pub slabs: i32,
+    pub tokens: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 256usize];
+    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 264usize];
     ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
     ["Offset of field: dw_prefill_scan_args::q"]
         [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
@@ -284,6 +286,10 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 248usize];
     ["Offset of field: dw_prefill_scan_args::slabs"]
         [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 252usize];
+    ["Offset of field: dw_prefill_scan_args::tokens"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 256usize];
+    ["Offset of field: dw_prefill_scan_args::pad0"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 260usize];
 };
 impl Default for dw_prefill_scan_args {
     fn default() -> Self {

@@ -13,7 +13,7 @@ use hip_sys::{
 };
 
 use crate::code_objects;
-use crate::error::{Error, Result};
+use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -130,6 +130,13 @@ impl Context {
             Backend::Auto => match std::env::var("DELTAWAVE_BACKEND").as_deref() {
                 Ok("hip") => Self::new(Backend::Hip, device),
                 Ok("simulator") => Self::on_simulator(device),
+                Ok(other) if !other.is_empty() => Err(ArgumentError::new(
+                    "DELTAWAVE_BACKEND",
+                    ArgumentKind::Value,
+                    format!("`{other}`"),
+                    "it must be hip or simulator",
+                )
+                .into()),
                 _ => match Self::new(Backend::Hip, device) {
                     Ok(context) => Ok(context),
                     // A library that was named and cannot be used is an error, never a reason to take another.
@@ -150,7 +157,8 @@ impl Context {
     /// A context on a device of the HIP runtime at a path.
     ///
     /// # Errors
-    /// As [`Context::new`]; a path that fails is never replaced by another.
+    /// As [`Context::new`]; a path that fails is never replaced by another. The library is trusted: it runs with all
+    /// rights of the process.
     pub fn with_library(path: &Path, device: usize) -> Result<Context> {
         Self::on_hip(Hip::load(Some(path))?, device)
     }
@@ -453,8 +461,9 @@ impl Stream {
     /// Makes later work wait for an event.
     ///
     /// # Errors
-    /// The runtime refuses.
+    /// An event of another context; the runtime refuses.
     pub fn wait(&self, event: &Event) -> Result<()> {
+        same_context("event", &event.context, &self.context)?;
         // SAFETY: stream and event are alive.
         unsafe {
             self.context
@@ -521,6 +530,21 @@ impl Drop for Stream {
     }
 }
 
+/// Handles mean something to the runtime and device that made them alone.
+pub(crate) fn same_context(argument: &str, given: &Context, wanted: &Context) -> Result<()> {
+    if given.is_same(wanted) {
+        return Ok(());
+    }
+    let allowed = "it must be of the same context";
+    Err(ArgumentError::new(
+        argument,
+        ArgumentKind::Device,
+        "it is of another context",
+        allowed,
+    )
+    .into())
+}
+
 /// A point in a stream.
 #[derive(Debug)]
 pub struct Event {
@@ -547,8 +571,9 @@ impl Event {
     /// Milliseconds from `earlier` to this event, once both have happened. On the simulator: host time.
     ///
     /// # Errors
-    /// One of them has not happened.
+    /// An event of another context; one of them has not happened.
     pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32> {
+        same_context("earlier", &earlier.context, &self.context)?;
         let mut milliseconds = 0.0;
         // SAFETY: both events are alive, `milliseconds` is valid for a write.
         unsafe {
@@ -583,11 +608,13 @@ impl Graph {
     /// Enqueues the captured work.
     ///
     /// # Errors
-    /// The runtime refuses.
+    /// A stream of another context; the runtime refuses.
     ///
     /// # Safety
-    /// All memory that the captured work uses is still allocated when it runs.
+    /// All memory that the captured work uses is still allocated when it runs: the tensors, the workspace, and the plan
+    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        same_context("stream", &stream.context, &self.context)?;
         // SAFETY: graph and stream are alive; the caller answers for the memory.
         unsafe {
             self.context

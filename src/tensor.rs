@@ -103,12 +103,18 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
+    /// The context that it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Its address on the device.
     pub fn address(&self) -> *mut c_void {
         self.address.cast()
     }
 
-    /// Overwrites all elements and waits until that is done.
+    /// Overwrites all elements and waits until that is done. Work that is queued already and reads the buffer is not
+    /// waited for: synchronise its stream first.
     ///
     /// # Errors
     /// Another number of values; a failed copy.
@@ -144,6 +150,7 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// The runtime refuses.
     pub fn fill_bytes(&mut self, byte: u8, stream: &Stream) -> Result<()> {
+        crate::runtime::same_context("stream", stream.context(), &self.context)?;
         if self.len > 0 {
             let handle = hip_sys::hipStream_t(stream.handle());
             // SAFETY: the buffer has that many bytes.
@@ -159,11 +166,12 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
-    /// The values, once all work of `stream` is done.
+    /// The values, once all work of `stream` is done. Work of other streams is not waited for.
     ///
     /// # Errors
     /// Work that failed; a failed copy.
     pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
+        crate::runtime::same_context("stream", stream.context(), &self.context)?;
         let mut values = vec![T::default(); self.len];
         stream.synchronize()?;
         if self.len > 0 {

@@ -355,10 +355,9 @@ impl Fixture {
     }
 
     fn untouched(&self) -> bool {
-        let stream = self.context.stream().unwrap();
         let buffers = self.outputs.iter().chain([&self.foreign_out]);
         buffers
-            .map(|b| b.download(&stream).unwrap())
+            .map(|b| b.download(&b.context().stream().unwrap()).unwrap())
             .all(|bytes| bytes.iter().all(|b| *b == 0xff))
     }
 
@@ -434,7 +433,7 @@ const REQUESTS: &[Row] = &[
     ("an entry of the largest value", valid, |r| r.cu_seqlens[1] = i64::MAX, "cu_seqlens", Lengths),
     ("too many tokens", valid, |r| r.tokens = 1 << 31, "tokens", Shape),
     ("too many tokens in a batch", dense, |r| r.tokens = usize::MAX / 2 + 1, "tokens", Shape),
-    ("too many workgroups", valid, |r| { r.spec.value_heads = 1 << 19; r.tokens = 1 << 30; r.spec.key_heads = 1 << 19 }, "tokens", Shape),
+    ("too many workgroups", valid, |r| { r.spec.value_heads = 1 << 19; r.tokens = 1 << 30; r.spec.key_heads = 1 << 19 }, "tokens, sequences and heads", Shape),
     // Shapes.
     ("q with a token too few", valid, |r| r.q.shape[0] = 8, "q", Shape),
     ("q with a head too many", valid, |r| r.q.shape[1] = 3, "q", Shape),

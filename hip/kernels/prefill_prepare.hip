@@ -116,6 +116,12 @@ DEVICE void normalise(Products &x, Shared &shared, Place at) {
     }
 }
 
+// The largest power of two that is not above a positive number, given as bits, and at most 1; 1 for zero and NaN.
+DEVICE float power_of_two_below(int number) {
+    const int exponent = number & 0x7f800000;
+    return exponent == 0 || exponent > 0x3f800000 ? 1.0f : bits<float>(exponent);
+}
+
 // g and beta of this lane's token, for any value head. Rows past the end: no decay, nothing written.
 struct Gates {
     float g;
@@ -284,9 +290,10 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
         clear_rows(x, end, slot - prefill::first_slot(end, sequence), key_head);
         return;
     }
-    const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence);
-    const int begin = range.begin + (slot - prefill::first_slot(range.begin, sequence)) * prefill::chunk;
-    if (begin >= range.end) {
+    const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence, x.tokens);
+    const int chunk = slot - prefill::first_slot(range.begin, sequence);
+    const int begin = range.begin + chunk * prefill::chunk;
+    if (chunk < 0 || begin >= range.end) {
         return;
     }
     const int rows = min_of(range.end - begin, prefill::chunk);
@@ -297,13 +304,15 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
     multiply_rows<T>(products, Window(prefill::row_address(x.q, x.q_strides, sequence, begin, key_head)),
                      Window(prefill::row_address(x.k, x.k_strides, sequence, begin, key_head)),
                      (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, rows, x.key_dim, norm);
-    float q_norm = 1.0f, k_norm = 1.0f;
+    float q_norm = 1.0f, k_norm = 1.0f, unit = 1.0f;
     if (norm) {
         normalise(products, shared, Place(lane));
         q_norm = shared.q_norm[lane];
         k_norm = shared.k_norm[lane];
+        unit = power_of_two_below(arch::read_lane(arch::inclusive_max(bits<int>(k_norm)), arch::lanes - 1));
     }
 
+    const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
     const GateReader read_gates(x, sequence, begin + lane, lane < rows);
     const int group = x.value_heads / x.key_heads;
 #pragma unroll 1
@@ -322,9 +331,9 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
         factors[prefill::beta_row * prefill::chunk + lane] = gates.beta;
         factors[prefill::read_row * prefill::chunk + lane] = gates.beta * k_norm * arch::exp2(sum);
         factors[prefill::output_row * prefill::chunk + lane] = q_norm * arch::exp2(sum);
-        factors[prefill::write_row * prefill::chunk + lane] = k_norm * arch::exp2(total - sum);
+        factors[prefill::write_row * prefill::chunk + lane] = k_norm * per_unit * arch::exp2(total - sum);
         if (lane == 0) {
-            *(float *)(record + prefill::record_decay) = arch::exp2(total);
+            *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
         }
         arch::wave_sync();
 

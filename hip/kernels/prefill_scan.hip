@@ -325,7 +325,7 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
         }
     }
 
-    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U).
+    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record.
     for (int i = 0; i < tiles; ++i) {
         const f32x4 decay = row_factor(record, prefill::write_row, i, at.row);
         for (int j = 0; j < Tiles; ++j) {
@@ -333,10 +333,10 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
             x[i][j] = rounded<T>(read[i][j]);
         }
     }
-    const float decay = arch::uniform((const float *)(record + prefill::record_decay));
+    const f32x2 decay = arch::uniform((const f32x2 *)(record + prefill::record_decay));
     for (int t = 0; t < Keys / 16; ++t) {
         for (int j = 0; j < Tiles; ++j) {
-            state.at[t][j] *= decay;
+            state.at[t][j] *= decay.x;
         }
     }
     accumulate<T>(state, kt, buffer, x, lane);
@@ -349,6 +349,13 @@ DEVICE void step(State<Keys, Tiles> &state, const Transposed<Keys> &kt, int buff
         }
         accumulate<T>(state, kt, buffer, x, lane);
     }
+    if (decay.y != 1.0f) {
+        for (int t = 0; t < Keys / 16; ++t) {
+            for (int j = 0; j < Tiles; ++j) {
+                state.at[t][j] *= decay.y;
+            }
+        }
+    }
 }
 
 template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_args &x) {
@@ -357,7 +364,7 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
     const int head_slab = arch::workgroup() - sequence * (x.value_heads * x.slabs);
     const int head = arch::uniform_value(head_slab / x.slabs);
     const int slab = head_slab - head * x.slabs;
-    const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence);
+    const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence, x.tokens);
     const int key_head = arch::uniform_value(prefill::key_head_of(head, x.key_heads, x.value_heads, x.flags));
 
     const int wave_column = (slab * waves + arch::wave()) * 16 * Tiles;
@@ -385,7 +392,7 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
     int left = range.end - range.begin;
     if (left > 0) {
         Staging<Keys> staging;
-        staging.load(k.rows(), left, x.key_dim);
+        staging.load(k.rows(), min_of(left, chunk), x.key_dim);
         staging.store(kt, 0);
         arch::workgroup_sync();
     }
@@ -400,7 +407,7 @@ template <class T, int Keys, int Tiles> DEVICE void scan(const dw_prefill_scan_a
         left -= chunk;
         if (left > 0) {
             Staging<Keys> staging;
-            staging.load(k.next_rows(), left, y.key_dim);
+            staging.load(k.next_rows(), min_of(left, chunk), y.key_dim);
             if (Transposed<Keys>::buffers == 1) {
                 arch::workgroup_sync();
             } else {

@@ -21,12 +21,14 @@ enum RowFactor {
     beta_row,     // beta_i
     read_row,     // beta_i exp(G_i), of K S0
     output_row,   // exp(G_i), of Q S0
-    write_row,    // exp(G_C - G_i), of U in the state update
+    write_row,    // exp(G_C - G_i) / unit, of U in the state update
     diagonal_row, // q_i . k_i, the diagonal of P
     row_factors
 };
-constexpr int record_decay = record_rows + row_factors * chunk * 4; // exp(G_C)
-static_assert(record_decay + 4 <= DW_RECORD_BYTES, "a record holds all parts");
+// Two numbers of the state update: exp(G_C) / unit, and the unit, a power of two of at most 1. write_row holds
+// multiples of it, so that long key rows, normalised inside, do not drive the update below the range of fp16.
+constexpr int record_decay = record_rows + row_factors * chunk * 4;
+static_assert(record_decay + 8 <= DW_RECORD_BYTES, "a record holds all parts");
 static_assert(DW_RECORD_BYTES % 256 == 0, "records are aligned");
 
 // The rows of one sequence. Its chunks own the slots first_slot, first_slot + 1, ...: token / 64 + sequence is an
@@ -36,8 +38,10 @@ struct Rows {
     int end;
 };
 
-DEVICE Rows rows_of(const int32_t *cu_seqlens, int sequence) {
-    return Rows{arch::uniform(cu_seqlens + sequence), arch::uniform(cu_seqlens + sequence + 1)};
+// Clamped once more: checked lengths that the host overwrites while kernels are queued must not lead out of bounds.
+DEVICE Rows rows_of(const int32_t *cu_seqlens, int sequence, int tokens) {
+    const int begin = min_of(max_of(arch::uniform(cu_seqlens + sequence), 0), tokens);
+    return Rows{begin, min_of(max_of(arch::uniform(cu_seqlens + sequence + 1), begin), tokens)};
 }
 
 DEVICE int first_slot(int token, int sequence) { return token / chunk + sequence; }

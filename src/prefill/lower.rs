@@ -52,9 +52,9 @@ impl Shape {
         )?;
         check::ensure(sequences < 1 << 24, || {
             ArgumentError::new(
-                "cu_seqlens",
+                "sequences",
                 ArgumentKind::Lengths,
-                format!("{sequences} sequences"),
+                sequences,
                 "fewer than 2^24 sequences",
             )
         })?;
@@ -71,10 +71,10 @@ impl Shape {
                 spec.value_heads
             );
             ArgumentError::new(
-                "tokens",
+                "tokens, sequences and heads",
                 ArgumentKind::Shape,
                 was,
-                "a launch of fewer than 2^32 threads",
+                "a launch must have fewer than 2^32 threads",
             )
         })?;
         Ok(shape)
@@ -170,6 +170,7 @@ impl Shape {
             value_dim: value_dim as i32,
             scale: self.spec.scale(),
             slabs: self.slabs() as i32,
+            tokens: self.batch.rows() as i32,
             ..Default::default()
         };
         if let Some(state) = &x.initial_state {

@@ -6,8 +6,8 @@ use deltawave::oracle;
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
-    Case, GateKind, StateKind, assert_same_bits, check, check_data, check_output, context, run,
-    spec,
+    Case, GateKind, StateKind, assert_same_bits, check, check_data, check_output, context, judge,
+    run, spec,
 };
 
 const BOTH: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
@@ -279,6 +279,34 @@ fn nan_stays_nan() {
                 assert!(output.o[39 * 16..].iter().all(|x| x.is_nan()));
                 assert!(output.state.unwrap().iter().all(|x| x.is_nan()));
             }
+        }
+    }
+}
+
+/// Normalised inside, long key rows: the state update stays in the range of fp16 because it is scaled by a power of two.
+#[test]
+fn norm_of_long_rows() {
+    for dtype in BOTH {
+        for factor in [300.0f32, 3000.0, 10000.0] {
+            let mut s = spec(dtype, 1, 2, 128, 64);
+            s.qk_l2norm = true;
+            let case = Case::new(s, &[200]);
+            let mut data = case.data();
+            for t in [&mut data.inputs.q, &mut data.inputs.k] {
+                *t = HostTensor::new(dtype, t.values.iter().map(|x| x * factor).collect());
+            }
+            let output = run(&context(), &case, &data);
+            let j = judge(&case, &data, &output);
+            assert!(
+                j.o.rms_ratio <= 1.15 * j.unfused_o.rms_ratio,
+                "{dtype} x{factor}: {:?}",
+                j.o
+            );
+            assert!(
+                j.state.rms_ratio <= 1.15 * j.unfused_state.rms_ratio,
+                "{dtype} x{factor}: {:?}",
+                j.state
+            );
         }
     }
 }

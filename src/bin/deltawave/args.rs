@@ -127,7 +127,7 @@ pub struct PrefillArgs {
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
     /// Factor of the output [default: K^-0.5]
-    #[arg(long, value_name = "X", value_parser = finite, allow_negative_numbers = true, help_heading = OPERATION)]
+    #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
     pub scale: Option<f32>,
     /// Order of the states' dimensions in memory: [N, HV, K, V], or [N, HV, V, K]
     #[arg(long, value_name = "LAYOUT", value_enum, default_value_t = StateLayoutArg::KeyMajor, help_heading = OPERATION)]

@@ -231,8 +231,10 @@ fn report_failure(failure: &Failure) -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            vec![first.trim_start_matches("error: ").to_owned()]
+            // Its first paragraph says what is wrong, over several lines where arguments are missing.
+            let message = text.lines().map(str::trim).take_while(|l| !l.is_empty());
+            let message = message.collect::<Vec<_>>().join(" ");
+            vec![message.trim_start_matches("error: ").to_owned()]
         }
         _ => {
             let lines = failure.chain();

@@ -36,7 +36,7 @@ pub struct Report {
     value_dim: usize,
     head_map: &'static str,
     qk_l2norm: bool,
-    scale: Option<f32>,
+    scale: f32,
     neg_eigval: bool,
     state_layout: &'static str,
     tensors: Vec<TensorLine>,
@@ -157,7 +157,7 @@ impl Report {
                 HeadMap::Tiled => "tiled",
             },
             qk_l2norm: s.qk_l2norm,
-            scale: s.scale,
+            scale: s.scale.unwrap_or_else(|| (s.key_dim as f32).powf(-0.5)),
             neg_eigval: workload.neg_eigval,
             state_layout: match format.layout {
                 StateLayout::KeyMajor => "key-major",

@@ -189,7 +189,9 @@ impl Request {
         let values = 2 * self.tokens as u128 * (s.value_heads * s.value_dim) as u128;
         let sequences = self.cu_seqlens.len() as u128;
         let states = sequences * s.value_heads as u128 * (s.key_dim * s.value_dim) as u128;
-        let needed = 24 * (keys + values + states);
+        let records = (self.tokens as u128 / 64 + sequences) * s.value_heads as u128;
+        let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES);
+        let needed = 24 * (keys + values + states) + workspace;
         match host_memory() {
             Some(available) if needed > available => {
                 let text = |n: u128| table::bytes(u64::try_from(n).unwrap_or(u64::MAX));
