@@ -264,9 +264,9 @@ template <class T> DEVICE void store_matrix(char *to, const Tile (&transposed)[l
 // Rows of o past the last sequence become zeros: `slot` counts the slots past its chunks.
 DEVICE void clear_rows(const dw_prefill_prepare_args &x, int end, int slot, int key_head) {
     const int group = x.value_heads / x.key_heads;
-    const int first = end + slot * prefill::chunk;
+    const int64_t first = end + (int64_t)slot * prefill::chunk;
     for (int row = 0; row < prefill::chunk; ++row) {
-        const int token = first + row;
+        const int64_t token = first + row;
         if (token >= x.tokens) {
             return;
         }
@@ -286,16 +286,16 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
     const int key_head = arch::workgroup() - slot * x.key_heads;
     const int sequence = prefill::sequence_of_slot(x.cu_seqlens, x.sequences, slot);
     if (sequence == x.sequences) {
-        const int end = arch::uniform(x.cu_seqlens + sequence);
-        clear_rows(x, end, slot - prefill::first_slot(end, sequence), key_head);
+        const int end = prefill::token_at(x.cu_seqlens, sequence, x.tokens);
+        clear_rows(x, end, max_of(slot - prefill::first_slot(end, sequence), 0), key_head);
         return;
     }
     const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence, x.tokens);
     const int chunk = slot - prefill::first_slot(range.begin, sequence);
-    const int begin = range.begin + chunk * prefill::chunk;
-    if (chunk < 0 || begin >= range.end) {
+    if (chunk < 0 || chunk >= (range.end - range.begin + prefill::chunk - 1) / prefill::chunk) {
         return;
     }
+    const int begin = range.begin + chunk * prefill::chunk;
     const int rows = min_of(range.end - begin, prefill::chunk);
     const bool norm = x.flags & DW_QK_L2NORM;
     const int lane = arch::lane();

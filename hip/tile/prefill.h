@@ -38,10 +38,15 @@ struct Rows {
     int end;
 };
 
-// Clamped once more: checked lengths that the host overwrites while kernels are queued must not lead out of bounds.
+// An entry of cu_seqlens, clamped once more: checked lengths that the host overwrites while kernels are queued must not
+// lead out of bounds.
+DEVICE int token_at(const int32_t *cu_seqlens, int index, int tokens) {
+    return min_of(max_of(arch::uniform(cu_seqlens + index), 0), tokens);
+}
+
 DEVICE Rows rows_of(const int32_t *cu_seqlens, int sequence, int tokens) {
-    const int begin = min_of(max_of(arch::uniform(cu_seqlens + sequence), 0), tokens);
-    return Rows{begin, min_of(max_of(arch::uniform(cu_seqlens + sequence + 1), begin), tokens)};
+    const int begin = token_at(cu_seqlens, sequence, tokens);
+    return Rows{begin, max_of(token_at(cu_seqlens, sequence + 1, tokens), begin)};
 }
 
 DEVICE int first_slot(int token, int sequence) { return token / chunk + sequence; }
