@@ -17,6 +17,7 @@ use crate::code_object::{CodeObject, Image, Kernel, property};
 use crate::exec::{Level, MfmaMode};
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Memory;
+use crate::sanitize::Checks;
 use abi::Setup;
 use workgroup::{Machine, Shared};
 
@@ -59,6 +60,8 @@ pub struct Options {
     pub xccs: u32,
     /// Scratch bytes of a lane, at least, for kernels whose need is not known at compile time.
     pub dynamic_stack: u32,
+    /// What is checked while a launch runs.
+    pub checks: Checks,
 }
 
 impl Default for Options {
@@ -71,6 +74,7 @@ impl Default for Options {
             instruction_limit: 1 << 36,
             xccs: 8,
             dynamic_stack: 16 << 10,
+            checks: Checks::default(),
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | device memory, bounds checked | [`memory::Memory`] | `memory.rs` |
 //! | a launch: grid, workgroups, waves | [`launch`] | `launch.rs` |
 //! | the HIP runtime in front of all this | [`hip`] | `hip/` |
+//! | checks of what hardware hides | [`sanitize::Checks`] | `sanitize/` |
 //! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
 
 pub mod code_object;
@@ -23,4 +24,5 @@ pub mod inst;
 pub mod launch;
 pub mod memory;
 pub mod op;
+pub mod sanitize;
 pub mod wave;

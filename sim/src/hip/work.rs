@@ -398,7 +398,8 @@ unsafe fn pack(
 }
 
 /// The options that the environment asks for: `DELTAWAVE_SIM_MFMA` (`fast`, `exact`),
-/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`).
+/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`),
+/// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)).
 /// A value that is none of these is reported on stderr and ignored.
 pub fn options_from_environment() -> Options {
     let mut options = Options::default();
@@ -428,6 +429,10 @@ pub fn options_from_environment() -> Options {
             "in-step" => WaveOrder::InStep,
             _ => WaveOrder::Seeded(value.strip_prefix("seed:")?.parse().ok()?),
         };
+        Some(())
+    });
+    read("DELTAWAVE_SIM_CHECKS", &mut |options, value| {
+        options.checks = value.parse().ok()?;
         Some(())
     });
     options

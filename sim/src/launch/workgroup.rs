@@ -9,6 +9,7 @@ use crate::exec::{Env, Exec, Flow};
 use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::memory::{Extent, Memory};
+use crate::sanitize::Sanitizer;
 use crate::wave::Wave;
 
 /// What all threads of a launch share.
@@ -98,6 +99,8 @@ impl Machine {
             fault: None,
         };
 
+        let checks = shared.options.checks;
+        let mut sanitizer = checks.any().then(|| Sanitizer::new(checks, waves));
         let mut turns = Turns::new(shared.options.order, linear);
         let mut states = [State::Runs; 16];
         let states = &mut states[..count];
@@ -108,6 +111,16 @@ impl Machine {
         while ended < count {
             if running == 0 {
                 // Every wave that has not ended waits: the barrier opens.
+                if let Some(sanitizer) = &mut sanitizer {
+                    let mut at = [None; 16];
+                    for (i, s) in states.iter().enumerate() {
+                        at[i] = (*s == State::Waits).then(|| waves[i].pc - 1);
+                    }
+                    sanitizer.barrier(&at[..count]).map_err(|(i, kind)| {
+                        let (wave, at) = (i as u32, at[i].unwrap_or(waves[i].pc));
+                        Some(Stopped { kind, wave, at })
+                    })?;
+                }
                 for s in states.iter_mut().filter(|s| **s == State::Waits) {
                     *s = State::Runs;
                     running += 1;
@@ -120,8 +133,14 @@ impl Machine {
             last = i;
             let w = &mut waves[i];
             let before = w.executed;
+            let (insts, exec) = (shared.insts, shared.exec);
             // SAFETY: the caller vouches for the memory and for the level of `exec`.
-            let stop = unsafe { run_wave(w, shared.insts, shared.exec, &mut env, quantum) };
+            let stop = unsafe {
+                match &mut sanitizer {
+                    None => run_wave(w, insts, exec, &mut env, quantum, &mut ()),
+                    Some(sanitizer) => run_wave(w, insts, exec, &mut env, quantum, sanitizer),
+                }
+            };
             let steps = w.executed - before;
             unreported += steps;
             match stop {
@@ -207,6 +226,30 @@ enum Stop {
     Fault(u32),
 }
 
+/// Looks at each instruction of a wave.
+trait Watch {
+    fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind>;
+    fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env);
+}
+
+impl Watch for () {
+    #[inline(always)]
+    fn before(&mut self, _: &Wave, _: u32, _: &Inst, _: &Env) -> Result<(), FaultKind> {
+        Ok(())
+    }
+    #[inline(always)]
+    fn after(&mut self, _: &Wave, _: u32, _: &Inst, _: &Env) {}
+}
+
+impl Watch for Sanitizer {
+    fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
+        Sanitizer::before(self, w, at, inst, env)
+    }
+    fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) {
+        Sanitizer::after(self, w, at, inst, env);
+    }
+}
+
 /// Runs a wave for at most `quantum` instructions.
 ///
 /// # Safety
@@ -217,17 +260,27 @@ unsafe fn run_wave(
     exec: &[Exec],
     env: &mut Env,
     quantum: u64,
+    watch: &mut impl Watch,
 ) -> Stop {
     for _ in 0..quantum {
         let pc = w.pc;
         let (Some(inst), Some(run)) = (insts.get(pc as usize), exec.get(pc as usize)) else {
             return Stop::Fault(pc);
         };
+        if let Err(kind) = watch.before(w, pc, inst, env) {
+            env.fault = Some(kind);
+            return Stop::Fault(pc);
+        }
         w.pc = pc + 1;
         w.executed += 1;
         env.clock += 1;
         // SAFETY: passed on.
-        match unsafe { run(w, inst, env) } {
+        let flow = unsafe { run(w, inst, env) };
+        if flow == Flow::Fault {
+            return Stop::Fault(pc);
+        }
+        watch.after(w, pc, inst, env);
+        match flow {
             Flow::Next => {}
             Flow::Barrier => return Stop::Barrier,
             Flow::Yield => return Stop::Turn,

@@ -1,0 +1,117 @@
+//! Checks of what hardware does not report: a kernel that passes them does not owe its results to luck.
+//!
+//! They run beside the execution: [`Sanitizer::before`] sees an instruction and the wave's registers before it is
+//! executed, [`Sanitizer::after`] afterwards. The executing functions know nothing of them, and cost nothing where no
+//! check is on.
+
+use std::str::FromStr;
+
+use crate::exec::Env;
+use crate::fault::FaultKind;
+use crate::inst::Inst;
+use crate::wave::Wave;
+
+/// Which checks a launch makes. Accesses outside of allocations, LDS and scratch are always checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Values that nothing wrote, from registers, LDS, scratch or memory, may not decide an address, a branch, the lanes
+    /// that are on, or what is stored to memory.
+    pub uninitialized: bool,
+    /// Registers that an outstanding load will write may not be used before an `s_waitcnt` that covers it.
+    pub waits: bool,
+    /// Wait states that MFMA and other instructions need between a write and a use of a register.
+    pub hazards: bool,
+    /// Two waves may not access the same bytes, one of them writing, with nothing that orders them.
+    pub races: bool,
+    /// All lanes of all waves of a workgroup come to the same `s_barrier`.
+    pub barriers: bool,
+}
+
+impl Checks {
+    /// Every check.
+    pub const ALL: Checks = Checks {
+        uninitialized: true,
+        waits: true,
+        hazards: true,
+        races: true,
+        barriers: true,
+    };
+    /// No check.
+    pub const NONE: Checks = Checks {
+        uninitialized: false,
+        waits: false,
+        hazards: false,
+        races: false,
+        barriers: false,
+    };
+
+    /// Whether there is anything to check.
+    pub fn any(self) -> bool {
+        self != Checks::NONE
+    }
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        Checks::NONE
+    }
+}
+
+impl FromStr for Checks {
+    type Err = String;
+
+    /// `all`, `none`, or names separated by commas: `uninitialized`, `waits`, `hazards`, `races`, `barriers`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => return Ok(Checks::ALL),
+            "none" => return Ok(Checks::NONE),
+            _ => {}
+        }
+        let mut checks = Checks::NONE;
+        for name in text.split(',') {
+            *match name {
+                "uninitialized" => &mut checks.uninitialized,
+                "waits" => &mut checks.waits,
+                "hazards" => &mut checks.hazards,
+                "races" => &mut checks.races,
+                "barriers" => &mut checks.barriers,
+                _ => {
+                    return Err(format!(
+                        "`{name}` is no check: all, none, or some of uninitialized, waits, hazards, races, barriers"
+                    ));
+                }
+            } = true;
+        }
+        Ok(checks)
+    }
+}
+
+/// The checks of one workgroup while it runs.
+pub(crate) struct Sanitizer {
+    checks: Checks,
+}
+
+impl Sanitizer {
+    /// For a workgroup of `waves`, set up and not started.
+    pub fn new(checks: Checks, waves: &[Wave]) -> Self {
+        let _ = waves;
+        Sanitizer { checks }
+    }
+
+    /// Before instruction `at` (its index in the program) of a wave.
+    pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
+        let _ = (self.checks, w, at, inst, env);
+        Ok(())
+    }
+
+    /// After it, unless it faulted.
+    pub fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) {
+        let _ = (w, at, inst, env);
+    }
+
+    /// All waves that have not ended have come to a barrier, `at[wave]`, and go on; `None` for waves that have ended.
+    pub fn barrier(&mut self, at: &[Option<u32>]) -> Result<(), (usize, FaultKind)> {
+        let _ = at;
+        Ok(())
+    }
+}
