@@ -6,7 +6,9 @@ PROFILE ?= release
 
 HIP_SOURCES = $$(find hip -name '*.h' -o -name '*.hip' -o -name '*.cpp')
 
-.PHONY: help demo test conformance lint fmt doc setup clean
+DROPIN = target/dropin
+
+.PHONY: help demo test dropin conformance lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,6 +22,13 @@ demo: ## run a Gated DeltaNet prefill of Qwen3.5-35B-A3B and check it against th
 test: ## run every test that this machine can run
 	@scripts/setup test
 	$(CARGO) test --workspace --profile $(PROFILE)
+
+dropin: ## build the simulator as libamdhip64.so, .so.5, .so.6 and .so.7 in target/dropin
+	$(CARGO) build --profile $(PROFILE) -p deltawave-sim-dropin
+	@mkdir -p $(DROPIN)
+	@cp -f target/$(PROFILE)/libamdhip64.so $(DROPIN)/libamdhip64.so
+	@for v in 5 6 7; do ln -sf libamdhip64.so $(DROPIN)/libamdhip64.so.$$v; done
+	@echo "LD_LIBRARY_PATH=$$PWD/$(DROPIN) runs a HIP program on the simulator"
 
 conformance: ## run foreign kernels and programs on the simulator (fetches packages from PyPI)
 	@scripts/setup test

@@ -70,7 +70,7 @@ fn relocates_variables() {
 #[test]
 fn knows_its_length() {
     let Some(bytes) = object() else { return };
-    let bundle = common::compile("launch.hip", &["--gpu-bundle-output"]).unwrap();
+    let bundle = common::bundle(&bytes);
     for file in [&bytes, &bundle] {
         // SAFETY: a whole file.
         let length = unsafe { CodeObject::length_at(file.as_ptr()) };

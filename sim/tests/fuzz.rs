@@ -126,7 +126,6 @@ fn loader(time: Duration) {
         ("launch.hip", &[][..]),
         ("wavesim.hip", &["-g"][..]),
         ("disasm.hip", &["-O0"][..]),
-        ("launch.hip", &["--gpu-bundle-output"][..]),
     ];
     let mut corpus = Vec::new();
     for (source, flags) in sources {
@@ -135,6 +134,7 @@ fn loader(time: Duration) {
             None => return,
         }
     }
+    corpus.push(common::bundle(&corpus[0]));
     let mut loaded = 0u64;
     fuzz("loader", time, |r| {
         let pick = |r: &mut Random| &corpus[r.below(corpus.len() as u32) as usize];

@@ -50,9 +50,10 @@ unsafe fn saxpy(mut y: *mut c_void, mut x: *mut c_void, mut a: f32, mut n: i32) 
 
 #[test]
 fn embedded_kernels_and_variables() {
-    let Some(bundle) = common::compile("launch.hip", &["--gpu-bundle-output"]) else {
+    let Some(code) = common::compile("launch.hip", &[]) else {
         return;
     };
+    let bundle = common::bundle(&code);
     let image = bundle.as_ptr().cast();
     let none = null_mut::<c_char>();
     // SAFETY: all pointers are valid for the calls, and the bundle outlives its registration.

@@ -25,9 +25,7 @@ pub fn compile(source: &str, flags: &[&str]) -> Option<Vec<u8>> {
     } else {
         command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "-O3"]);
         command.args(["--offload-arch=gfx942", "--offload-device-only"]);
-        if !flags.contains(&"--gpu-bundle-output") {
-            command.arg("--no-gpu-bundle-output");
-        }
+        command.arg("--no-gpu-bundle-output");
     }
     let status = command.args(flags).arg("-o").arg(&out).arg(&path).status();
     assert!(
@@ -37,6 +35,27 @@ pub fn compile(source: &str, flags: &[&str]) -> Option<Vec<u8>> {
     let bytes = std::fs::read(&out).expect("the compiler's output");
     let _ = std::fs::remove_file(&out);
     Some(bytes)
+}
+
+/// A code object in an offload bundle behind an empty entry for the host, as clang's bundler lays it out (which
+/// distributions package apart from clang).
+pub fn bundle(code: &[u8]) -> Vec<u8> {
+    let entries: [(&[u8], &[u8]); 2] = [
+        (b"host-x86_64-unknown-linux--", b""),
+        (b"hipv4-amdgcn-amd-amdhsa--gfx942", code),
+    ];
+    let mut out = b"__CLANG_OFFLOAD_BUNDLE__".to_vec();
+    out.extend((entries.len() as u64).to_le_bytes());
+    const PAGE: usize = 4096;
+    for (target, data) in entries {
+        for field in [PAGE, data.len(), target.len()] {
+            out.extend((field as u64).to_le_bytes());
+        }
+        out.extend(target);
+    }
+    out.resize(PAGE, 0);
+    out.extend(code);
+    out
 }
 
 fn output(source: &str, flags: &[&str]) -> PathBuf {
