@@ -86,13 +86,11 @@ fn lanes(name: &str, expected: impl Fn(usize, &[u32], &[u32]) -> u32) {
         for code in code {
             let mut buffers = [vec![0xee; 256], bytes_of(&words)];
             run(code, name, 64, MfmaMode::Fast, &mut buffers);
-            let found = words_of(&buffers[0]);
-            for l in 0..64 {
+            for (l, found) in words_of(&buffers[0]).into_iter().enumerate() {
                 let e = expected(l, x, y);
                 assert_eq!(
-                    found[l], e,
-                    "{name}, round {round}, lane {l}: {:#x} {e:#x}",
-                    found[l]
+                    found, e,
+                    "{name}, round {round}, lane {l}: {found:#x} {e:#x}"
                 );
             }
         }
@@ -103,7 +101,7 @@ fn lanes(name: &str, expected: impl Fn(usize, &[u32], &[u32]) -> u32) {
 fn lanes_exchange_what_they_should() {
     lanes("bpermute", |l, x, y| x[(y[l] & 63) as usize]);
     // Lane l sends to 5 l mod 64; 5 * 13 = 65.
-    lanes("permute", |l, x, _| x[l * 13 & 63]);
+    lanes("permute", |l, x, _| x[(l * 13) & 63]);
     lanes("swizzle_xor", |l, x, _| x[(l & 31 ^ 5) | l & 32]);
     // 0x1b: 3, 2, 1, 0.
     lanes("swizzle_quad", |l, x, _| x[l ^ 3]);
