@@ -4,7 +4,7 @@ CARGO ?= cargo
 # One profile for everything, so that nothing is compiled twice.
 PROFILE ?= release
 
-HIP_SOURCES = $$(find hip -name '*.h' -o -name '*.hip' -o -name '*.cpp')
+HIP_SOURCES = $$(find hip include capi -name '*.h' -o -name '*.hip' -o -name '*.cpp' -o -name '*.c')
 
 DROPIN = target/dropin
 

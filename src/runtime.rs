@@ -352,7 +352,11 @@ impl Context {
         Ok(())
     }
 
-    pub(crate) fn make_current(&self) -> Result<()> {
+    /// Makes the device the calling thread's current one, as calls through [`Context::hip`] need it.
+    ///
+    /// # Errors
+    /// The runtime refuses.
+    pub fn make_current(&self) -> Result<()> {
         // SAFETY: the device exists.
         unsafe { self.0.hip.hipSetDevice(self.0.device)? };
         Ok(())

@@ -1,0 +1,43 @@
+//! The gates of a layer.
+
+use std::ffi::{c_int, c_void};
+
+use deltawave::gate::Gate;
+
+use crate::abi::{dw_context, dw_gate_tensors};
+use crate::context::context;
+use crate::read::{self, Argument};
+use crate::status::guard;
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_gate_launch(
+    context: *const dw_context,
+    stream: *mut c_void,
+    tensors: *const dw_gate_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let (context, t) = unsafe {
+            (
+                self::context(context)?,
+                read::structure("tensors", tensors)?,
+            )
+        };
+        // SAFETY: as above.
+        let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+        let dt_bias = argument("dt_bias", t.dt_bias).optional();
+        let gate = Gate {
+            a: argument("a", t.a).scalars()?,
+            b: argument("b", t.b).scalars()?,
+            a_log: argument("a_log", t.a_log).per_head()?,
+            dt_bias: dt_bias.map(Argument::per_head).transpose()?,
+            allow_neg_eigval: read::flag("allow_neg_eigval", t.allow_neg_eigval)?,
+            g: argument("g", t.g).scalars_mut()?,
+            beta: argument("beta", t.beta).scalars_mut()?,
+        };
+        // SAFETY: the caller says that it is a stream of the device, or null.
+        let stream = unsafe { context.borrow_stream(stream) };
+        gate.launch(context, &stream)
+    })
+}

@@ -1,0 +1,20 @@
+//! The C library: what `include/deltawave.h` declares.
+//!
+//! Every function checks its pointers and structs (`read.rs`), calls the Rust API, and turns errors into a status and a
+//! text (`status.rs`). No panic leaves it.
+#![allow(non_camel_case_types)]
+// The header says what callers answer for: pointers are valid, or null where that is allowed.
+#![allow(clippy::missing_safety_doc)]
+
+#[doc(hidden)]
+pub mod abi;
+mod context;
+mod gate;
+mod prefill;
+mod read;
+mod status;
+
+pub use context::*;
+pub use gate::*;
+pub use prefill::*;
+pub use status::{dw_abi_version, dw_last_error, dw_version};

@@ -1,0 +1,339 @@
+//! Prefill: plans and launches.
+
+use std::ffi::{c_int, c_void};
+use std::{ptr, slice};
+
+use deltawave::error::{ArgumentKind, Result};
+use deltawave::prefill::{
+    DeviceLengths, DevicePrefill, Flags, Gating, Prefill, PrefillSpec, PrefillTensors, State,
+    StateMut, Workspace,
+};
+use deltawave::runtime::Context;
+use deltawave::types::HeadMap;
+
+use crate::abi::{self, dw_context, dw_lengths, dw_prefill, dw_prefill_spec, dw_prefill_tensors};
+use crate::context::context;
+use crate::read::{self, Argument, Checked};
+use crate::status::{guard, guard_silent, refuse};
+
+/// What a `dw_prefill` points to.
+struct Plan {
+    context: Context,
+    sequences: usize,
+    kind: Kind,
+}
+
+enum Kind {
+    Host(Prefill),
+    Device(DevicePrefill),
+}
+
+fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
+    let maps = [
+        (abi::DW_HEADS_GROUPED, "DW_HEADS_GROUPED", HeadMap::Grouped),
+        (abi::DW_HEADS_TILED, "DW_HEADS_TILED", HeadMap::Tiled),
+    ];
+    Ok(PrefillSpec {
+        dtype: read::dtype("dtype", s.dtype)?,
+        key_heads: read::natural("key_heads", s.key_heads)?,
+        value_heads: read::natural("value_heads", s.value_heads)?,
+        key_dim: read::natural("key_dim", s.key_dim)?,
+        value_dim: read::natural("value_dim", s.value_dim)?,
+        head_map: read::choice("head_map", s.head_map, &maps)?,
+        qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
+        scale: (s.scale != 0.0).then_some(s.scale),
+    })
+}
+
+/// The body of the functions that make plans.
+///
+/// # Safety
+/// The pointers are null or valid.
+unsafe fn create(
+    context: *const dw_context,
+    spec: *const dw_prefill_spec,
+    plan: *mut *mut dw_prefill,
+    make: impl FnOnce(&Context, PrefillSpec) -> Result<(usize, Kind)>,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let out = unsafe { read::output("plan", plan) }?;
+        *out = ptr::null_mut();
+        // SAFETY: as above.
+        let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
+        let (sequences, kind) = make(context, self::spec(&given)?)?;
+        let context = context.clone();
+        let made = Plan {
+            context,
+            sequences,
+            kind,
+        };
+        *out = Box::into_raw(Box::new(made)).cast();
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_packed(
+    context: *const dw_context,
+    spec: *const dw_prefill_spec,
+    cu_seqlens: *const dw_lengths,
+    tokens: i64,
+    plan: *mut *mut dw_prefill,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        // SAFETY: the caller answers for the pointer.
+        let lengths = unsafe { Lengths::read(cu_seqlens) }?;
+        let tokens = read::natural("tokens", tokens)?;
+        // SAFETY: the caller says that the entries lie there.
+        let plan = unsafe {
+            if lengths.wide {
+                Prefill::packed(context, spec, lengths.host::<i64>()?, tokens)
+            } else {
+                Prefill::packed(context, spec, lengths.host::<i32>()?, tokens)
+            }
+        }?;
+        Ok((lengths.entries.saturating_sub(1), Kind::Host(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_dense(
+    context: *const dw_context,
+    spec: *const dw_prefill_spec,
+    batch: i64,
+    tokens: i64,
+    plan: *mut *mut dw_prefill,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        let batch = read::natural("batch", batch)?;
+        let tokens = read::natural("tokens", tokens)?;
+        let plan = Prefill::dense(context, spec, batch, tokens)?;
+        Ok((batch, Kind::Host(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_device(
+    context: *const dw_context,
+    spec: *const dw_prefill_spec,
+    tokens: i64,
+    sequences: i64,
+    plan: *mut *mut dw_prefill,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        let tokens = read::natural("tokens", tokens)?;
+        let sequences = read::natural("sequences", sequences)?;
+        let plan = DevicePrefill::new(context, spec, tokens, sequences)?;
+        Ok((sequences, Kind::Device(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_destroy(plan: *mut dw_prefill) {
+    guard_silent(|| {
+        if !plan.is_null() {
+            // SAFETY: `create` made it of a box, and the caller destroys it once.
+            drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
+        }
+    });
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_workspace_bytes(
+    plan: *const dw_prefill,
+    bytes: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let out = unsafe { read::output("bytes", bytes) }?;
+        // SAFETY: as above.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        *out = match &plan.kind {
+            Kind::Host(plan) => plan.workspace_bytes(),
+            Kind::Device(plan) => plan.workspace_bytes(),
+        };
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_launch(
+    plan: *const dw_prefill,
+    stream: *mut c_void,
+    tensors: *const dw_prefill_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: as above.
+        let t = unsafe { read::structure("tensors", tensors) }?;
+        // SAFETY: as above, and for the memory of the tensors.
+        let arguments = unsafe { self::tensors(&t, plan.sequences) }?;
+        // SAFETY: the caller says that it is a stream of the device, or null.
+        let stream = unsafe { plan.context.borrow_stream(stream) };
+        // SAFETY: the caller says that this memory is the device's, and that nothing else uses it.
+        let workspace = unsafe { Workspace::from_raw(t.workspace, t.workspace_bytes) };
+        match &plan.kind {
+            Kind::Host(plan) if t.cu_seqlens.is_null() => {
+                plan.launch(&stream, &arguments, workspace)
+            }
+            Kind::Host(_) => Err(refuse(
+                "cu_seqlens",
+                ArgumentKind::Presence,
+                "given to a plan that has its lengths",
+                "it must be null",
+            )
+            .into()),
+            Kind::Device(plan) => {
+                // SAFETY: the caller answers for the pointer.
+                let lengths = unsafe { Lengths::read(t.cu_seqlens) }?;
+                // SAFETY: the caller says that they lie in the device's memory.
+                let lengths =
+                    unsafe { DeviceLengths::from_raw(lengths.data, lengths.entries, lengths.wide) };
+                plan.launch(&stream, lengths, &arguments, workspace)
+            }
+        }
+    })
+}
+
+/// The tensors of a launch, as the caller describes them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+unsafe fn tensors(t: &dw_prefill_tensors, sequences: usize) -> Checked<PrefillTensors<'static>> {
+    // SAFETY: the caller answers for the pointer.
+    let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+    let state = |name, pointer, layout_name: &str, layout| -> Checked<Option<_>> {
+        let layout = read::layout(layout_name, layout)?;
+        Ok(argument(name, pointer).optional().map(|a| (a, layout)))
+    };
+    let initial = state(
+        "initial_state",
+        t.initial_state,
+        "initial_layout",
+        t.initial_layout,
+    )?;
+    let last = state("final_state", t.final_state, "final_layout", t.final_layout)?;
+    // SAFETY: as above.
+    let has = unsafe { Flags::from_raw(t.has_initial_state, sequences) };
+    Ok(PrefillTensors {
+        q: argument("q", t.q).tokens()?,
+        k: argument("k", t.k).tokens()?,
+        v: argument("v", t.v).tokens()?,
+        gating: gating(t, argument)?,
+        initial_state: initial
+            .map(|(argument, layout)| {
+                let tensor = argument.state()?;
+                Ok(State { tensor, layout })
+            })
+            .transpose()?,
+        has_initial_state: (!t.has_initial_state.is_null()).then_some(has),
+        o: argument("o", t.o).tokens_mut()?,
+        final_state: last
+            .map(|(argument, layout)| {
+                let tensor = argument.state_mut()?;
+                Ok(StateMut { tensor, layout })
+            })
+            .transpose()?,
+    })
+}
+
+/// Raw gates where any of their tensors is given.
+fn gating(
+    t: &dw_prefill_tensors,
+    argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
+) -> Checked<Gating<'static>> {
+    let allow_neg_eigval = read::flag("allow_neg_eigval", t.allow_neg_eigval)?;
+    let [a, b, a_log, dt_bias] = [
+        argument("a", t.a),
+        argument("b", t.b),
+        argument("a_log", t.a_log),
+        argument("dt_bias", t.dt_bias),
+    ];
+    let given = [("g", t.g), ("beta", t.beta)].map(|(name, p)| argument(name, p).optional());
+    let raw = [a, b, a_log, dt_bias]
+        .iter()
+        .any(|x| x.optional().is_some());
+    let refuse_presence = |name, was| {
+        let allowed = "give g and beta, or a, b and a_log";
+        Err(refuse(name, ArgumentKind::Presence, was, allowed))
+    };
+    if raw {
+        for (name, pointer) in [("g", t.g), ("beta", t.beta)] {
+            if !pointer.is_null() {
+                return refuse_presence(name, "given together with raw gates");
+            }
+        }
+        return Ok(Gating::Raw {
+            a: a.scalars()?,
+            b: b.scalars()?,
+            a_log: a_log.per_head()?,
+            dt_bias: dt_bias.optional().map(Argument::per_head).transpose()?,
+            allow_neg_eigval,
+        });
+    }
+    if allow_neg_eigval {
+        return refuse_presence("allow_neg_eigval", "set without raw gates");
+    }
+    let [g, beta] = given.map(|x| x.map(Argument::scalars).transpose());
+    Ok(Gating::Given { g: g?, beta: beta? })
+}
+
+/// A `dw_lengths` whose numbers were checked.
+struct Lengths {
+    data: *const c_void,
+    entries: usize,
+    wide: bool,
+}
+
+impl Lengths {
+    /// # Safety
+    /// The pointer is null or valid.
+    unsafe fn read(pointer: *const dw_lengths) -> Checked<Lengths> {
+        // SAFETY: the caller answers for it.
+        let lengths = unsafe { read::structure("cu_seqlens", pointer) }?;
+        let types = [
+            (abi::DW_I32, "DW_I32", false),
+            (abi::DW_I64, "DW_I64", true),
+        ];
+        Ok(Lengths {
+            data: lengths.data,
+            entries: read::natural("cu_seqlens.entries", lengths.entries)?,
+            wide: read::choice("cu_seqlens.dtype", lengths.dtype, &types)?,
+        })
+    }
+
+    /// The entries, where they are in the host's memory.
+    ///
+    /// # Safety
+    /// Null, or `entries` entries of `T` lie there.
+    unsafe fn host<'a, T>(&self) -> Checked<&'a [T]> {
+        if self.entries == 0 {
+            return Ok(&[]);
+        }
+        let data = self.data.cast::<T>();
+        // SAFETY: the caller answers for the first entry.
+        unsafe { read::reference("cu_seqlens.data", data) }?;
+        let whole = self.entries.checked_mul(size_of::<T>());
+        if !data.is_aligned() || whole.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            let was = format!("{} entries at {data:p}", self.entries);
+            let allowed = "an aligned array that fits into memory";
+            return Err(refuse("cu_seqlens", ArgumentKind::Pointer, was, allowed));
+        }
+        // SAFETY: aligned, and the caller answers for the rest.
+        Ok(unsafe { slice::from_raw_parts(data, self.entries) })
+    }
+}

@@ -1,0 +1,329 @@
+//! Reading what C callers pass: pointers that may be null, structs of another version, numbers out of range.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::slice;
+
+use deltawave::error::{ArgumentError, ArgumentKind};
+use deltawave::tensor::{Tensor, TensorMut, TokenScalars, TokenScalarsMut, Tokens, TokensMut};
+use deltawave::types::{Dtype, StateLayout};
+
+use crate::abi::{self, dw_lengths, dw_tensor};
+use crate::status::refuse;
+
+pub(crate) type Checked<T> = Result<T, ArgumentError>;
+
+/// A struct that begins with its size in the caller's header, and of which zeros are a value.
+///
+/// # Safety
+/// The first field is `size: usize`; every bit pattern is a value.
+pub(crate) unsafe trait Versioned: Copy {
+    /// Its size in the first version of the ABI: no caller has a smaller one.
+    const FIRST: usize = size_of::<Self>();
+}
+// SAFETY: plain integers, floats and pointers, `size` first, as the header has them.
+unsafe impl Versioned for abi::dw_device_info {}
+// SAFETY: as above.
+unsafe impl Versioned for dw_tensor {}
+// SAFETY: as above.
+unsafe impl Versioned for dw_lengths {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_prefill_spec {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_prefill_tensors {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_gate_tensors {}
+
+fn null(argument: &str) -> ArgumentError {
+    let allowed = "it must be given";
+    refuse(argument, ArgumentKind::Pointer, "a null pointer", allowed)
+}
+
+/// What a pointer points to.
+///
+/// # Safety
+/// It is null or points to a `T` that nobody writes meanwhile.
+pub(crate) unsafe fn reference<'a, T>(argument: &str, pointer: *const T) -> Checked<&'a T> {
+    // SAFETY: the caller answers for it.
+    unsafe { pointer.as_ref() }.ok_or_else(|| null(argument))
+}
+
+/// Where an output goes.
+///
+/// # Safety
+/// It is null or valid for writes.
+pub(crate) unsafe fn output<'a, T>(argument: &str, pointer: *mut T) -> Checked<&'a mut T> {
+    // SAFETY: the caller answers for it.
+    unsafe { pointer.as_mut() }.ok_or_else(|| null(argument))
+}
+
+/// The size that a caller gives a struct, if it is one that this library can read.
+///
+/// # Safety
+/// As [`structure`].
+pub(crate) unsafe fn size_of_caller<T: Versioned>(
+    argument: &str,
+    pointer: *const T,
+) -> Checked<usize> {
+    if pointer.is_null() {
+        return Err(null(argument));
+    }
+    if !pointer.is_aligned() {
+        let allowed = format!("it must be aligned to {} bytes", align_of::<T>());
+        let was = format!("address {pointer:p}");
+        return Err(refuse(argument, ArgumentKind::Pointer, was, allowed));
+    }
+    // SAFETY: the size is the first field.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    // A caller of the future may have a larger one, but not this large: it is then not a size.
+    if !(T::FIRST..=1 << 16).contains(&size) {
+        let name = format!("{argument}.size");
+        let allowed = format!("it must be sizeof the struct, at least {}", T::FIRST);
+        return Err(refuse(&name, ArgumentKind::Size, size, allowed));
+    }
+    Ok(size)
+}
+
+/// A struct of the caller's. Fields that only this version has are 0; fields that only the caller has must be.
+///
+/// # Safety
+/// The pointer is null or points to as many bytes as the struct's `size` says.
+pub(crate) unsafe fn structure<T: Versioned>(argument: &str, pointer: *const T) -> Checked<T> {
+    // SAFETY: the caller answers for the pointer.
+    let size = unsafe { size_of_caller(argument, pointer) }?;
+    // SAFETY: as above.
+    let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), size) };
+    let known = size.min(size_of::<T>());
+    if bytes[known..].iter().any(|b| *b != 0) {
+        let was = "a field is set that this version of the library does not know";
+        let allowed = format!("its version is {}", env!("CARGO_PKG_VERSION"));
+        return Err(refuse(argument, ArgumentKind::Value, was, allowed));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: both hold `known` bytes, and any bytes are a `T`.
+    unsafe {
+        value
+            .as_mut_ptr()
+            .cast::<u8>()
+            .copy_from_nonoverlapping(bytes.as_ptr(), known);
+        Ok(value.assume_init())
+    }
+}
+
+/// A number that must not be negative.
+pub(crate) fn natural<T>(argument: &str, value: T) -> Checked<usize>
+where
+    T: Copy + std::fmt::Display,
+    usize: TryFrom<T>,
+{
+    usize::try_from(value).map_err(|_| {
+        let allowed = "it must not be negative";
+        refuse(argument, ArgumentKind::Value, value, allowed)
+    })
+}
+
+/// 0 or 1.
+pub(crate) fn flag(argument: &str, value: i32) -> Checked<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(refuse(
+            argument,
+            ArgumentKind::Value,
+            value,
+            "it must be 0 or 1",
+        )),
+    }
+}
+
+/// One of a header's constants.
+pub(crate) fn choice<T: Copy>(argument: &str, value: i32, all: &[(u32, &str, T)]) -> Checked<T> {
+    let found = all
+        .iter()
+        .find(|(code, ..)| i64::from(*code) == i64::from(value));
+    found.map(|(.., choice)| *choice).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(_, name, _)| *name).collect();
+        let allowed = format!("it must be {}", names.join(" or "));
+        refuse(argument, ArgumentKind::Value, value, allowed)
+    })
+}
+
+pub(crate) fn dtype(argument: &str, value: i32) -> Checked<Dtype> {
+    let all = [
+        (abi::DW_F32, "DW_F32", Dtype::F32),
+        (abi::DW_BF16, "DW_BF16", Dtype::Bf16),
+        (abi::DW_F16, "DW_F16", Dtype::F16),
+    ];
+    choice(argument, value, &all)
+}
+
+pub(crate) fn layout(argument: &str, value: i32) -> Checked<StateLayout> {
+    let key = StateLayout::KeyMajor;
+    let value_major = StateLayout::ValueMajor;
+    let all = [
+        (abi::DW_STATE_KEY_MAJOR, "DW_STATE_KEY_MAJOR", key),
+        (
+            abi::DW_STATE_VALUE_MAJOR,
+            "DW_STATE_VALUE_MAJOR",
+            value_major,
+        ),
+    ];
+    choice(argument, value, &all)
+}
+
+/// A tensor argument: its name in messages, and the caller's pointer.
+#[derive(Clone, Copy)]
+pub(crate) struct Argument {
+    name: &'static str,
+    pointer: *const dw_tensor,
+}
+
+const TOKENS: &str = "it must be [T, H, D], or [B, T, H, D] of a dense batch";
+const SCALARS: &str = "it must be [T, HV], or [B, T, HV] of a dense batch";
+
+impl Argument {
+    /// # Safety
+    /// The pointer is null or points to a struct of the size that it states; where that describes a tensor, its memory
+    /// is as [`Tensor::from_raw`] or [`TensorMut::from_raw`] wants it while work that uses it is under way.
+    pub unsafe fn new(name: &'static str, pointer: *const dw_tensor) -> Self {
+        Argument { name, pointer }
+    }
+
+    /// Nothing where the pointer is null.
+    pub fn optional(self) -> Option<Self> {
+        (!self.pointer.is_null()).then_some(self)
+    }
+
+    fn view(self) -> Checked<View> {
+        let name = self.name;
+        // SAFETY: whoever made the argument answers for it.
+        let t = unsafe { structure(name, self.pointer) }?;
+        let rank = usize::try_from(t.rank).unwrap_or(0);
+        if !(1..=t.shape.len()).contains(&rank) {
+            let allowed = "it must be from 1 to 4";
+            let name = format!("{name}.rank");
+            return Err(refuse(&name, ArgumentKind::Shape, t.rank, allowed));
+        }
+        let mut view = View {
+            name,
+            data: t.data,
+            dtype: dtype(&format!("{name}.dtype"), t.dtype)?,
+            rank,
+            shape: [0; 4],
+            strides: [0; 4],
+        };
+        for i in 0..rank {
+            view.shape[i] = natural(&format!("{name}.shape[{i}]"), t.shape[i])?;
+            view.strides[i] = natural(&format!("{name}.strides[{i}]"), t.strides[i])?;
+        }
+        Ok(view)
+    }
+
+    /// `[T, H, D]` or `[B, T, H, D]`.
+    pub fn tokens(self) -> Checked<Tokens<'static>> {
+        let view = self.view()?;
+        match view.rank {
+            3 => Ok(view.tensor::<3>().into()),
+            4 => Ok(view.tensor::<4>().into()),
+            _ => Err(view.wrong_rank(TOKENS)),
+        }
+    }
+
+    /// [`Argument::tokens`], to be written.
+    pub fn tokens_mut(self) -> Checked<TokensMut<'static>> {
+        let view = self.view()?;
+        match view.rank {
+            3 => Ok(view.tensor_mut::<3>().into()),
+            4 => Ok(view.tensor_mut::<4>().into()),
+            _ => Err(view.wrong_rank(TOKENS)),
+        }
+    }
+
+    /// `[T, HV]` or `[B, T, HV]`.
+    pub fn scalars(self) -> Checked<TokenScalars<'static>> {
+        let view = self.view()?;
+        match view.rank {
+            2 => Ok(view.tensor::<2>().into()),
+            3 => Ok(view.tensor::<3>().into()),
+            _ => Err(view.wrong_rank(SCALARS)),
+        }
+    }
+
+    /// [`Argument::scalars`], to be written.
+    pub fn scalars_mut(self) -> Checked<TokenScalarsMut<'static>> {
+        let view = self.view()?;
+        match view.rank {
+            2 => Ok(view.tensor_mut::<2>().into()),
+            3 => Ok(view.tensor_mut::<3>().into()),
+            _ => Err(view.wrong_rank(SCALARS)),
+        }
+    }
+
+    /// `[HV]`.
+    pub fn per_head(self) -> Checked<Tensor<'static, 1>> {
+        let view = self.view()?;
+        match view.rank {
+            1 => Ok(view.tensor()),
+            _ => Err(view.wrong_rank("it must be [HV]")),
+        }
+    }
+
+    fn state_view(self) -> Checked<View> {
+        let view = self.view()?;
+        match view.rank {
+            4 => Ok(view),
+            _ => Err(view.wrong_rank("it must be [N, HV, K, V] or [N, HV, V, K]")),
+        }
+    }
+
+    /// States.
+    pub fn state(self) -> Checked<Tensor<'static, 4>> {
+        Ok(self.state_view()?.tensor())
+    }
+
+    /// [`Argument::state`], to be written.
+    pub fn state_mut(self) -> Checked<TensorMut<'static, 4>> {
+        Ok(self.state_view()?.tensor_mut())
+    }
+}
+
+/// A tensor struct whose numbers were checked.
+struct View {
+    name: &'static str,
+    data: *mut c_void,
+    dtype: Dtype,
+    rank: usize,
+    shape: [usize; 4],
+    strides: [usize; 4],
+}
+
+impl View {
+    fn wrong_rank(&self, allowed: &str) -> ArgumentError {
+        let was = format!("shape {:?}", &self.shape[..self.rank]);
+        refuse(self.name, ArgumentKind::Shape, was, allowed)
+    }
+
+    fn tensor<const R: usize>(&self) -> Tensor<'static, R> {
+        // SAFETY: whoever made the argument answers for the memory.
+        unsafe {
+            Tensor::from_raw(
+                self.data,
+                self.dtype,
+                std::array::from_fn(|i| self.shape[i]),
+                std::array::from_fn(|i| self.strides[i]),
+            )
+        }
+    }
+
+    fn tensor_mut<const R: usize>(&self) -> TensorMut<'static, R> {
+        // SAFETY: as above.
+        unsafe {
+            TensorMut::from_raw(
+                self.data,
+                self.dtype,
+                std::array::from_fn(|i| self.shape[i]),
+                std::array::from_fn(|i| self.strides[i]),
+            )
+        }
+    }
+}

@@ -1,0 +1,208 @@
+/* deltawave: Gated DeltaNet inference on AMD Instinct MI300, for C.
+ *
+ * - Functions that can fail return DW_OK or one of DW_ERROR_*; dw_last_error() then says what was wrong, by the name of
+ *   the argument. A refused call has enqueued and written nothing but its outputs' handles, which become NULL.
+ * - Device pointers, streams and the workspace are the caller's. A launch allocates nothing, waits for nothing and
+ * reads nothing back, so that it can be captured into a graph. Memory must stay alive until the work that uses it is
+ * done.
+ * - The first field of a struct is its size in the header that the caller was compiled with: set it to sizeof, set what
+ *   is not wanted to zero, and the struct may grow in later versions.
+ * - Handles may be used by several threads at once. Destroying one that is in use is an error of the caller.
+ *
+ * Link with -ldeltawave_c. capi/examples/prefill.c shows the order of the calls.
+ */
+#ifndef DELTAWAVE_H
+#define DELTAWAVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes where a program that was compiled with an older header would break. */
+#define DW_ABI_VERSION 1
+
+/* Status. */
+enum {
+    DW_OK = 0,
+    DW_ERROR_ARGUMENT = 1, /* an argument was refused */
+    DW_ERROR_DEVICE = 2,   /* no runtime, no such device, or no kernels for it */
+    DW_ERROR_RUNTIME = 3,  /* a call of the device's runtime failed */
+    DW_ERROR_INTERNAL = 4  /* a bug of this library */
+};
+
+/* What executes the kernels. */
+enum {
+    DW_BACKEND_AUTO = 0, /* a runtime with a device if there is one, else the simulator */
+    DW_BACKEND_HIP = 1,  /* a HIP runtime, or what DELTAWAVE_HIP_LIBRARY names */
+    DW_BACKEND_SIMULATOR = 2
+};
+
+/* Element types of tensors, and of lengths. */
+enum { DW_F32 = 0, DW_BF16 = 1, DW_F16 = 2, DW_I32 = 3, DW_I64 = 4 };
+
+/* Which key head value head h reads. */
+enum {
+    DW_HEADS_GROUPED = 0, /* h / (HV / HK) */
+    DW_HEADS_TILED = 1    /* h % HK, the order of GGUF */
+};
+
+/* The order of the last two dimensions of states. */
+enum {
+    DW_STATE_KEY_MAJOR = 0,  /* [N, HV, K, V] */
+    DW_STATE_VALUE_MAJOR = 1 /* [N, HV, V, K] */
+};
+
+/* Directions of dw_copy. */
+enum { DW_TO_DEVICE = 0, DW_TO_HOST = 1, DW_ON_DEVICE = 2 };
+
+/* DW_ABI_VERSION of the library that is loaded. */
+int dw_abi_version(void);
+/* The library's version, "0.1.0". */
+const char *dw_version(void);
+/* What was wrong with the last call of this thread that failed, "" before the first. Valid until the next one fails. */
+const char *dw_last_error(void);
+
+/* ---- devices ---- */
+
+/* One device with all kernels loaded. Made once: no later call loads or compiles anything. */
+typedef struct dw_context dw_context;
+
+typedef struct dw_device_info {
+    size_t size;
+    uint64_t memory_bytes;
+    uint32_t compute_units;
+    uint32_t pad0;
+    char backend[16]; /* "hip", "simulator" */
+    char arch[32];    /* "gfx942" */
+    char name[256];
+} dw_device_info;
+
+int dw_context_create(int backend, int device, dw_context **context);
+/* NULL does nothing. Plans keep what they need of it. */
+void dw_context_destroy(dw_context *context);
+int dw_context_info(const dw_context *context, dw_device_info *info);
+
+/* Memory of the device, for callers without a runtime of their own: on the simulator above all. */
+int dw_malloc(const dw_context *context, size_t bytes, void **address);
+/* NULL does nothing. */
+int dw_free(const dw_context *context, void *address);
+/* Returns when the copy is done. Work that is queued is not waited for. */
+int dw_copy(const dw_context *context, void *to, const void *from, size_t bytes, int direction);
+/* Waits for all work of a stream (a hipStream_t or CUstream; NULL: the default stream). */
+int dw_synchronize(const dw_context *context, void *stream);
+
+/* ---- tensors ---- */
+
+/* A tensor in device memory. Strides are free, but for the innermost one of q, k, v, o and states, which must be 1. */
+typedef struct dw_tensor {
+    size_t size;
+    void *data;
+    int32_t dtype; /* DW_F32, DW_BF16, DW_F16 */
+    int32_t rank;  /* how many entries of shape and strides count */
+    int64_t shape[4];
+    int64_t strides[4]; /* in elements */
+} dw_tensor;
+
+/* cu_seqlens: sequence n has rows [n] to [n + 1]. */
+typedef struct dw_lengths {
+    size_t size;
+    const void *data;
+    int64_t entries; /* sequences + 1 */
+    int32_t dtype;   /* DW_I32, DW_I64 */
+    int32_t pad0;
+} dw_lengths;
+
+/* ---- prefill ----
+ *
+ * Per value head, with a state S of shape [K, V], token after token:
+ *
+ *   S <- exp(g) S;  d = beta (v - S^T k);  S <- S + k d^T;  o = scale S^T q
+ */
+
+typedef struct dw_prefill_spec {
+    size_t size;
+    int32_t dtype;       /* of q, k, v, o: DW_BF16 or DW_F16 */
+    int32_t head_map;    /* DW_HEADS_* */
+    int32_t key_heads;   /* HK */
+    int32_t value_heads; /* HV, a multiple of HK */
+    int32_t key_dim;     /* K, a multiple of 16 up to 256 */
+    int32_t value_dim;   /* V, a multiple of 16 up to 256 */
+    int32_t qk_l2norm;   /* 1: rows of q and k are l2-normalised inside */
+    float scale;         /* 0: K^-0.5 */
+} dw_prefill_spec;
+
+/* The tensors of one launch. Packed batches have no batch dimension: [T, H, D]; dense ones have: [B, T, H, D]. */
+typedef struct dw_prefill_tensors {
+    size_t size;
+    const dw_tensor *q; /* [T, HK, K] */
+    const dw_tensor *k; /* [T, HK, K] */
+    const dw_tensor *v; /* [T, HV, V] */
+    const dw_tensor *o; /* [T, HV, V], written; rows past the last sequence become 0 */
+
+    /* Gates as they are: f32. */
+    const dw_tensor *g;    /* [T, HV], natural logarithms, at most 0; NULL: no decay */
+    const dw_tensor *beta; /* [T, HV]; NULL: 1 */
+
+    /* Or as the projections give them, of any dtype: g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). */
+    const dw_tensor *a;       /* [T, HV] */
+    const dw_tensor *b;       /* [T, HV] */
+    const dw_tensor *a_log;   /* [HV] */
+    const dw_tensor *dt_bias; /* [HV]; NULL: 0 */
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+
+    int32_t initial_layout;           /* DW_STATE_*, of initial_state */
+    const dw_tensor *initial_state;   /* f32 or bf16; NULL: zeros */
+    const uint8_t *has_initial_state; /* [N] on the device, 0: the sequence starts from zeros; NULL: all have one */
+    const dw_tensor *final_state;     /* f32 or bf16, written; NULL: not wanted */
+    int32_t final_layout;             /* DW_STATE_*, of final_state */
+    int32_t pad0;
+
+    const dw_lengths *cu_seqlens; /* on the device: for plans of dw_prefill_device, NULL for others */
+
+    /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it. */
+    void *workspace;
+    size_t workspace_bytes;
+} dw_prefill_tensors;
+
+/* A batch shape that was checked: launched any number of times. */
+typedef struct dw_prefill dw_prefill;
+
+/* A packed batch whose lengths the host knows; cu_seqlens is on the host, and copied. */
+int dw_prefill_packed(const dw_context *context, const dw_prefill_spec *spec, const dw_lengths *cu_seqlens,
+                      int64_t tokens, dw_prefill **plan);
+/* A dense batch: `batch` sequences of `tokens` rows each. */
+int dw_prefill_dense(const dw_context *context, const dw_prefill_spec *spec, int64_t batch, int64_t tokens,
+                     dw_prefill **plan);
+/* A packed batch whose lengths are on the device alone. Entries that decrease or exceed the tokens are replaced by the
+ * nearest allowed ones; the first 4 bytes of the workspace are 0 afterwards, or 1 + the index of the first of them. */
+int dw_prefill_device(const dw_context *context, const dw_prefill_spec *spec, int64_t tokens, int64_t sequences,
+                      dw_prefill **plan);
+/* NULL does nothing. A captured graph needs its plan. */
+void dw_prefill_destroy(dw_prefill *plan);
+int dw_prefill_workspace_bytes(const dw_prefill *plan, size_t *bytes);
+int dw_prefill_launch(const dw_prefill *plan, void *stream, const dw_prefill_tensors *tensors);
+
+/* ---- gates, as an operation of its own ---- */
+
+typedef struct dw_gate_tensors {
+    size_t size;
+    const dw_tensor *a;       /* [T, HV], any dtype */
+    const dw_tensor *b;       /* [T, HV], any dtype */
+    const dw_tensor *a_log;   /* [HV], any dtype */
+    const dw_tensor *dt_bias; /* [HV], any dtype; NULL: 0 */
+    const dw_tensor *g;       /* [T, HV], f32, written: -exp(a_log) softplus(a + dt_bias) */
+    const dw_tensor *beta;    /* [T, HV], f32, written: sigmoid(b) */
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t pad0;
+} dw_gate_tensors;
+
+int dw_gate_launch(const dw_context *context, void *stream, const dw_gate_tensors *tensors);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
