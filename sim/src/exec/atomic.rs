@@ -8,7 +8,7 @@ use crate::wave::Wave;
 
 /// What is done with the old value, the data and (compare-and-swap, masked or) a second operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(crate) enum Change {
     Add,
     Sub,
     /// data - old
@@ -44,7 +44,7 @@ pub(super) enum Change {
 
 /// An atomic of 32 or 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Atomic {
+pub(crate) struct Atomic {
     pub change: Change,
     /// 64 bits.
     pub wide: bool,
@@ -52,11 +52,11 @@ pub(super) struct Atomic {
 
 impl Atomic {
     /// Dwords of one operand.
-    pub(super) fn dwords(self) -> usize {
+    pub(crate) fn dwords(self) -> usize {
         1 + usize::from(self.wide)
     }
     /// Whether there is a second operand.
-    pub(super) fn has_second(self) -> bool {
+    pub(crate) fn has_second(self) -> bool {
         use Change::*;
         matches!(self.change, Mskor | Cmpswap | CmpswapFloat | Wrap)
     }
@@ -64,7 +64,7 @@ impl Atomic {
 
 /// The atomic that an instruction performs.
 #[rustfmt::skip]
-pub(super) fn atomic_of(op: Op) -> Option<Atomic> {
+pub(crate) fn atomic_of(op: Op) -> Option<Atomic> {
     use Change::*;
     let (change, wide) = match op {
         DS_ADD_U32 | DS_ADD_RTN_U32 | FLAT_ATOMIC_ADD | GLOBAL_ATOMIC_ADD | BUFFER_ATOMIC_ADD => (Add, false),

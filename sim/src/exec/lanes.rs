@@ -9,7 +9,7 @@ use crate::inst::{NONE, Operand, VGPR0};
 use crate::wave::{LANES, VReg, Wave};
 
 /// How the bytes of a lane lie in its registers. Plain numbers, so that they can be const parameters.
-pub(super) mod kind {
+pub(crate) mod kind {
     pub const B32: u8 = 0;
     pub const B64: u8 = 1;
     pub const B96: u8 = 2;
@@ -70,11 +70,11 @@ macro_rules! for_kind {
 pub(super) use for_kind;
 
 /// An address for each lane; those of inactive lanes mean nothing.
-pub(super) type Addresses = [u64; LANES];
+pub(crate) type Addresses = [u64; LANES];
 
 /// The lanes of a mask, in ascending order.
 #[inline(always)]
-pub(super) fn lanes(mut mask: u64) -> impl Iterator<Item = usize> {
+pub(crate) fn lanes(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
             let lane = mask.trailing_zeros() as usize;
@@ -82,6 +82,18 @@ pub(super) fn lanes(mut mask: u64) -> impl Iterator<Item = usize> {
             lane
         })
     })
+}
+
+/// Index of a vector operand of `count` registers, if all exist.
+#[inline(always)]
+pub(crate) fn existing(w: &Wave, operand: Operand, count: usize) -> Option<usize> {
+    if operand >= VGPR0 && operand != NONE {
+        let first = w.vreg(operand);
+        if first + count <= w.vgpr.len() {
+            return Some(first);
+        }
+    }
+    None
 }
 
 /// Index of a vector operand of `count` registers; a fault if not all exist.
@@ -92,18 +104,12 @@ pub(super) fn registers(
     operand: Operand,
     count: usize,
 ) -> Result<usize, Flow> {
-    if operand >= VGPR0 && operand != NONE {
-        let first = w.vreg(operand);
-        if first + count <= w.vgpr.len() {
-            return Ok(first);
-        }
-    }
-    Err(bad_register(e, operand))
+    existing(w, operand, count).ok_or_else(|| bad_register(e, operand))
 }
 
 #[cold]
 #[inline(never)]
-fn bad_register(e: &mut Env, operand: Operand) -> Flow {
+pub(super) fn bad_register(e: &mut Env, operand: Operand) -> Flow {
     e.fault = Some(FaultKind::BadRegister {
         register: format!("operand {operand}"),
         limit: 512,

@@ -5,7 +5,9 @@
 //! hardware up and compilers rely on; atomics are aligned.
 
 use super::atomic::{self, atomic_of};
-use super::lanes::{Addresses, check_aligned, gather, kind, lanes, registers, scatter, span};
+use super::lanes::{
+    Addresses, bad_register, check_aligned, existing, gather, kind, lanes, registers, scatter, span,
+};
 use super::vmem::attempt;
 use super::{Env, Exec, Flow, Level, leveled};
 use crate::fault::FaultKind;
@@ -108,6 +110,17 @@ unsafe fn nothing(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
+/// LDS addresses of the lanes at `offset` from the address register, if that exists.
+#[inline(always)]
+pub(crate) fn addresses(w: &Wave, inst: &Inst, offset: u64) -> Option<Addresses> {
+    let v = existing(w, inst.src[0], 1)?;
+    let mut addresses = [0; LANES];
+    for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
+        *a = u64::from(*x) + offset;
+    }
+    Some(addresses)
+}
+
 /// LDS addresses of the lanes at `offset` from the address register, checked and made host addresses.
 #[inline(always)]
 fn resolve(
@@ -119,11 +132,9 @@ fn resolve(
     align: u32,
     access: &'static str,
 ) -> Result<Addresses, Flow> {
-    let v = registers(w, e, inst.src[0], 1)?;
-    let mut addresses = [0; LANES];
-    for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
-        *a = u64::from(*x) + offset;
-    }
+    let Some(addresses) = addresses(w, inst, offset) else {
+        return Err(bad_register(e, inst.src[0]));
+    };
     to_host(e, addresses, w.exec(), size, align, access)
 }
 
@@ -179,14 +190,19 @@ fn outside(
 
 /// The 16-bit offset.
 #[inline(always)]
-fn offset(inst: &Inst) -> u64 {
+pub(crate) fn offset(inst: &Inst) -> u64 {
     (inst.imm & 0xffff) as u64
 }
 
 /// The two 8-bit offsets, in bytes.
 #[inline(always)]
 fn offsets<const KIND: u8, const STRIDE: u64>(inst: &Inst) -> (u64, u64) {
-    let unit = kind::size(KIND) as u64 * STRIDE;
+    offsets_of(inst, kind::size(KIND) as u64 * STRIDE)
+}
+
+/// The same, for a distance of `unit` bytes.
+#[inline(always)]
+pub(crate) fn offsets_of(inst: &Inst, unit: u64) -> (u64, u64) {
     let imm = inst.imm as u64;
     ((imm & 255) * unit, (imm >> 8 & 255) * unit)
 }
@@ -335,10 +351,20 @@ unsafe fn atomics(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     Flow::Next
 }
 
+/// M0 + offset.
+#[inline(always)]
+pub(crate) fn m0_base(w: &Wave, inst: &Inst) -> u64 {
+    u64::from(w.sgpr[M0 as usize] & 0xffff) + offset(inst)
+}
+
 /// Addresses M0 + offset + 4 * lane.
+pub(crate) fn addtid_addresses(w: &Wave, inst: &Inst) -> Addresses {
+    let base = m0_base(w, inst);
+    std::array::from_fn(|lane| base + 4 * lane as u64)
+}
+
 fn addtid(w: &Wave, inst: &Inst, e: &mut Env, access: &'static str) -> Result<Addresses, Flow> {
-    let base = u64::from(w.sgpr[M0 as usize] & 0xffff) + offset(inst);
-    let addresses = std::array::from_fn(|lane| base + 4 * lane as u64);
+    let addresses = addtid_addresses(w, inst);
     to_host(e, addresses, w.exec(), 4, 4, access)
 }
 
@@ -364,7 +390,7 @@ unsafe fn write_addtid(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
 unsafe fn append<const CONSUME: bool>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));
     let mask = w.exec();
-    let at = u64::from(w.sgpr[M0 as usize] & 0xffff) + offset(inst);
+    let at = m0_base(w, inst);
     let a = attempt!(to_host(e, [at; LANES], 1, 4, 4, "LDS counter"));
     let count = mask.count_ones();
     let cell = a[0] as *mut u32;

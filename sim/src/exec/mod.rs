@@ -4,17 +4,17 @@
 //! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
 //! extensions ([`Level`]), and the best is chosen at run time.
 
-mod atomic;
+pub(crate) mod atomic;
 pub(crate) mod convert;
-mod lanes;
-mod lds;
+pub(crate) mod lanes;
+pub(crate) mod lds;
 mod level;
 mod mfma;
-mod mubuf;
+pub(crate) mod mubuf;
 mod salu;
-mod smem;
+pub(crate) mod smem;
 mod valu;
-mod vmem;
+pub(crate) mod vmem;
 
 pub use level::Level;
 pub(crate) use level::{leveled, leveled_narrow, unleveled};

@@ -10,8 +10,8 @@
 
 use super::atomic::{self, atomic_of};
 use super::lanes::{
-    Addresses, check_aligned, check_global, for_kind, gather, kind, lanes, load_lane, load_zero,
-    registers, scatter, store_lane,
+    Addresses, bad_register, check_aligned, check_global, existing, for_kind, gather, kind, lanes,
+    load_lane, load_zero, registers, scatter, store_lane,
 };
 use super::vmem::{attempt, dma_to_lds};
 use super::{Env, Exec, Flow, Level, leveled};
@@ -81,7 +81,7 @@ unsafe fn nothing(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
 }
 
 /// The kind of a load (false) or store (true). Format loads are those of 32-bit formats.
-fn transfer_of(op: Op) -> Option<(u8, bool)> {
+pub(crate) fn transfer_of(op: Op) -> Option<(u8, bool)> {
     Some(match op {
         BUFFER_LOAD_DWORD | BUFFER_LOAD_FORMAT_X => (kind::B32, false),
         BUFFER_LOAD_DWORDX2 | BUFFER_LOAD_FORMAT_XY => (kind::B64, false),
@@ -121,14 +121,14 @@ fn format_components(op: Op) -> Option<u32> {
 }
 
 /// Where the lanes of a buffer instruction point.
-struct Access {
-    addresses: Addresses,
+pub(crate) struct Access {
+    pub addresses: Addresses,
     /// Active lanes that are in range with all their bytes.
-    inside: u64,
+    pub inside: u64,
     /// Active lanes that are not.
-    outside: u64,
+    pub outside: u64,
     /// For the lanes outside: bytes that are in range.
-    room: [u32; LANES],
+    pub room: [u32; LANES],
 }
 
 /// The word of a scalar operand.
@@ -143,28 +143,27 @@ fn scalar(w: &Wave, inst: &Inst, operand: u16) -> u32 {
     }
 }
 
+/// The resource, if this instruction is implemented for such a one.
 #[inline(always)]
-fn resolve(
-    w: &Wave,
-    inst: &Inst,
-    e: &mut Env,
-    size: usize,
-    access: &'static str,
-) -> Result<Access, Flow> {
+fn resource(w: &Wave, inst: &Inst) -> Option<[u32; 4]> {
     let at = inst.src[1] as usize;
-    let [base_low, word1, records, word3] = std::array::from_fn(|i| w.sgpr[(at + i) & 127]);
+    let words: [u32; 4] = std::array::from_fn(|i| w.sgpr[(at + i) & 127]);
+    let swizzled = words[1] >> 31 != 0 || words[3] >> 23 & 1 != 0;
+    (!swizzled && format_fits(inst.op, words[3])).then_some(words)
+}
+
+/// Where the active lanes point with `size` bytes each. `None` if the address registers do not exist.
+#[inline(always)]
+fn locate(w: &Wave, inst: &Inst, resource: [u32; 4], size: usize) -> Option<Access> {
+    let [base_low, word1, records, _] = resource;
     let base = u64::from(base_low) | u64::from(word1 & 0xffff) << 32;
     let stride = u64::from(word1 >> 16 & 0x3fff);
-    let swizzled = word1 >> 31 != 0 || word3 >> 23 & 1 != 0;
-    if swizzled || !format_fits(inst.op, word3) {
-        return Err(unimplemented(e, inst.op));
-    }
     let soffset = u64::from(scalar(w, inst, inst.src[2]));
     let imm = (inst.imm & 0xfff) as u64;
     let (idxen, offen) = (inst.has(flag::IDXEN), inst.has(flag::OFFEN));
     let v = match usize::from(idxen) + usize::from(offen) {
         0 => 0,
-        n => registers(w, e, inst.src[0], n)?,
+        n => existing(w, inst.src[0], n)?,
     };
     let mut offsets = [imm; LANES];
     if offen {
@@ -200,14 +199,35 @@ fn resolve(
     for a in &mut addresses {
         *a = a.wrapping_add(base + soffset);
     }
-    let inside = inside & mask;
-    check_global(e, &addresses, inside, size, access)?;
-    Ok(Access {
+    Some(Access {
         addresses,
-        inside,
+        inside: inside & mask,
         outside: mask & !inside,
         room,
     })
+}
+
+/// The same, unless the instruction will fault.
+pub(crate) fn located(w: &Wave, inst: &Inst, size: usize) -> Option<Access> {
+    locate(w, inst, resource(w, inst)?, size)
+}
+
+#[inline(always)]
+fn resolve(
+    w: &Wave,
+    inst: &Inst,
+    e: &mut Env,
+    size: usize,
+    access: &'static str,
+) -> Result<Access, Flow> {
+    let Some(resource) = resource(w, inst) else {
+        return Err(unimplemented(e, inst.op));
+    };
+    let Some(a) = locate(w, inst, resource, size) else {
+        return Err(bad_register(e, inst.src[0]));
+    };
+    check_global(e, &a.addresses, a.inside, size, access)?;
+    Ok(a)
 }
 
 /// Whether the resource's format is the plain 32-bit one that a format instruction needs here.
@@ -290,22 +310,35 @@ unsafe fn store<const KIND: u8>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow 
     Flow::Next
 }
 
-/// Loads straight to LDS: lane l's dword goes to M0 + immediate + 4 l. Lanes out of range write 0.
-unsafe fn load_lds(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
-    static ZERO: u32 = 0;
-    let (size, signed) = match inst.op {
+/// Bytes and sign extension of a load to LDS.
+pub(crate) fn dma_of(op: Op) -> Option<(usize, bool)> {
+    Some(match op {
         BUFFER_LOAD_DWORD => (4, false),
         BUFFER_LOAD_UBYTE => (1, false),
         BUFFER_LOAD_SBYTE => (1, true),
         BUFFER_LOAD_USHORT => (2, false),
         BUFFER_LOAD_SSHORT => (2, true),
-        op => return unimplemented(e, op),
+        _ => return None,
+    })
+}
+
+/// LDS address that lane 0 of a load to LDS writes.
+#[inline(always)]
+pub(crate) fn dma_base(w: &Wave, inst: &Inst) -> i64 {
+    i64::from(w.sgpr[M0 as usize] & 0xffff) + i64::from(inst.imm & 0xfff)
+}
+
+/// Loads straight to LDS: lane l's dword goes to M0 + immediate + 4 l. Lanes out of range write 0.
+unsafe fn load_lds(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
+    static ZERO: u32 = 0;
+    let Some((size, signed)) = dma_of(inst.op) else {
+        return unimplemented(e, inst.op);
     };
     let mut a = attempt!(resolve(w, inst, e, size, "buffer load to LDS"));
     for lane in lanes(a.outside) {
         a.addresses[lane] = &raw const ZERO as u64;
     }
-    let base = i64::from(w.sgpr[M0 as usize] & 0xffff) + i64::from(inst.imm & 0xfff);
+    let base = dma_base(w, inst);
     // SAFETY: addresses inside were checked, the others point to a static.
     unsafe { dma_to_lds(e, base, size, signed, w.exec(), &a.addresses) }
 }

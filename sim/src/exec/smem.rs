@@ -11,20 +11,51 @@ pub(crate) fn handler(inst: &Inst, _: Level) -> Option<Exec> {
     if inst.format != Format::Smem {
         return None;
     }
+    if let Some((dwords, buffer)) = load_of(inst.op) {
+        return Some(match (dwords, buffer) {
+            (1, false) => load::<1>,
+            (2, false) => load::<2>,
+            (4, false) => load::<4>,
+            (8, false) => load::<8>,
+            (_, false) => load::<16>,
+            (1, true) => buffer_load::<1>,
+            (2, true) => buffer_load::<2>,
+            (4, true) => buffer_load::<4>,
+            (8, true) => buffer_load::<8>,
+            (_, true) => buffer_load::<16>,
+        });
+    }
     Some(match inst.op {
-        Op::S_LOAD_DWORD => load::<1>,
-        Op::S_LOAD_DWORDX2 => load::<2>,
-        Op::S_LOAD_DWORDX4 => load::<4>,
-        Op::S_LOAD_DWORDX8 => load::<8>,
-        Op::S_LOAD_DWORDX16 => load::<16>,
-        Op::S_BUFFER_LOAD_DWORD => buffer_load::<1>,
-        Op::S_BUFFER_LOAD_DWORDX2 => buffer_load::<2>,
-        Op::S_BUFFER_LOAD_DWORDX4 => buffer_load::<4>,
-        Op::S_BUFFER_LOAD_DWORDX8 => buffer_load::<8>,
-        Op::S_BUFFER_LOAD_DWORDX16 => buffer_load::<16>,
         Op::S_MEMTIME | Op::S_MEMREALTIME => time,
         Op::S_DCACHE_INV | Op::S_DCACHE_INV_VOL | Op::S_DCACHE_WB | Op::S_DCACHE_WB_VOL => nothing,
         _ => return None,
+    })
+}
+
+/// Dwords of a scalar load, and whether it goes through a buffer resource.
+fn load_of(op: Op) -> Option<(usize, bool)> {
+    Some(match op {
+        Op::S_LOAD_DWORD => (1, false),
+        Op::S_LOAD_DWORDX2 => (2, false),
+        Op::S_LOAD_DWORDX4 => (4, false),
+        Op::S_LOAD_DWORDX8 => (8, false),
+        Op::S_LOAD_DWORDX16 => (16, false),
+        Op::S_BUFFER_LOAD_DWORD => (1, true),
+        Op::S_BUFFER_LOAD_DWORDX2 => (2, true),
+        Op::S_BUFFER_LOAD_DWORDX4 => (4, true),
+        Op::S_BUFFER_LOAD_DWORDX8 => (8, true),
+        Op::S_BUFFER_LOAD_DWORDX16 => (16, true),
+        _ => return None,
+    })
+}
+
+/// Address and number of the dwords that a scalar load reads; nothing for what is no load.
+pub(crate) fn located(w: &Wave, inst: &Inst) -> Option<(u64, usize)> {
+    let (dwords, buffer) = load_of(inst.op)?;
+    Some(if buffer {
+        buffer_range(w, inst, dwords)
+    } else {
+        (address(w, inst), dwords)
     })
 }
 
@@ -52,24 +83,38 @@ fn offset(w: &Wave, inst: &Inst) -> u64 {
     offset
 }
 
-/// `N` dwords. The hardware ignores the two low bits of the address.
-unsafe fn load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
-    let address = w.s64(inst.src[0]).wrapping_add(offset(w, inst)) & !3;
-    // SAFETY: the contract is passed on.
-    unsafe { read::<N>(w, inst, e, address, N) }
+/// The hardware ignores the two low bits of the address.
+#[inline(always)]
+fn address(w: &Wave, inst: &Inst) -> u64 {
+    w.s64(inst.src[0]).wrapping_add(offset(w, inst)) & !3
 }
 
-/// `N` dwords of a buffer; those past its end are 0. The size is in bytes, or strides if there is one.
-unsafe fn buffer_load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
+/// Where a load of `dwords` from a buffer begins, and how many lie inside. The buffer's size is in bytes, or strides
+/// if there is one.
+#[inline(always)]
+fn buffer_range(w: &Wave, inst: &Inst, dwords: usize) -> (u64, usize) {
     let at = inst.src[0] as usize;
     let [low, word1, records] = std::array::from_fn(|i| w.sgpr[(at + i) & 127]);
     let stride = u64::from(word1 >> 16 & 0x3fff);
     let size = u64::from(records) * stride.max(1);
     let offset = offset(w, inst) & !3;
     let base = u64::from(low) | u64::from(word1 & 0xffff) << 32;
-    let inside = (size.saturating_sub(offset) / 4).min(N as u64) as usize;
+    let inside = (size.saturating_sub(offset) / 4).min(dwords as u64) as usize;
+    ((base & !3).wrapping_add(offset), inside)
+}
+
+/// `N` dwords.
+unsafe fn load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
+    let address = address(w, inst);
     // SAFETY: the contract is passed on.
-    unsafe { read::<N>(w, inst, e, (base & !3).wrapping_add(offset), inside) }
+    unsafe { read::<N>(w, inst, e, address, N) }
+}
+
+/// `N` dwords of a buffer; those past its end are 0.
+unsafe fn buffer_load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
+    let (address, inside) = buffer_range(w, inst, N);
+    // SAFETY: the contract is passed on.
+    unsafe { read::<N>(w, inst, e, address, inside) }
 }
 
 /// The first `inside` of `N` dwords from memory, the others 0.

@@ -2,7 +2,8 @@
 
 use super::atomic::{self, atomic_of};
 use super::lanes::{
-    Addresses, check_aligned, check_global, for_kind, gather, kind, lanes, registers, scatter,
+    Addresses, bad_register, check_aligned, check_global, existing, for_kind, gather, kind, lanes,
+    registers, scatter,
 };
 use super::{Env, Exec, Flow, Level, PRIVATE_BASE_HI, SHARED_BASE_HI};
 use crate::fault::FaultKind;
@@ -11,9 +12,9 @@ use crate::op::Op::{self, *};
 use crate::wave::{LANES, Wave};
 
 /// The address space of an instruction, as a const parameter.
-const GLOBAL: u8 = 0;
-const FLAT: u8 = 1;
-const SCRATCH: u8 = 2;
+pub(crate) const GLOBAL: u8 = 0;
+pub(crate) const FLAT: u8 = 1;
+pub(crate) const SCRATCH: u8 = 2;
 
 /// The function that executes a FLAT, GLOBAL or SCRATCH instruction.
 pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
@@ -102,7 +103,7 @@ leveled_transfer!(store, store_body);
 
 /// The kind of a load (false) or store (true).
 #[rustfmt::skip]
-fn transfer_of(op: Op) -> Option<(u8, bool)> {
+pub(crate) fn transfer_of(op: Op) -> Option<(u8, bool)> {
     Some(match op {
         GLOBAL_LOAD_DWORD | FLAT_LOAD_DWORD | SCRATCH_LOAD_DWORD => (kind::B32, false),
         GLOBAL_LOAD_DWORDX2 | FLAT_LOAD_DWORDX2 | SCRATCH_LOAD_DWORDX2 => (kind::B64, false),
@@ -131,7 +132,7 @@ fn transfer_of(op: Op) -> Option<(u8, bool)> {
 }
 
 /// Bytes and sign extension of a load to LDS.
-fn dma_of(op: Op) -> Option<(usize, bool)> {
+pub(crate) fn dma_of(op: Op) -> Option<(usize, bool)> {
     Some(match op {
         GLOBAL_LOAD_LDS_DWORD | SCRATCH_LOAD_LDS_DWORD => (4, false),
         GLOBAL_LOAD_LDS_UBYTE | SCRATCH_LOAD_LDS_UBYTE => (1, false),
@@ -140,6 +141,66 @@ fn dma_of(op: Op) -> Option<(usize, bool)> {
         GLOBAL_LOAD_LDS_SSHORT | SCRATCH_LOAD_LDS_SSHORT => (2, true),
         _ => return None,
     })
+}
+
+/// The address that every lane forms, before any check: for SCRATCH an offset in the lane's own memory. `None` if
+/// the registers do not exist.
+#[inline(always)]
+pub(crate) fn addresses<const SPACE: u8>(w: &Wave, inst: &Inst) -> Option<Addresses> {
+    let mut addresses = [0; LANES];
+    let imm = inst.imm as i64 as u64;
+    if SPACE == SCRATCH {
+        let mut base = imm;
+        if inst.sdst != NONE {
+            base = base.wrapping_add(u64::from(w.sgpr[inst.sdst as usize & 127]));
+        }
+        // Offsets are 32 bits wide.
+        if inst.src[0] != NONE {
+            let v = existing(w, inst.src[0], 1)?;
+            for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
+                *a = base.wrapping_add(u64::from(*x)) & 0xffff_ffff;
+            }
+        } else {
+            addresses = [base & 0xffff_ffff; LANES];
+        }
+    } else if SPACE == GLOBAL && inst.sdst != NONE {
+        let base = w.s64(inst.sdst).wrapping_add(imm);
+        if inst.src[0] == NONE {
+            addresses = [base; LANES];
+        } else {
+            let v = existing(w, inst.src[0], 1)?;
+            for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
+                *a = base.wrapping_add(u64::from(*x));
+            }
+        }
+    } else {
+        let v = existing(w, inst.src[0], 2)?;
+        let (low, high) = (&w.vgpr[v].0, &w.vgpr[v + 1].0);
+        for lane in 0..LANES {
+            let address = u64::from(low[lane]) | u64::from(high[lane]) << 32;
+            addresses[lane] = address.wrapping_add(imm);
+        }
+    }
+    Some(addresses)
+}
+
+/// What a flat address means.
+pub(crate) enum Aperture {
+    Global,
+    /// This offset in the workgroup's LDS.
+    Lds(u64),
+    /// This offset in the lane's scratch.
+    Scratch(u64),
+}
+
+/// What a flat address means.
+#[inline(always)]
+pub(crate) fn aperture(address: u64) -> Aperture {
+    match (address >> 32) as u32 {
+        SHARED_BASE_HI => Aperture::Lds(address & 0xffff_ffff),
+        PRIVATE_BASE_HI => Aperture::Scratch(address & 0xffff_ffff),
+        _ => Aperture::Global,
+    }
 }
 
 /// The host address of every active lane, checked.
@@ -152,27 +213,14 @@ fn resolve<const SPACE: u8>(
     size: usize,
     access: &'static str,
 ) -> Result<Addresses, Flow> {
-    let mut addresses = [0; LANES];
-    let imm = inst.imm as i64 as u64;
+    let Some(mut addresses) = addresses::<SPACE>(w, inst) else {
+        return Err(bad_register(e, inst.src[0]));
+    };
     if SPACE == SCRATCH {
-        let mut base = imm;
-        if inst.sdst != NONE {
-            base = base.wrapping_add(u64::from(w.sgpr[inst.sdst as usize & 127]));
-        }
-        if inst.src[0] != NONE {
-            let v = registers(w, e, inst.src[0], 1)?;
-            for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
-                *a = base.wrapping_add(u64::from(*x));
-            }
-        } else {
-            addresses = [base; LANES];
-        }
         let limit = u64::from(w.scratch_stride);
         let mut outside = false;
         for (lane, a) in addresses.iter_mut().enumerate() {
             let on = mask >> lane & 1 != 0;
-            // Offsets are 32 bits wide.
-            *a &= 0xffff_ffff;
             outside |= on && (*a >= limit || limit - *a < size as u64);
             *a = a.wrapping_add(w.scratch + lane as u64 * limit);
         }
@@ -181,32 +229,12 @@ fn resolve<const SPACE: u8>(
         }
         return Ok(addresses);
     }
-    if SPACE == GLOBAL && inst.sdst != NONE {
-        let base = w.s64(inst.sdst).wrapping_add(imm);
-        if inst.src[0] == NONE {
-            addresses = [base; LANES];
-        } else {
-            let v = registers(w, e, inst.src[0], 1)?;
-            for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
-                *a = base.wrapping_add(u64::from(*x));
-            }
-        }
-    } else {
-        let v = registers(w, e, inst.src[0], 2)?;
-        let (low, high) = (&w.vgpr[v].0, &w.vgpr[v + 1].0);
-        for lane in 0..LANES {
-            let address = u64::from(low[lane]) | u64::from(high[lane]) << 32;
-            addresses[lane] = address.wrapping_add(imm);
-        }
-    }
     if SPACE == FLAT {
-        let mut aperture = false;
+        let mut special = false;
         for (lane, &a) in addresses.iter().enumerate() {
-            let high = (a >> 32) as u32;
-            aperture |=
-                mask >> lane & 1 != 0 && (high == SHARED_BASE_HI || high == PRIVATE_BASE_HI);
+            special |= mask >> lane & 1 != 0 && !matches!(aperture(a), Aperture::Global);
         }
-        if aperture {
+        if special {
             return resolve_apertures(w, e, addresses, mask, size, access);
         }
     }
@@ -227,11 +255,9 @@ fn resolve_apertures(
 ) -> Result<Addresses, Flow> {
     let mut global = mask;
     for lane in lanes(mask) {
-        let offset = addresses[lane] & 0xffff_ffff;
-        let end = offset + size as u64;
-        match (addresses[lane] >> 32) as u32 {
-            SHARED_BASE_HI => {
-                if end > e.lds.len() as u64 {
+        match aperture(addresses[lane]) {
+            Aperture::Lds(offset) => {
+                if offset + size as u64 > e.lds.len() as u64 {
                     e.fault = Some(FaultKind::LdsOutOfBounds {
                         access,
                         address: offset as u32,
@@ -243,14 +269,14 @@ fn resolve_apertures(
                 }
                 addresses[lane] = e.lds.as_mut_ptr() as u64 + offset;
             }
-            PRIVATE_BASE_HI => {
+            Aperture::Scratch(offset) => {
                 let stride = u64::from(w.scratch_stride);
                 addresses[lane] = w.scratch + lane as u64 * stride + offset;
-                if end > stride {
+                if offset + size as u64 > stride {
                     return Err(scratch_fault(w, e, &addresses, 1 << lane, size, access));
                 }
             }
-            _ => continue,
+            Aperture::Global => continue,
         }
         global &= !(1 << lane);
     }
@@ -347,9 +373,15 @@ unsafe fn load_lds<const SPACE: u8>(w: &mut Wave, inst: &Inst, e: &mut Env) -> F
     };
     let mask = w.exec();
     let addresses = attempt!(resolve::<SPACE>(w, inst, e, mask, size, "load to LDS"));
-    let base = i64::from(w.sgpr[M0 as usize] & 0xffff) + i64::from(inst.imm);
+    let base = dma_base(w, inst);
     // SAFETY: the addresses were checked.
     unsafe { dma_to_lds(e, base, size, signed, mask, &addresses) }
+}
+
+/// LDS address that lane 0 of a load to LDS writes.
+#[inline(always)]
+pub(crate) fn dma_base(w: &Wave, inst: &Inst) -> i64 {
+    i64::from(w.sgpr[M0 as usize] & 0xffff) + i64::from(inst.imm)
 }
 
 /// Copies `size` bytes of every active lane, extended to a dword, to `base + 4 * lane` of the LDS.

@@ -4,12 +4,15 @@
 //! executed, [`Sanitizer::after`] afterwards. The executing functions know nothing of them, and cost nothing where no
 //! check is on.
 
+pub(crate) mod accesses;
+
 use std::str::FromStr;
 
 use crate::exec::Env;
 use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::wave::Wave;
+use accesses::Accesses;
 
 /// Which checks a launch makes. Accesses outside of allocations, LDS and scratch are always checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,18 +92,26 @@ impl FromStr for Checks {
 /// The checks of one workgroup while it runs.
 pub(crate) struct Sanitizer {
     checks: Checks,
+    /// Those of the instruction that is about to be executed, for the checks that look at memory.
+    accesses: Accesses,
 }
 
 impl Sanitizer {
     /// For a workgroup of `waves`, set up and not started.
     pub fn new(checks: Checks, waves: &[Wave]) -> Self {
         let _ = waves;
-        Sanitizer { checks }
+        Sanitizer {
+            checks,
+            accesses: Accesses::default(),
+        }
     }
 
     /// Before instruction `at` (its index in the program) of a wave.
     pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
-        let _ = (self.checks, w, at, inst, env);
+        if self.checks.uninitialized || self.checks.races {
+            self.accesses.find(w, inst);
+        }
+        let _ = (at, env);
         Ok(())
     }
 
