@@ -18,11 +18,12 @@ use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// The HIP runtime where one is found with a device that this crate has kernels for, else the simulator.
-    /// `DELTAWAVE_BACKEND` (`hip`, `simulator`) decides it from outside.
+    /// A GPU where one is found that this crate has kernels for, else the simulator. `DELTAWAVE_BACKEND` (`hip`,
+    /// `simulator`) decides it from outside.
     #[default]
     Auto,
-    /// The HIP runtime.
+    /// A GPU: an AMD one through the HIP runtime, or an NVIDIA one through the CUDA driver under HIP's names
+    /// ([`Hip::load`] says which; [`Context::runtime`] says it for people).
     Hip,
     /// The gfx942 simulator.
     Simulator,
@@ -44,7 +45,7 @@ impl Backend {
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
-    /// Its architecture without features: `gfx942`.
+    /// Its architecture without features: `gfx942`, `sm_90a`.
     pub arch: String,
     /// Compute units.
     pub compute_units: u32,
@@ -258,6 +259,17 @@ impl Context {
     /// The runtime's table of functions, for callers that need more of it than this crate wraps.
     pub fn hip(&self) -> &Hip {
         &self.0.hip
+    }
+
+    /// What executes the kernels, and from which library: `HIP runtime libamdhip64.so.6`, `CUDA driver libcuda.so.1`,
+    /// `simulator`.
+    pub fn runtime(&self) -> String {
+        let hip = &self.0.hip;
+        match self.0.backend {
+            Backend::Simulator => "simulator".to_owned(),
+            _ if hip.is_cuda() => format!("CUDA driver {}", hip.library()),
+            _ => format!("HIP runtime {}", hip.library()),
+        }
     }
 
     /// [`Backend::Hip`] or [`Backend::Simulator`].

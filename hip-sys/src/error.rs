@@ -20,6 +20,8 @@ pub enum HipError {
         poisoned: bool,
         /// The library that the function is from.
         library: Arc<str>,
+        /// What a driver under the function said, where one is ([`Hip::is_cuda`](crate::Hip::is_cuda)).
+        detail: Option<Arc<str>>,
     },
     /// The runtime lacks the function.
     MissingSymbol {
@@ -27,6 +29,8 @@ pub enum HipError {
         symbol: &'static str,
         /// The library that was asked.
         library: Arc<str>,
+        /// The function of the CUDA driver that it would need, where that is what lacks.
+        behind: Option<&'static str>,
         /// What the dynamic loader said, if it was asked.
         source: Option<Arc<libloading::Error>>,
     },
@@ -76,16 +80,29 @@ impl fmt::Display for HipError {
                 name,
                 poisoned,
                 library,
+                detail,
             } => {
                 write!(f, "{call} failed with {name} ({}) in {library}", code.0)?;
                 if *poisoned {
                     f.write_str("; the device is lost to this process, retrying is useless")?;
                 }
-                Ok(())
+                match detail {
+                    Some(detail) => write!(f, ": {detail}"),
+                    None => Ok(()),
+                }
             }
             HipError::MissingSymbol {
-                symbol, library, ..
-            } => write!(f, "{library} has no function {symbol}"),
+                symbol,
+                library,
+                behind,
+                ..
+            } => match behind {
+                Some(behind) => write!(
+                    f,
+                    "{library} has no function {behind}, which {symbol} needs"
+                ),
+                None => write!(f, "{library} has no function {symbol}"),
+            },
         }
     }
 }
@@ -102,20 +119,20 @@ impl std::error::Error for HipError {
     }
 }
 
-/// One library that was tried, and why it could not be loaded.
+/// One library that was tried, and why it was not taken.
 #[derive(Debug)]
 pub struct Attempt {
     /// The name or path.
     pub library: String,
-    /// The dynamic loader's message.
-    pub error: libloading::Error,
+    /// The dynamic loader's message, or what the library said.
+    pub error: Box<dyn std::error::Error + Send + Sync>,
 }
 
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.library)?;
         // On Windows libloading keeps the system's message in the source.
-        match std::error::Error::source(&self.error) {
+        match self.error.source() {
             Some(source) => write!(f, "{source}"),
             None => write!(f, "{}", self.error),
         }
@@ -144,7 +161,17 @@ pub enum LoadError {
         /// The dynamic loader's message.
         source: libloading::Error,
     },
-    /// There is no HIP runtime in any of the usual places.
+    /// The process has a CUDA driver, and this is another one.
+    #[error(
+        "cannot load the CUDA driver {library}: this process has loaded {loaded}, and can have one alone"
+    )]
+    SecondDriver {
+        /// The library that was asked for.
+        library: String,
+        /// The one that is loaded.
+        loaded: String,
+    },
+    /// There is no HIP runtime in any of the usual places, and no CUDA driver with a GPU.
     #[error("found no HIP runtime; tried {}", list(tried))]
     NotFound {
         /// Every library that was tried, in order.

@@ -1,7 +1,7 @@
 //! A runtime whose functions can be called.
 
-use crate::load::Loaded;
-use crate::{HipError, LoadError, hipDeviceProp_tR0600, hipError_t, types::*};
+use crate::load::{Found, Loaded};
+use crate::{Attempt, HipError, LoadError, cuda, hipDeviceProp_tR0600, hipError_t, types::*};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -19,6 +19,8 @@ enum Provider {
     Library(ManuallyDrop<libloading::Library>),
     /// Functions of this process.
     InProcess(Resolver),
+    /// Functions of this crate that call the CUDA driver.
+    Cuda,
 }
 
 /// A HIP runtime.
@@ -89,14 +91,40 @@ impl Hip {
     /// `libamdhip64.so.7`, `.so.6`, `.so.5`, `.so`; else the same in `$ROCM_PATH/lib` and
     /// `/opt/rocm/lib`.
     ///
+    /// `cuda` as path or value of the variable binds the table to the CUDA driver instead, so that an
+    /// NVIDIA GPU is the device ([`Hip::is_cuda`]); so does the path of such a driver. Without path and
+    /// variable it is taken where it has a GPU, and no HIP runtime is found or has a device.
+    ///
     /// # Errors
     /// [`LoadError`]. A library that `path` or the variable names is the only one tried.
     pub fn load(path: Option<&Path>) -> Result<Hip, LoadError> {
-        let Loaded { library, name } = crate::load::load(path)?;
-        Ok(Self::new(
-            Provider::Library(ManuallyDrop::new(library)),
-            name.into(),
-        ))
+        match crate::load::load(path) {
+            Ok(Found::Named(Loaded { library, name })) => Ok(Self::of_library(library, name)),
+            Ok(Found::Cuda(driver)) => Ok(Self::of_cuda(driver)),
+            Ok(Found::Searched(Loaded { library, name })) => {
+                let hip = Self::of_library(library, name);
+                // The runtime is asked last: it is slow to start, and rarely there beside such a driver.
+                let cuda = crate::load::cuda().map(Self::of_cuda).ok();
+                let cuda = cuda.filter(|cuda| cuda.count_devices().is_ok());
+                Ok(match cuda {
+                    Some(cuda) if hip.count_devices().is_err() => cuda,
+                    _ => hip,
+                })
+            }
+            Err(LoadError::NotFound { mut tried }) => {
+                let cuda = crate::load::cuda().map(Self::of_cuda);
+                let cuda = cuda.and_then(|hip| match hip.count_devices() {
+                    Ok(_) => Ok(hip),
+                    Err(error) => Err(error.into()),
+                });
+                cuda.map_err(|error| {
+                    let library = cuda::LIBRARY.to_owned();
+                    tried.push(Attempt { library, error });
+                    LoadError::NotFound { tried }
+                })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// A runtime that is part of this process, such as a simulator. `name` stands for the library in
@@ -107,6 +135,25 @@ impl Hip {
     /// the signature in [`for_each_function!`](crate::for_each_function) and stays valid.
     pub unsafe fn from_resolver(name: impl Into<String>, resolver: Resolver) -> Hip {
         Self::new(Provider::InProcess(resolver), name.into().into())
+    }
+
+    /// How many devices there are, at least one.
+    fn count_devices(&self) -> Result<c_int, HipError> {
+        let mut count = 0;
+        // SAFETY: `count` is valid for a write.
+        unsafe { self.hipGetDeviceCount(&mut count)? };
+        match count {
+            1.. => Ok(count),
+            _ => Err(self.failure("hipGetDeviceCount", hipError_t::hipErrorNoDevice)),
+        }
+    }
+
+    fn of_library(library: libloading::Library, name: String) -> Hip {
+        Self::new(Provider::Library(ManuallyDrop::new(library)), name.into())
+    }
+
+    fn of_cuda(driver: &cuda::Driver) -> Hip {
+        Self::new(Provider::Cuda, driver.name().into())
     }
 
     fn new(provider: Provider, library: Arc<str>) -> Hip {
@@ -120,6 +167,11 @@ impl Hip {
     /// The library: the name or path it was loaded by.
     pub fn library(&self) -> &str {
         &self.library
+    }
+
+    /// Whether the functions are those of the CUDA driver under HIP's names, and the devices NVIDIA GPUs.
+    pub fn is_cuda(&self) -> bool {
+        matches!(self.provider, Provider::Cuda)
     }
 
     /// Whether the runtime has a function. False for names that are not in [`Hip::FUNCTIONS`].
@@ -146,6 +198,10 @@ impl Hip {
         let missing = |source| HipError::MissingSymbol {
             symbol,
             library: self.library.clone(),
+            behind: match self.provider {
+                Provider::Cuda => cuda::missing(symbol),
+                _ => None,
+            },
             source,
         };
         let address = match &self.provider {
@@ -155,6 +211,7 @@ impl Hip {
                 *found.map_err(|e| missing(Some(Arc::new(e))))?
             }
             Provider::InProcess(resolver) => resolver(symbol).cast_mut(),
+            Provider::Cuda => cuda::resolver(symbol).cast_mut(),
         };
         if address.is_null() {
             return Err(missing(None));
@@ -180,6 +237,10 @@ impl Hip {
             name: self.name_of(code),
             poisoned: code.is_poisoned(),
             library: self.library.clone(),
+            detail: match self.provider {
+                Provider::Cuda => cuda::last_failure().map(Arc::from),
+                _ => None,
+            },
         }
     }
 

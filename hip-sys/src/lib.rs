@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | the functions, each with its C signature | [`for_each_function!`] | `table.rs` |
 //! | a runtime whose functions can be called | [`Hip`] | `hip.rs` |
+//! | the same functions on top of the CUDA driver | [`Hip::is_cuda`] | `cuda/` |
 //! | where a runtime is looked for | [`Hip::load`], [`LoadError`] | `load.rs` |
 //! | status codes | [`hipError_t`] | `status.rs` |
 //! | what a failed call says | [`HipError`] | `error.rs` |
@@ -21,6 +22,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cuda;
 mod error;
 mod hip;
 mod load;
@@ -31,7 +33,7 @@ pub mod types;
 
 pub use error::{Attempt, HipError, LoadError};
 pub use hip::{Hip, Resolver};
-pub use load::LIBRARY_VARIABLE;
+pub use load::{CUDA, LIBRARY_VARIABLE};
 pub use properties::hipDeviceProp_tR0600;
 pub use status::hipError_t;
 pub use types::*;

@@ -1,5 +1,6 @@
 //! Where a HIP runtime is looked for.
 
+use crate::cuda::{self, Driver};
 use crate::{Attempt, LoadError};
 use libloading::Library;
 use std::ffi::{OsStr, OsString};
@@ -7,6 +8,9 @@ use std::path::Path;
 
 /// The variable that names the HIP runtime to load.
 pub const LIBRARY_VARIABLE: &str = "DELTAWAVE_HIP_LIBRARY";
+
+/// What names the CUDA driver where a library of HIP is named.
+pub const CUDA: &str = "cuda";
 
 /// Names of the HIP runtime, newest first.
 #[cfg(not(windows))]
@@ -25,6 +29,16 @@ pub(crate) struct Loaded<L = Library> {
     pub name: String,
 }
 
+/// What was found.
+pub(crate) enum Found {
+    /// The library that was asked for.
+    Named(Loaded),
+    /// A HIP runtime in one of the usual places.
+    Searched(Loaded),
+    /// The CUDA driver that was asked for.
+    Cuda(&'static Driver),
+}
+
 /// How a candidate is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
@@ -41,14 +55,45 @@ struct Wishes {
     rocm_path: Option<OsString>,
 }
 
-pub(crate) fn load(path: Option<&Path>) -> Result<Loaded, LoadError> {
+pub(crate) fn load(path: Option<&Path>) -> Result<Found, LoadError> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let driver = |name: OsString| match name == CUDA {
+        true => cuda::LIBRARY.into(),
+        false => name,
+    };
     let wishes = Wishes {
-        path: path.map(|path| path.as_os_str().to_owned()),
-        variable: set(LIBRARY_VARIABLE),
+        path: path.map(|path| driver(path.into())),
+        variable: set(LIBRARY_VARIABLE).map(driver),
         rocm_path: set("ROCM_PATH"),
     };
-    search(wishes, open)
+    let named = wishes.path.is_some() || wishes.variable.is_some();
+    let found = search(wishes, open)?;
+    match named {
+        true if is_driver(&found.library) => adopt(found).map(Found::Cuda),
+        true => Ok(Found::Named(found)),
+        false => Ok(Found::Searched(found)),
+    }
+}
+
+/// The CUDA driver, where nobody asked for it.
+pub(crate) fn cuda() -> Result<&'static Driver, Box<dyn std::error::Error + Send + Sync>> {
+    let library = open(OsStr::new(cuda::LIBRARY), How::Load)?;
+    let name = cuda::LIBRARY.to_owned();
+    Ok(adopt(Loaded { library, name })?)
+}
+
+fn adopt(Loaded { library, name }: Loaded) -> Result<&'static Driver, LoadError> {
+    Driver::adopt(library, &name).map_err(|loaded| LoadError::SecondDriver {
+        library: name,
+        loaded: loaded.to_owned(),
+    })
+}
+
+/// Whether a library is a CUDA driver and no HIP runtime.
+fn is_driver(library: &Library) -> bool {
+    // SAFETY: the symbols are only looked for.
+    let has = |name: &[u8]| unsafe { library.get::<*mut core::ffi::c_void>(name) }.is_ok();
+    has(b"cuInit") && !has(b"hipInit")
 }
 
 fn search<L>(
@@ -101,7 +146,7 @@ fn search<L>(
             }
             Err(error) => tried.push(Attempt {
                 library: text(&candidate),
-                error,
+                error: error.into(),
             }),
         }
     }

@@ -136,6 +136,9 @@ impl hipError_t {
                 | Self::hipErrorLaunchTimeOut
                 | Self::hipErrorAssert
                 | Self::hipErrorLaunchFailure
+                // The CUDA driver's, which HIP has no names for: NVLink and contained hardware errors; stack errors,
+                // illegal instructions, misaligned addresses, wrong address spaces and program counters of a kernel.
+                | Self(220 | 226 | 714..=718)
         )
     }
 }

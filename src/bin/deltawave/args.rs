@@ -13,8 +13,8 @@ use crate::models::{self, Model};
 
 /// Gated DeltaNet kernels for AMD Instinct MI300 (gfx942), run and checked.
 ///
-/// Where there is a HIP runtime with a device that this program has kernels for, they run there; elsewhere the same
-/// machine code runs on a simulator of gfx942, on this machine's CPU.
+/// Where there is a GPU that this program has kernels for (through the HIP runtime, or the CUDA driver), they run there;
+/// elsewhere the machine code for gfx942 runs on a simulator, on this machine's CPU.
 #[derive(Debug, Parser)]
 #[command(name = "deltawave", version, max_term_width = 110)]
 pub struct Cli {
@@ -28,7 +28,7 @@ pub struct Cli {
 pub enum Command {
     /// Show the runtime, the device and the kernels in this program
     ///
-    /// Says which HIP runtime was found, or what was tried; the device that kernels would run on; and the registers, LDS
+    /// Says which HIP runtime or CUDA driver was found, or what was tried; the device that kernels would run on; and the registers, LDS
     /// and spills of every kernel, as its code object states them. Works without a GPU.
     Info(InfoArgs),
     /// Run a chunked prefill and check it against an f64 recurrence
@@ -136,7 +136,7 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
 
-    /// Where to run; auto takes a HIP device where there is one, else the simulator
+    /// Where to run; hip is a GPU, NVIDIA's too; auto takes one where there is one, else the simulator
     #[arg(long, value_enum, default_value_t = BackendArg::Auto, help_heading = RUN)]
     pub backend: BackendArg,
     /// The device, where the HIP runtime has several

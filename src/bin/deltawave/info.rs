@@ -21,6 +21,7 @@ pub struct Info {
     version: &'static str,
     backend: Option<&'static str>,
     library: Option<String>,
+    runtime: Option<String>,
     device: Option<String>,
     arch: Option<String>,
     compute_units: Option<u32>,
@@ -84,6 +85,7 @@ impl Info {
             version: env!("CARGO_PKG_VERSION"),
             backend: context.map(|c| c.backend().name()),
             library: context.map(|c| c.hip().library().to_owned()),
+            runtime: context.map(Context::runtime),
             device: device.map(|d| d.name.clone()),
             arch: device.map(|d| d.arch.clone()),
             compute_units: device.map(|d| d.compute_units),
@@ -122,12 +124,12 @@ impl Info {
         let mut out = format!("deltawave {}\n\n", self.version);
         let mut table = Table::new(2, &[]);
         let mut line = |name: &str, text: String| table.row([name.to_owned(), text]);
-        match (self.backend, &self.library) {
+        match (self.backend, &self.runtime) {
             (Some("simulator"), _) => line(
                 "runs on",
                 "the simulator: executes the code objects on this host's CPU".to_owned(),
             ),
-            (Some(_), Some(library)) => line("runs on", format!("the HIP runtime {library}")),
+            (Some(_), Some(runtime)) => line("runs on", format!("the {runtime}")),
             _ => line("runs on", "nothing".to_owned()),
         }
         for cause in self.unusable.iter().flatten() {
@@ -255,7 +257,7 @@ impl HipInfo {
                 .iter()
                 .map(|attempt| Tried {
                     library: attempt.library.clone(),
-                    error: std::error::Error::source(&attempt.error)
+                    error: (attempt.error.source())
                         .map_or_else(|| attempt.error.to_string(), ToString::to_string),
                 })
                 .collect(),

@@ -146,8 +146,7 @@ fn configure_simulator(args: &PrefillArgs, context: &Context) -> Result<(), Fail
     if context.backend() != Backend::Simulator {
         return match args.mfma {
             Some(_) => Err(workload::usage(
-                "--mfma chooses the simulator's arithmetic, and this runs on a HIP device"
-                    .to_owned(),
+                "--mfma chooses the simulator's arithmetic, and this runs on a GPU".to_owned(),
             )),
             None => Ok(()),
         };

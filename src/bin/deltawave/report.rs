@@ -20,6 +20,7 @@ use crate::workload::Workload;
 pub struct Report {
     backend: &'static str,
     library: String,
+    runtime: String,
     device: String,
     arch: String,
     mfma_mode: Option<&'static str>,
@@ -134,6 +135,7 @@ impl Report {
         Report {
             backend: context.backend().name(),
             library: context.hip().library().to_owned(),
+            runtime: context.runtime(),
             device: device.name.clone(),
             arch: device.arch.clone(),
             mfma_mode: simulated.then(mfma_mode),
@@ -254,7 +256,7 @@ impl Report {
                 "simulator: the {} code objects, executed on this host; MFMA mode {mode}",
                 self.arch
             ),
-            None => format!("HIP runtime {}", self.library),
+            None => self.runtime.clone(),
         }
     }
 
