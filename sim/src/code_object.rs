@@ -23,6 +23,7 @@ use crate::exec::{Exec, Level, prepare};
 use crate::inst::{Format, Program};
 use crate::memory::Extent;
 use crate::op::Op;
+use crate::sanitize::uses::Uses;
 
 /// `EF_AMDGPU_MACH_AMDGCN_GFX942`.
 const MACH_GFX942: u32 = 0x4c;
@@ -127,6 +128,7 @@ pub struct CodeObject {
     text: Box<[u8]>,
     program: Program,
     prepared: [OnceLock<Box<[Exec]>>; 3],
+    uses: OnceLock<Box<[Uses]>>,
     image: Image,
 }
 
@@ -185,6 +187,7 @@ impl CodeObject {
             functions: functions(&file, text.vaddr, code.len())?,
             program,
             prepared: Default::default(),
+            uses: OnceLock::new(),
             image,
         })
     }
@@ -280,6 +283,12 @@ impl CodeObject {
                 .map(|i| prepare(i, level))
                 .collect()
         })
+    }
+
+    /// The registers that each instruction uses, found when a check first asks.
+    pub(crate) fn uses(&self) -> &[Uses] {
+        self.uses
+            .get_or_init(|| self.program.insts.iter().map(Uses::of).collect())
     }
 }
 

@@ -6,7 +6,12 @@ mod special;
 use crate::decode::table::{self, Entry};
 use crate::inst::{Format, Inst, LITERAL, NONE, Operand, flag};
 use crate::op::Op;
-use operand::{immediate, register, source};
+use operand::{immediate, register as registers, source};
+
+/// The name of a register.
+pub(crate) fn register(operand: crate::inst::Operand) -> String {
+    operand::register(operand, 1)
+}
 
 /// The text of an instruction at byte `offset` of its section, without comment or label.
 ///
@@ -82,7 +87,7 @@ fn suffix(inst: &Inst, entry: &Entry) -> &'static str {
 
 fn salu(out: &mut Text, inst: &Inst, entry: &Entry) {
     if inst.sdst != NONE {
-        out.operand(register(inst.sdst, entry.width(0)));
+        out.operand(registers(inst.sdst, entry.width(0)));
     }
     for i in 0..2 {
         if inst.src[i] != NONE {
@@ -102,15 +107,15 @@ fn sopk(out: &mut Text, inst: &Inst, entry: &Entry) {
             if inst.src[0] == LITERAL {
                 out.operand(format!("0x{:x}", inst.literal));
             } else {
-                out.operand(register(inst.src[0], 1));
+                out.operand(registers(inst.src[0], 1));
             }
         }
         Op::S_GETREG_B32 => {
-            out.operand(register(inst.sdst, 1));
+            out.operand(registers(inst.sdst, 1));
             out.operand(special::hwreg(constant));
         }
         op => {
-            out.operand(register(inst.sdst, entry.width(0)));
+            out.operand(registers(inst.sdst, entry.width(0)));
             if matches!(op, Op::S_CALL_B64 | Op::S_CBRANCH_I_FORK) {
                 out.operand(constant.to_string());
             } else {
@@ -145,20 +150,20 @@ fn sopp(out: &mut Text, inst: &Inst) {
 fn smem(out: &mut Text, inst: &Inst, entry: &Entry) {
     match inst.op {
         Op::S_ATC_PROBE | Op::S_ATC_PROBE_BUFFER => out.operand(special::small_or_plain(inst.ctrl)),
-        _ if inst.sdst != NONE => out.operand(register(inst.sdst, entry.width(0))),
+        _ if inst.sdst != NONE => out.operand(registers(inst.sdst, entry.width(0))),
         _ => {}
     }
     if entry.width(1) == 0 {
         return;
     }
-    out.operand(register(inst.src[0], entry.width(1)));
+    out.operand(registers(inst.src[0], entry.width(1)));
     let hex = if inst.imm < 0 {
         format!("-0x{:x}", inst.imm.unsigned_abs())
     } else {
         format!("0x{:x}", inst.imm)
     };
     if inst.has(flag::SMEM_SOFFSET) {
-        out.operand(register(inst.src[1], 1));
+        out.operand(registers(inst.src[1], 1));
         if inst.has(flag::SMEM_IMM) {
             out.modifier(format!("offset:{hex}"));
         }
@@ -201,11 +206,11 @@ fn modified(inst: &Inst, i: usize, entry: &Entry) -> String {
 
 fn valu(out: &mut Text, inst: &Inst, entry: &Entry) {
     if inst.vdst != NONE {
-        out.operand(register(inst.vdst, entry.width(0)));
+        out.operand(registers(inst.vdst, entry.width(0)));
     }
     if inst.sdst != NONE {
         let width = if inst.vdst == NONE { entry.width(0) } else { 2 };
-        out.operand(register(inst.sdst, width));
+        out.operand(registers(inst.sdst, width));
     }
     let sources = if inst.format == Format::Vop1 { 1 } else { 3 };
     for i in 0..sources {
@@ -218,9 +223,9 @@ fn valu(out: &mut Text, inst: &Inst, entry: &Entry) {
         {
             out.operand(format!("0x{:x}", inst.literal));
         } else if implied && inst.src[2] < crate::inst::VGPR0 {
-            out.operand(register(inst.src[2], 2));
+            out.operand(registers(inst.src[2], 2));
         } else if implied {
-            out.operand(register(inst.src[2], 1));
+            out.operand(registers(inst.src[2], 1));
         } else {
             out.operand(modified(inst, i, entry));
         }
@@ -257,7 +262,7 @@ fn bit_list(name: &str, bits: impl IntoIterator<Item = u8>) -> String {
 }
 
 fn vop3p(out: &mut Text, inst: &Inst, entry: &Entry) {
-    out.operand(register(inst.vdst, entry.width(0)));
+    out.operand(registers(inst.vdst, entry.width(0)));
     let mix = matches!(
         inst.op,
         Op::V_FMA_MIX_F32 | Op::V_FMA_MIXLO_F16 | Op::V_FMA_MIXHI_F16
@@ -290,7 +295,7 @@ fn vop3p(out: &mut Text, inst: &Inst, entry: &Entry) {
 }
 
 fn mai(out: &mut Text, inst: &Inst, entry: &Entry) {
-    out.operand(register(inst.vdst, entry.width(0)));
+    out.operand(registers(inst.vdst, entry.width(0)));
     for i in 0..3 {
         if inst.src[i] != NONE {
             out.operand(source(inst, inst.src[i], entry.kinds[i + 1]));
@@ -316,7 +321,7 @@ fn ds(out: &mut Text, inst: &Inst, entry: &Entry) {
         .enumerate()
     {
         if operand != NONE {
-            out.operand(register(operand, entry.width(i)));
+            out.operand(registers(operand, entry.width(i)));
         }
     }
     let offset = inst.imm as u32 & 0xffff;
@@ -338,16 +343,16 @@ fn ds(out: &mut Text, inst: &Inst, entry: &Entry) {
 
 fn flat(out: &mut Text, inst: &Inst, entry: &Entry) {
     if inst.vdst != NONE {
-        out.operand(register(inst.vdst, entry.width(0)));
+        out.operand(registers(inst.vdst, entry.width(0)));
     }
     let or_off = |operand: Operand, width: u8| match operand {
         NONE => "off".to_string(),
-        operand => register(operand, width),
+        operand => registers(operand, width),
     };
     let wide = inst.format == Format::Flat || inst.format == Format::Global && inst.sdst == NONE;
     out.operand(or_off(inst.src[0], if wide { 2 } else { 1 }));
     if inst.src[1] != NONE {
-        out.operand(register(inst.src[1], entry.width(2)));
+        out.operand(registers(inst.src[1], entry.width(2)));
     }
     match inst.format {
         Format::Global => out.operand(or_off(inst.sdst, 2)),
@@ -365,18 +370,18 @@ fn flat(out: &mut Text, inst: &Inst, entry: &Entry) {
 fn buffer(out: &mut Text, inst: &Inst, entry: &Entry) {
     if inst.src[1] != NONE {
         if inst.vdst != NONE {
-            out.operand(register(inst.vdst, entry.width(0)));
+            out.operand(registers(inst.vdst, entry.width(0)));
         }
         let both = inst.has(flag::OFFEN) && inst.has(flag::IDXEN);
         match inst.src[0] {
             NONE if inst.op == Op::BUFFER_STORE_LDS_DWORD => {}
             NONE => out.operand("off"),
-            address => out.operand(register(address, 1 + u8::from(both))),
+            address => out.operand(registers(address, 1 + u8::from(both))),
         }
-        out.operand(register(inst.src[1], 4));
+        out.operand(registers(inst.src[1], 4));
         out.operand(match inst.src[2] {
             code @ (128..=208 | 240..=248) => immediate(code, 1),
-            code => register(code, 1),
+            code => registers(code, 1),
         });
         if inst.format == Format::Mtbuf
             && let Some(format) = special::buffer_format(inst.ctrl)

@@ -53,6 +53,29 @@ pub enum FaultKind {
     BadRegister { register: String, limit: u32 },
     #[error("waves wait at a barrier that others can never reach")]
     Deadlock,
+    #[error(
+        "{register} is {used} while a load that will write it may be outstanding: {load}; `{wait}` is missing before this"
+    )]
+    NotWaitedFor {
+        register: String,
+        used: &'static str,
+        /// The load.
+        load: String,
+        /// The `s_waitcnt` that covers it.
+        wait: String,
+    },
+    #[error(
+        "too few wait states: {rule}{}; {needed} are needed after {before}, there are {found}",
+        register.as_ref().map(|r| format!(" ({r})")).unwrap_or_default()
+    )]
+    Hazard {
+        rule: &'static str,
+        register: Option<String>,
+        /// The first of the two instructions.
+        before: String,
+        needed: u32,
+        found: u32,
+    },
     #[error("the launch exceeded {limit} wave-instructions")]
     InstructionLimit { limit: u64 },
 }

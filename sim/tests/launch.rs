@@ -54,7 +54,7 @@ impl<'a> Case<'a> {
             remainder: [0; 3],
             block,
             dynamic_lds: 0,
-            options: Options::default(),
+            options: deltawave_sim::hip::options_from_environment(),
         }
     }
 

@@ -50,7 +50,7 @@ fn run(code: &CodeObject, name: &str, threads: u32, mfma: MfmaMode, buffers: &mu
     };
     let options = Options {
         mfma,
-        ..Options::default()
+        ..deltawave_sim::hip::options_from_environment()
     };
     // SAFETY: the extents are vectors that live until the end of this function.
     unsafe { launch.run(&options) }.unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -18,6 +18,7 @@ pub(crate) mod vmem;
 
 pub use level::Level;
 pub(crate) use level::{leveled, leveled_narrow, unleveled};
+pub(crate) use salu::GPR_IDX_EN;
 
 use crate::fault::FaultKind;
 use crate::inst::Inst;

@@ -100,7 +100,9 @@ impl Machine {
         };
 
         let checks = shared.options.checks;
-        let mut sanitizer = checks.any().then(|| Sanitizer::new(checks, waves));
+        let mut sanitizer = checks
+            .any()
+            .then(|| Sanitizer::new(checks, waves, launch.code.uses()));
         let mut turns = Turns::new(shared.options.order, linear);
         let mut states = [State::Runs; 16];
         let states = &mut states[..count];
@@ -241,7 +243,7 @@ impl Watch for () {
     fn after(&mut self, _: &Wave, _: u32, _: &Inst, _: &Env) {}
 }
 
-impl Watch for Sanitizer {
+impl Watch for Sanitizer<'_> {
     fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
         Sanitizer::before(self, w, at, inst, env)
     }

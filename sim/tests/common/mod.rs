@@ -4,12 +4,27 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub mod asm;
+
 /// The code object of a `.hip` or `.s` file of `tests/kernels`, or `None`, said aloud, if no compiler
 /// for gfx942 is installed. With `DELTAWAVE_REQUIRE_KERNELS=1` that is a failure.
 pub fn compile(source: &str, flags: &[&str]) -> Option<Vec<u8>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/kernels")
         .join(source);
+    compile_file(&path, flags)
+}
+
+/// As [`compile`], for the text of an assembly file.
+pub fn assemble(text: &str) -> Option<Vec<u8>> {
+    let path = output(text, &[]).with_extension("s");
+    std::fs::write(&path, text).expect("the directory for tests can be written");
+    let bytes = compile_file(&path, &[]);
+    let _ = std::fs::remove_file(&path);
+    bytes
+}
+
+fn compile_file(path: &Path, flags: &[&str]) -> Option<Vec<u8>> {
     let Some(compiler) = compiler() else {
         assert!(
             std::env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref() != Ok("1"),
@@ -18,7 +33,8 @@ pub fn compile(source: &str, flags: &[&str]) -> Option<Vec<u8>> {
         println!("skipped: no clang with the AMDGPU target");
         return None;
     };
-    let out = output(source, flags);
+    let source = path.to_string_lossy();
+    let out = output(&source, flags);
     let mut command = Command::new(compiler);
     if source.ends_with(".s") {
         command.args(["--target=amdgcn-amd-amdhsa", "-mcpu=gfx942"]);
@@ -27,7 +43,7 @@ pub fn compile(source: &str, flags: &[&str]) -> Option<Vec<u8>> {
         command.args(["--offload-arch=gfx942", "--offload-device-only"]);
         command.arg("--no-gpu-bundle-output");
     }
-    let status = command.args(flags).arg("-o").arg(&out).arg(&path).status();
+    let status = command.args(flags).arg("-o").arg(&out).arg(path).status();
     assert!(
         status.is_ok_and(|s| s.success()),
         "{source} does not compile"

@@ -1,0 +1,37 @@
+//! Names in the texts of faults.
+
+use crate::disasm;
+use crate::exec::Env;
+use crate::inst::{AGPR0, Operand, VGPR0};
+use crate::wave::Wave;
+
+/// A vector register by its place in the unified file.
+pub(super) fn vector(w: &Wave, place: usize) -> String {
+    let accum = usize::from(w.accum_offset);
+    let operand = if place >= accum {
+        AGPR0 as usize + place - accum
+    } else {
+        VGPR0 as usize + place
+    };
+    disasm::register(operand as Operand)
+}
+
+/// A scalar register, `scc` among them.
+pub(super) fn scalar(operand: Operand) -> String {
+    if operand == super::uses::SCC {
+        return "scc".to_string();
+    }
+    disasm::register(operand)
+}
+
+/// An instruction of the program: its place and text.
+pub(super) fn instruction(env: &Env, at: u32) -> String {
+    let i = at as usize;
+    match (env.program.insts.get(i), env.program.offsets.get(i)) {
+        (Some(inst), Some(&offset)) => {
+            let text = disasm::text(inst, u64::from(offset));
+            format!("pc {offset:#x} ({})", text.trim())
+        }
+        _ => format!("instruction {at}"),
+    }
+}

@@ -1,0 +1,255 @@
+//! Registers that an outstanding load will still write.
+//!
+//! A load returns later. Counters say how many memory operations of a kind are outstanding, and `s_waitcnt` waits until
+//! a counter is low enough. Operations on vector memory come back in order, those on LDS too, so a count that is not
+//! zero covers the oldest ones; scalar loads come back in any order, and among them only zero covers anything. A flat
+//! operation counts as what its lanes turn out to access. Counters and orders: "Memory Model gfx942" in LLVM's AMDGPU
+//! usage guide, and `SIInsertWaitcnts.cpp`.
+
+use std::collections::VecDeque;
+
+use super::class::{Class, is_dma};
+use super::report;
+use super::uses::{Role, Use, Uses};
+use crate::exec::{Env, SHARED_BASE_HI};
+use crate::fault::FaultKind;
+use crate::inst::{Inst, VGPR0};
+use crate::op::Op::*;
+use crate::wave::Wave;
+
+/// Bits of a set of all registers: vector registers by their place in the unified file, then the scalar ones.
+const WORDS: usize = (512 + 128) / 64;
+const SCALARS: usize = 512;
+
+/// A memory operation that may not have come to its end.
+struct Operation {
+    /// Its index in the program.
+    at: u32,
+    /// Registers that it will write.
+    first: u16,
+    count: u8,
+    /// Comes back in any order: a scalar load.
+    unordered: bool,
+    /// Writes memory.
+    store: bool,
+}
+
+/// One counter.
+#[derive(Default)]
+struct Counter {
+    outstanding: VecDeque<Operation>,
+}
+
+impl Counter {
+    /// Waits until at most `left` operations are outstanding. Whether any ended.
+    fn wait(&mut self, left: usize) -> bool {
+        let n = self.outstanding.len();
+        if n <= left || left > 0 && self.outstanding.iter().any(|o| o.unordered) {
+            return false;
+        }
+        self.outstanding.drain(..n - left);
+        true
+    }
+
+    /// What would wait for operation `i`.
+    fn needed(&self, i: usize) -> usize {
+        if self.outstanding.iter().any(|o| o.unordered) {
+            return 0;
+        }
+        self.outstanding.len() - 1 - i
+    }
+}
+
+/// The outstanding operations of a wave.
+#[derive(Default)]
+pub(super) struct Waits {
+    /// `vmcnt`: vector memory.
+    vm: Counter,
+    /// `lgkmcnt`: LDS, scalar memory, messages.
+    lgkm: Counter,
+    /// Registers that will be written.
+    pending: [u64; WORDS],
+    any: bool,
+}
+
+/// The limits of the counters: as an operand they mean no wait.
+const VM_MOST: usize = 63;
+const LGKM_MOST: usize = 15;
+
+impl Waits {
+    /// Checks an instruction that is about to be executed, and counts it.
+    pub fn step(
+        &mut self,
+        w: &Wave,
+        at: u32,
+        inst: &Inst,
+        uses: &Uses,
+        env: &Env,
+    ) -> Result<(), FaultKind> {
+        if self.any {
+            for u in uses.reads() {
+                if self.touches(w, u) {
+                    return Err(self.fault(w, u, "read", env));
+                }
+            }
+            for u in uses.writes() {
+                if self.touches(w, u) && !self.in_order(w, u, uses.class) {
+                    return Err(self.fault(w, u, "written", env));
+                }
+            }
+        }
+        match uses.class {
+            Class::Scalar if inst.op == S_WAITCNT => self.wait(inst.imm as u32),
+            Class::Scalar if matches!(inst.op, S_SENDMSG | S_SENDMSGHALT) => {
+                self.count(w, at, inst, uses, false)
+            }
+            Class::ScalarMemory | Class::Local => self.count(w, at, inst, uses, false),
+            Class::Memory => self.count(w, at, inst, uses, true),
+            Class::Flat => {
+                let (lds, elsewhere) = flat_targets(w, uses);
+                if elsewhere || !lds {
+                    self.count(w, at, inst, uses, true);
+                }
+                if lds {
+                    self.count(w, at, inst, uses, false);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Stores and atomics that no `s_waitcnt` has covered, as indices in the program.
+    pub fn stores(&self) -> impl Iterator<Item = u32> {
+        let all = self.vm.outstanding.iter().chain(&self.lgkm.outstanding);
+        all.filter(|o| o.store).map(|o| o.at)
+    }
+
+    fn touches(&self, w: &Wave, u: &Use) -> bool {
+        let (first, count) = place(w, u);
+        (first..first + count).any(|r| self.pending[r / 64] >> (r % 64) & 1 != 0)
+    }
+
+    /// Whether results that come back in order make it safe for an instruction to write what will be written: the
+    /// second load of a register returns after the first.
+    fn in_order(&self, w: &Wave, u: &Use, class: Class) -> bool {
+        class.is_vmem()
+            && self
+                .lgkm
+                .outstanding
+                .iter()
+                .all(|o| !overlaps(o, place(w, u)))
+    }
+
+    fn wait(&mut self, operand: u32) {
+        let vm = (operand & 15 | operand >> 10 & 0x30) as usize;
+        let lgkm = (operand >> 8 & 15) as usize;
+        let ended = vm < VM_MOST && self.vm.wait(vm);
+        if lgkm < LGKM_MOST && self.lgkm.wait(lgkm) || ended {
+            self.pending = [0; WORDS];
+            for i in 0..self.vm.outstanding.len() {
+                self.mark(self.vm.outstanding[i].first, self.vm.outstanding[i].count);
+            }
+            for i in 0..self.lgkm.outstanding.len() {
+                self.mark(
+                    self.lgkm.outstanding[i].first,
+                    self.lgkm.outstanding[i].count,
+                );
+            }
+            self.any = self.pending.iter().any(|w| *w != 0);
+        }
+    }
+
+    fn mark(&mut self, first: u16, count: u8) {
+        for r in usize::from(first)..usize::from(first) + usize::from(count) {
+            self.pending[r / 64] |= 1 << (r % 64);
+        }
+    }
+
+    fn count(&mut self, w: &Wave, at: u32, inst: &Inst, uses: &Uses, vm: bool) {
+        let name = inst.op;
+        if matches!(
+            name,
+            DS_NOP
+                | BUFFER_INV
+                | BUFFER_WBINVL1
+                | BUFFER_WBINVL1_VOL
+                | S_DCACHE_INV
+                | S_DCACHE_INV_VOL
+                | S_DCACHE_WB
+                | S_DCACHE_WB_VOL
+        ) {
+            return;
+        }
+        let (first, count) = uses.writes().first().map_or((0, 0), |u| place(w, u));
+        let operation = Operation {
+            at,
+            first: first as u16,
+            count: count as u8,
+            unordered: uses.class == Class::ScalarMemory,
+            store: uses.role(Role::Data).is_some() || is_dma(inst),
+        };
+        if count > 0 {
+            self.mark(operation.first, operation.count);
+            self.any = true;
+        }
+        let counter = if vm { &mut self.vm } else { &mut self.lgkm };
+        counter.outstanding.push_back(operation);
+    }
+
+    #[cold]
+    fn fault(&self, w: &Wave, u: &Use, used: &'static str, env: &Env) -> FaultKind {
+        let wanted = place(w, u);
+        let find = |c: &Counter| c.outstanding.iter().rposition(|o| overlaps(o, wanted));
+        let mut waits = Vec::new();
+        let mut found = None;
+        for (counter, name) in [(&self.vm, "vmcnt"), (&self.lgkm, "lgkmcnt")] {
+            if let Some(i) = find(counter) {
+                waits.push(format!("{name}({})", counter.needed(i)));
+                found = Some(&counter.outstanding[i]);
+            }
+        }
+        let register = found.map_or(wanted.0, |o| wanted.0.max(usize::from(o.first)));
+        FaultKind::NotWaitedFor {
+            register: match register {
+                SCALARS.. => report::scalar((register - SCALARS) as u16),
+                _ => report::vector(w, register),
+            },
+            used,
+            load: found.map_or(String::new(), |o| report::instruction(env, o.at)),
+            wait: format!("s_waitcnt {}", waits.join(" ")),
+        }
+    }
+}
+
+/// Where a use lies in the set of all registers. SCC and constants are in none.
+fn place(w: &Wave, u: &Use) -> (usize, usize) {
+    match u.vector(w.accum_offset) {
+        Some(v) => (v, usize::from(u.count).min(512 - v)),
+        None if u.first < 128 => {
+            let first = usize::from(u.first);
+            (SCALARS + first, usize::from(u.count).min(128 - first))
+        }
+        None => (0, 0),
+    }
+}
+
+fn overlaps(o: &Operation, (first, count): (usize, usize)) -> bool {
+    let from = usize::from(o.first);
+    from < first + count && first < from + usize::from(o.count)
+}
+
+/// Whether a flat access has lanes in LDS, and lanes elsewhere.
+fn flat_targets(w: &Wave, uses: &Uses) -> (bool, bool) {
+    let address = uses.role(Role::Address).filter(|u| u.first >= VGPR0);
+    let Some(v) = address.and_then(|u| u.vector(w.accum_offset)) else {
+        return (false, true);
+    };
+    let exec = w.exec();
+    let high = &w.vgpr[(v + 1) & 511].0;
+    let mut lds = 0u64;
+    for (lane, x) in high.iter().enumerate() {
+        lds |= u64::from(*x == SHARED_BASE_HI) << lane;
+    }
+    (lds & exec != 0, !lds & exec != 0)
+}
