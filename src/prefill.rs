@@ -361,6 +361,18 @@ fn check_workspace(workspace: &Workspace<'_>, bytes: usize, context: &Context) -
     )
 }
 
+/// What of a prefill is launched. The parts are for measuring: a scan alone takes what the workspace holds, which must be
+/// of a preparation of the same tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// `prefill_prepare`.
+    Prepare,
+    /// `prefill_scan`.
+    Scan,
+}
+
 /// A prefill of batches whose lengths the host knows: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Prefill {
@@ -434,6 +446,20 @@ impl Prefill {
         tensors: &PrefillTensors<'_>,
         workspace: Workspace<'_>,
     ) -> Result<()> {
+        self.launch_part(stream, tensors, workspace, Part::Whole)
+    }
+
+    /// [`Prefill::launch`] of a part.
+    ///
+    /// # Errors
+    /// As [`Prefill::launch`].
+    pub fn launch_part(
+        &self,
+        stream: &Stream,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+        part: Part,
+    ) -> Result<()> {
         check::stream(stream, &self.context)?;
         Shape::check_devices(tensors, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
@@ -446,7 +472,7 @@ impl Prefill {
         // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
         unsafe {
             self.shape
-                .enqueue(&self.context, stream, self.kernels, &lowered)
+                .enqueue(&self.context, stream, self.kernels, &lowered, part)
         }
     }
 }
@@ -547,7 +573,7 @@ impl DevicePrefill {
             self.context
                 .launch(stream, "dw_prefill_lengths", 1, 64, &arguments)?;
             self.shape
-                .enqueue(&self.context, stream, self.kernels, &lowered)
+                .enqueue(&self.context, stream, self.kernels, &lowered, Part::Whole)
         }
     }
 }

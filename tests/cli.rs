@@ -441,6 +441,17 @@ fn failures_say_why() {
     }
 }
 
+/// A simulated time means nothing.
+#[test]
+fn only_gpus_are_measured() {
+    if kernels() {
+        let shape = ["prefill", "--heads", "1,1", "--seqlens", "5"];
+        let words = ["--time", "the simulator"];
+        refused(&[&shape[..], &["--time", "3"]].concat(), 2, &words);
+        refused(&[&shape[..], &["--time", "0"]].concat(), 2, &["--time"]);
+    }
+}
+
 /// The results must not replace the inputs.
 #[test]
 fn files_are_not_written_over_each_other() {

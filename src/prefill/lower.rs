@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::{CHUNK, Gating, PrefillSpec, PrefillTensors};
+use super::{CHUNK, Gating, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{self, dw_prefill_prepare_args, dw_prefill_scan_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -341,7 +341,7 @@ impl Shape {
         })
     }
 
-    /// Enqueues prepare and scan.
+    /// Enqueues prepare and scan, or one of them.
     ///
     /// # Safety
     /// `lowered` was made for memory that is alive.
@@ -351,17 +351,20 @@ impl Shape {
         stream: &Stream,
         kernels: (&str, &str),
         lowered: &Lowered,
+        part: Part,
     ) -> Result<()> {
         // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
         unsafe {
-            context.launch(
-                stream,
-                kernels.0,
-                lowered.prepare_groups,
-                PREPARE_THREADS,
-                &lowered.prepare,
-            )?;
-            if lowered.scan_groups > 0 {
+            if part != Part::Scan {
+                context.launch(
+                    stream,
+                    kernels.0,
+                    lowered.prepare_groups,
+                    PREPARE_THREADS,
+                    &lowered.prepare,
+                )?;
+            }
+            if part != Part::Prepare && lowered.scan_groups > 0 {
                 context.launch(
                     stream,
                     kernels.1,

@@ -9,7 +9,7 @@ use deltawave::inputs::{
 use deltawave::metrics::{Comparison, compare};
 use deltawave::oracle::{self, Beta, Gate, Problem, Solution};
 use deltawave::prefill::{
-    DeviceLengths, DevicePrefill, Flags, Gating, Prefill, PrefillSpec, PrefillTensors, State,
+    DeviceLengths, DevicePrefill, Flags, Gating, Part, Prefill, PrefillSpec, PrefillTensors, State,
     StateMut, Workspace,
 };
 use deltawave::runtime::{Backend, Context, Stream};
@@ -594,6 +594,16 @@ impl Loaded {
     }
 
     pub fn launch(&mut self, case: &Case, stream: &Stream) -> deltawave::Result<()> {
+        self.launch_part(case, stream, Part::Whole)
+    }
+
+    /// A part of a launch, where the host knows the lengths.
+    pub fn launch_part(
+        &mut self,
+        case: &Case,
+        stream: &Stream,
+        part: Part,
+    ) -> deltawave::Result<()> {
         let gating = match case.gate_kind {
             GateKind::Given => Gating::Given {
                 g: Some(self.g.scalars()),
@@ -653,7 +663,7 @@ impl Loaded {
         };
         let workspace = Workspace::new(&mut self.workspace);
         match &self.plan {
-            Plan::Host(plan) => plan.launch(stream, &tensors, workspace),
+            Plan::Host(plan) => plan.launch_part(stream, &tensors, workspace, part),
             Plan::Device(plan, true) => plan.launch(
                 stream,
                 DeviceLengths::I64(&self.lengths.1),

@@ -1,7 +1,7 @@
 //! Workspaces, streams, graphs, and the same bits every time.
 
 use deltawave::inputs::Gates;
-use deltawave::prefill::{DevicePrefill, Prefill};
+use deltawave::prefill::{DevicePrefill, Part, Prefill};
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
@@ -213,6 +213,27 @@ fn a_launch_is_two_kernels() {
         for kernel in plan.kernels() {
             assert!(statistics[kernel].launches >= 2, "{kernel}");
         }
+    }
+}
+
+/// The parts of a launch, one after the other, are the launch; a scan can be repeated, and is nothing without a
+/// preparation.
+#[test]
+fn parts_make_the_whole() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let case = mixed_case(Entry::Packed);
+    let data = case.data();
+    let expected = run(&context, &case, &data);
+    let mut loaded = Loaded::new(&context, &case, &data);
+    loaded.poison(&stream);
+    loaded.launch_part(&case, &stream, Part::Prepare).unwrap();
+    // Of the outputs, a preparation writes none: there are no rows past the last sequence.
+    assert!(loaded.read(&case, &stream).o.iter().all(|x| x.is_nan()));
+    for _ in 0..2 {
+        loaded.launch_part(&case, &stream, Part::Scan).unwrap();
+        let output = loaded.read(&case, &stream);
+        assert_same_bits(&expected, &output, "its parts");
     }
 }
 

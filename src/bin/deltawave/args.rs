@@ -152,6 +152,14 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = RUN)]
     pub repeat: u32,
 
+    /// Measure N runs on a GPU: replays of a graph, caches flushed before each; the median counts
+    ///
+    /// Each kernel is measured alone, too. A run is the time between two events of the device around one launch of the
+    /// graph; before it a buffer larger than the last-level cache is filled. Replays before the first measured one
+    /// bring the clocks up.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = RUN)]
+    pub time: Option<u32>,
+
     /// Compare with the f64 recurrence; fail if the error is larger than allowed
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,

@@ -5,7 +5,7 @@
 //! | arguments | `args.rs`, `models.rs` |
 //! | `info` | `info.rs`, `resources.rs` |
 //! | `prefill`: tensors on the host | `workload.rs` |
-//! | `prefill`: on the device | `run.rs` |
+//! | `prefill`: on the device | `run.rs`, `time.rs` |
 //! | `prefill`: against the reference | `check.rs` |
 //! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
 //! | errors and exit statuses | `failure.rs` |
@@ -20,6 +20,7 @@ mod report;
 mod resources;
 mod run;
 mod table;
+mod time;
 mod workload;
 
 use std::io::Write as _;
@@ -88,7 +89,7 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
         })?;
     }
     let outcome = progress.step("kernels", || {
-        run::run(&context, &plan, &workload, format, args.repeat)
+        run::run(&context, &plan, &workload, format, args.repeat, args.time)
     })?;
     if args.output.is_some() {
         write_output(args, &workload, &outcome)?;
@@ -150,6 +151,11 @@ fn configure_simulator(args: &PrefillArgs, context: &Context) -> Result<(), Fail
             )),
             None => Ok(()),
         };
+    }
+    if args.time.is_some() {
+        return Err(workload::usage(
+            "--time measures a GPU, and this runs on the simulator, whose times are those of this host".to_owned(),
+        ));
     }
     let mut options = deltawave_sim::hip::options();
     match args.mfma {

@@ -13,6 +13,7 @@ use crate::check::{Judged, Verdict};
 use crate::resources::{self, Resources};
 use crate::run::{Outcome, StateFormat};
 use crate::table::{Table, bytes, count};
+use crate::time::Times;
 use crate::workload::Workload;
 
 /// Everything that is known about a prefill that ran.
@@ -57,6 +58,8 @@ pub struct Report {
     non_finite: Option<usize>,
     repeat: u32,
     kernel_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    times: Option<Times>,
     wave_instructions: Option<u64>,
     kernels: Vec<Kernel>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,6 +185,7 @@ impl Report {
             non_finite: judged.map(|t| t.iter().map(|j| j.pooled.non_finite).sum()),
             repeat: args.repeat,
             kernel_seconds: outcome.seconds,
+            times: outcome.times.clone(),
             wave_instructions: kernels.iter().map(|k| k.wave_instructions).sum(),
             kernels,
             error: (passed == Some(false)).then_some(FAILED),
@@ -223,6 +227,9 @@ impl Report {
             let _ = writeln!(out, "{}", error_table(judged));
         }
         let _ = writeln!(out, "{}", self.time_text());
+        if let Some(times) = &self.times {
+            let _ = write!(out, "\n{}", times.text());
+        }
         out
     }
 

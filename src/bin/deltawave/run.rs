@@ -2,7 +2,7 @@
 
 use deltawave::inputs::Tensor as HostTensor;
 use deltawave::oracle::gates;
-use deltawave::prefill::{Gating, Prefill, PrefillTensors, State, StateMut, Workspace};
+use deltawave::prefill::{Gating, Part, Prefill, PrefillTensors, State, StateMut, Workspace};
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::safetensors_io::{FileBeta, FileGate};
 use deltawave::tensor::{Buffer, Tensor, TokenScalars, Tokens, TokensMut, dense_strides};
@@ -10,6 +10,7 @@ use deltawave::types::{Dtype, StateLayout};
 use deltawave_sim::hip::KernelStatistics;
 
 use crate::failure::Failure;
+use crate::time::{self, Times};
 use crate::workload::Workload;
 
 /// What the device computed, and how long it took.
@@ -24,6 +25,8 @@ pub struct Outcome {
     pub seconds: f64,
     /// The kernels of the fastest run, in order.
     pub kernels: Vec<Launched>,
+    /// Times of replays, where they were asked for.
+    pub times: Option<Times>,
 }
 
 /// One kernel of a run.
@@ -45,21 +48,24 @@ pub struct StateFormat {
     pub dtype: Dtype,
 }
 
-/// Runs a planned prefill `repeat` times. Everything that the kernels write is NaN before each run.
+/// Runs a planned prefill `repeat` times, and measures `replays` more, if any. Everything that the kernels write is NaN
+/// before each run.
 pub fn run(
     context: &Context,
     plan: &Prefill,
     workload: &Workload,
     state: StateFormat,
     repeat: u32,
+    replays: Option<u32>,
 ) -> Result<Outcome, Failure> {
     let upload = Failure::during("the tensors cannot be brought to the device");
     let failed = Failure::during("the prefill failed");
-    let mut device = Device::new(context, plan, workload, state).map_err(upload)?;
+    let mut device = Device::new(context, plan, workload, state).map_err(&upload)?;
+    let stream = context.stream().map_err(&upload)?;
     let mut best: Option<Outcome> = None;
     for n in 1..=repeat {
-        let (seconds, kernels) = device.measure(context, plan, workload).map_err(&failed)?;
-        let (o, final_state) = device.read(workload).map_err(&failed)?;
+        let (seconds, kernels) = device.measure(&stream, plan, workload).map_err(&failed)?;
+        let (o, final_state) = device.read(&stream, workload).map_err(&failed)?;
         match &mut best {
             None => {
                 best = Some(Outcome {
@@ -68,6 +74,7 @@ pub fn run(
                     workspace_bytes: plan.workspace_bytes(),
                     seconds,
                     kernels,
+                    times: None,
                 });
             }
             Some(best) => {
@@ -80,7 +87,14 @@ pub fn run(
             }
         }
     }
-    Ok(best.expect("there is at least one run"))
+    let mut best = best.expect("there is at least one run");
+    if let Some(replays) = replays {
+        let parts = [Part::Whole, Part::Prepare, Part::Scan];
+        let launch = |stream: &Stream, part| device.launch(stream, plan, workload, part);
+        let times = time::measure(context, replays, parts, launch);
+        best.times = Some(times.map_err(failed)?);
+    }
+    Ok(best)
 }
 
 /// A host tensor's copy on the device.
@@ -103,7 +117,6 @@ enum DeviceGating {
 }
 
 struct Device {
-    stream: Stream,
     q: Copied,
     k: Copied,
     v: Copied,
@@ -170,7 +183,6 @@ impl Device {
             .transpose()?;
         let states = w.sequences() * d.value_heads * d.key_dim * d.value_dim;
         Ok(Device {
-            stream: context.stream()?,
             q: copy(&d.q)?,
             k: copy(&d.k)?,
             v: copy(&d.v)?,
@@ -186,7 +198,7 @@ impl Device {
     /// One run: its seconds, and its kernels.
     fn measure(
         &mut self,
-        context: &Context,
+        stream: &Stream,
         plan: &Prefill,
         w: &Workload,
     ) -> Fallible<(f64, Vec<Launched>)> {
@@ -195,14 +207,14 @@ impl Device {
             &mut self.last.buffer,
             &mut self.workspace,
         ] {
-            buffer.fill_bytes(0xff, &self.stream)?;
+            buffer.fill_bytes(0xff, stream)?;
         }
-        self.stream.synchronize()?;
-        let simulated = context.backend() == Backend::Simulator;
+        stream.synchronize()?;
+        let simulated = stream.context().backend() == Backend::Simulator;
         deltawave_sim::hip::reset_statistics();
-        let start = self.stream.record()?;
-        self.launch(plan, w)?;
-        let end = self.stream.record()?;
+        let start = stream.record()?;
+        self.launch(stream, plan, w, Part::Whole)?;
+        let end = stream.record()?;
         end.synchronize()?;
         let statistics = deltawave_sim::hip::statistics();
         let kernels = plan.kernels().map(|name| {
@@ -224,7 +236,13 @@ impl Device {
         Ok((seconds, kernels.into()))
     }
 
-    fn launch(&mut self, plan: &Prefill, w: &Workload) -> Fallible<()> {
+    fn launch(
+        &mut self,
+        stream: &Stream,
+        plan: &Prefill,
+        w: &Workload,
+        part: Part,
+    ) -> Fallible<()> {
         let d = &w.data;
         let keys = [d.tokens, d.key_heads, d.key_dim];
         let values = [d.tokens, d.value_heads, d.value_dim];
@@ -277,14 +295,14 @@ impl Device {
                 layout,
             }),
         };
-        plan.launch(&self.stream, &tensors, Workspace::new(&mut self.workspace))
+        let workspace = Workspace::new(&mut self.workspace);
+        plan.launch_part(stream, &tensors, workspace, part)
     }
 
     /// o and the final states, `[N, HV, K, V]`.
-    fn read(&self, w: &Workload) -> Fallible<(HostTensor, HostTensor)> {
-        let o = HostTensor::from_bytes(self.o.dtype, self.o.buffer.download(&self.stream)?);
-        let states =
-            HostTensor::from_bytes(self.last.dtype, self.last.buffer.download(&self.stream)?);
+    fn read(&self, stream: &Stream, w: &Workload) -> Fallible<(HostTensor, HostTensor)> {
+        let o = HostTensor::from_bytes(self.o.dtype, self.o.buffer.download(stream)?);
+        let states = HostTensor::from_bytes(self.last.dtype, self.last.buffer.download(stream)?);
         let states = match self.format.layout {
             StateLayout::KeyMajor => states,
             StateLayout::ValueMajor => {
