@@ -8,11 +8,14 @@ HIP_SOURCES = $$(find hip include capi -name '*.h' -o -name '*.hip' -o -name '*.
 
 DROPIN = target/dropin
 
-.PHONY: help demo test dropin conformance lint fmt doc setup clean
+# What `make bench-peers` needs on a machine without a network.
+CARRIED = .whl
+
+.PHONY: help demo test dropin conformance bench-peers peers-library peers-wheels lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 demo: ## run a Gated DeltaNet prefill of Qwen3.5-35B-A3B and check it against the oracle
 	@scripts/setup build
@@ -33,6 +36,19 @@ dropin: ## build the simulator as libamdhip64.so, .so.5, .so.6 and .so.7 in targ
 conformance: ## run foreign kernels and programs on the simulator (fetches packages from PyPI)
 	@scripts/setup test
 	CARGO='$(CARGO)' sim/conformance/run
+
+bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA GPU
+	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi
+	python3 benches/peers $(PEERS)
+
+peers-library:
+	DELTAWAVE_ARCHS=$${DELTAWAVE_ARCHS:-gfx942,sm_90a} $(CARGO) build --profile $(PROFILE) -p deltawave-c
+
+peers-wheels: $(CARRIED)/peers.tar.xz peers-library ## put what make bench-peers needs where there is no network into .whl
+	cp -f target/$(PROFILE)/libdeltawave_c.so $(CARRIED)/
+
+$(CARRIED)/peers.tar.xz: benches/peers/pack.py
+	python3 benches/peers/pack.py $@
 
 lint: ## check formats, lints and documentation
 	@scripts/setup lint
