@@ -1,8 +1,8 @@
 //! The Python binding of the benchmark beside the peers, on the simulator, and the rest of it that needs no GPU.
 
+use std::env;
 use std::path::Path;
 use std::process::Command;
-use std::env;
 
 #[test]
 fn the_benchmark_tests_itself() {
