@@ -393,7 +393,8 @@ impl Fixture {
             g: tensor_mut::<2>(&v[4], g, &mut self.foreign_out).into(),
             beta: tensor_mut::<2>(&v[5], beta, &mut unused).into(),
         }
-        .launch(&self.context, &stream)
+        .launch(&self.context, &stream)?;
+        stream.synchronize()
     }
 }
 

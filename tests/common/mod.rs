@@ -29,6 +29,20 @@ pub fn simulated(context: &Context) -> bool {
     context.backend() == Backend::Simulator
 }
 
+/// Whether so many bytes can be allocated, of which few are touched: the simulator commits no more than those.
+pub fn has_room(context: &Context, bytes: usize) -> bool {
+    if simulated(context) {
+        return true;
+    }
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are valid for a write.
+    unsafe { context.hip().hipMemGetInfo(&mut free, &mut total) }.expect("sizes");
+    if free < bytes {
+        println!("skipped: it takes {bytes} bytes, and {free} are free");
+    }
+    free >= bytes
+}
+
 /// Where the lengths come from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Entry {

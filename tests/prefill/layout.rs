@@ -9,7 +9,7 @@ use hip_sys::hipMemcpyKind;
 
 use crate::common::{
     Case, Layout, Output, StateKind, Views, assert_same_bits, check, check_data, check_output,
-    context, run, run_views, simulated, spec,
+    context, has_room, run, run_views, simulated, spec,
 };
 
 /// Head dimensions of every bucket and between them, K = V and not.
@@ -484,9 +484,7 @@ fn scatter(
 #[test]
 fn offsets_beyond_32_bits() {
     let context = context();
-    // On a card such memory would be committed.
-    if !simulated(&context) {
-        println!("skipped: a card has no lazily committed memory");
+    if !has_room(&context, 90 << 30) {
         return;
     }
     let before = resident();
@@ -515,7 +513,10 @@ fn offsets_beyond_32_bits() {
         (1 << 30, 1 << 29),
     );
     let grown = resident().saturating_sub(before);
-    assert!(grown < 1 << 20, "{grown} kB were committed");
+    assert!(
+        grown < 1 << 20 || !simulated(&context),
+        "{grown} kB were committed"
+    );
 }
 
 /// Runs a packed case whose rows lie at `place(token, head)` and whose states have these strides.
@@ -638,8 +639,7 @@ fn far_apart(
 #[test]
 fn a_batch_stride_beyond_32_bits() {
     let context = context();
-    if !simulated(&context) {
-        println!("skipped: a card has no lazily committed memory");
+    if !has_room(&context, 20 << 30) {
         return;
     }
     let stream = context.stream().unwrap();

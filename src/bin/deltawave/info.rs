@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::InfoArgs;
 use crate::failure::causes;
 use crate::report::mfma_mode;
-use crate::resources::{self, Resources};
+use crate::resources::{self, Resources, cell};
 use crate::table::{Table, bytes};
 
 /// What this program can run, and on what.
@@ -81,6 +81,7 @@ impl Info {
         };
         let context = chosen.as_ref().ok();
         let device = context.map(Context::device);
+        let running = context.map(resources::of_context).unwrap_or_default();
         Info {
             version: env!("CARGO_PKG_VERSION"),
             backend: context.map(|c| c.backend().name()),
@@ -98,8 +99,13 @@ impl Info {
             code_objects: CODE_OBJECTS
                 .iter()
                 .map(|object| {
+                    let here = device.is_some_and(|d| d.arch == object.arch);
+                    let best = |kernel: Resources| {
+                        let known = running.iter().find(|k| here && k.name == kernel.name);
+                        known.cloned().unwrap_or(kernel)
+                    };
                     let (kernels, error) = match resources::of(object) {
-                        Ok(kernels) => (kernels, None),
+                        Ok(kernels) => (kernels.into_iter().map(best).collect(), None),
                         Err(error) => (Vec::new(), Some(error.to_string())),
                     };
                     CodeObjectInfo {
@@ -168,6 +174,9 @@ impl Info {
         let _ = writeln!(out, "{table}");
         out += &self.kernel_table().to_string();
         out += "\n  VGPRs counts accumulation registers (AGPRs) too; LDS, private (per lane) and kernarg are bytes.\n";
+        if self.code_objects.iter().any(|o| resources::is_ptx(o.arch)) {
+            out += "  Of NVIDIA GPUs: all registers, static shared and local memory, where the driver of one says them.\n";
+        }
         for (arch, objects) in self.by_arch() {
             let size: usize = objects.iter().map(|o| o.bytes).sum();
             let kernels: usize = objects.iter().map(|o| o.kernels.len()).sum();
@@ -217,7 +226,7 @@ impl Info {
                     k.kernarg_bytes,
                 ];
                 let names = [k.name.clone(), arch.clone()];
-                table.row(names.into_iter().chain(numbers.iter().map(u32::to_string)));
+                table.row(names.into_iter().chain(numbers.map(cell)));
             }
         }
         table

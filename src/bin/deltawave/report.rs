@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::args::PrefillArgs;
 use crate::check::{Judged, Verdict};
-use crate::resources::{self, Resources};
+use crate::resources::{self, Resources, cell};
 use crate::run::{Outcome, StateFormat};
 use crate::table::{Table, bytes, count};
 use crate::time::Times;
@@ -122,12 +122,13 @@ impl Report {
         let (d, s) = (&workload.data, &workload.spec);
         let device = context.device();
         let simulated = context.backend() == Backend::Simulator;
+        let known = resources::of_context(context);
         let kernels: Vec<Kernel> = (outcome.kernels.iter())
             .map(|k| Kernel {
                 launches: k.launches,
                 wave_instructions: k.simulated.map(|s| s.wave_instructions),
                 seconds: k.simulated.map(|s| s.seconds),
-                resources: resources::of_kernel(&device.arch, k.name)
+                resources: (known.iter().find(|r| r.name == k.name).cloned())
                     .unwrap_or_else(|| Resources::unknown(k.name)),
             })
             .collect();
@@ -269,24 +270,30 @@ impl Report {
 
     fn kernel_table(&self) -> Table {
         let simulated = self.mfma_mode.is_some();
-        let mut titles = vec![
-            "kernel", "launches", "VGPRs", "AGPRs", "SGPRs", "LDS", "spills",
-        ];
+        let nvidia = resources::is_ptx(&self.arch);
+        let mut titles = vec!["kernel", "launches"];
+        titles.extend(match nvidia {
+            true => &["registers", "shared", "local"][..],
+            false => &["VGPRs", "AGPRs", "SGPRs", "LDS", "spills"],
+        });
         if simulated {
             titles.extend(["wave instructions", "seconds"]);
         }
         let mut table = Table::new(1, &titles);
         for k in &self.kernels {
             let r = &k.resources;
-            let mut row = vec![
-                r.name.clone(),
-                k.launches.to_string(),
-                r.vgprs.to_string(),
-                r.agprs.to_string(),
-                r.sgprs.to_string(),
-                bytes(u64::from(r.lds_bytes)),
-                r.spills.to_string(),
-            ];
+            let lds = r.lds_bytes.map_or("-".to_owned(), |n| bytes(n.into()));
+            let mut row = vec![r.name.clone(), k.launches.to_string()];
+            row.extend(match nvidia {
+                true => vec![cell(r.vgprs), lds, cell(r.private_bytes)],
+                false => vec![
+                    cell(r.vgprs),
+                    cell(r.agprs),
+                    cell(r.sgprs),
+                    lds,
+                    cell(r.spills),
+                ],
+            });
             row.extend(k.wave_instructions.map(count));
             row.extend(k.seconds.map(|s| format!("{s:.3}")));
             table.row(row);

@@ -1,41 +1,54 @@
-//! What kernels take of a compute unit, as their code objects state it.
+//! What kernels take of a compute unit: as their code objects state it, or, where those are PTX, which the driver has yet
+//! to compile, as the driver says.
 
 use deltawave::code_objects::{self, CodeObject};
+use deltawave::runtime::{Context, KernelInfo};
 use deltawave_sim::code_object::{KernelMetadata, LoadError};
 use serde::Serialize;
 
-/// One kernel of one architecture.
-#[derive(Clone, Debug, Serialize)]
+/// One kernel of one architecture. What nobody knows, or the architecture has not, is absent.
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Resources {
     /// Its name.
     pub name: String,
-    /// Vector registers, both kinds.
-    pub vgprs: u32,
+    /// Vector registers, both kinds; on an NVIDIA GPU all registers of a thread.
+    pub vgprs: Option<u32>,
     /// Accumulation registers among them.
-    pub agprs: u32,
+    pub agprs: Option<u32>,
     /// Scalar registers.
-    pub sgprs: u32,
-    /// Bytes of LDS.
-    pub lds_bytes: u32,
+    pub sgprs: Option<u32>,
+    /// Bytes of LDS, which NVIDIA calls shared memory.
+    pub lds_bytes: Option<u32>,
     /// Registers that were spilled to memory, of either kind.
-    pub spills: u32,
-    /// Bytes of private memory per lane.
-    pub private_bytes: u32,
+    pub spills: Option<u32>,
+    /// Bytes of private memory per lane, which NVIDIA calls local.
+    pub private_bytes: Option<u32>,
     /// Bytes of arguments.
-    pub kernarg_bytes: u32,
+    pub kernarg_bytes: Option<u32>,
 }
 
 impl From<KernelMetadata> for Resources {
     fn from(m: KernelMetadata) -> Self {
         Resources {
             name: m.name,
-            vgprs: m.vgpr_count,
-            agprs: m.agpr_count,
-            sgprs: m.sgpr_count,
-            lds_bytes: m.group_segment_fixed_size,
-            spills: m.vgpr_spill_count + m.sgpr_spill_count,
-            private_bytes: m.private_segment_fixed_size,
-            kernarg_bytes: m.kernarg_segment_size,
+            vgprs: Some(m.vgpr_count),
+            agprs: Some(m.agpr_count),
+            sgprs: Some(m.sgpr_count),
+            lds_bytes: Some(m.group_segment_fixed_size),
+            spills: Some(m.vgpr_spill_count + m.sgpr_spill_count),
+            private_bytes: Some(m.private_segment_fixed_size),
+            kernarg_bytes: Some(m.kernarg_segment_size),
+        }
+    }
+}
+
+impl From<&KernelInfo> for Resources {
+    fn from(k: &KernelInfo) -> Self {
+        Resources {
+            vgprs: Some(k.registers),
+            lds_bytes: Some(k.lds_bytes),
+            private_bytes: Some(k.private_bytes),
+            ..Self::unknown(k.name)
         }
     }
 }
@@ -43,24 +56,46 @@ impl From<KernelMetadata> for Resources {
 impl Resources {
     /// Of a kernel whose code object says nothing.
     pub fn unknown(name: &str) -> Self {
-        KernelMetadata {
+        Resources {
             name: name.to_owned(),
             ..Default::default()
         }
-        .into()
     }
 }
 
-/// The kernels of a code object.
+/// Whether code objects of an architecture are PTX.
+pub fn is_ptx(arch: &str) -> bool {
+    arch.starts_with("sm_")
+}
+
+/// The kernels of a code object; of PTX, their names.
 pub fn of(object: &CodeObject) -> Result<Vec<Resources>, LoadError> {
+    if is_ptx(object.arch) {
+        let text = String::from_utf8_lossy(object.bytes);
+        let names = text.lines().filter_map(|line| {
+            let (name, _) = line.split_once(".entry ")?.1.split_once('(')?;
+            Some(Resources::unknown(name.trim()))
+        });
+        return Ok(names.collect());
+    }
     let kernels = deltawave_sim::code_object::CodeObject::metadata(object.bytes)?;
     Ok(kernels.into_iter().map(Resources::from).collect())
 }
 
-/// A kernel by its name.
-pub fn of_kernel(arch: &str, name: &str) -> Option<Resources> {
+/// The kernels that a context runs.
+pub fn of_context(context: &Context) -> Vec<Resources> {
+    let arch = &context.device().arch;
+    if is_ptx(arch) {
+        let kernels = context.kernels().unwrap_or_default();
+        return kernels.iter().map(Resources::from).collect();
+    }
     code_objects::for_arch(arch)
         .filter_map(|object| of(object).ok())
         .flatten()
-        .find(|kernel| kernel.name == name)
+        .collect()
+}
+
+/// A number in a table.
+pub fn cell(number: Option<u32>) -> String {
+    number.map_or("-".to_owned(), |n| n.to_string())
 }
