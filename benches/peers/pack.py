@@ -15,7 +15,7 @@ from pathlib import Path
 PACKAGES = {
     "fla-core==0.6.0": (["*"], []),
     "flash-qla==0.1.2": (["*"], []),
-    "apache-tvm-ffi==0.1.9": (["*"], ["tvm_ffi/3rdparty/libbacktrace/*", "*_testing.so", "tvm_ffi/share/*"]),
+    "apache-tvm-ffi==0.1.9": (["*"], ["tvm_ffi/3rdparty/libbacktrace/*"]),
     "tilelang==0.1.9": (["*"], ["tilelang/3rdparty/composable_kernel/*", "tilelang/3rdparty/tvm/src/*",
                                 "tilelang/3rdparty/cutlass/tools/*", "tilelang/3rdparty/cutlass/python/*", "*/RECORD"]),
     "z3-solver==4.15.4.0": (["z3/*.py", "z3/lib/libz3.so", "*/METADATA"], []),
