@@ -76,6 +76,18 @@ pub enum FaultKind {
         needed: u32,
         found: u32,
     },
+    #[error(
+        "{register}{} is undefined and decides {decides}: {origin}",
+        lane.map(|l| format!(" of lane {l}")).unwrap_or_default()
+    )]
+    Undefined {
+        register: String,
+        /// Of a vector register.
+        lane: Option<u32>,
+        decides: &'static str,
+        /// Where the value came from.
+        origin: String,
+    },
     #[error("the launch exceeded {limit} wave-instructions")]
     InstructionLimit { limit: u64 },
 }

@@ -1,5 +1,8 @@
 //! Device memory: host memory at its own address, every access checked against the allocations.
 
+use memmap2::MmapMut;
+use std::sync::Arc;
+
 /// One allocation, `[start, end)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -13,19 +16,138 @@ pub struct Extent {
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     extents: Vec<Extent>,
+    /// Sorted by address; empty if nothing asks what was written.
+    written: Vec<Arc<Written>>,
+}
+
+/// Which bytes of an allocation anything has written, for the check of
+/// [uninitialized](crate::sanitize::Checks::uninitialized) values. Allocations without one count as written.
+#[derive(Debug)]
+pub struct Written {
+    extent: Extent,
+    /// A byte for each byte: 0, or 255 once it is written. Reached through raw pointers only, as several threads
+    /// run kernels.
+    shadow: MmapMut,
+}
+
+impl Written {
+    /// Of an allocation that nothing has written yet.
+    pub fn nothing(extent: Extent) -> std::io::Result<Written> {
+        let size = (extent.end - extent.start) as usize;
+        let options = memmap2::MmapOptions::new()
+            .len(size.max(1))
+            .no_reserve_swap()
+            .map_anon();
+        Ok(Written {
+            extent,
+            shadow: options?,
+        })
+    }
+
+    /// Whether it speaks of all of some bytes.
+    #[inline(always)]
+    pub fn contains(&self, address: u64, size: usize) -> bool {
+        address >= self.extent.start
+            && self.extent.end.saturating_sub(address) >= size as u64
+            && address < self.extent.end
+    }
+
+    /// Bytes that lie inside have been written. What lies outside is ignored.
+    pub fn write(&self, address: u64, size: usize) {
+        if self.contains(address, size) {
+            let at = (address - self.extent.start) as usize;
+            // SAFETY: inside of the map, which no reference points into.
+            unsafe { std::ptr::write_bytes(self.shadow.as_ptr().add(at).cast_mut(), 0xff, size) };
+        }
+    }
+
+    /// Up to four bytes of the shadow, the first in the low bits. Bytes that lie outside count as written.
+    #[inline(always)]
+    pub fn get(&self, address: u64, size: usize) -> u32 {
+        if !self.contains(address, size) {
+            return !0;
+        }
+        let at = (address - self.extent.start) as usize;
+        let mut bytes = [0u8; 4];
+        // SAFETY: inside of the map; what other threads write there is one of two values of a byte.
+        unsafe {
+            let from = self.shadow.as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), size.min(4));
+        }
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Whether all of some bytes have been written. Those that lie outside count as written.
+    pub fn all(&self, address: u64, size: usize) -> bool {
+        if !self.contains(address, size) {
+            return true;
+        }
+        let at = (address - self.extent.start) as usize;
+        let mut all = u64::MAX;
+        for k in (0..size / 8).map(|k| at + 8 * k) {
+            // SAFETY: inside of the map, as in `get`.
+            all &= unsafe { self.shadow.as_ptr().add(k).cast::<u64>().read_unaligned() };
+        }
+        let rest = size % 8;
+        all == u64::MAX
+            && (0..rest).all(|k| self.get(address + (size - rest + k) as u64, 1) & 0xff == 0xff)
+    }
+
+    /// Bytes have been copied from memory that `from` speaks of, or that counts as written.
+    pub fn copy(&self, to: u64, from: Option<(&Written, u64)>, size: usize) {
+        let Some((from, source)) = from else {
+            self.write(to, size);
+            return;
+        };
+        if self.contains(to, size) && from.contains(source, size) {
+            let (to, source) = (to - self.extent.start, source - from.extent.start);
+            // SAFETY: both ranges are inside of their maps.
+            unsafe {
+                std::ptr::copy(
+                    from.shadow.as_ptr().add(source as usize),
+                    self.shadow.as_ptr().add(to as usize).cast_mut(),
+                    size,
+                );
+            }
+        }
+    }
 }
 
 impl Memory {
     /// From extents in any order; they do not overlap.
     pub fn new(mut extents: Vec<Extent>) -> Self {
         extents.sort_by_key(|e| e.start);
-        Memory { extents }
+        Memory {
+            extents,
+            written: Vec::new(),
+        }
+    }
+
+    /// Asks for what the kernels write to some of the allocations.
+    pub fn track(mut self, mut written: Vec<Arc<Written>>) -> Self {
+        written.sort_by_key(|w| w.extent.start);
+        self.written = written;
+        self
+    }
+
+    /// Whether it is known of any allocation what was written.
+    #[inline(always)]
+    pub fn is_tracked(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// Who knows whether some bytes have been written.
+    pub fn written(&self, address: u64, size: usize) -> Option<&Written> {
+        let i = self.written.partition_point(|w| w.extent.start <= address);
+        let found = &self.written[i.checked_sub(1)?];
+        found.contains(address, size).then_some(found)
     }
 
     /// These allocations and `more`; extents that are in both count once.
     pub fn with(&self, more: &[Extent]) -> Self {
         let mut memory = Memory::new([&self.extents[..], more].concat());
         memory.extents.dedup();
+        memory.written = self.written.clone();
         memory
     }
 

@@ -9,8 +9,9 @@ use common::asm::{self, PROLOGUE};
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::fault::{Fault, FaultKind};
 use deltawave_sim::launch::{LaunchError, Options};
-use deltawave_sim::memory::{Extent, Memory};
+use deltawave_sim::memory::{Extent, Memory, Written};
 use deltawave_sim::sanitize::Checks;
+use std::sync::Arc;
 
 /// A name, a body, and what the fault's text contains. No text: the body is correct.
 type Case = (&'static str, &'static str, &'static str);
@@ -23,7 +24,7 @@ fn lines(body: &'static str, correct: bool) -> Vec<&'static str> {
         .collect()
 }
 
-/// Runs a kernel on two buffers of 4 KiB.
+/// Runs a kernel on two buffers of 4 KiB, the second of which holds nothing yet.
 fn run(code: &CodeObject, name: &str, checks: Checks) -> Result<(), Box<Fault>> {
     let (mut a, mut b) = (vec![1u32; 1024], vec![0u32; 1024]);
     let pointers = [a.as_mut_ptr() as u64, b.as_mut_ptr() as u64];
@@ -31,7 +32,8 @@ fn run(code: &CodeObject, name: &str, checks: Checks) -> Result<(), Box<Fault>> 
         start,
         end: start + 4096,
     });
-    let memory = Memory::new(extents.to_vec());
+    let unwritten = Written::nothing(extents[1]).expect("memory for a shadow");
+    let memory = Memory::new(extents.to_vec()).track(vec![Arc::new(unwritten)]);
     let options = Options {
         checks,
         ..Options::default()
@@ -236,6 +238,16 @@ const WAITS: &[Case] = &[
          + s_waitcnt vmcnt(0)
          v_accvgpr_read_b32 v5, a3 ; here",
         "a3 is read",
+    ),
+    (
+        "load_to_lds",
+        "s_mov_b32 m0, 0x100
+         v_mov_b32 v3, v1
+         global_load_lds_dword v1, s[4:5] ; cause
+         ds_read_b32 v4, v1 offset:512
+         + s_waitcnt vmcnt(0)
+         ds_read_b32 v5, v3 offset:256 ; here",
+        "LDS address 0x100 is read",
     ),
     (
         "data_of_a_store_may_be_overwritten",
@@ -506,4 +518,299 @@ fn missing_wait_states() {
         ..Checks::NONE
     };
     check(HAZARDS, checks, |k| matches!(k, FaultKind::Hazard { .. }));
+}
+
+const UNDEFINED: &[Case] = &[
+    (
+        "address",
+        "+ v_mov_b32 v9, v1
+         global_load_dword v3, v9, s[4:5] ; here",
+        "v9 of lane 0 is undefined and decides an address: nothing wrote v9",
+    ),
+    (
+        "scalar_address",
+        "+ s_mov_b64 s[10:11], s[4:5]
+         s_load_dword s8, s[10:11], 0x0 ; here",
+        "s10 is undefined and decides an address: nothing wrote s10",
+    ),
+    (
+        "buffer",
+        "s_mov_b64 s[8:9], s[4:5]
+         s_mov_b32 s10, 0x1000
+         + s_mov_b32 s11, 0x20000
+         buffer_load_dword v3, v1, s[8:11], 0 offen ; here",
+        "s11 is undefined and decides an address",
+    ),
+    (
+        "lds_address",
+        "+ v_mov_b32 v9, v1
+         ds_write_b32 v9, v1 ; here",
+        "v9 of lane 0 is undefined and decides an address",
+    ),
+    (
+        "stored",
+        "+ v_mov_b32 v9, v1
+         global_store_dword v1, v9, s[6:7] ; here",
+        "v9 of lane 0 is undefined and decides what is stored to memory: nothing wrote v9",
+    ),
+    (
+        "carried_on",
+        "+ v_mov_b32 v9, v1
+         v_mov_b32 v10, v9
+         v_fma_f32 v11, v1, v1, v10
+         global_store_dword v1, v11, s[6:7] ; here",
+        "v11 of lane 0 is undefined and decides what is stored to memory: nothing wrote v9",
+    ),
+    (
+        "atomic",
+        "+ v_mov_b32 v9, v1
+         global_atomic_add v1, v9, s[6:7] ; here",
+        "decides what an atomic does to memory",
+    ),
+    (
+        "some_lanes",
+        "+ v_mov_b32 v9, 2
+         s_mov_b64 exec, 0xff
+         v_mov_b32 v9, 1
+         s_mov_b64 exec, -1
+         global_store_dword v1, v9, s[6:7] ; here",
+        "v9 of lane 8 is undefined",
+    ),
+    (
+        "scalar_branch",
+        "+ s_mov_b32 s10, 0
+         s_cmp_gt_u32 s10, 1
+         s_cbranch_scc1 0 ; here",
+        "scc is undefined and decides where the program goes on: nothing wrote s10",
+    ),
+    (
+        "vector_branch",
+        "+ v_mov_b32 v9, 0
+         v_cmp_eq_u32 vcc, v9, v1
+         s_cbranch_vccz 0 ; here",
+        "vcc_lo is undefined and decides where the program goes on: nothing wrote v9",
+    ),
+    (
+        "exec_mask",
+        "+ v_mov_b32 v9, 0
+         v_cmp_eq_u32 s[10:11], v9, v1
+         s_and_saveexec_b64 s[12:13], s[10:11] ; here",
+        "exec_lo is undefined and decides which lanes are on: nothing wrote v9",
+    ),
+    (
+        "compare_to_exec",
+        "+ v_mov_b32 v9, 0
+         v_cmpx_eq_u32 exec, v9, v1 ; here",
+        "decides which lanes are on",
+    ),
+    (
+        "m0",
+        "+ s_mov_b32 m0, 0
+         ds_append v3 ; here",
+        "m0 is undefined and decides an address",
+    ),
+    (
+        "lds_unwritten",
+        "+ ds_write_b32 v1, v1
+         ds_read_b32 v3, v1 ; cause
+         s_waitcnt lgkmcnt(0)
+         global_store_dword v1, v3, s[6:7] ; here",
+        "by lane 0 from LDS address 0x0, which nothing wrote",
+    ),
+    (
+        "lds_written_in_part",
+        "ds_write_b32 v1, v1
+         + ds_write_b32 v1, v1 offset:256
+         ds_read_b32 v3, v1 offset:128 ; cause
+         s_waitcnt lgkmcnt(0)
+         global_store_dword v1, v3, s[6:7] ; here",
+        "by lane 32 from LDS address 0x100, which nothing wrote",
+    ),
+    (
+        "lds_holds_undefined",
+        "+ v_mov_b32 v9, v1
+         ds_write_b32 v1, v9
+         ds_read_b32 v3, v1 ; cause
+         s_waitcnt lgkmcnt(0)
+         global_store_dword v1, v3, s[6:7] ; here",
+        "from LDS address 0x0, where an undefined value was stored",
+    ),
+    (
+        "scratch_unwritten",
+        "+ scratch_store_dword off, v1, off offset:16
+         scratch_load_dword v3, off, off offset:16 ; cause
+         s_waitcnt vmcnt(0)
+         global_store_dword v1, v3, s[6:7] ; here",
+        "from scratch offset 0x10, which nothing wrote",
+    ),
+    (
+        "memory_unwritten",
+        "+ global_store_dword v1, v1, s[6:7]
+         global_load_dword v3, v1, s[6:7] ; cause
+         s_waitcnt vmcnt(0)
+         global_store_dword v1, v3, s[4:5] ; here",
+        "which nothing wrote",
+    ),
+    (
+        "memory_unwritten_scalar",
+        "+ global_store_dword v1, v1, s[6:7]
+         s_load_dword s8, s[6:7], 0x0 ; cause
+         s_waitcnt lgkmcnt(0)
+         v_mov_b32 v3, s8
+         global_store_dword v1, v3, s[4:5] ; here",
+        "which nothing wrote",
+    ),
+    (
+        "lane_read",
+        "+ v_mov_b32 v9, 0
+         v_readlane_b32 s8, v9, 3
+         s_load_dword s9, s[4:5], s8 ; here",
+        "s8 is undefined and decides an address: nothing wrote v9",
+    ),
+    (
+        "row_of_a_product",
+        "s_mov_b32 exec_lo, 0xffffffdf
+         v_mov_b32 v9, 1.0
+         s_mov_b32 exec_lo, -1
+         + v_mov_b32 v9, 1.0
+         v_mov_b32 v10, 1.0
+         v_mfma_f32_16x16x4_f32 a[0:3], v9, v10, 0
+         s_nop 15
+         v_accvgpr_read_b32 v11, a0
+         global_store_dword v1, v11, s[6:7]
+         v_accvgpr_read_b32 v11, a1
+         global_store_dword v1, v11, s[6:7] ; here",
+        "v11 of lane 16 is undefined and decides what is stored to memory: nothing wrote v9",
+    ),
+    (
+        "column_of_a_product",
+        "s_mov_b32 exec_lo, 0xffffffdf
+         v_mov_b32 v9, 1.0
+         s_mov_b32 exec_lo, -1
+         + v_mov_b32 v9, 1.0
+         v_mov_b32 v10, 1.0
+         v_mfma_f32_16x16x4_f32 a[0:3], v10, v9, 0
+         s_nop 15
+         v_accvgpr_read_b32 v11, a1
+         global_store_dword v1, v11, s[6:7] ; here",
+        "v11 of lane 5 is undefined",
+    ),
+    (
+        "moved_between_lanes",
+        "s_mov_b64 exec, 0xf
+         v_mov_b32 v9, 1
+         s_mov_b64 exec, -1
+         + v_mov_b32 v9, 1
+         v_mov_b32 v10, 0
+         s_nop 1
+         v_mov_b32_dpp v10, v9 row_shr:1 row_mask:0xf bank_mask:0xf
+         global_store_dword v1, v10, s[6:7] ; here",
+        "v10 of lane 5 is undefined",
+    ),
+    (
+        "pulled_from_lanes",
+        "s_mov_b64 exec, 0xf
+         v_mov_b32 v9, 1
+         s_mov_b64 exec, -1
+         + v_mov_b32 v9, 1
+         v_add_u32 v3, 4, v1
+         ds_bpermute_b32 v10, v3, v9
+         s_waitcnt lgkmcnt(0)
+         global_store_dword v1, v10, s[6:7] ; here",
+        "v10 of lane 3 is undefined",
+    ),
+    (
+        "selected",
+        "v_cmp_gt_u32 s[10:11], 32, v0
+         + v_mov_b32 v9, 0
+         s_nop 1
+         v_cndmask_b32 v3, v9, v1, s[10:11]
+         global_store_dword v1, v3, s[6:7] ; here",
+        "v3 of lane 32 is undefined",
+    ),
+    (
+        "zeroed_by_itself",
+        "v_xor_b32 v9, v9, v9
+         s_xor_b32 s10, s10, s10
+         v_add_u32 v9, s10, v9
+         global_store_dword v1, v9, s[6:7]",
+        "",
+    ),
+    (
+        "the_defined_one_is_selected",
+        "v_cmp_le_u32 s[10:11], 0, v1
+         s_nop 1
+         v_cndmask_b32 v3, v9, v1, s[10:11]
+         global_store_dword v1, v3, s[6:7]",
+        "",
+    ),
+    (
+        "garbage_is_saved_and_restored",
+        "scratch_store_dwordx2 off, v[40:41], off
+         v_mov_b32 v40, v1
+         s_mov_b32 s40, s30
+         v_writelane_b32 v41, s31, 2
+         s_waitcnt vmcnt(0)
+         scratch_load_dwordx2 v[40:41], off, off
+         s_waitcnt vmcnt(0)
+         global_store_dword v1, v1, s[6:7]",
+        "",
+    ),
+    (
+        "a_zero_decides_an_and",
+        "v_mov_b32 v8, 0
+         v_and_b32 v3, v9, v8
+         s_and_b32 s10, s11, 0
+         s_cbranch_scc1 0
+         v_add_u32 v3, s10, v3
+         global_store_dword v1, v3, s[6:7]",
+        "",
+    ),
+    (
+        "lanes_that_are_off",
+        "s_mov_b64 exec, 0xff
+         v_mov_b32 v9, v1
+         global_store_dword v9, v1, s[6:7]
+         v_cmp_eq_u32 vcc, v9, v1
+         s_and_saveexec_b64 s[10:11], vcc
+         global_store_dword v9, v1, s[6:7]",
+        "",
+    ),
+    (
+        "a_high_half_that_is_not_used",
+        "v_mov_b32 v8, 1
+         v_mad_u64_u32 v[10:11], s[10:11], v1, v1, v[8:9]
+         v_lshl_add_u64 v[10:11], v[10:11], 2, v[8:9]
+         v_lshlrev_b64 v[12:13], 32, v[10:11]
+         v_lshrrev_b64 v[14:15], 3, v[12:13]
+         v_add_u32 v10, v10, v14
+         global_store_dword v1, v10, s[6:7]",
+        "",
+    ),
+    (
+        "a_high_half_that_is_used",
+        "v_mov_b32 v8, 1
+         + v_mov_b32 v9, 1
+         v_lshl_add_u64 v[10:11], v[8:9], 2, v[8:9]
+         global_store_dword v1, v11, s[6:7] ; here",
+        "v11 of lane 0 is undefined",
+    ),
+    (
+        "one_half_of_a_pair",
+        "v_mov_b32 v8, 1.0
+         v_pk_mul_f32 v[10:11], v[8:9], v[8:9] op_sel_hi:[0,0]
+         global_store_dwordx2 v1, v[10:11], s[6:7]",
+        "",
+    ),
+];
+
+#[test]
+fn undefined_values() {
+    let checks = Checks {
+        uninitialized: true,
+        ..Checks::NONE
+    };
+    check(UNDEFINED, checks, |k| {
+        matches!(k, FaultKind::Undefined { .. })
+    });
 }

@@ -442,7 +442,7 @@ unsafe fn swizzle(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
 
 /// The lane that `lane` reads under a swizzle pattern. Patterns work within 32 lanes.
 #[inline(always)]
-fn swizzle_source(pattern: usize, lane: usize) -> usize {
+pub(crate) fn swizzle_source(pattern: usize, lane: usize) -> usize {
     let (half, i) = (lane & 32, lane & 31);
     let low = pattern & 31;
     half | match pattern {

@@ -16,9 +16,11 @@ pub(crate) mod smem;
 mod valu;
 pub(crate) mod vmem;
 
+pub(crate) use lds::swizzle_source;
 pub use level::Level;
 pub(crate) use level::{leveled, leveled_narrow, unleveled};
 pub(crate) use salu::GPR_IDX_EN;
+pub(crate) use valu::operand::{Ty, dpp_sources, scalar32, scalar64, written_lanes};
 
 use crate::fault::FaultKind;
 use crate::inst::Inst;

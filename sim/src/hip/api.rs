@@ -144,6 +144,9 @@ pub(super) unsafe fn allocate(
     state.alive()?;
     state.outside_captures()?;
     let address = state.heap.allocate(size, kind, flags)?;
+    if state.options.checks.uninitialized && kind == hipMemoryType::hipMemoryTypeDevice {
+        state.heap.track(address);
+    }
     // SAFETY: null or valid.
     unsafe { put(pointer, address as *mut c_void) }
 }

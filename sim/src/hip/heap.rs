@@ -2,7 +2,7 @@
 
 use super::device::TOTAL_MEMORY;
 use super::state::Outcome;
-use crate::memory::{Extent, Memory};
+use crate::memory::{Extent, Memory, Written};
 use hip_sys::{hipError_t, hipMemoryType};
 use memmap2::MmapMut;
 use std::collections::BTreeMap;
@@ -66,6 +66,8 @@ pub(super) struct Allocation {
     pub kind: hipMemoryType,
     /// Flags of `hipHostMalloc`.
     pub flags: u32,
+    /// What has been written, where a check asks for it.
+    written: Option<Arc<Written>>,
 }
 
 /// All allocations by address.
@@ -99,11 +101,46 @@ impl Heap {
             size,
             kind,
             flags,
+            written: None,
         };
         debug_assert_eq!(allocation.block.address() % ALIGN as u64, 0);
         self.allocations.insert(address, allocation);
         self.snapshot = None;
         Ok(address)
+    }
+
+    /// From now on it is known what is written to an allocation, which holds nothing yet.
+    pub fn track(&mut self, address: u64) {
+        if let Some(a) = self.allocations.get_mut(&address) {
+            let end = address + a.size as u64;
+            let start = address;
+            // Without memory for it everything counts as written.
+            a.written = Written::nothing(Extent { start, end }).ok().map(Arc::new);
+            self.snapshot = None;
+        }
+    }
+
+    /// Everything counts as written: a kernel runs that nothing watches.
+    pub fn untrack(&mut self) {
+        let mut tracked = false;
+        for a in self.allocations.values_mut() {
+            tracked |= a.written.take().is_some();
+        }
+        if tracked {
+            self.snapshot = None;
+        }
+    }
+
+    fn written(&self, address: u64) -> Option<&Written> {
+        self.find(address)?.1.written.as_deref()
+    }
+
+    /// Bytes have been copied, from `source` or from values that are known.
+    pub fn wrote(&self, destination: u64, source: Option<u64>, size: usize) {
+        if let Some(to) = self.written(destination) {
+            let from = source.and_then(|at| Some((self.written(at)?, at)));
+            to.copy(destination, from, size);
+        }
     }
 
     /// Frees what was allocated at exactly this address with this kind.
@@ -175,7 +212,9 @@ impl Heap {
                 start: *start,
                 end: *end,
             });
-            Arc::new(Memory::new(allocated.chain(images).collect()))
+            let written = allocations.values().filter_map(|a| a.written.clone());
+            let memory = Memory::new(allocated.chain(images).collect());
+            Arc::new(memory.track(written.collect()))
         });
         snapshot.clone()
     }

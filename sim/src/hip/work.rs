@@ -177,6 +177,7 @@ fn run_transfer(_: &Working, operation: &Operation) -> Outcome {
             // SAFETY: device memory was checked, and cannot be freed while `Working` is held; the
             // caller vouches for host memory. The ranges may overlap.
             unsafe { std::ptr::copy(source as *const u8, destination as *mut u8, size) };
+            device().heap.wrote(destination, Some(source), size);
         }
         Operation::Fill {
             destination,
@@ -195,6 +196,7 @@ fn run_transfer(_: &Working, operation: &Operation) -> Outcome {
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, width) };
                 }
             }
+            device().heap.wrote(destination, None, width * count);
         }
         Operation::Launch(_) => {}
     }
@@ -204,6 +206,9 @@ fn run_transfer(_: &Working, operation: &Operation) -> Outcome {
 fn run_kernel(_: &Working, launch: &KernelLaunch) -> Outcome {
     let (memory, options) = {
         let mut state = device();
+        if !state.options.checks.uninitialized {
+            state.heap.untrack();
+        }
         (state.heap.memory(), state.options)
     };
     let kernel = launch.kernel.info();

@@ -84,6 +84,18 @@ impl Setup {
         used.map(|b| extent(*b)).collect()
     }
 
+    /// The scalar registers that [`Setup::start`] gives a value, a bit for each.
+    pub fn defined(&self, launch: &Launch) -> u128 {
+        let d = &launch.kernel.descriptor;
+        let below = |n: usize| (1u128 << n.min(102)) - 1;
+        let ids = d.workgroup_ids().into_iter().filter(|on| *on).count();
+        let system = ids + usize::from(d.workgroup_info());
+        let system = below(self.system_sgpr + system) & !below(self.system_sgpr);
+        // flat_scratch, xnack_mask, what the trap handler keeps, EXEC.
+        let special = 0xffff << 108 | 0xf << FLAT_SCRATCH | 3 << 126;
+        below(self.user_sgprs.len()) | system | special
+    }
+
     /// Sets up wave `w.id` of a workgroup of `items` work-items. The caller has set its scratch.
     pub fn start(&self, w: &mut Wave, launch: &Launch, workgroup: [u32; 3], items: [u32; 3]) {
         let d = &launch.kernel.descriptor;

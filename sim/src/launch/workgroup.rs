@@ -9,7 +9,7 @@ use crate::exec::{Env, Exec, Flow};
 use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::memory::{Extent, Memory};
-use crate::sanitize::Sanitizer;
+use crate::sanitize::{Sanitizer, Start};
 use crate::wave::Wave;
 
 /// What all threads of a launch share.
@@ -100,9 +100,15 @@ impl Machine {
         };
 
         let checks = shared.options.checks;
-        let mut sanitizer = checks
-            .any()
-            .then(|| Sanitizer::new(checks, waves, launch.code.uses()));
+        let mut sanitizer = checks.any().then(|| {
+            let start = Start {
+                waves,
+                scalars: shared.setup.defined(launch),
+                lds: shared.lds,
+                uses: launch.code.uses(),
+            };
+            Sanitizer::new(checks, start)
+        });
         let mut turns = Turns::new(shared.options.order, linear);
         let mut states = [State::Runs; 16];
         let states = &mut states[..count];

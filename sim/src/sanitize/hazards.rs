@@ -109,10 +109,7 @@ impl Hazards {
     /// Checks an instruction that is about to be executed, and counts it.
     pub fn step(
         &mut self,
-        w: &Wave,
-        at: u32,
-        inst: &Inst,
-        uses: &Uses,
+        (w, at, inst, uses): (&Wave, u32, &Inst, &Uses),
         env: &Env,
     ) -> Result<(), FaultKind> {
         let checked = match uses.class {

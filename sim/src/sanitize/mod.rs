@@ -11,6 +11,7 @@ mod matrix;
 mod operands;
 mod report;
 pub(crate) mod uses;
+mod values;
 mod waits;
 
 use std::str::FromStr;
@@ -22,6 +23,7 @@ use crate::wave::Wave;
 use accesses::Accesses;
 use hazards::Hazards;
 use uses::Uses;
+use values::{Lds, Registers};
 use waits::Waits;
 
 /// Which checks a launch makes. Accesses outside of allocations, LDS and scratch are always checked.
@@ -107,23 +109,45 @@ pub(crate) struct Sanitizer<'a> {
     /// Of each instruction of the program.
     uses: &'a [Uses],
     waves: Vec<WaveChecks>,
+    /// The defined bytes of LDS.
+    lds: Lds,
 }
 
 /// What is remembered of one wave.
-#[derive(Default)]
 struct WaveChecks {
     waits: Waits,
     hazards: Hazards,
+    /// The defined values, where that is checked.
+    registers: Option<Registers>,
+}
+
+/// A workgroup that has been set up and not started.
+pub(crate) struct Start<'w, 'a> {
+    pub waves: &'w [Wave],
+    /// A bit for each scalar register that has a value.
+    pub scalars: u128,
+    /// Bytes of LDS.
+    pub lds: usize,
+    /// Of each instruction of the program.
+    pub uses: &'a [Uses],
 }
 
 impl<'a> Sanitizer<'a> {
-    /// For a workgroup of `waves`, set up and not started.
-    pub fn new(checks: Checks, waves: &[Wave], uses: &'a [Uses]) -> Self {
+    /// For a workgroup that is about to run.
+    pub fn new(checks: Checks, start: Start<'_, 'a>) -> Self {
+        let wave = |w: &Wave| WaveChecks {
+            waits: Waits::default(),
+            hazards: Hazards::default(),
+            registers: checks
+                .uninitialized
+                .then(|| Registers::new(w, start.scalars)),
+        };
         Sanitizer {
             checks,
             accesses: Accesses::default(),
-            uses,
-            waves: waves.iter().map(|_| WaveChecks::default()).collect(),
+            uses: start.uses,
+            waves: start.waves.iter().map(wave).collect(),
+            lds: Lds::new(if checks.uninitialized { start.lds } else { 0 }),
         }
     }
 
@@ -142,14 +166,19 @@ impl<'a> Sanitizer<'a> {
             resolved = Uses::of(&to);
             uses = &resolved;
         }
+        let waits = self.checks.waits && wave.waits.needs_accesses(inst);
+        if self.checks.uninitialized || self.checks.races || waits {
+            self.accesses.find(w, inst);
+        }
+        let instruction = (w, at, inst, uses);
         if self.checks.waits {
-            wave.waits.step(w, at, inst, uses, env)?;
+            wave.waits.step(instruction, &self.accesses, env)?;
         }
         if self.checks.hazards {
-            wave.hazards.step(w, at, inst, uses, env)?;
+            wave.hazards.step(instruction, env)?;
         }
-        if self.checks.uninitialized || self.checks.races {
-            self.accesses.find(w, inst);
+        if let Some(registers) = &mut wave.registers {
+            values::step(registers, &mut self.lds, instruction, &self.accesses, env)?;
         }
         Ok(())
     }

@@ -8,9 +8,11 @@
 
 use std::collections::VecDeque;
 
+use super::accesses::{Access, Action, Space};
 use super::class::{Class, is_dma};
 use super::report;
 use super::uses::{Role, Use, Uses};
+use crate::exec::lanes::lanes;
 use crate::exec::{Env, SHARED_BASE_HI};
 use crate::fault::FaultKind;
 use crate::inst::{Inst, VGPR0};
@@ -32,6 +34,8 @@ struct Operation {
     unordered: bool,
     /// Writes memory.
     store: bool,
+    /// First and last address in LDS that a load to LDS will write.
+    lds: Option<(u64, u64)>,
 }
 
 /// One counter.
@@ -70,6 +74,8 @@ pub(super) struct Waits {
     /// Registers that will be written.
     pending: [u64; WORDS],
     any: bool,
+    /// Loads to LDS are outstanding.
+    to_lds: bool,
 }
 
 /// The limits of the counters: as an operand they mean no wait.
@@ -80,12 +86,13 @@ impl Waits {
     /// Checks an instruction that is about to be executed, and counts it.
     pub fn step(
         &mut self,
-        w: &Wave,
-        at: u32,
-        inst: &Inst,
-        uses: &Uses,
+        (w, at, inst, uses): (&Wave, u32, &Inst, &Uses),
+        accesses: &[Access],
         env: &Env,
     ) -> Result<(), FaultKind> {
+        if self.to_lds {
+            self.check_lds(accesses, env)?;
+        }
         if self.any {
             for u in uses.reads() {
                 if self.touches(w, u) {
@@ -101,20 +108,58 @@ impl Waits {
         match uses.class {
             Class::Scalar if inst.op == S_WAITCNT => self.wait(inst.imm as u32),
             Class::Scalar if matches!(inst.op, S_SENDMSG | S_SENDMSGHALT) => {
-                self.count(w, at, inst, uses, false)
+                self.count((w, at, inst, uses), accesses, false)
             }
-            Class::ScalarMemory | Class::Local => self.count(w, at, inst, uses, false),
-            Class::Memory => self.count(w, at, inst, uses, true),
+            Class::ScalarMemory | Class::Local => self.count((w, at, inst, uses), accesses, false),
+            Class::Memory => self.count((w, at, inst, uses), accesses, true),
             Class::Flat => {
                 let (lds, elsewhere) = flat_targets(w, uses);
                 if elsewhere || !lds {
-                    self.count(w, at, inst, uses, true);
+                    self.count((w, at, inst, uses), accesses, true);
                 }
                 if lds {
-                    self.count(w, at, inst, uses, false);
+                    self.count((w, at, inst, uses), accesses, false);
                 }
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether [`Waits::step`] needs the accesses of an instruction.
+    #[inline(always)]
+    pub fn needs_accesses(&self, inst: &Inst) -> bool {
+        self.to_lds || is_dma(inst)
+    }
+
+    /// LDS that an outstanding load will write may not be accessed. The loads themselves come back in order.
+    #[cold]
+    fn check_lds(&self, accesses: &[Access], env: &Env) -> Result<(), FaultKind> {
+        let loads_to_lds = accesses
+            .iter()
+            .any(|a| a.register.is_none() && a.space == Space::Global);
+        for a in accesses
+            .iter()
+            .filter(|a| a.space == Space::Lds && !loads_to_lds)
+        {
+            for lane in lanes(a.lanes) {
+                let (first, last) = (a.addresses[lane], a.addresses[lane] + u64::from(a.size) - 1);
+                let outstanding = &self.vm.outstanding;
+                let overlap =
+                    |o: &Operation| o.lds.is_some_and(|(from, to)| from <= last && first <= to);
+                if let Some(i) = outstanding.iter().rposition(overlap) {
+                    return Err(FaultKind::NotWaitedFor {
+                        register: format!("LDS address {first:#x}"),
+                        used: if a.action == Action::Load {
+                            "read"
+                        } else {
+                            "written"
+                        },
+                        load: report::instruction(env, outstanding[i].at),
+                        wait: format!("s_waitcnt vmcnt({})", self.vm.needed(i)),
+                    });
+                }
+            }
         }
         Ok(())
     }
@@ -157,6 +202,7 @@ impl Waits {
                 );
             }
             self.any = self.pending.iter().any(|w| *w != 0);
+            self.to_lds = self.vm.outstanding.iter().any(|o| o.lds.is_some());
         }
     }
 
@@ -166,7 +212,12 @@ impl Waits {
         }
     }
 
-    fn count(&mut self, w: &Wave, at: u32, inst: &Inst, uses: &Uses, vm: bool) {
+    fn count(
+        &mut self,
+        (w, at, inst, uses): (&Wave, u32, &Inst, &Uses),
+        accesses: &[Access],
+        vm: bool,
+    ) {
         let name = inst.op;
         if matches!(
             name,
@@ -188,7 +239,13 @@ impl Waits {
             count: count as u8,
             unordered: uses.class == Class::ScalarMemory,
             store: uses.role(Role::Data).is_some() || is_dma(inst),
+            lds: if is_dma(inst) {
+                accesses.iter().find(|a| a.space == Space::Lds).map(range)
+            } else {
+                None
+            },
         };
+        self.to_lds |= operation.lds.is_some();
         if count > 0 {
             self.mark(operation.first, operation.count);
             self.any = true;
@@ -220,6 +277,13 @@ impl Waits {
             wait: format!("s_waitcnt {}", waits.join(" ")),
         }
     }
+}
+
+/// First and last address of what the lanes access.
+fn range(a: &Access) -> (u64, u64) {
+    let each = || lanes(a.lanes).map(|l| a.addresses[l]);
+    let last = each().max().unwrap_or(0) + u64::from(a.size) - 1;
+    (each().min().unwrap_or(0), last)
 }
 
 /// Where a use lies in the set of all registers. SCC and constants are in none.

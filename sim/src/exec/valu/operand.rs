@@ -401,6 +401,11 @@ fn pattern_of(ctrl: u32) -> &'static DppPattern {
     &DPP_PATTERNS[(ctrl >> 8 & 0x1ff) as usize]
 }
 
+/// For each lane the lane that DPP reads; 64: none.
+pub(crate) fn dpp_sources(ctrl: u32) -> &'static [u8; LANES] {
+    &pattern_of(ctrl).from
+}
+
 /// Lanes of the pattern whose source is on.
 fn dpp_valid(pattern: &DppPattern, exec: u64) -> u64 {
     if exec == !0 {
