@@ -11,7 +11,7 @@ DROPIN = target/dropin
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin conformance bench-peers peers-library peers-wheels lint fmt doc setup clean
+.PHONY: help demo test dropin conformance gpu gpu-bundle bench-peers peers-library peers-wheels lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -36,6 +36,14 @@ dropin: ## build the simulator as libamdhip64.so, .so.5, .so.6 and .so.7 in targ
 conformance: ## run foreign kernels and programs on the simulator (fetches packages from PyPI)
 	@scripts/setup test
 	CARGO='$(CARGO)' sim/conformance/run
+
+gpu: ## run device tests, sanitizers and measurements on this machine's GPU
+	@if command -v $(firstword $(CARGO)) >/dev/null; then CARGO='$(CARGO)' PROFILE=$(PROFILE) scripts/gpu-bundle; fi
+	target/gpu/run $(STEPS)
+
+gpu-bundle: ## pack what make gpu needs where there is no Rust into target/gpu
+	@scripts/setup build
+	CARGO='$(CARGO)' PROFILE=$(PROFILE) scripts/gpu-bundle
 
 bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA GPU
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi

@@ -36,7 +36,7 @@ pub enum Failure {
     Oracle(#[from] deltawave::oracle::ProblemError),
     /// The problem does not fit this machine.
     #[error(
-        "the tensors and their reference take about {needed} of host memory, and this machine has {available}"
+        "the tensors (and their reference, where one is computed) take about {needed} of host memory, and this machine has {available}"
     )]
     Memory {
         /// What it takes.

@@ -70,7 +70,7 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
     let steps = if args.check { 4 } else { 2 };
     let mut progress = Progress::new(steps);
     let request = Request::new(args)?;
-    request.check_memory()?;
+    request.check_memory(args.check)?;
     let context = Context::new(args.backend.into(), args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
     configure_simulator(args, &context)?;

@@ -182,8 +182,11 @@ impl Request {
         .map_err(Failure::during("the prefill cannot be planned"))
     }
 
-    /// Fails where the host's memory cannot hold the tensors, their copies on the simulated device and the reference.
-    pub fn check_memory(&self) -> Result<(), Failure> {
+    /// Fails where the host's memory cannot hold the tensors, their copies on the simulated device and, if there is one,
+    /// the reference.
+    pub fn check_memory(&self, reference: bool) -> Result<(), Failure> {
+        // Of each element: its bits twice, its value, and what the reference keeps in f64.
+        let each = if reference { 24 } else { 12 };
         let s = &self.spec;
         let keys = 2 * self.tokens as u128 * (s.key_heads * s.key_dim) as u128;
         let values = 2 * self.tokens as u128 * (s.value_heads * s.value_dim) as u128;
@@ -191,7 +194,7 @@ impl Request {
         let states = sequences * s.value_heads as u128 * (s.key_dim * s.value_dim) as u128;
         let records = (self.tokens as u128 / 64 + sequences) * s.value_heads as u128;
         let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES);
-        let needed = 24 * (keys + values + states) + workspace;
+        let needed = each * (keys + values + states) + workspace;
         match host_memory() {
             Some(available) if needed > available => {
                 let text = |n: u128| table::bytes(u64::try_from(n).unwrap_or(u64::MAX));
