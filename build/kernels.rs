@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, io, thread};
 
-/// A compiler of HIP for AMD GPUs.
+/// A compiler of HIP for AMD GPUs, or of the same sources to PTX for NVIDIA GPUs (`sm_90a`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiler(pub PathBuf);
 
@@ -15,6 +15,7 @@ pub struct Compiler(pub PathBuf);
 #[derive(Debug)]
 pub enum CompileError {
     Start(PathBuf, io::Error),
+    Output(PathBuf, io::Error),
     Failed {
         source: PathBuf,
         arch: String,
@@ -26,6 +27,9 @@ impl fmt::Display for CompileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CompileError::Start(program, e) => write!(f, "cannot start {}: {e}", program.display()),
+            CompileError::Output(path, e) => {
+                write!(f, "cannot rewrite {}: {e}", path.display())
+            }
             CompileError::Failed {
                 source,
                 arch,
@@ -80,7 +84,7 @@ impl Compiler {
         fs::write(&source, probe)
             .map_err(|e| format!("{} cannot be written: {e}", source.display()))?;
         let compiles =
-            |c: &Compiler| c.compile(&source, arch, &scratch.join(format!("probe-{arch}.co")));
+            |c: &Compiler| c.compile(&source, arch, &scratch.join(object_name("probe", arch)));
         if let Some(program) = named {
             let compiler = Compiler(program.into());
             return match compiles(&compiler) {
@@ -104,14 +108,19 @@ impl Compiler {
             })
     }
 
-    /// Compiles one source to one code object. The bytes depend on the sources and the compiler alone.
+    /// Compiles one source to one code object, or to PTX that ends in a NUL, as the CUDA driver takes it. The bytes
+    /// depend on the sources and the compiler alone.
     pub fn compile(&self, source: &Path, arch: &str, output: &Path) -> Result<(), CompileError> {
         let result = Command::new(&self.0)
             .args(arguments(source, arch, output))
             .output();
         let result = result.map_err(|e| CompileError::Start(self.0.clone(), e))?;
         if result.status.success() {
-            return Ok(());
+            return if is_ptx(arch) {
+                terminate(output).map_err(|e| CompileError::Output(output.into(), e))
+            } else {
+                Ok(())
+            };
         }
         let stderr = String::from_utf8_lossy(&result.stderr).into_owned();
         Err(CompileError::Failed {
@@ -124,27 +133,68 @@ impl Compiler {
 
 /// The command line that compiles one source to one code object.
 pub fn arguments(source: &Path, arch: &str, output: &Path) -> Vec<OsString> {
-    let fixed = [
-        "-x",
-        "hip",
+    let language: &[&str] = if is_ptx(arch) {
+        &PTX_ARGUMENTS
+    } else {
+        &HIP_ARGUMENTS
+    };
+    let common = [
         "-std=c++17",
         "-O3",
         "-nogpuinc",
         "-nogpulib",
         "--offload-device-only",
-        "--no-gpu-bundle-output",
-        "-fuse-cuid=none",
         "-Wall",
         "-Wextra",
         "-o",
     ];
-    let mut arguments = fixed.map(OsString::from).to_vec();
+    let fixed = language.iter().chain(&common);
+    let mut arguments: Vec<_> = fixed.map(OsString::from).collect();
     arguments.extend([
         output.into(),
         format!("--offload-arch={arch}").into(),
         source.into(),
     ]);
     arguments
+}
+
+const HIP_ARGUMENTS: [&str; 4] = ["-x", "hip", "--no-gpu-bundle-output", "-fuse-cuid=none"];
+
+/// PTX ISA 8.3 is what CUDA 12.3 and later read. Tiles are arrays, which live in registers only when every loop over them is
+/// unrolled: LLVM's limit for that is meant for smaller loops, and it would unroll others in part.
+const PTX_ARGUMENTS: [&str; 12] = [
+    "-x",
+    "cuda",
+    "-S",
+    "-Xclang",
+    "-target-feature",
+    "-Xclang",
+    "+ptx83",
+    "-mllvm",
+    "-unroll-threshold=30000",
+    "-mllvm",
+    "-unroll-allow-partial=0",
+    "-Wno-unknown-cuda-version",
+];
+
+/// Whether code for an architecture is PTX.
+pub fn is_ptx(arch: &str) -> bool {
+    arch.starts_with("sm_")
+}
+
+/// The file name of the code object of a source.
+pub fn object_name(stem: &str, arch: &str) -> String {
+    let extension = if is_ptx(arch) { "ptx" } else { "co" };
+    format!("{stem}.{arch}.{extension}")
+}
+
+/// Appends a NUL.
+fn terminate(path: &Path) -> io::Result<()> {
+    use std::io::Write as _;
+    fs::OpenOptions::new()
+        .append(true)
+        .open(path)?
+        .write_all(&[0])
 }
 
 /// Compiles all sources for one architecture, in parallel: the compiler, and the name and file of each code object in
@@ -161,7 +211,7 @@ pub fn build(
         .map(|source| {
             let stem = source.file_stem().unwrap_or_default();
             let name = stem.to_string_lossy().into_owned();
-            let object = out.join(format!("{name}.{arch}.co"));
+            let object = out.join(object_name(&name, arch));
             (name, object)
         })
         .collect();

@@ -22,6 +22,7 @@ pub mod code_objects;
 pub mod error;
 pub mod gate;
 pub mod inputs;
+mod launch;
 pub mod metrics;
 pub mod oracle;
 pub mod prefill;

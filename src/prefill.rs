@@ -23,6 +23,7 @@ use lower::{Shape, check_cu_seqlens};
 use crate::abi::{self, dw_prefill_lengths_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::launch::KEY_BUCKETS;
 use crate::runtime::{Context, Stream};
 use crate::tensor::{Buffer, Owner, Tensor, TensorMut, TokenScalars, Tokens, TokensMut};
 use crate::types::{Dtype, HeadMap, StateLayout};
@@ -124,15 +125,10 @@ impl PrefillSpec {
             .unwrap_or_else(|| (self.key_dim as f32).powf(-0.5))
     }
 
-    /// The smallest key bucket that holds the key dimension, and the columns that a wave of its scan owns.
-    fn bucket(&self) -> (usize, usize) {
-        match self.key_dim {
-            ..=64 => (64, 32),
-            65..=96 => (96, 32),
-            97..=128 => (128, 32),
-            129..=192 => (192, 16),
-            _ => (256, 16),
-        }
+    /// The smallest key bucket that holds the key dimension.
+    fn key_bucket(&self) -> usize {
+        let fits = KEY_BUCKETS.into_iter().find(|&b| self.key_dim <= b);
+        fits.unwrap_or(KEY_BUCKETS[KEY_BUCKETS.len() - 1])
     }
 
     fn dtype_name(&self) -> &'static str {
@@ -155,7 +151,7 @@ impl PrefillSpec {
         };
         (
             find("dw_prefill_prepare_", ""),
-            find("dw_prefill_scan_", &format!("_k{}", self.bucket().0)),
+            find("dw_prefill_scan_", &format!("_k{}", self.key_bucket())),
         )
     }
 }
@@ -395,7 +391,12 @@ impl Prefill {
         tokens: usize,
     ) -> Result<Self> {
         let sequences = cu_seqlens.len().saturating_sub(1);
-        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences)?;
+        let shape = Shape::new(
+            spec,
+            Batch::Packed { tokens },
+            sequences,
+            context.launch_shape(),
+        )?;
         let checked = check_cu_seqlens(cu_seqlens, tokens)?;
         Self::with_shape(context, shape, &checked)
     }
@@ -410,7 +411,12 @@ impl Prefill {
         batch: usize,
         tokens: usize,
     ) -> Result<Self> {
-        let shape = Shape::new(spec, Batch::Dense { batch, tokens }, batch)?;
+        let shape = Shape::new(
+            spec,
+            Batch::Dense { batch, tokens },
+            batch,
+            context.launch_shape(),
+        )?;
         let cu_seqlens: Vec<i32> = (0..=batch).map(|n| (n * tokens) as i32).collect();
         Self::with_shape(context, shape, &cu_seqlens)
     }
@@ -501,7 +507,12 @@ impl DevicePrefill {
         tokens: usize,
         sequences: usize,
     ) -> Result<Self> {
-        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences)?;
+        let shape = Shape::new(
+            spec,
+            Batch::Packed { tokens },
+            sequences,
+            context.launch_shape(),
+        )?;
         Ok(DevicePrefill {
             context: context.clone(),
             shape,
@@ -570,8 +581,13 @@ impl DevicePrefill {
         self.context.make_current()?;
         // SAFETY: as in `Prefill::launch`; the workspace holds status, lengths and records.
         unsafe {
-            self.context
-                .launch(stream, "dw_prefill_lengths", 1, 64, &arguments)?;
+            self.context.launch(
+                stream,
+                "dw_prefill_lengths",
+                1,
+                self.shape.launch.lengths_threads,
+                &arguments,
+            )?;
             self.shape
                 .enqueue(&self.context, stream, self.kernels, &lowered, Part::Whole)
         }

@@ -7,13 +7,14 @@ use std::ptr;
 use std::sync::Arc;
 
 use hip_sys::{
-    HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipEvent_t,
+    HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipEvent_t, hipFuncAttribute,
     hipFunction_attribute, hipFunction_t, hipGraph_t, hipGraphExec_t, hipModule_t, hipStream_t,
     hipStreamCaptureMode,
 };
 
 use crate::code_objects;
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
+use crate::launch::LaunchShape;
 
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -96,7 +97,15 @@ struct Inner {
     backend: Backend,
     device: c_int,
     info: DeviceInfo,
-    functions: HashMap<&'static str, hipFunction_t>,
+    launch_shape: &'static LaunchShape,
+    functions: HashMap<&'static str, Function>,
+}
+
+/// A loaded kernel, and the shared memory with which it is launched.
+#[derive(Clone, Copy)]
+struct Function {
+    handle: hipFunction_t,
+    shared_bytes: u32,
 }
 
 // SAFETY: handles of the HIP runtime may be used from any thread; nothing here changes after construction.
@@ -213,12 +222,14 @@ impl Context {
             compute_units: u32::try_from(properties.multiProcessorCount).unwrap_or(0),
             memory_bytes: properties.totalGlobalMem as u64,
         };
-        let functions = Self::load_functions(&hip, &info)?;
+        let launch_shape = LaunchShape::of(&info.arch);
+        let functions = Self::load_functions(&hip, &info, launch_shape)?;
         Ok(Context(Arc::new(Inner {
             hip,
             backend,
             device,
             info,
+            launch_shape,
             functions,
         })))
     }
@@ -226,7 +237,8 @@ impl Context {
     fn load_functions(
         hip: &Hip,
         info: &DeviceInfo,
-    ) -> Result<HashMap<&'static str, hipFunction_t>> {
+        launch_shape: &LaunchShape,
+    ) -> Result<HashMap<&'static str, Function>> {
         let mut functions = HashMap::new();
         for &(object, kernels) in KERNELS {
             let code = code_objects::for_arch(&info.arch)
@@ -241,15 +253,29 @@ impl Context {
             unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
             for &kernel in kernels {
                 let name = CString::new(kernel).expect("kernel names have no NUL");
-                let mut function = hipFunction_t::NULL;
+                let mut handle = hipFunction_t::NULL;
                 // SAFETY: the module was just loaded, the name is a C string.
-                let found =
-                    unsafe { hip.hipModuleGetFunction(&mut function, module, name.as_ptr()) };
+                let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
                 found.map_err(|source| Error::MissingKernel {
                     object,
                     kernel: kernel.to_owned(),
                     source,
                 })?;
+                let shared_bytes = launch_shape.shared_bytes(kernel);
+                if shared_bytes > 0 {
+                    // SAFETY: the function was just loaded.
+                    unsafe {
+                        hip.hipFuncSetAttribute(
+                            handle.0.cast_const().cast(),
+                            hipFuncAttribute::hipFuncAttributeMaxDynamicSharedMemorySize,
+                            shared_bytes as c_int,
+                        )?
+                    };
+                }
+                let function = Function {
+                    handle,
+                    shared_bytes,
+                };
                 functions.insert(kernel, function);
             }
         }
@@ -301,7 +327,7 @@ impl Context {
         let names = KERNELS.iter().flat_map(|(_, kernels)| kernels.iter());
         names
             .map(|&name| {
-                let function = self.0.functions[name];
+                let function = self.0.functions[name].handle;
                 Ok(KernelInfo {
                     name,
                     registers: attribute(
@@ -386,24 +412,30 @@ impl Context {
         threads: u32,
         arguments: &A,
     ) -> Result<()> {
+        let function = self.0.functions[kernel];
         let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: the function is loaded; the runtime copies the one argument, whose size the code object states.
         let launched = unsafe {
             self.0.hip.hipModuleLaunchKernel(
-                self.0.functions[kernel],
+                function.handle,
                 workgroups,
                 1,
                 1,
                 threads,
                 1,
                 1,
-                0,
+                function.shared_bytes,
                 stream.handle,
                 parameters.as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
         Ok(launched?)
+    }
+
+    /// How the kernels of this device divide work.
+    pub(crate) fn launch_shape(&self) -> &'static LaunchShape {
+        self.0.launch_shape
     }
 
     pub(crate) fn is_same(&self, other: &Context) -> bool {

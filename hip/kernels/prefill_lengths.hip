@@ -3,11 +3,11 @@
 // and a status word: 0, or 1 + the index of the first entry that was out of order, out of range or, at 0, not 0.
 #include "../tile/tile.h"
 
-KERNEL(64, 1) void dw_prefill_lengths(dw_prefill_lengths_args x) {
+KERNEL(arch::lanes, 1) void dw_prefill_lengths(dw_prefill_lengths_args x) {
     const int lane = arch::lane();
     int longest = 0; // the running maximum of all blocks before
     int bad = 0x7fffffff;
-    for (int base = 0; base <= x.sequences; base += 64) {
+    for (int base = 0; base <= x.sequences; base += arch::lanes) {
         const int i = base + lane;
         const bool inside = i <= x.sequences;
         int64_t raw = 0;
@@ -24,7 +24,7 @@ KERNEL(64, 1) void dw_prefill_lengths(dw_prefill_lengths_args x) {
         if (wrong && bad == 0x7fffffff) {
             bad = base + __builtin_ctzll(wrong);
         }
-        longest = arch::read_lane(value, 63);
+        longest = arch::read_lane(value, arch::lanes - 1);
     }
     if (lane == 0) {
         *x.status = bad == 0x7fffffff ? 0 : 1 + bad;

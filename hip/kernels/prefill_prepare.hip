@@ -1,5 +1,6 @@
-// Prefill, first part. One wave per (chunk of 64 tokens, key head); K K^T and Q K^T are computed once for all value
-// heads of the key head. For each value head, with G the inclusive chunk-local sum of g and D_ij = exp(G_i - G_j):
+// Prefill, first part. One workgroup of 64 threads per (chunk of 64 tokens, key head): one wave, or one that makes T
+// and one that makes P. K K^T and Q K^T are computed once for all value heads of the key head. For each value head,
+// with G the inclusive chunk-local sum of g and D_ij = exp(G_i - G_j):
 //   A = strictly lower part of beta_i D_ij (k_i . k_j)        f32
 //   T = (I + A)^-1                                            f32, then its strictly lower part in 16 bits
 //   P = strictly lower part of D_ij (q_i . k_j)               16 bits
@@ -25,22 +26,49 @@ constexpr float lowest_gate = -120.0f;
 struct Exchange {
     float at[tiles * 16 * 16];
 
-    static DEVICE_MEMBER int quarter(int block, int column, int q) {
-        return (block * 16 + column) * 16 + (q ^ (column >> 1 & 3)) * 4;
+    static DEVICE_MEMBER int place(int block, int row, int column) {
+        return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
+    }
+
+    DEVICE_MEMBER void put(int block, Tile x, Place at_) {
+        for (int e = 0; e < elements; e += arch::run) {
+            arch::Run consecutive;
+            for (int i = 0; i < arch::run; ++i) {
+                consecutive[i] = x[e + i];
+            }
+            *(arch::Run *)(at + place(block, at_.row(e), at_.column(e))) = consecutive;
+        }
+    }
+    DEVICE_MEMBER Tile get(int block, Place at_) const {
+        Tile out;
+        for (int e = 0; e < elements; e += arch::run) {
+            const arch::Run consecutive = *(const arch::Run *)(at + place(block, at_.row(e), at_.column(e)));
+            for (int i = 0; i < arch::run; ++i) {
+                out[e + i] = consecutive[i];
+            }
+        }
+        return out;
+    }
+    DEVICE_MEMBER Tile get_transposed(int block, Place at_) const {
+        Tile out;
+        for (int e = 0; e < elements; ++e) {
+            out[e] = at[place(block, at_.column(e), at_.row(e))];
+        }
+        return out;
     }
 };
 
+constexpr int waves = prefill::chunk / arch::lanes;
+
 struct Shared {
     Exchange blocks;
+    arch::Kept<lower_blocks>::Memory kk, kq;
+    float scratch[4];
     float gate_sum[prefill::chunk];
     float beta[prefill::chunk];
     float q_norm[prefill::chunk];
     float k_norm[prefill::chunk];
 };
-
-// Four consecutive rows' values for this lane's rows of block `b`, and the value for its column.
-DEVICE f32x4 rows_at(const float *values, int b, Place at) { return *(const f32x4 *)(values + 16 * b + at.row); }
-DEVICE float column_at(const float *values, int b, Place at) { return values[16 * b + at.column]; }
 
 // K K^T (rows i, columns j) and (Q K^T)^T (rows j, columns i), lower blocks, and the diagonal blocks of Q Q^T.
 struct Products {
@@ -49,15 +77,15 @@ struct Products {
     Tile qq[tiles];
 };
 
-template <class T>
+// What this wave makes of them: K K^T for T, the others for P.
+template <class T, bool ForT, bool ForP, bool Aligned>
 DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q_stride, u32 k_stride, int rows,
                           int key_dim, bool norm) {
     const int lane = arch::lane();
-    u32 q_row[tiles], k_row[tiles];
+    OperandRows q_row[tiles], k_row[tiles];
     for (int i = 0; i < tiles; ++i) {
-        const int row = 16 * i + lane % 16;
-        q_row[i] = row < rows ? row * q_stride + lane / 16 * 16 : Window::nowhere;
-        k_row[i] = row < rows ? row * k_stride + lane / 16 * 16 : Window::nowhere;
+        q_row[i] = OperandRows(i, rows, q_stride, lane);
+        k_row[i] = OperandRows(i, rows, k_stride, lane);
     }
     for (int i = 0; i < lower_blocks; ++i) {
         out.kk[i] = Tile{};
@@ -68,22 +96,28 @@ DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q
     }
 #pragma unroll 1
     for (int column = 0; column < key_dim; column += 32) {
-        const bool inside = column + lane / 16 * 8 < key_dim;
+        const bool inside = column + arch::eighth(lane) * 8 < key_dim;
         OperandPair kf[tiles], qf[tiles];
         for (int i = 0; i < tiles; ++i) {
-            kf[i].data = k.load_b128(inside ? k_row[i] + 2 * column : Window::nowhere);
-            qf[i].data = q.load_b128(inside ? q_row[i] + 2 * column : Window::nowhere);
+            kf[i] = k_row[i].load<Aligned>(k, column, inside);
+            if constexpr (ForP) {
+                qf[i] = q_row[i].load<Aligned>(q, column, inside);
+            }
         }
         for (int i = 0; i < tiles; ++i) {
             for (int j = 0; j <= i; ++j) {
-                Tile &kk = out.kk[lower_block(i, j)];
-                kk = T::mma(kf[i].first(), kf[j].first(), kk);
-                kk = T::mma(kf[i].second(), kf[j].second(), kk);
-                Tile &kq = out.kq[lower_block(i, j)];
-                kq = T::mma(kf[j].first(), qf[i].first(), kq);
-                kq = T::mma(kf[j].second(), qf[i].second(), kq);
+                if constexpr (ForT) {
+                    Tile &kk = out.kk[lower_block(i, j)];
+                    kk = T::mma(kf[i].first(), kf[j].first(), kk);
+                    kk = T::mma(kf[i].second(), kf[j].second(), kk);
+                }
+                if constexpr (ForP) {
+                    Tile &kq = out.kq[lower_block(i, j)];
+                    kq = T::mma(kf[j].first(), qf[i].first(), kq);
+                    kq = T::mma(kf[j].second(), qf[i].second(), kq);
+                }
             }
-            if (norm) {
+            if (ForP && norm) {
                 out.qq[i] = T::mma(qf[i].first(), qf[i].first(), out.qq[i]);
                 out.qq[i] = T::mma(qf[i].second(), qf[i].second(), out.qq[i]);
             }
@@ -92,27 +126,44 @@ DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q
 }
 
 // Scales rows and columns of the products by 1 / |q| and 1 / |k|, whose squares stand on the diagonals.
-DEVICE void normalise(Products &x, Shared &shared, Place at) {
-    const int lane = arch::lane();
+template <bool ForT, bool ForP> DEVICE void normalise(Products &x, Shared &shared, Place at) {
+    const int token = arch::thread();
     for (int i = 0; i < tiles; ++i) {
-        for (int r = 0; r < 4; ++r) {
-            if (at.row + r == at.column) {
-                shared.k_norm[16 * i + at.column] = x.kk[lower_block(i, i)][r];
-                shared.q_norm[16 * i + at.column] = x.qq[i][r];
+        for (int e = 0; e < elements; ++e) {
+            if (at.row(e) == at.column(e)) {
+                if constexpr (ForT) {
+                    shared.k_norm[16 * i + at.column(e)] = x.kk[lower_block(i, i)][e];
+                }
+                if constexpr (ForP) {
+                    shared.q_norm[16 * i + at.column(e)] = x.qq[i][e];
+                }
             }
         }
     }
-    arch::wave_sync();
+    arch::team_sync<waves>();
     // A row of zeros stays one whatever it is multiplied by; by 1000, its value could leave the range of 16 bits.
-    const float k_square = shared.k_norm[lane];
-    shared.k_norm[lane] = k_square == 0.0f ? 0.0f : arch::rsqrt(k_square + 1e-6f);
-    shared.q_norm[lane] = arch::rsqrt(shared.q_norm[lane] + 1e-6f);
-    arch::wave_sync();
+    const float k_square = shared.k_norm[token];
+    shared.k_norm[token] = k_square == 0.0f ? 0.0f : arch::rsqrt(k_square + 1e-6f);
+    shared.q_norm[token] = arch::rsqrt(shared.q_norm[token] + 1e-6f);
+    arch::team_sync<waves>();
     for (int i = 0; i < tiles; ++i) {
         for (int j = 0; j <= i; ++j) {
-            x.kk[lower_block(i, j)] *= rows_at(shared.k_norm, i, at) * column_at(shared.k_norm, j, at);
-            x.kq[lower_block(i, j)] *= rows_at(shared.k_norm, j, at) * column_at(shared.q_norm, i, at);
+            if constexpr (ForT) {
+                x.kk[lower_block(i, j)] *= rows_at(shared.k_norm + 16 * i, at) * columns_at(shared.k_norm + 16 * j, at);
+            }
+            if constexpr (ForP) {
+                x.kq[lower_block(i, j)] *= rows_at(shared.k_norm + 16 * j, at) * columns_at(shared.q_norm + 16 * i, at);
+            }
         }
+    }
+}
+
+struct Nothing {};
+template <bool Wanted> DEVICE auto keep(const Tile (&x)[lower_blocks], arch::Kept<lower_blocks>::Memory &memory) {
+    if constexpr (Wanted) {
+        return arch::Kept<lower_blocks>(x, memory);
+    } else {
+        return Nothing{};
     }
 }
 
@@ -166,98 +217,89 @@ class GateReader {
     const int64_t beta_index;
 };
 
-// exp(rows - columns) of G (in units of log2), block (i, j); rows and columns as the tile has them.
-DEVICE Tile decay(f32x4 row, float column) {
-    Tile out;
-    for (int r = 0; r < 4; ++r) {
-        out[r] = arch::exp2(row[r] - column);
+// exp(rows - columns) of G (in units of log2).
+DEVICE Tile decay(Tile rows, ColumnFactor columns) {
+    Tile out = rows - columns;
+    for (int e = 0; e < elements; ++e) {
+        out[e] = arch::exp2(out[e]);
     }
     return out;
 }
 
-// The inverses of four unit lower triangular 16x16 blocks I + a[b], by forward substitution in f32. A row of 16 lanes
-// has one block, a lane one column of its inverse; entries of `a` reach the others of the row by broadcast.
-// Left in `x` as columns.
-template <int Column> DEVICE void substitute(float (&t)[16], const float (&a)[16]) {
+// The inverses of unit lower triangular 16x16 blocks I + a, by forward substitution in f32. A row of 16 lanes has one
+// block, a lane one column of its inverse, `t`.
+template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const float (&a)[16], const Memory &memory) {
     if constexpr (Column < 15) {
+        float coefficient[16];
+        arch::spread_column<Column>(coefficient, a, memory);
         for (int i = Column + 1; i < 16; ++i) {
-            t[i] = __builtin_fmaf(-arch::row_broadcast<Column>(a[i]), t[Column], t[i]);
+            t[i] = __builtin_fmaf(-coefficient[i], t[Column], t[i]);
         }
-        substitute<Column + 1>(t, a);
+        substitute<Column + 1>(t, a, memory);
     }
 }
 
-DEVICE void invert_diagonal_blocks(Exchange &x, const Tile (&a)[tiles], Place at) {
-    for (int b = 0; b < tiles; ++b) {
-        *(f32x4 *)(x.at + Exchange::quarter(b, at.column, at.row / 4)) = a[b];
-    }
-    arch::wave_sync();
-    const int block = at.row / 4, column = at.column;
-    float entries[16], t[16];
-    for (int q = 0; q < 4; ++q) {
-        const f32x4 four = *(const f32x4 *)(x.at + Exchange::quarter(block, column, q));
-        for (int r = 0; r < 4; ++r) {
-            entries[4 * q + r] = four[r];
-            t[4 * q + r] = 4 * q + r == column ? 1.0f : 0.0f;
+// Leaves the inverses of I + (block) in `x` for the four blocks there.
+DEVICE void invert_diagonal_blocks(Exchange &x, int lane) {
+    for (int first = 0; first < tiles; first += arch::lanes / 16) {
+        const int block = first + lane / 16, column = lane % 16;
+        const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
+            return *(f32x4 *)(x.at + Exchange::place(block, 4 * quarter, of_column));
+        };
+        float entries[16], t[16];
+        for (int q = 0; q < 4; ++q) {
+            const f32x4 rows = four(column, q);
+            for (int r = 0; r < 4; ++r) {
+                entries[4 * q + r] = rows[r];
+                t[4 * q + r] = 4 * q + r == column ? 1.0f : 0.0f;
+            }
         }
-    }
-    substitute<0>(t, entries);
-    arch::wave_sync();
-    for (int q = 0; q < 4; ++q) {
-        *(f32x4 *)(x.at + Exchange::quarter(block, column, q)) =
-            f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
+        substitute<0>(t, entries, four);
+        arch::wave_sync();
+        for (int q = 0; q < 4; ++q) {
+            four(column, q) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
+        }
     }
     arch::wave_sync();
 }
 
-// T^T for T = (I + A)^-1 of a 64x64 strictly lower A in f32: the diagonal blocks by substitution, then blocks of 16 are
-// joined to 32, and of 32 to 64, by T21 = -T22 A21 T11. Kept in registers; a product x^T y of accumulator tiles needs
-// no movement of data, so A is held as it is and T transposed, besides the three blocks of T that the last level reads.
-DEVICE void invert(Tile (&tt)[lower_blocks], const Tile (&a)[lower_blocks], Exchange &x, Place at) {
-    const Tile diagonal[tiles] = {a[lower_block(0, 0)], a[lower_block(1, 1)], a[lower_block(2, 2)],
-                                  a[lower_block(3, 3)]};
-    invert_diagonal_blocks(x, diagonal, at);
-    Tile t00, t11, t22;
+// T^T for T = (I + A)^-1 of a 64x64 strictly lower A in f32, given as blocks a(i, j): the diagonal blocks by
+// substitution, then blocks of 16 are joined to 32, and of 32 to 64, by T21 = -T22 A21 T11. Kept in registers; a
+// product x^T y of accumulator tiles needs no movement of data, so A is held as it is and T transposed, besides the
+// three blocks of T that the last level reads.
+template <class A> DEVICE void invert(Tile (&tt)[lower_blocks], const A &a, Exchange &x, Place at, int lane) {
     for (int b = 0; b < tiles; ++b) {
-        Tile &transposed = tt[lower_block(b, b)];
-        for (int r = 0; r < 4; ++r) {
-            transposed[r] = x.at[Exchange::quarter(b, at.row + r, at.column / 4) + at.column % 4];
-        }
+        x.put(b, a(b, b), at);
     }
-    t00 = *(const f32x4 *)(x.at + Exchange::quarter(0, at.column, at.row / 4));
-    t11 = *(const f32x4 *)(x.at + Exchange::quarter(1, at.column, at.row / 4));
-    t22 = *(const f32x4 *)(x.at + Exchange::quarter(2, at.column, at.row / 4));
+    arch::wave_sync();
+    invert_diagonal_blocks(x, lane);
+    for (int b = 0; b < tiles; ++b) {
+        tt[lower_block(b, b)] = x.get_transposed(b, at);
+    }
+    const Tile t00 = x.get(0, at), t11 = x.get(1, at), t22 = x.get(2, at);
     arch::wave_sync();
 
-    const auto product = [](Tile left_transposed, Tile right, Tile c) {
+    const auto product = [](Tile left_transposed, Tile right, Tile c) __attribute__((always_inline)) {
         return arch::multiply_transposed_f32(left_transposed, right, c);
     };
     // 16 -> 32: T21^T = -T11^T (A21^T T22^T).
-    tt[lower_block(1, 0)] = product(t00, -product(a[lower_block(1, 0)], tt[lower_block(1, 1)], Tile{}), Tile{});
-    tt[lower_block(3, 2)] = product(t22, -product(a[lower_block(3, 2)], tt[lower_block(3, 3)], Tile{}), Tile{});
+    tt[lower_block(1, 0)] = product(t00, -product(a(1, 0), tt[lower_block(1, 1)], Tile{}), Tile{});
+    tt[lower_block(3, 2)] = product(t22, -product(a(3, 2), tt[lower_block(3, 3)], Tile{}), Tile{});
     Tile identity;
-    for (int r = 0; r < 4; ++r) {
-        identity[r] = at.row + r == at.column ? 1.0f : 0.0f;
+    for (int e = 0; e < elements; ++e) {
+        identity[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;
     }
     const Tile t10 = product(tt[lower_block(1, 0)], identity, Tile{});
     // 32 -> 64, the same with 2x2 blocks: w = A21^T T22^T, then -T11^T w.
     Tile w[2][2];
     for (int j = 0; j < 2; ++j) {
-        w[j][0] = -product(a[lower_block(2, j)], tt[lower_block(2, 2)], Tile{});
-        const Tile partial = product(a[lower_block(2, j)], tt[lower_block(3, 2)], Tile{});
-        w[j][1] = -product(a[lower_block(3, j)], tt[lower_block(3, 3)], partial);
+        w[j][0] = -product(a(2, j), tt[lower_block(2, 2)], Tile{});
+        const Tile partial = product(a(2, j), tt[lower_block(3, 2)], Tile{});
+        w[j][1] = -product(a(3, j), tt[lower_block(3, 3)], partial);
     }
     for (int i = 0; i < 2; ++i) {
         tt[lower_block(2 + i, 0)] = product(t10, w[1][i], product(t00, w[0][i], Tile{}));
         tt[lower_block(2 + i, 1)] = product(t11, w[1][i], Tile{});
-    }
-}
-
-// Stores lower blocks, given transposed, as left operands: a transposed accumulator tile, rounded, is one.
-template <class T> DEVICE void store_matrix(char *to, const Tile (&transposed)[lower_blocks]) {
-    for (int b = 0; b < lower_blocks; b += 2) {
-        const Operand first = rounded<T>(transposed[b]), second = rounded<T>(transposed[b + 1]);
-        *(i32x4 *)(to + b / 2 * 1024 + arch::lane() * 16) = i32x4{first.x, first.y, second.x, second.y};
     }
 }
 
@@ -273,10 +315,121 @@ DEVICE void clear_rows(const dw_prefill_prepare_args &x, int end, int slot, int 
         for (int v = 0; v < group; ++v) {
             const int head = key_head * group + v;
             short *o = (short *)x.o + token * x.o_strides.token + head * x.o_strides.head;
-            for (int column = arch::lane(); column < x.value_dim; column += arch::lanes) {
+            for (int column = arch::thread(); column < x.value_dim; column += prefill::chunk) {
                 o[column] = 0;
             }
         }
+    }
+}
+
+// One chunk of a key head, and all value heads of it.
+struct Unit {
+    int slot;
+    int key_head;
+    int sequence;
+    int begin; // its first token
+    int rows;
+};
+
+// The part of one wave: T, or P, or both.
+template <class T, bool ForT, bool ForP>
+DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, Shared &shared) {
+    const auto [slot, key_head, sequence, begin, rows] = unit_of;
+    const bool norm = x.flags & DW_QK_L2NORM;
+    const int lane = arch::lane(), token = arch::thread();
+
+    Products products;
+    const char *q = prefill::row_address(x.q, x.q_strides, sequence, begin, key_head);
+    const char *k = prefill::row_address(x.k, x.k_strides, sequence, begin, key_head);
+    const u32 q_stride = (u32)x.q_strides.token * 2, k_stride = (u32)x.k_strides.token * 2;
+    if (arch::aligned_rows(q, q_stride) && arch::aligned_rows(k, k_stride)) {
+        multiply_rows<T, ForT, ForP, true>(products, Window(q), Window(k), q_stride, k_stride, rows, x.key_dim, norm);
+    } else {
+        multiply_rows<T, ForT, ForP, false>(products, Window(q), Window(k), q_stride, k_stride, rows, x.key_dim, norm);
+    }
+    float q_norm = 1.0f, k_norm = 1.0f, unit = 1.0f;
+    if (norm) {
+        normalise<ForT, ForP>(products, shared, Place(lane));
+        q_norm = shared.q_norm[token];
+        k_norm = shared.k_norm[token];
+        unit = power_of_two_below(arch::chunk_max(bits<int>(k_norm), (int *)shared.scratch));
+    }
+    const auto kk = keep<ForT>(products.kk, shared.kk);
+    const auto kq = keep<ForP>(products.kq, shared.kq);
+
+    const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
+    const GateReader read_gates(x, sequence, begin + token, token < rows);
+    const int group = x.value_heads / x.key_heads;
+#pragma unroll 1
+    for (int v = 0; v < group; ++v) {
+        // Opaque, or a pair of scalar registers holds each comparison of row and column across the whole loop.
+        const int same_lane = arch::opaque(lane);
+        const Place at(same_lane);
+        const int head = x.flags & DW_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
+        char *record = (char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES;
+        float *factors = (float *)(record + prefill::record_rows);
+
+        const Gates gates = read_gates(head);
+        float total;
+        const float sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch); // G / ln 2
+        shared.gate_sum[token] = sum;
+        shared.beta[token] = gates.beta;
+        factors[prefill::beta_row * prefill::chunk + token] = gates.beta;
+        factors[prefill::read_row * prefill::chunk + token] = gates.beta * k_norm * arch::exp2(sum);
+        factors[prefill::output_row * prefill::chunk + token] = q_norm * arch::exp2(sum);
+        factors[prefill::write_row * prefill::chunk + token] = k_norm * per_unit * arch::exp2(total - sum);
+        if (token == 0) {
+            *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
+        }
+        arch::team_sync<waves>();
+
+        if constexpr (ForT) {
+            const auto block = [&](int i, int j) __attribute__((always_inline)) {
+                Tile out = rows_at(shared.beta + 16 * i, at) *
+                           decay(rows_at(shared.gate_sum + 16 * i, at), columns_at(shared.gate_sum + 16 * j, at)) *
+                           kk.get(lower_block(i, j));
+                if (i == j) {
+                    for (int e = 0; e < elements; ++e) {
+                        out[e] = at.row(e) > at.column(e) ? out[e] : 0.0f;
+                    }
+                }
+                return out;
+            };
+            Tile transposed[lower_blocks];
+            invert(transposed, block, shared.blocks, at, same_lane);
+            prefill::MatrixWriter<T> t(record + prefill::record_t);
+            for (int i = 0; i < tiles; ++i) {
+                for (int j = 0; j <= i; ++j) {
+                    Tile &out = transposed[lower_block(i, j)];
+                    if (i == j) {
+                        for (int e = 0; e < elements; ++e) {
+                            out[e] = at.row(e) < at.column(e) ? out[e] : 0.0f;
+                        }
+                    }
+                    t.put(lower_block(i, j), out);
+                }
+            }
+        }
+        if constexpr (ForP) {
+            prefill::MatrixWriter<T> p(record + prefill::record_p);
+            for (int i = 0; i < tiles; ++i) {
+                const ColumnFactor sum_i = columns_at(shared.gate_sum + 16 * i, at);
+                for (int j = 0; j <= i; ++j) {
+                    const Tile product = kq.get(lower_block(i, j));
+                    Tile out = decay(-rows_at(shared.gate_sum + 16 * j, at), -sum_i) * product;
+                    if (i == j) {
+                        for (int e = 0; e < elements; ++e) {
+                            if (at.row(e) == at.column(e)) {
+                                factors[prefill::diagonal_row * prefill::chunk + 16 * i + at.column(e)] = product[e];
+                            }
+                            out[e] = at.row(e) < at.column(e) ? out[e] : 0.0f;
+                        }
+                    }
+                    p.put(lower_block(i, j), out);
+                }
+            }
+        }
+        arch::team_sync<waves>();
     }
 }
 
@@ -296,93 +449,17 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
         return;
     }
     const int begin = range.begin + chunk * prefill::chunk;
-    const int rows = min_of(range.end - begin, prefill::chunk);
-    const bool norm = x.flags & DW_QK_L2NORM;
-    const int lane = arch::lane();
-
-    Products products;
-    multiply_rows<T>(products, Window(prefill::row_address(x.q, x.q_strides, sequence, begin, key_head)),
-                     Window(prefill::row_address(x.k, x.k_strides, sequence, begin, key_head)),
-                     (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, rows, x.key_dim, norm);
-    float q_norm = 1.0f, k_norm = 1.0f, unit = 1.0f;
-    if (norm) {
-        normalise(products, shared, Place(lane));
-        q_norm = shared.q_norm[lane];
-        k_norm = shared.k_norm[lane];
-        unit = power_of_two_below(arch::read_lane(arch::inclusive_max(bits<int>(k_norm)), arch::lanes - 1));
-    }
-
-    const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
-    const GateReader read_gates(x, sequence, begin + lane, lane < rows);
-    const int group = x.value_heads / x.key_heads;
-#pragma unroll 1
-    for (int v = 0; v < group; ++v) {
-        // Opaque, or a pair of scalar registers holds each comparison of row and column across the whole loop.
-        const Place at(arch::opaque(lane));
-        const int head = x.flags & DW_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
-        char *record = (char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES;
-        float *factors = (float *)(record + prefill::record_rows);
-
-        const Gates gates = read_gates(head);
-        const float sum = arch::inclusive_sum(gates.g * math::log2e); // G / ln 2
-        const float total = arch::read_lane(sum, arch::lanes - 1);
-        shared.gate_sum[lane] = sum;
-        shared.beta[lane] = gates.beta;
-        factors[prefill::beta_row * prefill::chunk + lane] = gates.beta;
-        factors[prefill::read_row * prefill::chunk + lane] = gates.beta * k_norm * arch::exp2(sum);
-        factors[prefill::output_row * prefill::chunk + lane] = q_norm * arch::exp2(sum);
-        factors[prefill::write_row * prefill::chunk + lane] = k_norm * per_unit * arch::exp2(total - sum);
-        if (lane == 0) {
-            *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
-        }
-        arch::wave_sync();
-
-        Tile a[lower_blocks];
-        for (int i = 0; i < tiles; ++i) {
-            const f32x4 beta = rows_at(shared.beta, i, at);
-            const f32x4 sums = rows_at(shared.gate_sum, i, at);
-            for (int j = 0; j <= i; ++j) {
-                Tile &block = a[lower_block(i, j)];
-                block = beta * decay(sums, column_at(shared.gate_sum, j, at)) * products.kk[lower_block(i, j)];
-                if (i == j) {
-                    for (int r = 0; r < 4; ++r) {
-                        block[r] = at.row + r > at.column ? block[r] : 0.0f;
-                    }
-                }
-            }
-        }
-        Tile transposed[lower_blocks];
-        invert(transposed, a, shared.blocks, at);
-        for (int b = 0; b < tiles; ++b) {
-            Tile &block = transposed[lower_block(b, b)];
-            for (int r = 0; r < 4; ++r) {
-                block[r] = at.row + r < at.column ? block[r] : 0.0f;
-            }
-        }
-        store_matrix<T>(record + prefill::record_t, transposed);
-
-        for (int i = 0; i < tiles; ++i) {
-            const float sum_i = column_at(shared.gate_sum, i, at);
-            for (int j = 0; j <= i; ++j) {
-                const Tile kq = products.kq[lower_block(i, j)];
-                Tile &block = transposed[lower_block(i, j)];
-                block = decay(-rows_at(shared.gate_sum, j, at), -sum_i) * kq;
-                if (i == j) {
-                    for (int r = 0; r < 4; ++r) {
-                        if (at.row + r == at.column) {
-                            factors[prefill::diagonal_row * prefill::chunk + 16 * i + at.column] = kq[r];
-                        }
-                        block[r] = at.row + r < at.column ? block[r] : 0.0f;
-                    }
-                }
-            }
-        }
-        store_matrix<T>(record + prefill::record_p, transposed);
-        arch::wave_sync();
+    const Unit unit{slot, key_head, sequence, begin, min_of(range.end - begin, prefill::chunk)};
+    if constexpr (waves == 1) {
+        prepare_unit<T, true, true>(x, unit, shared);
+    } else if (arch::wave() == 0) {
+        prepare_unit<T, true, false>(x, unit, shared);
+    } else {
+        prepare_unit<T, false, true>(x, unit, shared);
     }
 }
 
 } // namespace
 
-KERNEL(64, 2) void dw_prefill_prepare_bf16(dw_prefill_prepare_args x) { prepare<Bf16>(x); }
-KERNEL(64, 2) void dw_prefill_prepare_f16(dw_prefill_prepare_args x) { prepare<F16>(x); }
+KERNEL(prefill::chunk, 2) void dw_prefill_prepare_bf16(dw_prefill_prepare_args x) { prepare<Bf16>(x); }
+KERNEL(prefill::chunk, 2) void dw_prefill_prepare_f16(dw_prefill_prepare_args x) { prepare<F16>(x); }

@@ -67,14 +67,29 @@ DEVICE void wave_sync() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+// All waves of a workgroup that has so many.
+template <int Waves> DEVICE void team_sync() {
+    if constexpr (Waves == 1) {
+        wave_sync();
+    } else {
+        workgroup_sync();
+    }
+}
+
 // 2^x, one instruction; results below 2^-126 are 0.
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
+DEVICE float exp(float x) { return __builtin_expf(x); }
+DEVICE float log(float x) { return __builtin_logf(x); }
 
 // The value of lane `Source` of each row of 16 lanes.
 template <int Source> DEVICE float row_broadcast(float x) {
     return bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x150 + Source, 0xf, 0xf, true));
 }
+
+// The value of one lane.
+DEVICE int read_lane(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
+DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
 
 template <int Control, int RowMask> DEVICE float scan_step(float x) {
     return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), Control, RowMask, 0xf, false));
@@ -104,16 +119,20 @@ DEVICE int inclusive_max(int x) {
     return scan_step_max<0x143, 0xc>(x);
 }
 
+// Over the 64 threads of a workgroup: prefix sum and total, and the greatest. This target needs no `scratch`.
+DEVICE float chunk_sum(float x, float &total, float *) {
+    const float sum = inclusive_sum(x);
+    total = read_lane(sum, lanes - 1);
+    return sum;
+}
+DEVICE int chunk_max(int x, int *) { return read_lane(inclusive_max(x), lanes - 1); }
+
 // The low, or the high, 16 bits of two words: first in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
 DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }
 
 // One bit per lane.
 DEVICE u64 ballot(bool x) { return __builtin_amdgcn_ballot_w64(x); }
-
-// The value of one lane.
-DEVICE int read_lane(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
-DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
 
 // Buffer intrinsics by their LLVM names: the builtins exist only from clang 19 on.
 #define INTRINSIC __attribute__((device))
@@ -170,6 +189,7 @@ struct Bf16 {
     static DEVICE_MEMBER int pack(float low, float high) {
         return (int)__builtin_amdgcn_perm(round(high), round(low), 0x07060302);
     }
+    static DEVICE_MEMBER short narrow(float x) { return (short)(round(x) >> 16); }
 };
 
 struct F16 {
@@ -183,15 +203,63 @@ struct F16 {
     static DEVICE_MEMBER int pack(float low, float high) { return bits<int>(half2{(_Float16)low, (_Float16)high}); }
 };
 
-// An accumulator tile: 16x16 f32.
+// An accumulator tile: 16x16 f32, of which a lane holds four consecutive rows of one column.
 typedef f32x4 Tile;
+constexpr int elements = 4;
+// Elements that lie in consecutive rows, as one vector.
+typedef f32x4 Run;
+constexpr int run = 4;
 
-// Row and column of a lane's part of a tile.
-struct Place {
-    int row; // the first of four rows
-    int column;
-    DEVICE_MEMBER explicit Place(int lane) : row(lane / 16 * 4), column(lane % 16) {}
+// Rows and columns of the elements of a lane's part of a tile.
+class Place {
+  public:
+    DEVICE_MEMBER explicit Place(int lane) : first_row(lane / 16 * 4), only_column(lane % 16) {}
+    DEVICE_MEMBER int row(int element) const { return first_row + element; }
+    DEVICE_MEMBER int column(int) const { return only_column; }
+
+  private:
+    int first_row;
+    int only_column;
 };
+
+// One number for each of a lane's columns: multiplies a tile's columns.
+typedef float ColumnFactor;
+DEVICE ColumnFactor columns_at(const float *values, Place at) { return values[at.column(0)]; }
+
+// An accumulator tile rounded to 16 bits: the right operand of a product that contracts over its rows, and the left
+// operand whose rows are its columns.
+template <class T> DEVICE Operand rounded(Tile x) { return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3])}; }
+
+template <class T> DEVICE Tile widened(Operand x) { return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y)}; }
+
+// Two operand tiles that lie in memory as 16 rows of 32 elements: 16 bytes of a row are a lane's part of both.
+// Contracting both in turn visits the elements in a permuted order, the same for everything loaded so.
+struct OperandPair {
+    i32x4 data;
+    DEVICE_MEMBER Operand first() const { return Operand{data.x, data.y}; }
+    DEVICE_MEMBER Operand second() const { return Operand{data.z, data.w}; }
+};
+
+// The eight of 32 contracted elements that a lane holds of such a pair.
+DEVICE int eighth(int lane) { return lane / 16; }
+
+// Where this lane finds 16 rows of a 16-bit matrix of `rows` rows; rows past the end read as zeros.
+class OperandRows {
+  public:
+    OperandRows() = default;
+    DEVICE_MEMBER OperandRows(int tile, int rows, u32 stride, int lane) {
+        const int row = 16 * tile + lane % 16;
+        offset = row < rows ? row * stride + eighth(lane) * 16 : Window::nowhere;
+    }
+    // 32 columns from `column` on; zeros where not `inside`. Memory need not be aligned on this target.
+    template <bool Aligned> DEVICE_MEMBER OperandPair load(const Window &memory, int column, bool inside) const {
+        return OperandPair{memory.load_b128(inside ? offset + 2 * column : Window::nowhere)};
+    }
+
+  private:
+    u32 offset;
+};
+DEVICE constexpr bool aligned_rows(const void *, u32) { return true; }
 
 // c + x^T y in f32, x and y accumulator tiles. One step contracts rows r, r + 4, r + 8, r + 12.
 DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
@@ -200,6 +268,30 @@ DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
         c = __builtin_amdgcn_mfma_f32_16x16x4f32(left, right, c, 0, 0, 0);
     }
     return c;
+}
+
+// Tiles that are kept while others are worked on: in registers.
+template <int N> class Kept {
+  public:
+    struct Memory {};
+    DEVICE_MEMBER Kept(const Tile (&x)[N], Memory &) {
+        for (int i = 0; i < N; ++i) {
+            at[i] = x[i];
+        }
+    }
+    DEVICE_MEMBER Tile get(int i) const { return at[i]; }
+
+  private:
+    Tile at[N];
+};
+
+// Column `Column` of a 16x16 matrix from row `Column` + 1 on, for lanes that each hold a column of it: a row of 16
+// lanes holds one matrix, which also lies in memory, four rows (`four(column, row / 4)`) at a time.
+template <int Column, class Memory>
+DEVICE void spread_column(float (&out)[16], const float (&own)[16], const Memory &) {
+    for (int i = Column + 1; i < 16; ++i) {
+        out[i] = row_broadcast<Column>(own[i]);
+    }
 }
 
 } // namespace arch

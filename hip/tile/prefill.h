@@ -12,7 +12,8 @@ constexpr int tiles = chunk / 16;
 constexpr int lower_blocks = tiles * (tiles + 1) / 2;
 DEVICE constexpr int lower_block(int row, int column) { return row * (row + 1) / 2 + column; }
 
-// A record: T and P without their diagonals as left operands in pairs of blocks, then one f32 per row and factor.
+// A record: T and P without their diagonals as left operands, in the order in which this target's scan reads them
+// (MatrixWriter), then one f32 per row and factor.
 constexpr int matrix_bytes = lower_blocks * 16 * 16 * 2;
 constexpr int record_t = 0;
 constexpr int record_p = matrix_bytes;
@@ -76,3 +77,9 @@ DEVICE int key_head_of(int value_head, int key_heads, int value_heads, u32 flags
 }
 
 } // namespace prefill
+
+#if defined(__NVPTX__)
+#include "prefill_sm90.h"
+#else
+#include "prefill_gfx9.h"
+#endif

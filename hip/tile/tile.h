@@ -1,34 +1,36 @@
 // The vocabulary of the kernels. The arch trait says how tiles lie in a wave; this says what is done with them.
 #pragma once
 
-#include "gfx9.h"
+#include "arch.h"
 
 namespace tile {
 
 using arch::Bf16;
+using arch::ColumnFactor;
 using arch::F16;
 using arch::Operand;
 using arch::Place;
 using arch::Tile;
 using arch::Window;
 
-// An accumulator tile rounded to 16 bits: the right operand of a product that contracts over its rows, and the left
-// operand whose rows are its columns.
-template <class T> DEVICE Operand rounded(Tile x) { return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3])}; }
+using arch::columns_at;
+using arch::elements;
+using arch::OperandPair;
+using arch::OperandRows;
+using arch::rounded;
+using arch::widened;
 
-template <class T> DEVICE Tile widened(Operand x) { return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y)}; }
-
-// Two operand tiles that one 16-byte load brings: eight consecutive elements of a row, the first four to the first
-// tile. Contracting both in turn visits the 32 elements in a permuted order, the same for everything loaded so.
-struct OperandPair {
-    i32x4 data;
-    DEVICE_MEMBER Operand first() const { return Operand{data.x, data.y}; }
-    DEVICE_MEMBER Operand second() const { return Operand{data.z, data.w}; }
-};
-
-// Where the elements of a lane lie in the contraction when tiles come in such pairs: the first of its four elements of
-// tile 2 b + s is 32 b + 8 (lane / 16) + 4 s.
-DEVICE int paired_row(int tile_index, int lane) { return tile_index / 2 * 32 + lane / 16 * 8 + tile_index % 2 * 4; }
+// Values of 16 rows, one for each element of a lane: multiplies a tile's rows.
+DEVICE Tile rows_at(const float *values, Place at) {
+    Tile out;
+    for (int e = 0; e < elements; e += arch::run) {
+        const arch::Run consecutive = *(const arch::Run *)(values + at.row(e));
+        for (int i = 0; i < arch::run; ++i) {
+            out[e + i] = consecutive[i];
+        }
+    }
+    return out;
+}
 
 } // namespace tile
 
@@ -39,14 +41,14 @@ constexpr float log2e = 1.44269504088896340736f;
 DEVICE float abs(float x) { return __builtin_fabsf(x); }
 
 // 1 / (1 + e^-x).
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + __builtin_expf(-x)); }
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + arch::exp(-x)); }
 
 // log(1 + e^x), accurate for every x: max(x, 0) + log1p(e^-|x|), with log1p(y) = log(u) y / (u - 1), u = 1 + y,
 // in which the rounding error of u cancels.
 DEVICE float softplus(float x) {
-    const float y = __builtin_expf(-abs(x));
+    const float y = arch::exp(-abs(x));
     const float u = 1.0f + y;
-    const float log1p = u == 1.0f ? y : __builtin_logf(u) * (y / (u - 1.0f));
+    const float log1p = u == 1.0f ? y : arch::log(u) * (y / (u - 1.0f));
     return (x > 0.0f ? x : 0.0f) + log1p;
 }
 
@@ -65,7 +67,7 @@ DEVICE float load_scalar(const void *p, int64_t index, int type) {
 }
 
 // g = -exp(A_log) softplus(a + dt_bias).
-DEVICE float gate(float a, float a_log, float dt_bias) { return -__builtin_expf(a_log) * math::softplus(a + dt_bias); }
+DEVICE float gate(float a, float a_log, float dt_bias) { return -arch::exp(a_log) * math::softplus(a + dt_bias); }
 
 // beta = sigmoid(b), doubled when negative eigenvalues are allowed.
 DEVICE float beta_of(float b, bool negative_eigenvalues) {

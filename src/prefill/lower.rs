@@ -7,13 +7,11 @@ use super::{CHUNK, Gating, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{self, dw_prefill_prepare_args, dw_prefill_scan_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::launch::LaunchShape;
 use crate::runtime::{Context, Stream};
 use crate::types::{Dtype, HeadMap, StateLayout};
 
 const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
-const PREPARE_THREADS: u32 = 64;
-const SCAN_THREADS: u32 = 256;
-const SCAN_WAVES: usize = 4;
 
 /// A batch, as far as it decides launches: a pure value, no device.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +19,7 @@ pub(super) struct Shape {
     pub(super) spec: PrefillSpec,
     pub(super) batch: Batch,
     pub(super) sequences: usize,
+    pub(super) launch: &'static LaunchShape,
 }
 
 /// Arguments and grids of one launch.
@@ -32,7 +31,12 @@ pub(super) struct Lowered {
 }
 
 impl Shape {
-    pub(super) fn new(spec: PrefillSpec, batch: Batch, sequences: usize) -> Checked<Shape> {
+    pub(super) fn new(
+        spec: PrefillSpec,
+        batch: Batch,
+        sequences: usize,
+        launch: &'static LaunchShape,
+    ) -> Checked<Shape> {
         spec.validate()?;
         let rows = match batch {
             Batch::Packed { tokens } => Some(tokens),
@@ -62,6 +66,7 @@ impl Shape {
             spec,
             batch,
             sequences,
+            launch,
         };
         let (prepare, scan) = shape.grids();
         check::ensure(prepare < 1 << 26 && scan < 1 << 24, || {
@@ -88,7 +93,7 @@ impl Shape {
     pub(super) fn slabs(&self) -> usize {
         self.spec
             .value_dim
-            .div_ceil(SCAN_WAVES * self.spec.bucket().1)
+            .div_ceil(self.launch.scan_columns(self.spec.key_bucket()))
     }
 
     /// Workgroups of prepare (one more slot for rows past the last sequence) and of scan.
@@ -360,7 +365,7 @@ impl Shape {
                     stream,
                     kernels.0,
                     lowered.prepare_groups,
-                    PREPARE_THREADS,
+                    self.launch.prepare_threads,
                     &lowered.prepare,
                 )?;
             }
@@ -369,7 +374,7 @@ impl Shape {
                     stream,
                     kernels.1,
                     lowered.scan_groups,
-                    SCAN_THREADS,
+                    self.launch.scan_threads,
                     &lowered.scan,
                 )?;
             }

@@ -1,0 +1,349 @@
+// How prefill moves its operands on sm_90a: K, Q, T, P and the row factors of a chunk are copied to shared memory while
+// chunks before it are worked on, and every warp reads its operands there; K^T is read from the copy of K.
+#pragma once
+
+#include "prefill.h"
+
+namespace prefill {
+
+using namespace tile;
+
+// Bytes of a 16x16 block of T or P: in each half, 8 columns wide, its rows one after the other.
+constexpr int block_bytes = 16 * 16 * 2;
+
+// Lower blocks, given transposed (an accumulator tile, rounded, has the rows of the matrix in consecutive words), to a
+// matrix of a record.
+template <class T> class MatrixWriter {
+  public:
+    DEVICE_MEMBER explicit MatrixWriter(char *to) : to(to + arch::lane() * 4) {}
+    DEVICE_MEMBER void put(int block, Tile transposed) {
+        const Operand operand = rounded<T>(transposed);
+        for (int i = 0; i < 4; ++i) {
+            *(int *)(to + block * block_bytes + i * 128) = operand[i];
+        }
+    }
+
+  private:
+    char *to;
+};
+
+constexpr int scan_waves = 4;
+constexpr int scan_threads = scan_waves * arch::lanes;
+// Column tiles of a wave.
+constexpr int scan_tiles(int) { return 1; }
+
+// The key element and, from the lane's first column on, the column of an element of the state: a lane's columns are
+// neighbours.
+DEVICE int state_key(int tile_index, int element, int lane) { return 16 * tile_index + Place(lane).row(element); }
+DEVICE constexpr int state_column(int, int element) { return element / 2 % 2; }
+DEVICE int first_column(int lane, int) { return lane / 4 * 2; }
+
+// Shared memory of the matrix unit: rows of 128 bytes, whose 16-byte groups are exchanged by the row's number, so that
+// eight rows of one group lie in different banks. A matrix that is wider consists of panels.
+constexpr int panel_bytes = chunk * 128;
+DEVICE constexpr u32 swizzled(int row, int group) { return row * 128 + ((group ^ (row & 7)) << 4); }
+
+// One chunk in shared memory.
+template <int Keys> struct Stage {
+    static constexpr int panels = (Keys + 63) / 64;
+    static constexpr u32 k = 0;
+    static constexpr u32 q = k + panels * panel_bytes;
+    static constexpr u32 t = q + panels * panel_bytes;
+    static constexpr u32 p = t + panel_bytes;
+    static constexpr u32 rows = p + panel_bytes;
+    static constexpr u32 bytes = rows + 2048; // a multiple of 1024, with which the pattern of the groups repeats
+    static constexpr int count = Keys <= 64 ? 3 : 2;
+    static constexpr u32 dynamic_bytes = count * bytes + 1024; // the first stage is aligned to 1024
+};
+static_assert(row_factors * chunk * 4 + 16 <= 2048, "row factors fit");
+
+extern "C" SHARED __attribute__((aligned(1024))) char dw_dynamic_shared[];
+
+// What the host has to ask for at a launch; the tests compare it with src/launch.rs.
+#define SCAN_SHARED_BYTES(keys)                                                                                        \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_scan_shared_bytes_k##keys =                          \
+        prefill::Stage<keys>::dynamic_bytes;
+
+DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
+
+DEVICE void copy_async(u32 to, const char *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+DEVICE void store_shared(u32 to, i32x4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+DEVICE Operand load_matrix(u32 from) {
+    int x, y, z, w;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "r"(from));
+    return Operand{x, y, z, w};
+}
+DEVICE Operand load_matrix_transposed(u32 from) {
+    int x, y, z, w;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "r"(from));
+    return Operand{x, y, z, w};
+}
+
+// One 16-bit token tensor of this workgroup's sequence and head, from some chunk on.
+struct Stream {
+    const char *base;
+    u32 stride; // bytes
+
+    DEVICE_MEMBER Stream(const void *p, const dw_token_strides &s, int sequence, int begin, int head)
+        : base(row_address(p, s, sequence, begin, head)), stride((u32)s.token * 2) {}
+    DEVICE_MEMBER void advance() { base += (u64)stride * chunk; }
+    DEVICE_MEMBER bool aligned(u32 bytes) const { return (((u32)(u64)base | stride) & (bytes - 1)) == 0; }
+};
+
+// What a lane needs of V: two neighbouring columns in a word, for four rows of a row tile.
+struct Values {
+    int at[tiles][4];
+
+    DEVICE_MEMBER void load_tile(int i, const Stream &v, int rows, u32 column_offset, Place place) {
+        const Window memory(v.base);
+        for (int r = 0; r < 4; ++r) {
+            const int row = 16 * i + place.row(r / 2 * 4 + r % 2);
+            const u32 offset = row < rows ? row * v.stride + column_offset : Window::nowhere;
+            at[i][r] =
+                v.aligned(4) ? memory.load_b32(offset) : memory.load_b16(offset) | memory.load_b16(offset + 2) << 16;
+        }
+    }
+    DEVICE_MEMBER void load(const Stream &v, int rows, u32 column_offset, Place place) {
+        for (int i = 0; i < tiles; ++i) {
+            load_tile(i, v, rows, column_offset, place);
+        }
+    }
+};
+
+// Whether addresses are computed anew for every chunk, not held.
+constexpr bool registers_are_short(int keys) { return keys > 192; }
+
+// When V is loaded: a chunk ahead, at the start of its chunk, or where it is used, as the state leaves registers for
+// it.
+enum class Ahead { chunk, step, nothing };
+constexpr Ahead values_ahead(int keys) {
+    return keys <= 128 ? Ahead::chunk : keys <= 192 ? Ahead::step : Ahead::nothing;
+}
+
+// One chunk for the columns of one warp.
+template <class T, int Keys> class Chunk {
+  public:
+    static constexpr int across = 1;
+    typedef Tile State[Keys / 16][across];
+    typedef Tile Slab[tiles][across];
+    typedef Operand SlabOperands[tiles][across];
+
+    DEVICE_MEMBER Chunk(const char *memory, const Values &values, const Stream &v, const Stream &o, int rows,
+                        u32 column_offset)
+        : memory(memory), values(values), v(v), o(o), rows(rows), column_offset(column_offset),
+          lane(registers_are_short(Keys) ? arch::computed_anew(arch::lane()) : arch::lane()), at(lane) {
+        const int row = lane % 8, first = lane / 8 % 2, second = lane / 16;
+        const u32 shared = shared_address(memory);
+        row_major = shared + (8 * first + row) * 128;
+        row_group = second ^ row;
+        column_major = shared + (8 * second + row) * 128;
+        column_group = first ^ row;
+    }
+
+    // R = K S0, O = Q S0.
+    DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state) const {
+        for (int i = 0; i < tiles; ++i) {
+            read[i][0] = Tile{};
+            out[i][0] = Tile{};
+        }
+        for (int t = 0; t < Keys / 16; ++t) {
+            const Operand s = rounded<T>(state[t][0]);
+            for (int i = 0; i < tiles; ++i) {
+                read[i][0] = T::mma(left(Stage<Keys>::k, i, t), s, read[i][0]);
+                out[i][0] = T::mma(left(Stage<Keys>::q, i, t), s, out[i][0]);
+            }
+        }
+    }
+
+    // U += (T - I) X, O += (P - diag(P)) U.
+    DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x) const { multiply_lower(u, Stage<Keys>::t, x); }
+    DEVICE_MEMBER void multiply_p(Slab &out, const SlabOperands &u) const { multiply_lower(out, Stage<Keys>::p, u); }
+
+    // S += K^T x.
+    DEVICE_MEMBER void accumulate(State &state, const SlabOperands &x) const {
+        for (int t = 0; t < Keys / 16; ++t) {
+            for (int c = 0; c < tiles; ++c) {
+                const u32 address = column_major + Stage<Keys>::k + t / 4 * panel_bytes + c * 16 * 128;
+                const Operand k = load_matrix_transposed(address + ((t % 4 * 2 ^ column_group) << 4));
+                state[t][0] = T::mma(k, x[c][0], state[t][0]);
+            }
+        }
+    }
+
+    // Rows of row tile i of V, and to O.
+    DEVICE_MEMBER void load_values(int i, Tile (&x)[across]) {
+        if constexpr (values_ahead(Keys) == Ahead::nothing) {
+            values.load_tile(i, v, rows, column_offset, at);
+        }
+        const auto &w = values.at[i];
+        x[0] = Tile{T::low(w[0]), T::low(w[1]), T::high(w[0]), T::high(w[1]),
+                    T::low(w[2]), T::low(w[3]), T::high(w[2]), T::high(w[3])};
+    }
+    DEVICE_MEMBER void store_outputs(int i, const Tile (&x)[across]) const {
+        const Window to(o.base);
+        for (int r = 0; r < 4; ++r) {
+            const int e = r / 2 * 4 + r % 2, row = 16 * i + at.row(e);
+            const u32 offset = row < rows ? row * o.stride + column_offset : Window::nowhere;
+            const int pair = T::pack(x[0][e], x[0][e + 2]);
+            if (o.aligned(4)) {
+                to.store_b32(offset, pair);
+            } else {
+                to.store_b16(offset, pair);
+                to.store_b16(offset + 2, pair >> 16);
+            }
+        }
+    }
+
+    DEVICE_MEMBER Tile factor(RowFactor which, int i) const {
+        return rows_at((const float *)(memory + Stage<Keys>::rows) + which * chunk + 16 * i, at);
+    }
+    DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage<Keys>::rows + row_factors * chunk * 4); }
+
+  private:
+    // 16 tokens of row tile i, 16 columns of column tile t.
+    DEVICE_MEMBER Operand left(u32 matrix, int i, int t) const {
+        const u32 address = row_major + matrix + t / 4 * panel_bytes + i * 16 * 128;
+        return load_matrix(address + ((t % 4 * 2 ^ row_group) << 4));
+    }
+    DEVICE_MEMBER void multiply_lower(Slab &out, u32 matrix, const SlabOperands &x) const {
+        for (int i = 0; i < tiles; ++i) {
+            for (int c = 0; c <= i; ++c) {
+                out[i][0] = T::mma(left(matrix, i, c), x[c][0], out[i][0]);
+            }
+        }
+    }
+
+    const char *const memory;
+    Values values;
+    const Stream v, o;
+    const int rows;
+    const u32 column_offset;
+    const int lane;
+    const Place at;
+    // Where this lane's row of the four 8x8 matrices of an operand lies, in the first row and column tile.
+    u32 row_major, column_major;
+    int row_group, column_group;
+};
+
+// The chunks of a sequence, one after the other, each in its stage of a ring.
+template <class T, int Keys> class Chunks {
+  public:
+    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, int sequence, int head, int key_head, Rows range,
+                         u32 column_offset)
+        : memory(ring()), q(x.q, x.q_strides, sequence, range.begin, key_head),
+          k(x.k, x.k_strides, sequence, range.begin, key_head), v(x.v, x.v_strides, sequence, range.begin, head),
+          o(x.o, x.o_strides, sequence, range.begin, head),
+          record((const char *)x.records +
+                 ((int64_t)first_slot(range.begin, sequence) * x.value_heads + head) * DW_RECORD_BYTES),
+          column_offset(column_offset), left(range.end - range.begin), left_to_copy(left), at(arch::lane()) {
+        if constexpr (values_ahead(Keys) == Ahead::chunk) {
+            next_values.load(v, left, column_offset, at);
+        }
+        for (int i = 0; i < Stage<Keys>::count - 1; ++i) {
+            copy(x);
+        }
+    }
+
+    DEVICE_MEMBER bool more() const { return left > 0; }
+    DEVICE_MEMBER bool last() const { return left <= chunk; }
+    // Every warp takes its part in the copies and the products.
+    static DEVICE_MEMBER bool works(bool) { return true; }
+
+    // The chunk that is next has arrived; the one before it is no longer read, and its stage is filled anew.
+    DEVICE_MEMBER void wait(const dw_prefill_scan_args &x) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(Stage<Keys>::count - 2) : "memory");
+        arch::workgroup_sync();
+        copy(x);
+        if constexpr (values_ahead(Keys) == Ahead::chunk) {
+            values = next_values;
+            Stream next = v;
+            next.advance();
+            next_values.load(next, left - chunk, column_offset, at);
+        } else if constexpr (values_ahead(Keys) == Ahead::step) {
+            values.load(v, left, column_offset, at);
+        }
+    }
+
+    DEVICE_MEMBER Chunk<T, Keys> current(const dw_prefill_scan_args &) const {
+        return Chunk<T, Keys>(memory + stage * Stage<Keys>::bytes, values, v, o, left, column_offset);
+    }
+
+    DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
+        left -= chunk;
+        v.advance();
+        o.advance();
+        stage = stage + 1 == Stage<Keys>::count ? 0 : stage + 1;
+    }
+
+  private:
+    static DEVICE_MEMBER char *ring() { return dw_dynamic_shared + (-shared_address(dw_dynamic_shared) & 1023); }
+
+    // Starts the copies of the next chunk, if there is one.
+    DEVICE_MEMBER void copy(const dw_prefill_scan_args &x) {
+        if (left_to_copy > 0) {
+            const u32 to = shared_address(memory) + stage_to_copy * Stage<Keys>::bytes;
+            copy_rows(to + Stage<Keys>::k, k, x.key_dim);
+            copy_rows(to + Stage<Keys>::q, q, x.key_dim);
+            copy_record(to);
+            k.advance();
+            q.advance();
+            record += (int64_t)x.value_heads * DW_RECORD_BYTES;
+            left_to_copy -= chunk;
+            stage_to_copy = stage_to_copy + 1 == Stage<Keys>::count ? 0 : stage_to_copy + 1;
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    DEVICE_MEMBER void copy_rows(u32 to, const Stream &from, int key_dim) const {
+        const int group = arch::thread() % 8, first = arch::thread() / 8;
+        const bool aligned = from.aligned(16);
+        for (int panel = 0; panel < Stage<Keys>::panels; ++panel) {
+            for (int row = first; row < chunk; row += scan_threads / 8) {
+                const bool inside = row < left_to_copy && 64 * panel + 8 * group < key_dim;
+                const u32 offset = row * from.stride + panel * 128 + group * 16;
+                const u32 at = to + panel * panel_bytes + swizzled(row, group);
+                if (aligned) {
+                    copy_async(at, from.base + offset, inside);
+                } else {
+                    store_shared(at, Window(from.base).gather_b128(inside ? offset : Window::nowhere));
+                }
+            }
+        }
+    }
+
+    // A warp copies a block of T or P at a time.
+    DEVICE_MEMBER void copy_record(u32 to) const {
+        const int lane = arch::lane(), warp = arch::thread() / arch::lanes;
+        for (int i = 0; i < 2 * lower_blocks / scan_waves; ++i) {
+            const int block = i * scan_waves + warp;
+            const int lower = block < lower_blocks ? block : block - lower_blocks;
+            const int row = lower >= 6 ? 3 : lower >= 3 ? 2 : lower >= 1 ? 1 : 0, column = lower - lower_block(row, 0);
+            const u32 at = to + (block < lower_blocks ? Stage<Keys>::t : Stage<Keys>::p);
+            copy_async(at + swizzled(16 * row + lane % 16, 2 * column + lane / 16),
+                       record + block * block_bytes + lane * 16, true);
+        }
+        if (arch::thread() * 16 < row_factors * chunk * 4 + 16) {
+            copy_async(to + Stage<Keys>::rows + arch::thread() * 16, record + record_rows + arch::thread() * 16, true);
+        }
+    }
+
+    char *const memory;
+    Stream q, k, v, o;
+    const char *record;
+    const u32 column_offset;
+    int left, left_to_copy;
+    int stage = 0, stage_to_copy = 0;
+    const Place at;
+    Values values, next_values;
+};
+
+} // namespace prefill

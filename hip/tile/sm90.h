@@ -1,0 +1,386 @@
+// The arch trait of NVIDIA sm_90a, as PTX: 32-lane warps, mma.sync.
+//
+// A tile is 16x16 f32, held by one warp as the two halves of a transposed product: the matrix unit's M counts the
+// tile's columns, its N the tile's rows. Element e = 4 h + 2 c + p of lane l: row 8 h + 2 (l % 4) + p, column 8 c + l
+// / 4. A 16-bit operand is 16 rows by 16 contracted elements: word 2 d + s of lane l holds elements 8 d + 2 (l % 4) +
+// 0..1 of row 8 s + l / 4. So an accumulator tile, rounded, is an operand whose rows are the tile's columns: the right
+// operand of a product that contracts over the tile's rows.
+#pragma once
+
+#include "base.h"
+
+#define KERNEL(threads, waves_per_simd) extern "C" __attribute__((global, launch_bounds(threads)))
+
+namespace arch {
+
+constexpr int lanes = 32;
+
+DEVICE int thread() { return __nvvm_read_ptx_sreg_tid_x(); }
+DEVICE int workgroup() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+DEVICE int lane() { return thread() & (lanes - 1); }
+
+// The value of one lane.
+DEVICE int read_lane(int x, int from) { return __nvvm_shfl_sync_idx_i32(0xffffffff, x, from, 0x1f); }
+
+// Number of this wave in its workgroup, the same for all its lanes.
+DEVICE int wave() { return read_lane(thread() / lanes, 0); }
+
+// A read of memory that nobody writes during the launch.
+template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((address_space(1))) T *)(u64)p; }
+
+// What CDNA's compiler has to be told: here the compiler may know it or not.
+DEVICE int uniform_value(int x) { return x; }
+DEVICE int opaque(int x) { return x; }
+DEVICE int opaque_uniform(int x) { return x; }
+template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
+
+// The same value, of which the compiler may conclude nothing: keeps what is computed from it inside a loop.
+DEVICE int computed_anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+DEVICE void workgroup_sync() { __syncthreads(); }
+DEVICE void wave_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// All waves of a workgroup that has so many.
+template <int Waves> DEVICE void team_sync() {
+    if constexpr (Waves == 1) {
+        wave_sync();
+    } else {
+        workgroup_sync();
+    }
+}
+
+// 2^x, one instruction; results below 2^-126 are 0.
+DEVICE float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float rsqrt(float x) {
+    float y;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// e^x in full precision: 2^(n + f), with the rounding error of x log2(e) added to f.
+DEVICE float exp(float x) {
+    const float bounded = x > 89.0f ? 89.0f : x < -105.0f ? -105.0f : x; // NaN stays
+    constexpr float log2e = 1.44269504088896340736f, log2e_low = 1.92596299112661746887e-8f;
+    const float high = bounded * log2e;
+    const float low = __builtin_fmaf(bounded, log2e_low, __builtin_fmaf(bounded, log2e, -high));
+    const float whole = __builtin_rintf(high);
+    const int n = (int)whole, half = n / 2;
+    const float y = exp2(high - whole + low);
+    return y * bits<float>((half + 127) << 23) * bits<float>((n - half + 127) << 23);
+}
+
+// log x in full precision for normal x: 2^n m with m around 1, and log m = 2 artanh((m - 1) / (m + 1)).
+DEVICE float log(float x) {
+    const int n = (bits<int>(x) - 0x3f3504f3) >> 23;
+    const float m = bits<float>(bits<int>(x) - (n << 23));
+    const float s = (m - 1.0f) / (m + 1.0f), square = s * s;
+    float series = 1.0f / 9;
+    series = __builtin_fmaf(series, square, 1.0f / 7);
+    series = __builtin_fmaf(series, square, 1.0f / 5);
+    series = __builtin_fmaf(series, square, 1.0f / 3);
+    series *= square;
+    return __builtin_fmaf((float)n, 0.693147180559945309417f, __builtin_fmaf(2.0f * s, series, 2.0f * s));
+}
+
+// Inclusive prefix sum and maximum over the lanes.
+DEVICE float inclusive_sum(float x) {
+    for (int step = 1; step < lanes; step *= 2) {
+        const float before = __nvvm_shfl_sync_up_f32(0xffffffff, x, step, 0);
+        x += lane() >= step ? before : 0.0f;
+    }
+    return x;
+}
+DEVICE int inclusive_max(int x) {
+    for (int step = 1; step < lanes; step *= 2) {
+        x = max_of(x, __nvvm_shfl_sync_up_i32(0xffffffff, x, step, 0)); // below `step`, the lane's own
+    }
+    return x;
+}
+
+// Over the 64 threads of a workgroup: prefix sum and total, and the greatest. Each uses its own half of `scratch`,
+// which the next use must not meet without a synchronisation.
+DEVICE float chunk_sum(float x, float &total, float *scratch) {
+    float sum = inclusive_sum(x);
+    if (lane() == lanes - 1) {
+        scratch[thread() / lanes] = sum;
+    }
+    workgroup_sync();
+    sum += thread() / lanes ? scratch[0] : 0.0f;
+    total = scratch[1] + scratch[0];
+    return sum;
+}
+DEVICE int chunk_max(int x, int *scratch) {
+    const int greatest = inclusive_max(x);
+    if (lane() == lanes - 1) {
+        scratch[2 + thread() / lanes] = greatest;
+    }
+    workgroup_sync();
+    return max_of(scratch[2], scratch[3]);
+}
+
+// One bit per lane.
+DEVICE u64 ballot(bool x) { return (u32)__nvvm_vote_ballot_sync(0xffffffff, x); }
+
+// The memory from a pointer on. Offsets are bytes; an access at `nowhere` or beyond loads 0 or stores nothing, which is
+// how rows past the end of a sequence and elements past the head dimension are masked. The memory that is loaded is not
+// written during the launch.
+class Window {
+  public:
+    static constexpr u32 nowhere = 0x80000000u;
+
+    DEVICE_MEMBER explicit Window(const void *base) : base((u64)base) {}
+
+    // At multiples of 16 bytes.
+    DEVICE_MEMBER i32x4 load_b128(u32 offset) const {
+        int x, y, z, w;
+        asm("{.reg .pred p; setp.ge.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+            "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+            : "=&r"(x), "=&r"(y), "=&r"(z), "=&r"(w)
+            : "l"(base + offset), "r"(offset));
+        return i32x4{x, y, z, w};
+    }
+    DEVICE_MEMBER int load_b32(u32 offset) const {
+        int x;
+        asm("{.reg .pred p; setp.ge.s32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
+            : "=&r"(x)
+            : "l"(base + offset), "r"(offset));
+        return x;
+    }
+    DEVICE_MEMBER int load_b16(u32 offset) const {
+        short x;
+        asm("{.reg .pred p; setp.ge.s32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
+            : "=&h"(x)
+            : "l"(base + offset), "r"(offset));
+        return (unsigned short)x;
+    }
+    DEVICE_MEMBER void store_b32(u32 offset, int x) const {
+        asm volatile("{.reg .pred p; setp.ge.s32 p, %1, 0; @p st.global.b32 [%0], %2;}" ::"l"(base + offset),
+                     "r"(offset), "r"(x)
+                     : "memory");
+    }
+    DEVICE_MEMBER void store_b16(u32 offset, int x) const {
+        asm volatile("{.reg .pred p; setp.ge.s32 p, %1, 0; @p st.global.b16 [%0], %2;}" ::"l"(base + offset),
+                     "r"(offset), "h"((short)x)
+                     : "memory");
+    }
+
+    // 16 bytes at any even address.
+    DEVICE_MEMBER i32x4 gather_b128(u32 offset) const {
+        i32x4 out;
+        for (int i = 0; i < 4; ++i) {
+            out[i] = load_b16(offset + 4 * i) | load_b16(offset + 4 * i + 2) << 16;
+        }
+        return out;
+    }
+
+  private:
+    u64 base;
+};
+
+// Rows whose 16-byte groups can be loaded in one access.
+DEVICE bool aligned_rows(const void *base, u32 stride) { return ((u64)base & 15) == 0 && (stride & 15) == 0; }
+
+// An accumulator tile: 16x16 f32, of which a lane holds two neighbouring rows in each half of two columns.
+typedef float Tile __attribute__((ext_vector_type(8)));
+constexpr int elements = 8;
+// Elements that lie in consecutive rows, as one vector.
+typedef f32x2 Run;
+constexpr int run = 2;
+
+// Rows and columns of the elements of a lane's part of a tile.
+class Place {
+  public:
+    DEVICE_MEMBER explicit Place(int lane) : first_row(lane % 4 * 2), first_column(lane / 4) {}
+    DEVICE_MEMBER int row(int element) const { return first_row + element / 4 * 8 + element % 2; }
+    DEVICE_MEMBER int column(int element) const { return first_column + element / 2 % 2 * 8; }
+
+  private:
+    int first_row;
+    int first_column;
+};
+
+// One number for each of a lane's columns: multiplies a tile's columns.
+typedef Tile ColumnFactor;
+DEVICE ColumnFactor columns_at(const float *values, Place at) {
+    const float a = values[at.column(0)], b = values[at.column(2)];
+    return ColumnFactor{a, a, b, b, a, a, b, b};
+}
+
+// A 16-bit operand tile.
+typedef i32x4 Operand;
+
+#define DELTAWAVE_MMA(type)                                                                                            \
+    static DEVICE_MEMBER Tile mma(Operand left, Operand right, Tile c) {                                               \
+        float out[8];                                                                                                  \
+        for (int e = 0; e < 8; ++e) {                                                                                  \
+            out[e] = c[e];                                                                                             \
+        }                                                                                                              \
+        for (int h = 0; h < 2; ++h) {                                                                                  \
+            const int low = h ? left.y : left.x, high = h ? left.w : left.z;                                           \
+            float *d = out + 4 * h;                                                                                    \
+            asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "     \
+                "{%8, %9}, {%0, %1, %2, %3};"                                                                          \
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
+                : "r"(right.x), "r"(right.y), "r"(right.z), "r"(right.w), "r"(low), "r"(high));                        \
+        }                                                                                                              \
+        return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};                                   \
+    }
+
+// The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even).
+struct Bf16 {
+    DELTAWAVE_MMA("bf16")
+    static DEVICE_MEMBER float low(int pair) { return bits<float>(pair << 16); }
+    static DEVICE_MEMBER float high(int pair) { return bits<float>((int)(pair & 0xffff0000)); }
+    static DEVICE_MEMBER int pack(float low, float high) {
+        int pair;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        return pair;
+    }
+    static DEVICE_MEMBER short narrow(float x) { return (short)pack(x, 0.0f); }
+};
+
+struct F16 {
+    DELTAWAVE_MMA("f16")
+    static DEVICE_MEMBER float low(int pair) {
+        float x;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((short)pair));
+        return x;
+    }
+    static DEVICE_MEMBER float high(int pair) { return low(pair >> 16); }
+    static DEVICE_MEMBER int pack(float low, float high) {
+        int pair;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        return pair;
+    }
+};
+#undef DELTAWAVE_MMA
+
+// An accumulator tile rounded to 16 bits: the right operand of a product that contracts over its rows, and the left
+// operand whose rows are its columns.
+template <class T> DEVICE Operand rounded(Tile x) {
+    return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
+}
+
+template <class T> DEVICE Tile widened(Operand x) {
+    return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
+                T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
+}
+
+// Two operand tiles that lie in memory as 16 rows of 32 elements: 16 bytes of each of a lane's two rows are its part of
+// both. Contracting both in turn visits the elements in a permuted order, the same for everything loaded so.
+struct OperandPair {
+    i32x4 row, row8; // of rows l / 4 and 8 + l / 4
+    DEVICE_MEMBER Operand first() const { return Operand{row.x, row8.x, row.y, row8.y}; }
+    DEVICE_MEMBER Operand second() const { return Operand{row.z, row8.z, row.w, row8.w}; }
+};
+
+// The eight of 32 contracted elements that a lane holds of such a pair.
+DEVICE int eighth(int lane) { return lane % 4; }
+
+// Where this lane finds 16 rows of a 16-bit matrix of `rows` rows; rows past the end read as zeros.
+class OperandRows {
+  public:
+    OperandRows() = default;
+    DEVICE_MEMBER OperandRows(int tile, int rows, u32 stride, int lane) {
+        const int row = 16 * tile + lane / 4;
+        offset = row < rows ? row * stride + eighth(lane) * 16 : Window::nowhere;
+        offset8 = row + 8 < rows ? (row + 8) * stride + eighth(lane) * 16 : Window::nowhere;
+    }
+    // 32 columns from `column` on; zeros where not `inside`.
+    template <bool Aligned> DEVICE_MEMBER OperandPair load(const Window &memory, int column, bool inside) const {
+        const u32 at = inside ? offset + 2 * column : Window::nowhere;
+        const u32 at8 = inside ? offset8 + 2 * column : Window::nowhere;
+        if constexpr (Aligned) {
+            return OperandPair{memory.load_b128(at), memory.load_b128(at8)};
+        } else {
+            return OperandPair{memory.gather_b128(at), memory.gather_b128(at8)};
+        }
+    }
+
+  private:
+    u32 offset, offset8;
+};
+
+// What the matrix unit keeps of an f32 in a product of tf32, and the rest.
+struct Split {
+    Tile high, low;
+    DEVICE_MEMBER explicit Split(Tile x) {
+        for (int e = 0; e < elements; ++e) {
+            const float value = x[e];
+            high[e] = bits<float>(bits<int>(value) & 0xffffe000);
+        }
+        low = x - high;
+    }
+};
+
+DEVICE Tile multiply_transposed_tf32(Tile x, Tile y, Tile c) {
+    float out[8];
+    for (int e = 0; e < 8; ++e) {
+        out[e] = c[e];
+    }
+    for (int k = 0; k < 8; k += 4) { // rows 0..7, rows 8..15
+        for (int h = 0; h < 2; ++h) {
+            float *d = out + 4 * h;
+            const float a0 = y[k], a1 = y[k + 2], a2 = y[k + 1], a3 = y[k + 3];
+            const float b0 = x[k + 2 * h], b1 = x[k + 2 * h + 1];
+            asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                "{%0, %1, %2, %3};"
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                : "r"(bits<int>(a0)), "r"(bits<int>(a1)), "r"(bits<int>(a2)), "r"(bits<int>(a3)), "r"(bits<int>(b0)),
+                  "r"(bits<int>(b1)));
+        }
+    }
+    return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
+}
+
+// c + x^T y in f32, x and y accumulator tiles: as three products of tf32, of which each operand is the sum of two.
+DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
+    const Split xs(x), ys(y);
+    c = multiply_transposed_tf32(xs.low, ys.high, c);
+    c = multiply_transposed_tf32(xs.high, ys.low, c);
+    return multiply_transposed_tf32(xs.high, ys.high, c);
+}
+
+// Tiles that are kept while others are worked on: in shared memory, each lane its own elements.
+template <int N> class Kept {
+  public:
+    struct Memory {
+        f32x4 at[N][2][lanes];
+    };
+    DEVICE_MEMBER Kept(const Tile (&x)[N], Memory &memory) : memory(memory) {
+        for (int i = 0; i < N; ++i) {
+            memory.at[i][0][lane()] = x[i].lo;
+            memory.at[i][1][lane()] = x[i].hi;
+        }
+    }
+    DEVICE_MEMBER Tile get(int i) const {
+        Tile out;
+        out.lo = memory.at[i][0][lane()];
+        out.hi = memory.at[i][1][lane()];
+        return out;
+    }
+
+  private:
+    const Memory &memory;
+};
+
+// Column `Column` of a 16x16 matrix from row `Column` + 1 on, for lanes that each hold a column of it: a row of 16
+// lanes holds one matrix, which also lies in memory, four rows (`four(column, row / 4)`) at a time.
+template <int Column, class Memory>
+DEVICE void spread_column(float (&out)[16], const float (&)[16], const Memory &four) {
+    for (int q = (Column + 1) / 4; q < 4; ++q) {
+        const f32x4 rows = four(Column, q);
+        for (int r = 0; r < 4; ++r) {
+            out[4 * q + r] = rows[r];
+        }
+    }
+}
+
+} // namespace arch

@@ -1,0 +1,127 @@
+//! The kernels as PTX for NVIDIA GPUs: they compile, divide work as the host launches them, use no local memory and, where
+//! ptxas is at hand (on the PATH, or named by `DELTAWAVE_PTXAS`), fit into the registers. No device is needed.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+#[path = "../build/kernels.rs"]
+#[allow(dead_code)]
+mod kernels;
+#[path = "../src/launch.rs"]
+mod launch;
+
+use launch::{KEY_BUCKETS, LaunchShape};
+
+const ARCH: &str = "sm_90a";
+
+/// The PTX of every source, compiled into a folder of the test; nothing where no compiler here can.
+fn compile(name: &str) -> Option<Vec<(String, PathBuf)>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ptx-{name}"));
+    fs::create_dir_all(&out).expect("the target folder can be written");
+    if let Err(reason) = kernels::Compiler::for_arch(ARCH, &out, env::var_os("DELTAWAVE_HIPCC")) {
+        assert_ne!(
+            env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref(),
+            Ok("1"),
+            "{reason}"
+        );
+        println!("skipped: {reason}");
+        return None;
+    }
+    let sources = kernels::sources(root).expect("hip/kernels can be read");
+    let (_, objects) = kernels::build(ARCH, &sources, &out, env::var_os("DELTAWAVE_HIPCC"))
+        .unwrap_or_else(|e| panic!("{e}"));
+    Some(objects)
+}
+
+/// Name and text of each kernel of a PTX module, from its name to its end.
+fn entries(module: &str) -> Vec<(&str, &str)> {
+    let parts = module.split(".visible .entry ").skip(1);
+    parts
+        .map(|part| (part.split('(').next().unwrap_or_default(), part))
+        .collect()
+}
+
+/// The integer that follows `key` in a text.
+fn number_after(text: &str, key: &str) -> Option<u32> {
+    let rest = text.split_once(key)?.1.trim_start();
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+#[test]
+fn ptx_divides_work_as_the_host_launches_it() {
+    let Some(objects) = compile("launch") else {
+        return;
+    };
+    let shape = LaunchShape::of(ARCH);
+    let mut kernels = 0;
+    for (stem, path) in &objects {
+        let bytes = fs::read(path).expect("the compiler's output");
+        let text = bytes
+            .strip_suffix(&[0])
+            .unwrap_or_else(|| panic!("{stem} must end in a NUL for the CUDA driver"));
+        let module = str::from_utf8(text).expect("PTX is text without other NULs");
+        assert!(!module.contains(".local"), "{stem} uses local memory");
+        for (name, entry) in entries(module) {
+            let threads = match stem.as_str() {
+                "gate" => 256,
+                "prefill_lengths" => shape.lengths_threads,
+                "prefill_prepare" => shape.prepare_threads,
+                _ => shape.scan_threads,
+            };
+            assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
+            kernels += 1;
+        }
+        for keys in KEY_BUCKETS.into_iter().filter(|_| stem == "prefill_scan") {
+            let stated = number_after(module, &format!("dw_prefill_scan_shared_bytes_k{keys} = "));
+            let kernel = format!("dw_prefill_scan_bf16_k{keys}");
+            assert_eq!(stated, Some(shape.shared_bytes(&kernel)), "{kernel}");
+            assert!(shape.scan_columns(keys) > 0, "{kernel}");
+        }
+    }
+    assert_eq!(kernels, 1 + 1 + 2 + 2 * KEY_BUCKETS.len());
+}
+
+#[test]
+fn ptxas_needs_no_spills() {
+    let ptxas = env::var_os("DELTAWAVE_PTXAS").unwrap_or_else(|| OsString::from("ptxas"));
+    if Command::new(&ptxas).arg("--version").output().is_err() {
+        println!("skipped: no ptxas on the PATH, and DELTAWAVE_PTXAS names none");
+        return;
+    }
+    let Some(objects) = compile("ptxas") else {
+        return;
+    };
+    for (stem, path) in objects {
+        // As text: ptxas does not take the NUL.
+        let bytes = fs::read(&path).expect("the compiler's output");
+        let text = path.with_extension("text.ptx");
+        fs::write(&text, bytes.strip_suffix(&[0]).unwrap_or(&bytes))
+            .expect("the target folder can be written");
+        let output = Command::new(&ptxas)
+            .args(["-v", "-arch=sm_90a", "-o"])
+            .args([path.with_extension("cubin"), text])
+            .output()
+            .expect("ptxas starts");
+        let report = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stem}: {report}");
+        let mut kernel = "";
+        for line in report.lines() {
+            if let Some((_, rest)) = line.split_once("entry function '") {
+                kernel = rest.split('\'').next().unwrap_or_default();
+            } else if line.contains("bytes stack frame") {
+                assert_eq!(
+                    line.trim(),
+                    "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+                    "{kernel}"
+                );
+            } else if let Some(registers) = number_after(line, "Used") {
+                println!("{kernel}: {registers} registers");
+                assert!(registers <= 255, "{kernel}");
+            }
+        }
+    }
+}
