@@ -96,9 +96,16 @@ impl Compiler {
                 )),
             };
         }
+        // ROCm's drivers take the command line for PTX too, and their clang need not know what the kernels need.
+        let fits = |c: &Compiler| {
+            let driver =
+                c.0.file_stem()
+                    .is_some_and(|n| n == "hipcc" || n == "amdclang++");
+            !(driver && is_ptx(arch)) && compiles(c).is_ok()
+        };
         Self::candidates()
             .into_iter()
-            .find(|c| compiles(c).is_ok())
+            .find(fits)
             .ok_or_else(|| {
                 format!(
                     "no compiler for it was found; install ROCm, or clang and lld of version 17 or newer (Debian, \

@@ -41,7 +41,7 @@ DEVICE void for_each_element(const StateView &view, int column, int key_dim, int
         return;
     }
 #pragma unroll
-    for (int t = 0; t < Keys / 16; ++t) {
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
 #pragma unroll
         for (int run = 0; run < elements; run += arch::run) {
             const int key = prefill::state_key(t, run, lane); // and the next: K is a multiple of 16
@@ -106,7 +106,7 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, fl
         }
     }
     // U = X + (T - I) X.
-    chunk.multiply_t(read, x);
+    chunk.multiply_t(read, x, out);
 
     // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
     for (int i = 0; i < tiles; ++i) {
@@ -117,41 +117,56 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, fl
         }
     }
     chunk.multiply_p(out, x);
-    for (int i = 0; i < tiles; ++i) {
-        for (int j = 0; j < across; ++j) {
-            for (int e = 0; e < elements; ++e) {
-                out[i][j][e] *= scale;
-            }
-        }
-        chunk.store_outputs(i, out[i]);
-    }
 
     // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record.
-    for (int i = 0; i < tiles; ++i) {
-        const Tile decay = chunk.factor(prefill::write_row, i);
-        for (int j = 0; j < across; ++j) {
-            read[i][j] *= decay;
-            x[i][j] = rounded<T>(read[i][j]);
-        }
-    }
     const f32x2 decay = chunk.decay();
-    for (int t = 0; t < Keys / 16; ++t) {
-        for (int j = 0; j < across; ++j) {
-            state[t][j] *= decay.x;
+    typename Chunk<T, Keys>::SlabOperands update;
+    const auto update_state = [&]() __attribute__((always_inline)) {
+        for (int i = 0; i < tiles; ++i) {
+            const Tile decay = chunk.factor(prefill::write_row, i);
+            for (int j = 0; j < across; ++j) {
+                read[i][j] *= decay;
+                update[i][j] = rounded<T>(read[i][j]);
+            }
         }
+        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+            for (int j = 0; j < across; ++j) {
+                state[t][j] *= decay.x;
+            }
+        }
+        chunk.accumulate(state, update);
+    };
+    const auto store_outputs = [&]() __attribute__((always_inline)) {
+        chunk.finish_outputs(out, x);
+        for (int i = 0; i < tiles; ++i) {
+            for (int j = 0; j < across; ++j) {
+                for (int e = 0; e < elements; ++e) {
+                    out[i][j][e] *= scale;
+                }
+            }
+            chunk.store_outputs(i, out[i]);
+        }
+    };
+    if constexpr (Chunk<T, Keys>::asynchronous) {
+        update_state();
+        store_outputs();
+    } else {
+        store_outputs();
+        update_state();
     }
-    chunk.accumulate(state, x);
+    chunk.finish_state(state, update);
     // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
     if (last) {
         for (int i = 0; i < tiles; ++i) {
             for (int j = 0; j < across; ++j) {
-                x[i][j] = rounded<T>(read[i][j] - widened<T>(x[i][j]));
+                update[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
             }
         }
-        chunk.accumulate(state, x);
+        chunk.accumulate(state, update);
+        chunk.finish_state(state, update);
     }
     if (decay.y != 1.0f) {
-        for (int t = 0; t < Keys / 16; ++t) {
+        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
             for (int j = 0; j < across; ++j) {
                 state[t][j] *= decay.y;
             }
@@ -174,7 +189,7 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
 
     typename Chunk<T, Keys>::State state;
     const bool starts = x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
-    for (int t = 0; t < Keys / 16; ++t) {
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
         for (int j = 0; j < across; ++j) {
             state[t][j] = Tile{};
         }

@@ -167,7 +167,9 @@ template <class T> struct Columns<T, 1> {
 template <class T, int Keys> class Chunk {
   public:
     static constexpr int across = scan_tiles(Keys);
-    typedef Tile State[Keys / 16][across];
+    static constexpr int key_tiles = Keys / 16;
+    static constexpr bool asynchronous = false;
+    typedef Tile State[key_tiles][across];
     typedef Tile Slab[tiles][across];
     typedef Operand SlabOperands[tiles][across];
 
@@ -208,7 +210,7 @@ template <class T, int Keys> class Chunk {
     }
 
     // U += (T - I) X, O += (P - diag(P)) U.
-    DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x) const {
+    DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &) const {
         // The operands, loaded any earlier, would not fit into the registers.
         arch::phase();
         multiply_lower(u, record + record_t, x);
@@ -228,6 +230,10 @@ template <class T, int Keys> class Chunk {
             }
         }
     }
+
+    // Products are complete when they are written down.
+    DEVICE_MEMBER void finish_outputs(Slab &, const SlabOperands &) const {}
+    DEVICE_MEMBER void finish_state(State &, const SlabOperands &) const {}
 
     // Rows of row tile i of V, and to O.
     DEVICE_MEMBER void load_values(int i, Tile (&x)[across]) const {

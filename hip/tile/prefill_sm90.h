@@ -57,7 +57,7 @@ template <int Keys> struct Stage {
 };
 static_assert(row_factors * chunk * 4 + 16 <= 2048, "row factors fit");
 
-extern "C" SHARED __attribute__((aligned(1024))) char dw_dynamic_shared[];
+extern "C" SHARED __attribute__((aligned(16))) char dw_dynamic_shared[];
 
 // What the host has to ask for at a launch; the tests compare it with src/launch.rs.
 #define SCAN_SHARED_BYTES(keys)                                                                                        \
@@ -73,21 +73,6 @@ DEVICE void store_shared(u32 to, i32x4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
 }
-DEVICE Operand load_matrix(u32 from) {
-    int x, y, z, w;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
-                 : "r"(from));
-    return Operand{x, y, z, w};
-}
-DEVICE Operand load_matrix_transposed(u32 from) {
-    int x, y, z, w;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
-                 : "r"(from));
-    return Operand{x, y, z, w};
-}
-
 // One 16-bit token tensor of this workgroup's sequence and head, from some chunk on.
 struct Stream {
     const char *base;
@@ -120,7 +105,7 @@ struct Values {
 };
 
 // Whether addresses are computed anew for every chunk, not held.
-constexpr bool registers_are_short(int keys) { return keys > 192; }
+constexpr bool registers_are_short(int keys) { return keys > 128; }
 
 // When V is loaded: a chunk ahead, at the start of its chunk, or where it is used, as the state leaves registers for
 // it.
@@ -129,54 +114,123 @@ constexpr Ahead values_ahead(int keys) {
     return keys <= 128 ? Ahead::chunk : keys <= 192 ? Ahead::step : Ahead::nothing;
 }
 
-// One chunk for the columns of one warp.
+// Accumulators as the asynchronous products name them.
+template <int Tiles> struct Accumulators {
+    float at[8 * Tiles];
+
+    Accumulators() = default;
+    DEVICE_MEMBER explicit Accumulators(const Tile (*x)[1]) {
+        for (int i = 0; i < 8 * Tiles; ++i) {
+            at[i] = x[i / 8][0][i % 8];
+        }
+    }
+    DEVICE_MEMBER void to(Tile (*x)[1]) const {
+        for (int i = 0; i < 8 * Tiles; ++i) {
+            x[i / 8][0][i % 8] = at[i];
+        }
+    }
+    DEVICE_MEMBER void pin() {
+        for (int i = 0; i < 8 * Tiles; ++i) {
+            arch::pin(at[i]);
+        }
+    }
+};
+
+template <int N> DEVICE void pin(Operand (&x)[N][1]) {
+    for (int i = 0; i < N; ++i) {
+        int word[4] = {x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w};
+        for (int w = 0; w < 4; ++w) {
+            arch::pin(word[w]);
+        }
+        x[i][0] = Operand{word[0], word[1], word[2], word[3]};
+    }
+}
+
+// One chunk for the columns of one warp. The four warps multiply together.
 template <class T, int Keys> class Chunk {
   public:
     static constexpr int across = 1;
-    typedef Tile State[Keys / 16][across];
+    static constexpr int key_tiles = Stage<Keys>::panels * 4;
+    static constexpr bool asynchronous = true;
+    typedef Tile State[key_tiles][across];
     typedef Tile Slab[tiles][across];
     typedef Operand SlabOperands[tiles][across];
 
     DEVICE_MEMBER Chunk(const char *memory, const Values &values, const Stream &v, const Stream &o, int rows,
                         u32 column_offset)
         : memory(memory), values(values), v(v), o(o), rows(rows), column_offset(column_offset),
-          lane(registers_are_short(Keys) ? arch::computed_anew(arch::lane()) : arch::lane()), at(lane) {
-        const int row = lane % 8, first = lane / 8 % 2, second = lane / 16;
-        const u32 shared = shared_address(memory);
-        row_major = shared + (8 * first + row) * 128;
-        row_group = second ^ row;
-        column_major = shared + (8 * second + row) * 128;
-        column_group = first ^ row;
+          at(registers_are_short(Keys) ? arch::computed_anew(arch::lane()) : arch::lane()),
+          shared(arch::described(shared_address(memory))) {}
+
+    // R = K S0, and O = Q S0, which is complete after multiply_t.
+    DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state) {
+        Accumulators<tiles> r, o;
+        if constexpr (registers_are_short(Keys)) {
+            for (int panel = 0; panel < Keys / 16; panel += held) {
+                round_state(state, panel);
+                read_tiles(r, Stage<Keys>::k, panel);
+                read_tiles(o, Stage<Keys>::q, panel);
+                arch::await_products<0>();
+                r.pin();
+                o.pin();
+                pin(reads);
+            }
+        } else {
+            round_state(state, 0);
+            read_tiles(r, Stage<Keys>::k, 0);
+            read_tiles(o, Stage<Keys>::q, 0);
+            arch::await_products<1>();
+            r.pin();
+        }
+        r.to(read);
+        o.to(out);
     }
 
-    // R = K S0, O = Q S0.
-    DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state) const {
-        for (int i = 0; i < tiles; ++i) {
-            read[i][0] = Tile{};
-            out[i][0] = Tile{};
-        }
-        for (int t = 0; t < Keys / 16; ++t) {
-            const Operand s = rounded<T>(state[t][0]);
-            for (int i = 0; i < tiles; ++i) {
-                read[i][0] = T::mma(left(Stage<Keys>::k, i, t), s, read[i][0]);
-                out[i][0] = T::mma(left(Stage<Keys>::q, i, t), s, out[i][0]);
-            }
-        }
+    // U += (T - I) X: all blocks, those above the diagonal are zero.
+    DEVICE_MEMBER void multiply_t(Slab &u, SlabOperands &x, Slab &out) {
+        Accumulators<tiles> a(u), o(out);
+        multiply_lower(a, Stage<Keys>::t, x);
+        arch::await_products<0>();
+        a.pin();
+        o.pin();
+        pin(x);
+        pin(reads);
+        a.to(u);
+        o.to(out);
     }
 
-    // U += (T - I) X, O += (P - diag(P)) U.
-    DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x) const { multiply_lower(u, Stage<Keys>::t, x); }
-    DEVICE_MEMBER void multiply_p(Slab &out, const SlabOperands &u) const { multiply_lower(out, Stage<Keys>::p, u); }
+    // O += (P - diag(P)) U, complete after finish_outputs.
+    DEVICE_MEMBER void multiply_p(Slab &out, SlabOperands &u) const {
+        Accumulators<tiles> a(out);
+        multiply_lower(a, Stage<Keys>::p, u);
+        a.to(out);
+    }
+    DEVICE_MEMBER void finish_outputs(Slab &out, SlabOperands &u) const {
+        Accumulators<tiles> a(out);
+        arch::await_products<1>();
+        a.pin();
+        pin(u);
+        a.to(out);
+    }
 
-    // S += K^T x.
-    DEVICE_MEMBER void accumulate(State &state, const SlabOperands &x) const {
-        for (int t = 0; t < Keys / 16; ++t) {
-            for (int c = 0; c < tiles; ++c) {
-                const u32 address = column_major + Stage<Keys>::k + t / 4 * panel_bytes + c * 16 * 128;
-                const Operand k = load_matrix_transposed(address + ((t % 4 * 2 ^ column_group) << 4));
-                state[t][0] = T::mma(k, x[c][0], state[t][0]);
-            }
+    // S += K^T x, complete after finish_state.
+    DEVICE_MEMBER void accumulate(State &state, SlabOperands &x) const {
+        Accumulators<key_tiles> a(state);
+        a.pin();
+        pin(x);
+        arch::begin_products();
+        for (int c = 0; c < tiles; ++c) {
+            accumulate_panels<0>(a, x[c][0], c);
         }
+        arch::commit_products();
+        a.to(state);
+    }
+    DEVICE_MEMBER void finish_state(State &state, SlabOperands &x) const {
+        Accumulators<key_tiles> a(state);
+        arch::await_products<0>();
+        a.pin();
+        pin(x);
+        a.to(state);
     }
 
     // Rows of row tile i of V, and to O.
@@ -209,16 +263,44 @@ template <class T, int Keys> class Chunk {
     DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage<Keys>::rows + row_factors * chunk * 4); }
 
   private:
-    // 16 tokens of row tile i, 16 columns of column tile t.
-    DEVICE_MEMBER Operand left(u32 matrix, int i, int t) const {
-        const u32 address = row_major + matrix + t / 4 * panel_bytes + i * 16 * 128;
-        return load_matrix(address + ((t % 4 * 2 ^ row_group) << 4));
+    // Column tile t of a matrix in shared memory, and 16 rows of a panel of 64 columns.
+    DEVICE_MEMBER u64 column_tile(u32 matrix, int t) const {
+        return shared + ((matrix + t / 4 * panel_bytes + t % 4 * 32) >> 4);
     }
-    DEVICE_MEMBER void multiply_lower(Slab &out, u32 matrix, const SlabOperands &x) const {
-        for (int i = 0; i < tiles; ++i) {
-            for (int c = 0; c <= i; ++c) {
-                out[i][0] = T::mma(left(matrix, i, c), x[c][0], out[i][0]);
-            }
+    DEVICE_MEMBER u64 row_tile(u32 matrix, int panel, int i) const {
+        return shared + ((matrix + panel * panel_bytes + i * 16 * 128) >> 4);
+    }
+
+    // The operands of tiles of the state from `first` on, as many as are held.
+    DEVICE_MEMBER void round_state(const State &state, int first) {
+        for (int t = 0; t < held; ++t) {
+            reads[t][0] = rounded<T>(state[first + t][0]);
+        }
+        pin(reads);
+    }
+    // a (+)= the matrix's column tiles from `first` on, times these operands.
+    DEVICE_MEMBER void read_tiles(Accumulators<tiles> &a, u32 matrix, int first) {
+        arch::begin_products();
+        for (int t = 0; t < held; ++t) {
+            T::template multiply_async<false>(a.at, reads[t][0], column_tile(matrix, first + t), first + t > 0);
+        }
+        arch::commit_products();
+    }
+    DEVICE_MEMBER void multiply_lower(Accumulators<tiles> &a, u32 matrix, SlabOperands &x) const {
+        a.pin();
+        pin(x);
+        arch::begin_products();
+        for (int c = 0; c < tiles; ++c) {
+            T::template multiply_async<false>(a.at, x[c][0], column_tile(matrix, c), true);
+        }
+        arch::commit_products();
+    }
+    // Token tile c of K^T, 64 key elements at a time.
+    template <int Panel> DEVICE_MEMBER void accumulate_panels(Accumulators<key_tiles> &a, Operand x, int c) const {
+        if constexpr (Panel < Stage<Keys>::panels) {
+            float(&panel)[32] = *(float(*)[32])(a.at + 32 * Panel);
+            T::template multiply_async<true>(panel, x, row_tile(Stage<Keys>::k, Panel, c), true);
+            accumulate_panels<Panel + 1>(a, x, c);
         }
     }
 
@@ -227,11 +309,10 @@ template <class T, int Keys> class Chunk {
     const Stream v, o;
     const int rows;
     const u32 column_offset;
-    const int lane;
     const Place at;
-    // Where this lane's row of the four 8x8 matrices of an operand lies, in the first row and column tile.
-    u32 row_major, column_major;
-    int row_group, column_group;
+    const u64 shared;
+    static constexpr int held = registers_are_short(Keys) ? 4 : Keys / 16;
+    Operand reads[held][1];
 };
 
 // The chunks of a sequence, one after the other, each in its stage of a ring.
@@ -248,6 +329,7 @@ template <class T, int Keys> class Chunks {
         if constexpr (values_ahead(Keys) == Ahead::chunk) {
             next_values.load(v, left, column_offset, at);
         }
+        clear_upper_blocks();
         for (int i = 0; i < Stage<Keys>::count - 1; ++i) {
             copy(x);
         }
@@ -261,6 +343,7 @@ template <class T, int Keys> class Chunks {
     // The chunk that is next has arrived; the one before it is no longer read, and its stage is filled anew.
     DEVICE_MEMBER void wait(const dw_prefill_scan_args &x) {
         asm volatile("cp.async.wait_group %0;" ::"n"(Stage<Keys>::count - 2) : "memory");
+        arch::publish_shared();
         arch::workgroup_sync();
         copy(x);
         if constexpr (values_ahead(Keys) == Ahead::chunk) {
@@ -286,6 +369,21 @@ template <class T, int Keys> class Chunks {
 
   private:
     static DEVICE_MEMBER char *ring() { return dw_dynamic_shared + (-shared_address(dw_dynamic_shared) & 1023); }
+
+    // The blocks of T and P above the diagonal, which no copy touches.
+    DEVICE_MEMBER void clear_upper_blocks() const {
+        const int row = arch::lane() % 16, half = arch::lane() / 16;
+        for (int i = 0; i < Stage<Keys>::count; ++i) {
+            for (int block = arch::thread() / arch::lanes; block < tiles * tiles; block += scan_waves) {
+                if (block / tiles < block % tiles) {
+                    const u32 at = shared_address(memory) + i * Stage<Keys>::bytes +
+                                   swizzled(block / tiles * 16 + row, block % tiles * 2 + half);
+                    store_shared(at + Stage<Keys>::t, i32x4{});
+                    store_shared(at + Stage<Keys>::p, i32x4{});
+                }
+            }
+        }
+    }
 
     // Starts the copies of the next chunk, if there is one.
     DEVICE_MEMBER void copy(const dw_prefill_scan_args &x) {

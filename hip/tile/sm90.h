@@ -184,6 +184,25 @@ class Window {
     u64 base;
 };
 
+// What is computed so far stays before this point, and what depends on it after.
+DEVICE void pin(float &x) { asm volatile("" : "+f"(x)); }
+DEVICE void pin(int &x) { asm volatile("" : "+r"(x)); }
+
+// Asynchronous products of a warpgroup: their operands in registers are complete (begin), the products since the last
+// commit are a group, all but the last `Pending` groups are complete. Until then nothing may touch their registers.
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending> DEVICE void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Where the left operand of such products lies: rows of 128 bytes, swizzled (in prefill_sm90.h), eight of them 1024
+// bytes.
+DEVICE u64 described(u32 shared) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | shared >> 4; }
+
+// Makes the writes of this thread to shared memory visible to asynchronous products.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Rows whose 16-byte groups can be loaded in one access.
 DEVICE bool aligned_rows(const void *base, u32 stride) { return ((u64)base & 15) == 0 && (stride & 15) == 0; }
 
@@ -233,9 +252,28 @@ typedef i32x4 Operand;
         return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};                                   \
     }
 
+// d = (d +) left right by the four warps of a warpgroup, asynchronously: 64 rows of this warp's 16 columns, whose 16
+// contracted elements are in `a`; the left operand lies in shared memory, where `b` says. `Transposed`: its columns are
+// contiguous there.
+#define DELTAWAVE_WGMMA(type)                                                                                          \
+    template <bool Transposed> static DEVICE_MEMBER void multiply_async(float(&d)[32], Operand a, u64 b, bool adds) {  \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                         \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                       \
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "    \
+                     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                                   \
+                     "{%32, %33, %34, %35}, %36, p, 1, 1, %38;}"                                                       \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),      \
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),      \
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                                                           \
+                     : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)adds), "n"((int)Transposed));          \
+    }
+
 // The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even).
 struct Bf16 {
     DELTAWAVE_MMA("bf16")
+    DELTAWAVE_WGMMA("bf16")
     static DEVICE_MEMBER float low(int pair) { return bits<float>(pair << 16); }
     static DEVICE_MEMBER float high(int pair) { return bits<float>((int)(pair & 0xffff0000)); }
     static DEVICE_MEMBER int pack(float low, float high) {
@@ -248,6 +286,7 @@ struct Bf16 {
 
 struct F16 {
     DELTAWAVE_MMA("f16")
+    DELTAWAVE_WGMMA("f16")
     static DEVICE_MEMBER float low(int pair) {
         float x;
         asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((short)pair));
@@ -261,6 +300,7 @@ struct F16 {
     }
 };
 #undef DELTAWAVE_MMA
+#undef DELTAWAVE_WGMMA
 
 // An accumulator tile rounded to 16 bits: the right operand of a product that contracts over its rows, and the left
 // operand whose rows are its columns.
