@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
 use crate::code_object::{CodeObject, Image, Kernel, property};
+use crate::count::{Counting, Counts};
 use crate::exec::{Level, MfmaMode};
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Memory;
+use crate::occupancy::Occupancy;
 use crate::sanitize::Checks;
 use abi::Setup;
 use workgroup::{Machine, Shared};
@@ -62,6 +64,8 @@ pub struct Options {
     pub dynamic_stack: u32,
     /// What is checked while a launch runs.
     pub checks: Checks,
+    /// Whether a launch counts what its instructions do ([`Stats::counts`]).
+    pub count: bool,
 }
 
 impl Default for Options {
@@ -75,12 +79,13 @@ impl Default for Options {
             xccs: 8,
             dynamic_stack: 16 << 10,
             checks: Checks::default(),
+            count: false,
         }
     }
 }
 
 /// What a launch did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Instructions, each counted once for a wave.
     pub wave_instructions: u64,
@@ -88,6 +93,8 @@ pub struct Stats {
     pub workgroups: u64,
     /// Waves run.
     pub waves: u64,
+    /// What each instruction did, if [`Options::count`] asks for it.
+    pub counts: Option<Box<Counts>>,
 }
 
 /// Why a launch was refused or stopped.
@@ -212,13 +219,15 @@ impl Launch<'_> {
             }
         }
         let memory = self.memory.with(&extents);
+        let program = self.code.program();
+        let counting = options.count.then(|| Counting::new(program, &memory));
         let level = options.level.min(Level::detect());
         let shared = Shared {
             launch: self,
             options,
             setup: &setup,
             memory: &memory,
-            insts: &self.code.program().insts,
+            insts: &program.insts,
             exec: self.code.prepared(level),
             lds: lds as usize,
             stride,
@@ -234,12 +243,12 @@ impl Launch<'_> {
         std::thread::scope(|scope| {
             for i in 1..threads {
                 let (shared, queue) = (&shared, &queue);
-                let scratch = scratch.get(i);
+                let (scratch, counting) = (scratch.get(i), counting.as_ref());
                 // SAFETY: the caller vouches for the memory, and the level is one of this host.
-                scope.spawn(move || unsafe { work(shared, queue, counts, scratch) });
+                scope.spawn(move || unsafe { work(shared, queue, counts, scratch, counting) });
             }
             // SAFETY: as above.
-            unsafe { work(&shared, &queue, counts, scratch.first()) };
+            unsafe { work(&shared, &queue, counts, scratch.first(), counting.as_ref()) };
         });
 
         let fault = queue.fault.into_inner().unwrap_or_else(|e| e.into_inner());
@@ -250,6 +259,10 @@ impl Launch<'_> {
             wave_instructions: shared.executed.into_inner(),
             workgroups: total,
             waves: queue.waves.into_inner(),
+            counts: counting.map(|counting| {
+                let occupancy = Occupancy::of(self.kernel, waves, lds);
+                Box::new(counting.finish(occupancy))
+            }),
         })
     }
 
@@ -370,8 +383,15 @@ fn machines() -> std::sync::MutexGuard<'static, Vec<Machine>> {
 ///
 /// # Safety
 /// As [`Launch::run`]; `shared.exec` must be for a level of this host.
-unsafe fn work(shared: &Shared, queue: &Queue, counts: [u32; 3], scratch: Option<&Image>) {
+unsafe fn work(
+    shared: &Shared,
+    queue: &Queue,
+    counts: [u32; 3],
+    scratch: Option<&Image>,
+    counting: Option<&Counting>,
+) {
     let mut machine = machines().pop().unwrap_or_default();
+    let mut counter = counting.map(Counting::counter);
     loop {
         let linear = queue.next.fetch_add(1, Ordering::Relaxed);
         if linear >= queue.total || linear > shared.stop.load(Ordering::Relaxed) {
@@ -380,7 +400,7 @@ unsafe fn work(shared: &Shared, queue: &Queue, counts: [u32; 3], scratch: Option
         let (nx, ny) = (u64::from(counts[0]), u64::from(counts[1]));
         let id = [linear % nx, linear / nx % ny, linear / nx / ny].map(|i| i as u32);
         // SAFETY: passed on.
-        let result = unsafe { machine.run(shared, linear, id, scratch) };
+        let result = unsafe { machine.run(shared, linear, id, scratch, counter.as_mut()) };
         match result {
             Ok(waves) => {
                 queue.waves.fetch_add(waves, Ordering::Relaxed);

@@ -151,6 +151,11 @@ impl Memory {
         memory
     }
 
+    /// The allocations, sorted by address.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
     /// Whether `[address, address + size)` lies in one allocation. `hint` remembers the last one.
     #[inline(always)]
     pub fn contains(&self, hint: &mut Extent, address: u64, size: u64) -> bool {

@@ -407,7 +407,7 @@ fn the_same_bits_whatever_the_threads() {
             case.options.order = order;
             case.options.mfma = mfma;
             let stats = case.run(&args, vec![extent(&mut out)]).unwrap();
-            let (bits, count) = first.get_or_insert((out.clone(), stats));
+            let (bits, count) = first.get_or_insert((out.clone(), stats.clone()));
             assert!(*bits == out && *count == stats, "{threads} {order:?}");
         }
     }

@@ -615,6 +615,73 @@ fn tells_resources() {
 }
 
 #[test]
+fn profiles() {
+    let Some(folder) = Folder::new("profile", "count.s") else {
+        return;
+    };
+    let run = |kernel: &'static str, more: &[&'static str]| {
+        let arguments = ["profile", "k.co", "--kernel", kernel, "--block", "64"];
+        let buffers = ["--arg", "zeros:u32[8192]", "--arg", "zeros:u32[8192]"];
+        let numbers = ["--arg", "u32:16", "--arg", "u32:3"];
+        [&arguments[..], &buffers, &numbers, more].concat()
+    };
+    let sharing = folder.json(&run("sharing", &["--grid", "16"]));
+    for (name, value) in [
+        ("wave_instructions", 16 * 12),
+        ("waves", 16),
+        ("hbm_unique_bytes", 1024 + 16 * 1024 + 128),
+        ("l2_fill_bytes", 8 * (1024 + 128) + 16 * 1024),
+        ("lines_128", 16 * 24),
+        ("waves_per_simd", 8),
+    ] {
+        assert_eq!(sharing[name].as_f64(), Some(f64::from(value)), "{name}");
+    }
+    assert_eq!(sharing["classes"]["vmem_store"], 16);
+    assert_eq!(sharing["opcodes"]["global_load_dwordx4"], 32);
+    let instructions = sharing["instructions"].as_array().expect("a list");
+    assert_eq!(instructions.len(), 12);
+    let load = instructions.iter().find(|i| {
+        let text = i["text"].as_str().expect("text");
+        text.starts_with("global_load_dwordx4 v[2:5]")
+    });
+    let load = load.expect("the first load");
+    assert_eq!(
+        (&load["hits"], &load["lines_64"]),
+        (&16.into(), &256.into())
+    );
+    // A GPU of four dies.
+    let fewer = folder.json(&run("sharing", &["--grid", "16", "--gpu", "mi308x"]));
+    assert_eq!(fewer["l2_fill_bytes"], 4 * (1024 + 128) + 16 * 1024);
+
+    let text = folder.works(&run(
+        "lds_fragments",
+        &["--grid", "1", "--annotate", "--roofline", "r.svg"],
+    ));
+    for words in [
+        "lds_fragments: 1 workgroups, 1 waves",
+        "limited by LDS",
+        "  bank conflicts                     54  73.0%",
+        "at least 0.000 us on mi300x",
+        "           1      32.0  75.0%         0x",
+    ] {
+        assert!(text.contains(words), "no {words} in\n{text}");
+    }
+    // Nothing of the padding behind the function.
+    assert!(text.ends_with("s_endpgm\n"), "{text}");
+    let svg = String::from_utf8(folder.read("r.svg")).expect("text");
+    assert!(svg.contains("no matrix products: lds_fragments") && svg.ends_with("</svg>\n"));
+    folder.works(&run("matrix", &["--grid", "1", "--roofline", "m.svg"]));
+    let svg = String::from_utf8(folder.read("m.svg")).expect("text");
+    assert!(svg.contains(">matrix "), "{svg}");
+
+    folder.fails(2, &run("matrix", &["--grid", "1", "--gpu", "mi250"]));
+    folder.fails(
+        1,
+        &run("matrix", &["--grid", "1", "--roofline", "no/m.svg"]),
+    );
+}
+
+#[test]
 fn help_teaches() {
     let Some(f) = Folder::new("help", "launch.hip") else {
         return;

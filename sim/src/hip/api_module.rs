@@ -4,10 +4,11 @@
 // As HIP documents them: pointers are null or valid, names are C strings.
 #![allow(clippy::missing_safety_doc)]
 
-use super::device::{LDS, occupancy};
+use super::device::LDS;
 use super::state::{Module, Outcome, call, device as state, explain, put, working};
 use super::work::{Geometry, Kernel, enqueue, prepare_launch};
 use crate::code_object::{CodeObject, LoadError};
+use crate::occupancy::Occupancy;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use hip_sys::{hipError_t, types::*};
 use std::collections::HashMap;
@@ -270,5 +271,5 @@ pub(super) fn occupancy_of(
         .unwrap_or(u32::MAX)
         .saturating_add(info.metadata.group_segment_fixed_size)
         .min(LDS + 1);
-    Ok(occupancy(info.descriptor.vgprs(), waves, lds))
+    Ok(Occupancy::of(info, waves, lds).workgroups)
 }

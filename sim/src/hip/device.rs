@@ -133,35 +133,3 @@ pub(super) fn attribute(attribute: Attribute) -> Option<c_int> {
         _ => return None,
     })
 }
-
-/// Workgroups of a kernel that fit on a compute unit: by registers, LDS and waves.
-pub(super) fn occupancy(vgprs: u32, waves: u32, lds: u32) -> u32 {
-    const WAVES_PER_SIMD: u32 = 8;
-    const GROUPS: u32 = 32;
-    let registers = vgprs.max(1).next_multiple_of(8);
-    let per_simd = (512 / registers).min(WAVES_PER_SIMD);
-    let by_waves = per_simd * 4 / waves.max(1);
-    let by_lds = match lds.next_multiple_of(512) {
-        0 => GROUPS,
-        lds => LDS / lds,
-    };
-    by_waves.min(by_lds).min(GROUPS)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn occupancy_is_the_tightest_limit() {
-        assert_eq!(occupancy(64, 4, 0), 8);
-        assert_eq!(occupancy(128, 4, 0), 4);
-        assert_eq!(occupancy(256, 4, 0), 2);
-        assert_eq!(occupancy(512, 4, 0), 1);
-        assert_eq!(occupancy(257, 4, 0), 1);
-        assert_eq!(occupancy(512, 8, 0), 0);
-        assert_eq!(occupancy(32, 1, 0), 32);
-        assert_eq!(occupancy(32, 4, 40 << 10), 1);
-        assert_eq!(occupancy(32, 4, 65 << 10), 0);
-    }
-}

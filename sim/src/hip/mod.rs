@@ -25,12 +25,14 @@
 //! | device memory and pinned memory | `heap.rs` |
 //! | operations: copies, fills, launches | `work.rs` |
 //! | stream capture, graphs | `capture.rs` |
+//! | counters of launches | `counted.rs` |
 //! | properties and attributes | `device.rs` |
 
 mod api;
 mod api_module;
 mod api_stream;
 mod capture;
+mod counted;
 mod device;
 mod extras;
 mod heap;
@@ -38,6 +40,7 @@ mod registration;
 mod state;
 mod work;
 
+pub use counted::CountedLaunch;
 pub use hip_sys;
 
 use core::ffi::c_void;
@@ -127,6 +130,11 @@ pub struct KernelStatistics {
     pub wave_instructions: u64,
     /// Host seconds spent in them.
     pub seconds: f64,
+}
+
+/// The launches that were counted since the start or the last call, in order; they are forgotten.
+pub fn take_counted_launches() -> Vec<CountedLaunch> {
+    state::device().counted.take()
 }
 
 /// What was launched since the start or the last [`reset_statistics`], by kernel name.

@@ -2,6 +2,7 @@
 
 use super::KernelStatistics;
 use super::capture::{Capture, Graph};
+use super::counted::Counted;
 use super::heap::Heap;
 use super::work::Kernel;
 use crate::code_object::CodeObject;
@@ -75,6 +76,7 @@ pub(super) struct Device {
     pub fault: Option<Poison>,
     pub options: crate::launch::Options,
     pub statistics: BTreeMap<String, KernelStatistics>,
+    pub counted: Counted,
     /// Seconds of work done by all streams.
     pub busy: f64,
     next: usize,
@@ -97,6 +99,7 @@ impl Device {
             fault: None,
             options: super::options_from_environment(),
             statistics: BTreeMap::new(),
+            counted: Counted::from_environment(),
             busy: 0.0,
             next: 0x1000,
         };
@@ -114,10 +117,12 @@ impl Device {
         // Handles are not given out twice, so that those of before stay invalid.
         let next = self.next;
         let statistics = std::mem::take(&mut self.statistics);
+        let counted = std::mem::replace(&mut self.counted, Counted::Kept(Vec::new()));
         let options = self.options;
         *self = Device {
             next,
             statistics,
+            counted,
             options,
             ..Device::new()
         };

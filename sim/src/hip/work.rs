@@ -1,5 +1,6 @@
 //! Operations: copies, fills and kernel launches, and how they are run.
 
+use super::CountedLaunch;
 use super::state::{Device, Outcome, Working, device, explain, working};
 use crate::code_object::CodeObject;
 use crate::exec::MfmaMode;
@@ -241,6 +242,16 @@ fn run_kernel(_: &Working, launch: &KernelLaunch) -> Outcome {
                 s.wave_instructions += stats.wave_instructions;
                 s.seconds += seconds;
             }
+            if stats.counts.is_some() {
+                state.counted.add(CountedLaunch {
+                    code: launch.kernel.code.clone(),
+                    index: launch.kernel.index,
+                    grid: launch.grid,
+                    block: launch.block,
+                    stats,
+                    seconds,
+                });
+            }
         }
         Ok(Err(error)) => state.poison(code_of(&error), error.to_string()),
         Err(_) => state.poison(
@@ -404,7 +415,9 @@ unsafe fn pack(
 
 /// The options that the environment asks for: `DELTAWAVE_SIM_MFMA` (`fast`, `exact`),
 /// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`),
-/// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)).
+/// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)),
+/// `DELTAWAVE_SIM_PROFILE` (a file to which each launch adds its counters as a line of JSON), `DELTAWAVE_SIM_GPU`
+/// (`mi300x`, `mi325x`, `mi308x`: how many dies workgroups are dealt to).
 /// A value that is none of these is reported on stderr and ignored.
 pub fn options_from_environment() -> Options {
     let mut options = Options::default();
@@ -438,6 +451,14 @@ pub fn options_from_environment() -> Options {
     });
     read("DELTAWAVE_SIM_CHECKS", &mut |options, value| {
         options.checks = value.parse().ok()?;
+        Some(())
+    });
+    read("DELTAWAVE_SIM_PROFILE", &mut |options, _| {
+        options.count = true;
+        Some(())
+    });
+    read("DELTAWAVE_SIM_GPU", &mut |options, value| {
+        options.xccs = crate::gpu::Gpu::named(value)?.xcds;
         Some(())
     });
     options

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::abi::{FRESH, Setup};
 use super::{Launch, Options, Stopped, WaveOrder};
 use crate::code_object::Image;
+use crate::count::Counter;
 use crate::exec::{Env, Exec, Flow};
 use crate::fault::FaultKind;
 use crate::inst::Inst;
@@ -61,6 +62,7 @@ impl Machine {
         linear: u64,
         id: [u32; 3],
         scratch: Option<&Image>,
+        counter: Option<&mut Counter>,
     ) -> Result<u64, Option<Stopped>> {
         let launch = shared.launch;
         let items = std::array::from_fn(|d| {
@@ -100,15 +102,19 @@ impl Machine {
         };
 
         let checks = shared.options.checks;
-        let mut sanitizer = checks.any().then(|| {
-            let start = Start {
-                waves,
-                scalars: shared.setup.defined(launch),
-                lds: shared.lds,
-                uses: launch.code.uses(),
-            };
-            Sanitizer::new(checks, start)
-        });
+        let mut watchers = Watchers {
+            sanitizer: checks.any().then(|| {
+                let start = Start {
+                    waves,
+                    scalars: shared.setup.defined(launch),
+                    lds: shared.lds,
+                    uses: launch.code.uses(),
+                };
+                Sanitizer::new(checks, start)
+            }),
+            counter,
+        };
+        let watched = watchers.sanitizer.is_some() || watchers.counter.is_some();
         let mut turns = Turns::new(shared.options.order, linear);
         let mut states = [State::Runs; 16];
         let states = &mut states[..count];
@@ -119,7 +125,7 @@ impl Machine {
         while ended < count {
             if running == 0 {
                 // Every wave that has not ended waits: the barrier opens.
-                if let Some(sanitizer) = &mut sanitizer {
+                if let Some(sanitizer) = &mut watchers.sanitizer {
                     let mut at = [None; 16];
                     for (i, s) in states.iter().enumerate() {
                         at[i] = (*s == State::Waits).then(|| waves[i].pc - 1);
@@ -144,9 +150,9 @@ impl Machine {
             let (insts, exec) = (shared.insts, shared.exec);
             // SAFETY: the caller vouches for the memory and for the level of `exec`.
             let stop = unsafe {
-                match &mut sanitizer {
-                    None => run_wave(w, insts, exec, &mut env, quantum, &mut ()),
-                    Some(sanitizer) => run_wave(w, insts, exec, &mut env, quantum, sanitizer),
+                match watched {
+                    false => run_wave(w, insts, exec, &mut env, quantum, &mut ()),
+                    true => run_wave(w, insts, exec, &mut env, quantum, &mut watchers),
                 }
             };
             let steps = w.executed - before;
@@ -249,12 +255,28 @@ impl Watch for () {
     fn after(&mut self, _: &Wave, _: u32, _: &Inst, _: &Env) {}
 }
 
-impl Watch for Sanitizer<'_> {
+/// Those who look at the instructions of a workgroup.
+struct Watchers<'a, 'b, 'c> {
+    sanitizer: Option<Sanitizer<'a>>,
+    counter: Option<&'b mut Counter<'c>>,
+}
+
+impl Watch for Watchers<'_, '_, '_> {
+    #[inline(always)]
     fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
-        Sanitizer::before(self, w, at, inst, env)
+        if let Some(counter) = &mut self.counter {
+            counter.before(w, at, inst, env.xcc);
+        }
+        match &mut self.sanitizer {
+            Some(sanitizer) => sanitizer.before(w, at, inst, env),
+            None => Ok(()),
+        }
     }
+    #[inline(always)]
     fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) {
-        Sanitizer::after(self, w, at, inst, env);
+        if let Some(sanitizer) = &mut self.sanitizer {
+            sanitizer.after(w, at, inst, env);
+        }
     }
 }
 

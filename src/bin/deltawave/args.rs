@@ -8,6 +8,7 @@ use deltawave::inputs::{Gates, Keys};
 use deltawave::prefill::MAX_HEAD_DIM;
 use deltawave::runtime::Backend;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_sim::gpu::Gpu;
 
 use crate::models::{self, Model};
 
@@ -37,6 +38,14 @@ pub enum Command {
     /// against the token recurrence in f64 beside the error of the unfused chunk form that other implementations use.
     #[command(after_long_help = PREFILL_EXAMPLES)]
     Prefill(Box<PrefillArgs>),
+    /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
+    ///
+    /// Runs the kernels on the simulator, whatever devices there are, and counts: everything exactly, nothing estimated.
+    /// Clocks are sums over all waves of the time that a SIMD's matrix and vector units, and a compute unit's LDS, are
+    /// busy, without any waiting; vector clocks include transcendental functions. Memory is counted in lines of 128
+    /// bytes, each once for a launch (HBM unique) and once for each die (L2 fill), instructions left out.
+    #[command(after_long_help = PROFILE_EXAMPLES)]
+    Profile(Box<ProfileArgs>),
 }
 
 const PREFILL_EXAMPLES: &str = "\
@@ -48,6 +57,37 @@ Examples:
     deltawave prefill --input layer.safetensors --output result.safetensors --check --json
 
 Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
+
+const PROFILE_EXAMPLES: &str = "\
+Examples:
+  Where the clocks of a layer's prefill go:
+    deltawave profile --heads 16,32 --seqlens 8192
+
+  For a GPU of 80 compute units on 4 dies, as JSON, and a roofline diagram:
+    deltawave profile --model qwen3.5-35b-a3b --seqlens 8192 --gpu mi308x --json --roofline prefill.svg
+
+Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
+
+/// `deltawave profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// What is run.
+    #[command(flatten)]
+    pub prefill: PrefillArgs,
+    /// The GPU whose dies and units the counts are set against
+    #[arg(long, value_name = "GPU", value_parser = gpu, default_value = "mi300x", help_heading = RUN)]
+    pub gpu: Gpu,
+    /// Write a roofline diagram to FILE, as SVG
+    #[arg(long, value_name = "FILE", help_heading = RESULTS)]
+    pub roofline: Option<PathBuf>,
+}
+
+fn gpu(name: &str) -> Result<Gpu, String> {
+    Gpu::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
+        format!("known are {}", names.join(", "))
+    })
+}
 
 /// `deltawave info`.
 #[derive(Debug, Args)]

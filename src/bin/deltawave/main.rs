@@ -8,6 +8,7 @@
 //! | `prefill`: on the device | `run.rs`, `time.rs` |
 //! | `prefill`: against the reference | `check.rs` |
 //! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
+//! | `profile` | `profile.rs` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod args;
@@ -15,6 +16,7 @@ mod check;
 mod failure;
 mod info;
 mod models;
+mod profile;
 mod progress;
 mod report;
 mod resources;
@@ -28,13 +30,16 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use deltawave::runtime::{Backend, Context};
-use deltawave::safetensors_io::{self, Named};
+use deltawave::safetensors_io::{self, FileError, Named};
 use deltawave_sim::exec::MfmaMode;
+use deltawave_sim::gpu::Gpu;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, InfoArgs, MfmaArg, PrefillArgs};
+use crate::args::{BackendArg, Cli, Command, InfoArgs, MfmaArg, PrefillArgs, ProfileArgs};
+use crate::check::Verdict;
 use crate::failure::Failure;
 use crate::info::Info;
+use crate::profile::Profile;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::run::{Outcome, StateFormat};
@@ -46,6 +51,7 @@ fn main() -> ExitCode {
         .and_then(|cli| match cli.command {
             Command::Info(args) => Ok(info(&args)),
             Command::Prefill(args) => prefill(&args),
+            Command::Profile(args) => profile(&args),
         });
     match result {
         Ok(code) => code,
@@ -59,7 +65,77 @@ fn info(args: &InfoArgs) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// A prefill that ran.
+struct Ran {
+    context: Context,
+    workload: Workload,
+    format: StateFormat,
+    outcome: Outcome,
+    verdict: Option<Verdict>,
+}
+
 fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
+    let ran = run_prefill(args, args.backend.into(), None)?;
+    let report = Report::new(
+        args,
+        &ran.context,
+        &ran.workload,
+        ran.format,
+        &ran.outcome,
+        ran.verdict.as_ref(),
+    );
+    print(&if args.json {
+        json(&report)
+    } else {
+        report.text()
+    });
+    if report.passed() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&report.objections());
+    Ok(ExitCode::FAILURE)
+}
+
+fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
+    let prefill = &args.prefill;
+    if matches!(prefill.backend, BackendArg::Hip) || prefill.repeat > 1 {
+        let why =
+            "profile counts one run on the simulator: --backend hip and --repeat are not for it";
+        return Err(workload::usage(why.to_owned()));
+    }
+    let ran = run_prefill(prefill, Backend::Simulator, Some(&args.gpu))?;
+    let launches = deltawave_sim::hip::take_counted_launches();
+    let profile = Profile::new(args.gpu, &ran.workload, ran.format, &launches);
+    if let Some(path) = &args.roofline {
+        let written = std::fs::write(path, profile.roofline());
+        written.map_err(|source| Failure::File {
+            argument: "--roofline",
+            path: path.clone(),
+            source: Box::new(FileError::Io {
+                path: path.clone(),
+                source,
+            }),
+        })?;
+    }
+    print(&if prefill.json {
+        json(&profile.json())
+    } else {
+        profile.text()
+    });
+    let objections = ran.verdict.map(|v| v.objections).unwrap_or_default();
+    if objections.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&objections);
+    Ok(ExitCode::FAILURE)
+}
+
+/// Runs what the arguments ask for. `counted` for a GPU: the simulator counts what the launches do.
+fn run_prefill(
+    args: &PrefillArgs,
+    backend: Backend,
+    counted: Option<&Gpu>,
+) -> Result<Ran, Failure> {
     if let Some(threads) = args.threads {
         // A second pool would be refused, and there is none yet.
         let _ = rayon::ThreadPoolBuilder::new()
@@ -71,9 +147,9 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
     let mut progress = Progress::new(steps);
     let request = Request::new(args)?;
     request.check_memory(args.check)?;
-    let context = Context::new(args.backend.into(), args.device)
+    let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
-    configure_simulator(args, &context)?;
+    configure_simulator(args, &context, counted)?;
     let plan = request.plan(&context)?;
     let format = StateFormat {
         layout: args.state_layout.into(),
@@ -98,24 +174,13 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
         true => Some(check::check(&workload, &outcome, &mut progress)?),
         false => None,
     };
-    let report = Report::new(
-        args,
-        &context,
-        &workload,
+    Ok(Ran {
+        context,
+        workload,
         format,
-        &outcome,
-        verdict.as_ref(),
-    );
-    print(&if args.json {
-        json(&report)
-    } else {
-        report.text()
-    });
-    if report.passed() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    complain(&report.objections());
-    Ok(ExitCode::FAILURE)
+        outcome,
+        verdict,
+    })
 }
 
 /// No file may be written over another one that this run reads or writes.
@@ -143,7 +208,11 @@ fn refuse_overwriting(args: &PrefillArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn configure_simulator(args: &PrefillArgs, context: &Context) -> Result<(), Failure> {
+fn configure_simulator(
+    args: &PrefillArgs,
+    context: &Context,
+    counted: Option<&Gpu>,
+) -> Result<(), Failure> {
     if context.backend() != Backend::Simulator {
         return match args.mfma {
             Some(_) => Err(workload::usage(
@@ -164,6 +233,9 @@ fn configure_simulator(args: &PrefillArgs, context: &Context) -> Result<(), Fail
         None => {}
     }
     options.threads = args.threads.map(usize::from).or(options.threads);
+    if let Some(gpu) = counted {
+        (options.count, options.xccs) = (true, gpu.xcds);
+    }
     deltawave_sim::hip::set_options(options);
     Ok(())
 }

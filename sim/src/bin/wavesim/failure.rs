@@ -75,6 +75,11 @@ pub enum Failure {
         source: LaunchError,
         buffers: String,
     },
+    #[error("{} cannot be written", path.display())]
+    Write {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("standard output")]
     Print(#[source] std::io::Error),
 }

@@ -7,11 +7,13 @@
 //! | buffers and their files | `buffer.rs` |
 //! | `disasm` | `disasm.rs` |
 //! | `resources` | `resources.rs` |
+//! | `profile` | `profile.rs` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod buffer;
 mod disasm;
 mod failure;
+mod profile;
 mod resources;
 mod run;
 mod value;
@@ -59,6 +61,9 @@ enum Command {
     Run(run::Args),
     /// Print the machine code: pc, bytes, instruction.
     Disasm(disasm::Args),
+    /// Count what a launch does: instructions, unit clocks, bank conflicts, memory lines, occupancy.
+    #[command(after_help = profile::EXAMPLES)]
+    Profile(profile::Args),
     /// Print what each kernel needs: registers, LDS, scratch, spills, arguments.
     Resources(resources::Args),
 }
@@ -74,6 +79,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Profile(args) => profile::text(&args),
         Command::Disasm(args) => disasm::text(&args),
         Command::Resources(args) => resources::text(&args),
     };

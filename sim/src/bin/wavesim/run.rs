@@ -141,6 +141,77 @@ pub fn signature<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
 
 /// Launches, and reports.
 pub fn run(args: &Args) -> Result<String, Failure> {
+    launch(args, args.options(), |launch, done| {
+        done.write()?;
+        let outputs: Vec<Output> = (done.buffers.iter().zip(done.filled).zip(done.owners))
+            .filter_map(|((buffer, filled), &argument)| Output::new(buffer, filled, argument))
+            .collect();
+        let (kernel, stats, seconds) = (launch.kernel, &done.stats, done.seconds);
+        Ok(if args.json {
+            let outputs: Vec<Json> = outputs.iter().map(Output::json).collect();
+            crate::json(&json!({
+                "kernel": kernel.name(),
+                "grid": args.grid,
+                "block": args.block,
+                "dynamic_lds_bytes": args.lds,
+                "mfma_mode": match args.mfma { Mfma::Fast => "fast", Mfma::Exact => "exact" },
+                "order": order_name(args.order),
+                "workgroups": stats.workgroups,
+                "waves": stats.waves,
+                "wave_instructions": stats.wave_instructions,
+                "seconds": seconds,
+                "outputs": outputs,
+            }))
+        } else {
+            report(kernel, stats, seconds, &outputs)
+        })
+    })
+}
+
+impl Args {
+    /// Whether one JSON object was asked for.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
+    /// How to simulate, as the command line says.
+    pub fn options(&self) -> Options {
+        Options {
+            mfma: match self.mfma {
+                Mfma::Fast => MfmaMode::Fast,
+                Mfma::Exact => MfmaMode::Exact,
+            },
+            threads: self.threads.map(|n| n as usize),
+            order: self.order,
+            instruction_limit: self.instruction_limit,
+            ..Options::default()
+        }
+    }
+}
+
+/// What a launch left.
+pub struct Done<'a> {
+    pub stats: Stats,
+    pub seconds: f64,
+    buffers: &'a [Buffer],
+    filled: &'a [Filled],
+    /// Which argument a buffer belongs to.
+    owners: &'a [usize],
+}
+
+impl Done<'_> {
+    /// Writes the outputs to their files.
+    pub fn write(&self) -> Result<(), Failure> {
+        buffer::write(self.buffers, self.filled).map_err(Failure::Output)
+    }
+}
+
+/// Launches as the command line says, and hands on what came of it.
+pub fn launch(
+    args: &Args,
+    options: Options,
+    then: impl FnOnce(&Launch, Done) -> Result<String, Failure>,
+) -> Result<String, Failure> {
     let code = crate::load(&args.file)?;
     let kernel = match (&args.kernel, code.kernels()) {
         (Some(name), _) => crate::find(&code, name)?,
@@ -177,16 +248,6 @@ pub fn run(args: &Args) -> Result<String, Failure> {
     let extents: Vec<_> = filled.iter_mut().map(Filled::extent).collect();
     let addresses: Vec<u64> = extents.iter().map(|e| e.start).collect();
     let kernarg = kernarg(kernel, &values, &args.args, &addresses)?;
-    let options = Options {
-        mfma: match args.mfma {
-            Mfma::Fast => MfmaMode::Fast,
-            Mfma::Exact => MfmaMode::Exact,
-        },
-        threads: args.threads.map(|n| n as usize),
-        order: args.order,
-        instruction_limit: args.instruction_limit,
-        ..Options::default()
-    };
     let memory = Memory::new(extents);
     let launch = Launch {
         code: &code,
@@ -213,32 +274,16 @@ pub fn run(args: &Args) -> Result<String, Failure> {
         Failure::launch(source, map)
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    buffer::write(&buffers, &filled).map_err(Failure::Output)?;
-
-    let outputs: Vec<Output> = buffers
-        .iter()
-        .zip(&filled)
-        .zip(&owners)
-        .filter_map(|((buffer, filled), &argument)| Output::new(buffer, filled, argument))
-        .collect();
-    Ok(if args.json {
-        let outputs: Vec<Json> = outputs.iter().map(Output::json).collect();
-        crate::json(&json!({
-            "kernel": kernel.name(),
-            "grid": args.grid,
-            "block": args.block,
-            "dynamic_lds_bytes": args.lds,
-            "mfma_mode": match args.mfma { Mfma::Fast => "fast", Mfma::Exact => "exact" },
-            "order": order_name(args.order),
-            "workgroups": stats.workgroups,
-            "waves": stats.waves,
-            "wave_instructions": stats.wave_instructions,
-            "seconds": seconds,
-            "outputs": outputs,
-        }))
-    } else {
-        report(kernel, &stats, seconds, &outputs)
-    })
+    then(
+        &launch,
+        Done {
+            stats,
+            seconds,
+            buffers: &buffers,
+            filled: &filled,
+            owners: &owners,
+        },
+    )
 }
 
 fn report(kernel: &Kernel, stats: &Stats, seconds: f64, outputs: &[Output]) -> String {

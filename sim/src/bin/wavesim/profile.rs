@@ -1,0 +1,250 @@
+//! `wavesim profile`: what a launch does, counted.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use deltawave_sim::code_object::Kernel;
+use deltawave_sim::cost::Class;
+use deltawave_sim::count::roofline::{self, Point};
+use deltawave_sim::count::{self, Busy, Counts, Totals};
+use deltawave_sim::disasm;
+use deltawave_sim::gpu::Gpu;
+use deltawave_sim::inst::Program;
+use deltawave_sim::launch::{Launch, Stats};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::run;
+
+/// What `profile --help` says after the options.
+pub const EXAMPLES: &str = "\
+Arguments and outputs are those of wavesim run; see its help.
+
+Clocks are sums over all waves, of a SIMD's matrix, vector and scalar unit, or of
+a compute unit's LDS: the time that the units are busy, without any waiting.
+'at least' spreads them evenly over the GPU. Memory counts lines of 128 bytes,
+each once for the launch (HBM) and once for each die (L2 fill).
+
+Examples:
+  wavesim profile saxpy.co --grid 4 --block 256 --arg zeros:4096 \\
+    --arg in:x.bin --arg f32:2.5 --arg i32:1000
+  wavesim profile gemm.co --kernel gemm --gpu mi308x --annotate \\
+    --roofline gemm.svg --grid 8,8 --block 256 --arg ...";
+
+/// Command line of `profile`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    run: run::Args,
+    /// The GPU whose dies and units the counts are set against
+    #[arg(long, default_value = "mi300x", value_parser = gpu)]
+    gpu: Gpu,
+    /// Print the executed functions with the hits of each instruction
+    #[arg(long)]
+    annotate: bool,
+    /// Write a roofline diagram to FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    roofline: Option<PathBuf>,
+}
+
+fn gpu(name: &str) -> Result<Gpu, String> {
+    Gpu::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
+        format!("known are {}", names.join(", "))
+    })
+}
+
+/// Launches, and reports.
+pub fn text(args: &Args) -> Result<String, Failure> {
+    let mut options = args.run.options();
+    options.count = true;
+    options.xccs = args.gpu.xcds;
+    run::launch(&args.run, options, |launch, done| {
+        done.write()?;
+        let Some(counts) = done.stats.counts.as_deref() else {
+            return Ok(String::new());
+        };
+        let program = launch.code.program();
+        let totals = Totals::new(counts, program);
+        let busy = Busy::new(&totals, &args.gpu);
+        let name = launch.kernel.name();
+        if let Some(path) = &args.roofline {
+            let point = Point {
+                name: name.into(),
+                flops: totals.mfma_flops as f64,
+                bytes: totals.traffic.unique_bytes as f64,
+                least_us: busy.most().1,
+                modelled_us: None,
+            };
+            std::fs::write(path, roofline::svg(&args.gpu, &[point])).map_err(|source| {
+                let path = path.clone();
+                Failure::Write { path, source }
+            })?;
+        }
+        if args.run.json() {
+            let mut value = object(launch, &done.stats, &totals);
+            value["gpu"] = args.gpu.name.into();
+            value["seconds"] = done.seconds.into();
+            value["busy_us"] = busy
+                .units()
+                .into_iter()
+                .map(|(k, v)| (k, json!(v)))
+                .collect();
+            value["instructions"] = instructions(program, counts);
+            return Ok(crate::json(&value));
+        }
+        let mut out = table(launch.kernel, &done.stats, counts, &totals);
+        least(&mut out, &args.gpu, &busy);
+        if args.annotate {
+            annotate(&mut out, launch, counts);
+        }
+        Ok(out)
+    })
+}
+
+fn object(launch: &Launch, stats: &Stats, totals: &Totals) -> Value {
+    let text = count::json(launch.kernel, launch.grid, launch.block, stats, totals);
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// The executed instructions.
+fn instructions(program: &Program, counts: &Counts) -> Value {
+    let executed = (program.insts.iter().zip(&program.offsets).zip(&counts.hits)).enumerate();
+    let executed = executed.filter(|(_, (_, hits))| **hits > 0);
+    executed
+        .map(|(at, ((inst, &pc), &hits))| {
+            let mut value = json!({
+                "pc": pc,
+                "text": disasm::text(inst, pc.into()),
+                "hits": hits,
+            });
+            if let Some(s) = counts.site(at) {
+                for (name, n) in [
+                    ("lds_clk", s.lds_clk),
+                    ("lds_conflict_clk", s.lds_conflict_clk),
+                    ("lds_bytes", s.lds_bytes),
+                    ("load_bytes", s.load_bytes),
+                    ("store_bytes", s.store_bytes),
+                    ("lines_64", s.lines_64),
+                    ("lines_128", s.lines_128),
+                    ("scratch_bytes", s.scratch_bytes),
+                ] {
+                    if n > 0 {
+                        value[name] = n.into();
+                    }
+                }
+            }
+            value
+        })
+        .collect()
+}
+
+fn table(kernel: &Kernel, stats: &Stats, counts: &Counts, t: &Totals) -> String {
+    let o = &counts.occupancy;
+    let mut out = format!(
+        "{}: {} workgroups, {} waves; a compute unit holds {} workgroups, {} waves on a SIMD: limited by {}\n\n",
+        kernel.name(),
+        stats.workgroups,
+        stats.waves,
+        o.workgroups,
+        o.waves_per_simd(),
+        o.limit.name()
+    );
+    let mut line = |name: &str, n: u64, more: String| {
+        let _ = writeln!(out, "{}", format!("{name:<22} {n:>16}  {more}").trim_end());
+    };
+    line("wave-instructions", t.wave_instructions, String::new());
+    for class in Class::ALL {
+        let n = t.of_class(class);
+        if n > 0 {
+            let share = percent(n, t.wave_instructions);
+            line(&format!("  {}", class.name()), n, share);
+        }
+    }
+    line("matrix clocks", t.mfma_clk, String::new());
+    let trans = format!("of these {} transcendental", t.trans_clk);
+    line("vector clocks", t.valu_clk, trans);
+    line("scalar clocks", t.salu_clk, String::new());
+    let v = &t.vector;
+    line("LDS clocks", v.lds_clk, String::new());
+    let share = percent(v.lds_conflict_clk, v.lds_clk);
+    line("  bank conflicts", v.lds_conflict_clk, share);
+    let bytes = format!("{} bytes", v.lds_bytes);
+    line("LDS accesses", v.lds_accesses, bytes);
+    line("bytes loaded", v.load_bytes, String::new());
+    line("bytes stored", v.store_bytes, String::new());
+    if v.scratch_bytes > 0 {
+        line("bytes of scratch", v.scratch_bytes, String::new());
+    }
+    line("64-byte lines", v.lines_64, "each access on its own".into());
+    line("128-byte lines", v.lines_128, String::new());
+    let m = &t.traffic;
+    let parts = format!("{} read, {} written", m.read_bytes, m.write_bytes);
+    line("HBM unique bytes", m.unique_bytes, parts);
+    line("L2 fill bytes", m.l2_fill_bytes, String::new());
+    out
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    format!("{:.1}%", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+fn least(out: &mut String, gpu: &Gpu, busy: &Busy) {
+    let units: Vec<String> = (busy.units().iter())
+        .map(|(name, us)| format!("{name} {us:.3}"))
+        .collect();
+    let (name, us) = busy.most();
+    let _ = writeln!(
+        out,
+        "\nat least {us:.3} us on {} (its {name} units are busy, nothing waits): {} us",
+        gpu.name,
+        units.join(", ")
+    );
+}
+
+/// The functions of which anything was executed.
+fn annotate(out: &mut String, launch: &Launch, counts: &Counts) {
+    let program = launch.code.program();
+    let _ = writeln!(
+        out,
+        "\n{:>12} {:>9} {:>6} {:>6}  pc        instruction   (LDS clocks, % in conflicts, and 128-byte lines of an access)",
+        "hits", "LDS", "confl", "lines"
+    );
+    let mut functions: Vec<_> = launch.code.functions().iter().collect();
+    functions.sort_by_key(|f| f.offset);
+    let index = |offset: u32| program.offsets.partition_point(|o| *o < offset);
+    for (i, f) in functions.iter().enumerate() {
+        let next = functions.get(i + 1).map_or(u32::MAX, |n| n.offset);
+        let end = if f.size > 0 { f.offset + f.size } else { next };
+        let range = index(f.offset)..index(end);
+        if counts.hits[range.clone()].iter().all(|h| *h == 0) {
+            continue;
+        }
+        let _ = writeln!(out, "{}:", f.name);
+        for at in range {
+            let (pc, hits) = (program.offsets[at], counts.hits[at]);
+            let mut columns = [String::new(), String::new(), String::new()];
+            if let Some(s) = counts.site(at).filter(|_| hits > 0) {
+                let each = |n: u64| format!("{:.1}", n as f64 / hits as f64);
+                if s.lds_clk > 0 {
+                    columns[0] = each(s.lds_clk);
+                    columns[1] = percent(s.lds_conflict_clk, s.lds_clk);
+                }
+                if s.lines_128 > 0 {
+                    columns[2] = each(s.lines_128);
+                }
+            }
+            let [lds, conflicts, lines] = columns;
+            let text = disasm::text(&program.insts[at], pc.into());
+            let hits = if hits > 0 {
+                hits.to_string()
+            } else {
+                ".".into()
+            };
+            let _ = writeln!(
+                out,
+                "{hits:>12} {lds:>9} {conflicts:>6} {lines:>6}  {pc:#08x}  {text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! GPUs with gfx942's compute units.
+
+/// A GPU as far as counters and bounds need it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gpu {
+    /// Its name, as `--gpu` takes it.
+    pub name: &'static str,
+    /// Compute units.
+    pub cus: u32,
+    /// Accelerator dies, each with an L2. Workgroups are dealt to them in turn.
+    pub xcds: u32,
+    /// Clock of the compute units.
+    pub ghz: f64,
+    /// Bandwidth of HBM, of the data sheet, in bytes per second.
+    pub hbm: f64,
+}
+
+/// MI300X.
+pub const MI300X: Gpu = Gpu {
+    name: "mi300x",
+    cus: 304,
+    xcds: 8,
+    ghz: 2.1,
+    hbm: 5.3e12,
+};
+
+/// MI325X: MI300X with faster memory.
+pub const MI325X: Gpu = Gpu {
+    name: "mi325x",
+    hbm: 6.0e12,
+    ..MI300X
+};
+
+/// MI308X. 232 TFLOP/s of bf16 from 80 compute units of 2048 a clock are 1.42 GHz.
+pub const MI308X: Gpu = Gpu {
+    name: "mi308x",
+    cus: 80,
+    xcds: 4,
+    ghz: 1.42,
+    hbm: 5.3e12,
+};
+
+/// SIMDs of a compute unit.
+pub const SIMDS: u32 = 4;
+/// Dense bf16 operations of a SIMD in a clock.
+const BF16_PER_CLOCK: u32 = 512;
+
+impl Gpu {
+    /// All of them.
+    pub const ALL: [Gpu; 3] = [MI300X, MI325X, MI308X];
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<Gpu> {
+        Gpu::ALL.into_iter().find(|g| g.name == name)
+    }
+
+    /// Dense bf16 operations per second, of all matrix units: 1307 TFLOP/s for an MI300X.
+    pub fn bf16(&self) -> f64 {
+        f64::from(self.cus * SIMDS * BF16_PER_CLOCK) * self.ghz * 1e9
+    }
+}

@@ -1,0 +1,95 @@
+//! Launches that are counted ([`Options::count`](crate::launch::Options::count)): kept for the program, or written to a
+//! file for whoever runs a program that knows nothing of it.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::code_object::{CodeObject, Kernel};
+use crate::count::{self, Totals};
+use crate::launch::Stats;
+
+/// A launch that was counted.
+#[derive(Clone, Debug)]
+pub struct CountedLaunch {
+    /// The code object.
+    pub code: Arc<CodeObject>,
+    /// Index of the kernel in it.
+    pub index: usize,
+    /// Workgroups in x, y, z.
+    pub grid: [u32; 3],
+    /// Work-items of a workgroup in x, y, z.
+    pub block: [u32; 3],
+    /// What it did.
+    pub stats: Stats,
+    /// Host seconds.
+    pub seconds: f64,
+}
+
+impl CountedLaunch {
+    /// The kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.code.kernels()[self.index]
+    }
+
+    /// Its counters, summed up.
+    pub fn totals(&self) -> Totals {
+        match &self.stats.counts {
+            Some(counts) => Totals::new(counts, self.code.program()),
+            None => Totals::default(),
+        }
+    }
+
+    /// One JSON object, on one line.
+    pub fn json(&self) -> String {
+        count::json(
+            self.kernel(),
+            self.grid,
+            self.block,
+            &self.stats,
+            &self.totals(),
+        )
+    }
+}
+
+/// Where counted launches go.
+pub(super) enum Counted {
+    /// They wait for [`super::take_counted_launches`].
+    Kept(Vec<CountedLaunch>),
+    /// A line of JSON each is added to this file.
+    Written(PathBuf),
+}
+
+impl Counted {
+    /// As the environment says: `DELTAWAVE_SIM_PROFILE` names a file.
+    pub fn from_environment() -> Self {
+        match std::env::var_os("DELTAWAVE_SIM_PROFILE") {
+            Some(path) if !path.is_empty() => Counted::Written(path.into()),
+            _ => Counted::Kept(Vec::new()),
+        }
+    }
+
+    pub fn add(&mut self, launch: CountedLaunch) {
+        match self {
+            Counted::Kept(launches) => launches.push(launch),
+            Counted::Written(path) => {
+                if let Err(error) = append(path, &launch.json()) {
+                    eprintln!("gfx942 simulator: {}: {error}", path.display());
+                }
+            }
+        }
+    }
+
+    pub fn take(&mut self) -> Vec<CountedLaunch> {
+        match self {
+            Counted::Kept(launches) => std::mem::take(launches),
+            Counted::Written(_) => Vec::new(),
+        }
+    }
+}
+
+fn append(path: &Path, line: &str) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.create(true).append(true).open(path)?;
+    file.write_all(format!("{line}\n").as_bytes())
+}
