@@ -67,30 +67,26 @@ impl Written {
         if !self.contains(address, size) {
             return !0;
         }
-        let at = (address - self.extent.start) as usize;
         let mut bytes = [0u8; 4];
-        // SAFETY: inside of the map; what other threads write there is one of two values of a byte.
-        unsafe {
-            let from = self.shadow.as_ptr().add(at);
-            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), size.min(4));
+        for (address, byte) in (address..).zip(&mut bytes).take(size) {
+            // SAFETY: contained.
+            [*byte] = unsafe { self.bytes::<1>(address) };
         }
         u32::from_le_bytes(bytes)
     }
 
-    /// Whether all of some bytes have been written. Those that lie outside count as written.
-    pub fn all(&self, address: u64, size: usize) -> bool {
-        if !self.contains(address, size) {
-            return true;
-        }
+    /// The shadow of `N` bytes.
+    ///
+    /// # Safety
+    /// [`Written::contains`] them.
+    #[inline(always)]
+    pub unsafe fn bytes<const N: usize>(&self, address: u64) -> [u8; N] {
         let at = (address - self.extent.start) as usize;
-        let mut all = u64::MAX;
-        for k in (0..size / 8).map(|k| at + 8 * k) {
-            // SAFETY: inside of the map, as in `get`.
-            all &= unsafe { self.shadow.as_ptr().add(k).cast::<u64>().read_unaligned() };
+        // SAFETY: inside of the map; what other threads write there is one of two values of a byte.
+        unsafe {
+            let from = self.shadow.as_ptr().add(at);
+            from.cast::<[u8; N]>().read_unaligned()
         }
-        let rest = size % 8;
-        all == u64::MAX
-            && (0..rest).all(|k| self.get(address + (size - rest + k) as u64, 1) & 0xff == 0xff)
     }
 
     /// Bytes have been copied from memory that `from` speaks of, or that counts as written.

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::launch::{Launch, Options};
 use deltawave_sim::memory::{Extent, Memory};
+use deltawave_sim::sanitize::Checks;
 
 const SOURCE: &str = "differential.hip";
 
@@ -120,8 +121,18 @@ fn on_the_device(code: &CodeObject, name: &str, words: &mut [u64]) -> Vec<u64> {
         kernarg: &kernarg,
         memory: &Memory::new(extents),
     };
+    // What clang makes waits where it must, and computes with what it has.
+    let options = Options {
+        checks: Checks {
+            uninitialized: true,
+            waits: true,
+            hazards: true,
+            ..Checks::NONE
+        },
+        ..Options::default()
+    };
     // SAFETY: the extents are two vectors that live until the end of this function.
-    unsafe { launch.run(&Options::default()) }.unwrap_or_else(|e| panic!("{name}: {e}"));
+    unsafe { launch.run(&options) }.unwrap_or_else(|e| panic!("{name}: {e}"));
     out
 }
 

@@ -777,6 +777,23 @@ const UNDEFINED: &[Case] = &[
         "",
     ),
     (
+        "halves_put_together",
+        "s_mov_b32 s10, 0x7060302
+         v_perm_b32 v10, v1, v9, s10
+         v_lshl_or_b32 v10, v1, 16, v10
+         v_perm_b32 v10, v1, v10, s10
+         global_store_dword v1, v10, s[6:7]",
+        "",
+    ),
+    (
+        "halves_of_nothing",
+        "s_mov_b32 s10, 0x7060302
+         + v_mov_b32 v9, 0
+         v_perm_b32 v10, v9, v9, s10
+         global_store_dword v1, v10, s[6:7] ; here",
+        "v10 of lane 0 is undefined",
+    ),
+    (
         "a_high_half_that_is_not_used",
         "v_mov_b32 v8, 1
          v_mad_u64_u32 v[10:11], s[10:11], v1, v1, v[8:9]

@@ -21,13 +21,15 @@
 //! | f64 MFMA | `v_fma_f64` | 2 |
 //! | MFMA of p passes | see [`Matrix`] | |
 
-use super::class::{Class, Unit, is_dma, is_transcendental};
+mod remember;
+
+use super::class::{Class, Unit, is_dma};
 use super::matrix::Matrix;
 use super::report;
 use super::uses::{Role, Use, Uses};
 use crate::exec::Env;
 use crate::fault::FaultKind;
-use crate::inst::{EXEC, Format, Inst, M0, VCC, flag};
+use crate::inst::{EXEC, Inst, VCC, flag};
 use crate::op::Op::{self, *};
 use crate::wave::Wave;
 
@@ -236,7 +238,7 @@ impl Hazards {
                 }
             }
         }
-        self.forwarded(w, inst, uses)?;
+        self.forwarded(w, uses)?;
         if matches!(inst.op, V_FMA_F64 | V_FMAC_F64)
             && let Some(m) = self.matrices[self.last_matrix as usize % LOG]
             && m.unit == Unit::Double
@@ -280,7 +282,7 @@ impl Hazards {
     }
 
     /// Results that the next instruction cannot be given directly.
-    fn forwarded(&self, w: &Wave, inst: &Inst, uses: &Uses) -> Check {
+    fn forwarded(&self, w: &Wave, uses: &Uses) -> Check {
         if self.transcendental.time + 1 != self.now && self.part.time + 1 != self.now {
             return Ok(());
         }
@@ -290,7 +292,7 @@ impl Hazards {
             };
             let count = usize::from(u.count);
             let (t, p) = (&self.transcendental, &self.part);
-            if t.overlaps(v, count) && !is_transcendental(inst.op) {
+            if t.overlaps(v, count) && !uses.transcendental {
                 let rule = "a transcendental instruction, then another VALU reads its result";
                 self.need(t.time, 1, rule, Some((true, v.max(t.first.into()))))?;
             }
@@ -415,85 +417,6 @@ impl Hazards {
         self.matrices[time as usize % LOG]
     }
 
-    fn remember(&mut self, w: &Wave, inst: &Inst, uses: &Uses) {
-        let now = self.now;
-        match uses.class {
-            Class::Scalar => {
-                if uses.writes().iter().any(|u| u.first == M0) {
-                    self.m0 = now;
-                }
-                if matches!(inst.op, S_SETREG_B32 | S_SETREG_IMM32_B32) {
-                    self.setreg = [self.setreg[1], (now, inst.imm as u32 & 63)];
-                }
-            }
-            Class::Vector => self.remember_vector(w, inst, uses),
-            Class::Matrix { unit, passes } => {
-                for (first, count) in vectors(w, uses.writes()) {
-                    self.matrices[now as usize % LOG] = Some(Matrix {
-                        unit,
-                        passes: passes.into(),
-                        first: first as u16,
-                        count: count as u16,
-                    });
-                    self.result[first..first + count].fill(now);
-                }
-                self.last_matrix = now;
-                let sparse = uses.role(Role::Accumulator);
-                if let Some(u) = sparse.or(uses.role(Role::Source2))
-                    && let Some(v) = u.vector(w.accum_offset)
-                {
-                    let end = (v + usize::from(u.count)).min(512);
-                    self.addend[v..end].fill(now);
-                }
-            }
-            Class::Memory | Class::Flat => {
-                let register_offset = inst.format == Format::Mubuf && inst.src[2] < 128;
-                if let Some(u) = uses.role(Role::Data)
-                    && u.count > 2
-                    && !register_offset
-                    && let Some(v) = u.vector(w.accum_offset)
-                {
-                    self.stores = [self.stores[1], self.recent(v, u.count.into(), inst.op)];
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn remember_vector(&mut self, w: &Wave, inst: &Inst, uses: &Uses) {
-        let now = self.now;
-        let dot = inst.op.mnemonic().starts_with("v_dot");
-        for u in uses.writes() {
-            if let Some(v) = u.vector(w.accum_offset) {
-                let end = (v + usize::from(u.count)).min(512);
-                if dot {
-                    let [_, a, b] = self.dots;
-                    self.dots = [a, b, self.recent(v, end - v, inst.op)];
-                    continue;
-                }
-                self.vector[v..end].fill(now);
-                if is_transcendental(inst.op) {
-                    self.transcendental = self.recent(v, end - v, inst.op);
-                }
-                if writes_part(inst) {
-                    self.part = self.recent(v, end - v, inst.op);
-                }
-            } else if u.first < 128 {
-                let first = usize::from(u.first);
-                self.scalar[first..(first + usize::from(u.count)).min(128)].fill(now);
-            }
-        }
-    }
-
-    fn recent(&self, first: usize, count: usize, op: Op) -> Recent {
-        Recent {
-            time: self.now,
-            first: first as u16,
-            count: count as u16,
-            op: Some(op),
-        }
-    }
-
     #[cold]
     fn fault(&self, w: &Wave, found: Found, env: &Env) -> FaultKind {
         FaultKind::Hazard {
@@ -518,13 +441,4 @@ fn vectors<'a>(w: &'a Wave, uses: &'a [Use]) -> impl Iterator<Item = (usize, usi
         let first = u.vector(w.accum_offset)?;
         Some((first, usize::from(u.count).min(512 - first)))
     })
-}
-
-/// Whether the result is moved within the destination, which keeps it from being passed on directly.
-fn writes_part(inst: &Inst) -> bool {
-    if inst.has(flag::SDWA) {
-        return inst.format != Format::Vopc && inst.ctrl >> 8 & 7 != 6;
-    }
-    let stochastic = matches!(inst.op, V_CVT_SR_FP8_F32 | V_CVT_SR_BF8_F32);
-    inst.format == Format::Vop3 && (inst.op_sel & 8 != 0 || stochastic && inst.op_sel & 4 != 0)
 }

@@ -4,7 +4,7 @@
 //! operation does beside its operands. A test runs every opcode on random registers and proves the list against the
 //! execution itself: nothing else is read, nothing else is written.
 
-use super::class::{Class, class_of};
+use super::class::{Class, class_of, is_transcendental};
 use super::operands::{self, List};
 use crate::decode::table;
 use crate::inst::{AGPR0, Format, Inst, M0, NONE, Operand, VGPR0};
@@ -73,6 +73,10 @@ pub(crate) struct Uses {
     /// Register numbers also depend on M0: see [`resolved`].
     pub relative: bool,
     pub class: Class,
+    /// Uses the transcendental unit.
+    pub transcendental: bool,
+    /// A dot product.
+    pub dot: bool,
 }
 
 impl Uses {
@@ -127,6 +131,8 @@ impl Uses {
                 V_MOV_B32 | S_MOVRELS_B32 | S_MOVRELS_B64 | S_MOVRELD_B32 | S_MOVRELD_B64
             ),
             class: class_of(inst),
+            transcendental: is_transcendental(inst.op),
+            dot: inst.op.mnemonic().starts_with("v_dot"),
         };
         for (to, from) in uses
             .list

@@ -30,10 +30,12 @@ impl Lds {
     #[inline(always)]
     fn get(&self, address: u64, size: usize) -> u32 {
         let at = address as usize;
+        let Some(from) = self.0.get(at..at + size) else {
+            return !0;
+        };
         let mut bytes = [0; 4];
-        match self.0.get(at..at + size) {
-            Some(from) => bytes[..size].copy_from_slice(from),
-            None => return !0,
+        for (to, from) in bytes.iter_mut().zip(from) {
+            *to = *from;
         }
         u32::from_le_bytes(bytes)
     }
@@ -42,6 +44,30 @@ impl Lds {
         let at = address as usize;
         if let Some(bytes) = self.0.get_mut(at..at + size) {
             bytes.fill(value);
+        }
+    }
+
+    /// Whether all that the lanes access is defined.
+    #[inline]
+    fn all(&self, a: &Access) -> bool {
+        let (low, bytes) = span(a);
+        if (low as usize)
+            .checked_add(bytes)
+            .is_none_or(|end| end > self.0.len())
+        {
+            return false;
+        }
+        fn at<const N: usize>(shadow: &[u8], address: u64) -> [u8; N] {
+            let found = shadow[address as usize..].first_chunk();
+            found.copied().unwrap_or([0; N])
+        }
+        match a.size {
+            4 => each(a, |x| at::<4>(&self.0, x)),
+            8 => each(a, |x| at::<8>(&self.0, x)),
+            16 => each(a, |x| at::<16>(&self.0, x)),
+            2 => each(a, |x| at::<2>(&self.0, x)),
+            12 => each(a, |x| at::<12>(&self.0, x)),
+            _ => each(a, |x| at::<1>(&self.0, x)),
         }
     }
 
@@ -78,6 +104,27 @@ impl<'a> Global<'a> {
             self.written = self.memory.written(address, size);
         }
         self.written
+    }
+
+    /// Whether all that the lanes access is defined.
+    #[inline]
+    fn all(&mut self, a: &Access) -> bool {
+        let (low, bytes) = span(a);
+        let Some(w) = self.find(low, bytes) else {
+            return false;
+        };
+        // SAFETY: every lane's bytes lie between the first and the last.
+        unsafe {
+            match a.size {
+                4 => each(a, |x| w.bytes::<4>(x)),
+                8 => each(a, |x| w.bytes::<8>(x)),
+                16 => each(a, |x| w.bytes::<16>(x)),
+                2 => each(a, |x| w.bytes::<2>(x)),
+                12 => each(a, |x| w.bytes::<12>(x)),
+                1 => each(a, |x| w.bytes::<1>(x)),
+                _ => false,
+            }
+        }
     }
 
     fn get(&mut self, address: u64, size: usize) -> u32 {
@@ -215,13 +262,10 @@ impl Step<'_> {
 
     /// The lanes that loaded something defined.
     fn load(&mut self, a: &Access, lds: &mut Lds, global: &mut Global) -> u64 {
-        let known = match (a.space, together(a)) {
-            (Space::Global, _) if !global.memory.is_tracked() => true,
-            (Space::Global, Some((address, size))) => global
-                .find(address, size)
-                .is_none_or(|w| w.all(address, size)),
-            (Space::Lds, Some(range)) => lds.part(range).is_some_and(|b| all_defined(b)),
-            _ => false,
+        let known = match a.space {
+            Space::Global => !global.memory.is_tracked() || global.all(a),
+            Space::Lds => lds.all(a),
+            Space::Scratch => false,
         };
         if known {
             return !0;
@@ -442,8 +486,26 @@ fn store_scratch(shadow: &mut Registers, a: &Access, offset: u64, data: u64) {
     }
 }
 
-fn all_defined(bytes: &[u8]) -> bool {
-    bytes
-        .chunks(64)
-        .all(|c| c.iter().fold(DEFINED, |m, b| m & b) == DEFINED)
+/// Whether all lanes find only defined bytes, `N` each.
+#[inline(always)]
+fn each<const N: usize>(a: &Access, get: impl Fn(u64) -> [u8; N]) -> bool {
+    let mut all = [DEFINED; N];
+    for lane in lanes(a.lanes) {
+        let bytes = get(a.addresses[lane]);
+        for (all, b) in all.iter_mut().zip(bytes) {
+            *all &= b;
+        }
+    }
+    all == [DEFINED; N]
+}
+
+/// First address of what the lanes access, and the number of bytes from there to the last.
+fn span(a: &Access) -> (u64, usize) {
+    let (mut low, mut high) = (u64::MAX, 0);
+    for lane in lanes(a.lanes) {
+        low = low.min(a.addresses[lane]);
+        high = high.max(a.addresses[lane]);
+    }
+    let bytes = high.saturating_sub(low).saturating_add(a.size.into());
+    (low, bytes as usize)
 }

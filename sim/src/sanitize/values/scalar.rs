@@ -129,6 +129,9 @@ impl Step<'_> {
                     b
                 }
             }
+            S_PACK_LL_B32_B16 => halves(a.defined, b.defined << 16),
+            S_PACK_LH_B32_B16 => halves(a.defined, b.defined),
+            S_PACK_HH_B32_B16 => halves(a.defined >> 16, b.defined),
             S_LSHL_B32 | S_LSHR_B32 | S_LSHL_B64 | S_LSHR_B64 => {
                 let by = self.operand(1, false);
                 if by.defined == !0 {
@@ -190,6 +193,12 @@ impl Step<'_> {
         let known = both == !0 || (a.value ^ b.value) & both != 0;
         self.shadow.write_scc(known, origin);
     }
+}
+
+/// The defined bits of a low half and a high half; nothing asks for the value.
+fn halves(low: u64, high: u64) -> Bits {
+    let defined = low & 0xffff | high & 0xffff_0000 | !0 << 32;
+    Bits { value: 0, defined }
 }
 
 fn shifted(a: Bits, by: u64, op: crate::op::Op, mask: u64) -> Bits {

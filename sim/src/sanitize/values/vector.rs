@@ -28,7 +28,7 @@ impl Step<'_> {
                 (None, Role::Mask) => defined &= self.shadow.pair(u.first),
                 (None, _) => {
                     for s in usize::from(u.first)..usize::from(u.first) + usize::from(u.count) {
-                        if s < 128 && self.shadow.scalar[s] != !0 {
+                        if s < 128 && self.shadow.scalar[s] == 0 {
                             defined = 0;
                         }
                     }
@@ -113,7 +113,8 @@ impl Step<'_> {
         }
         let one = 1u64 << self.lane_number(1);
         let value = self.uses.role(Role::Source0);
-        let defined = value.is_none_or(|u| self.undefined(u, 1, "").is_ok());
+        // Scalar registers are saved in lanes, lane masks among them of which some bits mean nothing.
+        let defined = value.is_none_or(|u| self.operand_lanes(u.first, 0) & 1 != 0);
         let origin = if defined {
             Origin::Unknown
         } else {
@@ -144,8 +145,11 @@ impl Step<'_> {
                 defined = exec
             }
             V_AND_B32 => defined |= self.deciding_lanes(0),
+            V_OR_B32 if inst.has(flag::SDWA) => defined |= self.combined_lanes(),
             V_OR_B32 => defined |= self.deciding_lanes(!0),
             V_CNDMASK_B32 => defined = self.selected_lanes(),
+            V_PERM_B32 | V_ALIGNBIT_B32 | V_ALIGNBYTE_B32 | V_PACK_B32_F16 | V_BFI_B32
+            | V_LSHL_OR_B32 | V_AND_OR_B32 | V_OR3_B32 => defined |= self.combined_lanes(),
             V_SWAP_B32 => {
                 let of = |u: &Use| u.vector(self.w.accum_offset).unwrap_or(0) & 511;
                 if let [a, b] = self.uses.writes() {
@@ -209,7 +213,7 @@ impl Step<'_> {
             }
             0..=127 => {
                 let s = (usize::from(operand) + register) & 127;
-                if self.shadow.scalar[s] == !0 { !0 } else { 0 }
+                if self.shadow.scalar[s] != 0 { !0 } else { 0 }
             }
             _ => !0,
         }
@@ -254,6 +258,22 @@ impl Step<'_> {
             lanes |= equal & self.source(n);
         }
         lanes
+    }
+
+    /// The lanes where a part of a combination of bytes and halves is defined, which is enough for a dword.
+    fn combined_lanes(&self) -> u64 {
+        // Of constants nothing is known to stay in the result.
+        let part = |n: usize| match self.inst.src[n] {
+            128..VGPR0 => 0,
+            _ => self.source(n),
+        };
+        match self.inst.op {
+            V_PERM_B32 | V_ALIGNBIT_B32 | V_ALIGNBYTE_B32 => (part(0) | part(1)) & self.source(2),
+            V_BFI_B32 => self.source(0) & (part(1) | part(2)),
+            V_LSHL_OR_B32 | V_AND_OR_B32 => self.source(0) & self.source(1) | part(2),
+            V_OR3_B32 => part(0) | part(1) | part(2),
+            _ => part(0) | part(1),
+        }
     }
 
     /// The lanes where `v_cndmask` selects a defined value.
