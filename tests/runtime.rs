@@ -22,6 +22,11 @@ struct Lengths {
     status: Buffer<u32>,
 }
 
+/// One wave, for which the kernel is made.
+fn threads(hip: &Hip) -> c_int {
+    if hip.is_cuda() { 32 } else { 64 }
+}
+
 const GIVEN: [i32; 4] = [0, 7, 5, 9];
 const CHECKED: [i32; 4] = [0, 7, 7, 9];
 
@@ -67,8 +72,6 @@ impl Lengths {
     ) -> Result<(), HipError> {
         let stream_handle = hipStream_t(stream.handle());
         let hip = stream.context().hip();
-        // One wave.
-        let threads = if hip.is_cuda() { 32 } else { 64 };
         // SAFETY: the arguments are of the kernel, and their memory outlives it: the results are waited for.
         unsafe {
             hip.hipModuleLaunchKernel(
@@ -76,7 +79,7 @@ impl Lengths {
                 1,
                 1,
                 1,
-                threads,
+                threads(hip) as u32,
                 1,
                 1,
                 0,
@@ -127,8 +130,13 @@ fn kernels_are_loaded_and_launched() {
     unsafe {
         hip.hipFuncGetAttribute(&mut registers, which, kernel.function)
             .expect("registers");
-        hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, kernel.function, 64, 0)
-            .expect("an occupancy");
+        hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
+            &mut blocks,
+            kernel.function,
+            threads(hip),
+            0,
+        )
+        .expect("an occupancy");
         let none = hip.hipModuleGetFunction(
             &mut hipFunction_t::default(),
             kernel.module,
