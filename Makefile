@@ -11,7 +11,7 @@ DROPIN = target/dropin
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin conformance gpu gpu-bundle bench-peers peers-library peers-wheels lint fmt doc setup clean
+.PHONY: help demo test dropin conformance calibrate gpu gpu-bundle bench-peers peers-library peers-wheels lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -57,6 +57,9 @@ peers-wheels: $(CARRIED)/peers.tar.xz peers-library ## put what make bench-peers
 
 $(CARRIED)/peers.tar.xz: benches/peers/pack.py
 	python3 benches/peers/pack.py $@
+
+calibrate: ## the timing model beside published times, from the data in sim/calibration
+	@python3 sim/calibration/calibrate.py
 
 lint: ## check formats, lints and documentation
 	@scripts/setup lint

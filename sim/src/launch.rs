@@ -20,6 +20,7 @@ use crate::fault::{Fault, FaultKind};
 use crate::memory::Memory;
 use crate::occupancy::Occupancy;
 use crate::sanitize::Checks;
+use crate::timing::trace::{Recording, Trace};
 use abi::Setup;
 use workgroup::{Machine, Shared};
 
@@ -66,6 +67,8 @@ pub struct Options {
     pub checks: Checks,
     /// Whether a launch counts what its instructions do ([`Stats::counts`]).
     pub count: bool,
+    /// Which workgroups are recorded ([`Stats::traces`]).
+    pub record: Record,
 }
 
 impl Default for Options {
@@ -80,8 +83,21 @@ impl Default for Options {
             dynamic_stack: 16 << 10,
             checks: Checks::default(),
             count: false,
+            record: Record::default(),
         }
     }
+}
+
+/// Whether workgroups are recorded, for [`crate::timing`]: neighbours on one die, from the middle of the launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Record {
+    /// None.
+    #[default]
+    None,
+    /// So many of them.
+    Some(u32),
+    /// So many of them, and nothing else is run: for kernels whose workgroups do not wait for each other.
+    Only(u32),
 }
 
 /// What a launch did.
@@ -95,6 +111,8 @@ pub struct Stats {
     pub waves: u64,
     /// What each instruction did, if [`Options::count`] asks for it.
     pub counts: Option<Box<Counts>>,
+    /// What the workgroups that [`Options::record`] names executed.
+    pub traces: Vec<Trace>,
 }
 
 /// Why a launch was refused or stopped.
@@ -221,6 +239,13 @@ impl Launch<'_> {
         let memory = self.memory.with(&extents);
         let program = self.code.program();
         let counting = options.count.then(|| Counting::new(program, &memory));
+        let recording = match options.record {
+            Record::None => None,
+            Record::Some(n) | Record::Only(n) => Some(Recording::new(total, options.xccs, n)),
+        };
+        let only = recording
+            .as_ref()
+            .filter(|_| matches!(options.record, Record::Only(_)));
         let level = options.level.min(Level::detect());
         let shared = Shared {
             launch: self,
@@ -236,19 +261,24 @@ impl Launch<'_> {
         };
         let queue = Queue {
             next: AtomicU64::new(0),
-            total,
+            total: only.map_or(total, |r| r.wanted().len() as u64),
+            only: only.map(Recording::wanted),
             waves: AtomicU64::new(0),
             fault: Mutex::new(None),
+        };
+        let observers = Observers {
+            counting: counting.as_ref(),
+            recording: recording.as_ref(),
         };
         std::thread::scope(|scope| {
             for i in 1..threads {
                 let (shared, queue) = (&shared, &queue);
-                let (scratch, counting) = (scratch.get(i), counting.as_ref());
+                let scratch = scratch.get(i);
                 // SAFETY: the caller vouches for the memory, and the level is one of this host.
-                scope.spawn(move || unsafe { work(shared, queue, counts, scratch, counting) });
+                scope.spawn(move || unsafe { work(shared, queue, counts, scratch, observers) });
             }
             // SAFETY: as above.
-            unsafe { work(&shared, &queue, counts, scratch.first(), counting.as_ref()) };
+            unsafe { work(&shared, &queue, counts, scratch.first(), observers) };
         });
 
         let fault = queue.fault.into_inner().unwrap_or_else(|e| e.into_inner());
@@ -257,12 +287,13 @@ impl Launch<'_> {
         }
         Ok(Stats {
             wave_instructions: shared.executed.into_inner(),
-            workgroups: total,
+            workgroups: queue.total,
             waves: queue.waves.into_inner(),
             counts: counting.map(|counting| {
                 let occupancy = Occupancy::of(self.kernel, waves, lds);
                 Box::new(counting.finish(occupancy))
             }),
+            traces: recording.map_or_else(Vec::new, Recording::finish),
         })
     }
 
@@ -363,13 +394,22 @@ impl Launch<'_> {
 }
 
 /// Workgroups yet to run, handed out in order.
-struct Queue {
+struct Queue<'a> {
     next: AtomicU64,
     total: u64,
+    /// The numbers of these workgroups, if they are not all from 0 on.
+    only: Option<&'a [u64]>,
     waves: AtomicU64,
     /// The fault of the first workgroup in order that has one. All earlier workgroups run to their end
     /// before it is reported, so it is the same in every run.
     fault: Mutex<Option<(u64, Box<Fault>)>>,
+}
+
+/// Who wants to know what the workgroups do.
+#[derive(Clone, Copy)]
+struct Observers<'a> {
+    counting: Option<&'a Counting>,
+    recording: Option<&'a Recording>,
 }
 
 /// Register files of threads that have finished a launch, for the next one.
@@ -388,19 +428,37 @@ unsafe fn work(
     queue: &Queue,
     counts: [u32; 3],
     scratch: Option<&Image>,
-    counting: Option<&Counting>,
+    observers: Observers,
 ) {
     let mut machine = machines().pop().unwrap_or_default();
-    let mut counter = counting.map(Counting::counter);
+    let mut counter = observers.counting.map(Counting::counter);
+    let waves = shared.launch.waves_per_workgroup() as usize;
     loop {
-        let linear = queue.next.fetch_add(1, Ordering::Relaxed);
-        if linear >= queue.total || linear > shared.stop.load(Ordering::Relaxed) {
+        let next = queue.next.fetch_add(1, Ordering::Relaxed);
+        if next >= queue.total {
             break;
         }
+        let linear = queue.only.map_or(next, |only| only[next as usize]);
+        if linear > shared.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let mut recorder = observers.recording.and_then(|r| r.recorder(linear, waves));
         let (nx, ny) = (u64::from(counts[0]), u64::from(counts[1]));
         let id = [linear % nx, linear / nx % ny, linear / nx / ny].map(|i| i as u32);
         // SAFETY: passed on.
-        let result = unsafe { machine.run(shared, linear, id, scratch, counter.as_mut()) };
+        let result = unsafe {
+            machine.run(
+                shared,
+                linear,
+                id,
+                scratch,
+                counter.as_mut(),
+                recorder.as_mut(),
+            )
+        };
+        if let (Some(recording), Some(recorder)) = (observers.recording, recorder) {
+            recording.add(recorder);
+        }
         match result {
             Ok(waves) => {
                 queue.waves.fetch_add(waves, Ordering::Relaxed);

@@ -15,6 +15,7 @@
 //! | what an instruction costs | [`cost::Cost`] | `cost.rs` |
 //! | the GPUs that counters are set against | [`gpu::Gpu`] | `gpu.rs` |
 //! | how many waves a compute unit holds | [`occupancy::Occupancy`] | `occupancy.rs` |
+//! | how long a launch would take, modelled | [`timing::Model`] | `timing/` |
 //! | checks of what hardware hides | [`sanitize::Checks`] | `sanitize/` |
 //! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
 
@@ -33,4 +34,5 @@ pub mod memory;
 pub mod occupancy;
 pub mod op;
 pub mod sanitize;
+pub mod timing;
 pub mod wave;

@@ -205,7 +205,7 @@ mod tests {
         // Fragments of 16 rows by 4 columns, as matrix products take them.
         let fragment = |lane: u64| 128 * (lane % 16) + 16 * (lane / 16);
         assert_eq!(clocks(Use::Load, 16, fragment), (32, 24));
-        let swizzled = |lane: u64| 128 * (lane % 16) + 16 * (lane / 16 ^ lane % 8);
+        let swizzled = |lane: u64| 128 * (lane % 16) + 16 * ((lane / 16) ^ (lane % 8));
         assert_eq!(clocks(Use::Load, 16, swizzled), (8, 0));
     }
 

@@ -11,6 +11,7 @@ use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::memory::{Extent, Memory};
 use crate::sanitize::{Sanitizer, Start};
+use crate::timing::trace::Recorder;
 use crate::wave::Wave;
 
 /// What all threads of a launch share.
@@ -63,6 +64,7 @@ impl Machine {
         id: [u32; 3],
         scratch: Option<&Image>,
         counter: Option<&mut Counter>,
+        recorder: Option<&mut Recorder>,
     ) -> Result<u64, Option<Stopped>> {
         let launch = shared.launch;
         let items = std::array::from_fn(|d| {
@@ -113,8 +115,9 @@ impl Machine {
                 Sanitizer::new(checks, start)
             }),
             counter,
+            recorder,
         };
-        let watched = watchers.sanitizer.is_some() || watchers.counter.is_some();
+        let watched = watchers.any();
         let mut turns = Turns::new(shared.options.order, linear);
         let mut states = [State::Runs; 16];
         let states = &mut states[..count];
@@ -259,6 +262,13 @@ impl Watch for () {
 struct Watchers<'a, 'b, 'c> {
     sanitizer: Option<Sanitizer<'a>>,
     counter: Option<&'b mut Counter<'c>>,
+    recorder: Option<&'b mut Recorder>,
+}
+
+impl Watchers<'_, '_, '_> {
+    fn any(&self) -> bool {
+        self.sanitizer.is_some() || self.counter.is_some() || self.recorder.is_some()
+    }
 }
 
 impl Watch for Watchers<'_, '_, '_> {
@@ -266,6 +276,9 @@ impl Watch for Watchers<'_, '_, '_> {
     fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
         if let Some(counter) = &mut self.counter {
             counter.before(w, at, inst, env.xcc);
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.before(w, at, inst);
         }
         match &mut self.sanitizer {
             Some(sanitizer) => sanitizer.before(w, at, inst, env),

@@ -1,5 +1,6 @@
 //! Device buffers: filled from files before a launch, written to files after it.
 
+use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,15 @@ fn list(names: &[String]) -> String {
         [] => "none".into(),
         names => names.join(", "),
     }
+}
+
+/// So many zeros, of which the system makes only those that are touched.
+fn zeros(bytes: usize) -> Option<Vec<u8>> {
+    let layout = Layout::array::<u8>(bytes).ok().filter(|l| l.size() > 0)?;
+    // SAFETY: the layout has a size that is not zero.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    // SAFETY: a vector of bytes has this layout, and all of them are initialised.
+    (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, bytes, bytes) })
 }
 
 /// Alignment of device memory, as hipMalloc gives it.
@@ -85,12 +95,11 @@ impl Filled {
 
     fn with(shape: Shape, value: u8) -> Result<Filled, BufferError> {
         let bytes = shape.bytes;
-        let mut memory = Vec::new();
         let room = bytes.saturating_add(ALIGN);
-        if memory.try_reserve_exact(room).is_err() {
-            return Err(BufferError::OutOfMemory { bytes });
+        let mut memory = zeros(room).ok_or(BufferError::OutOfMemory { bytes })?;
+        if value != 0 {
+            memory.fill(value);
         }
-        memory.resize(room, value);
         let start = memory.as_ptr().addr().next_multiple_of(ALIGN) - memory.as_ptr().addr();
         Ok(Filled {
             shape,

@@ -80,6 +80,8 @@ pub enum Failure {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error("the launch has no workgroup to record")]
+    NoWorkgroup,
     #[error("standard output")]
     Print(#[source] std::io::Error),
 }

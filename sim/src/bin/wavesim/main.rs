@@ -7,12 +7,14 @@
 //! | buffers and their files | `buffer.rs` |
 //! | `disasm` | `disasm.rs` |
 //! | `resources` | `resources.rs` |
+//! | `model` | `model.rs` |
 //! | `profile` | `profile.rs` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod buffer;
 mod disasm;
 mod failure;
+mod model;
 mod profile;
 mod resources;
 mod run;
@@ -66,6 +68,8 @@ enum Command {
     Profile(profile::Args),
     /// Print what each kernel needs: registers, LDS, scratch, spills, arguments.
     Resources(resources::Args),
+    /// Model how long a launch takes on a GPU, from a few of its workgroups.
+    Model(model::Args),
 }
 
 fn main() -> ExitCode {
@@ -82,6 +86,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::text(&args),
         Command::Disasm(args) => disasm::text(&args),
         Command::Resources(args) => resources::text(&args),
+        Command::Model(args) => model::text(&args),
     };
     match result.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,452 @@
+//! One compute unit, clock by clock: waves on four SIMDs, the units that they share, and what makes them wait.
+//!
+//! Every SIMD issues one instruction of each kind in a turn of four clocks, of different waves, the oldest first. When an
+//! instruction is issued it is known when its results are there, so that the model goes from one issue to the next and
+//! not from clock to clock.
+
+use std::collections::VecDeque;
+
+use super::machine::*;
+use super::memory::{Memory, Path, Sharing, Traffic, lines_of};
+use super::program::{REGISTERS, Span, Static, Unit};
+use super::trace::{NO_ACCESS, Trace};
+
+/// Why a wave did not issue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Stall {
+    /// The unit was taken by another wave, or by an instruction of this one.
+    Issue,
+    /// The matrix unit was busy.
+    Matrix,
+    /// A register was not there yet: arithmetic.
+    Dependency,
+    /// `s_waitcnt` on global memory.
+    Vm,
+    /// `s_waitcnt` on LDS or scalar memory.
+    Lgkm,
+    /// `s_barrier`.
+    Barrier,
+}
+
+impl Stall {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Stall; 6] = [
+        Stall::Issue,
+        Stall::Matrix,
+        Stall::Dependency,
+        Stall::Vm,
+        Stall::Lgkm,
+        Stall::Barrier,
+    ];
+
+    /// Its name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stall::Issue => "issue",
+            Stall::Matrix => "mfma_busy",
+            Stall::Dependency => "dependency",
+            Stall::Vm => "wait_vm",
+            Stall::Lgkm => "wait_lgkm",
+            Stall::Barrier => "barrier",
+        }
+    }
+}
+
+/// What the waves of a compute unit did at one instruction. Modelled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Site {
+    /// Times that it was issued.
+    pub hits: u64,
+    /// Clocks that waves waited for it, by [`Stall`].
+    pub stalls: [u64; Stall::ALL.len()],
+}
+
+/// When a wave issued an instruction. Modelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its SIMD.
+    pub simd: u8,
+    /// The workgroup, in the order of arrival, and the wave in it.
+    pub wave: (u32, u8),
+    /// The instruction's index in the program.
+    pub at: u32,
+    /// Clock at which the wave was ready to look at it.
+    pub from: u64,
+    /// Clock of the issue.
+    pub issued: u64,
+    /// Why it waited in between, if it did.
+    pub stall: Option<Stall>,
+}
+
+/// A run of a compute unit.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Run {
+    pub clocks: u64,
+    pub sites: Vec<Site>,
+    pub events: Vec<Event>,
+    pub traffic: Traffic,
+}
+
+struct Wave {
+    group: usize,
+    number: u8,
+    simd: usize,
+    position: usize,
+    /// When it could issue if nothing kept it, when it can, and what keeps it.
+    base: u64,
+    ready: u64,
+    reason: Stall,
+    registers: Box<[u64; REGISTERS]>,
+    /// From when on a matrix product's result can be accumulated to.
+    forward: Option<(Span, u64)>,
+    vm: VecDeque<u64>,
+    lgkm: VecDeque<u64>,
+    at_barrier: bool,
+}
+
+struct Group {
+    sample: usize,
+    alive: usize,
+    arrived: usize,
+}
+
+/// When the units of a SIMD take their next instruction.
+#[derive(Clone, Copy, Default)]
+struct Simd {
+    vector: u64,
+    matrix: u64,
+    scalar: u64,
+    scalar_memory: u64,
+    memory: u64,
+    local: u64,
+    branch: u64,
+}
+
+impl Simd {
+    fn unit(&mut self, unit: Unit) -> Option<&mut u64> {
+        Some(match unit {
+            Unit::Vector | Unit::Matrix => &mut self.vector,
+            Unit::Scalar => &mut self.scalar,
+            Unit::ScalarMemory => &mut self.scalar_memory,
+            Unit::Memory => &mut self.memory,
+            Unit::Local => &mut self.local,
+            Unit::Branch => &mut self.branch,
+            Unit::Barrier | Unit::Wait | Unit::End | Unit::Idle => return None,
+        })
+    }
+}
+
+/// What a compute unit works on.
+pub(super) struct Work<'a> {
+    pub code: &'a [Static],
+    pub traces: &'a [Trace],
+    pub sharing: &'a Sharing,
+    pub path: Path,
+    /// Workgroups in all, which do as the traces, one after the other.
+    pub workgroups: u64,
+    /// Workgroups at a time.
+    pub resident: u32,
+    /// Events to keep at most.
+    pub events: usize,
+}
+
+struct Cu<'a> {
+    work: &'a Work<'a>,
+    memory: Memory<'a>,
+    waves: Vec<Wave>,
+    groups: Vec<Group>,
+    simds: [Simd; 4],
+    /// The LDS: its banks, and the ports of two SIMDs each.
+    banks: u64,
+    ports: [u64; 2],
+    run: Run,
+}
+
+/// Runs the work to its end.
+pub(super) fn run(work: &Work) -> Run {
+    let mut cu = Cu {
+        work,
+        memory: Memory::new(work.path, work.sharing),
+        waves: Vec::new(),
+        groups: Vec::new(),
+        simds: Default::default(),
+        banks: 0,
+        ports: [0; 2],
+        run: Run {
+            sites: vec![Site::default(); work.code.len()],
+            ..Run::default()
+        },
+    };
+    for _ in 0..u64::from(work.resident.max(1)).min(work.workgroups) {
+        cu.start(0);
+    }
+    while let Some((i, now)) = cu.first() {
+        cu.issue(i, now);
+    }
+    cu.run.traffic = cu.memory.traffic;
+    cu.run
+}
+
+impl Cu<'_> {
+    /// A workgroup begins; its waves go where there are fewest.
+    fn start(&mut self, now: u64) {
+        let group = self.groups.len();
+        let sample = group % self.work.traces.len();
+        let trace = &self.work.traces[sample];
+        let mut alive = 0;
+        for number in 0..trace.waves.len() {
+            if trace.waves[number].is_empty() {
+                continue;
+            }
+            alive += 1;
+            let crowd = |s: usize| self.waves.iter().filter(|w| w.simd == s).count();
+            let simd = (0..4).min_by_key(|s| crowd(*s)).unwrap_or(0);
+            let mut wave = Wave {
+                group,
+                number: number as u8,
+                simd,
+                position: 0,
+                base: now,
+                ready: now,
+                reason: Stall::Issue,
+                registers: vec![0; REGISTERS]
+                    .into_boxed_slice()
+                    .try_into()
+                    .unwrap_or_else(|_| unreachable!()),
+                forward: None,
+                vm: VecDeque::new(),
+                lgkm: VecDeque::new(),
+                at_barrier: false,
+            };
+            self.look(&mut wave);
+            self.waves.push(wave);
+        }
+        self.groups.push(Group {
+            sample,
+            alive,
+            arrived: 0,
+        });
+    }
+
+    fn step(&self, w: &Wave) -> super::trace::Step {
+        let sample = w.group % self.work.traces.len();
+        self.work.traces[sample].waves[usize::from(w.number)][w.position]
+    }
+
+    /// Finds out when a wave can issue its next instruction, and what it waits for.
+    fn look(&self, w: &mut Wave) {
+        let code = &self.work.code[self.step(w).at as usize];
+        (w.ready, w.reason) = (w.base, Stall::Issue);
+        let mut wait = |until: u64, reason| {
+            if until > w.ready {
+                (w.ready, w.reason) = (until, reason);
+            }
+        };
+        for span in code.reads.iter().chain(&code.writes) {
+            if Some(*span) == code.accumulator {
+                continue;
+            }
+            for r in &w.registers[usize::from(span.first)..][..usize::from(span.count)] {
+                wait(*r, Stall::Dependency);
+            }
+        }
+        if let Some(span) = code.accumulator {
+            match w.forward {
+                Some((same, at)) if same == span => wait(at, Stall::Dependency),
+                _ => {
+                    for r in &w.registers[usize::from(span.first)..][..usize::from(span.count)] {
+                        wait(*r, Stall::Dependency);
+                    }
+                }
+            }
+        }
+        let left = |queue: &VecDeque<u64>, most: usize| match queue.len().checked_sub(most) {
+            Some(n) if n > 0 => queue.iter().take(n).copied().max().unwrap_or(0),
+            _ => 0,
+        };
+        if let Some((vm, lgkm)) = code.wait {
+            wait(left(&w.vm, vm), Stall::Vm);
+            wait(left(&w.lgkm, lgkm), Stall::Lgkm);
+        }
+        match code.unit {
+            Unit::Memory => wait(left(&w.vm, VM_MOST - 1), Stall::Vm),
+            Unit::Local | Unit::ScalarMemory => wait(left(&w.lgkm, LGKM_MOST - 1), Stall::Lgkm),
+            // A wave ends when its stores have been taken.
+            _ => {}
+        }
+    }
+
+    /// When a wave can issue, its units included.
+    fn when(&self, w: &Wave) -> u64 {
+        let unit = self.work.code[self.step(w).at as usize].unit;
+        let mut simd = self.simds[w.simd];
+        let mut at = w.ready;
+        if let Some(free) = simd.unit(unit) {
+            at = at.max(*free);
+        }
+        if unit == Unit::Matrix {
+            at = at.max(simd.matrix);
+        }
+        at
+    }
+
+    /// The wave that issues next.
+    fn first(&self) -> Option<(usize, u64)> {
+        let waves = self.waves.iter().enumerate().filter(|(_, w)| !w.at_barrier);
+        waves
+            .map(|(i, w)| (i, self.when(w)))
+            .min_by_key(|(_, at)| *at)
+    }
+
+    fn issue(&mut self, i: usize, now: u64) {
+        let work = self.work;
+        let step = self.step(&self.waves[i]);
+        let code = &work.code[step.at as usize];
+        let w = &mut self.waves[i];
+        let simd = &mut self.simds[w.simd];
+
+        let site = &mut self.run.sites[step.at as usize];
+        site.hits += 1;
+        site.stalls[w.reason as usize] += w.ready - w.base;
+        let busy = if code.unit == Unit::Matrix && simd.matrix == now {
+            Stall::Matrix
+        } else {
+            Stall::Issue
+        };
+        site.stalls[busy as usize] += now - w.ready;
+        if self.run.events.len() < work.events {
+            let stall = if w.ready > w.base { w.reason } else { busy };
+            self.run.events.push(Event {
+                simd: w.simd as u8,
+                wave: (w.group as u32, w.number),
+                at: step.at,
+                from: w.base,
+                issued: now,
+                stall: (now > w.base).then_some(stall),
+            });
+        }
+
+        let pair = w.simd / 2;
+        let group = w.group;
+        let sample = self.groups[group].sample;
+        if code.unit == Unit::Matrix {
+            simd.matrix = now + code.busy;
+        }
+        if let Some(free) = simd.unit(code.unit) {
+            *free = now
+                + if code.unit == Unit::Matrix {
+                    TURN
+                } else {
+                    code.busy
+                };
+        }
+        if step.access != NO_ACCESS {
+            let trace = &work.traces[sample];
+            let access = &trace.accesses[step.access as usize];
+            let turn = (group / work.traces.len()) as u64;
+            let local = access.lds_clocks > 0;
+            if local {
+                let bytes = u64::from(access.lds_bytes);
+                let clocks = u64::from(access.lds_clocks);
+                // Each serves in the order of issue, whatever the other is at.
+                self.banks = self.banks.max(now) + clocks;
+                let port = &mut self.ports[pair];
+                *port = (*port).max(now) + clocks.max(bytes.div_ceil(LDS_PORT));
+                let done = self.banks.max(*port) + LDS_LATENCY;
+                w.lgkm.push_back(done);
+            }
+            if !local || access.lines > 0 {
+                let lines = lines_of(trace, access);
+                let mut done = self.memory.access(now, access, lines, sample as u32, turn);
+                if access.scalar {
+                    w.lgkm.push_back(done);
+                } else {
+                    // They come back in order.
+                    done = done.max(w.vm.back().copied().unwrap_or(0));
+                    w.vm.push_back(done);
+                }
+            }
+        }
+        while w.vm.front().is_some_and(|d| *d <= now) {
+            w.vm.pop_front();
+        }
+        while w.lgkm.front().is_some_and(|d| *d <= now) {
+            w.lgkm.pop_front();
+        }
+        for span in &code.writes {
+            w.registers[usize::from(span.first)..][..usize::from(span.count)]
+                .fill(now + code.latency);
+        }
+        if code.unit == Unit::Matrix {
+            w.forward = code.writes.first().map(|s| (*s, now + code.busy));
+        }
+
+        w.base = now + code.next;
+        self.run.clocks = self.run.clocks.max(w.base);
+        let trace = &work.traces[sample];
+        let steps = &trace.waves[usize::from(w.number)];
+        let from = step.at;
+        w.position += 1;
+        if w.position == steps.len() {
+            // Its last stores need not have arrived for the next workgroup to begin, but for the launch to end.
+            let last = w.vm.back().copied().unwrap_or(0);
+            self.run.clocks = self.run.clocks.max(last);
+            self.leave(i, now);
+            return;
+        }
+        if code.unit == Unit::Branch && steps[w.position].at != from + 1 {
+            w.base = now + BRANCH;
+        }
+        if code.unit == Unit::Barrier {
+            w.at_barrier = true;
+            self.groups[group].arrived += 1;
+            self.open(group, now);
+        } else {
+            let mut w = self.waves.swap_remove(i);
+            self.look(&mut w);
+            self.waves.push(w);
+            let last = self.waves.len() - 1;
+            self.waves.swap(i, last);
+        }
+    }
+
+    /// Lets the waves of a workgroup go on, if all have come to the barrier.
+    fn open(&mut self, group: usize, now: u64) {
+        let g = &mut self.groups[group];
+        if g.arrived == 0 || g.arrived < g.alive {
+            return;
+        }
+        g.arrived = 0;
+        for i in 0..self.waves.len() {
+            if self.waves[i].group == group && self.waves[i].at_barrier {
+                let at = self.waves[i].position - 1;
+                let sample = group % self.work.traces.len();
+                let number = usize::from(self.waves[i].number);
+                let at = self.work.traces[sample].waves[number][at].at;
+                let mut w = self.waves.swap_remove(i);
+                let open = now + BARRIER;
+                self.run.sites[at as usize].stalls[Stall::Barrier as usize] +=
+                    open.saturating_sub(w.base);
+                w.base = w.base.max(open);
+                w.at_barrier = false;
+                self.look(&mut w);
+                self.waves.push(w);
+                let last = self.waves.len() - 1;
+                self.waves.swap(i, last);
+            }
+        }
+    }
+
+    /// A wave has ended.
+    fn leave(&mut self, i: usize, now: u64) {
+        let w = self.waves.remove(i);
+        let g = &mut self.groups[w.group];
+        g.alive -= 1;
+        if g.alive > 0 {
+            self.open(w.group, now);
+        } else if (self.groups.len() as u64) < self.work.workgroups {
+            self.start(now);
+        }
+    }
+}

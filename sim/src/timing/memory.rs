@@ -1,0 +1,231 @@
+//! The memory behind a compute unit: L1, its share of L2, and what lies behind that.
+
+use std::collections::HashMap;
+
+use super::machine::*;
+use super::trace::{Access, Trace};
+use crate::gpu::Gpu;
+
+/// What a compute unit has of the memory, and where its misses go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Path {
+    /// Lines of L2 for this compute unit.
+    pub l2_lines: u64,
+    /// Bytes a clock from L2.
+    pub l2_width: f64,
+    pub l2_latency: u64,
+    /// Bytes a clock from behind L2.
+    pub far_width: f64,
+    pub far_latency: u64,
+}
+
+impl Path {
+    /// For one of `active` compute units of a launch that touches `footprint` bytes. If the Infinity Cache holds
+    /// them all, they are taken to be there, as they are from the second of several like launches on.
+    pub fn new(gpu: &Gpu, active: u32, footprint: u64) -> Self {
+        let in_die = f64::from(active) / f64::from(gpu.xcds);
+        let (ns, bandwidth) = if footprint <= INFINITY_BYTES {
+            (INFINITY_NS, INFINITY_BANDWIDTH)
+        } else {
+            (HBM_NS, HBM_YIELD * gpu.hbm)
+        };
+        Path {
+            l2_lines: (L2_LINES as f64 / in_die.max(1.0)) as u64,
+            l2_width: L2_PORT.min(L2_WIDTH / in_die.max(1.0)),
+            l2_latency: L2_LATENCY,
+            far_width: FABRIC_PORT.min(gpu.share(bandwidth, active)),
+            far_latency: L2_LATENCY + gpu.clocks(ns),
+        }
+    }
+}
+
+/// A cache that keeps the lines that were used last.
+#[derive(Default)]
+struct Cache {
+    fills: u64,
+    lines: HashMap<u64, Line>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Line {
+    /// How many fills there had been when it was last used.
+    used: u64,
+    /// When it comes, or came.
+    arrival: u64,
+}
+
+/// What a cache has of a line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Never,
+    Lost,
+    /// It is there from this clock on.
+    There(u64),
+}
+
+impl Cache {
+    fn find(&mut self, line: u64, capacity: u64) -> Found {
+        match self.lines.get_mut(&line) {
+            None => Found::Never,
+            Some(l) if self.fills - l.used > capacity => Found::Lost,
+            Some(l) => {
+                l.used = self.fills;
+                Found::There(l.arrival)
+            }
+        }
+    }
+
+    fn fill(&mut self, line: u64, arrival: u64) {
+        self.fills += 1;
+        let used = self.fills;
+        self.lines.insert(line, Line { used, arrival });
+    }
+}
+
+/// Which workgroups of a sample touch a line.
+pub(super) struct Sharing {
+    touched: HashMap<u64, Touched>,
+    samples: u32,
+}
+
+struct Touched {
+    /// Workgroups that touch the line.
+    by: u32,
+    /// The number of the line in the order of first touches. Unlike addresses it is the same in every run.
+    order: u64,
+    /// The last of the workgroups.
+    last: usize,
+}
+
+impl Sharing {
+    /// Of traces of workgroups that run at the same time on one die.
+    pub fn of(traces: &[Trace]) -> Self {
+        let mut touched: HashMap<u64, Touched> = HashMap::new();
+        for (sample, trace) in traces.iter().enumerate() {
+            for &line in &trace.lines {
+                let order = touched.len() as u64;
+                let t = touched.entry(line).or_insert(Touched {
+                    by: 1,
+                    order,
+                    last: sample,
+                });
+                if t.last != sample {
+                    t.last = sample;
+                    t.by += 1;
+                }
+            }
+        }
+        touched.retain(|_, t| t.by > 1);
+        Sharing {
+            touched,
+            samples: traces.len() as u32,
+        }
+    }
+
+    /// Whether all touch a line.
+    fn by_all(&self, line: u64) -> bool {
+        self.samples > 1
+            && self
+                .touched
+                .get(&line)
+                .is_some_and(|t| t.by == self.samples)
+    }
+
+    /// Whether another workgroup brings a line into L2 before this one needs it: all but one of them find it there.
+    fn brought(&self, line: u64, sample: u32) -> bool {
+        (self.touched.get(&line))
+            .is_some_and(|t| !(t.order + u64::from(sample)).is_multiple_of(u64::from(t.by)))
+    }
+}
+
+/// Bytes that went through.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Traffic {
+    pub l2_lines: u64,
+    pub far_lines: u64,
+}
+
+pub(super) struct Memory<'a> {
+    path: Path,
+    sharing: &'a Sharing,
+    l1: Cache,
+    scalar: Cache,
+    l2: Cache,
+    l1_free: u64,
+    l2_free: f64,
+    far_free: f64,
+    pub traffic: Traffic,
+}
+
+impl<'a> Memory<'a> {
+    pub fn new(path: Path, sharing: &'a Sharing) -> Self {
+        Memory {
+            path,
+            sharing,
+            l1: Cache::default(),
+            scalar: Cache::default(),
+            l2: Cache::default(),
+            l1_free: 0,
+            l2_free: 0.0,
+            far_free: 0.0,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// An access of the `turn`-th workgroup on this compute unit, which does as sample `sample`; when it is done.
+    pub fn access(&mut self, now: u64, a: &Access, lines: &[u64], sample: u32, turn: u64) -> u64 {
+        let start = if a.scalar { now } else { now.max(self.l1_free) };
+        let l1 = if a.scalar { SCALAR_HIT } else { L1_LATENCY };
+        let mut done = start + l1;
+        if !a.scalar {
+            self.l1_free = start + u64::from(a.l1_clocks);
+            done += u64::from(a.l1_clocks);
+        }
+        for &line in lines {
+            // Workgroups of different turns have their own data, except what all share.
+            let own = if self.sharing.by_all(line) {
+                line
+            } else {
+                line | (turn + 1) << 48
+            };
+            let (cache, capacity) = if a.scalar {
+                (&mut self.scalar, L1_LINES / 2)
+            } else {
+                (&mut self.l1, L1_LINES)
+            };
+            // Stores go through.
+            if !a.store
+                && let Found::There(arrival) = cache.find(own, capacity)
+            {
+                done = done.max(arrival);
+                continue;
+            }
+            self.traffic.l2_lines += 1;
+            self.l2_free = self.l2_free.max(start as f64) + LINE as f64 / self.path.l2_width;
+            let mut end = self.l2_free as u64 + self.path.l2_latency;
+            let found = self.l2.find(own, self.path.l2_lines);
+            if let Found::There(arrival) = found {
+                end = end.max(arrival);
+            } else {
+                if found == Found::Lost || !self.sharing.brought(line, sample) {
+                    self.traffic.far_lines += 1;
+                    let clocks = LINE as f64 / self.path.far_width;
+                    self.far_free = self.far_free.max(start as f64) + clocks;
+                    // A store is done when L2 has it; the line is written back later.
+                    if !a.store {
+                        end = end.max(self.far_free as u64 + self.path.far_latency);
+                    }
+                }
+                self.l2.fill(own, end);
+            }
+            cache.fill(own, end);
+            done = done.max(end);
+        }
+        done
+    }
+}
+
+/// The lines of an access.
+pub(super) fn lines_of<'t>(trace: &'t Trace, a: &Access) -> &'t [u64] {
+    &trace.lines[a.first as usize..][..usize::from(a.lines)]
+}

@@ -1,0 +1,131 @@
+//! What the model has to know of an instruction, found once for each of a program.
+
+use super::machine::*;
+use crate::code_object::CodeObject;
+use crate::cost::{self, Class};
+use crate::inst::Inst;
+use crate::op::Op::*;
+use crate::sanitize::uses::{SCC, Use, Uses};
+
+/// Registers as the model counts them: 512 vector registers, 128 scalar ones, SCC.
+pub(super) const REGISTERS: usize = 512 + 128 + 1;
+
+/// The unit that an instruction needs to be issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Vector,
+    Matrix,
+    Scalar,
+    ScalarMemory,
+    Memory,
+    Local,
+    Branch,
+    Barrier,
+    Wait,
+    End,
+    /// None: `s_nop` and the like, which only take time.
+    Idle,
+}
+
+/// Neighbouring registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub first: u16,
+    pub count: u8,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Static {
+    pub unit: Unit,
+    /// Clocks until the wave's next instruction.
+    pub next: u64,
+    /// Clocks for which the unit takes nothing else.
+    pub busy: u64,
+    /// Clocks until the results can be used.
+    pub latency: u64,
+    /// Counters that an `s_waitcnt` waits for: vm, lgkm.
+    pub wait: Option<(usize, usize)>,
+    pub reads: Vec<Span>,
+    pub writes: Vec<Span>,
+    /// The accumulator of a matrix product, which may come straight from the one before.
+    pub accumulator: Option<Span>,
+}
+
+/// Of all instructions of a program, for a kernel whose accumulation registers begin at `accum_offset`.
+pub(super) fn prepare(code: &CodeObject, accum_offset: u16) -> Vec<Static> {
+    let insts = code.program().insts.iter().zip(code.uses());
+    insts
+        .map(|(inst, uses)| instruction(inst, uses, accum_offset))
+        .collect()
+}
+
+fn instruction(inst: &Inst, uses: &Uses, accum_offset: u16) -> Static {
+    let cost = cost::of(inst);
+    let unit = match cost.class {
+        Class::Mfma => Unit::Matrix,
+        Class::Accvgpr | Class::Valu | Class::Trans => Unit::Vector,
+        Class::Xlane if cost::is_permute(inst.op) => Unit::Local,
+        Class::Xlane => Unit::Vector,
+        Class::Salu => Unit::Scalar,
+        Class::Smem => Unit::ScalarMemory,
+        Class::VmemLoad | Class::VmemStore => Unit::Memory,
+        Class::LdsLoad | Class::LdsStore => Unit::Local,
+        Class::Barrier => Unit::Barrier,
+        Class::Waitcnt => Unit::Wait,
+        Class::Branch => Unit::Branch,
+        Class::Other if inst.op == S_ENDPGM => Unit::End,
+        Class::Nop | Class::Other => Unit::Idle,
+    };
+    let imm = inst.imm as u16;
+    let next = match inst.op {
+        S_NOP => TURN * (u64::from(imm & 15) + 1),
+        S_SLEEP => 64 * u64::from(imm & 127),
+        _ => TURN,
+    };
+    let spans = |uses: &[Use]| uses.iter().filter_map(|u| span(u, accum_offset)).collect();
+    let mut reads: Vec<Span> = spans(uses.reads());
+    let mut writes: Vec<Span> = spans(uses.writes());
+    let mut accumulator = None;
+    if unit == Unit::Matrix {
+        accumulator = reads.pop().filter(|_| inst.src[2] >= crate::inst::VGPR0);
+        reads.extend(accumulator.filter(|a| writes.first() != Some(a)));
+        accumulator = accumulator.filter(|a| writes.first() == Some(a));
+    }
+    if matches!(unit, Unit::Memory | Unit::Local | Unit::ScalarMemory) {
+        // It is `s_waitcnt` that waits for these.
+        writes.clear();
+    }
+    Static {
+        unit,
+        next,
+        busy: match unit {
+            Unit::Matrix => u64::from(cost.mfma_clk),
+            Unit::Vector => u64::from(cost.valu_clk),
+            _ => TURN,
+        },
+        latency: match (unit, cost.class) {
+            (Unit::Matrix, _) => u64::from(cost.mfma_clk) + MATRIX_TAIL,
+            (_, Class::Trans) => TRANS_LATENCY,
+            _ => TURN,
+        },
+        wait: (inst.op == S_WAITCNT).then(|| {
+            let vm = usize::from(imm & 15 | imm >> 10 & 0x30);
+            (vm, usize::from(imm >> 8 & 15))
+        }),
+        reads,
+        writes,
+        accumulator,
+    }
+}
+
+fn span(u: &Use, accum_offset: u16) -> Option<Span> {
+    let first = match u.vector(accum_offset) {
+        Some(i) => i as u16,
+        None if u.first == SCC => 640,
+        None if u.first < 128 => 512 + u.first,
+        None => return None,
+    };
+    let end = if first < 512 { 512 } else { REGISTERS as u16 };
+    let count = u.count.min((end - first).min(255) as u8);
+    Some(Span { first, count })
+}
