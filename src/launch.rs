@@ -55,11 +55,11 @@ static SM90: LaunchShape = {
         prepare_threads: 64,
         scan_threads: 128,
         scan: [
-            scan(105_472),
-            scan(103_424),
-            scan(103_424),
-            scan(136_192),
-            scan(168_960),
+            scan(78_848),
+            scan(111_616),
+            scan(111_616),
+            scan(144_384),
+            scan(177_152),
         ],
     }
 };

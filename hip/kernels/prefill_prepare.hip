@@ -396,7 +396,20 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
                 return out;
             };
             Tile transposed[lower_blocks];
-            invert(transposed, block, shared.blocks, at, same_lane);
+            if constexpr (waves == 1) {
+                // Registers hold all blocks, each computed once.
+                Tile blocks[lower_blocks];
+                for (int i = 0; i < tiles; ++i) {
+                    for (int j = 0; j <= i; ++j) {
+                        blocks[lower_block(i, j)] = block(i, j);
+                    }
+                }
+                const auto held = [&](int i, int j)
+                                      __attribute__((always_inline)) { return blocks[lower_block(i, j)]; };
+                invert(transposed, held, shared.blocks, at, same_lane);
+            } else {
+                invert(transposed, block, shared.blocks, at, same_lane);
+            }
             prefill::MatrixWriter<T> t(record + prefill::record_t);
             for (int i = 0; i < tiles; ++i) {
                 for (int j = 0; j <= i; ++j) {

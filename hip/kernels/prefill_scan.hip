@@ -88,12 +88,13 @@ DEVICE void store_state(const typename Chunk<T, Keys>::State &s, const StateView
 }
 
 // One chunk: reads and updates the state, writes the outputs of this wave's columns.
-template <class T, int Keys>
-DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, float scale, bool last) {
+template <class T, int Keys, class Next>
+DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, const Next &next, float scale,
+                 bool last) {
     constexpr int across = Chunk<T, Keys>::across;
     typename Chunk<T, Keys>::Slab read, out;
     typename Chunk<T, Keys>::SlabOperands x;
-    chunk.read_state(read, out, state);
+    chunk.read_state(read, out, state, next);
 
     // X, in place of R, and its operands.
     for (int i = 0; i < tiles; ++i) {
@@ -106,7 +107,7 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, fl
         }
     }
     // U = X + (T - I) X.
-    chunk.multiply_t(read, x, out);
+    chunk.multiply_t(read, x, out, next);
 
     // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
     for (int i = 0; i < tiles; ++i) {
@@ -121,6 +122,19 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, fl
     // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record.
     const f32x2 decay = chunk.decay();
     typename Chunk<T, Keys>::SlabOperands update;
+    // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
+    const auto add_rest = [&]() __attribute__((always_inline)) {
+        if (last) {
+            typename Chunk<T, Keys>::SlabOperands rest;
+            for (int i = 0; i < tiles; ++i) {
+                for (int j = 0; j < across; ++j) {
+                    rest[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
+                }
+            }
+            chunk.accumulate(state, rest);
+            chunk.finish_state(state, rest);
+        }
+    };
     const auto update_state = [&]() __attribute__((always_inline)) {
         for (int i = 0; i < tiles; ++i) {
             const Tile decay = chunk.factor(prefill::write_row, i);
@@ -134,17 +148,18 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, fl
                 state[t][j] *= decay.x;
             }
         }
+        if constexpr (Chunk<T, Keys>::asynchronous) {
+            add_rest();
+        }
         chunk.accumulate(state, update);
+        if constexpr (!Chunk<T, Keys>::asynchronous) {
+            add_rest();
+        }
     };
     const auto store_outputs = [&]() __attribute__((always_inline)) {
         chunk.finish_outputs(out, x);
         for (int i = 0; i < tiles; ++i) {
-            for (int j = 0; j < across; ++j) {
-                for (int e = 0; e < elements; ++e) {
-                    out[i][j][e] *= scale;
-                }
-            }
-            chunk.store_outputs(i, out[i]);
+            chunk.store_outputs(i, out[i], scale);
         }
     };
     if constexpr (Chunk<T, Keys>::asynchronous) {
@@ -155,16 +170,6 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, fl
         update_state();
     }
     chunk.finish_state(state, update);
-    // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
-    if (last) {
-        for (int i = 0; i < tiles; ++i) {
-            for (int j = 0; j < across; ++j) {
-                update[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
-            }
-        }
-        chunk.accumulate(state, update);
-        chunk.finish_state(state, update);
-    }
     if (decay.y != 1.0f) {
         for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
             for (int j = 0; j < across; ++j) {
@@ -200,14 +205,15 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
         load_state<T, Keys>(state, from, column, x.key_dim, x.value_dim);
     }
 
-    Chunks<T, Keys> chunks(x, sequence, head, key_head, range, column_offset);
+    Chunks<T, Keys> chunks(x, sequence, head, key_head, range, wave_column, column_offset);
     const bool works = chunks.works(wave_column < x.value_dim);
 #pragma unroll 1
     while (chunks.more()) {
         const dw_prefill_scan_args &y = arch::reread(x);
-        chunks.wait(y);
+        chunks.wait();
         if (works) {
-            step<T, Keys>(state, chunks.current(y), y.scale, chunks.last());
+            const typename Chunks<T, Keys>::Next next(chunks, y);
+            step<T, Keys>(state, chunks.current(y), next, y.scale, chunks.last());
         }
         chunks.advance(y);
     }

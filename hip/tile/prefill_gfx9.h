@@ -179,7 +179,7 @@ template <class T, int Keys> class Chunk {
           column_offset(column_offset), lane(arch::opaque(arch::lane())), at(lane) {}
 
     // R = K S0, O = Q S0.
-    DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state) const {
+    template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &) const {
         OperandRows q_row[tiles], k_row[tiles];
         for (int i = 0; i < tiles; ++i) {
             q_row[i] = OperandRows(i, rows, q.stride, lane);
@@ -210,7 +210,7 @@ template <class T, int Keys> class Chunk {
     }
 
     // U += (T - I) X, O += (P - diag(P)) U.
-    DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &) const {
+    template <class Next> DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &, const Next &) const {
         // The operands, loaded any earlier, would not fit into the registers.
         arch::phase();
         multiply_lower(u, record + record_t, x);
@@ -235,7 +235,7 @@ template <class T, int Keys> class Chunk {
     DEVICE_MEMBER void finish_outputs(Slab &, const SlabOperands &) const {}
     DEVICE_MEMBER void finish_state(State &, const SlabOperands &) const {}
 
-    // Rows of row tile i of V, and to O.
+    // Rows of row tile i of V, and, scaled, to O.
     DEVICE_MEMBER void load_values(int i, Tile (&x)[across]) const {
         for (int r = 0; r < elements; ++r) {
             const int row = 16 * i + at.row(r);
@@ -246,12 +246,12 @@ template <class T, int Keys> class Chunk {
             }
         }
     }
-    DEVICE_MEMBER void store_outputs(int i, const Tile (&x)[across]) const {
+    DEVICE_MEMBER void store_outputs(int i, const Tile (&x)[across], float scale) const {
         for (int r = 0; r < elements; ++r) {
             const int row = 16 * i + at.row(r);
             float value[across];
             for (int j = 0; j < across; ++j) {
-                value[j] = x[j][r];
+                value[j] = scale * x[j][r];
             }
             Columns<T, across>::store(o.memory, row < rows ? row * o.stride + column_offset : Window::nowhere, value);
         }
@@ -288,7 +288,7 @@ template <class T, int Keys> class Chunk {
 // next goes to LDS at its end.
 template <class T, int Keys> class Chunks {
   public:
-    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, int sequence, int head, int key_head, Rows range,
+    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, int sequence, int head, int key_head, Rows range, int,
                          u32 column_offset)
         : kt(memory()), q(x.q, x.q_strides, sequence, range.begin, key_head),
           k(x.k, x.k_strides, sequence, range.begin, key_head), v(x.v, x.v_strides, sequence, range.begin, head),
@@ -308,7 +308,10 @@ template <class T, int Keys> class Chunks {
     DEVICE_MEMBER bool last() const { return left <= chunk; }
     // A wave without columns only helps to move K^T.
     static DEVICE_MEMBER bool works(bool has_columns) { return has_columns; }
-    DEVICE_MEMBER void wait(const dw_prefill_scan_args &) {}
+    DEVICE_MEMBER void wait() {}
+    struct Next {
+        DEVICE_MEMBER Next(Chunks &, const dw_prefill_scan_args &) {}
+    };
 
     DEVICE_MEMBER Chunk<T, Keys> current(const dw_prefill_scan_args &x) const {
         return Chunk<T, Keys>(kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),

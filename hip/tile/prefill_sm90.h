@@ -52,8 +52,8 @@ template <int Keys> struct Stage {
     static constexpr u32 p = t + panel_bytes;
     static constexpr u32 rows = p + panel_bytes;
     static constexpr u32 bytes = rows + 2048; // a multiple of 1024, with which the pattern of the groups repeats
-    static constexpr int count = Keys <= 64 ? 3 : 2;
-    static constexpr u32 dynamic_bytes = count * bytes + 1024; // the first stage is aligned to 1024
+    static constexpr int count = 2;
+    static constexpr u32 dynamic_bytes = count * bytes + scan_waves * chunk * 32 + 1024; // V; alignment to 1024
 };
 static_assert(row_factors * chunk * 4 + 16 <= 2048, "row factors fit");
 
@@ -84,35 +84,15 @@ struct Stream {
     DEVICE_MEMBER bool aligned(u32 bytes) const { return (((u32)(u64)base | stride) & (bytes - 1)) == 0; }
 };
 
-// What a lane needs of V: two neighbouring columns in a word, for four rows of a row tile.
+// V of one warp's 16 columns in shared memory: rows of 32 bytes, whose 16-byte halves are exchanged between neighbours
+// by the row's number, so that the words of four even or odd rows lie in different banks.
 struct Values {
-    int at[tiles][4];
-
-    DEVICE_MEMBER void load_tile(int i, const Stream &v, int rows, u32 column_offset, Place place) {
-        const Window memory(v.base);
-        for (int r = 0; r < 4; ++r) {
-            const int row = 16 * i + place.row(r / 2 * 4 + r % 2);
-            const u32 offset = row < rows ? row * v.stride + column_offset : Window::nowhere;
-            at[i][r] =
-                v.aligned(4) ? memory.load_b32(offset) : memory.load_b16(offset) | memory.load_b16(offset + 2) << 16;
-        }
-    }
-    DEVICE_MEMBER void load(const Stream &v, int rows, u32 column_offset, Place place) {
-        for (int i = 0; i < tiles; ++i) {
-            load_tile(i, v, rows, column_offset, place);
-        }
-    }
+    static constexpr u32 bytes = chunk * 32;
+    static DEVICE_MEMBER u32 half_row(int row, int half) { return (row * 2 + half ^ (row >> 2 & 1) << 1) << 4; }
 };
 
 // Whether addresses are computed anew for every chunk, not held.
 constexpr bool registers_are_short(int keys) { return keys > 128; }
-
-// When V is loaded: a chunk ahead, at the start of its chunk, or where it is used, as the state leaves registers for
-// it.
-enum class Ahead { chunk, step, nothing };
-constexpr Ahead values_ahead(int keys) {
-    return keys <= 128 ? Ahead::chunk : keys <= 192 ? Ahead::step : Ahead::nothing;
-}
 
 // Accumulators as the asynchronous products name them.
 template <int Tiles> struct Accumulators {
@@ -156,16 +136,15 @@ template <class T, int Keys> class Chunk {
     typedef Tile Slab[tiles][across];
     typedef Operand SlabOperands[tiles][across];
 
-    DEVICE_MEMBER Chunk(const char *memory, const Values &values, const Stream &v, const Stream &o, int rows,
-                        u32 column_offset)
-        : memory(memory), values(values), v(v), o(o), rows(rows), column_offset(column_offset),
-          at(registers_are_short(Keys) ? arch::computed_anew(arch::lane()) : arch::lane()),
-          shared(arch::described(shared_address(memory))) {}
+    DEVICE_MEMBER Chunk(const char *memory, const char *values, const Stream &o, int rows, u32 column_offset)
+        : memory(memory), values(values), o(o), rows(rows), column_offset(column_offset),
+          at(arch::computed_anew(arch::lane()) & (arch::lanes - 1)), shared(arch::described(shared_address(memory))) {}
 
-    // R = K S0, and O = Q S0, which is complete after multiply_t.
-    DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state) {
+    // R = K S0, the next chunk is copied, and O = Q S0, which is complete after multiply_t.
+    template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &next) {
         Accumulators<tiles> r, o;
         if constexpr (registers_are_short(Keys)) {
+            next.load();
             for (int panel = 0; panel < Keys / 16; panel += held) {
                 round_state(state, panel);
                 read_tiles(r, Stage<Keys>::k, panel);
@@ -179,6 +158,7 @@ template <class T, int Keys> class Chunk {
             round_state(state, 0);
             read_tiles(r, Stage<Keys>::k, 0);
             read_tiles(o, Stage<Keys>::q, 0);
+            next.load();
             arch::await_products<1>();
             r.pin();
         }
@@ -187,9 +167,10 @@ template <class T, int Keys> class Chunk {
     }
 
     // U += (T - I) X: all blocks, those above the diagonal are zero.
-    DEVICE_MEMBER void multiply_t(Slab &u, SlabOperands &x, Slab &out) {
+    template <class Next> DEVICE_MEMBER void multiply_t(Slab &u, SlabOperands &x, Slab &out, const Next &next) {
         Accumulators<tiles> a(u), o(out);
         multiply_lower(a, Stage<Keys>::t, x);
+        next.load_values();
         arch::await_products<0>();
         a.pin();
         o.pin();
@@ -233,26 +214,33 @@ template <class T, int Keys> class Chunk {
         a.to(state);
     }
 
-    // Rows of row tile i of V, and to O.
-    DEVICE_MEMBER void load_values(int i, Tile (&x)[across]) {
-        if constexpr (values_ahead(Keys) == Ahead::nothing) {
-            values.load_tile(i, v, rows, column_offset, at);
+    // Rows of row tile i of V, and, scaled, to O.
+    DEVICE_MEMBER void load_values(int i, Tile (&x)[across]) const {
+        int w[4];
+        for (int r = 0; r < 4; ++r) {
+            const int row = at.row(r / 2 * 4 + r % 2), word = at.column(0);
+            w[r] = *(const int *)(values + i * 16 * 32 + Values::half_row(row, word / 4) + word % 4 * 4);
         }
-        const auto &w = values.at[i];
         x[0] = Tile{T::low(w[0]), T::low(w[1]), T::high(w[0]), T::high(w[1]),
                     T::low(w[2]), T::low(w[3]), T::high(w[2]), T::high(w[3])};
     }
-    DEVICE_MEMBER void store_outputs(int i, const Tile (&x)[across]) const {
+    DEVICE_MEMBER void store_outputs(int i, const Tile (&x)[across], float scale) const {
         const Window to(o.base);
+        u32 offset[4];
+        int pair[4];
         for (int r = 0; r < 4; ++r) {
             const int e = r / 2 * 4 + r % 2, row = 16 * i + at.row(e);
-            const u32 offset = row < rows ? row * o.stride + column_offset : Window::nowhere;
-            const int pair = T::pack(x[0][e], x[0][e + 2]);
-            if (o.aligned(4)) {
-                to.store_b32(offset, pair);
-            } else {
-                to.store_b16(offset, pair);
-                to.store_b16(offset + 2, pair >> 16);
+            offset[r] = row < rows ? row * o.stride + column_offset : Window::nowhere;
+            pair[r] = T::pack(scale * x[0][e], scale * x[0][e + 2]);
+        }
+        if (o.aligned(4)) {
+            for (int r = 0; r < 4; ++r) {
+                to.store_b32(offset[r], pair[r]);
+            }
+        } else {
+            for (int r = 0; r < 4; ++r) {
+                to.store_b16(offset[r], pair[r]);
+                to.store_b16(offset[r] + 2, pair[r] >> 16);
             }
         }
     }
@@ -304,9 +292,8 @@ template <class T, int Keys> class Chunk {
         }
     }
 
-    const char *const memory;
-    Values values;
-    const Stream v, o;
+    const char *const memory, *const values;
+    const Stream o;
     const int rows;
     const u32 column_offset;
     const Place at;
@@ -319,20 +306,17 @@ template <class T, int Keys> class Chunk {
 template <class T, int Keys> class Chunks {
   public:
     DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, int sequence, int head, int key_head, Rows range,
-                         u32 column_offset)
+                         int wave_column, u32 column_offset)
         : memory(ring()), q(x.q, x.q_strides, sequence, range.begin, key_head),
           k(x.k, x.k_strides, sequence, range.begin, key_head), v(x.v, x.v_strides, sequence, range.begin, head),
           o(x.o, x.o_strides, sequence, range.begin, head),
           record((const char *)x.records +
                  ((int64_t)first_slot(range.begin, sequence) * x.value_heads + head) * DW_RECORD_BYTES),
-          column_offset(column_offset), left(range.end - range.begin), left_to_copy(left), at(arch::lane()) {
-        if constexpr (values_ahead(Keys) == Ahead::chunk) {
-            next_values.load(v, left, column_offset, at);
-        }
+          column_offset(column_offset), has_columns(wave_column < x.value_dim), left(range.end - range.begin) {
+        v.base += 2 * wave_column;
         clear_upper_blocks();
-        for (int i = 0; i < Stage<Keys>::count - 1; ++i) {
-            copy(x);
-        }
+        copy(x, 0, left);
+        copy_values(left);
     }
 
     DEVICE_MEMBER bool more() const { return left > 0; }
@@ -340,31 +324,37 @@ template <class T, int Keys> class Chunks {
     // Every warp takes its part in the copies and the products.
     static DEVICE_MEMBER bool works(bool) { return true; }
 
-    // The chunk that is next has arrived; the one before it is no longer read, and its stage is filled anew.
-    DEVICE_MEMBER void wait(const dw_prefill_scan_args &x) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(Stage<Keys>::count - 2) : "memory");
+    // The chunk that is next has arrived; the one before it is no longer read.
+    DEVICE_MEMBER void wait() {
+        asm volatile("cp.async.wait_all;" ::: "memory");
         arch::publish_shared();
         arch::workgroup_sync();
-        copy(x);
-        if constexpr (values_ahead(Keys) == Ahead::chunk) {
-            values = next_values;
-            Stream next = v;
-            next.advance();
-            next_values.load(next, left - chunk, column_offset, at);
-        } else if constexpr (values_ahead(Keys) == Ahead::step) {
-            values.load(v, left, column_offset, at);
-        }
     }
 
+    // Copies of the next chunk, while this one is multiplied, and of its V, when that of this one is used.
+    class Next {
+      public:
+        DEVICE_MEMBER Next(Chunks &chunks, const dw_prefill_scan_args &x) : chunks(chunks), x(x) {}
+        DEVICE_MEMBER void load() const { chunks.copy(x, chunks.stage ^ 1, chunks.left - chunk); }
+        DEVICE_MEMBER void load_values() const {
+            arch::wave_sync();
+            chunks.v.advance();
+            chunks.copy_values(chunks.left - chunk);
+        }
+
+      private:
+        Chunks &chunks;
+        const dw_prefill_scan_args &x;
+    };
+
     DEVICE_MEMBER Chunk<T, Keys> current(const dw_prefill_scan_args &) const {
-        return Chunk<T, Keys>(memory + stage * Stage<Keys>::bytes, values, v, o, left, column_offset);
+        return Chunk<T, Keys>(memory + stage * Stage<Keys>::bytes, values(), o, left, column_offset);
     }
 
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
         left -= chunk;
-        v.advance();
         o.advance();
-        stage = stage + 1 == Stage<Keys>::count ? 0 : stage + 1;
+        stage ^= 1;
     }
 
   private:
@@ -385,42 +375,79 @@ template <class T, int Keys> class Chunks {
         }
     }
 
-    // Starts the copies of the next chunk, if there is one.
-    DEVICE_MEMBER void copy(const dw_prefill_scan_args &x) {
-        if (left_to_copy > 0) {
-            const u32 to = shared_address(memory) + stage_to_copy * Stage<Keys>::bytes;
-            copy_rows(to + Stage<Keys>::k, k, x.key_dim);
-            copy_rows(to + Stage<Keys>::q, q, x.key_dim);
+    // Starts the copies of a chunk to a stage, if it has rows.
+    DEVICE_MEMBER void copy(const dw_prefill_scan_args &x, int to_stage, int rows) {
+        if (rows > 0) {
+            const u32 to = shared_address(memory) + to_stage * Stage<Keys>::bytes;
+            if (k.aligned(16) && q.aligned(16)) {
+                copy_rows(to + Stage<Keys>::k, k, rows, x.key_dim);
+                copy_rows(to + Stage<Keys>::q, q, rows, x.key_dim);
+            } else {
+                copy_unaligned_rows(to + Stage<Keys>::k, k, rows, x.key_dim);
+                copy_unaligned_rows(to + Stage<Keys>::q, q, rows, x.key_dim);
+            }
             copy_record(to);
             k.advance();
             q.advance();
             record += (int64_t)x.value_heads * DW_RECORD_BYTES;
-            left_to_copy -= chunk;
-            stage_to_copy = stage_to_copy + 1 == Stage<Keys>::count ? 0 : stage_to_copy + 1;
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
-    DEVICE_MEMBER void copy_rows(u32 to, const Stream &from, int key_dim) const {
-        const int group = arch::thread() % 8, first = arch::thread() / 8;
-        const bool aligned = from.aligned(16);
+    DEVICE_MEMBER char *values() const {
+        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1);
+        return memory + Stage<Keys>::count * Stage<Keys>::bytes + thread / arch::lanes * Values::bytes;
+    }
+    // A warp copies its own columns of V; `rows` are left.
+    DEVICE_MEMBER void copy_values(int rows) const {
+        const int lane = arch::computed_anew(arch::lane()) & (arch::lanes - 1), first = lane / 2, half = lane % 2;
+        const u32 to = shared_address(values());
+        if (v.aligned(16)) {
+            for (int i = 0; i < tiles; ++i) {
+                const int row = 16 * i + first;
+                copy_async(to + i * 16 * 32 + Values::half_row(first, half), v.base + (row * v.stride + half * 16),
+                           has_columns && row < rows);
+            }
+        } else {
+#pragma unroll 1
+            for (int row = first; row < chunk; row += 16) {
+                const u32 offset = has_columns && row < rows ? row * v.stride + half * 16 : Window::nowhere;
+                store_shared(to + Values::half_row(row, half), Window(v.base).gather_b128(offset));
+            }
+        }
+    }
+
+    DEVICE_MEMBER void copy_rows(u32 to, const Stream &from, int rows, int key_dim) const {
+        constexpr int rows_at_once = scan_threads / 8;
+        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1), group = thread % 8,
+                  first = thread / 8;
         for (int panel = 0; panel < Stage<Keys>::panels; ++panel) {
-            for (int row = first; row < chunk; row += scan_threads / 8) {
-                const bool inside = row < left_to_copy && 64 * panel + 8 * group < key_dim;
+            const bool inside = 64 * panel + 8 * group < key_dim;
+            for (int i = 0; i < chunk / rows_at_once; ++i) {
+                const int row = i * rows_at_once + first;
+                copy_async(to + panel * panel_bytes + i * rows_at_once * 128 + swizzled(first, group),
+                           from.base + (row * from.stride + panel * 128 + group * 16), inside && row < rows);
+            }
+        }
+    }
+    // Rows at any address, element by element: correct, not fast.
+    DEVICE_MEMBER void copy_unaligned_rows(u32 to, const Stream &from, int rows, int key_dim) const {
+        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1), group = thread % 8;
+#pragma unroll 1
+        for (int row = thread / 8; row < chunk; row += scan_threads / 8) {
+#pragma unroll 1
+            for (int panel = 0; panel < Stage<Keys>::panels; ++panel) {
+                const bool inside = row < rows && 64 * panel + 8 * group < key_dim;
                 const u32 offset = row * from.stride + panel * 128 + group * 16;
-                const u32 at = to + panel * panel_bytes + swizzled(row, group);
-                if (aligned) {
-                    copy_async(at, from.base + offset, inside);
-                } else {
-                    store_shared(at, Window(from.base).gather_b128(inside ? offset : Window::nowhere));
-                }
+                store_shared(to + panel * panel_bytes + swizzled(row, group),
+                             Window(from.base).gather_b128(inside ? offset : Window::nowhere));
             }
         }
     }
 
     // A warp copies a block of T or P at a time.
     DEVICE_MEMBER void copy_record(u32 to) const {
-        const int lane = arch::lane(), warp = arch::thread() / arch::lanes;
+        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1), lane = thread % arch::lanes,
+                  warp = thread / arch::lanes;
         for (int i = 0; i < 2 * lower_blocks / scan_waves; ++i) {
             const int block = i * scan_waves + warp;
             const int lower = block < lower_blocks ? block : block - lower_blocks;
@@ -429,8 +456,8 @@ template <class T, int Keys> class Chunks {
             copy_async(at + swizzled(16 * row + lane % 16, 2 * column + lane / 16),
                        record + block * block_bytes + lane * 16, true);
         }
-        if (arch::thread() * 16 < row_factors * chunk * 4 + 16) {
-            copy_async(to + Stage<Keys>::rows + arch::thread() * 16, record + record_rows + arch::thread() * 16, true);
+        if (thread * 16 < row_factors * chunk * 4 + 16) {
+            copy_async(to + Stage<Keys>::rows + thread * 16, record + record_rows + thread * 16, true);
         }
     }
 
@@ -438,10 +465,9 @@ template <class T, int Keys> class Chunks {
     Stream q, k, v, o;
     const char *record;
     const u32 column_offset;
-    int left, left_to_copy;
-    int stage = 0, stage_to_copy = 0;
-    const Place at;
-    Values values, next_values;
+    const bool has_columns;
+    int left;
+    int stage = 0;
 };
 
 } // namespace prefill
