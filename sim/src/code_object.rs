@@ -81,6 +81,8 @@ pub struct Kernel {
     /// Whether the order of workgroups can show in the results: floating-point atomics round, and
     /// returned values tell who came first.
     pub ordered: bool,
+    /// It may have atomics, or coherent loads or stores, by which workgroups could synchronise.
+    pub communicates: bool,
 }
 
 impl Kernel {
@@ -578,7 +580,8 @@ fn kernel(
     Ok(Kernel {
         object: image.address() + symbol.value,
         entry,
-        ordered: ordered(program, entry),
+        ordered: reaches(program, entry, order_shows),
+        communicates: reaches(program, entry, communicates),
         descriptor,
         metadata,
     })
@@ -587,21 +590,21 @@ fn kernel(
 /// Kernel arguments are at most 4 KiB in HIP; this leaves room for other tools.
 const MAX_KERNARG: u32 = 1 << 20;
 
-/// Whether code that `entry` can reach has an atomic that lets the order of workgroups show. After an
-/// indirect jump or call, all code counts as reachable.
-fn ordered(program: &Program, entry: u32) -> bool {
+/// Whether code that `entry` can reach has such an instruction. After an indirect jump or call, all code counts as
+/// reachable.
+fn reaches(program: &Program, entry: u32, wanted: fn(&crate::inst::Inst) -> bool) -> bool {
     let insts = &program.insts;
     let mut seen = vec![false; insts.len()];
     let mut work = vec![entry as usize];
     while let Some(mut i) = work.pop() {
         while i < insts.len() && !std::mem::replace(&mut seen[i], true) {
             let inst = &insts[i];
-            if order_shows(inst) {
+            if wanted(inst) {
                 return true;
             }
             match inst.op {
                 Op::S_ENDPGM | Op::S_ENDPGM_SAVED | Op::INVALID => break,
-                Op::S_SETPC_B64 | Op::S_SWAPPC_B64 => return insts.iter().any(order_shows),
+                Op::S_SETPC_B64 | Op::S_SWAPPC_B64 => return insts.iter().any(wanted),
                 _ => {}
             }
             if inst.target != u32::MAX {
@@ -614,6 +617,17 @@ fn ordered(program: &Program, entry: u32) -> bool {
         }
     }
     false
+}
+
+/// An atomic, load or store on global memory that workgroups can synchronise by.
+fn communicates(inst: &crate::inst::Inst) -> bool {
+    use crate::inst::flag;
+    match inst.format {
+        Format::Flat | Format::Global | Format::Mubuf => {
+            inst.has(flag::SC1) || inst.op.mnemonic().contains("_atomic_")
+        }
+        _ => false,
+    }
 }
 
 /// An atomic on global memory that returns the old value or adds in floating point.

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::memory::Extent;
+
 /// Why a wave stopped before its `s_endpgm`.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -51,8 +53,12 @@ pub enum FaultKind {
     BadPc { target: u64 },
     #[error("register {register} is outside the {limit} registers of the wave")]
     BadRegister { register: String, limit: u32 },
-    #[error("waves wait at a barrier that others can never reach")]
-    Deadlock,
+    #[error("the launch hangs: no wave changes its state any more{}{}", unstarted(*not_started), list(waves))]
+    Deadlock {
+        waves: Vec<WaveState>,
+        /// Workgroups that wait for this one to end before they start.
+        not_started: u64,
+    },
     #[error(
         "{register} is {used} while a load that will write it may be outstanding: {load}; `{wait}` is missing before this"
     )]
@@ -88,8 +94,127 @@ pub enum FaultKind {
         /// Where the value came from.
         origin: String,
     },
-    #[error("the launch exceeded {limit} wave-instructions")]
-    InstructionLimit { limit: u64 },
+    #[error("the launch exceeded {limit} wave-instructions{}", list(waves))]
+    InstructionLimit { limit: u64, waves: Vec<WaveState> },
+    #[error(
+        "{} lanes (exec bits {lanes:#x}) are on that were off when their wave passed the s_barrier at pc {barrier_pc:#x}; __syncthreads may only be left out by work-items that have returned",
+        lanes.count_ones()
+    )]
+    DivergentBarrier { barrier_pc: u64, lanes: u64 },
+    #[error(
+        "this wave waits at another s_barrier than wave {other_wave}, which waits at pc {other_pc:#x}; the hardware opens both, HIP promises that only if all work-items come to the same __syncthreads"
+    )]
+    DifferentBarriers { other_wave: u32, other_pc: u64 },
+    #[error("{0}")]
+    Race(Box<Race>),
+}
+
+/// What a wave does in a launch that does not end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct WaveState {
+    pub wave: u32,
+    /// Byte offset in `.text` of the next instruction, or of the barrier that it waits at.
+    pub pc: u64,
+    pub instruction: String,
+    /// Whether it waits at a barrier; `None`: it has ended.
+    pub waits: Option<bool>,
+    pub exec: u64,
+    /// Instructions executed.
+    pub executed: u64,
+}
+
+fn list(waves: &[WaveState]) -> String {
+    let mut text = String::new();
+    for w in waves {
+        let WaveState {
+            wave,
+            pc,
+            instruction,
+            exec,
+            executed,
+            ..
+        } = w;
+        text += &match w.waits {
+            None => format!("\n  wave {wave}: has ended after {executed} instructions"),
+            Some(waits) => {
+                let does = if waits { "waits at" } else { "runs at" };
+                format!(
+                    "\n  wave {wave}: {does} pc {pc:#x} ({instruction}), exec {exec:#018x}, {executed} instructions executed"
+                )
+            }
+        };
+    }
+    text
+}
+
+fn unstarted(count: u64) -> String {
+    match count {
+        0 => String::new(),
+        n => format!(
+            "; {n} workgroups have not started, and if it waits for one of them: nothing promises that workgroups run at the same time"
+        ),
+    }
+}
+
+/// Two accesses of the same byte, one of them a write, that nothing orders. The fault's own wave and pc are those of one
+/// of them.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error(
+    "race on {place}: this {action} and the {other_action} by wave {other_wave} of workgroup {other_workgroup:?} at pc {other_pc:#x} ({other_instruction}) are not ordered: {reason}"
+)]
+#[allow(missing_docs)]
+pub struct Race {
+    pub place: RacePlace,
+    pub action: &'static str,
+    pub other_action: &'static str,
+    pub other_workgroup: [u32; 3],
+    pub other_wave: u32,
+    /// Byte offset of the other instruction in `.text`.
+    pub other_pc: u64,
+    pub other_instruction: String,
+    pub reason: RaceReason,
+}
+
+/// The first byte of a race.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum RacePlace {
+    #[error("LDS address {address:#x}")]
+    Lds { address: u64 },
+    #[error("address {address:#x}{}", within.map(|e| format!(", byte {} of the allocation {:#x}..{:#x}", address - e.start, e.start, e.end)).unwrap_or_default())]
+    Global {
+        address: u64,
+        within: Option<Extent>,
+    },
+}
+
+/// Why two accesses are not ordered.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum RaceReason {
+    #[error("no s_barrier and no atomic is between them")]
+    Waves,
+    #[error(
+        "the s_barrier between them does not wait for LDS; before it, s_waitcnt {counter}(0) is missing in the other wave"
+    )]
+    Undrained { counter: &'static str },
+    #[error(
+        "the scalar cache does not see vector stores; s_waitcnt vmcnt(0) after the store, and s_dcache_inv before the scalar load, would make it"
+    )]
+    ScalarCache,
+    #[error(
+        "workgroups of a launch run in any order, and no flag orders these two; one that is written before s_waitcnt vmcnt(0) does not"
+    )]
+    Workgroups,
+    #[error(
+        "a flag orders them, but each die has its own L2: before the flag is written, the other wave needs buffer_wbl2 sc1 and s_waitcnt vmcnt(0), a release at agent scope"
+    )]
+    NoRelease,
+    #[error(
+        "a flag orders them, but caches may hold old bytes: after the flag was read, this wave needs s_waitcnt vmcnt(0) and buffer_inv sc1, an acquire at agent scope"
+    )]
+    NoAcquire,
 }
 
 /// A fault, and where it happened.

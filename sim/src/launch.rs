@@ -6,6 +6,7 @@
 //! workgroups one after the other.
 
 mod abi;
+mod hang;
 mod workgroup;
 
 use std::sync::Mutex;
@@ -20,8 +21,10 @@ use crate::fault::{Fault, FaultKind};
 use crate::memory::Memory;
 use crate::occupancy::Occupancy;
 use crate::sanitize::Checks;
+use crate::sanitize::races::Ledger;
 use crate::timing::trace::{Recording, Trace};
 use abi::Setup;
+use hang::Stuck;
 use workgroup::{Machine, Shared};
 
 /// LDS of a compute unit, in bytes.
@@ -210,7 +213,8 @@ impl Launch<'_> {
         let stride = self.scratch_stride(options)?;
         let counts = self.workgroups();
         let total = counts.iter().map(|n| u64::from(*n)).product::<u64>();
-        let threads = if self.kernel.ordered {
+        let checks = options.checks;
+        let threads = if self.kernel.ordered || checks.races && self.kernel.communicates {
             1
         } else {
             let cores = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -258,6 +262,11 @@ impl Launch<'_> {
             stride,
             executed: AtomicU64::new(0),
             stop: AtomicU64::new(u64::MAX),
+            total,
+            started: AtomicU64::new(0),
+            stuck: Stuck::default(),
+            // A sample of the workgroups says nothing of races between them.
+            ledger: (checks.races && only.is_none()).then(Ledger::default),
         };
         let queue = Queue {
             next: AtomicU64::new(0),
@@ -433,6 +442,7 @@ unsafe fn work(
     let mut machine = machines().pop().unwrap_or_default();
     let mut counter = observers.counting.map(Counting::counter);
     let waves = shared.launch.waves_per_workgroup() as usize;
+    shared.stuck.thread(true);
     loop {
         let next = queue.next.fetch_add(1, Ordering::Relaxed);
         if next >= queue.total {
@@ -443,8 +453,8 @@ unsafe fn work(
             break;
         }
         let mut recorder = observers.recording.and_then(|r| r.recorder(linear, waves));
-        let (nx, ny) = (u64::from(counts[0]), u64::from(counts[1]));
-        let id = [linear % nx, linear / nx % ny, linear / nx / ny].map(|i| i as u32);
+        let id = place(linear, counts);
+        shared.started.fetch_max(linear + 1, Ordering::Relaxed);
         // SAFETY: passed on.
         let result = unsafe {
             machine.run(
@@ -459,14 +469,17 @@ unsafe fn work(
         if let (Some(recording), Some(recorder)) = (observers.recording, recorder) {
             recording.add(recorder);
         }
+        // However it ended, it is not stuck any more.
+        shared.stuck.looked(linear, 0, false);
         match result {
             Ok(waves) => {
                 queue.waves.fetch_add(waves, Ordering::Relaxed);
             }
             Err(None) => break,
             Err(Some(stopped)) => {
+                let linear = stopped.workgroup;
                 shared.stop.fetch_min(linear, Ordering::Relaxed);
-                let fault = Box::new(describe(shared, id, stopped));
+                let fault = Box::new(describe(shared, place(linear, counts), stopped));
                 let mut first = queue.fault.lock().unwrap_or_else(|e| e.into_inner());
                 if first.as_ref().is_none_or(|(at, _)| linear < *at) {
                     *first = Some((linear, fault));
@@ -474,12 +487,21 @@ unsafe fn work(
             }
         }
     }
+    shared.stuck.thread(false);
     machines().push(machine);
+}
+
+/// Where the workgroup of a number is.
+pub(crate) fn place(linear: u64, counts: [u32; 3]) -> [u32; 3] {
+    let [nx, ny, _] = counts.map(u64::from);
+    [linear % nx, linear / nx % ny, linear / nx / ny].map(|i| i as u32)
 }
 
 /// Where and why a wave stopped.
 struct Stopped {
     kind: FaultKind,
+    /// Not always the one that ran: a race between workgroups may show when a third one ends.
+    workgroup: u64,
     wave: u32,
     /// Index of the instruction in the program.
     at: u32,

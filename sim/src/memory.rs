@@ -175,6 +175,13 @@ impl Memory {
         }
     }
 
+    /// The allocation that holds an address.
+    pub fn containing(&self, address: u64) -> Option<Extent> {
+        let i = self.extents.partition_point(|e| e.start <= address);
+        let e = self.extents[i.checked_sub(1)?];
+        (address < e.end).then_some(e)
+    }
+
     /// Describes the allocation nearest to an address, for a fault's text.
     pub fn nearest(&self, address: u64) -> Option<String> {
         let i = self.extents.partition_point(|e| e.start <= address);

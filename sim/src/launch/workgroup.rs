@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::abi::{FRESH, Setup};
+use super::hang::{self, Look, Looking, Stuck};
 use super::{Launch, Options, Stopped, WaveOrder};
 use crate::code_object::Image;
 use crate::count::Counter;
@@ -10,6 +11,7 @@ use crate::exec::{Env, Exec, Flow};
 use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::memory::{Extent, Memory};
+use crate::sanitize::races::{Ledger, Races, Scene};
 use crate::sanitize::{Sanitizer, Start};
 use crate::timing::trace::Recorder;
 use crate::wave::Wave;
@@ -31,6 +33,23 @@ pub(super) struct Shared<'a> {
     pub executed: AtomicU64,
     /// Workgroups after this one need not run: it has a fault.
     pub stop: AtomicU64,
+    /// Workgroups of the launch, and those that have started.
+    pub total: u64,
+    pub started: AtomicU64,
+    pub stuck: Stuck,
+    /// If races are checked: what workgroups did to global memory.
+    pub ledger: Option<Ledger>,
+}
+
+impl Shared<'_> {
+    /// For the texts of reports.
+    pub fn scene(&self) -> Scene<'_> {
+        Scene {
+            program: self.launch.code.program(),
+            memory: self.memory,
+            counts: self.launch.workgroups(),
+        }
+    }
 }
 
 /// How long a wave may keep the thread while others could run, in instructions: a wave that spins on
@@ -111,6 +130,10 @@ impl Machine {
                     scalars: shared.setup.defined(launch),
                     lds: shared.lds,
                     uses: launch.code.uses(),
+                    races: shared
+                        .ledger
+                        .as_ref()
+                        .map(|ledger| Races::new(ledger, shared.scene(), linear, count)),
                 };
                 Sanitizer::new(checks, start)
             }),
@@ -118,6 +141,12 @@ impl Machine {
             recorder,
         };
         let watched = watchers.any();
+        let stopped = |wave: usize, at: u32, kind: FaultKind| Stopped {
+            kind,
+            workgroup: linear,
+            wave: wave as u32,
+            at,
+        };
         let mut turns = Turns::new(shared.options.order, linear);
         let mut states = [State::Runs; 16];
         let states = &mut states[..count];
@@ -125,6 +154,9 @@ impl Machine {
         let mut ended = 0;
         let mut unreported = 0;
         let mut last = count - 1;
+        // Whether the workgroup hangs is looked at from time to time.
+        let mut since = 0;
+        let mut look: Option<(Look, u64)> = None;
         while ended < count {
             if running == 0 {
                 // Every wave that has not ended waits: the barrier opens.
@@ -133,10 +165,11 @@ impl Machine {
                     for (i, s) in states.iter().enumerate() {
                         at[i] = (*s == State::Waits).then(|| waves[i].pc - 1);
                     }
-                    sanitizer.barrier(&at[..count]).map_err(|(i, kind)| {
-                        let (wave, at) = (i as u32, at[i].unwrap_or(waves[i].pc));
-                        Some(Stopped { kind, wave, at })
-                    })?;
+                    if let Err((i, kind)) = sanitizer.barrier(&at[..count], &env) {
+                        let here = (i as u32, at[i].unwrap_or(waves[i].pc));
+                        let (wave, at) = sanitizer.blame().unwrap_or(here);
+                        return Err(Some(stopped(wave as usize, at, kind)));
+                    }
                 }
                 for s in states.iter_mut().filter(|s| **s == State::Waits) {
                     *s = State::Runs;
@@ -153,9 +186,14 @@ impl Machine {
             let (insts, exec) = (shared.insts, shared.exec);
             // SAFETY: the caller vouches for the memory and for the level of `exec`.
             let stop = unsafe {
-                match watched {
-                    false => run_wave(w, insts, exec, &mut env, quantum, &mut ()),
-                    true => run_wave(w, insts, exec, &mut env, quantum, &mut watchers),
+                match (&mut look, watched) {
+                    (None, false) => run_wave(w, insts, exec, &mut env, quantum, &mut ()),
+                    (None, true) => run_wave(w, insts, exec, &mut env, quantum, &mut watchers),
+                    (Some((look, _)), _) => {
+                        let inner = &mut watchers;
+                        let mut watch = Looking { look, inner };
+                        run_wave(w, insts, exec, &mut env, quantum, &mut watch)
+                    }
                 }
             };
             let steps = w.executed - before;
@@ -177,26 +215,73 @@ impl Machine {
                     let kind = env.fault.take().unwrap_or(FaultKind::BadPc {
                         target: base + launch.code.program().index_of_dword.len() as u64 * 4,
                     });
-                    let wave = i as u32;
-                    return Err(Some(Stopped { kind, wave, at }));
+                    let sanitizer = watchers.sanitizer.as_ref();
+                    let blame = sanitizer.and_then(Sanitizer::blame);
+                    let (wave, at) = blame.unwrap_or((i as u32, at));
+                    return Err(Some(stopped(wave as usize, at, kind)));
                 }
+            }
+            since += steps;
+            if let Some((seen, began)) = &look {
+                let runs = |i: usize| states[i] == State::Runs;
+                if let Some(stuck) = seen.result(runs).filter(|_| running > 0) {
+                    if shared.stuck.looked(linear, *began, stuck) {
+                        let not_started = shared.total - shared.started.load(Ordering::Relaxed);
+                        let kind = FaultKind::Deadlock {
+                            waves: hang::dump(launch.code, with_states(waves, states)),
+                            not_started,
+                        };
+                        return Err(Some(stopped(i, waves[i].pc, kind)));
+                    }
+                    look = None;
+                    since = 0;
+                }
+            } else if since >= hang::INTERVAL {
+                look = Some((Look::new(count), shared.stuck.look()));
             }
             if unreported >= TURN || ended == count {
                 let limit = shared.options.instruction_limit;
                 let sum = shared.executed.fetch_add(unreported, Ordering::Relaxed) + unreported;
                 unreported = 0;
                 if sum > limit {
-                    let (wave, at) = (i as u32, waves[i].pc);
-                    let kind = FaultKind::InstructionLimit { limit };
-                    return Err(Some(Stopped { kind, wave, at }));
+                    let kind = FaultKind::InstructionLimit {
+                        limit,
+                        waves: hang::dump(launch.code, with_states(waves, states)),
+                    };
+                    return Err(Some(stopped(i, waves[i].pc, kind)));
                 }
                 if shared.stop.load(Ordering::Relaxed) < linear {
                     return Err(None);
                 }
             }
         }
+        if let Some(sanitizer) = watchers.sanitizer {
+            sanitizer.end().map_err(|found| {
+                Some(Stopped {
+                    kind: found.kind,
+                    workgroup: found.workgroup,
+                    wave: found.wave,
+                    at: found.at,
+                })
+            })?;
+        }
         Ok(count as u64)
     }
+}
+
+/// Each wave with whether it waits; `None` if it has ended.
+fn with_states<'a>(
+    waves: &'a [Wave],
+    states: &'a [State],
+) -> impl Iterator<Item = (&'a Wave, Option<bool>)> {
+    waves.iter().zip(states).map(|(wave, state)| {
+        let waits = match state {
+            State::Runs => Some(false),
+            State::Waits => Some(true),
+            State::Ended => None,
+        };
+        (wave, waits)
+    })
 }
 
 /// Who runs next, and for how many instructions.
@@ -244,7 +329,7 @@ enum Stop {
 }
 
 /// Looks at each instruction of a wave.
-trait Watch {
+pub(super) trait Watch {
     fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind>;
     fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env);
 }

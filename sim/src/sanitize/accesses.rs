@@ -33,7 +33,6 @@ pub(crate) enum Action {
 }
 
 /// One access of some lanes of a wave.
-#[allow(dead_code)] // The checks read it.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub space: Space,

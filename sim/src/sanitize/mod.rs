@@ -5,10 +5,12 @@
 //! check is on.
 
 pub(crate) mod accesses;
+mod barriers;
 mod class;
 mod hazards;
 mod matrix;
 mod operands;
+pub(crate) mod races;
 mod report;
 pub(crate) mod uses;
 mod values;
@@ -21,7 +23,9 @@ use crate::fault::FaultKind;
 use crate::inst::Inst;
 use crate::wave::Wave;
 use accesses::Accesses;
+use barriers::Barriers;
 use hazards::Hazards;
+use races::Races;
 use uses::Uses;
 use values::{Lds, Registers};
 use waits::Waits;
@@ -111,6 +115,8 @@ pub(crate) struct Sanitizer<'a> {
     waves: Vec<WaveChecks>,
     /// The defined bytes of LDS.
     lds: Lds,
+    races: Option<Races<'a>>,
+    barriers: Option<Barriers>,
 }
 
 /// What is remembered of one wave.
@@ -130,6 +136,8 @@ pub(crate) struct Start<'w, 'a> {
     pub lds: usize,
     /// Of each instruction of the program.
     pub uses: &'a [Uses],
+    /// If races are checked.
+    pub races: Option<Races<'a>>,
 }
 
 impl<'a> Sanitizer<'a> {
@@ -147,6 +155,8 @@ impl<'a> Sanitizer<'a> {
             accesses: Accesses::default(),
             uses: start.uses,
             waves: start.waves.iter().map(wave).collect(),
+            races: start.races,
+            barriers: checks.barriers.then(|| Barriers::new(start.waves)),
             lds: Lds::new(if checks.uninitialized { start.lds } else { 0 }),
         }
     }
@@ -180,6 +190,12 @@ impl<'a> Sanitizer<'a> {
         if let Some(registers) = &mut wave.registers {
             values::step(registers, &mut self.lds, instruction, &self.accesses, env)?;
         }
+        if let Some(barriers) = &mut self.barriers {
+            barriers.before(w, at, inst, env)?;
+        }
+        if let Some(races) = &mut self.races {
+            races.before(w.id as usize, at, inst, &self.accesses)?;
+        }
         Ok(())
     }
 
@@ -189,14 +205,26 @@ impl<'a> Sanitizer<'a> {
     }
 
     /// All waves that have not ended have come to a barrier, `at[wave]`, and go on; `None` for waves that have ended.
-    pub fn barrier(&mut self, at: &[Option<u32>]) -> Result<(), (usize, FaultKind)> {
-        let _ = at;
+    pub fn barrier(&mut self, at: &[Option<u32>], env: &Env) -> Result<(), (usize, FaultKind)> {
+        if let Some(barriers) = &self.barriers {
+            barriers.opens(at, env)?;
+        }
+        if let Some(races) = &mut self.races {
+            let waiting = at.iter().position(Option::is_some).unwrap_or(0);
+            races
+                .barrier(|i| at[i].is_some())
+                .map_err(|kind| (waiting, kind))?;
+        }
         Ok(())
     }
 
-    /// The stores of a wave that no `s_waitcnt` has covered, as indices in the program. Known where waits are checked.
-    #[allow(dead_code)] // what orders accesses asks for it
-    pub fn undrained(&self, wave: usize) -> impl Iterator<Item = u32> {
-        self.waves[wave].waits.stores()
+    /// The wave and the instruction that a fault is about, if not the ones that were checked.
+    pub fn blame(&self) -> Option<(u32, u32)> {
+        self.races.as_ref()?.blame
+    }
+
+    /// All waves have ended.
+    pub fn end(self) -> Result<(), races::Found> {
+        self.races.map_or(Ok(()), Races::end)
     }
 }

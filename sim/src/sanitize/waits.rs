@@ -32,8 +32,6 @@ struct Operation {
     count: u8,
     /// Comes back in any order: a scalar load.
     unordered: bool,
-    /// Writes memory.
-    store: bool,
     /// First and last address in LDS that a load to LDS will write.
     lds: Option<(u64, u64)>,
 }
@@ -164,12 +162,6 @@ impl Waits {
         Ok(())
     }
 
-    /// Stores and atomics that no `s_waitcnt` has covered, as indices in the program.
-    pub fn stores(&self) -> impl Iterator<Item = u32> {
-        let all = self.vm.outstanding.iter().chain(&self.lgkm.outstanding);
-        all.filter(|o| o.store).map(|o| o.at)
-    }
-
     fn touches(&self, w: &Wave, u: &Use) -> bool {
         let (first, count) = place(w, u);
         (first..first + count).any(|r| self.pending[r / 64] >> (r % 64) & 1 != 0)
@@ -238,7 +230,6 @@ impl Waits {
             first: first as u16,
             count: count as u8,
             unordered: uses.class == Class::ScalarMemory,
-            store: uses.role(Role::Data).is_some() || is_dma(inst),
             lds: if is_dma(inst) {
                 accesses.iter().find(|a| a.space == Space::Lds).map(range)
             } else {

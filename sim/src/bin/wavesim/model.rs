@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use deltawave_sim::disasm;
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::launch::{Launch, Record};
+use deltawave_sim::sanitize::Checks;
 use deltawave_sim::timing::{Estimate, Fit, Model, Shape, Stall, perfetto};
 use serde_json::json;
 
@@ -50,7 +51,7 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     if args.perfetto.is_some() {
         model = model.keep(EVENTS);
     }
-    let mut options = args.run.options();
+    let mut options = args.run.options(Checks::NONE);
     options.xccs = args.gpu.xcds;
     // As many as a compute unit may hold of anything; what is not needed is left out below.
     options.record = Record::Only(SAMPLE);

@@ -11,6 +11,7 @@ use deltawave_sim::disasm;
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::inst::Program;
 use deltawave_sim::launch::{Launch, Stats};
+use deltawave_sim::sanitize::Checks;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -56,7 +57,7 @@ fn gpu(name: &str) -> Result<Gpu, String> {
 
 /// Launches, and reports.
 pub fn text(args: &Args) -> Result<String, Failure> {
-    let mut options = args.run.options();
+    let mut options = args.run.options(Checks::NONE);
     options.count = true;
     options.xccs = args.gpu.xcds;
     run::launch(&args.run, options, |launch, done| {

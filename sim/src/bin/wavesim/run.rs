@@ -7,8 +7,10 @@ use std::time::Instant;
 use clap::ValueEnum;
 use deltawave_sim::code_object::{Arg, Kernel};
 use deltawave_sim::exec::MfmaMode;
-use deltawave_sim::launch::{Launch, Options, Stats, WaveOrder};
+use deltawave_sim::fault::{Fault, FaultKind};
+use deltawave_sim::launch::{Launch, LaunchError, Options, Stats, WaveOrder};
 use deltawave_sim::memory::Memory;
+use deltawave_sim::sanitize::Checks;
 use safetensors::Dtype;
 use serde_json::{Value as Json, json};
 
@@ -34,6 +36,16 @@ SIZE is a number of bytes, or TYPE[DIM,..] such as f32[16,64]. OUT is a file,
 FILE.safetensors#NAME, or - to print the values. Quote what the shell would
 take for its own: > [ ] ( ). A buffer ends where its data ends: an access
 beyond is a fault that names pc, lane and address, and nothing is written.
+
+Checks stop the launch where hardware would go on and might be lucky:
+  uninitialized  values that nothing wrote decide or are stored
+  waits          a register is used before the s_waitcnt for its load
+  hazards        wait states are missing, such as after an MFMA
+  races          two waves or workgroups touch a byte, one writes, unordered
+  barriers       lanes or waves go around an s_barrier
+They cost time: --checks none is the fastest. Accesses outside of buffers, LDS
+and scratch, and launches that hang, are found in any case. A race is found
+in every --order; results that change with the order hint at other faults.
 
 Examples:
   wavesim run saxpy.co --kernel saxpy --grid 4 --block 256 \\
@@ -71,6 +83,10 @@ pub struct Args {
     /// Order of a workgroup's waves: run-ahead, in-step or seeded:SEED
     #[arg(long, default_value = "run-ahead", value_parser = order)]
     order: WaveOrder,
+    /// What to check while it runs: all, none, or some of uninitialized, waits,
+    /// hazards, races, barriers, separated by commas [default: all; profile, model: none]
+    #[arg(long)]
+    checks: Option<Checks>,
     /// Host threads; all cores if absent
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
@@ -141,7 +157,7 @@ pub fn signature<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
 
 /// Launches, and reports.
 pub fn run(args: &Args) -> Result<String, Failure> {
-    launch(args, args.options(), |launch, done| {
+    launch(args, args.options(Checks::ALL), |launch, done| {
         done.write()?;
         let outputs: Vec<Output> = (done.buffers.iter().zip(done.filled).zip(done.owners))
             .filter_map(|((buffer, filled), &argument)| Output::new(buffer, filled, argument))
@@ -174,8 +190,8 @@ impl Args {
         self.json
     }
 
-    /// How to simulate, as the command line says.
-    pub fn options(&self) -> Options {
+    /// How to simulate, as the command line says; `checks` if it says nothing of them.
+    pub fn options(&self, checks: Checks) -> Options {
         Options {
             mfma: match self.mfma {
                 Mfma::Fast => MfmaMode::Fast,
@@ -184,6 +200,7 @@ impl Args {
             threads: self.threads.map(|n| n as usize),
             order: self.order,
             instruction_limit: self.instruction_limit,
+            checks: self.checks.unwrap_or(checks),
             ..Options::default()
         }
     }
@@ -262,6 +279,10 @@ pub fn launch(
     let start = Instant::now();
     // SAFETY: the extents are vectors of `filled`, which lives on and is not touched until the end.
     let stats = unsafe { launch.run(&options) }.map_err(|source| {
+        if let (true, LaunchError::Fault(fault)) = (args.json, &source) {
+            // The failure itself is told on standard error, as always.
+            let _ = crate::print(&crate::json(&finding(fault)));
+        }
         let mut map = String::new();
         for ((address, filled), &argument) in addresses.iter().zip(&filled).zip(&owners) {
             let (bytes, text) = (filled.shape.bytes, &args.args[argument]);
@@ -284,6 +305,33 @@ pub fn launch(
             owners: &owners,
         },
     )
+}
+
+/// A fault for scripts. A race has the pc and the text of either instruction.
+fn finding(fault: &Fault) -> Json {
+    let mut json = json!({
+        "kernel": fault.kernel,
+        "fault": fault.kind.to_string(),
+        "workgroup": fault.workgroup,
+        "wave": fault.wave,
+        "pc": fault.pc,
+        "instruction": fault.instruction,
+    });
+    if let FaultKind::Race(race) = &fault.kind {
+        json["race"] = json!({
+            "place": race.place.to_string(),
+            "action": race.action,
+            "reason": race.reason.to_string(),
+            "other": {
+                "action": race.other_action,
+                "workgroup": race.other_workgroup,
+                "wave": race.other_wave,
+                "pc": race.other_pc,
+                "instruction": race.other_instruction,
+            },
+        });
+    }
+    json
 }
 
 fn report(kernel: &Kernel, stats: &Stats, seconds: f64, outputs: &[Output]) -> String {

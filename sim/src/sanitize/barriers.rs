@@ -1,0 +1,113 @@
+//! Barriers: the lanes of a wave come to `s_barrier` together, and the waves of a workgroup to the same one.
+//!
+//! The hardware counts waves and asks for neither. HIP promises `__syncthreads` only where all work-items that have not
+//! ended come to it, and compilers build on that: they keep the barriers of a program apart (LLVM does not duplicate
+//! what is `convergent` into branches that were not there). So different barriers are reported, and lanes that
+//! were off at a barrier and are on again later: they went around it. Lanes and waves that have returned for good
+//! before a barrier are not missed.
+
+use crate::exec::Env;
+use crate::fault::FaultKind;
+use crate::inst::{EXEC, Format, Inst};
+use crate::op::Op;
+use crate::wave::Wave;
+
+/// The inline constant -1.
+const ALL_ONES: u16 = 193;
+
+/// The check of one workgroup.
+pub(crate) struct Barriers {
+    waves: Vec<Lanes>,
+}
+
+/// One wave.
+struct Lanes {
+    /// The lanes that were on at the start.
+    start: u64,
+    /// Those of them that were off at a barrier, and at which.
+    missing: u64,
+    barrier: u32,
+    /// All lanes are on for the compiler's own sake (whole wave mode), returned ones included.
+    whole: bool,
+}
+
+impl Barriers {
+    pub fn new(waves: &[Wave]) -> Self {
+        let lanes = |w: &Wave| Lanes {
+            start: w.exec(),
+            missing: 0,
+            barrier: 0,
+            whole: false,
+        };
+        Barriers {
+            waves: waves.iter().map(lanes).collect(),
+        }
+    }
+
+    #[inline]
+    pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
+        let lanes = &mut self.waves[w.id as usize];
+        let barrier = inst.op == Op::S_BARRIER;
+        if lanes.missing != 0 {
+            lanes.returned(w, inst, env)?;
+        }
+        if barrier {
+            lanes.missing |= lanes.start & !w.exec();
+            lanes.barrier = at;
+        }
+        Ok(())
+    }
+
+    /// Where the waves wait; `None` for those that have ended.
+    pub fn opens(&self, at: &[Option<u32>], env: &Env) -> Result<(), (usize, FaultKind)> {
+        let mut waiting = at
+            .iter()
+            .enumerate()
+            .filter_map(|(i, at)| Some((i, (*at)?)));
+        let Some((first, place)) = waiting.next() else {
+            return Ok(());
+        };
+        match waiting.find(|(_, at)| *at != place) {
+            None => Ok(()),
+            Some((wave, _)) => Err((
+                wave,
+                FaultKind::DifferentBarriers {
+                    other_wave: first as u32,
+                    other_pc: pc(env, place),
+                },
+            )),
+        }
+    }
+}
+
+impl Lanes {
+    #[cold]
+    fn returned(&mut self, w: &Wave, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
+        let back = w.exec() & self.missing;
+        if back == 0 {
+            self.whole = false;
+        }
+        let scalar = matches!(
+            inst.format,
+            Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp | Format::Smem
+        );
+        if back != 0 && !self.whole && (!scalar || inst.op == Op::S_BARRIER) {
+            return Err(FaultKind::DivergentBarrier {
+                barrier_pc: pc(env, self.barrier),
+                lanes: back,
+            });
+        }
+        let saves = inst.op == Op::S_OR_SAVEEXEC_B64;
+        let sets = inst.op == Op::S_MOV_B64 && inst.sdst == EXEC;
+        if (saves || sets) && inst.src[0] == ALL_ONES {
+            self.whole = true;
+        }
+        Ok(())
+    }
+}
+
+/// Byte offset of an instruction.
+fn pc(env: &Env, at: u32) -> u64 {
+    let offset = env.program.offsets.get(at as usize);
+    u64::from(offset.copied().unwrap_or_default())
+}
