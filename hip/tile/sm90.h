@@ -64,15 +64,19 @@ DEVICE float rsqrt(float x) {
     return y;
 }
 
-// e^x in full precision: 2^(n + f), with the rounding error of x log2(e) added to f.
+// e^x in full precision: 2^n e^r with r = x - n log(2), and a polynomial for e^r.
 DEVICE float exp(float x) {
     const float bounded = x > 89.0f ? 89.0f : x < -105.0f ? -105.0f : x; // NaN stays
-    constexpr float log2e = 1.44269504088896340736f, log2e_low = 1.92596299112661746887e-8f;
-    const float high = bounded * log2e;
-    const float low = __builtin_fmaf(bounded, log2e_low, __builtin_fmaf(bounded, log2e, -high));
-    const float whole = __builtin_rintf(high);
+    const float whole = __builtin_rintf(bounded * 1.44269504088896340736f);
+    const float r = __builtin_fmaf(whole, -1.42860677e-6f, __builtin_fmaf(whole, -0.693145752f, bounded));
+    float series = 1.0f / 5040;
+    series = __builtin_fmaf(series, r, 1.0f / 720);
+    series = __builtin_fmaf(series, r, 1.0f / 120);
+    series = __builtin_fmaf(series, r, 1.0f / 24);
+    series = __builtin_fmaf(series, r, 1.0f / 6);
+    series = __builtin_fmaf(series, r, 0.5f);
+    const float y = __builtin_fmaf(__builtin_fmaf(series, r, 1.0f), r, 1.0f);
     const int n = (int)whole, half = n / 2;
-    const float y = exp2(high - whole + low);
     return y * bits<float>((half + 127) << 23) * bits<float>((n - half + 127) << 23);
 }
 
