@@ -11,7 +11,7 @@ DROPIN = target/dropin
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin conformance calibrate gpu gpu-bundle bench-peers peers-library peers-wheels lint fmt doc setup clean
+.PHONY: help demo test dropin conformance calibrate gpu gpu-bundle bench-peers bench-compare peers-library peers-wheels lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +48,11 @@ gpu-bundle: ## pack what make gpu needs where there is no Rust into target/gpu
 bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA GPU
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi
 	python3 benches/peers $(PEERS)
+
+bench-compare: ## compare prefill with FLA's chain on the simulator: counters, modelled times (fetches packages from PyPI)
+	@scripts/setup test
+	CARGO='$(CARGO)' benches/compare/run $(COMPARE)
+	cp target/compare/compare.md target/compare/compare.svg docs/
 
 peers-library:
 	DELTAWAVE_ARCHS=$${DELTAWAVE_ARCHS:-gfx942,sm_90a} $(CARGO) build --profile $(PROFILE) -p deltawave-c

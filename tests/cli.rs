@@ -304,14 +304,21 @@ fn profile_counts_what_the_kernels_do() {
         "lds_conflict_clk",
         "hbm_unique_bytes",
         "l2_fill_bytes",
+        "modelled_us",
     ] {
         let sum: f64 = kernels.iter().map(|k| number(&k[name])).sum();
-        assert_eq!(sum, number(&total[name]), "{name}");
+        assert!(
+            (sum / number(&total[name]).max(1.0) - 1.0).abs() < 1e-12 || sum == 0.0,
+            "{name}"
+        );
     }
     for kernel in kernels {
         let waves = number(&kernel["waves_per_simd"]);
         assert!(waves > 0.0 && waves <= 8.0, "{waves}");
         assert!(number(&kernel["lds_conflict_clk"]) < number(&kernel["lds_clk"]).max(1.0));
+        let least = kernel["busy_us"].as_object().expect("units").values();
+        let least = least.map(number).fold(0.0, f64::max);
+        assert!(number(&kernel["modelled_us"]) > least);
         assert!(number(&kernel["l2_fill_bytes"]) >= number(&kernel["hbm_unique_bytes"]));
     }
     // Chunks of 64; 64; 64, 1; 64, 64 tokens for 4 heads.

@@ -64,8 +64,13 @@ class Case:
         self.beta = rounded(1 / (1 + np.exp(-r.normal(size=(T, self.HV)))), kind)
         self.g = (-np.log1p(np.exp(-r.normal(size=(T, self.HV)))) * gates).astype(np.float32)
         self.h0 = r.normal(size=(self.N, self.HV, self.K, self.V)).astype(np.float32)
-        self.rows = T
-        if varlen:
+        self.beta_kind = kind
+        self.pack()
+
+    def pack(self):
+        """Where the sequences and their chunks lie."""
+        lengths, self.rows = self.lengths, sum(self.lengths)
+        if self.varlen:
             ends = np.cumsum([0, *lengths])
             chunks = [-(-n // CHUNK) for n in lengths]
             self.cu_seqlens = Buffer(ends, "i64")
@@ -80,47 +85,48 @@ class Case:
         shape = ("lengths " + ",".join(map(str, self.lengths))) if self.varlen else f"{self.N} x {self.T}"
         return f"{shape}, heads {self.H}/{self.HV}, dims {self.K}x{self.V}, {self.kind}" + ", state V first" * self.v_first
 
-    def chain(self, fused, pick):
-        """Runs the kernels as `chunk_gated_delta_rule_fwd` does; `pick` numbers the configurations."""
+    def chain(self, fused, choose):
+        """Runs the kernels as `chunk_gated_delta_rule_fwd` does; `choose(stage)` says how to pick a configuration."""
         shape = {"T": self.T, "H": self.H, "HV": self.HV, "K": self.K, "BT": CHUNK}
         lists = {"cu_seqlens": self.cu_seqlens, "chunk_indices": self.chunk_indices}
         state = (self.N, self.HV, self.V, self.K) if self.v_first else (self.N, self.HV, self.K, self.V)
-        q, k, v, beta = (Buffer(x, self.kind) for x in (self.q, self.k, self.v, self.beta))
+        q, k, v = (Buffer(x, self.kind) for x in (self.q, self.k, self.v))
+        beta = Buffer(self.beta, self.beta_kind)
         raw = Buffer(self.g, "fp32")
         h0 = Buffer(self.h0.swapaxes(2, 3) if self.v_first else self.h0, "fp32")
         rows, NT, BH = self.rows, self.NT, self.B * self.HV
         cdiv = triton.cdiv
 
         g = poisoned((rows, self.HV), "fp32")
-        run(fla["utils.cumsum"].chunk_local_cumsum_scalar_kernel, (BH * NT,), number(pick), s=raw, o=g,
+        run(fla["utils.cumsum"].chunk_local_cumsum_scalar_kernel, (BH * NT,), choose("cumsum"), s=raw, o=g,
             scale=RCP_LN2, T=self.T, B=self.B, H=self.HV, BT=CHUNK, REVERSE=False, **lists)
 
         # The kernels leave blocks above the diagonal as they are.
         A = Buffer(np.zeros((rows, self.HV, CHUNK)), self.kind)
         if fused:
-            run(fla["gated_delta_rule.chunk_fwd"].chunk_gated_delta_rule_fwd_kkt_solve_kernel, (NT, BH), number(pick),
-                k=k, g=g, beta=beta, A=A, BC=16, **lists, **shape)
+            run(fla["gated_delta_rule.chunk_fwd"].chunk_gated_delta_rule_fwd_kkt_solve_kernel, (NT, BH),
+                choose("kkt_solve"), k=k, g=g, beta=beta, A=A, BC=16, **lists, **shape)
         else:
             products = poisoned((rows, self.HV, CHUNK), "fp32")
-            run(fla["common.chunk_scaled_dot_kkt"].chunk_scaled_dot_kkt_fwd_kernel, (NT, BH), number(pick),
+            run(fla["common.chunk_scaled_dot_kkt"].chunk_scaled_dot_kkt_fwd_kernel, (NT, BH), choose("kkt"),
                 k=k, g=g, beta=beta, A=products, **lists, **shape)
-            run(fla["utils.solve_tril"].merge_16x16_to_64x64_inverse_kernel, (NT, BH), number(pick), A=products, Ai=A,
-                T=self.T, H=self.HV, BT=CHUNK, USE_TMA=False, **lists)
+            run(fla["utils.solve_tril"].merge_16x16_to_64x64_inverse_kernel, (NT, BH), choose("solve"), A=products,
+                Ai=A, T=self.T, H=self.HV, BT=CHUNK, USE_TMA=False, **lists)
 
         w, u = poisoned((rows, self.HV, self.K), self.kind), poisoned(self.v.shape, self.kind)
-        run(fla["gated_delta_rule.wy_fast"].recompute_w_u_fwd_kernel, (NT, BH), number(pick), k=k, v=v, beta=beta, w=w,
+        run(fla["gated_delta_rule.wy_fast"].recompute_w_u_fwd_kernel, (NT, BH), choose("w_u"), k=k, v=v, beta=beta, w=w,
             u=u, A=A, g=g, V=self.V, BK=64, BV=64, **lists, **shape)
 
         chunks = NT if self.varlen else self.N * NT
         h, v_new = poisoned((chunks, self.HV, self.K, self.V), self.kind), poisoned(self.v.shape, self.kind)
         final = poisoned(state, "fp32")
         run(fla["common.chunk_delta_h"].chunk_gated_delta_rule_fwd_kernel_h_blockdim64,
-            lambda a: (cdiv(self.V, a["BV"]) * self.N * self.HV,), number(pick), k=k, v=u, w=w, v_new=v_new, g=g,
+            lambda a: (cdiv(self.V, a["BV"]) * self.N * self.HV,), choose("h"), k=k, v=u, w=w, v_new=v_new, g=g,
             gk=None, h=h, h0=h0, ht=final, cu_seqlens=self.cu_seqlens, chunk_offsets=self.chunk_offsets, V=self.V,
             STATE_V_FIRST=self.v_first, **shape)
 
         o = poisoned(self.v.shape, self.kind)
-        run(fla["common.chunk_o"].chunk_fwd_kernel_o, lambda a: (cdiv(self.V, a["BV"]) * NT, BH), number(pick + 1),
+        run(fla["common.chunk_o"].chunk_fwd_kernel_o, lambda a: (cdiv(self.V, a["BV"]) * NT, BH), choose("o"),
             q=q, k=k, v=v_new, h=h, g=g, g_gamma=None, o=o, scale=self.K**-0.5, V=self.V, STATE_V_FIRST=self.v_first,
             **lists, **shape)
         final = final.get()
@@ -141,8 +147,10 @@ class Case:
 
 
 def number(pick):
-    """Chooses a configuration by its number, modulo how many there are."""
-    return lambda configs: configs[pick % len(configs)]
+    """Chooses configurations by their number, modulo how many there are."""
+    def choose(stage):
+        return lambda configs: configs[(pick + (stage == "o")) % len(configs)]
+    return choose
 
 
 def ratio(found, expected):
@@ -173,7 +181,7 @@ def main():
         expected = recurrence(case.q, case.k, case.v, case.g, case.beta, case.h0, case.lengths)
         for fused, pick in itertools.product((True, False), picks):
             form = f"{'fused solve' if fused else 'kkt, solve'}, configuration {pick}"
-            check(case, form, case.chain(fused, pick), expected)
+            check(case, form, case.chain(fused, number(pick)), expected)
         if not case.v_first:
             check(case, "recurrent", case.recurrent(), expected)
     seconds = sum(s for _, _, s in launched)

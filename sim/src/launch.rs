@@ -97,9 +97,9 @@ pub enum Record {
     /// None.
     #[default]
     None,
-    /// So many of them.
+    /// At most so many of them, and no more than a compute unit holds; two if it holds only one.
     Some(u32),
-    /// So many of them, and nothing else is run: for kernels whose workgroups do not wait for each other.
+    /// The same, and nothing else is run: for kernels whose workgroups do not wait for each other.
     Only(u32),
 }
 
@@ -245,7 +245,11 @@ impl Launch<'_> {
         let counting = options.count.then(|| Counting::new(program, &memory));
         let recording = match options.record {
             Record::None => None,
-            Record::Some(n) | Record::Only(n) => Some(Recording::new(total, options.xccs, n)),
+            Record::Some(n) | Record::Only(n) => {
+                let resident = Occupancy::of(self.kernel, waves, lds).workgroups;
+                let n = n.min(resident.max(2));
+                Some(Recording::new(total, options.xccs, n))
+            }
         };
         let only = recording
             .as_ref()

@@ -636,6 +636,7 @@ fn profiles() {
     ] {
         assert_eq!(sharing[name].as_f64(), Some(f64::from(value)), "{name}");
     }
+    assert!(sharing["modelled_us"].as_f64() > Some(1.0));
     assert_eq!(sharing["classes"]["vmem_store"], 16);
     assert_eq!(sharing["opcodes"]["global_load_dwordx4"], 32);
     let instructions = sharing["instructions"].as_array().expect("a list");
@@ -662,7 +663,8 @@ fn profiles() {
         "limited by LDS",
         "  bank conflicts                     54  73.0%",
         "at least 0.000 us on mi300x",
-        "           1      32.0  75.0%         0x",
+        "           1   32.0  75.0% ",
+        "us on mi300x, modelled: 1 workgroups",
     ] {
         assert!(text.contains(words), "no {words} in\n{text}");
     }
@@ -672,7 +674,14 @@ fn profiles() {
     assert!(svg.contains("no matrix products: lds_fragments") && svg.ends_with("</svg>\n"));
     folder.works(&run("matrix", &["--grid", "1", "--roofline", "m.svg"]));
     let svg = String::from_utf8(folder.read("m.svg")).expect("text");
-    assert!(svg.contains(">matrix "), "{svg}");
+    assert!(
+        svg.contains(">matrix ") && svg.contains(", modelled "),
+        "{svg}"
+    );
+    folder.works(&run("matrix", &["--grid", "1", "--perfetto", "m.json"]));
+    let trace: Value = serde_json::from_slice(&folder.read("m.json")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("a list");
+    assert!(events.iter().any(|e| e["name"] == "v_mfma_f32_32x32x8_f16"));
 
     folder.fails(2, &run("matrix", &["--grid", "1", "--gpu", "mi250"]));
     folder.fails(

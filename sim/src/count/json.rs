@@ -7,13 +7,14 @@ use crate::code_object::Kernel;
 use crate::cost::Class;
 use crate::launch::Stats;
 
-/// One object of a launch that was counted, on one line.
+/// One object of a launch that was counted, on one line; with its time in microseconds on a GPU, if it was modelled.
 pub fn json(
     kernel: &Kernel,
     grid: [u32; 3],
     block: [u32; 3],
     stats: &Stats,
     totals: &Totals,
+    modelled: Option<(&str, f64)>,
 ) -> String {
     let mut out = String::from("{\"kernel\":");
     string(&mut out, kernel.name());
@@ -30,6 +31,10 @@ pub fn json(
         field("workgroups_per_cu", &o.workgroups);
         field("waves_per_simd", &o.waves_per_simd());
         field("occupancy_limit", &format_args!("\"{}\"", o.limit.name()));
+    }
+    if let Some((gpu, us)) = modelled {
+        field("gpu", &format_args!("\"{gpu}\""));
+        field("modelled_us", &us);
     }
     for (name, value) in totals.figures() {
         field(name, &value);

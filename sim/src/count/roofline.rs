@@ -22,7 +22,7 @@ pub struct Point {
 const WIDTH: f64 = 840.0;
 const HEIGHT: f64 = 480.0;
 const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
+const RIGHT: f64 = 30.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 56.0;
 const COLOURS: [&str; 6] = [
@@ -94,7 +94,7 @@ pub fn svg(gpu: &Gpu, points: &[Point]) -> String {
             out,
             "<circle cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"5\" fill=\"white\" stroke=\"{colour}\" stroke-width=\"2\"/>"
         );
-        let mut label = format!("{} {:.0}", p.name, reached(p, p.least_us));
+        let mut label = format!("{} {:.0} TFLOP/s", p.name, reached(p, p.least_us));
         if let Some(us) = p.modelled_us {
             let [mx, my] = at(us);
             let _ = writeln!(
@@ -179,6 +179,7 @@ fn text(out: &mut String, [x, y]: [f64; 2], anchor: &str, text: &str) {
         .replace('>', "&gt;");
     let _ = writeln!(
         out,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{escaped}</text>"
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" paint-order=\"stroke\" stroke=\"white\" \
+         stroke-width=\"3\">{escaped}</text>"
     );
 }

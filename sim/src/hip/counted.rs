@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use crate::code_object::{CodeObject, Kernel};
 use crate::count::{self, Totals};
+use crate::gpu::Gpu;
 use crate::launch::Stats;
+use crate::timing::{Estimate, Model, Shape};
 
 /// A launch that was counted.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct CountedLaunch {
     pub grid: [u32; 3],
     /// Work-items of a workgroup in x, y, z.
     pub block: [u32; 3],
+    /// LDS of a workgroup in bytes.
+    pub lds: u32,
     /// What it did.
     pub stats: Stats,
     /// Host seconds.
@@ -40,14 +44,30 @@ impl CountedLaunch {
         }
     }
 
-    /// One JSON object, on one line.
-    pub fn json(&self) -> String {
+    /// How long it would take on a GPU, if workgroups were recorded for a GPU with as many dies.
+    pub fn estimate(&self, gpu: Gpu) -> Option<Estimate> {
+        let counts = self.stats.counts.as_ref()?;
+        let shape = Shape {
+            code: &self.code,
+            kernel: self.kernel(),
+            workgroups: self.stats.workgroups,
+            waves: counts.occupancy.waves,
+            lds: self.lds,
+            footprint: counts.traffic.unique_bytes,
+        };
+        Model::new(gpu).estimate(&shape, &self.stats.traces)
+    }
+
+    /// One JSON object, on one line; with the modelled time on a GPU, if one is given.
+    pub fn json(&self, gpu: Option<Gpu>) -> String {
+        let modelled = gpu.and_then(|gpu| self.estimate(gpu));
         count::json(
             self.kernel(),
             self.grid,
             self.block,
             &self.stats,
             &self.totals(),
+            modelled.map(|e| (e.gpu.name, e.modelled_us)),
         )
     }
 }
@@ -56,15 +76,16 @@ impl CountedLaunch {
 pub(super) enum Counted {
     /// They wait for [`super::take_counted_launches`].
     Kept(Vec<CountedLaunch>),
-    /// A line of JSON each is added to this file.
-    Written(PathBuf),
+    /// A line of JSON each is added to this file, with times modelled for a GPU if one is named.
+    Written(PathBuf, Option<Gpu>),
 }
 
 impl Counted {
-    /// As the environment says: `DELTAWAVE_SIM_PROFILE` names a file.
+    /// As the environment says: `DELTAWAVE_SIM_PROFILE` names a file, `DELTAWAVE_SIM_GPU` a GPU.
     pub fn from_environment() -> Self {
+        let gpu = || Gpu::named(&std::env::var("DELTAWAVE_SIM_GPU").ok()?);
         match std::env::var_os("DELTAWAVE_SIM_PROFILE") {
-            Some(path) if !path.is_empty() => Counted::Written(path.into()),
+            Some(path) if !path.is_empty() => Counted::Written(path.into(), gpu()),
             _ => Counted::Kept(Vec::new()),
         }
     }
@@ -72,8 +93,8 @@ impl Counted {
     pub fn add(&mut self, launch: CountedLaunch) {
         match self {
             Counted::Kept(launches) => launches.push(launch),
-            Counted::Written(path) => {
-                if let Err(error) = append(path, &launch.json()) {
+            Counted::Written(path, gpu) => {
+                if let Err(error) = append(path, &launch.json(*gpu)) {
                     eprintln!("gfx942 simulator: {}: {error}", path.display());
                 }
             }
@@ -83,7 +104,7 @@ impl Counted {
     pub fn take(&mut self) -> Vec<CountedLaunch> {
         match self {
             Counted::Kept(launches) => std::mem::take(launches),
-            Counted::Written(_) => Vec::new(),
+            Counted::Written(..) => Vec::new(),
         }
     }
 }

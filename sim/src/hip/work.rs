@@ -5,8 +5,9 @@ use super::state::{Device, Outcome, Working, device, explain, working};
 use crate::code_object::CodeObject;
 use crate::exec::MfmaMode;
 use crate::fault::FaultKind;
-use crate::launch::{Launch, LaunchError, Options, WaveOrder};
+use crate::launch::{Launch, LaunchError, Options, Record, WaveOrder};
 use crate::memory::Memory;
+use crate::timing;
 use core::ffi::c_void;
 use hip_sys::{hipError_t, hipMemcpyKind, hipStream_t};
 use std::panic::AssertUnwindSafe;
@@ -248,6 +249,7 @@ fn run_kernel(_: &Working, launch: &KernelLaunch) -> Outcome {
                     index: launch.kernel.index,
                     grid: launch.grid,
                     block: launch.block,
+                    lds: kernel.descriptor.group_segment_fixed_size + launch.dynamic_lds,
                     stats,
                     seconds,
                 });
@@ -417,7 +419,7 @@ unsafe fn pack(
 /// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`),
 /// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)),
 /// `DELTAWAVE_SIM_PROFILE` (a file to which each launch adds its counters as a line of JSON), `DELTAWAVE_SIM_GPU`
-/// (`mi300x`, `mi325x`, `mi308x`: how many dies workgroups are dealt to).
+/// (`mi300x`, `mi325x`, `mi308x`: how many dies workgroups are dealt to, and for which GPU times are modelled).
 /// A value that is none of these is reported on stderr and ignored.
 pub fn options_from_environment() -> Options {
     let mut options = Options::default();
@@ -459,6 +461,7 @@ pub fn options_from_environment() -> Options {
     });
     read("DELTAWAVE_SIM_GPU", &mut |options, value| {
         options.xccs = crate::gpu::Gpu::named(value)?.xcds;
+        options.record = Record::Some(timing::SAMPLE);
         Some(())
     });
     options

@@ -30,6 +30,9 @@ use crate::occupancy::Occupancy;
 use cu::Work;
 use memory::{Path, Sharing};
 
+/// Workgroups that are worth recording at most.
+pub const SAMPLE: u32 = 8;
+
 /// The free parameters, fitted to published times (`docs/timing-model.md`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
@@ -127,7 +130,7 @@ impl Model {
     /// How many workgroups to record ([`crate::launch::Record`]): as many as a compute unit holds, but at least two, so
     /// that what neighbours share in L2 shows.
     pub fn sample(&self, shape: &Shape) -> u32 {
-        self.resident(shape).clamp(2, 8)
+        self.resident(shape).clamp(2, SAMPLE)
     }
 
     fn resident(&self, shape: &Shape) -> u32 {

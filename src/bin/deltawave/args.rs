@@ -40,7 +40,7 @@ pub enum Command {
     Prefill(Box<PrefillArgs>),
     /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
     ///
-    /// Runs the kernels on the simulator, whatever devices there are, and counts: everything exactly, nothing estimated.
+    /// Runs the kernels on the simulator, whatever devices there are, and counts, exactly; only times are modelled.
     /// Clocks are sums over all waves of the time that a SIMD's matrix and vector units, and a compute unit's LDS, are
     /// busy, without any waiting; vector clocks include transcendental functions. Memory is counted in lines of 128
     /// bytes, each once for a launch (HBM unique) and once for each die (L2 fill), instructions left out.

@@ -33,6 +33,8 @@ use deltawave::runtime::{Backend, Context};
 use deltawave::safetensors_io::{self, FileError, Named};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
+use deltawave_sim::launch::Record;
+use deltawave_sim::timing::SAMPLE;
 use serde::Serialize;
 
 use crate::args::{BackendArg, Cli, Command, InfoArgs, MfmaArg, PrefillArgs, ProfileArgs};
@@ -235,6 +237,7 @@ fn configure_simulator(
     options.threads = args.threads.map(usize::from).or(options.threads);
     if let Some(gpu) = counted {
         (options.count, options.xccs) = (true, gpu.xcds);
+        options.record = Record::Some(SAMPLE);
     }
     deltawave_sim::hip::set_options(options);
     Ok(())

@@ -1,4 +1,5 @@
-//! What a prefill's kernels did, counted on the simulator: one JSON object, or tables.
+//! What a prefill's kernels did, counted on the simulator, and how long they would take, modelled: one JSON object, or
+//! tables.
 
 use std::fmt::Write as _;
 
@@ -36,6 +37,7 @@ struct Kernel {
     vgprs: u32,
     occupancy: Option<Occupancy>,
     totals: Totals,
+    modelled_us: f64,
 }
 
 /// What the operation needs whoever computes it.
@@ -108,11 +110,13 @@ impl Profile {
             total += &totals;
             let name = launch.kernel().name();
             let stats = &launch.stats;
+            let modelled_us = launch.estimate(gpu).map_or(0.0, |e| e.modelled_us);
             match kernels.iter_mut().find(|k| k.name == name) {
                 Some(kernel) => {
                     kernel.totals += &totals;
                     kernel.workgroups += stats.workgroups;
                     kernel.waves += stats.waves;
+                    kernel.modelled_us += modelled_us;
                 }
                 None => kernels.push(Kernel {
                     name: name.to_owned(),
@@ -121,6 +125,7 @@ impl Profile {
                     vgprs: launch.kernel().descriptor.vgprs(),
                     occupancy: stats.counts.as_ref().map(|c| c.occupancy),
                     totals,
+                    modelled_us,
                 }),
             }
         }
@@ -135,6 +140,11 @@ impl Profile {
             kernels,
             total,
         }
+    }
+
+    /// Modelled microseconds of all kernels.
+    fn modelled_us(&self) -> f64 {
+        self.kernels.iter().map(|k| k.modelled_us).sum()
     }
 
     /// Figures for each pair of a chunk and a value head.
@@ -159,7 +169,7 @@ impl Profile {
             "value_heads": self.value_heads,
             "chunk_heads": self.chunk_heads,
             "kernels": kernels,
-            "total": figures(&self.total, &self.gpu),
+            "total": figures(&self.total, self.modelled_us(), &self.gpu),
             "per_chunk_head": Map::from_iter(self.per_chunk_head().map(|(k, v)| (k.to_owned(), v.into()))),
             "minimal_bytes": self.bound.bytes,
             "t_form_flops": self.bound.flops,
@@ -210,18 +220,23 @@ impl Profile {
              clocks",
             count(self.chunk_heads)
         );
-        let mut busy = Table::new(1, &["busy, us at least", "matrix", "vector", "LDS", "HBM"]);
-        let rows = self.kernels.iter().map(|k| (k.name.as_str(), &k.totals));
-        for (name, totals) in rows.chain([("total", &self.total)]) {
-            let units = Busy::new(totals, &self.gpu).units();
-            let cells = units.map(|(_, us)| format!("{us:.1}"));
-            busy.row([name.to_owned()].into_iter().chain(cells));
+        let titles = ["us", "modelled", "matrix", "vector", "LDS", "HBM"];
+        let mut times = Table::new(1, &titles);
+        let rows = (self.kernels.iter()).map(|k| (k.name.as_str(), k.modelled_us, &k.totals));
+        for (name, us, totals) in rows.chain([("total", self.modelled_us(), &self.total)]) {
+            let units = Busy::new(totals, &self.gpu).units().map(|(_, us)| us);
+            let cells = [us].into_iter().chain(units).map(|us| format!("{us:.1}"));
+            times.row([name.to_owned()].into_iter().chain(cells));
         }
-        let _ = writeln!(out, "\n{busy}");
         let _ = writeln!(
             out,
-            "  roofline {:.1} us: {} at least at {:.1} TB/s, {:.1} GFLOP of the T-form at {:.0} TFLOP/s",
+            "\n{times}\n  modelled: not measured. The others: how long each kind of unit is busy if nothing waits."
+        );
+        let _ = writeln!(
+            out,
+            "  roofline {:.1} us, {:.0}% of the modelled time: {} at least at {:.1} TB/s, {:.1} GFLOP of the T-form at {:.0} TFLOP/s",
             self.bound.us(&self.gpu),
+            100.0 * self.bound.us(&self.gpu) / self.modelled_us().max(1e-9),
             bytes(self.bound.bytes as u64),
             self.gpu.hbm / 1e12,
             self.bound.flops / 1e9,
@@ -232,15 +247,14 @@ impl Profile {
 
     /// A diagram as SVG.
     pub fn roofline(&self) -> String {
-        let point = |name: &str, totals: &Totals| Point {
-            name: name.to_owned(),
-            flops: totals.mfma_flops as f64,
-            bytes: totals.traffic.unique_bytes as f64,
-            least_us: Busy::new(totals, &self.gpu).most().1,
-            modelled_us: None,
+        let point = |k: &Kernel| Point {
+            name: k.name.clone(),
+            flops: k.totals.mfma_flops as f64,
+            bytes: k.totals.traffic.unique_bytes as f64,
+            least_us: Busy::new(&k.totals, &self.gpu).most().1,
+            modelled_us: Some(k.modelled_us),
         };
-        let kernels = self.kernels.iter().map(|k| point(&k.name, &k.totals));
-        let points: Vec<Point> = kernels.collect();
+        let points: Vec<Point> = self.kernels.iter().map(point).collect();
         roofline::svg(&self.gpu, &points)
     }
 }
@@ -260,7 +274,7 @@ impl Kernel {
             value["occupancy_limit"] = o.limit.name().into();
         }
         if let (Value::Object(all), Value::Object(figures)) =
-            (&mut value, figures(&self.totals, gpu))
+            (&mut value, figures(&self.totals, self.modelled_us, gpu))
         {
             all.extend(figures);
         }
@@ -269,7 +283,7 @@ impl Kernel {
 }
 
 /// The counters, and how long the units are busy.
-fn figures(totals: &Totals, gpu: &Gpu) -> Value {
+fn figures(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Value {
     let figures = totals.figures();
     let mut all: Map<String, Value> = figures
         .into_iter()
@@ -280,6 +294,7 @@ fn figures(totals: &Totals, gpu: &Gpu) -> Value {
     all.insert("classes".to_owned(), Map::from_iter(classes).into());
     let busy = Busy::new(totals, gpu).units();
     let busy = busy.map(|(name, us)| (name.to_owned(), us.into()));
+    all.insert("modelled_us".to_owned(), modelled_us.into());
     all.insert("busy_us".to_owned(), Map::from_iter(busy).into());
     all.into()
 }

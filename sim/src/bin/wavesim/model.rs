@@ -7,7 +7,7 @@ use deltawave_sim::disasm;
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::launch::{Launch, Record};
 use deltawave_sim::sanitize::Checks;
-use deltawave_sim::timing::{Estimate, Fit, Model, Shape, Stall, perfetto};
+use deltawave_sim::timing::{Estimate, Fit, Model, SAMPLE, Shape, Stall, perfetto};
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -32,7 +32,8 @@ pub struct Args {
     top: usize,
 }
 
-fn gpu(name: &str) -> Result<Gpu, String> {
+/// The GPU that `--gpu` names.
+pub fn gpu(name: &str) -> Result<Gpu, String> {
     Gpu::named(name).ok_or_else(|| {
         let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
         format!("known are {}", names.join(", "))
@@ -78,10 +79,8 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     })
 }
 
-/// Workgroups recorded.
-const SAMPLE: u32 = 8;
-
-fn shape<'a>(launch: &Launch<'a>) -> Shape<'a> {
+/// The shape of a launch.
+pub fn shape<'a>(launch: &Launch<'a>) -> Shape<'a> {
     Shape {
         code: launch.code,
         kernel: launch.kernel,

@@ -1,7 +1,7 @@
-//! `wavesim profile`: what a launch does, counted.
+//! `wavesim profile`: what a launch does, counted, and how long it would take, modelled.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use deltawave_sim::code_object::Kernel;
 use deltawave_sim::cost::Class;
@@ -10,12 +10,13 @@ use deltawave_sim::count::{self, Busy, Counts, Totals};
 use deltawave_sim::disasm;
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::inst::Program;
-use deltawave_sim::launch::{Launch, Stats};
+use deltawave_sim::launch::{Launch, Record, Stats};
 use deltawave_sim::sanitize::Checks;
+use deltawave_sim::timing::{Estimate, Model, SAMPLE, Shape, Stall, perfetto};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::run;
+use crate::{model, run};
 
 /// What `profile --help` says after the options.
 pub const EXAMPLES: &str = "\
@@ -24,7 +25,8 @@ Arguments and outputs are those of wavesim run; see its help.
 Clocks are sums over all waves, of a SIMD's matrix, vector and scalar unit, or of
 a compute unit's LDS: the time that the units are busy, without any waiting.
 'at least' spreads them evenly over the GPU. Memory counts lines of 128 bytes,
-each once for the launch (HBM) and once for each die (L2 fill).
+each once for the launch (HBM) and once for each die (L2 fill). What is modelled
+says so: see wavesim model, and docs/timing-model.md for how far it is off.
 
 Examples:
   wavesim profile saxpy.co --grid 4 --block 256 --arg zeros:4096 \\
@@ -38,7 +40,7 @@ pub struct Args {
     #[command(flatten)]
     run: run::Args,
     /// The GPU whose dies and units the counts are set against
-    #[arg(long, default_value = "mi300x", value_parser = gpu)]
+    #[arg(long, default_value = "mi300x", value_parser = model::gpu)]
     gpu: Gpu,
     /// Print the executed functions with the hits of each instruction
     #[arg(long)]
@@ -46,70 +48,90 @@ pub struct Args {
     /// Write a roofline diagram to FILE, as SVG
     #[arg(long, value_name = "FILE")]
     roofline: Option<PathBuf>,
+    /// Write the modelled waves of one compute unit to FILE, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
 }
 
-fn gpu(name: &str) -> Result<Gpu, String> {
-    Gpu::named(name).ok_or_else(|| {
-        let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
-        format!("known are {}", names.join(", "))
-    })
-}
+/// Events of a trace for Perfetto at most.
+const EVENTS: usize = 200_000;
 
 /// Launches, and reports.
 pub fn text(args: &Args) -> Result<String, Failure> {
     let mut options = args.run.options(Checks::NONE);
     options.count = true;
+    options.record = Record::Some(SAMPLE);
     options.xccs = args.gpu.xcds;
     run::launch(&args.run, options, |launch, done| {
         done.write()?;
-        let Some(counts) = done.stats.counts.as_deref() else {
+        let (Some(counts), stats) = (done.stats.counts.as_deref(), &done.stats) else {
             return Ok(String::new());
         };
         let program = launch.code.program();
         let totals = Totals::new(counts, program);
         let busy = Busy::new(&totals, &args.gpu);
-        let name = launch.kernel.name();
+        let mut model = Model::new(args.gpu);
+        if args.perfetto.is_some() {
+            model = model.keep(EVENTS);
+        }
+        let shape = Shape {
+            footprint: totals.traffic.unique_bytes,
+            ..model::shape(launch)
+        };
+        let Some(estimate) = model.estimate(&shape, &stats.traces) else {
+            return Err(Failure::NoWorkgroup);
+        };
         if let Some(path) = &args.roofline {
             let point = Point {
-                name: name.into(),
+                name: launch.kernel.name().into(),
                 flops: totals.mfma_flops as f64,
                 bytes: totals.traffic.unique_bytes as f64,
                 least_us: busy.most().1,
-                modelled_us: None,
+                modelled_us: Some(estimate.modelled_us),
             };
-            std::fs::write(path, roofline::svg(&args.gpu, &[point])).map_err(|source| {
-                let path = path.clone();
-                Failure::Write { path, source }
-            })?;
+            write(path, &roofline::svg(&args.gpu, &[point]))?;
+        }
+        if let Some(path) = &args.perfetto {
+            write(path, &perfetto(&estimate, program))?;
         }
         if args.run.json() {
-            let mut value = object(launch, &done.stats, &totals);
-            value["gpu"] = args.gpu.name.into();
+            let modelled = Some((args.gpu.name, estimate.modelled_us));
+            let (grid, block) = (launch.grid, launch.block);
+            let text = count::json(launch.kernel, grid, block, stats, &totals, modelled);
+            let mut value: Value = serde_json::from_str(&text).unwrap_or_default();
             value["seconds"] = done.seconds.into();
-            value["busy_us"] = busy
-                .units()
-                .into_iter()
+            value["busy_us"] = (busy.units().into_iter())
                 .map(|(k, v)| (k, json!(v)))
                 .collect();
-            value["instructions"] = instructions(program, counts);
+            value["instructions"] = instructions(program, counts, &estimate);
             return Ok(crate::json(&value));
         }
-        let mut out = table(launch.kernel, &done.stats, counts, &totals);
-        least(&mut out, &args.gpu, &busy);
+        let mut out = table(launch.kernel, stats, counts, &totals);
+        times(&mut out, &busy, &estimate);
         if args.annotate {
-            annotate(&mut out, launch, counts);
+            annotate(&mut out, launch, counts, &estimate);
         }
         Ok(out)
     })
 }
 
-fn object(launch: &Launch, stats: &Stats, totals: &Totals) -> Value {
-    let text = count::json(launch.kernel, launch.grid, launch.block, stats, totals);
-    serde_json::from_str(&text).unwrap_or_default()
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|source| Failure::Write {
+        path: path.into(),
+        source,
+    })
+}
+
+/// Clocks that a wave waits for an instruction, on average, and what for mostly. Modelled.
+fn waiting(estimate: &Estimate, at: usize) -> Option<(f64, Stall)> {
+    let site = estimate.sites.get(at).filter(|s| s.hits > 0)?;
+    let waited: u64 = site.stalls.iter().sum();
+    let why = (Stall::ALL.into_iter()).max_by_key(|s| site.stalls[*s as usize])?;
+    (waited > 0).then(|| (waited as f64 / site.hits as f64, why))
 }
 
 /// The executed instructions.
-fn instructions(program: &Program, counts: &Counts) -> Value {
+fn instructions(program: &Program, counts: &Counts, estimate: &Estimate) -> Value {
     let executed = (program.insts.iter().zip(&program.offsets).zip(&counts.hits)).enumerate();
     let executed = executed.filter(|(_, (_, hits))| **hits > 0);
     executed
@@ -119,6 +141,11 @@ fn instructions(program: &Program, counts: &Counts) -> Value {
                 "text": disasm::text(inst, pc.into()),
                 "hits": hits,
             });
+            if let Some(site) = estimate.sites.get(at).filter(|s| s.hits > 0) {
+                let share = |s: Stall| site.stalls[s as usize] as f64 / site.hits as f64;
+                let stalls = Stall::ALL.into_iter().filter(|s| share(*s) > 0.0);
+                value["modelled_stall_clk"] = stalls.map(|s| (s.name(), json!(share(s)))).collect();
+            }
             if let Some(s) = counts.site(at) {
                 for (name, n) in [
                     ("lds_clk", s.lds_clk),
@@ -190,26 +217,32 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{:.1}%", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
-fn least(out: &mut String, gpu: &Gpu, busy: &Busy) {
+fn times(out: &mut String, busy: &Busy, e: &Estimate) {
     let units: Vec<String> = (busy.units().iter())
         .map(|(name, us)| format!("{name} {us:.3}"))
         .collect();
     let (name, us) = busy.most();
+    let gpu = e.gpu.name;
     let _ = writeln!(
         out,
-        "\nat least {us:.3} us on {} (its {name} units are busy, nothing waits): {} us",
-        gpu.name,
+        "\nat least {us:.3} us on {gpu} (its {name} units are busy, nothing waits): {} us",
         units.join(", ")
+    );
+    let _ = writeln!(
+        out,
+        "{:.1} us on {gpu}, modelled: {} workgroups on the busiest compute unit, {} at a time",
+        e.modelled_us, e.share, e.resident
     );
 }
 
 /// The functions of which anything was executed.
-fn annotate(out: &mut String, launch: &Launch, counts: &Counts) {
+fn annotate(out: &mut String, launch: &Launch, counts: &Counts, estimate: &Estimate) {
     let program = launch.code.program();
     let _ = writeln!(
         out,
-        "\n{:>12} {:>9} {:>6} {:>6}  pc        instruction   (LDS clocks, % in conflicts, and 128-byte lines of an access)",
-        "hits", "LDS", "confl", "lines"
+        "\nLDS clocks, those in conflicts, and 128-byte lines: of an access. Clocks that a wave waits, and why: modelled.\n\
+         {:>12} {:>6} {:>6} {:>6} {:>8} {:<10}  pc        instruction",
+        "hits", "LDS", "confl", "lines", "waits", ""
     );
     let mut functions: Vec<_> = launch.code.functions().iter().collect();
     functions.sort_by_key(|f| f.offset);
@@ -236,6 +269,10 @@ fn annotate(out: &mut String, launch: &Launch, counts: &Counts) {
                 }
             }
             let [lds, conflicts, lines] = columns;
+            let (waits, why) = match waiting(estimate, at) {
+                Some((clocks, why)) => (format!("{clocks:.1}"), why.name()),
+                None => Default::default(),
+            };
             let text = disasm::text(&program.insts[at], pc.into());
             let hits = if hits > 0 {
                 hits.to_string()
@@ -244,7 +281,7 @@ fn annotate(out: &mut String, launch: &Launch, counts: &Counts) {
             };
             let _ = writeln!(
                 out,
-                "{hits:>12} {lds:>9} {conflicts:>6} {lines:>6}  {pc:#08x}  {text}"
+                "{hits:>12} {lds:>6} {conflicts:>6} {lines:>6} {waits:>8} {why:<10}  {pc:#08x}  {text}"
             );
         }
     }
