@@ -61,8 +61,13 @@ struct Exchange {
 constexpr int waves = prefill::chunk / arch::lanes;
 
 struct Shared {
-    Exchange blocks;
-    arch::Kept<lower_blocks>::Memory kk, kq;
+    union {
+        arch::ChunkRows::Memory rows;
+        struct {
+            Exchange blocks;
+            arch::Kept<lower_blocks>::Memory kk, kq;
+        } made; // of them
+    };
     float scratch[4];
     float gate_sum[prefill::chunk];
     float beta[prefill::chunk];
@@ -77,16 +82,9 @@ struct Products {
     Tile qq[tiles];
 };
 
-// What this wave makes of them: K K^T for T, the others for P.
-template <class T, bool ForT, bool ForP, bool Aligned>
-DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q_stride, u32 k_stride, int rows,
-                          int key_dim, bool norm) {
-    const int lane = arch::lane();
-    OperandRows q_row[tiles], k_row[tiles];
-    for (int i = 0; i < tiles; ++i) {
-        q_row[i] = OperandRows(i, rows, q_stride, lane);
-        k_row[i] = OperandRows(i, rows, k_stride, lane);
-    }
+// What this wave makes of them: Q K^T for P, the others for T.
+template <class T, bool ForT, bool ForP>
+DEVICE void multiply_rows(Products &out, arch::ChunkRows &rows, int key_dim, bool norm) {
     for (int i = 0; i < lower_blocks; ++i) {
         out.kk[i] = Tile{};
         out.kq[i] = Tile{};
@@ -96,15 +94,13 @@ DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q
     }
 #pragma unroll 1
     for (int column = 0; column < key_dim; column += 32) {
-        const bool inside = column + arch::eighth(lane) * 8 < key_dim;
-        OperandPair kf[tiles], qf[tiles];
+        rows.fetch(column);
+        OperandPair kf[tiles];
         for (int i = 0; i < tiles; ++i) {
-            kf[i] = k_row[i].load<Aligned>(k, column, inside);
-            if constexpr (ForP) {
-                qf[i] = q_row[i].load<Aligned>(q, column, inside);
-            }
+            kf[i] = rows.k(i, column);
         }
         for (int i = 0; i < tiles; ++i) {
+            const OperandPair qf = ForP || norm ? rows.q(i, column) : OperandPair{};
             for (int j = 0; j <= i; ++j) {
                 if constexpr (ForT) {
                     Tile &kk = out.kk[lower_block(i, j)];
@@ -113,13 +109,13 @@ DEVICE void multiply_rows(Products &out, const Window &q, const Window &k, u32 q
                 }
                 if constexpr (ForP) {
                     Tile &kq = out.kq[lower_block(i, j)];
-                    kq = T::mma(kf[j].first(), qf[i].first(), kq);
-                    kq = T::mma(kf[j].second(), qf[i].second(), kq);
+                    kq = T::mma(kf[j].first(), qf.first(), kq);
+                    kq = T::mma(kf[j].second(), qf.second(), kq);
                 }
             }
-            if (ForP && norm) {
-                out.qq[i] = T::mma(qf[i].first(), qf[i].first(), out.qq[i]);
-                out.qq[i] = T::mma(qf[i].second(), qf[i].second(), out.qq[i]);
+            if (ForT && norm) {
+                out.qq[i] = T::mma(qf.first(), qf.first(), out.qq[i]);
+                out.qq[i] = T::mma(qf.second(), qf.second(), out.qq[i]);
             }
         }
     }
@@ -133,8 +129,6 @@ template <bool ForT, bool ForP> DEVICE void normalise(Products &x, Shared &share
             if (at.row(e) == at.column(e)) {
                 if constexpr (ForT) {
                     shared.k_norm[16 * i + at.column(e)] = x.kk[lower_block(i, i)][e];
-                }
-                if constexpr (ForP) {
                     shared.q_norm[16 * i + at.column(e)] = x.qq[i][e];
                 }
             }
@@ -264,17 +258,19 @@ DEVICE void invert_diagonal_blocks(Exchange &x, int lane) {
 }
 
 // T^T for T = (I + A)^-1 of a 64x64 strictly lower A in f32, given as blocks a(i, j): the diagonal blocks by
-// substitution, then blocks of 16 are joined to 32, and of 32 to 64, by T21 = -T22 A21 T11. Kept in registers; a
-// product x^T y of accumulator tiles needs no movement of data, so A is held as it is and T transposed, besides the
-// three blocks of T that the last level reads.
-template <class A> DEVICE void invert(Tile (&tt)[lower_blocks], const A &a, Exchange &x, Place at, int lane) {
+// substitution, then blocks of 16 are joined to 32, and of 32 to 64, by T21 = -T22 A21 T11. A product x^T y of
+// accumulator tiles needs no movement of data, so A is held as it is and T transposed, besides the blocks of T that the
+// last level reads. put(i, j, tile) is called for each block of T^T as soon as it is known.
+template <class A, class Put> DEVICE void invert(const A &a, const Put &put, Exchange &x, Place at, int lane) {
     for (int b = 0; b < tiles; ++b) {
         x.put(b, a(b, b), at);
     }
     arch::wave_sync();
     invert_diagonal_blocks(x, lane);
+    Tile diagonal[tiles];
     for (int b = 0; b < tiles; ++b) {
-        tt[lower_block(b, b)] = x.get_transposed(b, at);
+        diagonal[b] = x.get_transposed(b, at);
+        put(b, b, diagonal[b]);
     }
     const Tile t00 = x.get(0, at), t11 = x.get(1, at), t22 = x.get(2, at);
     arch::wave_sync();
@@ -283,23 +279,25 @@ template <class A> DEVICE void invert(Tile (&tt)[lower_blocks], const A &a, Exch
         return arch::multiply_transposed_f32(left_transposed, right, c);
     };
     // 16 -> 32: T21^T = -T11^T (A21^T T22^T).
-    tt[lower_block(1, 0)] = product(t00, -product(a(1, 0), tt[lower_block(1, 1)], Tile{}), Tile{});
-    tt[lower_block(3, 2)] = product(t22, -product(a(3, 2), tt[lower_block(3, 3)], Tile{}), Tile{});
+    const Tile tt10 = product(t00, -product(a(1, 0), diagonal[1], Tile{}), Tile{});
+    put(1, 0, tt10);
+    const Tile tt32 = product(t22, -product(a(3, 2), diagonal[3], Tile{}), Tile{});
+    put(3, 2, tt32);
     Tile identity;
     for (int e = 0; e < elements; ++e) {
         identity[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;
     }
-    const Tile t10 = product(tt[lower_block(1, 0)], identity, Tile{});
+    const Tile t10 = product(tt10, identity, Tile{});
     // 32 -> 64, the same with 2x2 blocks: w = A21^T T22^T, then -T11^T w.
     Tile w[2][2];
     for (int j = 0; j < 2; ++j) {
-        w[j][0] = -product(a(2, j), tt[lower_block(2, 2)], Tile{});
-        const Tile partial = product(a(2, j), tt[lower_block(3, 2)], Tile{});
-        w[j][1] = -product(a(3, j), tt[lower_block(3, 3)], partial);
+        w[j][0] = -product(a(2, j), diagonal[2], Tile{});
+        const Tile partial = product(a(2, j), tt32, Tile{});
+        w[j][1] = -product(a(3, j), diagonal[3], partial);
     }
     for (int i = 0; i < 2; ++i) {
-        tt[lower_block(2 + i, 0)] = product(t10, w[1][i], product(t00, w[0][i], Tile{}));
-        tt[lower_block(2 + i, 1)] = product(t11, w[1][i], Tile{});
+        put(2 + i, 0, product(t10, w[1][i], product(t00, w[0][i], Tile{})));
+        put(2 + i, 1, product(t11, w[1][i], Tile{}));
     }
 }
 
@@ -307,6 +305,7 @@ template <class A> DEVICE void invert(Tile (&tt)[lower_blocks], const A &a, Exch
 DEVICE void clear_rows(const dw_prefill_prepare_args &x, int end, int slot, int key_head) {
     const int group = x.value_heads / x.key_heads;
     const int64_t first = end + (int64_t)slot * prefill::chunk;
+#pragma unroll 1
     for (int row = 0; row < prefill::chunk; ++row) {
         const int64_t token = first + row;
         if (token >= x.tokens) {
@@ -339,14 +338,10 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
     const int lane = arch::lane(), token = arch::thread();
 
     Products products;
-    const char *q = prefill::row_address(x.q, x.q_strides, sequence, begin, key_head);
-    const char *k = prefill::row_address(x.k, x.k_strides, sequence, begin, key_head);
-    const u32 q_stride = (u32)x.q_strides.token * 2, k_stride = (u32)x.k_strides.token * 2;
-    if (arch::aligned_rows(q, q_stride) && arch::aligned_rows(k, k_stride)) {
-        multiply_rows<T, ForT, ForP, true>(products, Window(q), Window(k), q_stride, k_stride, rows, x.key_dim, norm);
-    } else {
-        multiply_rows<T, ForT, ForP, false>(products, Window(q), Window(k), q_stride, k_stride, rows, x.key_dim, norm);
-    }
+    arch::ChunkRows chunk_rows(prefill::row_address(x.q, x.q_strides, sequence, begin, key_head),
+                               prefill::row_address(x.k, x.k_strides, sequence, begin, key_head),
+                               (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, rows, x.key_dim, shared.rows);
+    multiply_rows<T, ForT, ForP>(products, chunk_rows, x.key_dim, norm);
     float q_norm = 1.0f, k_norm = 1.0f, unit = 1.0f;
     if (norm) {
         normalise<ForT, ForP>(products, shared, Place(lane));
@@ -354,8 +349,11 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
         k_norm = shared.k_norm[token];
         unit = power_of_two_below(arch::chunk_max(bits<int>(k_norm), (int *)shared.scratch));
     }
-    const auto kk = keep<ForT>(products.kk, shared.kk);
-    const auto kq = keep<ForP>(products.kq, shared.kq);
+    if constexpr (waves > 1) {
+        arch::team_sync<waves>(); // nobody reads the rows any more, whose place the products take
+    }
+    const auto kk = keep<ForT>(products.kk, shared.made.kk);
+    const auto kq = keep<ForP>(products.kq, shared.made.kq);
 
     const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
     const GateReader read_gates(x, sequence, begin + token, token < rows);
@@ -395,7 +393,15 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
                 }
                 return out;
             };
-            Tile transposed[lower_blocks];
+            prefill::MatrixWriter<T> t(record + prefill::record_t);
+            const auto put = [&](int i, int j, Tile transposed) __attribute__((always_inline)) {
+                if (i == j) {
+                    for (int e = 0; e < elements; ++e) {
+                        transposed[e] = at.row(e) < at.column(e) ? transposed[e] : 0.0f;
+                    }
+                }
+                t.put(lower_block(i, j), transposed);
+            };
             if constexpr (waves == 1) {
                 // Registers hold all blocks, each computed once.
                 Tile blocks[lower_blocks];
@@ -406,22 +412,11 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
                 }
                 const auto held = [&](int i, int j)
                                       __attribute__((always_inline)) { return blocks[lower_block(i, j)]; };
-                invert(transposed, held, shared.blocks, at, same_lane);
+                invert(held, put, shared.made.blocks, at, same_lane);
             } else {
-                invert(transposed, block, shared.blocks, at, same_lane);
+                invert(block, put, shared.made.blocks, at, same_lane);
             }
-            prefill::MatrixWriter<T> t(record + prefill::record_t);
-            for (int i = 0; i < tiles; ++i) {
-                for (int j = 0; j <= i; ++j) {
-                    Tile &out = transposed[lower_block(i, j)];
-                    if (i == j) {
-                        for (int e = 0; e < elements; ++e) {
-                            out[e] = at.row(e) < at.column(e) ? out[e] : 0.0f;
-                        }
-                    }
-                    t.put(lower_block(i, j), out);
-                }
-            }
+            t.finish();
         }
         if constexpr (ForP) {
             prefill::MatrixWriter<T> p(record + prefill::record_p);
@@ -441,6 +436,7 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
                     p.put(lower_block(i, j), out);
                 }
             }
+            p.finish();
         }
         arch::team_sync<waves>();
     }
@@ -474,5 +470,9 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
 
 } // namespace
 
-KERNEL(prefill::chunk, 2) void dw_prefill_prepare_bf16(dw_prefill_prepare_args x) { prepare<Bf16>(x); }
-KERNEL(prefill::chunk, 2) void dw_prefill_prepare_f16(dw_prefill_prepare_args x) { prepare<F16>(x); }
+KERNEL(prefill::chunk, prefill::prepare_residency) void dw_prefill_prepare_bf16(dw_prefill_prepare_args x) {
+    prepare<Bf16>(x);
+}
+KERNEL(prefill::chunk, prefill::prepare_residency) void dw_prefill_prepare_f16(dw_prefill_prepare_args x) {
+    prepare<F16>(x);
+}

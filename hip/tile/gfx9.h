@@ -252,14 +252,38 @@ class OperandRows {
         offset = row < rows ? row * stride + eighth(lane) * 16 : Window::nowhere;
     }
     // 32 columns from `column` on; zeros where not `inside`. Memory need not be aligned on this target.
-    template <bool Aligned> DEVICE_MEMBER OperandPair load(const Window &memory, int column, bool inside) const {
+    DEVICE_MEMBER OperandPair load(const Window &memory, int column, bool inside) const {
         return OperandPair{memory.load_b128(inside ? offset + 2 * column : Window::nowhere)};
     }
 
   private:
     u32 offset;
 };
-DEVICE constexpr bool aligned_rows(const void *, u32) { return true; }
+
+// Operands of a chunk's rows of Q and K, 32 columns at a time: loaded where they are used.
+class ChunkRows {
+  public:
+    struct Memory {};
+    DEVICE_MEMBER ChunkRows(const void *q, const void *k, u32 q_stride, u32 k_stride, int rows, int columns, Memory &)
+        : q_memory(q), k_memory(k), columns(columns) {
+        for (int i = 0; i < 4; ++i) {
+            q_row[i] = OperandRows(i, rows, q_stride, lane());
+            k_row[i] = OperandRows(i, rows, k_stride, lane());
+        }
+    }
+    DEVICE_MEMBER void fetch(int) {}
+    DEVICE_MEMBER OperandPair q(int tile, int column) const {
+        return q_row[tile].load(q_memory, column, column + eighth(lane()) * 8 < columns);
+    }
+    DEVICE_MEMBER OperandPair k(int tile, int column) const {
+        return k_row[tile].load(k_memory, column, column + eighth(lane()) * 8 < columns);
+    }
+
+  private:
+    const Window q_memory, k_memory;
+    const int columns;
+    OperandRows q_row[4], k_row[4];
+};
 
 // c + x^T y in f32, x and y accumulator tiles. One step contracts rows r, r + 4, r + 8, r + 12.
 DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {

@@ -8,22 +8,21 @@ namespace prefill {
 using namespace tile;
 
 // Lower blocks, given transposed (an accumulator tile, rounded, is then a left operand), to a matrix of a record: pairs
-// of blocks, 16 bytes a lane. Blocks come in order.
+// of blocks, 16 bytes a lane.
 template <class T> class MatrixWriter {
   public:
     DEVICE_MEMBER explicit MatrixWriter(char *to) : to(to) {}
-    DEVICE_MEMBER void put(int block, Tile transposed) {
-        const Operand operand = rounded<T>(transposed);
-        if (block % 2) {
-            *(i32x4 *)(to + block / 2 * 1024 + arch::lane() * 16) = i32x4{first.x, first.y, operand.x, operand.y};
-        } else {
-            first = operand;
+    DEVICE_MEMBER void put(int block, Tile transposed) { operands[block] = rounded<T>(transposed); }
+    DEVICE_MEMBER void finish() const {
+        for (int b = 0; b < lower_blocks; b += 2) {
+            const Operand first = operands[b], second = operands[b + 1];
+            *(i32x4 *)(to + b / 2 * 1024 + arch::lane() * 16) = i32x4{first.x, first.y, second.x, second.y};
         }
     }
 
   private:
     char *to;
-    Operand first;
+    Operand operands[lower_blocks];
 };
 
 // The blocks of a matrix of a record, as left operands.
@@ -42,6 +41,9 @@ struct LowerOperands {
 
 // LDS is part of the code object.
 #define SCAN_SHARED_BYTES(keys)
+
+// Workgroups of prepare that share a SIMD.
+constexpr int prepare_residency = 2;
 
 constexpr int scan_waves = 4;
 constexpr int scan_threads = scan_waves * arch::lanes;
@@ -180,10 +182,10 @@ template <class T, int Keys> class Chunk {
 
     // R = K S0, O = Q S0.
     template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &) const {
-        OperandRows q_row[tiles], k_row[tiles];
+        arch::OperandRows q_row[tiles], k_row[tiles];
         for (int i = 0; i < tiles; ++i) {
-            q_row[i] = OperandRows(i, rows, q.stride, lane);
-            k_row[i] = OperandRows(i, rows, k.stride, lane);
+            q_row[i] = arch::OperandRows(i, rows, q.stride, lane);
+            k_row[i] = arch::OperandRows(i, rows, k.stride, lane);
             for (int j = 0; j < across; ++j) {
                 read[i][j] = Tile{};
                 out[i][j] = Tile{};
@@ -197,8 +199,8 @@ template <class T, int Keys> class Chunk {
                 second[j] = rounded<T>(state[2 * b + 1][j]);
             }
             for (int i = 0; i < tiles; ++i) {
-                const OperandPair kf = k_row[i].template load<true>(k.memory, 32 * b, inside);
-                const OperandPair qf = q_row[i].template load<true>(q.memory, 32 * b, inside);
+                const OperandPair kf = k_row[i].load(k.memory, 32 * b, inside);
+                const OperandPair qf = q_row[i].load(q.memory, 32 * b, inside);
                 for (int j = 0; j < across; ++j) {
                     read[i][j] = T::mma(kf.first(), first[j], read[i][j]);
                     read[i][j] = T::mma(kf.second(), second[j], read[i][j]);

@@ -22,10 +22,14 @@ template <class T> class MatrixWriter {
             *(int *)(to + block * block_bytes + i * 128) = operand[i];
         }
     }
+    DEVICE_MEMBER void finish() const {}
 
   private:
     char *to;
 };
+
+// Workgroups of prepare that share a multiprocessor.
+constexpr int prepare_residency = 6;
 
 constexpr int scan_waves = 4;
 constexpr int scan_threads = scan_waves * arch::lanes;
@@ -64,15 +68,10 @@ extern "C" SHARED __attribute__((aligned(16))) char dw_dynamic_shared[];
     extern "C" __attribute__((device, used)) const u32 dw_prefill_scan_shared_bytes_k##keys =                          \
         prefill::Stage<keys>::dynamic_bytes;
 
-DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
+using arch::copy_async;
+using arch::shared_address;
+using arch::store_shared;
 
-DEVICE void copy_async(u32 to, const char *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-DEVICE void store_shared(u32 to, i32x4 x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-}
 // One 16-bit token tensor of this workgroup's sequence and head, from some chunk on.
 struct Stream {
     const char *base;
@@ -138,7 +137,7 @@ template <class T, int Keys> class Chunk {
 
     DEVICE_MEMBER Chunk(const char *memory, const char *values, const Stream &o, int rows, u32 column_offset)
         : memory(memory), values(values), o(o), rows(rows), column_offset(column_offset),
-          at(arch::computed_anew(arch::lane()) & (arch::lanes - 1)), shared(arch::described(shared_address(memory))) {}
+          at(arch::opaque(arch::lane()) & (arch::lanes - 1)), shared(arch::described(shared_address(memory))) {}
 
     // R = K S0, the next chunk is copied, and O = Q S0, which is complete after multiply_t.
     template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &next) {
@@ -326,7 +325,7 @@ template <class T, int Keys> class Chunks {
 
     // The chunk that is next has arrived; the one before it is no longer read.
     DEVICE_MEMBER void wait() {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        arch::await_copies();
         arch::publish_shared();
         arch::workgroup_sync();
     }
@@ -394,12 +393,12 @@ template <class T, int Keys> class Chunks {
     }
 
     DEVICE_MEMBER char *values() const {
-        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1);
+        const int thread = arch::opaque(arch::thread()) & (scan_threads - 1);
         return memory + Stage<Keys>::count * Stage<Keys>::bytes + thread / arch::lanes * Values::bytes;
     }
     // A warp copies its own columns of V; `rows` are left.
     DEVICE_MEMBER void copy_values(int rows) const {
-        const int lane = arch::computed_anew(arch::lane()) & (arch::lanes - 1), first = lane / 2, half = lane % 2;
+        const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1), first = lane / 2, half = lane % 2;
         const u32 to = shared_address(values());
         if (v.aligned(16)) {
             for (int i = 0; i < tiles; ++i) {
@@ -418,8 +417,7 @@ template <class T, int Keys> class Chunks {
 
     DEVICE_MEMBER void copy_rows(u32 to, const Stream &from, int rows, int key_dim) const {
         constexpr int rows_at_once = scan_threads / 8;
-        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1), group = thread % 8,
-                  first = thread / 8;
+        const int thread = arch::opaque(arch::thread()) & (scan_threads - 1), group = thread % 8, first = thread / 8;
         for (int panel = 0; panel < Stage<Keys>::panels; ++panel) {
             const bool inside = 64 * panel + 8 * group < key_dim;
             for (int i = 0; i < chunk / rows_at_once; ++i) {
@@ -431,7 +429,7 @@ template <class T, int Keys> class Chunks {
     }
     // Rows at any address, element by element: correct, not fast.
     DEVICE_MEMBER void copy_unaligned_rows(u32 to, const Stream &from, int rows, int key_dim) const {
-        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1), group = thread % 8;
+        const int thread = arch::opaque(arch::thread()) & (scan_threads - 1), group = thread % 8;
 #pragma unroll 1
         for (int row = thread / 8; row < chunk; row += scan_threads / 8) {
 #pragma unroll 1
@@ -446,7 +444,7 @@ template <class T, int Keys> class Chunks {
 
     // A warp copies a block of T or P at a time.
     DEVICE_MEMBER void copy_record(u32 to) const {
-        const int thread = arch::computed_anew(arch::thread()) & (scan_threads - 1), lane = thread % arch::lanes,
+        const int thread = arch::opaque(arch::thread()) & (scan_threads - 1), lane = thread % arch::lanes,
                   warp = thread / arch::lanes;
         for (int i = 0; i < 2 * lower_blocks / scan_waves; ++i) {
             const int block = i * scan_waves + warp;

@@ -9,7 +9,7 @@
 
 #include "base.h"
 
-#define KERNEL(threads, waves_per_simd) extern "C" __attribute__((global, launch_bounds(threads)))
+#define KERNEL(threads, workgroups) extern "C" __attribute__((global, launch_bounds(threads, workgroups)))
 
 namespace arch {
 
@@ -28,17 +28,16 @@ DEVICE int wave() { return read_lane(thread() / lanes, 0); }
 // A read of memory that nobody writes during the launch.
 template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((address_space(1))) T *)(u64)p; }
 
-// What CDNA's compiler has to be told: here the compiler may know it or not.
-DEVICE int uniform_value(int x) { return x; }
-DEVICE int opaque(int x) { return x; }
-DEVICE int opaque_uniform(int x) { return x; }
-template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
-
 // The same value, of which the compiler may conclude nothing: keeps what is computed from it inside a loop.
-DEVICE int computed_anew(int x) {
+DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+
+// What only CDNA's compiler has to be told.
+DEVICE int uniform_value(int x) { return x; }
+DEVICE int opaque_uniform(int x) { return x; }
+template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
 
 DEVICE void workgroup_sync() { __syncthreads(); }
 DEVICE void wave_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
@@ -220,7 +219,7 @@ constexpr int run = 2;
 // Rows and columns of the elements of a lane's part of a tile.
 class Place {
   public:
-    DEVICE_MEMBER explicit Place(int lane) : first_row(lane % 4 * 2), first_column(lane / 4) {}
+    DEVICE_MEMBER explicit Place(int lane) : first_row((u32)lane % 4 * 2), first_column((u32)lane / 4) {}
     DEVICE_MEMBER int row(int element) const { return first_row + element / 4 * 8 + element % 2; }
     DEVICE_MEMBER int column(int element) const { return first_column + element / 2 % 2 * 8; }
 
@@ -328,68 +327,102 @@ struct OperandPair {
 // The eight of 32 contracted elements that a lane holds of such a pair.
 DEVICE int eighth(int lane) { return lane % 4; }
 
-// Where this lane finds 16 rows of a 16-bit matrix of `rows` rows; rows past the end read as zeros.
-class OperandRows {
-  public:
-    OperandRows() = default;
-    DEVICE_MEMBER OperandRows(int tile, int rows, u32 stride, int lane) {
-        const int row = 16 * tile + lane / 4;
-        offset = row < rows ? row * stride + eighth(lane) * 16 : Window::nowhere;
-        offset8 = row + 8 < rows ? (row + 8) * stride + eighth(lane) * 16 : Window::nowhere;
-    }
-    // 32 columns from `column` on; zeros where not `inside`.
-    template <bool Aligned> DEVICE_MEMBER OperandPair load(const Window &memory, int column, bool inside) const {
-        const u32 at = inside ? offset + 2 * column : Window::nowhere;
-        const u32 at8 = inside ? offset8 + 2 * column : Window::nowhere;
-        if constexpr (Aligned) {
-            return OperandPair{memory.load_b128(at), memory.load_b128(at8)};
-        } else {
-            return OperandPair{memory.gather_b128(at), memory.gather_b128(at8)};
-        }
-    }
-
-  private:
-    u32 offset, offset8;
-};
-
-// What the matrix unit keeps of an f32 in a product of tf32, and the rest.
-struct Split {
-    Tile high, low;
-    DEVICE_MEMBER explicit Split(Tile x) {
-        for (int e = 0; e < elements; ++e) {
-            const float value = x[e];
-            high[e] = bits<float>(bits<int>(value) & 0xffffe000);
-        }
-        low = x - high;
-    }
-};
-
-DEVICE Tile multiply_transposed_tf32(Tile x, Tile y, Tile c) {
-    float out[8];
-    for (int e = 0; e < 8; ++e) {
-        out[e] = c[e];
-    }
-    for (int k = 0; k < 8; k += 4) { // rows 0..7, rows 8..15
-        for (int h = 0; h < 2; ++h) {
-            float *d = out + 4 * h;
-            const float a0 = y[k], a1 = y[k + 2], a2 = y[k + 1], a3 = y[k + 3];
-            const float b0 = x[k + 2 * h], b1 = x[k + 2 * h + 1];
-            asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                "{%0, %1, %2, %3};"
-                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                : "r"(bits<int>(a0)), "r"(bits<int>(a1)), "r"(bits<int>(a2)), "r"(bits<int>(a3)), "r"(bits<int>(b0)),
-                  "r"(bits<int>(b1)));
-        }
-    }
-    return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
+// Shared memory by its own addresses, which asynchronous copies and products take.
+DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
+// 16 bytes from global memory, or zeros, at some time before await_copies.
+DEVICE void copy_async(u32 to, const char *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void store_shared(u32 to, i32x4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
 }
 
-// c + x^T y in f32, x and y accumulator tiles: as three products of tf32, of which each operand is the sum of two.
+// Operands of a chunk's rows of Q and K, 32 columns at a time: both warps copy 128 columns at once to shared memory.
+// Rows of 256 bytes, whose halves are exchanged in every other row, so that the groups that eight lanes read lie in
+// different banks.
+class ChunkRows {
+  public:
+    static constexpr int rows_of_chunk = 64, groups = 16, threads = 64;
+    struct Memory {
+        i32x4 q[rows_of_chunk * groups], k[rows_of_chunk * groups];
+    };
+    DEVICE_MEMBER ChunkRows(const void *q, const void *k, u32 q_stride, u32 k_stride, int rows, int columns,
+                            Memory &memory)
+        : q_base((const char *)q), k_base((const char *)k), q_stride(q_stride), k_stride(k_stride), rows(rows),
+          columns(columns), memory(memory) {}
+
+    // Called by both warps for every column of a multiple of 32, in order.
+    DEVICE_MEMBER void fetch(int column) {
+        if (column % (8 * groups) == 0) {
+            if (column > 0) {
+                workgroup_sync();
+            }
+            copy(memory.q, q_base, q_stride, column);
+            copy(memory.k, k_base, k_stride, column);
+            await_copies();
+            workgroup_sync();
+        }
+    }
+    DEVICE_MEMBER OperandPair q(int tile, int column) const { return load(memory.q, tile, column); }
+    DEVICE_MEMBER OperandPair k(int tile, int column) const { return load(memory.k, tile, column); }
+
+  private:
+    static DEVICE_MEMBER int place(int row, int group) { return row * groups + (group ^ (row & 1) << 2); }
+
+    DEVICE_MEMBER void copy(i32x4 *to, const char *from, u32 stride, int column) const {
+        const int own = opaque(thread()) & (threads - 1), group = own % groups, first = own / groups;
+        const bool inside = column + 8 * group < columns;
+        const u32 offset = (column + 8 * group) * 2;
+        if (aligned_rows(from, stride)) {
+#pragma unroll 1
+            for (int some = first; some < rows_of_chunk; some += 4 * (threads / groups)) {
+                for (int i = 0; i < 4; ++i) {
+                    const int row = some + i * (threads / groups);
+                    copy_async(shared_address(to + place(row, group)), from + (row * stride + offset),
+                               inside && row < rows);
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int row = first; row < rows_of_chunk; row += threads / groups) {
+                to[place(row, group)] =
+                    Window(from).gather_b128(inside && row < rows ? row * stride + offset : Window::nowhere);
+            }
+        }
+    }
+    DEVICE_MEMBER OperandPair load(const i32x4 *from, int tile, int column) const {
+        const int row = 16 * tile + lane() / 4, group = column / 8 % groups + eighth(lane());
+        return OperandPair{from[place(row, group)], from[place(row + 8, group)]};
+    }
+
+    const char *q_base, *k_base;
+    const u32 q_stride, k_stride;
+    const int rows, columns;
+    Memory &memory;
+};
+
+// An f32 tile as the sum of three of bf16, exact but for the last bit.
+struct Split {
+    Operand part[3];
+    DEVICE_MEMBER explicit Split(Tile x) {
+        for (int i = 0; i < 3; ++i) {
+            part[i] = rounded<Bf16>(x);
+            x -= widened<Bf16>(part[i]);
+        }
+    }
+};
+
+// c + x^T y in f32, x and y accumulator tiles: six products of bf16, smallest first.
 DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     const Split xs(x), ys(y);
-    c = multiply_transposed_tf32(xs.low, ys.high, c);
-    c = multiply_transposed_tf32(xs.high, ys.low, c);
-    return multiply_transposed_tf32(xs.high, ys.high, c);
+    for (int rank = 2; rank >= 0; --rank) {
+        for (int i = 0; i <= rank; ++i) {
+            c = Bf16::mma(xs.part[i], ys.part[rank - i], c);
+        }
+    }
+    return c;
 }
 
 // Tiles that are kept while others are worked on: in shared memory, each lane its own elements.

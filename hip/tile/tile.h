@@ -16,7 +16,6 @@ using arch::Window;
 using arch::columns_at;
 using arch::elements;
 using arch::OperandPair;
-using arch::OperandRows;
 using arch::rounded;
 using arch::widened;
 
