@@ -19,9 +19,18 @@ use deltawave::types::{Dtype, HeadMap, StateLayout};
 /// The device of the tests: a card where there is one, else the simulator.
 pub fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
-    CONTEXT
-        .get_or_init(|| Context::new(Backend::Auto, 0).expect("a device with kernels"))
-        .clone()
+    let make = || {
+        // The simulator makes every check that it knows, unless the environment says otherwise.
+        if std::env::var_os("DELTAWAVE_SIM_CHECKS").is_none() {
+            let options = deltawave_sim::hip::options();
+            deltawave_sim::hip::set_options(deltawave_sim::launch::Options {
+                checks: deltawave_sim::sanitize::Checks::ALL,
+                ..options
+            });
+        }
+        Context::new(Backend::Auto, 0).expect("a device with kernels")
+    };
+    CONTEXT.get_or_init(make).clone()
 }
 
 /// Whether the device is the simulator.

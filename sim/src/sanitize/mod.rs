@@ -1,7 +1,7 @@
 //! Checks of what hardware does not report: a kernel that passes them does not owe its results to luck.
 //!
-//! They run beside the execution: [`Sanitizer::before`] sees an instruction and the wave's registers before it is
-//! executed, [`Sanitizer::after`] afterwards. The executing functions know nothing of them, and cost nothing where no
+//! They run beside the execution: `Sanitizer::before` sees an instruction and the wave's registers before it is
+//! executed, `Sanitizer::after` afterwards. The executing functions know nothing of them, and cost nothing where no
 //! check is on.
 
 pub(crate) mod accesses;

@@ -183,6 +183,8 @@ impl Info {
             let compiler = Path::new(objects[0].compiler);
             let state = if objects[0].verified {
                 "verified by this crate's tests"
+            } else if arch == "sm_90a" {
+                "tested on an H200, but for a case of ill-conditioned keys"
             } else {
                 "unverified: it compiles, nobody has run it"
             };
