@@ -216,7 +216,10 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
 fn test_kernels_print_as_llvm_prints_them() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
     for source in files(&folder, "hip") {
-        for optimisation in ["-O0", "-O1", "-O3"] {
+        // Assembly in these takes scalar registers, which a compiler that does not optimise never has.
+        let stem = source.file_stem().and_then(|s| s.to_str());
+        let scalar = matches!(stem, Some("order" | "timing"));
+        for optimisation in ["-O0", "-O1", "-O3"].into_iter().skip(usize::from(scalar)) {
             let Some(count) = compile_and_compare(&source, &[optimisation]) else {
                 return;
             };
