@@ -4,14 +4,16 @@ CARGO ?= cargo
 # One profile for everything, so that nothing is compiled twice.
 PROFILE ?= release
 
-HIP_SOURCES = $$(find hip include capi -name '*.h' -o -name '*.hip' -o -name '*.cpp' -o -name '*.c')
+HIP_SOURCES = $$(find hip include capi benches -name '*.h' -o -name '*.hip' -o -name '*.cpp' -o -name '*.c')
 
 DROPIN = target/dropin
+# `make bench BENCH='--set S1 --json'` passes options.
+BENCH_OUT = target/bench
 
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin conformance calibrate gpu gpu-bundle bench-peers bench-compare peers-library peers-wheels lint fmt doc setup clean
+.PHONY: help demo test dropin conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +46,15 @@ gpu: ## run device tests, sanitizers and measurements on this machine's GPU
 gpu-bundle: ## pack what make gpu needs where there is no Rust into target/gpu
 	@scripts/setup build
 	CARGO='$(CARGO)' PROFILE=$(PROFILE) scripts/gpu-bundle
+
+bench: ## measure prefill from C++ through the HIP runtime; without a GPU: a small sweep on the simulator
+	@scripts/setup test
+	$(CARGO) run --profile $(PROFILE) --bin deltawave -- info --save-kernels $(BENCH_OUT)/kernels >/dev/null
+	benches/gdn_bench/build $(BENCH_OUT)/gdn_bench
+	@$(BENCH_OUT)/gdn_bench $(BENCH) || { \
+		status=$$?; [ $$status = 3 ] || exit $$status; \
+		$(MAKE) --no-print-directory dropin >&2 && \
+		LD_LIBRARY_PATH=$(DROPIN):$$LD_LIBRARY_PATH $(BENCH_OUT)/gdn_bench $(BENCH); }
 
 bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA GPU
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi

@@ -1,5 +1,12 @@
 //! The code objects that were compiled into this crate.
 
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{fs, io};
+
+use crate::launch::LaunchShape;
+use crate::runtime::KERNELS;
+
 /// A code object: the kernels of one source file for one architecture.
 #[derive(Clone, Copy)]
 pub struct CodeObject {
@@ -40,4 +47,38 @@ pub fn why_missing(arch: &str) -> String {
         built.join(", ")
     };
     format!("this crate was built for {built}; rebuild it with DELTAWAVE_ARCHS={arch}")
+}
+
+/// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels themselves,
+/// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of prefill are launched:
+/// a line for each, of its name, its file, the threads of a workgroup, the value columns that one owns (0: it does not
+/// divide them) and the bytes of shared memory that the launch asks for.
+///
+/// # Errors
+/// What the file system says. Files of these names are overwritten.
+pub fn save(folder: &Path) -> io::Result<()> {
+    let mut archs: Vec<_> = CODE_OBJECTS.iter().map(|c| c.arch).collect();
+    archs.dedup();
+    for arch in archs {
+        let folder = folder.join(arch);
+        fs::create_dir_all(&folder)?;
+        let shape = LaunchShape::of(arch);
+        let mut list = String::new();
+        for code in for_arch(arch) {
+            let extension = if arch.starts_with("sm_") { "ptx" } else { "co" };
+            let file = format!("{}.{extension}", code.name);
+            fs::write(folder.join(&file), code.bytes)?;
+            let kernels = KERNELS.iter().filter(|(object, _)| *object == code.name);
+            for &kernel in kernels.flat_map(|(_, kernels)| kernels.iter()) {
+                let Some(threads) = shape.threads(kernel) else {
+                    continue;
+                };
+                let columns = shape.columns(kernel);
+                let shared = shape.shared_bytes(kernel);
+                let _ = writeln!(list, "{kernel} {file} {threads} {columns} {shared}");
+            }
+        }
+        fs::write(folder.join("kernels.txt"), list)?;
+    }
+    Ok(())
 }

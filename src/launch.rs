@@ -80,14 +80,32 @@ impl LaunchShape {
             .map_or(16, |scan| scan.columns)
     }
 
+    /// Threads of a workgroup of a kernel of prefill; none for others.
+    pub(crate) fn threads(&self, kernel: &str) -> Option<u32> {
+        let part = kernel.strip_prefix("dw_prefill_")?;
+        match part.split('_').next()? {
+            "lengths" => Some(self.lengths_threads),
+            "prepare" => Some(self.prepare_threads),
+            "scan" => Some(self.scan_threads),
+            _ => None,
+        }
+    }
+
+    /// Value columns of a workgroup of a kernel; 0 where it does not divide them.
+    pub(crate) fn columns(&self, kernel: &str) -> usize {
+        self.scan_named(kernel).map_or(0, |scan| scan.columns)
+    }
+
     /// Bytes of shared memory with which a kernel is launched.
     pub(crate) fn shared_bytes(&self, kernel: &str) -> u32 {
-        let bucket = kernel
-            .strip_prefix("dw_prefill_scan_")
-            .and_then(|rest| rest.split_once("_k"))
-            .and_then(|(_, keys)| keys.parse::<usize>().ok());
-        self.scan_of(|b| Some(b) == bucket)
-            .map_or(0, |scan| scan.shared_bytes)
+        self.scan_named(kernel).map_or(0, |scan| scan.shared_bytes)
+    }
+
+    fn scan_named(&self, kernel: &str) -> Option<&Scan> {
+        let rest = kernel.strip_prefix("dw_prefill_scan_")?;
+        let (_, keys) = rest.split_once("_k")?;
+        let bucket: usize = keys.parse().ok()?;
+        self.scan_of(|b| b == bucket)
     }
 
     fn scan_of(&self, is: impl Fn(usize) -> bool) -> Option<&Scan> {

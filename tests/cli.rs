@@ -143,6 +143,31 @@ fn info_describes_device_and_kernels() {
 }
 
 #[test]
+fn info_saves_the_kernels() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("saved_kernels");
+    let path = folder.to_str().unwrap();
+    assert!(
+        deltawave(&["info", "--save-kernels", path])
+            .status
+            .success()
+    );
+    for code in deltawave::code_objects::for_arch("gfx942") {
+        let file = folder.join("gfx942").join(format!("{}.co", code.name));
+        assert_eq!(fs::read(&file).unwrap(), code.bytes, "{}", file.display());
+    }
+    if kernels() {
+        let list = fs::read_to_string(folder.join("gfx942/kernels.txt")).unwrap();
+        let wanted = "dw_prefill_scan_bf16_k128 prefill_scan.co ";
+        assert!(list.lines().any(|l| l.starts_with(wanted)), "{list}");
+        refused(
+            &["info", "--save-kernels", "/dev/null/here"],
+            1,
+            &["--save-kernels /dev/null/here"],
+        );
+    }
+}
+
+#[test]
 fn json_has_every_figure() {
     if !kernels() {
         return;

@@ -9,6 +9,7 @@ use std::{env, fs};
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
 mod kernels;
+#[allow(dead_code, reason = "the test looks at a part of it")]
 #[path = "../src/launch.rs"]
 mod launch;
 

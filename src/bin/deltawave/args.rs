@@ -98,6 +98,9 @@ pub struct InfoArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Write the kernels to DIR/ARCH, with a list of how they are launched, for programs that load them themselves
+    #[arg(long, value_name = "DIR")]
+    pub save_kernels: Option<PathBuf>,
 }
 
 /// `deltawave prefill`.

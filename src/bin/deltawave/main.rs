@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let result = Cli::try_parse()
         .map_err(Failure::from)
         .and_then(|cli| match cli.command {
-            Command::Info(args) => Ok(info(&args)),
+            Command::Info(args) => info(&args),
             Command::Prefill(args) => prefill(&args),
             Command::Profile(args) => profile(&args),
         });
@@ -61,10 +61,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn info(args: &InfoArgs) -> ExitCode {
+fn info(args: &InfoArgs) -> Result<ExitCode, Failure> {
+    if let Some(folder) = &args.save_kernels {
+        deltawave::code_objects::save(folder).map_err(|source| Failure::File {
+            argument: "--save-kernels",
+            path: folder.clone(),
+            source: Box::new(FileError::Io {
+                path: folder.clone(),
+                source,
+            }),
+        })?;
+    }
     let info = Info::new(args);
     print(&if args.json { json(&info) } else { info.text() });
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A prefill that ran.
