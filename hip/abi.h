@@ -90,8 +90,16 @@ typedef struct dw_prefill_prepare_args {
     int32_t pad0;
 } dw_prefill_prepare_args;
 
-/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (sequence, value head,
- * slab). */
+/* A segment: a run of chunks of one sequence, what a workgroup of prefill_scan or prefill_summarise walks. */
+typedef struct dw_prefill_item {
+    int32_t sequence;
+    int32_t first_chunk; /* of the sequence */
+    int32_t chunks;
+    int32_t summary; /* its summary, if a segment follows it; the segment before it has the summary before this one */
+} dw_prefill_item;
+
+/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab).
+ */
 typedef struct dw_prefill_scan_args {
     const void *q;                    /* [T, HK, K] */
     const void *k;                    /* [T, HK, K] */
@@ -102,6 +110,8 @@ typedef struct dw_prefill_scan_args {
     void *final_state;                /* as initial_state; null: not wanted */
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
+    const dw_prefill_item *items;     /* [items]; null: every sequence is one item */
+    float *states;                    /* [summaries, HV]: of each N [V, K], then M [K, K] */
     dw_token_strides q_strides;
     dw_token_strides k_strides;
     dw_token_strides v_strides;
@@ -117,9 +127,11 @@ typedef struct dw_prefill_scan_args {
     float scale;
     int32_t initial_type; /* DW_F32 or DW_BF16 */
     int32_t final_type;   /* DW_F32 or DW_BF16 */
-    int32_t slabs;        /* workgroups along V */
+    int32_t slabs;        /* workgroups along the columns */
     int32_t tokens;
-    int32_t pad0;
+    int32_t items_count;
+    int32_t summaries;
+    int32_t dies; /* to which the GPU deals workgroups in turn */
 } dw_prefill_scan_args;
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */

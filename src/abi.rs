@@ -202,6 +202,27 @@ impl Default for dw_prefill_prepare_args {
     }
 }
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_prefill_item {
+    pub sequence: i32,
+    pub first_chunk: i32,
+    pub chunks: i32,
+    pub summary: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_prefill_item"][::core::mem::size_of::<dw_prefill_item>() - 16usize];
+    ["Alignment of dw_prefill_item"][::core::mem::align_of::<dw_prefill_item>() - 4usize];
+    ["Offset of field: dw_prefill_item::sequence"]
+        [::core::mem::offset_of!(dw_prefill_item, sequence) - 0usize];
+    ["Offset of field: dw_prefill_item::first_chunk"]
+        [::core::mem::offset_of!(dw_prefill_item, first_chunk) - 4usize];
+    ["Offset of field: dw_prefill_item::chunks"]
+        [::core::mem::offset_of!(dw_prefill_item, chunks) - 8usize];
+    ["Offset of field: dw_prefill_item::summary"]
+        [::core::mem::offset_of!(dw_prefill_item, summary) - 12usize];
+};
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_prefill_scan_args {
     pub q: *const ::core::ffi::c_void,
@@ -213,6 +234,8 @@ pub struct dw_prefill_scan_args {
     pub final_state: *mut ::core::ffi::c_void,
     pub cu_seqlens: *const i32,
     pub records: *const ::core::ffi::c_void,
+    pub items: *const dw_prefill_item,
+    pub states: *mut f32,
     pub q_strides: dw_token_strides,
     pub k_strides: dw_token_strides,
     pub v_strides: dw_token_strides,
@@ -230,11 +253,13 @@ pub struct dw_prefill_scan_args {
     pub final_type: i32,
     pub slabs: i32,
     pub tokens: i32,
-    pub pad0: i32,
+    pub items_count: i32,
+    pub summaries: i32,
+    pub dies: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 264usize];
+    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 288usize];
     ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
     ["Offset of field: dw_prefill_scan_args::q"]
         [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
@@ -254,42 +279,50 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 56usize];
     ["Offset of field: dw_prefill_scan_args::records"]
         [::core::mem::offset_of!(dw_prefill_scan_args, records) - 64usize];
+    ["Offset of field: dw_prefill_scan_args::items"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, items) - 72usize];
+    ["Offset of field: dw_prefill_scan_args::states"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, states) - 80usize];
     ["Offset of field: dw_prefill_scan_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 72usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 88usize];
     ["Offset of field: dw_prefill_scan_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 96usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 112usize];
     ["Offset of field: dw_prefill_scan_args::v_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 120usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 136usize];
     ["Offset of field: dw_prefill_scan_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 144usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 160usize];
     ["Offset of field: dw_prefill_scan_args::initial_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 168usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 184usize];
     ["Offset of field: dw_prefill_scan_args::final_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 192usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 208usize];
     ["Offset of field: dw_prefill_scan_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 216usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 232usize];
     ["Offset of field: dw_prefill_scan_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 220usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 236usize];
     ["Offset of field: dw_prefill_scan_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 224usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 240usize];
     ["Offset of field: dw_prefill_scan_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 228usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 244usize];
     ["Offset of field: dw_prefill_scan_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 232usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 248usize];
     ["Offset of field: dw_prefill_scan_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 236usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 252usize];
     ["Offset of field: dw_prefill_scan_args::scale"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 240usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 256usize];
     ["Offset of field: dw_prefill_scan_args::initial_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 244usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 260usize];
     ["Offset of field: dw_prefill_scan_args::final_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 248usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 264usize];
     ["Offset of field: dw_prefill_scan_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 252usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 268usize];
     ["Offset of field: dw_prefill_scan_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 256usize];
-    ["Offset of field: dw_prefill_scan_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 260usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 272usize];
+    ["Offset of field: dw_prefill_scan_args::items_count"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 276usize];
+    ["Offset of field: dw_prefill_scan_args::summaries"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 280usize];
+    ["Offset of field: dw_prefill_scan_args::dies"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 284usize];
 };
 impl Default for dw_prefill_scan_args {
     fn default() -> Self {

@@ -64,6 +64,18 @@ static SM90: LaunchShape = {
     }
 };
 
+/// Dies of a GPU, to which it deals workgroups in turn: those of MI300 have 38 compute units each, or 20 on MI308X; those
+/// of MI350 have 32.
+pub(crate) fn dies(arch: &str, compute_units: u32) -> u32 {
+    let each = match (arch, compute_units) {
+        ("gfx942", 80) => 20,
+        ("gfx942", _) => 38,
+        ("gfx950", _) => 32,
+        _ => return 1,
+    };
+    (compute_units / each).max(1)
+}
+
 impl LaunchShape {
     /// The shape of an architecture's kernels.
     pub(crate) fn of(arch: &str) -> &'static LaunchShape {

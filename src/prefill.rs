@@ -391,12 +391,7 @@ impl Prefill {
         tokens: usize,
     ) -> Result<Self> {
         let sequences = cu_seqlens.len().saturating_sub(1);
-        let shape = Shape::new(
-            spec,
-            Batch::Packed { tokens },
-            sequences,
-            context.launch_shape(),
-        )?;
+        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
         let checked = check_cu_seqlens(cu_seqlens, tokens)?;
         Self::with_shape(context, shape, &checked)
     }
@@ -411,12 +406,7 @@ impl Prefill {
         batch: usize,
         tokens: usize,
     ) -> Result<Self> {
-        let shape = Shape::new(
-            spec,
-            Batch::Dense { batch, tokens },
-            batch,
-            context.launch_shape(),
-        )?;
+        let shape = Shape::new(spec, Batch::Dense { batch, tokens }, batch, context)?;
         let cu_seqlens: Vec<i32> = (0..=batch).map(|n| (n * tokens) as i32).collect();
         Self::with_shape(context, shape, &cu_seqlens)
     }
@@ -507,12 +497,7 @@ impl DevicePrefill {
         tokens: usize,
         sequences: usize,
     ) -> Result<Self> {
-        let shape = Shape::new(
-            spec,
-            Batch::Packed { tokens },
-            sequences,
-            context.launch_shape(),
-        )?;
+        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
         Ok(DevicePrefill {
             context: context.clone(),
             shape,

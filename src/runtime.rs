@@ -14,7 +14,7 @@ use hip_sys::{
 
 use crate::code_objects;
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
-use crate::launch::LaunchShape;
+use crate::launch::{self, LaunchShape};
 
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -436,6 +436,11 @@ impl Context {
     /// How the kernels of this device divide work.
     pub(crate) fn launch_shape(&self) -> &'static LaunchShape {
         self.0.launch_shape
+    }
+
+    /// Dies to which the device deals workgroups in turn.
+    pub(crate) fn dies(&self) -> u32 {
+        launch::dies(&self.0.info.arch, self.0.info.compute_units)
     }
 
     pub(crate) fn is_same(&self, other: &Context) -> bool {

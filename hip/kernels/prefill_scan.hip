@@ -1,227 +1,37 @@
-// Prefill, second part. One workgroup per (sequence, value head, slab of value columns) walks the chunks of a sequence.
-// A wave owns 16 or 32 value columns and all K rows of the state, in accumulators; per chunk of 64 tokens
-//   R  = K S0                                          O  = Q S0
-//   X  = beta (V - exp(G) R)                           U  = X + (T - I) X
-//   O  = scale (exp(G) O + diag(P) U + (P - diag) U)   S1 = exp(G_C) S0 + K^T (exp(G_C - G) U)
-// with T, P and the row factors from prefill_prepare. R, X, U and S never leave the wave's registers: each, rounded, is
-// an operand of the next product. How a target moves K, Q, T and P to where its matrix unit takes them is
-// tile/prefill_*.h.
+// Prefill, second part: outputs and final states. One workgroup per (segment, value head, slab of value columns) walks
+// the chunks of its segment, from the state that the sequence starts with or, in later segments, from what
+// prefill_combine made.
 //
 // q, k [T, HK, K], v, o [T, HV, V] 16-bit; states [N, HV, K, V] or [N, HV, V, K], f32 or bf16.
-#include "../tile/prefill.h"
+#include "../tile/prefill_step.h"
 
 namespace {
 
-using namespace tile;
-using prefill::Chunk;
-using prefill::Chunks;
-using prefill::tiles;
-
-// Where the state of a (sequence, head) lies in memory; null: nowhere.
-struct StateView {
-    char *base;
-    int64_t key_step;
-    int64_t value_step;
-    bool wide; // f32, not bf16
-
-    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int sequence,
-                            int head)
-        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
-          wide(type == DW_F32) {
-        base += (wide ? 4 : 2) * (sequence * s.sequence + head * s.head);
-    }
-};
-
-// Calls f(tile, column tile, element, index) for each element of the state that this lane owns and the tensor has.
-template <class T, int Keys, class F>
-DEVICE void for_each_element(const StateView &view, int column, int key_dim, int value_dim, F f) {
-    // Opaque, or the comparisons of the first use are kept in scalar registers up to the second.
-    const int lane = arch::opaque(arch::lane());
-    if (column >= value_dim) {
-        return;
-    }
-#pragma unroll
-    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-#pragma unroll
-        for (int run = 0; run < elements; run += arch::run) {
-            const int key = prefill::state_key(t, run, lane); // and the next: K is a multiple of 16
-            if (key < key_dim) {
-#pragma unroll
-                for (int r = 0; r < arch::run; ++r) {
-#pragma unroll
-                    for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
-                        f(t, j, run + r,
-                          (key + r) * view.key_step + (column + prefill::state_column(j, run)) * view.value_step);
-                    }
-                }
-            }
-        }
-    }
-}
-
-template <class T, int Keys>
-DEVICE void load_state(typename Chunk<T, Keys>::State &s, const StateView &from, int column, int key_dim,
-                       int value_dim) {
-    if (from.wide) {
-        for_each_element<T, Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = math::canonical(((const float *)from.base)[index]);
-        });
-    } else {
-        for_each_element<T, Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
-        });
-    }
-}
-
-template <class T, int Keys>
-DEVICE void store_state(const typename Chunk<T, Keys>::State &s, const StateView &to, int column, int key_dim,
-                        int value_dim) {
-    if (to.wide) {
-        for_each_element<T, Keys>(to, column, key_dim, value_dim,
-                                  [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
-    } else {
-        for_each_element<T, Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            const float value = s[t][j][e];
-            ((short *)to.base)[index] = Bf16::narrow(math::canonical(value));
-        });
-    }
-}
-
-// One chunk: reads and updates the state, writes the outputs of this wave's columns.
-template <class T, int Keys, class Next>
-DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys> chunk, const Next &next, float scale,
-                 bool last) {
-    constexpr int across = Chunk<T, Keys>::across;
-    typename Chunk<T, Keys>::Slab read, out;
-    typename Chunk<T, Keys>::SlabOperands x;
-    chunk.read_state(read, out, state, next);
-
-    // X, in place of R, and its operands.
-    for (int i = 0; i < tiles; ++i) {
-        const Tile beta = chunk.factor(prefill::beta_row, i), decay = chunk.factor(prefill::read_row, i);
-        Tile value[across];
-        chunk.load_values(i, value);
-        for (int j = 0; j < across; ++j) {
-            read[i][j] = beta * value[j] - decay * read[i][j];
-            x[i][j] = rounded<T>(read[i][j]);
-        }
-    }
-    // U = X + (T - I) X.
-    chunk.multiply_t(read, x, out, next);
-
-    // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
-    for (int i = 0; i < tiles; ++i) {
-        const Tile decay = chunk.factor(prefill::output_row, i), diagonal = chunk.factor(prefill::diagonal_row, i);
-        for (int j = 0; j < across; ++j) {
-            out[i][j] = decay * out[i][j] + diagonal * read[i][j];
-            x[i][j] = rounded<T>(read[i][j]);
-        }
-    }
-    chunk.multiply_p(out, x);
-
-    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record.
-    const f32x2 decay = chunk.decay();
-    typename Chunk<T, Keys>::SlabOperands update;
-    // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
-    const auto add_rest = [&]() __attribute__((always_inline)) {
-        if (last) {
-            typename Chunk<T, Keys>::SlabOperands rest;
-            for (int i = 0; i < tiles; ++i) {
-                for (int j = 0; j < across; ++j) {
-                    rest[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
-                }
-            }
-            chunk.accumulate(state, rest);
-            chunk.finish_state(state, rest);
-        }
-    };
-    const auto update_state = [&]() __attribute__((always_inline)) {
-        for (int i = 0; i < tiles; ++i) {
-            const Tile decay = chunk.factor(prefill::write_row, i);
-            for (int j = 0; j < across; ++j) {
-                read[i][j] *= decay;
-                update[i][j] = rounded<T>(read[i][j]);
-            }
-        }
-        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-            for (int j = 0; j < across; ++j) {
-                state[t][j] *= decay.x;
-            }
-        }
-        if constexpr (Chunk<T, Keys>::asynchronous) {
-            add_rest();
-        }
-        chunk.accumulate(state, update);
-        if constexpr (!Chunk<T, Keys>::asynchronous) {
-            add_rest();
-        }
-    };
-    const auto store_outputs = [&]() __attribute__((always_inline)) {
-        chunk.finish_outputs(out, x);
-        for (int i = 0; i < tiles; ++i) {
-            chunk.store_outputs(i, out[i], scale);
-        }
-    };
-    if constexpr (Chunk<T, Keys>::asynchronous) {
-        update_state();
-        store_outputs();
-    } else {
-        store_outputs();
-        update_state();
-    }
-    chunk.finish_state(state, update);
-    if (decay.y != 1.0f) {
-        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-            for (int j = 0; j < across; ++j) {
-                state[t][j] *= decay.y;
-            }
-        }
-    }
-}
+using namespace prefill;
 
 template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     constexpr int across = Chunk<T, Keys>::across;
-    const int sequence = arch::uniform_value(arch::workgroup() / (x.value_heads * x.slabs));
-    const int head_slab = arch::workgroup() - sequence * (x.value_heads * x.slabs);
-    const int head = arch::uniform_value(head_slab / x.slabs);
-    const int slab = head_slab - head * x.slabs;
-    const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence, x.tokens);
-    const int key_head = arch::uniform_value(prefill::key_head_of(head, x.key_heads, x.value_heads, x.flags));
-
-    const int wave_column = (slab * prefill::scan_waves + arch::wave()) * 16 * across;
-    const int column = wave_column + prefill::first_column(arch::lane(), across);
+    const Work work = work_of(x, arch::workgroup());
+    const Segment segment = segment_of(x, work.item);
+    const int wave_column = (work.slab * scan_waves + arch::wave()) * 16 * across;
+    const int column = wave_column + first_column(arch::lane(), across);
     const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
 
     typename Chunk<T, Keys>::State state;
-    const bool starts = x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
-    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-        for (int j = 0; j < across; ++j) {
-            state[t][j] = Tile{};
-        }
-    }
-    if (starts) {
-        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR,
-                             sequence, head);
-        load_state<T, Keys>(state, from, column, x.key_dim, x.value_dim);
-    }
+    initial_state<T, Keys>(state, x, segment, work.head, column);
+    Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
+    walk<T, Keys>(state, chunks, x, wave_column < x.value_dim);
 
-    Chunks<T, Keys> chunks(x, sequence, head, key_head, range, wave_column, column_offset);
-    const bool works = chunks.works(wave_column < x.value_dim);
-#pragma unroll 1
-    while (chunks.more()) {
-        const dw_prefill_scan_args &y = arch::reread(x);
-        chunks.wait();
-        if (works) {
-            const typename Chunks<T, Keys>::Next next(chunks, y);
-            step<T, Keys>(state, chunks.current(y), next, y.scale, chunks.last());
-        }
-        chunks.advance(y);
-    }
     const dw_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR, sequence,
-                           head);
-        store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
+        // Once more, not worth holding through the loop.
+        const Work same = work_of(y, arch::opaque_uniform(arch::workgroup()));
+        const Segment ended = segment_of(y, same.item);
+        if (ended.last) {
+            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR,
+                               ended.sequence, same.head);
+            store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
+        }
     }
 }
 

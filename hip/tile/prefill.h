@@ -66,14 +66,65 @@ DEVICE int sequence_of_slot(const int32_t *cu_seqlens, int sequences, int slot) 
     return low;
 }
 
+// A run of chunks of one sequence: all of it, or one of its segments.
+struct Segment {
+    int sequence;
+    int begin; // its first token
+    int end;
+    int slot; // of its first chunk
+    int summary;
+    bool first; // of its sequence
+    bool last;
+};
+
+// An item only chooses among the chunks of a sequence: whatever it holds, it does not lead out of bounds.
+DEVICE Segment segment_of(const dw_prefill_scan_args &x, int index) {
+    dw_prefill_item item{index, 0, 1 << 30, 0};
+    if (x.items) {
+        const i32x4 stored = arch::uniform((const i32x4 *)(x.items + index));
+        item = dw_prefill_item{min_of(max_of(stored.x, 0), x.sequences - 1), stored.y, stored.z, stored.w};
+    }
+    const Rows range = rows_of(x.cu_seqlens, item.sequence, x.tokens);
+    const int chunks = (range.end - range.begin + chunk - 1) / chunk;
+    const int first = min_of(max_of(item.first_chunk, 0), chunks);
+    const int count = min_of(max_of(item.chunks, 0), chunks - first);
+    const int begin = range.begin + first * chunk;
+    return Segment{item.sequence,
+                   min_of(begin, range.end),
+                   min_of(begin + count * chunk, range.end),
+                   first_slot(range.begin, item.sequence) + first,
+                   min_of(max_of(item.summary, 0), x.summaries - 1),
+                   first == 0,
+                   first + count == chunks};
+}
+
+// What a workgroup works on.
+struct Work {
+    int item;
+    int head;
+    int key_head;
+    int slab;
+};
+
+// Workgroups are dealt to the dies of a GPU in turn. Those that read the same K and Q, the value heads and slabs of an
+// (item, key head), go to one die, so that its cache has them once. Items are in order.
+DEVICE Work work_of(const dw_prefill_scan_args &x, int workgroup) {
+    const int group = x.value_heads / x.key_heads, members = group * x.slabs;
+    const int units = x.items_count * x.key_heads;
+    const int turn = arch::uniform_value(workgroup / (x.dies * members));
+    const int width = min_of(x.dies, units - turn * x.dies);
+    const int within = workgroup - turn * (x.dies * members);
+    const int member = arch::uniform_value(within / width);
+    const int unit = turn * x.dies + within - member * width;
+    const int item = arch::uniform_value(unit / x.key_heads), key_head = unit - item * x.key_heads;
+    const int of_group = arch::uniform_value(member / x.slabs);
+    return Work{item, x.flags & DW_TILED_HEADS ? of_group * x.key_heads + key_head : key_head * group + of_group,
+                key_head, member - of_group * x.slabs};
+}
+
 // Byte address of (token of a sequence, head) in a 16-bit token tensor.
 DEVICE const char *row_address(const void *base, const dw_token_strides &strides, int sequence, int token, int head) {
     return (const char *)base + 2 * (sequence * strides.sequence + token * strides.token + head * strides.head);
-}
-
-// The key head that a value head reads.
-DEVICE int key_head_of(int value_head, int key_heads, int value_heads, u32 flags) {
-    return flags & DW_TILED_HEADS ? value_head % key_heads : value_head / (value_heads / key_heads);
 }
 
 } // namespace prefill

@@ -41,6 +41,7 @@ struct LowerOperands {
 
 // LDS is part of the code object.
 #define SCAN_SHARED_BYTES(keys)
+#define SUMMARISE_SHARED_BYTES(keys)
 
 // Workgroups of prepare that share a SIMD.
 constexpr int prepare_residency = 2;
@@ -165,8 +166,8 @@ template <class T> struct Columns<T, 1> {
     }
 };
 
-// One chunk for the columns of one wave.
-template <class T, int Keys> class Chunk {
+// One chunk for the columns of one wave; without `Outputs`, only what the state takes.
+template <class T, int Keys, bool Outputs = true> class Chunk {
   public:
     static constexpr int across = scan_tiles(Keys);
     static constexpr int key_tiles = Keys / 16;
@@ -180,11 +181,13 @@ template <class T, int Keys> class Chunk {
         : kt(kt), buffer(buffer), q(q), k(k), v(v), o(o), record(record), rows(rows), key_dim(key_dim),
           column_offset(column_offset), lane(arch::opaque(arch::lane())), at(lane) {}
 
-    // R = K S0, O = Q S0.
+    // R = K S0, and for outputs O = Q S0.
     template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &) const {
         arch::OperandRows q_row[tiles], k_row[tiles];
         for (int i = 0; i < tiles; ++i) {
-            q_row[i] = arch::OperandRows(i, rows, q.stride, lane);
+            if constexpr (Outputs) {
+                q_row[i] = arch::OperandRows(i, rows, q.stride, lane);
+            }
             k_row[i] = arch::OperandRows(i, rows, k.stride, lane);
             for (int j = 0; j < across; ++j) {
                 read[i][j] = Tile{};
@@ -200,12 +203,17 @@ template <class T, int Keys> class Chunk {
             }
             for (int i = 0; i < tiles; ++i) {
                 const OperandPair kf = k_row[i].load(k.memory, 32 * b, inside);
-                const OperandPair qf = q_row[i].load(q.memory, 32 * b, inside);
+                OperandPair qf;
+                if constexpr (Outputs) {
+                    qf = q_row[i].load(q.memory, 32 * b, inside);
+                }
                 for (int j = 0; j < across; ++j) {
                     read[i][j] = T::mma(kf.first(), first[j], read[i][j]);
                     read[i][j] = T::mma(kf.second(), second[j], read[i][j]);
-                    out[i][j] = T::mma(qf.first(), first[j], out[i][j]);
-                    out[i][j] = T::mma(qf.second(), second[j], out[i][j]);
+                    if constexpr (Outputs) {
+                        out[i][j] = T::mma(qf.first(), first[j], out[i][j]);
+                        out[i][j] = T::mma(qf.second(), second[j], out[i][j]);
+                    }
                 }
             }
         }
@@ -286,18 +294,17 @@ template <class T, int Keys> class Chunk {
     const Place at;
 };
 
-// The chunks of a sequence, one after the other. While a chunk is worked on, nothing of the next is held; K^T of the
+// The chunks of a segment, one after the other. While a chunk is worked on, nothing of the next is held; K^T of the
 // next goes to LDS at its end.
-template <class T, int Keys> class Chunks {
+template <class T, int Keys, bool Outputs = true> class Chunks {
   public:
-    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, int sequence, int head, int key_head, Rows range, int,
+    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int,
                          u32 column_offset)
-        : kt(memory()), q(x.q, x.q_strides, sequence, range.begin, key_head),
-          k(x.k, x.k_strides, sequence, range.begin, key_head), v(x.v, x.v_strides, sequence, range.begin, head),
-          o(x.o, x.o_strides, sequence, range.begin, head),
-          record((const char *)x.records +
-                 ((int64_t)first_slot(range.begin, sequence) * x.value_heads + head) * DW_RECORD_BYTES),
-          column_offset(column_offset), left(range.end - range.begin) {
+        : kt(memory()), q(x.q, x.q_strides, s.sequence, s.begin, key_head),
+          k(x.k, x.k_strides, s.sequence, s.begin, key_head), v(x.v, x.v_strides, s.sequence, s.begin, head),
+          o(x.o, x.o_strides, s.sequence, s.begin, head),
+          record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DW_RECORD_BYTES),
+          column_offset(column_offset), left(s.end - s.begin) {
         if (left > 0) {
             Staging<Keys> staging;
             staging.load(k.rows(), min_of(left, chunk), x.key_dim);
@@ -315,9 +322,9 @@ template <class T, int Keys> class Chunks {
         DEVICE_MEMBER Next(Chunks &, const dw_prefill_scan_args &) {}
     };
 
-    DEVICE_MEMBER Chunk<T, Keys> current(const dw_prefill_scan_args &x) const {
-        return Chunk<T, Keys>(kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),
-                              x.key_dim, column_offset);
+    DEVICE_MEMBER Chunk<T, Keys, Outputs> current(const dw_prefill_scan_args &x) const {
+        return Chunk<T, Keys, Outputs>(kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),
+                                       x.key_dim, column_offset);
     }
 
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &x) {

@@ -47,14 +47,14 @@ DEVICE int first_column(int lane, int) { return lane / 4 * 2; }
 constexpr int panel_bytes = chunk * 128;
 DEVICE constexpr u32 swizzled(int row, int group) { return row * 128 + ((group ^ (row & 7)) << 4); }
 
-// One chunk in shared memory.
-template <int Keys> struct Stage {
+// One chunk in shared memory, Q and P only for outputs.
+template <int Keys, bool Outputs> struct Stage {
     static constexpr int panels = (Keys + 63) / 64;
     static constexpr u32 k = 0;
     static constexpr u32 q = k + panels * panel_bytes;
-    static constexpr u32 t = q + panels * panel_bytes;
+    static constexpr u32 t = q + (Outputs ? panels * panel_bytes : 0);
     static constexpr u32 p = t + panel_bytes;
-    static constexpr u32 rows = p + panel_bytes;
+    static constexpr u32 rows = p + (Outputs ? panel_bytes : 0);
     static constexpr u32 bytes = rows + 2048; // a multiple of 1024, with which the pattern of the groups repeats
     static constexpr int count = 2;
     static constexpr u32 dynamic_bytes = count * bytes + scan_waves * chunk * 32 + 1024; // V; alignment to 1024
@@ -66,7 +66,10 @@ extern "C" SHARED __attribute__((aligned(16))) char dw_dynamic_shared[];
 // What the host has to ask for at a launch; the tests compare it with src/launch.rs.
 #define SCAN_SHARED_BYTES(keys)                                                                                        \
     extern "C" __attribute__((device, used)) const u32 dw_prefill_scan_shared_bytes_k##keys =                          \
-        prefill::Stage<keys>::dynamic_bytes;
+        prefill::Stage<keys, true>::dynamic_bytes;
+#define SUMMARISE_SHARED_BYTES(keys)                                                                                   \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_summarise_shared_bytes_k##keys =                     \
+        prefill::Stage<keys, false>::dynamic_bytes;
 
 using arch::copy_async;
 using arch::shared_address;
@@ -125,11 +128,14 @@ template <int N> DEVICE void pin(Operand (&x)[N][1]) {
     }
 }
 
-// One chunk for the columns of one warp. The four warps multiply together.
-template <class T, int Keys> class Chunk {
+// One chunk for the columns of one warp; without `Outputs`, only what the state takes. The four warps multiply
+// together.
+template <class T, int Keys, bool Outputs = true> class Chunk {
+    typedef prefill::Stage<Keys, Outputs> Stage;
+
   public:
     static constexpr int across = 1;
-    static constexpr int key_tiles = Stage<Keys>::panels * 4;
+    static constexpr int key_tiles = Stage::panels * 4;
     static constexpr bool asynchronous = true;
     typedef Tile State[key_tiles][across];
     typedef Tile Slab[tiles][across];
@@ -146,43 +152,56 @@ template <class T, int Keys> class Chunk {
             next.load();
             for (int panel = 0; panel < Keys / 16; panel += held) {
                 round_state(state, panel);
-                read_tiles(r, Stage<Keys>::k, panel);
-                read_tiles(o, Stage<Keys>::q, panel);
+                read_tiles(r, Stage::k, panel);
+                if constexpr (Outputs) {
+                    read_tiles(o, Stage::q, panel);
+                }
                 arch::await_products<0>();
                 r.pin();
-                o.pin();
+                if constexpr (Outputs) {
+                    o.pin();
+                }
                 pin(reads);
             }
         } else {
             round_state(state, 0);
-            read_tiles(r, Stage<Keys>::k, 0);
-            read_tiles(o, Stage<Keys>::q, 0);
+            read_tiles(r, Stage::k, 0);
+            if constexpr (Outputs) {
+                read_tiles(o, Stage::q, 0);
+            }
             next.load();
-            arch::await_products<1>();
+            arch::await_products<Outputs ? 1 : 0>();
             r.pin();
         }
         r.to(read);
-        o.to(out);
+        if constexpr (Outputs) {
+            o.to(out);
+        }
     }
 
     // U += (T - I) X: all blocks, those above the diagonal are zero.
     template <class Next> DEVICE_MEMBER void multiply_t(Slab &u, SlabOperands &x, Slab &out, const Next &next) {
-        Accumulators<tiles> a(u), o(out);
-        multiply_lower(a, Stage<Keys>::t, x);
+        Accumulators<tiles> a(u), o;
+        if constexpr (Outputs) {
+            o = Accumulators<tiles>(out);
+        }
+        multiply_lower(a, Stage::t, x);
         next.load_values();
         arch::await_products<0>();
         a.pin();
-        o.pin();
         pin(x);
         pin(reads);
         a.to(u);
-        o.to(out);
+        if constexpr (Outputs) {
+            o.pin();
+            o.to(out);
+        }
     }
 
     // O += (P - diag(P)) U, complete after finish_outputs.
     DEVICE_MEMBER void multiply_p(Slab &out, SlabOperands &u) const {
         Accumulators<tiles> a(out);
-        multiply_lower(a, Stage<Keys>::p, u);
+        multiply_lower(a, Stage::p, u);
         a.to(out);
     }
     DEVICE_MEMBER void finish_outputs(Slab &out, SlabOperands &u) const {
@@ -245,9 +264,9 @@ template <class T, int Keys> class Chunk {
     }
 
     DEVICE_MEMBER Tile factor(RowFactor which, int i) const {
-        return rows_at((const float *)(memory + Stage<Keys>::rows) + which * chunk + 16 * i, at);
+        return rows_at((const float *)(memory + Stage::rows) + which * chunk + 16 * i, at);
     }
-    DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage<Keys>::rows + row_factors * chunk * 4); }
+    DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage::rows + row_factors * chunk * 4); }
 
   private:
     // Column tile t of a matrix in shared memory, and 16 rows of a panel of 64 columns.
@@ -284,9 +303,9 @@ template <class T, int Keys> class Chunk {
     }
     // Token tile c of K^T, 64 key elements at a time.
     template <int Panel> DEVICE_MEMBER void accumulate_panels(Accumulators<key_tiles> &a, Operand x, int c) const {
-        if constexpr (Panel < Stage<Keys>::panels) {
+        if constexpr (Panel < Stage::panels) {
             float(&panel)[32] = *(float(*)[32])(a.at + 32 * Panel);
-            T::template multiply_async<true>(panel, x, row_tile(Stage<Keys>::k, Panel, c), true);
+            T::template multiply_async<true>(panel, x, row_tile(Stage::k, Panel, c), true);
             accumulate_panels<Panel + 1>(a, x, c);
         }
     }
@@ -301,17 +320,18 @@ template <class T, int Keys> class Chunk {
     Operand reads[held][1];
 };
 
-// The chunks of a sequence, one after the other, each in its stage of a ring.
-template <class T, int Keys> class Chunks {
+// The chunks of a segment, one after the other, each in its stage of a ring.
+template <class T, int Keys, bool Outputs = true> class Chunks {
+    typedef prefill::Stage<Keys, Outputs> Stage;
+
   public:
-    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, int sequence, int head, int key_head, Rows range,
-                         int wave_column, u32 column_offset)
-        : memory(ring()), q(x.q, x.q_strides, sequence, range.begin, key_head),
-          k(x.k, x.k_strides, sequence, range.begin, key_head), v(x.v, x.v_strides, sequence, range.begin, head),
-          o(x.o, x.o_strides, sequence, range.begin, head),
-          record((const char *)x.records +
-                 ((int64_t)first_slot(range.begin, sequence) * x.value_heads + head) * DW_RECORD_BYTES),
-          column_offset(column_offset), has_columns(wave_column < x.value_dim), left(range.end - range.begin) {
+    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int wave_column,
+                         u32 column_offset)
+        : memory(ring()), q(x.q, x.q_strides, s.sequence, s.begin, key_head),
+          k(x.k, x.k_strides, s.sequence, s.begin, key_head), v(x.v, x.v_strides, s.sequence, s.begin, head),
+          o(x.o, x.o_strides, s.sequence, s.begin, head),
+          record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DW_RECORD_BYTES),
+          column_offset(column_offset), has_columns(wave_column < x.value_dim), left(s.end - s.begin) {
         v.base += 2 * wave_column;
         clear_upper_blocks();
         copy(x, 0, left);
@@ -346,8 +366,8 @@ template <class T, int Keys> class Chunks {
         const dw_prefill_scan_args &x;
     };
 
-    DEVICE_MEMBER Chunk<T, Keys> current(const dw_prefill_scan_args &) const {
-        return Chunk<T, Keys>(memory + stage * Stage<Keys>::bytes, values(), o, left, column_offset);
+    DEVICE_MEMBER Chunk<T, Keys, Outputs> current(const dw_prefill_scan_args &) const {
+        return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, values(), o, left, column_offset);
     }
 
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
@@ -362,13 +382,15 @@ template <class T, int Keys> class Chunks {
     // The blocks of T and P above the diagonal, which no copy touches.
     DEVICE_MEMBER void clear_upper_blocks() const {
         const int row = arch::lane() % 16, half = arch::lane() / 16;
-        for (int i = 0; i < Stage<Keys>::count; ++i) {
+        for (int i = 0; i < Stage::count; ++i) {
             for (int block = arch::thread() / arch::lanes; block < tiles * tiles; block += scan_waves) {
                 if (block / tiles < block % tiles) {
-                    const u32 at = shared_address(memory) + i * Stage<Keys>::bytes +
+                    const u32 at = shared_address(memory) + i * Stage::bytes +
                                    swizzled(block / tiles * 16 + row, block % tiles * 2 + half);
-                    store_shared(at + Stage<Keys>::t, i32x4{});
-                    store_shared(at + Stage<Keys>::p, i32x4{});
+                    store_shared(at + Stage::t, i32x4{});
+                    if constexpr (Outputs) {
+                        store_shared(at + Stage::p, i32x4{});
+                    }
                 }
             }
         }
@@ -377,13 +399,17 @@ template <class T, int Keys> class Chunks {
     // Starts the copies of a chunk to a stage, if it has rows.
     DEVICE_MEMBER void copy(const dw_prefill_scan_args &x, int to_stage, int rows) {
         if (rows > 0) {
-            const u32 to = shared_address(memory) + to_stage * Stage<Keys>::bytes;
-            if (k.aligned(16) && q.aligned(16)) {
-                copy_rows(to + Stage<Keys>::k, k, rows, x.key_dim);
-                copy_rows(to + Stage<Keys>::q, q, rows, x.key_dim);
+            const u32 to = shared_address(memory) + to_stage * Stage::bytes;
+            if (k.aligned(16) && (!Outputs || q.aligned(16))) {
+                copy_rows(to + Stage::k, k, rows, x.key_dim);
+                if constexpr (Outputs) {
+                    copy_rows(to + Stage::q, q, rows, x.key_dim);
+                }
             } else {
-                copy_unaligned_rows(to + Stage<Keys>::k, k, rows, x.key_dim);
-                copy_unaligned_rows(to + Stage<Keys>::q, q, rows, x.key_dim);
+                copy_unaligned_rows(to + Stage::k, k, rows, x.key_dim);
+                if constexpr (Outputs) {
+                    copy_unaligned_rows(to + Stage::q, q, rows, x.key_dim);
+                }
             }
             copy_record(to);
             k.advance();
@@ -394,7 +420,7 @@ template <class T, int Keys> class Chunks {
 
     DEVICE_MEMBER char *values() const {
         const int thread = arch::opaque(arch::thread()) & (scan_threads - 1);
-        return memory + Stage<Keys>::count * Stage<Keys>::bytes + thread / arch::lanes * Values::bytes;
+        return memory + Stage::count * Stage::bytes + thread / arch::lanes * Values::bytes;
     }
     // A warp copies its own columns of V; `rows` are left.
     DEVICE_MEMBER void copy_values(int rows) const {
@@ -418,7 +444,7 @@ template <class T, int Keys> class Chunks {
     DEVICE_MEMBER void copy_rows(u32 to, const Stream &from, int rows, int key_dim) const {
         constexpr int rows_at_once = scan_threads / 8;
         const int thread = arch::opaque(arch::thread()) & (scan_threads - 1), group = thread % 8, first = thread / 8;
-        for (int panel = 0; panel < Stage<Keys>::panels; ++panel) {
+        for (int panel = 0; panel < Stage::panels; ++panel) {
             const bool inside = 64 * panel + 8 * group < key_dim;
             for (int i = 0; i < chunk / rows_at_once; ++i) {
                 const int row = i * rows_at_once + first;
@@ -433,7 +459,7 @@ template <class T, int Keys> class Chunks {
 #pragma unroll 1
         for (int row = thread / 8; row < chunk; row += scan_threads / 8) {
 #pragma unroll 1
-            for (int panel = 0; panel < Stage<Keys>::panels; ++panel) {
+            for (int panel = 0; panel < Stage::panels; ++panel) {
                 const bool inside = row < rows && 64 * panel + 8 * group < key_dim;
                 const u32 offset = row * from.stride + panel * 128 + group * 16;
                 store_shared(to + panel * panel_bytes + swizzled(row, group),
@@ -446,16 +472,20 @@ template <class T, int Keys> class Chunks {
     DEVICE_MEMBER void copy_record(u32 to) const {
         const int thread = arch::opaque(arch::thread()) & (scan_threads - 1), lane = thread % arch::lanes,
                   warp = thread / arch::lanes;
-        for (int i = 0; i < 2 * lower_blocks / scan_waves; ++i) {
+        constexpr int blocks = Outputs ? 2 * lower_blocks : lower_blocks;
+        for (int i = 0; i < (blocks + scan_waves - 1) / scan_waves; ++i) {
             const int block = i * scan_waves + warp;
+            if (blocks % scan_waves != 0 && block >= blocks) {
+                break;
+            }
             const int lower = block < lower_blocks ? block : block - lower_blocks;
             const int row = lower >= 6 ? 3 : lower >= 3 ? 2 : lower >= 1 ? 1 : 0, column = lower - lower_block(row, 0);
-            const u32 at = to + (block < lower_blocks ? Stage<Keys>::t : Stage<Keys>::p);
+            const u32 at = to + (block < lower_blocks ? Stage::t : Stage::p);
             copy_async(at + swizzled(16 * row + lane % 16, 2 * column + lane / 16),
                        record + block * block_bytes + lane * 16, true);
         }
         if (thread * 16 < row_factors * chunk * 4 + 16) {
-            copy_async(to + Stage<Keys>::rows + thread * 16, record + record_rows + thread * 16, true);
+            copy_async(to + Stage::rows + thread * 16, record + record_rows + thread * 16, true);
         }
     }
 

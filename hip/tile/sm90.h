@@ -36,7 +36,7 @@ DEVICE int opaque(int x) {
 
 // What only CDNA's compiler has to be told.
 DEVICE int uniform_value(int x) { return x; }
-DEVICE int opaque_uniform(int x) { return x; }
+DEVICE int opaque_uniform(int x) { return opaque(x); }
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
 
 DEVICE void workgroup_sync() { __syncthreads(); }

@@ -20,6 +20,7 @@ pub(super) struct Shape {
     pub(super) batch: Batch,
     pub(super) sequences: usize,
     pub(super) launch: &'static LaunchShape,
+    dies: u32,
 }
 
 /// Arguments and grids of one launch.
@@ -35,7 +36,7 @@ impl Shape {
         spec: PrefillSpec,
         batch: Batch,
         sequences: usize,
-        launch: &'static LaunchShape,
+        context: &Context,
     ) -> Checked<Shape> {
         spec.validate()?;
         let rows = match batch {
@@ -66,7 +67,8 @@ impl Shape {
             spec,
             batch,
             sequences,
-            launch,
+            launch: context.launch_shape(),
+            dies: context.dies(),
         };
         let (prepare, scan) = shape.grids();
         check::ensure(prepare < 1 << 26 && scan < 1 << 24, || {
@@ -176,6 +178,8 @@ impl Shape {
             scale: self.spec.scale(),
             slabs: self.slabs() as i32,
             tokens: self.batch.rows() as i32,
+            items_count: self.sequences as i32,
+            dies: self.dies as i32,
             ..Default::default()
         };
         if let Some(state) = &x.initial_state {

@@ -1,0 +1,256 @@
+// One chunk of prefill, and how states get to the registers and back: what prefill_scan and prefill_summarise share.
+// A wave owns 16 or 32 columns and all K rows of the state, in accumulators; per chunk of 64 tokens
+//   R  = K S0                                          O  = Q S0
+//   X  = beta (V - exp(G) R)                           U  = X + (T - I) X
+//   O  = scale (exp(G) O + diag(P) U + (P - diag) U)   S1 = exp(G_C) S0 + K^T (exp(G_C - G) U)
+// with T, P and the row factors from prefill_prepare. R, X, U and S never leave the wave's registers: each, rounded, is
+// an operand of the next product. How a target moves K, Q, T and P to where its matrix unit takes them is
+// prefill_*.h.
+#pragma once
+
+#include "prefill.h"
+
+namespace prefill {
+
+// Where the state of a (sequence, head) lies in memory; null: nowhere.
+struct StateView {
+    char *base;
+    int64_t key_step;
+    int64_t value_step;
+    bool wide; // f32, not bf16
+
+    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int sequence,
+                            int head)
+        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
+          wide(type == DW_F32) {
+        base += (wide ? 4 : 2) * (sequence * s.sequence + head * s.head);
+    }
+};
+
+// Calls f(tile, column tile, element, index) for each element of the state that this lane owns and the tensor has.
+template <class T, int Keys, class F>
+DEVICE void for_each_element(const StateView &view, int column, int key_dim, int value_dim, F f) {
+    // Opaque, or the comparisons of the first use are kept in scalar registers up to the second.
+    const int lane = arch::opaque(arch::lane());
+    if (column >= value_dim) {
+        return;
+    }
+#pragma unroll
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+#pragma unroll
+        for (int run = 0; run < elements; run += arch::run) {
+            const int key = state_key(t, run, lane); // and the next: K is a multiple of 16
+            if (key < key_dim) {
+#pragma unroll
+                for (int r = 0; r < arch::run; ++r) {
+#pragma unroll
+                    for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
+                        f(t, j, run + r, (key + r) * view.key_step + (column + state_column(j, run)) * view.value_step);
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <class T, int Keys>
+DEVICE void load_state(typename Chunk<T, Keys>::State &s, const StateView &from, int column, int key_dim,
+                       int value_dim) {
+    if (from.wide) {
+        for_each_element<T, Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+            s[t][j][e] = math::canonical(((const float *)from.base)[index]);
+        });
+    } else {
+        for_each_element<T, Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
+        });
+    }
+}
+
+template <class T, int Keys>
+DEVICE void store_state(const typename Chunk<T, Keys>::State &s, const StateView &to, int column, int key_dim,
+                        int value_dim) {
+    if (to.wide) {
+        for_each_element<T, Keys>(to, column, key_dim, value_dim,
+                                  [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
+    } else {
+        for_each_element<T, Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+            const float value = s[t][j][e];
+            ((short *)to.base)[index] = Bf16::narrow(math::canonical(value));
+        });
+    }
+}
+
+// What a segment hands on, in the workspace: N, then M, each column's key elements one after the other.
+DEVICE float *summary_of(const dw_prefill_scan_args &x, int summary, int head) {
+    const int elements_of_one = (x.value_dim + x.key_dim) * x.key_dim;
+    return x.states + ((int64_t)summary * x.value_heads + head) * elements_of_one;
+}
+
+// Calls f(tile, column tile, element, index) for each run of elements of a matrix [columns, K] that this lane owns.
+template <class T, int Keys, class F> DEVICE void for_each_run(int column, int columns, int key_dim, F f) {
+    const int lane = arch::opaque(arch::lane());
+    if (column >= columns) {
+        return;
+    }
+#pragma unroll
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+#pragma unroll
+        for (int run = 0; run < elements; run += arch::run) {
+            const int key = state_key(t, run, lane);
+            if (key < key_dim) {
+#pragma unroll
+                for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
+                    f(t, j, run, (column + state_column(j, run)) * key_dim + key);
+                }
+            }
+        }
+    }
+}
+
+template <class T, int Keys>
+DEVICE void load_matrix(typename Chunk<T, Keys>::State &s, const float *from, int column, int columns, int key_dim) {
+    for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) {
+        const arch::Run x = *(const arch::Run *)(from + index);
+#pragma unroll
+        for (int r = 0; r < arch::run; ++r) {
+            s[t][j][e + r] = x[r];
+        }
+    });
+}
+
+// The state before the first chunk of a segment.
+template <class T, int Keys>
+DEVICE void initial_state(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, const Segment &segment,
+                          int head, int column) {
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+        for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
+            state[t][j] = Tile{};
+        }
+    }
+    if (!segment.first) {
+        load_matrix<T, Keys>(state, summary_of(x, max_of(segment.summary - 1, 0), head), column, x.value_dim,
+                             x.key_dim);
+        return;
+    }
+    if (x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + segment.sequence))) {
+        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR,
+                             segment.sequence, head);
+        load_state<T, Keys>(state, from, column, x.key_dim, x.value_dim);
+    }
+}
+
+// One chunk: reads and updates the state; with `Outputs`, writes the outputs of this wave's columns.
+template <class T, int Keys, bool Outputs, class Next>
+DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> chunk, const Next &next, float scale,
+                 bool last) {
+    constexpr int across = Chunk<T, Keys>::across;
+    typename Chunk<T, Keys>::Slab read, out;
+    typename Chunk<T, Keys>::SlabOperands x;
+    chunk.read_state(read, out, state, next);
+
+    // X, in place of R, and its operands.
+    for (int i = 0; i < tiles; ++i) {
+        const Tile beta = chunk.factor(beta_row, i), decay = chunk.factor(read_row, i);
+        Tile value[across];
+        chunk.load_values(i, value);
+        for (int j = 0; j < across; ++j) {
+            read[i][j] = beta * value[j] - decay * read[i][j];
+            x[i][j] = rounded<T>(read[i][j]);
+        }
+    }
+    // U = X + (T - I) X.
+    chunk.multiply_t(read, x, out, next);
+
+    // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
+    if constexpr (Outputs) {
+        for (int i = 0; i < tiles; ++i) {
+            const Tile decay = chunk.factor(output_row, i), diagonal = chunk.factor(diagonal_row, i);
+            for (int j = 0; j < across; ++j) {
+                out[i][j] = decay * out[i][j] + diagonal * read[i][j];
+                x[i][j] = rounded<T>(read[i][j]);
+            }
+        }
+        chunk.multiply_p(out, x);
+    }
+
+    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record.
+    const f32x2 decay = chunk.decay();
+    typename Chunk<T, Keys>::SlabOperands update;
+    // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
+    const auto add_rest = [&]() __attribute__((always_inline)) {
+        if (last) {
+            typename Chunk<T, Keys>::SlabOperands rest;
+            for (int i = 0; i < tiles; ++i) {
+                for (int j = 0; j < across; ++j) {
+                    rest[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
+                }
+            }
+            chunk.accumulate(state, rest);
+            chunk.finish_state(state, rest);
+        }
+    };
+    const auto update_state = [&]() __attribute__((always_inline)) {
+        for (int i = 0; i < tiles; ++i) {
+            const Tile decay = chunk.factor(write_row, i);
+            for (int j = 0; j < across; ++j) {
+                read[i][j] *= decay;
+                update[i][j] = rounded<T>(read[i][j]);
+            }
+        }
+        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+            for (int j = 0; j < across; ++j) {
+                state[t][j] *= decay.x;
+            }
+        }
+        if constexpr (Chunk<T, Keys>::asynchronous) {
+            add_rest();
+        }
+        chunk.accumulate(state, update);
+        if constexpr (!Chunk<T, Keys>::asynchronous) {
+            add_rest();
+        }
+    };
+    const auto store_outputs = [&]() __attribute__((always_inline)) {
+        if constexpr (Outputs) {
+            chunk.finish_outputs(out, x);
+            for (int i = 0; i < tiles; ++i) {
+                chunk.store_outputs(i, out[i], scale);
+            }
+        }
+    };
+    if constexpr (Chunk<T, Keys>::asynchronous) {
+        update_state();
+        store_outputs();
+    } else {
+        store_outputs();
+        update_state();
+    }
+    chunk.finish_state(state, update);
+    if (decay.y != 1.0f) {
+        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+            for (int j = 0; j < across; ++j) {
+                state[t][j] *= decay.y;
+            }
+        }
+    }
+}
+
+// All chunks of a segment, one after the other. Waves without columns may still have to help the others.
+template <class T, int Keys, bool Outputs>
+DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs> &chunks, const dw_prefill_scan_args &x,
+                 bool has_columns) {
+    const bool works = chunks.works(has_columns);
+#pragma unroll 1
+    while (chunks.more()) {
+        const dw_prefill_scan_args &y = arch::reread(x);
+        chunks.wait();
+        if (works) {
+            const typename Chunks<T, Keys, Outputs>::Next next(chunks, y);
+            step<T, Keys, Outputs>(state, chunks.current(y), next, y.scale, chunks.last());
+        }
+        chunks.advance(y);
+    }
+}
+
+} // namespace prefill
