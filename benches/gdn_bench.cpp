@@ -25,7 +25,7 @@ namespace {
 
 Status run(const Options &options) {
     const Device device = Device::open(options.device);
-    const Kernels kernels(options.kernels, device.arch);
+    const Kernels kernels(options.kernels, device);
     Plan plan;
     if (device.simulated)
         plan = {1, 0, 0};

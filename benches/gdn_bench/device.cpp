@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 
@@ -34,6 +35,12 @@ Device Device::open(int number) {
     out.compute_units = properties.multiProcessorCount;
     out.simulated = out.name.find("simulator") != std::string::npos;
     return out;
+}
+
+int Device::dies() const {
+    if (arch != "gfx942")
+        return 1;
+    return std::max(1, compute_units / (compute_units == 80 ? 20 : 38));
 }
 
 size_t Device::free_bytes() {

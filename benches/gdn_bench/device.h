@@ -24,6 +24,8 @@ struct Device {
     // Makes the device of a number the current one.
     static Device open(int number);
     static size_t free_bytes();
+    // To which it deals workgroups in turn: those of MI300 have 38 compute units each, or 20 on MI308X.
+    int dies() const;
 };
 
 // Device memory.

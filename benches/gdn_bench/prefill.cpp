@@ -28,7 +28,9 @@ void enqueue(const Stream &stream, const Kernel &kernel, int64_t workgroups, Arg
 
 } // namespace
 
-Kernels::Kernels(const std::string &folder, const std::string &arch) : list_(folder + "/" + arch + "/kernels.txt") {
+Kernels::Kernels(const std::string &folder, const Device &device)
+    : dies_(device.dies()), list_(folder + "/" + device.arch + "/kernels.txt") {
+    const std::string &arch = device.arch;
     std::ifstream list(list_);
     if (!list)
         throw Failure("there are no kernels for " + arch + ": " + list_ +
@@ -93,8 +95,9 @@ size_t Prefill::workspace_bytes(const Shape &s) {
 }
 
 Prefill::Prefill(const Kernels &kernels, const Shape &shape)
-    : shape_(shape), prepare_(kernels.named("dw_prefill_prepare_bf16")), scan_(kernels.scan_for(shape.key_dim)),
-      offsets_(Buffer::of(shape.offsets())), workspace_(workspace_bytes(shape)) {
+    : shape_(shape), dies_(kernels.dies()), prepare_(kernels.named("dw_prefill_prepare_bf16")),
+      scan_(kernels.scan_for(shape.key_dim)), offsets_(Buffer::of(shape.offsets())),
+      workspace_(workspace_bytes(shape)) {
     workspace_.fill(0xff);
 }
 
@@ -145,6 +148,8 @@ void Prefill::launch(const Stream &stream, const Tensors &x, Part part) const {
     scan.initial_type = scan.final_type = DW_F32;
     scan.slabs = static_cast<int32_t>(slabs(s, scan_));
     scan.tokens = prepare.tokens;
+    scan.items_count = prepare.sequences;
+    scan.dies = dies_;
 
     if (part != Part::scan) // one slot more, for rows past the last sequence
         enqueue(stream, prepare_, (slots(s) + 1) * s.key_heads, prepare);

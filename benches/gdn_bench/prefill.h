@@ -24,12 +24,14 @@ struct Kernel {
 // The kernels of an architecture, from a folder that `deltawave info --save-kernels` wrote.
 class Kernels {
   public:
-    Kernels(const std::string &folder, const std::string &arch);
+    Kernels(const std::string &folder, const Device &device);
     const Kernel &named(const std::string &name) const;
     // The scan for the smallest key bucket that holds a key dimension.
     const Kernel &scan_for(int key_dim) const;
+    int dies() const { return dies_; }
 
   private:
+    int dies_;
     std::string list_;
     std::vector<Module> modules_;
     std::map<std::string, Kernel> kernels_;
@@ -56,6 +58,7 @@ class Prefill {
 
   private:
     Shape shape_;
+    int dies_;
     const Kernel &prepare_;
     const Kernel &scan_;
     Buffer offsets_;
