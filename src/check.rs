@@ -96,19 +96,14 @@ pub(crate) fn stream(stream: &Stream, context: &Context) -> Checked<()> {
 }
 
 /// No two elements of an output may lie at one address: along growing strides, each must clear what lies below it.
-fn no_overlap(argument: &str, shape: &[usize], strides: &[usize]) -> Checked<()> {
+fn no_overlap(argument: &str, shape: &[usize; 4], strides: &[usize; 4]) -> Checked<()> {
     if shape.contains(&0) {
         return Ok(());
     }
-    let mut dims: Vec<_> = shape
-        .iter()
-        .zip(strides)
-        .filter(|(n, _)| **n > 1)
-        .map(|(&n, &s)| (s, n))
-        .collect();
+    let mut dims: [_; 4] = std::array::from_fn(|i| (strides[i], shape[i]));
     dims.sort_unstable();
     let mut below = 1usize;
-    for (stride, n) in dims {
+    for (stride, n) in dims.into_iter().filter(|&(_, n)| n > 1) {
         ensure(stride >= below, || {
             let was = format!("strides {strides:?} for shape {shape:?}");
             ArgumentError::new(

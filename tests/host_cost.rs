@@ -1,0 +1,157 @@
+//! What a launch does on the host: it calls the runtime's launches and nothing else, and allocates nothing. How long it
+//! takes is measured by `benches/host.rs`.
+
+mod null_runtime;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use deltawave::gate::Gate;
+use deltawave::prefill::{DeviceLengths, DevicePrefill, Prefill, Workspace};
+use deltawave::runtime::Context;
+
+use null_runtime::{Layer, Shape, take_calls};
+
+/// Counts what the thread asks of the allocator.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is the system's; the counter is of the thread and allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of this thread while `work` runs.
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+const SHAPES: [Shape; 3] = [
+    Shape {
+        key_heads: 16,
+        value_heads: 32,
+        tokens: 8192,
+        sequences: 1,
+    },
+    Shape {
+        key_heads: 2,
+        value_heads: 8,
+        tokens: 32768,
+        sequences: 1,
+    },
+    Shape {
+        key_heads: 4,
+        value_heads: 16,
+        tokens: 40000,
+        sequences: 256,
+    },
+];
+
+/// None, and a line that says why, in a build without kernels.
+fn context() -> Option<Context> {
+    if deltawave::code_objects::for_arch("gfx942").next().is_some() {
+        return Some(null_runtime::context().expect("a context"));
+    }
+    let why = deltawave::code_objects::why_missing("gfx942");
+    let required = std::env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
+    assert!(!required, "{why}");
+    println!("skipped: {why}");
+    None
+}
+
+/// Launches may set the device and launch kernels, so many at most.
+fn assert_only_launches(most: u64, what: &str) {
+    let calls = take_calls();
+    for &(name, count) in &calls {
+        let allowed = match name {
+            "hipSetDevice" => 1,
+            "hipModuleLaunchKernel" => most,
+            _ => 0,
+        };
+        assert!(count <= allowed, "{what}: {calls:?}");
+    }
+    let launches = calls.iter().find(|(n, _)| *n == "hipModuleLaunchKernel");
+    assert!(launches.is_some(), "{what}: {calls:?}");
+}
+
+/// One test, since the runtime counts the calls of all threads.
+#[test]
+fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
+    assert!(allocations(|| drop(std::hint::black_box(vec![1u8]))) > 0);
+    let Some(context) = context() else {
+        return Ok(());
+    };
+    let stream = context.stream()?;
+    for shape in SHAPES {
+        let Shape {
+            value_heads,
+            tokens,
+            sequences,
+            ..
+        } = shape;
+        let cu_seqlens = shape.cu_seqlens();
+        let plan = Prefill::packed(&context, shape.spec(), &cu_seqlens, tokens)?;
+        let mut layer = Layer::new(&context, shape, plan.workspace_bytes())?;
+        for raw_gates in [false, true] {
+            let (tensors, workspace) = layer.parts(raw_gates)?;
+            let mut launch = || plan.launch(&stream, &tensors, Workspace::new(workspace));
+            launch()?; // looks the runtime's functions up
+            take_calls();
+            let what = format!("{value_heads} heads, {tokens} tokens, {sequences} sequences");
+            let count = allocations(|| launch().expect("a launch"));
+            assert_eq!(count, 0, "{what}");
+            assert_only_launches(5, &what);
+        }
+
+        let lengths = context.upload(&cu_seqlens)?;
+        let plan = DevicePrefill::new(&context, shape.spec(), tokens, sequences)?;
+        let mut layer = Layer::new(&context, shape, plan.workspace_bytes())?;
+        let (tensors, workspace) = layer.parts(false)?;
+        let lengths = DeviceLengths::I32(&lengths);
+        take_calls();
+        let count = allocations(|| {
+            plan.launch(&stream, lengths, &tensors, Workspace::new(workspace))
+                .expect("a launch");
+        });
+        assert_eq!(count, 0, "lengths on the device");
+        assert_only_launches(5, "lengths on the device");
+    }
+
+    let mut buffers: [_; 3] = std::array::from_fn(|_| context.alloc::<f32>(64 * 8));
+    let [a, g, beta] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
+    let gate = Gate {
+        a: a.tensor([64, 8])?.into(),
+        b: a.tensor([64, 8])?.into(),
+        a_log: a.tensor([8])?,
+        dt_bias: None,
+        allow_neg_eigval: false,
+        g: g.tensor_mut([64, 8])?.into(),
+        beta: beta.tensor_mut([64, 8])?.into(),
+    };
+    take_calls();
+    let count = allocations(|| gate.launch(&context, &stream).expect("a launch"));
+    assert_eq!(count, 0, "gate");
+    assert_only_launches(1, "gate");
+    Ok(())
+}
