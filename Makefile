@@ -13,7 +13,7 @@ BENCH_OUT = target/bench
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels lint fmt doc setup clean
+.PHONY: help demo test dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,6 +34,13 @@ dropin: ## build the simulator as libamdhip64.so, .so.5, .so.6 and .so.7 in targ
 	@cp -f target/$(PROFILE)/libamdhip64.so $(DROPIN)/libamdhip64.so
 	@for v in 5 6 7; do ln -sf libamdhip64.so $(DROPIN)/libamdhip64.so.$$v; done
 	@echo "LD_LIBRARY_PATH=$$PWD/$(DROPIN) runs a HIP program on the simulator"
+
+dropin-cuda: ## build the CUDA driver under HIP's names as libamdhip64.so in target/dropin-cuda
+	$(CARGO) build --profile $(PROFILE) -p deltawave-hip-cuda-dropin
+	@mkdir -p $(DROPIN)-cuda
+	@cp -f target/$(PROFILE)/libhip_on_cuda.so $(DROPIN)-cuda/libamdhip64.so
+	@for v in 5 6 7; do ln -sf libamdhip64.so $(DROPIN)-cuda/libamdhip64.so.$$v; done
+	@echo "LD_LIBRARY_PATH=$$PWD/$(DROPIN)-cuda runs a HIP program that loads PTX on an NVIDIA GPU"
 
 conformance: ## run foreign kernels and programs on the simulator (fetches packages from PyPI)
 	@scripts/setup test

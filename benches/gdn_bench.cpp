@@ -6,7 +6,9 @@
 // | sets of shapes | shapes |
 // | inputs; the result that they must have | inputs, reference |
 // | devices, memory, events; errors | device, failure |
-// | kernels and their arguments (hip/abi.h) | prefill |
+// | tensors; what launches a prefill | prefill |
+// | the kernels and their arguments (hip/abi.h) | kernels |
+// | or the C library and its plans (include/deltawave.h) | library |
 // | one shape: checked, then timed; what it needs at least | measure |
 // | table, JSON, peaks of devices | report |
 //
@@ -15,6 +17,8 @@
 #include <exception>
 
 #include "gdn_bench/failure.h"
+#include "gdn_bench/kernels.h"
+#include "gdn_bench/library.h"
 #include "gdn_bench/measure.h"
 #include "gdn_bench/options.h"
 #include "gdn_bench/report.h"
@@ -25,22 +29,26 @@ namespace {
 
 Status run(const Options &options) {
     const Device device = Device::open(options.device);
-    const Kernels kernels(options.kernels, device);
-    Plan plan;
+    std::unique_ptr<Implementation> implementation;
+    if (options.library.empty())
+        implementation = std::make_unique<Kernels>(options.kernels, device);
+    else
+        implementation = std::make_unique<Library>(options.library, options.device);
+    Method method;
     if (device.simulated)
-        plan = {1, 0, 0};
-    plan.runs = options.runs.value_or(plan.runs);
-    plan.warm_up_ms = options.warm_up_ms.value_or(plan.warm_up_ms);
-    plan.cache_bytes = options.cache_bytes.value_or(plan.cache_bytes);
+        method = {1, 0, 0};
+    method.runs = options.runs.value_or(method.runs);
+    method.warm_up_ms = options.warm_up_ms.value_or(method.warm_up_ms);
+    method.cache_bytes = options.cache_bytes.value_or(method.cache_bytes);
     std::vector<Shape> shapes = options.shapes;
     if (shapes.empty())
         shapes = set_named(device.simulated ? "small" : "S1").shapes();
 
-    const Report report(device, options.peak ? options.peak : peak_of(device), plan, options.json);
+    const Report report(device, *implementation, options.peak ? options.peak : peak_of(device), method, options.json);
     Status status = Status::ok;
     for (const Shape &shape : shapes) {
         try {
-            const Result result = measure(kernels, shape, plan);
+            const Result result = measure(*implementation, shape, method);
             report.result(result);
             if (!result.deviation.objection.empty())
                 status = Status::failed;

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{fs, io};
 
+use crate::abi;
 use crate::launch::LaunchShape;
 use crate::runtime::KERNELS;
 
@@ -52,7 +53,7 @@ pub fn why_missing(arch: &str) -> String {
 /// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels themselves,
 /// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of prefill are launched:
 /// a line for each, of its name, its file, the threads of a workgroup, the value columns that one owns (0: it does not
-/// divide them) and the bytes of shared memory that the launch asks for.
+/// divide them), the bytes of shared memory that the launch asks for, and the bytes of its arguments (`hip/abi.h`).
 ///
 /// # Errors
 /// What the file system says. Files of these names are overwritten.
@@ -70,15 +71,31 @@ pub fn save(folder: &Path) -> io::Result<()> {
             fs::write(folder.join(&file), code.bytes)?;
             let kernels = KERNELS.iter().filter(|(object, _)| *object == code.name);
             for &kernel in kernels.flat_map(|(_, kernels)| kernels.iter()) {
-                let Some(threads) = shape.threads(kernel) else {
+                let (Some(threads), Some(arguments)) =
+                    (shape.threads(kernel), argument_bytes(kernel))
+                else {
                     continue;
                 };
                 let columns = shape.columns(kernel);
                 let shared = shape.shared_bytes(kernel);
-                let _ = writeln!(list, "{kernel} {file} {threads} {columns} {shared}");
+                let _ = writeln!(
+                    list,
+                    "{kernel} {file} {threads} {columns} {shared} {arguments}"
+                );
             }
         }
         fs::write(folder.join("kernels.txt"), list)?;
     }
     Ok(())
+}
+
+/// Bytes of the arguments of a kernel of prefill; none for others.
+fn argument_bytes(kernel: &str) -> Option<usize> {
+    let part = kernel.strip_prefix("dw_prefill_")?;
+    match part.split('_').next()? {
+        "lengths" => Some(size_of::<abi::dw_prefill_lengths_args>()),
+        "prepare" => Some(size_of::<abi::dw_prefill_prepare_args>()),
+        "scan" => Some(size_of::<abi::dw_prefill_scan_args>()),
+        _ => None,
+    }
 }

@@ -151,6 +151,21 @@ fn a_wrong_result_is_not_timed() {
 }
 
 #[test]
+fn kernels_of_another_version_are_not_launched() {
+    let Some(bench) = Bench::get() else { return };
+    let old = bench.kernels.with_file_name("old");
+    deltawave::code_objects::save(&old).expect("the kernels are written");
+    let list = old.join("gfx942/kernels.txt");
+    let lines = fs::read_to_string(&list).expect("the list");
+    let grown: String = lines.lines().map(|line| format!("{line}6\n")).collect();
+    fs::write(&list, grown).expect("the list");
+    let output = bench.run_with(&old, &["--shape", "1,1,64"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stdout);
+    assert!(said.contains("of different versions"), "{said}");
+}
+
+#[test]
 fn refusals_say_what_is_wrong() {
     let Some(bench) = Bench::get() else { return };
     let usage = [

@@ -8,10 +8,10 @@
 
 namespace bench {
 
-void check(hipError_t code, const char *call) {
+void check(hipError_t code, const char *call, const std::string &of) {
     if (code != hipSuccess)
-        throw Failure(std::string(call) + ": " + hipGetErrorName(code) + " (" + std::to_string(static_cast<int>(code)) +
-                      "): " + hipGetErrorString(code));
+        throw Failure(call + (of.empty() ? "" : " of " + of) + ": " + hipGetErrorName(code) + " (" +
+                      std::to_string(static_cast<int>(code)) + "): " + hipGetErrorString(code));
 }
 
 Device Device::open(int number) {
@@ -87,7 +87,7 @@ Module::Module(const std::string &path) {
     if (!file)
         throw Failure(path + " cannot be read: deltawave info --save-kernels writes the kernels");
     const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-    check(hipModuleLoadData(&handle_, bytes.data()), ("hipModuleLoadData of " + path).c_str());
+    check(hipModuleLoadData(&handle_, bytes.data()), "hipModuleLoadData", path);
 }
 
 Module::~Module() {
@@ -97,11 +97,11 @@ Module::~Module() {
 
 hipFunction_t Module::function(const std::string &name, uint32_t shared_bytes) const {
     hipFunction_t out = nullptr;
-    check(hipModuleGetFunction(&out, handle_, name.c_str()), ("hipModuleGetFunction of " + name).c_str());
+    check(hipModuleGetFunction(&out, handle_, name.c_str()), "hipModuleGetFunction", name);
     if (shared_bytes > 0)
         check(hipFuncSetAttribute(reinterpret_cast<const void *>(out), hipFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(shared_bytes)),
-              ("hipFuncSetAttribute of " + name).c_str());
+              "hipFuncSetAttribute", name);
     return out;
 }
 

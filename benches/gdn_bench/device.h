@@ -11,8 +11,8 @@
 
 namespace bench {
 
-// Throws where a call of the runtime failed.
-void check(hipError_t code, const char *call);
+// Throws where a call of the runtime failed. `of`: what the call was about.
+void check(hipError_t code, const char *call, const std::string &of = "");
 
 struct Device {
     std::string name;

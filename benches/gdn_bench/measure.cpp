@@ -19,18 +19,19 @@ std::string gib(size_t bytes) {
     return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GiB";
 }
 
-Times time(const Prefill &prefill, const std::vector<Tensors> &tensors, Part part, const Plan &plan) {
+Times time(const Prefill &prefill, const std::vector<Tensors> &tensors, const Buffer &workspace, Part part,
+           const Method &method) {
     const Stream stream;
     size_t turn = 0;
-    const auto launch = [&] { prefill.launch(stream, tensors[turn++ % tensors.size()], part); };
+    const auto launch = [&] { prefill.launch(stream, tensors[turn++ % tensors.size()], workspace, part); };
     using clock = std::chrono::steady_clock;
     const auto begin = clock::now();
-    while (std::chrono::duration<double, std::milli>(clock::now() - begin).count() < plan.warm_up_ms) {
+    while (std::chrono::duration<double, std::milli>(clock::now() - begin).count() < method.warm_up_ms) {
         for (int i = 0; i < batch; i++)
             launch();
         stream.synchronize();
     }
-    const auto runs = static_cast<size_t>(plan.runs);
+    const auto runs = static_cast<size_t>(method.runs);
     const std::vector<Event> starts(runs), ends(runs);
     for (size_t i = 0; i < runs; i++) {
         starts[i].record(stream);
@@ -69,22 +70,24 @@ Bound::Bound(const Shape &s) {
     }
 }
 
-Result measure(const Kernels &kernels, const Shape &shape, const Plan &plan) {
+Result measure(const Implementation &implementation, const Shape &shape, const Method &method) {
     Result out{shape, Bound(shape), {}, 0, {}, {}, {}};
-    const size_t workspace = Prefill::workspace_bytes(shape);
+    const std::unique_ptr<Prefill> prefill = implementation.prefill(shape);
+    const size_t workspace_bytes = prefill->workspace_bytes();
     const auto tensor_bytes = static_cast<size_t>(out.bound.bytes);
     const size_t available = Device::free_bytes();
-    if (workspace + tensor_bytes > available / 10 * 9)
-        throw Failure("it takes " + gib(workspace + tensor_bytes) + " of device memory, of which " + gib(available) +
-                      " are free");
+    if (workspace_bytes + tensor_bytes > available / 10 * 9)
+        throw Failure("it takes " + gib(workspace_bytes + tensor_bytes) + " of device memory, of which " +
+                      gib(available) + " are free");
 
     const Inputs inputs(shape);
-    const Prefill prefill(kernels, shape);
+    Buffer workspace(workspace_bytes);
+    workspace.fill(0xff);
     std::vector<Tensors> tensors;
     tensors.emplace_back(inputs);
     {
         const Stream stream;
-        prefill.launch(stream, tensors[0]);
+        prefill->launch(stream, tensors[0], workspace, Part::whole);
         stream.synchronize();
     }
     out.deviation = compare(shape, inputs, tensors[0].o.download<uint16_t>(), tensors[0].final_state.download<float>());
@@ -92,15 +95,17 @@ Result measure(const Kernels &kernels, const Shape &shape, const Plan &plan) {
         return out;
 
     // No launch finds in a cache what an earlier one read or wrote.
-    const size_t wanted = (2 * plan.cache_bytes + tensor_bytes - 1) / tensor_bytes;
-    const size_t room = (available / 10 * 9 - workspace) / tensor_bytes;
+    const size_t wanted = (2 * method.cache_bytes + tensor_bytes - 1) / tensor_bytes;
+    const size_t room = (available / 10 * 9 - workspace_bytes) / tensor_bytes;
     while (tensors.size() < std::min({wanted, room, max_copies}))
         tensors.emplace_back(inputs);
     out.copies = static_cast<int>(tensors.size());
-    out.whole = time(prefill, tensors, Part::whole, plan);
-    out.prepare = time(prefill, tensors, Part::prepare, plan);
-    // Its records are of the tensors of the last preparation: the contents of all copies are the same.
-    out.scan = time(prefill, tensors, Part::scan, plan);
+    out.whole = time(*prefill, tensors, workspace, Part::whole, method);
+    if (prefill->has_parts()) {
+        out.prepare = time(*prefill, tensors, workspace, Part::prepare, method);
+        // Its records are of the tensors of the last preparation: the contents of all copies are the same.
+        out.scan = time(*prefill, tensors, workspace, Part::scan, method);
+    }
     return out;
 }
 

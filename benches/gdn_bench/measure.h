@@ -9,7 +9,8 @@
 
 namespace bench {
 
-struct Plan {
+// How times are taken.
+struct Method {
     int runs = 30;
     double warm_up_ms = 100;
     size_t cache_bytes = size_t{256} << 20; // the largest cache between the compute units and memory
@@ -33,12 +34,12 @@ struct Result {
     Shape shape;
     Bound bound;
     Deviation deviation;
-    int copies = 0;             // of the tensors, which launches take in turn
-    std::optional<Times> whole; // none where the result is wrong
-    std::optional<Times> prepare;
+    int copies = 0;               // of the tensors, which launches take in turn
+    std::optional<Times> whole;   // none where the result is wrong
+    std::optional<Times> prepare; // none where parts cannot be launched alone
     std::optional<Times> scan;
 };
 
-Result measure(const Kernels &kernels, const Shape &shape, const Plan &plan);
+Result measure(const Implementation &implementation, const Shape &shape, const Method &method);
 
 } // namespace bench

@@ -13,7 +13,8 @@ const char *const help = R"(Measures deltawave's prefill kernels (Gated DeltaNet
 
 Every shape is computed once and compared with the token recurrence in double precision before it is timed. Times are
 those between two HIP events around the launches: medians, after a warm-up, over copies of the tensors that together
-exceed the caches. Sequences are not partitioned.
+exceed the caches. Kernels are launched as they are, and every sequence is walked from its first chunk to its last; what
+the library makes of a shape, partitioning among it, is measured with --library.
 
 What is measured (all that are given; without any, S1, or on the simulator the small set):
     --set NAME               a set of shapes; --list names them
@@ -27,6 +28,7 @@ How:
     --warm-up MS             milliseconds of launches before them (100; on the simulator 0)
     --cache MIB              the largest cache: copies of the tensors exceed it twice (256; on the simulator 0)
     --device N               the device (0)
+    --library FILE           launch through libdeltawave_c.so, with its plans (DELTAWAVE_SEGMENTS=1: unpartitioned)
     --kernels DIR            what `deltawave info --save-kernels DIR` wrote (kernels, beside this program)
     --roofline TFLOPS,TBPS   peak of bf16 products and bandwidth of memory, where the device is not known or clocked
                              otherwise
@@ -128,6 +130,8 @@ Options parse(const std::vector<std::string> &arguments, const std::string &prog
             out.device = whole(option, value(option), 0, 1024);
         } else if (option == "--kernels") {
             out.kernels = value(option);
+        } else if (option == "--library") {
+            out.library = value(option);
         } else if (option == "--roofline") {
             const auto [tflops, tbps] = pair(option, value(option));
             out.peak =

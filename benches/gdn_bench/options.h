@@ -17,6 +17,7 @@ struct Options {
     bool json = false;
     int device = 0;
     std::string kernels; // a folder
+    std::string library; // the C library; empty: the kernels themselves
     std::vector<Shape> shapes;
     std::optional<int> runs;
     std::optional<double> warm_up_ms;

@@ -1,41 +1,14 @@
-// The kernels of prefill, loaded as they were compiled, and launches of them.
+// Prefill as it is measured: tensors, and what launches it.
 #pragma once
 
-#include <cstdint>
-#include <map>
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "device.h"
 #include "inputs.h"
 #include "shapes.h"
 
 namespace bench {
-
-// A kernel, and how it is launched.
-struct Kernel {
-    std::string name;
-    hipFunction_t function = nullptr;
-    uint32_t threads = 0;      // of a workgroup
-    uint32_t columns = 0;      // value columns of a workgroup; 0: it does not divide them
-    uint32_t shared_bytes = 0; // that the launch asks for
-};
-
-// The kernels of an architecture, from a folder that `deltawave info --save-kernels` wrote.
-class Kernels {
-  public:
-    Kernels(const std::string &folder, const Device &device);
-    const Kernel &named(const std::string &name) const;
-    // The scan for the smallest key bucket that holds a key dimension.
-    const Kernel &scan_for(int key_dim) const;
-    int dies() const { return dies_; }
-
-  private:
-    int dies_;
-    std::string list_;
-    std::vector<Module> modules_;
-    std::map<std::string, Kernel> kernels_;
-};
 
 // One set of tensors in device memory.
 struct Tensors {
@@ -47,22 +20,24 @@ struct Tensors {
 
 enum class Part { whole, prepare, scan };
 
-// A prefill of a shape: what does not change from launch to launch. It is the unpartitioned form: every sequence is
-// walked from its first chunk to its last.
+// A prefill of one shape: what does not change from launch to launch.
 class Prefill {
   public:
-    Prefill(const Kernels &kernels, const Shape &shape);
-    static size_t workspace_bytes(const Shape &shape);
-    // A scan alone takes what a preparation of the same tensors left in the workspace.
-    void launch(const Stream &stream, const Tensors &tensors, Part part = Part::whole) const;
+    virtual ~Prefill() = default;
+    virtual size_t workspace_bytes() const = 0;
+    // Enqueues it. A scan alone takes what a preparation of the same tensors left in the workspace.
+    virtual void launch(const Stream &stream, const Tensors &tensors, const Buffer &workspace, Part part) const = 0;
+    // Whether parts can be launched alone.
+    virtual bool has_parts() const = 0;
+};
 
-  private:
-    Shape shape_;
-    int dies_;
-    const Kernel &prepare_;
-    const Kernel &scan_;
-    Buffer offsets_;
-    Buffer workspace_;
+// What makes prefills: the kernels themselves, or the C library.
+class Implementation {
+  public:
+    virtual ~Implementation() = default;
+    virtual std::unique_ptr<Prefill> prefill(const Shape &shape) const = 0;
+    // What is launched, for reports.
+    virtual std::string name() const = 0;
 };
 
 } // namespace bench

@@ -72,11 +72,14 @@ std::optional<Peak> peak_of(const Device &device) {
     return std::nullopt;
 }
 
-Report::Report(const Device &device, std::optional<Peak> peak, const Plan &plan, bool json)
-    : device_(device), peak_(device.simulated ? std::nullopt : peak), plan_(plan), json_(json) {
+Report::Report(const Device &device, const Implementation &implementation, std::optional<Peak> peak,
+               const Method &method, bool json)
+    : device_(device), implementation_(implementation.name()), peak_(device.simulated ? std::nullopt : peak),
+      method_(method), json_(json) {
     if (json_)
         return;
-    print(device.name + ", " + device.arch + ", " + std::to_string(device.compute_units) + " compute units");
+    print(device.name + ", " + device.arch + ", " + std::to_string(device.compute_units) +
+          " compute units; through: " + implementation_);
     if (device.simulated)
         print("SIMULATED: times are wall time of this host's CPU, not of a GPU; nothing is derived from them");
     else if (peak_)
@@ -111,12 +114,13 @@ void Report::result(const Result &r) const {
                   .raw("lengths", lengths + "]")
                   .text("device", device_.name)
                   .text("arch", device_.arch)
+                  .text("through", implementation_)
                   .text("clock", device_.simulated ? "simulated: wall time of the host" : "HIP events")
                   .raw("passed", passed ? "true" : "false")
                   .raw("objection", passed ? "null" : quoted(r.deviation.objection))
                   .value("error_o", r.deviation.outputs)
                   .value("error_state", r.deviation.states)
-                  .value("runs", plan_.runs)
+                  .value("runs", method_.runs)
                   .value("copies", r.copies)
                   .raw("prefill", times(r.whole))
                   .raw("prefill_prepare", times(r.prepare))

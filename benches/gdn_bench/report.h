@@ -21,7 +21,8 @@ std::optional<Peak> peak_of(const Device &device);
 
 class Report {
   public:
-    Report(const Device &device, std::optional<Peak> peak, const Plan &plan, bool json);
+    Report(const Device &device, const Implementation &implementation, std::optional<Peak> peak, const Method &method,
+           bool json);
     // What was measured of a shape.
     void result(const Result &result) const;
     // A shape that could not be measured.
@@ -29,8 +30,9 @@ class Report {
 
   private:
     Device device_;
+    std::string implementation_;
     std::optional<Peak> peak_;
-    Plan plan_;
+    Method method_;
     bool json_;
 };
 

@@ -9,7 +9,7 @@
 //! | status codes | [`hipError_t`] | `status.rs` |
 //! | what a failed call says | [`HipError`] | `error.rs` |
 //! | handles, flags, argument structs | [`types`] | `types.rs` |
-//! | `hipDeviceProp_tR0600` | [`hipDeviceProp_tR0600`] | `properties.rs` |
+//! | properties of devices, and HIP 5's | [`hipDeviceProp_tR0600`], [`hipDeviceProp_tR0000`] | `properties.rs` |
 //!
 //! Nothing here is safe to call with wrong pointers; everything here is safe to load. A runtime that
 //! lacks a function still loads: the call that needs the function fails, and says so.
@@ -34,6 +34,6 @@ pub mod types;
 pub use error::{Attempt, HipError, LoadError};
 pub use hip::{Hip, Resolver};
 pub use load::{CUDA, LIBRARY_VARIABLE};
-pub use properties::hipDeviceProp_tR0600;
+pub use properties::{hipDeviceProp_tR0000, hipDeviceProp_tR0600};
 pub use status::hipError_t;
 pub use types::*;

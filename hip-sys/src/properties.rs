@@ -1,4 +1,4 @@
-//! The device properties that `hipGetDevicePropertiesR0600` fills in.
+//! The device properties that `hipGetDevicePropertiesR0600` fills in, and those of HIP 5.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -141,6 +141,140 @@ impl Default for hipDeviceProp_tR0600 {
     fn default() -> Self {
         Self::zeroed()
     }
+}
+
+/// The device properties of HIP 5, where the function is `hipGetDeviceProperties`.
+#[allow(non_camel_case_types, non_snake_case, missing_docs)]
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct hipDeviceProp_tR0000 {
+    pub name: [c_char; 256],
+    pub totalGlobalMem: usize,
+    pub sharedMemPerBlock: usize,
+    pub regsPerBlock: c_int,
+    pub warpSize: c_int,
+    pub maxThreadsPerBlock: c_int,
+    pub maxThreadsDim: [c_int; 3],
+    pub maxGridSize: [c_int; 3],
+    pub clockRate: c_int,
+    pub memoryClockRate: c_int,
+    pub memoryBusWidth: c_int,
+    pub totalConstMem: usize,
+    pub major: c_int,
+    pub minor: c_int,
+    pub multiProcessorCount: c_int,
+    pub l2CacheSize: c_int,
+    pub maxThreadsPerMultiProcessor: c_int,
+    pub computeMode: c_int,
+    pub clockInstructionRate: c_int,
+    pub arch: c_uint,
+    pub concurrentKernels: c_int,
+    pub pciDomainID: c_int,
+    pub pciBusID: c_int,
+    pub pciDeviceID: c_int,
+    pub maxSharedMemoryPerMultiProcessor: usize,
+    pub isMultiGpuBoard: c_int,
+    pub canMapHostMemory: c_int,
+    pub gcnArch: c_int,
+    pub gcnArchName: [c_char; 256],
+    pub integrated: c_int,
+    pub cooperativeLaunch: c_int,
+    pub cooperativeMultiDeviceLaunch: c_int,
+    pub maxTexture1DLinear: c_int,
+    pub maxTexture1D: c_int,
+    pub maxTexture2D: [c_int; 2],
+    pub maxTexture3D: [c_int; 3],
+    pub hdpMemFlushCntl: *mut c_uint,
+    pub hdpRegFlushCntl: *mut c_uint,
+    pub memPitch: usize,
+    pub textureAlignment: usize,
+    pub texturePitchAlignment: usize,
+    pub kernelExecTimeoutEnabled: c_int,
+    pub ECCEnabled: c_int,
+    pub tccDriver: c_int,
+    pub cooperativeMultiDeviceUnmatchedFunc: c_int,
+    pub cooperativeMultiDeviceUnmatchedGridDim: c_int,
+    pub cooperativeMultiDeviceUnmatchedBlockDim: c_int,
+    pub cooperativeMultiDeviceUnmatchedSharedMem: c_int,
+    pub isLargeBar: c_int,
+    pub asicRevision: c_int,
+    pub managedMemory: c_int,
+    pub directManagedMemAccessFromHost: c_int,
+    pub concurrentManagedAccess: c_int,
+    pub pageableMemoryAccess: c_int,
+    pub pageableMemoryAccessUsesHostPageTables: c_int,
+}
+
+// As clang lays the struct of HIP 5.2 out for x86-64.
+const _: () = assert!(size_of::<hipDeviceProp_tR0000>() == 792);
+
+impl From<&hipDeviceProp_tR0600> for hipDeviceProp_tR0000 {
+    fn from(new: &hipDeviceProp_tR0600) -> Self {
+        hipDeviceProp_tR0000 {
+            name: new.name,
+            totalGlobalMem: new.totalGlobalMem,
+            sharedMemPerBlock: new.sharedMemPerBlock,
+            regsPerBlock: new.regsPerBlock,
+            warpSize: new.warpSize,
+            maxThreadsPerBlock: new.maxThreadsPerBlock,
+            maxThreadsDim: new.maxThreadsDim,
+            maxGridSize: new.maxGridSize,
+            clockRate: new.clockRate,
+            memoryClockRate: new.memoryClockRate,
+            memoryBusWidth: new.memoryBusWidth,
+            totalConstMem: new.totalConstMem,
+            major: new.major,
+            minor: new.minor,
+            multiProcessorCount: new.multiProcessorCount,
+            l2CacheSize: new.l2CacheSize,
+            maxThreadsPerMultiProcessor: new.maxThreadsPerMultiProcessor,
+            computeMode: new.computeMode,
+            clockInstructionRate: new.clockInstructionRate,
+            arch: new.arch,
+            concurrentKernels: new.concurrentKernels,
+            pciDomainID: new.pciDomainID,
+            pciBusID: new.pciBusID,
+            pciDeviceID: new.pciDeviceID,
+            maxSharedMemoryPerMultiProcessor: new.maxSharedMemoryPerMultiProcessor,
+            isMultiGpuBoard: new.isMultiGpuBoard,
+            canMapHostMemory: new.canMapHostMemory,
+            gcnArchName: new.gcnArchName,
+            integrated: new.integrated,
+            cooperativeLaunch: new.cooperativeLaunch,
+            cooperativeMultiDeviceLaunch: new.cooperativeMultiDeviceLaunch,
+            maxTexture1DLinear: new.maxTexture1DLinear,
+            maxTexture1D: new.maxTexture1D,
+            maxTexture2D: new.maxTexture2D,
+            maxTexture3D: new.maxTexture3D,
+            hdpMemFlushCntl: new.hdpMemFlushCntl,
+            hdpRegFlushCntl: new.hdpRegFlushCntl,
+            memPitch: new.memPitch,
+            textureAlignment: new.textureAlignment,
+            texturePitchAlignment: new.texturePitchAlignment,
+            kernelExecTimeoutEnabled: new.kernelExecTimeoutEnabled,
+            ECCEnabled: new.ECCEnabled,
+            tccDriver: new.tccDriver,
+            cooperativeMultiDeviceUnmatchedFunc: new.cooperativeMultiDeviceUnmatchedFunc,
+            cooperativeMultiDeviceUnmatchedGridDim: new.cooperativeMultiDeviceUnmatchedGridDim,
+            cooperativeMultiDeviceUnmatchedBlockDim: new.cooperativeMultiDeviceUnmatchedBlockDim,
+            cooperativeMultiDeviceUnmatchedSharedMem: new.cooperativeMultiDeviceUnmatchedSharedMem,
+            isLargeBar: new.isLargeBar,
+            asicRevision: new.asicRevision,
+            managedMemory: new.managedMemory,
+            directManagedMemAccessFromHost: new.directManagedMemAccessFromHost,
+            concurrentManagedAccess: new.concurrentManagedAccess,
+            pageableMemoryAccess: new.pageableMemoryAccess,
+            pageableMemoryAccessUsesHostPageTables: new.pageableMemoryAccessUsesHostPageTables,
+            gcnArch: gcn_arch(&new.arch_name()),
+        }
+    }
+}
+
+/// 942 of `gfx942:sramecc+`; 0 of architectures with a letter in their number, and of those that are not AMD's.
+fn gcn_arch(name: &str) -> c_int {
+    let name = name.split(':').next().unwrap_or_default();
+    let number = name.strip_prefix("gfx").and_then(|n| n.parse().ok());
+    number.unwrap_or(0)
 }
 
 /// The text before the first null byte, or all of it.

@@ -15,6 +15,7 @@ use super::device;
 use super::state::{Outcome, call, device as state, explain, put};
 use super::work::{Geometry, Kernel, enqueue, prepare_launch};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+pub use hip_sys::hipDeviceProp_tR0000;
 use hip_sys::{hipError_t, types::*};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -82,71 +83,6 @@ pub struct hipFuncAttributes {
     pub ptxVersion: c_int,
     pub sharedSizeBytes: usize,
 }
-
-/// The device's properties as HIP before 6.0 lays them out.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-#[allow(non_camel_case_types)]
-pub struct hipDeviceProp_tR0000 {
-    pub name: [c_char; 256],
-    pub totalGlobalMem: usize,
-    pub sharedMemPerBlock: usize,
-    pub regsPerBlock: c_int,
-    pub warpSize: c_int,
-    pub maxThreadsPerBlock: c_int,
-    pub maxThreadsDim: [c_int; 3],
-    pub maxGridSize: [c_int; 3],
-    pub clockRate: c_int,
-    pub memoryClockRate: c_int,
-    pub memoryBusWidth: c_int,
-    pub totalConstMem: usize,
-    pub major: c_int,
-    pub minor: c_int,
-    pub multiProcessorCount: c_int,
-    pub l2CacheSize: c_int,
-    pub maxThreadsPerMultiProcessor: c_int,
-    pub computeMode: c_int,
-    pub clockInstructionRate: c_int,
-    pub arch: c_uint,
-    pub concurrentKernels: c_int,
-    pub pciDomainID: c_int,
-    pub pciBusID: c_int,
-    pub pciDeviceID: c_int,
-    pub maxSharedMemoryPerMultiProcessor: usize,
-    pub isMultiGpuBoard: c_int,
-    pub canMapHostMemory: c_int,
-    pub gcnArch: c_int,
-    pub gcnArchName: [c_char; 256],
-    pub integrated: c_int,
-    pub cooperativeLaunch: c_int,
-    pub cooperativeMultiDeviceLaunch: c_int,
-    pub maxTexture1DLinear: c_int,
-    pub maxTexture1D: c_int,
-    pub maxTexture2D: [c_int; 2],
-    pub maxTexture3D: [c_int; 3],
-    pub hdpMemFlushCntl: *mut c_uint,
-    pub hdpRegFlushCntl: *mut c_uint,
-    pub memPitch: usize,
-    pub textureAlignment: usize,
-    pub texturePitchAlignment: usize,
-    pub kernelExecTimeoutEnabled: c_int,
-    pub ECCEnabled: c_int,
-    pub tccDriver: c_int,
-    pub cooperativeMultiDeviceUnmatchedFunc: c_int,
-    pub cooperativeMultiDeviceUnmatchedGridDim: c_int,
-    pub cooperativeMultiDeviceUnmatchedBlockDim: c_int,
-    pub cooperativeMultiDeviceUnmatchedSharedMem: c_int,
-    pub isLargeBar: c_int,
-    pub asicRevision: c_int,
-    pub managedMemory: c_int,
-    pub directManagedMemAccessFromHost: c_int,
-    pub concurrentManagedAccess: c_int,
-    pub pageableMemoryAccess: c_int,
-    pub pageableMemoryAccessUsesHostPageTables: c_int,
-}
-
-// As clang lays the struct of HIP 5.2 out for x86-64.
-const _: () = assert!(size_of::<hipDeviceProp_tR0000>() == 792);
 
 /// What clang's host code registers: where the fat binary lies.
 #[repr(C)]
@@ -452,43 +388,8 @@ pub unsafe extern "C" fn hipGetDeviceProperties(
     call(|| {
         super::api::only_device(device)?;
         // SAFETY: null or valid.
-        unsafe { put(properties, old_properties()) }
+        unsafe { put(properties, (&device::properties()).into()) }
     })
-}
-
-fn old_properties() -> hipDeviceProp_tR0000 {
-    let p = device::properties();
-    // SAFETY: all fields are numbers, arrays of them or pointers, of which zero is a value.
-    let mut old: hipDeviceProp_tR0000 = unsafe { core::mem::zeroed() };
-    old.name = p.name;
-    old.totalGlobalMem = p.totalGlobalMem;
-    old.sharedMemPerBlock = p.sharedMemPerBlock;
-    old.regsPerBlock = p.regsPerBlock;
-    old.warpSize = p.warpSize;
-    old.maxThreadsPerBlock = p.maxThreadsPerBlock;
-    old.maxThreadsDim = p.maxThreadsDim;
-    old.maxGridSize = p.maxGridSize;
-    old.clockRate = p.clockRate;
-    old.memoryClockRate = p.memoryClockRate;
-    old.memoryBusWidth = p.memoryBusWidth;
-    old.totalConstMem = p.totalConstMem;
-    old.major = p.major;
-    old.minor = p.minor;
-    old.multiProcessorCount = p.multiProcessorCount;
-    old.l2CacheSize = p.l2CacheSize;
-    old.maxThreadsPerMultiProcessor = p.maxThreadsPerMultiProcessor;
-    old.clockInstructionRate = p.clockInstructionRate;
-    old.arch = p.arch;
-    old.concurrentKernels = p.concurrentKernels;
-    old.pciBusID = p.pciBusID;
-    old.maxSharedMemoryPerMultiProcessor = p.maxSharedMemoryPerMultiProcessor;
-    old.canMapHostMemory = p.canMapHostMemory;
-    old.gcnArch = 942;
-    old.gcnArchName = p.gcnArchName;
-    old.memPitch = p.memPitch;
-    old.ECCEnabled = p.ECCEnabled;
-    old.isLargeBar = p.isLargeBar;
-    old
 }
 
 pub unsafe extern "C" fn hipFuncGetAttributes(
