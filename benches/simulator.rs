@@ -1,6 +1,7 @@
 //! How fast the simulator runs this crate's own kernels: wave-instructions per second, on one core and on all.
 //!
 //! `cargo bench --bench simulator` prints a table; `cargo bench --bench simulator -- --json` one JSON line per row.
+//! With `--one-core` only the first rows: fast products, one thread. `DELTAWAVE_SIM_CHECKS=all` measures with all checks.
 
 use std::error::Error;
 
@@ -19,6 +20,7 @@ const DIM: usize = 128;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let json = std::env::args().any(|a| a == "--json");
+    let one_core = std::env::args().any(|a| a == "--one-core");
     let context = Context::simulator()?;
     let stream = context.stream()?;
     let spec = PrefillSpec::new(KEY_HEADS, VALUE_HEADS, DIM, DIM);
@@ -54,11 +56,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             "kernel", "mfma", "threads", "instructions", "per chunk and head", "million/s"
         );
     }
-    for (mode, threads) in [
+    let rows = [
         (MfmaMode::Fast, Some(1)),
         (MfmaMode::Fast, None),
         (MfmaMode::Exact, None),
-    ] {
+    ];
+    for (mode, threads) in rows.into_iter().take(if one_core { 1 } else { rows.len() }) {
         let mut options = hip::options();
         options.mfma = mode;
         options.threads = threads;

@@ -125,3 +125,26 @@ macro_rules! for_each_function {
         }
     };
 }
+
+/// What [`for_each_function`](crate::for_each_function) calls to find a function by its name: the address of the one
+/// in module `$functions`, whose signatures are checked against the table, or else `$other`, a `*const c_void`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! address_of_function {
+    ($functions:ident, $name:expr, $other:expr;
+        status { $($(#[$a:meta])* fn $status:ident($($arg:ident: $type:ty),*);)* }
+        other { $($(#[$b:meta])* fn $of:ident($($of_arg:ident: $of_type:ty),*) -> $result:ty;)* }
+    ) => {{
+        use core::ffi::{c_char, c_int, c_uint, c_void};
+        use $crate::{hipDeviceProp_tR0600, hipError_t, types::*};
+        match $name {
+            $(stringify!($status) => {
+                ($functions::$status as unsafe extern "C" fn($($type),*) -> hipError_t) as *const c_void
+            })*
+            $(stringify!($of) => {
+                ($functions::$of as unsafe extern "C" fn($($of_type),*) -> $result) as *const c_void
+            })*
+            _ => $other,
+        }
+    }};
+}

@@ -192,7 +192,8 @@ pub fn is_permute(op: Op) -> bool {
     matches!(op, DS_PERMUTE_B32 | DS_BPERMUTE_B32 | DS_SWIZZLE_B32)
 }
 
-fn is_transcendental(op: Op) -> bool {
+/// Whether an instruction uses the transcendental unit.
+pub fn is_transcendental(op: Op) -> bool {
     let name = op.mnemonic();
     let functions = [
         "v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", "v_cos_",
@@ -200,7 +201,8 @@ fn is_transcendental(op: Op) -> bool {
     functions.iter().any(|f| name.starts_with(f))
 }
 
-/// Passes of a matrix product, 0 for anything else. 16 x 16 and 32 x 32 results take 4 and 8 passes; products of f32
+/// Passes of a matrix product as LLVM's scheduling model of gfx942 has them (`SISchedule.td`,
+/// `SIDPGFX942FullSpeedModel`), 0 for anything else. 16 x 16 and 32 x 32 results take 4 and 8 passes; products of f32
 /// and those of several small blocks, which use half of the unit, twice as many.
 pub fn mfma_passes(op: Op) -> u32 {
     let name = op.mnemonic();

@@ -23,7 +23,7 @@ use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::exec::{Env, Flow, Level, MfmaMode};
 use deltawave_sim::inst::{Format, Inst, Program};
 use deltawave_sim::launch::{Launch, Options};
-use deltawave_sim::memory::{Extent, Memory};
+use deltawave_sim::memory::Memory;
 use deltawave_sim::op::Op;
 use deltawave_sim::wave::{LANES, Wave};
 use deltawave_sim::{decode, disasm, exec};
@@ -304,14 +304,10 @@ fn executor(time: Duration) {
                 let mut w = wave(&pool, from, mode);
                 let mut lds = vec![0x5a; 4096];
                 let mut env = Env {
-                    lds: &mut lds,
-                    memory: &memory,
-                    hint: Extent { start: 0, end: 0 },
                     mfma,
-                    program: &program,
                     xcc: 3,
                     clock: 12345,
-                    fault: None,
+                    ..Env::new(&mut lds, &memory, &program)
                 };
                 // SAFETY: the host has the level, and there are no allocations.
                 let flow = unsafe { exec::prepare(&inst, level)(&mut w, &inst, &mut env) };

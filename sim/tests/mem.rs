@@ -1,6 +1,6 @@
 //! Memory instructions, one at a time, with hand-built operands.
 
-use deltawave_sim::exec::{Env, Flow, Level, MfmaMode, PRIVATE_BASE_HI, SHARED_BASE_HI, prepare};
+use deltawave_sim::exec::{Env, Flow, Level, PRIVATE_BASE_HI, SHARED_BASE_HI, prepare};
 use deltawave_sim::fault::FaultKind;
 use deltawave_sim::inst::{AGPR0, Format, Inst, M0, NONE, Program, VGPR0, flag};
 use deltawave_sim::memory::{Extent, Memory};
@@ -60,14 +60,8 @@ impl Machine {
         let memory = Memory::new(vec![Extent { start, end }]);
         let program = Program::default();
         let mut env = Env {
-            lds: &mut self.lds,
-            memory: &memory,
-            hint: Extent { start: 0, end: 0 },
-            mfma: MfmaMode::Fast,
-            program: &program,
-            xcc: 0,
             clock: 1234,
-            fault: None,
+            ..Env::new(&mut self.lds, &memory, &program)
         };
         // SAFETY: the level is supported and the only extent is the buffer.
         match unsafe { prepare(inst, self.level)(&mut self.wave, inst, &mut env) } {
@@ -819,16 +813,7 @@ fn memory_speed() {
     for mask in [u64::MAX, u64::MAX >> 1] {
         m.wave.set_exec(mask);
         for i in &list {
-            let mut env = Env {
-                lds: &mut m.lds,
-                memory: &memory,
-                hint: Extent { start: 0, end: 0 },
-                mfma: MfmaMode::Fast,
-                program: &program,
-                xcc: 0,
-                clock: 0,
-                fault: None,
-            };
+            let mut env = Env::new(&mut m.lds, &memory, &program);
             let f = prepare(i, m.level);
             let start = std::time::Instant::now();
             for _ in 0..100_000 {

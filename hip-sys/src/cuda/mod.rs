@@ -25,6 +25,8 @@ mod stream;
 
 use core::ffi::c_void;
 
+use crate::address_of_function;
+
 pub(crate) use driver::{Driver, LIBRARY};
 pub(crate) use state::last_failure;
 
@@ -36,30 +38,12 @@ mod functions {
     pub use super::stream::*;
 }
 
-macro_rules! resolve {
-    ($name:expr;
-        status { $($(#[$meta:meta])* fn $status:ident($($arg:ident: $type:ty),*);)* }
-        other { $($(#[$other_meta:meta])* fn $other:ident($($other_arg:ident: $other_type:ty),*) -> $result:ty;)* }
-    ) => {{
-        // The casts to function pointers check every signature against the table.
-        use core::ffi::{c_char, c_int, c_uint};
-        use crate::{hipDeviceProp_tR0600, hipError_t, types::*};
-        match $name {
-            $(stringify!($status) => {
-                (functions::$status as unsafe extern "C" fn($($type),*) -> hipError_t) as *const c_void
-            })*
-            $(stringify!($other) => {
-                (functions::$other as unsafe extern "C" fn($($other_type),*) -> $result) as *const c_void
-            })*
-            _ => core::ptr::null(),
-        }
-    }};
-}
-
 /// The address of a function of the table; null if the driver lacks what is behind it.
 pub(crate) fn resolver(name: &str) -> *const c_void {
     match missing(name) {
-        None => crate::for_each_function!(resolve, name),
+        None => {
+            crate::for_each_function!(address_of_function, functions, name, core::ptr::null())
+        }
         Some(_) => core::ptr::null(),
     }
 }

@@ -57,6 +57,26 @@ pub struct Env<'a> {
     pub fault: Option<FaultKind>,
 }
 
+impl<'a> Env<'a> {
+    /// At the start of a workgroup of XCC 0, with fast matrix products.
+    pub fn new(
+        lds: &'a mut [u8],
+        memory: &'a Memory,
+        program: &'a crate::inst::Program,
+    ) -> Env<'a> {
+        Env {
+            lds,
+            memory,
+            hint: Extent { start: 0, end: 0 },
+            mfma: MfmaMode::Fast,
+            program,
+            xcc: 0,
+            clock: 0,
+            fault: None,
+        }
+    }
+}
+
 /// High 32 bits of the flat addresses that mean LDS.
 pub const SHARED_BASE_HI: u32 = 0x0001_0000;
 /// High 32 bits of the flat addresses that mean scratch.

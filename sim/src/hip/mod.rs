@@ -44,6 +44,7 @@ pub use counted::CountedLaunch;
 pub use hip_sys;
 
 use core::ffi::c_void;
+use hip_sys::address_of_function;
 use std::collections::BTreeMap;
 
 /// The functions by name, for direct calls.
@@ -53,26 +54,6 @@ pub mod functions {
     pub use super::api_stream::*;
     pub use super::extras::*;
     pub use super::registration::*;
-}
-
-macro_rules! resolve {
-    ($name:expr;
-        status { $($(#[$a:meta])* fn $status:ident($($arg:ident: $type:ty),*);)* }
-        other { $($(#[$b:meta])* fn $other:ident($($other_arg:ident: $other_type:ty),*) -> $result:ty;)* }
-    ) => {{
-        // The casts to function pointers check every signature against the table.
-        use core::ffi::{c_char, c_int, c_uint};
-        use hip_sys::{hipDeviceProp_tR0600, hipError_t, types::*};
-        match $name {
-            $(stringify!($status) => {
-                (functions::$status as unsafe extern "C" fn($($type),*) -> hipError_t) as *const c_void
-            })*
-            $(stringify!($other) => {
-                (functions::$other as unsafe extern "C" fn($($other_type),*) -> $result) as *const c_void
-            })*
-            name => extra(name),
-        }
-    }};
 }
 
 macro_rules! resolve_extra {
@@ -104,7 +85,7 @@ macro_rules! resolve_registration {
 
 /// The address of a function of the simulated runtime, null if it has no function of this name.
 pub fn resolver(name: &str) -> *const c_void {
-    hip_sys::for_each_function!(resolve, name)
+    hip_sys::for_each_function!(address_of_function, functions, name, extra(name))
 }
 
 /// The simulated runtime, bound to the functions of this process.

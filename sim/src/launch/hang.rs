@@ -95,10 +95,6 @@ impl<W: Watch> Watch for Looking<'_, W> {
         self.look.moved |= moves(inst);
         self.inner.before(w, at, inst, env)
     }
-
-    fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) {
-        self.inner.after(w, at, inst, env);
-    }
 }
 
 /// Whether an instruction writes memory or reads a clock.

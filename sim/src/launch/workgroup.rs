@@ -10,7 +10,7 @@ use crate::count::Counter;
 use crate::exec::{Env, Exec, Flow};
 use crate::fault::FaultKind;
 use crate::inst::Inst;
-use crate::memory::{Extent, Memory};
+use crate::memory::Memory;
 use crate::sanitize::races::{Ledger, Races, Scene};
 use crate::sanitize::{Sanitizer, Start};
 use crate::timing::trace::Recorder;
@@ -112,14 +112,9 @@ impl Machine {
         self.lds.clear();
         self.lds.resize(shared.lds, FRESH);
         let mut env = Env {
-            lds: &mut self.lds,
-            memory: shared.memory,
-            hint: Extent { start: 0, end: 0 },
             mfma: shared.options.mfma,
-            program: launch.code.program(),
             xcc: (linear % u64::from(shared.options.xccs.max(1))) as u32,
-            clock: 0,
-            fault: None,
+            ..Env::new(&mut self.lds, shared.memory, launch.code.program())
         };
 
         let checks = shared.options.checks;
@@ -328,10 +323,9 @@ enum Stop {
     Fault(u32),
 }
 
-/// Looks at each instruction of a wave.
+/// Looks at each instruction of a wave before it is executed.
 pub(super) trait Watch {
     fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind>;
-    fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env);
 }
 
 impl Watch for () {
@@ -339,8 +333,6 @@ impl Watch for () {
     fn before(&mut self, _: &Wave, _: u32, _: &Inst, _: &Env) -> Result<(), FaultKind> {
         Ok(())
     }
-    #[inline(always)]
-    fn after(&mut self, _: &Wave, _: u32, _: &Inst, _: &Env) {}
 }
 
 /// Those who look at the instructions of a workgroup.
@@ -370,12 +362,6 @@ impl Watch for Watchers<'_, '_, '_> {
             None => Ok(()),
         }
     }
-    #[inline(always)]
-    fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) {
-        if let Some(sanitizer) = &mut self.sanitizer {
-            sanitizer.after(w, at, inst, env);
-        }
-    }
 }
 
 /// Runs a wave for at most `quantum` instructions.
@@ -403,12 +389,7 @@ unsafe fn run_wave(
         w.executed += 1;
         env.clock += 1;
         // SAFETY: passed on.
-        let flow = unsafe { run(w, inst, env) };
-        if flow == Flow::Fault {
-            return Stop::Fault(pc);
-        }
-        watch.after(w, pc, inst, env);
-        match flow {
+        match unsafe { run(w, inst, env) } {
             Flow::Next => {}
             Flow::Barrier => return Stop::Barrier,
             Flow::Yield => return Stop::Turn,

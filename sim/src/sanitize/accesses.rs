@@ -50,6 +50,49 @@ pub(crate) struct Access {
     pub register: Option<u16>,
 }
 
+impl Access {
+    /// The bytes that all lanes access together, where lane l accesses element l of an array.
+    #[inline]
+    pub fn together(&self) -> Option<(u64, usize)> {
+        let (first, size) = (self.addresses[0], u64::from(self.size));
+        if self.lanes != !0 {
+            return None;
+        }
+        let mut difference = 0;
+        for (lane, x) in self.addresses.iter().enumerate() {
+            difference |= x ^ first.wrapping_add(lane as u64 * size);
+        }
+        (difference == 0).then_some((first, LANES * self.size as usize))
+    }
+
+    /// First and past the last address of what is accessed, in the order of the lanes: of lanes in a row together if
+    /// they access neighbouring bytes, or the same ones.
+    #[inline]
+    pub fn stretches(&self, mut visit: impl FnMut(u64, u64)) {
+        if let Some((start, bytes)) = self.together() {
+            return visit(start, start.wrapping_add(bytes as u64));
+        }
+        let size = u64::from(self.size);
+        let mut stretch: Option<(u64, u64)> = None;
+        for lane in lanes(self.lanes) {
+            let at = self.addresses[lane];
+            let after = at.wrapping_add(size);
+            match &mut stretch {
+                Some((_, end)) if at == *end => *end = after,
+                Some((start, end)) if at == *start && after == *end => {}
+                _ => {
+                    if let Some((start, end)) = stretch.replace((at, after)) {
+                        visit(start, end);
+                    }
+                }
+            }
+        }
+        if let Some((start, end)) = stretch {
+            visit(start, end);
+        }
+    }
+}
+
 /// The accesses of one instruction: none, one, or several (two-address forms, loads to LDS, flat addresses that
 /// mean several memories, lanes that are partly inside of a buffer).
 #[derive(Default)]

@@ -1,7 +1,8 @@
 //! What kind of work an instruction is, as the rules about waiting see it.
 
+use crate::cost::mfma_passes;
 use crate::inst::{Format, Inst, flag};
-use crate::op::Op::{self, *};
+use crate::op::Op;
 
 /// The unit that executes an instruction, and what matters about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,52 +56,23 @@ pub(super) fn class_of(inst: &Inst) -> Class {
     }
 }
 
-/// Passes as LLVM's scheduling model of gfx942 has them (`SISchedule.td`, `SIDPGFX942FullSpeedModel`).
 fn matrix(op: Op) -> Class {
     let name = op.mnemonic();
-    if matches!(op, V_ACCVGPR_READ_B32 | V_ACCVGPR_WRITE_B32) {
-        return Class::Vector;
-    }
-    let large = name.contains("_32x32x");
-    let (unit, passes) = if name.starts_with("v_smfmac") {
-        (Unit::Xdl, if large { 8 } else { 4 })
-    } else if name.starts_with("v_mfma_f64") {
-        (Unit::Double, if name.contains("_4x4x") { 4 } else { 8 })
+    let unit = if name.starts_with("v_mfma_f64") {
+        Unit::Double
+    } else if name.starts_with("v_mfma") && name.ends_with("_f32") && !name.ends_with("_xf32") {
+        Unit::Single
     } else {
-        let single = name.ends_with("_f32") && !name.ends_with("_xf32");
-        let unit = if single { Unit::Single } else { Unit::Xdl };
-        let passes = match op {
-            V_MFMA_F32_4X4X1_16B_F32
-            | V_MFMA_F32_4X4X4_16B_F16
-            | V_MFMA_F32_4X4X4_16B_BF16
-            | V_MFMA_I32_4X4X4_16B_I8 => 2,
-            // The products of several blocks, and of f32, keep the units busy for twice as long.
-            V_MFMA_F32_32X32X1_2B_F32
-            | V_MFMA_F32_32X32X2_F32
-            | V_MFMA_F32_32X32X4_2B_F16
-            | V_MFMA_F32_32X32X4_2B_BF16
-            | V_MFMA_I32_32X32X4_2B_I8 => 16,
-            V_MFMA_F32_16X16X1_4B_F32
-            | V_MFMA_F32_16X16X4_F32
-            | V_MFMA_F32_16X16X4_4B_F16
-            | V_MFMA_F32_16X16X4_4B_BF16
-            | V_MFMA_I32_16X16X4_4B_I8 => 8,
-            _ if large => 8,
-            _ => 4,
-        };
-        (unit, passes)
+        Unit::Xdl
     };
-    Class::Matrix { unit, passes }
-}
-
-/// Whether an instruction uses the transcendental unit.
-pub(super) fn is_transcendental(op: Op) -> bool {
-    let name = op.mnemonic();
-    [
-        "v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", "v_cos_",
-    ]
-    .iter()
-    .any(|p| name.starts_with(p))
+    match mfma_passes(op) {
+        // Moves between the halves of the register file.
+        0 => Class::Vector,
+        passes => Class::Matrix {
+            unit,
+            passes: passes as u8,
+        },
+    }
 }
 
 /// Whether a vector memory instruction moves data to LDS.

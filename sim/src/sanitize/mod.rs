@@ -1,8 +1,7 @@
 //! Checks of what hardware does not report: a kernel that passes them does not owe its results to luck.
 //!
 //! They run beside the execution: `Sanitizer::before` sees an instruction and the wave's registers before it is
-//! executed, `Sanitizer::after` afterwards. The executing functions know nothing of them, and cost nothing where no
-//! check is on.
+//! executed. The executing functions know nothing of them, and cost nothing where no check is on.
 
 pub(crate) mod accesses;
 mod barriers;
@@ -197,11 +196,6 @@ impl<'a> Sanitizer<'a> {
             races.before(w.id as usize, at, inst, &self.accesses)?;
         }
         Ok(())
-    }
-
-    /// After it, unless it faulted.
-    pub fn after(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) {
-        let _ = (w, at, inst, env);
     }
 
     /// All waves that have not ended have come to a barrier, `at[wave]`, and go on; `None` for waves that have ended.

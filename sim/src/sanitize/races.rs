@@ -1,7 +1,7 @@
 //! Races: two accesses of the same byte, one of them a write, by different waves, that nothing orders.
 //!
-//! Every wave has vector clocks ([`order`]) of what is before it; every dword remembers each wave's last accesses
-//! ([`shadow`]). Between waves of a workgroup `s_barrier` makes order, and atomics do: what was done before an atomic (or
+//! Every wave has vector clocks ([`order`]) of what is before it; every page remembers who accessed which of its
+//! dwords ([`shadow`]). Between waves of a workgroup `s_barrier` makes order, and atomics do: what was done before an atomic (or
 //! a store with sc0 or sc1) is before what another wave does after an atomic that returns (or a load with sc0 or sc1)
 //! on the same dword. `s_barrier` does not wait for memory: LDS that no `s_waitcnt` drained before is not ordered by it.
 //! The stores of a workgroup to global memory are, because its compute unit's L1 keeps them in order, which is what
@@ -13,86 +13,29 @@
 //! lets plain loads see it, `s_dcache_inv` scalar loads.
 //! LLVM: AMDGPU usage, memory model GFX942.
 
+mod check;
+mod dwords;
+mod flags;
 mod ledger;
 mod order;
 mod progress;
+mod report;
 mod shadow;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use ledger::{Found, Ledger};
-
-use std::sync::Arc;
+pub(crate) use report::Scene;
 
 use super::accesses::{Access, Accesses, Action, Space};
-use crate::disasm;
-use crate::exec::lanes::lanes;
-use crate::fault::{FaultKind, Race, RacePlace, RaceReason};
-use crate::inst::{Format, Inst, Program, flag};
-use crate::memory::Memory;
+use crate::fault::FaultKind;
+use crate::inst::{Format, Inst, flag};
 use crate::op::Op;
-use ledger::{Flag, Set};
-use order::{Clocks, Foreign, Party, View, join, join_others};
-use shadow::{ByAddress, DWORDS, Mark, Page, Shadow, Tag, WAVES, bytes_in};
-
-/// What the text of a report needs.
-#[derive(Clone, Copy)]
-pub(crate) struct Scene<'a> {
-    pub program: &'a Program,
-    pub memory: &'a Memory,
-    /// Workgroups in x, y, z.
-    pub counts: [u32; 3],
-}
-
-/// Where one of two racing accesses was made.
-struct Site {
-    workgroup: u64,
-    wave: u32,
-    at: u32,
-    action: &'static str,
-}
-
-impl Scene<'_> {
-    /// `lds`: the address is one of LDS, of a workgroup.
-    #[cold]
-    fn race(
-        &self,
-        lds: Option<u64>,
-        address: u64,
-        action: &'static str,
-        other: &Site,
-        reason: RaceReason,
-    ) -> FaultKind {
-        let pc = self.program.offsets.get(other.at as usize);
-        let pc = u64::from(pc.copied().unwrap_or_default());
-        let inst = self.program.insts.get(other.at as usize);
-        FaultKind::Race(Box::new(Race {
-            place: match lds {
-                Some(_) => RacePlace::Lds { address },
-                None => RacePlace::Global {
-                    address,
-                    within: self.memory.containing(address),
-                },
-            },
-            action,
-            other_action: other.action,
-            other_workgroup: crate::launch::place(other.workgroup, self.counts),
-            other_wave: other.wave,
-            other_pc: pc,
-            other_instruction: inst.map(|i| disasm::text(i, pc)).unwrap_or_default(),
-            reason,
-        }))
-    }
-}
-
-fn action(tag: Tag, write: bool) -> &'static str {
-    match (write, tag) {
-        (true, tag) if tag.has(Tag::DMA) => "load to LDS",
-        (true, tag) if tag.has(Tag::COHERENT) => "atomic or coherent store",
-        (true, _) => "store",
-        (false, tag) if tag.has(Tag::SCALAR) => "scalar load",
-        (false, tag) if tag.has(Tag::COHERENT) => "coherent load",
-        (false, _) => "load",
-    }
-}
+use check::Check;
+use dwords::Dwords;
+use ledger::Set;
+use order::{Clocks, Foreign, Party, View, join};
+use shadow::{ByAddress, Shadow, Tag, Touch, WAVES};
 
 /// The check of one workgroup while it runs.
 pub(crate) struct Races<'a> {
@@ -225,7 +168,6 @@ impl<'a> Races<'a> {
         }
         Ok(())
     }
-
     /// Checks an access, and remembers it.
     fn record(
         &mut self,
@@ -234,37 +176,6 @@ impl<'a> Races<'a> {
         tag: Tag,
         time: u32,
     ) -> Result<(), FaultKind> {
-        let size = u64::from(access.size);
-        let mut run: Option<(u64, u64)> = None;
-        for lane in lanes(access.lanes) {
-            let at = access.addresses[lane];
-            match &mut run {
-                Some((_, end)) if at == *end => *end += size,
-                // Many lanes, one place.
-                Some((start, end)) if at == *start && *end == at + size => {}
-                _ => {
-                    if let Some((start, end)) = run {
-                        self.record_run(wave, access, tag, time, start, end)?;
-                    }
-                    run = Some((at, at + size));
-                }
-            }
-        }
-        match run {
-            Some((start, end)) => self.record_run(wave, access, tag, time, start, end),
-            None => Ok(()),
-        }
-    }
-
-    fn record_run(
-        &mut self,
-        wave: usize,
-        access: &Access,
-        tag: Tag,
-        time: u32,
-        start: u64,
-        end: u64,
-    ) -> Result<(), FaultKind> {
         let lds = access.space == Space::Lds;
         let write = access.action != Action::Load;
         let shadow = if lds {
@@ -272,151 +183,28 @@ impl<'a> Races<'a> {
         } else {
             &mut self.set.global
         };
-        let party = &self.set.parties[wave];
-        let mut from = start;
-        while from < end {
-            let page = shadow.page(from);
-            let to = end.min(page.base + shadow::PAGE);
-            let touch = Touch {
-                wave,
-                write,
-                lds,
-                tag,
-                time,
-                epoch: self.epoch,
-                view: &party.view,
-                scalar: access.scalar.then_some(&party.scalar_view),
-            };
-            if let Err(conflict) = touch.make(page, from, to) {
-                let reason = conflict.reason(lds, &party.view);
-                let other = Site {
-                    workgroup: self.set.workgroup,
-                    wave: conflict.wave as u32,
-                    at: conflict.mark.tag.at(),
-                    action: action(conflict.mark.tag, conflict.write),
-                };
-                let lds = lds.then_some(self.set.workgroup);
-                let (address, action) = (conflict.address, action(tag, write));
-                return Err(self.scene.race(lds, address, action, &other, reason));
-            }
-            from = to;
-        }
-        Ok(())
-    }
-
-    /// The order that an atomic, or a coherent load or store, makes.
-    fn synchronise(
-        &mut self,
-        wave: usize,
-        access: &Access,
-        tag: Tag,
-        time: u32,
-    ) -> Result<(), FaultKind> {
-        let reads = access.action == Action::Load;
-        let learns = reads || access.action == Action::Atomic { returns: true };
-        let mut last = u64::MAX;
-        for lane in lanes(access.lanes) {
-            let address = access.addresses[lane] & !3;
-            if address == last {
-                continue;
-            }
-            last = address;
-            if access.space == Space::Lds {
-                let party = &mut self.set.parties[wave];
-                let flag = self.lds_flags.entry(address).or_default();
-                if learns {
-                    party.view.join(flag);
-                }
-                // LDS executes a wave's operations in order.
-                let mut view = party.view.of(wave, &party.progress);
-                view.lds[wave] = time;
-                flag.join(&view);
-                continue;
-            }
-            if learns {
-                self.learn(wave, address, tag, time)?;
-            }
-            if !reads {
-                self.publish(wave, address, tag, access.action == Action::Store);
-            }
-        }
-        Ok(())
-    }
-
-    /// A flag is read.
-    fn learn(&mut self, wave: usize, address: u64, tag: Tag, time: u32) -> Result<(), FaultKind> {
-        let mut state = self.ledger.lock();
-        let Some(flag) = state.flags.get(&address).cloned() else {
-            return Ok(());
+        let touch = Touch {
+            dwords: Dwords::default(),
+            time,
+            tag,
+            epoch: self.epoch,
+            wave: wave as u8,
+            write,
         };
-        if tag.has(Tag::THROUGH) && self.set.parties[wave].learned.lacks(&flag.foreign) {
-            blame(state.enter(&mut self.set, &self.scene), &mut self.blame)?;
-            let party = &mut self.set.parties[wave];
-            party.learned.join(&flag.foreign);
-            party.learned_at = time;
-        }
-        if let Some((workgroup, view)) = &flag.local
-            && *workgroup == self.set.workgroup
+        shadow.begin();
+        // What barriers have ordered matters to the ledger, and so only in global memory.
+        access.stretches(|start, end| shadow.add(&touch, start, end, lds));
+        let party = &self.set.parties[wave];
+        let check = Check {
+            touch: &touch,
+            lds,
+            view: &party.view,
+            scalar: access.scalar.then_some(&party.scalar_view),
+        };
+        if shadow.touched().any(|page| check.may_conflict(page))
+            && let Some(conflict) = check.conflict(shadow, access)
         {
-            self.set.parties[wave].view.join(view);
-        }
-        Ok(())
-    }
-
-    /// A flag is written: a store begins anew, an atomic goes on with what was there.
-    fn publish(&mut self, wave: usize, address: u64, tag: Tag, store: bool) {
-        let workgroup = self.set.workgroup;
-        let party = &self.set.parties[wave];
-        let view = party.view.of(wave, &party.progress);
-        let mut new = Flag::default();
-        if tag.has(Tag::THROUGH) {
-            new.foreign = party.learned.clone();
-            let with = |clocks: Clocks| Arc::new([(workgroup, clocks)].into_iter().collect());
-            let mut through = view.vector;
-            through[wave] = view.drained[wave];
-            join(&mut through, &party.written_back);
-            join_others(&mut new.foreign.full, &with(party.written_back));
-            join_others(&mut new.foreign.through, &with(through));
-        }
-        let mut state = self.ledger.lock();
-        let flag = state.flags.entry(address).or_default();
-        if store {
-            *flag = Flag {
-                local: Some((workgroup, view)),
-                ..new
-            };
-            return;
-        }
-        flag.foreign.join(&new.foreign);
-        match &mut flag.local {
-            Some((old, local)) if *old == workgroup => local.join(&view),
-            local => *local = Some((workgroup, view)),
-        }
-    }
-
-    /// `buffer_inv sc1`: plain loads see what flags have told, if the flag's load is done.
-    fn invalidate(&mut self, wave: usize) -> Result<(), FaultKind> {
-        let party = &self.set.parties[wave];
-        let done = party.learned_at <= party.progress.vm_done();
-        if done && party.acquired.lacks(&party.learned) {
-            let mut state = self.ledger.lock();
-            blame(state.enter(&mut self.set, &self.scene), &mut self.blame)?;
-            let party = &mut self.set.parties[wave];
-            party.acquired.join(&party.learned);
-        }
-        Ok(())
-    }
-
-    /// `s_dcache_inv`: scalar loads do, and see what the workgroup's vector stores have brought to the L2.
-    fn invalidate_scalar(&mut self, wave: usize) -> Result<(), FaultKind> {
-        let party = &mut self.set.parties[wave];
-        party.scalar_view = party.view.of(wave, &party.progress).drained;
-        let done = party.learned_at <= party.progress.vm_done();
-        if done && party.acquired_by_scalar.lacks(&party.learned) {
-            let mut state = self.ledger.lock();
-            blame(state.enter(&mut self.set, &self.scene), &mut self.blame)?;
-            let party = &mut self.set.parties[wave];
-            party.acquired_by_scalar.join(&party.learned);
+            return Err(conflict.report(&check, &self.scene, self.set.workgroup));
         }
         Ok(())
     }
@@ -468,153 +256,5 @@ impl<'a> Races<'a> {
     /// The workgroup has ended.
     pub fn end(self) -> Result<(), Found> {
         self.ledger.end(self.set, &self.scene)
-    }
-}
-
-/// An access to some bytes of a page.
-struct Touch<'a> {
-    wave: usize,
-    write: bool,
-    lds: bool,
-    tag: Tag,
-    time: u32,
-    epoch: u32,
-    view: &'a View,
-    /// For scalar loads: what they see of the workgroup's stores.
-    scalar: Option<&'a Clocks>,
-}
-
-/// Another wave's access that is not ordered with this one.
-struct Conflict {
-    address: u64,
-    wave: usize,
-    write: bool,
-    mark: Mark,
-    scalar: bool,
-}
-
-impl Conflict {
-    #[cold]
-    fn reason(&self, lds: bool, view: &View) -> RaceReason {
-        let issued = view.vector[self.wave] >= self.mark.time;
-        match (self.scalar, lds, self.mark.tag.has(Tag::DMA)) {
-            (true, ..) => RaceReason::ScalarCache,
-            (_, true, true) if issued => RaceReason::Undrained { counter: "vmcnt" },
-            (_, true, false) if issued => RaceReason::Undrained { counter: "lgkmcnt" },
-            _ => RaceReason::Waves,
-        }
-    }
-}
-
-impl Touch<'_> {
-    #[inline]
-    fn make(&self, page: &mut Page, start: u64, end: u64) -> Result<(), Conflict> {
-        let bit = 1u16 << self.wave;
-        let first = ((start - page.base) / 4) as usize;
-        let last = ((end - 1 - page.base) / 4) as usize;
-        if self.scalar.is_some() {
-            self.check_scalar(page, first, last)?;
-        }
-        for dword in first..=last {
-            let bytes = bytes_in(page.base, dword, start, end);
-            let cell = &mut page.cells[dword];
-            if cell.epoch != self.epoch {
-                cell.epoch = self.epoch;
-                cell.writers = 0;
-                cell.readers = 0;
-            }
-            let others = cell.writers | if self.write { cell.readers } else { 0 };
-            if others & !bit != 0 {
-                self.check(page, dword, bytes, others & !bit)?;
-            }
-            let cell = &mut page.cells[dword];
-            let (set, marks) = if self.write {
-                cell.wrote |= bytes;
-                (&mut cell.writers, &mut page.writes[self.wave])
-            } else {
-                cell.read |= bytes;
-                (&mut cell.readers, &mut page.reads[self.wave])
-            };
-            let marks = marks.get_or_insert_with(|| Box::new([Mark::default(); DWORDS]));
-            let mark = &mut marks[dword];
-            let mut all = bytes;
-            let mut keep = false;
-            if *set & bit != 0 {
-                all |= mark.tag.bytes();
-                // A plain access is not made good by a coherent one after it.
-                keep = self.tag.has(Tag::COHERENT) && !mark.tag.has(Tag::COHERENT);
-            }
-            *set |= bit;
-            if keep {
-                mark.tag = mark.tag.with_bytes(all);
-            } else {
-                *mark = Mark {
-                    time: self.time,
-                    tag: self.tag.with_bytes(all),
-                };
-            }
-        }
-        Ok(())
-    }
-
-    /// Against the other waves that accessed a dword since the last barrier that ordered everything.
-    fn check(&self, page: &Page, dword: usize, bytes: u8, others: u16) -> Result<(), Conflict> {
-        for wave in lanes(u64::from(others)) {
-            for write in [true, false] {
-                if !write && !self.write {
-                    continue;
-                }
-                let Some(mark) = page.mark(write, wave, dword) else {
-                    continue;
-                };
-                let both = mark.tag.has(Tag::COHERENT) && self.tag.has(Tag::COHERENT);
-                if both || mark.tag.bytes() & bytes == 0 {
-                    continue;
-                }
-                let clocks = match (self.lds, mark.tag.has(Tag::DMA)) {
-                    (false, _) => &self.view.vector,
-                    (true, true) => &self.view.drained,
-                    (true, false) => &self.view.lds,
-                };
-                if clocks[wave] < mark.time {
-                    let byte = (mark.tag.bytes() & bytes).trailing_zeros();
-                    return Err(Conflict {
-                        address: page.base + 4 * dword as u64 + u64::from(byte),
-                        wave,
-                        write,
-                        mark,
-                        scalar: false,
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The scalar cache sees nothing that vector stores wrote, this wave's own included, until they are drained and
-    /// it is invalidated.
-    fn check_scalar(&self, page: &Page, first: usize, last: usize) -> Result<(), Conflict> {
-        let Some(seen) = self.scalar else {
-            return Ok(());
-        };
-        for (wave, seen) in seen.iter().enumerate() {
-            if page.writes[wave].is_none() {
-                continue;
-            }
-            for dword in first..=last {
-                if let Some(mark) = page.mark(true, wave, dword)
-                    && *seen < mark.time
-                {
-                    return Err(Conflict {
-                        address: page.base + 4 * dword as u64,
-                        wave,
-                        write: true,
-                        mark,
-                        scalar: true,
-                    });
-                }
-            }
-        }
-        Ok(())
     }
 }

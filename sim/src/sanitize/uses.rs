@@ -4,8 +4,9 @@
 //! operation does beside its operands. A test runs every opcode on random registers and proves the list against the
 //! execution itself: nothing else is read, nothing else is written.
 
-use super::class::{Class, class_of, is_transcendental};
+use super::class::{Class, class_of};
 use super::operands::{self, List};
+use crate::cost::is_transcendental;
 use crate::decode::table;
 use crate::inst::{AGPR0, Format, Inst, M0, NONE, Operand, VGPR0};
 use crate::op::Op::*;

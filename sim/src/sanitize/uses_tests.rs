@@ -2,7 +2,7 @@
 //! everything changed that is not declared as read.
 
 use super::*;
-use crate::exec::{self, Env, Flow, Level, MfmaMode};
+use crate::exec::{self, Env, Flow, Level};
 use crate::inst::Program;
 use crate::memory::{Extent, Memory};
 use crate::wave::LANES;
@@ -156,14 +156,9 @@ impl State {
         let mut lds: Vec<u8> = self.lds.iter().flat_map(|x| x.to_le_bytes()).collect();
         let program = Program::default();
         let mut env = Env {
-            lds: &mut lds,
-            memory: &memory,
-            hint: Extent { start: 0, end: 0 },
-            mfma: MfmaMode::Fast,
-            program: &program,
             xcc: 3,
             clock: 12345,
-            fault: None,
+            ..Env::new(&mut lds, &memory, &program)
         };
         // SAFETY: every host has the level; the extent is `buffer`.
         let flow = unsafe { exec::prepare(inst, Level::Baseline)(&mut w, inst, &mut env) };

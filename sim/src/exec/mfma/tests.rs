@@ -3,7 +3,7 @@
 use super::*;
 use crate::exec::MfmaMode;
 use crate::inst::{AGPR0, Program};
-use crate::memory::{Extent, Memory};
+use crate::memory::Memory;
 
 /// A small generator (xorshift) so that the tests are reproducible.
 struct Random(u64);
@@ -52,14 +52,8 @@ fn execute(w: &mut Wave, inst: &Inst, level: Level, mode: MfmaMode) -> (Flow, Op
     let program = Program::default();
     let mut lds = [];
     let mut env = Env {
-        lds: &mut lds,
-        memory: &memory,
-        hint: Extent { start: 0, end: 0 },
         mfma: mode,
-        program: &program,
-        xcc: 0,
-        clock: 0,
-        fault: None,
+        ..Env::new(&mut lds, &memory, &program)
     };
     let f = handler(inst, level).expect("implemented");
     // SAFETY: the level is supported and no memory is accessed.
@@ -583,14 +577,8 @@ fn mfma_speed() {
             let mut lds = [];
             for mode in [MfmaMode::Fast, MfmaMode::Exact] {
                 let mut env = Env {
-                    lds: &mut lds,
-                    memory: &memory,
-                    hint: Extent { start: 0, end: 0 },
                     mfma: mode,
-                    program: &program,
-                    xcc: 0,
-                    clock: 0,
-                    fault: None,
+                    ..Env::new(&mut lds, &memory, &program)
                 };
                 let f = handler(&i, level).expect("implemented");
                 let count = if mode == MfmaMode::Fast { 20_000 } else { 500 };

@@ -1,9 +1,9 @@
 //! Each operation against plain scalar arithmetic: with all lanes on and plain registers, with
 //! some lanes off, a scalar operand and modifiers, and with the same bits at every level.
 
-use crate::exec::{Env, Flow, Level, MfmaMode, prepare};
+use crate::exec::{Env, Flow, Level, prepare};
 use crate::inst::{EXEC, Format, Inst, LITERAL, NONE, Operand, Program, VCC, VGPR0, flag};
-use crate::memory::{Extent, Memory};
+use crate::memory::Memory;
 use crate::op::Op;
 use crate::wave::{LANES, Wave};
 
@@ -73,14 +73,8 @@ pub(super) fn step(i: &Inst, w: &mut Wave, level: Level) -> Flow {
     let memory = Memory::new(vec![]);
     let program = Program::default();
     let mut env = Env {
-        lds: &mut [],
-        memory: &memory,
-        hint: Extent { start: 0, end: 0 },
-        mfma: MfmaMode::Fast,
-        program: &program,
         xcc: 3,
-        clock: 0,
-        fault: None,
+        ..Env::new(&mut [], &memory, &program)
     };
     // SAFETY: the level is one of this host's; the memory is empty.
     unsafe { prepare(i, level)(w, i, &mut env) }
@@ -816,16 +810,7 @@ fn speed() {
             };
             let memory = Memory::new(vec![]);
             let program = Program::default();
-            let mut env = Env {
-                lds: &mut [],
-                memory: &memory,
-                hint: Extent { start: 0, end: 0 },
-                mfma: MfmaMode::Fast,
-                program: &program,
-                xcc: 0,
-                clock: 0,
-                fault: None,
-            };
+            let mut env = Env::new(&mut [], &memory, &program);
             let exec_fn = prepare(&i, Level::detect());
             let start = std::time::Instant::now();
             const N: u32 = 1_000_000;

@@ -3,9 +3,7 @@
 
 use super::*;
 use crate::decode::table;
-use crate::exec::{
-    Env, Flow, Level, MfmaMode, PRIVATE_BASE_HI, SHARED_BASE_HI, is_implemented, prepare,
-};
+use crate::exec::{Env, Flow, Level, PRIVATE_BASE_HI, SHARED_BASE_HI, is_implemented, prepare};
 use crate::inst::{M0, NONE, Program, VGPR0};
 use crate::memory::{Extent, Memory};
 use crate::op::Op;
@@ -87,16 +85,7 @@ impl World {
         }];
         let memory = Memory::new(extents);
         let program = Program::default();
-        let mut env = Env {
-            lds,
-            memory: &memory,
-            hint: Extent { start: 0, end: 0 },
-            mfma: MfmaMode::Fast,
-            program: &program,
-            xcc: 0,
-            clock: 0,
-            fault: None,
-        };
+        let mut env = Env::new(lds, &memory, &program);
         // SAFETY: every host has the baseline; the extent is a vector that nothing else uses now.
         let flow = unsafe { prepare(inst, Level::Baseline)(&mut wave, inst, &mut env) };
         assert_eq!(flow, Flow::Next, "{inst:?}: {:?}", env.fault);

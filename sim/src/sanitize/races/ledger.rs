@@ -3,18 +3,19 @@
 //! A workgroup keeps its accesses to itself while it runs, and enters them when it ends, or before what it knows of others
 //! changes. Entries are made in the order of the workgroups, so that reports do not depend on threads.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
+use super::dwords::{DWORDS, Dwords, PAGE};
 use super::order::{Clocks, Foreign, Party, View};
-use super::shadow::{ByAddress, DWORDS, PAGE, Page, Shadow, Tag, WAVES};
-use super::{Scene, Site, action};
+use super::report::{Scene, Site, action};
+use super::shadow::{ByAddress, Mark, Page, Shadow, Tag, WAVES, WHOLE};
+use crate::exec::lanes::lanes;
 use crate::fault::{FaultKind, RaceReason};
 
 /// An access of a workgroup that has been entered.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry {
-    /// Number of the workgroup plus one; 0: no entry.
     workgroup: u32,
     /// Time of the wave, times 16, plus the wave.
     when: u32,
@@ -27,7 +28,7 @@ impl Entry {
     }
     fn site(self, write: bool) -> Site {
         Site {
-            workgroup: u64::from(self.workgroup) - 1,
+            workgroup: u64::from(self.workgroup),
             wave: self.wave() as u32,
             at: self.tag.at(),
             action: action(self.tag, write),
@@ -37,16 +38,18 @@ impl Entry {
     fn is_before(self, write: bool, others: &Foreign) -> bool {
         let plain = write && !self.tag.has(Tag::THROUGH);
         let map = if plain { &others.full } else { &others.through };
-        let clocks = map.get(&(u64::from(self.workgroup) - 1));
+        let clocks = map.get(&u64::from(self.workgroup));
         clocks.is_some_and(|clocks| clocks[self.wave()] >= self.when / WAVES as u32)
     }
 }
 
-/// The last write and the last read of every dword.
-struct Entries {
-    last: Box<[[Entry; 2]; DWORDS]>,
-    /// Some dword has more writers, in [`State::more`].
-    more: bool,
+/// The last write, or read, of some dwords.
+struct Known {
+    dwords: Dwords,
+    entry: Entry,
+    write: bool,
+    /// Another workgroup has written some other bytes of the dwords since.
+    older: bool,
 }
 
 /// A flag that workgroups, or waves, synchronise by.
@@ -59,8 +62,7 @@ pub(super) struct Flag {
 
 #[derive(Default)]
 pub(super) struct State {
-    pages: ByAddress<Entries>,
-    more: HashMap<u64, Vec<Entry>>,
+    pages: ByAddress<Vec<Known>>,
     pub flags: ByAddress<Flag>,
     /// Ended workgroups whose turn has not come.
     ended: BTreeMap<u64, Set>,
@@ -109,51 +111,52 @@ impl Ledger {
     }
 }
 
+/// The race that is reported: the one of the first wave, at its earliest time. Pages come in an order that depends on
+/// where the host has put the memory.
+#[derive(Default)]
+struct First(Option<([u32; 4], u64, Found)>);
+
+impl First {
+    /// Whether a race of these accesses, at this address, would come before those that were found.
+    fn is(&self, old: Entry, new: Entry, page: u64, at: u64) -> Option<[u32; 4]> {
+        let (wave, time) = (new.wave() as u32, new.when / WAVES as u32);
+        let key = [wave, time, old.workgroup, old.when];
+        let first = self.0.as_ref().is_none_or(|(other, address, _)| {
+            key < *other || key == *other && address / PAGE == page && at < *address
+        });
+        first.then_some(key)
+    }
+}
+
 impl State {
     /// Checks a workgroup's new accesses against those of others, and enters them.
     pub fn enter(&mut self, set: &mut Set, scene: &Scene) -> Result<(), Found> {
-        // Of several races the one of the first wave, at its earliest time: pages come in an order that depends on
-        // where the host has put the memory.
-        let mut first: Option<([u32; 4], Found)> = None;
+        let mut first = First::default();
+        let mut news = Vec::new();
         for page in &mut set.global.pages {
-            let known = self
-                .pages
-                .entry(page.base / PAGE)
-                .or_insert_with(|| Entries {
-                    last: Box::new([[Entry::default(); 2]; DWORDS]),
-                    more: false,
-                });
-            for dword in 0..DWORDS {
-                let cell = page.cells[dword];
-                for (write, bytes) in [(true, cell.wrote), (false, cell.read)] {
-                    if bytes == 0 {
-                        continue;
-                    }
-                    let Some(new) = newest(page, write, dword, bytes, set.workgroup, &set.entered)
-                    else {
-                        continue;
-                    };
+            if page.entered == page.touches.len() {
+                continue;
+            }
+            let number = page.base / PAGE;
+            let known = self.pages.entry(number).or_default();
+            for write in [true, false] {
+                news.clear();
+                newest(page, write, set.workgroup as u32, &set.entered, &mut news);
+                for (dwords, new) in &news {
                     let party = &set.parties[new.wave()];
-                    let address = page.base + 4 * dword as u64;
-                    let [written, read] = known.last[dword];
-                    let more = match known.more {
-                        true => self.more.get(&address).map_or(&[][..], |v| v),
-                        false => &[],
-                    };
-                    let writers = std::iter::once(&written).chain(more).map(|e| (e, true));
-                    let readers = write.then_some((&read, false));
-                    for (old, old_write) in writers.chain(readers) {
-                        let Some(reason) = conflict(*old, old_write, new, write, party) else {
+                    for k in known.iter().filter(|k| k.write || write) {
+                        let Some(dword) = dwords.and(&k.dwords).first() else {
                             continue;
                         };
-                        let (wave, time) = (new.wave() as u32, new.when / WAVES as u32);
-                        let key = [wave, time, old.workgroup, old.when];
-                        if first.as_ref().is_some_and(|(other, _)| *other <= key) {
+                        let Some(reason) = conflict(k.entry, k.write, *new, write, party) else {
                             continue;
-                        }
-                        let bytes = old.tag.bytes() & bytes;
-                        let at = address + u64::from(bytes.trailing_zeros());
-                        let (here, there) = (new.site(write), old.site(old_write));
+                        };
+                        let bytes = k.entry.tag.bytes() & new.tag.bytes();
+                        let at = page.address(dword, bytes);
+                        let Some(key) = first.is(k.entry, *new, number, at) else {
+                            continue;
+                        };
+                        let (here, there) = (new.site(write), k.entry.site(k.write));
                         let kind = scene.race(None, at, here.action, &there, reason);
                         let found = Found {
                             workgroup: set.workgroup,
@@ -161,52 +164,109 @@ impl State {
                             at: here.at,
                             kind,
                         };
-                        first = Some((key, found));
+                        first.0 = Some((key, at, found));
                     }
-                    let place = &mut known.last[dword][usize::from(!write)];
-                    let covered = place.tag.bytes() & !bytes == 0;
-                    if write && place.workgroup != 0 && place.workgroup != new.workgroup && !covered
-                    {
-                        known.more = true;
-                        self.more.entry(address).or_default().push(*place);
-                    }
-                    *place = new;
+                    replace(known, *dwords, *new, write);
                 }
-                page.cells[dword].wrote = 0;
-                page.cells[dword].read = 0;
             }
+            page.entered = page.touches.len();
         }
         for (entered, party) in set.entered.iter_mut().zip(&set.parties) {
             *entered = party.progress.now;
         }
-        first.map_or(Ok(()), |(_, found)| Err(found))
+        first.0.map_or(Ok(()), |(.., found)| Err(found))
     }
 }
 
-/// One access that stands for those of the workgroup: a plain one rather than one that is coherent.
-fn newest(
-    page: &Page,
-    write: bool,
-    dword: usize,
-    bytes: u8,
-    workgroup: u64,
-    entered: &Clocks,
-) -> Option<Entry> {
-    let mut best: Option<Entry> = None;
-    for (wave, entered) in entered.iter().enumerate() {
-        let Some(mark) = page.mark(write, wave, dword) else {
+/// A new access takes the place of the last ones of its kind.
+fn replace(known: &mut Vec<Known>, dwords: Dwords, new: Entry, write: bool) {
+    for i in 0..known.len() {
+        let old = &mut known[i];
+        if old.write != write || old.older {
             continue;
-        };
-        let worse = best.is_some_and(|b| !b.tag.has(Tag::COHERENT) || mark.tag.has(Tag::COHERENT));
-        if mark.time > *entered && !worse {
-            best = Some(Entry {
-                workgroup: workgroup as u32 + 1,
-                when: mark.time * WAVES as u32 + wave as u32,
-                tag: mark.tag.with_bytes(bytes),
+        }
+        let both = old.dwords.and(&dwords);
+        if both.is_empty() {
+            continue;
+        }
+        old.dwords = old.dwords.without(&dwords);
+        let entry = old.entry;
+        let covered = entry.tag.bytes() & !new.tag.bytes() == 0;
+        if write && entry.workgroup != new.workgroup && !covered {
+            known.push(Known {
+                dwords: both,
+                entry,
+                write,
+                older: true,
             });
         }
     }
-    best
+    known.retain(|k| !k.dwords.is_empty());
+    known.push(Known {
+        dwords,
+        entry: new,
+        write,
+        older: false,
+    });
+}
+
+/// For each dword of a page one access that stands for those of the workgroup that have not been entered: a plain one
+/// rather than one that is coherent, and of the first wave that made one.
+fn newest(
+    page: &Page,
+    write: bool,
+    workgroup: u32,
+    entered: &Clocks,
+    news: &mut Vec<(Dwords, Entry)>,
+) {
+    let fresh = || {
+        page.touches[page.entered..]
+            .iter()
+            .filter(|t| t.write == write)
+    };
+    let waves = fresh().fold(0u64, |waves, t| waves | 1 << t.wave);
+    let entry = |wave: usize, time: u32, tag: Tag| Entry {
+        workgroup,
+        when: time * WAVES as u32 + wave as u32,
+        tag,
+    };
+    if fresh().all(|t| t.tag.bytes() == WHOLE && !t.tag.has(Tag::COHERENT)) {
+        let mut taken = Dwords::default();
+        for wave in lanes(waves) {
+            for touch in fresh().rev().filter(|t| t.is_by(wave, write)) {
+                let dwords = touch.dwords.without(&taken);
+                if !dwords.is_empty() {
+                    taken = taken.or(&dwords);
+                    news.push((dwords, entry(wave, touch.time, touch.tag)));
+                }
+            }
+        }
+        return;
+    }
+    let mut best: [Option<(usize, Mark)>; DWORDS] = [None; DWORDS];
+    for wave in lanes(waves) {
+        for (best, mark) in best.iter_mut().zip(page.marks(write, wave)) {
+            let coherent = mark.tag.has(Tag::COHERENT);
+            let worse = best.is_some_and(|(_, b)| !b.tag.has(Tag::COHERENT) || coherent);
+            if mark.time > entered[wave] && !worse {
+                *best = Some((wave, mark));
+            }
+        }
+    }
+    for (dword, best) in best.into_iter().enumerate() {
+        let Some((wave, mark)) = best else {
+            continue;
+        };
+        let touched = fresh().filter(|t| t.dwords.contains(dword));
+        let bytes = touched.fold(0, |bytes, t| bytes | t.tag.bytes());
+        let entry = entry(wave, mark.time, mark.tag.with_bytes(bytes));
+        let mut one = Dwords::default();
+        one.insert(dword, dword);
+        match news.iter_mut().find(|(_, same)| *same == entry) {
+            Some((dwords, _)) => *dwords = dwords.or(&one),
+            None => news.push((one, entry)),
+        }
+    }
 }
 
 /// Why an access of another workgroup and a new one by `party` are a race, if they are.
@@ -218,11 +278,7 @@ fn conflict(
     party: &Party,
 ) -> Option<RaceReason> {
     let both_coherent = old.tag.has(Tag::COHERENT) && new.tag.has(Tag::COHERENT);
-    if old.workgroup == 0
-        || old.workgroup == new.workgroup
-        || old.tag.bytes() & new.tag.bytes() == 0
-        || both_coherent
-    {
+    if old.workgroup == new.workgroup || old.tag.bytes() & new.tag.bytes() == 0 || both_coherent {
         return None;
     }
     let (knows, scalar) = match (write, new.tag) {

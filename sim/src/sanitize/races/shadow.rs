@@ -1,17 +1,21 @@
-//! Who accessed which bytes: for every dword that a workgroup touched, each wave's last read and last write.
+//! Who accessed which bytes of LDS, or of global memory, in a workgroup.
+//!
+//! A page keeps a list of the accesses to it, each with the set of dwords that it touched: an instruction of 64 lanes
+//! costs one entry in every page that it touches. What a wave did last to a dword ([`Mark`]) is found by going
+//! through the list, which only happens where two waves meet.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::dwords::{DWORDS, Dwords, PAGE};
+
 /// Waves of a workgroup at most.
 pub(super) const WAVES: usize = 16;
-/// Dwords of a page.
-pub(super) const DWORDS: usize = 256;
-/// Bytes of a page.
-pub(super) const PAGE: u64 = 4 * DWORDS as u64;
+/// All bytes of a dword.
+pub(super) const WHOLE: u8 = 15;
 
 /// Where, and of which kind an access was.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tag(pub u32);
 
 impl Tag {
@@ -41,50 +45,222 @@ impl Tag {
 }
 
 /// A wave's last access of a kind to a dword; time 0: none.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     pub time: u32,
     pub tag: Tag,
+    epoch: u32,
 }
 
-/// What the waves did to a dword.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Cell {
-    /// The stretch between barriers that `writers` and `readers` are about; what was before is ordered.
+/// An access of one instruction to some dwords of a page: the same bytes of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Touch {
+    pub dwords: Dwords,
+    pub time: u32,
+    pub tag: Tag,
+    /// The stretch between barriers; what was before it is ordered.
     pub epoch: u32,
-    pub writers: u16,
-    pub readers: u16,
-    /// Bytes that the workgroup wrote and read and that the launch does not know of yet.
-    pub wrote: u8,
-    pub read: u8,
+    pub wave: u8,
+    pub write: bool,
 }
 
-type Marks = Option<Box<[Mark; DWORDS]>>;
+impl Touch {
+    pub fn is_by(&self, wave: usize, write: bool) -> bool {
+        usize::from(self.wave) == wave && self.write == write
+    }
+
+    /// What this makes of the wave's former access.
+    pub fn mark(&self, old: Mark) -> Mark {
+        let same = old.time > 0 && old.epoch == self.epoch;
+        let mut bytes = self.tag.bytes();
+        if same {
+            bytes |= old.tag.bytes();
+        }
+        // A plain access is not made good by a coherent one after it.
+        let coherent = self.tag.has(Tag::COHERENT);
+        if same && coherent && !old.tag.has(Tag::COHERENT) {
+            return Mark {
+                tag: old.tag.with_bytes(bytes),
+                ..old
+            };
+        }
+        Mark {
+            time: self.time,
+            tag: self.tag.with_bytes(bytes),
+            epoch: self.epoch,
+        }
+    }
+
+    /// Whether a mark of the dwords of both would be the same without `old`, an earlier access of the wave.
+    fn covers(&self, old: &Touch) -> bool {
+        self.wave == old.wave
+            && self.write == old.write
+            && old.tag.bytes() & !self.tag.bytes() == 0
+            && (!self.tag.has(Tag::COHERENT) || old.tag.has(Tag::COHERENT))
+    }
+}
 
 /// 1 KiB of memory.
 pub(super) struct Page {
     /// First address.
     pub base: u64,
-    pub cells: Box<[Cell; DWORDS]>,
-    pub reads: [Marks; WAVES],
-    pub writes: [Marks; WAVES],
+    /// In the order in which they were made.
+    pub touches: Vec<Touch>,
+    /// So many of them has the launch been told of.
+    pub entered: usize,
+    /// Of the instruction that is being recorded: its number, and its first access here.
+    stamp: u32,
+    pub since: usize,
+    /// The waves that wrote and read here in an epoch, a bit each.
+    epoch: u32,
+    pub writers: u16,
+    pub readers: u16,
+    /// Any wave wrote here in any epoch.
+    pub written: bool,
+    /// The list is made shorter when it gets this long.
+    limit: usize,
 }
 
 impl Page {
+    const SHORT: usize = 64;
+
     fn new(base: u64) -> Self {
         Page {
             base,
-            cells: Box::new([Cell::default(); DWORDS]),
-            reads: Default::default(),
-            writes: Default::default(),
+            touches: Vec::with_capacity(8),
+            entered: 0,
+            stamp: 0,
+            since: 0,
+            epoch: 0,
+            writers: 0,
+            readers: 0,
+            written: false,
+            limit: Page::SHORT,
         }
     }
 
-    /// The mark of a wave, if it made such an access.
+    /// An instruction accesses the page. `forget`: what was done before the epoch does not matter any more.
+    #[inline]
+    fn begin(&mut self, touch: &Touch, stamp: u32, forget: bool) {
+        if self.epoch != touch.epoch {
+            self.epoch = touch.epoch;
+            self.writers = 0;
+            self.readers = 0;
+            if forget {
+                self.touches.clear();
+            }
+        }
+        if self.touches.len() >= self.limit {
+            self.thin();
+        }
+        self.stamp = stamp;
+        self.since = self.touches.len();
+        let waves = if touch.write {
+            self.written = true;
+            &mut self.writers
+        } else {
+            &mut self.readers
+        };
+        *waves |= 1 << touch.wave;
+    }
+
+    /// Adds `[start, end)`, which lies in the page, to the accesses of the instruction.
+    #[inline]
+    fn add(&mut self, touch: &Touch, start: u64, end: u64) {
+        let (first, last) = self.dwords(start, end);
+        if (start | end) & 3 == 0 {
+            return self.add_bytes(touch, WHOLE, first, last);
+        }
+        for dword in first..=last {
+            self.add_bytes(touch, self.bytes_in(dword, start, end), dword, dword);
+        }
+    }
+
+    #[inline]
+    fn add_bytes(&mut self, touch: &Touch, bytes: u8, first: usize, last: usize) {
+        let now = &mut self.touches[self.since..];
+        if let Some(same) = now.iter_mut().find(|t| t.tag.bytes() == bytes) {
+            return same.dwords.insert(first, last);
+        }
+        self.touches.push(*touch);
+        if let Some(new) = self.touches.last_mut() {
+            new.tag = touch.tag.with_bytes(bytes);
+            new.dwords.insert(first, last);
+        }
+    }
+
+    /// Past the last address.
+    pub fn end(&self) -> u64 {
+        self.base.saturating_add(PAGE)
+    }
+
+    /// Of the first of some bytes of a dword.
+    pub fn address(&self, dword: usize, bytes: u8) -> u64 {
+        self.base + 4 * dword as u64 + u64::from(bytes.trailing_zeros())
+    }
+
+    /// First and last dword of some bytes.
+    pub fn dwords(&self, start: u64, end: u64) -> (usize, usize) {
+        let dword = |address: u64| ((address - self.base) / 4) as usize;
+        (dword(start), dword(end - 1))
+    }
+
+    /// The bytes of a dword that lie in `[start, end)`, a bit each.
+    pub fn bytes_in(&self, dword: usize, start: u64, end: u64) -> u8 {
+        let at = self.base + 4 * dword as u64;
+        let low = start.saturating_sub(at).min(4) as u32;
+        let high = end.saturating_sub(at).min(4) as u32;
+        ((1u32 << high) - (1u32 << low)) as u8
+    }
+
+    /// The accesses before the instruction that is being recorded, latest first, as far as barriers do not order them.
+    pub fn unordered(&self) -> impl Iterator<Item = &Touch> {
+        let before = self.touches[..self.since].iter().rev();
+        before.take_while(|t| t.epoch == self.epoch)
+    }
+
+    /// What a wave did last to a dword.
     pub fn mark(&self, write: bool, wave: usize, dword: usize) -> Option<Mark> {
-        let marks = if write { &self.writes } else { &self.reads };
-        let mark = marks[wave].as_ref()?[dword];
+        let of_wave = self.touches.iter().filter(|t| t.is_by(wave, write));
+        let mark = of_wave
+            .filter(|t| t.dwords.contains(dword))
+            .fold(Mark::default(), |mark, t| t.mark(mark));
         (mark.time > 0).then_some(mark)
+    }
+
+    /// What a wave did last to each dword.
+    pub fn marks(&self, write: bool, wave: usize) -> [Mark; DWORDS] {
+        let mut marks = [Mark::default(); DWORDS];
+        for touch in self.touches.iter().filter(|t| t.is_by(wave, write)) {
+            for dword in touch.dwords.iter() {
+                marks[dword] = touch.mark(marks[dword]);
+            }
+        }
+        marks
+    }
+
+    /// Takes what later accesses cover out of the list.
+    #[cold]
+    fn thin(&mut self) {
+        let mut later: Vec<Touch> = Vec::new();
+        for touch in self.touches.iter_mut().rev() {
+            let made = *touch;
+            let mut same = None;
+            for (i, l) in later.iter_mut().enumerate() {
+                if l.covers(&made) {
+                    touch.dwords = touch.dwords.without(&l.dwords);
+                    same = made.covers(l).then_some(i).or(same);
+                }
+            }
+            match same {
+                Some(i) => later[i].dwords = later[i].dwords.or(&made.dwords),
+                None => later.push(made),
+            }
+        }
+        let known = self.touches[..self.entered].iter();
+        self.entered = known.filter(|t| !t.dwords.is_empty()).count();
+        self.touches.retain(|t| !t.dwords.is_empty());
+        self.limit = Page::SHORT.max(2 * self.touches.len());
     }
 }
 
@@ -111,43 +287,85 @@ impl Hasher for Spread {
 /// A map from addresses.
 pub(super) type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<Spread>>;
 
+/// Pages that are found without the map: neighbouring ones, so all of LDS, or the rows of a tile.
+const RECENT: usize = 256;
+
 /// The pages that were touched.
-#[derive(Default)]
 pub(super) struct Shadow {
     pub pages: Vec<Page>,
     index: ByAddress<u32>,
-    /// The page that was asked for last.
-    last: Option<(u64, u32)>,
+    /// Number and index of the page that was asked for last, of those whose numbers end in the same bits.
+    recent: Box<[(u64, u32); RECENT]>,
+    /// Number of the instruction that is being recorded, and the pages that it touches.
+    stamp: u32,
+    touched: Vec<u32>,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Shadow {
+            pages: Vec::new(),
+            index: ByAddress::default(),
+            recent: Box::new([(u64::MAX, 0); RECENT]),
+            stamp: 0,
+            touched: Vec::new(),
+        }
+    }
 }
 
 impl Shadow {
-    /// The page of an address.
-    #[inline]
-    pub fn page(&mut self, address: u64) -> &mut Page {
-        let number = address / PAGE;
-        let i = match self.last {
-            Some((last, i)) if last == number => i,
-            _ => self.find(number),
-        };
-        &mut self.pages[i as usize]
+    /// Another instruction is about to be recorded.
+    pub fn begin(&mut self) {
+        self.stamp += 1;
+        self.touched.clear();
     }
 
-    fn find(&mut self, number: u64) -> u32 {
+    /// It accesses `[start, end)`, as `touch` says but for the dwords.
+    #[inline]
+    pub fn add(&mut self, touch: &Touch, start: u64, end: u64, forget: bool) {
+        let mut from = start;
+        while from < end {
+            let i = self.find(from);
+            let page = &mut self.pages[i as usize];
+            if page.stamp != self.stamp {
+                page.begin(touch, self.stamp, forget);
+                self.touched.push(i);
+            }
+            let to = end.min(page.end());
+            page.add(touch, from, to);
+            from = to;
+        }
+    }
+
+    /// The pages that the instruction touches.
+    pub fn touched(&self) -> impl Iterator<Item = &Page> {
+        self.touched.iter().map(|i| &self.pages[*i as usize])
+    }
+
+    /// The page of an address.
+    pub fn page(&mut self, address: u64) -> &Page {
+        let i = self.find(address);
+        &self.pages[i as usize]
+    }
+
+    #[inline(always)]
+    fn find(&mut self, address: u64) -> u32 {
+        let number = address / PAGE;
+        let (recent, i) = self.recent[number as usize % RECENT];
+        if recent == number {
+            return i;
+        }
+        self.find_in_map(number)
+    }
+
+    #[inline(never)]
+    fn find_in_map(&mut self, number: u64) -> u32 {
         let pages = &mut self.pages;
         let i = *self.index.entry(number).or_insert_with(|| {
             pages.push(Page::new(number * PAGE));
             (pages.len() - 1) as u32
         });
-        self.last = Some((number, i));
+        self.recent[number as usize % RECENT] = (number, i);
         i
     }
-}
-
-/// The bytes of dword `dword` of a page (at `base`) that lie in `[start, end)`, a bit each.
-#[inline]
-pub(super) fn bytes_in(base: u64, dword: usize, start: u64, end: u64) -> u8 {
-    let at = base + 4 * dword as u64;
-    let low = start.saturating_sub(at).min(4) as u32;
-    let high = end.saturating_sub(at).min(4) as u32;
-    ((1u32 << high) - (1u32 << low)) as u8
 }

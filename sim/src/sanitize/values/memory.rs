@@ -78,20 +78,6 @@ impl Lds {
     }
 }
 
-/// The bytes that all lanes access together, where lane l accesses element l of an array.
-#[inline]
-fn together(a: &Access) -> Option<(u64, usize)> {
-    let (first, size) = (a.addresses[0], u64::from(a.size));
-    if a.lanes != !0 {
-        return None;
-    }
-    let mut difference = 0;
-    for (lane, x) in a.addresses.iter().enumerate() {
-        difference |= x ^ first.wrapping_add(lane as u64 * size);
-    }
-    (difference == 0).then_some((first, 64 * a.size as usize))
-}
-
 /// The shadow of the allocation in which device memory is accessed.
 struct Global<'a> {
     memory: &'a Memory,
@@ -307,7 +293,7 @@ impl Step<'_> {
                 if !global.memory.is_tracked() {
                     return Ok(());
                 }
-                if let Some((address, size)) = together(a)
+                if let Some((address, size)) = a.together()
                     && let Some(w) = global.find(address, size)
                 {
                     w.write(address, size);
@@ -323,7 +309,7 @@ impl Step<'_> {
             Space::Lds => {
                 let whole = data[..parts].iter().all(|d| *d & a.lanes == a.lanes);
                 if whole
-                    && let Some(range) = together(a)
+                    && let Some(range) = a.together()
                     && let Some(bytes) = lds.part(range)
                 {
                     bytes.fill(DEFINED);

@@ -1,0 +1,177 @@
+//! Two waves of a workgroup at the same bytes.
+
+use super::order::{Clocks, View};
+use super::report::{Scene, Site, action};
+use super::shadow::{Mark, Page, Shadow, Tag, Touch};
+use crate::exec::lanes::lanes;
+use crate::fault::{FaultKind, RaceReason};
+use crate::sanitize::accesses::Access;
+
+/// An access that is made now, and has been recorded.
+pub(super) struct Check<'a> {
+    /// What it is, but for the dwords.
+    pub touch: &'a Touch,
+    pub lds: bool,
+    /// What is before it.
+    pub view: &'a View,
+    /// For scalar loads: what they see of the workgroup's stores.
+    pub scalar: Option<&'a Clocks>,
+}
+
+/// Another wave's access that is not ordered with this one.
+pub(super) struct Conflict {
+    address: u64,
+    wave: usize,
+    write: bool,
+    mark: Mark,
+    scalar: bool,
+}
+
+impl Conflict {
+    #[cold]
+    pub fn report(self, check: &Check, scene: &Scene, workgroup: u64) -> FaultKind {
+        let other = Site {
+            workgroup,
+            wave: self.wave as u32,
+            at: self.mark.tag.at(),
+            action: action(self.mark.tag, self.write),
+        };
+        let lds = check.lds.then_some(workgroup);
+        let action = action(check.touch.tag, check.touch.write);
+        let reason = self.reason(check);
+        scene.race(lds, self.address, action, &other, reason)
+    }
+
+    fn reason(&self, check: &Check) -> RaceReason {
+        let issued = check.view.vector[self.wave] >= self.mark.time;
+        match (self.scalar, check.lds, self.mark.tag.has(Tag::DMA)) {
+            (true, ..) => RaceReason::ScalarCache,
+            (_, true, true) if issued => RaceReason::Undrained { counter: "vmcnt" },
+            (_, true, false) if issued => RaceReason::Undrained { counter: "lgkmcnt" },
+            _ => RaceReason::Waves,
+        }
+    }
+}
+
+impl Check<'_> {
+    /// Up to when a wave's accesses of a kind are before this one.
+    fn clock(&self, wave: usize, tag: Tag) -> u32 {
+        match (self.lds, tag.has(Tag::DMA)) {
+            (false, _) => self.view.vector[wave],
+            (true, true) => self.view.drained[wave],
+            (true, false) => self.view.lds[wave],
+        }
+    }
+
+    /// Whether an access that was made at a time is neither before this one nor allowed beside it.
+    fn races_with(&self, wave: usize, time: u32, tag: Tag) -> bool {
+        let both_coherent = tag.has(Tag::COHERENT) && self.touch.tag.has(Tag::COHERENT);
+        self.clock(wave, tag) < time && !both_coherent
+    }
+
+    /// Whether there may be a conflict in a page; there is none if not.
+    #[inline]
+    pub fn may_conflict(&self, page: &Page) -> bool {
+        let readers = if self.touch.write { page.readers } else { 0 };
+        let others = (page.writers | readers) & !(1 << self.touch.wave);
+        (others != 0 && self.meets(page)) || self.scalar.is_some() && page.written
+    }
+
+    fn meets(&self, page: &Page) -> bool {
+        let others = || {
+            let wanted = |t: &&Touch| self.touch.write || t.write;
+            let other = page.unordered().filter(|t| t.wave != self.touch.wave);
+            other.filter(wanted)
+        };
+        let now = &page.touches[page.since..];
+        others()
+            .filter(|t| self.races_with(t.wave.into(), t.time, t.tag))
+            .any(|t| {
+                now.iter().any(|n| {
+                    let both = n.dwords.and(&t.dwords);
+                    // The last access stands for all bytes that the wave has touched.
+                    !both.is_empty()
+                        && others()
+                            .filter(|o| o.is_by(t.wave.into(), t.write))
+                            .filter(|o| o.dwords.intersects(&both))
+                            .any(|o| o.tag.bytes() & n.tag.bytes() != 0)
+                })
+            })
+    }
+
+    /// The first conflict in the order of the lanes.
+    #[cold]
+    pub fn conflict(&self, shadow: &mut Shadow, access: &Access) -> Option<Conflict> {
+        let mut stretches = Vec::new();
+        access.stretches(|start, end| stretches.push((start, end)));
+        for (start, end) in stretches {
+            let mut from = start;
+            while from < end {
+                let page = shadow.page(from);
+                let to = end.min(page.end());
+                let found = self.unseen_by_scalar_cache(page, from, to);
+                if let Some(conflict) = found.or_else(|| self.conflict_in(page, from, to)) {
+                    return Some(conflict);
+                }
+                from = to;
+            }
+        }
+        None
+    }
+
+    fn conflict_in(&self, page: &Page, start: u64, end: u64) -> Option<Conflict> {
+        let (first, last) = page.dwords(start, end);
+        let others = (page.writers | page.readers) & !(1 << self.touch.wave);
+        let kinds = if self.touch.write {
+            &[true, false][..]
+        } else {
+            &[true]
+        };
+        for dword in first..=last {
+            let wanted = page.bytes_in(dword, start, end);
+            for wave in lanes(u64::from(others)) {
+                for &write in kinds {
+                    let Some(mark) = page.mark(write, wave, dword) else {
+                        continue;
+                    };
+                    let bytes = mark.tag.bytes() & wanted;
+                    if bytes != 0 && self.races_with(wave, mark.time, mark.tag) {
+                        return Some(Conflict {
+                            address: page.address(dword, bytes),
+                            wave,
+                            write,
+                            mark,
+                            scalar: false,
+                        });
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The scalar cache sees nothing that vector stores wrote, this wave's own included, until they are drained and
+    /// it is invalidated.
+    fn unseen_by_scalar_cache(&self, page: &Page, start: u64, end: u64) -> Option<Conflict> {
+        let (first, last) = page.dwords(start, end);
+        for (wave, seen) in self.scalar?.iter().enumerate() {
+            if !page.touches.iter().any(|t| t.is_by(wave, true)) {
+                continue;
+            }
+            for dword in first..=last {
+                if let Some(mark) = page.mark(true, wave, dword)
+                    && *seen < mark.time
+                {
+                    return Some(Conflict {
+                        address: page.address(dword, 1),
+                        wave,
+                        write: true,
+                        mark,
+                        scalar: true,
+                    });
+                }
+            }
+        }
+        None
+    }
+}
