@@ -1,51 +1,15 @@
 //! What a launch does on the host: it calls the runtime's launches and nothing else, and allocates nothing. How long it
 //! takes is measured by `benches/host.rs`.
 
+mod allocations;
 mod null_runtime;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use deltawave::gate::Gate;
 use deltawave::prefill::{DeviceLengths, DevicePrefill, Prefill, Workspace};
 use deltawave::runtime::Context;
 
-use null_runtime::{Layer, Shape, take_calls};
-
-/// Counts what the thread asks of the allocator.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system's; the counter is of the thread and allocates nothing itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Allocations of this thread while `work` runs.
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
+use allocations::allocations;
+use null_runtime::{Layer, Shape, assert_only_launches, take_calls};
 
 const SHAPES: [Shape; 3] = [
     Shape {
@@ -78,21 +42,6 @@ fn context() -> Option<Context> {
     assert!(!required, "{why}");
     println!("skipped: {why}");
     None
-}
-
-/// Launches may set the device and launch kernels, so many at most.
-fn assert_only_launches(most: u64, what: &str) {
-    let calls = take_calls();
-    for &(name, count) in &calls {
-        let allowed = match name {
-            "hipSetDevice" => 1,
-            "hipModuleLaunchKernel" => most,
-            _ => 0,
-        };
-        assert!(count <= allowed, "{what}: {calls:?}");
-    }
-    let launches = calls.iter().find(|(n, _)| *n == "hipModuleLaunchKernel");
-    assert!(launches.is_some(), "{what}: {calls:?}");
 }
 
 /// One test, since the runtime counts the calls of all threads.

@@ -158,13 +158,11 @@ pub unsafe extern "C" fn dw_copy(
         ];
         let kind = read::choice("direction", direction, &directions)?;
         if bytes > 0 {
-            // SAFETY: the caller answers for both sides; null is refused.
-            unsafe {
-                read::reference("to", to.cast_const().cast::<u8>())?;
-                read::reference("from", from.cast::<u8>())?;
-                context.make_current()?;
-                context.hip().hipMemcpy(to, from, bytes, kind)?;
-            }
+            read::given("to", to)?;
+            read::given("from", from)?;
+            context.make_current()?;
+            // SAFETY: the caller answers for both sides.
+            unsafe { context.hip().hipMemcpy(to, from, bytes, kind)? };
         }
         Ok(())
     })

@@ -324,9 +324,7 @@ impl Lengths {
         if self.entries == 0 {
             return Ok(&[]);
         }
-        let data = self.data.cast::<T>();
-        // SAFETY: the caller answers for the first entry.
-        unsafe { read::reference("cu_seqlens.data", data) }?;
+        let data = read::given("cu_seqlens.data", self.data.cast::<T>())?;
         let whole = self.entries.checked_mul(size_of::<T>());
         if !data.is_aligned() || whole.is_none_or(|bytes| bytes > isize::MAX as usize) {
             let was = format!("{} entries at {data:p}", self.entries);

@@ -1,6 +1,7 @@
 //! Reading what C callers pass: pointers that may be null, structs of another version, numbers out of range.
 
 use std::ffi::c_void;
+use std::fmt::Display;
 use std::mem::MaybeUninit;
 use std::slice;
 
@@ -39,6 +40,14 @@ fn null(argument: &str) -> ArgumentError {
     refuse(argument, ArgumentKind::Pointer, "a null pointer", allowed)
 }
 
+/// A pointer that must be given; what it points to is not looked at.
+pub(crate) fn given<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
+    if pointer.is_null() {
+        return Err(null(argument));
+    }
+    Ok(pointer)
+}
+
 /// What a pointer points to.
 ///
 /// # Safety
@@ -65,9 +74,7 @@ pub(crate) unsafe fn size_of_caller<T: Versioned>(
     argument: &str,
     pointer: *const T,
 ) -> Checked<usize> {
-    if pointer.is_null() {
-        return Err(null(argument));
-    }
+    given(argument, pointer)?;
     if !pointer.is_aligned() {
         let allowed = format!("it must be aligned to {} bytes", align_of::<T>());
         let was = format!("address {pointer:p}");
@@ -110,10 +117,10 @@ pub(crate) unsafe fn structure<T: Versioned>(argument: &str, pointer: *const T) 
     }
 }
 
-/// A number that must not be negative.
-pub(crate) fn natural<T>(argument: &str, value: T) -> Checked<usize>
+/// A number that must not be negative. Names of arguments are made only where they are needed: a launch allocates nothing.
+pub(crate) fn natural<T>(argument: impl Display, value: T) -> Checked<usize>
 where
-    T: Copy + std::fmt::Display,
+    T: Copy + Display,
     usize: TryFrom<T>,
 {
     usize::try_from(value).map_err(|_| {
@@ -137,7 +144,11 @@ pub(crate) fn flag(argument: &str, value: i32) -> Checked<bool> {
 }
 
 /// One of a header's constants.
-pub(crate) fn choice<T: Copy>(argument: &str, value: i32, all: &[(u32, &str, T)]) -> Checked<T> {
+pub(crate) fn choice<T: Copy>(
+    argument: impl Display,
+    value: i32,
+    all: &[(u32, &str, T)],
+) -> Checked<T> {
     let found = all
         .iter()
         .find(|(code, ..)| i64::from(*code) == i64::from(value));
@@ -148,7 +159,7 @@ pub(crate) fn choice<T: Copy>(argument: &str, value: i32, all: &[(u32, &str, T)]
     })
 }
 
-pub(crate) fn dtype(argument: &str, value: i32) -> Checked<Dtype> {
+pub(crate) fn dtype(argument: impl Display, value: i32) -> Checked<Dtype> {
     let all = [
         (abi::DW_F32, "DW_F32", Dtype::F32),
         (abi::DW_BF16, "DW_BF16", Dtype::Bf16),
@@ -207,14 +218,14 @@ impl Argument {
         let mut view = View {
             name,
             data: t.data,
-            dtype: dtype(&format!("{name}.dtype"), t.dtype)?,
+            dtype: dtype(format_args!("{name}.dtype"), t.dtype)?,
             rank,
             shape: [0; 4],
             strides: [0; 4],
         };
         for i in 0..rank {
-            view.shape[i] = natural(&format!("{name}.shape[{i}]"), t.shape[i])?;
-            view.strides[i] = natural(&format!("{name}.strides[{i}]"), t.strides[i])?;
+            view.shape[i] = natural(format_args!("{name}.shape[{i}]"), t.shape[i])?;
+            view.strides[i] = natural(format_args!("{name}.strides[{i}]"), t.strides[i])?;
         }
         Ok(view)
     }

@@ -68,13 +68,13 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 
 /// The error of an argument.
 pub(crate) fn refuse(
-    argument: &str,
+    argument: impl ToString,
     kind: ArgumentKind,
     was: impl ToString,
     allowed: impl ToString,
 ) -> ArgumentError {
     ArgumentError {
-        argument: argument.to_owned(),
+        argument: argument.to_string(),
         kind,
         was: was.to_string(),
         allowed: allowed.to_string(),

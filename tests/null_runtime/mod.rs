@@ -22,6 +22,21 @@ pub fn take_calls() -> Vec<(&'static str, u64)> {
     named.filter(|(_, count)| *count > 0).collect()
 }
 
+/// Launches may set the device and launch kernels, so many at most.
+pub fn assert_only_launches(most: u64, what: &str) {
+    let calls = take_calls();
+    for &(name, count) in &calls {
+        let allowed = match name {
+            "hipSetDevice" => 1,
+            "hipModuleLaunchKernel" => most,
+            _ => 0,
+        };
+        assert!(count <= allowed, "{what}: {calls:?}");
+    }
+    let launches = calls.iter().find(|(n, _)| *n == "hipModuleLaunchKernel");
+    assert!(launches.is_some(), "{what}: {calls:?}");
+}
+
 /// A context on the runtime's device, an MI300X by what it says. The code objects are loaded, and nobody reads them.
 pub fn context() -> deltawave::Result<Context> {
     // SAFETY: the casts in `resolver` check that the functions have the signatures of the table.

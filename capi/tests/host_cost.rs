@@ -1,0 +1,108 @@
+//! A launch through the C interface allocates nothing either, and calls nothing but the runtime's launches.
+
+#[path = "../../tests/allocations/mod.rs"]
+mod allocations;
+#[allow(dead_code, reason = "shared with the tests of the Rust API")]
+#[path = "../../tests/null_runtime/mod.rs"]
+mod null_runtime;
+
+use std::ffi::c_void;
+use std::ptr::{null_mut, without_provenance_mut};
+
+use deltawave_c::abi::{
+    DW_BF16, DW_F32, DW_I32, DW_OK, dw_context, dw_lengths, dw_prefill_spec, dw_prefill_tensors,
+    dw_tensor,
+};
+use deltawave_c::*;
+
+use allocations::allocations;
+use null_runtime::{assert_only_launches, take_calls};
+
+const TOKENS: i64 = 4096;
+
+/// A dense tensor at an address that nobody follows.
+fn tensor(dtype: u32, shape: &[i64]) -> dw_tensor {
+    let mut t = dw_tensor {
+        size: size_of::<dw_tensor>(),
+        data: without_provenance_mut::<c_void>(1 << 40),
+        dtype: dtype as i32,
+        rank: shape.len() as i32,
+        ..Default::default()
+    };
+    let mut stride = 1;
+    for (i, &n) in shape.iter().enumerate().rev() {
+        (t.shape[i], t.strides[i]) = (n, stride);
+        stride *= n;
+    }
+    t
+}
+
+#[test]
+fn a_launch_allocates_nothing() -> deltawave::Result<()> {
+    if deltawave::code_objects::for_arch("gfx942").next().is_none() {
+        let why = deltawave::code_objects::why_missing("gfx942");
+        let required = std::env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
+        assert!(!required, "{why}");
+        println!("skipped: {why}");
+        return Ok(());
+    }
+    // What `dw_context_create` makes, of a runtime that it cannot find.
+    let context: *mut dw_context = Box::into_raw(Box::new(null_runtime::context()?)).cast();
+    let spec = dw_prefill_spec {
+        size: size_of::<dw_prefill_spec>(),
+        dtype: DW_BF16 as i32,
+        key_heads: 2,
+        value_heads: 8,
+        key_dim: 128,
+        value_dim: 128,
+        ..Default::default()
+    };
+    let entries = [0, 1000, TOKENS as i32];
+    let lengths = dw_lengths {
+        size: size_of::<dw_lengths>(),
+        data: entries.as_ptr().cast(),
+        entries: 3,
+        dtype: DW_I32 as i32,
+        pad0: 0,
+    };
+    let [q, k] = [(); 2].map(|()| tensor(DW_BF16, &[TOKENS, 2, 128]));
+    let [v, o] = [(); 2].map(|()| tensor(DW_BF16, &[TOKENS, 8, 128]));
+    let [g, beta] = [(); 2].map(|()| tensor(DW_F32, &[TOKENS, 8]));
+    let [initial, last] = [(); 2].map(|()| tensor(DW_F32, &[2, 8, 128, 128]));
+    let mut tensors = dw_prefill_tensors {
+        size: size_of::<dw_prefill_tensors>(),
+        q: &q,
+        k: &k,
+        v: &v,
+        o: &o,
+        g: &g,
+        beta: &beta,
+        initial_state: &initial,
+        final_state: &last,
+        workspace: without_provenance_mut(1 << 41),
+        ..Default::default()
+    };
+    let mut plan = null_mut();
+    // SAFETY: all pointers are to locals that outlive the calls; device memory is not followed.
+    unsafe {
+        let ok = DW_OK as i32;
+        assert_eq!(
+            dw_prefill_packed(context, &spec, &lengths, TOKENS, &mut plan),
+            ok
+        );
+        assert_eq!(
+            dw_prefill_workspace_bytes(plan, &mut tensors.workspace_bytes),
+            ok
+        );
+        assert_eq!(dw_prefill_launch(plan, null_mut(), &tensors), ok);
+        take_calls();
+        let count = allocations(|| {
+            assert_eq!(dw_prefill_launch(plan, null_mut(), &tensors), ok);
+        });
+        assert_eq!(count, 0);
+        assert_only_launches(5, "dw_prefill_launch");
+        dw_prefill_destroy(plan);
+        dw_context_destroy(context);
+    }
+    Ok(())
+}
