@@ -1,8 +1,8 @@
 //! Compiles the kernels ahead of time: one code object per source and architecture, embedded into the crate.
 //!
 //! Without a compiler the crate still builds; loading kernels then says what is missing. Environment:
-//! `DELTAWAVE_ARCHS` (default `gfx942`; `sm_90a` becomes PTX), `DELTAWAVE_HIPCC` (compiler to use), `DELTAWAVE_REQUIRE_KERNELS=1` (a missing
-//! code object fails the build).
+//! `DELTAWAVE_ARCHS` (default `gfx942`; `sm_90a` becomes PTX), `DELTAWAVE_HIPCC` (compiler to use),
+//! `DELTAWAVE_REQUIRE_KERNELS=1` (a missing code object fails the build).
 
 #[path = "build/kernels.rs"]
 mod kernels;

@@ -1,5 +1,5 @@
 /* Arguments of every kernel: one plain struct each, passed by value. Shared by the kernels (HIP C++), the C++
- * benchmark and Rust (bindgen, src/ffi/abi.rs). Only <stdint.h>; pointers first; padding is explicit.
+ * benchmark and Rust (bindgen, src/abi.rs). Only <stdint.h>; pointers first; padding is explicit.
  *
  * Strides count elements. Offset of element (s, t, h, d) of a token tensor, s = sequence, t = token in the packed
  * batch: s * sequence + t * token + h * head + d. `sequence` is 0 for packed batches; a dense batch [B, T, ...]

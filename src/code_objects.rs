@@ -30,6 +30,11 @@ include!(concat!(env!("OUT_DIR"), "/code_objects.rs"));
 /// Architectures whose code objects are exercised by the tests. Others compile, and nobody has run them.
 pub const VERIFIED_ARCHS: &[&str] = &["gfx942"];
 
+/// Whether code objects of an architecture are PTX, for NVIDIA GPUs.
+pub fn is_ptx(arch: &str) -> bool {
+    arch.starts_with("sm_")
+}
+
 /// The code objects for an architecture.
 pub fn for_arch(arch: &str) -> impl Iterator<Item = &'static CodeObject> {
     CODE_OBJECTS.iter().filter(move |c| c.arch == arch)
@@ -66,7 +71,7 @@ pub fn save(folder: &Path) -> io::Result<()> {
         let shape = LaunchShape::of(arch);
         let mut list = String::new();
         for code in for_arch(arch) {
-            let extension = if arch.starts_with("sm_") { "ptx" } else { "co" };
+            let extension = if is_ptx(arch) { "ptx" } else { "co" };
             let file = format!("{}.{extension}", code.name);
             fs::write(folder.join(&file), code.bytes)?;
             let kernels = KERNELS.iter().filter(|(object, _)| *object == code.name);

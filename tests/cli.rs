@@ -567,6 +567,22 @@ fn files_are_not_written_over_each_other() {
     let drawn = ["prefill", "--heads", "1,1", "--dims", "16,16"];
     let both = [&drawn[..], &["--save-input", name, "--output", name]].concat();
     refused(&both, 2, &["--output", "would overwrite", "--save-input"]);
+    let diagram = [
+        "profile",
+        "--heads",
+        "1,1",
+        "--dims",
+        "16,16",
+        "--save-input",
+        name,
+        "--roofline",
+        name,
+    ];
+    refused(
+        &diagram,
+        2,
+        &["--roofline", "would overwrite", "--save-input"],
+    );
     fs::write(&path, "mine").expect("a file");
     refused(
         &["prefill", "--input", name, "--output", name],

@@ -29,8 +29,8 @@ pub struct Cli {
 pub enum Command {
     /// Show the runtime, the device and the kernels in this program
     ///
-    /// Says which HIP runtime or CUDA driver was found, or what was tried; the device that kernels would run on; and the registers, LDS
-    /// and spills of every kernel, as its code object states them. Works without a GPU.
+    /// Says which HIP runtime or CUDA driver was found, or what was tried; the device that kernels would run on; and the
+    /// registers, LDS and spills of every kernel, as its code object states them. Works without a GPU.
     Info(InfoArgs),
     /// Run a chunked prefill and check it against an f64 recurrence
     ///

@@ -174,7 +174,11 @@ impl Info {
         let _ = writeln!(out, "{table}");
         out += &self.kernel_table().to_string();
         out += "\n  VGPRs counts accumulation registers (AGPRs) too; LDS, private (per lane) and kernarg are bytes.\n";
-        if self.code_objects.iter().any(|o| resources::is_ptx(o.arch)) {
+        if self
+            .code_objects
+            .iter()
+            .any(|o| deltawave::code_objects::is_ptx(o.arch))
+        {
             out += "  Of NVIDIA GPUs: all registers, static shared and local memory, where the driver of one says them.\n";
         }
         for (arch, objects) in self.by_arch() {

@@ -26,6 +26,7 @@ mod time;
 mod workload;
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -87,6 +88,7 @@ struct Ran {
 }
 
 fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
+    refuse_overwriting(args, None)?;
     let ran = run_prefill(args, args.backend.into(), None)?;
     let report = Report::new(
         args,
@@ -115,6 +117,7 @@ fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
             "profile counts one run on the simulator: --backend hip and --repeat are not for it";
         return Err(workload::usage(why.to_owned()));
     }
+    refuse_overwriting(prefill, args.roofline.as_ref())?;
     let ran = run_prefill(prefill, Backend::Simulator, Some(&args.gpu))?;
     let launches = deltawave_sim::hip::take_counted_launches();
     let profile = Profile::new(args.gpu, &ran.workload, ran.format, &launches);
@@ -154,7 +157,6 @@ fn run_prefill(
             .num_threads(threads.into())
             .build_global();
     }
-    refuse_overwriting(args)?;
     let steps = if args.check { 4 } else { 2 };
     let mut progress = Progress::new(steps);
     let request = Request::new(args)?;
@@ -196,11 +198,12 @@ fn run_prefill(
 }
 
 /// No file may be written over another one that this run reads or writes.
-fn refuse_overwriting(args: &PrefillArgs) -> Result<(), Failure> {
+fn refuse_overwriting(args: &PrefillArgs, roofline: Option<&PathBuf>) -> Result<(), Failure> {
     let files = [
-        ("--input", &args.input),
-        ("--save-input", &args.save_input),
-        ("--output", &args.output),
+        ("--input", args.input.as_ref()),
+        ("--save-input", args.save_input.as_ref()),
+        ("--output", args.output.as_ref()),
+        ("--roofline", roofline),
     ];
     for (i, (first, a)) in files.iter().enumerate() {
         for (second, b) in &files[i + 1..] {

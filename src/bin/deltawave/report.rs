@@ -270,7 +270,7 @@ impl Report {
 
     fn kernel_table(&self) -> Table {
         let simulated = self.mfma_mode.is_some();
-        let nvidia = resources::is_ptx(&self.arch);
+        let nvidia = deltawave::code_objects::is_ptx(&self.arch);
         let mut titles = vec!["kernel", "launches"];
         titles.extend(match nvidia {
             true => &["registers", "shared", "local"][..],

@@ -1,7 +1,7 @@
 //! What kernels take of a compute unit: as their code objects state it, or, where those are PTX, which the driver has yet
 //! to compile, as the driver says.
 
-use deltawave::code_objects::{self, CodeObject};
+use deltawave::code_objects::{self, CodeObject, is_ptx};
 use deltawave::runtime::{Context, KernelInfo};
 use deltawave_sim::code_object::{KernelMetadata, LoadError};
 use serde::Serialize;
@@ -61,11 +61,6 @@ impl Resources {
             ..Default::default()
         }
     }
-}
-
-/// Whether code objects of an architecture are PTX.
-pub fn is_ptx(arch: &str) -> bool {
-    arch.starts_with("sm_")
 }
 
 /// The kernels of a code object; of PTX, their names.
