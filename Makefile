@@ -31,7 +31,7 @@ test: ## run every test that this machine can run
 dropin: ## build the simulator as libamdhip64.so, .so.5, .so.6 and .so.7 in target/dropin
 	$(CARGO) build --profile $(PROFILE) -p deltawave-sim-dropin
 	@mkdir -p $(DROPIN)
-	@cp -f target/$(PROFILE)/libamdhip64.so $(DROPIN)/libamdhip64.so
+	@cp -f target/$(PROFILE)/libhip_on_simulator.so $(DROPIN)/libamdhip64.so
 	@for v in 5 6 7; do ln -sf libamdhip64.so $(DROPIN)/libamdhip64.so.$$v; done
 	@echo "LD_LIBRARY_PATH=$$PWD/$(DROPIN) runs a HIP program on the simulator"
 

@@ -1,59 +1,34 @@
 //! The benchmark in C++, `benches/gdn_bench.cpp`: compiled, and run on the simulator behind the HIP runtime's name.
 #![cfg(unix)]
 
+mod cpp_bench;
+
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::OnceLock;
-use std::{env, fs};
 
 use serde_json::Value;
 
-/// The program, and the kernels as it takes them. Both lie in a folder of this test.
+use cpp_bench::Program;
+
+/// The program, and the kernels as it takes them.
 struct Bench {
-    program: PathBuf,
+    program: Program,
     kernels: PathBuf,
-    /// Where cargo puts the drop-in library: beside the test.
-    libraries: PathBuf,
 }
 
 impl Bench {
-    /// None, and a line that says why, where it cannot be compiled or has no kernels.
+    /// None where it cannot be compiled.
     fn get() -> Option<&'static Bench> {
-        static BENCH: OnceLock<Result<Bench, String>> = OnceLock::new();
-        match BENCH.get_or_init(Bench::build) {
-            Ok(bench) => Some(bench),
-            Err(why) => {
-                let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
-                assert!(!required, "{why}");
-                println!("skipped: {why}");
-                None
-            }
-        }
-    }
-
-    fn build() -> Result<Bench, String> {
-        if deltawave::code_objects::for_arch("gfx942").next().is_none() {
-            return Err(deltawave::code_objects::why_missing("gfx942"));
-        }
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gdn_bench");
-        let test = env::current_exe().expect("this test's path");
-        let bench = Bench {
-            program: folder.join("gdn_bench"),
-            kernels: folder.join("kernels"),
-            libraries: test.parent().expect("it lies in a folder").to_owned(),
+        static BENCH: OnceLock<Option<Bench>> = OnceLock::new();
+        let build = || {
+            let program = Program::build("gdn_bench")?;
+            let kernels = program.folder().join("kernels");
+            deltawave::code_objects::save(&kernels).expect("the kernels are written");
+            Some(Bench { program, kernels })
         };
-        deltawave::code_objects::save(&bench.kernels).expect("the kernels are written");
-        let compiled = Command::new("benches/gdn_bench/build")
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .arg(&bench.program)
-            .arg(format!("-L{}", bench.libraries.display()))
-            .output()
-            .expect("a shell");
-        match compiled.status.code() {
-            Some(0) => Ok(bench),
-            Some(3) => Err(text(&compiled.stderr)),
-            _ => panic!("it does not compile:\n{}", text(&compiled.stderr)),
-        }
+        BENCH.get_or_init(build).as_ref()
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
@@ -61,8 +36,8 @@ impl Bench {
     }
 
     fn run_with(&self, kernels: &Path, arguments: &[&str]) -> Output {
-        Command::new(&self.program)
-            .env("LD_LIBRARY_PATH", &self.libraries)
+        self.program
+            .command()
             .arg("--kernels")
             .arg(kernels)
             .args(arguments)

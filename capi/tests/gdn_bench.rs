@@ -1,49 +1,30 @@
 //! The benchmark in C++ with `--library`: the C library on the program's own memory, streams and runtime.
 #![cfg(unix)]
 
+#[allow(dead_code, reason = "shared with the tests of the kernels themselves")]
+#[path = "../../tests/cpp_bench/mod.rs"]
+mod cpp_bench;
+
 use std::path::Path;
-use std::process::Command;
-use std::{env, fs};
+
+use cpp_bench::{Program, beside_this_test};
 
 #[test]
 fn the_benchmark_runs_through_the_library() {
-    let skip = |why: &str| {
-        let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
-        assert!(!required, "{why}");
-        println!("skipped: {why}");
+    let Some(program) = Program::build("gdn_bench_library") else {
+        return;
     };
-    if deltawave::code_objects::for_arch("gfx942").next().is_none() {
-        return skip(&deltawave::code_objects::why_missing("gfx942"));
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gdn_bench_library");
-    fs::create_dir_all(&folder).expect("a folder");
-    let program = folder.join("gdn_bench");
-    // Cargo puts the library and the simulator as libamdhip64.so beside this test.
-    let test = env::current_exe().expect("this test's path");
-    let libraries = test.parent().expect("it lies in a folder");
-    let built = Command::new(root.join("benches/gdn_bench/build"))
-        .arg(&program)
-        .arg(format!("-L{}", libraries.display()))
-        .output()
-        .expect("a shell");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if built.status.code() == Some(3) {
-        return skip(&text(&built.stderr));
-    }
-    assert!(built.status.success(), "{}", text(&built.stderr));
-
     let run = |library: &Path| {
-        Command::new(&program)
-            .env("LD_LIBRARY_PATH", libraries)
-            .env_remove("DELTAWAVE_HIP_LIBRARY")
+        program
+            .command()
             .arg("--library")
             .arg(library)
             .args(["--small", "--json"])
             .output()
             .expect("the program starts")
     };
-    let library = libraries.join("libdeltawave_c.so");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let library = beside_this_test("libdeltawave_c.so");
     let output = run(&library);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));

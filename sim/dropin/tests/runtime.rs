@@ -13,7 +13,7 @@ const TO_HOST: hipMemcpyKind = hipMemcpyKind::hipMemcpyDeviceToHost;
 /// The drop-in lies beside the test, where cargo puts it.
 fn drop_in() -> Hip {
     let test = std::env::current_exe().expect("this test's path");
-    let path = test.with_file_name("libamdhip64.so");
+    let path = test.with_file_name("libhip_on_simulator.so");
     Hip::load(Some(&path)).expect("the drop-in loads")
 }
 
