@@ -27,6 +27,12 @@ enum {
     DW_FINAL_VALUE_MAJOR = 32    /* final_state is [N, HV, V, K] */
 };
 
+/* Bits of `flags` of conv. */
+enum {
+    DW_CONV_SILU = 1,        /* silu of the sums */
+    DW_CONV_WIDE_LENGTHS = 2 /* cu_seqlens is i64 */
+};
+
 /* Sizes of the workspace's parts. */
 enum {
     DW_CHUNK = 64,
@@ -156,6 +162,53 @@ typedef struct dw_gate_args {
     int32_t a_log_type;
     int32_t dt_bias_type;
 } dw_gate_args;
+
+/* The channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
+ * (c / dim) * out_head + c % dim of a row of the output. */
+typedef struct dw_conv_part {
+    const void *x;
+    void *out;
+    int64_t x_token;
+    int64_t x_block;
+    int64_t out_token;
+    int64_t out_head;
+    int32_t block;
+    int32_t dim;
+    int32_t channels;
+    int32_t pad0;
+} dw_conv_part;
+
+/* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight, bias
+ * and state are those of q, then k, then v. */
+typedef struct dw_conv_args {
+    dw_conv_part q;
+    dw_conv_part k;
+    dw_conv_part v;
+    const void *weight;               /* [channels, width], the newest token's last */
+    const void *bias;                 /* [channels]; null: 0 */
+    void *state;                      /* [slots, channels, columns], the newest token's column last; null: none */
+    const int32_t *slots;             /* [N]: slot of each sequence, or negative: padding; null: n */
+    const uint8_t *has_initial_state; /* [N], 0: the slot reads as zeros; null: all have one */
+    const void *cu_seqlens;           /* [sequences + 1], i32 or i64 */
+    int64_t weight_channel;
+    int64_t weight_tap;
+    int64_t bias_stride;
+    int64_t state_slot;
+    int64_t state_channel;
+    int64_t state_column;
+    int32_t tokens;
+    int32_t sequences;
+    int32_t state_slots;
+    int32_t state_columns;
+    int32_t width; /* 2..4 */
+    int32_t weight_type;
+    int32_t bias_type;
+    int32_t run_log2;   /* consecutive tokens of a thread */
+    int32_t block_log2; /* consecutive tokens of the workgroups of a block of tokens */
+    int32_t groups;     /* workgroups of a block of tokens */
+    int32_t die_groups; /* workgroups of an eighth of the launch */
+    uint32_t flags;     /* DW_CONV_* */
+} dw_conv_args;
 
 #ifdef __cplusplus
 }

@@ -1,10 +1,5 @@
 //! Arguments of the kernels, generated from `hip/abi.h` by bindgen. Do not edit: see `tests/abi.rs`.
-#![allow(
-    missing_docs,
-    non_camel_case_types,
-    dead_code,
-    clippy::undocumented_unsafe_blocks
-)]
+#![allow(missing_docs, non_camel_case_types, dead_code, clippy::undocumented_unsafe_blocks)]
 
 pub const DW_F32: _bindgen_ty_1 = 0;
 pub const DW_BF16: _bindgen_ty_1 = 1;
@@ -17,9 +12,12 @@ pub const DW_TILED_HEADS: _bindgen_ty_2 = 8;
 pub const DW_INITIAL_VALUE_MAJOR: _bindgen_ty_2 = 16;
 pub const DW_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
-pub const DW_CHUNK: _bindgen_ty_3 = 64;
-pub const DW_RECORD_BYTES: _bindgen_ty_3 = 11776;
+pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
+pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
+pub const DW_CHUNK: _bindgen_ty_4 = 64;
+pub const DW_RECORD_BYTES: _bindgen_ty_4 = 11776;
+pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_token_strides {
@@ -396,6 +394,145 @@ const _: () = {
         [::core::mem::offset_of!(dw_gate_args, dt_bias_type) - 188usize];
 };
 impl Default for dw_gate_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_conv_part {
+    pub x: *const ::core::ffi::c_void,
+    pub out: *mut ::core::ffi::c_void,
+    pub x_token: i64,
+    pub x_block: i64,
+    pub out_token: i64,
+    pub out_head: i64,
+    pub block: i32,
+    pub dim: i32,
+    pub channels: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_conv_part"][::core::mem::size_of::<dw_conv_part>() - 64usize];
+    ["Alignment of dw_conv_part"][::core::mem::align_of::<dw_conv_part>() - 8usize];
+    ["Offset of field: dw_conv_part::x"][::core::mem::offset_of!(dw_conv_part, x) - 0usize];
+    ["Offset of field: dw_conv_part::out"][::core::mem::offset_of!(dw_conv_part, out) - 8usize];
+    ["Offset of field: dw_conv_part::x_token"]
+        [::core::mem::offset_of!(dw_conv_part, x_token) - 16usize];
+    ["Offset of field: dw_conv_part::x_block"]
+        [::core::mem::offset_of!(dw_conv_part, x_block) - 24usize];
+    ["Offset of field: dw_conv_part::out_token"]
+        [::core::mem::offset_of!(dw_conv_part, out_token) - 32usize];
+    ["Offset of field: dw_conv_part::out_head"]
+        [::core::mem::offset_of!(dw_conv_part, out_head) - 40usize];
+    ["Offset of field: dw_conv_part::block"]
+        [::core::mem::offset_of!(dw_conv_part, block) - 48usize];
+    ["Offset of field: dw_conv_part::dim"][::core::mem::offset_of!(dw_conv_part, dim) - 52usize];
+    ["Offset of field: dw_conv_part::channels"]
+        [::core::mem::offset_of!(dw_conv_part, channels) - 56usize];
+    ["Offset of field: dw_conv_part::pad0"][::core::mem::offset_of!(dw_conv_part, pad0) - 60usize];
+};
+impl Default for dw_conv_part {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_conv_args {
+    pub q: dw_conv_part,
+    pub k: dw_conv_part,
+    pub v: dw_conv_part,
+    pub weight: *const ::core::ffi::c_void,
+    pub bias: *const ::core::ffi::c_void,
+    pub state: *mut ::core::ffi::c_void,
+    pub slots: *const i32,
+    pub has_initial_state: *const u8,
+    pub cu_seqlens: *const ::core::ffi::c_void,
+    pub weight_channel: i64,
+    pub weight_tap: i64,
+    pub bias_stride: i64,
+    pub state_slot: i64,
+    pub state_channel: i64,
+    pub state_column: i64,
+    pub tokens: i32,
+    pub sequences: i32,
+    pub state_slots: i32,
+    pub state_columns: i32,
+    pub width: i32,
+    pub weight_type: i32,
+    pub bias_type: i32,
+    pub run_log2: i32,
+    pub block_log2: i32,
+    pub groups: i32,
+    pub die_groups: i32,
+    pub flags: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_conv_args"][::core::mem::size_of::<dw_conv_args>() - 336usize];
+    ["Alignment of dw_conv_args"][::core::mem::align_of::<dw_conv_args>() - 8usize];
+    ["Offset of field: dw_conv_args::q"][::core::mem::offset_of!(dw_conv_args, q) - 0usize];
+    ["Offset of field: dw_conv_args::k"][::core::mem::offset_of!(dw_conv_args, k) - 64usize];
+    ["Offset of field: dw_conv_args::v"][::core::mem::offset_of!(dw_conv_args, v) - 128usize];
+    ["Offset of field: dw_conv_args::weight"]
+        [::core::mem::offset_of!(dw_conv_args, weight) - 192usize];
+    ["Offset of field: dw_conv_args::bias"][::core::mem::offset_of!(dw_conv_args, bias) - 200usize];
+    ["Offset of field: dw_conv_args::state"]
+        [::core::mem::offset_of!(dw_conv_args, state) - 208usize];
+    ["Offset of field: dw_conv_args::slots"]
+        [::core::mem::offset_of!(dw_conv_args, slots) - 216usize];
+    ["Offset of field: dw_conv_args::has_initial_state"]
+        [::core::mem::offset_of!(dw_conv_args, has_initial_state) - 224usize];
+    ["Offset of field: dw_conv_args::cu_seqlens"]
+        [::core::mem::offset_of!(dw_conv_args, cu_seqlens) - 232usize];
+    ["Offset of field: dw_conv_args::weight_channel"]
+        [::core::mem::offset_of!(dw_conv_args, weight_channel) - 240usize];
+    ["Offset of field: dw_conv_args::weight_tap"]
+        [::core::mem::offset_of!(dw_conv_args, weight_tap) - 248usize];
+    ["Offset of field: dw_conv_args::bias_stride"]
+        [::core::mem::offset_of!(dw_conv_args, bias_stride) - 256usize];
+    ["Offset of field: dw_conv_args::state_slot"]
+        [::core::mem::offset_of!(dw_conv_args, state_slot) - 264usize];
+    ["Offset of field: dw_conv_args::state_channel"]
+        [::core::mem::offset_of!(dw_conv_args, state_channel) - 272usize];
+    ["Offset of field: dw_conv_args::state_column"]
+        [::core::mem::offset_of!(dw_conv_args, state_column) - 280usize];
+    ["Offset of field: dw_conv_args::tokens"]
+        [::core::mem::offset_of!(dw_conv_args, tokens) - 288usize];
+    ["Offset of field: dw_conv_args::sequences"]
+        [::core::mem::offset_of!(dw_conv_args, sequences) - 292usize];
+    ["Offset of field: dw_conv_args::state_slots"]
+        [::core::mem::offset_of!(dw_conv_args, state_slots) - 296usize];
+    ["Offset of field: dw_conv_args::state_columns"]
+        [::core::mem::offset_of!(dw_conv_args, state_columns) - 300usize];
+    ["Offset of field: dw_conv_args::width"]
+        [::core::mem::offset_of!(dw_conv_args, width) - 304usize];
+    ["Offset of field: dw_conv_args::weight_type"]
+        [::core::mem::offset_of!(dw_conv_args, weight_type) - 308usize];
+    ["Offset of field: dw_conv_args::bias_type"]
+        [::core::mem::offset_of!(dw_conv_args, bias_type) - 312usize];
+    ["Offset of field: dw_conv_args::run_log2"]
+        [::core::mem::offset_of!(dw_conv_args, run_log2) - 316usize];
+    ["Offset of field: dw_conv_args::block_log2"]
+        [::core::mem::offset_of!(dw_conv_args, block_log2) - 320usize];
+    ["Offset of field: dw_conv_args::groups"]
+        [::core::mem::offset_of!(dw_conv_args, groups) - 324usize];
+    ["Offset of field: dw_conv_args::die_groups"]
+        [::core::mem::offset_of!(dw_conv_args, die_groups) - 328usize];
+    ["Offset of field: dw_conv_args::flags"]
+        [::core::mem::offset_of!(dw_conv_args, flags) - 332usize];
+};
+impl Default for dw_conv_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

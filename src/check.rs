@@ -46,7 +46,8 @@ pub(crate) fn dtype(argument: &str, given: Dtype, allowed: &[Dtype]) -> Checked<
     })
 }
 
-fn pointer(
+/// An address that is aligned, and not null unless there is nothing behind it.
+pub(crate) fn pointer(
     argument: &str,
     address: *const std::ffi::c_void,
     align: usize,
@@ -96,11 +97,15 @@ pub(crate) fn stream(stream: &Stream, context: &Context) -> Checked<()> {
 }
 
 /// No two elements of an output may lie at one address: along growing strides, each must clear what lies below it.
-fn no_overlap(argument: &str, shape: &[usize; 4], strides: &[usize; 4]) -> Checked<()> {
+pub(crate) fn no_overlap<const R: usize>(
+    argument: &str,
+    shape: &[usize; R],
+    strides: &[usize; R],
+) -> Checked<()> {
     if shape.contains(&0) {
         return Ok(());
     }
-    let mut dims: [_; 4] = std::array::from_fn(|i| (strides[i], shape[i]));
+    let mut dims: [_; R] = std::array::from_fn(|i| (strides[i], shape[i]));
     dims.sort_unstable();
     let mut below = 1usize;
     for (stride, n) in dims.into_iter().filter(|&(_, n)| n > 1) {

@@ -317,6 +317,11 @@ pub fn random_state(dtype: Dtype, elements: usize, seed: u64) -> Tensor {
     )
 }
 
+/// Independent `N(0, 1)` numbers, rounded to `dtype`: tensors of different names are independent.
+pub fn random_normal(dtype: Dtype, name: &str, elements: usize, seed: u64) -> Tensor {
+    Tensor::new(dtype, narrowed(&normals(seed, name, elements)))
+}
+
 fn narrowed(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&x| x as f32).collect()
 }

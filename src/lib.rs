@@ -3,10 +3,12 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`], [`prefill::DevicePrefill`] | `prefill.rs`, `hip/kernels/prefill_*.hip` |
+//! | convolution of q, k and v | [`conv::Conv`], [`conv::DeviceConv`] | `conv.rs`, `hip/kernels/conv.hip` |
 //! | gates | [`gate::Gate`] | `gate.rs`, `hip/kernels/gate.hip` |
 //! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
 //! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
 //! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
+//! | lengths, and numbers per sequence | [`sequences`] | `sequences.rs` |
 //! | element types, head maps, state layouts | [`types`] | `types.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
 //! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
@@ -19,6 +21,7 @@
 pub mod abi;
 mod check;
 pub mod code_objects;
+pub mod conv;
 pub mod error;
 pub mod gate;
 pub mod inputs;
@@ -28,6 +31,7 @@ pub mod oracle;
 pub mod prefill;
 pub mod runtime;
 pub mod safetensors_io;
+pub mod sequences;
 pub mod tensor;
 pub mod types;
 

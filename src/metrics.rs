@@ -1,6 +1,6 @@
 //! How far a result is from its reference, and how far it may be.
 
-use crate::inputs::Gates;
+use crate::inputs::{Gates, Tensor};
 use crate::types::Dtype;
 
 /// The best public kernel's errors of o and of the final state: pooled rms ratios measured on an H200 on the standard
@@ -99,6 +99,91 @@ pub fn compare<T: Copy + Into<f64>>(x: &[T], reference: &[f64]) -> Comparison {
     sums.comparison()
 }
 
+/// The distance of a tensor of 16 bits from a reference that is rounded once to the same type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UlpComparison {
+    /// How many elements were compared.
+    pub elements: usize,
+    /// How many have other bits than the rounded reference. Zeros of either sign are alike, and so are NaNs.
+    pub different: usize,
+    /// The largest distance, in units in the last place; `u32::MAX` where only one of the two is NaN.
+    pub max_ulps: u32,
+}
+
+impl UlpComparison {
+    /// The share of elements that are the rounded reference.
+    pub fn equal_share(&self) -> f64 {
+        1.0 - self.different as f64 / self.elements.max(1) as f64
+    }
+
+    /// Both comparisons as one.
+    pub fn and(self, other: Self) -> Self {
+        UlpComparison {
+            elements: self.elements + other.elements,
+            different: self.different + other.different,
+            max_ulps: self.max_ulps.max(other.max_ulps),
+        }
+    }
+}
+
+/// Compares a tensor of 16 bits with its reference.
+///
+/// # Panics
+///
+/// If the lengths differ, or the tensor is f32.
+pub fn compare_ulps(x: &Tensor, reference: &[f64]) -> UlpComparison {
+    assert_eq!(
+        x.values.len(),
+        reference.len(),
+        "one reference for each element"
+    );
+    assert_eq!(x.dtype.size(), 2, "a tensor of 16 bits");
+    // Neighbouring numbers are neighbouring integers, through zero.
+    let place = |bits: u16| {
+        let magnitude = i32::from(bits & 0x7fff);
+        if bits & 0x8000 == 0 {
+            magnitude
+        } else {
+            -magnitude
+        }
+    };
+    let mut out = UlpComparison {
+        elements: reference.len(),
+        ..Default::default()
+    };
+    for ((bytes, value), &wanted) in x.bytes.chunks_exact(2).zip(&x.values).zip(reference) {
+        let rounded = round_once(wanted, x.dtype);
+        let ulps = match (value.is_nan(), wanted.is_nan()) {
+            (true, true) => 0,
+            (false, false) => {
+                place(u16::from_le_bytes([bytes[0], bytes[1]])).abs_diff(place(rounded))
+            }
+            _ => u32::MAX,
+        };
+        out.different += usize::from(ulps > 0);
+        out.max_ulps = out.max_ulps.max(ulps);
+    }
+    out
+}
+
+/// The bits of `x` rounded to a type of 16 bits, to nearest even. Rounding to f32 on the way would round twice, unless
+/// what is inexact becomes odd there.
+fn round_once(x: f64, dtype: Dtype) -> u16 {
+    let mut near = x as f32;
+    if f64::from(near) != x && near.to_bits() & 1 == 0 && near.is_finite() {
+        let toward_zero = f64::from(near).abs() > x.abs();
+        near = f32::from_bits(if toward_zero {
+            near.to_bits() - 1
+        } else {
+            near.to_bits() + 1
+        });
+    }
+    match dtype {
+        Dtype::Bf16 => half::bf16::from_f32(near).to_bits(),
+        _ => half::f16::from_f32(near).to_bits(),
+    }
+}
+
 /// The comparison of one head of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadComparison {
@@ -188,6 +273,33 @@ pub fn worst(parts: &[HeadComparison]) -> Option<HeadComparison> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ulps_are_counted_once_rounded() {
+        // A tie that rounding to f32 first would make of it: just above half an ulp, in f64 alone.
+        let tie = 1.0 + 1.0 / 256.0;
+        assert_eq!(round_once(tie, Dtype::Bf16), 0x3f80);
+        assert_eq!(round_once(tie + 1e-12, Dtype::Bf16), 0x3f81);
+        assert_eq!(round_once(-tie - 1e-12, Dtype::Bf16), 0xbf81);
+        assert_eq!(round_once(65520.0, Dtype::F16), 0x7c00);
+        assert_eq!(round_once(65520.0 - 1e-9, Dtype::F16), 0x7bff);
+        assert_eq!(round_once(1e300, Dtype::Bf16), 0x7f80);
+        assert_eq!(round_once(-1e-300, Dtype::F16), 0x8000);
+        let x = Tensor::new(
+            Dtype::Bf16,
+            vec![1.0, -0.0, f32::NAN, 1.0, f32::NAN, -1e-39],
+        );
+        let wanted = [1.0, 0.0, f64::NAN, tie + 1e-12, 0.0, 1e-39];
+        let found = compare_ulps(&x, &wanted);
+        assert_eq!(
+            (found.elements, found.different, found.max_ulps),
+            (6, 3, u32::MAX)
+        );
+        assert_eq!(found.equal_share(), 0.5);
+        let near = compare_ulps(&x, &[1.0, 0.0, f64::NAN, tie + 1e-12, f64::NAN, -1e-39]);
+        assert_eq!((near.different, near.max_ulps), (1, 1));
+        assert_eq!(near.and(found).different, 4);
+    }
 
     #[test]
     fn ratios_and_maxima() {

@@ -383,6 +383,25 @@ impl<const R: usize> Tensor<'_, R> {
     }
 }
 
+impl<'a, const R: usize> Tensor<'a, R> {
+    /// Elements of this tensor under another shape, from element `offset` on. The caller sees to it that they are within.
+    pub(crate) fn part<const S: usize>(
+        &self,
+        shape: [usize; S],
+        strides: [usize; S],
+        offset: usize,
+    ) -> Tensor<'a, S> {
+        Tensor {
+            address: self.address.wrapping_byte_add(offset * self.dtype.size()),
+            dtype: self.dtype,
+            shape,
+            strides,
+            owner: self.owner.clone(),
+            borrow: PhantomData,
+        }
+    }
+}
+
 impl<const R: usize> TensorMut<'_, R> {
     /// A view of the caller's own memory, to be written to.
     ///

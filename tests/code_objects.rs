@@ -38,6 +38,7 @@ fn launched() -> Vec<Launched> {
         arguments,
         registers,
     };
+    let conv = size_of::<abi::dw_conv_args>();
     let gate = size_of::<abi::dw_gate_args>();
     let lengths = size_of::<abi::dw_prefill_lengths_args>();
     let prepare = size_of::<abi::dw_prefill_prepare_args>();
@@ -47,6 +48,8 @@ fn launched() -> Vec<Launched> {
         kernel("dw_prefill_lengths".into(), "prefill_lengths", lengths, 32),
     ];
     for dtype in ["bf16", "f16"] {
+        // Three waves per SIMD.
+        all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 168));
         let name = format!("dw_prefill_prepare_{dtype}");
         all.push(kernel(name, "prefill_prepare", prepare, 192));
         for k in [64, 96, 128, 192, 256] {

@@ -68,7 +68,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
         assert!(!module.contains(".local"), "{stem} uses local memory");
         for (name, entry) in entries(module) {
             let threads = match stem.as_str() {
-                "gate" => 256,
+                "conv" | "gate" => 256,
                 "prefill_lengths" => shape.lengths_threads,
                 "prefill_prepare" => shape.prepare_threads,
                 _ => shape.scan_threads,
@@ -83,7 +83,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
             assert!(shape.scan_columns(keys) > 0, "{kernel}");
         }
     }
-    assert_eq!(kernels, 1 + 1 + 2 + 2 * KEY_BUCKETS.len());
+    assert_eq!(kernels, 2 + 1 + 1 + 2 + 2 * KEY_BUCKETS.len());
 }
 
 #[test]

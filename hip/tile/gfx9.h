@@ -79,6 +79,7 @@ template <int Waves> DEVICE void team_sync() {
 // 2^x, one instruction; results below 2^-126 are 0.
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
+DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 DEVICE float exp(float x) { return __builtin_expf(x); }
 DEVICE float log(float x) { return __builtin_logf(x); }
 
@@ -130,6 +131,12 @@ DEVICE int chunk_max(int x, int *) { return read_lane(inclusive_max(x), lanes - 
 // The low, or the high, 16 bits of two words: first in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
 DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }
+
+// 16 bytes at an even address. This target takes every such address, `in_one_access` or not.
+typedef i32x4 Even16 __attribute__((aligned(2)));
+DEVICE bool in_one_access(const void *) { return true; }
+DEVICE i32x4 load_b128(const void *p) { return *(const Even16 *)p; }
+DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
 
 // One bit per lane.
 DEVICE u64 ballot(bool x) { return __builtin_amdgcn_ballot_w64(x); }

@@ -63,6 +63,13 @@ DEVICE float rsqrt(float x) {
     return y;
 }
 
+// 1 / x to one unit in the last place, for normal numbers.
+DEVICE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // e^x in full precision: 2^n e^r with r = x - n log(2), and a polynomial for e^r.
 DEVICE float exp(float x) {
     const float bounded = x > 89.0f ? 89.0f : x < -105.0f ? -105.0f : x; // NaN stays
@@ -91,6 +98,11 @@ DEVICE float log(float x) {
     series *= square;
     return __builtin_fmaf((float)n, 0.693147180559945309417f, __builtin_fmaf(2.0f * s, series, 2.0f * s));
 }
+
+// 16 bytes at an address that is a multiple of 16.
+DEVICE bool in_one_access(const void *p) { return ((u64)p & 15) == 0; }
+DEVICE i32x4 load_b128(const void *p) { return *(const i32x4 *)p; }
+DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
 
 // Inclusive prefix sum and maximum over the lanes.
 DEVICE float inclusive_sum(float x) {

@@ -15,6 +15,7 @@
 //! The elementary functions come from `libm` and nothing is contracted to FMA, so that results have the same bits on
 //! every host.
 
+pub mod conv;
 pub mod gates;
 mod linalg;
 #[cfg(test)]

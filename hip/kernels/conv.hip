@@ -1,0 +1,360 @@
+// Causal depthwise convolution of the packed projections, split into q, k and v. For token t of a sequence, channel c:
+//   y[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (width - 1) + j, c])
+// summed in f32 by fused multiply-adds, bias first, then the oldest token; rounded once. Tokens before the sequence are
+// the last columns of its conv state, or zeros. The conv state becomes the last tokens of (old state, sequence).
+//
+// A thread owns eight channels and walks over a run of consecutive tokens, the last width - 1 of them in registers. The
+// threads of a block of tokens, of one sequence, are numbered octet of channels by octet, then run by run, and fill
+// `groups` workgroups. Blocks are numbered as in prefill: sequence n owns those from cu_seqlens[n] / tokens of a block
+// + n on. The thread that reads a sequence's state is the one that writes it, so that nothing has to be synchronised.
+#include "../tile/tile.h"
+
+namespace {
+
+constexpr int threads = 256;
+constexpr int octet = 8;
+constexpr int rows_at_once = 4; // whose loads are under way together
+constexpr int dies = 8;
+
+// N adjacent channels of a token: as numbers, and as they lie in memory.
+template <int N> struct Channels;
+template <> struct Channels<octet> {
+    typedef float Values __attribute__((ext_vector_type(octet)));
+    typedef i32x4 Bits;
+    static DEVICE_MEMBER Bits load(const char *p) { return arch::load_b128(p); }
+    static DEVICE_MEMBER void store(char *p, Bits x) { arch::store_b128(p, x); }
+    template <class T> static DEVICE_MEMBER Values widened(Bits x) {
+        return Values{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
+                      T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
+    }
+    template <class T> static DEVICE_MEMBER Bits rounded(Values x) {
+        return Bits{T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
+    }
+    // The same of channels that are `stride` bytes apart.
+    static DEVICE_MEMBER Bits gather(const char *p, int64_t stride) {
+        if (stride == 2 && arch::in_one_access(p)) {
+            return load(p);
+        }
+        Bits out;
+        for (int i = 0; i < octet / 2; ++i) {
+            out[i] = *(const unsigned short *)(p + 2 * i * stride) | *(const unsigned short *)(p + (2 * i + 1) * stride)
+                                                                         << 16;
+        }
+        return out;
+    }
+    static DEVICE_MEMBER void scatter(char *p, int64_t stride, Bits x) {
+        if (stride == 2 && arch::in_one_access(p)) {
+            return store(p, x);
+        }
+        for (int i = 0; i < octet / 2; ++i) {
+            *(short *)(p + 2 * i * stride) = (short)x[i];
+            *(short *)(p + (2 * i + 1) * stride) = (short)(x[i] >> 16);
+        }
+    }
+};
+template <> struct Channels<1> {
+    typedef float Values __attribute__((ext_vector_type(1)));
+    typedef int Bits;
+    static DEVICE_MEMBER Bits load(const char *p) { return *(const unsigned short *)p; }
+    static DEVICE_MEMBER void store(char *p, Bits x) { *(short *)p = (short)x; }
+    template <class T> static DEVICE_MEMBER Values widened(Bits x) { return Values{T::low(x)}; }
+    template <class T> static DEVICE_MEMBER Bits rounded(Values x) { return T::pack(x[0], 0.0f); }
+    static DEVICE_MEMBER Bits gather(const char *p, int64_t) { return load(p); }
+    static DEVICE_MEMBER void scatter(char *p, int64_t, Bits x) { store(p, x); }
+};
+
+// x / (1 + e^-x) to a few units in the last place of f32, also where e^x is far below the range of f32: with h =
+// e^-|x|/2 it is x / (1 + h^2), or x h (h / (1 + h^2)) for negative x.
+template <int N> DEVICE typename Channels<N>::Values silu(typename Channels<N>::Values x) {
+    typedef typename Channels<N>::Values Values;
+    constexpr float scale = -0.5f * math::log2e, scale_rest = -0.5f * 1.92596299e-8f;
+    Values size;
+    for (int i = 0; i < N; ++i) {
+        size[i] = min_of(math::abs(x[i]), 512.0f); // beyond, h is 0
+    }
+    const Values exponent = size * scale;
+    // What rounding the exponent took away is made up for to first order.
+    Values rest = __builtin_elementwise_fma(size, (Values)scale, -exponent);
+    rest = __builtin_elementwise_fma(size, (Values)scale_rest, rest);
+    Values h;
+    for (int i = 0; i < N; ++i) {
+        h[i] = arch::exp2(exponent[i]);
+    }
+    h = __builtin_elementwise_fma(h, rest * 0.693147181f, h);
+    Values factor = __builtin_elementwise_fma(h, h, (Values)1.0f);
+    for (int i = 0; i < N; ++i) {
+        factor[i] = arch::reciprocal(factor[i]);
+        h[i] = x[i] < 0.0f ? h[i] : 1.0f;
+    }
+    return x * h * (h * factor);
+}
+
+// What a thread works on: a run of tokens of adjacent channels.
+struct Work {
+    const char *from; // token 0 of x
+    char *to;         // token 0 of the output
+    int64_t from_stride;
+    int64_t to_stride;
+    char *state;  // column 0; null: none
+    bool initial; // whether the state is read
+    int channel;  // of weight, bias and state
+    int first;    // token of the sequence
+    int last;     // past the sequence
+    int begin;    // token of the run
+    int end;      // past the run
+};
+
+// The filters of N channels.
+template <class T, int Width, int N> class Filter {
+  public:
+    typedef typename Channels<N>::Values Values;
+    typedef typename Channels<N>::Bits Bits;
+
+    DEVICE_MEMBER Filter(const dw_conv_args &x, int channel) : bias{}, silu_follows(x.flags & DW_CONV_SILU) {
+        if (!load_dense(x, (const char *)x.weight + 2 * Width * (int64_t)channel)) {
+            for (int j = 0; j < Width; ++j) {
+                weight[j] = Values{};
+            }
+#pragma unroll 1
+            for (int j = 0; j < Width; ++j) {
+                for (int i = 0; i < Width - 1; ++i) {
+                    weight[i] = weight[i + 1];
+                }
+                weight[Width - 1] =
+                    read(x.weight, channel * x.weight_channel + j * x.weight_tap, x.weight_channel, x.weight_type);
+            }
+        }
+        if (x.bias) {
+            bias = read(x.bias, channel * x.bias_stride, x.bias_stride, x.bias_type);
+        }
+    }
+
+    // The output of a token; `before` holds the tokens before it, oldest first, and moves on.
+    DEVICE_MEMBER Bits apply(Values (&before)[Width - 1], Bits bits) const {
+        const Values now = Channels<N>::template widened<T>(bits);
+        Values sum = bias;
+        for (int j = 0; j < Width - 1; ++j) {
+            sum = __builtin_elementwise_fma(weight[j], before[j], sum);
+        }
+        sum = __builtin_elementwise_fma(weight[Width - 1], now, sum);
+        push(before, now);
+        return Channels<N>::template rounded<T>(silu_follows ? silu<N>(sum) : sum);
+    }
+
+    static DEVICE_MEMBER void push(Values (&before)[Width - 1], Values now) {
+        for (int j = 0; j < Width - 2; ++j) {
+            before[j] = before[j + 1];
+        }
+        before[Width - 2] = now;
+    }
+
+  private:
+    // Weights of the type of x that are dense, in few loads.
+    DEVICE_MEMBER bool load_dense(const dw_conv_args &x, const char *p) {
+        constexpr int own_type = __is_same(T, tile::Bf16) ? DW_BF16 : DW_F16;
+        if constexpr (N == octet) {
+            if (x.weight_type == own_type && x.weight_tap == 1 && x.weight_channel == Width && arch::in_one_access(p)) {
+                i32x4 raw[Width];
+                for (int i = 0; i < Width; ++i) {
+                    raw[i] = arch::load_b128(p + 16 * i);
+                }
+                for (int at = 0; at < N * Width; ++at) {
+                    const int word = raw[at / 8][at / 2 % 4];
+                    weight[at % Width][at / Width] = at % 2 ? T::high(word) : T::low(word);
+                }
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // A NaN of 16 bits survives rounding, one of f32 need not.
+    static DEVICE_MEMBER Values read(const void *p, int64_t index, int64_t stride, int type) {
+        Values out;
+        for (int i = 0; i < N; ++i) {
+            out[i] = math::canonical(load_scalar(p, index + i * stride, type));
+        }
+        return out;
+    }
+
+    Values weight[Width], bias;
+    bool silu_follows;
+};
+
+// `Rows` tokens from `t` on.
+template <int Rows, class T, int Width, int N>
+DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
+                 int t) {
+    typename Channels<N>::Bits raw[Rows];
+    const char *from = work.from + t * work.from_stride;
+    for (int i = 0; i < Rows; ++i) {
+        raw[i] = Channels<N>::load(from + i * work.from_stride);
+    }
+    char *to = work.to + t * work.to_stride;
+    for (int i = 0; i < Rows; ++i) {
+        Channels<N>::store(to + i * work.to_stride, filter.apply(before, raw[i]));
+    }
+}
+
+template <class T, int Width, int N> DEVICE void convolve(const dw_conv_args &x, const Work &work) {
+    typedef Channels<N> Some;
+    const auto column = [&](int index)
+                            __attribute__((always_inline)) { return work.state + 2 * index * x.state_column; };
+    // A token of the sequence, or of its state: the last column is the token before the first.
+    const auto token = [&](int t) __attribute__((always_inline)) -> typename Some::Bits {
+        if (t >= work.first) {
+            return Some::load(work.from + t * work.from_stride);
+        }
+        if (!work.initial) {
+            return typename Some::Bits{};
+        }
+        return Some::gather(column(x.state_columns + t - work.first), 2 * x.state_channel);
+    };
+    const Filter<T, Width, N> filter(x, work.channel);
+    typename Some::Values before[Width - 1] = {};
+#pragma unroll 1
+    for (int t = work.begin - (Width - 1); t < work.begin; ++t) {
+        filter.push(before, Some::template widened<T>(token(t)));
+    }
+    if (work.state && work.begin == work.first) {
+        // Ascending: in a sequence shorter than the state a column is read before it is written.
+#pragma unroll 1
+        for (int j = 0; j < x.state_columns; ++j) {
+            Some::scatter(column(j), 2 * x.state_channel, token(work.last - x.state_columns + j));
+        }
+    }
+    int t = work.begin;
+#pragma unroll 1
+    for (; t + rows_at_once <= work.end; t += rows_at_once) {
+        step<rows_at_once, T, Width, N>(filter, before, work, t);
+    }
+#pragma unroll 1
+    for (; t < work.end; ++t) {
+        step<1, T, Width, N>(filter, before, work, t);
+    }
+}
+
+// `padding`: the sequence has no slot, or the tokens belong to none.
+template <class T, int N> DEVICE void run(const dw_conv_args &x, const Work &work, bool padding) {
+    if (padding) {
+#pragma unroll 1
+        for (int t = work.begin; t < work.end; ++t) {
+            Channels<N>::store(work.to + t * work.to_stride, typename Channels<N>::Bits{});
+        }
+    } else if (x.width == 2) {
+        convolve<T, 2, N>(x, work);
+    } else if (x.width == 3) {
+        convolve<T, 3, N>(x, work);
+    } else {
+        convolve<T, 4, N>(x, work);
+    }
+}
+
+// An entry of cu_seqlens. Whatever the device holds, rows stay within the batch and blocks within their sequence.
+DEVICE int token_at(const dw_conv_args &x, int index) {
+    if (index == 0) {
+        return 0;
+    }
+    const int64_t raw = x.flags & DW_CONV_WIDE_LENGTHS ? arch::uniform((const int64_t *)x.cu_seqlens + index)
+                                                       : arch::uniform((const int32_t *)x.cu_seqlens + index);
+    return (int)max_of<int64_t>(0, min_of<int64_t>(raw, x.tokens));
+}
+
+DEVICE int first_block(const dw_conv_args &x, int token, int sequence) { return (token >> x.block_log2) + sequence; }
+
+// The last sequence, or `sequences` for the rows past them all, whose first block is at most `block`.
+DEVICE int sequence_of(const dw_conv_args &x, int block) {
+    int low = 0, high = x.sequences;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (first_block(x, token_at(x, middle), middle) <= block) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+DEVICE int octets(const dw_conv_part &part) { return (part.channels + octet - 1) / octet; }
+
+// A field of the part that a thread works on.
+template <class Field> DEVICE Field of_part(const dw_conv_args &x, int part, Field dw_conv_part::*field) {
+    const Field q = x.q.*field, k = x.k.*field, v = x.v.*field;
+    return part == 0 ? q : part == 1 ? k : v;
+}
+
+template <class T> DEVICE void conv(const dw_conv_args &x) {
+    // Consecutive workgroups go to different dies. Those of neighbouring tokens, which read some rows twice, shall not.
+    const int workgroup = arch::workgroup() % dies * x.die_groups + arch::workgroup() / dies;
+    const int block = arch::uniform_value(workgroup / x.groups);
+    const int sequence = arch::uniform_value(sequence_of(x, block));
+    Work work;
+    work.first = token_at(x, sequence);
+    work.last = sequence < x.sequences ? max_of(token_at(x, sequence + 1), work.first) : x.tokens;
+
+    // Which run of tokens, and which octet of channels.
+    const int q_octets = octets(x.q), k_octets = octets(x.k), all = q_octets + k_octets + octets(x.v);
+    const int index = (workgroup - block * x.groups) * threads + arch::thread();
+    const int run_of_block = index / all;
+    const int blocks_before = block - first_block(x, work.first, sequence);
+    work.begin = work.first + (blocks_before << x.block_log2) + (run_of_block << x.run_log2);
+    work.end = min_of(work.begin + (1 << x.run_log2), work.last);
+    if (run_of_block >> (x.block_log2 - x.run_log2) || work.begin >= work.end) {
+        return;
+    }
+    int group = index - run_of_block * all;
+    const int part = (group >= q_octets) + (group >= q_octets + k_octets);
+    group -= part == 0 ? 0 : part == 1 ? q_octets : q_octets + k_octets;
+
+    int slot = -1;
+    if (sequence < x.sequences) {
+        slot = x.slots ? arch::uniform(x.slots + sequence) : sequence;
+    }
+    const bool padding = slot < 0 || (x.state && slot >= x.state_slots);
+    const bool has_state = x.state && !padding;
+    work.initial = has_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
+
+    work.from_stride = 2 * of_part(x, part, &dw_conv_part::x_token);
+    work.to_stride = 2 * of_part(x, part, &dw_conv_part::out_token);
+    const u32 block_size = of_part(x, part, &dw_conv_part::block), dim = of_part(x, part, &dw_conv_part::dim);
+    const int64_t x_block = of_part(x, part, &dw_conv_part::x_block);
+    const int64_t out_head = of_part(x, part, &dw_conv_part::out_head);
+    const char *from = (const char *)of_part(x, part, &dw_conv_part::x);
+    char *to = (char *)of_part(x, part, &dw_conv_part::out);
+    const auto from_at = [&](u32 c) __attribute__((always_inline)) {
+        return from + 2 * (c / block_size * x_block + c % block_size);
+    };
+    const auto to_at = [&](u32 c) __attribute__((always_inline)) { return to + 2 * (c / dim * out_head + c % dim); };
+    const int before = part == 0 ? 0 : part == 1 ? x.q.channels : x.q.channels + x.k.channels;
+    const auto start_at = [&](int channel) __attribute__((always_inline)) {
+        work.from = from_at(channel);
+        work.to = to_at(channel);
+        work.channel = before + channel;
+        work.state = nullptr;
+        if (has_state) {
+            work.state = (char *)x.state + 2 * (slot * x.state_slot + work.channel * x.state_channel);
+        }
+    };
+
+    // Side by side and aligned, for every token, or one by one: on the border of a head or a block, at an odd address.
+    const int first = group * octet, end = min_of(first + octet, of_part(x, part, &dw_conv_part::channels));
+    start_at(first);
+    constexpr int bytes = 2 * (octet - 1);
+    if (end == first + octet && from_at(end - 1) - work.from == bytes && to_at(end - 1) - work.to == bytes &&
+        arch::in_one_access(work.from) && arch::in_one_access(work.from + work.from_stride) &&
+        arch::in_one_access(work.to) && arch::in_one_access(work.to + work.to_stride)) {
+        run<T, octet>(x, work, padding);
+        return;
+    }
+#pragma unroll 1
+    for (int channel = first; channel < end; ++channel) {
+        start_at(channel);
+        run<T, 1>(x, work, padding);
+    }
+}
+
+} // namespace
+
+KERNEL(threads, 2) void dw_conv_bf16(dw_conv_args x) { conv<tile::Bf16>(x); }
+KERNEL(threads, 2) void dw_conv_f16(dw_conv_args x) { conv<tile::F16>(x); }

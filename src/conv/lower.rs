@@ -1,0 +1,398 @@
+//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, WIDTHS};
+use crate::abi::{self, dw_conv_args, dw_conv_part};
+use crate::check::{self, Batch, Checked};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::runtime::Context;
+use crate::tensor::{Tensor, TokensMut};
+use crate::types::Dtype;
+
+/// Threads of a workgroup.
+pub(super) const THREADS: u32 = 256;
+/// Channels of a thread.
+const OCTET: usize = 8;
+/// Channels in all, at most: what indexes them stays far below 2^31.
+const MAX_CHANNELS: usize = 1 << 24;
+/// Tokens of a thread, at most. Beside them it reads `width - 1` more.
+const LONGEST_RUN_LOG2: u32 = 5;
+/// Tokens of a thread, at least: as many as it loads at once.
+const SHORTEST_RUN_LOG2: u32 = 2;
+/// Runs of a block of tokens, at most.
+const MOST_RUNS_LOG2: u32 = 4;
+
+/// Parts of a launch whose workgroups are numbered in turn, as MI300X's dies take them: neighbouring tokens share a cache.
+const DIES: u64 = 8;
+
+/// A batch, as far as it decides the launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) spec: ConvSpec,
+    pub(super) tokens: usize,
+    pub(super) sequences: usize,
+    division: Division,
+}
+
+/// How tokens and channels are shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    /// Tokens of a thread.
+    run_log2: u32,
+    /// Tokens of a block, which is `groups` workgroups.
+    block_log2: u32,
+    groups: u32,
+    /// All workgroups, those that make it a multiple of [`DIES`] included.
+    grid: u64,
+}
+
+/// Arguments and grid of one launch.
+pub(super) struct Lowered {
+    pub(super) arguments: dw_conv_args,
+    pub(super) groups: u32,
+}
+
+impl Division {
+    /// Blocks have as many runs as it takes to leave few threads idle, and runs are shortened until every compute unit
+    /// has work.
+    fn new(octets: usize, tokens: usize, sequences: usize, compute_units: u32) -> Self {
+        let groups = |runs_log2: u32| (octets << runs_log2).div_ceil(THREADS as usize);
+        let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (octets << runs_log2);
+        // Idle threads of 16, so that fewer than one of them count as none.
+        let share =
+            |runs_log2: &u32| 16 * idle(runs_log2) / (groups(*runs_log2) * THREADS as usize);
+        let runs_log2 = (0..=MOST_RUNS_LOG2).min_by_key(share).unwrap_or(0);
+        let of_run = |run_log2: u32| {
+            let block_log2 = run_log2 + runs_log2;
+            // As many blocks as sequences can have at most, and those of the rows past them.
+            let blocks = (tokens >> block_log2) as u64 + sequences as u64 + 1;
+            Division {
+                run_log2,
+                block_log2,
+                groups: groups(runs_log2) as u32,
+                grid: (blocks * groups(runs_log2) as u64).next_multiple_of(DIES),
+            }
+        };
+        let enough = |d: &Division| d.grid >= 2 * u64::from(compute_units);
+        let longer = (SHORTEST_RUN_LOG2 + 1..=LONGEST_RUN_LOG2).rev();
+        let found = longer.map(of_run).find(enough);
+        found.unwrap_or_else(|| of_run(SHORTEST_RUN_LOG2))
+    }
+}
+
+/// At least one key head, and value heads that are a multiple of them.
+pub(super) fn check_heads(spec: &ConvSpec) -> Checked<()> {
+    for (name, number) in [
+        ("key_heads", spec.key_heads),
+        ("key_dim", spec.key_dim),
+        ("value_heads", spec.value_heads),
+        ("value_dim", spec.value_dim),
+    ] {
+        check::ensure(number > 0, || {
+            ArgumentError::new(name, ArgumentKind::Shape, number, "it must be at least 1")
+        })?;
+    }
+    check::ensure(spec.value_heads.is_multiple_of(spec.key_heads), || {
+        let allowed = format!("it must be a multiple of the {} key heads", spec.key_heads);
+        let was = spec.value_heads;
+        ArgumentError::new("value_heads", ArgumentKind::Shape, was, allowed)
+    })
+}
+
+impl Shape {
+    pub(super) fn new(
+        spec: ConvSpec,
+        tokens: usize,
+        sequences: usize,
+        compute_units: u32,
+    ) -> Checked<Shape> {
+        check::dtype("dtype", spec.dtype, &[Dtype::Bf16, Dtype::F16])?;
+        check_heads(&spec)?;
+        check::ensure(spec.total_channels() <= MAX_CHANNELS, || {
+            let was = format!("{} channels", spec.total_channels());
+            let allowed = format!("at most {MAX_CHANNELS} in q, k and v");
+            ArgumentError::new("heads and dims", ArgumentKind::Shape, was, allowed)
+        })?;
+        check::ensure(WIDTHS.contains(&spec.width), || {
+            let allowed = format!("it must be from {} to {}", WIDTHS.start(), WIDTHS.end());
+            ArgumentError::new("width", ArgumentKind::Shape, spec.width, allowed)
+        })?;
+        // Workgroups past the last block count further tokens.
+        let beyond = 2 * DIES as usize * (1 << (LONGEST_RUN_LOG2 + MOST_RUNS_LOG2));
+        let most_tokens = i32::MAX as usize - beyond;
+        check::ensure(tokens <= most_tokens, || {
+            let allowed = format!("at most {most_tokens} tokens");
+            ArgumentError::new("tokens", ArgumentKind::Shape, tokens, allowed)
+        })?;
+        check::ensure(sequences < 1 << 24, || {
+            let allowed = "fewer than 2^24 sequences";
+            ArgumentError::new("sequences", ArgumentKind::Lengths, sequences, allowed)
+        })?;
+        let octets = spec.channels().map(|n| n.div_ceil(OCTET)).iter().sum();
+        let division = Division::new(octets, tokens, sequences, compute_units);
+        check::ensure(division.grid < 1 << 24, || {
+            let was = format!(
+                "{tokens} tokens, {sequences} sequences, {} channels",
+                spec.total_channels()
+            );
+            let allowed = "a launch must have fewer than 2^32 threads";
+            let argument = "tokens, sequences and heads";
+            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+        })?;
+        Ok(Shape {
+            spec,
+            tokens,
+            sequences,
+            division,
+        })
+    }
+
+    pub(super) fn kernel(&self) -> &'static str {
+        if self.spec.dtype == Dtype::Bf16 {
+            "dw_conv_bf16"
+        } else {
+            "dw_conv_f16"
+        }
+    }
+
+    /// Checks the tensors and makes the kernel's arguments, with `cu_seqlens` and whether its entries have 64 bits.
+    pub(super) fn lower(
+        &self,
+        x: &ConvTensors<'_>,
+        (cu_seqlens, wide): (*const c_void, bool),
+    ) -> Checked<Lowered> {
+        let spec = &self.spec;
+        let channels = spec.total_channels();
+        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+        check::dtype("weight", x.weight.dtype, &any)?;
+        check_shape("weight", &x.weight.shape, &[channels, spec.width])?;
+        check::pointer("weight", x.weight.address, x.weight.dtype.size(), false)?;
+        let [weight_channel, weight_tap] = element_strides("weight", x.weight.strides)?;
+        let bias_stride = match &x.bias {
+            Some(bias) => {
+                check::dtype("bias", bias.dtype, &any)?;
+                check_shape("bias", &bias.shape, &[channels])?;
+                check::pointer("bias", bias.address, bias.dtype.size(), false)?;
+                element_strides("bias", bias.strides)?[0]
+            }
+            None => 0,
+        };
+        let (key_heads, value_heads) = (spec.key_heads, spec.value_heads);
+        let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
+        let flag = |set: bool, bit| if set { bit } else { 0 };
+        let mut arguments = dw_conv_args {
+            q: self.part(["x.q", "q"], &x.x.q, &x.q, key_heads, key_dim)?,
+            k: self.part(["x.k", "k"], &x.x.k, &x.k, key_heads, key_dim)?,
+            v: self.part(["x.v", "v"], &x.x.v, &x.v, value_heads, value_dim)?,
+            weight: x.weight.address,
+            bias: (x.bias.as_ref()).map_or(ptr::null(), |t| t.address.cast_const()),
+            slots: match &x.slots {
+                Some(slots) => slots.checked("slots", self.sequences)?,
+                None => ptr::null(),
+            },
+            cu_seqlens,
+            weight_channel,
+            weight_tap,
+            bias_stride,
+            tokens: self.tokens as i32,
+            sequences: self.sequences as i32,
+            width: spec.width as i32,
+            weight_type: check::type_code(x.weight.dtype),
+            bias_type: x.bias.as_ref().map_or(0, |t| check::type_code(t.dtype)),
+            run_log2: self.division.run_log2 as i32,
+            block_log2: self.division.block_log2 as i32,
+            groups: self.division.groups as i32,
+            die_groups: (self.division.grid / DIES) as i32,
+            flags: flag(spec.activation == Activation::Silu, abi::DW_CONV_SILU)
+                | flag(wide, abi::DW_CONV_WIDE_LENGTHS),
+            ..Default::default()
+        };
+        if let Some(state) = &x.state {
+            self.lower_state(state, x.slots.is_some(), &mut arguments)?;
+        }
+        let grid = if self.tokens == 0 {
+            0
+        } else {
+            self.division.grid
+        };
+        Ok(Lowered {
+            arguments,
+            groups: grid as u32,
+        })
+    }
+
+    /// q, k or v: where it is read, and where it goes.
+    fn part(
+        &self,
+        [from, to]: [&str; 2],
+        x: &Tensor<'_, 3>,
+        out: &TokensMut<'_>,
+        heads: usize,
+        dim: usize,
+    ) -> Checked<dw_conv_part> {
+        let dtype = [self.spec.dtype];
+        let batch = Batch::Packed {
+            tokens: self.tokens,
+        };
+        let out_strides = check::output_tokens(to, &out.0, batch, heads, dim, &dtype)?;
+        check::dtype(from, x.dtype, &dtype)?;
+        let [tokens, blocks, block] = x.shape;
+        let channels = heads * dim;
+        check::ensure(
+            tokens == self.tokens && blocks.checked_mul(block) == Some(channels),
+            || {
+                let was = format!("shape {:?}", x.shape);
+                let allowed = format!(
+                    "it must be [{}, blocks, channels of a block], of {channels} channels",
+                    self.tokens
+                );
+                ArgumentError::new(from, ArgumentKind::Shape, was, allowed)
+            },
+        )?;
+        check::ensure(x.strides[2] == 1 || block == 1, || {
+            let was = format!("an innermost stride of {}", x.strides[2]);
+            let allowed = "the innermost stride must be 1";
+            ArgumentError::new(from, ArgumentKind::Stride, was, allowed)
+        })?;
+        check::pointer(from, x.address, x.dtype.size(), self.tokens == 0)?;
+        let [x_token, x_block] = element_strides(from, [x.strides[0], x.strides[1]])?;
+        Ok(dw_conv_part {
+            x: x.address,
+            out: out.0.0.address,
+            x_token,
+            x_block,
+            out_token: out_strides.token,
+            out_head: out_strides.head,
+            block: block as i32,
+            dim: dim as i32,
+            channels: channels as i32,
+            pad0: 0,
+        })
+    }
+
+    fn lower_state(
+        &self,
+        state: &ConvState<'_>,
+        has_slots: bool,
+        out: &mut dw_conv_args,
+    ) -> Checked<()> {
+        let t = &state.tensor.0;
+        check::dtype("state", t.dtype, &[self.spec.dtype])?;
+        // [slots, channels, columns]
+        let ordered = |[slots, a, b]: [usize; 3]| match state.layout {
+            ConvStateLayout::ChannelMajor => [slots, a, b],
+            ConvStateLayout::TokenMajor => [slots, b, a],
+        };
+        let [slots, channels, columns] = ordered(t.shape);
+        let (wanted, least) = (self.spec.total_channels(), self.spec.width - 1);
+        // Without slots every sequence has one of its own.
+        let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
+        let indexable = i32::MAX as usize;
+        check::ensure(
+            channels == wanted
+                && (least..indexable).contains(&columns)
+                && (least_slots..indexable).contains(&slots),
+            || {
+                let order = match state.layout {
+                    ConvStateLayout::ChannelMajor => "[slots, channels, columns]",
+                    ConvStateLayout::TokenMajor => "[slots, columns, channels]",
+                };
+                let allowed = format!(
+                    "it must be {order} of {wanted} channels, at least {least} columns and at least {least_slots} slots"
+                );
+                let was = format!("shape {:?}", t.shape);
+                ArgumentError::new("state", ArgumentKind::Shape, was, allowed)
+            },
+        )?;
+        check::pointer("state", t.address, t.dtype.size(), false)?;
+        check::no_overlap("state", &t.shape, &t.strides)?;
+        [out.state_slot, out.state_channel, out.state_column] =
+            element_strides("state", ordered(t.strides))?;
+        out.state = t.address;
+        out.state_slots = slots as i32;
+        out.state_columns = columns as i32;
+        if let Some(has) = &state.has_initial_state {
+            out.has_initial_state = has.checked("has_initial_state", self.sequences)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()> {
+    check::ensure(given == wanted, || {
+        let was = format!("shape {given:?}");
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            was,
+            format!("it must be {wanted:?}"),
+        )
+    })
+}
+
+/// Strides as the kernel takes them.
+fn element_strides<const R: usize>(argument: &str, strides: [usize; R]) -> Checked<[i64; R]> {
+    check::ensure(strides.iter().all(|s| *s < 1 << 40), || {
+        let was = format!("strides {strides:?}");
+        let allowed = "they must be below 2^40 elements";
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
+    Ok(strides.map(|s| s as i64))
+}
+
+/// Every tensor whose context is known must be of `context`.
+pub(super) fn check_devices(x: &ConvTensors<'_>, context: &Context) -> Checked<()> {
+    let always = [
+        ("x.q", &x.x.q.owner),
+        ("x.k", &x.x.k.owner),
+        ("x.v", &x.x.v.owner),
+        ("weight", &x.weight.owner),
+        ("q", &x.q.0.0.owner),
+        ("k", &x.k.0.0.owner),
+        ("v", &x.v.0.0.owner),
+    ];
+    let state = x.state.as_ref();
+    let optional = [
+        ("bias", x.bias.as_ref().map(|t| &t.owner)),
+        ("state", state.map(|s| &s.tensor.0.owner)),
+        ("slots", x.slots.as_ref().map(|s| s.owner())),
+        (
+            "has_initial_state",
+            state.and_then(|s| Some(s.has_initial_state.as_ref()?.owner())),
+        ),
+    ];
+    let optional = optional.into_iter().filter_map(|(n, o)| Some((n, o?)));
+    let mut all = always.into_iter().chain(optional);
+    all.try_for_each(|(name, owner)| check::device(name, owner, context))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn division(octets: usize, tokens: usize, sequences: usize) -> (u32, u32, u32) {
+        let d = Division::new(octets, tokens, sequences, 304);
+        (1 << d.run_log2, 1 << d.block_log2, d.groups)
+    }
+
+    #[test]
+    fn few_threads_are_idle_and_small_batches_are_spread() {
+        // 8192 channels: four workgroups, each thread a run.
+        assert_eq!(division(1024, 8192, 1), (32, 32, 4));
+        assert_eq!(division(1024, 512, 1), (4, 4, 4));
+        // 3072 channels: two runs fill three workgroups.
+        assert_eq!(division(384, 32_768, 1), (32, 64, 3));
+        // 384 channels: sixteen.
+        assert_eq!(division(48, 32_768, 1), (16, 256, 3));
+        assert_eq!(division(1, 7, 3).0, 4);
+        for octets in 1..2000 {
+            let d = Division::new(octets, 8192, 5, 304);
+            let runs = 1 << (d.block_log2 - d.run_log2);
+            assert!(d.groups as usize * THREADS as usize >= octets * runs);
+            // Every token has a thread.
+            assert!(d.grid >= (8192 >> d.block_log2) * u64::from(d.groups));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What the convolution has to compute: sums in f32, in the order that is specified, and everything after them in f64.
+
+use rayon::prelude::*;
+
+use super::{ProblemError, gates, validate_cu_seqlens};
+
+/// A convolution over a packed batch of sequences. All tensors are dense.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvProblem<'a> {
+    /// `T`: rows of x, those past the last sequence included.
+    pub tokens: usize,
+    /// Channels of a row.
+    pub channels: usize,
+    /// Tokens that an output depends on.
+    pub width: usize,
+    /// `[T, channels]`.
+    pub x: &'a [f32],
+    /// `[channels, width]`, the newest token's last.
+    pub weight: &'a [f32],
+    /// `[channels]`; absent is 0.
+    pub bias: Option<&'a [f32]>,
+    /// Whether SiLU follows.
+    pub silu: bool,
+    /// `[N + 1]`: where each sequence starts, and the end of the last one.
+    pub cu_seqlens: &'a [i32],
+    /// `[N, channels, columns]`, `columns >= width - 1`, the newest token last: the sequences' states; absent is 0.
+    pub state: Option<&'a [f32]>,
+    /// Columns of a state.
+    pub columns: usize,
+    /// `[N]`: whether a sequence's state is used or taken for 0; absent is 'all are'.
+    pub has_initial_state: Option<&'a [bool]>,
+    /// `[N]`: whether a sequence is padding; absent is 'none is'.
+    pub padding: Option<&'a [bool]>,
+}
+
+/// What a convolution computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvSolution {
+    /// `[T, channels]`, not rounded; rows of padding and past the last sequence are 0.
+    pub y: Vec<f64>,
+    /// `[N, channels, columns]`: the states afterwards. Those of padding and of empty sequences are the given ones.
+    pub state: Vec<f32>,
+}
+
+impl ConvProblem<'_> {
+    /// `N`.
+    pub fn sequences(&self) -> usize {
+        self.cu_seqlens.len().saturating_sub(1)
+    }
+
+    fn validate(&self) -> Result<(), ProblemError> {
+        for (name, x) in [("channels", self.channels), ("width", self.width)] {
+            if x == 0 {
+                return Err(ProblemError::Zero { name });
+            }
+        }
+        validate_cu_seqlens(self.cu_seqlens, self.tokens)?;
+        let n = self.sequences();
+        let given = [
+            (
+                "x",
+                "[T, channels]",
+                Some(self.x.len()),
+                self.tokens * self.channels,
+            ),
+            (
+                "weight",
+                "[channels, width]",
+                Some(self.weight.len()),
+                self.channels * self.width,
+            ),
+            (
+                "bias",
+                "[channels]",
+                self.bias.map(<[_]>::len),
+                self.channels,
+            ),
+            (
+                "state",
+                "[N, channels, columns]",
+                self.state.map(<[_]>::len),
+                n * self.channels * self.columns,
+            ),
+            (
+                "has_initial_state",
+                "[N]",
+                self.has_initial_state.map(<[_]>::len),
+                n,
+            ),
+            ("padding", "[N]", self.padding.map(<[_]>::len), n),
+        ];
+        for (name, shape, actual, expected) in given {
+            if let Some(actual) = actual.filter(|a| *a != expected) {
+                return Err(ProblemError::Length {
+                    name,
+                    shape,
+                    expected,
+                    actual,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The state that a sequence starts from, for one channel and column.
+    fn initial(&self, n: usize, channel: usize, column: usize) -> f32 {
+        let used = self.has_initial_state.is_none_or(|has| has[n]);
+        let at = (n * self.channels + channel) * self.columns + column;
+        self.state.filter(|_| used).map_or(0.0, |s| s[at])
+    }
+}
+
+/// The convolution.
+///
+/// # Errors
+/// A tensor of another shape than the problem says, or lengths that make no sense.
+pub fn conv(p: &ConvProblem<'_>) -> Result<ConvSolution, ProblemError> {
+    p.validate()?;
+    let mut y = vec![0.0; p.tokens * p.channels];
+    let states = p.sequences() * p.channels * p.columns;
+    let mut state = p.state.map_or_else(|| vec![0.0; states], <[f32]>::to_vec);
+    for n in 0..p.sequences() {
+        let (first, last) = (p.cu_seqlens[n] as usize, p.cu_seqlens[n + 1] as usize);
+        if first == last || p.padding.is_some_and(|padding| padding[n]) {
+            continue;
+        }
+        // The input `back` tokens before token `t` of the batch: of the sequence, else of its state, else 0.
+        let input = |t: usize, back: usize, c: usize| {
+            let own = t - first;
+            if back <= own {
+                p.x[(t - back) * p.channels + c]
+            } else if back - own <= p.columns {
+                p.initial(n, c, p.columns - (back - own))
+            } else {
+                0.0
+            }
+        };
+        let rows = y[first * p.channels..last * p.channels].par_chunks_exact_mut(p.channels);
+        rows.enumerate().for_each(|(row, out)| {
+            for (c, out) in out.iter_mut().enumerate() {
+                let mut sum = p.bias.map_or(0.0, |b| b[c]);
+                for j in 0..p.width {
+                    let x = input(first + row, p.width - 1 - j, c);
+                    sum = p.weight[c * p.width + j].mul_add(x, sum);
+                }
+                let sum = f64::from(sum);
+                *out = if p.silu {
+                    sum * gates::sigmoid(sum)
+                } else {
+                    sum
+                };
+            }
+        });
+        for c in 0..p.channels {
+            for column in 0..p.columns {
+                let at = (n * p.channels + c) * p.columns + column;
+                state[at] = input(last - 1, p.columns - 1 - column, c);
+            }
+        }
+    }
+    Ok(ConvSolution { y, state })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two channels, width 3: by hand.
+    #[test]
+    fn small_cases() {
+        let problem = ConvProblem {
+            tokens: 4,
+            channels: 2,
+            width: 3,
+            x: &[1.0, 10.0, 2.0, 20.0, 4.0, 40.0, 8.0, 80.0],
+            weight: &[1.0, 10.0, 100.0, 1.0, 0.0, 0.0],
+            bias: Some(&[0.5, 0.0]),
+            silu: false,
+            cu_seqlens: &[0, 3, 3, 4],
+            state: Some(&[
+                -1.0, -2.0, -3.0, -4.0, 5.0, 6.0, 7.0, 8.0, 3.0, 5.0, 7.0, 9.0,
+            ]),
+            columns: 2,
+            has_initial_state: Some(&[true, true, false]),
+            padding: None,
+        };
+        let solved = conv(&problem).unwrap();
+        let channel = |c: usize| {
+            solved
+                .y
+                .iter()
+                .skip(c)
+                .step_by(2)
+                .copied()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(channel(0), [79.5 - 0.0, 208.5, 421.5, 800.5]);
+        assert_eq!(channel(1), [-3.0, -4.0, 10.0, 0.0]);
+        let expected = [
+            2.0, 4.0, 20.0, 40.0, 5.0, 6.0, 7.0, 8.0, 0.0, 8.0, 0.0, 80.0,
+        ];
+        assert_eq!(solved.state, expected);
+        // A sequence shorter than the state keeps its newest part.
+        let kept = conv(&ConvProblem {
+            has_initial_state: None,
+            ..problem
+        });
+        assert_eq!(kept.unwrap().state[8..], [5.0, 8.0, 9.0, 80.0]);
+        let padded = conv(&ConvProblem {
+            padding: Some(&[true, false, true]),
+            ..problem
+        })
+        .unwrap();
+        assert_eq!(padded.y, [0.0; 8]);
+        assert_eq!(Some(&padded.state[..]), problem.state);
+        let silu = conv(&ConvProblem {
+            silu: true,
+            ..problem
+        })
+        .unwrap();
+        let expected = -3.0 / (1.0 + f64::exp(3.0));
+        assert!((silu.y[1] - expected).abs() < 1e-15);
+        let wrong = conv(&ConvProblem {
+            columns: 3,
+            ..problem
+        });
+        assert!(matches!(
+            wrong,
+            Err(ProblemError::Length { name: "state", .. })
+        ));
+    }
+}

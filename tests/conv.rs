@@ -1,0 +1,346 @@
+//! The convolution on the device against its oracle: every element within one unit in the last place of the reference
+//! rounded once and nearly all equal to it, conv states bit for bit, everything else untouched.
+
+#[path = "common/conv.rs"]
+mod cases;
+mod common;
+
+use cases::{Case, Data, Entry, Layout, check, check_output, run, spec};
+use common::context;
+use deltawave::conv::{Activation, ConvSpec, ConvStateLayout};
+use deltawave::inputs::Tensor as HostTensor;
+use deltawave::metrics::UlpComparison;
+use deltawave::types::Dtype;
+use proptest::prelude::*;
+
+const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+
+/// The bar that the operation has to meet, on shapes of models: flat and interleaved rows, all of a tensor-parallel rank
+/// and dimensions that are multiples of 32 alone.
+#[test]
+fn shapes_of_models() {
+    let context = context();
+    for dtype in DTYPES {
+        let mut pooled = UlpComparison::default();
+        for (heads, dims, layout) in [
+            ([16, 32], [128, 128], Layout::Flat),
+            ([4, 8], [128, 128], Layout::Interleaved),
+            ([1, 3], [128, 128], Layout::Interleaved),
+            ([2, 2], [96, 192], Layout::Flat),
+        ] {
+            let lengths = [9, 0, 33, 1];
+            let case = Case {
+                layout,
+                tail: 2,
+                ..Case::new(spec(dtype, heads, dims, 4), &lengths)
+            };
+            pooled = pooled.and(check(&context, &case));
+        }
+        assert!(pooled.equal_share() >= 0.999, "{dtype}: {pooled:?}");
+        println!("{dtype}: {pooled:?}, {:.5} equal", pooled.equal_share());
+    }
+}
+
+/// Every width, short sequences with and without an initial state, both layouts of the pool, states of further columns.
+#[test]
+fn short_sequences_keep_the_suffix_of_their_state() {
+    let context = context();
+    for width in 2..=4 {
+        for state_layout in [ConvStateLayout::ChannelMajor, ConvStateLayout::TokenMajor] {
+            for more_columns in [0, 1, 3] {
+                for has_initial in [0, 0xff, 0b0110_1101] {
+                    let case = Case {
+                        state_layout,
+                        more_columns: Some(more_columns),
+                        has_initial,
+                        slot_pad: more_columns,
+                        ..Case::new(
+                            spec(Dtype::Bf16, [1, 2], [16, 8], width),
+                            &[1, 2, 3, 4, 0, 5, 1, 7],
+                        )
+                    };
+                    check(&context, &case);
+                }
+            }
+        }
+    }
+}
+
+/// Runs begin and end everywhere within sequences, at their ends too.
+#[test]
+fn lengths_around_runs_and_blocks() {
+    let context = context();
+    let lengths = [3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1, 260];
+    for (heads, dims) in [([1, 1], [8, 8]), ([1, 2], [40, 24])] {
+        check(
+            &context,
+            &Case::new(spec(Dtype::F16, heads, dims, 4), &lengths),
+        );
+    }
+}
+
+/// Dimensions without any divisor, odd addresses and strides, heads apart from each other: one channel at a time.
+#[test]
+fn channels_without_divisors_and_odd_addresses() {
+    let context = context();
+    for dtype in DTYPES {
+        for (heads, dims, layout) in [
+            ([1, 1], [1, 1], Layout::Flat),
+            ([3, 3], [5, 7], Layout::Flat),
+            ([3, 6], [13, 11], Layout::Interleaved),
+            ([2, 2], [100, 36], Layout::Interleaved),
+        ] {
+            for (x_offset, x_pad, out_pad, head_pad, out_offset) in
+                [(0, 0, 0, 0, 0), (1, 1, 3, 0, 1), (3, 0, 1, 5, 2)]
+            {
+                let case = Case {
+                    layout,
+                    x_offset,
+                    x_pad,
+                    out_pad,
+                    head_pad,
+                    out_offset,
+                    tail: 1,
+                    ..Case::new(spec(dtype, heads, dims, 4), &[5, 2, 9])
+                };
+                check(&context, &case);
+            }
+        }
+    }
+}
+
+/// Weights of every type and order, biases, no activation.
+#[test]
+fn weights_biases_and_activations() {
+    let context = context();
+    for dtype in DTYPES {
+        for weight_dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            for weight_transposed in [false, true] {
+                for activation in [Activation::None, Activation::Silu] {
+                    let spec = ConvSpec {
+                        activation,
+                        ..spec(dtype, [1, 2], [24, 16], 3)
+                    };
+                    let case = Case {
+                        weight_dtype,
+                        weight_transposed,
+                        bias: Some(weight_dtype),
+                        more_columns: None,
+                        has_slots: false,
+                        ..Case::new(spec, &[6, 11])
+                    };
+                    check(&context, &case);
+                }
+            }
+        }
+    }
+}
+
+/// Padding: outputs zero, states untouched. Slots beyond the pool are padding too, without a pool negative ones alone.
+#[test]
+fn padding_and_lengths_on_the_device() {
+    let context = context();
+    for entry in [Entry::Host, Entry::Device, Entry::DeviceWide] {
+        for more_columns in [None, Some(0)] {
+            for has_slots in [false, true] {
+                let case = Case {
+                    entry,
+                    more_columns,
+                    has_slots,
+                    tail: 40,
+                    padding: if more_columns.is_some() {
+                        0b0000_1101
+                    } else {
+                        0b0000_0101
+                    },
+                    ..Case::new(spec(Dtype::Bf16, [1, 1], [32, 48], 4), &[7, 3, 40, 2, 1])
+                };
+                check(&context, &case);
+            }
+        }
+    }
+}
+
+/// SiLU over all of the range: where e^-x overflows, where its result is far below the smallest normal number, NaN and
+/// infinities.
+#[test]
+fn the_whole_range_of_silu() {
+    let context = context();
+    let inf = f32::INFINITY;
+    for dtype in DTYPES {
+        let spec = spec(dtype, [1, 1], [512, 1024], 2);
+        let mut case = Case::new(spec, &[16]);
+        (case.more_columns, case.has_slots) = (None, false);
+        let mut data = Data::new(&case);
+        let channels = spec.total_channels();
+        let x = |i: usize| -120.0 + 240.0 * i as f32 / (16 * channels) as f32;
+        let mut values: Vec<f32> = (0..16 * channels).map(x).collect();
+        let special = [
+            0.0,
+            -0.0,
+            inf,
+            -inf,
+            f32::NAN,
+            3e38,
+            -3e38,
+            1e-40,
+            -1e-40,
+            -87.0,
+            -104.5,
+            -175.0,
+        ];
+        values[..special.len()].copy_from_slice(&special);
+        data.x = HostTensor::new(dtype, values);
+        // Of one token alone, so that an infinity beside a zero does not make a NaN.
+        let one = (0..2 * channels).map(|i| (i % 2) as f32);
+        data.weight = HostTensor::new(dtype, one.collect());
+        let output = run(&context, &case, &data);
+        let rows = |x: &HostTensor| {
+            let odd = x
+                .bytes
+                .chunks_exact(2 * channels)
+                .step_by(1)
+                .skip(special.len());
+            HostTensor::from_bytes(dtype, odd.flatten().copied().collect())
+        };
+        assert_eq!(rows(&output.y).values.len() % channels, 0);
+        // 0 times an infinity or a NaN of the token before is a NaN in the reference, too.
+        let found = check_output(&case, &data, &output);
+        println!("{dtype}: {found:?}");
+        assert!(found.equal_share() >= 0.999, "{found:?}");
+    }
+}
+
+/// A NaN stays within its sequence, its channel and the width, whatever bits it has.
+#[test]
+fn a_nan_reaches_as_far_as_the_filter() {
+    let context = context();
+    for bits in [0x7fffu16, 0xffff, 0x7f81] {
+        let case = Case {
+            has_initial: 0,
+            ..Case::new(spec(Dtype::Bf16, [1, 1], [8, 8], 4), &[6, 6])
+        };
+        let channels = case.spec.total_channels();
+        let mut data = Data::new(&case);
+        let at = 4 * channels + 3;
+        data.x.bytes[2 * at..2 * at + 2].copy_from_slice(&bits.to_le_bytes());
+        data.x = HostTensor::from_bytes(Dtype::Bf16, data.x.bytes);
+        let output = run(&context, &case, &data);
+        for (i, y) in output.y.values.iter().enumerate() {
+            let (t, c) = (i / channels, i % channels);
+            assert_eq!(
+                y.is_nan(),
+                (4..6).contains(&t) && c == 3,
+                "token {t}, channel {c}"
+            );
+        }
+        // The state holds its very bits.
+        let columns = case.columns();
+        let place = 2 * (case.slot(0) * case.state_strides()[0] + 3 * columns + 1);
+        assert_eq!(output.pool[place..place + 2], bits.to_le_bytes());
+    }
+}
+
+fn any_case() -> impl Strategy<Value = Case> {
+    let shape = (
+        prop_oneof![Just(Dtype::Bf16), Just(Dtype::F16)],
+        1usize..4,
+        1usize..4,
+        prop_oneof![1usize..40, Just(64)],
+        prop_oneof![1usize..40, Just(96)],
+        2usize..=4,
+        any::<bool>(),
+    );
+    let views = (
+        0usize..4,
+        0usize..9,
+        0usize..9,
+        0usize..4,
+        0usize..4,
+        any::<bool>(),
+    );
+    let parameters = (
+        prop_oneof![Just(Dtype::Bf16), Just(Dtype::F16), Just(Dtype::F32)],
+        any::<bool>(),
+        proptest::option::of(prop_oneof![Just(Dtype::Bf16), Just(Dtype::F32)]),
+        proptest::option::weighted(0.9, 0usize..4),
+        any::<bool>(),
+        0usize..5,
+    );
+    let batch = (
+        proptest::collection::vec(prop_oneof![0usize..6, 0usize..70], 1..9),
+        0usize..40,
+        any::<u8>(),
+        any::<u8>(),
+        any::<bool>(),
+        prop_oneof![
+            Just(Entry::Host),
+            Just(Entry::Device),
+            Just(Entry::DeviceWide)
+        ],
+        0u64..1 << 32,
+    );
+    (shape, views, parameters, batch).prop_map(|(shape, views, parameters, batch)| {
+        let (dtype, key_heads, group, key_dim, value_dim, width, silu) = shape;
+        let (x_offset, x_pad, out_pad, head_pad, out_offset, interleaved) = views;
+        let (weight_dtype, weight_transposed, bias, more_columns, token_major, slot_pad) =
+            parameters;
+        let (lengths, tail, has_initial, padding, has_slots, entry, seed) = batch;
+        Case {
+            spec: ConvSpec {
+                dtype,
+                key_heads,
+                value_heads: key_heads * group,
+                key_dim,
+                value_dim,
+                width,
+                activation: if silu {
+                    Activation::Silu
+                } else {
+                    Activation::None
+                },
+            },
+            lengths,
+            tail,
+            layout: if interleaved {
+                Layout::Interleaved
+            } else {
+                Layout::Flat
+            },
+            x_offset,
+            x_pad,
+            out_pad,
+            head_pad,
+            out_offset,
+            weight_dtype,
+            weight_transposed,
+            bias,
+            more_columns,
+            state_layout: if token_major {
+                ConvStateLayout::TokenMajor
+            } else {
+                ConvStateLayout::ChannelMajor
+            },
+            slot_pad,
+            has_initial,
+            // Without a pool no slot is beyond it.
+            padding: if more_columns.is_some() {
+                padding
+            } else {
+                padding & 0x55
+            },
+            has_slots,
+            entry,
+            seed,
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_batches(case in any_case()) {
+        check(&context(), &case);
+    }
+}

@@ -1,0 +1,156 @@
+//! What the simulator can tell of the convolution beyond its results: the same bits and no finding in every order of
+//! waves, the bytes that are moved, and that lengths which make no sense lead nowhere. On a card there is nothing to ask.
+
+#[path = "common/conv.rs"]
+mod cases;
+mod common;
+
+use cases::{Case, Data, Entry, Layout, check_output, run, spec};
+use common::{context, simulated};
+use deltawave::conv::{ConvInput, ConvState, ConvStateLayout, ConvTensors, DeviceConv};
+use deltawave::runtime::Context;
+use deltawave::types::Dtype;
+use deltawave_sim::launch::{Options, WaveOrder};
+use deltawave_sim::sanitize::Checks;
+
+/// One test, because the options are those of the whole process.
+#[test]
+fn every_way_of_execution() {
+    let context = context();
+    if !simulated(&context) {
+        println!("skipped: a card executes in one way");
+        return;
+    }
+    let usual = deltawave_sim::hip::options();
+    every_order(&context, usual);
+    // Sequences that overlap may race for rows and slots.
+    deltawave_sim::hip::set_options(Options {
+        checks: Checks {
+            races: false,
+            ..usual.checks
+        },
+        ..usual
+    });
+    senseless_lengths_stay_within_bounds(&context);
+    deltawave_sim::hip::set_options(Options {
+        checks: Checks::NONE,
+        count: true,
+        xccs: 8,
+        ..usual
+    });
+    few_bytes_are_moved(&context);
+    deltawave_sim::hip::set_options(usual);
+}
+
+/// A state that were read by one workgroup and written by another would show here.
+fn every_order(context: &Context, usual: Options) {
+    for (state_layout, layout, entry) in [
+        (ConvStateLayout::ChannelMajor, Layout::Flat, Entry::Host),
+        (
+            ConvStateLayout::TokenMajor,
+            Layout::Interleaved,
+            Entry::Device,
+        ),
+    ] {
+        let case = Case {
+            state_layout,
+            layout,
+            entry,
+            padding: 0b10,
+            has_initial: 0b1_1110,
+            ..Case::new(spec(Dtype::Bf16, [2, 4], [96, 128], 4), &[70, 3, 2, 1, 9])
+        };
+        let data = Data::new(&case);
+        let expected = run(context, &case, &data);
+        check_output(&case, &data, &expected);
+        for order in [
+            WaveOrder::InStep,
+            WaveOrder::Seeded(1),
+            WaveOrder::Seeded(2),
+        ] {
+            deltawave_sim::hip::set_options(Options { order, ..usual });
+            let other = run(context, &case, &data);
+            deltawave_sim::hip::set_options(usual);
+            assert!(
+                other.y.bytes == expected.y.bytes && other.pool == expected.pool,
+                "{order:?}"
+            );
+        }
+    }
+}
+
+/// x once, q, k and v once, in one launch: at most a tenth more, in lines and over all dies.
+fn few_bytes_are_moved(context: &Context) {
+    for (heads, layout, lengths) in [
+        ([16, 32], Layout::Flat, vec![2048]),
+        ([16, 32], Layout::Interleaved, vec![700, 900]),
+        ([2, 4], Layout::Flat, vec![4096]),
+    ] {
+        let case = Case {
+            layout,
+            ..Case::new(spec(Dtype::Bf16, heads, [128, 128], 4), &lengths)
+        };
+        let data = Data::new(&case);
+        deltawave_sim::hip::take_counted_launches();
+        let output = run(context, &case, &data);
+        let launches = deltawave_sim::hip::take_counted_launches();
+        assert_eq!(launches.len(), 1);
+        check_output(&case, &data, &output);
+        let channels = case.spec.total_channels();
+        let minimal = 2 * channels * (2 * case.tokens() + case.spec.width);
+        let traffic = launches[0].totals().traffic;
+        let [unique, filled] = [traffic.unique_bytes, traffic.l2_fill_bytes]
+            .map(|bytes| bytes as f64 / minimal as f64);
+        println!(
+            "{heads:?}, {layout:?}: {unique:.4} of the minimal bytes, {filled:.4} into the dies"
+        );
+        assert!(
+            (0.99..1.1).contains(&unique) && filled < 1.1,
+            "{unique} {filled}"
+        );
+    }
+}
+
+/// Lengths on the device that make no sense lead nowhere: nothing is written outside of the outputs and the slots.
+fn senseless_lengths_stay_within_bounds(context: &Context) {
+    let s = spec(Dtype::Bf16, [1, 1], [8, 16], 4);
+    let stream = context.stream().unwrap();
+    let (tokens, channels) = (90, s.total_channels());
+    let x = context
+        .upload(&vec![half::bf16::ONE; tokens * channels])
+        .unwrap();
+    let weight = context
+        .upload(&vec![half::bf16::ONE; channels * 4])
+        .unwrap();
+    let mut pool = context
+        .upload(&vec![half::bf16::ONE; 3 * channels * 3])
+        .unwrap();
+    let mut outs = [8, 8, 16].map(|n| context.upload(&vec![half::bf16::ONE; tokens * n]).unwrap());
+    let plan = DeviceConv::new(context, s, tokens, 3).unwrap();
+    for lengths in [
+        [i64::MIN, i64::MAX, -5, 1 << 40],
+        [50, 10, 90, 20],
+        [7, 1 << 33, 3, 2],
+        [90, 90, 90, 0],
+    ] {
+        let lengths = context.upload(&lengths).unwrap();
+        let x = x.tensor([tokens, channels]).unwrap();
+        let [q, k, v] = &mut outs;
+        let tensors = ConvTensors {
+            x: ConvInput::flat(&x, &s).unwrap(),
+            weight: weight.tensor([channels, 4]).unwrap(),
+            bias: None,
+            state: Some(ConvState {
+                tensor: pool.tensor_mut([3, channels, 3]).unwrap(),
+                layout: ConvStateLayout::ChannelMajor,
+                has_initial_state: None,
+            }),
+            slots: None,
+            q: q.tensor_mut([tokens, 1, 8]).unwrap().into(),
+            k: k.tensor_mut([tokens, 1, 8]).unwrap().into(),
+            v: v.tensor_mut([tokens, 1, 16]).unwrap().into(),
+        };
+        plan.launch(&stream, &lengths, &tensors).unwrap();
+        stream.synchronize().unwrap();
+    }
+}
