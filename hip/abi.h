@@ -178,8 +178,8 @@ typedef struct dw_conv_part {
     int32_t pad0;
 } dw_conv_part;
 
-/* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight, bias
- * and state are those of q, then k, then v. */
+/* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight,
+ * bias and state are those of q, then k, then v. */
 typedef struct dw_conv_args {
     dw_conv_part q;
     dw_conv_part k;
@@ -206,8 +206,10 @@ typedef struct dw_conv_args {
     int32_t run_log2;   /* consecutive tokens of a thread */
     int32_t block_log2; /* consecutive tokens of the workgroups of a block of tokens */
     int32_t groups;     /* workgroups of a block of tokens */
-    int32_t die_groups; /* workgroups of an eighth of the launch */
+    int32_t dies;       /* to which the device deals workgroups in turn */
+    int32_t die_groups; /* workgroups of each */
     uint32_t flags;     /* DW_CONV_* */
+    int32_t pad0;
 } dw_conv_args;
 
 #ifdef __cplusplus

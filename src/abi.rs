@@ -474,12 +474,14 @@ pub struct dw_conv_args {
     pub run_log2: i32,
     pub block_log2: i32,
     pub groups: i32,
+    pub dies: i32,
     pub die_groups: i32,
     pub flags: u32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_args"][::core::mem::size_of::<dw_conv_args>() - 336usize];
+    ["Size of dw_conv_args"][::core::mem::size_of::<dw_conv_args>() - 344usize];
     ["Alignment of dw_conv_args"][::core::mem::align_of::<dw_conv_args>() - 8usize];
     ["Offset of field: dw_conv_args::q"][::core::mem::offset_of!(dw_conv_args, q) - 0usize];
     ["Offset of field: dw_conv_args::k"][::core::mem::offset_of!(dw_conv_args, k) - 64usize];
@@ -527,10 +529,12 @@ const _: () = {
         [::core::mem::offset_of!(dw_conv_args, block_log2) - 320usize];
     ["Offset of field: dw_conv_args::groups"]
         [::core::mem::offset_of!(dw_conv_args, groups) - 324usize];
+    ["Offset of field: dw_conv_args::dies"][::core::mem::offset_of!(dw_conv_args, dies) - 328usize];
     ["Offset of field: dw_conv_args::die_groups"]
-        [::core::mem::offset_of!(dw_conv_args, die_groups) - 328usize];
+        [::core::mem::offset_of!(dw_conv_args, die_groups) - 332usize];
     ["Offset of field: dw_conv_args::flags"]
-        [::core::mem::offset_of!(dw_conv_args, flags) - 332usize];
+        [::core::mem::offset_of!(dw_conv_args, flags) - 336usize];
+    ["Offset of field: dw_conv_args::pad0"][::core::mem::offset_of!(dw_conv_args, pad0) - 340usize];
 };
 impl Default for dw_conv_args {
     fn default() -> Self {

@@ -230,7 +230,7 @@ impl Conv {
         tokens: usize,
     ) -> Result<Self> {
         let sequences = cu_seqlens.len().saturating_sub(1);
-        let shape = Shape::new(spec, tokens, sequences, context.device().compute_units)?;
+        let shape = Shape::new(spec, tokens, sequences, context)?;
         let cu_seqlens = context.upload(&checked_cu_seqlens(cu_seqlens, tokens)?)?;
         Ok(Conv {
             context: context.clone(),
@@ -279,7 +279,7 @@ impl DeviceConv {
     pub fn new(context: &Context, spec: ConvSpec, tokens: usize, sequences: usize) -> Result<Self> {
         Ok(DeviceConv {
             context: context.clone(),
-            shape: Shape::new(spec, tokens, sequences, context.device().compute_units)?,
+            shape: Shape::new(spec, tokens, sequences, context)?,
         })
     }
 

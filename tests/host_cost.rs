@@ -4,6 +4,7 @@
 mod allocations;
 mod null_runtime;
 
+use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::gate::Gate;
 use deltawave::prefill::{DeviceLengths, DevicePrefill, Prefill, Workspace};
 use deltawave::runtime::Context;
@@ -102,5 +103,31 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
     let count = allocations(|| gate.launch(&context, &stream).expect("a launch"));
     assert_eq!(count, 0, "gate");
     assert_only_launches(1, "gate");
+
+    let spec = ConvSpec::new(1, 2, 16, 16);
+    let [tokens, channels] = [64, spec.total_channels()];
+    let mut buffers: [_; 5] =
+        std::array::from_fn(|_| context.alloc::<half::bf16>(tokens * channels));
+    let [x, state, q, k, v] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
+    let slots = context.alloc::<i32>(2)?;
+    let tensors = ConvTensors {
+        x: ConvInput::flat(&x.tensor([tokens, channels])?, &spec)?,
+        weight: x.tensor([channels, 4])?,
+        bias: Some(x.tensor([channels])?),
+        state: Some(ConvState {
+            tensor: state.tensor_mut([2, channels, 3])?,
+            layout: ConvStateLayout::ChannelMajor,
+            has_initial_state: None,
+        }),
+        slots: Some((&slots).into()),
+        q: q.tensor_mut([tokens, 1, 16])?.into(),
+        k: k.tensor_mut([tokens, 1, 16])?.into(),
+        v: v.tensor_mut([tokens, 2, 16])?.into(),
+    };
+    let plan = Conv::packed(&context, spec, &[0, 40, 64], tokens)?;
+    take_calls();
+    let count = allocations(|| plan.launch(&stream, &tensors).expect("a launch"));
+    assert_eq!(count, 0, "conv");
+    assert_only_launches(1, "conv");
     Ok(())
 }

@@ -14,7 +14,6 @@ namespace {
 constexpr int threads = 256;
 constexpr int octet = 8;
 constexpr int rows_at_once = 4; // whose loads are under way together
-constexpr int dies = 8;
 
 // N adjacent channels of a token: as numbers, and as they lie in memory.
 template <int N> struct Channels;
@@ -286,7 +285,7 @@ template <class Field> DEVICE Field of_part(const dw_conv_args &x, int part, Fie
 
 template <class T> DEVICE void conv(const dw_conv_args &x) {
     // Consecutive workgroups go to different dies. Those of neighbouring tokens, which read some rows twice, shall not.
-    const int workgroup = arch::workgroup() % dies * x.die_groups + arch::workgroup() / dies;
+    const int workgroup = arch::workgroup() % x.dies * x.die_groups + arch::workgroup() / x.dies;
     const int block = arch::uniform_value(workgroup / x.groups);
     const int sequence = arch::uniform_value(sequence_of(x, block));
     Work work;

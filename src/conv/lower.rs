@@ -24,9 +24,6 @@ const SHORTEST_RUN_LOG2: u32 = 2;
 /// Runs of a block of tokens, at most.
 const MOST_RUNS_LOG2: u32 = 4;
 
-/// Parts of a launch whose workgroups are numbered in turn, as MI300X's dies take them: neighbouring tokens share a cache.
-const DIES: u64 = 8;
-
 /// A batch, as far as it decides the launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -44,7 +41,9 @@ struct Division {
     /// Tokens of a block, which is `groups` workgroups.
     block_log2: u32,
     groups: u32,
-    /// All workgroups, those that make it a multiple of [`DIES`] included.
+    /// Dies of the device. Neighbouring tokens, of which some are read twice, are for one of them: they share a cache.
+    dies: u32,
+    /// All workgroups, those that make them a multiple of the dies included.
     grid: u64,
 }
 
@@ -57,7 +56,7 @@ pub(super) struct Lowered {
 impl Division {
     /// Blocks have as many runs as it takes to leave few threads idle, and runs are shortened until every compute unit
     /// has work.
-    fn new(octets: usize, tokens: usize, sequences: usize, compute_units: u32) -> Self {
+    fn new(octets: usize, tokens: usize, sequences: usize, compute_units: u32, dies: u32) -> Self {
         let groups = |runs_log2: u32| (octets << runs_log2).div_ceil(THREADS as usize);
         let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (octets << runs_log2);
         // Idle threads of 16, so that fewer than one of them count as none.
@@ -72,7 +71,8 @@ impl Division {
                 run_log2,
                 block_log2,
                 groups: groups(runs_log2) as u32,
-                grid: (blocks * groups(runs_log2) as u64).next_multiple_of(DIES),
+                dies,
+                grid: (blocks * groups(runs_log2) as u64).next_multiple_of(dies.into()),
             }
         };
         let enough = |d: &Division| d.grid >= 2 * u64::from(compute_units);
@@ -106,7 +106,7 @@ impl Shape {
         spec: ConvSpec,
         tokens: usize,
         sequences: usize,
-        compute_units: u32,
+        context: &Context,
     ) -> Checked<Shape> {
         check::dtype("dtype", spec.dtype, &[Dtype::Bf16, Dtype::F16])?;
         check_heads(&spec)?;
@@ -119,8 +119,8 @@ impl Shape {
             let allowed = format!("it must be from {} to {}", WIDTHS.start(), WIDTHS.end());
             ArgumentError::new("width", ArgumentKind::Shape, spec.width, allowed)
         })?;
-        // Workgroups past the last block count further tokens.
-        let beyond = 2 * DIES as usize * (1 << (LONGEST_RUN_LOG2 + MOST_RUNS_LOG2));
+        // Workgroups past the last block, of which there are fewer than dies, count further tokens.
+        let beyond = 32 * (1 << (LONGEST_RUN_LOG2 + MOST_RUNS_LOG2));
         let most_tokens = i32::MAX as usize - beyond;
         check::ensure(tokens <= most_tokens, || {
             let allowed = format!("at most {most_tokens} tokens");
@@ -131,7 +131,8 @@ impl Shape {
             ArgumentError::new("sequences", ArgumentKind::Lengths, sequences, allowed)
         })?;
         let octets = spec.channels().map(|n| n.div_ceil(OCTET)).iter().sum();
-        let division = Division::new(octets, tokens, sequences, compute_units);
+        let (compute_units, dies) = (context.device().compute_units, context.dies());
+        let division = Division::new(octets, tokens, sequences, compute_units, dies);
         check::ensure(division.grid < 1 << 24, || {
             let was = format!(
                 "{tokens} tokens, {sequences} sequences, {} channels",
@@ -204,7 +205,8 @@ impl Shape {
             run_log2: self.division.run_log2 as i32,
             block_log2: self.division.block_log2 as i32,
             groups: self.division.groups as i32,
-            die_groups: (self.division.grid / DIES) as i32,
+            dies: self.division.dies as i32,
+            die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
             flags: flag(spec.activation == Activation::Silu, abi::DW_CONV_SILU)
                 | flag(wide, abi::DW_CONV_WIDE_LENGTHS),
             ..Default::default()
@@ -373,7 +375,7 @@ mod tests {
     use super::*;
 
     fn division(octets: usize, tokens: usize, sequences: usize) -> (u32, u32, u32) {
-        let d = Division::new(octets, tokens, sequences, 304);
+        let d = Division::new(octets, tokens, sequences, 304, 8);
         (1 << d.run_log2, 1 << d.block_log2, d.groups)
     }
 
@@ -388,9 +390,10 @@ mod tests {
         assert_eq!(division(48, 32_768, 1), (16, 256, 3));
         assert_eq!(division(1, 7, 3).0, 4);
         for octets in 1..2000 {
-            let d = Division::new(octets, 8192, 5, 304);
+            let d = Division::new(octets, 8192, 5, 304, 8);
             let runs = 1 << (d.block_log2 - d.run_log2);
             assert!(d.groups as usize * THREADS as usize >= octets * runs);
+            assert!(d.grid.is_multiple_of(8));
             // Every token has a thread.
             assert!(d.grid >= (8192 >> d.block_log2) * u64::from(d.groups));
         }
