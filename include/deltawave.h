@@ -201,6 +201,78 @@ typedef struct dw_gate_tensors {
 
 int dw_gate_launch(const dw_context *context, void *stream, const dw_gate_tensors *tensors);
 
+/* ---- causal depthwise convolution of the projections, split into q, k and v: one kernel ---- */
+
+/* How q, k and v lie in a row of the projections. */
+enum {
+    DW_CONV_FLAT = 0,        /* q | k | v, and what follows them, as in Qwen3.5 */
+    DW_CONV_INTERLEAVED = 1, /* for each key head: q | k | v | z of it and its value heads, as in Qwen3-Next */
+    DW_CONV_SEPARATE = 2     /* each is a tensor of its own */
+};
+
+/* What is done with the sums. */
+enum {
+    DW_ACTIVATION_SILU = 0, /* x / (1 + exp(-x)) */
+    DW_ACTIVATION_NONE = 1
+};
+
+/* The order of the last two dimensions of conv states. */
+enum {
+    DW_CONV_CHANNEL_MAJOR = 0, /* [slots, channels, columns] */
+    DW_CONV_TOKEN_MAJOR = 1    /* [slots, columns, channels] */
+};
+
+typedef struct dw_conv_spec {
+    size_t size;
+    int32_t dtype; /* of x, q, k, v and the states: DW_BF16 or DW_F16 */
+    int32_t key_heads;
+    int32_t value_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    int32_t width;      /* tokens that an output depends on: 2, 3 or 4 */
+    int32_t activation; /* DW_ACTIVATION_* */
+    int32_t pad0;
+} dw_conv_spec;
+
+/* Tensors of a launch, of packed batches. The channels of weight, bias and states are those of q, then k, then v. */
+typedef struct dw_conv_tensors {
+    size_t size;
+    const dw_tensor *x;   /* [T, columns], with DW_CONV_FLAT and DW_CONV_INTERLEAVED */
+    const dw_tensor *x_q; /* [T, blocks, channels of a block], with DW_CONV_SEPARATE; x_k, x_v likewise */
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *weight; /* [channels, width], any dtype, the newest token's last */
+    const dw_tensor *bias;   /* [channels], any dtype; NULL: 0 */
+
+    /* A pool, updated in place; NULL: sequences start from zeros and leave nothing. A column is a token, the newest last:
+     * at least width - 1 of them. */
+    const dw_tensor *state;
+    const int32_t *slots;             /* [N] on the device, negative: padding, outputs are zeros; NULL: sequence n has n */
+    const uint8_t *has_initial_state; /* [N] on the device, 0: the slot reads as zeros; NULL: all have one */
+
+    const dw_tensor *q; /* [T, HK, K], written; rows past the last sequence become zeros */
+    const dw_tensor *k; /* [T, HK, K], written */
+    const dw_tensor *v; /* [T, HV, V], written */
+
+    const dw_lengths *cu_seqlens; /* on the device: for plans of dw_conv_device, NULL for others */
+    int32_t x_layout;             /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE */
+    int32_t state_layout;         /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+} dw_conv_tensors;
+
+/* A batch shape that was checked: launched any number of times. */
+typedef struct dw_conv dw_conv;
+
+/* A packed batch whose lengths the host knows; cu_seqlens is on the host, and copied. */
+int dw_conv_packed(const dw_context *context, const dw_conv_spec *spec, const dw_lengths *cu_seqlens, int64_t tokens,
+                   dw_conv **plan);
+/* A packed batch whose lengths are on the device alone. Entries that decrease or exceed the tokens never lead out of
+ * bounds; which outputs the sequences beside them have is not specified. */
+int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t tokens, int64_t sequences,
+                   dw_conv **plan);
+/* NULL does nothing. A captured graph needs its plan. */
+void dw_conv_destroy(dw_conv *plan);
+int dw_conv_launch(const dw_conv *plan, void *stream, const dw_conv_tensors *tensors);
+
 #ifdef __cplusplus
 }
 #endif

@@ -48,8 +48,8 @@ fn launched() -> Vec<Launched> {
         kernel("dw_prefill_lengths".into(), "prefill_lengths", lengths, 32),
     ];
     for dtype in ["bf16", "f16"] {
-        // Three waves per SIMD.
-        all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 168));
+        // Four waves per SIMD.
+        all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 128));
         let name = format!("dw_prefill_prepare_{dtype}");
         all.push(kernel(name, "prefill_prepare", prepare, 192));
         for k in [64, 96, 128, 192, 256] {

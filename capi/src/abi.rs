@@ -403,3 +403,141 @@ unsafe extern "C" {
         tensors: *const dw_gate_tensors,
     ) -> ::core::ffi::c_int;
 }
+pub const DW_CONV_FLAT: _bindgen_ty_7 = 0;
+pub const DW_CONV_INTERLEAVED: _bindgen_ty_7 = 1;
+pub const DW_CONV_SEPARATE: _bindgen_ty_7 = 2;
+pub type _bindgen_ty_7 = ::core::ffi::c_uint;
+pub const DW_ACTIVATION_SILU: _bindgen_ty_8 = 0;
+pub const DW_ACTIVATION_NONE: _bindgen_ty_8 = 1;
+pub type _bindgen_ty_8 = ::core::ffi::c_uint;
+pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_9 = 0;
+pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_9 = 1;
+pub type _bindgen_ty_9 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_conv_spec {
+    pub size: usize,
+    pub dtype: i32,
+    pub key_heads: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub width: i32,
+    pub activation: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_conv_spec"][::core::mem::size_of::<dw_conv_spec>() - 40usize];
+    ["Alignment of dw_conv_spec"][::core::mem::align_of::<dw_conv_spec>() - 8usize];
+    ["Offset of field: dw_conv_spec::size"][::core::mem::offset_of!(dw_conv_spec, size) - 0usize];
+    ["Offset of field: dw_conv_spec::dtype"][::core::mem::offset_of!(dw_conv_spec, dtype) - 8usize];
+    ["Offset of field: dw_conv_spec::key_heads"]
+        [::core::mem::offset_of!(dw_conv_spec, key_heads) - 12usize];
+    ["Offset of field: dw_conv_spec::value_heads"]
+        [::core::mem::offset_of!(dw_conv_spec, value_heads) - 16usize];
+    ["Offset of field: dw_conv_spec::key_dim"]
+        [::core::mem::offset_of!(dw_conv_spec, key_dim) - 20usize];
+    ["Offset of field: dw_conv_spec::value_dim"]
+        [::core::mem::offset_of!(dw_conv_spec, value_dim) - 24usize];
+    ["Offset of field: dw_conv_spec::width"]
+        [::core::mem::offset_of!(dw_conv_spec, width) - 28usize];
+    ["Offset of field: dw_conv_spec::activation"]
+        [::core::mem::offset_of!(dw_conv_spec, activation) - 32usize];
+    ["Offset of field: dw_conv_spec::pad0"][::core::mem::offset_of!(dw_conv_spec, pad0) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_conv_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub x_q: *const dw_tensor,
+    pub x_k: *const dw_tensor,
+    pub x_v: *const dw_tensor,
+    pub weight: *const dw_tensor,
+    pub bias: *const dw_tensor,
+    pub state: *const dw_tensor,
+    pub slots: *const i32,
+    pub has_initial_state: *const u8,
+    pub q: *const dw_tensor,
+    pub k: *const dw_tensor,
+    pub v: *const dw_tensor,
+    pub cu_seqlens: *const dw_lengths,
+    pub x_layout: i32,
+    pub state_layout: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_conv_tensors"][::core::mem::size_of::<dw_conv_tensors>() - 120usize];
+    ["Alignment of dw_conv_tensors"][::core::mem::align_of::<dw_conv_tensors>() - 8usize];
+    ["Offset of field: dw_conv_tensors::size"]
+        [::core::mem::offset_of!(dw_conv_tensors, size) - 0usize];
+    ["Offset of field: dw_conv_tensors::x"][::core::mem::offset_of!(dw_conv_tensors, x) - 8usize];
+    ["Offset of field: dw_conv_tensors::x_q"]
+        [::core::mem::offset_of!(dw_conv_tensors, x_q) - 16usize];
+    ["Offset of field: dw_conv_tensors::x_k"]
+        [::core::mem::offset_of!(dw_conv_tensors, x_k) - 24usize];
+    ["Offset of field: dw_conv_tensors::x_v"]
+        [::core::mem::offset_of!(dw_conv_tensors, x_v) - 32usize];
+    ["Offset of field: dw_conv_tensors::weight"]
+        [::core::mem::offset_of!(dw_conv_tensors, weight) - 40usize];
+    ["Offset of field: dw_conv_tensors::bias"]
+        [::core::mem::offset_of!(dw_conv_tensors, bias) - 48usize];
+    ["Offset of field: dw_conv_tensors::state"]
+        [::core::mem::offset_of!(dw_conv_tensors, state) - 56usize];
+    ["Offset of field: dw_conv_tensors::slots"]
+        [::core::mem::offset_of!(dw_conv_tensors, slots) - 64usize];
+    ["Offset of field: dw_conv_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_conv_tensors, has_initial_state) - 72usize];
+    ["Offset of field: dw_conv_tensors::q"][::core::mem::offset_of!(dw_conv_tensors, q) - 80usize];
+    ["Offset of field: dw_conv_tensors::k"][::core::mem::offset_of!(dw_conv_tensors, k) - 88usize];
+    ["Offset of field: dw_conv_tensors::v"][::core::mem::offset_of!(dw_conv_tensors, v) - 96usize];
+    ["Offset of field: dw_conv_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_conv_tensors, cu_seqlens) - 104usize];
+    ["Offset of field: dw_conv_tensors::x_layout"]
+        [::core::mem::offset_of!(dw_conv_tensors, x_layout) - 112usize];
+    ["Offset of field: dw_conv_tensors::state_layout"]
+        [::core::mem::offset_of!(dw_conv_tensors, state_layout) - 116usize];
+};
+impl Default for dw_conv_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_conv {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_conv_packed(
+        context: *const dw_context,
+        spec: *const dw_conv_spec,
+        cu_seqlens: *const dw_lengths,
+        tokens: i64,
+        plan: *mut *mut dw_conv,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_conv_device(
+        context: *const dw_context,
+        spec: *const dw_conv_spec,
+        tokens: i64,
+        sequences: i64,
+        plan: *mut *mut dw_conv,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_conv_destroy(plan: *mut dw_conv);
+}
+unsafe extern "C" {
+    pub fn dw_conv_launch(
+        plan: *const dw_conv,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_conv_tensors,
+    ) -> ::core::ffi::c_int;
+}

@@ -9,12 +9,14 @@
 #[doc(hidden)]
 pub mod abi;
 mod context;
+mod conv;
 mod gate;
 mod prefill;
 mod read;
 mod status;
 
 pub use context::*;
+pub use conv::*;
 pub use gate::*;
 pub use prefill::*;
 pub use status::{dw_abi_version, dw_last_error, dw_version};

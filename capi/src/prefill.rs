@@ -293,16 +293,16 @@ fn gating(
 }
 
 /// A `dw_lengths` whose numbers were checked.
-struct Lengths {
-    data: *const c_void,
-    entries: usize,
-    wide: bool,
+pub(crate) struct Lengths {
+    pub data: *const c_void,
+    pub entries: usize,
+    pub wide: bool,
 }
 
 impl Lengths {
     /// # Safety
     /// The pointer is null or valid.
-    unsafe fn read(pointer: *const dw_lengths) -> Checked<Lengths> {
+    pub unsafe fn read(pointer: *const dw_lengths) -> Checked<Lengths> {
         // SAFETY: the caller answers for it.
         let lengths = unsafe { read::structure("cu_seqlens", pointer) }?;
         let types = [
@@ -320,7 +320,7 @@ impl Lengths {
     ///
     /// # Safety
     /// Null, or `entries` entries of `T` lie there.
-    unsafe fn host<'a, T>(&self) -> Checked<&'a [T]> {
+    pub unsafe fn host<'a, T>(&self) -> Checked<&'a [T]> {
         if self.entries == 0 {
             return Ok(&[]);
         }

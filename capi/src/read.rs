@@ -34,6 +34,10 @@ unsafe impl Versioned for abi::dw_prefill_spec {}
 unsafe impl Versioned for abi::dw_prefill_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_gate_tensors {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_conv_spec {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_conv_tensors {}
 
 fn null(argument: &str) -> ArgumentError {
     let allowed = "it must be given";
@@ -277,6 +281,36 @@ impl Argument {
             1 => Ok(view.tensor()),
             _ => Err(view.wrong_rank("it must be [HV]")),
         }
+    }
+
+    fn of_rank(self, rank: usize, allowed: &str) -> Checked<View> {
+        let view = self.view()?;
+        match view.rank == rank {
+            true => Ok(view),
+            false => Err(view.wrong_rank(allowed)),
+        }
+    }
+
+    /// `[channels]`.
+    pub fn vector(self) -> Checked<Tensor<'static, 1>> {
+        Ok(self.of_rank(1, "it must be [channels]")?.tensor())
+    }
+
+    /// `[T, columns]`, `[channels, width]`.
+    pub fn matrix(self) -> Checked<Tensor<'static, 2>> {
+        Ok(self.of_rank(2, "it must have two dimensions")?.tensor())
+    }
+
+    /// `[T, blocks, channels of a block]`.
+    pub fn blocks(self) -> Checked<Tensor<'static, 3>> {
+        let allowed = "it must be [T, blocks, channels of a block]";
+        Ok(self.of_rank(3, allowed)?.tensor())
+    }
+
+    /// A pool of conv states, to be written.
+    pub fn states_mut(self) -> Checked<TensorMut<'static, 3>> {
+        let allowed = "it must be [slots, channels, columns] or [slots, columns, channels]";
+        Ok(self.of_rank(3, allowed)?.tensor_mut())
     }
 
     fn state_view(self) -> Checked<View> {

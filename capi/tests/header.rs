@@ -67,6 +67,10 @@ fn every_function_is_declared_and_defined_alike() {
         dw_prefill_workspace_bytes,
         dw_prefill_launch,
         dw_gate_launch,
+        dw_conv_packed,
+        dw_conv_device,
+        dw_conv_destroy,
+        dw_conv_launch,
     ];
     let declared = names(&[folder().join("src/abi.rs")], "pub fn ");
     let sources = fs::read_dir(folder().join("src")).expect("the sources can be listed");

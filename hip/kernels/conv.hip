@@ -64,27 +64,18 @@ template <> struct Channels<1> {
 
 // x / (1 + e^-x) to a few units in the last place of f32, also where e^x is far below the range of f32: with h =
 // e^-|x|/2 it is x / (1 + h^2), or x h (h / (1 + h^2)) for negative x.
-template <int N> DEVICE typename Channels<N>::Values silu(typename Channels<N>::Values x) {
-    typedef typename Channels<N>::Values Values;
+DEVICE f32x2 silu(f32x2 x) {
     constexpr float scale = -0.5f * math::log2e, scale_rest = -0.5f * 1.92596299e-8f;
-    Values size;
-    for (int i = 0; i < N; ++i) {
-        size[i] = min_of(math::abs(x[i]), 512.0f); // beyond, h is 0
-    }
-    const Values exponent = size * scale;
+    const f32x2 size{min_of(math::abs(x[0]), 512.0f), min_of(math::abs(x[1]), 512.0f)}; // beyond, h is 0
+    const f32x2 exponent = size * scale;
     // What rounding the exponent took away is made up for to first order.
-    Values rest = __builtin_elementwise_fma(size, (Values)scale, -exponent);
-    rest = __builtin_elementwise_fma(size, (Values)scale_rest, rest);
-    Values h;
-    for (int i = 0; i < N; ++i) {
-        h[i] = arch::exp2(exponent[i]);
-    }
+    f32x2 rest = __builtin_elementwise_fma(size, (f32x2)scale, -exponent);
+    rest = __builtin_elementwise_fma(size, (f32x2)scale_rest, rest);
+    f32x2 h{arch::exp2(exponent[0]), arch::exp2(exponent[1])};
     h = __builtin_elementwise_fma(h, rest * 0.693147181f, h);
-    Values factor = __builtin_elementwise_fma(h, h, (Values)1.0f);
-    for (int i = 0; i < N; ++i) {
-        factor[i] = arch::reciprocal(factor[i]);
-        h[i] = x[i] < 0.0f ? h[i] : 1.0f;
-    }
+    const f32x2 sum = __builtin_elementwise_fma(h, h, (f32x2)1.0f);
+    const f32x2 factor{arch::reciprocal(sum[0]), arch::reciprocal(sum[1])};
+    h = f32x2{x[0] < 0.0f ? h[0] : 1.0f, x[1] < 0.0f ? h[1] : 1.0f};
     return x * h * (h * factor);
 }
 
@@ -137,7 +128,16 @@ template <class T, int Width, int N> class Filter {
         }
         sum = __builtin_elementwise_fma(weight[Width - 1], now, sum);
         push(before, now);
-        return Channels<N>::template rounded<T>(silu_follows ? silu<N>(sum) : sum);
+        if (silu_follows) {
+            for (int i = 0; i < N; i += 2) {
+                const f32x2 y = silu(f32x2{sum[i], N > 1 ? sum[i + 1] : 0.0f});
+                sum[i] = y.x;
+                if (N > 1) {
+                    sum[i + 1] = y.y;
+                }
+            }
+        }
+        return Channels<N>::template rounded<T>(sum);
     }
 
     static DEVICE_MEMBER void push(Values (&before)[Width - 1], Values now) {
@@ -180,18 +180,18 @@ template <class T, int Width, int N> class Filter {
     bool silu_follows;
 };
 
-// `Rows` tokens from `t` on.
+// `Rows` tokens of a run, the next at `from` and `to`, which move on.
 template <int Rows, class T, int Width, int N>
 DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
-                 int t) {
+                 const char *&from, char *&to) {
     typename Channels<N>::Bits raw[Rows];
-    const char *from = work.from + t * work.from_stride;
     for (int i = 0; i < Rows; ++i) {
-        raw[i] = Channels<N>::load(from + i * work.from_stride);
+        raw[i] = Channels<N>::load(from);
+        from += work.from_stride;
     }
-    char *to = work.to + t * work.to_stride;
     for (int i = 0; i < Rows; ++i) {
-        Channels<N>::store(to + i * work.to_stride, filter.apply(before, raw[i]));
+        Channels<N>::store(to, filter.apply(before, raw[i]));
+        to += work.to_stride;
     }
 }
 
@@ -222,14 +222,16 @@ template <class T, int Width, int N> DEVICE void convolve(const dw_conv_args &x,
             Some::scatter(column(j), 2 * x.state_channel, token(work.last - x.state_columns + j));
         }
     }
-    int t = work.begin;
+    const char *from = work.from + work.begin * work.from_stride;
+    char *to = work.to + work.begin * work.to_stride;
+    int left = work.end - work.begin;
 #pragma unroll 1
-    for (; t + rows_at_once <= work.end; t += rows_at_once) {
-        step<rows_at_once, T, Width, N>(filter, before, work, t);
+    for (; left >= rows_at_once; left -= rows_at_once) {
+        step<rows_at_once, T, Width, N>(filter, before, work, from, to);
     }
 #pragma unroll 1
-    for (; t < work.end; ++t) {
-        step<1, T, Width, N>(filter, before, work, t);
+    for (; left > 0; --left) {
+        step<1, T, Width, N>(filter, before, work, from, to);
     }
 }
 
@@ -283,6 +285,48 @@ template <class Field> DEVICE Field of_part(const dw_conv_args &x, int part, Fie
     return part == 0 ? q : part == 1 ? k : v;
 }
 
+// Where a channel of a part lies.
+DEVICE void place(Work &work, const dw_conv_args &x, int part, int channel, bool has_state, int slot) {
+    const u32 block = of_part(x, part, &dw_conv_part::block), dim = of_part(x, part, &dw_conv_part::dim), c = channel;
+    work.from = (const char *)of_part(x, part, &dw_conv_part::x) +
+                2 * (c / block * of_part(x, part, &dw_conv_part::x_block) + c % block);
+    work.to = (char *)of_part(x, part, &dw_conv_part::out) +
+              2 * (c / dim * of_part(x, part, &dw_conv_part::out_head) + c % dim);
+    work.from_stride = 2 * of_part(x, part, &dw_conv_part::x_token);
+    work.to_stride = 2 * of_part(x, part, &dw_conv_part::out_token);
+    work.channel = channel + (part > 0 ? x.q.channels : 0) + (part > 1 ? x.k.channels : 0);
+    work.state = nullptr;
+    if (has_state) {
+        work.state = (char *)x.state + 2 * (slot * x.state_slot + work.channel * x.state_channel);
+    }
+}
+
+// Whether an octet can be accessed at once, for every token: side by side on both sides, and aligned where that counts.
+DEVICE bool is_one(const Work &work, const dw_conv_args &x, int part, int channel) {
+    if (channel + octet > of_part(x, part, &dw_conv_part::channels)) {
+        return false;
+    }
+    Work last;
+    place(last, x, part, channel + octet - 1, false, 0);
+    constexpr int bytes = 2 * (octet - 1);
+    return last.from - work.from == bytes && last.to - work.to == bytes && arch::in_one_access(work.from) &&
+           arch::in_one_access(work.from + work.from_stride) && arch::in_one_access(work.to) &&
+           arch::in_one_access(work.to + work.to_stride);
+}
+
+// The part, octet and run of a thread of a block, of a sequence whose first and last token are known. False: it has
+// none.
+DEVICE bool share_of(Work &work, int &part, int &group, const dw_conv_args &x, int blocks_before, int index) {
+    const int q_octets = octets(x.q), k_octets = octets(x.k), all = q_octets + k_octets + octets(x.v);
+    const int run = index / all;
+    group = index - run * all;
+    part = (group >= q_octets) + (group >= q_octets + k_octets);
+    group -= part == 0 ? 0 : part == 1 ? q_octets : q_octets + k_octets;
+    work.begin = work.first + (blocks_before << x.block_log2) + (run << x.run_log2);
+    work.end = min_of(work.begin + (1 << x.run_log2), work.last);
+    return run >> (x.block_log2 - x.run_log2) == 0 && work.begin < work.end;
+}
+
 template <class T> DEVICE void conv(const dw_conv_args &x) {
     // Consecutive workgroups go to different dies. Those of neighbouring tokens, which read some rows twice, shall not.
     const int workgroup = arch::workgroup() % x.dies * x.die_groups + arch::workgroup() / x.dies;
@@ -291,20 +335,8 @@ template <class T> DEVICE void conv(const dw_conv_args &x) {
     Work work;
     work.first = token_at(x, sequence);
     work.last = sequence < x.sequences ? max_of(token_at(x, sequence + 1), work.first) : x.tokens;
-
-    // Which run of tokens, and which octet of channels.
-    const int q_octets = octets(x.q), k_octets = octets(x.k), all = q_octets + k_octets + octets(x.v);
-    const int index = (workgroup - block * x.groups) * threads + arch::thread();
-    const int run_of_block = index / all;
     const int blocks_before = block - first_block(x, work.first, sequence);
-    work.begin = work.first + (blocks_before << x.block_log2) + (run_of_block << x.run_log2);
-    work.end = min_of(work.begin + (1 << x.run_log2), work.last);
-    if (run_of_block >> (x.block_log2 - x.run_log2) || work.begin >= work.end) {
-        return;
-    }
-    int group = index - run_of_block * all;
-    const int part = (group >= q_octets) + (group >= q_octets + k_octets);
-    group -= part == 0 ? 0 : part == 1 ? q_octets : q_octets + k_octets;
+    const int first_index = (workgroup - block * x.groups) * threads;
 
     int slot = -1;
     if (sequence < x.sequences) {
@@ -314,42 +346,24 @@ template <class T> DEVICE void conv(const dw_conv_args &x) {
     const bool has_state = x.state && !padding;
     work.initial = has_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
 
-    work.from_stride = 2 * of_part(x, part, &dw_conv_part::x_token);
-    work.to_stride = 2 * of_part(x, part, &dw_conv_part::out_token);
-    const u32 block_size = of_part(x, part, &dw_conv_part::block), dim = of_part(x, part, &dw_conv_part::dim);
-    const int64_t x_block = of_part(x, part, &dw_conv_part::x_block);
-    const int64_t out_head = of_part(x, part, &dw_conv_part::out_head);
-    const char *from = (const char *)of_part(x, part, &dw_conv_part::x);
-    char *to = (char *)of_part(x, part, &dw_conv_part::out);
-    const auto from_at = [&](u32 c) __attribute__((always_inline)) {
-        return from + 2 * (c / block_size * x_block + c % block_size);
-    };
-    const auto to_at = [&](u32 c) __attribute__((always_inline)) { return to + 2 * (c / dim * out_head + c % dim); };
-    const int before = part == 0 ? 0 : part == 1 ? x.q.channels : x.q.channels + x.k.channels;
-    const auto start_at = [&](int channel) __attribute__((always_inline)) {
-        work.from = from_at(channel);
-        work.to = to_at(channel);
-        work.channel = before + channel;
-        work.state = nullptr;
-        if (has_state) {
-            work.state = (char *)x.state + 2 * (slot * x.state_slot + work.channel * x.state_channel);
-        }
-    };
-
-    // Side by side and aligned, for every token, or one by one: on the border of a head or a block, at an odd address.
-    const int first = group * octet, end = min_of(first + octet, of_part(x, part, &dw_conv_part::channels));
-    start_at(first);
-    constexpr int bytes = 2 * (octet - 1);
-    if (end == first + octet && from_at(end - 1) - work.from == bytes && to_at(end - 1) - work.to == bytes &&
-        arch::in_one_access(work.from) && arch::in_one_access(work.from + work.from_stride) &&
-        arch::in_one_access(work.to) && arch::in_one_access(work.to + work.to_stride)) {
+    int part, group;
+    if (!share_of(work, part, group, x, blocks_before, first_index + arch::thread())) {
+        return;
+    }
+    const int channel = group * octet;
+    place(work, x, part, channel, has_state, slot);
+    if (is_one(work, x, part, channel)) {
         run<T, octet>(x, work, padding);
         return;
     }
+    // One by one. All is read and computed anew: lanes beside such that come here keep no registers for it.
+    const dw_conv_args &again = arch::reread(x);
+    share_of(work, part, group, again, blocks_before, first_index + arch::opaque(arch::thread()));
+    const int end = min_of((group + 1) * octet, of_part(again, part, &dw_conv_part::channels));
 #pragma unroll 1
-    for (int channel = first; channel < end; ++channel) {
-        start_at(channel);
-        run<T, 1>(x, work, padding);
+    for (int channel = group * octet; channel < end; ++channel) {
+        place(work, again, part, channel, has_state, slot);
+        run<T, 1>(again, work, padding);
     }
 }
 

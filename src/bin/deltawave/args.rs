@@ -10,6 +10,8 @@ use deltawave::runtime::Backend;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_sim::gpu::Gpu;
 
+use crate::conv;
+use crate::conv::args::ConvArgs;
 use crate::models::{self, Model};
 
 /// Gated DeltaNet kernels for AMD Instinct MI300 (gfx942), run and checked.
@@ -38,6 +40,12 @@ pub enum Command {
     /// against the token recurrence in f64 beside the error of the unfused chunk form that other implementations use.
     #[command(after_long_help = PREFILL_EXAMPLES)]
     Prefill(Box<PrefillArgs>),
+    /// Run the convolution before a prefill and check it against its reference
+    ///
+    /// Draws the projections, runs the causal depthwise convolution with SiLU that splits them into q, k and v and updates
+    /// the conv states, and reports time and, with --check, how many outputs are the reference rounded once.
+    #[command(after_long_help = conv::args::EXAMPLES)]
+    Conv(Box<ConvArgs>),
     /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
     ///
     /// Runs the kernels on the simulator, whatever devices there are, and counts, exactly; only times are modelled.
@@ -82,7 +90,7 @@ pub struct ProfileArgs {
     pub roofline: Option<PathBuf>,
 }
 
-fn gpu(name: &str) -> Result<Gpu, String> {
+pub fn gpu(name: &str) -> Result<Gpu, String> {
     Gpu::named(name).ok_or_else(|| {
         let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
         format!("known are {}", names.join(", "))
@@ -214,11 +222,11 @@ pub struct PrefillArgs {
     pub json: bool,
 }
 
-const SHAPE: &str = "Shape";
-const INPUTS: &str = "Inputs";
-const OPERATION: &str = "Operation";
-const RUN: &str = "Running";
-const RESULTS: &str = "Results";
+pub const SHAPE: &str = "Shape";
+pub const INPUTS: &str = "Inputs";
+pub const OPERATION: &str = "Operation";
+pub const RUN: &str = "Running";
+pub const RESULTS: &str = "Results";
 
 /// `--head-map`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -297,7 +305,7 @@ pub enum MfmaArg {
 }
 
 /// Words that the library parses, of which some are allowed here.
-fn words<T>(allowed: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+pub fn words<T>(allowed: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: std::str::FromStr + Clone + Send + Sync + 'static,
     T::Err: std::error::Error + Send + Sync + 'static,
@@ -305,14 +313,14 @@ where
     PossibleValuesParser::new(allowed.iter().copied()).try_map(|word| word.parse())
 }
 
-fn pair(text: &str, names: &str) -> Result<[usize; 2], String> {
+pub fn pair(text: &str, names: &str) -> Result<[usize; 2], String> {
     let wrong = || format!("it must be two numbers, {names}");
     let (first, second) = text.split_once(',').ok_or_else(wrong)?;
     let number = |x: &str| x.trim().parse::<usize>().map_err(|_| wrong());
     Ok([number(first)?, number(second)?])
 }
 
-fn heads(text: &str) -> Result<[usize; 2], String> {
+pub fn heads(text: &str) -> Result<[usize; 2], String> {
     let [hk, hv] = pair(text, "HK,HV")?;
     if hk == 0 {
         return Err("HK must be at least 1".to_owned());
@@ -338,7 +346,7 @@ fn dims(text: &str) -> Result<[usize; 2], String> {
     Ok(dims)
 }
 
-fn length(text: &str) -> Result<usize, String> {
+pub fn length(text: &str) -> Result<usize, String> {
     let n: usize = text
         .trim()
         .parse()

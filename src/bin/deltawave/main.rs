@@ -9,10 +9,12 @@
 //! | `prefill`: against the reference | `check.rs` |
 //! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
 //! | `profile` | `profile.rs` |
+//! | `conv` | `conv.rs`, `conv/` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod args;
 mod check;
+mod conv;
 mod failure;
 mod info;
 mod models;
@@ -40,6 +42,7 @@ use serde::Serialize;
 
 use crate::args::{BackendArg, Cli, Command, InfoArgs, MfmaArg, PrefillArgs, ProfileArgs};
 use crate::check::Verdict;
+use crate::conv::args::ConvArgs;
 use crate::failure::Failure;
 use crate::info::Info;
 use crate::profile::Profile;
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
             Command::Info(args) => info(&args),
             Command::Prefill(args) => prefill(&args),
             Command::Profile(args) => profile(&args),
+            Command::Conv(args) => convolve(&args),
         });
     match result {
         Ok(code) => code,
@@ -142,6 +146,20 @@ fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     complain(&objections);
+    Ok(ExitCode::FAILURE)
+}
+
+fn convolve(args: &ConvArgs) -> Result<ExitCode, Failure> {
+    let report = conv::run(args)?;
+    print(&if args.json {
+        json(&report)
+    } else {
+        report.text()
+    });
+    if report.passed() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&report.objections());
     Ok(ExitCode::FAILURE)
 }
 

@@ -89,9 +89,13 @@ pub fn run(
     }
     let mut best = best.expect("there is at least one run");
     if let Some(replays) = replays {
-        let parts = [Part::Whole, Part::Prepare, Part::Scan];
+        let parts = [
+            ("prefill", Part::Whole),
+            ("prefill_prepare", Part::Prepare),
+            ("prefill_scan", Part::Scan),
+        ];
         let launch = |stream: &Stream, part| device.launch(stream, plan, workload, part);
-        let times = time::measure(context, replays, parts, launch);
+        let times = time::measure(context, replays, &parts, launch);
         best.times = Some(times.map_err(failed)?);
     }
     Ok(best)

@@ -1,8 +1,7 @@
-//! How long a prefill and its kernels take on a GPU.
+//! How long an operation and its parts take on a GPU.
 
 use std::time::{Duration, Instant};
 
-use deltawave::prefill::Part;
 use deltawave::runtime::{Context, Stream};
 use serde::Serialize;
 
@@ -22,7 +21,7 @@ pub struct Times {
     runs: u32,
     /// Bytes that were filled before each run.
     flushed_bytes: usize,
-    /// The whole prefill, then each kernel alone.
+    /// What was measured: of a prefill the whole, then each kernel alone.
     parts: Vec<Timed>,
 }
 
@@ -53,26 +52,26 @@ impl Times {
 }
 
 /// Measures `runs` replays of each part. `launch` enqueues a part.
-pub fn measure(
+pub fn measure<P: Copy>(
     context: &Context,
     runs: u32,
-    parts: [Part; 3],
-    launch: impl FnMut(&Stream, Part) -> deltawave::Result<()>,
+    parts: &[(&'static str, P)],
+    launch: impl FnMut(&Stream, P) -> deltawave::Result<()>,
 ) -> deltawave::Result<Times> {
     replay(context, (runs, WARM_UP, FLUSHED), parts, launch)
 }
 
-fn replay(
+fn replay<P: Copy>(
     context: &Context,
     (runs, warm_up, flushed_bytes): (u32, Duration, usize),
-    parts: [Part; 3],
-    mut launch: impl FnMut(&Stream, Part) -> deltawave::Result<()>,
+    parts: &[(&'static str, P)],
+    mut launch: impl FnMut(&Stream, P) -> deltawave::Result<()>,
 ) -> deltawave::Result<Times> {
     let stream = context.stream()?;
     let mut flush = context.alloc::<u8>(flushed_bytes)?;
     let mut timed = Vec::new();
     // A scan alone reads the records that the whole prefill left in the workspace.
-    for part in parts {
+    for &(what, part) in parts {
         let graph = stream.capture(|stream| launch(stream, part))?;
         let mut replay = |measured: bool| -> deltawave::Result<_> {
             flush.fill_bytes(0, &stream)?;
@@ -94,7 +93,7 @@ fn replay(
         stream.synchronize()?;
         let times = events.iter().flatten();
         let times = times.map(|(start, end)| Ok(f64::from(end.milliseconds_since(start)?) * 1e3));
-        timed.push(Timed::new(part, times.collect::<deltawave::Result<_>>()?));
+        timed.push(Timed::new(what, times.collect::<deltawave::Result<_>>()?));
     }
     Ok(Times {
         runs,
@@ -104,7 +103,7 @@ fn replay(
 }
 
 impl Timed {
-    fn new(part: Part, mut times: Vec<f64>) -> Self {
+    fn new(what: &'static str, mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let middle = times.len() / 2;
         let median = match times.len() % 2 {
@@ -112,11 +111,7 @@ impl Timed {
             _ => times[middle],
         };
         Timed {
-            what: match part {
-                Part::Whole => "prefill",
-                Part::Prepare => "prefill_prepare",
-                Part::Scan => "prefill_scan",
-            },
+            what,
             median_us: median,
             fastest_us: times[0],
             slowest_us: times[times.len() - 1],
@@ -136,9 +131,13 @@ mod tests {
         };
         let mut memory = context.alloc::<u8>(64).expect("memory");
         let mut byte = 0;
-        let parts = [Part::Whole, Part::Prepare, Part::Scan];
+        let parts = [
+            ("prefill", ()),
+            ("prefill_prepare", ()),
+            ("prefill_scan", ()),
+        ];
         let options = (3, Duration::from_millis(1), 1 << 10);
-        let times = replay(&context, options, parts, |stream, _| {
+        let times = replay(&context, options, &parts, |stream, _| {
             byte += 1;
             memory.fill_bytes(byte, stream)
         });
@@ -155,14 +154,11 @@ mod tests {
 
     #[test]
     fn medians() {
-        let odd = Timed::new(Part::Whole, vec![5.0, 1.0, 3.0]);
+        let odd = Timed::new("whole", vec![5.0, 1.0, 3.0]);
         assert_eq!(
             (odd.median_us, odd.fastest_us, odd.slowest_us),
             (3.0, 1.0, 5.0)
         );
-        assert_eq!(
-            Timed::new(Part::Scan, vec![4.0, 1.0, 2.0, 9.0]).median_us,
-            3.0
-        );
+        assert_eq!(Timed::new("part", vec![4.0, 1.0, 2.0, 9.0]).median_us, 3.0);
     }
 }

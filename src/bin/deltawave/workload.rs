@@ -11,6 +11,7 @@ use deltawave::types::Dtype;
 
 use crate::args::{Cli, InitialState, PrefillArgs};
 use crate::failure::Failure;
+use crate::models::Model;
 use crate::table;
 
 /// A prefill whose shape is known, and whose tensors may still have to be drawn.
@@ -98,21 +99,7 @@ impl Request {
 
     fn of_arguments(args: &PrefillArgs) -> Result<Self, Failure> {
         let (heads, dims) = match (args.model, args.heads) {
-            (Some(model), _) => {
-                let (hk, hv) = model.heads_per_rank(args.tp).ok_or_else(|| {
-                    let ranks: Vec<_> = model.ranks().iter().map(usize::to_string).collect();
-                    usage(format!(
-                        "invalid value '{}' for '--tp <N>': the {} key and {} value heads of {} can be shared out \
-                         to {} devices",
-                        args.tp,
-                        model.key_heads,
-                        model.value_heads,
-                        model.name,
-                        ranks.join(", ")
-                    ))
-                })?;
-                ([hk, hv], [model.key_dim, model.value_dim])
-            }
+            (Some(model), _) => of_model("prefill", model, args.tp)?,
             (None, Some(heads)) => (heads, args.dims),
             (None, None) => {
                 return Err(usage(
@@ -127,18 +114,12 @@ impl Request {
             None => args.seqlens.clone(),
         };
         let tokens: usize = lengths.iter().sum();
-        let too_long = || {
+        let cu_seqlens = cu_seqlens(&lengths).map_err(|tokens| {
             let name = if dense.is_some() { "batch" } else { "seqlens" };
             usage(format!(
                 "invalid value for '--{name}': {tokens} tokens in all, they must be below 2^31"
             ))
-        };
-        let cu_seqlens = std::iter::once(Ok(0))
-            .chain(lengths.iter().scan(0, |end, n| {
-                *end += n;
-                Some(i32::try_from(*end).map_err(|_| too_long()))
-            }))
-            .collect::<Result<Vec<i32>, _>>()?;
+        })?;
         // OLMo-Hybrid's beta goes up to 2, and its gates are computed from the projections.
         let neg_eigval = args.neg_eigval || args.model.is_some_and(|m| m.neg_eigval);
         let raw_gates =
@@ -302,13 +283,51 @@ fn draw_inputs(draw: Draw, neg_eigval: bool, cu_seqlens: &[i32]) -> PrefillFile 
     }
 }
 
-/// A refusal of arguments that fit their types, but not each other.
+/// Heads and dimensions of the part of a model's layer that one of `tp` devices has.
+pub fn of_model(
+    subcommand: &str,
+    model: &Model,
+    tp: usize,
+) -> Result<([usize; 2], [usize; 2]), Failure> {
+    let (hk, hv) = model.heads_per_rank(tp).ok_or_else(|| {
+        let ranks: Vec<_> = model.ranks().iter().map(usize::to_string).collect();
+        let message = format!(
+            "invalid value '{tp}' for '--tp <N>': the {} key and {} value heads of {} can be shared out to {} devices",
+            model.key_heads,
+            model.value_heads,
+            model.name,
+            ranks.join(", ")
+        );
+        usage_of(subcommand, message)
+    })?;
+    Ok(([hk, hv], [model.key_dim, model.value_dim]))
+}
+
+/// Where sequences of these lengths start, and the end of the last one. The error is their number of tokens, which 31
+/// bits do not hold.
+pub fn cu_seqlens(lengths: &[usize]) -> Result<Vec<i32>, usize> {
+    let ends = lengths.iter().scan(0usize, |end, n| {
+        *end += n;
+        Some(*end)
+    });
+    std::iter::once(0)
+        .chain(ends)
+        .map(|end| i32::try_from(end).map_err(|_| lengths.iter().sum()))
+        .collect()
+}
+
+/// A refusal of a prefill's arguments that fit their types, but not each other.
 pub fn usage(message: String) -> Failure {
+    usage_of("prefill", message)
+}
+
+/// The same of another subcommand.
+pub fn usage_of(subcommand: &str, message: String) -> Failure {
     let mut command = Cli::command();
     command.build();
     let command = command
-        .find_subcommand_mut("prefill")
-        .expect("prefill is a subcommand");
+        .find_subcommand_mut(subcommand)
+        .expect("every operation is a subcommand");
     command.error(ErrorKind::ValueValidation, message).into()
 }
 

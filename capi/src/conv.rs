@@ -1,0 +1,284 @@
+//! Convolution: plans and launches.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use deltawave::conv::{
+    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
+};
+use deltawave::error::{ArgumentKind, Result};
+use deltawave::runtime::Context;
+use deltawave::sequences::{CuSeqlens, PerSequence};
+
+use crate::abi::{self, dw_context, dw_conv, dw_conv_spec, dw_conv_tensors, dw_lengths};
+use crate::context::context;
+use crate::prefill::Lengths;
+use crate::read::{self, Argument, Checked};
+use crate::status::{guard, guard_silent, refuse};
+
+/// What a `dw_conv` points to.
+struct Plan {
+    context: Context,
+    spec: ConvSpec,
+    sequences: usize,
+    kind: Kind,
+}
+
+enum Kind {
+    Host(Conv),
+    Device(DeviceConv),
+}
+
+fn spec(s: &dw_conv_spec) -> Checked<ConvSpec> {
+    let activations = [
+        (
+            abi::DW_ACTIVATION_SILU,
+            "DW_ACTIVATION_SILU",
+            Activation::Silu,
+        ),
+        (
+            abi::DW_ACTIVATION_NONE,
+            "DW_ACTIVATION_NONE",
+            Activation::None,
+        ),
+    ];
+    Ok(ConvSpec {
+        dtype: read::dtype("dtype", s.dtype)?,
+        key_heads: read::natural("key_heads", s.key_heads)?,
+        value_heads: read::natural("value_heads", s.value_heads)?,
+        key_dim: read::natural("key_dim", s.key_dim)?,
+        value_dim: read::natural("value_dim", s.value_dim)?,
+        width: read::natural("width", s.width)?,
+        activation: read::choice("activation", s.activation, &activations)?,
+    })
+}
+
+/// The body of the functions that make plans.
+///
+/// # Safety
+/// The pointers are null or valid.
+unsafe fn create(
+    context: *const dw_context,
+    spec: *const dw_conv_spec,
+    plan: *mut *mut dw_conv,
+    make: impl FnOnce(&Context, ConvSpec) -> Result<(usize, Kind)>,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let out = unsafe { read::output("plan", plan) }?;
+        *out = ptr::null_mut();
+        // SAFETY: as above.
+        let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
+        let spec = self::spec(&given)?;
+        let (sequences, kind) = make(context, spec)?;
+        let context = context.clone();
+        let made = Plan {
+            context,
+            spec,
+            sequences,
+            kind,
+        };
+        *out = Box::into_raw(Box::new(made)).cast();
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_conv_packed(
+    context: *const dw_context,
+    spec: *const dw_conv_spec,
+    cu_seqlens: *const dw_lengths,
+    tokens: i64,
+    plan: *mut *mut dw_conv,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        // SAFETY: the caller answers for the pointer.
+        let lengths = unsafe { Lengths::read(cu_seqlens) }?;
+        let tokens = read::natural("tokens", tokens)?;
+        // SAFETY: the caller says that the entries lie there.
+        let plan = unsafe {
+            if lengths.wide {
+                Conv::packed(context, spec, lengths.host::<i64>()?, tokens)
+            } else {
+                Conv::packed(context, spec, lengths.host::<i32>()?, tokens)
+            }
+        }?;
+        Ok((lengths.entries.saturating_sub(1), Kind::Host(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_conv_device(
+    context: *const dw_context,
+    spec: *const dw_conv_spec,
+    tokens: i64,
+    sequences: i64,
+    plan: *mut *mut dw_conv,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        let tokens = read::natural("tokens", tokens)?;
+        let sequences = read::natural("sequences", sequences)?;
+        let plan = DeviceConv::new(context, spec, tokens, sequences)?;
+        Ok((sequences, Kind::Device(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_conv_destroy(plan: *mut dw_conv) {
+    guard_silent(|| {
+        if !plan.is_null() {
+            // SAFETY: `create` made it of a box, and the caller destroys it once.
+            drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
+        }
+    });
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_conv_launch(
+    plan: *const dw_conv,
+    stream: *mut c_void,
+    tensors: *const dw_conv_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: as above.
+        let t = unsafe { read::structure("tensors", tensors) }?;
+        // SAFETY: as above, and for the memory of the tensors.
+        let arguments = unsafe { self::tensors(&t, plan) }?;
+        // SAFETY: the caller says that it is a stream of the device, or null.
+        let stream = unsafe { plan.context.borrow_stream(stream) };
+        match &plan.kind {
+            Kind::Host(plan) if t.cu_seqlens.is_null() => plan.launch(&stream, &arguments),
+            Kind::Host(_) => Err(refuse(
+                "cu_seqlens",
+                ArgumentKind::Presence,
+                "given to a plan that has its lengths",
+                "it must be null",
+            )
+            .into()),
+            Kind::Device(plan) => {
+                // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
+                let lengths = unsafe {
+                    let Lengths {
+                        data,
+                        entries,
+                        wide,
+                    } = Lengths::read(t.cu_seqlens)?;
+                    match wide {
+                        true => CuSeqlens::I64(PerSequence::from_raw(data.cast(), entries)),
+                        false => CuSeqlens::I32(PerSequence::from_raw(data.cast(), entries)),
+                    }
+                };
+                plan.launch(&stream, lengths, &arguments)
+            }
+        }
+    })
+}
+
+/// The tensors of a launch, as the caller describes them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'static>> {
+    // SAFETY: the caller answers for the pointer.
+    let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+    // SAFETY: the caller says that they lie in the device's memory.
+    let (slots, has) = unsafe {
+        (
+            PerSequence::from_raw(t.slots, plan.sequences),
+            PerSequence::from_raw(t.has_initial_state, plan.sequences),
+        )
+    };
+    let layouts = [
+        (
+            abi::DW_CONV_CHANNEL_MAJOR,
+            "DW_CONV_CHANNEL_MAJOR",
+            ConvStateLayout::ChannelMajor,
+        ),
+        (
+            abi::DW_CONV_TOKEN_MAJOR,
+            "DW_CONV_TOKEN_MAJOR",
+            ConvStateLayout::TokenMajor,
+        ),
+    ];
+    let layout = read::choice("state_layout", t.state_layout, &layouts)?;
+    let state = argument("state", t.state).optional();
+    let has = (!t.has_initial_state.is_null()).then_some(has);
+    if has.is_some() && state.is_none() {
+        let was = "given without a state";
+        let allowed = "it is for sequences with states";
+        return Err(refuse("has_initial_state", ArgumentKind::Presence, was, allowed).into());
+    }
+    Ok(ConvTensors {
+        x: input(t, &plan.spec, argument)?,
+        weight: argument("weight", t.weight).matrix()?,
+        bias: (argument("bias", t.bias).optional())
+            .map(Argument::vector)
+            .transpose()?,
+        state: match state {
+            Some(state) => Some(ConvState {
+                tensor: state.states_mut()?,
+                layout,
+                has_initial_state: has,
+            }),
+            None => None,
+        },
+        slots: (!t.slots.is_null()).then_some(slots),
+        q: argument("q", t.q).tokens_mut()?,
+        k: argument("k", t.k).tokens_mut()?,
+        v: argument("v", t.v).tokens_mut()?,
+    })
+}
+
+/// One packed tensor, or three.
+fn input(
+    t: &dw_conv_tensors,
+    spec: &ConvSpec,
+    argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
+) -> Result<ConvInput<'static>> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Layout {
+        Flat,
+        Interleaved,
+        Separate,
+    }
+    let layouts = [
+        (abi::DW_CONV_FLAT, "DW_CONV_FLAT", Layout::Flat),
+        (
+            abi::DW_CONV_INTERLEAVED,
+            "DW_CONV_INTERLEAVED",
+            Layout::Interleaved,
+        ),
+        (abi::DW_CONV_SEPARATE, "DW_CONV_SEPARATE", Layout::Separate),
+    ];
+    let layout = read::choice("x_layout", t.x_layout, &layouts)?;
+    let separate = [("x_q", t.x_q), ("x_k", t.x_k), ("x_v", t.x_v)];
+    let unused = match layout {
+        Layout::Separate => &[("x", t.x)][..],
+        _ => &separate,
+    };
+    if let Some((name, _)) = unused.iter().find(|(_, pointer)| !pointer.is_null()) {
+        let was = "given with an x_layout that does not read it";
+        return Err(refuse(name, ArgumentKind::Presence, was, "it must be null").into());
+    }
+    let [q, k, v] = separate.map(|(name, pointer)| argument(name, pointer));
+    let x = argument("x", t.x);
+    match layout {
+        Layout::Flat => ConvInput::flat(&x.matrix()?, spec),
+        Layout::Interleaved => ConvInput::interleaved(&x.matrix()?, spec),
+        Layout::Separate => Ok(ConvInput {
+            q: q.blocks()?,
+            k: k.blocks()?,
+            v: v.blocks()?,
+        }),
+    }
+}

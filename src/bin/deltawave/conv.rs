@@ -1,0 +1,484 @@
+//! `deltawave conv`: a convolution of drawn projections, run and checked.
+
+pub mod args;
+mod report;
+
+use deltawave::conv::{
+    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
+};
+use deltawave::inputs::{Tensor as HostTensor, random_normal};
+use deltawave::metrics::{UlpComparison, compare_ulps};
+use deltawave::oracle::conv::{ConvProblem, conv};
+use deltawave::runtime::{Backend, Context, Stream};
+use deltawave::tensor::{Buffer, dense_strides};
+use deltawave_sim::gpu::Gpu;
+use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
+use deltawave_sim::launch::Record;
+use deltawave_sim::timing::SAMPLE;
+
+use self::args::{ConvArgs, LayoutArg};
+pub use self::report::Report;
+use crate::args::BackendArg;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::time::{self, Times};
+use crate::workload::{cu_seqlens, of_model, usage_of};
+
+/// Elements of at least this share must be the reference rounded once.
+const LEAST_EQUAL_SHARE: f64 = 0.999;
+/// The others may be further from it by so many units in the last place.
+const MOST_ULPS: u32 = 1;
+
+/// A convolution with its tensors on the host.
+struct Workload {
+    spec: ConvSpec,
+    layout: LayoutArg,
+    state_layout: ConvStateLayout,
+    cu_seqlens: Vec<i32>,
+    /// `T`.
+    tokens: usize,
+    /// `[T, columns]`, z included.
+    x: HostTensor,
+    /// `[channels, width]`.
+    weight: HostTensor,
+    /// `[channels]`.
+    bias: Option<HostTensor>,
+    /// `[N, channels, width - 1]`.
+    state: Option<HostTensor>,
+}
+
+/// What the device computed.
+struct Outcome {
+    /// q, k and v.
+    out: [HostTensor; 3],
+    /// `[N, channels, width - 1]`.
+    state: HostTensor,
+    /// Seconds of the fastest run: of this host on the simulator, else between events of the device.
+    seconds: f64,
+    simulated: Option<KernelStatistics>,
+    counted: Option<CountedLaunch>,
+    times: Option<Times>,
+}
+
+/// How far that is from the reference.
+#[derive(Clone, Copy)]
+struct Verdict {
+    out: UlpComparison,
+    /// Elements of the states that have other bits.
+    wrong_states: usize,
+}
+
+impl Verdict {
+    fn passed(&self) -> bool {
+        let out = &self.out;
+        // A single element is more than its share of few.
+        (out.equal_share() >= LEAST_EQUAL_SHARE || out.different <= 2)
+            && out.max_ulps <= MOST_ULPS
+            && self.wrong_states == 0
+    }
+}
+
+/// Runs what the arguments ask for.
+pub fn run(args: &ConvArgs) -> Result<Report, Failure> {
+    if let Some(threads) = args.threads {
+        // A second pool would be refused, and there is none yet.
+        let _ = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.into())
+            .build_global();
+    }
+    let backend = match (args.count, args.backend) {
+        (Some(_), BackendArg::Hip) => {
+            let why = "--count counts on the simulator: --backend hip is not for it";
+            return Err(usage_of("conv", why.to_owned()));
+        }
+        (Some(_), _) => Backend::Simulator,
+        (None, backend) => backend.into(),
+    };
+    let mut progress = Progress::new(if args.check { 3 } else { 2 });
+    let (spec, lengths) = request(args)?;
+    let context = Context::new(backend, args.device)
+        .map_err(Failure::during("there is nothing to run on"))?;
+    configure_simulator(args, &context)?;
+    let tokens = lengths[lengths.len() - 1] as usize;
+    let plan = Conv::packed(&context, spec, &lengths, tokens)
+        .map_err(Failure::during("the convolution is refused"))?;
+    let workload = progress.step("inputs", || Workload::draw(args, spec, lengths));
+    let outcome = progress.step("kernels", || measure(&context, &plan, &workload, args))?;
+    let verdict = match args.check {
+        true => Some(progress.step("reference", || workload.check(&outcome))?),
+        false => None,
+    };
+    Ok(Report::new(
+        args, &context, &plan, &workload, &outcome, verdict,
+    ))
+}
+
+/// What is computed, and `cu_seqlens`.
+fn request(args: &ConvArgs) -> Result<(ConvSpec, Vec<i32>), Failure> {
+    let ([hk, hv], [k, v]) = match (args.model, args.heads) {
+        (Some(model), _) => of_model("conv", model, args.tp)?,
+        (None, Some(heads)) => (heads, args.dims),
+        (None, None) => {
+            let why = "one of --model and --heads is needed";
+            return Err(usage_of("conv", why.to_owned()));
+        }
+    };
+    let spec = ConvSpec {
+        dtype: args.dtype,
+        width: args.width.into(),
+        activation: args.activation.into(),
+        ..ConvSpec::new(hk, hv, k, v)
+    };
+    let default = [1024];
+    let lengths = match args.seqlens.is_empty() {
+        true => &default[..],
+        false => &args.seqlens,
+    };
+    let cu_seqlens = cu_seqlens(lengths).map_err(|tokens| {
+        let why = format!("{tokens} tokens in all, they must be below 2^31");
+        usage_of("conv", format!("invalid value for '--seqlens': {why}"))
+    })?;
+    Ok((spec, cu_seqlens))
+}
+
+fn configure_simulator(args: &ConvArgs, context: &Context) -> Result<(), Failure> {
+    if context.backend() != Backend::Simulator {
+        return Ok(());
+    }
+    if args.time.is_some() {
+        let why = "--time measures a GPU, and this runs on the simulator, whose times are those of this host";
+        return Err(usage_of("conv", why.to_owned()));
+    }
+    let mut options = deltawave_sim::hip::options();
+    options.threads = args.threads.map(usize::from).or(options.threads);
+    if let Some(Gpu { xcds, .. }) = args.count {
+        (options.count, options.xccs) = (true, xcds);
+        options.record = Record::Some(SAMPLE);
+    }
+    deltawave_sim::hip::set_options(options);
+    Ok(())
+}
+
+impl Workload {
+    fn draw(args: &ConvArgs, spec: ConvSpec, cu_seqlens: Vec<i32>) -> Self {
+        let tokens = cu_seqlens[cu_seqlens.len() - 1] as usize;
+        let channels = spec.total_channels();
+        let draw = |name: &str, n: usize| random_normal(spec.dtype, name, n, args.seed);
+        let states = (cu_seqlens.len() - 1) * channels * (spec.width - 1);
+        let columns = columns(&spec);
+        Workload {
+            spec,
+            layout: args.layout,
+            state_layout: args.state_layout.into(),
+            cu_seqlens,
+            tokens,
+            x: draw("x", tokens * columns),
+            weight: draw("weight", channels * spec.width),
+            bias: args.bias.then(|| draw("bias", channels)),
+            state: args.initial_state.then(|| draw("conv_state", states)),
+        }
+    }
+
+    fn sequences(&self) -> usize {
+        self.cu_seqlens.len() - 1
+    }
+
+    /// Bytes that any implementation moves: channels of x and outputs, weights, states.
+    fn minimal_bytes(&self) -> usize {
+        let channels = self.spec.total_channels();
+        let states = self.sequences() * channels * (self.spec.width - 1);
+        let read = if self.state.is_some() { states } else { 0 };
+        let weights = self.weight.values.len() + self.bias.as_ref().map_or(0, |b| b.values.len());
+        (2 * self.tokens * channels + weights + states + read) * self.spec.dtype.size()
+    }
+
+    /// The column of x that holds a channel.
+    fn column(&self, channel: usize) -> usize {
+        let s = &self.spec;
+        let [keys, _, _] = s.channels();
+        if self.layout == LayoutArg::Flat {
+            return channel;
+        }
+        let values = s.value_heads / s.key_heads * s.value_dim;
+        let group = 2 * (s.key_dim + values);
+        let (size, offset, c) = match channel {
+            c if c < keys => (s.key_dim, 0, c),
+            c if c < 2 * keys => (s.key_dim, s.key_dim, c - keys),
+            c => (values, 2 * s.key_dim, c - 2 * keys),
+        };
+        c / size * group + offset + c % size
+    }
+
+    fn check(&self, outcome: &Outcome) -> Result<Verdict, Failure> {
+        let s = &self.spec;
+        let channels = s.total_channels();
+        let of_channel: Vec<usize> = (0..channels).map(|c| self.column(c)).collect();
+        let rows = self.x.values.chunks_exact(columns(s));
+        let x: Vec<f32> = rows
+            .flat_map(|row| of_channel.iter().map(|c| row[*c]))
+            .collect();
+        let solution = conv(&ConvProblem {
+            tokens: self.tokens,
+            channels,
+            width: s.width,
+            x: &x,
+            weight: &self.weight.values,
+            bias: self.bias.as_ref().map(|b| &b.values[..]),
+            silu: s.activation == Activation::Silu,
+            cu_seqlens: &self.cu_seqlens,
+            state: self.state.as_ref().map(|t| &t.values[..]),
+            columns: s.width - 1,
+            has_initial_state: None,
+            padding: None,
+        })?;
+        let mut out = UlpComparison::default();
+        let mut before = 0;
+        for (t, n) in outcome.out.iter().zip(s.channels()) {
+            let rows = solution.y.chunks_exact(channels);
+            let reference: Vec<f64> = rows
+                .flat_map(|row| &row[before..before + n])
+                .copied()
+                .collect();
+            out = out.and(compare_ulps(t, &reference));
+            before += n;
+        }
+        let states = HostTensor::new(s.dtype, solution.state);
+        let pairs = states
+            .bytes
+            .chunks_exact(2)
+            .zip(outcome.state.bytes.chunks_exact(2));
+        // An empty sequence leaves its slot as it was.
+        let size = channels * (s.width - 1);
+        let empty = |n: usize| self.cu_seqlens[n] == self.cu_seqlens[n + 1];
+        let wrong = pairs
+            .enumerate()
+            .filter(|(i, (a, b))| a != b && !empty(i / size));
+        Ok(Verdict {
+            out,
+            wrong_states: wrong.count(),
+        })
+    }
+}
+
+/// Columns of a row of x: q, k, v and z.
+fn columns(spec: &ConvSpec) -> usize {
+    let [q, k, v] = spec.channels();
+    q + k + 2 * v
+}
+
+/// The workload on the device.
+struct Device {
+    x: Buffer<u8>,
+    weight: Buffer<u8>,
+    bias: Option<Buffer<u8>>,
+    state: Buffer<u8>,
+    /// The pool before a run, in its layout.
+    before: Vec<u8>,
+    has_initial_state: Buffer<u8>,
+    out: [Buffer<u8>; 3],
+}
+
+type Fallible<T> = deltawave::Result<T>;
+
+fn measure(
+    context: &Context,
+    plan: &Conv,
+    w: &Workload,
+    args: &ConvArgs,
+) -> Result<Outcome, Failure> {
+    let failed = Failure::during("the convolution failed");
+    let mut device = Device::new(context, w).map_err(Failure::during(
+        "the tensors cannot be brought to the device",
+    ))?;
+    let stream = context.stream().map_err(&failed)?;
+    let mut best: Option<Outcome> = None;
+    for run in 1..=args.repeat {
+        let outcome = device.run(&stream, plan, w).map_err(&failed)?;
+        match &mut best {
+            None => best = Some(outcome),
+            Some(best) => {
+                let bytes = |o: &Outcome, i: usize| o.out[i].bytes.clone();
+                let same = (0..3).all(|i| bytes(best, i) == bytes(&outcome, i));
+                if !same || best.state.bytes != outcome.state.bytes {
+                    return Err(Failure::Unsteady { run });
+                }
+                if outcome.seconds < best.seconds {
+                    (best.seconds, best.simulated) = (outcome.seconds, outcome.simulated);
+                }
+            }
+        }
+    }
+    let mut best = best.expect("there is at least one run");
+    if let Some(replays) = args.time {
+        let parts = [("conv", ())];
+        let launch = |stream: &Stream, ()| device.launch(stream, plan, w);
+        best.times = Some(time::measure(context, replays, &parts, launch).map_err(&failed)?);
+    }
+    Ok(best)
+}
+
+impl Device {
+    fn new(context: &Context, w: &Workload) -> Fallible<Self> {
+        let (size, rows) = (w.spec.dtype.size(), w.tokens);
+        let states = w.sequences() * w.spec.total_channels() * (w.spec.width - 1);
+        let before = match &w.state {
+            Some(state) => w.reordered(&state.bytes, true),
+            None => vec![0xff; states * size],
+        };
+        let [q, k, v] = w
+            .spec
+            .channels()
+            .map(|n| context.alloc::<u8>(rows * n * size));
+        Ok(Device {
+            x: context.upload(&w.x.bytes)?,
+            weight: context.upload(&w.weight.bytes)?,
+            bias: (w.bias.as_ref())
+                .map(|b| context.upload(&b.bytes))
+                .transpose()?,
+            state: context.alloc(before.len())?,
+            before,
+            has_initial_state: context.upload(&vec![u8::from(w.state.is_some()); w.sequences()])?,
+            out: [q?, k?, v?],
+        })
+    }
+
+    fn run(&mut self, stream: &Stream, plan: &Conv, w: &Workload) -> Fallible<Outcome> {
+        for out in &mut self.out {
+            out.fill_bytes(0xff, stream)?;
+        }
+        stream.synchronize()?;
+        self.state.write(&self.before)?;
+        let simulated = stream.context().backend() == Backend::Simulator;
+        deltawave_sim::hip::reset_statistics();
+        deltawave_sim::hip::take_counted_launches();
+        let start = stream.record()?;
+        self.launch(stream, plan, w)?;
+        let end = stream.record()?;
+        end.synchronize()?;
+        let statistics = deltawave_sim::hip::statistics();
+        let statistics = statistics.get(plan.kernel()).copied().unwrap_or_default();
+        let seconds = match simulated {
+            true => statistics.seconds,
+            false => f64::from(end.milliseconds_since(&start)?) / 1e3,
+        };
+        let tensor = |b: &Buffer<u8>| -> Fallible<HostTensor> {
+            Ok(HostTensor::from_bytes(w.spec.dtype, b.download(stream)?))
+        };
+        let [q, k, v] = &self.out;
+        let states = w.reordered(&self.state.download(stream)?, false);
+        Ok(Outcome {
+            out: [tensor(q)?, tensor(k)?, tensor(v)?],
+            state: HostTensor::from_bytes(w.spec.dtype, states),
+            seconds,
+            simulated: simulated.then_some(statistics),
+            counted: deltawave_sim::hip::take_counted_launches().pop(),
+            times: None,
+        })
+    }
+
+    fn launch(&mut self, stream: &Stream, plan: &Conv, w: &Workload) -> Fallible<()> {
+        let (s, dtype) = (&w.spec, w.spec.dtype);
+        let (channels, columns) = (s.total_channels(), columns(s));
+        let x = self
+            .x
+            .tensor_of(dtype, [w.tokens, columns], [columns, 1], 0)?;
+        let shape = match w.state_layout {
+            ConvStateLayout::ChannelMajor => [w.sequences(), channels, s.width - 1],
+            ConvStateLayout::TokenMajor => [w.sequences(), s.width - 1, channels],
+        };
+        let keys = [w.tokens, s.key_heads, s.key_dim];
+        let values = [w.tokens, s.value_heads, s.value_dim];
+        let [q, k, v] = &mut self.out;
+        let bias = self.bias.as_ref();
+        let tensors = ConvTensors {
+            x: match w.layout {
+                LayoutArg::Flat => ConvInput::flat(&x, s)?,
+                LayoutArg::Interleaved => ConvInput::interleaved(&x, s)?,
+            },
+            weight: self
+                .weight
+                .tensor_of(dtype, [channels, s.width], [s.width, 1], 0)?,
+            bias: bias
+                .map(|b| b.tensor_of(dtype, [channels], [1], 0))
+                .transpose()?,
+            state: Some(ConvState {
+                tensor: self
+                    .state
+                    .tensor_of_mut(dtype, shape, dense_strides(shape), 0)?,
+                layout: w.state_layout,
+                has_initial_state: Some((&self.has_initial_state).into()),
+            }),
+            slots: None,
+            q: q.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
+            k: k.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
+            v: v.tensor_of_mut(dtype, values, dense_strides(values), 0)?
+                .into(),
+        };
+        plan.launch(stream, &tensors)
+    }
+}
+
+impl Workload {
+    /// Bytes of states `[N, channels, width - 1]` in the layout of the pool, or the other way.
+    fn reordered(&self, bytes: &[u8], to_pool: bool) -> Vec<u8> {
+        let (channels, columns) = (self.spec.total_channels(), self.spec.width - 1);
+        if self.state_layout == ConvStateLayout::ChannelMajor {
+            return bytes.to_vec();
+        }
+        let (rows, size) = (if to_pool { columns } else { channels }, channels * columns);
+        let from =
+            |i: usize| i / size * size + i % size % (size / rows) * rows + i % size / (size / rows);
+        let elements = (0..bytes.len() / 2).map(from);
+        elements
+            .flat_map(|i| [bytes[2 * i], bytes[2 * i + 1]])
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn parsed(arguments: &[&str]) -> Workload {
+        let all = ["deltawave", "conv", "--heads", "1,2", "--dims", "2,3"];
+        let cli = Cli::try_parse_from(all.iter().chain(arguments)).unwrap();
+        let Command::Conv(args) = cli.command else {
+            panic!("another command")
+        };
+        let (spec, lengths) = request(&args).unwrap();
+        Workload::draw(&args, spec, lengths)
+    }
+
+    #[test]
+    fn states_go_to_their_layout_and_back() {
+        let w = parsed(&[
+            "--state-layout",
+            "token-major",
+            "--seqlens",
+            "1,2",
+            "--width",
+            "3",
+        ]);
+        // Two sequences, ten channels, two columns.
+        let states: Vec<u8> = (0..40).flat_map(|i| [i, 0]).collect();
+        let pool = w.reordered(&states, true);
+        assert_eq!(pool[2 * 20..2 * 23], [20, 0, 22, 0, 24, 0]);
+        assert_eq!(pool[2 * 10], 1);
+        assert_eq!(w.reordered(&pool, false), states);
+    }
+
+    #[test]
+    fn columns_of_channels() {
+        let flat = parsed(&["--seqlens", "2"]);
+        assert_eq!(flat.column(9), 9);
+        assert_eq!(flat.minimal_bytes(), 2 * (2 * 2 * 10 + 40 + 30));
+        let mut grouped = parsed(&["--seqlens", "2", "--layout", "interleaved"]);
+        (grouped.spec.key_heads, grouped.spec.value_heads) = (2, 4);
+        // Groups of 2 + 2 + 6 + 6 columns.
+        let columns = [0, 3, 4, 7, 8, 13, 14].map(|c| grouped.column(c));
+        assert_eq!(columns, [0, 17, 2, 19, 4, 9, 20]);
+    }
+}
