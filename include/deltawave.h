@@ -244,10 +244,10 @@ typedef struct dw_conv_tensors {
     const dw_tensor *weight; /* [channels, width], any dtype, the newest token's last */
     const dw_tensor *bias;   /* [channels], any dtype; NULL: 0 */
 
-    /* A pool, updated in place; NULL: sequences start from zeros and leave nothing. A column is a token, the newest last:
-     * at least width - 1 of them. */
+    /* A pool, updated in place; NULL: sequences start from zeros and leave nothing. A column is a token, the newest
+     * last: at least width - 1 of them. */
     const dw_tensor *state;
-    const int32_t *slots;             /* [N] on the device, negative: padding, outputs are zeros; NULL: sequence n has n */
+    const int32_t *slots; /* [N] on the device, negative: padding, outputs are zeros; NULL: sequence n has n */
     const uint8_t *has_initial_state; /* [N] on the device, 0: the slot reads as zeros; NULL: all have one */
 
     const dw_tensor *q; /* [T, HK, K], written; rows past the last sequence become zeros */

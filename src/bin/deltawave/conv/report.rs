@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use deltawave::code_objects::is_ptx;
 use deltawave::conv::{Activation, Conv, ConvStateLayout};
 use deltawave::runtime::{Backend, Context};
 use serde::Serialize;
@@ -169,7 +170,7 @@ impl Report {
             counts,
             error: failed.map(|_| FAILED),
             causes: failed.map(|v| vec![judgement(&v)]).unwrap_or_default(),
-            nvidia: resources::is_ptx(&device.arch),
+            nvidia: is_ptx(&device.arch),
         }
     }
 
