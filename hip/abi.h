@@ -36,7 +36,7 @@ enum {
 /* Sizes of the workspace's parts. */
 enum {
     DW_CHUNK = 64,
-    DW_RECORD_BYTES = 11776 /* what prepare hands to scan for a (chunk, value head) */
+    DW_RECORD_BYTES = 13824 /* what prepare hands to scan for a (chunk, value head) */
 };
 
 /* Strides of a token tensor. */

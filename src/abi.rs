@@ -21,7 +21,7 @@ pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
 pub const DW_CHUNK: _bindgen_ty_4 = 64;
-pub const DW_RECORD_BYTES: _bindgen_ty_4 = 11776;
+pub const DW_RECORD_BYTES: _bindgen_ty_4 = 13824;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -38,7 +38,7 @@ static CDNA: LaunchShape = {
         lengths_threads: 64,
         prepare_threads: 64,
         scan_threads: 256,
-        scan: [scan(128), scan(128), scan(128), scan(64), scan(64)],
+        scan: [const { scan(32) }; KEY_BUCKETS.len()],
     }
 };
 

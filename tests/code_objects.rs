@@ -51,7 +51,7 @@ fn launched() -> Vec<Launched> {
         // Four waves per SIMD.
         all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 128));
         let name = format!("dw_prefill_prepare_{dtype}");
-        all.push(kernel(name, "prefill_prepare", prepare, 192));
+        all.push(kernel(name, "prefill_prepare", prepare, 208));
         for k in [64, 96, 128, 192, 256] {
             let name = format!("dw_prefill_scan_{dtype}_k{k}");
             all.push(kernel(name, "prefill_scan", scan, 256));

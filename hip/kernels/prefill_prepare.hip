@@ -1,8 +1,8 @@
 // Prefill, first part. One workgroup of 64 threads per (chunk of 64 tokens, key head): one wave, or one that makes T
 // and one that makes P. K K^T and Q K^T are computed once for all value heads of the key head. For each value head,
 // with G the inclusive chunk-local sum of g and D_ij = exp(G_i - G_j):
-//   A = strictly lower part of beta_i D_ij (k_i . k_j)        f32
-//   T = (I + A)^-1                                            f32, then its strictly lower part in 16 bits
+//   A = strictly lower part of -beta_i D_ij (k_i . k_j)       f32
+//   T = (I - A)^-1                                            f32, then its strictly lower part in 16 bits
 //   P = strictly lower part of D_ij (q_i . k_j)               16 bits
 // and the row factors that prefill_scan multiplies by (prefill.h). With DW_QK_L2NORM the norms of q and k are factors
 // of rows and columns of these, so that neither q nor k is ever rounded again.
@@ -70,19 +70,19 @@ struct Shared {
     };
     float scratch[4];
     float gate_sum[prefill::chunk];
-    float beta[prefill::chunk];
+    float beta[prefill::chunk]; // times -1
     float q_norm[prefill::chunk];
     float k_norm[prefill::chunk];
 };
 
-// K K^T (rows i, columns j) and (Q K^T)^T (rows j, columns i), lower blocks, and the diagonal blocks of Q Q^T.
+// (K K^T)^T and (Q K^T)^T, rows j, columns i, of the lower blocks, and the diagonal blocks of Q Q^T.
 struct Products {
     Tile kk[lower_blocks];
     Tile kq[lower_blocks];
     Tile qq[tiles];
 };
 
-// What this wave makes of them: Q K^T for P, the others for T.
+// What this wave makes of them: Q K^T for P, the others for T. 64 columns at a time are on their way together.
 template <class T, bool ForT, bool ForP>
 DEVICE void multiply_rows(Products &out, arch::ChunkRows &rows, int key_dim, bool norm) {
     for (int i = 0; i < lower_blocks; ++i) {
@@ -93,29 +93,39 @@ DEVICE void multiply_rows(Products &out, arch::ChunkRows &rows, int key_dim, boo
         out.qq[i] = Tile{};
     }
 #pragma unroll 1
-    for (int column = 0; column < key_dim; column += 32) {
+    for (int column = 0; column < key_dim; column += 32 * arch::ChunkRows::pairs) {
         rows.fetch(column);
-        OperandPair kf[tiles];
-        for (int i = 0; i < tiles; ++i) {
-            kf[i] = rows.k(i, column);
-        }
-        for (int i = 0; i < tiles; ++i) {
-            const OperandPair qf = ForP || norm ? rows.q(i, column) : OperandPair{};
-            for (int j = 0; j <= i; ++j) {
-                if constexpr (ForT) {
-                    Tile &kk = out.kk[lower_block(i, j)];
-                    kk = T::mma(kf[i].first(), kf[j].first(), kk);
-                    kk = T::mma(kf[i].second(), kf[j].second(), kk);
-                }
-                if constexpr (ForP) {
-                    Tile &kq = out.kq[lower_block(i, j)];
-                    kq = T::mma(kf[j].first(), qf.first(), kq);
-                    kq = T::mma(kf[j].second(), qf.second(), kq);
-                }
+        OperandPair kf[arch::ChunkRows::pairs][tiles], qf[arch::ChunkRows::pairs][tiles];
+#pragma unroll
+        for (int p = 0; p < arch::ChunkRows::pairs; ++p) {
+            for (int i = 0; i < tiles; ++i) {
+                kf[p][i] = rows.k(i, column + 32 * p);
             }
-            if (ForT && norm) {
-                out.qq[i] = T::mma(qf.first(), qf.first(), out.qq[i]);
-                out.qq[i] = T::mma(qf.second(), qf.second(), out.qq[i]);
+            for (int i = 0; i < tiles; ++i) {
+                qf[p][i] = ForP || norm ? rows.q(i, column + 32 * p) : OperandPair{};
+            }
+        }
+#pragma unroll
+        for (int p = 0; p < arch::ChunkRows::pairs; ++p) {
+#pragma unroll
+            for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+                for (int j = 0; j <= i; ++j) {
+                    if constexpr (ForT) {
+                        Tile &kk = out.kk[lower_block(i, j)];
+                        kk = T::mma(kf[p][j].first(), kf[p][i].first(), kk);
+                        kk = T::mma(kf[p][j].second(), kf[p][i].second(), kk);
+                    }
+                    if constexpr (ForP) {
+                        Tile &kq = out.kq[lower_block(i, j)];
+                        kq = T::mma(kf[p][j].first(), qf[p][i].first(), kq);
+                        kq = T::mma(kf[p][j].second(), qf[p][i].second(), kq);
+                    }
+                }
+                if (ForT && norm) {
+                    out.qq[i] = T::mma(qf[p][i].first(), qf[p][i].first(), out.qq[i]);
+                    out.qq[i] = T::mma(qf[p][i].second(), qf[p][i].second(), out.qq[i]);
+                }
             }
         }
     }
@@ -143,7 +153,7 @@ template <bool ForT, bool ForP> DEVICE void normalise(Products &x, Shared &share
     for (int i = 0; i < tiles; ++i) {
         for (int j = 0; j <= i; ++j) {
             if constexpr (ForT) {
-                x.kk[lower_block(i, j)] *= rows_at(shared.k_norm + 16 * i, at) * columns_at(shared.k_norm + 16 * j, at);
+                x.kk[lower_block(i, j)] *= rows_at(shared.k_norm + 16 * j, at) * columns_at(shared.k_norm + 16 * i, at);
             }
             if constexpr (ForP) {
                 x.kq[lower_block(i, j)] *= rows_at(shared.k_norm + 16 * j, at) * columns_at(shared.q_norm + 16 * i, at);
@@ -211,30 +221,40 @@ class GateReader {
     const int64_t beta_index;
 };
 
-// exp(rows - columns) of G (in units of log2).
+// exp(rows - columns) of numbers in units of log2.
 DEVICE Tile decay(Tile rows, ColumnFactor columns) {
-    Tile out = rows - columns;
+    Tile out = arch::held(rows - columns);
     for (int e = 0; e < elements; ++e) {
         out[e] = arch::exp2(out[e]);
     }
     return out;
 }
 
-// The inverses of unit lower triangular 16x16 blocks I + a, by forward substitution in f32. A row of 16 lanes has one
-// block, a lane one column of its inverse, `t`.
+// The columns of the identity of 16 rows, one for a lane of a row of 16.
+struct UnitColumn {
+    float at[16];
+    DEVICE_MEMBER explicit UnitColumn(int lane) {
+        for (int i = 0; i < 16; ++i) {
+            at[i] = arch::held(lane % 16 == i ? 1.0f : 0.0f);
+        }
+    }
+};
+
+// The inverses of unit upper triangular 16x16 blocks I - a, by backward substitution in f32. A row of 16 lanes has one
+// block, a lane one column of its inverse, `t`, and of a, of which nothing from the diagonal down is looked at.
 template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const float (&a)[16], const Memory &memory) {
-    if constexpr (Column < 15) {
+    if constexpr (Column > 0) {
         float coefficient[16];
         arch::spread_column<Column>(coefficient, a, memory);
-        for (int i = Column + 1; i < 16; ++i) {
-            t[i] = __builtin_fmaf(-coefficient[i], t[Column], t[i]);
+        for (int i = 0; i < Column; ++i) {
+            t[i] = __builtin_fmaf(coefficient[i], t[Column], t[i]);
         }
-        substitute<Column + 1>(t, a, memory);
+        substitute<Column - 1>(t, a, memory);
     }
 }
 
-// Leaves the inverses of I + (block) in `x` for the four blocks there.
-DEVICE void invert_diagonal_blocks(Exchange &x, int lane) {
+// Leaves the inverses of I - (block) in `x` for the four blocks there.
+DEVICE void invert_diagonal_blocks(Exchange &x, const UnitColumn &unit, int lane) {
     for (int first = 0; first < tiles; first += arch::lanes / 16) {
         const int block = first + lane / 16, column = lane % 16;
         const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
@@ -245,10 +265,10 @@ DEVICE void invert_diagonal_blocks(Exchange &x, int lane) {
             const f32x4 rows = four(column, q);
             for (int r = 0; r < 4; ++r) {
                 entries[4 * q + r] = rows[r];
-                t[4 * q + r] = 4 * q + r == column ? 1.0f : 0.0f;
+                t[4 * q + r] = unit.at[4 * q + r];
             }
         }
-        substitute<0>(t, entries, four);
+        substitute<15>(t, entries, four);
         arch::wave_sync();
         for (int q = 0; q < 4; ++q) {
             four(column, q) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
@@ -257,47 +277,47 @@ DEVICE void invert_diagonal_blocks(Exchange &x, int lane) {
     arch::wave_sync();
 }
 
-// T^T for T = (I + A)^-1 of a 64x64 strictly lower A in f32, given as blocks a(i, j): the diagonal blocks by
-// substitution, then blocks of 16 are joined to 32, and of 32 to 64, by T21 = -T22 A21 T11. A product x^T y of
-// accumulator tiles needs no movement of data, so A is held as it is and T transposed, besides the blocks of T that the
-// last level reads. put(i, j, tile) is called for each block of T^T as soon as it is known.
-template <class A, class Put> DEVICE void invert(const A &a, const Put &put, Exchange &x, Place at, int lane) {
+// T^T for T = (I - A)^-1 of a 64x64 strictly lower A in f32, given transposed as blocks a(i, j) = A_ij^T: the diagonal
+// blocks by substitution, then blocks of 16 are joined to 32, and of 32 to 64, by T21 = T22 A21 T11. A product x^T y of
+// accumulator tiles needs no movement of data, so it is T21^T = (A21 T11)^T T22^T, besides the blocks of T11 itself.
+// put(i, j, tile) is called for each block of T^T as soon as it is known.
+template <class A, class Put>
+DEVICE void invert(const A &a, const Put &put, Exchange &x, const UnitColumn &unit, Place at, int lane) {
     for (int b = 0; b < tiles; ++b) {
         x.put(b, a(b, b), at);
     }
     arch::wave_sync();
-    invert_diagonal_blocks(x, lane);
+    invert_diagonal_blocks(x, unit, lane);
     Tile diagonal[tiles];
     for (int b = 0; b < tiles; ++b) {
-        diagonal[b] = x.get_transposed(b, at);
+        diagonal[b] = x.get(b, at);
         put(b, b, diagonal[b]);
     }
-    const Tile t00 = x.get(0, at), t11 = x.get(1, at), t22 = x.get(2, at);
+    const Tile t00 = x.get_transposed(0, at), t11 = x.get_transposed(1, at), t22 = x.get_transposed(2, at);
     arch::wave_sync();
 
     const auto product = [](Tile left_transposed, Tile right, Tile c) __attribute__((always_inline)) {
         return arch::multiply_transposed_f32(left_transposed, right, c);
     };
-    // 16 -> 32: T21^T = -T11^T (A21^T T22^T).
-    const Tile tt10 = product(t00, -product(a(1, 0), diagonal[1], Tile{}), Tile{});
+    // 16 -> 32.
+    const Tile tt10 = product(product(a(1, 0), t00, Tile{}), diagonal[1], Tile{});
     put(1, 0, tt10);
-    const Tile tt32 = product(t22, -product(a(3, 2), diagonal[3], Tile{}), Tile{});
+    const Tile tt32 = product(product(a(3, 2), t22, Tile{}), diagonal[3], Tile{});
     put(3, 2, tt32);
     Tile identity;
     for (int e = 0; e < elements; ++e) {
         identity[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;
     }
     const Tile t10 = product(tt10, identity, Tile{});
-    // 32 -> 64, the same with 2x2 blocks: w = A21^T T22^T, then -T11^T w.
-    Tile w[2][2];
+    // 32 -> 64, the same with 2x2 blocks: w = A21 T11.
     for (int j = 0; j < 2; ++j) {
-        w[j][0] = -product(a(2, j), diagonal[2], Tile{});
-        const Tile partial = product(a(2, j), tt32, Tile{});
-        w[j][1] = -product(a(3, j), diagonal[3], partial);
-    }
-    for (int i = 0; i < 2; ++i) {
-        put(2 + i, 0, product(t10, w[1][i], product(t00, w[0][i], Tile{})));
-        put(2 + i, 1, product(t11, w[1][i], Tile{}));
+        Tile w[2];
+        for (int i = 0; i < 2; ++i) {
+            w[i] = j == 0 ? product(a(2 + i, 1), t10, product(a(2 + i, 0), t00, Tile{}))
+                          : product(a(2 + i, 1), t11, Tile{});
+        }
+        put(2, j, product(w[0], diagonal[2], Tile{}));
+        put(3, j, product(w[1], diagonal[3], product(w[0], tt32, Tile{})));
     }
 }
 
@@ -358,11 +378,12 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
     const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
     const GateReader read_gates(x, sequence, begin + token, token < rows);
     const int group = x.value_heads / x.key_heads;
+    const UnitColumn unit_column(lane);
 #pragma unroll 1
     for (int v = 0; v < group; ++v) {
         // Opaque, or a pair of scalar registers holds each comparison of row and column across the whole loop.
         const int same_lane = arch::opaque(lane);
-        const Place at(same_lane);
+        const Place at(same_lane), later(arch::opaque(lane));
         const int head = x.flags & DW_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
         char *record = (char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES;
         float *factors = (float *)(record + prefill::record_rows);
@@ -371,7 +392,7 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
         float total;
         const float sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch); // G / ln 2
         shared.gate_sum[token] = sum;
-        shared.beta[token] = gates.beta;
+        shared.beta[token] = -gates.beta;
         factors[prefill::beta_row * prefill::chunk + token] = gates.beta;
         factors[prefill::read_row * prefill::chunk + token] = gates.beta * k_norm * arch::exp2(sum);
         factors[prefill::output_row * prefill::chunk + token] = q_norm * arch::exp2(sum);
@@ -381,62 +402,60 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
         }
         arch::team_sync<waves>();
 
-        if constexpr (ForT) {
-            const auto block = [&](int i, int j) __attribute__((always_inline)) {
-                Tile out = rows_at(shared.beta + 16 * i, at) *
-                           decay(rows_at(shared.gate_sum + 16 * i, at), columns_at(shared.gate_sum + 16 * j, at)) *
-                           kk.get(lower_block(i, j));
-                if (i == j) {
-                    for (int e = 0; e < elements; ++e) {
-                        out[e] = at.row(e) > at.column(e) ? out[e] : 0.0f;
+        const prefill::RecordWriter<T> write(record);
+        const auto decay_of = [&](int i, int j) __attribute__((always_inline)) {
+            return decay(-rows_at(shared.gate_sum + 16 * j, at), -columns_at(shared.gate_sum + 16 * i, at));
+        };
+        const auto block_of_a = [&](const auto &kk, int i, int j, Tile decayed) __attribute__((always_inline)) {
+            return decayed * (columns_at(shared.beta + 16 * i, at) * kk.get(lower_block(i, j)));
+        };
+        const auto put_p = [&](const auto &kq, int i, int j, Tile decayed) __attribute__((always_inline)) {
+            const Tile product = kq.get(lower_block(i, j));
+            Tile out = decayed * product;
+            if (i == j) {
+                for (int e = 0; e < elements; ++e) {
+                    if (at.row(e) == at.column(e)) {
+                        factors[prefill::diagonal_row * prefill::chunk + 16 * i + at.column(e)] = product[e];
                     }
+                    out[e] = at.row(e) < at.column(e) ? out[e] : 0.0f;
                 }
-                return out;
-            };
-            prefill::MatrixWriter<T> t(record + prefill::record_t);
-            const auto put = [&](int i, int j, Tile transposed) __attribute__((always_inline)) {
-                if (i == j) {
-                    for (int e = 0; e < elements; ++e) {
-                        transposed[e] = at.row(e) < at.column(e) ? transposed[e] : 0.0f;
-                    }
-                }
-                t.put(lower_block(i, j), transposed);
-            };
-            if constexpr (waves == 1) {
-                // Registers hold all blocks, each computed once.
-                Tile blocks[lower_blocks];
-                for (int i = 0; i < tiles; ++i) {
-                    for (int j = 0; j <= i; ++j) {
-                        blocks[lower_block(i, j)] = block(i, j);
-                    }
-                }
-                const auto held = [&](int i, int j)
-                                      __attribute__((always_inline)) { return blocks[lower_block(i, j)]; };
-                invert(held, put, shared.made.blocks, at, same_lane);
-            } else {
-                invert(block, put, shared.made.blocks, at, same_lane);
             }
-            t.finish();
-        }
-        if constexpr (ForP) {
-            prefill::MatrixWriter<T> p(record + prefill::record_p);
+            write.put_p(i, j, out);
+        };
+        const auto put_t = [&](int i, int j, Tile transposed) __attribute__((always_inline)) {
+            if (i == j) {
+                for (int e = 0; e < elements; ++e) {
+                    transposed[e] = later.row(e) < later.column(e) ? transposed[e] : 0.0f;
+                }
+            }
+            write.put_t(i, j, transposed);
+        };
+        if constexpr (waves == 1) {
+            // Registers hold all blocks of A, and a decay is computed once for both.
+            Tile blocks[lower_blocks];
+#pragma unroll
             for (int i = 0; i < tiles; ++i) {
-                const ColumnFactor sum_i = columns_at(shared.gate_sum + 16 * i, at);
+#pragma unroll
                 for (int j = 0; j <= i; ++j) {
-                    const Tile product = kq.get(lower_block(i, j));
-                    Tile out = decay(-rows_at(shared.gate_sum + 16 * j, at), -sum_i) * product;
-                    if (i == j) {
-                        for (int e = 0; e < elements; ++e) {
-                            if (at.row(e) == at.column(e)) {
-                                factors[prefill::diagonal_row * prefill::chunk + 16 * i + at.column(e)] = product[e];
-                            }
-                            out[e] = at.row(e) < at.column(e) ? out[e] : 0.0f;
-                        }
-                    }
-                    p.put(lower_block(i, j), out);
+                    const Tile decayed = decay_of(i, j);
+                    blocks[lower_block(i, j)] = block_of_a(kk, i, j, decayed);
+                    put_p(kq, i, j, decayed);
                 }
             }
-            p.finish();
+            const auto held = [&](int i, int j) __attribute__((always_inline)) { return blocks[lower_block(i, j)]; };
+            invert(held, put_t, shared.made.blocks, unit_column, later, same_lane);
+        } else if constexpr (ForT) {
+            const auto made = [&](int i, int j)
+                                  __attribute__((always_inline)) { return block_of_a(kk, i, j, decay_of(i, j)); };
+            invert(made, put_t, shared.made.blocks, UnitColumn(same_lane), at, same_lane);
+        } else {
+#pragma unroll
+            for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+                for (int j = 0; j <= i; ++j) {
+                    put_p(kq, i, j, decay_of(i, j));
+                }
+            }
         }
         arch::team_sync<waves>();
     }

@@ -13,7 +13,7 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     constexpr int across = Chunk<T, Keys>::across;
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
-    const int wave_column = (work.slab * scan_waves + arch::wave()) * 16 * across;
+    const int wave_column = first_wave_column(work.slab, across);
     const int column = wave_column + first_column(arch::lane(), across);
     const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
 

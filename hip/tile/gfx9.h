@@ -41,6 +41,12 @@ DEVICE int opaque_uniform(int x) {
     return x;
 }
 
+// The same value, computed here and as a whole: not again, not later, and not element by element.
+template <class X> DEVICE X held(X x) {
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
 // Nothing is moved from after this point to before it.
 DEVICE void phase() { __builtin_amdgcn_sched_barrier(0); }
 
@@ -128,10 +134,6 @@ DEVICE float chunk_sum(float x, float &total, float *) {
 }
 DEVICE int chunk_max(int x, int *) { return read_lane(inclusive_max(x), lanes - 1); }
 
-// The low, or the high, 16 bits of two words: first in the low half.
-DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
-DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }
-
 // 16 bytes at an even address. This target takes every such address, `in_one_access` or not.
 typedef i32x4 Even16 __attribute__((aligned(2)));
 DEVICE bool in_one_access(const void *) { return true; }
@@ -149,12 +151,8 @@ INTRINSIC i32x2 raw_buffer_load_b64(i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.load.v2i32");
 INTRINSIC int raw_buffer_load_b32(i32x4 rsrc, int offset, int soffset,
                                   int aux) __asm("llvm.amdgcn.raw.buffer.load.i32");
-INTRINSIC short raw_buffer_load_b16(i32x4 rsrc, int offset, int soffset,
-                                    int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
 INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
-INTRINSIC void raw_buffer_store_b16(short x, i32x4 rsrc, int offset, int soffset,
-                                    int aux) __asm("llvm.amdgcn.raw.buffer.store.i16");
 #undef INTRINSIC
 
 // The memory from a uniform pointer on. Offsets are bytes; an access at `nowhere` loads 0 or stores nothing, which is
@@ -163,17 +161,23 @@ class Window {
   public:
     static constexpr u32 nowhere = 0x80000000u;
 
-    DEVICE_MEMBER explicit Window(const void *base)
-        : rsrc{(int)(u64)base, (int)((u64)base >> 32 & 0xffff), 0x7fffffff, 0x00020000} {}
+    Window() = default;
+    // Of so many bytes.
+    DEVICE_MEMBER explicit Window(const void *base, u32 bytes = 0x7fffffff)
+        : rsrc{(int)(u64)base, (int)((u64)base >> 32 & 0xffff), (int)bytes, 0x00020000} {}
+
+    // From so many bytes further on.
+    DEVICE_MEMBER void advance(u64 bytes) {
+        const u64 base = ((u64)(u32)rsrc.y << 32 | (u32)rsrc.x) + bytes;
+        rsrc.x = (int)base;
+        rsrc.y = (int)(base >> 32);
+    }
+    DEVICE_MEMBER void limit(u32 bytes) { rsrc.z = (int)bytes; }
 
     DEVICE_MEMBER i32x4 load_b128(u32 offset) const { return raw_buffer_load(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER i32x2 load_b64(u32 offset) const { return raw_buffer_load_b64(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
-    DEVICE_MEMBER int load_b16(u32 offset) const {
-        return (unsigned short)raw_buffer_load_b16(rsrc, (int)offset, 0, 0);
-    }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
-    DEVICE_MEMBER void store_b16(u32 offset, int x) const { raw_buffer_store_b16((short)x, rsrc, (int)offset, 0, 0); }
 
   private:
     i32x4 rsrc;
@@ -182,7 +186,15 @@ class Window {
 // A 16-bit operand tile: four elements of a lane, in contraction order.
 typedef i32x2 Operand;
 
-// The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even).
+// An accumulator tile: 16x16 f32, of which a lane holds four consecutive rows of one column.
+typedef f32x4 Tile;
+constexpr int elements = 4;
+// Elements that lie in consecutive rows, as one vector.
+typedef f32x4 Run;
+constexpr int run = 4;
+
+// The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even). `pack` takes
+// what `nearest` gave, or numbers that are of the type anyway.
 struct Bf16 {
     static DEVICE_MEMBER f32x4 mma(Operand left, Operand right, f32x4 c) {
         return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits<i16x4>(left), bits<i16x4>(right), c, 0, 0, 0);
@@ -197,6 +209,13 @@ struct Bf16 {
         return (int)__builtin_amdgcn_perm(round(high), round(low), 0x07060302);
     }
     static DEVICE_MEMBER short narrow(float x) { return (short)(round(x) >> 16); }
+    // Two packed instructions for two numbers. Let x be an integer m of 24 bits: 2^16 m - m is rounded to a multiple of
+    // 2^16, which leaves m rounded to one, of 8 bits. A tie goes to the even multiple, because m is even then.
+    // Overflows from 2^112 on.
+    static DEVICE_MEMBER Tile nearest(Tile x) { return 65536.0f * x - 65535.0f * x; }
+    static DEVICE_MEMBER int join(float low, float high) {
+        return (int)__builtin_amdgcn_perm(bits<u32>(high), bits<u32>(low), 0x07060302);
+    }
 };
 
 struct F16 {
@@ -208,14 +227,10 @@ struct F16 {
     static DEVICE_MEMBER float low(int pair) { return (float)bits<_Float16>((short)pair); }
     static DEVICE_MEMBER float high(int pair) { return (float)bits<_Float16>((short)(pair >> 16)); }
     static DEVICE_MEMBER int pack(float low, float high) { return bits<int>(half2{(_Float16)low, (_Float16)high}); }
+    // `join` rounds.
+    static DEVICE_MEMBER Tile nearest(Tile x) { return x; }
+    static DEVICE_MEMBER int join(float low, float high) { return pack(low, high); }
 };
-
-// An accumulator tile: 16x16 f32, of which a lane holds four consecutive rows of one column.
-typedef f32x4 Tile;
-constexpr int elements = 4;
-// Elements that lie in consecutive rows, as one vector.
-typedef f32x4 Run;
-constexpr int run = 4;
 
 // Rows and columns of the elements of a lane's part of a tile.
 class Place {
@@ -233,9 +248,10 @@ class Place {
 typedef float ColumnFactor;
 DEVICE ColumnFactor columns_at(const float *values, Place at) { return values[at.column(0)]; }
 
-// An accumulator tile rounded to 16 bits: the right operand of a product that contracts over its rows, and the left
-// operand whose rows are its columns.
-template <class T> DEVICE Operand rounded(Tile x) { return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3])}; }
+// An accumulator tile of 16-bit numbers, and one rounded to them: the right operand of a product that contracts over
+// its rows, and the left operand whose rows are its columns.
+template <class T> DEVICE Operand packed(Tile x) { return Operand{T::join(x[0], x[1]), T::join(x[2], x[3])}; }
+template <class T> DEVICE Operand rounded(Tile x) { return packed<T>(T::nearest(x)); }
 
 template <class T> DEVICE Tile widened(Operand x) { return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y)}; }
 
@@ -271,6 +287,8 @@ class OperandRows {
 class ChunkRows {
   public:
     struct Memory {};
+    // Of 32 columns, at once.
+    static constexpr int pairs = 2;
     DEVICE_MEMBER ChunkRows(const void *q, const void *k, u32 q_stride, u32 k_stride, int rows, int columns, Memory &)
         : q_memory(q), k_memory(k), columns(columns) {
         for (int i = 0; i < 4; ++i) {
@@ -316,11 +334,11 @@ template <int N> class Kept {
     Tile at[N];
 };
 
-// Column `Column` of a 16x16 matrix from row `Column` + 1 on, for lanes that each hold a column of it: a row of 16
+// Column `Column` of a 16x16 matrix up to row `Column` - 1, for lanes that each hold a column of it: a row of 16
 // lanes holds one matrix, which also lies in memory, four rows (`four(column, row / 4)`) at a time.
 template <int Column, class Memory>
 DEVICE void spread_column(float (&out)[16], const float (&own)[16], const Memory &) {
-    for (int i = Column + 1; i < 16; ++i) {
+    for (int i = 0; i < Column; ++i) {
         out[i] = row_broadcast<Column>(own[i]);
     }
 }

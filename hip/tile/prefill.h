@@ -12,12 +12,10 @@ constexpr int tiles = chunk / 16;
 constexpr int lower_blocks = tiles * (tiles + 1) / 2;
 DEVICE constexpr int lower_block(int row, int column) { return row * (row + 1) / 2 + column; }
 
-// A record: T and P without their diagonals as left operands, in the order in which this target's scan reads them
-// (MatrixWriter), then one f32 per row and factor.
+// A record: one f32 per row and factor, then T and P without their diagonals as left operands, in the order in which
+// this target's scan reads them (RecordWriter).
 constexpr int matrix_bytes = lower_blocks * 16 * 16 * 2;
-constexpr int record_t = 0;
-constexpr int record_p = matrix_bytes;
-constexpr int record_rows = 2 * matrix_bytes;
+constexpr int record_rows = 0;
 enum RowFactor {
     beta_row,     // beta_i
     read_row,     // beta_i exp(G_i), of K S0
@@ -29,7 +27,8 @@ enum RowFactor {
 // Two numbers of the state update: exp(G_C) / unit, and the unit, a power of two of at most 1. write_row holds
 // multiples of it, so that long key rows, normalised inside, do not drive the update below the range of fp16.
 constexpr int record_decay = record_rows + row_factors * chunk * 4;
-static_assert(record_decay + 8 <= DW_RECORD_BYTES, "a record holds all parts");
+constexpr int record_matrices = 1536;
+static_assert(record_decay + 8 <= record_matrices, "a record holds all parts");
 static_assert(DW_RECORD_BYTES % 256 == 0, "records are aligned");
 
 // The rows of one sequence. Its chunks own the slots first_slot, first_slot + 1, ...: token / 64 + sequence is an

@@ -1,4 +1,7 @@
-// How prefill moves its operands on CDNA: records in operand order, K and Q straight from memory, K^T through LDS.
+// How prefill moves its operands on CDNA. The waves of a workgroup of prefill_scan share its value columns and divide
+// the rows: each owns a tile of tokens and some key elements of the state. So a wave reads its own rows of K, Q, T, P
+// and K^T alone, straight from memory, a whole chunk before it multiplies with them; what a product makes, rounded,
+// goes through LDS, in operand order, to all waves.
 #pragma once
 
 #include "prefill.h"
@@ -7,36 +10,34 @@ namespace prefill {
 
 using namespace tile;
 
-// Lower blocks, given transposed (an accumulator tile, rounded, is then a left operand), to a matrix of a record: pairs
-// of blocks, 16 bytes a lane.
-template <class T> class MatrixWriter {
+// Row `row` of the blocks of T or P as left operands: pairs of neighbouring blocks, of which a lane's parts are 16
+// bytes, up to the diagonal. What of a pair lies above it is zero.
+constexpr int pair_bytes = 2 * 16 * 16 * 2;
+DEVICE constexpr int first_pair(int row) { return row == 3 ? 4 : row; }
+constexpr int record_matrix_bytes = 6 * pair_bytes;
+static_assert(record_matrices + 2 * record_matrix_bytes <= DW_RECORD_BYTES, "a record holds all parts");
+
+// Lower blocks of T and P, given transposed (an accumulator tile, rounded, is then a left operand), to a record.
+template <class T> class RecordWriter {
   public:
-    DEVICE_MEMBER explicit MatrixWriter(char *to) : to(to) {}
-    DEVICE_MEMBER void put(int block, Tile transposed) { operands[block] = rounded<T>(transposed); }
-    DEVICE_MEMBER void finish() const {
-        for (int b = 0; b < lower_blocks; b += 2) {
-            const Operand first = operands[b], second = operands[b + 1];
-            *(i32x4 *)(to + b / 2 * 1024 + arch::lane() * 16) = i32x4{first.x, first.y, second.x, second.y};
-        }
+    DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + record_matrices + arch::lane() * 16) {}
+    DEVICE_MEMBER void put_t(int row, int column, Tile transposed) const { put(to, row, column, transposed); }
+    DEVICE_MEMBER void put_p(int row, int column, Tile transposed) const {
+        put(to + record_matrix_bytes, row, column, transposed);
     }
 
   private:
-    char *to;
-    Operand operands[lower_blocks];
-};
-
-// The blocks of a matrix of a record, as left operands.
-struct LowerOperands {
-    OperandPair pair[lower_blocks / 2];
-    DEVICE_MEMBER explicit LowerOperands(const char *matrix) {
-        for (int b = 0; b < lower_blocks / 2; ++b) {
-            pair[b].data = *(const i32x4 *)(matrix + b * 1024 + arch::lane() * 16);
+    static DEVICE_MEMBER void put(char *matrix, int row, int column, Tile transposed) {
+        const Operand block = rounded<T>(transposed);
+        char *const pair = matrix + (first_pair(row) + column / 2) * pair_bytes;
+        if (row == column && row % 2 == 0) {
+            *(i32x4 *)pair = i32x4{block.x, block.y, 0, 0};
+        } else {
+            *(Operand *)(pair + column % 2 * 8) = block;
         }
     }
-    DEVICE_MEMBER Operand block(int row, int column) const {
-        const int b = lower_block(row, column);
-        return b % 2 ? pair[b / 2].second() : pair[b / 2].first();
-    }
+
+    char *const to;
 };
 
 // LDS is part of the code object.
@@ -46,31 +47,25 @@ struct LowerOperands {
 // Workgroups of prepare that share a SIMD.
 constexpr int prepare_residency = 2;
 
-constexpr int scan_waves = 4;
+constexpr int scan_waves = tiles;
 constexpr int scan_threads = scan_waves * arch::lanes;
-// Column tiles of a wave.
-constexpr int scan_tiles(int keys) { return keys <= 128 ? 2 : 1; }
+// Column tiles of a workgroup.
+constexpr int scan_tiles(int) { return 2; }
+// The first value column of a wave.
+DEVICE int first_wave_column(int slab, int across) { return slab * 16 * across; }
+// Whether T and P have more than two blocks in a wave's rows.
+DEVICE bool has_second_blocks(int wave) { return wave >= 2; }
 
-// Rows of K^T, one for each of `Keys` key elements, 64 tokens wide: a double buffer where two workgroups of a compute
-// unit can have one. The 8-byte groups of a row are
-// exchanged by the row's number, so that the 16 rows of an operand tile, and the rows that one store fills, lie in
-// different banks.
-template <int Keys> struct Transposed {
-    static constexpr int buffers = Keys <= 128 ? 2 : 1;
-    i32x2 at[buffers][Keys][chunk / 4];
+// Pairs of key tiles, of which wave w owns w, w + 4, ...
+constexpr int key_pairs(int keys) { return keys / 32; }
+constexpr int own_pairs(int keys) { return (key_pairs(keys) + scan_waves - 1) / scan_waves; }
 
-    static DEVICE_MEMBER int group(int key, int g) {
-        const int mixed = key ^ key >> 5;
-        return g ^ (mixed & 3) ^ (key >> 1 & 12);
-    }
-};
-
-// Where the elements of a lane lie in the contraction when operands come in pairs: the first of its four elements of
-// tile 2 b + s is 32 b + 8 (lane / 16) + 4 s.
-DEVICE int paired_row(int tile_index, int lane) { return tile_index / 2 * 32 + lane / 16 * 8 + tile_index % 2 * 4; }
-
-// The key element and, from the lane's first column on, the column of an element of the state.
-DEVICE int state_key(int tile_index, int element, int lane) { return paired_row(tile_index, lane) + element; }
+// The key element and, from the lane's first column on, the column of an element of the state. Operands of Q and K come
+// in pairs: the first of a lane's four elements of tile 2 b + s is 32 b + 8 (lane / 16) + 4 s.
+DEVICE int state_key(int tile_index, int element, int lane) {
+    const int pair = tile_index / 2 * scan_waves + arch::wave();
+    return pair * 32 + lane / 16 * 8 + tile_index % 2 * 4 + element;
+}
 DEVICE constexpr int state_column(int column_tile, int) { return column_tile; }
 // The first of a lane's columns: those of all its tiles are neighbours.
 DEVICE int first_column(int lane, int across) { return lane % 16 * across; }
@@ -80,285 +75,480 @@ constexpr int smallest_key_dim(int bucket) {
     return bucket == 256 ? 208 : bucket == 192 ? 144 : bucket == 128 ? 112 : bucket == 96 ? 80 : 16;
 }
 
-// The rows of a 16-bit token tensor from some token on.
-struct TokenRows {
-    Window memory;
-    u32 stride; // bytes
+// Whether registers do not allow to hold operands of the whole state, and of the next chunk what this one has used.
+constexpr bool registers_are_short(int keys) { return keys > 128; }
+
+// What the waves of a workgroup hand each other, each a quarter of every part: right operands, 16 bytes a lane, of a
+// key pair of a column tile of the state, or of two column tiles of a token tile of X, U and the state's update.
+template <int Keys> struct Exchange {
+    static constexpr int state_quarters = own_pairs(Keys) * scan_tiles(Keys);
+    i32x4 state[state_quarters][scan_threads];
+    i32x4 x[scan_threads];
+    i32x4 u[scan_threads];
+    i32x4 update[scan_threads];
 };
 
-// One token tensor of this workgroup's sequence and head, chunk after chunk.
-class Stream {
+// The rows of a token tensor for one sequence and head, from some chunk on. Rows that the chunk does not have read as
+// zeros and are not written.
+class TokenRows {
   public:
-    DEVICE_MEMBER Stream(const void *p, const dw_token_strides &s, int sequence, int begin, int head)
-        : base(prefill::row_address(p, s, sequence, begin, head)), stride((u32)s.token * 2) {}
+    DEVICE_MEMBER TokenRows(const void *p, const dw_token_strides &s, int sequence, int begin, int head, int dim)
+        : stride((u32)s.token * 2), row_bytes(2 * dim),
+          memory(row_address(p, s, sequence, begin, head), (chunk - 1) * stride + row_bytes) {}
 
-    DEVICE_MEMBER TokenRows rows() const { return TokenRows{Window(base), stride}; }
-    DEVICE_MEMBER TokenRows next_rows() const { return TokenRows{Window(base + (u64)stride * chunk), stride}; }
-    DEVICE_MEMBER void advance() { base += (u64)stride * chunk; }
+    // This chunk, or the next one, has the first of so many rows.
+    DEVICE_MEMBER void limit(int rows) {
+        if (rows < chunk) {
+            memory.limit(rows > 0 ? (rows - 1) * stride + row_bytes : 0);
+        }
+    }
+    DEVICE_MEMBER void advance() { memory.advance((u64)stride * chunk); }
+
+    const u32 stride, row_bytes;
+    Window memory;
+};
+
+// What a wave reads of a chunk, in registers.
+template <int Keys> struct Part {
+    OperandPair k[key_pairs(Keys)]; // its rows
+    OperandPair q[key_pairs(Keys)];
+    OperandPair columns[own_pairs(Keys)][tiles]; // its key elements of all rows of K
+    OperandPair t[tiles / 2];                    // its blocks of T and P
+    OperandPair p[tiles / 2];
+    int v[elements];
+    Tile factor[row_factors];
+    f32x2 decay;
+    // Operands of the state, which all waves have shared.
+    OperandPair state[registers_are_short(Keys) ? 1 : key_pairs(Keys)][scan_tiles(Keys)];
+};
+
+// Where a wave finds its part of a chunk.
+template <class T, int Keys> class Source {
+  public:
+    DEVICE_MEMBER Source(const dw_prefill_scan_args &x, int sequence, int begin, int slot, int head, int key_head,
+                         u32 value_offset)
+        : q(x.q, x.q_strides, sequence, begin, key_head, x.key_dim),
+          k(x.k, x.k_strides, sequence, begin, key_head, x.key_dim),
+          v(x.v, x.v_strides, sequence, begin, head, x.value_dim), record_step((u64)x.value_heads * DW_RECORD_BYTES),
+          key_dim(x.key_dim) {
+        const int lane = arch::lane(), wave = arch::wave(), row = lane % 16, eighth = arch::eighth(lane) * 16;
+        q_offset = (16 * wave + row) * q.stride + eighth;
+        k_offset = (16 * wave + row) * k.stride + eighth;
+        column_offset = row * k.stride + eighth + 64 * wave;
+        for (int c = 0; c < tiles; ++c) {
+            columns[c] = column_of(column_offset, 0, c);
+        }
+        for (int r = 0; r < elements; ++r) {
+            v_offset[r] = (16 * wave + Place(lane).row(r)) * v.stride + value_offset;
+        }
+        factor_offset = (16 * wave + Place(lane).row(0)) * 4;
+        first_blocks = record_matrices + first_pair(wave) * pair_bytes + lane * 16;
+        second_blocks = has_second_blocks(wave) ? first_blocks + pair_bytes : Window::nowhere;
+        record = Window((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES);
+    }
+
+    // The first of so many rows, which may be none.
+    DEVICE_MEMBER void limit(int rows) {
+        q.limit(rows);
+        k.limit(rows);
+        v.limit(rows);
+    }
+    DEVICE_MEMBER void advance(int rows) {
+        q.advance();
+        k.advance();
+        v.advance();
+        limit(rows);
+    }
+    // Its record.
+    DEVICE_MEMBER void advance_record(int rows) {
+        record.advance(record_step);
+        if (rows <= 0) {
+            record.limit(0);
+        }
+    }
+
+    DEVICE_MEMBER void load_k(Part<Keys> &to) const {
+        const u32 offset = fresh(k_offset);
+        for (int b = 0; b < key_pairs(Keys); ++b) {
+            to.k[b].data = k.memory.load_b128(inside(b) ? offset + 64 * b : Window::nowhere);
+        }
+    }
+    DEVICE_MEMBER void load_q(Part<Keys> &to) const {
+        const u32 offset = fresh(q_offset);
+        for (int b = 0; b < key_pairs(Keys); ++b) {
+            to.q[b].data = q.memory.load_b128(inside(b) ? offset + 64 * b : Window::nowhere);
+        }
+    }
+    DEVICE_MEMBER void load_columns(Part<Keys> &to) const {
+        const u32 offset = fresh(column_offset);
+        for (int p = 0; p < own_pairs(Keys); ++p) {
+            for (int c = 0; c < tiles; ++c) {
+                to.columns[p][c].data =
+                    k.memory.load_b128(registers_are_short(Keys) ? column_of(offset, p, c) : columns[c]);
+            }
+        }
+    }
+    DEVICE_MEMBER void load_t(Part<Keys> &to) const { load_blocks(to.t, 0); }
+    DEVICE_MEMBER void load_p(Part<Keys> &to) const { load_blocks(to.p, record_matrix_bytes); }
+    DEVICE_MEMBER void load_values(Part<Keys> &to) const {
+        for (int r = 0; r < elements; ++r) {
+            to.v[r] = v.memory.load_b32(v_offset[r]);
+        }
+    }
+    DEVICE_MEMBER void load_factor(Part<Keys> &to, RowFactor which) const {
+        to.factor[which] = bits<Tile>(record.load_b128(record_rows + which * chunk * 4 + fresh(factor_offset)));
+    }
+    DEVICE_MEMBER void load_decay(Part<Keys> &to) const { to.decay = bits<f32x2>(record.load_b64(record_decay)); }
 
   private:
-    const char *base;
-    u32 stride;
-};
-
-// Four token rows by four key elements of K, on their way to LDS.
-struct Patch {
-    i32x2 rows[4];
-};
-
-template <int Keys> struct Staging {
-    static constexpr int patches = chunk / 4 * (Keys / 4);
-    static constexpr int per_thread = (patches + scan_threads - 1) / scan_threads;
-    Patch patch[per_thread];
-
-    DEVICE_MEMBER void load(const TokenRows &k, int rows, int key_dim) {
-        // Opaque, or what depends on the thread alone is kept in scalar registers through the loop over chunks.
-        const int thread = arch::opaque(arch::thread());
-        for (int p = 0; p < per_thread; ++p) {
-            const int index = p * scan_threads + thread;
-            const int key = index % (Keys / 4) * 4, token = index / (Keys / 4) * 4;
-            for (int i = 0; i < 4; ++i) {
-                const bool inside = token + i < rows && key < key_dim;
-                patch[p].rows[i] = k.memory.load_b64(inside ? (token + i) * k.stride + 2 * key : Window::nowhere);
-            }
-        }
+    DEVICE_MEMBER void load_blocks(OperandPair (&to)[tiles / 2], int matrix) const {
+        to[0].data = record.load_b128(fresh(first_blocks) + matrix);
+        to[1].data = record.load_b128(fresh(second_blocks) + matrix);
+    }
+    // Registers that are short do not hold the sums of an offset and constants.
+    static DEVICE_MEMBER u32 fresh(u32 offset) {
+        return registers_are_short(Keys) ? (u32)arch::opaque((int)offset) : offset;
+    }
+    // Token tile c of the wave's key pair p.
+    DEVICE_MEMBER u32 column_of(u32 offset, int p, int c) const {
+        return inside(p * scan_waves + arch::wave()) ? offset + 16 * c * k.stride + 64 * scan_waves * p
+                                                     : Window::nowhere;
+    }
+    // Whether this lane's eighth of a key pair is part of the rows.
+    DEVICE_MEMBER bool inside(int pair) const {
+        return 32 * pair + 32 <= smallest_key_dim(Keys) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;
     }
 
-    DEVICE_MEMBER void store(Transposed<Keys> &to, int buffer) const {
-        const int thread = arch::opaque(arch::thread());
-        for (int p = 0; p < per_thread; ++p) {
-            const int index = p * scan_threads + thread;
-            if (patches % scan_threads != 0 && index >= patches) {
-                return;
-            }
-            const int key = index % (Keys / 4) * 4, group = index / (Keys / 4);
-            const i32x2 *r = patch[p].rows;
-            for (int pair = 0; pair < 2; ++pair) {
-                const u32 a = pair ? r[0].y : r[0].x, b = pair ? r[1].y : r[1].x;
-                const u32 c = pair ? r[2].y : r[2].x, d = pair ? r[3].y : r[3].x;
-                const int low = key + 2 * pair;
-                to.at[buffer][low][Transposed<Keys>::group(low, group)] =
-                    i32x2{arch::low_halves(a, b), arch::low_halves(c, d)};
-                to.at[buffer][low + 1][Transposed<Keys>::group(low + 1, group)] =
-                    i32x2{arch::high_halves(a, b), arch::high_halves(c, d)};
-            }
-        }
-    }
+    TokenRows q, k, v;
+    const u64 record_step;
+    const int key_dim;
+    u32 q_offset, k_offset, column_offset, columns[tiles], v_offset[elements], factor_offset, first_blocks,
+        second_blocks;
+    Window record;
 };
 
-template <class T, int Tiles> struct Columns;
-
-// V and O elements of one row: two neighbouring columns in a word, or one column.
-template <class T> struct Columns<T, 2> {
-    static DEVICE_MEMBER void load(const Window &w, u32 offset, float (&x)[2]) {
-        const int pair = w.load_b32(offset);
-        x[0] = T::low(pair);
-        x[1] = T::high(pair);
-    }
-    static DEVICE_MEMBER void store(const Window &w, u32 offset, const float (&x)[2]) {
-        w.store_b32(offset, T::pack(x[0], x[1]));
-    }
-};
-template <class T> struct Columns<T, 1> {
-    static DEVICE_MEMBER void load(const Window &w, u32 offset, float (&x)[1]) { x[0] = T::low(w.load_b16(offset)); }
-    static DEVICE_MEMBER void store(const Window &w, u32 offset, const float (&x)[1]) {
-        w.store_b16(offset, T::pack(x[0], 0.0f));
-    }
-};
-
-// One chunk for the columns of one wave; without `Outputs`, only what the state takes.
+// One chunk for the rows of one wave; without `Outputs`, only what the state takes.
 template <class T, int Keys, bool Outputs = true> class Chunk {
   public:
     static constexpr int across = scan_tiles(Keys);
-    static constexpr int key_tiles = Keys / 16;
+    static constexpr int row_tiles = 1;
+    static constexpr int key_tiles = 2 * own_pairs(Keys);
     static constexpr bool asynchronous = false;
     typedef Tile State[key_tiles][across];
-    typedef Tile Slab[tiles][across];
-    typedef Operand SlabOperands[tiles][across];
+    typedef Tile Slab[row_tiles][across];
+    typedef Operand SlabOperands[row_tiles][across];
 
-    DEVICE_MEMBER Chunk(const Transposed<Keys> &kt, int buffer, TokenRows q, TokenRows k, TokenRows v, TokenRows o,
-                        const char *record, int rows, int key_dim, u32 column_offset)
-        : kt(kt), buffer(buffer), q(q), k(k), v(v), o(o), record(record), rows(rows), key_dim(key_dim),
-          column_offset(column_offset), lane(arch::opaque(arch::lane())), at(lane) {}
-
-    // R = K S0, and for outputs O = Q S0.
-    template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &) const {
-        arch::OperandRows q_row[tiles], k_row[tiles];
-        for (int i = 0; i < tiles; ++i) {
-            if constexpr (Outputs) {
-                q_row[i] = arch::OperandRows(i, rows, q.stride, lane);
-            }
-            k_row[i] = arch::OperandRows(i, rows, k.stride, lane);
-            for (int j = 0; j < across; ++j) {
-                read[i][j] = Tile{};
-                out[i][j] = Tile{};
-            }
-        }
-        for (int b = 0; b < Keys / 32; ++b) {
-            const bool inside = 32 * b + 32 <= smallest_key_dim(Keys) || 32 * b + arch::eighth(lane) * 8 < key_dim;
-            Operand first[across], second[across];
-            for (int j = 0; j < across; ++j) {
-                first[j] = rounded<T>(state[2 * b][j]);
-                second[j] = rounded<T>(state[2 * b + 1][j]);
-            }
-            for (int i = 0; i < tiles; ++i) {
-                const OperandPair kf = k_row[i].load(k.memory, 32 * b, inside);
-                OperandPair qf;
-                if constexpr (Outputs) {
-                    qf = q_row[i].load(q.memory, 32 * b, inside);
-                }
-                for (int j = 0; j < across; ++j) {
-                    read[i][j] = T::mma(kf.first(), first[j], read[i][j]);
-                    read[i][j] = T::mma(kf.second(), second[j], read[i][j]);
-                    if constexpr (Outputs) {
-                        out[i][j] = T::mma(qf.first(), first[j], out[i][j]);
-                        out[i][j] = T::mma(qf.second(), second[j], out[i][j]);
-                    }
-                }
-            }
-        }
+    DEVICE_MEMBER Chunk(Exchange<Keys> &shared, Part<Keys> &part, Source<T, Keys> &next, const TokenRows &o,
+                        const u32 (&o_offset)[elements], int wave, int left)
+        : shared(shared), part(part), next(next), o(o), o_offset(o_offset), wave(wave), left(left), lane(arch::lane()) {
     }
 
-    // U += (T - I) X, O += (P - diag(P)) U.
-    template <class Next> DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &, const Next &) const {
-        // The operands, loaded any earlier, would not fit into the registers.
+    // Hands the wave's rows of the state to all waves.
+    DEVICE_MEMBER void share_state(const State &state) const {
+        share_state(shared, state);
         arch::phase();
-        multiply_lower(u, record + record_t, x);
     }
-    DEVICE_MEMBER void multiply_p(Slab &out, const SlabOperands &u) const { multiply_lower(out, record + record_p, u); }
+    static DEVICE_MEMBER void share_state(Exchange<Keys> &to, const State &state) {
+        for (int p = 0; p < own_pairs(Keys); ++p) {
+            for (int j = 0; j < across; ++j) {
+                to.state[p * across + j][arch::thread()] =
+                    both(rounded<T>(state[2 * p][j]), rounded<T>(state[2 * p + 1][j]));
+            }
+        }
+    }
+    // All of it, if it fits into the registers besides the rest; else it is read where it is used.
+    DEVICE_MEMBER void take_state() const { take_state(shared, part); }
+    static DEVICE_MEMBER void take_state(const Exchange<Keys> &from, Part<Keys> &part) {
+        arch::workgroup_sync();
+        if constexpr (!registers_are_short(Keys)) {
+            for (int b = 0; b < key_pairs(Keys); ++b) {
+                for (int j = 0; j < across; ++j) {
+                    part.state[b][j].data = state_of(from, b, j);
+                }
+                arch::phase();
+            }
+        }
+    }
+
+    // R = K S0, of the wave's rows.
+    template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &, const Next &) {
+        for (int j = 0; j < across; ++j) {
+            read[0][j] = Tile{};
+            out[0][j] = Tile{};
+        }
+        multiply_rows<0, key_pairs(Keys)>(read, part.k);
+        transpose();
+    }
+
+    // U += (T - I) X, and O = Q S0 while the waves exchange X.
+    template <class Next> DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &out, const Next &) {
+        shared.x[arch::thread()] = both(x[0][0], x[0][1]);
+        arch::phase();
+        if constexpr (registers_are_short(Keys)) {
+            load_rest(next, part);
+            next.advance_record(left - chunk);
+        } else {
+            next.load_k(part);
+        }
+        if constexpr (Outputs) {
+            multiply_rows<0, key_pairs(Keys) / 2>(out, part.q);
+        }
+        arch::workgroup_sync();
+        OperandPair all[tiles];
+        take(all, shared.x);
+        arch::phase();
+        if constexpr (Outputs) {
+            multiply_rows<key_pairs(Keys) / 2, key_pairs(Keys)>(out, part.q);
+        }
+        multiply_lower(u, part.t, all);
+        arch::phase();
+        next.load_t(part);
+    }
+    DEVICE_MEMBER void multiply_p(Slab &, const SlabOperands &u) const {
+        shared.u[arch::thread()] = both(u[0][0], u[0][1]);
+    }
 
     // S += K^T x.
-    DEVICE_MEMBER void accumulate(State &state, const SlabOperands &x) const {
-        for (int t = 0; t < Keys / 16; ++t) {
-            // The key element of this lane's row of the left operand: the order in which the state's rows are held.
-            const int key = paired_row(t, lane % 16 / 4 * 16) + lane % 4;
-            for (int c = 0; c < tiles; ++c) {
-                const Operand left = kt.at[buffer][key][Transposed<Keys>::group(key, 4 * c + lane / 16)];
-                for (int j = 0; j < across; ++j) {
-                    state[t][j] = T::mma(left, x[c][j], state[t][j]);
-                }
+    DEVICE_MEMBER void accumulate(State &state, const SlabOperands &x) {
+        auto &exchange = accumulated == 0 ? shared.update : shared.x;
+        exchange[arch::thread()] = both(x[0][0], x[0][1]);
+        if (accumulated == 0) {
+            arch::phase();
+            if constexpr (registers_are_short(Keys)) {
+                next.load_k(part);
+            } else {
+                load_first(next, part);
+            }
+            arch::phase();
+        }
+        arch::workgroup_sync();
+        OperandPair all[tiles];
+        take(all, exchange);
+        if (Outputs && !registers_are_short(Keys) && accumulated == 0) {
+            take(new_values, shared.u);
+        }
+        arch::phase();
+        for (int c = 0; c < tiles; ++c) {
+            for (int t = 0; t < key_tiles; ++t) {
+                state[t][0] = T::mma(transposed[t][c], all[c].first(), state[t][0]);
+                state[t][1] = T::mma(transposed[t][c], all[c].second(), state[t][1]);
             }
         }
+        ++accumulated;
     }
 
-    // Products are complete when they are written down.
-    DEVICE_MEMBER void finish_outputs(Slab &, const SlabOperands &) const {}
+    // O += (P - diag(P)) U.
+    DEVICE_MEMBER void finish_outputs(Slab &out, const SlabOperands &) {
+        if constexpr (registers_are_short(Keys)) {
+            take(new_values, shared.u);
+        }
+        multiply_lower(out, part.p, new_values);
+    }
     DEVICE_MEMBER void finish_state(State &, const SlabOperands &) const {}
-
-    // Rows of row tile i of V, and, scaled, to O.
-    DEVICE_MEMBER void load_values(int i, Tile (&x)[across]) const {
-        for (int r = 0; r < elements; ++r) {
-            const int row = 16 * i + at.row(r);
-            float value[across];
-            Columns<T, across>::load(v.memory, row < rows ? row * v.stride + column_offset : Window::nowhere, value);
-            for (int j = 0; j < across; ++j) {
-                x[j][r] = value[j];
-            }
-        }
-    }
-    DEVICE_MEMBER void store_outputs(int i, const Tile (&x)[across], float scale) const {
-        for (int r = 0; r < elements; ++r) {
-            const int row = 16 * i + at.row(r);
-            float value[across];
-            for (int j = 0; j < across; ++j) {
-                value[j] = scale * x[j][r];
-            }
-            Columns<T, across>::store(o.memory, row < rows ? row * o.stride + column_offset : Window::nowhere, value);
+    DEVICE_MEMBER void finish() {
+        if constexpr (registers_are_short(Keys)) {
+            load_first(next, part);
+        } else {
+            load_rest(next, part);
         }
     }
 
-    DEVICE_MEMBER Tile factor(RowFactor which, int i) const {
-        return rows_at((const float *)(record + record_rows) + which * chunk + 16 * i, at);
+    // What the next chunk needs, in the order in which it does: after its rows of K, what X takes, and the rest.
+    static DEVICE_MEMBER void load_first(const Source<T, Keys> &from, Part<Keys> &to) {
+        arch::phase();
+        from.load_columns(to);
+        arch::phase();
+        from.load_factor(to, read_row);
+        from.load_factor(to, beta_row);
+        from.load_values(to);
+        arch::phase();
+        if constexpr (Outputs) {
+            from.load_q(to);
+        }
     }
-    DEVICE_MEMBER f32x2 decay() const { return arch::uniform((const f32x2 *)(record + record_decay)); }
+    static DEVICE_MEMBER void load_rest(const Source<T, Keys> &from, Part<Keys> &to) {
+        arch::phase();
+        from.load_decay(to);
+        from.load_factor(to, write_row);
+        if constexpr (Outputs) {
+            from.load_factor(to, output_row);
+            from.load_factor(to, diagonal_row);
+            from.load_p(to);
+        }
+    }
+
+    // Rows of V, and, scaled, to O.
+    DEVICE_MEMBER void load_values(int, Tile (&x)[across]) const {
+        for (int r = 0; r < elements; ++r) {
+            x[0][r] = T::low(part.v[r]);
+            x[1][r] = T::high(part.v[r]);
+        }
+    }
+    DEVICE_MEMBER void store_outputs(int, const Tile (&x)[across], float scale) const {
+        const Tile first = arch::held(T::nearest(scale * x[0])), second = arch::held(T::nearest(scale * x[1]));
+        for (int r = 0; r < elements; ++r) {
+            o.memory.store_b32(o_offset[r], T::join(first[r], second[r]));
+        }
+    }
+
+    DEVICE_MEMBER Tile factor(RowFactor which, int) const { return part.factor[which]; }
+    DEVICE_MEMBER f32x2 decay() const {
+        return f32x2{part.decay.x, bits<float>(arch::uniform_value(bits<int>(part.decay.y)))};
+    }
 
   private:
-    DEVICE_MEMBER void multiply_lower(Slab &out, const char *matrix, const SlabOperands &x) const {
-        const LowerOperands lower(matrix);
-        for (int i = 0; i < tiles; ++i) {
-            for (int c = 0; c <= i; ++c) {
-                for (int j = 0; j < across; ++j) {
-                    out[i][j] = T::mma(lower.block(i, c), x[c][j], out[i][j]);
-                }
+    static DEVICE_MEMBER i32x4 state_of(const Exchange<Keys> &from, int pair, int j) {
+        return from.state[pair / scan_waves * across + j][pair % scan_waves * arch::lanes + arch::lane()];
+    }
+    static DEVICE_MEMBER i32x4 both(Operand first, Operand second) {
+        return i32x4{first.x, first.y, second.x, second.y};
+    }
+    DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[scan_threads]) const {
+        for (int c = 0; c < tiles; ++c) {
+            to[c].data = from[c * arch::lanes + lane];
+            arch::phase();
+        }
+    }
+
+    template <int First, int End>
+    DEVICE_MEMBER void multiply_rows(Slab &out, const OperandPair (&rows)[key_pairs(Keys)]) const {
+        for (int b = First; b < End; ++b) {
+            if constexpr (registers_are_short(Keys)) {
+                arch::phase();
+            }
+            const OperandPair *const held = &part.state[0][0];
+            OperandPair s[across];
+            for (int j = 0; j < across; ++j) {
+                s[j].data = registers_are_short(Keys) ? state_of(shared, b, j) : held[b * across + j].data;
+            }
+            for (int j = 0; j < across; ++j) {
+                out[0][j] = T::mma(rows[b].first(), s[j].first(), out[0][j]);
+            }
+            for (int j = 0; j < across; ++j) {
+                out[0][j] = T::mma(rows[b].second(), s[j].second(), out[0][j]);
+            }
+        }
+    }
+    // Blocks of the wave's rows of T or P times tokens that all waves have made.
+    DEVICE_MEMBER void multiply_lower(Slab &out, const OperandPair (&blocks)[tiles / 2],
+                                      const OperandPair (&tokens)[tiles]) const {
+        multiply_pair(out, blocks[0], tokens[0], tokens[1]);
+        if (has_second_blocks(wave)) {
+            multiply_pair(out, blocks[1], tokens[2], tokens[3]);
+        }
+    }
+    static DEVICE_MEMBER void multiply_pair(Slab &out, OperandPair blocks, OperandPair first, OperandPair second) {
+        out[0][0] = T::mma(blocks.first(), first.first(), out[0][0]);
+        out[0][1] = T::mma(blocks.first(), first.second(), out[0][1]);
+        out[0][0] = T::mma(blocks.second(), second.first(), out[0][0]);
+        out[0][1] = T::mma(blocks.second(), second.second(), out[0][1]);
+    }
+
+    static DEVICE_MEMBER Operand transposed_of(Operand rows, Operand identity) {
+        return arch::packed<T>(T::mma(rows, identity, Tile{}));
+    }
+    // K^T of the wave's key elements: a product with the identity has each lane hold four rows of a column, exactly.
+    DEVICE_MEMBER void transpose() {
+        const Place at(lane);
+        Tile one;
+        for (int e = 0; e < elements; ++e) {
+            one[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;
+        }
+        const Operand identity = arch::packed<T>(one);
+        for (int p = 0; p < own_pairs(Keys); ++p) {
+            for (int c = 0; c < tiles; ++c) {
+                transposed[2 * p][c] = transposed_of(part.columns[p][c].first(), identity);
+                transposed[2 * p + 1][c] = transposed_of(part.columns[p][c].second(), identity);
             }
         }
     }
 
-    const Transposed<Keys> &kt;
-    const int buffer;
-    const TokenRows q, k, v, o;
-    const char *const record;
-    const int rows, key_dim;
-    const u32 column_offset;
-    const int lane;
-    const Place at;
+    Exchange<Keys> &shared;
+    Part<Keys> &part;
+    Source<T, Keys> &next;
+    const TokenRows &o;
+    const u32 (&o_offset)[elements];
+    const int wave, left, lane;
+    OperandPair new_values[tiles];
+    Operand transposed[key_tiles][tiles];
+    int accumulated = 0;
 };
 
-// The chunks of a segment, one after the other. While a chunk is worked on, nothing of the next is held; K^T of the
-// next goes to LDS at its end.
+// The chunks of a sequence, one after the other. While one is multiplied, the next one is on its way to the registers
+// that have been read.
 template <class T, int Keys, bool Outputs = true> class Chunks {
+    typedef prefill::Chunk<T, Keys, Outputs> Chunk;
+
   public:
     DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int,
                          u32 column_offset)
-        : kt(memory()), q(x.q, x.q_strides, s.sequence, s.begin, key_head),
-          k(x.k, x.k_strides, s.sequence, s.begin, key_head), v(x.v, x.v_strides, s.sequence, s.begin, head),
-          o(x.o, x.o_strides, s.sequence, s.begin, head),
-          record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DW_RECORD_BYTES),
-          column_offset(column_offset), left(s.end - s.begin) {
-        if (left > 0) {
-            Staging<Keys> staging;
-            staging.load(k.rows(), min_of(left, chunk), x.key_dim);
-            staging.store(kt, 0);
-            arch::workgroup_sync();
+        : shared(memory()), next(x, s.sequence, s.begin, s.slot, head, key_head, column_offset),
+          o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), output_scale(x.scale),
+          left(s.end - s.begin) {
+        for (int r = 0; r < elements; ++r) {
+            o_offset[r] = (16 * arch::wave() + Place(arch::lane()).row(r)) * o.stride + column_offset;
+        }
+        if (left <= 0) {
+            return;
+        }
+        next.limit(left);
+        o.limit(left);
+        // In the order of every chunk.
+        next.load_k(part);
+        next.load_t(part);
+        Chunk::load_first(next, part);
+        if constexpr (!registers_are_short(Keys)) {
+            Chunk::load_rest(next, part);
         }
     }
 
+    DEVICE_MEMBER void begin(const typename Chunk::State &state) {
+        Chunk::share_state(shared, state);
+        Chunk::take_state(shared, part);
+    }
+    DEVICE_MEMBER float scale(const dw_prefill_scan_args &) const { return output_scale; }
     DEVICE_MEMBER bool more() const { return left > 0; }
     DEVICE_MEMBER bool last() const { return left <= chunk; }
-    // A wave without columns only helps to move K^T.
-    static DEVICE_MEMBER bool works(bool has_columns) { return has_columns; }
+    static DEVICE_MEMBER bool works(bool) { return true; }
     DEVICE_MEMBER void wait() {}
     struct Next {
         DEVICE_MEMBER Next(Chunks &, const dw_prefill_scan_args &) {}
     };
 
-    DEVICE_MEMBER Chunk<T, Keys, Outputs> current(const dw_prefill_scan_args &x) const {
-        return Chunk<T, Keys, Outputs>(kt, buffer, q.rows(), k.rows(), v.rows(), o.rows(), record, min_of(left, chunk),
-                                       x.key_dim, column_offset);
+    DEVICE_MEMBER Chunk current(const dw_prefill_scan_args &) {
+        next.advance(left - chunk);
+        if constexpr (!registers_are_short(Keys)) {
+            next.advance_record(left - chunk);
+        }
+        return Chunk(shared, part, next, o, o_offset, wave, left);
     }
 
-    DEVICE_MEMBER void advance(const dw_prefill_scan_args &x) {
+    DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
         left -= chunk;
-        if (left > 0) {
-            Staging<Keys> staging;
-            staging.load(k.next_rows(), min_of(left, chunk), x.key_dim);
-            if (Transposed<Keys>::buffers == 1) {
-                arch::workgroup_sync();
-            } else {
-                buffer ^= 1;
-            }
-            staging.store(kt, buffer);
-        }
-        arch::workgroup_sync();
-        q.advance();
-        k.advance();
-        v.advance();
         o.advance();
-        record += (int64_t)x.value_heads * DW_RECORD_BYTES;
+        o.limit(left);
     }
 
   private:
-    static DEVICE_MEMBER Transposed<Keys> &memory() {
-        __attribute__((shared)) static Transposed<Keys> kt;
-        return kt;
+    // A single token may have any stride; rows that are not there must not lie in its place.
+    static DEVICE_MEMBER dw_token_strides apart(dw_token_strides s, int dim) {
+        s.token = max_of(s.token, (int64_t)dim);
+        return s;
     }
 
-    Transposed<Keys> &kt;
-    Stream q, k, v, o;
-    const char *record;
-    const u32 column_offset;
+    static DEVICE_MEMBER Exchange<Keys> &memory() {
+        __attribute__((shared)) static Exchange<Keys> shared;
+        return shared;
+    }
+
+    Exchange<Keys> &shared;
+    Part<Keys> part;
+    Source<T, Keys> next;
+    TokenRows o;
+    u32 o_offset[elements];
+    const float output_scale;
+    const int wave = arch::opaque_uniform(arch::wave()); // in a scalar register
     int left;
-    int buffer = 0;
 };
 
 } // namespace prefill

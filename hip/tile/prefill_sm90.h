@@ -11,21 +11,25 @@ using namespace tile;
 // Bytes of a 16x16 block of T or P: in each half, 8 columns wide, its rows one after the other.
 constexpr int block_bytes = 16 * 16 * 2;
 
-// Lower blocks, given transposed (an accumulator tile, rounded, has the rows of the matrix in consecutive words), to a
-// matrix of a record.
-template <class T> class MatrixWriter {
+// Lower blocks of T and P, given transposed (an accumulator tile, rounded, has the rows of the matrix in consecutive
+// words), to a record: T, then P.
+template <class T> class RecordWriter {
   public:
-    DEVICE_MEMBER explicit MatrixWriter(char *to) : to(to + arch::lane() * 4) {}
-    DEVICE_MEMBER void put(int block, Tile transposed) {
+    DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + record_matrices + arch::lane() * 4) {}
+    DEVICE_MEMBER void put_t(int row, int column, Tile transposed) const { put(lower_block(row, column), transposed); }
+    DEVICE_MEMBER void put_p(int row, int column, Tile transposed) const {
+        put(lower_blocks + lower_block(row, column), transposed);
+    }
+
+  private:
+    DEVICE_MEMBER void put(int block, Tile transposed) const {
         const Operand operand = rounded<T>(transposed);
         for (int i = 0; i < 4; ++i) {
             *(int *)(to + block * block_bytes + i * 128) = operand[i];
         }
     }
-    DEVICE_MEMBER void finish() const {}
 
-  private:
-    char *to;
+    char *const to;
 };
 
 // Workgroups of prepare that share a multiprocessor.
@@ -35,6 +39,8 @@ constexpr int scan_waves = 4;
 constexpr int scan_threads = scan_waves * arch::lanes;
 // Column tiles of a wave.
 constexpr int scan_tiles(int) { return 1; }
+// The first value column of a wave.
+DEVICE int first_wave_column(int slab, int across) { return (slab * scan_waves + arch::wave()) * 16 * across; }
 
 // The key element and, from the lane's first column on, the column of an element of the state: a lane's columns are
 // neighbours.
@@ -135,6 +141,7 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
 
   public:
     static constexpr int across = 1;
+    static constexpr int row_tiles = tiles;
     static constexpr int key_tiles = Stage::panels * 4;
     static constexpr bool asynchronous = true;
     typedef Tile State[key_tiles][across];
@@ -338,6 +345,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         copy_values(left);
     }
 
+    // Every warp has all rows of the state.
+    DEVICE_MEMBER void begin(const typename Chunk<T, Keys, Outputs>::State &) const {}
+    DEVICE_MEMBER float scale(const dw_prefill_scan_args &x) const { return x.scale; }
     DEVICE_MEMBER bool more() const { return left > 0; }
     DEVICE_MEMBER bool last() const { return left <= chunk; }
     // Every warp takes its part in the copies and the products.
@@ -482,7 +492,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             const int row = lower >= 6 ? 3 : lower >= 3 ? 2 : lower >= 1 ? 1 : 0, column = lower - lower_block(row, 0);
             const u32 at = to + (block < lower_blocks ? Stage::t : Stage::p);
             copy_async(at + swizzled(16 * row + lane % 16, 2 * column + lane / 16),
-                       record + block * block_bytes + lane * 16, true);
+                       record + record_matrices + block * block_bytes + lane * 16, true);
         }
         if (thread * 16 < row_factors * chunk * 4 + 16) {
             copy_async(to + Stage::rows + thread * 16, record + record_rows + thread * 16, true);

@@ -1,10 +1,10 @@
 // One chunk of prefill, and how states get to the registers and back: what prefill_scan and prefill_summarise share.
-// A wave owns 16 or 32 columns and all K rows of the state, in accumulators; per chunk of 64 tokens
+// A workgroup owns a slab of value columns, a wave part of its columns or rows, in accumulators; per chunk of 64 tokens
 //   R  = K S0                                          O  = Q S0
 //   X  = beta (V - exp(G) R)                           U  = X + (T - I) X
 //   O  = scale (exp(G) O + diag(P) U + (P - diag) U)   S1 = exp(G_C) S0 + K^T (exp(G_C - G) U)
-// with T, P and the row factors from prefill_prepare. R, X, U and S never leave the wave's registers: each, rounded, is
-// an operand of the next product. How a target moves K, Q, T and P to where its matrix unit takes them is
+// with T, P and the row factors from prefill_prepare. R, X, U and S never leave the compute unit: each, rounded, is an
+// operand of the next product. How a target moves K, Q, T and P to where its matrix unit takes them is
 // prefill_*.h.
 #pragma once
 
@@ -144,13 +144,13 @@ DEVICE void initial_state(typename Chunk<T, Keys>::State &state, const dw_prefil
 template <class T, int Keys, bool Outputs, class Next>
 DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> chunk, const Next &next, float scale,
                  bool last) {
-    constexpr int across = Chunk<T, Keys>::across;
+    constexpr int across = Chunk<T, Keys>::across, rows = Chunk<T, Keys>::row_tiles;
     typename Chunk<T, Keys>::Slab read, out;
     typename Chunk<T, Keys>::SlabOperands x;
     chunk.read_state(read, out, state, next);
 
     // X, in place of R, and its operands.
-    for (int i = 0; i < tiles; ++i) {
+    for (int i = 0; i < rows; ++i) {
         const Tile beta = chunk.factor(beta_row, i), decay = chunk.factor(read_row, i);
         Tile value[across];
         chunk.load_values(i, value);
@@ -164,7 +164,7 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
 
     // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
     if constexpr (Outputs) {
-        for (int i = 0; i < tiles; ++i) {
+        for (int i = 0; i < rows; ++i) {
             const Tile decay = chunk.factor(output_row, i), diagonal = chunk.factor(diagonal_row, i);
             for (int j = 0; j < across; ++j) {
                 out[i][j] = decay * out[i][j] + diagonal * read[i][j];
@@ -181,7 +181,7 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
     const auto add_rest = [&]() __attribute__((always_inline)) {
         if (last) {
             typename Chunk<T, Keys>::SlabOperands rest;
-            for (int i = 0; i < tiles; ++i) {
+            for (int i = 0; i < rows; ++i) {
                 for (int j = 0; j < across; ++j) {
                     rest[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
                 }
@@ -191,7 +191,7 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
         }
     };
     const auto update_state = [&]() __attribute__((always_inline)) {
-        for (int i = 0; i < tiles; ++i) {
+        for (int i = 0; i < rows; ++i) {
             const Tile decay = chunk.factor(write_row, i);
             for (int j = 0; j < across; ++j) {
                 read[i][j] *= decay;
@@ -213,18 +213,15 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
     };
     const auto store_outputs = [&]() __attribute__((always_inline)) {
         if constexpr (Outputs) {
-            chunk.finish_outputs(out, x);
-            for (int i = 0; i < tiles; ++i) {
+            for (int i = 0; i < rows; ++i) {
                 chunk.store_outputs(i, out[i], scale);
             }
         }
     };
-    if constexpr (Chunk<T, Keys>::asynchronous) {
-        update_state();
+    update_state();
+    if constexpr (Outputs && Chunk<T, Keys>::asynchronous) {
+        chunk.finish_outputs(out, x);
         store_outputs();
-    } else {
-        store_outputs();
-        update_state();
     }
     chunk.finish_state(state, update);
     if (decay.y != 1.0f) {
@@ -234,12 +231,25 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
             }
         }
     }
+    if constexpr (!Chunk<T, Keys>::asynchronous) {
+        // The other waves wait for the state, not for the outputs.
+        chunk.share_state(state);
+        if constexpr (Outputs) {
+            chunk.finish_outputs(out, x);
+        }
+        chunk.take_state();
+        if constexpr (Outputs) {
+            store_outputs();
+        }
+        chunk.finish();
+    }
 }
 
 // All chunks of a segment, one after the other. Waves without columns may still have to help the others.
 template <class T, int Keys, bool Outputs>
 DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs> &chunks, const dw_prefill_scan_args &x,
                  bool has_columns) {
+    chunks.begin(state);
     const bool works = chunks.works(has_columns);
 #pragma unroll 1
     while (chunks.more()) {
@@ -247,7 +257,7 @@ DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs>
         chunks.wait();
         if (works) {
             const typename Chunks<T, Keys, Outputs>::Next next(chunks, y);
-            step<T, Keys, Outputs>(state, chunks.current(y), next, y.scale, chunks.last());
+            step<T, Keys, Outputs>(state, chunks.current(y), next, chunks.scale(y), chunks.last());
         }
         chunks.advance(y);
     }

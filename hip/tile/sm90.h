@@ -37,6 +37,7 @@ DEVICE int opaque(int x) {
 // What only CDNA's compiler has to be told.
 DEVICE int uniform_value(int x) { return x; }
 DEVICE int opaque_uniform(int x) { return opaque(x); }
+template <class X> DEVICE X held(X x) { return x; }
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
 
 DEVICE void workgroup_sync() { __syncthreads(); }
@@ -357,6 +358,7 @@ DEVICE void store_shared(u32 to, i32x4 x) {
 class ChunkRows {
   public:
     static constexpr int rows_of_chunk = 64, groups = 16, threads = 64;
+    static constexpr int pairs = 1;
     struct Memory {
         i32x4 q[rows_of_chunk * groups], k[rows_of_chunk * groups];
     };
@@ -460,11 +462,11 @@ template <int N> class Kept {
     const Memory &memory;
 };
 
-// Column `Column` of a 16x16 matrix from row `Column` + 1 on, for lanes that each hold a column of it: a row of 16
+// Column `Column` of a 16x16 matrix up to row `Column` - 1, for lanes that each hold a column of it: a row of 16
 // lanes holds one matrix, which also lies in memory, four rows (`four(column, row / 4)`) at a time.
 template <int Column, class Memory>
 DEVICE void spread_column(float (&out)[16], const float (&)[16], const Memory &four) {
-    for (int q = (Column + 1) / 4; q < 4; ++q) {
+    for (int q = 0; q < (Column + 3) / 4; ++q) {
         const f32x4 rows = four(Column, q);
         for (int r = 0; r < 4; ++r) {
             out[4 * q + r] = rows[r];
