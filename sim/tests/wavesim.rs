@@ -302,6 +302,52 @@ fn faults_name_the_place_and_the_buffers() {
     assert!(err.contains("exceeded 100000 wave-instructions"), "{err}");
 }
 
+/// A finding of a check, for scripts: both sides of a race.
+#[test]
+fn findings_are_json() {
+    let Some(f) = Folder::new("finding", "order.hip") else {
+        return;
+    };
+    let run = |kernel: &str, more: &[&str]| {
+        let launch = ["run", "k.co", "--grid", "2", "--block", "256", "--json"];
+        let buffers = ["--arg", "zeros:2048->o", "--arg", "zeros:2048"];
+        f.wavesim(&[&launch[..], &["--kernel", kernel], &buffers, more].concat())
+    };
+    // Checks are on unless they are switched off.
+    for checks in [&[][..], &["--checks", "races"]] {
+        let output = run("workgroups_race", checks);
+        assert_eq!(output.status.code(), Some(1));
+        let found: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(found["kernel"], "workgroups_race");
+        assert_eq!(found["workgroup"], serde_json::json!([1, 0, 0]));
+        let (race, other) = (&found["race"], &found["race"]["other"]);
+        assert_eq!(other["workgroup"], serde_json::json!([0, 0, 0]));
+        assert_eq!(race["action"], "store");
+        assert_eq!(other["action"], "store");
+        for side in [&found, other] {
+            let text = side["instruction"].as_str().expect("a text");
+            assert!(text.starts_with("global_store_dword "), "{text}");
+            assert!(side["pc"].is_u64() && side["wave"].is_u64());
+        }
+        for (text, part) in [(&race["place"], "0x"), (&race["reason"], "workgroups")] {
+            assert!(text.as_str().is_some_and(|t| t.contains(part)), "{text}");
+        }
+        let told = String::from_utf8_lossy(&output.stderr);
+        let fault = found["fault"].as_str().expect("a text");
+        assert!(told.contains(fault), "{fault} is not in {told}");
+    }
+    for (kernel, checks) in [
+        ("workgroups_race", &["--checks", "none"][..]),
+        ("workgroups_race", &["--checks", "barriers,waits"]),
+        ("workgroups_clean", &[]),
+    ] {
+        let output = run(kernel, checks);
+        assert!(output.status.success(), "{kernel} {checks:?}");
+        let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert!(told["race"].is_null());
+    }
+}
+
 /// Requests that make no sense, and what the error must say.
 #[test]
 fn refuses_bad_requests() {
