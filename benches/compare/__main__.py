@@ -1,10 +1,10 @@
 """deltawave's prefill beside FLA's chain of Triton kernels, on the simulator: `make bench-compare`.
 
-    benches/compare/run [--gpus NAME,...] [--shapes HKxHVxT,...] [--out FOLDER]
+    benches/compare/run [--rows GPU:HKxHVxT,GPU:HKxHVxNxT,...] [--out FOLDER]
 
 Both get the same inputs in the same run, and their results are compared. FLA's kernels (fla-core, compiled by Triton) run
-with the configuration of their autotuning list whose time is modelled shortest, found with the same heads and 512 tokens.
-What is counted is exact, times are modelled. FOLDER gets results.json, compare.md and compare.svg.
+with the configuration of their autotuning list whose time is modelled shortest, found with the same heads and fewer
+tokens. What is counted is exact, times are modelled. FOLDER gets results.json, compare.md and compare.svg.
 """
 
 import argparse
@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GPUS = "mi300x,mi308x"
-SHAPES = "16x32x8192,2x8x8192"
+ROWS = ("mi300x:16x32x8192,mi300x:2x8x8192,mi300x:2x8x32768,mi300x:16x64x32768,mi300x:4x16x8x4096,"
+        "mi308x:16x32x8192,mi308x:2x8x8192")
 
 
 def arguments():
     parser = argparse.ArgumentParser(prog="benches/compare/run", description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", default=GPUS, help="for which GPUs")
-    parser.add_argument("--shapes", default=SHAPES, help="key heads x value heads x tokens of one sequence")
+    parser.add_argument("--rows", default=ROWS, help="a GPU, and key heads x value heads x tokens of one sequence, or x "
+                        "sequences x tokens of each")
     parser.add_argument("--out", type=Path, default=ROOT / "target/compare", help="where results go")
     parser.add_argument("--report", action="store_true", help="only write table and chart again")
     return parser.parse_args()
@@ -35,18 +35,18 @@ def main():
     results = options.out / "results.json"
     if not options.report:
         rows = []
-        for gpu in options.gpus.split(","):
-            for shape in options.shapes.split(","):
-                start = time.monotonic()
-                row = options.out / f"{gpu}.{shape}.json"
-                profile = options.out / f"{gpu}.{shape}.launches"
-                profile.unlink(missing_ok=True)
-                # The runtime reads its environment once.
-                environment = {**os.environ, "DELTAWAVE_SIM_GPU": gpu, "DELTAWAVE_SIM_PROFILE": str(profile)}
-                worker = [sys.executable, str(Path(__file__).with_name("worker.py")), gpu, shape, str(row)]
-                subprocess.run(worker, check=True, env=environment)
-                rows.append(json.loads(row.read_text()))
-                print(f"{gpu}, {shape}: {time.monotonic() - start:.0f} s", flush=True)
+        for name in options.rows.split(","):
+            gpu, shape = name.split(":")
+            start = time.monotonic()
+            row = options.out / f"{gpu}.{shape}.json"
+            profile = options.out / f"{gpu}.{shape}.launches"
+            profile.unlink(missing_ok=True)
+            # The runtime reads its environment once.
+            environment = {**os.environ, "DELTAWAVE_SIM_GPU": gpu, "DELTAWAVE_SIM_PROFILE": str(profile)}
+            worker = [sys.executable, str(Path(__file__).with_name("worker.py")), gpu, shape, str(row)]
+            subprocess.run(worker, check=True, env=environment)
+            rows.append(json.loads(row.read_text()))
+            print(f"{gpu}, {shape}: {time.monotonic() - start:.0f} s", flush=True)
         results.write_text(json.dumps(rows, indent=1) + "\n")
     import report
 

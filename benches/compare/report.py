@@ -30,7 +30,8 @@ def number(value):
 
 
 def title(row):
-    return f"{row['gpu'].upper()}, heads {row['heads'][0]}/{row['heads'][1]}, {row['tokens']} tokens"
+    sequences = f"{row['sequences']} x " if row["sequences"] > 1 else ""
+    return f"{row['gpu'].upper()}, heads {row['heads'][0]}/{row['heads'][1]}, {sequences}{row['tokens']} tokens"
 
 
 def short(configuration):
@@ -45,8 +46,8 @@ def markdown(rows):
         "# Prefill beside FLA's chain, on the simulator",
         "",
         "`make bench-compare` writes this: deltawave's prefill and the forward chain of fla-core, compiled by Triton, on the",
-        "same inputs in the same run (bf16, K = V = 128, one sequence, initial and final state in f32). Instructions, clocks",
-        "and bytes are counted, exactly; times are modelled, not measured (docs/timing-model.md says how far the model is",
+        "same inputs in the same run (bf16, K = V = 128, initial and final state in f32; N x T: N sequences packed into one",
+        "batch). Instructions, clocks and bytes are counted, exactly; times are modelled, not measured (docs/timing-model.md says how far the model is",
         "off). FLA's kernels have the best of their autotuning configurations, by modelled time. Clocks are sums over all",
         "waves; vector clocks include transcendental functions. FLA's clearing of its triangular factor is not counted.",
         "",

@@ -1,4 +1,4 @@
-"""One shape on one GPU: worker.py GPU HKxHVxT OUT. The environment names the GPU and the file of counters."""
+"""One shape on one GPU: worker.py GPU HKxHVx[Nx]T OUT. The environment names the GPU and the file of counters."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from fla_chain import Case, ratio  # noqa: E402
 from simulator import HipError, from_bf16  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
-# Tokens with which configurations are tried.
-TRIAL = 512
+# Tokens with which configurations are tried: of all sequences, and of each at least.
+TRIAL, TRIAL_EACH = 512, 128
 # The bound on the difference of the two outputs; each has its own roundings to bfloat16.
 DIFFERENCE = 0.01
 PROFILE = Path(os.environ["DELTAWAVE_SIM_PROFILE"])
@@ -39,15 +39,16 @@ def tensors(path):
 
 
 class Given(Case):
-    """A problem with inputs from a file: one sequence, of which `tokens` are taken."""
+    """A problem with inputs from a file: sequences of one length, of each of which `tokens` are taken."""
 
-    def __init__(self, inputs, tokens):
-        self.q, self.k, self.v = (inputs[name][:tokens] for name in "qkv")
-        self.g, self.beta = inputs["g"][:tokens], inputs["beta"][:tokens]
+    def __init__(self, inputs, sequences, tokens):
+        first = {name: inputs[name].reshape(sequences, -1, *inputs[name].shape[1:])[:, :tokens]
+                 for name in ("q", "k", "v", "g", "beta")}
+        self.q, self.k, self.v, self.g, self.beta = (x.reshape(-1, *x.shape[2:]) for x in first.values())
         self.h0 = inputs["initial_state"]
         (self.H, self.K), (self.HV, self.V) = self.q.shape[1:], self.v.shape[1:]
-        self.lengths, self.N, self.B, self.T = [tokens], 1, 1, tokens
-        self.kind, self.beta_kind, self.varlen, self.v_first = "bf16", "fp32", False, False
+        self.lengths, self.N, self.B, self.T = [tokens] * sequences, sequences, 1, sequences * tokens
+        self.kind, self.beta_kind, self.varlen, self.v_first = "bf16", "fp32", sequences > 1, False
         self.pack()
 
 
@@ -113,12 +114,13 @@ def tune(chain, case):
     return picks, {stage: str(texts[stage][number]) for stage, number in picks.items()}
 
 
-def ours(gpu, heads, tokens, folder):
+def ours(gpu, heads, lengths, folder):
     """Our profile, and paths of inputs and results."""
     inputs, results = folder / "inputs.safetensors", folder / "results.safetensors"
     environment = {k: v for k, v in os.environ.items() if k != "DELTAWAVE_SIM_PROFILE"}
     command = [os.environ.get("DELTAWAVE", str(ROOT / "target/release/deltawave")), "profile", "--heads",
-               ",".join(map(str, heads)), "--dims", f"{DEPTH},{DEPTH}", "--seqlens", str(tokens), "--gpu", gpu,
+               ",".join(map(str, heads)), "--dims", f"{DEPTH},{DEPTH}", "--seqlens", ",".join(map(str, lengths)),
+               "--gpu", gpu,
                "--initial-state", "f32", "--save-input", str(inputs), "--output", str(results), "--json"]
     found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(found.stdout), tensors(inputs), tensors(results)
@@ -126,19 +128,21 @@ def ours(gpu, heads, tokens, folder):
 
 def main():
     gpu, shape, out = sys.argv[1:]
-    *heads, tokens = map(int, shape.split("x"))
+    key_heads, value_heads, *sequences, tokens = map(int, shape.split("x"))
+    heads, sequences = [key_heads, value_heads], sequences[0] if sequences else 1
     out = Path(out)
-    profile, inputs, results = ours(gpu, heads, tokens, out.parent)
+    profile, inputs, results = ours(gpu, heads, [tokens] * sequences, out.parent)
     chain = Chain()
-    picks, texts = tune(chain, Given(inputs, min(TRIAL, tokens)))
-    found, stages, error = chain.run(Given(inputs, tokens), lambda stage, _: picks[stage])
+    trial = min(max(TRIAL // sequences, TRIAL_EACH), tokens)
+    picks, texts = tune(chain, Given(inputs, sequences, trial))
+    found, stages, error = chain.run(Given(inputs, sequences, tokens), lambda stage, _: picks[stage])
     if error:
         raise error
     differences = [float(ratio(f.reshape(r.shape), r))
                    for f, r in zip(found, (results["o"], results["final_state"]))]
     assert max(differences) < DIFFERENCE, f"results differ: {differences}"
     row = {
-        "gpu": gpu, "heads": heads, "tokens": tokens, "difference": differences, "ours": profile,
+        "gpu": gpu, "heads": heads, "sequences": sequences, "tokens": tokens, "difference": differences, "ours": profile,
         "fla": [{"stage": stage, "configuration": texts.get(stage, "no choice"),
                  **{k: v for k, v in line.items() if k != "opcodes"}} for stage, _, line in stages],
     }

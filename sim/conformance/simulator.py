@@ -47,20 +47,16 @@ class Buffer:
         carrier = self.CARRIERS[kind]
         if kind == "bf16" and array.dtype != np.uint16:
             array = bf16(array)
-        self.host = np.ascontiguousarray(array, dtype=carrier)
+        host = np.ascontiguousarray(array, dtype=carrier)
         self.pointer = ctypes.c_void_p()
-        call("hipMalloc", ctypes.byref(self.pointer), ctypes.c_size_t(max(self.host.nbytes, 1)))
-        self._copy(1)
-
-    def _copy(self, kind):
-        host = ctypes.c_void_p(self.host.ctypes.data)
-        to, of = (self.pointer, host) if kind == 1 else (host, self.pointer)
-        call("hipMemcpy", to, of, ctypes.c_size_t(self.host.nbytes), ctypes.c_int(kind))
+        call("hipMalloc", ctypes.byref(self.pointer), ctypes.c_size_t(max(host.nbytes, 1)))
+        call("hipMemcpy", self.pointer, ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes), ctypes.c_int(1))
 
     def get(self):
         """What the device holds; bfloat16 as float32."""
-        self._copy(2)
-        return from_bf16(self.host) if self.kind == "bf16" else self.host.copy()
+        host = np.empty(self.shape, self.CARRIERS[self.kind])
+        call("hipMemcpy", ctypes.c_void_p(host.ctypes.data), self.pointer, ctypes.c_size_t(host.nbytes), ctypes.c_int(2))
+        return from_bf16(host) if self.kind == "bf16" else host
 
     def __del__(self):
         _hip.hipFree(self.pointer)

@@ -183,25 +183,19 @@ impl Waits {
         let lgkm = (operand >> 8 & 15) as usize;
         let ended = vm < VM_MOST && self.vm.wait(vm);
         if lgkm < LGKM_MOST && self.lgkm.wait(lgkm) || ended {
-            self.pending = [0; WORDS];
-            for i in 0..self.vm.outstanding.len() {
-                self.mark(self.vm.outstanding[i].first, self.vm.outstanding[i].count);
-            }
-            for i in 0..self.lgkm.outstanding.len() {
-                self.mark(
-                    self.lgkm.outstanding[i].first,
-                    self.lgkm.outstanding[i].count,
-                );
-            }
-            self.any = self.pending.iter().any(|w| *w != 0);
-            self.to_lds = self.vm.outstanding.iter().any(|o| o.lds.is_some());
+            self.some_ended();
         }
     }
 
-    fn mark(&mut self, first: u16, count: u8) {
-        for r in usize::from(first)..usize::from(first) + usize::from(count) {
-            self.pending[r / 64] |= 1 << (r % 64);
+    /// Finds out again what is pending.
+    fn some_ended(&mut self) {
+        self.pending = [0; WORDS];
+        let (vm, lgkm) = (&self.vm.outstanding, &self.lgkm.outstanding);
+        for o in vm.iter().chain(lgkm) {
+            mark(&mut self.pending, o);
         }
+        self.to_lds = vm.iter().any(|o| o.lds.is_some());
+        self.any = self.pending.iter().any(|w| *w != 0);
     }
 
     fn count(
@@ -238,11 +232,15 @@ impl Waits {
         };
         self.to_lds |= operation.lds.is_some();
         if count > 0 {
-            self.mark(operation.first, operation.count);
+            mark(&mut self.pending, &operation);
             self.any = true;
         }
         let counter = if vm { &mut self.vm } else { &mut self.lgkm };
         counter.outstanding.push_back(operation);
+        // Before one more is issued than can be counted, the first one ends.
+        if vm && counter.wait(VM_MOST) {
+            self.some_ended();
+        }
     }
 
     #[cold]
@@ -267,6 +265,13 @@ impl Waits {
             load: found.map_or(String::new(), |o| report::instruction(env, o.at)),
             wait: format!("s_waitcnt {}", waits.join(" ")),
         }
+    }
+}
+
+/// Adds the registers that an operation will write to a set.
+fn mark(pending: &mut [u64; WORDS], o: &Operation) {
+    for r in usize::from(o.first)..usize::from(o.first) + usize::from(o.count) {
+        pending[r / 64] |= 1 << (r % 64);
     }
 }
 

@@ -210,10 +210,7 @@ impl Cu<'_> {
                 base: now,
                 ready: now,
                 reason: Stall::Issue,
-                registers: vec![0; REGISTERS]
-                    .into_boxed_slice()
-                    .try_into()
-                    .unwrap_or_else(|_| unreachable!()),
+                registers: Box::new([0; REGISTERS]),
                 forward: None,
                 vm: VecDeque::new(),
                 lgkm: VecDeque::new(),
@@ -272,7 +269,6 @@ impl Cu<'_> {
         match code.unit {
             Unit::Memory => wait(left(&w.vm, VM_MOST - 1), Stall::Vm),
             Unit::Local | Unit::ScalarMemory => wait(left(&w.lgkm, LGKM_MOST - 1), Stall::Lgkm),
-            // A wave ends when its stores have been taken.
             _ => {}
         }
     }

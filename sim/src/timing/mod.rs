@@ -166,8 +166,8 @@ impl Model {
         let run = cu::run(&work(modelled, self.events));
         let mut clocks = run.clocks as f64;
         if share > long {
-            let marginal =
-                (run.clocks - cu::run(&work(short, 0)).clocks) as f64 / (long - short) as f64;
+            let less = cu::run(&work(short, 0)).clocks;
+            let marginal = run.clocks.saturating_sub(less) as f64 / (long - short) as f64;
             clocks += marginal * (share - long) as f64;
         }
         let per = |lines: u64| (lines * machine::LINE) as f64 / modelled as f64;

@@ -5,7 +5,7 @@ use crate::code_object::CodeObject;
 use crate::cost::{self, Class};
 use crate::inst::Inst;
 use crate::op::Op::*;
-use crate::sanitize::uses::{SCC, Use, Uses};
+use crate::sanitize::uses::{Role, SCC, Use, Uses};
 
 /// Registers as the model counts them: 512 vector registers, 128 scalar ones, SCC.
 pub(super) const REGISTERS: usize = 512 + 128 + 1;
@@ -83,14 +83,14 @@ fn instruction(inst: &Inst, uses: &Uses, accum_offset: u16) -> Static {
         _ => TURN,
     };
     let spans = |uses: &[Use]| uses.iter().filter_map(|u| span(u, accum_offset)).collect();
-    let mut reads: Vec<Span> = spans(uses.reads());
+    let reads: Vec<Span> = spans(uses.reads());
     let mut writes: Vec<Span> = spans(uses.writes());
-    let mut accumulator = None;
-    if unit == Unit::Matrix {
-        accumulator = reads.pop().filter(|_| inst.src[2] >= crate::inst::VGPR0);
-        reads.extend(accumulator.filter(|a| writes.first() != Some(a)));
-        accumulator = accumulator.filter(|a| writes.first() == Some(a));
-    }
+    // Of sparse products the third source is indices.
+    let addend = uses.role(Role::Accumulator).or(uses.role(Role::Source2));
+    let accumulator = addend
+        .filter(|_| unit == Unit::Matrix)
+        .and_then(|u| span(u, accum_offset))
+        .filter(|a| writes.first() == Some(a));
     if matches!(unit, Unit::Memory | Unit::Local | Unit::ScalarMemory) {
         // It is `s_waitcnt` that waits for these.
         writes.clear();
@@ -128,4 +128,50 @@ fn span(u: &Use, accum_offset: u16) -> Option<Span> {
     let end = if first < 512 { 512 } else { REGISTERS as u16 };
     let count = u.count.min((end - first).min(255) as u8);
     Some(Span { first, count })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inst::{Format, NONE, Operand, VGPR0};
+
+    fn product(op: crate::op::Op, addend: Operand) -> Static {
+        let inst = Inst {
+            op,
+            format: Format::Mai,
+            size: 8,
+            flags: 0,
+            vdst: VGPR0 + 8,
+            sdst: NONE,
+            src: [VGPR0, VGPR0 + 4, addend],
+            imm: 0,
+            literal: 0,
+            ctrl: 0,
+            target: u32::MAX,
+            neg: 0,
+            abs: 0,
+            op_sel: 0,
+            op_sel_hi: 0,
+            omod: 0,
+        };
+        instruction(&inst, &Uses::of(&inst), 256)
+    }
+
+    #[test]
+    fn matrix_products_wait_for_both_factors() {
+        let first = |spans: &[Span]| spans.iter().map(|s| s.first).collect::<Vec<_>>();
+        let zero = product(V_MFMA_F32_16X16X16_F16, 128);
+        assert_eq!((first(&zero.reads), zero.accumulator), (vec![0, 4], None));
+        let chained = product(V_MFMA_F32_16X16X16_F16, VGPR0 + 8);
+        assert_eq!(first(&chained.reads), [0, 4, 8]);
+        assert_eq!(chained.accumulator.map(|s| s.first), Some(8));
+        let other = product(V_MFMA_F32_16X16X16_F16, VGPR0 + 16);
+        assert_eq!(
+            (first(&other.reads), other.accumulator),
+            (vec![0, 4, 16], None)
+        );
+        let sparse = product(V_SMFMAC_F32_16X16X32_F16, VGPR0 + 16);
+        assert_eq!(first(&sparse.reads), [0, 4, 16, 8]);
+        assert_eq!(sparse.accumulator.map(|s| s.first), Some(8));
+    }
 }
