@@ -53,13 +53,13 @@ static SM90: LaunchShape = {
     LaunchShape {
         lengths_threads: 32,
         prepare_threads: 64,
-        scan_threads: 128,
+        scan_threads: 256,
         scan: [
-            scan(78_848),
-            scan(111_616),
-            scan(111_616),
-            scan(144_384),
-            scan(177_152),
+            scan(130_048),
+            scan(179_200),
+            scan(179_200),
+            scan(228_352),
+            scan(185_344),
         ],
     }
 };

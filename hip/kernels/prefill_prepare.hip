@@ -387,16 +387,17 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
         const int head = x.flags & DW_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
         char *record = (char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES;
         float *factors = (float *)(record + prefill::record_rows);
+        const int place = prefill::row_place(token);
 
         const Gates gates = read_gates(head);
         float total;
         const float sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch); // G / ln 2
         shared.gate_sum[token] = sum;
         shared.beta[token] = -gates.beta;
-        factors[prefill::beta_row * prefill::chunk + token] = gates.beta;
-        factors[prefill::read_row * prefill::chunk + token] = gates.beta * k_norm * arch::exp2(sum);
-        factors[prefill::output_row * prefill::chunk + token] = q_norm * arch::exp2(sum);
-        factors[prefill::write_row * prefill::chunk + token] = k_norm * per_unit * arch::exp2(total - sum);
+        factors[prefill::beta_row * prefill::chunk + place] = gates.beta;
+        factors[prefill::read_row * prefill::chunk + place] = gates.beta * k_norm * arch::exp2(sum);
+        factors[prefill::output_row * prefill::chunk + place] = q_norm * arch::exp2(sum);
+        factors[prefill::write_row * prefill::chunk + place] = k_norm * per_unit * arch::exp2(total - sum);
         if (token == 0) {
             *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
         }
@@ -415,7 +416,8 @@ DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, 
             if (i == j) {
                 for (int e = 0; e < elements; ++e) {
                     if (at.row(e) == at.column(e)) {
-                        factors[prefill::diagonal_row * prefill::chunk + 16 * i + at.column(e)] = product[e];
+                        factors[prefill::diagonal_row * prefill::chunk + prefill::row_place(16 * i + at.column(e))] =
+                            product[e];
                     }
                     out[e] = at.row(e) < at.column(e) ? out[e] : 0.0f;
                 }

@@ -13,6 +13,9 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     constexpr int across = Chunk<T, Keys>::across;
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
+    if (copy_chunks<Keys, true>(x, segment, work)) {
+        return;
+    }
     const int wave_column = first_wave_column(work.slab, across);
     const int column = wave_column + first_column(arch::lane(), across);
     const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
@@ -38,7 +41,8 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
 } // namespace
 
 #define SCAN(name, type, keys)                                                                                         \
-    KERNEL(prefill::scan_threads, 2) void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) {                   \
+    KERNEL(prefill::scan_threads, prefill::scan_residency)                                                             \
+    void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) {                                                    \
         scan<type, keys>(x);                                                                                           \
     }
 

@@ -46,9 +46,13 @@ template <class T> class RecordWriter {
 
 // Workgroups of prepare that share a SIMD.
 constexpr int prepare_residency = 2;
+// Workgroups of scan that share a SIMD.
+constexpr int scan_residency = 2;
 
 constexpr int scan_waves = tiles;
 constexpr int scan_threads = scan_waves * arch::lanes;
+// Where a row's factors lie in a record.
+DEVICE int row_place(int row) { return row; }
 // Column tiles of a workgroup.
 constexpr int scan_tiles(int) { return 2; }
 // The first value column of a wave.
@@ -234,6 +238,7 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     static constexpr int row_tiles = 1;
     static constexpr int key_tiles = 2 * own_pairs(Keys);
     static constexpr bool asynchronous = false;
+    static constexpr bool state_first = false;
     typedef Tile State[key_tiles][across];
     typedef Tile Slab[row_tiles][across];
     typedef Operand SlabOperands[row_tiles][across];
@@ -281,7 +286,8 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     }
 
     // U += (T - I) X, and O = Q S0 while the waves exchange X.
-    template <class Next> DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &out, const Next &) {
+    template <class Next, class F>
+    DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &out, const Next &, const F &) {
         shared.x[arch::thread()] = both(x[0][0], x[0][1]);
         arch::phase();
         if constexpr (registers_are_short(Keys)) {
@@ -377,11 +383,14 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
         }
     }
 
-    // Rows of V, and, scaled, to O.
-    DEVICE_MEMBER void load_values(int, Tile (&x)[across]) const {
+    // Rows of beta V, and, scaled, to O.
+    DEVICE_MEMBER void load_weighted(int i, Tile (&x)[across]) const {
         for (int r = 0; r < elements; ++r) {
             x[0][r] = T::low(part.v[r]);
             x[1][r] = T::high(part.v[r]);
+        }
+        for (int j = 0; j < across; ++j) {
+            x[j] = factor(beta_row, i) * x[j];
         }
     }
     DEVICE_MEMBER void store_outputs(int, const Tile (&x)[across], float scale) const {
@@ -550,5 +559,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     const int wave = arch::opaque_uniform(arch::wave()); // in a scalar register
     int left;
 };
+
+// Every wave multiplies.
+template <int Keys, bool Outputs> DEVICE bool copy_chunks(const dw_prefill_scan_args &, const Segment &, const Work &) {
+    return false;
+}
 
 } // namespace prefill

@@ -151,19 +151,32 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
 
     // X, in place of R, and its operands.
     for (int i = 0; i < rows; ++i) {
-        const Tile beta = chunk.factor(beta_row, i), decay = chunk.factor(read_row, i);
-        Tile value[across];
-        chunk.load_values(i, value);
+        const Tile decay = chunk.factor(read_row, i);
+        Tile weighted[across];
+        chunk.load_weighted(i, weighted);
         for (int j = 0; j < across; ++j) {
-            read[i][j] = beta * value[j] - decay * read[i][j];
+            read[i][j] = weighted[j] - decay * read[i][j];
             x[i][j] = rounded<T>(read[i][j]);
         }
     }
-    // U = X + (T - I) X.
-    chunk.multiply_t(read, x, out, next);
+
+    // exp(G_C) and the unit of the record.
+    const f32x2 decay = chunk.decay();
+    const auto scale_state = [&](float by) __attribute__((always_inline)) {
+        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+            for (int j = 0; j < across; ++j) {
+                state[t][j] *= by;
+            }
+        }
+    };
+    // U = X + (T - I) X. An asynchronous product leaves time for other work.
+    chunk.multiply_t(read, x, out, next, [&]() __attribute__((always_inline)) { scale_state(decay.x); });
 
     // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
-    if constexpr (Outputs) {
+    const auto make_outputs = [&]() __attribute__((always_inline)) {
+        if constexpr (Chunk<T, Keys>::asynchronous) {
+            chunk.finish_reads(out);
+        }
         for (int i = 0; i < rows; ++i) {
             const Tile decay = chunk.factor(output_row, i), diagonal = chunk.factor(diagonal_row, i);
             for (int j = 0; j < across; ++j) {
@@ -172,66 +185,67 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
             }
         }
         chunk.multiply_p(out, x);
-    }
+    };
 
-    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record.
-    const f32x2 decay = chunk.decay();
+    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record. What decays leaves the final state to its last
+    // chunk: there the rounding of the update is made good.
     typename Chunk<T, Keys>::SlabOperands update;
-    // What decays leaves the final state to its last chunk: there the rounding of the update is made good.
-    const auto add_rest = [&]() __attribute__((always_inline)) {
+    const auto update_state = [&]() __attribute__((always_inline)) {
+        typename Chunk<T, Keys>::Slab change;
+        for (int i = 0; i < rows; ++i) {
+            const Tile decay = chunk.factor(write_row, i);
+            for (int j = 0; j < across; ++j) {
+                change[i][j] = decay * read[i][j];
+                update[i][j] = rounded<T>(change[i][j]);
+            }
+        }
+        if constexpr (!Chunk<T, Keys>::asynchronous) {
+            scale_state(decay.x);
+            chunk.accumulate(state, update);
+        }
         if (last) {
             typename Chunk<T, Keys>::SlabOperands rest;
             for (int i = 0; i < rows; ++i) {
                 for (int j = 0; j < across; ++j) {
-                    rest[i][j] = rounded<T>(read[i][j] - widened<T>(update[i][j]));
+                    rest[i][j] = rounded<T>(change[i][j] - widened<T>(update[i][j]));
                 }
             }
             chunk.accumulate(state, rest);
-            chunk.finish_state(state, rest);
-        }
-    };
-    const auto update_state = [&]() __attribute__((always_inline)) {
-        for (int i = 0; i < rows; ++i) {
-            const Tile decay = chunk.factor(write_row, i);
-            for (int j = 0; j < across; ++j) {
-                read[i][j] *= decay;
-                update[i][j] = rounded<T>(read[i][j]);
-            }
-        }
-        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-            for (int j = 0; j < across; ++j) {
-                state[t][j] *= decay.x;
+            if constexpr (Chunk<T, Keys>::asynchronous) {
+                chunk.finish_all(state, rest);
             }
         }
         if constexpr (Chunk<T, Keys>::asynchronous) {
-            add_rest();
-        }
-        chunk.accumulate(state, update);
-        if constexpr (!Chunk<T, Keys>::asynchronous) {
-            add_rest();
+            chunk.accumulate(state, update);
         }
     };
-    const auto store_outputs = [&]() __attribute__((always_inline)) {
-        if constexpr (Outputs) {
-            for (int i = 0; i < rows; ++i) {
-                chunk.store_outputs(i, out[i], scale);
-            }
+    const auto finish_state = [&]() __attribute__((always_inline)) {
+        chunk.finish_state(state, update);
+        if (decay.y != 1.0f) {
+            scale_state(decay.y);
         }
     };
+    if constexpr (Outputs && !Chunk<T, Keys>::state_first) {
+        make_outputs();
+    }
     update_state();
-    if constexpr (Outputs && Chunk<T, Keys>::asynchronous) {
-        chunk.finish_outputs(out, x);
-        store_outputs();
-    }
-    chunk.finish_state(state, update);
-    if (decay.y != 1.0f) {
-        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-            for (int j = 0; j < across; ++j) {
-                state[t][j] *= decay.y;
+    if constexpr (Chunk<T, Keys>::asynchronous) {
+        if constexpr (Chunk<T, Keys>::state_first) {
+            if constexpr (Outputs) {
+                make_outputs();
             }
+            finish_state();
+            chunk.prepare_reads(state);
         }
-    }
-    if constexpr (!Chunk<T, Keys>::asynchronous) {
+        if constexpr (Outputs) {
+            chunk.finish_outputs(out, x);
+            chunk.store_outputs(out, scale);
+        }
+        if constexpr (!Chunk<T, Keys>::state_first) {
+            finish_state();
+        }
+    } else {
+        finish_state();
         // The other waves wait for the state, not for the outputs.
         chunk.share_state(state);
         if constexpr (Outputs) {
@@ -239,7 +253,9 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
         }
         chunk.take_state();
         if constexpr (Outputs) {
-            store_outputs();
+            for (int i = 0; i < rows; ++i) {
+                chunk.store_outputs(i, out[i], scale);
+            }
         }
         chunk.finish();
     }
@@ -260,6 +276,9 @@ DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs>
             step<T, Keys, Outputs>(state, chunks.current(y), next, chunks.scale(y), chunks.last());
         }
         chunks.advance(y);
+    }
+    if constexpr (Chunk<T, Keys>::asynchronous) {
+        chunks.finish();
     }
 }
 

@@ -1,10 +1,12 @@
-// The arch trait of NVIDIA sm_90a, as PTX: 32-lane warps, mma.sync.
+// The arch trait of NVIDIA sm_90a, as PTX: 32-lane warps; prepare multiplies with mma.sync, scan with wgmma.
 //
 // A tile is 16x16 f32, held by one warp as the two halves of a transposed product: the matrix unit's M counts the
-// tile's columns, its N the tile's rows. Element e = 4 h + 2 c + p of lane l: row 8 h + 2 (l % 4) + p, column 8 c + l
-// / 4. A 16-bit operand is 16 rows by 16 contracted elements: word 2 d + s of lane l holds elements 8 d + 2 (l % 4) +
-// 0..1 of row 8 s + l / 4. So an accumulator tile, rounded, is an operand whose rows are the tile's columns: the right
-// operand of a product that contracts over the tile's rows.
+// tile's columns, its N the tile's rows.
+//   element e = 4 h + 2 c + p of lane l: row 8 h + 2 (l % 4) + p, column 8 c + l / 4
+// A 16-bit operand is 16 rows by 16 contracted elements.
+//   word 2 d + s of lane l: elements 8 d + 2 (l % 4) + 0..1 of row 8 s + l / 4
+// So an accumulator tile, rounded, is an operand whose rows are the tile's columns: the right operand of a product that
+// contracts over the tile's rows.
 #pragma once
 
 #include "base.h"
@@ -28,6 +30,9 @@ DEVICE int wave() { return read_lane(thread() / lanes, 0); }
 // A read of memory that nobody writes during the launch.
 template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((address_space(1))) T *)(u64)p; }
 
+// A write of memory that is known to be global, whatever is known of the pointer.
+template <class T> DEVICE void store_global(char *to, T x) { *(__attribute__((address_space(1))) T *)(u64)to = x; }
+
 // The same value, of which the compiler may conclude nothing: keeps what is computed from it inside a loop.
 DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
@@ -36,11 +41,21 @@ DEVICE int opaque(int x) {
 
 // What only CDNA's compiler has to be told.
 DEVICE int uniform_value(int x) { return x; }
+DEVICE char *opaque(char *x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
 DEVICE int opaque_uniform(int x) { return opaque(x); }
 template <class X> DEVICE X held(X x) { return x; }
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
 
 DEVICE void workgroup_sync() { __syncthreads(); }
+// Some of the workgroup's warps meet at a barrier of their own: those that wait, and those that only say they were
+// there.
+DEVICE void barrier_wait(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 DEVICE void wave_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 // All waves of a workgroup that has so many.
@@ -202,6 +217,12 @@ class Window {
 
 // What is computed so far stays before this point, and what depends on it after.
 DEVICE void pin(float &x) { asm volatile("" : "+f"(x)); }
+// A register as it is.
+DEVICE float unset() {
+    float x;
+    asm volatile("" : "=f"(x));
+    return x;
+}
 DEVICE void pin(int &x) { asm volatile("" : "+r"(x)); }
 
 // Asynchronous products of a warpgroup: their operands in registers are complete (begin), the products since the last
@@ -346,6 +367,12 @@ DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__
 DEVICE void copy_async(u32 to, const char *from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
+DEVICE void copy_async(u32 to, const char *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// The copies since the last commit are a group; all but the last `Pending` groups are complete, or all.
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
 DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE void store_shared(u32 to, i32x4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
