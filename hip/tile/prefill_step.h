@@ -161,7 +161,10 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
     }
 
     // exp(G_C) and the unit of the record.
-    const f32x2 decay = chunk.decay();
+    f32x2 decay;
+    if constexpr (Chunk<T, Keys>::asynchronous) {
+        decay = chunk.decay();
+    }
     const auto scale_state = [&](float by) __attribute__((always_inline)) {
         for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
             for (int j = 0; j < across; ++j) {
@@ -227,6 +230,9 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
     };
     if constexpr (Outputs && !Chunk<T, Keys>::state_first) {
         make_outputs();
+    }
+    if constexpr (!Chunk<T, Keys>::asynchronous) {
+        decay = chunk.decay();
     }
     update_state();
     if constexpr (Chunk<T, Keys>::asynchronous) {
