@@ -104,8 +104,10 @@ typedef struct dw_prefill_item {
     int32_t summary; /* its summary, if a segment follows it; the segment before it has the summary before this one */
 } dw_prefill_item;
 
-/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab).
- */
+/* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
+ * value columns).
+ * prefill_summarise, of the same types and sizes: N and M of items that another follows, one workgroup per (item, value
+ * head, slab of the columns of N and M). It does without q, o and final_state. */
 typedef struct dw_prefill_scan_args {
     const void *q;                    /* [T, HK, K] */
     const void *k;                    /* [T, HK, K] */
@@ -117,7 +119,7 @@ typedef struct dw_prefill_scan_args {
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
     const dw_prefill_item *items;     /* [items]; null: every sequence is one item */
-    float *states;                    /* [summaries, HV]: of each N [V, K], then M [K, K] */
+    float *states;                    /* [summaries, HV]: N [V, K], then M^T [K, K] */
     dw_token_strides q_strides;
     dw_token_strides k_strides;
     dw_token_strides v_strides;
@@ -139,6 +141,21 @@ typedef struct dw_prefill_scan_args {
     int32_t summaries;
     int32_t dies; /* to which the GPU deals workgroups in turn */
 } dw_prefill_scan_args;
+
+/* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N, for sequences of more
+ * than two segments; one workgroup per (such a sequence, value head, 16 value columns). */
+typedef struct dw_prefill_combine_args {
+    float *states;         /* as prefill_summarise wrote them */
+    const int32_t *chains; /* [chains, 2]: first summary of a sequence, and how many it has */
+    int32_t chains_count;
+    int32_t value_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    int32_t slabs; /* workgroups along V */
+    int32_t summaries;
+    int32_t dies;
+    int32_t pad0;
+} dw_prefill_combine_args;
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
 typedef struct dw_gate_args {

@@ -132,6 +132,10 @@ typedef struct dw_prefill_spec {
     int32_t value_dim;   /* V, a multiple of 16 up to 256 */
     int32_t qk_l2norm;   /* 1: rows of q and k are l2-normalised inside */
     float scale;         /* 0: K^-0.5 */
+    /* Segments into which the longest sequence is cut where the host knows the lengths, to be walked in parallel; 1: no
+     * sequence is cut; 0: as many as take least time. The environment variable DELTAWAVE_SEGMENTS overrides it. */
+    int32_t segments;
+    int32_t compute_units; /* that the launches will have; 0: all of the device */
 } dw_prefill_spec;
 
 /* The tensors of one launch. Packed batches have no batch dimension: [T, H, D]; dense ones have: [B, T, H, D]. */

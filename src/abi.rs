@@ -338,6 +338,56 @@ impl Default for dw_prefill_scan_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dw_prefill_combine_args {
+    pub states: *mut f32,
+    pub chains: *const i32,
+    pub chains_count: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub slabs: i32,
+    pub summaries: i32,
+    pub dies: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_prefill_combine_args"]
+        [::core::mem::size_of::<dw_prefill_combine_args>() - 48usize];
+    ["Alignment of dw_prefill_combine_args"]
+        [::core::mem::align_of::<dw_prefill_combine_args>() - 8usize];
+    ["Offset of field: dw_prefill_combine_args::states"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, states) - 0usize];
+    ["Offset of field: dw_prefill_combine_args::chains"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, chains) - 8usize];
+    ["Offset of field: dw_prefill_combine_args::chains_count"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, chains_count) - 16usize];
+    ["Offset of field: dw_prefill_combine_args::value_heads"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, value_heads) - 20usize];
+    ["Offset of field: dw_prefill_combine_args::key_dim"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, key_dim) - 24usize];
+    ["Offset of field: dw_prefill_combine_args::value_dim"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, value_dim) - 28usize];
+    ["Offset of field: dw_prefill_combine_args::slabs"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, slabs) - 32usize];
+    ["Offset of field: dw_prefill_combine_args::summaries"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, summaries) - 36usize];
+    ["Offset of field: dw_prefill_combine_args::dies"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, dies) - 40usize];
+    ["Offset of field: dw_prefill_combine_args::pad0"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, pad0) - 44usize];
+};
+impl Default for dw_prefill_combine_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dw_gate_args {
     pub a: *const ::core::ffi::c_void,
     pub b: *const ::core::ffi::c_void,

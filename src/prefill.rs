@@ -14,11 +14,13 @@
 //! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
 
 mod lower;
+mod plan;
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ptr;
 
-use lower::{Shape, check_cu_seqlens};
+use lower::{Counts, Kernels, Shape, Tables, check_cu_seqlens};
 
 use crate::abi::{self, dw_prefill_lengths_args};
 use crate::check::{self, Batch, Checked};
@@ -54,7 +56,17 @@ pub struct PrefillSpec {
     pub qk_l2norm: bool,
     /// Factor of the output; absent is `K^-0.5`.
     pub scale: Option<f32>,
+    /// Segments of the longest sequence of a [`Prefill`], each of the same number of chunks; longer ones than that are cut
+    /// too, shorter ones stay whole. 1: no sequence is cut. More than the sequence has chunks are as many as it has.
+    /// Absent: as many as take least time. [`SEGMENTS_VARIABLE`] decides it from outside.
+    pub segments: Option<usize>,
+    /// Compute units that the launches will have, where these are not all of the device.
+    pub compute_units: Option<u32>,
 }
+
+/// The environment variable that is used instead of [`PrefillSpec::segments`] where it is set: `1` switches segments
+/// off.
+pub const SEGMENTS_VARIABLE: &str = "DELTAWAVE_SEGMENTS";
 
 impl PrefillSpec {
     /// bf16, grouped heads, no norm inside, the default scale.
@@ -68,6 +80,8 @@ impl PrefillSpec {
             head_map: HeadMap::Grouped,
             qk_l2norm: false,
             scale: None,
+            segments: None,
+            compute_units: None,
         }
     }
 
@@ -110,6 +124,13 @@ impl PrefillSpec {
                 )
             },
         )?;
+        let positive = |name: &str, n: Option<usize>| {
+            check::ensure(n != Some(0), || {
+                ArgumentError::new(name, ArgumentKind::Value, 0, "it must be at least 1")
+            })
+        };
+        positive("segments", self.segments)?;
+        positive("compute_units", self.compute_units.map(|n| n as usize))?;
         check::ensure(self.scale.is_none_or(f32::is_finite), || {
             ArgumentError::new(
                 "scale",
@@ -139,9 +160,8 @@ impl PrefillSpec {
         }
     }
 
-    fn kernels(&self) -> (&'static str, &'static str) {
-        let find = |prefix: &str, suffix: &str| {
-            let wanted = format!("{prefix}{}{suffix}", self.dtype_name());
+    fn kernels(&self) -> Kernels {
+        let find = |wanted: String| {
             let all = crate::runtime::KERNELS
                 .iter()
                 .flat_map(|(_, kernels)| kernels.iter());
@@ -149,10 +169,13 @@ impl PrefillSpec {
                 .find(|k| *k == wanted)
                 .expect("every bucket has its kernels")
         };
-        (
-            find("dw_prefill_prepare_", ""),
-            find("dw_prefill_scan_", &format!("_k{}", self.key_bucket())),
-        )
+        let (dtype, bucket) = (self.dtype_name(), self.key_bucket());
+        Kernels {
+            prepare: find(format!("dw_prefill_prepare_{dtype}")),
+            summarise: find(format!("dw_prefill_summarise_{dtype}_k{bucket}")),
+            combine: find(format!("dw_prefill_combine_k{bucket}")),
+            scan: find(format!("dw_prefill_scan_{dtype}_k{bucket}")),
+        }
     }
 }
 
@@ -357,16 +380,33 @@ fn check_workspace(workspace: &Workspace<'_>, bytes: usize, context: &Context) -
     )
 }
 
-/// What of a prefill is launched. The parts are for measuring: a scan alone takes what the workspace holds, which must be
-/// of a preparation of the same tensors.
+/// What of a prefill is launched. The parts are for measuring: each takes what the workspace holds, which must be what the
+/// parts before it left there. A part that the plan does not have does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All of it.
     Whole,
     /// `prefill_prepare`.
     Prepare,
+    /// `prefill_summarise`.
+    Summarise,
+    /// `prefill_combine`. Not to be repeated without a [`Part::Summarise`] before it.
+    Combine,
     /// `prefill_scan`.
     Scan,
+}
+
+impl Part {
+    /// The stem of its kernel's source, or `prefill`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Whole => "prefill",
+            Part::Prepare => "prefill_prepare",
+            Part::Summarise => "prefill_summarise",
+            Part::Combine => "prefill_combine",
+            Part::Scan => "prefill_scan",
+        }
+    }
 }
 
 /// A prefill of batches whose lengths the host knows: validated and uploaded once, launched any number of times.
@@ -374,8 +414,10 @@ pub enum Part {
 pub struct Prefill {
     context: Context,
     shape: Shape,
-    kernels: (&'static str, &'static str),
-    cu_seqlens: Buffer<i32>,
+    kernels: Kernels,
+    counts: Counts,
+    /// Items, chains, and `cu_seqlens`.
+    tables: Buffer<i32>,
 }
 
 impl Prefill {
@@ -383,7 +425,7 @@ impl Prefill {
     /// sequence belong to none.
     ///
     /// # Errors
-    /// A spec or lengths that are not allowed; no memory for the lengths.
+    /// A spec, lengths or [`SEGMENTS_VARIABLE`] that are not allowed; no memory for the lengths.
     pub fn packed<L: Copy + Into<i64>>(
         context: &Context,
         spec: PrefillSpec,
@@ -399,7 +441,7 @@ impl Prefill {
     /// A dense batch: `batch` sequences of `tokens` rows each, tensors `[B, T, ...]`.
     ///
     /// # Errors
-    /// A spec that is not allowed; no memory for the lengths.
+    /// A spec or [`SEGMENTS_VARIABLE`] that is not allowed; no memory for the lengths.
     pub fn dense(
         context: &Context,
         spec: PrefillSpec,
@@ -412,26 +454,59 @@ impl Prefill {
     }
 
     fn with_shape(context: &Context, shape: Shape, cu_seqlens: &[i32]) -> Result<Self> {
-        let cu_seqlens = context.upload(cu_seqlens)?;
+        let partition = shape.partition(cu_seqlens)?;
+        let counts = partition.counts();
+        shape.check_grids(counts)?;
+        let tables = context.upload(&partition.table(cu_seqlens))?;
         Ok(Prefill {
             context: context.clone(),
             shape,
             kernels: shape.spec.kernels(),
-            cu_seqlens,
+            counts,
+            tables,
         })
     }
 
     /// Bytes of workspace that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
-        self.shape.record_bytes()
+        self.shape.record_bytes() + self.shape.summary_bytes(self.counts.summaries)
     }
 
-    /// Names of the kernels that a launch runs, in order.
-    pub fn kernels(&self) -> [&'static str; 2] {
-        [self.kernels.0, self.kernels.1]
+    /// Segments in all: as many as there are sequences, unless some are cut.
+    pub fn segments(&self) -> usize {
+        self.counts.items
     }
 
-    /// Enqueues the prefill: two kernels, nothing else.
+    /// The whole launch, then each kernel of it.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts = vec![Part::Whole, Part::Prepare, Part::Scan];
+        if self.counts.summaries > 0 {
+            parts.insert(2, Part::Summarise);
+        }
+        if self.counts.chains > 0 {
+            parts.insert(3, Part::Combine);
+        }
+        parts
+    }
+
+    /// Names of the kernels that a launch runs, in order: two, or up to four where sequences are cut.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        let parts = self.parts().into_iter();
+        parts.filter_map(|part| self.kernels.of(part)).collect()
+    }
+
+    fn tables(&self) -> Tables {
+        let items: *const i32 = self.tables.address().cast_const().cast();
+        let chains = items.wrapping_add(self.counts.items * plan::ITEM_WORDS);
+        Tables {
+            cu_seqlens: chains.wrapping_add(self.counts.chains * plan::CHAIN_WORDS),
+            items: items.cast(),
+            chains,
+            counts: self.counts,
+        }
+    }
+
+    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
@@ -459,11 +534,7 @@ impl Prefill {
         check::stream(stream, &self.context)?;
         Shape::check_devices(tensors, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
-        let lowered = self.shape.lower(
-            tensors,
-            self.cu_seqlens.address().cast_const().cast(),
-            workspace.address,
-        )?;
+        let lowered = (self.shape).lower(tensors, self.tables(), workspace.address)?;
         self.context.make_current()?;
         // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
         unsafe {
@@ -475,12 +546,12 @@ impl Prefill {
 
 /// A prefill of packed batches whose lengths are on the device alone. One kernel more checks them there: entries that
 /// decrease or exceed the tokens are replaced by the nearest allowed ones, never followed out of bounds, and the
-/// status says so.
+/// status says so. No sequence is cut into segments, which takes lengths that the host knows.
 #[derive(Debug)]
 pub struct DevicePrefill {
     context: Context,
     shape: Shape,
-    kernels: (&'static str, &'static str),
+    kernels: Kernels,
 }
 
 /// Bytes of the workspace before the checked lengths: the status word.
@@ -490,7 +561,7 @@ impl DevicePrefill {
     /// Batches of exactly `sequences` sequences (some may be empty) in `tokens` rows.
     ///
     /// # Errors
-    /// A spec or sizes that are not allowed.
+    /// A spec or sizes that are not allowed; more than one segment.
     pub fn new(
         context: &Context,
         spec: PrefillSpec,
@@ -498,6 +569,11 @@ impl DevicePrefill {
         sequences: usize,
     ) -> Result<Self> {
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
+        check::ensure(spec.segments.is_none_or(|n| n == 1), || {
+            let was = spec.segments.unwrap_or_default();
+            let allowed = "sequences whose lengths the device alone knows are not cut";
+            ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
+        })?;
         Ok(DevicePrefill {
             context: context.clone(),
             shape,
@@ -551,9 +627,13 @@ impl DevicePrefill {
         )?;
         let checked = workspace.address.wrapping_byte_add(STATUS_BYTES);
         let records = checked.wrapping_byte_add(self.lengths_bytes());
-        let lowered = self
-            .shape
-            .lower(tensors, checked.cast_const().cast(), records)?;
+        let tables = Tables {
+            cu_seqlens: checked.cast_const().cast(),
+            items: ptr::null(),
+            chains: ptr::null(),
+            counts: self.shape.whole(),
+        };
+        let lowered = self.shape.lower(tensors, tables, records)?;
         let arguments = dw_prefill_lengths_args {
             cu_seqlens: lengths.address,
             checked: checked.cast(),

@@ -91,6 +91,31 @@ pub(crate) const KERNELS: &[(&str, &[&str])] = &[
             "dw_prefill_scan_f16_k256",
         ],
     ),
+    (
+        "prefill_summarise",
+        &[
+            "dw_prefill_summarise_bf16_k64",
+            "dw_prefill_summarise_bf16_k96",
+            "dw_prefill_summarise_bf16_k128",
+            "dw_prefill_summarise_bf16_k192",
+            "dw_prefill_summarise_bf16_k256",
+            "dw_prefill_summarise_f16_k64",
+            "dw_prefill_summarise_f16_k96",
+            "dw_prefill_summarise_f16_k128",
+            "dw_prefill_summarise_f16_k192",
+            "dw_prefill_summarise_f16_k256",
+        ],
+    ),
+    (
+        "prefill_combine",
+        &[
+            "dw_prefill_combine_k64",
+            "dw_prefill_combine_k96",
+            "dw_prefill_combine_k128",
+            "dw_prefill_combine_k192",
+            "dw_prefill_combine_k256",
+        ],
+    ),
 ];
 
 struct Inner {

@@ -284,6 +284,44 @@ fn checks_pass_for_every_kind_of_prefill() {
 }
 
 #[test]
+fn segments_are_forced_and_switched_off() {
+    if !kernels() {
+        return;
+    }
+    let run = |extra: &[&str], variable: &str| {
+        let shape = ["prefill", "--json", "--check", "--heads", "1,1"];
+        Command::new(env!("CARGO_BIN_EXE_deltawave"))
+            .args(shape)
+            .args(["--dims", "32,16", "--seqlens", "400,64"])
+            .args(extra)
+            .env("DELTAWAVE_BACKEND", "simulator")
+            .env("DELTAWAVE_SEGMENTS", variable)
+            .output()
+            .expect("the program starts")
+    };
+    for (extra, variable, count) in [
+        (&[][..], "", 2),
+        (&["--segments", "1"], "", 2),
+        (&["--segments", "2"], "", 3),
+        (&["--segments", "4"], "", 4),
+        (&["--segments", "4"], "1", 2),
+        (&[], "3", 4),
+    ] {
+        let report = json(&run(extra, variable));
+        assert_eq!(report["passed"], true, "{extra:?} {variable}");
+        let kernels = report["kernels"].as_array().expect("kernels");
+        assert_eq!(kernels.len(), count, "{extra:?} {variable}");
+    }
+    for nonsense in ["0", "-1", "many", "1.5"] {
+        let output = run(&[], nonsense);
+        assert_eq!(output.status.code(), Some(1), "{nonsense}");
+        let words = text(&output.stderr);
+        assert!(words.contains("DELTAWAVE_SEGMENTS"), "{words}");
+        assert!(words.contains(nonsense), "{words}");
+    }
+}
+
+#[test]
 fn tables_show_kernels_errors_and_where_the_time_was_spent() {
     if !kernels() {
         return;
@@ -560,6 +598,10 @@ fn wrong_usage_names_the_argument() {
         (&["--heads", "2,5"], &["--heads <HK,HV>", "multiple of HK"]),
         (&["--heads", "0,4"], &["--heads <HK,HV>", "at least 1"]),
         (&["--heads", "4"], &["--heads <HK,HV>", "two numbers"]),
+        (
+            &["--heads", "1,1", "--segments", "0"],
+            &["--segments <N>", "0"],
+        ),
         (
             &["--heads", "1,1", "--dims", "100,128"],
             &["--dims <K,V>", "multiple of 16"],

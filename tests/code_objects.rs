@@ -43,6 +43,7 @@ fn launched() -> Vec<Launched> {
     let lengths = size_of::<abi::dw_prefill_lengths_args>();
     let prepare = size_of::<abi::dw_prefill_prepare_args>();
     let scan = size_of::<abi::dw_prefill_scan_args>();
+    let combine = size_of::<abi::dw_prefill_combine_args>();
     let mut all = vec![
         kernel("dw_gate".into(), "gate", gate, 32),
         kernel("dw_prefill_lengths".into(), "prefill_lengths", lengths, 32),
@@ -55,7 +56,13 @@ fn launched() -> Vec<Launched> {
         for k in [64, 96, 128, 192, 256] {
             let name = format!("dw_prefill_scan_{dtype}_k{k}");
             all.push(kernel(name, "prefill_scan", scan, 256));
+            let name = format!("dw_prefill_summarise_{dtype}_k{k}");
+            all.push(kernel(name, "prefill_summarise", scan, 256));
         }
+    }
+    for k in [64, 96, 128, 192, 256] {
+        let name = format!("dw_prefill_combine_k{k}");
+        all.push(kernel(name, "prefill_combine", combine, 256));
     }
     all
 }

@@ -9,5 +9,7 @@ mod launch;
 mod layout;
 #[path = "prefill/numerics.rs"]
 mod numerics;
+#[path = "prefill/segments.rs"]
+mod segments;
 #[path = "prefill/varlen.rs"]
 mod varlen;

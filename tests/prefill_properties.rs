@@ -36,6 +36,11 @@ fn dim() -> impl Strategy<Value = usize> {
     ]
 }
 
+/// As the planner chooses, which leaves lengths of this size whole, or forced.
+fn segments() -> impl Strategy<Value = Option<usize>> {
+    prop_oneof![2 => Just(None), 3 => (1usize..=4).prop_map(Some)]
+}
+
 fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
     let scale = prop_oneof![
         3 => Just(None),
@@ -44,12 +49,13 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
         1 => Just(Some(0.0f32))
     ];
     let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
-    let options = (head_map, any::<bool>(), scale);
+    let options = (head_map, any::<bool>(), scale, segments());
     (dtype(), 1usize..=3, 1usize..=4, dim(), dim(), options).prop_map(
-        |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale))| PrefillSpec {
+        |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale, segments))| PrefillSpec {
             head_map,
             qk_l2norm,
             scale,
+            segments,
             ..spec(dtype, key_heads, key_heads * group, k, v)
         },
     )
@@ -59,6 +65,7 @@ fn length() -> impl Strategy<Value = usize> {
     prop_oneof![
         3 => prop::sample::select(vec![0usize, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129]),
         2 => 0usize..=150,
+        1 => 130usize..=300,
         1 => 1usize..=8,
     ]
 }
@@ -134,7 +141,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
         .prop_map(
             |(
-                spec,
+                mut spec,
                 (entry, mut lengths, padding, batch_gap),
                 (gates, keys, gate_kind),
                 layout,
@@ -142,6 +149,9 @@ fn case() -> impl Strategy<Value = Case> {
                 seed,
             )| {
                 let (initial, final_state, flags) = states;
+                if matches!(entry, Entry::Device { .. }) {
+                    spec.segments = None;
+                }
                 let state = spec.value_heads * spec.key_dim * spec.value_dim;
                 while lengths.len() > 1 && lengths.iter().sum::<usize>() * state > WORK {
                     lengths.pop();

@@ -71,19 +71,21 @@ fn ptx_divides_work_as_the_host_launches_it() {
                 "conv" | "gate" => 256,
                 "prefill_lengths" => shape.lengths_threads,
                 "prefill_prepare" => shape.prepare_threads,
+                "prefill_combine" => shape.threads(name).expect("a kernel of prefill"),
                 _ => shape.scan_threads,
             };
             assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
             kernels += 1;
         }
-        for keys in KEY_BUCKETS.into_iter().filter(|_| stem == "prefill_scan") {
-            let stated = number_after(module, &format!("dw_prefill_scan_shared_bytes_k{keys} = "));
-            let kernel = format!("dw_prefill_scan_bf16_k{keys}");
+        let walks = ["prefill_scan", "prefill_summarise"].contains(&stem.as_str());
+        for keys in KEY_BUCKETS.into_iter().filter(|_| walks) {
+            let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
+            let kernel = format!("dw_{stem}_bf16_k{keys}");
             assert_eq!(stated, Some(shape.shared_bytes(&kernel)), "{kernel}");
             assert!(shape.scan_columns(keys) > 0, "{kernel}");
         }
     }
-    assert_eq!(kernels, 2 + 1 + 1 + 2 + 2 * KEY_BUCKETS.len());
+    assert_eq!(kernels, 2 + 1 + 1 + 2 + 5 * KEY_BUCKETS.len());
 }
 
 #[test]

@@ -201,10 +201,12 @@ pub struct dw_prefill_spec {
     pub value_dim: i32,
     pub qk_l2norm: i32,
     pub scale: f32,
+    pub segments: i32,
+    pub compute_units: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_spec"][::core::mem::size_of::<dw_prefill_spec>() - 40usize];
+    ["Size of dw_prefill_spec"][::core::mem::size_of::<dw_prefill_spec>() - 48usize];
     ["Alignment of dw_prefill_spec"][::core::mem::align_of::<dw_prefill_spec>() - 8usize];
     ["Offset of field: dw_prefill_spec::size"]
         [::core::mem::offset_of!(dw_prefill_spec, size) - 0usize];
@@ -224,6 +226,10 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_spec, qk_l2norm) - 32usize];
     ["Offset of field: dw_prefill_spec::scale"]
         [::core::mem::offset_of!(dw_prefill_spec, scale) - 36usize];
+    ["Offset of field: dw_prefill_spec::segments"]
+        [::core::mem::offset_of!(dw_prefill_spec, segments) - 40usize];
+    ["Offset of field: dw_prefill_spec::compute_units"]
+        [::core::mem::offset_of!(dw_prefill_spec, compute_units) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

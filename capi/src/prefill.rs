@@ -42,6 +42,9 @@ fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
         head_map: read::choice("head_map", s.head_map, &maps)?,
         qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
         scale: (s.scale != 0.0).then_some(s.scale),
+        segments: Some(read::natural("segments", s.segments)?).filter(|&n| n != 0),
+        compute_units: Some(read::natural("compute_units", s.compute_units)? as u32)
+            .filter(|&n| n != 0),
     })
 }
 

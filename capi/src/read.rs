@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
 use deltawave::error::{ArgumentError, ArgumentKind};
@@ -29,7 +29,9 @@ unsafe impl Versioned for dw_tensor {}
 // SAFETY: as above.
 unsafe impl Versioned for dw_lengths {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_prefill_spec {}
+unsafe impl Versioned for abi::dw_prefill_spec {
+    const FIRST: usize = offset_of!(Self, segments);
+}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_prefill_tensors {}
 // SAFETY: as above.

@@ -21,7 +21,17 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
 
     typename Chunk<T, Keys>::State state;
-    initial_state<T, Keys>(state, x, segment, work.head, column);
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+        for (int j = 0; j < across; ++j) {
+            state[t][j] = Tile{};
+        }
+    }
+    if (segment.first) {
+        first_state<T, Keys>(state, x, segment.sequence, work.head, column);
+    } else {
+        const float *before = summary_of(x, max_of(segment.summary - 1, 0), work.head);
+        load_matrix<T, Keys>(state, before, column, x.value_dim, x.key_dim);
+    }
     Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
     walk<T, Keys>(state, chunks, x, wave_column < x.value_dim);
 

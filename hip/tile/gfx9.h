@@ -30,6 +30,11 @@ template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((
 // and a buffer access whose address depends on it would loop over the lanes.
 DEVICE int uniform_value(int x) { return __builtin_amdgcn_readfirstlane(x); }
 
+template <class T> DEVICE T *uniform_pointer(T *p) {
+    const u32 low = __builtin_amdgcn_readfirstlane((int)(u64)p), high = __builtin_amdgcn_readfirstlane((u64)p >> 32);
+    return (T *)(__attribute__((address_space(1))) T *)((u64)high << 32 | low);
+}
+
 // The same value, of which the compiler may conclude nothing: keeps what is computed from it inside a loop.
 DEVICE int opaque(int x) {
     asm volatile("" : "+v"(x));
@@ -140,6 +145,10 @@ DEVICE bool in_one_access(const void *) { return true; }
 DEVICE i32x4 load_b128(const void *p) { return *(const Even16 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
 
+// The low, or the high, 16 bits of two words: first in the low half.
+DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
+DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }
+
 // One bit per lane.
 DEVICE u64 ballot(bool x) { return __builtin_amdgcn_ballot_w64(x); }
 
@@ -185,6 +194,11 @@ class Window {
 
 // A 16-bit operand tile: four elements of a lane, in contraction order.
 typedef i32x2 Operand;
+
+// Word w of it holds two neighbouring elements of the contraction, from this one on, of this row or column.
+constexpr int operand_words = 2;
+DEVICE int operand_element(int word, int lane) { return lane / 16 * 4 + 2 * word; }
+DEVICE int operand_row(int, int lane) { return lane % 16; }
 
 // An accumulator tile: 16x16 f32, of which a lane holds four consecutive rows of one column.
 typedef f32x4 Tile;

@@ -70,9 +70,9 @@ struct Segment {
     int sequence;
     int begin; // its first token
     int end;
-    int slot; // of its first chunk
-    int summary;
-    bool first; // of its sequence
+    int slot;    // of its first chunk
+    int summary; // its own; the segment before has the one before
+    bool first;  // of its sequence
     bool last;
 };
 
@@ -92,9 +92,23 @@ DEVICE Segment segment_of(const dw_prefill_scan_args &x, int index) {
                    min_of(begin, range.end),
                    min_of(begin + count * chunk, range.end),
                    first_slot(range.begin, item.sequence) + first,
-                   min_of(max_of(item.summary, 0), x.summaries - 1),
+                   min_of(max_of(item.summary, 0), x.summaries),
                    first == 0,
                    first + count == chunks};
+}
+
+// Workgroups are dealt to the dies of a GPU in turn. Those that read the same memory, the members of a unit, go to one
+// die, so that its cache holds it once. Units are in order.
+struct Dealt {
+    int unit;
+    int member;
+};
+DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
+    const int turn = arch::uniform_value(workgroup / (dies * members));
+    const int width = min_of(dies, units - turn * dies);
+    const int within = workgroup - turn * (dies * members);
+    const int member = arch::uniform_value(within / width);
+    return Dealt{turn * dies + within - member * width, member};
 }
 
 // What a workgroup works on.
@@ -105,20 +119,27 @@ struct Work {
     int slab;
 };
 
-// Workgroups are dealt to the dies of a GPU in turn. Those that read the same K and Q, the value heads and slabs of an
-// (item, key head), go to one die, so that its cache has them once. Items are in order.
+// The value heads and slabs of an (item, key head) read the same K and Q.
 DEVICE Work work_of(const dw_prefill_scan_args &x, int workgroup) {
-    const int group = x.value_heads / x.key_heads, members = group * x.slabs;
-    const int units = x.items_count * x.key_heads;
-    const int turn = arch::uniform_value(workgroup / (x.dies * members));
-    const int width = min_of(x.dies, units - turn * x.dies);
-    const int within = workgroup - turn * (x.dies * members);
-    const int member = arch::uniform_value(within / width);
-    const int unit = turn * x.dies + within - member * width;
-    const int item = arch::uniform_value(unit / x.key_heads), key_head = unit - item * x.key_heads;
-    const int of_group = arch::uniform_value(member / x.slabs);
+    const int group = x.value_heads / x.key_heads;
+    const Dealt to = dealt(workgroup, x.items_count * x.key_heads, group * x.slabs, x.dies);
+    const int item = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - item * x.key_heads;
+    const int of_group = arch::uniform_value(to.member / x.slabs);
     return Work{item, x.flags & DW_TILED_HEADS ? of_group * x.key_heads + key_head : key_head * group + of_group,
-                key_head, member - of_group * x.slabs};
+                key_head, to.member - of_group * x.slabs};
+}
+
+// What a segment hands on, in the workspace, for all segments and value heads: N [V, K] in f32, then M^T [K, K] with
+// each element in two parts. Once combined, N is the state after the segment.
+template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summary, int head) {
+    const int each = (x.value_dim + x.key_dim) * x.key_dim;
+    return x.states + ((int64_t)summary * x.value_heads + head) * each;
+}
+
+// An f32 number as the sum of two of bf16, accurate to 2^-17 of it: the greater part in the high half.
+DEVICE int two_parts(float x) {
+    const float high = arch::Bf16::high(arch::Bf16::pack(0.0f, x));
+    return arch::Bf16::pack(x - high, x);
 }
 
 // Byte address of (token of a sequence, head) in a 16-bit token tensor.

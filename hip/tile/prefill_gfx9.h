@@ -55,6 +55,7 @@ constexpr int scan_threads = scan_waves * arch::lanes;
 DEVICE int row_place(int row) { return row; }
 // Column tiles of a workgroup.
 constexpr int scan_tiles(int) { return 2; }
+constexpr int slab_columns(int keys) { return 16 * scan_tiles(keys); }
 // The first value column of a wave.
 DEVICE int first_wave_column(int slab, int across) { return slab * 16 * across; }
 // Whether T and P have more than two blocks in a wave's rows.

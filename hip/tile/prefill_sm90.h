@@ -37,6 +37,7 @@ constexpr int prepare_residency = 6;
 
 // Column tiles of a wave.
 constexpr int scan_tiles(int) { return 1; }
+constexpr int slab_columns(int) { return scan_waves * 16; }
 // The first value column of a wave.
 DEVICE int first_wave_column(int slab, int across) { return (slab * scan_waves + arch::wave()) * 16 * across; }
 

@@ -81,12 +81,6 @@ DEVICE void store_state(const typename Chunk<T, Keys>::State &s, const StateView
     }
 }
 
-// What a segment hands on, in the workspace: N, then M, each column's key elements one after the other.
-DEVICE float *summary_of(const dw_prefill_scan_args &x, int summary, int head) {
-    const int elements_of_one = (x.value_dim + x.key_dim) * x.key_dim;
-    return x.states + ((int64_t)summary * x.value_heads + head) * elements_of_one;
-}
-
 // Calls f(tile, column tile, element, index) for each run of elements of a matrix [columns, K] that this lane owns.
 template <class T, int Keys, class F> DEVICE void for_each_run(int column, int columns, int key_dim, F f) {
     const int lane = arch::opaque(arch::lane());
@@ -119,23 +113,28 @@ DEVICE void load_matrix(typename Chunk<T, Keys>::State &s, const float *from, in
     });
 }
 
-// The state before the first chunk of a segment.
+// N in f32; M, `in_parts`, as prefill_combine reads it.
 template <class T, int Keys>
-DEVICE void initial_state(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, const Segment &segment,
-                          int head, int column) {
-    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-        for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
-            state[t][j] = Tile{};
+DEVICE void store_matrix(const typename Chunk<T, Keys>::State &s, float *to, int column, int columns, int key_dim,
+                         bool in_parts) {
+    for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) {
+        arch::Run x;
+#pragma unroll
+        for (int r = 0; r < arch::run; ++r) {
+            const float value = s[t][j][e + r];
+            x[r] = in_parts ? bits<float>(two_parts(value)) : value;
         }
-    }
-    if (!segment.first) {
-        load_matrix<T, Keys>(state, summary_of(x, max_of(segment.summary - 1, 0), head), column, x.value_dim,
-                             x.key_dim);
-        return;
-    }
-    if (x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + segment.sequence))) {
+        *(arch::Run *)(to + index) = x;
+    });
+}
+
+// The state that a sequence starts from, where it does not start from zeros.
+template <class T, int Keys>
+DEVICE void first_state(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, int sequence, int head,
+                        int column) {
+    if (x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence))) {
         const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR,
-                             segment.sequence, head);
+                             sequence, head);
         load_state<T, Keys>(state, from, column, x.key_dim, x.value_dim);
     }
 }
@@ -224,7 +223,8 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
     };
     const auto finish_state = [&]() __attribute__((always_inline)) {
         chunk.finish_state(state, update);
-        if (decay.y != 1.0f) {
+        // Without outputs the branch would be so near to the last products that clang 19 forgets to wait for them.
+        if ((!Outputs && !Chunk<T, Keys>::asynchronous) || decay.y != 1.0f) {
             scale_state(decay.y);
         }
     };

@@ -45,6 +45,7 @@ DEVICE char *opaque(char *x) {
     asm volatile("" : "+l"(x));
     return x;
 }
+template <class T> DEVICE T *uniform_pointer(T *p) { return p; }
 DEVICE int opaque_uniform(int x) { return opaque(x); }
 template <class X> DEVICE X held(X x) { return x; }
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
@@ -155,6 +156,10 @@ DEVICE int chunk_max(int x, int *scratch) {
     workgroup_sync();
     return max_of(scratch[2], scratch[3]);
 }
+
+// The low, or the high, 16 bits of two words: first in the low half.
+DEVICE int low_halves(u32 a, u32 b) { return (int)((a & 0xffff) | b << 16); }
+DEVICE int high_halves(u32 a, u32 b) { return (int)(a >> 16 | (b & 0xffff0000)); }
 
 // One bit per lane.
 DEVICE u64 ballot(bool x) { return (u32)__nvvm_vote_ballot_sync(0xffffffff, x); }
@@ -271,6 +276,10 @@ DEVICE ColumnFactor columns_at(const float *values, Place at) {
 
 // A 16-bit operand tile.
 typedef i32x4 Operand;
+// Word w of it holds two neighbouring elements of the contraction, from this one on, of this row or column.
+constexpr int operand_words = 4;
+DEVICE int operand_element(int word, int lane) { return word / 2 * 8 + (u32)lane % 4 * 2; }
+DEVICE int operand_row(int word, int lane) { return word % 2 * 8 + (u32)lane / 4; }
 
 #define DELTAWAVE_MMA(type)                                                                                            \
     static DEVICE_MEMBER Tile mma(Operand left, Operand right, Tile c) {                                               \

@@ -3,11 +3,14 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use super::plan::{self, Machine, Partition};
 use super::{CHUNK, Gating, Part, PrefillSpec, PrefillTensors};
-use crate::abi::{self, dw_prefill_prepare_args, dw_prefill_scan_args};
+use crate::abi::{
+    self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
+};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::launch::LaunchShape;
+use crate::launch::{self, COMBINE_COLUMNS, LaunchShape, combine_threads};
 use crate::runtime::{Context, Stream};
 use crate::types::{Dtype, HeadMap, StateLayout};
 
@@ -21,12 +24,57 @@ pub(super) struct Shape {
     pub(super) sequences: usize,
     pub(super) launch: &'static LaunchShape,
     dies: u32,
+    compute_units: usize,
 }
 
-/// Arguments and grids of one launch.
+/// What the kernels read of the batch's lengths, on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tables {
+    pub(super) cu_seqlens: *const i32,
+    /// Null: every sequence is one.
+    pub(super) items: *const dw_prefill_item,
+    pub(super) chains: *const i32,
+    pub(super) counts: Counts,
+}
+
+/// How many segments there are, how many of them another follows, and how many sequences are of more than two.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) items: usize,
+    pub(super) summaries: usize,
+    pub(super) chains: usize,
+}
+
+/// Names of the kernels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernels {
+    pub(super) prepare: &'static str,
+    pub(super) summarise: &'static str,
+    pub(super) combine: &'static str,
+    pub(super) scan: &'static str,
+}
+
+impl Kernels {
+    /// The kernel that is a part.
+    pub(super) fn of(&self, part: Part) -> Option<&'static str> {
+        match part {
+            Part::Whole => None,
+            Part::Prepare => Some(self.prepare),
+            Part::Summarise => Some(self.summarise),
+            Part::Combine => Some(self.combine),
+            Part::Scan => Some(self.scan),
+        }
+    }
+}
+
+/// Arguments and grids of one launch; a grid of no workgroups is not launched.
 pub(super) struct Lowered {
     prepare: dw_prefill_prepare_args,
     prepare_groups: u32,
+    summarise: dw_prefill_scan_args,
+    summarise_groups: u32,
+    combine: dw_prefill_combine_args,
+    combine_groups: u32,
     scan: dw_prefill_scan_args,
     scan_groups: u32,
 }
@@ -63,28 +111,47 @@ impl Shape {
                 "fewer than 2^24 sequences",
             )
         })?;
+        let compute_units = (spec.compute_units).unwrap_or(context.device().compute_units);
         let shape = Shape {
             spec,
             batch,
             sequences,
             launch: context.launch_shape(),
-            dies: context.dies(),
+            dies: launch::dies(&context.device().arch, compute_units),
+            compute_units: compute_units as usize,
         };
-        let (prepare, scan) = shape.grids();
-        check::ensure(prepare < 1 << 26 && scan < 1 << 24, || {
+        shape.check_grids(shape.whole())?;
+        Ok(shape)
+    }
+
+    /// No more threads than a launch can have.
+    pub(super) fn check_grids(&self, counts: Counts) -> Checked<()> {
+        let [prepare, summarise, combine, scan] = self.grids(counts);
+        let fit = prepare < 1 << 26 && summarise.max(scan) < 1 << 24 && combine < 1 << 23;
+        check::ensure(fit, || {
             let was = format!(
-                "{} tokens, {sequences} sequences, {} value heads",
-                batch.rows(),
-                spec.value_heads
+                "{} tokens, {} sequences in {} segments, {} value heads",
+                self.batch.rows(),
+                self.sequences,
+                counts.items,
+                self.spec.value_heads
             );
             ArgumentError::new(
-                "tokens, sequences and heads",
+                "tokens, sequences, segments and heads",
                 ArgumentKind::Shape,
                 was,
                 "a launch must have fewer than 2^32 threads",
             )
-        })?;
-        Ok(shape)
+        })
+    }
+
+    /// Counts where no sequence is cut.
+    pub(super) fn whole(&self) -> Counts {
+        Counts {
+            items: self.sequences,
+            summaries: 0,
+            chains: 0,
+        }
     }
 
     /// Chunks of the batch, at most: the sequences' own, rounded up where they lie unfavourably.
@@ -98,24 +165,75 @@ impl Shape {
             .div_ceil(self.launch.scan_columns(self.spec.key_bucket()))
     }
 
-    /// Workgroups of prepare (one more slot for rows past the last sequence) and of scan.
-    pub(super) fn grids(&self) -> (u64, u64) {
-        let prepare = (self.slots() as u64 + 1) * self.spec.key_heads as u64;
-        let scan = self.sequences as u64 * self.spec.value_heads as u64 * self.slabs() as u64;
-        (prepare, scan)
+    /// Slabs of summarise: of the columns of N and, if wanted, of M.
+    pub(super) fn summarise_slabs(&self, with_m: bool) -> usize {
+        let columns = self.launch.scan_columns(self.spec.key_bucket());
+        let of_m = if with_m { self.spec.key_dim } else { 0 };
+        self.slabs() + of_m.div_ceil(columns)
+    }
+
+    /// What the planner of segments takes the device for.
+    pub(super) fn machine(&self) -> Machine {
+        let heads = self.spec.value_heads;
+        Machine {
+            compute_units: self.compute_units.max(1),
+            costs: &self.launch.costs,
+            scan: heads * self.slabs(),
+            summarise: [false, true].map(|with_m| heads * self.summarise_slabs(with_m)),
+            combine: heads * self.combine_slabs(),
+        }
+    }
+
+    /// How the batch is cut: as the environment says, as the spec says, or at the least cost.
+    pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
+        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let segments = match plan::segments_of_environment()?.or(self.spec.segments) {
+            Some(segments) => segments,
+            None => plan::choose(&chunks, &self.machine()),
+        };
+        Ok(plan::cut(&chunks, plan::segment_chunks(&chunks, segments)))
+    }
+
+    pub(super) fn combine_slabs(&self) -> usize {
+        self.spec.value_dim.div_ceil(COMBINE_COLUMNS)
+    }
+
+    /// Workgroups of prepare (one more slot for rows past the last sequence), summarise, combine and scan.
+    pub(super) fn grids(&self, counts: Counts) -> [u64; 4] {
+        let of_heads =
+            |items: usize, slabs: usize| items as u64 * self.spec.value_heads as u64 * slabs as u64;
+        [
+            (self.slots() as u64 + 1) * self.spec.key_heads as u64,
+            of_heads(counts.summaries, self.summarise_slabs(true)),
+            of_heads(counts.chains, self.combine_slabs()),
+            of_heads(counts.items, self.slabs()),
+        ]
     }
 
     pub(super) fn record_bytes(&self) -> usize {
         self.slots() * self.spec.value_heads * RECORD_BYTES
     }
 
+    /// N and M of every summary.
+    pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
+        let PrefillSpec {
+            value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec;
+        summaries * value_heads * (value_dim + key_dim) * key_dim * size_of::<f32>()
+    }
+
     /// Checks the tensors and makes the kernels' arguments. Touches no device.
     pub(super) fn lower(
         &self,
         x: &PrefillTensors<'_>,
-        cu_seqlens: *const i32,
+        tables: Tables,
         records: *mut c_void,
     ) -> Checked<Lowered> {
+        let (cu_seqlens, counts) = (tables.cu_seqlens, tables.counts);
         let PrefillSpec {
             dtype,
             key_heads,
@@ -178,7 +296,10 @@ impl Shape {
             scale: self.spec.scale(),
             slabs: self.slabs() as i32,
             tokens: self.batch.rows() as i32,
-            items_count: self.sequences as i32,
+            items: tables.items,
+            items_count: counts.items as i32,
+            states: records.wrapping_byte_add(self.record_bytes()).cast(),
+            summaries: counts.summaries as i32,
             dies: self.dies as i32,
             ..Default::default()
         };
@@ -238,12 +359,39 @@ impl Shape {
         }
         prepare.flags = flags;
         scan.flags = flags;
-        let (prepare_groups, scan_groups) = self.grids();
+        let [
+            prepare_groups,
+            summarise_groups,
+            combine_groups,
+            scan_groups,
+        ] = self.grids(counts).map(|groups| groups as u32);
+        // Segments that another follows are the first items.
+        let summarise = dw_prefill_scan_args {
+            items_count: counts.summaries as i32,
+            slabs: self.summarise_slabs(true) as i32,
+            ..scan
+        };
+        let combine = dw_prefill_combine_args {
+            states: scan.states,
+            chains: tables.chains,
+            chains_count: counts.chains as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            slabs: self.combine_slabs() as i32,
+            summaries: counts.summaries as i32,
+            dies: self.dies as i32,
+            pad0: 0,
+        };
         Ok(Lowered {
             prepare,
-            prepare_groups: prepare_groups as u32,
+            prepare_groups,
+            summarise,
+            summarise_groups,
+            combine,
+            combine_groups,
             scan,
-            scan_groups: scan_groups as u32,
+            scan_groups,
         })
     }
 
@@ -350,7 +498,7 @@ impl Shape {
         })
     }
 
-    /// Enqueues prepare and scan, or one of them.
+    /// Enqueues the kernels of a launch, or of a part of one.
     ///
     /// # Safety
     /// `lowered` was made for memory that is alive.
@@ -358,29 +506,36 @@ impl Shape {
         &self,
         context: &Context,
         stream: &Stream,
-        kernels: (&str, &str),
+        kernels: Kernels,
         lowered: &Lowered,
         part: Part,
     ) -> Result<()> {
+        let wants = |kernel| part == Part::Whole || part == kernel;
+        let x = lowered;
+        let combine_threads = combine_threads(self.spec.key_bucket());
         // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
         unsafe {
-            if part != Part::Scan {
+            if wants(Part::Prepare) {
+                let threads = self.launch.prepare_threads;
                 context.launch(
                     stream,
-                    kernels.0,
-                    lowered.prepare_groups,
-                    self.launch.prepare_threads,
-                    &lowered.prepare,
+                    kernels.prepare,
+                    x.prepare_groups,
+                    threads,
+                    &x.prepare,
                 )?;
             }
-            if part != Part::Prepare && lowered.scan_groups > 0 {
-                context.launch(
-                    stream,
-                    kernels.1,
-                    lowered.scan_groups,
-                    self.launch.scan_threads,
-                    &lowered.scan,
-                )?;
+            let threads = self.launch.scan_threads;
+            if wants(Part::Summarise) && x.summarise_groups > 0 {
+                let groups = x.summarise_groups;
+                context.launch(stream, kernels.summarise, groups, threads, &x.summarise)?;
+            }
+            if wants(Part::Combine) && x.combine_groups > 0 {
+                let groups = x.combine_groups;
+                context.launch(stream, kernels.combine, groups, combine_threads, &x.combine)?;
+            }
+            if wants(Part::Scan) && x.scan_groups > 0 {
+                context.launch(stream, kernels.scan, x.scan_groups, threads, &x.scan)?;
             }
         }
         Ok(())

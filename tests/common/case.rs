@@ -102,13 +102,14 @@ impl Case {
         let has = has.map_or("None".to_owned(), |h| format!("Some(vec!{h:?})"));
         format!(
             "common::check(&common::context(), &Case {{ spec: PrefillSpec {{ head_map: HeadMap::{:?}, qk_l2norm: {}, \
-             scale: {:?}, ..common::spec(Dtype::{:?}, {}, {}, {}, {}) }}, padding: {}, gates: Gates::{:?}, \
+             scale: {:?}, segments: {:?}, ..common::spec(Dtype::{:?}, {}, {}, {}, {}) }}, padding: {}, gates: Gates::{:?}, \
              keys: Keys::{:?}, gate_kind: GateKind::{}, layout: Layout::{:?}, batch_gap: {}, initial: {}, \
              has_initial: {has}, final_state: {}, entry: Entry::{:?}, seed: {}, \
              ..Case::new(common::spec(Dtype::Bf16, 1, 1, 16, 16), &{:?}) }});",
             s.head_map,
             s.qk_l2norm,
             s.scale,
+            s.segments,
             s.dtype,
             s.key_heads,
             s.value_heads,

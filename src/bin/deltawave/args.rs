@@ -187,6 +187,13 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
 
+    /// Segments of the longest sequence, walked in parallel; 1: no sequence is cut [default: as many as take least time]
+    ///
+    /// Shorter sequences are cut into segments as long, and stay whole where they are not longer than that. The
+    /// environment variable DELTAWAVE_SEGMENTS overrides this.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
+    pub segments: Option<u32>,
+
     /// Where to run; hip is a GPU, NVIDIA's too; auto takes one where there is one, else the simulator
     #[arg(long, value_enum, default_value_t = BackendArg::Auto, help_heading = RUN)]
     pub backend: BackendArg,

@@ -177,7 +177,9 @@ fn run_prefill(
     }
     let steps = if args.check { 4 } else { 2 };
     let mut progress = Progress::new(steps);
-    let request = Request::new(args)?;
+    let mut request = Request::new(args)?;
+    // What is counted for a GPU is planned for it.
+    request.spec.compute_units = counted.map(|gpu| gpu.cus);
     request.check_memory(args.check)?;
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;

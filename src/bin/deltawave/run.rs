@@ -89,11 +89,7 @@ pub fn run(
     }
     let mut best = best.expect("there is at least one run");
     if let Some(replays) = replays {
-        let parts = [
-            ("prefill", Part::Whole),
-            ("prefill_prepare", Part::Prepare),
-            ("prefill_scan", Part::Scan),
-        ];
+        let parts: Vec<_> = (plan.parts().into_iter().map(|part| (part.name(), part))).collect();
         let launch = |stream: &Stream, part| device.launch(stream, plan, workload, part);
         let times = time::measure(context, replays, &parts, launch);
         best.times = Some(times.map_err(failed)?);
@@ -221,7 +217,7 @@ impl Device {
         let end = stream.record()?;
         end.synchronize()?;
         let statistics = deltawave_sim::hip::statistics();
-        let kernels = plan.kernels().map(|name| {
+        let kernels = plan.kernels().into_iter().map(|name| {
             let counted = statistics.get(name).copied().unwrap_or_default();
             Launched {
                 name,
@@ -229,6 +225,7 @@ impl Device {
                 simulated: simulated.then_some(counted),
             }
         });
+        let kernels: Vec<_> = kernels.collect();
         let seconds = if simulated {
             kernels
                 .iter()
@@ -237,7 +234,7 @@ impl Device {
         } else {
             f64::from(end.milliseconds_since(&start)?) / 1e3
         };
-        Ok((seconds, kernels.into()))
+        Ok((seconds, kernels))
     }
 
     fn launch(

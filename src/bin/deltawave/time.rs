@@ -70,7 +70,7 @@ fn replay<P: Copy>(
     let stream = context.stream()?;
     let mut flush = context.alloc::<u8>(flushed_bytes)?;
     let mut timed = Vec::new();
-    // A scan alone reads the records that the whole prefill left in the workspace.
+    // A part alone reads what the whole prefill left in the workspace; what it makes of that does not matter.
     for &(what, part) in parts {
         let graph = stream.capture(|stream| launch(stream, part))?;
         let mut replay = |measured: bool| -> deltawave::Result<_> {

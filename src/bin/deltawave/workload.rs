@@ -235,6 +235,7 @@ fn spec(args: &PrefillArgs, [hk, hv]: [usize; 2], [k, v]: [usize; 2]) -> Prefill
         head_map: args.head_map.into(),
         qk_l2norm: args.l2norm,
         scale: args.scale,
+        segments: args.segments.map(|n| n as usize),
         ..PrefillSpec::new(hk, hv, k, v)
     }
 }

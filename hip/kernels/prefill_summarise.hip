@@ -1,0 +1,77 @@
+// Prefill of segments, first part: what a segment does to the state before it, S -> M S + N. One workgroup per
+// (segment, value head, slab of columns) walks the chunks as prefill_scan does, without outputs: N is the state that
+// zeros become, and M, which starts from the identity and with v = 0, evolves like it. The first segment of a sequence
+// starts from its initial state, and needs no M.
+//
+// k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M^T [K, K] for each (segment that another follows, value head).
+#include "../tile/prefill_step.h"
+
+namespace {
+
+using namespace prefill;
+
+template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x) {
+    constexpr int across = Chunk<T, Keys>::across;
+    const Work work = work_of(x, arch::workgroup());
+    const Segment segment = segment_of(x, work.item);
+    // The slabs of N, then those of M.
+    const int n_slabs = arch::uniform_value((x.value_dim + slab_columns(Keys) - 1) / slab_columns(Keys));
+    const bool of_m = work.slab >= n_slabs;
+    if (of_m && segment.first) {
+        return;
+    }
+    // Columns of V that do not exist are zeros.
+    if (copy_chunks<Keys, false>(x, segment, work)) {
+        return;
+    }
+    const int slab = work.slab - (of_m ? n_slabs : 0);
+    const int wave_column = first_wave_column(slab, across);
+    const int column = wave_column + first_column(arch::lane(), across);
+    const int columns = of_m ? x.key_dim : x.value_dim;
+    const u32 column_offset = !of_m && column < columns ? 2 * column : Window::nowhere;
+
+    typename Chunk<T, Keys>::State state;
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+        for (int j = 0; j < across; ++j) {
+            for (int e = 0; e < elements; ++e) {
+                const bool diagonal = of_m && state_key(t, e, arch::lane()) == column + state_column(j, e);
+                state[t][j][e] = diagonal ? 1.0f : 0.0f;
+            }
+        }
+    }
+    if (segment.first) {
+        first_state<T, Keys>(state, x, segment.sequence, work.head, column);
+    }
+    Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
+                                  column_offset);
+    walk<T, Keys, false>(state, chunks, x, wave_column < columns);
+
+    const dw_prefill_scan_args &y = arch::reread(x);
+    float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
+    store_matrix<T, Keys>(state, of_m ? summary + y.value_dim * y.key_dim : summary, column, columns, y.key_dim, of_m);
+}
+
+} // namespace
+
+#define SUMMARISE(name, type, keys)                                                                                    \
+    KERNEL(prefill::scan_threads, prefill::scan_residency)                                                             \
+    void dw_prefill_summarise_##name##_k##keys(dw_prefill_scan_args x) {                                               \
+        summarise<type, keys>(x);                                                                                      \
+    }
+
+SUMMARISE_SHARED_BYTES(64)
+SUMMARISE_SHARED_BYTES(96)
+SUMMARISE_SHARED_BYTES(128)
+SUMMARISE_SHARED_BYTES(192)
+SUMMARISE_SHARED_BYTES(256)
+
+SUMMARISE(bf16, Bf16, 64)
+SUMMARISE(bf16, Bf16, 96)
+SUMMARISE(bf16, Bf16, 128)
+SUMMARISE(bf16, Bf16, 192)
+SUMMARISE(bf16, Bf16, 256)
+SUMMARISE(f16, F16, 64)
+SUMMARISE(f16, F16, 96)
+SUMMARISE(f16, F16, 128)
+SUMMARISE(f16, F16, 192)
+SUMMARISE(f16, F16, 256)

@@ -1,0 +1,188 @@
+//! Which sequences are cut into segments, and where: a pure function of the lengths, the heads and the device.
+//!
+//! A workgroup walks the chunks of a sequence one after the other. Where few workgroups have many chunks, most of the
+//! device idles; then sequences are cut into segments of the same number of chunks, shorter sequences stay whole, and
+//! two more kernels find the state that each segment starts from.
+
+use super::SEGMENTS_VARIABLE;
+use super::lower::Counts;
+use crate::abi::dw_prefill_item;
+use crate::check::Checked;
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::launch::{Costs, KernelCost};
+
+/// The numbers of workgroups that a kernel has for a unit of its work, and the device that shares them out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine {
+    pub(super) compute_units: usize,
+    pub(super) costs: &'static Costs,
+    /// Workgroups of `prefill_scan` for a segment: value heads times slabs.
+    pub(super) scan: usize,
+    /// Of `prefill_summarise` for N alone, and for N and M.
+    pub(super) summarise: [usize; 2],
+    /// Of `prefill_combine` for a sequence.
+    pub(super) combine: usize,
+}
+
+/// How a batch is cut.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Partition {
+    /// The segments: those that another follows, sequence by sequence, then the others, long ones first.
+    pub(super) items: Vec<dw_prefill_item>,
+    /// Segments that another follows: each has a summary, of its own number.
+    pub(super) summaries: usize,
+    /// First summary and number of summaries of each sequence of more than two segments.
+    pub(super) chains: Vec<[i32; 2]>,
+}
+
+/// Chunks of a segment, at least, where the planner chooses: below that the kernels' beginnings and ends prevail.
+const LEAST_CHUNKS: usize = 4;
+
+/// Words of an item and of a chain.
+pub(super) const ITEM_WORDS: usize = size_of::<dw_prefill_item>() / size_of::<i32>();
+pub(super) const CHAIN_WORDS: usize = 2;
+
+impl Partition {
+    pub(super) fn counts(&self) -> Counts {
+        Counts {
+            items: self.items.len(),
+            summaries: self.summaries,
+            chains: self.chains.len(),
+        }
+    }
+
+    /// What is uploaded: items, chains, `cu_seqlens`.
+    pub(super) fn table(&self, cu_seqlens: &[i32]) -> Vec<i32> {
+        let items = self.items.iter();
+        let words = items.flat_map(|i| [i.sequence, i.first_chunk, i.chunks, i.summary]);
+        let chains = self.chains.iter().flatten().copied();
+        words
+            .chain(chains)
+            .chain(cu_seqlens.iter().copied())
+            .collect()
+    }
+}
+
+/// Chunks of a segment where the longest sequence is to have so many segments.
+pub(super) fn segment_chunks(chunks: &[usize], segments: usize) -> usize {
+    let longest = chunks.iter().copied().max().unwrap_or(0);
+    longest.div_ceil(segments).max(1)
+}
+
+/// Cuts sequences of so many chunks into segments of at most `segment` chunks.
+pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
+    let mut out = Partition::default();
+    let mut last = Vec::with_capacity(chunks.len());
+    for (sequence, &n) in chunks.iter().enumerate() {
+        let first = out.items.len();
+        let followed = n.div_ceil(segment).saturating_sub(1);
+        let item = |i: usize, chunks: usize| dw_prefill_item {
+            sequence: sequence as i32,
+            first_chunk: (i * segment) as i32,
+            chunks: chunks as i32,
+            summary: (first + i) as i32,
+        };
+        out.items.extend((0..followed).map(|i| item(i, segment)));
+        last.push(item(followed, n - followed * segment));
+        if followed > 1 {
+            out.chains.push([first as i32, followed as i32]);
+        }
+    }
+    out.summaries = out.items.len();
+    last.sort_by_key(|item| std::cmp::Reverse(item.chunks));
+    out.items.append(&mut last);
+    out
+}
+
+/// What [`SEGMENTS_VARIABLE`] says, if it is set.
+pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
+    let Some(given) = std::env::var_os(SEGMENTS_VARIABLE).filter(|given| !given.is_empty()) else {
+        return Ok(None);
+    };
+    match given.to_str().and_then(|text| text.parse().ok()) {
+        Some(segments @ 1..) => Ok(Some(segments)),
+        _ => Err(ArgumentError::new(
+            SEGMENTS_VARIABLE,
+            ArgumentKind::Value,
+            format!("`{}`", given.display()),
+            "it must be a number of segments, at least 1",
+        )),
+    }
+}
+
+/// The number of segments of the longest sequence that costs least.
+pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
+    let longest = chunks.iter().copied().max().unwrap_or(0);
+    let cost = |segments: usize| machine.microseconds(chunks, segment_chunks(chunks, segments));
+    let mut best = (1, cost(1));
+    // 2, 3, 4, 6, 8, 12, 16, ...
+    let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
+    for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
+        let us = cost(segments);
+        if us < best.1 {
+            best = (segments, us);
+        }
+    }
+    best.0
+}
+
+impl Machine {
+    /// What scan and, where sequences are cut, the two kernels before it take, modelled.
+    pub(super) fn microseconds(&self, chunks: &[usize], segment: usize) -> f64 {
+        let longest = segment.min(chunks.iter().copied().max().unwrap_or(0));
+        let (mut segments, mut walked) = (0, 0);
+        let (mut followed, mut cut, mut chained, mut chain) = (0, 0, 0, 0);
+        for &n in chunks {
+            let of_this = n.div_ceil(segment).max(1);
+            segments += of_this;
+            walked += n;
+            followed += of_this - 1;
+            cut += usize::from(of_this > 1);
+            chained += usize::from(of_this > 2);
+            chain = chain.max(of_this - 1);
+        }
+        let mut us = walk(
+            &self.costs.scan,
+            self.compute_units,
+            segments * self.scan,
+            longest,
+            walked * self.scan,
+        );
+        if followed > 0 {
+            let [first, whole] = self.summarise;
+            let workgroups = (followed - cut) * whole + cut * first;
+            us += self.costs.launch;
+            us += walk(
+                &self.costs.summarise,
+                self.compute_units,
+                workgroups,
+                segment,
+                workgroups * segment,
+            );
+        }
+        if chained > 0 {
+            let rounds = (chained * self.combine).div_ceil(self.compute_units);
+            us += self.costs.launch + ((chain - 1) * rounds) as f64 * self.costs.combine;
+        }
+        us
+    }
+}
+
+/// Workgroups that walk so many chunks in all, `longest` at most. As many share a compute unit as it holds, if need be.
+fn walk(
+    cost: &KernelCost,
+    compute_units: usize,
+    workgroups: usize,
+    longest: usize,
+    chunks: usize,
+) -> f64 {
+    let sharing = workgroups.div_ceil(compute_units).clamp(1, cost.residency);
+    let each_more =
+        (cost.chunk_shared - cost.chunk) / cost.residency.saturating_sub(1).max(1) as f64;
+    let chunk = cost.chunk + (sharing - 1) as f64 * each_more;
+    let at_once = workgroups.clamp(1, compute_units * cost.residency);
+    chunk * (longest as f64).max(chunks as f64 / at_once as f64)
+}
+
+#[cfg(test)]
+mod tests;

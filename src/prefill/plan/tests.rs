@@ -1,0 +1,137 @@
+//! What is cut, and where.
+
+use super::*;
+
+static COSTS: Costs = Costs {
+    scan: KernelCost {
+        chunk: 4.0,
+        chunk_shared: 5.0,
+        residency: 2,
+    },
+    summarise: KernelCost {
+        chunk: 3.0,
+        chunk_shared: 4.0,
+        residency: 2,
+    },
+    combine: 1.0,
+    launch: 5.0,
+};
+
+/// A device of so many compute units, and value heads of 128 by 128.
+fn machine(compute_units: usize, heads: usize) -> Machine {
+    Machine {
+        compute_units,
+        costs: &COSTS,
+        scan: heads,
+        summarise: [heads, 2 * heads],
+        combine: 8 * heads,
+    }
+}
+
+#[test]
+fn every_chunk_is_in_one_segment() {
+    let lengths = [5, 0, 12, 1, 13, 24, 4];
+    for segment in 1..=30 {
+        let cut = cut(&lengths, segment);
+        let mut covered: Vec<Vec<bool>> = lengths.iter().map(|&n| vec![false; n]).collect();
+        for item in &cut.items {
+            let chunks = &mut covered[item.sequence as usize];
+            for chunk in item.first_chunk..item.first_chunk + item.chunks {
+                assert!(!std::mem::replace(&mut chunks[chunk as usize], true));
+            }
+            assert!(item.chunks as usize <= segment);
+        }
+        assert!(covered.iter().flatten().all(|&c| c), "{segment}");
+        // Every sequence ends in one of the items, also where it is empty.
+        let ends = |n: usize| {
+            let ending = |i: &&dw_prefill_item| i.sequence as usize == n;
+            let mut items = cut.items.iter().filter(ending);
+            items.any(|i| (i.first_chunk + i.chunks) as usize == lengths[n])
+        };
+        assert!((0..lengths.len()).all(ends), "{segment}");
+    }
+}
+
+#[test]
+fn summaries_follow_each_other() {
+    let cut = cut(&[5, 2, 0, 6, 4, 1], 2);
+    // Those that another follows are first, and their summaries are their places.
+    for (at, item) in cut.items[..cut.summaries].iter().enumerate() {
+        assert_eq!((item.summary as usize, item.chunks), (at, 2));
+    }
+    for item in &cut.items[cut.summaries..] {
+        if item.first_chunk > 0 {
+            let before = &cut.items[item.summary as usize - 1];
+            assert_eq!(before.sequence, item.sequence);
+            assert_eq!(before.first_chunk + before.chunks, item.first_chunk);
+        }
+    }
+    assert_eq!(cut.summaries, 2 + 2 + 1);
+    // The sequence of two segments has one summary, which nothing is combined with.
+    assert_eq!(cut.chains, [[0, 2], [2, 2]]);
+    let rest: Vec<i32> = cut.items[cut.summaries..]
+        .iter()
+        .map(|i| i.chunks)
+        .collect();
+    assert!(rest.is_sorted_by(|a, b| a >= b), "{rest:?}");
+}
+
+#[test]
+fn what_is_uploaded() {
+    let cut = cut(&[3], 1);
+    let table = cut.table(&[0, 130]);
+    let counts = cut.counts();
+    assert_eq!((counts.items, counts.summaries, counts.chains), (3, 2, 1));
+    assert_eq!(table[..8], [0, 0, 1, 0, 0, 1, 1, 1]);
+    assert_eq!(table[8..], [0, 2, 1, 2, 0, 2, 0, 130]);
+}
+
+#[test]
+fn segments_are_as_asked() {
+    assert_eq!(segment_chunks(&[100, 7], 8), 13);
+    assert_eq!(segment_chunks(&[100, 7], 1), 100);
+    assert_eq!(segment_chunks(&[3], 100), 1);
+    assert_eq!(segment_chunks(&[0, 0], 4), 1);
+    assert_eq!(segment_chunks(&[], 4), 1);
+}
+
+#[test]
+fn a_full_device_cuts_nothing() {
+    assert_eq!(choose(&[128; 40], &machine(304, 32)), 1);
+    assert_eq!(choose(&[512], &machine(304, 700)), 1);
+    assert_eq!(choose(&[], &machine(304, 8)), 1);
+    assert_eq!(choose(&[0, 0], &machine(304, 8)), 1);
+    // Too short to be worth two more kernels.
+    assert_eq!(choose(&[4, 3], &machine(304, 8)), 1);
+}
+
+#[test]
+fn an_idle_device_cuts_long_sequences() {
+    let few = choose(&[512], &machine(304, 8));
+    assert!((16..=128).contains(&few), "{few}");
+    // More heads leave less of the device idle.
+    let more = choose(&[512], &machine(304, 64));
+    assert!((2..few).contains(&more), "{more} of {few}");
+    // A smaller device has less to give.
+    assert!(choose(&[512], &machine(80, 8)) < few);
+    // One long sequence among many short ones.
+    let mut lengths = vec![2; 60];
+    lengths.push(512);
+    let segments = choose(&lengths, &machine(304, 8));
+    assert!(segments >= 8, "{segments}");
+    let segment = segment_chunks(&lengths, segments);
+    assert_eq!(cut(&lengths, segment).items.len(), 60 + segments);
+}
+
+#[test]
+fn a_choice_costs_no_more_than_none() {
+    for heads in [1, 3, 8, 32, 64] {
+        for lengths in [&[16][..], &[128, 3, 70], &[512; 4], &[1000, 10]] {
+            let machine = machine(304, heads);
+            let cost = |s| machine.microseconds(lengths, segment_chunks(lengths, s));
+            let chosen = choose(lengths, &machine);
+            assert!(cost(chosen) <= cost(1), "{heads} heads, {lengths:?}");
+            assert_eq!(chosen, choose(lengths, &machine));
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Sequences that are cut into segments: the state passes from one to the next through summaries.
+
+use deltawave::error::Error;
+use deltawave::inputs::{Gates, Keys, Tensor as HostTensor};
+use deltawave::metrics::compare;
+use deltawave::prefill::{DevicePrefill, Part, Prefill};
+use deltawave::types::{Dtype, HeadMap, StateLayout};
+
+use crate::common::{
+    Case, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,
+    check_data, check_output, context, judge, run, spec,
+};
+
+const F32_STATE: StateKind = StateKind {
+    dtype: Dtype::F32,
+    layout: StateLayout::KeyMajor,
+    pad: 0,
+};
+
+/// A case whose longest sequence has so many segments.
+fn cut(spec: deltawave::prefill::PrefillSpec, lengths: &[usize], segments: usize) -> Case {
+    let mut case = Case::new(spec, lengths);
+    case.spec.segments = Some(segments);
+    case.gates = Gates::Mixed;
+    case.initial = Some(F32_STATE);
+    case
+}
+
+fn plan(case: &Case) -> Prefill {
+    Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).expect("a plan")
+}
+
+/// Lengths around the ends of chunks and segments: of two chunks, of one; beside sequences that stay whole.
+#[test]
+fn boundaries_of_segments() {
+    for longest in [255, 256, 257, 319, 320, 321] {
+        let lengths = [longest, 0, 1, 127, 128, 129, 63, 64, 65];
+        let case = cut(spec(Dtype::Bf16, 1, 2, 64, 48), &lengths, 3);
+        assert!(plan(&case).segments() > lengths.len());
+        check(&context(), &case);
+        let mut case = cut(spec(Dtype::F16, 1, 2, 48, 32), &lengths, 100);
+        case.padding = 70;
+        // Every chunk is a segment.
+        let chunks: usize = lengths.iter().map(|n| n.div_ceil(64).max(1)).sum();
+        assert_eq!(plan(&case).segments(), chunks);
+        check(&context(), &case);
+    }
+}
+
+/// One long sequence among many short ones is cut, and they are not: their bits are those of a run without segments.
+#[test]
+fn short_sequences_stay_whole() {
+    let mut lengths = vec![40; 20];
+    lengths.insert(7, 700);
+    let mut case = cut(spec(Dtype::Bf16, 2, 4, 64, 64), &lengths, 4);
+    let segments = plan(&case).segments();
+    assert_eq!(segments, 20 + 4);
+    let data = case.data();
+    let output = run(&context(), &case, &data);
+    check_output(&case, &data, &output, 1.15);
+    case.spec.segments = Some(1);
+    let whole = run(&context(), &case, &data);
+    let row = 4 * 64;
+    let (a, b) = (bits(&output.o), bits(&whole.o));
+    assert!(a[..280 * row] == b[..280 * row] && a[980 * row..] == b[980 * row..]);
+    // The first segment of the long one starts from the same state, too.
+    assert!(a[280 * row..(280 + 192) * row] == b[280 * row..(280 + 192) * row]);
+}
+
+/// All buckets of K, both dtypes, layouts and types of states, head maps, gates that the kernels compute.
+#[test]
+fn all_options() {
+    let dims = [(32, 144), (96, 192), (128, 128), (176, 48), (256, 32)];
+    for (i, (k, v)) in dims.into_iter().enumerate() {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let mut case = cut(spec(dtype, 2, 6, k, v), &[200, 75, 0, 130], 2 + i % 3);
+            case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][i % 4];
+            case.keys = [Keys::Normal, Keys::Silu][i % 2];
+            case.spec.qk_l2norm = i % 2 == 0;
+            case.spec.head_map = [HeadMap::Grouped, HeadMap::Tiled][i % 2];
+            let state = [Dtype::F32, Dtype::Bf16][i % 2];
+            let layouts = [StateLayout::KeyMajor, StateLayout::ValueMajor];
+            case.initial = Some(StateKind {
+                dtype: state,
+                layout: layouts[(i + 1) % 2],
+                pad: i,
+            });
+            case.has_initial = (i == 3).then(|| vec![1, 0, 1, 0]);
+            case.final_state = Some(StateKind {
+                dtype: state,
+                layout: layouts[i % 2],
+                pad: 1,
+            });
+            case.layout = [Layout::Dense, Layout::HeadMajor, Layout::Padded(3, 8, 5)][i % 3];
+            if i % 2 == 1 {
+                case.gate_kind = GateKind::Raw {
+                    dtype: Dtype::Bf16,
+                    dt_bias: true,
+                    allow_neg_eigval: true,
+                };
+            }
+            check(&context(), &case);
+        }
+    }
+}
+
+/// A dense batch is cut as a packed one.
+#[test]
+fn dense_batches_are_cut() {
+    let mut case = cut(spec(Dtype::Bf16, 2, 4, 64, 32), &[200; 3], 2);
+    let packed = run(&context(), &case, &case.data());
+    case.entry = Entry::Dense;
+    case.batch_gap = 24;
+    let data = case.data();
+    let dense = run(&context(), &case, &data);
+    assert_same_bits(&packed, &dense, "packed and dense");
+    check_output(&case, &data, &dense, 1.15);
+}
+
+/// Keys longer than 1 that nothing decays: M grows, so that no gate may be a reason to leave it out, and a large initial
+/// state reaches the last segment.
+#[test]
+fn long_keys_and_large_states() {
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let mut case = cut(spec(dtype, 1, 2, 64, 32), &[448, 130], 7);
+        case.gates = Gates::Zero;
+        let mut data = case.data();
+        let scaled = |t: &HostTensor, factor: f32| {
+            HostTensor::new(t.dtype, t.values.iter().map(|x| x * factor).collect())
+        };
+        // beta |k|^2 is above 2 for a part of the tokens, on which a component of the state is multiplied by less than -1.
+        data.inputs.k = scaled(&data.inputs.k, 1.7);
+        let initial = data.initial.take().expect("an initial state");
+        data.initial = Some(scaled(&initial, 1000.0));
+        let output = run(&context(), &case, &data);
+        check_output(&case, &data, &output, 1.15);
+        // Without its initial state the last segment's outputs are other ones: the test sees it.
+        let last = |x: &Output| x.o[400 * 64..448 * 64].to_vec();
+        let mut without = case.clone();
+        without.initial = None;
+        let other = run(&context(), &without, &data);
+        let other: Vec<f64> = last(&other).into_iter().map(f64::from).collect();
+        assert!(compare(&last(&output), &other).rms_ratio > 0.1);
+    }
+}
+
+/// Gates that decay to nothing within a segment, with states and summaries that must not become NaN.
+#[test]
+fn strong_gates() {
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let mut case = cut(spec(dtype, 1, 3, 128, 64), &[520], 4);
+        case.gates = Gates::Strong;
+        check(&context(), &case);
+    }
+}
+
+/// What a sequence holds does not reach its neighbours through summaries, not even NaN and infinity.
+#[test]
+fn neighbours_do_not_leak() {
+    let case = cut(spec(Dtype::Bf16, 1, 2, 64, 32), &[200, 300, 250], 3);
+    let clean = case.data();
+    let expected = run(&context(), &case, &clean);
+    for poison in [f32::NAN, f32::INFINITY] {
+        let mut dirty = case.data();
+        let i = &mut dirty.inputs;
+        for (t, width) in [(&mut i.q, 64), (&mut i.k, 64), (&mut i.v, 2 * 32)] {
+            let mut values = t.values.clone();
+            values[230 * width..500 * width].fill(poison);
+            *t = HostTensor::new(Dtype::Bf16, values);
+        }
+        i.g[230 * 2..500 * 2].fill(poison);
+        let size = 2 * 64 * 32;
+        dirty.initial.as_mut().unwrap().values[size..2 * size].fill(poison);
+        let output = run(&context(), &case, &dirty);
+        let (a, b) = (bits(&expected.o), bits(&output.o));
+        let row = 2 * 32;
+        assert!(a[..200 * row] == b[..200 * row] && a[500 * row..] == b[500 * row..]);
+        let state = |x: &Output| bits(x.state.as_ref().unwrap());
+        let (a, b) = (state(&expected), state(&output));
+        assert!(a[..size] == b[..size] && a[2 * size..] == b[2 * size..]);
+    }
+}
+
+/// A poisoned value of one token reaches its own value column alone, in its segment and the later ones.
+#[test]
+fn a_column_keeps_its_poison() {
+    let case = cut(spec(Dtype::Bf16, 1, 1, 64, 32), &[400], 3);
+    let mut data = case.data();
+    let expected = run(&context(), &case, &data);
+    let mut values = data.inputs.v.values.clone();
+    values[70 * 32 + 5] = f32::NAN;
+    data.inputs.v = HostTensor::new(Dtype::Bf16, values);
+    let output = run(&context(), &case, &data);
+    for (at, (a, b)) in expected.o.iter().zip(&output.o).enumerate() {
+        let (token, column) = (at / 32, at % 32);
+        if column == 5 && token >= 128 {
+            assert!(b.is_nan(), "token {token}");
+        } else if column != 5 || token < 64 {
+            assert_eq!(a.to_bits(), b.to_bits(), "token {token}, column {column}");
+        }
+    }
+}
+
+/// The error of a run with segments is that of one without, pooled over heads of all gates.
+#[test]
+fn segments_cost_no_accuracy() {
+    let context = context();
+    let stream = context.stream().expect("a stream");
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let mut squares = [[0.0; 2]; 2];
+        for gates in [Gates::Normal, Gates::Mixed, Gates::Zero] {
+            let mut case = cut(spec(dtype, 4, 8, 64, 64), &[1024], 1);
+            case.gates = gates;
+            let data = case.data();
+            for (segments, squares) in [1, 8].into_iter().zip(&mut squares) {
+                case.spec.segments = Some(segments);
+                let mut loaded = Loaded::new(&context, &case, &data);
+                loaded.poison(&stream);
+                loaded.launch(&case, &stream).expect("a launch");
+                let j = judge(&case, &data, &loaded.read(&case, &stream));
+                squares[0] += j.o.rms_ratio.powi(2);
+                squares[1] += j.state.rms_ratio.powi(2);
+            }
+        }
+        let [whole, cut] = squares.map(|s| s.map(f64::sqrt));
+        println!("{dtype}: whole {whole:.3?}, in segments {cut:.3?}");
+        for (whole, cut) in whole.into_iter().zip(cut) {
+            assert!(cut <= 1.05 * whole, "{dtype}: {cut:.3e}, whole {whole:.3e}");
+        }
+    }
+}
+
+/// A launch runs the kernels that the plan names: two where nothing is cut, three with one summary, four with more; its
+/// parts, one after the other, are the launch.
+#[test]
+fn kernels_and_parts() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    for (segments, kernels) in [(1, 2), (2, 3), (3, 4)] {
+        let case = cut(spec(Dtype::Bf16, 1, 2, 64, 48), &[300, 70], segments);
+        let names = plan(&case).kernels();
+        assert_eq!(names.len(), kernels, "{names:?}");
+        let parts = plan(&case).parts();
+        assert_eq!(parts[0], Part::Whole);
+        assert_eq!(parts.len(), 1 + kernels);
+        let data = case.data();
+        let expected = run(&context, &case, &data);
+        let mut loaded = Loaded::new(&context, &case, &data);
+        loaded.poison(&stream);
+        for part in [Part::Prepare, Part::Summarise, Part::Combine, Part::Scan] {
+            loaded.launch_part(&case, &stream, part).unwrap();
+        }
+        assert_same_bits(&expected, &loaded.read(&case, &stream), "its parts");
+    }
+}
+
+/// The planner cuts what leaves the device idle, and nothing else; the results of its choice are right.
+#[test]
+fn the_planner_chooses() {
+    let context = context();
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 32), &[4096, 64, 0, 100]);
+    case.gates = Gates::Mixed;
+    let segments = plan(&case).segments();
+    assert!(segments > 4, "{segments}");
+    check(&context, &case);
+    // The same lengths give the same plan, and fewer compute units fewer segments.
+    assert_eq!(plan(&case).segments(), segments);
+    case.spec.compute_units = Some(1);
+    assert_eq!(plan(&case).segments(), 4);
+    // Heads enough for the whole device.
+    let full = Case::new(spec(Dtype::Bf16, 64, 2048, 64, 32), &[4096]);
+    assert_eq!(plan(&full).segments(), 1);
+}
+
+/// Numbers of segments that make no sense, and segments of lengths that the host does not know.
+#[test]
+fn refusals() {
+    let refused = |result: Result<(), Error>, words: &str| {
+        let error = result.expect_err(words);
+        assert!(matches!(error, Error::Argument(_)), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let case = cut(spec(Dtype::Bf16, 1, 1, 32, 16), &[200], 0);
+    let packed = |case: &Case| {
+        Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).map(drop)
+    };
+    refused(packed(&case), "segments: 0; it must be at least 1");
+    let mut case = cut(case.spec, &[200], 1);
+    case.spec.compute_units = Some(0);
+    refused(packed(&case), "compute_units: 0; it must be at least 1");
+    case.spec.compute_units = None;
+    assert!(DevicePrefill::new(&context(), case.spec, 200, 1).is_ok());
+    case.spec.segments = Some(2);
+    let device = DevicePrefill::new(&context(), case.spec, 200, 1).map(drop);
+    refused(device, "segments: 2; sequences whose lengths");
+    // More threads than a launch can have.
+    let many = cut(spec(Dtype::Bf16, 1, 1 << 19, 16, 16), &[64 * 64], 64);
+    refused(packed(&many), "in 64 segments");
+}
+
+/// Keys of rows at addresses that are no multiple of 16 bytes, in all kernels.
+#[test]
+fn unaligned_rows() {
+    let mut case = cut(spec(Dtype::Bf16, 1, 2, 64, 32), &[300], 3);
+    case.layout = Layout::Padded(1, 3, 1);
+    check(&context(), &case);
+    let data = case.data();
+    check_data(&context(), &case, &data);
+}
