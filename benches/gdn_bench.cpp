@@ -33,7 +33,7 @@ Status run(const Options &options) {
     if (options.library.empty())
         implementation = std::make_unique<Kernels>(options.kernels, device);
     else
-        implementation = std::make_unique<Library>(options.library, options.device);
+        implementation = std::make_unique<Library>(options.library, options.device, options.segments);
     Method method;
     if (device.simulated)
         method = {1, 0, 0};

@@ -78,7 +78,7 @@ fn the_small_set_is_right_and_simulated_time_is_no_figure() {
 }
 
 #[test]
-fn what_a_shape_needs_is_what_the_profile_says() {
+fn what_a_shape_needs_is_what_a_count_by_hand_gives() {
     let Some(bench) = Bench::get() else { return };
     let output = bench.run(&["--shape", "2,4,65+1", "--json", "--runs", "3"]);
     let line = &lines(&output)[0];
@@ -159,6 +159,7 @@ fn refusals_say_what_is_wrong() {
         (&["--runs", "1.5"], "whole number"),
         (&["--runs"], "its value is missing"),
         (&["--fast"], "no such option"),
+        (&["--segments", "4"], "it is for --library"),
     ];
     for (arguments, words) in usage {
         let output = bench.run(arguments);

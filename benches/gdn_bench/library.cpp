@@ -51,7 +51,7 @@ dw_tensor dense(const Buffer &buffer, int32_t dtype, std::initializer_list<int64
 
 class Planned : public Prefill {
   public:
-    Planned(const Library::Functions &functions, const Shape &shape) : f_(functions), shape_(shape) {
+    Planned(const Library::Functions &functions, const Shape &shape, int segments) : f_(functions), shape_(shape) {
         dw_prefill_spec spec = {};
         spec.size = sizeof spec;
         spec.dtype = DW_BF16;
@@ -59,6 +59,7 @@ class Planned : public Prefill {
         spec.value_heads = shape.value_heads;
         spec.key_dim = shape.key_dim;
         spec.value_dim = shape.value_dim;
+        spec.segments = segments;
         const std::vector<int32_t> offsets = shape.offsets();
         dw_lengths lengths = {};
         lengths.size = sizeof lengths;
@@ -113,7 +114,8 @@ class Planned : public Prefill {
 
 } // namespace
 
-Library::Library(const std::string &path, int device) : path_(path), functions_(std::make_unique<Functions>()) {
+Library::Library(const std::string &path, int device, int segments)
+    : path_(path), segments_(segments), functions_(std::make_unique<Functions>()) {
     Functions &f = *functions_;
     // Never unloaded: its threads may outlive it.
     f.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -146,9 +148,12 @@ Library::~Library() {
 }
 
 std::unique_ptr<Prefill> Library::prefill(const Shape &shape) const {
-    return std::make_unique<Planned>(*functions_, shape);
+    return std::make_unique<Planned>(*functions_, shape, segments_);
 }
 
-std::string Library::name() const { return path_ + " " + functions_->version(); }
+std::string Library::name() const {
+    const std::string plan = segments_ == 0 ? "its plan" : std::to_string(segments_) + " segments";
+    return path_ + " " + functions_->version() + ", " + plan;
+}
 
 } // namespace bench

@@ -7,8 +7,9 @@ namespace bench {
 
 class Library : public Implementation {
   public:
-    // The library at a path, on a device of the runtime that this program has.
-    Library(const std::string &path, int device);
+    // The library at a path, on a device of the runtime that this program has. `segments` of the longest sequence; 0:
+    // as it plans.
+    Library(const std::string &path, int device, int segments);
     ~Library() override;
     Library(const Library &) = delete;
     std::unique_ptr<Prefill> prefill(const Shape &shape) const override;
@@ -18,6 +19,7 @@ class Library : public Implementation {
 
   private:
     std::string path_;
+    int segments_;
     std::unique_ptr<Functions> functions_;
 };
 

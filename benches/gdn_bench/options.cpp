@@ -28,7 +28,9 @@ How:
     --warm-up MS             milliseconds of launches before them (100; on the simulator 0)
     --cache MIB              the largest cache: copies of the tensors exceed it twice (256; on the simulator 0)
     --device N               the device (0)
-    --library FILE           launch through libdeltawave_c.so, with its plans (DELTAWAVE_SEGMENTS=1: unpartitioned)
+    --library FILE           launch through libdeltawave_c.so, with its plans
+    --segments N             with --library: segments of the longest sequence, to be walked in parallel; 1: sequences
+                             are not cut (as the library plans)
     --kernels DIR            what `deltawave info --save-kernels DIR` wrote (kernels, beside this program)
     --roofline TFLOPS,TBPS   peak of bf16 products and bandwidth of memory, where the device is not known or clocked
                              otherwise
@@ -132,6 +134,8 @@ Options parse(const std::vector<std::string> &arguments, const std::string &prog
             out.kernels = value(option);
         } else if (option == "--library") {
             out.library = value(option);
+        } else if (option == "--segments") {
+            out.segments = whole(option, value(option), 1, 65536);
         } else if (option == "--roofline") {
             const auto [tflops, tbps] = pair(option, value(option));
             out.peak =
@@ -142,6 +146,8 @@ Options parse(const std::vector<std::string> &arguments, const std::string &prog
             throw Failure(option + ": there is no such option; --help lists them", Status::usage);
         }
     }
+    if (out.segments != 0 && out.library.empty())
+        throw Failure("--segments: it is for --library; the kernels are launched unpartitioned", Status::usage);
     return out;
 }
 

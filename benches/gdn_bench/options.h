@@ -18,6 +18,7 @@ struct Options {
     int device = 0;
     std::string kernels; // a folder
     std::string library; // the C library; empty: the kernels themselves
+    int segments = 0;    // of the longest sequence; 0: as the library plans
     std::vector<Shape> shapes;
     std::optional<int> runs;
     std::optional<double> warm_up_ms;
