@@ -27,9 +27,14 @@ const fn shape(tokens: usize, sequences: usize) -> Shape {
 fn host(c: &mut Criterion) {
     let context = null_runtime::context().expect("a build with kernels for gfx942");
     let stream = context.stream().expect("a stream");
-    for s in [shape(8192, 1), shape(32768, 1), shape(65536, 256)] {
-        let what = format!("{} sequences, {} tokens", s.sequences, s.tokens);
-        let cu_seqlens = s.cu_seqlens();
+    let equal = [shape(8192, 1), shape(32768, 1), shape(65536, 256)];
+    let equal = equal.map(|s| (s, s.cu_seqlens(), "equal"));
+    let skewed = shape(65536, 256);
+    let all = equal
+        .into_iter()
+        .chain([(skewed, skewed.skewed(), "skewed")]);
+    for (s, cu_seqlens, lengths) in all {
+        let what = format!("{} {lengths} sequences, {} tokens", s.sequences, s.tokens);
         let plan = || {
             Prefill::packed(&context, s.spec(), black_box(&cu_seqlens), s.tokens).expect("a plan")
         };

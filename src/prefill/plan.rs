@@ -53,13 +53,15 @@ impl Partition {
 
     /// What is uploaded: items, chains, `cu_seqlens`.
     pub(super) fn table(&self, cu_seqlens: &[i32]) -> Vec<i32> {
-        let items = self.items.iter();
-        let words = items.flat_map(|i| [i.sequence, i.first_chunk, i.chunks, i.summary]);
-        let chains = self.chains.iter().flatten().copied();
+        let mut words = Vec::with_capacity(
+            self.items.len() * ITEM_WORDS + self.chains.len() * CHAIN_WORDS + cu_seqlens.len(),
+        );
+        for i in &self.items {
+            words.extend([i.sequence, i.first_chunk, i.chunks, i.summary]);
+        }
+        words.extend(self.chains.as_flattened());
+        words.extend(cu_seqlens);
         words
-            .chain(chains)
-            .chain(cu_seqlens.iter().copied())
-            .collect()
     }
 }
 
@@ -112,8 +114,11 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
 
 /// The number of segments of the longest sequence that costs least.
 pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
-    let longest = chunks.iter().copied().max().unwrap_or(0);
-    let cost = |segments: usize| machine.microseconds(chunks, segment_chunks(chunks, segments));
+    // Long ones first: what is shorter than a segment is counted, not looked at.
+    let mut sorted = chunks.to_vec();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let longest = sorted.first().copied().unwrap_or(0);
+    let cost = |segments: usize| machine.microseconds(&sorted, longest.div_ceil(segments).max(1));
     let mut best = (1, cost(1));
     // 2, 3, 4, 6, 8, 12, 16, ...
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
@@ -127,15 +132,17 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
 }
 
 impl Machine {
-    /// What scan and, where sequences are cut, the two kernels before it take, modelled.
+    /// What scan and, where sequences are cut, the two kernels before it take, modelled, for sequences of so many chunks,
+    /// long ones first.
     pub(super) fn microseconds(&self, chunks: &[usize], segment: usize) -> f64 {
-        let longest = segment.min(chunks.iter().copied().max().unwrap_or(0));
-        let (mut segments, mut walked) = (0, 0);
+        let longest = segment.min(chunks.first().copied().unwrap_or(0));
+        let (long, short) = chunks.split_at(chunks.partition_point(|&n| n >= longest));
+        let walked: usize = chunks.iter().sum();
+        let mut segments = short.len();
         let (mut followed, mut cut, mut chained, mut chain) = (0, 0, 0, 0);
-        for &n in chunks {
+        for &n in long {
             let of_this = n.div_ceil(segment).max(1);
             segments += of_this;
-            walked += n;
             followed += of_this - 1;
             cut += usize::from(of_this > 1);
             chained += usize::from(of_this > 2);

@@ -126,7 +126,7 @@ fn an_idle_device_cuts_long_sequences() {
 #[test]
 fn a_choice_costs_no_more_than_none() {
     for heads in [1, 3, 8, 32, 64] {
-        for lengths in [&[16][..], &[128, 3, 70], &[512; 4], &[1000, 10]] {
+        for lengths in [&[16][..], &[128, 70, 3], &[512; 4], &[1000, 10]] {
             let machine = machine(304, heads);
             let cost = |s| machine.microseconds(lengths, segment_chunks(lengths, s));
             let chosen = choose(lengths, &machine);
