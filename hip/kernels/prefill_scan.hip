@@ -52,9 +52,7 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
 
 #define SCAN(name, type, keys)                                                                                         \
     KERNEL(prefill::scan_threads, prefill::scan_residency)                                                             \
-    void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) {                                                    \
-        scan<type, keys>(x);                                                                                           \
-    }
+    void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) { scan<type, keys>(x); }
 
 SCAN_SHARED_BYTES(64)
 SCAN_SHARED_BYTES(96)

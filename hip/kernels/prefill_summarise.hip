@@ -55,9 +55,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
 
 #define SUMMARISE(name, type, keys)                                                                                    \
     KERNEL(prefill::scan_threads, prefill::scan_residency)                                                             \
-    void dw_prefill_summarise_##name##_k##keys(dw_prefill_scan_args x) {                                               \
-        summarise<type, keys>(x);                                                                                      \
-    }
+    void dw_prefill_summarise_##name##_k##keys(dw_prefill_scan_args x) { summarise<type, keys>(x); }
 
 SUMMARISE_SHARED_BYTES(64)
 SUMMARISE_SHARED_BYTES(96)
