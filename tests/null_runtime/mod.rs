@@ -149,15 +149,6 @@ impl Shape {
         let entries = (0..=self.sequences).map(|n| n * self.tokens / self.sequences);
         entries.map(|entry| entry as i32).collect()
     }
-
-    /// One sequence of half the tokens, and others that grow in length in the other half.
-    pub fn skewed(&self) -> Vec<i32> {
-        let (half, others) = (self.tokens / 2, self.sequences - 1);
-        // Triangular numbers, scaled.
-        let sums = (0..=others).map(|n| half + half * n * (n + 1) / (others * (others + 1)));
-        let entries = [0].into_iter().chain(sums);
-        entries.map(|entry| entry as i32).collect()
-    }
 }
 
 impl Layer {
