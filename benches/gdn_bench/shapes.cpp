@@ -68,7 +68,7 @@ struct Heads {
     int key, value;
 };
 
-// "COUNTxTIMES", as short as it goes.
+// "LENGTHxTIMES", as short as it goes.
 std::string repeated(int64_t length, int64_t times) {
     return std::to_string(length) + (times == 1 ? "" : "x" + std::to_string(times));
 }

@@ -163,7 +163,8 @@ def main():
             (SOURCE, r"(?<=CALIBRATED: Fit = Fit \{\n        )scale: [\d.]+,\n        launch_us: [\d.]+,", constant)):
         with open(path) as file:
             old = file.read()
-        changed = re.sub(pattern, lambda _: new, old, count=1, flags=re.S)
+        changed, places = re.subn(pattern, lambda _: new, old, count=1, flags=re.S)
+        assert places == 1, f"{path} has no place for them"
         if changed != old:
             stale.append(os.path.relpath(path))
             if not arguments.check:

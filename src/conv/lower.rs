@@ -292,9 +292,11 @@ impl Shape {
         // Without slots every sequence has one of its own.
         let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
         let indexable = i32::MAX as usize;
+        // The kernel doubles columns, and adds tokens to them, in 32 bits.
+        let columns_end = (indexable - self.tokens).min(1 << 30);
         check::ensure(
             channels == wanted
-                && (least..indexable).contains(&columns)
+                && (least..columns_end).contains(&columns)
                 && (least_slots..indexable).contains(&slots),
             || {
                 let order = match state.layout {
