@@ -48,7 +48,7 @@ def all_cases():
             cases += [Case(dtype, 16, 16, size, gates) for gates in GATES]
         if dtype == "bf16":
             shapes = [(16, 32, lengths["32K"]), (16, 32, lengths["8K"]), (16, 32, (4096,) * 8), (16, 32, RAGGED),
-                      (16, 64, lengths["8K"]), (2, 8, lengths["32K"])]
+                      (16, 64, lengths["8K"]), (2, 8, lengths["32K"]), (2, 8, lengths["8K"]), (2, 8, (65536,))]
             cases += [Case(dtype, *shape, gates) for shape in shapes for gates in GATES]
     return cases
 

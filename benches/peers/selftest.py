@@ -111,7 +111,7 @@ def test_binding(path):
 
 def test_cases():
     cases = all_cases()
-    assert len({case.name for case in cases}) == len(cases) == 28
+    assert len({case.name for case in cases}) == len(cases) == 32
     ragged = [case for case in cases if "ragged" in case.name]
     assert [case.tokens for case in ragged] == [39866, 39866] and len(ragged[0].lengths) == 16
     assert cases[0].name == "bf16 16:16 32K normal" and cases[0].io_bytes == 4 * 32768 * 16 * 128 * 2
