@@ -238,7 +238,8 @@ typedef struct dw_conv_spec {
     int32_t pad0;
 } dw_conv_spec;
 
-/* Tensors of a launch, of packed batches. The channels of weight, bias and states are those of q, then k, then v. */
+/* Tensors of a launch, of packed batches. The channels of weight, bias and states are those of q, then k, then v. No
+ * output may overlap x. */
 typedef struct dw_conv_tensors {
     size_t size;
     const dw_tensor *x;   /* [T, columns], with DW_CONV_FLAT and DW_CONV_INTERLEAVED */
@@ -251,7 +252,9 @@ typedef struct dw_conv_tensors {
     /* A pool, updated in place; NULL: sequences start from zeros and leave nothing. A column is a token, the newest
      * last: at least width - 1 of them. */
     const dw_tensor *state;
-    const int32_t *slots; /* [N] on the device, negative: padding, outputs are zeros; NULL: sequence n has n */
+    /* [N] on the device, no two alike. Negative, or beyond the pool: padding, outputs become zeros and no state is
+     * touched. NULL: sequence n has slot n. */
+    const int32_t *slots;
     const uint8_t *has_initial_state; /* [N] on the device, 0: the slot reads as zeros; NULL: all have one */
 
     const dw_tensor *q; /* [T, HK, K], written; rows past the last sequence become zeros */
