@@ -252,8 +252,8 @@ typedef struct dw_conv_tensors {
     /* A pool, updated in place; NULL: sequences start from zeros and leave nothing. A column is a token, the newest
      * last: at least width - 1 of them. */
     const dw_tensor *state;
-    /* [N] on the device, no two alike. Negative, or beyond the pool: padding, outputs become zeros and no state is
-     * touched. NULL: sequence n has slot n. */
+    /* [N] on the device; no two sequences may share one. Negative, or beyond the pool: padding, outputs become zeros
+     * and no state is touched. NULL: sequence n has slot n. */
     const int32_t *slots;
     const uint8_t *has_initial_state; /* [N] on the device, 0: the slot reads as zeros; NULL: all have one */
 
