@@ -160,7 +160,7 @@ typedef struct dw_prefill_tensors {
     int32_t initial_layout;           /* DW_STATE_*, of initial_state */
     const dw_tensor *initial_state;   /* f32 or bf16; NULL: zeros */
     const uint8_t *has_initial_state; /* [N] on the device, 0: the sequence starts from zeros; NULL: all have one */
-    const dw_tensor *final_state;     /* f32 or bf16, written; NULL: not wanted */
+    const dw_tensor *final_state;     /* f32 or bf16, written, other memory than initial_state's; NULL: not wanted */
     int32_t final_layout;             /* DW_STATE_*, of final_state */
     int32_t pad0;
 

@@ -56,9 +56,10 @@ pub fn why_missing(arch: &str) -> String {
 }
 
 /// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels themselves,
-/// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of prefill are launched:
-/// a line for each, of its name, its file, the threads of a workgroup, the value columns that one owns (0: it does not
-/// divide them), the bytes of shared memory that the launch asks for, and the bytes of its arguments (`hip/abi.h`).
+/// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of a prefill without
+/// segments are launched: a line for each, of its name, its file, the threads of a workgroup, the value columns that one
+/// owns (0: it does not divide them), the bytes of shared memory that the launch asks for, and the bytes of its
+/// arguments (`hip/abi.h`).
 ///
 /// # Errors
 /// What the file system says. Files of these names are overwritten.

@@ -9,8 +9,9 @@
 //! o_t  = scale S^T q_t
 //! ```
 //!
-//! computed in chunks of 64 tokens by two kernels, `prefill_prepare` and `prefill_scan`. A [`Prefill`] is made once for
-//! a batch shape whose lengths the host knows; a [`DevicePrefill`] for one whose lengths are on the device alone.
+//! computed in chunks of 64 tokens by two kernels, `prefill_prepare` and `prefill_scan`, and two more where sequences are
+//! cut into segments, `prefill_summarise` and `prefill_combine`. A [`Prefill`] is made once for a batch shape whose
+//! lengths the host knows; a [`DevicePrefill`] for one whose lengths are on the device alone.
 //! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
 
 mod lower;
@@ -239,7 +240,8 @@ pub struct PrefillTensors<'a> {
     pub has_initial_state: Option<Flags<'a>>,
     /// `[T, HV, V]`. Rows past the last sequence become zeros.
     pub o: TokensMut<'a>,
-    /// The states after the last token; absent: not wanted. For an empty sequence the initial one.
+    /// The states after the last token; absent: not wanted. For an empty sequence the initial one. Other memory than
+    /// `initial_state`, which the first segment of a sequence may read after the last one has written here.
     pub final_state: Option<StateMut<'a>>,
 }
 

@@ -1,5 +1,6 @@
 //! The same prefill in every way in which the simulator can execute it: both models of the matrix unit, every order of
-//! waves with every check of the simulator on, any number of threads, every host level. On a card there is one way, and nothing to compare.
+//! waves with every check of the simulator on, any number of threads, every host level. On a card there is one way, and
+//! nothing to compare.
 
 mod common;
 

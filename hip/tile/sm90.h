@@ -164,9 +164,8 @@ DEVICE int high_halves(u32 a, u32 b) { return (int)(a >> 16 | (b & 0xffff0000));
 // One bit per lane.
 DEVICE u64 ballot(bool x) { return (u32)__nvvm_vote_ballot_sync(0xffffffff, x); }
 
-// The memory from a pointer on. Offsets are bytes; an access at `nowhere` or beyond loads 0 or stores nothing, which is
-// how rows past the end of a sequence and elements past the head dimension are masked. The memory that is loaded is not
-// written during the launch.
+// The memory from a pointer on, which is not written during the launch. Offsets are bytes; a load at `nowhere` or
+// beyond gives 0, which is how rows past the end of a sequence and elements past the head dimension are masked.
 class Window {
   public:
     static constexpr u32 nowhere = 0x80000000u;
@@ -195,16 +194,6 @@ class Window {
             : "=&h"(x)
             : "l"(base + offset), "r"(offset));
         return (unsigned short)x;
-    }
-    DEVICE_MEMBER void store_b32(u32 offset, int x) const {
-        asm volatile("{.reg .pred p; setp.ge.s32 p, %1, 0; @p st.global.b32 [%0], %2;}" ::"l"(base + offset),
-                     "r"(offset), "r"(x)
-                     : "memory");
-    }
-    DEVICE_MEMBER void store_b16(u32 offset, int x) const {
-        asm volatile("{.reg .pred p; setp.ge.s32 p, %1, 0; @p st.global.b16 [%0], %2;}" ::"l"(base + offset),
-                     "r"(offset), "h"((short)x)
-                     : "memory");
     }
 
     // 16 bytes at any even address.
