@@ -72,7 +72,7 @@ static CDNA: LaunchShape = {
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
-                chunk: 1.6,
+                chunk: 1.4,
                 chunk_shared: 5.0,
                 residency: 2,
             },

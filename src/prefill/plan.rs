@@ -35,6 +35,9 @@ pub(super) struct Partition {
     pub(super) chains: Vec<[i32; 2]>,
 }
 
+/// What segments may cost of a walk without them: costs are estimates, and segments take twice the work and more memory.
+const WORTHWHILE: f64 = 0.85;
+
 /// Chunks of a segment, at least, where the planner chooses: below that the kernels' beginnings and ends prevail.
 const LEAST_CHUNKS: usize = 4;
 
@@ -119,7 +122,7 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let longest = sorted.first().copied().unwrap_or(0);
     let cost = |segments: usize| machine.microseconds(&sorted, longest.div_ceil(segments).max(1));
-    let mut best = (1, cost(1));
+    let mut best = (1, WORTHWHILE * cost(1));
     // 2, 3, 4, 6, 8, 12, 16, ...
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
