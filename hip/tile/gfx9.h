@@ -207,8 +207,8 @@ constexpr int elements = 4;
 typedef f32x4 Run;
 constexpr int run = 4;
 
-// The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even). `pack` takes
-// what `nearest` gave, or numbers that are of the type anyway.
+// The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even). `join` takes
+// what `nearest` gave, or numbers that are of the type anyway; `pack` takes any.
 struct Bf16 {
     static DEVICE_MEMBER f32x4 mma(Operand left, Operand right, f32x4 c) {
         return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits<i16x4>(left), bits<i16x4>(right), c, 0, 0, 0);

@@ -484,7 +484,7 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     int accumulated = 0;
 };
 
-// The chunks of a sequence, one after the other. While one is multiplied, the next one is on its way to the registers
+// The chunks of a segment, one after the other. While one is multiplied, the next one is on its way to the registers
 // that have been read.
 template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Chunk<T, Keys, Outputs> Chunk;
