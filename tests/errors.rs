@@ -434,7 +434,7 @@ const REQUESTS: &[Row] = &[
     ("an entry of the largest value", valid, |r| r.cu_seqlens[1] = i64::MAX, "cu_seqlens", Lengths),
     ("too many tokens", valid, |r| r.tokens = 1 << 31, "tokens", Shape),
     ("too many tokens in a batch", dense, |r| r.tokens = usize::MAX / 2 + 1, "tokens", Shape),
-    ("too many workgroups", valid, |r| { r.spec.value_heads = 1 << 19; r.tokens = 1 << 30; r.spec.key_heads = 1 << 19 }, "tokens, sequences and heads", Shape),
+    ("too many workgroups", valid, |r| { r.spec.value_heads = 1 << 19; r.tokens = 1 << 30; r.spec.key_heads = 1 << 19 }, "tokens, sequences, segments and heads", Shape),
     // Shapes.
     ("q with a token too few", valid, |r| r.q.shape[0] = 8, "q", Shape),
     ("q with a head too many", valid, |r| r.q.shape[1] = 3, "q", Shape),

@@ -388,8 +388,8 @@ mod tests {
         assert_eq!(division(1024, 512, 1), (4, 4, 4));
         // 3072 channels: two runs fill three workgroups.
         assert_eq!(division(384, 32_768, 1), (32, 64, 3));
-        // 384 channels: sixteen.
-        assert_eq!(division(48, 32_768, 1), (16, 256, 3));
+        // 384 channels: sixteen, and shorter ones, so that every compute unit has two workgroups.
+        assert_eq!(division(48, 32_768, 1), (8, 128, 3));
         assert_eq!(division(1, 7, 3).0, 4);
         for octets in 1..2000 {
             let d = Division::new(octets, 8192, 5, 304, 8);
