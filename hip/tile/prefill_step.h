@@ -104,7 +104,7 @@ template <class T, int Keys, class F> DEVICE void for_each_run(int column, int c
 
 template <class T, int Keys>
 DEVICE void load_matrix(typename Chunk<T, Keys>::State &s, const float *from, int column, int columns, int key_dim) {
-    for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) {
+    for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
         const arch::Run x = *(const arch::Run *)(from + index);
 #pragma unroll
         for (int r = 0; r < arch::run; ++r) {
@@ -117,7 +117,7 @@ DEVICE void load_matrix(typename Chunk<T, Keys>::State &s, const float *from, in
 template <class T, int Keys>
 DEVICE void store_matrix(const typename Chunk<T, Keys>::State &s, float *to, int column, int columns, int key_dim,
                          bool in_parts) {
-    for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) {
+    for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
         arch::Run x;
 #pragma unroll
         for (int r = 0; r < arch::run; ++r) {
