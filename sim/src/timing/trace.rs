@@ -68,7 +68,9 @@ impl Recording {
         let (dies, count) = (u64::from(dies.max(1)), u64::from(count));
         let all = total.div_ceil(dies);
         let count = count.min(all);
+        // Not across two neighbourhoods: what shares a compute unit starts at a multiple of `count`.
         let first = (all - count) / 2;
+        let first = first - first % count.max(1);
         Recording {
             wanted: (first..first + count).map(|i| i * dies).collect(),
             traces: Mutex::default(),
