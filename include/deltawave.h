@@ -85,7 +85,8 @@ int dw_context_create(int backend, int device, dw_context **context);
 void dw_context_destroy(dw_context *context);
 int dw_context_info(const dw_context *context, dw_device_info *info);
 
-/* Memory of the device, for callers without a runtime of their own: on the simulator above all. */
+/* Memory of the device, for callers without a runtime of their own: on the simulator above all, where
+ * it is memory of the process that the host may read and write, too. */
 int dw_malloc(const dw_context *context, size_t bytes, void **address);
 /* NULL does nothing. */
 int dw_free(const dw_context *context, void *address);

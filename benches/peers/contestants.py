@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,16 @@ class Deltawave:
                 return Path(path)
         raise Missing("libdeltawave_c.so was not built: cargo build --release -p deltawave-c")
 
+    @staticmethod
+    def package():
+        """The Python package, from where it lies in this repository: nothing has to be installed."""
+        folder = str(ROOT / "python")
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        import deltawave
+
+        return deltawave
+
     def check(self):
         self.library()
 
@@ -52,40 +63,33 @@ class Deltawave:
         return []
 
     def context(self):
-        from binding import HIP, Context, Library
+        import torch
 
         if self._context is None:
             # The CUDA driver stands in for the HIP runtime; its primary context is torch's too.
             os.environ.setdefault("DELTAWAVE_HIP_LIBRARY", "cuda")
-            self._context = Context(Library(self.library()), HIP)
+            self._context = self.package().Context("hip", torch.cuda.current_device(), self.library())
         return self._context
 
     def version(self):
-        return "{name} ({arch})".format(**self.context().info())
+        return "{0.name} ({0.arch})".format(self.context())
 
     def build(self, x):
         import torch
-        from binding import Prefill, tensor
 
-        case, sequences = x.case, len(x.case.lengths)
-        plan = Prefill(self.context(), x.offsets, case.tokens, dtype=case.dtype, key_heads=case.key_heads,
-                       value_heads=case.value_heads, key_dim=D, value_dim=D, scale=x.scale)
+        dw, case, sequences = self.package(), x.case, len(x.case.lengths)
+        spec = dw.PrefillSpec(case.key_heads, case.value_heads, D, D, case.dtype, scale=x.scale)
+        plan = dw.Prefill.packed(self.context(), spec, x.offsets, case.tokens)
         o = torch.empty_like(x.v)
         state = torch.empty(sequences, case.value_heads, D, D, dtype=torch.float32, device=x.v.device)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=x.v.device)
-        names = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-        def struct(t):
-            return tensor(t.data_ptr(), names[t.dtype], t.shape, t.stride())
-
-        launch = plan.bind(workspace.data_ptr(), q=struct(x.q[0]), k=struct(x.k[0]), v=struct(x.v[0]), o=struct(o[0]),
-                           g=struct(x.g[0]), beta=struct(x.beta[0]), final_state=struct(state))
+        launch = plan.bind(q=x.q[0], k=x.k[0], v=x.v[0], o=o[0], g=x.g[0], beta=x.beta[0], final_state=state,
+                           workspace=workspace)
 
         def run():
             launch(torch.cuda.current_stream().cuda_stream)
             return o, state
 
-        run.keep = workspace
         return run
 
 

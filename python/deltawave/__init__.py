@@ -1,0 +1,27 @@
+"""Gated DeltaNet inference kernels for AMD Instinct MI300 (gfx942), through libdeltawave_c.
+
+    import deltawave as dw
+
+    context = dw.Context()                              # a card, or the simulator
+    spec = dw.PrefillSpec(key_heads=2, value_heads=4, key_dim=128, value_dim=128)
+    plan = dw.Prefill.packed(context, spec, [0, 65, 192], tokens=192)
+    plan.launch(q=q, k=k, v=v, g=g, beta=beta, o=o, final_state=state)
+    context.synchronize()
+
+Tensors are torch's on a card, and NumPy arrays that the context made on the simulator. `deltawave.ops` has the operations
+as torch custom ops. README.md says more.
+"""
+
+from .arrays import Array, array, to_bf16, to_float
+from .context import Context, Memory
+from .conv import Conv, ConvSpec
+from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError
+from .gate import gate
+from .library import Library
+from .prefill import Prefill, PrefillSpec
+
+__version__ = "0.1.0"
+
+__all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "DeviceError", "DriverError", "Error",
+           "InternalError", "Library", "LibraryError", "Memory", "Prefill", "PrefillSpec", "array", "gate", "to_bf16",
+           "to_float"]

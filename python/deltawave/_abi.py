@@ -1,0 +1,191 @@
+"""include/deltawave.h in ctypes, made by generate_abi.py: see there. Do not edit."""
+
+from ctypes import (POINTER, Structure, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
+                    c_void_p, sizeof)
+
+
+class Sized(Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, **fields):
+        super().__init__(size=sizeof(type(self)), **fields)
+
+
+DW_ABI_VERSION = 1
+DW_OK = 0
+DW_ERROR_ARGUMENT = 1
+DW_ERROR_DEVICE = 2
+DW_ERROR_RUNTIME = 3
+DW_ERROR_INTERNAL = 4
+DW_BACKEND_AUTO = 0
+DW_BACKEND_HIP = 1
+DW_BACKEND_SIMULATOR = 2
+DW_F32 = 0
+DW_BF16 = 1
+DW_F16 = 2
+DW_I32 = 3
+DW_I64 = 4
+DW_HEADS_GROUPED = 0
+DW_HEADS_TILED = 1
+DW_STATE_KEY_MAJOR = 0
+DW_STATE_VALUE_MAJOR = 1
+DW_TO_DEVICE = 0
+DW_TO_HOST = 1
+DW_ON_DEVICE = 2
+DW_CONV_FLAT = 0
+DW_CONV_INTERLEAVED = 1
+DW_CONV_SEPARATE = 2
+DW_ACTIVATION_SILU = 0
+DW_ACTIVATION_NONE = 1
+DW_CONV_CHANNEL_MAJOR = 0
+DW_CONV_TOKEN_MAJOR = 1
+
+
+class dw_device_info(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("memory_bytes", c_uint64),
+        ("compute_units", c_uint32),
+        ("pad0", c_uint32),
+        ("backend", c_char * 16),
+        ("arch", c_char * 32),
+        ("name", c_char * 256),
+    ]
+
+
+class dw_tensor(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * 4),
+        ("strides", c_int64 * 4),
+    ]
+
+
+class dw_lengths(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("data", c_void_p),
+        ("entries", c_int64),
+        ("dtype", c_int32),
+        ("pad0", c_int32),
+    ]
+
+
+class dw_prefill_spec(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("dtype", c_int32),
+        ("head_map", c_int32),
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("qk_l2norm", c_int32),
+        ("scale", c_float),
+        ("segments", c_int32),
+        ("compute_units", c_int32),
+    ]
+
+
+class dw_prefill_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("q", POINTER(dw_tensor)),
+        ("k", POINTER(dw_tensor)),
+        ("v", POINTER(dw_tensor)),
+        ("o", POINTER(dw_tensor)),
+        ("g", POINTER(dw_tensor)),
+        ("beta", POINTER(dw_tensor)),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("allow_neg_eigval", c_int32),
+        ("initial_layout", c_int32),
+        ("initial_state", POINTER(dw_tensor)),
+        ("has_initial_state", c_void_p),
+        ("final_state", POINTER(dw_tensor)),
+        ("final_layout", c_int32),
+        ("pad0", c_int32),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
+class dw_gate_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("g", POINTER(dw_tensor)),
+        ("beta", POINTER(dw_tensor)),
+        ("allow_neg_eigval", c_int32),
+        ("pad0", c_int32),
+    ]
+
+
+class dw_conv_spec(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("dtype", c_int32),
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("width", c_int32),
+        ("activation", c_int32),
+        ("pad0", c_int32),
+    ]
+
+
+class dw_conv_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", POINTER(dw_tensor)),
+        ("x_q", POINTER(dw_tensor)),
+        ("x_k", POINTER(dw_tensor)),
+        ("x_v", POINTER(dw_tensor)),
+        ("weight", POINTER(dw_tensor)),
+        ("bias", POINTER(dw_tensor)),
+        ("state", POINTER(dw_tensor)),
+        ("slots", c_void_p),
+        ("has_initial_state", c_void_p),
+        ("q", POINTER(dw_tensor)),
+        ("k", POINTER(dw_tensor)),
+        ("v", POINTER(dw_tensor)),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("x_layout", c_int32),
+        ("state_layout", c_int32),
+    ]
+
+
+# Result and parameters.
+FUNCTIONS = {
+    "dw_abi_version": (c_int, []),
+    "dw_version": (c_char_p, []),
+    "dw_last_error": (c_char_p, []),
+    "dw_context_create": (c_int, [c_int, c_int, POINTER(c_void_p)]),
+    "dw_context_destroy": (None, [c_void_p]),
+    "dw_context_info": (c_int, [c_void_p, POINTER(dw_device_info)]),
+    "dw_malloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
+    "dw_free": (c_int, [c_void_p, c_void_p]),
+    "dw_copy": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int]),
+    "dw_synchronize": (c_int, [c_void_p, c_void_p]),
+    "dw_prefill_packed": (c_int, [c_void_p, POINTER(dw_prefill_spec), POINTER(dw_lengths), c_int64, POINTER(c_void_p)]),
+    "dw_prefill_dense": (c_int, [c_void_p, POINTER(dw_prefill_spec), c_int64, c_int64, POINTER(c_void_p)]),
+    "dw_prefill_device": (c_int, [c_void_p, POINTER(dw_prefill_spec), c_int64, c_int64, POINTER(c_void_p)]),
+    "dw_prefill_destroy": (None, [c_void_p]),
+    "dw_prefill_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_prefill_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors)]),
+    "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),
+    "dw_conv_packed": (c_int, [c_void_p, POINTER(dw_conv_spec), POINTER(dw_lengths), c_int64, POINTER(c_void_p)]),
+    "dw_conv_device": (c_int, [c_void_p, POINTER(dw_conv_spec), c_int64, c_int64, POINTER(c_void_p)]),
+    "dw_conv_destroy": (None, [c_void_p]),
+    "dw_conv_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_conv_tensors)]),
+}

@@ -1,0 +1,63 @@
+"""Causal depthwise convolution of the projections, split into q, k and v, as include/deltawave.h specifies it."""
+
+from ctypes import byref
+from dataclasses import asdict, dataclass
+
+from . import _abi, arrays, structs
+from .plan import Plan
+
+ACTIVATIONS = {"silu": _abi.DW_ACTIVATION_SILU, "none": _abi.DW_ACTIVATION_NONE}
+X_LAYOUTS = {"flat": _abi.DW_CONV_FLAT, "interleaved": _abi.DW_CONV_INTERLEAVED, "separate": _abi.DW_CONV_SEPARATE}
+STATE_LAYOUTS = {"channel_major": _abi.DW_CONV_CHANNEL_MAJOR, "token_major": _abi.DW_CONV_TOKEN_MAJOR}
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """What a convolution computes, whatever the batch."""
+
+    key_heads: int
+    value_heads: int  # a multiple of key_heads
+    key_dim: int
+    value_dim: int
+    width: int = 4  # tokens that an output depends on: 2, 3 or 4
+    dtype: str = "bf16"  # of x, q, k, v and the states: "bf16" or "fp16"
+    activation: str = "silu"  # or "none"
+
+    @property
+    def channels(self):
+        """Channels in all: q, then k, then v."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def struct(self):
+        """The C struct."""
+        return structs.spec(_abi.dw_conv_spec, {"activation": ACTIVATIONS}, **asdict(self))
+
+
+class Conv(Plan):
+    """A convolution of one batch shape. `packed` and `device` make one.
+
+    Launches take, as arrays of the context or tensors of its device:
+
+    - x `[T, columns]`, with `x_layout` "flat" (q | k | v, and what follows) or "interleaved" (for each key head q | k |
+      v | z); or x_q, x_k, x_v `[T, blocks, channels of a block]` with "separate"
+    - weight `[channels, width]`, the newest token's last, and bias `[channels]`, of any type
+    - state `[slots, channels, columns]`, updated in place; `[slots, columns, channels]` with
+      `state_layout="token_major"`
+    - slots `[N]` i32, negative or beyond the pool: padding; has_initial_state `[N]`, bytes or booleans
+    - q, k `[T, HK, K]` and v `[T, HV, V]`, which are written; rows past the last sequence become 0
+    - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
+    """
+
+    NAME, TENSORS = "conv", _abi.dw_conv_tensors
+    CHOICES = {"x_layout": X_LAYOUTS, "state_layout": STATE_LAYOUTS}
+
+    @classmethod
+    def packed(cls, context, spec, cu_seqlens, tokens):
+        """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
+        lengths = arrays.host_lengths(cu_seqlens)
+        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), tokens)
+
+    @classmethod
+    def device(cls, context, spec, tokens, sequences):
+        """Of packed sequences whose lengths are on the device alone."""
+        return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)

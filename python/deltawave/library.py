@@ -1,0 +1,59 @@
+"""libdeltawave_c.so: where it is found, and how its functions are called."""
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from . import _abi
+from .errors import OF_STATUS, InternalError, LibraryError
+
+NAME = "libdeltawave_c.so"
+HERE = Path(__file__).resolve().parent
+
+
+def find():
+    """The path of the library: what DELTAWAVE_C_LIBRARY names, else beside this package, else in target/release of the
+    repository that the package lies in. What is named must exist."""
+    named = os.environ.get("DELTAWAVE_C_LIBRARY")
+    if named:
+        return Path(named)
+    for path in (HERE / NAME, HERE.parents[1] / "target/release" / NAME):
+        if path.exists():
+            return path
+    raise LibraryError(f"{NAME} is neither beside {HERE} nor in target/release: cargo build --release -p deltawave-c "
+                       "makes it, and DELTAWAVE_C_LIBRARY says where it is")
+
+
+class Library:
+    """The functions of the header. `call` raises where they return a status."""
+
+    def __init__(self, path=None):
+        self.path = Path(path or find())
+        try:
+            self.c = ctypes.CDLL(str(self.path))
+            for name, (result, parameters) in _abi.FUNCTIONS.items():
+                function = getattr(self.c, name)
+                function.restype, function.argtypes = result, parameters
+        except (OSError, AttributeError) as problem:
+            raise LibraryError(f"{self.path}: {problem}") from problem
+        version = self.c.dw_abi_version()
+        if version != _abi.DW_ABI_VERSION:
+            raise LibraryError(f"{self.path} has ABI version {version}, this package is for {_abi.DW_ABI_VERSION}")
+
+    def version(self):
+        """The library's version."""
+        return self.c.dw_version().decode()
+
+    def call(self, name, *arguments):
+        """Calls a function that returns a status."""
+        status = getattr(self.c, name)(*arguments)
+        if status != _abi.DW_OK:
+            text = self.c.dw_last_error().decode(errors="replace")
+            raise OF_STATUS.get(status, InternalError)(text)
+
+
+@functools.lru_cache(maxsize=None)
+def default():
+    """The library that `find` finds, loaded once."""
+    return Library()

@@ -1,0 +1,206 @@
+"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `conv` and `gate`, or the functions here.
+
+Each has a fake function, so that torch.compile and torch.export take it as one node. They run on torch's current stream,
+allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
+besides, a plan of its shapes, is made by the first call with these shapes: make one before the capture.
+
+Tensors of the CPU run on the simulator, for tests: what does not lie in its memory (`empty`) is copied there and back.
+"""
+
+import ctypes
+import functools
+import os
+from collections import OrderedDict
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import arrays
+from .context import Context, Memory
+from .conv import Conv, ConvSpec
+from .errors import ArgumentError
+from .gate import gate as launch_gate
+from .prefill import Prefill, PrefillSpec
+
+# Plans that are kept; those of captured graphs are kept beyond that.
+PLANS = 256
+_plans, _captured = OrderedDict(), {}
+
+
+@functools.lru_cache(maxsize=None)
+def _context(kind, index):
+    if kind == "cpu":
+        return Context("simulator")
+    if torch.version.hip is None:
+        os.environ.setdefault("DELTAWAVE_HIP_LIBRARY", "cuda")
+    return Context("hip", index)
+
+
+def context_of(device):
+    """The context of a torch device; the simulator is that of the CPU."""
+    index = device.index
+    if device.type == "cuda" and index is None:
+        index = torch.cuda.current_device()
+    return _context(device.type, index)
+
+
+def empty(shape, dtype, device="cpu"):
+    """A tensor that kernels can use; one of the CPU is in the simulator's memory. It is not initialised."""
+    device = torch.device(device)
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    count = 1
+    for n in shape:
+        count *= n
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    memory = Memory(context_of(device), count * dtype.itemsize)
+    bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
+    bytes_there.memory = memory  # the tensor keeps the one, that the other
+    return torch.frombuffer(bytes_there, dtype=dtype, count=count).view(shape)
+
+
+def _reachable(x, device):
+    """A tensor where the device can reach it: itself, but for those of the CPU, which may have to be copied."""
+    if x is None or device.type != "cpu" or context_of(device).owns(x):
+        return x
+    return empty(x.shape, x.dtype).copy_(x)
+
+
+def _plan(key, make):
+    """The plan of a call's shapes, made once. A captured graph needs its plan for as long as it may be replayed."""
+    plan = _plans.pop(key, None) or _captured.get(key) or make()
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _captured[key] = plan
+    _plans[key] = plan
+    while len(_plans) > PLANS:
+        _plans.popitem(last=False)
+    return plan
+
+
+def _packed_plan(kind, spec, tokens, cu_seqlens, device):
+    """A plan of packed sequences, and what its launches take for their lengths. Those that the host has are read, those
+    that the device has are not."""
+    context = context_of(device)
+    on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
+                                     and not (device.type == "cpu" and context.owns(cu_seqlens)))
+    if on_host:
+        lengths = (0, tokens) if cu_seqlens is None else tuple(cu_seqlens.tolist())
+        return _plan((kind, device, spec, tokens, lengths), lambda: kind.packed(context, spec, lengths, tokens)), {}
+    sequences = cu_seqlens.shape[0] - 1
+    plan = _plan((kind, device, spec, tokens, sequences), lambda: kind.device(context, spec, tokens, sequences))
+    return plan, {"cu_seqlens": cu_seqlens}
+
+
+def _sequences(q, cu_seqlens):
+    if cu_seqlens is not None:
+        return cu_seqlens.shape[0] - 1
+    return q.shape[0] if q.dim() == 4 else 1
+
+
+@torch.library.custom_op("deltawave::prefill", mutates_args=())
+def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
+            a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
+            dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, initial_state: Optional[Tensor] = None,
+            has_initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
+            scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
+            state_layout: str = "key_major", segments: Optional[int] = None) -> Tuple[Tensor, Tensor]:
+    """o and the final states, in f32. `deltawave.Prefill` says what the arguments are.
+
+    q is `[T, HK, K]`, of one sequence without cu_seqlens, or `[B, T, HK, K]`: B sequences, or with cu_seqlens one batch
+    of B = 1. On a CPU tensor cu_seqlens is read, and long sequences may be cut into segments; on a device it is not.
+    """
+    dense = q.dim() == 4 and cu_seqlens is None
+    if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
+        raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
+    device, context = q.device, context_of(q.device)
+    spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), head_map,
+                       qk_l2norm, scale, segments)
+    if dense:
+        batch, tokens = q.shape[:2]
+        key = (Prefill, device, spec, tokens, "dense", batch)
+        plan, lengths = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens)), {}
+    else:
+        plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
+
+    def rows(x):
+        return x.squeeze(0) if x is not None and q.dim() == 4 and not dense else x
+
+    o, final_state = prefill_outputs(q, k, v, cu_seqlens, state_layout, empty)
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b}
+    others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state}
+    reachable = {name: _reachable(rows(x), device) for name, x in per_token.items()}
+    reachable.update((name, _reachable(x, device)) for name, x in others.items())
+    plan.launch(**reachable, **lengths, o=rows(o), final_state=final_state, allow_neg_eigval=allow_neg_eigval,
+                initial_layout=state_layout, final_layout=state_layout,
+                workspace=empty((plan.workspace_bytes,), torch.uint8, device))
+    return o, final_state
+
+
+def prefill_outputs(q, k, v, cu_seqlens, state_layout, make):
+    """What a prefill returns, not initialised."""
+    dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
+    state = (_sequences(q, cu_seqlens), v.shape[-2], *dims)
+    return make(tuple(v.shape), v.dtype, device=v.device), make(state, torch.float32, device=v.device)
+
+
+def _fake_empty(shape, dtype, device):
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+@prefill.register_fake
+def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allow_neg_eigval=False, initial_state=None,
+      has_initial_state=None, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
+      state_layout="key_major", segments=None):
+    return prefill_outputs(q, k, v, cu_seqlens, state_layout, _fake_empty)
+
+
+@torch.library.custom_op("deltawave::conv", mutates_args=("state",))
+def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int, value_heads: int,
+         key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
+         has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
+         state_layout: str = "channel_major") -> Tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of packed rows x `[T, columns]`; the pool `state` is updated in place. `deltawave.Conv` says what the
+    arguments are; without cu_seqlens x is one sequence."""
+    device = x.device
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, weight.shape[-1], arrays.dtype_name(x.dtype), activation)
+    plan, lengths = _packed_plan(Conv, spec, x.shape[0], cu_seqlens, device)
+    pool = _reachable(state, device)
+    q, k, v = conv_outputs(x, key_heads, value_heads, key_dim, value_dim, empty)
+    inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state}
+    plan.launch(**{name: _reachable(t, device) for name, t in inputs.items()}, **lengths, state=pool, q=q, k=k, v=v,
+                x_layout=x_layout, state_layout=state_layout)
+    if pool is not state:
+        state.copy_(pool)
+    return q, k, v
+
+
+def conv_outputs(x, key_heads, value_heads, key_dim, value_dim, make):
+    """What a convolution returns, not initialised."""
+    heads = ((key_heads, key_dim), (key_heads, key_dim), (value_heads, value_dim))
+    return tuple(make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
+
+
+@conv.register_fake
+def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, cu_seqlens=None, slots=None,
+      has_initial_state=None, activation="silu", x_layout="flat", state_layout="channel_major"):
+    return conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty)
+
+
+@torch.library.custom_op("deltawave::gate", mutates_args=())
+def gate(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Optional[Tensor] = None,
+         allow_neg_eigval: bool = False) -> Tuple[Tensor, Tensor]:
+    """g and beta in f32, of the shape of a. `deltawave.gate` says what the arguments are."""
+    device = a.device
+    g, beta = (empty(tuple(a.shape), torch.float32, device) for _ in range(2))
+    heads = a.shape[-1]
+    inputs = {"a": a.reshape(-1, heads), "b": b.reshape(-1, heads), "a_log": a_log, "dt_bias": dt_bias}
+    launch_gate(context_of(device), **{name: _reachable(t, device) for name, t in inputs.items()},
+                g=g.view(-1, heads), beta=beta.view(-1, heads), allow_neg_eigval=allow_neg_eigval)
+    return g, beta
+
+
+@gate.register_fake
+def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
+    return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))

@@ -1,0 +1,38 @@
+"""What plans of all operations have in common: a handle, and launches."""
+
+from ctypes import byref, c_void_p
+
+from . import structs
+from .context import stream_of
+
+
+class Plan:
+    """A batch shape that was checked: launched any number of times. A captured graph needs its plan."""
+
+    # Of a subclass: its functions are dw_NAME_*, and its launches take this struct, with words for these fields.
+    NAME, TENSORS, CHOICES = "", None, {}
+
+    def __init__(self, context, sequences, constructor, *arguments):
+        self.context, self.sequences, self.handle = context, sequences, c_void_p()
+        context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
+
+    def bind(self, **tensors):
+        """A function of a stream's address that launches on these tensors, with all prepared that can be."""
+        call, name = self.context.library.call, f"dw_{self.NAME}_launch"
+        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.sequences, tensors)
+
+        def launch(stream=None):
+            call(name, self.handle, stream, byref(arguments))
+
+        launch.kept = (self, tensors)
+        return launch
+
+    def launch(self, stream=None, **tensors):
+        """Enqueues the operation on these tensors. `stream` is an address or a torch stream; without one it is torch's
+        current stream where there are tensors of a card, else the default stream."""
+        self.bind(**tensors)(stream_of(stream, tensors.values()))
+
+    def __del__(self):
+        handle, self.handle = getattr(self, "handle", None), None
+        if handle:
+            getattr(self.context.library.c, f"dw_{self.NAME}_destroy")(handle)

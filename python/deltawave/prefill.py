@@ -1,0 +1,89 @@
+"""Prefill: Gated DeltaNet over sequences of tokens, as include/deltawave.h specifies it."""
+
+from ctypes import byref, c_size_t
+from dataclasses import asdict, dataclass
+from typing import Optional
+
+from . import _abi, arrays, structs
+from .context import Memory
+from .errors import ArgumentError
+from .plan import Plan
+
+
+@dataclass(frozen=True)
+class PrefillSpec:
+    """What a prefill computes, whatever the batch."""
+
+    key_heads: int
+    value_heads: int  # a multiple of key_heads
+    key_dim: int  # a multiple of 16 up to 256
+    value_dim: int  # a multiple of 16 up to 256
+    dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16"
+    head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
+    qk_l2norm: bool = False  # rows of q and k are l2-normalised inside
+    scale: Optional[float] = None  # None: K ** -0.5
+    segments: Optional[int] = None  # into which the longest sequence is cut; None: as many as take least time
+    compute_units: Optional[int] = None  # that the launches will have; None: all of the device
+
+    def struct(self):
+        """The C struct."""
+        if self.scale == 0:
+            raise ArgumentError("scale: 0; it must be another number, or None for K ** -0.5")
+        return structs.spec(_abi.dw_prefill_spec, {"head_map": structs.HEAD_MAPS}, **asdict(self))
+
+
+class Prefill(Plan):
+    """A prefill of one batch shape. `packed`, `dense` and `device` make one.
+
+    Launches take, as arrays of the context or tensors of its device, in packed batches without the batch dimension:
+
+    - q, k `[T, HK, K]`, v `[T, HV, V]`, and o `[T, HV, V]`, which is written; rows past the last sequence become 0
+    - g, beta `[T, HV]` f32, natural logarithms and factors; absent: no decay, 1
+    - or a, b `[T, HV]` with a_log, dt_bias `[HV]`, as the projections give them; `allow_neg_eigval=True` doubles beta
+    - initial_state and final_state `[N, HV, K, V]`, f32 or bf16; `[N, HV, V, K]` with `initial_layout` and
+      `final_layout="value_major"`
+    - has_initial_state `[N]`, bytes or booleans
+    - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
+    - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Without one the plan makes its
+      own, which launches on different streams must not share.
+    """
+
+    NAME, TENSORS = "prefill", _abi.dw_prefill_tensors
+    CHOICES = {"initial_layout": structs.STATE_LAYOUTS, "final_layout": structs.STATE_LAYOUTS}
+
+    def __init__(self, context, sequences, constructor, *arguments):
+        super().__init__(context, sequences, constructor, *arguments)
+        size = c_size_t()
+        context.library.call("dw_prefill_workspace_bytes", self.handle, byref(size))
+        self.workspace_bytes, self._own = size.value, None
+
+    @classmethod
+    def packed(cls, context, spec, cu_seqlens, tokens):
+        """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
+        lengths = arrays.host_lengths(cu_seqlens)
+        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), tokens)
+
+    @classmethod
+    def dense(cls, context, spec, batch, tokens):
+        """Of `batch` sequences of `tokens` rows each."""
+        return cls(context, batch, "dense", byref(spec.struct()), batch, tokens)
+
+    @classmethod
+    def device(cls, context, spec, tokens, sequences):
+        """Of packed sequences whose lengths are on the device alone. Entries that decrease or exceed the tokens are
+        replaced by the nearest allowed ones; the first 4 bytes of the workspace are 0 afterwards, or 1 + the index of the
+        first of them."""
+        return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)
+
+    def bind(self, workspace=None, **tensors):
+        if workspace is None:
+            self._own = self._own or Memory(self.context, self.workspace_bytes)
+            address, size = self._own.address, self.workspace_bytes
+        elif isinstance(workspace, int):
+            address, size = workspace, self.workspace_bytes
+        else:
+            found = self.context.describe("workspace", workspace)
+            address, size = found.address, found.extent()
+        launch = super().bind(workspace=address, workspace_bytes=size, **tensors)
+        launch.kept += (workspace,)
+        return launch

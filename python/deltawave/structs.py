@@ -1,0 +1,69 @@
+"""Structs of the C library filled from keyword arguments. Fields have the header's names, and arrays become what a field
+of their name wants: tensors, lengths on the device, an entry per sequence."""
+
+import ctypes
+from ctypes import POINTER
+
+from . import _abi, arrays
+from .errors import ArgumentError
+
+# Words for the numbers of fields that are choices.
+HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
+STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
+
+# Fields with an entry per sequence, or a table of them, in memory of the device.
+PER_SEQUENCE = {"has_initial_state": "u8", "slots": "i32"}
+
+
+def choice(name, value, choices):
+    """The number of a word."""
+    if value not in choices:
+        raise ArgumentError(f"{name}: {value!r}; it must be one of {', '.join(choices)}")
+    return choices[value]
+
+
+def spec(struct, choices, dtype, **values):
+    """A struct of numbers. None is 0, which the header gives a meaning."""
+    if dtype not in arrays.DTYPES:
+        raise ArgumentError(f"dtype: {dtype!r}; it must be one of {', '.join(arrays.DTYPES)}")
+    fields = {"dtype": arrays.DTYPES[dtype]}
+    for name, value in values.items():
+        fields[name] = choice(name, value, choices[name]) if name in choices else value or 0
+    try:
+        return struct(**fields)
+    except TypeError as problem:
+        raise ArgumentError(f"spec: {fields}; {problem}") from None
+
+
+def tensors(struct, choices, context, sequences, values):
+    """A struct of a launch's tensors. It keeps what it points to, but for the arrays' memory."""
+    made, kept = struct(), []
+    kinds = dict(struct._fields_)
+    for name, value in values.items():
+        if name not in kinds or name == "size" or name.startswith("pad"):
+            raise TypeError(f"{struct.__name__} has no {name!r}")
+        if value is None:
+            continue
+        kind = kinds[name]
+        if kind is POINTER(_abi.dw_tensor):
+            value = arrays.tensor_struct(name, context.describe(name, value))
+        elif kind is POINTER(_abi.dw_lengths):
+            value = arrays.lengths_struct(name, context.describe(name, value))
+        elif name in PER_SEQUENCE:
+            value = per_sequence(name, context.describe(name, value), sequences)
+        elif name in choices:
+            value = choice(name, value, choices[name])
+        if isinstance(value, ctypes.Structure):
+            kept.append(value)
+            value = ctypes.pointer(value)
+        setattr(made, name, value)
+    made.kept = kept
+    return made
+
+
+def per_sequence(name, a, sequences):
+    """The address of a vector that has an entry for each sequence."""
+    if a.dtype != PER_SEQUENCE[name] or a.shape != (sequences,) or not a.is_dense():
+        allowed = f"it must be a dense vector of {sequences} {PER_SEQUENCE[name]}"
+        raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
+    return a.address
