@@ -27,8 +27,17 @@ struct Aligned<T: ?Sized>(T);
 
 include!(concat!(env!("OUT_DIR"), "/code_objects.rs"));
 
-/// Architectures whose code objects are exercised by the tests. Others compile, and nobody has run them.
+/// Architectures whose code objects are exercised by the tests. Of others, [`verification`] says what is known.
 pub const VERIFIED_ARCHS: &[&str] = &["gfx942"];
+
+/// What is known of an architecture's code objects, in words.
+pub fn verification(arch: &str) -> &'static str {
+    match arch {
+        _ if VERIFIED_ARCHS.contains(&arch) => "verified by this crate's tests",
+        "sm_90a" => "tested on an H200, but for a case of ill-conditioned keys",
+        _ => "unverified: it compiles, nobody has run it",
+    }
+}
 
 /// Whether code objects of an architecture are PTX, for NVIDIA GPUs.
 pub fn is_ptx(arch: &str) -> bool {

@@ -37,10 +37,11 @@ Device Device::open(int number) {
     return out;
 }
 
+// As `dies` in src/launch.rs has it.
 int Device::dies() const {
-    if (arch != "gfx942")
-        return 1;
-    return std::max(1, compute_units / (compute_units == 80 ? 20 : 38));
+    if (arch == "gfx942")
+        return std::max(1, compute_units / (compute_units == 80 ? 20 : 38));
+    return arch == "gfx950" ? std::max(1, compute_units / 32) : 1;
 }
 
 size_t Device::free_bytes() {
@@ -59,7 +60,11 @@ Buffer::~Buffer() {
         (void)hipFree(address_);
 }
 
-void Buffer::fill(int byte) { check(hipMemset(address_, byte, bytes_), "hipMemset"); }
+void Buffer::fill(int byte) {
+    check(hipMemset(address_, byte, bytes_), "hipMemset");
+    // It may return before it is done, and streams that do not block do not wait for the default one.
+    check(hipStreamSynchronize(nullptr), "hipStreamSynchronize");
+}
 
 void Buffer::upload(const void *from) { check(hipMemcpy(address_, from, bytes_, hipMemcpyHostToDevice), "hipMemcpy"); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 namespace bench {
 namespace {
@@ -11,6 +12,12 @@ std::string number(const char *format, double value) {
     char text[64];
     std::snprintf(text, sizeof text, format, value);
     return text;
+}
+
+// A cell of a line and the space after it; to the left in a negative width.
+std::string padded(const std::string &text, int width) {
+    const std::string space(std::max(0, std::abs(width) - static_cast<int>(text.size())), ' ');
+    return (width < 0 ? text + space : space + text) + " ";
 }
 
 std::string quoted(const std::string &text) {
@@ -139,14 +146,14 @@ void Report::result(const Result &r) const {
     std::string name = r.shape.name();
     if (r.shape.key_dim != 128 || r.shape.value_dim != 128)
         name += " (" + std::to_string(r.shape.key_dim) + " by " + std::to_string(r.shape.value_dim) + ")";
-    char line[256];
-    std::snprintf(line, sizeof line, "%-5s %-28s %12s %12s %12s %9s %9s %9s %9.2e %9.2e", r.shape.set.c_str(),
-                  name.c_str(), us(r.whole).c_str(), us(r.prepare).c_str(), us(r.scan).c_str(),
-                  cell(derived, "%.1f", r.bound.flops / seconds / 1e12).c_str(),
-                  cell(derived, "%.0f", r.bound.bytes / seconds / 1e9).c_str(),
-                  cell(derived && peak_, "%.1f%%", 100 * bound / seconds).c_str(), r.deviation.outputs,
-                  r.deviation.states);
-    print(std::string(line) + (passed ? "" : "\n      WRONG, not timed: " + r.deviation.objection));
+    std::string line = padded(r.shape.set, -5) + padded(name, -28);
+    for (const std::optional<Times> &t : {r.whole, r.prepare, r.scan})
+        line += padded(us(t), 12);
+    line += padded(cell(derived, "%.1f", r.bound.flops / seconds / 1e12), 9);
+    line += padded(cell(derived, "%.0f", r.bound.bytes / seconds / 1e9), 9);
+    line += padded(cell(derived && peak_, "%.1f%%", 100 * bound / seconds), 9);
+    line += padded(number("%.2e", r.deviation.outputs), 9) + number("%9.2e", r.deviation.states);
+    print(line + (passed ? "" : "\n      WRONG, not timed: " + r.deviation.objection));
 }
 
 void Report::failure(const Shape &shape, const std::string &why) const {

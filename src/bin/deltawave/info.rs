@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use deltawave::Error;
-use deltawave::code_objects::{CODE_OBJECTS, MISSING, VERIFIED_ARCHS};
+use deltawave::code_objects::{CODE_OBJECTS, MISSING, VERIFIED_ARCHS, verification};
 use deltawave::runtime::{Backend, Context};
 use hip_sys::LoadError;
 use serde::Serialize;
@@ -185,19 +185,13 @@ impl Info {
             let size: usize = objects.iter().map(|o| o.bytes).sum();
             let kernels: usize = objects.iter().map(|o| o.kernels.len()).sum();
             let compiler = Path::new(objects[0].compiler);
-            let state = if objects[0].verified {
-                "verified by this crate's tests"
-            } else if arch == "sm_90a" {
-                "tested on an H200, but for a case of ill-conditioned keys"
-            } else {
-                "unverified: it compiles, nobody has run it"
-            };
             let _ = writeln!(
                 out,
-                "  {arch}: {kernels} kernels in {} code objects, {}, compiled by {}; {state}.",
+                "  {arch}: {kernels} kernels in {} code objects, {}, compiled by {}; {}.",
                 objects.len(),
                 bytes(size as u64),
-                compiler.display()
+                compiler.display(),
+                verification(arch)
             );
         }
         for object in &self.code_objects {
