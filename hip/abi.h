@@ -33,6 +33,11 @@ enum {
     DW_CONV_WIDE_LENGTHS = 2 /* cu_seqlens is i64 */
 };
 
+/* Bits of `flags` of norm. */
+enum {
+    DW_NORM_SILU = 1 /* the gate is silu, not sigmoid */
+};
+
 /* Sizes of the workspace's parts. */
 enum {
     DW_CHUNK = 64,
@@ -228,6 +233,29 @@ typedef struct dw_conv_args {
     uint32_t flags;     /* DW_CONV_* */
     int32_t pad0;
 } dw_conv_args;
+
+/* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */
+typedef struct dw_norm_args {
+    const void *x;      /* [T, HV, V] */
+    const void *z;      /* [T, blocks, block_heads, V], dense from block_heads on */
+    const void *weight; /* [V]; null: 1 */
+    void *y;            /* [T, HV, V], may be x */
+    dw_token_strides x_strides;
+    dw_token_strides y_strides;
+    int64_t z_token;
+    int64_t z_block;
+    int64_t weight_stride;
+    int32_t tokens;
+    int32_t value_heads;
+    int32_t value_dim;
+    int32_t block_heads; /* heads of a block of z */
+    int32_t run;         /* consecutive tokens of sixteen lanes */
+    int32_t weight_type;
+    float mean; /* 1 / V */
+    float eps;
+    uint32_t flags; /* DW_NORM_* */
+    int32_t pad0;
+} dw_norm_args;
 
 #ifdef __cplusplus
 }

@@ -281,6 +281,30 @@ int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t 
 void dw_conv_destroy(dw_conv *plan);
 int dw_conv_launch(const dw_conv *plan, void *stream, const dw_conv_tensors *tensors);
 
+/* ---- gated RMS norm of the outputs: one kernel ----
+ *
+ *   y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V
+ */
+
+/* What is made of z. */
+enum {
+    DW_GATE_SILU = 0,   /* z / (1 + exp(-z)) */
+    DW_GATE_SIGMOID = 1 /* 1 / (1 + exp(-z)) */
+};
+
+/* Tensors of a launch, of packed batches. x, z and y are bf16 or fp16, alike. */
+typedef struct dw_norm_tensors {
+    size_t size;
+    const dw_tensor *x;      /* [T, HV, V], V a multiple of 16 up to 256; NULL: y, in place */
+    const dw_tensor *z;      /* [T, blocks, heads * V]: blocks of adjacent heads, HV in all, such as [T, HV, V] */
+    const dw_tensor *weight; /* [V], any dtype; NULL: 1 */
+    const dw_tensor *y;      /* [T, HV, V], written; other memory than z, and than x where that is given */
+    float eps;               /* positive, at least 1.18e-38 */
+    int32_t gate;            /* DW_GATE_* */
+} dw_norm_tensors;
+
+int dw_norm_launch(const dw_context *context, void *stream, const dw_norm_tensors *tensors);
+
 #ifdef __cplusplus
 }
 #endif

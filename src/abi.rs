@@ -20,9 +20,11 @@ pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
-pub const DW_CHUNK: _bindgen_ty_4 = 64;
-pub const DW_RECORD_BYTES: _bindgen_ty_4 = 13824;
+pub const DW_NORM_SILU: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
+pub const DW_CHUNK: _bindgen_ty_5 = 64;
+pub const DW_RECORD_BYTES: _bindgen_ty_5 = 13824;
+pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_token_strides {
@@ -592,6 +594,74 @@ const _: () = {
     ["Offset of field: dw_conv_args::pad0"][::core::mem::offset_of!(dw_conv_args, pad0) - 340usize];
 };
 impl Default for dw_conv_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_norm_args {
+    pub x: *const ::core::ffi::c_void,
+    pub z: *const ::core::ffi::c_void,
+    pub weight: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    pub x_strides: dw_token_strides,
+    pub y_strides: dw_token_strides,
+    pub z_token: i64,
+    pub z_block: i64,
+    pub weight_stride: i64,
+    pub tokens: i32,
+    pub value_heads: i32,
+    pub value_dim: i32,
+    pub block_heads: i32,
+    pub run: i32,
+    pub weight_type: i32,
+    pub mean: f32,
+    pub eps: f32,
+    pub flags: u32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_norm_args"][::core::mem::size_of::<dw_norm_args>() - 144usize];
+    ["Alignment of dw_norm_args"][::core::mem::align_of::<dw_norm_args>() - 8usize];
+    ["Offset of field: dw_norm_args::x"][::core::mem::offset_of!(dw_norm_args, x) - 0usize];
+    ["Offset of field: dw_norm_args::z"][::core::mem::offset_of!(dw_norm_args, z) - 8usize];
+    ["Offset of field: dw_norm_args::weight"]
+        [::core::mem::offset_of!(dw_norm_args, weight) - 16usize];
+    ["Offset of field: dw_norm_args::y"][::core::mem::offset_of!(dw_norm_args, y) - 24usize];
+    ["Offset of field: dw_norm_args::x_strides"]
+        [::core::mem::offset_of!(dw_norm_args, x_strides) - 32usize];
+    ["Offset of field: dw_norm_args::y_strides"]
+        [::core::mem::offset_of!(dw_norm_args, y_strides) - 56usize];
+    ["Offset of field: dw_norm_args::z_token"]
+        [::core::mem::offset_of!(dw_norm_args, z_token) - 80usize];
+    ["Offset of field: dw_norm_args::z_block"]
+        [::core::mem::offset_of!(dw_norm_args, z_block) - 88usize];
+    ["Offset of field: dw_norm_args::weight_stride"]
+        [::core::mem::offset_of!(dw_norm_args, weight_stride) - 96usize];
+    ["Offset of field: dw_norm_args::tokens"]
+        [::core::mem::offset_of!(dw_norm_args, tokens) - 104usize];
+    ["Offset of field: dw_norm_args::value_heads"]
+        [::core::mem::offset_of!(dw_norm_args, value_heads) - 108usize];
+    ["Offset of field: dw_norm_args::value_dim"]
+        [::core::mem::offset_of!(dw_norm_args, value_dim) - 112usize];
+    ["Offset of field: dw_norm_args::block_heads"]
+        [::core::mem::offset_of!(dw_norm_args, block_heads) - 116usize];
+    ["Offset of field: dw_norm_args::run"][::core::mem::offset_of!(dw_norm_args, run) - 120usize];
+    ["Offset of field: dw_norm_args::weight_type"]
+        [::core::mem::offset_of!(dw_norm_args, weight_type) - 124usize];
+    ["Offset of field: dw_norm_args::mean"][::core::mem::offset_of!(dw_norm_args, mean) - 128usize];
+    ["Offset of field: dw_norm_args::eps"][::core::mem::offset_of!(dw_norm_args, eps) - 132usize];
+    ["Offset of field: dw_norm_args::flags"]
+        [::core::mem::offset_of!(dw_norm_args, flags) - 136usize];
+    ["Offset of field: dw_norm_args::pad0"][::core::mem::offset_of!(dw_norm_args, pad0) - 140usize];
+};
+impl Default for dw_norm_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

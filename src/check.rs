@@ -251,15 +251,20 @@ pub(crate) fn output_scalars(
     Ok(strides)
 }
 
-/// One number per head.
+/// One number per head, of any type. Gives their stride.
 pub(crate) fn per_head(argument: &str, t: &Tensor<'_, 1>, heads: usize) -> Checked<i64> {
+    vector(argument, t, heads)
+}
+
+/// So many numbers of any type. Gives their stride.
+pub(crate) fn vector(argument: &str, t: &Tensor<'_, 1>, elements: usize) -> Checked<i64> {
     dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16, Dtype::F16])?;
-    ensure(t.shape == [heads], || {
+    ensure(t.shape == [elements], || {
         ArgumentError::new(
             argument,
             ArgumentKind::Shape,
             format!("shape {:?}", t.shape),
-            format!("it must be [{heads}]"),
+            format!("it must be [{elements}]"),
         )
     })?;
     pointer(argument, t.address, t.dtype.size(), false)?;
@@ -271,6 +276,19 @@ pub(crate) fn per_head(argument: &str, t: &Tensor<'_, 1>, heads: usize) -> Check
             "it must be below 2^63",
         )
     })
+}
+
+/// Strides as kernels take them that bound no offset of theirs.
+pub(crate) fn element_strides<const R: usize>(
+    argument: &str,
+    strides: [usize; R],
+) -> Checked<[i64; R]> {
+    ensure(strides.iter().all(|s| *s < 1 << 40), || {
+        let was = format!("strides {strides:?}");
+        let allowed = "they must be below 2^40 elements";
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
+    Ok(strides.map(|s| s as i64))
 }
 
 /// A state tensor of the given shape.

@@ -143,6 +143,27 @@ impl<'a> ConvInput<'a> {
             v: view(values, 2 * keys),
         })
     }
+
+    /// z of rows `q | k | v | z`, for [`GatedNorm::z`](crate::norm::GatedNorm::z). `x` is `[T, columns]`.
+    ///
+    /// # Errors
+    /// As [`ConvInput::flat`].
+    pub fn flat_z(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Tensor<'a, 3>> {
+        let ([.., values], before) = (spec.channels(), spec.total_channels());
+        check_columns(x, before.saturating_add(values))?;
+        let shape = [x.shape[0], 1, values];
+        Ok(x.part(shape, [x.strides[0], values, 1], before))
+    }
+
+    /// z of the rows of [`ConvInput::interleaved`], for [`GatedNorm::z`](crate::norm::GatedNorm::z).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn interleaved_z(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Tensor<'a, 3>> {
+        let v = Self::interleaved(x, spec)?.v;
+        // The values of a group, once more.
+        Ok(v.part(v.shape, v.strides, v.shape[2]))
+    }
 }
 
 fn check_columns(x: &Tensor<'_, 2>, columns: usize) -> Checked<()> {

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`], [`prefill::DevicePrefill`] | `prefill.rs`, `hip/kernels/prefill_*.hip` |
 //! | convolution of q, k and v | [`conv::Conv`], [`conv::DeviceConv`] | `conv.rs`, `hip/kernels/conv.hip` |
+//! | gated norm of the outputs | [`norm::GatedNorm`] | `norm.rs`, `hip/kernels/norm.hip` |
 //! | gates | [`gate::Gate`] | `gate.rs`, `hip/kernels/gate.hip` |
 //! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
 //! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
@@ -27,6 +28,7 @@ pub mod gate;
 pub mod inputs;
 mod launch;
 pub mod metrics;
+pub mod norm;
 pub mod oracle;
 pub mod prefill;
 pub mod runtime;

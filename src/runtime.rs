@@ -71,6 +71,7 @@ pub struct KernelInfo {
 pub(crate) const KERNELS: &[(&str, &[&str])] = &[
     ("conv", &["dw_conv_bf16", "dw_conv_f16"]),
     ("gate", &["dw_gate"]),
+    ("norm", &["dw_norm_bf16", "dw_norm_f16"]),
     ("prefill_lengths", &["dw_prefill_lengths"]),
     (
         "prefill_prepare",

@@ -40,6 +40,7 @@ fn launched() -> Vec<Launched> {
     };
     let conv = size_of::<abi::dw_conv_args>();
     let gate = size_of::<abi::dw_gate_args>();
+    let norm = size_of::<abi::dw_norm_args>();
     let lengths = size_of::<abi::dw_prefill_lengths_args>();
     let prepare = size_of::<abi::dw_prefill_prepare_args>();
     let scan = size_of::<abi::dw_prefill_scan_args>();
@@ -51,6 +52,7 @@ fn launched() -> Vec<Launched> {
     for dtype in ["bf16", "f16"] {
         // Four waves per SIMD.
         all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 128));
+        all.push(kernel(format!("dw_norm_{dtype}"), "norm", norm, 96));
         let name = format!("dw_prefill_prepare_{dtype}");
         all.push(kernel(name, "prefill_prepare", prepare, 208));
         for k in [64, 96, 128, 192, 256] {

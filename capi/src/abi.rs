@@ -547,3 +547,49 @@ unsafe extern "C" {
         tensors: *const dw_conv_tensors,
     ) -> ::core::ffi::c_int;
 }
+pub const DW_GATE_SILU: _bindgen_ty_10 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_10 = 1;
+pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_norm_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub z: *const dw_tensor,
+    pub weight: *const dw_tensor,
+    pub y: *const dw_tensor,
+    pub eps: f32,
+    pub gate: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_norm_tensors"][::core::mem::size_of::<dw_norm_tensors>() - 48usize];
+    ["Alignment of dw_norm_tensors"][::core::mem::align_of::<dw_norm_tensors>() - 8usize];
+    ["Offset of field: dw_norm_tensors::size"]
+        [::core::mem::offset_of!(dw_norm_tensors, size) - 0usize];
+    ["Offset of field: dw_norm_tensors::x"][::core::mem::offset_of!(dw_norm_tensors, x) - 8usize];
+    ["Offset of field: dw_norm_tensors::z"][::core::mem::offset_of!(dw_norm_tensors, z) - 16usize];
+    ["Offset of field: dw_norm_tensors::weight"]
+        [::core::mem::offset_of!(dw_norm_tensors, weight) - 24usize];
+    ["Offset of field: dw_norm_tensors::y"][::core::mem::offset_of!(dw_norm_tensors, y) - 32usize];
+    ["Offset of field: dw_norm_tensors::eps"]
+        [::core::mem::offset_of!(dw_norm_tensors, eps) - 40usize];
+    ["Offset of field: dw_norm_tensors::gate"]
+        [::core::mem::offset_of!(dw_norm_tensors, gate) - 44usize];
+};
+impl Default for dw_norm_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn dw_norm_launch(
+        context: *const dw_context,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_norm_tensors,
+    ) -> ::core::ffi::c_int;
+}

@@ -37,6 +37,8 @@ unsafe impl Versioned for abi::dw_prefill_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
+unsafe impl Versioned for abi::dw_norm_tensors {}
+// SAFETY: as above.
 unsafe impl Versioned for abi::dw_conv_spec {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_conv_tensors {}
@@ -293,9 +295,9 @@ impl Argument {
         }
     }
 
-    /// `[channels]`.
+    /// `[channels]`, `[V]`.
     pub fn vector(self) -> Checked<Tensor<'static, 1>> {
-        Ok(self.of_rank(1, "it must be [channels]")?.tensor())
+        Ok(self.of_rank(1, "it must have one dimension")?.tensor())
     }
 
     /// `[T, columns]`, `[channels, width]`.
@@ -305,7 +307,7 @@ impl Argument {
 
     /// `[T, blocks, channels of a block]`.
     pub fn blocks(self) -> Checked<Tensor<'static, 3>> {
-        let allowed = "it must be [T, blocks, channels of a block]";
+        let allowed = "it must have three dimensions: [T, blocks, channels of a block]";
         Ok(self.of_rank(3, allowed)?.tensor())
     }
 

@@ -67,6 +67,7 @@ fn every_function_is_declared_and_defined_alike() {
         dw_prefill_workspace_bytes,
         dw_prefill_launch,
         dw_gate_launch,
+        dw_norm_launch,
         dw_conv_packed,
         dw_conv_device,
         dw_conv_destroy,

@@ -62,23 +62,6 @@ template <> struct Channels<1> {
     static DEVICE_MEMBER void scatter(char *p, int64_t, Bits x) { store(p, x); }
 };
 
-// x / (1 + e^-x) to a few units in the last place of f32, also where e^x is far below the range of f32: with h =
-// e^-|x|/2 it is x / (1 + h^2), or x h (h / (1 + h^2)) for negative x.
-DEVICE f32x2 silu(f32x2 x) {
-    constexpr float scale = -0.5f * math::log2e, scale_rest = -0.5f * 1.92596299e-8f;
-    const f32x2 size{min_of(math::abs(x[0]), 512.0f), min_of(math::abs(x[1]), 512.0f)}; // beyond, h is 0
-    const f32x2 exponent = size * scale;
-    // What rounding the exponent took away is made up for to first order.
-    f32x2 rest = __builtin_elementwise_fma(size, (f32x2)scale, -exponent);
-    rest = __builtin_elementwise_fma(size, (f32x2)scale_rest, rest);
-    f32x2 h{arch::exp2(exponent[0]), arch::exp2(exponent[1])};
-    h = __builtin_elementwise_fma(h, rest * 0.693147181f, h);
-    const f32x2 sum = __builtin_elementwise_fma(h, h, (f32x2)1.0f);
-    const f32x2 factor{arch::reciprocal(sum[0]), arch::reciprocal(sum[1])};
-    h = f32x2{x[0] < 0.0f ? h[0] : 1.0f, x[1] < 0.0f ? h[1] : 1.0f};
-    return x * h * (h * factor);
-}
-
 // What a thread works on: a run of tokens of adjacent channels.
 struct Work {
     const char *from; // token 0 of x
@@ -130,7 +113,7 @@ template <class T, int Width, int N> class Filter {
         push(before, now);
         if (silu_follows) {
             for (int i = 0; i < N; i += 2) {
-                const f32x2 y = silu(f32x2{sum[i], N > 1 ? sum[i + 1] : 0.0f});
+                const f32x2 y = math::silu(f32x2{sum[i], N > 1 ? sum[i + 1] : 0.0f});
                 sum[i] = y.x;
                 if (N > 1) {
                     sum[i + 1] = y.y;

@@ -99,6 +99,12 @@ template <int Source> DEVICE float row_broadcast(float x) {
     return bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x150 + Source, 0xf, 0xf, true));
 }
 
+// Of each row of 16 lanes the sum, the same bits in all of them.
+template <int Rotation> DEVICE float add_rotated(float x) {
+    return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x120 + Rotation, 0xf, 0xf, false));
+}
+DEVICE float row_sum(float x) { return add_rotated<1>(add_rotated<2>(add_rotated<4>(add_rotated<8>(x)))); }
+
 // The value of one lane.
 DEVICE int read_lane(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
 DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }

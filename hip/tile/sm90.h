@@ -121,6 +121,15 @@ DEVICE bool in_one_access(const void *p) { return ((u64)p & 15) == 0; }
 DEVICE i32x4 load_b128(const void *p) { return *(const i32x4 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
 
+// Of each half of 16 lanes the sum, the same bits in all of them; the other half need not be there.
+DEVICE float row_sum(float x) {
+    const u32 half = 0xffffu << (lane() & 16);
+    for (int step = 8; step > 0; step /= 2) {
+        x += __nvvm_shfl_sync_bfly_f32(half, x, step, 0x1f);
+    }
+    return x;
+}
+
 // Inclusive prefix sum and maximum over the lanes.
 DEVICE float inclusive_sum(float x) {
     for (int step = 1; step < lanes; step *= 2) {

@@ -170,13 +170,13 @@ impl Shape {
         check::dtype("weight", x.weight.dtype, &any)?;
         check_shape("weight", &x.weight.shape, &[channels, spec.width])?;
         check::pointer("weight", x.weight.address, x.weight.dtype.size(), false)?;
-        let [weight_channel, weight_tap] = element_strides("weight", x.weight.strides)?;
+        let [weight_channel, weight_tap] = check::element_strides("weight", x.weight.strides)?;
         let bias_stride = match &x.bias {
             Some(bias) => {
                 check::dtype("bias", bias.dtype, &any)?;
                 check_shape("bias", &bias.shape, &[channels])?;
                 check::pointer("bias", bias.address, bias.dtype.size(), false)?;
-                element_strides("bias", bias.strides)?[0]
+                check::element_strides("bias", bias.strides)?[0]
             }
             None => 0,
         };
@@ -259,7 +259,7 @@ impl Shape {
             ArgumentError::new(from, ArgumentKind::Stride, was, allowed)
         })?;
         check::pointer(from, x.address, x.dtype.size(), self.tokens == 0)?;
-        let [x_token, x_block] = element_strides(from, [x.strides[0], x.strides[1]])?;
+        let [x_token, x_block] = check::element_strides(from, [x.strides[0], x.strides[1]])?;
         Ok(dw_conv_part {
             x: x.address,
             out: out.0.0.address,
@@ -313,7 +313,7 @@ impl Shape {
         check::pointer("state", t.address, t.dtype.size(), false)?;
         check::no_overlap("state", &t.shape, &t.strides)?;
         [out.state_slot, out.state_channel, out.state_column] =
-            element_strides("state", ordered(t.strides))?;
+            check::element_strides("state", ordered(t.strides))?;
         out.state = t.address;
         out.state_slots = slots as i32;
         out.state_columns = columns as i32;
@@ -334,16 +334,6 @@ fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()>
             format!("it must be {wanted:?}"),
         )
     })
-}
-
-/// Strides as the kernel takes them.
-fn element_strides<const R: usize>(argument: &str, strides: [usize; R]) -> Checked<[i64; R]> {
-    check::ensure(strides.iter().all(|s| *s < 1 << 40), || {
-        let was = format!("strides {strides:?}");
-        let allowed = "they must be below 2^40 elements";
-        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
-    })?;
-    Ok(strides.map(|s| s as i64))
 }
 
 /// Every tensor whose context is known must be of `context`.

@@ -18,6 +18,7 @@
 pub mod conv;
 pub mod gates;
 mod linalg;
+pub mod norm;
 #[cfg(test)]
 mod t_form;
 #[cfg(test)]

@@ -1,0 +1,49 @@
+//! The gated norm of the outputs.
+
+use std::ffi::{c_int, c_void};
+
+use deltawave::norm::{GatedNorm, OutputGate};
+
+use crate::abi::{self, dw_context, dw_norm_tensors};
+use crate::context::context;
+use crate::read::{self, Argument};
+use crate::status::guard;
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_norm_launch(
+    context: *const dw_context,
+    stream: *mut c_void,
+    tensors: *const dw_norm_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let (context, t) = unsafe {
+            (
+                self::context(context)?,
+                read::structure("tensors", tensors)?,
+            )
+        };
+        // SAFETY: as above.
+        let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+        let gates = [
+            (abi::DW_GATE_SILU, "DW_GATE_SILU", OutputGate::Silu),
+            (abi::DW_GATE_SIGMOID, "DW_GATE_SIGMOID", OutputGate::Sigmoid),
+        ];
+        let norm = GatedNorm {
+            x: (argument("x", t.x).optional())
+                .map(Argument::tokens)
+                .transpose()?,
+            z: argument("z", t.z).blocks()?,
+            weight: (argument("weight", t.weight).optional())
+                .map(Argument::vector)
+                .transpose()?,
+            eps: t.eps,
+            gate: read::choice("gate", t.gate, &gates)?,
+            y: argument("y", t.y).tokens_mut()?,
+        };
+        // SAFETY: the caller says that it is a stream of the device, or null.
+        let stream = unsafe { context.borrow_stream(stream) };
+        norm.launch(context, &stream)
+    })
+}

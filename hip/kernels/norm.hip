@@ -1,0 +1,186 @@
+// Gated RMS norm of the outputs of a Gated DeltaNet layer, row by row of V numbers, for token t and value head h:
+//   y[t, h] = x[t, h] / sqrt(mean(x[t, h]^2) + eps) * weight * gate(z[t, h]),   gate: silu or sigmoid
+// in f32, rounded once.
+//
+// Sixteen lanes own a row, eight numbers each, or twice eight where V > 128. They walk over `run` tokens of one head;
+// neighbouring heads are the neighbouring sixteen lanes. A lane writes only what it has read itself, so that y may be
+// x.
+#include "../tile/tile.h"
+
+namespace {
+
+constexpr int threads = 256;
+constexpr int row_lanes = 16;
+constexpr int octet = 8;
+constexpr int octets_at_once = 4; // whose loads are under way together
+
+typedef float Values __attribute__((ext_vector_type(octet)));
+
+template <class T> DEVICE Values widened(i32x4 x) {
+    return Values{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
+                  T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
+}
+
+DEVICE i32x4 load(const char *p) {
+    if (arch::in_one_access(p)) {
+        return arch::load_b128(p);
+    }
+    i32x4 out;
+    for (int i = 0; i < octet / 2; ++i) {
+        out[i] = *(const unsigned short *)(p + 4 * i) | *(const unsigned short *)(p + 4 * i + 2) << 16;
+    }
+    return out;
+}
+
+DEVICE void store(char *p, i32x4 x) {
+    if (arch::in_one_access(p)) {
+        return arch::store_b128(p, x);
+    }
+    for (int i = 0; i < octet / 2; ++i) {
+        *(short *)(p + 4 * i) = (short)x[i];
+        *(short *)(p + 4 * i + 2) = (short)(x[i] >> 16);
+    }
+}
+
+// Rows of a head: where this lane's part of token 0 lies, and of each further token.
+struct Rows {
+    const char *x;
+    const char *z;
+    char *y;
+    int64_t x_stride;
+    int64_t z_stride;
+    int64_t y_stride;
+};
+
+// Octet o of a lane begins 128 o columns further on.
+template <class T, int Octets> class Norm {
+  public:
+    DEVICE_MEMBER explicit Norm(const dw_norm_args &x, int column)
+        : mean(x.mean), eps(x.eps), silu_gates(x.flags & DW_NORM_SILU) {
+        for (int o = 0; o < Octets; ++o) {
+            inside[o] = column + o * row_lanes * octet < x.value_dim;
+            weight[o] = inside[o] ? read_weight(x, column + o * row_lanes * octet) : Values{};
+        }
+    }
+
+    // So many tokens, from this one on.
+    template <int N> DEVICE_MEMBER void apply(const Rows &rows, int t) const {
+        i32x4 x[N][Octets], z[N][Octets];
+        for (int i = 0; i < N; ++i) {
+            for (int o = 0; o < Octets; ++o) {
+                x[i][o] = z[i][o] = i32x4{};
+                if (inside[o]) {
+                    x[i][o] = load(rows.x + (t + i) * rows.x_stride + o * bytes);
+                    z[i][o] = load(rows.z + (t + i) * rows.z_stride + o * bytes);
+                }
+            }
+        }
+        for (int i = 0; i < N; ++i) {
+            float squares = 0.0f;
+            for (int o = 0; o < Octets; ++o) {
+                const Values v = widened<T>(x[i][o]);
+                for (int e = 0; e < octet; ++e) {
+                    squares = __builtin_fmaf(v[e], v[e], squares);
+                }
+            }
+            const float factor = arch::rsqrt(__builtin_fmaf(arch::row_sum(squares), mean, eps));
+            for (int o = 0; o < Octets; ++o) {
+                if (inside[o]) {
+                    const Values y = gated(widened<T>(x[i][o]) * factor * weight[o], widened<T>(z[i][o]));
+                    store(rows.y + (t + i) * rows.y_stride + o * bytes,
+                          i32x4{T::pack(y[0], y[1]), T::pack(y[2], y[3]), T::pack(y[4], y[5]), T::pack(y[6], y[7])});
+                }
+            }
+        }
+    }
+
+  private:
+    static constexpr int bytes = 2 * row_lanes * octet;
+
+    DEVICE_MEMBER Values gated(Values x, Values z) const {
+        Values y;
+        for (int e = 0; e < octet; e += 2) {
+            const f32x2 pair{z[e], z[e + 1]};
+            const math::Sigmoid sigmoid = math::sigmoid(pair);
+            for (int i = 0; i < 2; ++i) {
+                // The sigmoid of a NaN is one.
+                const float gate = silu_gates || pair[i] != pair[i] ? pair[i] : 1.0f;
+                y[e + i] = math::canonical(x[e + i] * gate * sigmoid.root[i] * sigmoid.rest[i]);
+            }
+        }
+        return y;
+    }
+
+    static DEVICE_MEMBER Values read_weight(const dw_norm_args &x, int column) {
+        constexpr int own_type = __is_same(T, tile::Bf16) ? DW_BF16 : DW_F16;
+        if (!x.weight) {
+            return (Values)1.0f;
+        }
+        if (x.weight_stride == 1 && x.weight_type == own_type) {
+            return widened<T>(load((const char *)x.weight + 2 * column));
+        }
+        Values out{};
+        if (x.weight_stride == 1 && x.weight_type == DW_F32) {
+            const char *p = (const char *)x.weight + 4 * column;
+            out.lo = bits<f32x4>(load(p));
+            out.hi = bits<f32x4>(load(p + 16));
+            return out;
+        }
+#pragma unroll 1
+        for (int e = 0; e < octet; ++e) {
+            for (int i = 0; i < octet - 1; ++i) {
+                out[i] = out[i + 1];
+            }
+            out[octet - 1] = load_scalar(x.weight, (column + e) * x.weight_stride, x.weight_type);
+        }
+        return out;
+    }
+
+    Values weight[Octets];
+    bool inside[Octets];
+    float mean, eps;
+    bool silu_gates;
+};
+
+template <class T, int Octets> DEVICE void walk(const dw_norm_args &x) {
+    const int index = arch::workgroup() * (threads / row_lanes) + arch::thread() / row_lanes;
+    const int run = index / x.value_heads, head = index - run * x.value_heads;
+    const int column = arch::thread() % row_lanes * octet;
+    const int block = head / x.block_heads;
+    Rows rows;
+    rows.x = (const char *)x.x + 2 * (head * x.x_strides.head + column);
+    rows.z = (const char *)x.z + 2 * (block * x.z_block + (head - block * x.block_heads) * x.value_dim + column);
+    rows.y = (char *)x.y + 2 * (head * x.y_strides.head + column);
+    rows.x_stride = 2 * x.x_strides.token;
+    rows.z_stride = 2 * x.z_token;
+    rows.y_stride = 2 * x.y_strides.token;
+
+    int t = run * x.run;
+    const int end = min_of(t + x.run, x.tokens);
+    if (t >= end) {
+        return;
+    }
+    const Norm<T, Octets> norm(x, column);
+    constexpr int rows_at_once = octets_at_once / Octets;
+#pragma unroll 1
+    for (; t + rows_at_once <= end; t += rows_at_once) {
+        norm.template apply<rows_at_once>(rows, t);
+    }
+#pragma unroll 1
+    for (; t < end; ++t) {
+        norm.template apply<1>(rows, t);
+    }
+}
+
+template <class T> DEVICE void norm(const dw_norm_args &x) {
+    if (x.value_dim <= row_lanes * octet) {
+        walk<T, 1>(x);
+    } else {
+        walk<T, 2>(x);
+    }
+}
+
+} // namespace
+
+KERNEL(threads, 2) void dw_norm_bf16(dw_norm_args x) { norm<tile::Bf16>(x); }
+KERNEL(threads, 2) void dw_norm_f16(dw_norm_args x) { norm<tile::F16>(x); }
