@@ -18,10 +18,11 @@ from .conv import Conv, ConvSpec
 from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError
 from .gate import gate
 from .library import Library
+from .norm import norm
 from .prefill import Prefill, PrefillSpec
 
 __version__ = "0.1.0"
 
 __all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "DeviceError", "DriverError", "Error",
-           "InternalError", "Library", "LibraryError", "Memory", "Prefill", "PrefillSpec", "array", "gate", "to_bf16",
-           "to_float"]
+           "InternalError", "Library", "LibraryError", "Memory", "Prefill", "PrefillSpec", "array", "gate", "norm",
+           "to_bf16", "to_float"]

@@ -39,6 +39,8 @@ DW_ACTIVATION_SILU = 0
 DW_ACTIVATION_NONE = 1
 DW_CONV_CHANNEL_MAJOR = 0
 DW_CONV_TOKEN_MAJOR = 1
+DW_GATE_SILU = 0
+DW_GATE_SIGMOID = 1
 
 
 class dw_device_info(Sized):
@@ -165,6 +167,18 @@ class dw_conv_tensors(Sized):
     ]
 
 
+class dw_norm_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", POINTER(dw_tensor)),
+        ("z", POINTER(dw_tensor)),
+        ("weight", POINTER(dw_tensor)),
+        ("y", POINTER(dw_tensor)),
+        ("eps", c_float),
+        ("gate", c_int32),
+    ]
+
+
 # Result and parameters.
 FUNCTIONS = {
     "dw_abi_version": (c_int, []),
@@ -188,4 +202,5 @@ FUNCTIONS = {
     "dw_conv_device": (c_int, [c_void_p, POINTER(dw_conv_spec), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_conv_destroy": (None, [c_void_p]),
     "dw_conv_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_conv_tensors)]),
+    "dw_norm_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_norm_tensors)]),
 }

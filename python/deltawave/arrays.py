@@ -5,6 +5,7 @@ is installed, and arrays of uint16 with the same bits are taken too.
 """
 
 import ctypes
+import functools
 from typing import NamedTuple, Tuple
 
 from . import _abi
@@ -12,11 +13,13 @@ from .errors import ArgumentError
 
 DTYPES = {"f32": _abi.DW_F32, "bf16": _abi.DW_BF16, "fp16": _abi.DW_F16, "i32": _abi.DW_I32, "i64": _abi.DW_I64}
 SIZES = {"f32": 4, "bf16": 2, "fp16": 2, "i32": 4, "i64": 8, "u8": 1}
+FOUR = ctypes.c_int64 * 4
 # Other packages' names of them.
 ALIASES = {"float32": "f32", "bfloat16": "bf16", "uint16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64",
            "uint8": "u8", "bool": "u8"}
 
 
+@functools.lru_cache(maxsize=None)
 def dtype_name(dtype):
     """The name here of an element type: a NumPy or torch dtype, or a name."""
     name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
@@ -86,8 +89,8 @@ def tensor_struct(name, a):
     if a.dtype not in ("f32", "bf16", "fp16") or len(a.shape) > 4:
         allowed = "it must be f32, bf16 or fp16, of at most 4 dimensions"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
-    return _abi.dw_tensor(data=a.address, dtype=DTYPES[a.dtype], rank=len(a.shape),
-                          shape=(ctypes.c_int64 * 4)(*a.shape), strides=(ctypes.c_int64 * 4)(*a.strides))
+    return _abi.dw_tensor(data=a.address, dtype=DTYPES[a.dtype], rank=len(a.shape), shape=FOUR(*a.shape),
+                          strides=FOUR(*a.strides))
 
 
 def lengths_struct(name, a):

@@ -136,16 +136,18 @@ class Context:
 
     def _refusal(self, x, a):
         """What is wrong with where an array lies, or None."""
-        if isinstance(x, arrays.Array) or not a.extent():
+        if isinstance(x, arrays.Array):
             return None
-        if self.is_simulator:
-            if min(a.strides) < 0 or self.memories.contains(a.address, a.extent()):
-                return None  # the library refuses negative strides
-            return "memory of the host; it must be made by this context: array, empty or zeros"
-        if not arrays.is_torch(x) or not x.is_cuda or x.device.index != self.device:
+        if not self.is_simulator:
+            if arrays.is_torch(x) and x.is_cuda and x.device.index == self.device:
+                return None
             where = getattr(x, "device", "the host")
             return f"memory of {where}; it must be a tensor of device {self.device}"
-        return None
+        size = a.extent()
+        # What has no elements lies nowhere, and negative strides are the library's to refuse.
+        if not size or min(a.strides) < 0 or self.memories.contains(a.address, size):
+            return None
+        return "memory of the host; it must be made by this context: array, empty or zeros"
 
     def describe(self, name, x):
         """An argument as an `Array` whose memory the device can reach."""

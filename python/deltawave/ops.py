@@ -1,4 +1,4 @@
-"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `conv` and `gate`, or the functions here.
+"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `conv`, `norm` and `gate`, or the functions here.
 
 Each has a fake function, so that torch.compile and torch.export take it as one node. They run on torch's current stream,
 allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
@@ -21,6 +21,7 @@ from .context import Context, Memory
 from .conv import Conv, ConvSpec
 from .errors import ArgumentError
 from .gate import gate as launch_gate
+from .norm import norm as launch_norm
 from .prefill import Prefill, PrefillSpec
 
 # Plans that are kept; those of captured graphs are kept beyond that.
@@ -204,3 +205,19 @@ def gate(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Optional[Tensor] = None,
 @gate.register_fake
 def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
+
+
+@torch.library.custom_op("deltawave::norm", mutates_args=())
+def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu") -> Tensor:
+    """The gated RMS norm of x `[..., HV, V]`, of its shape. `deltawave.norm` says what the arguments are."""
+    device, shape = x.device, x.shape
+    y = empty(tuple(shape), x.dtype, device)
+    inputs = {"x": x.reshape(-1, *shape[-2:]), "z": z.reshape(-1, *z.shape[-2:]), "weight": weight}
+    launch_norm(context_of(device), **{name: _reachable(t, device) for name, t in inputs.items()},
+                y=y.view(-1, *shape[-2:]), eps=eps, gate=gate)
+    return y
+
+
+@norm.register_fake
+def _(x, z, weight=None, eps=1e-6, gate="silu"):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

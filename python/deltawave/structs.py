@@ -2,6 +2,7 @@
 of their name wants: tensors, lengths on the device, an entry per sequence."""
 
 import ctypes
+import functools
 from ctypes import POINTER
 
 from . import _abi, arrays
@@ -26,21 +27,26 @@ def spec(struct, choices, dtype, **values):
     """A struct of numbers. None is 0, which the header gives a meaning."""
     if dtype not in arrays.DTYPES:
         raise ArgumentError(f"dtype: {dtype!r}; it must be one of {', '.join(arrays.DTYPES)}")
-    fields = {"dtype": arrays.DTYPES[dtype]}
+    numbers = {"dtype": arrays.DTYPES[dtype]}
     for name, value in values.items():
-        fields[name] = choice(name, value, choices[name]) if name in choices else value or 0
+        numbers[name] = choice(name, value, choices[name]) if name in choices else value or 0
     try:
-        return struct(**fields)
+        return struct(**numbers)
     except TypeError as problem:
-        raise ArgumentError(f"spec: {fields}; {problem}") from None
+        raise ArgumentError(f"spec: {numbers}; {problem}") from None
+
+
+@functools.lru_cache(maxsize=None)
+def fields(struct):
+    """What callers may set, and its type."""
+    return {name: kind for name, kind in struct._fields_ if name != "size" and not name.startswith("pad")}
 
 
 def tensors(struct, choices, context, sequences, values):
     """A struct of a launch's tensors. It keeps what it points to, but for the arrays' memory."""
-    made, kept = struct(), []
-    kinds = dict(struct._fields_)
+    made, kept, kinds = struct(), [], fields(struct)
     for name, value in values.items():
-        if name not in kinds or name == "size" or name.startswith("pad"):
+        if name not in kinds:
             raise TypeError(f"{struct.__name__} has no {name!r}")
         if value is None:
             continue

@@ -106,6 +106,7 @@ class Ops(unittest.TestCase):
         given = self.conv_arguments()
         opcheck(torch.ops.deltawave.conv.default, tuple(given.values()), test_utils=checks)
         opcheck(torch.ops.deltawave.gate.default, (x["g"], x["beta"], torch.zeros(HV)), test_utils=checks)
+        opcheck(torch.ops.deltawave.norm.default, (x["v"], x["v"]), test_utils=checks)
 
     def test_torch_compile_takes_them_whole(self):
         given = self.conv_arguments()
@@ -113,7 +114,7 @@ class Ops(unittest.TestCase):
         def layer(x, weight, state, slots, has, g, beta, cu_seqlens):
             q, k, v = ops.conv(x * 1, weight, None, state, HK, HV, K, V, cu_seqlens, slots, has)
             o, states = ops.prefill(q, k, v, g, beta, cu_seqlens=cu_seqlens, qk_l2norm=True)
-            return o * 2, states
+            return ops.norm(o, v, gate="sigmoid") * 2, states
 
         gates = inputs(torch.bfloat16)
         arguments = [given[n] for n in ("x", "weight", "state", "slots", "has_initial_state")]

@@ -1,0 +1,18 @@
+"""Gated RMS norm of the outputs, as include/deltawave.h specifies it."""
+
+from ctypes import byref
+
+from . import _abi, structs
+from .context import stream_of
+
+GATES = {"silu": _abi.DW_GATE_SILU, "sigmoid": _abi.DW_GATE_SIGMOID}
+
+
+def norm(context, stream=None, *, eps=1e-6, gate="silu", **tensors):
+    """Enqueues `y = x / sqrt(mean(x^2) + eps) * weight * gate(z)`, row by row of V.
+
+    x and y, which is written, are `[T, HV, V]`; without x it is y, in place. z is `[T, HV, V]`, or `[T, blocks, heads * V]`
+    where it lies in the projections; weight `[V]` has any type, absent: 1. `gate` is "silu" or "sigmoid".
+    """
+    arguments = structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, context, 0, {**tensors, "eps": eps, "gate": gate})
+    context.library.call("dw_norm_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))
