@@ -10,7 +10,7 @@ mod null_runtime;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use deltawave::prefill::{DeviceLengths, DevicePrefill, Prefill, Workspace};
+use deltawave::prefill::{DevicePrefill, Prefill, Workspace};
 
 use null_runtime::{Layer, Shape};
 
@@ -65,9 +65,8 @@ fn host(c: &mut Criterion) {
         let (tensors, workspace) = layer.parts(true).expect("tensors");
         c.bench_function(&format!("launch, lengths on the device/{what}"), |b| {
             b.iter(|| {
-                let lengths = DeviceLengths::I32(&lengths);
                 let workspace = Workspace::new(workspace);
-                plan.launch(&stream, lengths, black_box(&tensors), workspace)
+                plan.launch(&stream, &lengths, black_box(&tensors), workspace)
                     .expect("a launch");
             });
         });

@@ -84,6 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     tensor: state.tensor_mut([1, VALUE_HEADS, DIM, DIM])?,
                     layout: StateLayout::KeyMajor,
                 }),
+                pool: None,
             };
             plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;
             stream.synchronize()?;

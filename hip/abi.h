@@ -118,13 +118,15 @@ typedef struct dw_prefill_scan_args {
     const void *k;                    /* [T, HK, K] */
     const void *v;                    /* [T, HV, V] */
     void *o;                          /* [T, HV, V] */
-    const void *initial_state;        /* [N, HV, K, V] or [N, HV, V, K]; null: zeros */
+    const void *initial_state;        /* [slots, HV, K, V] or [slots, HV, V, K]; null: zeros */
     const uint8_t *has_initial_state; /* [N], 0: the sequence starts from zeros; null: all have one */
-    void *final_state;                /* as initial_state; null: not wanted */
+    void *final_state;                /* as initial_state, and may be the same memory; null: not wanted */
+    const int32_t *read_slots;        /* [N]: slot of each sequence in initial_state; null: n */
+    const int32_t *write_slots;       /* [N]: in final_state. One that there is not: nothing is read or written. */
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
     const dw_prefill_item *items;     /* [items]; null: every sequence is one item */
-    float *states;                    /* [summaries, HV]: N [V, K], then M^T [K, K] */
+    float *states; /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
     dw_token_strides q_strides;
     dw_token_strides k_strides;
     dw_token_strides v_strides;
@@ -145,6 +147,8 @@ typedef struct dw_prefill_scan_args {
     int32_t items_count;
     int32_t summaries;
     int32_t dies; /* to which the GPU deals workgroups in turn */
+    int32_t slots;
+    int32_t pad0;
 } dw_prefill_scan_args;
 
 /* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N, for sequences of more

@@ -237,6 +237,8 @@ pub struct dw_prefill_scan_args {
     pub initial_state: *const ::core::ffi::c_void,
     pub has_initial_state: *const u8,
     pub final_state: *mut ::core::ffi::c_void,
+    pub read_slots: *const i32,
+    pub write_slots: *const i32,
     pub cu_seqlens: *const i32,
     pub records: *const ::core::ffi::c_void,
     pub items: *const dw_prefill_item,
@@ -261,10 +263,12 @@ pub struct dw_prefill_scan_args {
     pub items_count: i32,
     pub summaries: i32,
     pub dies: i32,
+    pub slots: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 288usize];
+    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 312usize];
     ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
     ["Offset of field: dw_prefill_scan_args::q"]
         [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
@@ -280,54 +284,62 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_scan_args, has_initial_state) - 40usize];
     ["Offset of field: dw_prefill_scan_args::final_state"]
         [::core::mem::offset_of!(dw_prefill_scan_args, final_state) - 48usize];
+    ["Offset of field: dw_prefill_scan_args::read_slots"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, read_slots) - 56usize];
+    ["Offset of field: dw_prefill_scan_args::write_slots"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, write_slots) - 64usize];
     ["Offset of field: dw_prefill_scan_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 56usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 72usize];
     ["Offset of field: dw_prefill_scan_args::records"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, records) - 64usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, records) - 80usize];
     ["Offset of field: dw_prefill_scan_args::items"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items) - 72usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, items) - 88usize];
     ["Offset of field: dw_prefill_scan_args::states"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, states) - 80usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, states) - 96usize];
     ["Offset of field: dw_prefill_scan_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 88usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 104usize];
     ["Offset of field: dw_prefill_scan_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 112usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 128usize];
     ["Offset of field: dw_prefill_scan_args::v_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 136usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 152usize];
     ["Offset of field: dw_prefill_scan_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 160usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 176usize];
     ["Offset of field: dw_prefill_scan_args::initial_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 184usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 200usize];
     ["Offset of field: dw_prefill_scan_args::final_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 208usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 224usize];
     ["Offset of field: dw_prefill_scan_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 232usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 248usize];
     ["Offset of field: dw_prefill_scan_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 236usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 252usize];
     ["Offset of field: dw_prefill_scan_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 240usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 256usize];
     ["Offset of field: dw_prefill_scan_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 244usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 260usize];
     ["Offset of field: dw_prefill_scan_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 248usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 264usize];
     ["Offset of field: dw_prefill_scan_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 252usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 268usize];
     ["Offset of field: dw_prefill_scan_args::scale"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 256usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 272usize];
     ["Offset of field: dw_prefill_scan_args::initial_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 260usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 276usize];
     ["Offset of field: dw_prefill_scan_args::final_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 264usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 280usize];
     ["Offset of field: dw_prefill_scan_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 268usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 284usize];
     ["Offset of field: dw_prefill_scan_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 272usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 288usize];
     ["Offset of field: dw_prefill_scan_args::items_count"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 276usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 292usize];
     ["Offset of field: dw_prefill_scan_args::summaries"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 280usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 296usize];
     ["Offset of field: dw_prefill_scan_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 284usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 300usize];
+    ["Offset of field: dw_prefill_scan_args::slots"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, slots) - 304usize];
+    ["Offset of field: dw_prefill_scan_args::pad0"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 308usize];
 };
 impl Default for dw_prefill_scan_args {
     fn default() -> Self {

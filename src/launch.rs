@@ -166,11 +166,8 @@ impl LaunchShape {
         }
     }
 
-    /// Value columns of a workgroup of a kernel; 0 where it does not divide them.
+    /// Value columns of a workgroup of a kernel that walks chunks; 0 of others.
     pub(crate) fn columns(&self, kernel: &str) -> usize {
-        if kernel.starts_with("dw_prefill_combine_") {
-            return COMBINE_COLUMNS;
-        }
         self.walking(kernel).map_or(0, |scan| scan.columns)
     }
 

@@ -14,22 +14,26 @@
 //! lengths the host knows; a [`DevicePrefill`] for one whose lengths are on the device alone.
 //! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
 
+mod device;
 mod lower;
 mod plan;
+mod states;
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::ptr;
 
-use lower::{Counts, Kernels, Shape, Tables, check_cu_seqlens};
+pub use device::DevicePrefill;
+use lower::{Counts, Kernels, Shape, Tables};
+pub use states::{State, StateMut, StatePool};
 
-use crate::abi::{self, dw_prefill_lengths_args};
+use crate::abi;
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::launch::KEY_BUCKETS;
 use crate::runtime::{Context, Stream};
-use crate::tensor::{Buffer, Owner, Tensor, TensorMut, TokenScalars, Tokens, TokensMut};
-use crate::types::{Dtype, HeadMap, StateLayout};
+use crate::sequences::{PerSequence, checked_cu_seqlens};
+use crate::tensor::{Buffer, Owner, Tensor, TokenScalars, Tokens, TokensMut};
+use crate::types::{Dtype, HeadMap};
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = abi::DW_CHUNK as usize;
@@ -59,7 +63,8 @@ pub struct PrefillSpec {
     pub scale: Option<f32>,
     /// Segments of the longest sequence of a [`Prefill`], each of the same number of chunks; longer ones than that are cut
     /// too, shorter ones stay whole. 1: no sequence is cut. More than the sequence has chunks are as many as it has.
-    /// Absent: as many as take least time. [`SEGMENTS_VARIABLE`] decides it from outside.
+    /// Absent: as many as take least time by the planner's estimate, and one unless that saves 15%.
+    /// [`SEGMENTS_VARIABLE`] decides it from outside.
     pub segments: Option<usize>,
     /// Compute units that the launches will have, where these are not all of the device.
     pub compute_units: Option<u32>,
@@ -205,24 +210,6 @@ pub enum Gating<'a> {
     },
 }
 
-/// States of all sequences and value heads.
-#[derive(Clone, Debug)]
-pub struct State<'a> {
-    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
-    pub tensor: Tensor<'a, 4>,
-    /// Which of the two.
-    pub layout: StateLayout,
-}
-
-/// [`State`], to be written to.
-#[derive(Debug)]
-pub struct StateMut<'a> {
-    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
-    pub tensor: TensorMut<'a, 4>,
-    /// Which of the two.
-    pub layout: StateLayout,
-}
-
 /// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
 #[derive(Debug)]
 pub struct PrefillTensors<'a> {
@@ -236,103 +223,15 @@ pub struct PrefillTensors<'a> {
     pub gating: Gating<'a>,
     /// The states that sequences start from; absent: zeros.
     pub initial_state: Option<State<'a>>,
-    /// One byte per sequence, 0: it starts from zeros whatever `initial_state` holds; absent: all have a state.
-    pub has_initial_state: Option<Flags<'a>>,
+    /// One byte per sequence, 0: it starts from zeros whatever `initial_state` or `pool` holds; absent: all have a state.
+    pub has_initial_state: Option<PerSequence<'a, u8>>,
     /// `[T, HV, V]`. Rows past the last sequence become zeros.
     pub o: TokensMut<'a>,
-    /// The states after the last token; absent: not wanted. For an empty sequence the initial one. Other memory than
-    /// `initial_state`, which the first segment of a sequence may read after the last one has written here.
+    /// The states after the last token; absent: not wanted. For an empty sequence the initial one. It may be the memory
+    /// of `initial_state`, where both have the same type, layout and strides.
     pub final_state: Option<StateMut<'a>>,
-}
-
-/// One byte per sequence on the device.
-#[derive(Clone, Debug)]
-pub struct Flags<'a> {
-    address: *const u8,
-    len: usize,
-    owner: Owner,
-    borrow: PhantomData<&'a ()>,
-}
-
-impl<'a> From<&'a Buffer<u8>> for Flags<'a> {
-    fn from(buffer: &'a Buffer<u8>) -> Self {
-        Flags {
-            address: buffer.address().cast_const().cast(),
-            len: buffer.len(),
-            owner: buffer.owner(),
-            borrow: PhantomData,
-        }
-    }
-}
-
-impl Flags<'_> {
-    /// The caller's own memory.
-    ///
-    /// # Safety
-    /// `len` bytes at `address` are memory of the context's device while work that reads them is under way.
-    pub unsafe fn from_raw(address: *const u8, len: usize) -> Self {
-        Flags {
-            address,
-            len,
-            owner: None,
-            borrow: PhantomData,
-        }
-    }
-}
-
-/// `cu_seqlens` on the device.
-#[derive(Clone, Copy, Debug)]
-pub enum DeviceLengths<'a> {
-    /// 32-bit entries.
-    I32(&'a Buffer<i32>),
-    /// 64-bit entries.
-    I64(&'a Buffer<i64>),
-    /// The caller's own memory, made by [`DeviceLengths::from_raw`].
-    Raw(RawLengths),
-}
-
-/// `cu_seqlens` in the caller's own memory.
-#[derive(Clone, Copy, Debug)]
-pub struct RawLengths {
-    address: *const c_void,
-    entries: usize,
-    wide: bool,
-}
-
-impl DeviceLengths<'_> {
-    /// `entries` entries at `address`, of 64 bits if `wide`, else of 32.
-    ///
-    /// # Safety
-    /// They lie in memory of the context's device while work that reads them is under way.
-    pub unsafe fn from_raw(address: *const c_void, entries: usize, wide: bool) -> Self {
-        DeviceLengths::Raw(RawLengths {
-            address,
-            entries,
-            wide,
-        })
-    }
-
-    fn parts(&self) -> (RawLengths, Owner) {
-        match self {
-            DeviceLengths::I32(b) => (
-                RawLengths {
-                    address: b.address(),
-                    entries: b.len(),
-                    wide: false,
-                },
-                b.owner(),
-            ),
-            DeviceLengths::I64(b) => (
-                RawLengths {
-                    address: b.address(),
-                    entries: b.len(),
-                    wide: true,
-                },
-                b.owner(),
-            ),
-            DeviceLengths::Raw(raw) => (*raw, None),
-        }
-    }
+    /// States that are updated in place, instead of `initial_state` and `final_state`.
+    pub pool: Option<StatePool<'a>>,
 }
 
 /// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
@@ -420,6 +319,8 @@ pub struct Prefill {
     counts: Counts,
     /// Items, chains, and `cu_seqlens`.
     tables: Buffer<i32>,
+    /// Slots that are read, and those that are written.
+    slots: Option<Buffer<i32>>,
 }
 
 impl Prefill {
@@ -436,7 +337,7 @@ impl Prefill {
     ) -> Result<Self> {
         let sequences = cu_seqlens.len().saturating_sub(1);
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
-        let checked = check_cu_seqlens(cu_seqlens, tokens)?;
+        let checked = checked_cu_seqlens(cu_seqlens, tokens)?;
         Self::with_shape(context, shape, &checked)
     }
 
@@ -458,7 +359,6 @@ impl Prefill {
     fn with_shape(context: &Context, shape: Shape, cu_seqlens: &[i32]) -> Result<Self> {
         let partition = shape.partition(cu_seqlens)?;
         let counts = partition.counts();
-        shape.check_grids(counts)?;
         let tables = context.upload(&partition.table(cu_seqlens))?;
         Ok(Prefill {
             context: context.clone(),
@@ -466,7 +366,20 @@ impl Prefill {
             kernels: shape.spec.kernels(),
             counts,
             tables,
+            slots: None,
         })
+    }
+
+    /// The slots of a pool that the sequences have: what [`StatePool::slots`] and [`StatePool::write_slots`] say for a
+    /// launch, for all of them, checked and uploaded once.
+    ///
+    /// # Errors
+    /// Not as many slots as sequences; a slot that two sequences write, or that one reads and another writes, where it is
+    /// not negative. No memory for the slots.
+    pub fn with_slots(mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<Self> {
+        let write_slots = states::check_slots(self.shape.sequences, slots, write_slots)?;
+        self.slots = Some(self.context.upload(&[slots, write_slots].concat())?);
+        Ok(self)
     }
 
     /// Bytes of workspace that a launch needs.
@@ -536,127 +449,13 @@ impl Prefill {
         check::stream(stream, &self.context)?;
         Shape::check_devices(tensors, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
-        let lowered = (self.shape).lower(tensors, self.tables(), workspace.address)?;
+        let slots = self.slots.as_ref();
+        let lowered = (self.shape).lower(tensors, self.tables(), slots, workspace.address)?;
         self.context.make_current()?;
         // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
         unsafe {
             self.shape
                 .enqueue(&self.context, stream, self.kernels, &lowered, part)
-        }
-    }
-}
-
-/// A prefill of packed batches whose lengths are on the device alone. One kernel more checks them there: entries that
-/// decrease or exceed the tokens are replaced by the nearest allowed ones, never followed out of bounds, and the
-/// status says so. No sequence is cut into segments, which takes lengths that the host knows.
-#[derive(Debug)]
-pub struct DevicePrefill {
-    context: Context,
-    shape: Shape,
-    kernels: Kernels,
-}
-
-/// Bytes of the workspace before the checked lengths: the status word.
-const STATUS_BYTES: usize = WORKSPACE_ALIGN;
-
-impl DevicePrefill {
-    /// Batches of exactly `sequences` sequences (some may be empty) in `tokens` rows.
-    ///
-    /// # Errors
-    /// A spec or sizes that are not allowed; more than one segment.
-    pub fn new(
-        context: &Context,
-        spec: PrefillSpec,
-        tokens: usize,
-        sequences: usize,
-    ) -> Result<Self> {
-        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
-        check::ensure(spec.segments.is_none_or(|n| n == 1), || {
-            let was = spec.segments.unwrap_or_default();
-            let allowed = "sequences whose lengths the device alone knows are not cut";
-            ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
-        })?;
-        Ok(DevicePrefill {
-            context: context.clone(),
-            shape,
-            kernels: spec.kernels(),
-        })
-    }
-
-    fn lengths_bytes(&self) -> usize {
-        ((self.shape.sequences + 1) * 4).next_multiple_of(WORKSPACE_ALIGN)
-    }
-
-    /// Bytes of workspace that a launch needs.
-    pub fn workspace_bytes(&self) -> usize {
-        STATUS_BYTES + self.lengths_bytes() + self.shape.record_bytes()
-    }
-
-    /// Enqueues the prefill: three kernels. The first 4 bytes of the workspace are the status afterwards: 0, or 1 + the
-    /// index of the first entry of `cu_seqlens` that had to be replaced.
-    ///
-    /// # Errors
-    /// As [`Prefill::launch`].
-    pub fn launch(
-        &self,
-        stream: &Stream,
-        cu_seqlens: DeviceLengths<'_>,
-        tensors: &PrefillTensors<'_>,
-        workspace: Workspace<'_>,
-    ) -> Result<()> {
-        check::stream(stream, &self.context)?;
-        Shape::check_devices(tensors, &self.context)?;
-        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
-        let (lengths, owner) = cu_seqlens.parts();
-        check::device("cu_seqlens", &owner, &self.context)?;
-        let entries = self.shape.sequences + 1;
-        check::ensure(lengths.entries == entries, || {
-            let allowed = format!("one entry more than the {} sequences", self.shape.sequences);
-            ArgumentError::new(
-                "cu_seqlens",
-                ArgumentKind::Lengths,
-                format!("{} entries", lengths.entries),
-                allowed,
-            )
-        })?;
-        let size = if lengths.wide { 8 } else { 4 };
-        check::region(
-            "cu_seqlens",
-            lengths.address,
-            entries * size,
-            entries * size,
-            size,
-        )?;
-        let checked = workspace.address.wrapping_byte_add(STATUS_BYTES);
-        let records = checked.wrapping_byte_add(self.lengths_bytes());
-        let tables = Tables {
-            cu_seqlens: checked.cast_const().cast(),
-            items: ptr::null(),
-            chains: ptr::null(),
-            counts: self.shape.whole(),
-        };
-        let lowered = self.shape.lower(tensors, tables, records)?;
-        let arguments = dw_prefill_lengths_args {
-            cu_seqlens: lengths.address,
-            checked: checked.cast(),
-            status: workspace.address.cast(),
-            sequences: self.shape.sequences as i32,
-            tokens: self.shape.batch.rows() as i32,
-            wide: i32::from(lengths.wide),
-            pad0: 0,
-        };
-        self.context.make_current()?;
-        // SAFETY: as in `Prefill::launch`; the workspace holds status, lengths and records.
-        unsafe {
-            self.context.launch(
-                stream,
-                "dw_prefill_lengths",
-                1,
-                self.shape.launch.lengths_threads,
-                &arguments,
-            )?;
-            self.shape
-                .enqueue(&self.context, stream, self.kernels, &lowered, Part::Whole)
         }
     }
 }

@@ -47,10 +47,14 @@ impl<T: Element> PerSequence<'_, T> {
 
     /// Its address, if it has `wanted` elements.
     pub(crate) fn checked(&self, argument: &str, wanted: usize) -> Checked<*const T> {
+        self.checked_as(argument, wanted, ArgumentKind::Shape)
+    }
+
+    fn checked_as(&self, argument: &str, wanted: usize, kind: ArgumentKind) -> Checked<*const T> {
         check::ensure(self.len == wanted, || {
             let was = format!("{} elements", self.len);
             let allowed = format!("exactly {wanted} are needed");
-            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+            ArgumentError::new(argument, kind, was, allowed)
         })?;
         let bytes = self.len.saturating_mul(size_of::<T>());
         check::region(argument, self.address.cast(), bytes, bytes, align_of::<T>())?;
@@ -77,10 +81,11 @@ impl CuSeqlens<'_> {
 
     /// The address, and whether entries have 64 bits, if there is one more of them than sequences.
     pub(crate) fn checked(&self, sequences: usize) -> Checked<(*const c_void, bool)> {
-        match self {
-            CuSeqlens::I32(x) => Ok((x.checked("cu_seqlens", sequences + 1)?.cast(), false)),
-            CuSeqlens::I64(x) => Ok((x.checked("cu_seqlens", sequences + 1)?.cast(), true)),
-        }
+        let (argument, kind) = ("cu_seqlens", ArgumentKind::Lengths);
+        Ok(match self {
+            CuSeqlens::I32(x) => (x.checked_as(argument, sequences + 1, kind)?.cast(), false),
+            CuSeqlens::I64(x) => (x.checked_as(argument, sequences + 1, kind)?.cast(), true),
+        })
     }
 }
 

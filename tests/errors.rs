@@ -9,11 +9,12 @@ use common::context;
 use deltawave::gate::Gate;
 use deltawave::oracle::ProblemError;
 use deltawave::prefill::{
-    DeviceLengths, DevicePrefill, Flags, Gating, Prefill, PrefillSpec, PrefillTensors, State,
-    StateMut, Workspace,
+    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, State, StateMut, StatePool,
+    Workspace,
 };
 use deltawave::runtime::Context;
 use deltawave::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
+use deltawave::sequences::{CuSeqlens, PerSequence};
 use deltawave::tensor::{Buffer, Tensor, TensorMut, TokenScalars, Tokens};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::{ArgumentError, Error};
@@ -89,6 +90,10 @@ struct Request {
     initial: Option<View>,
     has_initial: Option<(usize, Place)>,
     last: Option<View>,
+    pool: Option<View>,
+    slots: Option<(usize, Place)>,
+    write_slots: Option<(usize, Place)>,
+    plan_slots: Option<Vec<i32>>,
     workspace_less: usize,
     workspace: Place,
     foreign_stream: bool,
@@ -118,6 +123,10 @@ fn valid() -> Request {
         initial: Some(view(Dtype::F32, &[2, HV, K, V])),
         has_initial: Some((2, Place::Own)),
         last: Some(view(Dtype::F32, &[2, HV, K, V])),
+        pool: None,
+        slots: None,
+        write_slots: None,
+        plan_slots: None,
         workspace_less: 0,
         workspace: Place::Own,
         foreign_stream: false,
@@ -150,6 +159,28 @@ fn raw_gates() -> Request {
     Request {
         raw_gates: true,
         ..valid()
+    }
+}
+
+/// On a pool of six slots.
+fn pool() -> Request {
+    Request {
+        initial: None,
+        last: None,
+        pool: Some(view(Dtype::F32, &[6, HV, K, V])),
+        slots: Some((2, Place::Own)),
+        write_slots: Some((2, Place::Own)),
+        ..valid()
+    }
+}
+
+/// The same, of a plan that has its slots.
+fn planned() -> Request {
+    Request {
+        slots: None,
+        write_slots: None,
+        plan_slots: Some(vec![0, 5]),
+        ..pool()
     }
 }
 
@@ -271,7 +302,11 @@ impl Fixture {
         }
         let plan = match r.entry {
             Entry::Packed => {
-                Plan::Host(Prefill::packed(&context, r.spec, &r.cu_seqlens, r.tokens)?)
+                let plan = Prefill::packed(&context, r.spec, &r.cu_seqlens, r.tokens)?;
+                Plan::Host(match &r.plan_slots {
+                    Some(slots) => plan.with_slots(slots, None)?,
+                    None => plan,
+                })
             }
             Entry::Dense => Plan::Host(Prefill::dense(&context, r.spec, 2, r.tokens)?),
             Entry::Device => Plan::Device(DevicePrefill::new(&context, r.spec, r.tokens, 2)?),
@@ -314,6 +349,15 @@ impl Fixture {
             tensor_mut::<3>(&r.o, o, &mut self.foreign_out).into()
         };
         let mut foreign_last = self.other.upload(&[0xffu8; BYTES])?;
+        let mut own_pool = context.upload(&[0u8; BYTES])?;
+        let mut foreign_pool = self.other.upload(&[0u8; BYTES])?;
+        let slots = |(n, place)| match place {
+            Place::Foreign => PerSequence::from(&self.foreign_lengths),
+            Place::Own if n == 2 => PerSequence::from(&self.short_lengths),
+            Place::Own => PerSequence::from(&self.lengths),
+            // SAFETY: refused.
+            place => unsafe { PerSequence::from_raw(address(input, place).cast(), n) },
+        };
         let tensors = PrefillTensors {
             q: tokens(&r.q, input, foreign),
             k: tokens(&r.k, input, foreign),
@@ -324,27 +368,33 @@ impl Fixture {
                 layout: StateLayout::KeyMajor,
             }),
             has_initial_state: r.has_initial.map(|(n, place)| match place {
-                Place::Foreign => Flags::from(&self.flags[2]),
-                Place::Own => Flags::from(&self.flags[usize::from(n != 2)]),
+                Place::Foreign => (&self.flags[2]).into(),
+                Place::Own => (&self.flags[usize::from(n != 2)]).into(),
                 // SAFETY: refused.
-                place => unsafe { Flags::from_raw(address(input, place).cast(), n) },
+                place => unsafe { PerSequence::from_raw(address(input, place).cast(), n) },
             }),
             o,
             final_state: r.last.as_ref().map(|v| StateMut {
                 tensor: tensor_mut(v, last, &mut foreign_last),
                 layout: StateLayout::KeyMajor,
             }),
+            pool: r.pool.as_ref().map(|v| StatePool {
+                tensor: tensor_mut(v, &mut own_pool, &mut foreign_pool),
+                layout: StateLayout::KeyMajor,
+                slots: r.slots.map(slots),
+                write_slots: r.write_slots.map(slots),
+            }),
         };
         match plan {
             Plan::Host(plan) => plan.launch(&stream, &tensors, workspace),
             Plan::Device(plan) => {
                 let lengths = match r.device_lengths {
-                    (_, Place::Foreign) => DeviceLengths::I32(&self.foreign_lengths),
-                    (2, _) => DeviceLengths::I32(&self.short_lengths),
-                    (_, Place::Own) => DeviceLengths::I32(&self.lengths),
+                    (_, Place::Foreign) => CuSeqlens::from(&self.foreign_lengths),
+                    (2, _) => CuSeqlens::from(&self.short_lengths),
+                    (_, Place::Own) => CuSeqlens::from(&self.lengths),
                     // SAFETY: refused.
                     (n, place) => unsafe {
-                        DeviceLengths::from_raw(address(input, place), n, false)
+                        CuSeqlens::I32(PerSequence::from_raw(address(input, place).cast(), n))
                     },
                 };
                 plan.launch(&stream, lengths, &tensors, workspace)
@@ -461,7 +511,15 @@ const REQUESTS: &[Row] = &[
     ("a final state too few", valid, |r| r.last = Some(view(Dtype::F32, &[1, HV, K, V])), "final_state", Shape),
     ("final states for the key heads", valid, |r| r.last = Some(view(Dtype::F32, &[2, HK, K, V])), "final_state", Shape),
     ("a flag too many", valid, |r| r.has_initial = Some((3, Place::Own)), "has_initial_state", Shape),
+    ("a slot too many", pool, |r| r.slots = Some((3, Place::Own)), "slots", Shape),
+    ("a slot to write too many", pool, |r| r.write_slots = Some((3, Place::Own)), "write_slots", Shape),
+    ("a pool of the other layout", pool, |r| r.pool = Some(view(Dtype::F32, &[6, HV, V, K])), "pool", Shape),
+    ("fewer slots than sequences", pool, |r| { r.pool.as_mut().unwrap().shape[0] = 1; r.slots = None }, "pool", Shape),
+    ("fewer slots to read than sequences", pool, |r| { r.pool.as_mut().unwrap().shape[0] = 1; (r.slots, r.write_slots) = (None, None) }, "pool", Shape),
+    ("slots of a plan twice", planned, |r| r.plan_slots = Some(vec![5, 5]), "slots", Value),
+    ("slots of a plan too few", planned, |r| r.plan_slots = Some(vec![5]), "slots", Shape),
     // Element types.
+    ("an fp16 pool", pool, |r| r.pool.as_mut().unwrap().dtype = Dtype::F16, "pool", WrongDtype),
     ("fp16 q in a bf16 prefill", valid, |r| r.q.dtype = Dtype::F16, "q", WrongDtype),
     ("f32 k", valid, |r| r.k.dtype = Dtype::F32, "k", WrongDtype),
     ("fp16 v in a bf16 prefill", valid, |r| r.v.dtype = Dtype::F16, "v", WrongDtype),
@@ -484,6 +542,7 @@ const REQUESTS: &[Row] = &[
     ("one final state for all sequences", valid, |r| r.last.as_mut().unwrap().strides[0] = 0, "final_state", Stride),
     ("final states that overlap", valid, |r| r.last.as_mut().unwrap().strides[1] = K * V - V, "final_state", Stride),
     ("columns of a state apart", valid, |r| r.initial.as_mut().unwrap().strides = vec![1024, 256, 2, 2], "initial_state", Stride),
+    ("slots of a pool that overlap", pool, |r| r.pool.as_mut().unwrap().strides[0] = K * V, "pool", Stride),
     ("states too far apart", valid, |r| { let s = r.initial.as_mut().unwrap(); s.place = Place::Raw; s.strides[0] = 1 << 40 }, "initial_state", Stride),
     // Addresses.
     ("null q", valid, |r| r.q.place = Place::Null, "q", Pointer),
@@ -498,6 +557,9 @@ const REQUESTS: &[Row] = &[
     ("null initial state", valid, |r| r.initial.as_mut().unwrap().place = Place::Null, "initial_state", Pointer),
     ("misaligned final state", valid, |r| r.last.as_mut().unwrap().place = Place::Odd, "final_state", Pointer),
     ("null flags", valid, |r| r.has_initial = Some((2, Place::Null)), "has_initial_state", Pointer),
+    ("a null pool", pool, |r| r.pool.as_mut().unwrap().place = Place::Null, "pool", Pointer),
+    ("null slots", pool, |r| r.slots = Some((2, Place::Null)), "slots", Pointer),
+    ("misaligned slots to write", pool, |r| r.write_slots = Some((2, Place::Odd)), "write_slots", Pointer),
     ("null workspace", valid, |r| r.workspace = Place::Null, "workspace", Pointer),
     ("misaligned workspace", valid, |r| r.workspace = Place::Odd, "workspace", Pointer),
     ("null lengths", device, |r| r.device_lengths = (3, Place::Null), "cu_seqlens", Pointer),
@@ -507,7 +569,15 @@ const REQUESTS: &[Row] = &[
     ("a device workspace a byte too small", device, |r| r.workspace_less = 1, "workspace", Size),
     ("lengths of other sequences", device, |r| r.device_lengths = (2, Place::Own), "cu_seqlens", Lengths),
     ("flags without a state", valid, |r| r.initial = None, "has_initial_state", Presence),
+    ("a pool beside an initial state", pool, |r| r.initial = valid().initial, "pool", Presence),
+    ("a pool beside a final state", pool, |r| r.last = valid().last, "pool", Presence),
+    ("slots beside those of the plan", planned, |r| r.slots = Some((2, Place::Own)), "slots", Presence),
+    ("slots to write beside those of the plan", planned, |r| r.write_slots = Some((2, Place::Own)), "write_slots", Presence),
+    ("slots of a plan without a pool", planned, |r| (r.pool, r.has_initial) = (None, None), "pool", Presence),
     // Other contexts.
+    ("another context's pool", pool, |r| r.pool.as_mut().unwrap().place = Place::Foreign, "pool", Device),
+    ("another context's slots", pool, |r| r.slots = Some((2, Place::Foreign)), "slots", Device),
+    ("another context's slots to write", pool, |r| r.write_slots = Some((2, Place::Foreign)), "write_slots", Device),
     ("another context's stream", valid, |r| r.foreign_stream = true, "stream", Device),
     ("another context's stream on the device entry", device, |r| r.foreign_stream = true, "stream", Device),
     ("another context's q", valid, |r| r.q.place = Place::Foreign, "q", Device),
@@ -625,6 +695,8 @@ fn invalid_requests_are_refused_by_name() {
         ("dense", dense),
         ("device", device),
         ("raw gates", raw_gates),
+        ("pool", pool),
+        ("planned", planned),
     ] {
         f.send(&request()).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(!f.untouched(), "{name}: a valid request writes");

@@ -6,7 +6,7 @@ mod null_runtime;
 
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::gate::Gate;
-use deltawave::prefill::{DeviceLengths, DevicePrefill, Prefill, Workspace};
+use deltawave::prefill::{DevicePrefill, Prefill, Workspace};
 use deltawave::runtime::Context;
 
 use allocations::allocations;
@@ -78,10 +78,9 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
         let plan = DevicePrefill::new(&context, shape.spec(), tokens, sequences)?;
         let mut layer = Layer::new(&context, shape, plan.workspace_bytes())?;
         let (tensors, workspace) = layer.parts(false)?;
-        let lengths = DeviceLengths::I32(&lengths);
         take_calls();
         let count = allocations(|| {
-            plan.launch(&stream, lengths, &tensors, Workspace::new(workspace))
+            plan.launch(&stream, &lengths, &tensors, Workspace::new(workspace))
                 .expect("a launch");
         });
         assert_eq!(count, 0, "lengths on the device");

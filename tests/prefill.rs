@@ -9,6 +9,8 @@ mod launch;
 mod layout;
 #[path = "prefill/numerics.rs"]
 mod numerics;
+#[path = "prefill/pool.rs"]
+mod pool;
 #[path = "prefill/segments.rs"]
 mod segments;
 #[path = "prefill/varlen.rs"]

@@ -5,7 +5,8 @@
 mod common;
 
 use common::{
-    Case, Entry, GateKind, StateKind, assert_same_bits, check_output, context, run, simulated, spec,
+    Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, check_output, context, run,
+    run_pool, simulated, spec,
 };
 use deltawave::inputs::{Gates, Keys};
 use deltawave::types::{Dtype, StateLayout};
@@ -68,6 +69,24 @@ fn every_way_of_execution() {
         deltawave_sim::hip::set_options(usual);
         output
     };
+    // In place on a pool, whole and cut, in every order.
+    for segments in [1, 3] {
+        let state = StateKind {
+            dtype: Dtype::F32,
+            layout: StateLayout::ValueMajor,
+            pad: 0,
+        };
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[75, 200, 9]);
+        (case.initial, case.spec.segments) = (Some(state), Some(segments));
+        let pool = PoolCase::new(state, 4, &[3, 1, -1]);
+        let expected = run_pool(&context, &case, &case.data(), &pool);
+        for order in [WaveOrder::InStep, WaveOrder::Seeded(1)] {
+            deltawave_sim::hip::set_options(Options { order, ..usual });
+            let other = run_pool(&context, &case, &case.data(), &pool);
+            deltawave_sim::hip::set_options(usual);
+            assert_same_bits(&expected, &other, &format!("a pool, {order:?}"));
+        }
+    }
     for case in cases() {
         let data = case.data();
         for mfma in [MfmaMode::Fast, MfmaMode::Exact] {

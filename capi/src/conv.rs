@@ -8,11 +8,11 @@ use deltawave::conv::{
 };
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::runtime::Context;
-use deltawave::sequences::{CuSeqlens, PerSequence};
+use deltawave::sequences::PerSequence;
 
 use crate::abi::{self, dw_context, dw_conv, dw_conv_spec, dw_conv_tensors, dw_lengths};
 use crate::context::context;
-use crate::prefill::Lengths;
+use crate::lengths::Lengths;
 use crate::read::{self, Argument, Checked};
 use crate::status::{guard, guard_silent, refuse};
 
@@ -97,14 +97,8 @@ pub unsafe extern "C" fn dw_conv_packed(
         let lengths = unsafe { Lengths::read(cu_seqlens) }?;
         let tokens = read::natural("tokens", tokens)?;
         // SAFETY: the caller says that the entries lie there.
-        let plan = unsafe {
-            if lengths.wide {
-                Conv::packed(context, spec, lengths.host::<i64>()?, tokens)
-            } else {
-                Conv::packed(context, spec, lengths.host::<i32>()?, tokens)
-            }
-        }?;
-        Ok((lengths.entries.saturating_sub(1), Kind::Host(plan)))
+        let plan = Conv::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
+        Ok((lengths.sequences(), Kind::Host(plan)))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -167,17 +161,7 @@ pub unsafe extern "C" fn dw_conv_launch(
             .into()),
             Kind::Device(plan) => {
                 // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
-                let lengths = unsafe {
-                    let Lengths {
-                        data,
-                        entries,
-                        wide,
-                    } = Lengths::read(t.cu_seqlens)?;
-                    match wide {
-                        true => CuSeqlens::I64(PerSequence::from_raw(data.cast(), entries)),
-                        false => CuSeqlens::I32(PerSequence::from_raw(data.cast(), entries)),
-                    }
-                };
+                let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
                 plan.launch(&stream, lengths, &arguments)
             }
         }

@@ -11,6 +11,7 @@ pub mod abi;
 mod context;
 mod conv;
 mod gate;
+mod lengths;
 mod norm;
 mod prefill;
 mod read;

@@ -1,18 +1,19 @@
 //! Prefill: plans and launches.
 
 use std::ffi::{c_int, c_void};
-use std::{ptr, slice};
+use std::ptr;
 
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::prefill::{
-    DeviceLengths, DevicePrefill, Flags, Gating, Prefill, PrefillSpec, PrefillTensors, State,
-    StateMut, Workspace,
+    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, State, StateMut, Workspace,
 };
 use deltawave::runtime::Context;
+use deltawave::sequences::PerSequence;
 use deltawave::types::HeadMap;
 
 use crate::abi::{self, dw_context, dw_lengths, dw_prefill, dw_prefill_spec, dw_prefill_tensors};
 use crate::context::context;
+use crate::lengths::Lengths;
 use crate::read::{self, Argument, Checked};
 use crate::status::{guard, guard_silent, refuse};
 
@@ -90,14 +91,8 @@ pub unsafe extern "C" fn dw_prefill_packed(
         let lengths = unsafe { Lengths::read(cu_seqlens) }?;
         let tokens = read::natural("tokens", tokens)?;
         // SAFETY: the caller says that the entries lie there.
-        let plan = unsafe {
-            if lengths.wide {
-                Prefill::packed(context, spec, lengths.host::<i64>()?, tokens)
-            } else {
-                Prefill::packed(context, spec, lengths.host::<i32>()?, tokens)
-            }
-        }?;
-        Ok((lengths.entries.saturating_sub(1), Kind::Host(plan)))
+        let plan = Prefill::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
+        Ok((lengths.sequences(), Kind::Host(plan)))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -201,11 +196,8 @@ pub unsafe extern "C" fn dw_prefill_launch(
             )
             .into()),
             Kind::Device(plan) => {
-                // SAFETY: the caller answers for the pointer.
-                let lengths = unsafe { Lengths::read(t.cu_seqlens) }?;
-                // SAFETY: the caller says that they lie in the device's memory.
-                let lengths =
-                    unsafe { DeviceLengths::from_raw(lengths.data, lengths.entries, lengths.wide) };
+                // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
+                let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
                 plan.launch(&stream, lengths, &arguments, workspace)
             }
         }
@@ -231,7 +223,7 @@ unsafe fn tensors(t: &dw_prefill_tensors, sequences: usize) -> Checked<PrefillTe
     )?;
     let last = state("final_state", t.final_state, "final_layout", t.final_layout)?;
     // SAFETY: as above.
-    let has = unsafe { Flags::from_raw(t.has_initial_state, sequences) };
+    let has = unsafe { PerSequence::from_raw(t.has_initial_state, sequences) };
     Ok(PrefillTensors {
         q: argument("q", t.q).tokens()?,
         k: argument("k", t.k).tokens()?,
@@ -251,6 +243,7 @@ unsafe fn tensors(t: &dw_prefill_tensors, sequences: usize) -> Checked<PrefillTe
                 Ok(StateMut { tensor, layout })
             })
             .transpose()?,
+        pool: None,
     })
 }
 
@@ -293,48 +286,4 @@ fn gating(
     }
     let [g, beta] = given.map(|x| x.map(Argument::scalars).transpose());
     Ok(Gating::Given { g: g?, beta: beta? })
-}
-
-/// A `dw_lengths` whose numbers were checked.
-pub(crate) struct Lengths {
-    pub data: *const c_void,
-    pub entries: usize,
-    pub wide: bool,
-}
-
-impl Lengths {
-    /// # Safety
-    /// The pointer is null or valid.
-    pub unsafe fn read(pointer: *const dw_lengths) -> Checked<Lengths> {
-        // SAFETY: the caller answers for it.
-        let lengths = unsafe { read::structure("cu_seqlens", pointer) }?;
-        let types = [
-            (abi::DW_I32, "DW_I32", false),
-            (abi::DW_I64, "DW_I64", true),
-        ];
-        Ok(Lengths {
-            data: lengths.data,
-            entries: read::natural("cu_seqlens.entries", lengths.entries)?,
-            wide: read::choice("cu_seqlens.dtype", lengths.dtype, &types)?,
-        })
-    }
-
-    /// The entries, where they are in the host's memory.
-    ///
-    /// # Safety
-    /// Null, or `entries` entries of `T` lie there.
-    pub unsafe fn host<'a, T>(&self) -> Checked<&'a [T]> {
-        if self.entries == 0 {
-            return Ok(&[]);
-        }
-        let data = read::given("cu_seqlens.data", self.data.cast::<T>())?;
-        let whole = self.entries.checked_mul(size_of::<T>());
-        if !data.is_aligned() || whole.is_none_or(|bytes| bytes > isize::MAX as usize) {
-            let was = format!("{} entries at {data:p}", self.entries);
-            let allowed = "an aligned array that fits into memory";
-            return Err(refuse("cu_seqlens", ArgumentKind::Pointer, was, allowed));
-        }
-        // SAFETY: aligned, and the caller answers for the rest.
-        Ok(unsafe { slice::from_raw_parts(data, self.entries) })
-    }
 }

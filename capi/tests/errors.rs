@@ -503,7 +503,7 @@ fn dense_and_device_plans() {
     there.entries = 2;
     refused(
         x.run(plan, |t| t.cu_seqlens = &there),
-        "cu_seqlens: 2 entries",
+        "cu_seqlens: 2 elements",
     );
     // SAFETY: made above.
     unsafe { dw_prefill_destroy(plan) };

@@ -55,8 +55,8 @@ template <int Keys> class Chain {
         : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
           has_rows(first_row + row_tiles * at.row(0) < key_dim),
           n(arch::uniform_pointer(prefill::summary_of(x, first, head) + slab * columns * key_dim)),
-          m(arch::uniform_pointer(prefill::summary_of(x, first + 1, head) + x.value_dim * key_dim)),
-          step((int64_t)x.value_heads * (x.value_dim + key_dim) * key_dim) {}
+          m(arch::uniform_pointer(prefill::second_part(prefill::summary_of(x, first + 1, head), x))),
+          step((int64_t)x.value_heads * prefill::summary_size(x)) {}
 
     // Of so many summaries.
     DEVICE_MEMBER void run(int count) {

@@ -1,18 +1,35 @@
 // Prefill, second part: outputs and final states. One workgroup per (segment, value head, slab of value columns) walks
-// the chunks of its segment, from the state that the sequence starts with or, in later segments, from what
-// prefill_combine made.
+// the chunks of its segment, from the state that the sequence starts with or, where sequences are cut, from what
+// prefill_summarise and prefill_combine left.
 //
-// q, k [T, HK, K], v, o [T, HV, V] 16-bit; states [N, HV, K, V] or [N, HV, V, K], f32 or bf16.
+// q, k [T, HK, K], v, o [T, HV, V] 16-bit; states [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16.
 #include "../tile/prefill_step.h"
 
 namespace {
 
 using namespace prefill;
 
+// A sequence that has no state, neither before nor after, is padding: its outputs are zeros.
+template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    constexpr int columns = slab_columns(Keys);
+    const int column = work.slab * columns + arch::thread() % columns;
+    if (column >= x.value_dim) {
+        return;
+    }
+#pragma unroll 1
+    for (int token = segment.begin + arch::thread() / columns; token < segment.end; token += scan_threads / columns) {
+        ((short *)row_address(x.o, x.o_strides, segment.sequence, token, work.head))[column] = 0;
+    }
+}
+
 template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     constexpr int across = Chunk<T, Keys>::across;
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
+    if (slot_of(x, x.read_slots, segment.sequence) < 0 && slot_of(x, x.write_slots, segment.sequence) < 0) {
+        clear_outputs<Keys>(x, segment, work);
+        return;
+    }
     if (copy_chunks<Keys, true>(x, segment, work)) {
         return;
     }
@@ -26,11 +43,10 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
             state[t][j] = Tile{};
         }
     }
-    if (segment.first) {
-        first_state<T, Keys>(state, x, segment.sequence, work.head, column);
+    if (segment.summarised) {
+        load_matrix<T, Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else {
-        const float *before = summary_of(x, max_of(segment.summary - 1, 0), work.head);
-        load_matrix<T, Keys>(state, before, column, x.value_dim, x.key_dim);
+        first_state<T, Keys>(state, x, segment.sequence, work.head, column);
     }
     Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
     walk<T, Keys>(state, chunks, x, wave_column < x.value_dim);
@@ -40,9 +56,10 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
         // Once more, not worth holding through the loop.
         const Work same = work_of(y, arch::opaque_uniform(arch::workgroup()));
         const Segment ended = segment_of(y, same.item);
-        if (ended.last) {
-            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR,
-                               ended.sequence, same.head);
+        const int slot = slot_of(y, y.write_slots, ended.sequence);
+        if (ended.last && slot >= 0) {
+            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR, slot,
+                               same.head);
             store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
         }
     }

@@ -1,9 +1,10 @@
 // Prefill of segments, first part: what a segment does to the state before it, S -> M S + N. One workgroup per
 // (segment, value head, slab of columns) walks the chunks as prefill_scan does, without outputs: N is the state that
 // zeros become, and M, which starts from the identity and with v = 0, evolves like it. The first segment of a sequence
-// starts from its initial state, and needs no M.
+// starts from its initial state, and needs no M: that state is put there for prefill_scan.
 //
-// k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M^T [K, K] for each (segment that another follows, value head).
+// k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M^T [K, K] or the initial state [V, K] for each (segment that another
+// follows, value head).
 #include "../tile/prefill_step.h"
 
 namespace {
@@ -41,6 +42,8 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
     }
     if (segment.first) {
         first_state<T, Keys>(state, x, segment.sequence, work.head, column);
+        float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
+        store_matrix<T, Keys>(state, second_part(summary, x), column, columns, x.key_dim, false);
     }
     Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
                                   column_offset);
@@ -48,7 +51,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
 
     const dw_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
-    store_matrix<T, Keys>(state, of_m ? summary + y.value_dim * y.key_dim : summary, column, columns, y.key_dim, of_m);
+    store_matrix<T, Keys>(state, of_m ? second_part(summary, y) : summary, column, columns, y.key_dim, of_m);
 }
 
 } // namespace

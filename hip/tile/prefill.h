@@ -74,6 +74,7 @@ struct Segment {
     int summary; // its own; the segment before has the one before
     bool first;  // of its sequence
     bool last;
+    bool summarised; // its sequence is cut, so that the state before it is in a summary
 };
 
 // An item only chooses among the chunks of a sequence: whatever it holds, it does not lead out of bounds.
@@ -94,7 +95,8 @@ DEVICE Segment segment_of(const dw_prefill_scan_args &x, int index) {
                    first_slot(range.begin, item.sequence) + first,
                    min_of(max_of(item.summary, 0), x.summaries),
                    first == 0,
-                   first + count == chunks};
+                   first + count == chunks,
+                   x.summaries > 0 && (first > 0 || count < chunks)};
 }
 
 // Workgroups are dealt to the dies of a GPU in turn. Those that read the same memory, the members of a unit, go to one
@@ -130,10 +132,31 @@ DEVICE Work work_of(const dw_prefill_scan_args &x, int workgroup) {
 }
 
 // What a segment hands on, in the workspace, for all segments and value heads: N [V, K] in f32, then M^T [K, K] with
-// each element in two parts. Once combined, N is the state after the segment.
+// each element in two parts. Once combined, N is the state after the segment. A first segment has no M. In its place is
+// the state that the sequence starts from, [V, K] in f32: where that came from, the last segment may write meanwhile.
+template <class Arguments> DEVICE int summary_size(const Arguments &x) {
+    return (x.value_dim + max_of(x.key_dim, x.value_dim)) * x.key_dim;
+}
 template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summary, int head) {
-    const int each = (x.value_dim + x.key_dim) * x.key_dim;
-    return x.states + ((int64_t)summary * x.value_heads + head) * each;
+    return x.states + ((int64_t)summary * x.value_heads + head) * summary_size(x);
+}
+// M^T, or the state before.
+template <class Arguments> DEVICE float *second_part(float *summary, const Arguments &x) {
+    return summary + x.value_dim * x.key_dim;
+}
+// Where the state before a segment of a sequence that is cut lies.
+DEVICE const float *state_before(const dw_prefill_scan_args &x, const Segment &segment, int head) {
+    return segment.first ? second_part(summary_of(x, min_of(segment.summary, x.summaries - 1), head), x)
+                         : summary_of(x, max_of(segment.summary - 1, 0), head);
+}
+
+// The slot of a sequence's state: `slots` are the caller's and may hold anything. Negative: it has none.
+DEVICE int slot_of(const dw_prefill_scan_args &x, const int32_t *slots, int sequence) {
+    if (!slots) {
+        return sequence;
+    }
+    const int slot = arch::uniform(slots + sequence);
+    return slot < x.slots ? slot : -1;
 }
 
 // An f32 number as the sum of two of bf16, accurate to 2^-17 of it: the greater part in the high half.

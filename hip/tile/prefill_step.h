@@ -12,18 +12,17 @@
 
 namespace prefill {
 
-// Where the state of a (sequence, head) lies in memory; null: nowhere.
+// Where the state of a (slot, head) lies in memory.
 struct StateView {
     char *base;
     int64_t key_step;
     int64_t value_step;
     bool wide; // f32, not bf16
 
-    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int sequence,
-                            int head)
+    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int slot, int head)
         : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
           wide(type == DW_F32) {
-        base += (wide ? 4 : 2) * (sequence * s.sequence + head * s.head);
+        base += (wide ? 4 : 2) * (slot * s.sequence + head * s.head);
     }
 };
 
@@ -132,9 +131,10 @@ DEVICE void store_matrix(const typename Chunk<T, Keys>::State &s, float *to, int
 template <class T, int Keys>
 DEVICE void first_state(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, int sequence, int head,
                         int column) {
-    if (x.initial_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence))) {
-        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR,
-                             sequence, head);
+    const int slot = slot_of(x, x.read_slots, sequence);
+    if (x.initial_state && slot >= 0 && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence))) {
+        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR, slot,
+                             head);
         load_state<T, Keys>(state, from, column, x.key_dim, x.value_dim);
     }
 }

@@ -4,15 +4,16 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::plan::{self, Machine, Partition};
-use super::{CHUNK, Gating, Part, PrefillSpec, PrefillTensors};
+use super::{CHUNK, Gating, Part, PrefillSpec, PrefillTensors, states};
 use crate::abi::{
     self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
 };
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::launch::{self, COMBINE_COLUMNS, LaunchShape, combine_threads};
+use crate::launch::{COMBINE_COLUMNS, LaunchShape, combine_threads};
 use crate::runtime::{Context, Stream};
-use crate::types::{Dtype, HeadMap, StateLayout};
+use crate::tensor::Buffer;
+use crate::types::{Dtype, HeadMap};
 
 const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
 
@@ -117,7 +118,7 @@ impl Shape {
             batch,
             sequences,
             launch: context.launch_shape(),
-            dies: launch::dies(&context.device().arch, compute_units),
+            dies: context.dies(),
             compute_units: compute_units as usize,
         };
         shape.check_grids(shape.whole())?;
@@ -181,6 +182,7 @@ impl Shape {
             scan: heads * self.slabs(),
             summarise: [false, true].map(|with_m| heads * self.summarise_slabs(with_m)),
             combine: heads * self.combine_slabs(),
+            summary_bytes: self.summary_bytes(1),
         }
     }
 
@@ -192,7 +194,9 @@ impl Shape {
             Some(segments) => segments,
             None => plan::choose(&chunks, &self.machine()),
         };
-        Ok(plan::cut(&chunks, plan::segment_chunks(&chunks, segments)))
+        let segment = plan::segment_chunks(&chunks, segments);
+        self.check_grids(plan::counts(&chunks, segment))?;
+        Ok(plan::cut(&chunks, segment))
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
@@ -215,7 +219,7 @@ impl Shape {
         self.slots() * self.spec.value_heads * RECORD_BYTES
     }
 
-    /// N and M of every summary.
+    /// N of every summary, and M or the initial state.
     pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
         let PrefillSpec {
             value_heads,
@@ -223,7 +227,8 @@ impl Shape {
             value_dim,
             ..
         } = self.spec;
-        summaries * value_heads * (value_dim + key_dim) * key_dim * size_of::<f32>()
+        let words = (value_dim + key_dim.max(value_dim)) * key_dim;
+        summaries * value_heads * words * size_of::<f32>()
     }
 
     /// Checks the tensors and makes the kernels' arguments. Touches no device.
@@ -231,6 +236,7 @@ impl Shape {
         &self,
         x: &PrefillTensors<'_>,
         tables: Tables,
+        plan_slots: Option<&Buffer<i32>>,
         records: *mut c_void,
     ) -> Checked<Lowered> {
         let (cu_seqlens, counts) = (tables.cu_seqlens, tables.counts);
@@ -282,6 +288,8 @@ impl Shape {
             initial_state: ptr::null(),
             has_initial_state: ptr::null(),
             final_state: ptr::null_mut(),
+            read_slots: ptr::null(),
+            write_slots: ptr::null(),
             cu_seqlens,
             records,
             q_strides,
@@ -303,60 +311,7 @@ impl Shape {
             dies: self.dies as i32,
             ..Default::default()
         };
-        if let Some(state) = &x.initial_state {
-            scan.initial_strides = check::state(
-                "initial_state",
-                &state.tensor,
-                self.state_shape(state.layout),
-                false,
-            )?;
-            scan.initial_state = state.tensor.address;
-            scan.initial_type = check::type_code(state.tensor.dtype);
-            if state.layout == StateLayout::ValueMajor {
-                flags |= abi::DW_INITIAL_VALUE_MAJOR;
-            }
-        }
-        if let Some(has) = &x.has_initial_state {
-            check::ensure(x.initial_state.is_some(), || {
-                let allowed = "it is for batches with an initial_state";
-                ArgumentError::new(
-                    "has_initial_state",
-                    ArgumentKind::Presence,
-                    "given without an initial_state",
-                    allowed,
-                )
-            })?;
-            check::ensure(has.len == self.sequences, || {
-                let allowed = format!("one byte for each of the {} sequences", self.sequences);
-                ArgumentError::new(
-                    "has_initial_state",
-                    ArgumentKind::Shape,
-                    format!("{} bytes", has.len),
-                    allowed,
-                )
-            })?;
-            check::region(
-                "has_initial_state",
-                has.address.cast(),
-                has.len,
-                self.sequences,
-                1,
-            )?;
-            scan.has_initial_state = has.address;
-        }
-        if let Some(state) = &x.final_state {
-            scan.final_strides = check::state(
-                "final_state",
-                &state.tensor.0,
-                self.state_shape(state.layout),
-                true,
-            )?;
-            scan.final_state = state.tensor.0.address;
-            scan.final_type = check::type_code(state.tensor.0.dtype);
-            if state.layout == StateLayout::ValueMajor {
-                flags |= abi::DW_FINAL_VALUE_MAJOR;
-            }
-        }
+        flags |= self.lower_states(x, plan_slots, &mut scan)?;
         prepare.flags = flags;
         scan.flags = flags;
         let [
@@ -446,19 +401,6 @@ impl Shape {
         }
     }
 
-    pub(super) fn state_shape(&self, layout: StateLayout) -> [usize; 4] {
-        let PrefillSpec {
-            value_heads,
-            key_dim,
-            value_dim,
-            ..
-        } = self.spec;
-        match layout {
-            StateLayout::KeyMajor => [self.sequences, value_heads, key_dim, value_dim],
-            StateLayout::ValueMajor => [self.sequences, value_heads, value_dim, key_dim],
-        }
-    }
-
     /// Every tensor whose context is known must be of `context`.
     pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
         check::device("q", &x.q.0.owner, context)?;
@@ -487,15 +429,7 @@ impl Shape {
                     .map_or(Ok(()), |t| check::device("dt_bias", &t.owner, context))?;
             }
         }
-        x.initial_state.as_ref().map_or(Ok(()), |s| {
-            check::device("initial_state", &s.tensor.owner, context)
-        })?;
-        x.has_initial_state.as_ref().map_or(Ok(()), |b| {
-            check::device("has_initial_state", &b.owner, context)
-        })?;
-        x.final_state.as_ref().map_or(Ok(()), |s| {
-            check::device("final_state", &s.tensor.0.owner, context)
-        })
+        states::check_devices(x, context)
     }
 
     /// Enqueues the kernels of a launch, or of a part of one.
@@ -540,49 +474,4 @@ impl Shape {
         }
         Ok(())
     }
-}
-
-/// Checks `cu_seqlens`: at least one entry, first 0, non-decreasing, last at most `tokens`.
-pub(super) fn check_cu_seqlens<L: Copy + Into<i64>>(
-    cu_seqlens: &[L],
-    tokens: usize,
-) -> Checked<Vec<i32>> {
-    let refuse = |was: String, allowed: &str| {
-        ArgumentError::new("cu_seqlens", ArgumentKind::Lengths, was, allowed)
-    };
-    let Some(&first) = cu_seqlens.first() else {
-        return Err(refuse(
-            "it is empty".to_owned(),
-            "it must have one entry more than there are sequences",
-        ));
-    };
-    let first: i64 = first.into();
-    check::ensure(first == 0, || {
-        refuse(format!("entry 0 is {first}"), "the first entry must be 0")
-    })?;
-    let mut before = 0;
-    let mut out = Vec::with_capacity(cu_seqlens.len());
-    for (i, &entry) in cu_seqlens.iter().enumerate() {
-        let entry: i64 = entry.into();
-        check::ensure(entry >= before, || {
-            refuse(
-                format!("entry {i} is {entry}, after {before}"),
-                "entries must not decrease",
-            )
-        })?;
-        check::ensure(usize::try_from(entry).is_ok_and(|e| e <= tokens), || {
-            refuse(
-                format!("entry {i} is {entry}"),
-                &format!("entries must be at most the {tokens} tokens of the batch"),
-            )
-        })?;
-        out.push(i32::try_from(entry).map_err(|_| {
-            refuse(
-                format!("entry {i} is {entry}"),
-                "entries must be below 2^31",
-            )
-        })?);
-        before = entry;
-    }
-    Ok(out)
 }

@@ -22,6 +22,8 @@ pub(super) struct Machine {
     pub(super) summarise: [usize; 2],
     /// Of `prefill_combine` for a sequence.
     pub(super) combine: usize,
+    /// Bytes of workspace of a segment that another follows.
+    pub(super) summary_bytes: usize,
 }
 
 /// How a batch is cut.
@@ -40,6 +42,9 @@ const WORTHWHILE: f64 = 0.85;
 
 /// Chunks of a segment, at least, where the planner chooses: below that the kernels' beginnings and ends prevail.
 const LEAST_CHUNKS: usize = 4;
+
+/// Bytes that all summaries of a batch take, at most, where the planner chooses.
+pub(super) const MOST_SUMMARY_BYTES: usize = 1 << 30;
 
 /// Words of an item and of a chain.
 pub(super) const ITEM_WORDS: usize = size_of::<dw_prefill_item>() / size_of::<i32>();
@@ -72,6 +77,17 @@ impl Partition {
 pub(super) fn segment_chunks(chunks: &[usize], segments: usize) -> usize {
     let longest = chunks.iter().copied().max().unwrap_or(0);
     longest.div_ceil(segments).max(1)
+}
+
+/// What [`cut`] will make, before anything is allocated.
+pub(super) fn counts(chunks: &[usize], segment: usize) -> Counts {
+    let followed = || (chunks.iter()).map(|n| n.div_ceil(segment).saturating_sub(1));
+    let summaries = followed().sum();
+    Counts {
+        items: chunks.len() + summaries,
+        summaries,
+        chains: followed().filter(|&n| n > 1).count(),
+    }
 }
 
 /// Cuts sequences of so many chunks into segments of at most `segment` chunks.
@@ -115,7 +131,8 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
     }
 }
 
-/// The number of segments of the longest sequence that costs least.
+/// The number of segments of the longest sequence that costs least: 1, unless another one is [`WORTHWHILE`] and its
+/// summaries take no more than [`MOST_SUMMARY_BYTES`].
 pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     // Long ones first: what is shorter than a segment is counted, not looked at.
     let mut sorted = chunks.to_vec();
@@ -127,7 +144,9 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
         let us = cost(segments);
-        if us < best.1 {
+        let summaries = counts(chunks, segment_chunks(chunks, segments)).summaries;
+        let fits = summaries.saturating_mul(machine.summary_bytes) <= MOST_SUMMARY_BYTES;
+        if us < best.1 && fits {
             best = (segments, us);
         }
     }

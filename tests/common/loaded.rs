@@ -2,8 +2,7 @@
 
 use deltawave::inputs::Tensor as HostTensor;
 use deltawave::prefill::{
-    DeviceLengths, DevicePrefill, Flags, Gating, Part, Prefill, PrefillTensors, State, StateMut,
-    Workspace,
+    DevicePrefill, Gating, Part, Prefill, PrefillTensors, State, StateMut, Workspace,
 };
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
@@ -11,7 +10,7 @@ use deltawave::types::{Dtype, StateLayout};
 
 use super::case::state_shape;
 use super::placement::{OnDevice, gather, spread, state_place};
-use super::{Case, Data, Entry, GateKind, Output, StateKind};
+use super::{Case, Data, Entry, GateKind, LoadedPool, Output, PoolCase, StateKind};
 
 /// The tensors of a case on the device.
 pub struct Loaded {
@@ -30,6 +29,7 @@ pub struct Loaded {
     last: Option<(Buffer<u8>, StateKind, [usize; 4])>,
     workspace: Buffer<u8>,
     lengths: (Buffer<i32>, Buffer<i64>),
+    pub(super) pool: Option<LoadedPool>,
     plan: Plan,
 }
 
@@ -113,8 +113,36 @@ impl Loaded {
                 context.upload(&data.cu_seqlens).expect("memory"),
                 context.upload(&wide).expect("memory"),
             ),
+            pool: None,
             plan,
         }
+    }
+
+    /// With a pool instead of states of their own.
+    pub fn on_pool(context: &Context, case: &Case, data: &Data, pool: &PoolCase) -> Self {
+        let mut loaded = Loaded::new(context, case, data);
+        (loaded.initial, loaded.last) = (None, None);
+        loaded.pool = Some(LoadedPool::new(context, case, data, pool));
+        loaded.plan = match (loaded.plan, &pool.slots) {
+            (Plan::Host(plan), Some(slots)) if pool.planned => {
+                let plan = plan.with_slots(slots, pool.write_slots.as_deref());
+                Plan::Host(plan.expect("slots"))
+            }
+            (plan, _) => plan,
+        };
+        loaded
+    }
+
+    /// Fills the pool with NaN.
+    pub fn poison_pool(&mut self, stream: &Stream) {
+        let pool = self.pool.as_mut().expect("a pool");
+        pool.buffer.fill_bytes(0xff, stream).expect("a fill");
+    }
+
+    /// The state that each sequence left in the pool, NaN where it left none. No other byte may have changed.
+    pub fn pool_states(&self, case: &Case, pool: &PoolCase, stream: &Stream) -> Vec<f32> {
+        let loaded = self.pool.as_ref().expect("a pool");
+        loaded.states(case, pool, stream)
     }
 
     /// Replaces the lengths that a [`DevicePrefill`] reads.
@@ -214,31 +242,26 @@ impl Loaded {
             }),
             None => None,
         };
+        let pool = match &mut self.pool {
+            Some(pool) => Some(pool.view()?),
+            None => None,
+        };
         let tensors = PrefillTensors {
             q: self.q.tokens(),
             k: self.k.tokens(),
             v: self.v.tokens(),
             gating,
             initial_state,
-            has_initial_state: self.has.as_ref().map(Flags::from),
+            has_initial_state: self.has.as_ref().map(Into::into),
             o: self.o.tokens_mut(),
             final_state,
+            pool,
         };
         let workspace = Workspace::new(&mut self.workspace);
         match &self.plan {
             Plan::Host(plan) => plan.launch_part(stream, &tensors, workspace, part),
-            Plan::Device(plan, true) => plan.launch(
-                stream,
-                DeviceLengths::I64(&self.lengths.1),
-                &tensors,
-                workspace,
-            ),
-            Plan::Device(plan, false) => plan.launch(
-                stream,
-                DeviceLengths::I32(&self.lengths.0),
-                &tensors,
-                workspace,
-            ),
+            Plan::Device(plan, true) => plan.launch(stream, &self.lengths.1, &tensors, workspace),
+            Plan::Device(plan, false) => plan.launch(stream, &self.lengths.0, &tensors, workspace),
         }
     }
 
@@ -271,7 +294,12 @@ impl Loaded {
     }
 }
 
-fn reorder(values: &[f32], layout: StateLayout, key_dim: usize, value_dim: usize) -> Vec<f32> {
+pub(super) fn reorder(
+    values: &[f32],
+    layout: StateLayout,
+    key_dim: usize,
+    value_dim: usize,
+) -> Vec<f32> {
     if values.is_empty() {
         Vec::new()
     } else {

@@ -5,6 +5,7 @@
 //! | a case: what is run, its inputs, what a device made of them | `case.rs` |
 //! | where elements lie in device memory | `placement.rs` |
 //! | a case's tensors and plan on the device | `loaded.rs` |
+//! | states in a pool | `pool.rs` |
 //! | results beside the oracle | `judge.rs` |
 //! | batches on views of one's own making | `views.rs` |
 #![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
@@ -13,6 +14,7 @@ mod case;
 mod judge;
 mod loaded;
 mod placement;
+mod pool;
 mod views;
 
 use std::sync::OnceLock;
@@ -22,6 +24,7 @@ use deltawave::runtime::{Backend, Context};
 pub use case::{Case, Data, Entry, GateKind, Layout, Output, StateKind, spec};
 pub use judge::{Judged, bar, check, check_data, check_output, judge};
 pub use loaded::{Loaded, assert_same_bits, bits, run};
+pub use pool::{LoadedPool, PoolCase, check_pool, run_pool};
 pub use views::{Views, run_views};
 
 /// The device of the tests: a card where there is one, else the simulator.

@@ -49,6 +49,7 @@ pub fn run_views(context: &Context, case: &Case, views: Views<'_>) -> Output {
                 .expect("in range"),
             layout: StateLayout::KeyMajor,
         }),
+        pool: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))
         .expect("a launch");

@@ -222,6 +222,7 @@ impl Layer {
                 tensor: self.last.tensor_mut(states)?,
                 layout: StateLayout::ValueMajor,
             }),
+            pool: None,
         };
         Ok((tensors, &mut self.workspace))
     }

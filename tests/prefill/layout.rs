@@ -616,6 +616,7 @@ fn far_apart(
                 .unwrap(),
             layout: StateLayout::KeyMajor,
         }),
+        pool: None,
     };
     plan.launch(stream, &tensors, Workspace::new(&mut workspace))
         .unwrap();
@@ -694,6 +695,7 @@ fn a_batch_stride_beyond_32_bits() {
                 .unwrap(),
             layout: StateLayout::KeyMajor,
         }),
+        pool: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))
         .unwrap();

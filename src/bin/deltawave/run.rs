@@ -295,6 +295,7 @@ impl Device {
                 tensor: last.buffer.tensor_of_mut(last.dtype, shape, strides, 0)?,
                 layout,
             }),
+            pool: None,
         };
         let workspace = Workspace::new(&mut self.workspace);
         plan.launch_part(stream, &tensors, workspace, part)

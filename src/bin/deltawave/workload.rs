@@ -174,7 +174,14 @@ impl Request {
         let sequences = self.cu_seqlens.len() as u128;
         let states = sequences * s.value_heads as u128 * (s.key_dim * s.value_dim) as u128;
         let records = (self.tokens as u128 / 64 + sequences) * s.value_heads as u128;
-        let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES);
+        // As many segments as there may be: those that the planner chooses have four chunks or more.
+        let chunks = self.tokens as u128 / 64;
+        let followed = s
+            .segments
+            .map_or(chunks / 4, |n| sequences * (n as u128).saturating_sub(1));
+        let summary = s.value_heads * (s.value_dim + s.key_dim.max(s.value_dim)) * s.key_dim * 4;
+        let summaries = followed.min(chunks) * summary as u128;
+        let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES) + summaries;
         let needed = each * (keys + values + states) + workspace;
         match host_memory() {
             Some(available) if needed > available => {

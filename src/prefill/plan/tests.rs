@@ -25,6 +25,7 @@ fn machine(compute_units: usize, heads: usize) -> Machine {
         scan: heads,
         summarise: [heads, 2 * heads],
         combine: 8 * heads,
+        summary_bytes: heads << 17,
     }
 }
 
@@ -49,6 +50,10 @@ fn every_chunk_is_in_one_segment() {
             items.any(|i| (i.first_chunk + i.chunks) as usize == lengths[n])
         };
         assert!((0..lengths.len()).all(ends), "{segment}");
+        // Known before.
+        let (made, known) = (cut.counts(), counts(&lengths, segment));
+        let numbers = |c: Counts| (c.items, c.summaries, c.chains);
+        assert_eq!(numbers(made), numbers(known));
     }
 }
 
@@ -122,6 +127,19 @@ fn an_idle_device_cuts_long_sequences() {
     let segment = segment_chunks(&lengths, segments);
     let items = cut(&lengths, segment).items.len();
     assert_eq!(items, 60 + 512usize.div_ceil(segment));
+}
+
+#[test]
+fn summaries_take_bounded_memory() {
+    let mut machine = machine(304, 8);
+    let lengths = [4096; 4];
+    let many = choose(&lengths, &machine);
+    machine.summary_bytes = MOST_SUMMARY_BYTES / 8;
+    let few = choose(&lengths, &machine);
+    assert!(1 < few && few < many, "{few} of {many}");
+    assert!(counts(&lengths, segment_chunks(&lengths, few)).summaries <= 8);
+    machine.summary_bytes = MOST_SUMMARY_BYTES;
+    assert_eq!(choose(&lengths, &machine), 1);
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! Lengths of sequences, on the host or on the device.
+
+use std::ffi::c_void;
+use std::slice;
+
+use deltawave::error::ArgumentKind;
+use deltawave::sequences::{CuSeqlens, PerSequence};
+
+use crate::abi::{self, dw_lengths};
+use crate::read::{self, Checked};
+use crate::status::refuse;
+
+/// A `dw_lengths` whose numbers were checked.
+pub(crate) struct Lengths {
+    data: *const c_void,
+    entries: usize,
+    wide: bool,
+}
+
+impl Lengths {
+    /// # Safety
+    /// The pointer is null or valid.
+    pub unsafe fn read(pointer: *const dw_lengths) -> Checked<Lengths> {
+        // SAFETY: the caller answers for it.
+        let lengths = unsafe { read::structure("cu_seqlens", pointer) }?;
+        let types = [
+            (abi::DW_I32, "DW_I32", false),
+            (abi::DW_I64, "DW_I64", true),
+        ];
+        Ok(Lengths {
+            data: lengths.data,
+            entries: read::natural("cu_seqlens.entries", lengths.entries)?,
+            wide: read::choice("cu_seqlens.dtype", lengths.dtype, &types)?,
+        })
+    }
+
+    pub fn sequences(&self) -> usize {
+        self.entries.saturating_sub(1)
+    }
+
+    /// The entries, where they are in the host's memory.
+    ///
+    /// # Safety
+    /// Null, or as many entries as were said lie there.
+    pub unsafe fn host(&self) -> Checked<Vec<i64>> {
+        // SAFETY: the caller answers for it.
+        unsafe {
+            if self.wide {
+                Ok(host_slice("cu_seqlens", self.data.cast::<i64>(), self.entries)?.to_vec())
+            } else {
+                let narrow = host_slice("cu_seqlens", self.data.cast::<i32>(), self.entries)?;
+                Ok(narrow.iter().map(|&x| x.into()).collect())
+            }
+        }
+    }
+
+    /// The entries, where they are in the device's memory.
+    ///
+    /// # Safety
+    /// They are, while work that reads them is under way.
+    pub unsafe fn device(&self) -> CuSeqlens<'static> {
+        // SAFETY: the caller answers for it.
+        unsafe {
+            if self.wide {
+                CuSeqlens::I64(PerSequence::from_raw(self.data.cast(), self.entries))
+            } else {
+                CuSeqlens::I32(PerSequence::from_raw(self.data.cast(), self.entries))
+            }
+        }
+    }
+}
+
+/// An array in the host's memory.
+///
+/// # Safety
+/// Null, or `entries` elements lie there.
+pub(crate) unsafe fn host_slice<'a, T>(
+    name: &'static str,
+    data: *const T,
+    entries: usize,
+) -> Checked<&'a [T]> {
+    if entries == 0 {
+        return Ok(&[]);
+    }
+    let data = read::given(&format!("{name}.data"), data)?;
+    let whole = entries.checked_mul(size_of::<T>());
+    if !data.is_aligned() || whole.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        let was = format!("{entries} entries at {data:p}");
+        let allowed = "an aligned array that fits into memory";
+        return Err(refuse(name, ArgumentKind::Pointer, was, allowed));
+    }
+    // SAFETY: aligned, and the caller answers for the rest.
+    Ok(unsafe { slice::from_raw_parts(data, entries) })
+}

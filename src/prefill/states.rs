@@ -1,0 +1,251 @@
+//! Where prefill reads states and writes them: tensors of their own, or a pool.
+
+use std::collections::HashMap;
+
+use super::PrefillTensors;
+use super::lower::Shape;
+use crate::abi::{self, dw_prefill_scan_args};
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::runtime::Context;
+use crate::sequences::PerSequence;
+use crate::tensor::{Buffer, Tensor, TensorMut};
+use crate::types::StateLayout;
+
+/// States of all sequences and value heads.
+#[derive(Clone, Debug)]
+pub struct State<'a> {
+    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
+    pub tensor: Tensor<'a, 4>,
+    /// Which of the two.
+    pub layout: StateLayout,
+}
+
+/// [`State`], to be written to.
+#[derive(Debug)]
+pub struct StateMut<'a> {
+    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
+    pub tensor: TensorMut<'a, 4>,
+    /// Which of the two.
+    pub layout: StateLayout,
+}
+
+/// A pool of states, of which a launch reads some and writes some.
+///
+/// A slot that is negative or beyond the pool is none. A sequence that has none to read starts from zeros, one that has
+/// none to write leaves no state behind, and one that has neither is padding: its outputs become zeros. Slots that no
+/// sequence writes keep their bits.
+///
+/// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
+/// the caller; [`Prefill::with_slots`](super::Prefill::with_slots) checks those that the host knows.
+#[derive(Debug)]
+pub struct StatePool<'a> {
+    /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
+    pub tensor: TensorMut<'a, 4>,
+    /// Which of the two.
+    pub layout: StateLayout,
+    /// The slot that each sequence starts from; absent: those of the plan or, where it has none, slot n for sequence n.
+    pub slots: Option<PerSequence<'a, i32>>,
+    /// The slot that each sequence leaves its state in; absent: the one that it starts from.
+    pub write_slots: Option<PerSequence<'a, i32>>,
+}
+
+fn refuse(argument: &str, kind: ArgumentKind, was: &str, allowed: &str) -> ArgumentError {
+    ArgumentError::new(argument, kind, was, allowed)
+}
+
+/// Checks slots that the host knows, and returns those that are written.
+pub(super) fn check_slots<'a>(
+    sequences: usize,
+    read: &'a [i32],
+    write: Option<&'a [i32]>,
+) -> Checked<&'a [i32]> {
+    let (name, written) = write.map_or(("slots", read), |write| ("write_slots", write));
+    for (name, slots) in [("slots", read), (name, written)] {
+        check::ensure(slots.len() == sequences, || {
+            let was = format!("{} slots", slots.len());
+            let allowed = format!("one for each of the {sequences} sequences");
+            ArgumentError::new(name, ArgumentKind::Shape, was, allowed)
+        })?;
+    }
+    let conflict = |slot: i32, was: String| {
+        let was = format!("slot {slot}, {was}");
+        refuse(
+            name,
+            ArgumentKind::Value,
+            &was,
+            "a slot that is written must be of one sequence",
+        )
+    };
+    let mut writers = HashMap::with_capacity(sequences);
+    for (n, &slot) in written.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+        if let Some(other) = writers.insert(slot, n) {
+            return Err(conflict(
+                slot,
+                format!("written by the sequences {other} and {n}"),
+            ));
+        }
+    }
+    for (n, slot) in read.iter().enumerate() {
+        if let Some(&other) = writers.get(slot).filter(|other| **other != n) {
+            return Err(conflict(
+                *slot,
+                format!("read by sequence {n} and written by sequence {other}"),
+            ));
+        }
+    }
+    Ok(written)
+}
+
+impl Shape {
+    /// Checks states and slots, and makes the arguments of `prefill_scan` that are of them. Returns its flags.
+    pub(super) fn lower_states(
+        &self,
+        x: &PrefillTensors<'_>,
+        plan_slots: Option<&Buffer<i32>>,
+        scan: &mut dw_prefill_scan_args,
+    ) -> Checked<u32> {
+        use ArgumentKind::Presence;
+        let mut flags = 0;
+        if let Some(state) = &x.initial_state {
+            let shape = self.state_shape(self.sequences, state.layout);
+            scan.initial_strides = check::state("initial_state", &state.tensor, shape, false)?;
+            scan.initial_state = state.tensor.address;
+            scan.initial_type = check::type_code(state.tensor.dtype);
+            flags |= initial_flag(state.layout);
+        }
+        if let Some(state) = &x.final_state {
+            let shape = self.state_shape(self.sequences, state.layout);
+            scan.final_strides = check::state("final_state", &state.tensor.0, shape, true)?;
+            scan.final_state = state.tensor.0.address;
+            scan.final_type = check::type_code(state.tensor.0.dtype);
+            flags |= final_flag(state.layout);
+        }
+        if let Some(pool) = &x.pool {
+            check::ensure(x.initial_state.is_none() && x.final_state.is_none(), || {
+                let was = "given with an initial_state or a final_state";
+                refuse("pool", Presence, was, "it takes the place of both")
+            })?;
+            flags |= self.lower_pool(pool, plan_slots, scan)?;
+        } else {
+            check::ensure(plan_slots.is_none(), || {
+                refuse("pool", Presence, "absent", "the plan has slots of one")
+            })?;
+        }
+        if let Some(has) = &x.has_initial_state {
+            check::ensure(x.initial_state.is_some() || x.pool.is_some(), || {
+                let was = "given without an initial_state";
+                let allowed = "it is for batches with an initial_state or a pool";
+                refuse("has_initial_state", Presence, was, allowed)
+            })?;
+            scan.has_initial_state = has.checked("has_initial_state", self.sequences)?;
+        }
+        Ok(flags)
+    }
+
+    fn lower_pool(
+        &self,
+        pool: &StatePool<'_>,
+        plan_slots: Option<&Buffer<i32>>,
+        scan: &mut dw_prefill_scan_args,
+    ) -> Checked<u32> {
+        let tensor = &pool.tensor.0;
+        let slots = tensor.shape[0];
+        scan.final_strides =
+            check::state("pool", tensor, self.state_shape(slots, pool.layout), true)?;
+        scan.initial_strides = scan.final_strides;
+        scan.final_state = tensor.address;
+        scan.initial_state = tensor.address;
+        scan.final_type = check::type_code(tensor.dtype);
+        scan.initial_type = scan.final_type;
+        if let Some(both) = plan_slots {
+            let mut given =
+                [("slots", &pool.slots), ("write_slots", &pool.write_slots)].into_iter();
+            if let Some((name, _)) = given.find(|(_, slots)| slots.is_some()) {
+                let was = "given to a plan that has its slots";
+                return Err(refuse(
+                    name,
+                    ArgumentKind::Presence,
+                    was,
+                    "it must be absent",
+                ));
+            }
+            scan.read_slots = both.address().cast_const().cast();
+            scan.write_slots = scan.read_slots.wrapping_add(self.sequences);
+        } else {
+            if let Some(slots) = &pool.slots {
+                scan.read_slots = slots.checked("slots", self.sequences)?;
+            }
+            scan.write_slots = match &pool.write_slots {
+                Some(slots) => slots.checked("write_slots", self.sequences)?,
+                None => scan.read_slots,
+            };
+        }
+        // Where one of them is absent, every sequence has a slot of its own.
+        let all_have = scan.read_slots.is_null() || scan.write_slots.is_null();
+        let least = if all_have { self.sequences } else { 0 };
+        check::ensure((least..1 << 31).contains(&slots), || {
+            let was = format!("{slots} slots");
+            let allowed = format!("at least {least} slots and fewer than 2^31");
+            refuse("pool", ArgumentKind::Shape, &was, &allowed)
+        })?;
+        scan.slots = slots as i32;
+        Ok(initial_flag(pool.layout) | final_flag(pool.layout))
+    }
+
+    /// The shape of a tensor of `slots` states of every value head.
+    fn state_shape(&self, slots: usize, layout: StateLayout) -> [usize; 4] {
+        let (heads, keys, values) = (
+            self.spec.value_heads,
+            self.spec.key_dim,
+            self.spec.value_dim,
+        );
+        match layout {
+            StateLayout::KeyMajor => [slots, heads, keys, values],
+            StateLayout::ValueMajor => [slots, heads, values, keys],
+        }
+    }
+}
+
+fn initial_flag(layout: StateLayout) -> u32 {
+    match layout {
+        StateLayout::KeyMajor => 0,
+        StateLayout::ValueMajor => abi::DW_INITIAL_VALUE_MAJOR,
+    }
+}
+
+fn final_flag(layout: StateLayout) -> u32 {
+    match layout {
+        StateLayout::KeyMajor => 0,
+        StateLayout::ValueMajor => abi::DW_FINAL_VALUE_MAJOR,
+    }
+}
+
+/// States, flags and slots whose context is known must be of `context`.
+pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
+    let pool = x.pool.as_ref();
+    let owners = [
+        (
+            "initial_state",
+            x.initial_state.as_ref().map(|s| &s.tensor.owner),
+        ),
+        (
+            "has_initial_state",
+            x.has_initial_state.as_ref().map(|has| has.owner()),
+        ),
+        (
+            "final_state",
+            x.final_state.as_ref().map(|s| &s.tensor.0.owner),
+        ),
+        ("pool", pool.map(|p| &p.tensor.0.owner)),
+        ("slots", pool.and_then(|p| Some(p.slots.as_ref()?.owner()))),
+        (
+            "write_slots",
+            pool.and_then(|p| Some(p.write_slots.as_ref()?.owner())),
+        ),
+    ];
+    let mut known = owners
+        .into_iter()
+        .filter_map(|(name, owner)| Some((name, owner?)));
+    known.try_for_each(|(name, owner)| check::device(name, owner, context))
+}
