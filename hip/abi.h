@@ -261,6 +261,54 @@ typedef struct dw_norm_args {
     int32_t pad0;
 } dw_norm_args;
 
+/* decode_{bf16,f16}_k{128,256}: the recurrence over the same few tokens of every sequence, on a pool of states. One
+ * workgroup per (sequence, value head, 32 value columns). flags: DW_QK_L2NORM, DW_RAW_GATES, DW_NEGATIVE_EIGENVALUES,
+ * DW_TILED_HEADS, and DW_INITIAL_VALUE_MAJOR for `state` and `states`. */
+typedef struct dw_decode_args {
+    const void *q;              /* [B, T, HK, K] */
+    const void *k;              /* [B, T, HK, K] */
+    const void *v;              /* [B, T, HV, V] */
+    const void *g;              /* [B, T, HV]: g, or a with DW_RAW_GATES; null: no decay */
+    const void *beta;           /* [B, T, HV]: beta, or b with DW_RAW_GATES; null: 1 */
+    const void *a_log;          /* [HV], with DW_RAW_GATES */
+    const void *dt_bias;        /* [HV], with DW_RAW_GATES; null: 0 */
+    void *o;                    /* [B, T, HV, V] */
+    void *state;                /* [slots, HV, K, V] or [slots, HV, V, K] */
+    void *states;               /* [B, T, HV, ...] as `state`: after every token, which is then not written; or null */
+    const int32_t *slots;       /* [B]: where each sequence's state is read; null: sequence n has slot n */
+    const int32_t *write_slots; /* [B]: where it is written; null: where it was read */
+    const uint8_t *has_initial_state; /* [B], 0: the sequence starts from zeros; null: all have a state */
+    dw_token_strides q_strides;
+    dw_token_strides k_strides;
+    dw_token_strides v_strides;
+    dw_token_strides g_strides;
+    dw_token_strides beta_strides;
+    dw_token_strides o_strides;
+    dw_state_strides state_strides;
+    dw_state_strides states_strides;
+    int64_t states_token;
+    int64_t a_log_stride;
+    int64_t dt_bias_stride;
+    int32_t batch;
+    int32_t tokens; /* of every sequence */
+    int32_t slot_count;
+    int32_t key_heads;
+    int32_t value_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    uint32_t flags;
+    float scale;
+    int32_t g_type;
+    int32_t beta_type;
+    int32_t a_log_type;
+    int32_t dt_bias_type;
+    int32_t state_type;  /* DW_F32 or DW_BF16 */
+    int32_t states_type; /* DW_F32 or DW_BF16 */
+    int32_t slabs;       /* workgroups along V */
+    int32_t dies;        /* to which the device deals workgroups in turn */
+    int32_t pad0;
+} dw_decode_args;
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,6 +3,7 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`], [`prefill::DevicePrefill`] | `prefill.rs`, `hip/kernels/prefill_*.hip` |
+//! | decode, one or a few tokens at a time | [`decode::Decode`] | `decode.rs`, `hip/kernels/decode.hip` |
 //! | convolution of q, k and v | [`conv::Conv`], [`conv::DeviceConv`] | `conv.rs`, `hip/kernels/conv.hip` |
 //! | gated norm of the outputs | [`norm::GatedNorm`] | `norm.rs`, `hip/kernels/norm.hip` |
 //! | gates | [`gate::Gate`] | `gate.rs`, `hip/kernels/gate.hip` |
@@ -23,8 +24,10 @@ pub mod abi;
 mod check;
 pub mod code_objects;
 pub mod conv;
+pub mod decode;
 pub mod error;
 pub mod gate;
+mod gating;
 pub mod inputs;
 mod launch;
 pub mod metrics;

@@ -91,7 +91,7 @@ impl PrefillSpec {
         }
     }
 
-    fn validate(&self) -> Checked<()> {
+    pub(crate) fn validate(&self) -> Checked<()> {
         let dim = |name: &str, n: usize| {
             check::ensure(n > 0 && n.is_multiple_of(16) && n <= MAX_HEAD_DIM, || {
                 ArgumentError::new(
@@ -147,7 +147,7 @@ impl PrefillSpec {
         })
     }
 
-    fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         self.scale
             .unwrap_or_else(|| (self.key_dim as f32).powf(-0.5))
     }

@@ -70,6 +70,15 @@ pub struct KernelInfo {
 /// The kernels of this crate, by code object.
 pub(crate) const KERNELS: &[(&str, &[&str])] = &[
     ("conv", &["dw_conv_bf16", "dw_conv_f16"]),
+    (
+        "decode",
+        &[
+            "dw_decode_bf16_k128",
+            "dw_decode_bf16_k256",
+            "dw_decode_f16_k128",
+            "dw_decode_f16_k256",
+        ],
+    ),
     ("gate", &["dw_gate"]),
     ("norm", &["dw_norm_bf16", "dw_norm_f16"]),
     ("prefill_lengths", &["dw_prefill_lengths"]),

@@ -39,6 +39,7 @@ fn launched() -> Vec<Launched> {
         registers,
     };
     let conv = size_of::<abi::dw_conv_args>();
+    let decode = size_of::<abi::dw_decode_args>();
     let gate = size_of::<abi::dw_gate_args>();
     let norm = size_of::<abi::dw_norm_args>();
     let lengths = size_of::<abi::dw_prefill_lengths_args>();
@@ -53,6 +54,11 @@ fn launched() -> Vec<Launched> {
         // Four waves per SIMD.
         all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 128));
         all.push(kernel(format!("dw_norm_{dtype}"), "norm", norm, 96));
+        // Three waves per SIMD, or two.
+        for (k, registers) in [(128, 168), (256, 256)] {
+            let name = format!("dw_decode_{dtype}_k{k}");
+            all.push(kernel(name, "decode", decode, registers));
+        }
         let name = format!("dw_prefill_prepare_{dtype}");
         all.push(kernel(name, "prefill_prepare", prepare, 208));
         for k in [64, 96, 128, 192, 256] {

@@ -5,9 +5,11 @@ mod allocations;
 mod null_runtime;
 
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
-use deltawave::prefill::{DevicePrefill, Prefill, Workspace};
+use deltawave::prefill::{DevicePrefill, Gating, Prefill, StatePool, Workspace};
 use deltawave::runtime::Context;
+use deltawave::types::StateLayout;
 
 use allocations::allocations;
 use null_runtime::{Layer, Shape, assert_only_launches, take_calls};
@@ -128,5 +130,33 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
     let count = allocations(|| plan.launch(&stream, &tensors).expect("a launch"));
     assert_eq!(count, 0, "conv");
     assert_only_launches(1, "conv");
+
+    let mut buffers: [_; 4] = std::array::from_fn(|_| context.alloc::<half::bf16>(3 * 2 * 32));
+    let [q, k, v, o] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
+    let mut pool = context.alloc::<f32>(5 * 2 * 16 * 32)?;
+    let slots = context.alloc::<i32>(3)?;
+    let tensors = DecodeTensors {
+        q: q.tensor([3, 1, 16])?.into(),
+        k: k.tensor([3, 1, 16])?.into(),
+        v: v.tensor([3, 2, 32])?.into(),
+        gating: Gating::Given {
+            g: None,
+            beta: None,
+        },
+        pool: StatePool {
+            tensor: pool.tensor_mut([5, 2, 16, 32])?,
+            layout: StateLayout::KeyMajor,
+            slots: Some((&slots).into()),
+            write_slots: None,
+        },
+        has_initial_state: None,
+        states: None,
+        o: o.tensor_mut([3, 2, 32])?.into(),
+    };
+    let plan = Decode::new(&context, DecodeSpec::new(1, 2, 16, 32), 3)?;
+    take_calls();
+    let count = allocations(|| plan.launch(&stream, &tensors).expect("a launch"));
+    assert_eq!(count, 0, "decode");
+    assert_only_launches(1, "decode");
     Ok(())
 }

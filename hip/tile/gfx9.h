@@ -145,11 +145,14 @@ DEVICE float chunk_sum(float x, float &total, float *) {
 }
 DEVICE int chunk_max(int x, int *) { return read_lane(inclusive_max(x), lanes - 1); }
 
-// 16 bytes at an even address. This target takes every such address, `in_one_access` or not.
+// 16 or 8 bytes at an even address. This target takes every such address, `in_one_access` or not.
 typedef i32x4 Even16 __attribute__((aligned(2)));
 DEVICE bool in_one_access(const void *) { return true; }
 DEVICE i32x4 load_b128(const void *p) { return *(const Even16 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
+typedef i32x2 Even8 __attribute__((aligned(2)));
+DEVICE i32x2 load_b64(const void *p) { return *(const Even8 *)p; }
+DEVICE void store_b64(void *p, i32x2 x) { *(Even8 *)p = x; }
 
 // The low, or the high, 16 bits of two words: first in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }

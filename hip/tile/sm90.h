@@ -48,6 +48,7 @@ DEVICE char *opaque(char *x) {
 template <class T> DEVICE T *uniform_pointer(T *p) { return p; }
 DEVICE int opaque_uniform(int x) { return opaque(x); }
 template <class X> DEVICE X held(X x) { return x; }
+DEVICE void phase() {}
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
 
 DEVICE void workgroup_sync() { __syncthreads(); }
@@ -116,10 +117,12 @@ DEVICE float log(float x) {
     return __builtin_fmaf((float)n, 0.693147180559945309417f, __builtin_fmaf(2.0f * s, series, 2.0f * s));
 }
 
-// 16 bytes at an address that is a multiple of 16.
+// 16 or 8 bytes at an address that is a multiple of 16 or 8.
 DEVICE bool in_one_access(const void *p) { return ((u64)p & 15) == 0; }
 DEVICE i32x4 load_b128(const void *p) { return *(const i32x4 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
+DEVICE i32x2 load_b64(const void *p) { return *(const i32x2 *)p; }
+DEVICE void store_b64(void *p, i32x2 x) { *(i32x2 *)p = x; }
 
 // Of each half of 16 lanes the sum, the same bits in all of them; the other half need not be there.
 DEVICE float row_sum(float x) {

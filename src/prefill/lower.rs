@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::plan::{self, Machine, Partition};
-use super::{CHUNK, Gating, Part, PrefillSpec, PrefillTensors, states};
+use super::{CHUNK, Part, PrefillSpec, PrefillTensors, states};
 use crate::abi::{
     self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
 };
@@ -13,7 +13,7 @@ use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::launch::{COMBINE_COLUMNS, LaunchShape, combine_threads};
 use crate::runtime::{Context, Stream};
 use crate::tensor::Buffer;
-use crate::types::{Dtype, HeadMap};
+use crate::types::HeadMap;
 
 const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
 
@@ -261,6 +261,8 @@ impl Shape {
         if self.spec.head_map == HeadMap::Tiled {
             flags |= abi::DW_TILED_HEADS;
         }
+        let gates = x.gating.lower(value_heads, |_| self.batch)?;
+        flags |= gates.flags;
         let mut prepare = dw_prefill_prepare_args {
             q: x.q.0.address,
             k: x.k.0.address,
@@ -276,9 +278,20 @@ impl Shape {
             value_heads: value_heads as i32,
             key_dim: key_dim as i32,
             value_dim: value_dim as i32,
+            g: gates.g,
+            beta: gates.beta,
+            a_log: gates.a_log,
+            dt_bias: gates.dt_bias,
+            g_strides: gates.g_strides,
+            beta_strides: gates.beta_strides,
+            a_log_stride: gates.a_log_stride,
+            dt_bias_stride: gates.dt_bias_stride,
+            g_type: gates.g_type,
+            beta_type: gates.beta_type,
+            a_log_type: gates.a_log_type,
+            dt_bias_type: gates.dt_bias_type,
             ..Default::default()
         };
-        flags |= self.lower_gating(&x.gating, &mut prepare)?;
 
         let mut scan = dw_prefill_scan_args {
             q: prepare.q,
@@ -350,85 +363,13 @@ impl Shape {
         })
     }
 
-    pub(super) fn lower_gating(
-        &self,
-        gating: &Gating<'_>,
-        out: &mut dw_prefill_prepare_args,
-    ) -> Checked<u32> {
-        let heads = self.spec.value_heads;
-        match gating {
-            Gating::Given { g, beta } => {
-                if let Some(g) = g {
-                    out.g_strides = check::scalars("g", g, self.batch, heads, &[Dtype::F32])?;
-                    out.g = g.0.address;
-                }
-                if let Some(beta) = beta {
-                    out.beta_strides =
-                        check::scalars("beta", beta, self.batch, heads, &[Dtype::F32])?;
-                    out.beta = beta.0.address;
-                }
-                Ok(0)
-            }
-            Gating::Raw {
-                a,
-                b,
-                a_log,
-                dt_bias,
-                allow_neg_eigval,
-            } => {
-                let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-                out.g_strides = check::scalars("a", a, self.batch, heads, &any)?;
-                out.beta_strides = check::scalars("b", b, self.batch, heads, &any)?;
-                out.a_log_stride = check::per_head("a_log", a_log, heads)?;
-                out.g = a.0.address;
-                out.beta = b.0.address;
-                out.a_log = a_log.address;
-                out.g_type = check::type_code(a.0.dtype);
-                out.beta_type = check::type_code(b.0.dtype);
-                out.a_log_type = check::type_code(a_log.dtype);
-                if let Some(dt_bias) = dt_bias {
-                    out.dt_bias_stride = check::per_head("dt_bias", dt_bias, heads)?;
-                    out.dt_bias = dt_bias.address;
-                    out.dt_bias_type = check::type_code(dt_bias.dtype);
-                }
-                let negative = if *allow_neg_eigval {
-                    abi::DW_NEGATIVE_EIGENVALUES
-                } else {
-                    0
-                };
-                Ok(abi::DW_RAW_GATES | negative)
-            }
-        }
-    }
-
     /// Every tensor whose context is known must be of `context`.
     pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
         check::device("q", &x.q.0.owner, context)?;
         check::device("k", &x.k.0.owner, context)?;
         check::device("v", &x.v.0.owner, context)?;
         check::device("o", &x.o.0.0.owner, context)?;
-        match &x.gating {
-            Gating::Given { g, beta } => {
-                for (name, t) in [("g", g), ("beta", beta)] {
-                    t.as_ref()
-                        .map_or(Ok(()), |t| check::device(name, &t.0.owner, context))?;
-                }
-            }
-            Gating::Raw {
-                a,
-                b,
-                a_log,
-                dt_bias,
-                ..
-            } => {
-                check::device("a", &a.0.owner, context)?;
-                check::device("b", &b.0.owner, context)?;
-                check::device("a_log", &a_log.owner, context)?;
-                dt_bias
-                    .as_ref()
-                    .map_or(Ok(()), |t| check::device("dt_bias", &t.owner, context))?;
-            }
-        }
+        x.gating.check_devices(context)?;
         states::check_devices(x, context)
     }
 

@@ -1,0 +1,305 @@
+//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+
+use std::ptr;
+
+use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
+use crate::abi::{self, dw_decode_args};
+use crate::check::{self, Batch, Checked};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::prefill::PrefillSpec;
+use crate::runtime::Context;
+use crate::tensor::TensorMut;
+use crate::types::{Dtype, HeadMap, StateLayout};
+
+/// Threads of a workgroup.
+pub(super) const THREADS: u32 = 64;
+/// Value columns of a workgroup.
+const COLUMNS: usize = 32;
+/// Elements from row to row of a head's state, at most: the kernel's offsets within a head have 31 bits.
+const MAX_ROW_STRIDE: usize = 1 << 21;
+
+/// A batch, as far as it decides the launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    spec: DecodeSpec,
+    batch: usize,
+    scale: f32,
+    /// Of the device, to which it deals workgroups in turn.
+    dies: u32,
+}
+
+/// Arguments and grid of one launch.
+pub(super) struct Lowered {
+    pub(super) arguments: dw_decode_args,
+    pub(super) groups: u32,
+}
+
+impl Shape {
+    pub(super) fn new(spec: DecodeSpec, batch: usize, context: &Context) -> Checked<Shape> {
+        let layer = PrefillSpec {
+            dtype: spec.dtype,
+            head_map: spec.head_map,
+            qk_l2norm: spec.qk_l2norm,
+            scale: spec.scale,
+            ..PrefillSpec::new(
+                spec.key_heads,
+                spec.value_heads,
+                spec.key_dim,
+                spec.value_dim,
+            )
+        };
+        layer.validate()?;
+        check::ensure((1..=MAX_TOKENS).contains(&spec.tokens), || {
+            let allowed = format!("it must be from 1 to {MAX_TOKENS}");
+            ArgumentError::new("tokens", ArgumentKind::Shape, spec.tokens, allowed)
+        })?;
+        check::ensure(spec.draft == Draft::Chain, || {
+            let allowed = "chains only: every token must follow the one before it";
+            ArgumentError::new("draft", ArgumentKind::Value, "a tree", allowed)
+        })?;
+        let shape = Shape {
+            spec,
+            batch,
+            scale: layer.scale(),
+            dies: context.dies(),
+        };
+        check::ensure(batch < 1 << 24 && shape.workgroups() < 1 << 26, || {
+            let was = format!("{batch} sequences of {} value heads", spec.value_heads);
+            let allowed = "a launch must have fewer than 2^32 threads";
+            ArgumentError::new("batch", ArgumentKind::Shape, was, allowed)
+        })?;
+        Ok(shape)
+    }
+
+    pub(super) fn kernel(&self) -> &'static str {
+        match (self.spec.dtype, self.spec.key_dim) {
+            (Dtype::Bf16, ..=128) => "dw_decode_bf16_k128",
+            (Dtype::Bf16, _) => "dw_decode_bf16_k256",
+            (_, ..=128) => "dw_decode_f16_k128",
+            _ => "dw_decode_f16_k256",
+        }
+    }
+
+    fn slabs(&self) -> usize {
+        self.spec.value_dim.div_ceil(COLUMNS)
+    }
+
+    pub(super) fn workgroups(&self) -> u64 {
+        (self.batch as u64)
+            .saturating_mul(self.spec.value_heads as u64)
+            .saturating_mul(self.slabs() as u64)
+    }
+
+    /// Checks the tensors and makes the kernel's arguments.
+    pub(super) fn lower(&self, x: &DecodeTensors<'_>) -> Checked<Lowered> {
+        let DecodeSpec {
+            dtype,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            tokens,
+            ..
+        } = self.spec;
+        let batch_of = |dense| match dense {
+            true => Batch::Dense {
+                batch: self.batch,
+                tokens,
+            },
+            false => Batch::Packed {
+                tokens: self.batch * tokens,
+            },
+        };
+        let (batch, types) = (batch_of, [dtype]);
+        let q_strides = check::tokens("q", &x.q, batch(x.q.1), key_heads, key_dim, &types)?;
+        let k_strides = check::tokens("k", &x.k, batch(x.k.1), key_heads, key_dim, &types)?;
+        let v_strides = check::tokens("v", &x.v, batch(x.v.1), value_heads, value_dim, &types)?;
+        let o = &x.o.0;
+        let o_strides = check::output_tokens("o", o, batch(o.1), value_heads, value_dim, &types)?;
+        let gates = x.gating.lower(value_heads, |t| batch_of(t.1))?;
+        let flag = |set: bool, bit| if set { bit } else { 0 };
+        let flags = gates.flags
+            | flag(self.spec.qk_l2norm, abi::DW_QK_L2NORM)
+            | flag(self.spec.head_map == HeadMap::Tiled, abi::DW_TILED_HEADS);
+        let mut arguments = dw_decode_args {
+            q: x.q.0.address,
+            k: x.k.0.address,
+            v: x.v.0.address,
+            g: gates.g,
+            beta: gates.beta,
+            a_log: gates.a_log,
+            dt_bias: gates.dt_bias,
+            o: o.0.address,
+            has_initial_state: match &x.has_initial_state {
+                Some(has) => has.checked("has_initial_state", self.batch)?,
+                None => ptr::null(),
+            },
+            q_strides,
+            k_strides,
+            v_strides,
+            g_strides: gates.g_strides,
+            beta_strides: gates.beta_strides,
+            o_strides,
+            a_log_stride: gates.a_log_stride,
+            dt_bias_stride: gates.dt_bias_stride,
+            batch: self.batch as i32,
+            tokens: tokens as i32,
+            key_heads: key_heads as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            flags,
+            scale: self.scale,
+            g_type: gates.g_type,
+            beta_type: gates.beta_type,
+            a_log_type: gates.a_log_type,
+            dt_bias_type: gates.dt_bias_type,
+            slabs: self.slabs() as i32,
+            dies: self.dies as i32,
+            ..Default::default()
+        };
+        self.lower_pool(x, &mut arguments)?;
+        if let Some(states) = &x.states {
+            self.lower_states(states, x.pool.layout, &mut arguments)?;
+        }
+        Ok(Lowered {
+            arguments,
+            groups: self.workgroups() as u32,
+        })
+    }
+
+    /// The state of a head.
+    fn matrix(&self, layout: StateLayout) -> [usize; 2] {
+        match layout {
+            StateLayout::KeyMajor => [self.spec.key_dim, self.spec.value_dim],
+            StateLayout::ValueMajor => [self.spec.value_dim, self.spec.key_dim],
+        }
+    }
+
+    fn lower_pool(&self, x: &DecodeTensors<'_>, out: &mut dw_decode_args) -> Checked<()> {
+        let pool = &x.pool;
+        let tensor = &pool.tensor.0;
+        let slots = tensor.shape[0];
+        // Without slots every sequence has one of its own.
+        let least = if pool.slots.is_some() { 1 } else { self.batch };
+        check::ensure((least..i32::MAX as usize).contains(&slots), || {
+            let was = format!("shape {:?}", tensor.shape);
+            let allowed = format!("it must have at least {least} slots, and fewer than 2^31 - 1");
+            ArgumentError::new("pool", ArgumentKind::Shape, was, allowed)
+        })?;
+        let [rows, columns] = self.matrix(pool.layout);
+        let shape = [slots, self.spec.value_heads, rows, columns];
+        out.state_strides = check::state("pool", tensor, shape, true)?;
+        check_row_stride("pool", tensor.strides[2])?;
+        out.state = tensor.address;
+        out.state_type = check::type_code(tensor.dtype);
+        out.slot_count = slots as i32;
+        if pool.layout == StateLayout::ValueMajor {
+            out.flags |= abi::DW_INITIAL_VALUE_MAJOR;
+        }
+        if let Some(slots) = &pool.slots {
+            out.slots = slots.checked("slots", self.batch)?;
+        }
+        if let Some(slots) = &pool.write_slots {
+            out.write_slots = slots.checked("write_slots", self.batch)?;
+        }
+        Ok(())
+    }
+
+    fn lower_states(
+        &self,
+        states: &TensorMut<'_, 5>,
+        layout: StateLayout,
+        out: &mut dw_decode_args,
+    ) -> Checked<()> {
+        let (strides, token) = check_states(
+            "states",
+            states,
+            self.batch,
+            self.spec.tokens,
+            self.spec.value_heads,
+            self.matrix(layout),
+        )?;
+        out.states = states.0.address;
+        out.states_strides = strides;
+        out.states_token = token;
+        out.states_type = check::type_code(states.0.dtype);
+        Ok(())
+    }
+}
+
+/// States after every token, `[B, T, HV, rows, columns]`: strides, and elements from token to token.
+pub(crate) fn check_states(
+    argument: &str,
+    states: &TensorMut<'_, 5>,
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    [rows, columns]: [usize; 2],
+) -> Checked<(abi::dw_state_strides, i64)> {
+    let t = &states.0;
+    let wanted = [batch, tokens, heads, rows, columns];
+    check::ensure(t.shape == wanted, || {
+        let was = format!("shape {:?}", t.shape);
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            was,
+            format!("it must be {wanted:?}"),
+        )
+    })?;
+    let [sequence, token, head, row, column] = t.strides;
+    let of_token = t.part(
+        [batch, heads, rows, columns],
+        [sequence, head, row, column],
+        0,
+    );
+    let strides = check::state(argument, &of_token, of_token.shape, true)?;
+    check_row_stride(argument, row)?;
+    check::ensure(token < 1 << 40, || {
+        let was = format!("a token stride of {token}");
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            was,
+            "it must be below 2^40 elements",
+        )
+    })?;
+    check::no_overlap(argument, &t.shape, &t.strides)?;
+    Ok((strides, token as i64))
+}
+
+fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
+    check::ensure(row <= MAX_ROW_STRIDE, || {
+        let was = format!("a row stride of {row}");
+        let allowed = format!("it must be at most {MAX_ROW_STRIDE} elements");
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })
+}
+
+/// Every tensor whose context is known must be of `context`.
+pub(super) fn check_devices(x: &DecodeTensors<'_>, context: &Context) -> Checked<()> {
+    x.gating.check_devices(context)?;
+    let always = [
+        ("q", &x.q.0.owner),
+        ("k", &x.k.0.owner),
+        ("v", &x.v.0.owner),
+        ("pool", &x.pool.tensor.0.owner),
+        ("o", &x.o.0.0.owner),
+    ];
+    let optional = [
+        ("slots", x.pool.slots.as_ref().map(|s| s.owner())),
+        (
+            "write_slots",
+            x.pool.write_slots.as_ref().map(|s| s.owner()),
+        ),
+        (
+            "has_initial_state",
+            x.has_initial_state.as_ref().map(|s| s.owner()),
+        ),
+        ("states", x.states.as_ref().map(|t| &t.0.owner)),
+    ];
+    let optional = optional.into_iter().filter_map(|(n, o)| Some((n, o?)));
+    let mut all = always.into_iter().chain(optional);
+    all.try_for_each(|(name, owner)| check::device(name, owner, context))
+}

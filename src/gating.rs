@@ -1,0 +1,126 @@
+//! The gates that a recurrence is given, as its kernels take them.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::abi::{self, dw_token_strides};
+use crate::check::{self, Batch, Checked};
+use crate::prefill::Gating;
+use crate::runtime::Context;
+use crate::tensor::TokenScalars;
+use crate::types::Dtype;
+
+/// Addresses, strides and types of g and beta, or of what they are computed from.
+pub(crate) struct LoweredGating {
+    pub(crate) g: *const c_void,
+    pub(crate) beta: *const c_void,
+    pub(crate) a_log: *const c_void,
+    pub(crate) dt_bias: *const c_void,
+    pub(crate) g_strides: dw_token_strides,
+    pub(crate) beta_strides: dw_token_strides,
+    pub(crate) a_log_stride: i64,
+    pub(crate) dt_bias_stride: i64,
+    pub(crate) g_type: i32,
+    pub(crate) beta_type: i32,
+    pub(crate) a_log_type: i32,
+    pub(crate) dt_bias_type: i32,
+    pub(crate) flags: u32,
+}
+
+impl Default for LoweredGating {
+    fn default() -> Self {
+        LoweredGating {
+            g: ptr::null(),
+            beta: ptr::null(),
+            a_log: ptr::null(),
+            dt_bias: ptr::null(),
+            g_strides: dw_token_strides::default(),
+            beta_strides: dw_token_strides::default(),
+            a_log_stride: 0,
+            dt_bias_stride: 0,
+            g_type: 0,
+            beta_type: 0,
+            a_log_type: 0,
+            dt_bias_type: 0,
+            flags: 0,
+        }
+    }
+}
+
+impl Gating<'_> {
+    /// Checks the tensors; `batch` says what the tokens of each are.
+    pub(crate) fn lower(
+        &self,
+        heads: usize,
+        batch: impl Fn(&TokenScalars<'_>) -> Batch,
+    ) -> Checked<LoweredGating> {
+        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+        let scalars =
+            |name, t: &TokenScalars<'_>, types| check::scalars(name, t, batch(t), heads, types);
+        let mut out = LoweredGating::default();
+        match self {
+            Gating::Given { g, beta } => {
+                if let Some(g) = g {
+                    out.g_strides = scalars("g", g, &[Dtype::F32])?;
+                    out.g = g.0.address;
+                }
+                if let Some(beta) = beta {
+                    out.beta_strides = scalars("beta", beta, &[Dtype::F32])?;
+                    out.beta = beta.0.address;
+                }
+            }
+            Gating::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                allow_neg_eigval,
+            } => {
+                out.g_strides = scalars("a", a, &any)?;
+                out.beta_strides = scalars("b", b, &any)?;
+                out.a_log_stride = check::per_head("a_log", a_log, heads)?;
+                out.g = a.0.address;
+                out.beta = b.0.address;
+                out.a_log = a_log.address;
+                out.g_type = check::type_code(a.0.dtype);
+                out.beta_type = check::type_code(b.0.dtype);
+                out.a_log_type = check::type_code(a_log.dtype);
+                if let Some(dt_bias) = dt_bias {
+                    out.dt_bias_stride = check::per_head("dt_bias", dt_bias, heads)?;
+                    out.dt_bias = dt_bias.address;
+                    out.dt_bias_type = check::type_code(dt_bias.dtype);
+                }
+                out.flags = abi::DW_RAW_GATES;
+                if *allow_neg_eigval {
+                    out.flags |= abi::DW_NEGATIVE_EIGENVALUES;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Every tensor whose context is known must be of `context`.
+    pub(crate) fn check_devices(&self, context: &Context) -> Checked<()> {
+        match self {
+            Gating::Given { g, beta } => {
+                let given = [("g", g), ("beta", beta)].into_iter();
+                let mut given = given.filter_map(|(name, t)| Some((name, t.as_ref()?)));
+                given.try_for_each(|(name, t)| check::device(name, &t.0.owner, context))
+            }
+            Gating::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                ..
+            } => {
+                check::device("a", &a.0.owner, context)?;
+                check::device("b", &b.0.owner, context)?;
+                check::device("a_log", &a_log.owner, context)?;
+                dt_bias
+                    .as_ref()
+                    .map_or(Ok(()), |t| check::device("dt_bias", &t.owner, context))
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Decodes that are refused: each by the name of the argument, before anything is enqueued.
+
+mod common;
+
+use common::context;
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
+use deltawave::error::ArgumentKind::{
+    self, Device, Dtype as WrongDtype, Pointer, Shape, Stride, Value,
+};
+use deltawave::prefill::{Gating, StatePool};
+use deltawave::runtime::{Backend, Context};
+use deltawave::sequences::PerSequence;
+use deltawave::tensor::{Buffer, Tensor, TensorMut};
+use deltawave::types::{Dtype, StateLayout};
+use deltawave::{ArgumentError, Error};
+
+const BATCH: usize = 3;
+const TOKENS: usize = 2;
+
+/// Two key heads and four value heads, 32 by 16.
+fn spec() -> DecodeSpec {
+    DecodeSpec {
+        tokens: TOKENS,
+        ..DecodeSpec::new(2, 4, 32, 16)
+    }
+}
+
+/// A tensor of a request.
+#[derive(Clone, Copy)]
+struct View<const R: usize> {
+    dtype: Dtype,
+    shape: [usize; R],
+    strides: [usize; R],
+    /// Bytes from the buffer's start; none: a null pointer.
+    at: Option<usize>,
+    foreign: bool,
+}
+
+fn view<const R: usize>(dtype: Dtype, shape: [usize; R]) -> View<R> {
+    View {
+        dtype,
+        shape,
+        strides: deltawave::tensor::dense_strides(shape),
+        at: Some(0),
+        foreign: false,
+    }
+}
+
+/// A valid request, of which a test changes one thing.
+struct Request {
+    q: View<4>,
+    k: View<4>,
+    v: View<4>,
+    g: View<3>,
+    pool: View<4>,
+    layout: StateLayout,
+    slots: Option<usize>,
+    write_slots: Option<usize>,
+    has_initial_state: usize,
+    states: View<5>,
+    o: View<4>,
+}
+
+fn valid() -> Request {
+    let bf16 = |heads, dim| view(Dtype::Bf16, [BATCH, TOKENS, heads, dim]);
+    Request {
+        q: bf16(2, 32),
+        k: bf16(2, 32),
+        v: bf16(4, 16),
+        g: view(Dtype::F32, [BATCH, TOKENS, 4]),
+        pool: view(Dtype::F32, [5, 4, 32, 16]),
+        layout: StateLayout::KeyMajor,
+        slots: Some(BATCH),
+        write_slots: Some(BATCH),
+        has_initial_state: BATCH,
+        states: view(Dtype::F32, [BATCH, TOKENS, 4, 32, 16]),
+        o: bf16(4, 16),
+    }
+}
+
+/// Memory of two contexts, more than any tensor needs.
+struct Memory {
+    own: Buffer<u8>,
+    foreign: Buffer<u8>,
+}
+
+impl Memory {
+    fn tensor<const R: usize>(&self, v: View<R>) -> Tensor<'_, R> {
+        if v.foreign {
+            let foreign = self.foreign.tensor_of(v.dtype, v.shape, v.strides, 0);
+            return foreign.expect("within the buffer");
+        }
+        let base = self.own.address().cast_const();
+        let address =
+            v.at.map_or(std::ptr::null(), |at| base.wrapping_byte_add(at));
+        // SAFETY: what is refused is never read.
+        unsafe { Tensor::from_raw(address, v.dtype, v.shape, v.strides) }
+    }
+
+    fn tensor_mut<const R: usize>(&self, v: View<R>) -> TensorMut<'_, R> {
+        let base = self.own.address();
+        let address =
+            v.at.map_or(std::ptr::null_mut(), |at| base.wrapping_byte_add(at));
+        // SAFETY: as above.
+        unsafe { TensorMut::from_raw(address, v.dtype, v.shape, v.strides) }
+    }
+
+    fn slots(&self, n: usize) -> PerSequence<'_, i32> {
+        // SAFETY: as above.
+        unsafe { PerSequence::from_raw(self.own.address().cast_const().cast(), n) }
+    }
+}
+
+fn tensors<'a>(r: &Request, memory: &'a Memory) -> DecodeTensors<'a> {
+    DecodeTensors {
+        q: memory.tensor(r.q).into(),
+        k: memory.tensor(r.k).into(),
+        v: memory.tensor(r.v).into(),
+        gating: Gating::Given {
+            g: Some(memory.tensor(r.g).into()),
+            beta: None,
+        },
+        pool: StatePool {
+            tensor: memory.tensor_mut(r.pool),
+            layout: r.layout,
+            slots: r.slots.map(|n| memory.slots(n)),
+            write_slots: r.write_slots.map(|n| memory.slots(n)),
+        },
+        has_initial_state: {
+            let base = memory.own.address().cast_const();
+            // SAFETY: as above.
+            Some(unsafe { PerSequence::from_raw(base.cast(), r.has_initial_state) })
+        },
+        states: Some(memory.tensor_mut(r.states)),
+        o: memory.tensor_mut(r.o).into(),
+    }
+}
+
+#[track_caller]
+fn expect<T>(outcome: Result<T, Error>, argument: &str, kind: ArgumentKind) {
+    match outcome {
+        Err(Error::Argument(ArgumentError {
+            argument: a,
+            kind: k,
+            was,
+            allowed,
+        })) => {
+            assert_eq!((a.as_str(), k), (argument, kind), "{was}; {allowed}");
+            assert!(!was.is_empty() && !allowed.is_empty());
+        }
+        Err(other) => panic!("{argument}: {other}"),
+        Ok(_) => panic!("{argument}: accepted"),
+    }
+}
+
+#[test]
+fn tensors_are_refused_by_name() {
+    let (context, other) = (context(), Context::new(Backend::Auto, 0).unwrap());
+    let memory = Memory {
+        own: context.alloc(1 << 20).unwrap(),
+        foreign: other.alloc(1 << 16).unwrap(),
+    };
+    let stream = context.stream().unwrap();
+    let plan = Decode::new(&context, spec(), BATCH).unwrap();
+    type Change = fn(&mut Request);
+    let changes: [(&str, ArgumentKind, Change); 29] = [
+        ("q", WrongDtype, |r| r.q.dtype = Dtype::F16),
+        ("q", Shape, |r| r.q.shape[0] += 1),
+        ("q", Shape, |r| r.q.shape[1] += 1),
+        ("q", Pointer, |r| r.q.at = Some(1)),
+        ("q", Device, |r| r.q.foreign = true),
+        ("k", Stride, |r| r.k.strides[3] = 2),
+        ("k", Shape, |r| r.k.shape[2] = 4),
+        ("v", Stride, |r| r.v.strides[1] = 1 << 24),
+        ("v", Pointer, |r| r.v.at = None),
+        ("g", WrongDtype, |r| r.g.dtype = Dtype::Bf16),
+        ("g", Shape, |r| r.g.shape[2] = 2),
+        ("g", Device, |r| r.g.foreign = true),
+        ("pool", WrongDtype, |r| r.pool.dtype = Dtype::F16),
+        ("pool", Shape, |r| r.layout = StateLayout::ValueMajor),
+        ("pool", Shape, |r| r.pool.shape[0] = 0),
+        ("pool", Shape, |r| {
+            (r.slots, r.pool.shape[0]) = (None, BATCH - 1);
+        }),
+        ("pool", Stride, |r| r.pool.strides[3] = 2),
+        ("pool", Stride, |r| r.pool.strides[2] = 8),
+        ("pool", Stride, |r| {
+            r.pool.strides = [1 << 30, 1 << 28, (1 << 21) + 1, 1];
+        }),
+        ("pool", Pointer, |r| r.pool.at = None),
+        ("slots", Shape, |r| r.slots = Some(BATCH + 1)),
+        ("write_slots", Shape, |r| r.write_slots = Some(1)),
+        ("has_initial_state", Shape, |r| r.has_initial_state = 1),
+        ("states", WrongDtype, |r| r.states.dtype = Dtype::F16),
+        ("states", Shape, |r| r.states.shape[1] = 1),
+        ("states", Stride, |r| r.states.strides[1] = 0),
+        ("states", Stride, |r| r.states.strides[2] = 1 << 41),
+        ("o", Stride, |r| r.o.strides[2] = 8),
+        ("o", WrongDtype, |r| r.o.dtype = Dtype::F32),
+    ];
+    for (argument, kind, change) in changes {
+        let mut request = valid();
+        change(&mut request);
+        let outcome = plan.launch(&stream, &tensors(&request, &memory));
+        expect(outcome, argument, kind);
+    }
+    let foreign = other.stream().unwrap();
+    let outcome = plan.launch(&foreign, &tensors(&valid(), &memory));
+    expect(outcome, "stream", Device);
+}
+
+#[test]
+fn specs_are_refused_by_name() {
+    let context = context();
+    let make = |spec: DecodeSpec| Decode::new(&context, spec, BATCH);
+    let s = spec();
+    let dtype = Dtype::F32;
+    expect(make(DecodeSpec { dtype, ..s }), "dtype", WrongDtype);
+    expect(make(DecodeSpec::new(0, 4, 32, 16)), "key_heads", Shape);
+    expect(make(DecodeSpec::new(2, 5, 32, 16)), "value_heads", Shape);
+    expect(make(DecodeSpec::new(2, 4, 24, 16)), "key_dim", Shape);
+    expect(make(DecodeSpec::new(2, 4, 32, 272)), "value_dim", Shape);
+    for tokens in [0, 17, usize::MAX] {
+        expect(make(DecodeSpec { tokens, ..s }), "tokens", Shape);
+    }
+    let scale = Some(f32::NAN);
+    expect(make(DecodeSpec { scale, ..s }), "scale", Value);
+    let draft = Draft::Tree;
+    let refused = make(DecodeSpec { draft, ..s });
+    let words = refused.as_ref().expect_err("a tree").to_string();
+    assert!(words.contains("chains only"), "{words}");
+    expect(refused, "draft", Value);
+    for batch in [1 << 24, usize::MAX] {
+        expect(Decode::new(&context, s, batch), "batch", Shape);
+    }
+    let many = DecodeSpec::new(1, 1 << 19, 16, 256);
+    expect(Decode::new(&context, many, 1 << 10), "batch", Shape);
+}
