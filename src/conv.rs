@@ -16,7 +16,8 @@ mod lower;
 
 use std::ffi::c_void;
 
-use lower::{Lowered, Shape};
+pub(crate) use lower::Lowered;
+use lower::Shape;
 
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -271,14 +272,18 @@ impl Conv {
     /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
     /// the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
-        let lengths = self.cu_seqlens.address().cast_const();
-        enqueue(
-            &self.context,
-            &self.shape,
-            stream,
-            tensors,
-            (lengths, false),
-        )
+        self.enqueue(stream, &self.lower(stream, tensors)?)
+    }
+
+    /// All checks of [`Conv::launch`].
+    pub(crate) fn lower(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<Lowered> {
+        let lengths = (self.cu_seqlens.address().cast_const(), false);
+        lower(&self.context, &self.shape, stream, tensors, lengths)
+    }
+
+    /// The rest of it.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+        enqueue(&self.context, &self.shape, stream, lowered)
     }
 }
 
@@ -322,24 +327,29 @@ impl DeviceConv {
         let cu_seqlens = cu_seqlens.into();
         check::device("cu_seqlens", cu_seqlens.owner(), &self.context)?;
         let lengths = cu_seqlens.checked(self.shape.sequences)?;
-        enqueue(&self.context, &self.shape, stream, tensors, lengths)
+        let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
+        enqueue(&self.context, &self.shape, stream, &lowered)
     }
 }
 
-fn enqueue(
+fn lower(
     context: &Context,
     shape: &Shape,
     stream: &Stream,
     tensors: &ConvTensors<'_>,
     lengths: (*const c_void, bool),
-) -> Result<()> {
+) -> Result<Lowered> {
     check::stream(stream, context)?;
     lower::check_devices(tensors, context)?;
-    let Lowered { arguments, groups } = shape.lower(tensors, lengths)?;
-    if groups == 0 {
+    Ok(shape.lower(tensors, lengths)?)
+}
+
+fn enqueue(context: &Context, shape: &Shape, stream: &Stream, lowered: &Lowered) -> Result<()> {
+    let Lowered { arguments, groups } = lowered;
+    if *groups == 0 {
         return Ok(());
     }
     context.make_current()?;
     // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
-    unsafe { context.launch(stream, shape.kernel(), groups, lower::THREADS, &arguments) }
+    unsafe { context.launch(stream, shape.kernel(), *groups, lower::THREADS, arguments) }
 }

@@ -18,7 +18,8 @@
 
 mod lower;
 
-use lower::{Lowered, Shape};
+pub(crate) use lower::Lowered;
+use lower::Shape;
 
 use crate::check;
 use crate::error::Result;
@@ -142,15 +143,25 @@ impl Decode {
     /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
     /// the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
+        self.enqueue(stream, &self.lower(stream, tensors)?)
+    }
+
+    /// All checks of [`Decode::launch`].
+    pub(crate) fn lower(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<Lowered> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
-        let Lowered { arguments, groups } = self.shape.lower(tensors)?;
-        if groups == 0 {
+        Ok(self.shape.lower(tensors)?)
+    }
+
+    /// The rest of it.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+        let Lowered { arguments, groups } = lowered;
+        if *groups == 0 {
             return Ok(());
         }
         self.context.make_current()?;
         let kernel = self.shape.kernel();
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
-        unsafe { (self.context).launch(stream, kernel, groups, lower::THREADS, &arguments) }
+        unsafe { (self.context).launch(stream, kernel, *groups, lower::THREADS, arguments) }
     }
 }

@@ -6,6 +6,7 @@
 //! | decode, one or a few tokens at a time | [`decode::Decode`] | `decode.rs`, `hip/kernels/decode.hip` |
 //! | convolution of q, k and v | [`conv::Conv`], [`conv::DeviceConv`] | `conv.rs`, `hip/kernels/conv.hip` |
 //! | gated norm of the outputs | [`norm::GatedNorm`] | `norm.rs`, `hip/kernels/norm.hip` |
+//! | a whole layer | [`layer::Layer`] | `layer.rs` |
 //! | gates | [`gate::Gate`] | `gate.rs`, `hip/kernels/gate.hip` |
 //! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
 //! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
@@ -30,6 +31,7 @@ pub mod gate;
 mod gating;
 pub mod inputs;
 mod launch;
+pub mod layer;
 pub mod metrics;
 pub mod norm;
 pub mod oracle;

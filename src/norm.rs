@@ -54,18 +54,36 @@ pub struct GatedNorm<'a> {
     pub y: TokensMut<'a>,
 }
 
+/// Arguments and grid of one launch.
+pub(crate) struct Lowered {
+    kernel: &'static str,
+    arguments: dw_norm_args,
+    groups: u32,
+}
+
+/// The name of the kernel for a type.
+pub(crate) fn kernel(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F16 => "dw_norm_f16",
+        _ => "dw_norm_bf16",
+    }
+}
+
+/// What is added to the mean of the squares keeps its root away from numbers that are not normal.
+pub(crate) fn check_eps(eps: f32) -> Checked<()> {
+    check::ensure(eps >= f32::MIN_POSITIVE && eps.is_finite(), || {
+        let allowed = "it must be a positive, normal number";
+        ArgumentError::new("eps", ArgumentKind::Value, eps, allowed)
+    })
+}
+
 impl GatedNorm<'_> {
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
-        if self.y.0.0.dtype == Dtype::F16 {
-            "dw_norm_f16"
-        } else {
-            "dw_norm_bf16"
-        }
+        kernel(self.y.0.0.dtype)
     }
 
-    /// The kernel's arguments and its number of workgroups.
-    fn lower(&self, compute_units: u32) -> Checked<(dw_norm_args, u32)> {
+    fn lower_tensors(&self, compute_units: u32) -> Checked<Lowered> {
         let y = &self.y.0;
         let [_, tokens, value_heads, value_dim] = y.0.shape;
         let dtype = y.0.dtype;
@@ -144,7 +162,11 @@ impl GatedNorm<'_> {
             },
             pad0: 0,
         };
-        Ok((arguments, groups(run) as u32))
+        Ok(Lowered {
+            kernel: self.kernel(),
+            arguments,
+            groups: groups(run) as u32,
+        })
     }
 
     fn lower_z(
@@ -186,6 +208,11 @@ impl GatedNorm<'_> {
     /// A tensor of another shape, type or context, strides that are not allowed, an eps that is not: then nothing was
     /// enqueued. A launch that the runtime refuses.
     pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
+        self.lower(context, stream)?.enqueue(context, stream)
+    }
+
+    /// All checks.
+    pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<Lowered> {
         check::stream(stream, context)?;
         let owners = [
             ("x", self.x.as_ref().map(|t| &t.0.owner)),
@@ -196,13 +223,20 @@ impl GatedNorm<'_> {
         for (name, owner) in owners {
             owner.map_or(Ok(()), |owner| check::device(name, owner, context))?;
         }
-        let (arguments, groups) = self.lower(context.device().compute_units)?;
-        if groups == 0 {
+        Ok(self.lower_tensors(context.device().compute_units)?)
+    }
+}
+
+impl Lowered {
+    /// The launch.
+    pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
+        if self.groups == 0 {
             return Ok(());
         }
         context.make_current()?;
+        let (groups, threads) = (self.groups, THREADS as u32);
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
-        unsafe { context.launch(stream, self.kernel(), groups, THREADS as u32, &arguments) }
+        unsafe { context.launch(stream, self.kernel, groups, threads, &self.arguments) }
     }
 }
 

@@ -23,6 +23,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 pub use device::DevicePrefill;
+pub(crate) use lower::Lowered;
 use lower::{Counts, Kernels, Shape, Tables};
 pub use states::{State, StateMut, StatePool};
 
@@ -255,6 +256,16 @@ impl<'a> Workspace<'a> {
         }
     }
 
+    /// The address of the first bytes, of which the caller knows that they are there, and the rest.
+    pub(crate) fn split(self, bytes: usize) -> (*mut c_void, Self) {
+        let rest = Workspace {
+            address: self.address.wrapping_byte_add(bytes),
+            bytes: self.bytes - bytes,
+            ..self
+        };
+        (self.address, rest)
+    }
+
     /// The caller's own memory.
     ///
     /// # Safety
@@ -270,7 +281,11 @@ impl<'a> Workspace<'a> {
     }
 }
 
-fn check_workspace(workspace: &Workspace<'_>, bytes: usize, context: &Context) -> Checked<()> {
+pub(crate) fn check_workspace(
+    workspace: &Workspace<'_>,
+    bytes: usize,
+    context: &Context,
+) -> Checked<()> {
     check::device("workspace", &workspace.owner, context)?;
     check::region(
         "workspace",
@@ -446,16 +461,31 @@ impl Prefill {
         workspace: Workspace<'_>,
         part: Part,
     ) -> Result<()> {
+        let lowered = self.lower(stream, tensors, workspace)?;
+        self.enqueue(stream, &lowered, part)
+    }
+
+    /// All checks of [`Prefill::launch`].
+    pub(crate) fn lower(
+        &self,
+        stream: &Stream,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<Lowered> {
         check::stream(stream, &self.context)?;
         Shape::check_devices(tensors, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
         let slots = self.slots.as_ref();
-        let lowered = (self.shape).lower(tensors, self.tables(), slots, workspace.address)?;
+        Ok((self.shape).lower(tensors, self.tables(), slots, workspace.address)?)
+    }
+
+    /// The rest of it.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered, part: Part) -> Result<()> {
         self.context.make_current()?;
         // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
         unsafe {
             self.shape
-                .enqueue(&self.context, stream, self.kernels, &lowered, part)
+                .enqueue(&self.context, stream, self.kernels, lowered, part)
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -43,6 +44,15 @@ impl<T: Element> PerSequence<'_, T> {
 
     pub(crate) fn owner(&self) -> &Owner {
         &self.owner
+    }
+
+    /// Those of some of the sequences, of which the caller knows that they are there.
+    pub(crate) fn part(&self, sequences: Range<usize>) -> Self {
+        PerSequence {
+            address: self.address.wrapping_add(sequences.start),
+            len: sequences.len(),
+            ..self.clone()
+        }
     }
 
     /// Its address, if it has `wanted` elements.

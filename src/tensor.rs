@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr;
 
 use half::{bf16, f16};
@@ -399,6 +400,15 @@ impl<'a, const R: usize> Tensor<'a, R> {
             owner: self.owner.clone(),
             borrow: PhantomData,
         }
+    }
+}
+
+impl<'a> Tensor<'a, 4> {
+    /// Some rows of a tensor over the tokens of a packed batch, whose shape and strides were checked.
+    pub(crate) fn token_rows(&self, rows: Range<usize>) -> Self {
+        let [_, _, heads, dim] = self.shape;
+        let shape = [1, rows.len(), heads, dim];
+        self.part(shape, self.strides, rows.start * self.strides[1])
     }
 }
 

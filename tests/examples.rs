@@ -4,8 +4,14 @@
 mod conv;
 #[path = "../examples/05-graph.rs"]
 mod graph;
+#[path = "../examples/06-layer.rs"]
+mod layer;
 #[path = "../examples/04-norm.rs"]
 mod norm;
+#[path = "../examples/01-prefill.rs"]
+mod prefill;
+#[path = "../examples/02-varlen.rs"]
+mod varlen;
 
 /// A test for each example.
 macro_rules! run {
@@ -15,4 +21,4 @@ macro_rules! run {
         }
     };
 }
-run!(conv, norm, graph);
+run!(prefill, varlen, conv, norm, graph, layer);

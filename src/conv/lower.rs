@@ -48,7 +48,7 @@ struct Division {
 }
 
 /// Arguments and grid of one launch.
-pub(super) struct Lowered {
+pub(crate) struct Lowered {
     pub(super) arguments: dw_conv_args,
     pub(super) groups: u32,
 }

@@ -29,7 +29,7 @@ pub(super) struct Shape {
 }
 
 /// Arguments and grid of one launch.
-pub(super) struct Lowered {
+pub(crate) struct Lowered {
     pub(super) arguments: dw_decode_args,
     pub(super) groups: u32,
 }

@@ -17,6 +17,7 @@
 
 pub mod conv;
 pub mod gates;
+pub mod layer;
 mod linalg;
 pub mod norm;
 #[cfg(test)]

@@ -69,7 +69,7 @@ impl Kernels {
 }
 
 /// Arguments and grids of one launch; a grid of no workgroups is not launched.
-pub(super) struct Lowered {
+pub(crate) struct Lowered {
     prepare: dw_prefill_prepare_args,
     prepare_groups: u32,
     summarise: dw_prefill_scan_args,

@@ -10,6 +10,7 @@
 //! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
 //! | `profile` | `profile.rs` |
 //! | `conv` | `conv.rs`, `conv/` |
+//! | `layer` | `layer.rs`, `layer/` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod args;
@@ -17,6 +18,7 @@ mod check;
 mod conv;
 mod failure;
 mod info;
+mod layer;
 mod models;
 mod profile;
 mod progress;
@@ -45,6 +47,7 @@ use crate::check::Verdict;
 use crate::conv::args::ConvArgs;
 use crate::failure::Failure;
 use crate::info::Info;
+use crate::layer::args::LayerArgs;
 use crate::profile::Profile;
 use crate::progress::Progress;
 use crate::report::Report;
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
             Command::Prefill(args) => prefill(&args),
             Command::Profile(args) => profile(&args),
             Command::Conv(args) => convolve(&args),
+            Command::Layer(args) => run_layer(&args),
         });
     match result {
         Ok(code) => code,
@@ -151,6 +155,20 @@ fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
 
 fn convolve(args: &ConvArgs) -> Result<ExitCode, Failure> {
     let report = conv::run(args)?;
+    print(&if args.json {
+        json(&report)
+    } else {
+        report.text()
+    });
+    if report.passed() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&report.objections());
+    Ok(ExitCode::FAILURE)
+}
+
+fn run_layer(args: &LayerArgs) -> Result<ExitCode, Failure> {
+    let report = layer::run(args)?;
     print(&if args.json {
         json(&report)
     } else {

@@ -1,0 +1,287 @@
+//! From the tensors of a layer to those of its stages, all of them checked before anything is enqueued.
+
+use std::ffi::c_void;
+
+use super::{Layer, LayerTensors};
+use crate::check::{self, Batch};
+use crate::conv::{self, ConvInput, ConvState, ConvTensors};
+use crate::decode::{self, DecodeTensors};
+use crate::error::{ArgumentError, ArgumentKind, Error, Result};
+use crate::norm::{self, GatedNorm};
+use crate::prefill::{
+    self, Gating, PrefillTensors, StatePool, WORKSPACE_ALIGN, Workspace, check_workspace,
+};
+use crate::runtime::Stream;
+use crate::sequences::PerSequence;
+use crate::tensor::{Tensor, TensorMut, TokenScalars, Tokens, TokensMut, dense_strides};
+use crate::types::Dtype;
+
+/// What is enqueued.
+pub(super) struct Lowered {
+    pub(super) conv: conv::Lowered,
+    pub(super) decode: Option<decode::Lowered>,
+    pub(super) prefill: Option<prefill::Lowered>,
+    pub(super) norm: norm::Lowered,
+}
+
+/// Where q, k and v begin in the workspace, and where they end.
+pub(super) struct Activations {
+    offsets: [usize; 3],
+    pub(super) bytes: usize,
+}
+
+/// Sequences of a batch that one of the recurrences runs, and their rows.
+struct Part {
+    rows: std::ops::Range<usize>,
+    sequences: std::ops::Range<usize>,
+}
+
+/// q, k and v of all rows, in the workspace.
+type Convolved<'a> = [Tensor<'a, 3>; 3];
+
+impl Layer {
+    pub(super) fn activations(&self) -> Activations {
+        let mut bytes = 0;
+        let offsets = self.spec.conv().channels().map(|channels| {
+            let offset = bytes;
+            let size = self.tokens * channels * self.spec.dtype.size();
+            bytes += size.next_multiple_of(WORKSPACE_ALIGN);
+            offset
+        });
+        Activations { offsets, bytes }
+    }
+
+    pub(super) fn lower(
+        &self,
+        stream: &Stream,
+        x: &LayerTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<Lowered> {
+        check::stream(stream, &self.context)?;
+        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        self.check(x)?;
+        let (address, scratch) = workspace.split(self.activations().bytes);
+        let convolved = self.convolved(address);
+        let decode = Part {
+            rows: 0..self.decodes,
+            sequences: 0..self.decodes,
+        };
+        let prefill = Part {
+            rows: self.decodes..self.tokens,
+            sequences: self.decodes..self.sequences,
+        };
+        Ok(Lowered {
+            conv: self.lower_conv(stream, x, &convolved)?,
+            decode: match &self.decode {
+                Some(plan) => Some(renamed(
+                    plan.lower(
+                        stream,
+                        &decode_tensors(self.recurrence(x, &convolved, &decode)),
+                    ),
+                    &RECURRENCE,
+                )?),
+                None => None,
+            },
+            prefill: match &self.prefill {
+                Some(plan) => {
+                    let tensors = prefill_tensors(self.recurrence(x, &convolved, &prefill));
+                    Some(renamed(plan.lower(stream, &tensors, scratch), &RECURRENCE)?)
+                }
+                None => None,
+            },
+            norm: self.lower_norm(stream, x)?,
+        })
+    }
+
+    /// What is taken apart here has to be of the right size.
+    fn check(&self, x: &LayerTensors<'_>) -> Result<()> {
+        let batch = Batch::Packed {
+            tokens: self.tokens,
+        };
+        let (heads, dim) = (self.spec.value_heads, self.spec.value_dim);
+        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+        check::output_tokens("y", &x.y.0, batch, heads, dim, &[self.spec.dtype])?;
+        check::scalars("a", &x.a, batch, heads, &any)?;
+        check::scalars("b", &x.b, batch, heads, &any)?;
+        match &x.states.slots {
+            Some(slots) => {
+                slots.checked("states.slots", self.sequences)?;
+            }
+            None => {
+                let (slots, least) = (x.states.recurrent.0.shape[0], self.sequences);
+                check::ensure(slots >= least, || {
+                    let was = format!("{slots} slots");
+                    let allowed = format!("one for each of the {least} sequences");
+                    let argument = "states.recurrent";
+                    ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+                })?;
+            }
+        }
+        if let Some(has) = &x.states.has_initial_state {
+            has.checked("states.has_initial_state", self.sequences)?;
+        }
+        Ok(())
+    }
+
+    fn convolved<'a>(&self, address: *mut c_void) -> Convolved<'a> {
+        let (s, offsets) = (&self.spec, self.activations().offsets);
+        let of_keys = [self.tokens, s.key_heads, s.key_dim];
+        let of_values = [self.tokens, s.value_heads, s.value_dim];
+        let mut parts = [of_keys, of_keys, of_values].into_iter().zip(offsets);
+        std::array::from_fn(|_| {
+            let (shape, offset) = parts.next().expect("three parts");
+            let address = address.wrapping_byte_add(offset);
+            // SAFETY: the workspace holds it, and its maker answered for that.
+            unsafe { Tensor::from_raw(address, s.dtype, shape, dense_strides(shape)) }
+        })
+    }
+
+    fn lower_conv(
+        &self,
+        stream: &Stream,
+        x: &LayerTensors<'_>,
+        convolved: &Convolved<'_>,
+    ) -> Result<conv::Lowered> {
+        let [q, k, v] = convolved.each_ref().map(|t| TensorMut(t.clone()).into());
+        let tensors = ConvTensors {
+            x: ConvInput {
+                q: x.x.q.clone(),
+                k: x.x.k.clone(),
+                v: x.x.v.clone(),
+            },
+            weight: x.weights.conv.clone(),
+            bias: x.weights.conv_bias.clone(),
+            state: Some(ConvState {
+                tensor: TensorMut(x.states.conv.0.clone()),
+                layout: x.states.conv_layout,
+                has_initial_state: x.states.has_initial_state.clone(),
+            }),
+            slots: x.states.slots.clone(),
+            q,
+            k,
+            v,
+        };
+        let names = [
+            ("weight", "weights.conv"),
+            ("bias", "weights.conv_bias"),
+            ("state", "states.conv"),
+            ("slots", "states.slots"),
+            ("has_initial_state", "states.has_initial_state"),
+        ];
+        renamed(self.conv.lower(stream, &tensors), &names)
+    }
+
+    fn lower_norm(&self, stream: &Stream, x: &LayerTensors<'_>) -> Result<norm::Lowered> {
+        let norm = GatedNorm {
+            x: None,
+            z: x.z.clone(),
+            weight: x.weights.norm.clone(),
+            eps: self.spec.eps,
+            gate: self.spec.gate,
+            y: TokensMut(x.y.0.clone()),
+        };
+        renamed(
+            norm.lower(&self.context, stream),
+            &[("weight", "weights.norm")],
+        )
+    }
+
+    fn recurrence<'a>(
+        &'a self,
+        x: &LayerTensors<'a>,
+        convolved: &Convolved<'a>,
+        part: &Part,
+    ) -> Recurrence<'a> {
+        let rows = |t: &Tensor<'a, 4>| t.token_rows(part.rows.clone());
+        let [q, k, v] = convolved
+            .each_ref()
+            .map(|t| Tokens(rows(&Tokens::from(t.clone()).0), false));
+        let states = &x.states;
+        // Without slots the second part would count its sequences from 0 again.
+        let slots = match (&states.slots, &self.slots) {
+            (Some(slots), _) => Some(slots.part(part.sequences.clone())),
+            (None, Some(slots)) => Some(PerSequence::from(slots).part(part.sequences.clone())),
+            (None, None) => None,
+        };
+        let has = states.has_initial_state.as_ref();
+        Recurrence {
+            q,
+            k,
+            v,
+            gating: Gating::Raw {
+                a: TokenScalars(rows(&x.a.0), false),
+                b: TokenScalars(rows(&x.b.0), false),
+                a_log: x.weights.a_log.clone(),
+                dt_bias: x.weights.dt_bias.clone(),
+                allow_neg_eigval: self.spec.allow_neg_eigval,
+            },
+            pool: StatePool {
+                tensor: TensorMut(states.recurrent.0.clone()),
+                layout: states.recurrent_layout,
+                slots,
+                write_slots: None,
+            },
+            has_initial_state: has.map(|has| has.part(part.sequences.clone())),
+            o: TokensMut(Tokens(rows(&x.y.0.0), false)),
+        }
+    }
+}
+
+/// What both recurrences are given.
+struct Recurrence<'a> {
+    q: Tokens<'a>,
+    k: Tokens<'a>,
+    v: Tokens<'a>,
+    gating: Gating<'a>,
+    pool: StatePool<'a>,
+    has_initial_state: Option<PerSequence<'a, u8>>,
+    o: TokensMut<'a>,
+}
+
+fn decode_tensors(x: Recurrence<'_>) -> DecodeTensors<'_> {
+    DecodeTensors {
+        q: x.q,
+        k: x.k,
+        v: x.v,
+        gating: x.gating,
+        pool: x.pool,
+        has_initial_state: x.has_initial_state,
+        states: None,
+        o: x.o,
+    }
+}
+
+fn prefill_tensors(x: Recurrence<'_>) -> PrefillTensors<'_> {
+    PrefillTensors {
+        q: x.q,
+        k: x.k,
+        v: x.v,
+        gating: x.gating,
+        initial_state: None,
+        has_initial_state: x.has_initial_state,
+        o: x.o,
+        final_state: None,
+        pool: Some(x.pool),
+    }
+}
+
+/// What the recurrences call the layer's arguments, and what the layer does.
+const RECURRENCE: [(&str, &str); 3] = [
+    ("pool", "states.recurrent"),
+    ("a_log", "weights.a_log"),
+    ("dt_bias", "weights.dt_bias"),
+];
+
+/// An outcome whose error names the layer's argument.
+fn renamed<T>(outcome: Result<T>, names: &[(&str, &str)]) -> Result<T> {
+    outcome.map_err(|error| match error {
+        Error::Argument(error) => {
+            let name = names.iter().find(|(stage, _)| *stage == error.argument);
+            Error::Argument(ArgumentError {
+                argument: name.map_or(error.argument, |(_, layer)| (*layer).to_owned()),
+                ..error
+            })
+        }
+        other => other,
+    })
+}

@@ -1,0 +1,269 @@
+//! A layer on the device: its memory, poisoned where it is written, and what a launch left there.
+
+use deltawave::conv::{ConvInput, ConvStateLayout};
+use deltawave::inputs::Tensor as HostTensor;
+use deltawave::layer::{Layer, LayerStates, LayerTensors, LayerWeights};
+use deltawave::prefill::Workspace;
+use deltawave::runtime::{Context, Stream};
+use deltawave::tensor::{Buffer, Tensor, dense_strides};
+use deltawave::types::{Dtype, StateLayout};
+
+use super::{Case, Data};
+
+/// What a layer left behind: y `[T, HV, V]`, and the pools, dense and in the layouts of the oracle.
+pub struct Output {
+    pub y: HostTensor,
+    /// `[slots, channels, width - 1]`.
+    pub conv_states: HostTensor,
+    /// `[slots, HV, K, V]`.
+    pub states: HostTensor,
+}
+
+impl PartialEq for Output {
+    fn eq(&self, other: &Self) -> bool {
+        self.y.bytes == other.y.bytes
+            && self.conv_states.bytes == other.conv_states.bytes
+            && self.states.bytes == other.states.bytes
+    }
+}
+
+/// A case on the device.
+pub struct Loaded {
+    plan: Layer,
+    projections: Buffer<u8>,
+    a: Buffer<u8>,
+    b: Buffer<u8>,
+    weights: [Buffer<u8>; 5],
+    conv_states: Buffer<u8>,
+    states: Buffer<u8>,
+    slots: Buffer<i32>,
+    has_initial_state: Buffer<u8>,
+    y: Buffer<u8>,
+    workspace: Buffer<u8>,
+    /// What the pools hold before a launch.
+    before: [Vec<u8>; 2],
+}
+
+/// Elements before y, and behind each of its rows.
+const Y_OFFSET: usize = 3;
+const Y_PAD: usize = 5;
+
+fn poison(dtype: Dtype, elements: usize) -> Vec<u8> {
+    match dtype.size() {
+        2 => [0xa5, 0xff].repeat(elements),
+        _ => [0xa5, 0xa5, 0xff, 0xff].repeat(elements),
+    }
+}
+
+impl Loaded {
+    pub fn new(context: &Context, case: &Case, data: &Data) -> Self {
+        let s = &case.spec;
+        let (tokens, channels) = (case.tokens(), case.channels());
+        let row = channels + case.values();
+        let mut projections = poison(s.dtype, tokens * row);
+        for t in 0..tokens {
+            for c in 0..row {
+                let at = 2 * (t * row + case.column(c));
+                let value = match c < channels {
+                    true => &data.x.bytes[2 * (t * channels + c)..],
+                    false => &data.z.bytes[2 * (t * case.values() + c - channels)..],
+                };
+                projections[at..at + 2].copy_from_slice(&value[..2]);
+            }
+        }
+        let upload = |bytes: &[u8]| context.upload(bytes).unwrap();
+        let weights = [
+            &data.conv_weight,
+            &data.conv_bias,
+            &data.a_log,
+            &data.dt_bias,
+            &data.norm_weight,
+        ];
+        let slots: Vec<i32> = (0..case.sequences())
+            .map(|n| match case.padding()[n] {
+                true => -1,
+                false => case.slot(n) as i32,
+            })
+            .collect();
+        let has: Vec<u8> = case.has_initial().iter().map(|x| u8::from(*x)).collect();
+        let before = pools(case, data);
+        let plan = Layer::packed(context, *s, &case.cu_seqlens(), tokens, case.decodes).unwrap();
+        let y = poison(s.dtype, Y_OFFSET + tokens * (case.values() + Y_PAD));
+        let workspace = vec![0xff; plan.workspace_bytes()];
+        Loaded {
+            projections: upload(&projections),
+            a: upload(&data.a.bytes),
+            b: upload(&data.b.bytes),
+            weights: weights.map(|t| upload(&t.bytes)),
+            conv_states: upload(&before[0]),
+            states: upload(&before[1]),
+            slots: context.upload(&slots).unwrap(),
+            has_initial_state: upload(&has),
+            y: upload(&y),
+            workspace: upload(&workspace),
+            before,
+            plan,
+        }
+    }
+
+    /// Poisons what a launch writes, and puts the states back.
+    pub fn reset(&mut self, stream: &Stream) {
+        stream.synchronize().unwrap();
+        self.conv_states.write(&self.before[0]).unwrap();
+        self.states.write(&self.before[1]).unwrap();
+        let y = poison(Dtype::Bf16, self.y.len() / 2);
+        self.y.write(&y).unwrap();
+        self.workspace.fill_bytes(0xff, stream).unwrap();
+    }
+
+    pub fn launch(&mut self, case: &Case, stream: &Stream) -> deltawave::Result<()> {
+        self.launch_changed(case, stream, |_| ())
+    }
+
+    /// A launch of what `change` makes of the tensors.
+    pub fn launch_changed(
+        &mut self,
+        case: &Case,
+        stream: &Stream,
+        change: impl FnOnce(&mut LayerTensors<'_>),
+    ) -> deltawave::Result<()> {
+        let s = case.spec;
+        let (tokens, heads, channels) = (case.tokens(), s.value_heads, case.channels());
+        let row = channels + case.values();
+        let projections = self
+            .projections
+            .tensor_of(s.dtype, [tokens, row], [row, 1], 0)?;
+        let [conv, conv_bias, a_log, dt_bias, norm] = &self.weights;
+        let vector = |buffer: &Buffer<u8>, n: usize| {
+            // SAFETY: the buffer outlives the launch.
+            unsafe { Tensor::<1>::from_raw(buffer.address(), Dtype::F32, [n], [1]) }
+        };
+        let (slots, columns) = (case.pool(), case.columns());
+        let (shape, layout) = match case.token_major {
+            true => ([slots, columns, channels], ConvStateLayout::TokenMajor),
+            false => ([slots, channels, columns], ConvStateLayout::ChannelMajor),
+        };
+        let conv_strides = dense_strides(shape);
+        let matrix = match case.value_major {
+            true => [slots, heads, s.value_dim, s.key_dim],
+            false => [slots, heads, s.key_dim, s.value_dim],
+        };
+        let strides = dense_strides(matrix);
+        let (z, x) = match case.interleaved {
+            true => (
+                ConvInput::interleaved_z(&projections, &s.conv())?,
+                ConvInput::interleaved(&projections, &s.conv())?,
+            ),
+            false => (
+                ConvInput::flat_z(&projections, &s.conv())?,
+                ConvInput::flat(&projections, &s.conv())?,
+            ),
+        };
+        let mut tensors = LayerTensors {
+            x,
+            z,
+            a: (self.a.tensor_of(s.dtype, [tokens, heads], [heads, 1], 0)?).into(),
+            b: (self.b.tensor_of(s.dtype, [tokens, heads], [heads, 1], 0)?).into(),
+            weights: LayerWeights {
+                conv: conv.tensor_of(s.dtype, [channels, s.width], [s.width, 1], 0)?,
+                conv_bias: Some(vector(conv_bias, channels)),
+                a_log: vector(a_log, heads),
+                dt_bias: Some(vector(dt_bias, heads)),
+                norm: Some(vector(norm, s.value_dim)),
+            },
+            states: LayerStates {
+                conv: self
+                    .conv_states
+                    .tensor_of_mut(s.dtype, shape, conv_strides, 0)?,
+                conv_layout: layout,
+                recurrent: self
+                    .states
+                    .tensor_of_mut(case.state_dtype, matrix, strides, 0)?,
+                recurrent_layout: case.layout(),
+                slots: case.has_slots.then(|| (&self.slots).into()),
+                has_initial_state: Some((&self.has_initial_state).into()),
+            },
+            y: self
+                .y
+                .tensor_of_mut(
+                    s.dtype,
+                    [tokens, heads, s.value_dim],
+                    [case.values() + Y_PAD, s.value_dim, 1],
+                    Y_OFFSET,
+                )?
+                .into(),
+        };
+        change(&mut tensors);
+        let workspace = Workspace::new(&mut self.workspace);
+        self.plan.launch(stream, &tensors, workspace)
+    }
+
+    pub fn output(&self, case: &Case, stream: &Stream) -> Output {
+        let s = &case.spec;
+        let mut bytes = self.y.download(stream).unwrap();
+        let (row, values) = (case.values() + Y_PAD, case.values());
+        let mut y = Vec::with_capacity(2 * case.tokens() * values);
+        for t in 0..case.tokens() {
+            let at = 2 * (Y_OFFSET + t * row)..2 * (Y_OFFSET + t * row + values);
+            y.extend_from_slice(&bytes[at.clone()]);
+            bytes[at].copy_from_slice(&poison(s.dtype, values));
+        }
+        assert!(
+            bytes == poison(s.dtype, bytes.len() / 2),
+            "written outside of y"
+        );
+        let conv = HostTensor::from_bytes(s.dtype, self.conv_states.download(stream).unwrap());
+        let states =
+            HostTensor::from_bytes(case.state_dtype, self.states.download(stream).unwrap());
+        let transposed = |t: HostTensor, rows, columns| {
+            let layout = StateLayout::ValueMajor;
+            let values = layout.to_key_major(&t.values, rows, columns);
+            HostTensor::new(t.dtype, values)
+        };
+        Output {
+            y: HostTensor::from_bytes(s.dtype, y),
+            conv_states: match case.token_major && !conv.values.is_empty() {
+                true => transposed(conv, case.channels(), case.columns()),
+                false => conv,
+            },
+            states: match case.value_major && !states.values.is_empty() {
+                true => transposed(states, s.key_dim, s.value_dim),
+                false => states,
+            },
+        }
+    }
+}
+
+/// The bytes of both pools: states in their slots, the rest poisoned, and so are states that do not count.
+pub fn pools(case: &Case, data: &Data) -> [Vec<u8>; 2] {
+    let (conv, state) = case.sizes();
+    let s = &case.spec;
+    let place = |t: &HostTensor, size: usize, [rows, columns]: [usize; 2], transposed: bool| {
+        let element = t.dtype.size();
+        let mut bytes = poison(t.dtype, case.pool() * size);
+        let kept = |n: usize| case.has_initial()[n] || case.lengths[n] == 0 || case.padding()[n];
+        for n in (0..case.sequences()).filter(|n| kept(*n)) {
+            for i in 0..size {
+                let (matrix, r, c) = (i / (rows * columns), i / columns % rows, i % columns);
+                let at = match transposed {
+                    true => (matrix * columns + c) * rows + r,
+                    false => i,
+                };
+                let (to, from) = (case.slot(n) * size + at, n * size + i);
+                bytes[to * element..(to + 1) * element]
+                    .copy_from_slice(&t.bytes[from * element..(from + 1) * element]);
+            }
+        }
+        bytes
+    };
+    let conv_matrix = [case.channels(), case.columns()];
+    [
+        place(&data.conv_state, conv, conv_matrix, case.token_major),
+        place(
+            &data.state,
+            state,
+            [s.key_dim, s.value_dim],
+            case.value_major,
+        ),
+    ]
+}
