@@ -72,17 +72,17 @@ static CDNA: LaunchShape = {
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
-                chunk: 1.4,
-                chunk_shared: 5.0,
+                chunk: 1.36,
+                chunk_shared: 2.4,
                 residency: 2,
             },
             summarise: KernelCost {
-                chunk: 1.1,
-                chunk_shared: 3.2,
+                chunk: 1.14,
+                chunk_shared: 2.9,
                 residency: 3,
             },
-            combine: 1.8,
-            launch: 6.0,
+            combine: 1.9,
+            launch: 6.2,
         },
     }
 };

@@ -245,11 +245,7 @@ impl Launch<'_> {
         let counting = options.count.then(|| Counting::new(program, &memory));
         let recording = match options.record {
             Record::None => None,
-            Record::Some(n) | Record::Only(n) => {
-                let resident = Occupancy::of(self.kernel, waves, lds).workgroups;
-                let n = n.min(resident.max(2));
-                Some(Recording::new(total, options.xccs, n))
-            }
+            Record::Some(n) | Record::Only(n) => Some(Recording::new(total, options.xccs, n)),
         };
         let only = recording
             .as_ref()

@@ -6,7 +6,7 @@ use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::gpu::{Gpu, MI300X, MI308X};
 use deltawave_sim::launch::{Launch, Options, Record};
 use deltawave_sim::memory::{Extent, Memory};
-use deltawave_sim::timing::{Estimate, Fit, Model, Shape, Stall, perfetto};
+use deltawave_sim::timing::{Estimate, Fit, Model, SAMPLE, Shape, Stall, perfetto};
 
 struct Kernels(CodeObject);
 
@@ -57,7 +57,7 @@ impl Kernels {
         };
         let model = Model::new(gpu).with(Fit::NONE).keep(1000);
         let options = Options {
-            record: Record::Only(model.sample(&shape)),
+            record: Record::Only(SAMPLE),
             xccs: gpu.xcds,
             ..Options::default()
         };

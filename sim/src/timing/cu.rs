@@ -140,7 +140,7 @@ impl Simd {
 /// What a compute unit works on.
 pub(super) struct Work<'a> {
     pub code: &'a [Static],
-    pub traces: &'a [Trace],
+    pub traces: &'a [&'a Trace],
     pub sharing: &'a Sharing,
     pub path: Path,
     /// Workgroups in all, which do as the traces, one after the other.

@@ -54,25 +54,15 @@ struct Line {
     arrival: u64,
 }
 
-/// What a cache has of a line.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
-    Never,
-    Lost,
-    /// It is there from this clock on.
-    There(u64),
-}
-
 impl Cache {
-    fn find(&mut self, line: u64, capacity: u64) -> Found {
-        match self.lines.get_mut(&line) {
-            None => Found::Never,
-            Some(l) if self.fills - l.used > capacity => Found::Lost,
-            Some(l) => {
-                l.used = self.fills;
-                Found::There(l.arrival)
-            }
+    /// When a line comes, or came, if the cache has it.
+    fn find(&mut self, line: u64, capacity: u64) -> Option<u64> {
+        let l = self.lines.get_mut(&line)?;
+        if self.fills - l.used > capacity {
+            return None;
         }
+        l.used = self.fills;
+        Some(l.arrival)
     }
 
     fn fill(&mut self, line: u64, arrival: u64) {
@@ -99,7 +89,7 @@ struct Touched {
 
 impl Sharing {
     /// Of traces of workgroups that run at the same time on one die.
-    pub fn of(traces: &[Trace]) -> Self {
+    pub fn of(traces: &[&Trace]) -> Self {
         let mut touched: HashMap<u64, Touched> = HashMap::new();
         for (sample, trace) in traces.iter().enumerate() {
             for &line in &trace.lines {
@@ -131,7 +121,8 @@ impl Sharing {
                 .is_some_and(|t| t.by == self.samples)
     }
 
-    /// Whether another workgroup brings a line into L2 before this one needs it: all but one of them find it there.
+    /// Whether another workgroup brings a line into L2, or back into it, before this one needs it: all but one of them
+    /// find it there.
     fn brought(&self, line: u64, sample: u32) -> bool {
         (self.touched.get(&line))
             .is_some_and(|t| !(t.order + u64::from(sample)).is_multiple_of(u64::from(t.by)))
@@ -195,7 +186,7 @@ impl<'a> Memory<'a> {
             };
             // Stores go through.
             if !a.store
-                && let Found::There(arrival) = cache.find(own, capacity)
+                && let Some(arrival) = cache.find(own, capacity)
             {
                 done = done.max(arrival);
                 continue;
@@ -203,11 +194,10 @@ impl<'a> Memory<'a> {
             self.traffic.l2_lines += 1;
             self.l2_free = self.l2_free.max(start as f64) + LINE as f64 / self.path.l2_width;
             let mut end = self.l2_free as u64 + self.path.l2_latency;
-            let found = self.l2.find(own, self.path.l2_lines);
-            if let Found::There(arrival) = found {
+            if let Some(arrival) = self.l2.find(own, self.path.l2_lines) {
                 end = end.max(arrival);
             } else {
-                if found == Found::Lost || !self.sharing.brought(line, sample) {
+                if !self.sharing.brought(line, sample) {
                     self.traffic.far_lines += 1;
                     let clocks = LINE as f64 / self.path.far_width;
                     self.far_free = self.far_free.max(start as f64) + clocks;

@@ -30,7 +30,7 @@ use crate::occupancy::Occupancy;
 use cu::Work;
 use memory::{Path, Sharing};
 
-/// Workgroups that are worth recording at most.
+/// Workgroups to record: enough for what neighbours share in L2 to show.
 pub const SAMPLE: u32 = 8;
 
 /// The free parameters, fitted to published times (`docs/timing-model.md`).
@@ -50,8 +50,8 @@ impl Fit {
     };
     /// As calibrated.
     pub const CALIBRATED: Fit = Fit {
-        scale: 1.23,
-        launch_us: 7.06,
+        scale: 1.248,
+        launch_us: 6.19,
     };
 }
 
@@ -127,12 +127,6 @@ impl Model {
         self
     }
 
-    /// How many workgroups to record ([`crate::launch::Record`]): as many as a compute unit holds, but at least two, so
-    /// that what neighbours share in L2 shows.
-    pub fn sample(&self, shape: &Shape) -> u32 {
-        self.resident(shape).clamp(2, SAMPLE)
-    }
-
     fn resident(&self, shape: &Shape) -> u32 {
         Occupancy::of(shape.kernel, shape.waves, shape.lds)
             .workgroups
@@ -147,6 +141,10 @@ impl Model {
         let gpu = self.gpu;
         let offset = shape.kernel.descriptor.accum_offset() as u16;
         let code = program::prepare(shape.code, offset);
+        // The busiest compute unit has the long ones, where some end at once.
+        let mut traces: Vec<&Trace> = traces.iter().collect();
+        traces.sort_by_key(|t| std::cmp::Reverse(t.wave_instructions()));
+        let traces = &traces;
         let sharing = Sharing::of(traces);
         let active = u64::from(gpu.cus).min(shape.workgroups) as u32;
         let share = shape.workgroups.div_ceil(u64::from(gpu.cus));

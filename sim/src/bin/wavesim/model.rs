@@ -54,13 +54,10 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     }
     let mut options = args.run.options(Checks::NONE);
     options.xccs = args.gpu.xcds;
-    // As many as a compute unit may hold of anything; what is not needed is left out below.
     options.record = Record::Only(SAMPLE);
     run::launch(&args.run, options, |launch, done| {
         let shape = shape(launch);
-        let n = (model.sample(&shape) as usize).min(done.stats.traces.len());
-        let traces = &done.stats.traces[..n];
-        let Some(estimate) = model.estimate(&shape, traces) else {
+        let Some(estimate) = model.estimate(&shape, &done.stats.traces) else {
             return Err(Failure::NoWorkgroup);
         };
         if let Some(path) = &args.perfetto {
