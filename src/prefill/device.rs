@@ -60,7 +60,7 @@ impl DevicePrefill {
     /// index of the first entry of `cu_seqlens` that had to be replaced.
     ///
     /// # Errors
-    /// As [`Prefill::launch`].
+    /// As [`Prefill::launch`](super::Prefill::launch).
     pub fn launch<'a>(
         &self,
         stream: &Stream,
