@@ -85,6 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     layout: StateLayout::KeyMajor,
                 }),
                 pool: None,
+                snapshots: None,
             };
             plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;
             stream.synchronize()?;

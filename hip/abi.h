@@ -24,7 +24,8 @@ enum {
     DW_NEGATIVE_EIGENVALUES = 4, /* beta = 2 sigmoid(b) */
     DW_TILED_HEADS = 8,          /* value head h reads key head h % HK, not h / (HV / HK) */
     DW_INITIAL_VALUE_MAJOR = 16, /* initial_state is [N, HV, V, K] */
-    DW_FINAL_VALUE_MAJOR = 32    /* final_state is [N, HV, V, K] */
+    DW_FINAL_VALUE_MAJOR = 32,   /* final_state is [N, HV, V, K] */
+    DW_SNAPSHOT_VALUE_MAJOR = 64 /* snapshots is [slots, HV, V, K] */
 };
 
 /* Bits of `flags` of conv. */
@@ -123,6 +124,9 @@ typedef struct dw_prefill_scan_args {
     void *final_state;                /* as initial_state, and may be the same memory; null: not wanted */
     const int32_t *read_slots;        /* [N]: slot of each sequence in initial_state; null: n */
     const int32_t *write_slots;       /* [N]: in final_state. One that there is not: nothing is read or written. */
+    void *snapshots;                  /* as final_state: states in the course of sequences */
+    const int32_t *snapshot_slots;    /* [tokens / 64 + sequences]: slot in snapshots of the state after each chunk, in
+                                         the order of records; others than there are: not wanted; null: none are */
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
     const dw_prefill_item *items;     /* [items]; null: every sequence is one item */
@@ -133,6 +137,7 @@ typedef struct dw_prefill_scan_args {
     dw_token_strides o_strides;
     dw_state_strides initial_strides;
     dw_state_strides final_strides;
+    dw_state_strides snapshot_strides;
     int32_t sequences;
     int32_t key_heads;
     int32_t value_heads;
@@ -148,6 +153,8 @@ typedef struct dw_prefill_scan_args {
     int32_t summaries;
     int32_t dies; /* to which the GPU deals workgroups in turn */
     int32_t slots;
+    int32_t snapshot_count; /* slots of snapshots */
+    int32_t snapshot_type;  /* DW_F32 or DW_BF16 */
     int32_t pad0;
 } dw_prefill_scan_args;
 

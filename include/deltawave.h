@@ -171,7 +171,29 @@ typedef struct dw_prefill_tensors {
     /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it. */
     void *workspace;
     size_t workspace_bytes;
+
+    /* A pool, updated in place: instead of initial_state and final_state. A slot that is negative or beyond the pool is
+     * none: without one to read a sequence starts from zeros, without one to write it leaves no state, and without both
+     * it is padding, whose outputs become zeros. None may be written by two, or read by one and written by another. */
+    const dw_tensor *pool;      /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
+    const int32_t *slots;       /* [N] on the device, to read; NULL: those of the plan, or slot n for sequence n */
+    const int32_t *write_slots; /* [N] on the device; NULL: the same */
+
+    /* States in the course of sequences: after each chunk of 64 tokens that has a slot. They are what the sequence went
+     * on with: one that is continued from such a state in f32, unpartitioned, has the bits of the whole. */
+    const dw_tensor *snapshots;    /* as pool; NULL: the pool, in slots that no sequence has */
+    const int32_t *snapshot_slots; /* on the device, entry cu_seqlens[n] / 64 + n + c: of the state after chunk c of
+                                      sequence n; negative, or beyond: not wanted; NULL: those of the plan, if any */
+    int32_t pool_layout;           /* DW_STATE_* */
+    int32_t snapshot_layout;       /* DW_STATE_* */
 } dw_prefill_tensors;
+
+/* A state in the course of a sequence. */
+typedef struct dw_snapshot {
+    int64_t sequence;
+    int64_t tokens; /* of the sequence: a multiple of 64, at least that */
+    int64_t slot;
+} dw_snapshot;
 
 /* A batch shape that was checked: launched any number of times. */
 typedef struct dw_prefill dw_prefill;
@@ -189,6 +211,13 @@ int dw_prefill_device(const dw_context *context, const dw_prefill_spec *spec, in
 /* NULL does nothing. A captured graph needs its plan. */
 void dw_prefill_destroy(dw_prefill *plan);
 int dw_prefill_workspace_bytes(const dw_prefill *plan, size_t *bytes);
+/* How many entries snapshot_slots has. */
+int dw_prefill_chunk_entries(const dw_prefill *plan, int64_t *entries);
+/* Slots that the host knows, `count` of them, for all later launches of a plan whose lengths the host knows: checked
+ * and copied. Nothing else may use the plan meanwhile, and no captured graph may need it. write_slots may be NULL. */
+int dw_prefill_set_slots(dw_prefill *plan, const int32_t *slots, const int32_t *write_slots, int64_t count);
+/* The same for snapshots. */
+int dw_prefill_set_snapshots(dw_prefill *plan, const dw_snapshot *snapshots, int64_t count);
 int dw_prefill_launch(const dw_prefill *plan, void *stream, const dw_prefill_tensors *tensors);
 
 /* ---- gates, as an operation of its own ---- */

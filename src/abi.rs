@@ -16,6 +16,7 @@ pub const DW_NEGATIVE_EIGENVALUES: _bindgen_ty_2 = 4;
 pub const DW_TILED_HEADS: _bindgen_ty_2 = 8;
 pub const DW_INITIAL_VALUE_MAJOR: _bindgen_ty_2 = 16;
 pub const DW_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
+pub const DW_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
@@ -239,6 +240,8 @@ pub struct dw_prefill_scan_args {
     pub final_state: *mut ::core::ffi::c_void,
     pub read_slots: *const i32,
     pub write_slots: *const i32,
+    pub snapshots: *mut ::core::ffi::c_void,
+    pub snapshot_slots: *const i32,
     pub cu_seqlens: *const i32,
     pub records: *const ::core::ffi::c_void,
     pub items: *const dw_prefill_item,
@@ -249,6 +252,7 @@ pub struct dw_prefill_scan_args {
     pub o_strides: dw_token_strides,
     pub initial_strides: dw_state_strides,
     pub final_strides: dw_state_strides,
+    pub snapshot_strides: dw_state_strides,
     pub sequences: i32,
     pub key_heads: i32,
     pub value_heads: i32,
@@ -264,11 +268,13 @@ pub struct dw_prefill_scan_args {
     pub summaries: i32,
     pub dies: i32,
     pub slots: i32,
+    pub snapshot_count: i32,
+    pub snapshot_type: i32,
     pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 312usize];
+    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 360usize];
     ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
     ["Offset of field: dw_prefill_scan_args::q"]
         [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
@@ -288,58 +294,68 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_scan_args, read_slots) - 56usize];
     ["Offset of field: dw_prefill_scan_args::write_slots"]
         [::core::mem::offset_of!(dw_prefill_scan_args, write_slots) - 64usize];
+    ["Offset of field: dw_prefill_scan_args::snapshots"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshots) - 72usize];
+    ["Offset of field: dw_prefill_scan_args::snapshot_slots"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_slots) - 80usize];
     ["Offset of field: dw_prefill_scan_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 72usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 88usize];
     ["Offset of field: dw_prefill_scan_args::records"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, records) - 80usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, records) - 96usize];
     ["Offset of field: dw_prefill_scan_args::items"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items) - 88usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, items) - 104usize];
     ["Offset of field: dw_prefill_scan_args::states"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, states) - 96usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, states) - 112usize];
     ["Offset of field: dw_prefill_scan_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 104usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 120usize];
     ["Offset of field: dw_prefill_scan_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 128usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 144usize];
     ["Offset of field: dw_prefill_scan_args::v_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 152usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 168usize];
     ["Offset of field: dw_prefill_scan_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 176usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 192usize];
     ["Offset of field: dw_prefill_scan_args::initial_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 200usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 216usize];
     ["Offset of field: dw_prefill_scan_args::final_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 224usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 240usize];
+    ["Offset of field: dw_prefill_scan_args::snapshot_strides"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_strides) - 264usize];
     ["Offset of field: dw_prefill_scan_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 248usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 288usize];
     ["Offset of field: dw_prefill_scan_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 252usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 292usize];
     ["Offset of field: dw_prefill_scan_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 256usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 296usize];
     ["Offset of field: dw_prefill_scan_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 260usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 300usize];
     ["Offset of field: dw_prefill_scan_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 264usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 304usize];
     ["Offset of field: dw_prefill_scan_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 268usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 308usize];
     ["Offset of field: dw_prefill_scan_args::scale"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 272usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 312usize];
     ["Offset of field: dw_prefill_scan_args::initial_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 276usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 316usize];
     ["Offset of field: dw_prefill_scan_args::final_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 280usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 320usize];
     ["Offset of field: dw_prefill_scan_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 284usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 324usize];
     ["Offset of field: dw_prefill_scan_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 288usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 328usize];
     ["Offset of field: dw_prefill_scan_args::items_count"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 292usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 332usize];
     ["Offset of field: dw_prefill_scan_args::summaries"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 296usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 336usize];
     ["Offset of field: dw_prefill_scan_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 300usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 340usize];
     ["Offset of field: dw_prefill_scan_args::slots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slots) - 304usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, slots) - 344usize];
+    ["Offset of field: dw_prefill_scan_args::snapshot_count"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_count) - 348usize];
+    ["Offset of field: dw_prefill_scan_args::snapshot_type"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_type) - 352usize];
     ["Offset of field: dw_prefill_scan_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 308usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 356usize];
 };
 impl Default for dw_prefill_scan_args {
     fn default() -> Self {

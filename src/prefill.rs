@@ -17,6 +17,7 @@
 mod device;
 mod lower;
 mod plan;
+mod snapshots;
 mod states;
 
 use std::ffi::c_void;
@@ -25,6 +26,8 @@ use std::marker::PhantomData;
 pub use device::DevicePrefill;
 pub(crate) use lower::Lowered;
 use lower::{Counts, Kernels, Shape, Tables};
+pub use snapshots::{Snapshot, Snapshots};
+use states::PlanSlots;
 pub use states::{State, StateMut, StatePool};
 
 use crate::abi;
@@ -233,6 +236,8 @@ pub struct PrefillTensors<'a> {
     pub final_state: Option<StateMut<'a>>,
     /// States that are updated in place, instead of `initial_state` and `final_state`.
     pub pool: Option<StatePool<'a>>,
+    /// States in the course of sequences that are wanted, too.
+    pub snapshots: Option<Snapshots<'a>>,
 }
 
 /// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
@@ -334,8 +339,8 @@ pub struct Prefill {
     counts: Counts,
     /// Items, chains, and `cu_seqlens`.
     tables: Buffer<i32>,
-    /// Slots that are read, and those that are written.
-    slots: Option<Buffer<i32>>,
+    cu_seqlens: Vec<i32>,
+    slots: PlanSlots,
 }
 
 impl Prefill {
@@ -381,20 +386,48 @@ impl Prefill {
             kernels: shape.spec.kernels(),
             counts,
             tables,
-            slots: None,
+            cu_seqlens: cu_seqlens.to_vec(),
+            slots: PlanSlots::default(),
         })
     }
 
     /// The slots of a pool that the sequences have: what [`StatePool::slots`] and [`StatePool::write_slots`] say for a
-    /// launch, for all of them, checked and uploaded once.
+    /// launch, for all that follow, checked and uploaded once. Not for plans that a captured graph needs.
     ///
     /// # Errors
     /// Not as many slots as sequences; a slot that two sequences write, or that one reads and another writes, where it is
     /// not negative. No memory for the slots.
-    pub fn with_slots(mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<Self> {
+    pub fn set_slots(&mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<()> {
         let write_slots = states::check_slots(self.shape.sequences, slots, write_slots)?;
-        self.slots = Some(self.context.upload(&[slots, write_slots].concat())?);
-        Ok(self)
+        let both = [slots, write_slots].concat();
+        self.slots.pool = Some(self.context.upload(&both)?);
+        self.slots.of_sequences = both.into_iter().collect();
+        Ok(())
+    }
+
+    /// The states in the course of sequences that launches write: what [`Snapshots::slots`] says for a launch, for all that
+    /// follow, checked and uploaded once. Not for plans that a captured graph needs.
+    ///
+    /// # Errors
+    /// A sequence that there is not; tokens that are not whole chunks of it; a slot, or a state, twice. No memory.
+    pub fn set_snapshots(&mut self, snapshots: &[Snapshot]) -> Result<()> {
+        let table = snapshots::table(&self.cu_seqlens, self.chunk_entries(), snapshots)?;
+        self.slots.snapshots = Some(self.context.upload(&table)?);
+        self.slots.of_snapshots = table.into_iter().filter(|&slot| slot >= 0).collect();
+        Ok(())
+    }
+
+    /// The snapshots after every so many tokens, a multiple of [`CHUNK`], sequence by sequence, in the slots 0, 1, 2, ...
+    ///
+    /// # Errors
+    /// Another number of tokens.
+    pub fn snapshots_every(&self, tokens: usize) -> Result<Vec<Snapshot>> {
+        Ok(snapshots::every(&self.cu_seqlens, tokens)?)
+    }
+
+    /// How many entries [`Snapshots::slots`] has.
+    pub fn chunk_entries(&self) -> usize {
+        self.shape.slots()
     }
 
     /// Bytes of workspace that a launch needs.
@@ -475,8 +508,8 @@ impl Prefill {
         check::stream(stream, &self.context)?;
         Shape::check_devices(tensors, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
-        let slots = self.slots.as_ref();
-        Ok((self.shape).lower(tensors, self.tables(), slots, workspace.address)?)
+        let tables = self.tables();
+        Ok((self.shape).lower(tensors, tables, &self.slots, workspace.address)?)
     }
 
     /// The rest of it.

@@ -302,11 +302,11 @@ impl Fixture {
         }
         let plan = match r.entry {
             Entry::Packed => {
-                let plan = Prefill::packed(&context, r.spec, &r.cu_seqlens, r.tokens)?;
-                Plan::Host(match &r.plan_slots {
-                    Some(slots) => plan.with_slots(slots, None)?,
-                    None => plan,
-                })
+                let mut plan = Prefill::packed(&context, r.spec, &r.cu_seqlens, r.tokens)?;
+                if let Some(slots) = &r.plan_slots {
+                    plan.set_slots(slots, None)?;
+                }
+                Plan::Host(plan)
             }
             Entry::Dense => Plan::Host(Prefill::dense(&context, r.spec, 2, r.tokens)?),
             Entry::Device => Plan::Device(DevicePrefill::new(&context, r.spec, r.tokens, 2)?),
@@ -384,6 +384,7 @@ impl Fixture {
                 slots: r.slots.map(slots),
                 write_slots: r.write_slots.map(slots),
             }),
+            snapshots: None,
         };
         match plan {
             Plan::Host(plan) => plan.launch(&stream, &tensors, workspace),

@@ -13,5 +13,7 @@ mod numerics;
 mod pool;
 #[path = "prefill/segments.rs"]
 mod segments;
+#[path = "prefill/snapshots.rs"]
+mod snapshots;
 #[path = "prefill/varlen.rs"]
 mod varlen;

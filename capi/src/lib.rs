@@ -15,6 +15,7 @@ mod lengths;
 mod norm;
 mod prefill;
 mod read;
+mod states;
 mod status;
 
 pub use context::*;

@@ -5,28 +5,56 @@ use std::ptr;
 
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::prefill::{
-    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, State, StateMut, Workspace,
+    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, Snapshot, State, StateMut,
+    Workspace,
 };
 use deltawave::runtime::Context;
 use deltawave::sequences::PerSequence;
 use deltawave::types::HeadMap;
 
-use crate::abi::{self, dw_context, dw_lengths, dw_prefill, dw_prefill_spec, dw_prefill_tensors};
+use crate::abi::{
+    self, dw_context, dw_lengths, dw_prefill, dw_prefill_spec, dw_prefill_tensors, dw_snapshot,
+};
 use crate::context::context;
-use crate::lengths::Lengths;
+use crate::lengths::{Lengths, host_slice};
 use crate::read::{self, Argument, Checked};
+use crate::states;
 use crate::status::{guard, guard_silent, refuse};
 
 /// What a `dw_prefill` points to.
 struct Plan {
     context: Context,
     sequences: usize,
+    /// Whether the plan has snapshots.
+    snapshots: bool,
     kind: Kind,
 }
 
 enum Kind {
     Host(Prefill),
     Device(DevicePrefill),
+}
+
+impl Plan {
+    /// The entries of `snapshot_slots`.
+    fn entries(&self) -> usize {
+        match &self.kind {
+            Kind::Host(plan) => plan.chunk_entries(),
+            Kind::Device(plan) => plan.chunk_entries(),
+        }
+    }
+
+    /// The plan, if the host knows its lengths.
+    fn of_host(&mut self, argument: &str) -> Checked<&mut Prefill> {
+        match &mut self.kind {
+            Kind::Host(plan) => Ok(plan),
+            Kind::Device(_) => {
+                let was = "given to a plan whose lengths are on the device";
+                let allowed = "launches of such a plan take them";
+                Err(refuse(argument, ArgumentKind::Presence, was, allowed))
+            }
+        }
+    }
 }
 
 fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
@@ -70,6 +98,7 @@ unsafe fn create(
         let made = Plan {
             context,
             sequences,
+            snapshots: false,
             kind,
         };
         *out = Box::into_raw(Box::new(made)).cast();
@@ -179,7 +208,7 @@ pub unsafe extern "C" fn dw_prefill_launch(
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
         // SAFETY: as above, and for the memory of the tensors.
-        let arguments = unsafe { self::tensors(&t, plan.sequences) }?;
+        let arguments = unsafe { self::tensors(&t, plan) }?;
         // SAFETY: the caller says that it is a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
         // SAFETY: the caller says that this memory is the device's, and that nothing else uses it.
@@ -204,11 +233,77 @@ pub unsafe extern "C" fn dw_prefill_launch(
     })
 }
 
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_chunk_entries(
+    plan: *const dw_prefill,
+    entries: *mut i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let out = unsafe { read::output("entries", entries) }?;
+        // SAFETY: as above.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        *out = plan.entries() as i64;
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_set_slots(
+    plan: *mut dw_prefill,
+    slots: *const i32,
+    write_slots: *const i32,
+    count: i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller says that nothing else uses the plan.
+        let plan = unsafe { read::output("plan", plan.cast::<Plan>()) }?;
+        let count = read::natural("count", count)?;
+        // SAFETY: the caller says that so many lie there.
+        let slots = unsafe { host_slice("slots", slots, count) }?;
+        let write_slots = match write_slots.is_null() {
+            true => None,
+            // SAFETY: as above.
+            false => Some(unsafe { host_slice("write_slots", write_slots, count) }?),
+        };
+        plan.of_host("slots")?.set_slots(slots, write_slots)
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_set_snapshots(
+    plan: *mut dw_prefill,
+    snapshots: *const dw_snapshot,
+    count: i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller says that nothing else uses the plan.
+        let plan = unsafe { read::output("plan", plan.cast::<Plan>()) }?;
+        let count = read::natural("count", count)?;
+        // SAFETY: the caller says that so many lie there.
+        let given = unsafe { host_slice("snapshots", snapshots, count) }?;
+        let list = given.iter().map(|s| {
+            Ok(Snapshot {
+                sequence: read::natural("snapshots.sequence", s.sequence)?,
+                tokens: read::natural("snapshots.tokens", s.tokens)?,
+                slot: read::natural("snapshots.slot", s.slot)?,
+            })
+        });
+        let list: Vec<_> = list.collect::<Checked<_>>()?;
+        plan.of_host("snapshots")?.set_snapshots(&list)?;
+        plan.snapshots = true;
+        Ok(())
+    })
+}
+
 /// The tensors of a launch, as the caller describes them.
 ///
 /// # Safety
 /// The pointers are null or valid, and the memory is what they say.
-unsafe fn tensors(t: &dw_prefill_tensors, sequences: usize) -> Checked<PrefillTensors<'static>> {
+unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors<'static>> {
     // SAFETY: the caller answers for the pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
     let state = |name, pointer, layout_name: &str, layout| -> Checked<Option<_>> {
@@ -223,7 +318,7 @@ unsafe fn tensors(t: &dw_prefill_tensors, sequences: usize) -> Checked<PrefillTe
     )?;
     let last = state("final_state", t.final_state, "final_layout", t.final_layout)?;
     // SAFETY: as above.
-    let has = unsafe { PerSequence::from_raw(t.has_initial_state, sequences) };
+    let has = unsafe { PerSequence::from_raw(t.has_initial_state, plan.sequences) };
     Ok(PrefillTensors {
         q: argument("q", t.q).tokens()?,
         k: argument("k", t.k).tokens()?,
@@ -243,7 +338,10 @@ unsafe fn tensors(t: &dw_prefill_tensors, sequences: usize) -> Checked<PrefillTe
                 Ok(StateMut { tensor, layout })
             })
             .transpose()?,
-        pool: None,
+        // SAFETY: as above.
+        pool: unsafe { states::pool(t, plan.sequences) }?,
+        // SAFETY: as above.
+        snapshots: unsafe { states::snapshots(t, plan.entries(), plan.snapshots) }?,
     })
 }
 

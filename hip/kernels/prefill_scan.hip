@@ -22,6 +22,43 @@ template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, con
     }
 }
 
+// What a workgroup walks, found once more: not worth holding through the loop.
+struct Again {
+    Work work;
+    Segment segment;
+    DEVICE_MEMBER explicit Again(const dw_prefill_scan_args &x)
+        : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
+};
+
+// Where the walk has to stop next, as tokens that are left then: after the next chunk whose state is wanted, or to look
+// for one among further chunks.
+DEVICE int next_stop(const dw_prefill_scan_args &x, int left) {
+    const Segment segment = Again(x).segment;
+    const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
+    const int ahead = done + arch::lane();
+    bool wanted = false;
+    if (ahead * chunk < tokens) {
+        wanted = (u32)x.snapshot_slots[segment.slot + ahead] < (u32)x.snapshot_count;
+    }
+    const u64 found = arch::ballot(wanted);
+    const int stop = done + (found ? __builtin_ctzll(found) + 1 : arch::lanes);
+    return arch::uniform_value(max_of(tokens - stop * chunk, 0));
+}
+
+// The state after the chunks so far, if it is wanted.
+template <class T, int Keys>
+DEVICE void take_snapshot(const typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, int left,
+                          int column) {
+    const Again again(x);
+    const int done = (again.segment.end - again.segment.begin - left) / chunk;
+    const int slot = done > 0 ? arch::uniform(x.snapshot_slots + again.segment.slot + done - 1) : -1;
+    if ((u32)slot < (u32)x.snapshot_count) {
+        const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DW_SNAPSHOT_VALUE_MAJOR, slot,
+                           again.work.head);
+        store_state<T, Keys>(state, to, column, x.key_dim, x.value_dim);
+    }
+}
+
 template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     constexpr int across = Chunk<T, Keys>::across;
     const Work work = work_of(x, arch::workgroup());
@@ -49,17 +86,26 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
         first_state<T, Keys>(state, x, segment.sequence, work.head, column);
     }
     Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
-    walk<T, Keys>(state, chunks, x, wave_column < x.value_dim);
+    chunks.begin(state);
+    do {
+        int rest = 0;
+        if (arch::reread(x).snapshot_slots) {
+            rest = next_stop(arch::reread(x), chunks.left());
+        }
+        walk<T, Keys>(state, chunks, x, wave_column < x.value_dim, rest);
+        if (arch::reread(x).snapshot_slots) {
+            take_snapshot<T, Keys>(state, arch::reread(x), chunks.left(), column);
+        }
+    } while (chunks.left() > 0);
+    chunks.finish();
 
     const dw_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        // Once more, not worth holding through the loop.
-        const Work same = work_of(y, arch::opaque_uniform(arch::workgroup()));
-        const Segment ended = segment_of(y, same.item);
-        const int slot = slot_of(y, y.write_slots, ended.sequence);
-        if (ended.last && slot >= 0) {
+        const Again ended(y);
+        const int slot = slot_of(y, y.write_slots, ended.segment.sequence);
+        if (ended.segment.last && slot >= 0) {
             const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR, slot,
-                               same.head);
+                               ended.work.head);
             store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
         }
     }

@@ -47,7 +47,9 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
     }
     Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
                                   column_offset);
-    walk<T, Keys, false>(state, chunks, x, wave_column < columns);
+    chunks.begin(state);
+    walk<T, Keys, false>(state, chunks, x, wave_column < columns, 0);
+    chunks.finish();
 
     const dw_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);

@@ -494,15 +494,15 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
                          u32 column_offset)
         : shared(memory()), next(x, s.sequence, s.begin, s.slot, head, key_head, column_offset),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), output_scale(x.scale),
-          left(s.end - s.begin) {
+          rest(s.end - s.begin) {
         for (int r = 0; r < elements; ++r) {
             o_offset[r] = (16 * arch::wave() + Place(arch::lane()).row(r)) * o.stride + column_offset;
         }
-        if (left <= 0) {
+        if (rest <= 0) {
             return;
         }
-        next.limit(left);
-        o.limit(left);
+        next.limit(rest);
+        o.limit(rest);
         // In the order of every chunk.
         next.load_k(part);
         next.load_t(part);
@@ -517,8 +517,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         Chunk::take_state(shared, part);
     }
     DEVICE_MEMBER float scale(const dw_prefill_scan_args &) const { return output_scale; }
-    DEVICE_MEMBER bool more() const { return left > 0; }
-    DEVICE_MEMBER bool last() const { return left <= chunk; }
+    // Tokens that are left.
+    DEVICE_MEMBER int left() const { return rest; }
+    DEVICE_MEMBER bool last() const { return rest <= chunk; }
     static DEVICE_MEMBER bool works(bool) { return true; }
     DEVICE_MEMBER void wait() {}
     struct Next {
@@ -526,18 +527,19 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     };
 
     DEVICE_MEMBER Chunk current(const dw_prefill_scan_args &) {
-        next.advance(left - chunk);
+        next.advance(rest - chunk);
         if constexpr (!registers_are_short(Keys)) {
-            next.advance_record(left - chunk);
+            next.advance_record(rest - chunk);
         }
-        return Chunk(shared, part, next, o, o_offset, wave, left);
+        return Chunk(shared, part, next, o, o_offset, wave, rest);
     }
 
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
-        left -= chunk;
+        rest -= chunk;
         o.advance();
-        o.limit(left);
+        o.limit(rest);
     }
+    DEVICE_MEMBER void finish() {}
 
   private:
     // A single token may have any stride; rows that are not there must not lie in its place.
@@ -558,7 +560,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     u32 o_offset[elements];
     const float output_scale;
     const int wave = arch::opaque_uniform(arch::wave()); // in a scalar register
-    int left;
+    int rest;
 };
 
 // Every wave multiplies.

@@ -405,11 +405,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 
   public:
     DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset)
-        : memory(ring()), o(x.o, x.o_strides, s, head, column_offset), left(s.end - s.begin) {}
+        : memory(ring()), o(x.o, x.o_strides, s, head, column_offset), rest(s.end - s.begin) {}
 
     DEVICE_MEMBER float scale(const dw_prefill_scan_args &x) const { return x.scale; }
-    DEVICE_MEMBER bool more() const { return left > 0; }
-    DEVICE_MEMBER bool last() const { return left <= chunk; }
+    // Tokens that are left.
+    DEVICE_MEMBER int left() const { return rest; }
+    DEVICE_MEMBER bool last() const { return rest <= chunk; }
     // Every warp takes its part in the products.
     static DEVICE_MEMBER bool works(bool) { return true; }
 
@@ -426,7 +427,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             }
         }
         DEVICE_MEMBER void release() const {
-            if (chunks.before >= 0 && chunks.left > (Stage::count - 1) * chunk) { // or nobody waits for it
+            if (chunks.before >= 0 && chunks.rest > (Stage::count - 1) * chunk) { // or nobody waits for it
                 Handover::empty(chunks.before);
             }
         }
@@ -444,9 +445,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // After a chunk.
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
         if (Outputs && registers_are_short(Keys)) {
-            o.store_some(left);
+            o.store_some(rest);
         }
-        left -= chunk;
+        rest -= chunk;
         before = stage;
         stage = stage + 1 == Stage::count ? 0 : stage + 1;
     }
@@ -454,7 +455,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // After the last chunk.
     DEVICE_MEMBER void finish() {
         if (Outputs && !registers_are_short(Keys) && before >= 0) {
-            o.store_some(left + chunk);
+            o.store_some(rest + chunk);
         }
     }
 
@@ -462,7 +463,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     char *const memory;
     Output o;
     typename Chunk<T, Keys, Outputs>::Reads reads;
-    int left;
+    int rest;
     int stage = 0, before = -1;
 };
 

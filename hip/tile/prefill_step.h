@@ -267,14 +267,14 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
     }
 }
 
-// All chunks of a segment, one after the other. Waves without columns may still have to help the others.
+// The chunks of a segment, one after the other, until `rest` of its tokens are left; between chunks.begin and
+// chunks.finish. Waves without columns may still have to help the others.
 template <class T, int Keys, bool Outputs>
 DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs> &chunks, const dw_prefill_scan_args &x,
-                 bool has_columns) {
-    chunks.begin(state);
+                 bool has_columns, int rest) {
     const bool works = chunks.works(has_columns);
 #pragma unroll 1
-    while (chunks.more()) {
+    while (chunks.left() > rest) {
         const dw_prefill_scan_args &y = arch::reread(x);
         chunks.wait();
         if (works) {
@@ -282,9 +282,6 @@ DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs>
             step<T, Keys, Outputs>(state, chunks.current(y), next, chunks.scale(y), chunks.last());
         }
         chunks.advance(y);
-    }
-    if constexpr (Chunk<T, Keys>::asynchronous) {
-        chunks.finish();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ptr;
 
 use super::lower::{Kernels, Shape, Tables};
+use super::states::PlanSlots;
 use super::{Part, PrefillSpec, PrefillTensors, WORKSPACE_ALIGN, Workspace, check_workspace};
 use crate::abi::dw_prefill_lengths_args;
 use crate::check::{self, Batch};
@@ -47,6 +48,11 @@ impl DevicePrefill {
         })
     }
 
+    /// How many entries [`Snapshots::slots`](super::Snapshots::slots) has.
+    pub fn chunk_entries(&self) -> usize {
+        self.shape.slots()
+    }
+
     fn lengths_bytes(&self) -> usize {
         ((self.shape.sequences + 1) * 4).next_multiple_of(WORKSPACE_ALIGN)
     }
@@ -82,7 +88,8 @@ impl DevicePrefill {
             chains: ptr::null(),
             counts: self.shape.whole(),
         };
-        let lowered = self.shape.lower(tensors, tables, None, records)?;
+        let slots = PlanSlots::default();
+        let lowered = self.shape.lower(tensors, tables, &slots, records)?;
         let arguments = dw_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::plan::{self, Machine, Partition};
-use super::{CHUNK, Part, PrefillSpec, PrefillTensors, states};
+use super::states::{self, PlanSlots};
+use super::{CHUNK, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{
     self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
 };
@@ -12,7 +13,6 @@ use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::launch::{COMBINE_COLUMNS, LaunchShape, combine_threads};
 use crate::runtime::{Context, Stream};
-use crate::tensor::Buffer;
 use crate::types::HeadMap;
 
 const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
@@ -236,7 +236,7 @@ impl Shape {
         &self,
         x: &PrefillTensors<'_>,
         tables: Tables,
-        plan_slots: Option<&Buffer<i32>>,
+        plan: &PlanSlots,
         records: *mut c_void,
     ) -> Checked<Lowered> {
         let (cu_seqlens, counts) = (tables.cu_seqlens, tables.counts);
@@ -303,6 +303,8 @@ impl Shape {
             final_state: ptr::null_mut(),
             read_slots: ptr::null(),
             write_slots: ptr::null(),
+            snapshots: ptr::null_mut(),
+            snapshot_slots: ptr::null(),
             cu_seqlens,
             records,
             q_strides,
@@ -324,7 +326,8 @@ impl Shape {
             dies: self.dies as i32,
             ..Default::default()
         };
-        flags |= self.lower_states(x, plan_slots, &mut scan)?;
+        flags |= self.lower_states(x, plan, &mut scan)?;
+        flags |= self.lower_snapshots(x, plan, &mut scan)?;
         prepare.flags = flags;
         scan.flags = flags;
         let [

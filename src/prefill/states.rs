@@ -1,6 +1,6 @@
 //! Where prefill reads states and writes them: tensors of their own, or a pool.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::PrefillTensors;
 use super::lower::Shape;
@@ -37,7 +37,7 @@ pub struct StateMut<'a> {
 /// sequence writes keep their bits.
 ///
 /// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
-/// the caller; [`Prefill::with_slots`](super::Prefill::with_slots) checks those that the host knows.
+/// the caller; [`Prefill::set_slots`](super::Prefill::set_slots) checks those that the host knows.
 #[derive(Debug)]
 pub struct StatePool<'a> {
     /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
@@ -52,6 +52,29 @@ pub struct StatePool<'a> {
 
 fn refuse(argument: &str, kind: ArgumentKind, was: &str, allowed: &str) -> ArgumentError {
     ArgumentError::new(argument, kind, was, allowed)
+}
+
+/// The slots that a plan has, for every launch.
+#[derive(Debug, Default)]
+pub(super) struct PlanSlots {
+    /// Of the pool: those that are read, then those that are written.
+    pub(super) pool: Option<Buffer<i32>>,
+    /// All of these.
+    pub(super) of_sequences: HashSet<i32>,
+    /// Of the state after each chunk.
+    pub(super) snapshots: Option<Buffer<i32>>,
+    /// Those that are wanted.
+    pub(super) of_snapshots: Vec<i32>,
+}
+
+impl PlanSlots {
+    /// A snapshot's slot that a tensor of so many does not have or, if the tensor is the pool, that a sequence uses.
+    pub(super) fn snapshot_conflict(&self, slots: usize, in_pool: bool) -> Option<i32> {
+        let conflicts = |slot: &&i32| {
+            **slot as usize >= slots || (in_pool && self.of_sequences.contains(*slot))
+        };
+        self.of_snapshots.iter().find(conflicts).copied()
+    }
 }
 
 /// Checks slots that the host knows, and returns those that are written.
@@ -102,7 +125,7 @@ impl Shape {
     pub(super) fn lower_states(
         &self,
         x: &PrefillTensors<'_>,
-        plan_slots: Option<&Buffer<i32>>,
+        plan: &PlanSlots,
         scan: &mut dw_prefill_scan_args,
     ) -> Checked<u32> {
         use ArgumentKind::Presence;
@@ -126,9 +149,9 @@ impl Shape {
                 let was = "given with an initial_state or a final_state";
                 refuse("pool", Presence, was, "it takes the place of both")
             })?;
-            flags |= self.lower_pool(pool, plan_slots, scan)?;
+            flags |= self.lower_pool(pool, plan, scan)?;
         } else {
-            check::ensure(plan_slots.is_none(), || {
+            check::ensure(plan.pool.is_none(), || {
                 refuse("pool", Presence, "absent", "the plan has slots of one")
             })?;
         }
@@ -146,7 +169,7 @@ impl Shape {
     fn lower_pool(
         &self,
         pool: &StatePool<'_>,
-        plan_slots: Option<&Buffer<i32>>,
+        plan: &PlanSlots,
         scan: &mut dw_prefill_scan_args,
     ) -> Checked<u32> {
         let tensor = &pool.tensor.0;
@@ -158,7 +181,7 @@ impl Shape {
         scan.initial_state = tensor.address;
         scan.final_type = check::type_code(tensor.dtype);
         scan.initial_type = scan.final_type;
-        if let Some(both) = plan_slots {
+        if let Some(both) = &plan.pool {
             let mut given =
                 [("slots", &pool.slots), ("write_slots", &pool.write_slots)].into_iter();
             if let Some((name, _)) = given.find(|(_, slots)| slots.is_some()) {
@@ -194,7 +217,7 @@ impl Shape {
     }
 
     /// The shape of a tensor of `slots` states of every value head.
-    fn state_shape(&self, slots: usize, layout: StateLayout) -> [usize; 4] {
+    pub(super) fn state_shape(&self, slots: usize, layout: StateLayout) -> [usize; 4] {
         let (heads, keys, values) = (
             self.spec.value_heads,
             self.spec.key_dim,
@@ -224,6 +247,7 @@ fn final_flag(layout: StateLayout) -> u32 {
 /// States, flags and slots whose context is known must be of `context`.
 pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
     let pool = x.pool.as_ref();
+    let snapshots = x.snapshots.as_ref();
     let owners = [
         (
             "initial_state",
@@ -242,6 +266,14 @@ pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checke
         (
             "write_slots",
             pool.and_then(|p| Some(p.write_slots.as_ref()?.owner())),
+        ),
+        (
+            "snapshots",
+            snapshots.and_then(|s| Some(&s.to.as_ref()?.tensor.0.owner)),
+        ),
+        (
+            "snapshot_slots",
+            snapshots.and_then(|s| Some(s.slots.as_ref()?.owner())),
         ),
     ];
     let mut known = owners

@@ -10,7 +10,10 @@ use deltawave::types::{Dtype, StateLayout};
 
 use super::case::state_shape;
 use super::placement::{OnDevice, gather, spread, state_place};
-use super::{Case, Data, Entry, GateKind, LoadedPool, Output, PoolCase, StateKind};
+use super::{
+    Case, Data, Entry, GateKind, LoadedPool, LoadedSnapshots, Output, PoolCase, SnapshotCase,
+    StateKind,
+};
 
 /// The tensors of a case on the device.
 pub struct Loaded {
@@ -30,6 +33,7 @@ pub struct Loaded {
     workspace: Buffer<u8>,
     lengths: (Buffer<i32>, Buffer<i64>),
     pub(super) pool: Option<LoadedPool>,
+    pub(super) snapshots: Option<LoadedSnapshots>,
     plan: Plan,
 }
 
@@ -114,6 +118,7 @@ impl Loaded {
                 context.upload(&wide).expect("memory"),
             ),
             pool: None,
+            snapshots: None,
             plan,
         }
     }
@@ -123,14 +128,44 @@ impl Loaded {
         let mut loaded = Loaded::new(context, case, data);
         (loaded.initial, loaded.last) = (None, None);
         loaded.pool = Some(LoadedPool::new(context, case, data, pool));
-        loaded.plan = match (loaded.plan, &pool.slots) {
-            (Plan::Host(plan), Some(slots)) if pool.planned => {
-                let plan = plan.with_slots(slots, pool.write_slots.as_deref());
-                Plan::Host(plan.expect("slots"))
-            }
-            (plan, _) => plan,
-        };
+        if let (true, Some(slots), Plan::Host(plan)) = (pool.planned, &pool.slots, &mut loaded.plan)
+        {
+            plan.set_slots(slots, pool.write_slots.as_deref())
+                .expect("slots");
+        }
         loaded
+    }
+
+    /// With states in the course of sequences.
+    pub fn with_snapshots(
+        mut self,
+        context: &Context,
+        case: &Case,
+        snapshots: &SnapshotCase,
+    ) -> Self {
+        self.snapshots = Some(LoadedSnapshots::new(context, case, snapshots));
+        if let (true, Plan::Host(plan)) = (snapshots.planned, &mut self.plan) {
+            plan.set_snapshots(&snapshots.list).expect("snapshots");
+        }
+        self
+    }
+
+    /// The launch gives no slots of snapshots.
+    pub fn drop_snapshot_slots(&mut self) {
+        self.snapshots.as_mut().expect("snapshots").slots = None;
+    }
+
+    /// The launch gives no snapshots.
+    pub fn drop_snapshots(&mut self) {
+        self.snapshots = None;
+    }
+
+    /// Pool and snapshots as before the launch.
+    pub fn reset_states(&mut self) {
+        let snapshots = self.snapshots.as_mut().and_then(|s| s.to.as_mut());
+        for pool in self.pool.as_mut().into_iter().chain(snapshots) {
+            pool.reset();
+        }
     }
 
     /// Fills the pool with NaN.
@@ -142,7 +177,7 @@ impl Loaded {
     /// The state that each sequence left in the pool, NaN where it left none. No other byte may have changed.
     pub fn pool_states(&self, case: &Case, pool: &PoolCase, stream: &Stream) -> Vec<f32> {
         let loaded = self.pool.as_ref().expect("a pool");
-        loaded.states(case, pool, stream)
+        loaded.read(case, &pool.written(case), stream)
     }
 
     /// Replaces the lengths that a [`DevicePrefill`] reads.
@@ -246,6 +281,10 @@ impl Loaded {
             Some(pool) => Some(pool.view()?),
             None => None,
         };
+        let snapshots = match &mut self.snapshots {
+            Some(snapshots) => Some(snapshots.view()?),
+            None => None,
+        };
         let tensors = PrefillTensors {
             q: self.q.tokens(),
             k: self.k.tokens(),
@@ -256,6 +295,7 @@ impl Loaded {
             o: self.o.tokens_mut(),
             final_state,
             pool,
+            snapshots,
         };
         let workspace = Workspace::new(&mut self.workspace);
         match &self.plan {

@@ -6,6 +6,7 @@
 //! | where elements lie in device memory | `placement.rs` |
 //! | a case's tensors and plan on the device | `loaded.rs` |
 //! | states in a pool | `pool.rs` |
+//! | states in the course of sequences | `snapshots.rs` |
 //! | results beside the oracle | `judge.rs` |
 //! | batches on views of one's own making | `views.rs` |
 #![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
@@ -15,6 +16,7 @@ mod judge;
 mod loaded;
 mod placement;
 mod pool;
+mod snapshots;
 mod views;
 
 use std::sync::OnceLock;
@@ -25,6 +27,7 @@ pub use case::{Case, Data, Entry, GateKind, Layout, Output, StateKind, spec};
 pub use judge::{Judged, bar, check, check_data, check_output, judge};
 pub use loaded::{Loaded, assert_same_bits, bits, run};
 pub use pool::{LoadedPool, PoolCase, check_pool, run_pool};
+pub use snapshots::{LoadedSnapshots, SnapshotCase, run_snapshots};
 pub use views::{Views, run_views};
 
 /// The device of the tests: a card where there is one, else the simulator.

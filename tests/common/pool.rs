@@ -1,7 +1,7 @@
 //! A case whose states are slots of a pool, updated in place.
 
 use deltawave::inputs::Tensor as HostTensor;
-use deltawave::prefill::StatePool;
+use deltawave::prefill::{StateMut, StatePool};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
@@ -50,10 +50,9 @@ impl PoolCase {
         usize::try_from(slot).ok().filter(|&slot| slot < self.size)
     }
 
-    fn strides(&self, [_, heads, rows, columns]: [usize; 4]) -> [usize; 4] {
-        let row = columns + self.kind.pad;
-        let head = rows * row + self.gaps[0];
-        [heads * head + self.gaps[1], head, row, 1]
+    /// The slots that the sequences leave their states in.
+    pub fn written(&self, case: &Case) -> Vec<Option<usize>> {
+        (0..case.lengths.len()).map(|n| self.write(n)).collect()
     }
 }
 
@@ -72,19 +71,17 @@ impl LoadedPool {
     /// Initial states in their slots, and NaN in all others and in between.
     pub fn new(context: &Context, case: &Case, data: &Data, pool: &PoolCase) -> Self {
         let s = &case.spec;
-        let mut shape = super::case::state_shape(case, pool.kind.layout);
-        shape[0] = pool.size;
-        let strides = pool.strides(shape);
+        let mut out = Self::of_strides(context, case, pool.kind, pool.size, pool.gaps);
         let size = pool.kind.dtype.size();
-        let mut before = vec![0xff; (pool.size * strides[0] + 3) * size];
         let initial = data.initial.as_ref().expect("initial states");
         let ordered =
             super::loaded::reorder(&initial.values, pool.kind.layout, s.key_dim, s.value_dim);
         let dense = HostTensor::new(pool.kind.dtype, ordered).bytes;
         for (n, slot) in (0..case.lengths.len()).filter_map(|n| Some((n, pool.read(n)?))) {
-            for_rows(shape, strides, slot, |row, to, length| {
-                let from = (n * shape[1] * shape[2] + row) * length;
-                before[to * size..][..length * size]
+            let [_, heads, rows, _] = out.shape;
+            for_rows(out.shape, out.strides, slot, |row, to, length| {
+                let from = (n * heads * rows + row) * length;
+                out.before[to * size..][..length * size]
                     .copy_from_slice(&dense[from * size..][..length * size]);
             });
         }
@@ -92,15 +89,45 @@ impl LoadedPool {
             let slots = slots.as_ref().filter(|_| !pool.planned);
             slots.map(|slots| context.upload(slots).expect("memory"))
         };
+        (out.slots, out.write_slots) = (upload(&pool.slots), upload(&pool.write_slots));
+        out.reset();
+        out
+    }
+
+    /// NaN everywhere.
+    pub fn empty(context: &Context, case: &Case, kind: StateKind, size: usize) -> Self {
+        Self::of_strides(context, case, kind, size, [0, 0])
+    }
+
+    fn of_strides(
+        context: &Context,
+        case: &Case,
+        kind: StateKind,
+        size: usize,
+        gaps: [usize; 2],
+    ) -> Self {
+        let mut shape = super::case::state_shape(case, kind.layout);
+        shape[0] = size;
+        let [_, heads, rows, columns] = shape;
+        let row = columns + kind.pad;
+        let head = rows * row + gaps[0];
+        let strides = [heads * head + gaps[1], head, row, 1];
+        let before = vec![0xff; (size * strides[0] + 3) * kind.dtype.size()];
         LoadedPool {
             buffer: context.upload(&before).expect("memory"),
-            kind: pool.kind,
+            kind,
             shape,
             strides,
             before,
-            slots: upload(&pool.slots),
-            write_slots: upload(&pool.write_slots),
+            slots: None,
+            write_slots: None,
         }
+    }
+
+    pub(super) fn state_mut(&mut self) -> deltawave::Result<StateMut<'_>> {
+        let (dtype, layout) = (self.kind.dtype, self.kind.layout);
+        let tensor = (self.buffer).tensor_of_mut(dtype, self.shape, self.strides, 0)?;
+        Ok(StateMut { tensor, layout })
     }
 
     pub(super) fn view(&mut self) -> deltawave::Result<StatePool<'_>> {
@@ -119,15 +146,16 @@ impl LoadedPool {
         self.buffer.write(&self.before).expect("as many bytes");
     }
 
-    pub(super) fn states(&self, case: &Case, pool: &PoolCase, stream: &Stream) -> Vec<f32> {
+    /// The states of slots, NaN for none; no other byte may have changed.
+    pub fn read(&self, case: &Case, slots: &[Option<usize>], stream: &Stream) -> Vec<f32> {
         let size = self.kind.dtype.size();
         let mut after = self.buffer.download(stream).expect("a copy");
         let [_, heads, rows, columns] = self.shape;
         let each = heads * rows * columns;
-        let mut out = Vec::with_capacity(case.lengths.len() * each);
-        for n in 0..case.lengths.len() {
+        let mut out = Vec::with_capacity(slots.len() * each);
+        for slot in slots {
             let mut bytes = vec![0xff; each * size];
-            if let Some(slot) = pool.write(n) {
+            if let Some(slot) = *slot {
                 for_rows(self.shape, self.strides, slot, |row, at, length| {
                     let there = at * size..(at + length) * size;
                     bytes[row * length * size..][..length * size]
@@ -136,11 +164,8 @@ impl LoadedPool {
                 });
             }
             let values = HostTensor::from_bytes(self.kind.dtype, bytes).values;
-            out.extend(self.kind.layout.to_key_major(
-                &values,
-                case.spec.key_dim,
-                case.spec.value_dim,
-            ));
+            let (k, v) = (case.spec.key_dim, case.spec.value_dim);
+            out.extend(self.kind.layout.to_key_major(&values, k, v));
         }
         assert!(
             after == self.before,
@@ -170,7 +195,7 @@ pub fn run_pool(context: &Context, case: &Case, data: &Data, pool: &PoolCase) ->
     let mut loaded = Loaded::on_pool(context, case, data, pool);
     let mut once = || {
         loaded.poison(&stream);
-        loaded.pool.as_mut().expect("a pool").reset();
+        loaded.reset_states();
         loaded.launch(case, &stream).expect("a launch");
         let mut output = loaded.read(case, &stream);
         output.state = Some(loaded.pool_states(case, pool, &stream));

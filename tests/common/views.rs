@@ -50,6 +50,7 @@ pub fn run_views(context: &Context, case: &Case, views: Views<'_>) -> Output {
             layout: StateLayout::KeyMajor,
         }),
         pool: None,
+        snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))
         .expect("a launch");

@@ -223,6 +223,7 @@ impl Layer {
                 layout: StateLayout::ValueMajor,
             }),
             pool: None,
+            snapshots: None,
         };
         Ok((tensors, &mut self.workspace))
     }

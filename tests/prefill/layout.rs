@@ -617,6 +617,7 @@ fn far_apart(
             layout: StateLayout::KeyMajor,
         }),
         pool: None,
+        snapshots: None,
     };
     plan.launch(stream, &tensors, Workspace::new(&mut workspace))
         .unwrap();
@@ -696,6 +697,7 @@ fn a_batch_stride_beyond_32_bits() {
             layout: StateLayout::KeyMajor,
         }),
         pool: None,
+        snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))
         .unwrap();

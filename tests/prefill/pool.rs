@@ -181,8 +181,7 @@ fn slots_of_plans() {
     let plan = |read: &[i32], write: Option<&[i32]>| {
         Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens())
             .expect("a plan")
-            .with_slots(read, write)
-            .map(drop)
+            .set_slots(read, write)
     };
     let refused = |result: Result<(), Error>, argument: &str, kind, words: &str| {
         let Err(Error::Argument(error)) = result else {

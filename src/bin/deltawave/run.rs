@@ -296,6 +296,7 @@ impl Device {
                 layout,
             }),
             pool: None,
+            snapshots: None,
         };
         let workspace = Workspace::new(&mut self.workspace);
         plan.launch_part(stream, &tensors, workspace, part)

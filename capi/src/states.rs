@@ -1,0 +1,78 @@
+//! Pools of states, and snapshots, of prefill.
+
+use deltawave::error::ArgumentKind;
+use deltawave::prefill::{Snapshots, StateMut, StatePool};
+use deltawave::sequences::PerSequence;
+
+use crate::abi::dw_prefill_tensors;
+use crate::read::{self, Argument, Checked};
+use crate::status::refuse;
+
+/// Numbers on the device, if they are given.
+///
+/// # Safety
+/// Null, or `count` numbers lie there.
+unsafe fn numbers(address: *const i32, count: usize) -> Option<PerSequence<'static, i32>> {
+    // SAFETY: the caller answers for it.
+    (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, count) })
+}
+
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+pub(crate) unsafe fn pool(
+    t: &dw_prefill_tensors,
+    sequences: usize,
+) -> Checked<Option<StatePool<'static>>> {
+    let layout = read::layout("pool_layout", t.pool_layout)?;
+    // SAFETY: the caller answers for the pointers.
+    let (pool, slots, write_slots) = unsafe {
+        (
+            Argument::new("pool", t.pool).optional(),
+            numbers(t.slots, sequences),
+            numbers(t.write_slots, sequences),
+        )
+    };
+    let Some(pool) = pool else {
+        for (name, given) in [("slots", slots), ("write_slots", write_slots)] {
+            if given.is_some() {
+                let (was, allowed) = ("given without a pool", "they are of one");
+                return Err(refuse(name, ArgumentKind::Presence, was, allowed));
+            }
+        }
+        return Ok(None);
+    };
+    Ok(Some(StatePool {
+        tensor: pool.state_mut()?,
+        layout,
+        slots,
+        write_slots,
+    }))
+}
+
+/// `planned`: the plan has them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+pub(crate) unsafe fn snapshots(
+    t: &dw_prefill_tensors,
+    entries: usize,
+    planned: bool,
+) -> Checked<Option<Snapshots<'static>>> {
+    let layout = read::layout("snapshot_layout", t.snapshot_layout)?;
+    // SAFETY: the caller answers for the pointers.
+    let (to, slots) = unsafe {
+        (
+            Argument::new("snapshots", t.snapshots).optional(),
+            numbers(t.snapshot_slots, entries),
+        )
+    };
+    let to = match to {
+        Some(to) => Some(StateMut {
+            tensor: to.state_mut()?,
+            layout,
+        }),
+        None => None,
+    };
+    let wanted = planned || to.is_some() || slots.is_some();
+    Ok(wanted.then_some(Snapshots { to, slots }))
+}
