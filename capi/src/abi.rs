@@ -255,10 +255,17 @@ pub struct dw_prefill_tensors {
     pub cu_seqlens: *const dw_lengths,
     pub workspace: *mut ::core::ffi::c_void,
     pub workspace_bytes: usize,
+    pub pool: *const dw_tensor,
+    pub slots: *const i32,
+    pub write_slots: *const i32,
+    pub snapshots: *const dw_tensor,
+    pub snapshot_slots: *const i32,
+    pub pool_layout: i32,
+    pub snapshot_layout: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_tensors"][::core::mem::size_of::<dw_prefill_tensors>() - 152usize];
+    ["Size of dw_prefill_tensors"][::core::mem::size_of::<dw_prefill_tensors>() - 200usize];
     ["Alignment of dw_prefill_tensors"][::core::mem::align_of::<dw_prefill_tensors>() - 8usize];
     ["Offset of field: dw_prefill_tensors::size"]
         [::core::mem::offset_of!(dw_prefill_tensors, size) - 0usize];
@@ -302,6 +309,20 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_tensors, workspace) - 136usize];
     ["Offset of field: dw_prefill_tensors::workspace_bytes"]
         [::core::mem::offset_of!(dw_prefill_tensors, workspace_bytes) - 144usize];
+    ["Offset of field: dw_prefill_tensors::pool"]
+        [::core::mem::offset_of!(dw_prefill_tensors, pool) - 152usize];
+    ["Offset of field: dw_prefill_tensors::slots"]
+        [::core::mem::offset_of!(dw_prefill_tensors, slots) - 160usize];
+    ["Offset of field: dw_prefill_tensors::write_slots"]
+        [::core::mem::offset_of!(dw_prefill_tensors, write_slots) - 168usize];
+    ["Offset of field: dw_prefill_tensors::snapshots"]
+        [::core::mem::offset_of!(dw_prefill_tensors, snapshots) - 176usize];
+    ["Offset of field: dw_prefill_tensors::snapshot_slots"]
+        [::core::mem::offset_of!(dw_prefill_tensors, snapshot_slots) - 184usize];
+    ["Offset of field: dw_prefill_tensors::pool_layout"]
+        [::core::mem::offset_of!(dw_prefill_tensors, pool_layout) - 192usize];
+    ["Offset of field: dw_prefill_tensors::snapshot_layout"]
+        [::core::mem::offset_of!(dw_prefill_tensors, snapshot_layout) - 196usize];
 };
 impl Default for dw_prefill_tensors {
     fn default() -> Self {
@@ -312,6 +333,22 @@ impl Default for dw_prefill_tensors {
         }
     }
 }
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_snapshot {
+    pub sequence: i64,
+    pub tokens: i64,
+    pub slot: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_snapshot"][::core::mem::size_of::<dw_snapshot>() - 24usize];
+    ["Alignment of dw_snapshot"][::core::mem::align_of::<dw_snapshot>() - 8usize];
+    ["Offset of field: dw_snapshot::sequence"]
+        [::core::mem::offset_of!(dw_snapshot, sequence) - 0usize];
+    ["Offset of field: dw_snapshot::tokens"][::core::mem::offset_of!(dw_snapshot, tokens) - 8usize];
+    ["Offset of field: dw_snapshot::slot"][::core::mem::offset_of!(dw_snapshot, slot) - 16usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_prefill {
@@ -351,6 +388,27 @@ unsafe extern "C" {
     pub fn dw_prefill_workspace_bytes(
         plan: *const dw_prefill,
         bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_prefill_chunk_entries(
+        plan: *const dw_prefill,
+        entries: *mut i64,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_prefill_set_slots(
+        plan: *mut dw_prefill,
+        slots: *const i32,
+        write_slots: *const i32,
+        count: i64,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_prefill_set_snapshots(
+        plan: *mut dw_prefill,
+        snapshots: *const dw_snapshot,
+        count: i64,
     ) -> ::core::ffi::c_int;
 }
 unsafe extern "C" {

@@ -115,6 +115,21 @@ class dw_prefill_tensors(Sized):
         ("cu_seqlens", POINTER(dw_lengths)),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
+        ("pool", POINTER(dw_tensor)),
+        ("slots", c_void_p),
+        ("write_slots", c_void_p),
+        ("snapshots", POINTER(dw_tensor)),
+        ("snapshot_slots", c_void_p),
+        ("pool_layout", c_int32),
+        ("snapshot_layout", c_int32),
+    ]
+
+
+class dw_snapshot(Sized):
+    _fields_ = [
+        ("sequence", c_int64),
+        ("tokens", c_int64),
+        ("slot", c_int64),
     ]
 
 
@@ -196,6 +211,9 @@ FUNCTIONS = {
     "dw_prefill_device": (c_int, [c_void_p, POINTER(dw_prefill_spec), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_prefill_destroy": (None, [c_void_p]),
     "dw_prefill_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_prefill_chunk_entries": (c_int, [c_void_p, c_void_p]),
+    "dw_prefill_set_slots": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "dw_prefill_set_snapshots": (c_int, [c_void_p, POINTER(dw_snapshot), c_int64]),
     "dw_prefill_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors)]),
     "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),
     "dw_conv_packed": (c_int, [c_void_p, POINTER(dw_conv_spec), POINTER(dw_lengths), c_int64, POINTER(c_void_p)]),

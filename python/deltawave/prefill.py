@@ -42,6 +42,8 @@ class Prefill(Plan):
     - or a, b `[T, HV]` with a_log, dt_bias `[HV]`, as the projections give them; `allow_neg_eigval=True` doubles beta
     - initial_state and final_state `[N, HV, K, V]`, f32 or bf16; `[N, HV, V, K]` with `initial_layout` and
       `final_layout="value_major"`
+    - or a pool `[slots, HV, K, V]` that is updated in place, with slots `[N]` i32 and write_slots, if others: one that is
+      negative or beyond the pool is none, and a sequence without any is padding; `pool_layout` as above
     - has_initial_state `[N]`, bytes or booleans
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
     - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Without one the plan makes its
@@ -49,7 +51,8 @@ class Prefill(Plan):
     """
 
     NAME, TENSORS = "prefill", _abi.dw_prefill_tensors
-    CHOICES = {"initial_layout": structs.STATE_LAYOUTS, "final_layout": structs.STATE_LAYOUTS}
+    CHOICES = {name: structs.STATE_LAYOUTS
+               for name in ("initial_layout", "final_layout", "pool_layout", "snapshot_layout")}
 
     def __init__(self, context, sequences, constructor, *arguments):
         super().__init__(context, sequences, constructor, *arguments)

@@ -13,7 +13,7 @@ HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
 # Fields with an entry per sequence, or a table of them, in memory of the device.
-PER_SEQUENCE = {"has_initial_state": "u8", "slots": "i32"}
+PER_SEQUENCE = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32"}
 
 
 def choice(name, value, choices):

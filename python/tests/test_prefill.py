@@ -55,6 +55,18 @@ class Prefill(unittest.TestCase):
                 self.check(dtype, (o, after.swapaxes(2, 3)),
                            reference.prefill(**exact, cu_seqlens=OFFSETS, states=start, scale=0.5))
 
+    def test_pools_are_updated_in_place(self):
+        x, _ = inputs("bf16")
+        plan = dw.Prefill.packed(simulator(), spec(), OFFSETS, TOKENS)
+        o, states = poisoned((TOKENS, HV, V), "bf16"), poisoned((3, HV, K, V), "f32")
+        plan.launch(**x, o=o, final_state=states)
+        pool, has = poisoned((5, HV, K, V), "f32"), simulator().array([False] * 3)
+        slots = simulator().array(np.array([4, 0, 3], np.int32))
+        write_slots = simulator().array(np.array([-1, 0, 1], np.int32))
+        plan.launch(**x, o=o, pool=pool, slots=slots, write_slots=write_slots, has_initial_state=has)
+        self.assertTrue((pool[[0, 1]] == states[[1, 2]]).all())
+        self.assertTrue(np.isnan(pool[2:]).all(), "other slots")
+
     def test_raw_gates_norms_and_tiled_heads(self):
         x, exact = inputs("bf16")
         numbers = Numbers(2)
