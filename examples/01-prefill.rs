@@ -67,6 +67,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             layout: StateLayout::KeyMajor, // [N, HV, K, V]
         }),
         pool: None,
+        snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;
 

@@ -106,6 +106,7 @@ fn prefill(
             layout,
         }),
         pool: None,
+        snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;
     let o = o.download(&stream)?;

@@ -10,6 +10,8 @@ mod layer;
 mod norm;
 #[path = "../examples/01-prefill.rs"]
 mod prefill;
+#[path = "../examples/07-prefix-cache.rs"]
+mod prefix_cache;
 #[path = "../examples/02-varlen.rs"]
 mod varlen;
 
@@ -21,4 +23,4 @@ macro_rules! run {
         }
     };
 }
-run!(prefill, varlen, conv, norm, graph, layer);
+run!(prefill, varlen, conv, norm, graph, layer, prefix_cache);

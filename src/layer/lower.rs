@@ -262,6 +262,7 @@ fn prefill_tensors(x: Recurrence<'_>) -> PrefillTensors<'_> {
         o: x.o,
         final_state: None,
         pool: Some(x.pool),
+        snapshots: None,
     }
 }
 
