@@ -118,6 +118,17 @@ fn info_describes_device_and_kernels() {
     assert_eq!(info["backend"], "simulator");
     assert_eq!(info["arch"], "gfx942");
     assert_eq!(info["mfma_mode"], "fast");
+    assert_eq!(info["compute_units"], 304);
+    // The simulator is the GPU that it is told to be.
+    let output = Command::new(env!("CARGO_BIN_EXE_deltawave"))
+        .args(["info", "--json"])
+        .env("DELTAWAVE_BACKEND", "simulator")
+        .env("DELTAWAVE_SIM_GPU", "mi308x")
+        .output()
+        .unwrap();
+    let mi308x = json(&output);
+    assert_eq!(mi308x["compute_units"], 80);
+    assert_eq!(mi308x["device"], "gfx942 simulator (MI308X)");
     let objects = info["code_objects"].as_array().unwrap();
     let names: Vec<&str> = objects
         .iter()

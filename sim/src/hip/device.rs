@@ -1,7 +1,11 @@
-//! What the simulated device says about itself: an MI300X.
+//! What the simulated device says about itself: an MI300X, or the GPU that was asked for.
 
 use core::ffi::{c_char, c_int};
+use std::sync::{LazyLock, PoisonError, RwLock};
+
 use hip_sys::{hipDeviceAttribute_t as Attribute, hipDeviceProp_tR0600};
+
+use crate::gpu::{Gpu, MI300X};
 
 /// Bytes of device memory.
 pub(super) const TOTAL_MEMORY: usize = 192 << 30;
@@ -9,15 +13,11 @@ pub(super) const TOTAL_MEMORY: usize = 192 << 30;
 pub(super) const LDS: u32 = 64 << 10;
 /// The most work items of a workgroup.
 pub(super) const MAX_BLOCK: u32 = 1024;
-/// Name of the device.
-pub(super) const NAME: &str = "gfx942 simulator (MI300X)";
 /// Architecture and features.
 pub(super) const ARCH: &str = "gfx942:sramecc+:xnack-";
 /// Version of the runtime: that of ROCm 6.4.
 pub(super) const VERSION: c_int = 60_443_482;
 
-const COMPUTE_UNITS: c_int = 304;
-const CLOCK_KHZ: c_int = 2_100_000;
 const MEMORY_CLOCK_KHZ: c_int = 1_300_000;
 const MEMORY_BUS_BITS: c_int = 8192;
 const L2_BYTES: c_int = 4 << 20;
@@ -31,6 +31,33 @@ const TIMER_KHZ: c_int = 100_000;
 /// The bits of `hipDeviceArch_t`: all features but dynamic parallelism.
 const FEATURES: u32 = (1 << 16) - 1;
 
+/// The GPU that the device is.
+static GPU: LazyLock<RwLock<Gpu>> = LazyLock::new(|| {
+    let named = std::env::var("DELTAWAVE_SIM_GPU").ok();
+    RwLock::new(named.and_then(|name| Gpu::named(&name)).unwrap_or(MI300X))
+});
+
+pub(super) fn gpu() -> Gpu {
+    *GPU.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn set_gpu(gpu: Gpu) {
+    *GPU.write().unwrap_or_else(PoisonError::into_inner) = gpu;
+}
+
+/// Name of the device.
+pub(super) fn name() -> String {
+    format!("gfx942 simulator ({})", gpu().name.to_uppercase())
+}
+
+fn compute_units() -> c_int {
+    gpu().cus as c_int
+}
+
+fn clock_khz() -> c_int {
+    (gpu().ghz * 1e6) as c_int
+}
+
 fn set_text(target: &mut [c_char; 256], text: &str) {
     for (to, from) in target.iter_mut().zip(text.bytes()) {
         *to = from as c_char;
@@ -40,7 +67,7 @@ fn set_text(target: &mut [c_char; 256], text: &str) {
 /// All properties.
 pub(super) fn properties() -> hipDeviceProp_tR0600 {
     let mut p = hipDeviceProp_tR0600::zeroed();
-    set_text(&mut p.name, NAME);
+    set_text(&mut p.name, &name());
     set_text(&mut p.gcnArchName, ARCH);
     for (to, from) in p.uuid.iter_mut().zip(b"GPU-gfx942simula") {
         *to = *from as c_char;
@@ -53,11 +80,11 @@ pub(super) fn properties() -> hipDeviceProp_tR0600 {
     p.maxThreadsPerBlock = MAX_BLOCK as c_int;
     p.maxThreadsDim = [MAX_BLOCK as c_int; 3];
     p.maxGridSize = MAX_GRID;
-    p.clockRate = CLOCK_KHZ;
+    p.clockRate = clock_khz();
     p.totalConstMem = c_int::MAX as usize;
     p.major = 9;
     p.minor = 4;
-    p.multiProcessorCount = COMPUTE_UNITS;
+    p.multiProcessorCount = compute_units();
     p.canMapHostMemory = 1;
     p.concurrentKernels = 1;
     p.ECCEnabled = 1;
@@ -99,7 +126,7 @@ pub(super) fn attribute(attribute: Attribute) -> Option<c_int> {
         | Attribute::hipDeviceAttributePciDomainID
         | Attribute::hipDeviceAttributeMemoryPoolsSupported
         | Attribute::hipDeviceAttributeAsicRevision => 0,
-        Attribute::hipDeviceAttributeClockRate => CLOCK_KHZ,
+        Attribute::hipDeviceAttributeClockRate => clock_khz(),
         Attribute::hipDeviceAttributeL2CacheSize => L2_BYTES,
         Attribute::hipDeviceAttributeComputeCapabilityMajor => 9,
         Attribute::hipDeviceAttributeComputeCapabilityMinor => 4,
@@ -119,7 +146,7 @@ pub(super) fn attribute(attribute: Attribute) -> Option<c_int> {
         Attribute::hipDeviceAttributeMemoryBusWidth => MEMORY_BUS_BITS,
         Attribute::hipDeviceAttributeMemoryClockRate => MEMORY_CLOCK_KHZ,
         Attribute::hipDeviceAttributeMultiprocessorCount
-        | Attribute::hipDeviceAttributePhysicalMultiProcessorCount => COMPUTE_UNITS,
+        | Attribute::hipDeviceAttributePhysicalMultiProcessorCount => compute_units(),
         Attribute::hipDeviceAttributePciBusId => PCI_BUS,
         Attribute::hipDeviceAttributeMaxRegistersPerBlock
         | Attribute::hipDeviceAttributeMaxRegistersPerMultiprocessor => REGISTERS,

@@ -79,7 +79,8 @@ pub unsafe extern "C" fn hipDeviceGetName(
         let Some(room) = usize::try_from(size).ok().filter(|s| *s > 0) else {
             return Err(hipError_t::hipErrorInvalidValue);
         };
-        let bytes = device::NAME.as_bytes();
+        let own = device::name();
+        let bytes = own.as_bytes();
         let length = bytes.len().min(room - 1);
         for (i, byte) in bytes[..length].iter().chain(&[0]).enumerate() {
             // SAFETY: null or valid for `size` bytes, of which this is one.

@@ -139,6 +139,13 @@ pub fn options() -> crate::launch::Options {
     state::device().options
 }
 
+/// Makes the device this GPU, for those who ask for its properties from now on: an MI300X unless `DELTAWAVE_SIM_GPU` names
+/// another.
+pub fn set_gpu(gpu: crate::gpu::Gpu) {
+    device::set_gpu(gpu);
+    state::device().options.xccs = gpu.xcds;
+}
+
 /// The first fault of a kernel since the last `hipDeviceReset` or [`clear_fault`].
 pub fn last_fault() -> Option<String> {
     state::device().fault.as_ref().map(|f| f.text.clone())

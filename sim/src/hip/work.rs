@@ -419,7 +419,7 @@ unsafe fn pack(
 /// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`),
 /// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)),
 /// `DELTAWAVE_SIM_PROFILE` (a file to which each launch adds its counters as a line of JSON), `DELTAWAVE_SIM_GPU`
-/// (`mi300x`, `mi325x`, `mi308x`: how many dies workgroups are dealt to, and for which GPU times are modelled).
+/// (`mi300x`, `mi325x`, `mi308x`: which GPU the device is, and for which one times are modelled).
 /// A value that is none of these is reported on stderr and ignored.
 pub fn options_from_environment() -> Options {
     let mut options = Options::default();

@@ -11,7 +11,6 @@ use deltawave::metrics::{UlpComparison, compare_ulps};
 use deltawave::oracle::conv::{ConvProblem, conv};
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
-use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
 use deltawave_sim::launch::Record;
 use deltawave_sim::timing::SAMPLE;
@@ -96,6 +95,9 @@ pub fn run(args: &ConvArgs) -> Result<Report, Failure> {
     };
     let mut progress = Progress::new(if args.check { 3 } else { 2 });
     let (spec, lengths) = request(args)?;
+    if let Some(gpu) = args.count {
+        deltawave_sim::hip::set_gpu(gpu);
+    }
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
     configure_simulator(args, &context)?;
@@ -151,8 +153,8 @@ fn configure_simulator(args: &ConvArgs, context: &Context) -> Result<(), Failure
     }
     let mut options = deltawave_sim::hip::options();
     options.threads = args.threads.map(usize::from).or(options.threads);
-    if let Some(Gpu { xcds, .. }) = args.count {
-        (options.count, options.xccs) = (true, xcds);
+    if args.count.is_some() {
+        options.count = true;
         options.record = Record::Some(SAMPLE);
     }
     deltawave_sim::hip::set_options(options);

@@ -13,7 +13,6 @@ use deltawave::prefill::Workspace;
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
-use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
 use deltawave_sim::launch::Record;
 use deltawave_sim::timing::SAMPLE;
@@ -97,6 +96,9 @@ pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
     };
     let mut progress = Progress::new(if args.check { 3 } else { 2 });
     let (spec, lengths) = request(args)?;
+    if let Some(gpu) = args.count {
+        deltawave_sim::hip::set_gpu(gpu);
+    }
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
     configure_simulator(args, &context)?;
@@ -155,8 +157,8 @@ fn configure_simulator(args: &LayerArgs, context: &Context) -> Result<(), Failur
     }
     let mut options = deltawave_sim::hip::options();
     options.threads = args.threads.map(usize::from).or(options.threads);
-    if let Some(Gpu { xcds, .. }) = args.count {
-        (options.count, options.xccs) = (true, xcds);
+    if args.count.is_some() {
+        options.count = true;
         options.record = Record::Some(SAMPLE);
     }
     deltawave_sim::hip::set_options(options);

@@ -195,9 +195,11 @@ fn run_prefill(
     }
     let steps = if args.check { 4 } else { 2 };
     let mut progress = Progress::new(steps);
-    let mut request = Request::new(args)?;
-    // What is counted for a GPU is planned for it.
-    request.spec.compute_units = counted.map(|gpu| gpu.cus);
+    let request = Request::new(args)?;
+    if let Some(gpu) = counted {
+        // What is counted for a GPU is planned for it.
+        deltawave_sim::hip::set_gpu(*gpu);
+    }
     request.check_memory(args.check)?;
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
@@ -286,8 +288,8 @@ fn configure_simulator(
         None => {}
     }
     options.threads = args.threads.map(usize::from).or(options.threads);
-    if let Some(gpu) = counted {
-        (options.count, options.xccs) = (true, gpu.xcds);
+    if counted.is_some() {
+        options.count = true;
         options.record = Record::Some(SAMPLE);
     }
     deltawave_sim::hip::set_options(options);
