@@ -30,8 +30,9 @@ enum {
 
 /* Bits of `flags` of conv. */
 enum {
-    DW_CONV_SILU = 1,        /* silu of the sums */
-    DW_CONV_WIDE_LENGTHS = 2 /* cu_seqlens is i64 */
+    DW_CONV_SILU = 1,         /* silu of the sums */
+    DW_CONV_WIDE_LENGTHS = 2, /* cu_seqlens is i64 */
+    DW_CONV_KEEP_STATES = 4   /* states are read and not written */
 };
 
 /* Bits of `flags` of norm. */
@@ -315,6 +316,38 @@ typedef struct dw_decode_args {
     int32_t dies;        /* to which the device deals workgroups in turn */
     int32_t pad0;
 } dw_decode_args;
+
+/* commit: the state after the last accepted token of each sequence to its slot, and the accepted tokens' columns to its
+ * conv state. One workgroup per (sequence, value head), then one per (sequence, 256 channels). */
+typedef struct dw_commit_args {
+    const int32_t *accepted;          /* [B]: tokens, 0: the slot stays as it is */
+    const int32_t *slots;             /* [B]: slot of each sequence, or negative: none; null: n */
+    const uint8_t *has_initial_state; /* [B], 0: the conv state reads as zeros; null: all have one */
+    const void *states;               /* [B, T, HV, rows, columns] */
+    void *pool;                       /* [slots, HV, rows, columns] */
+    void *conv_state;                 /* [slots, channels, columns], the newest token's column last; null: none */
+    dw_conv_part q;                   /* of x [B T]; nothing is written to `out` */
+    dw_conv_part k;
+    dw_conv_part v;
+    dw_state_strides states_strides;
+    dw_state_strides pool_strides;
+    int64_t states_token;
+    int64_t conv_slot;
+    int64_t conv_channel;
+    int64_t conv_column;
+    int32_t batch;
+    int32_t tokens;
+    int32_t pool_slots;
+    int32_t conv_slots;
+    int32_t value_heads;
+    int32_t rows;
+    int32_t columns;
+    int32_t states_type; /* DW_F32 or DW_BF16 */
+    int32_t pool_type;   /* DW_F32 or DW_BF16 */
+    int32_t conv_columns;
+    int32_t blocks; /* of 256 channels */
+    int32_t pad0;
+} dw_commit_args;
 
 #ifdef __cplusplus
 }

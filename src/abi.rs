@@ -20,6 +20,7 @@ pub const DW_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
+pub const DW_CONV_KEEP_STATES: _bindgen_ty_3 = 4;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
 pub const DW_NORM_SILU: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
@@ -829,6 +830,102 @@ const _: () = {
         [::core::mem::offset_of!(dw_decode_args, pad0) - 388usize];
 };
 impl Default for dw_decode_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_commit_args {
+    pub accepted: *const i32,
+    pub slots: *const i32,
+    pub has_initial_state: *const u8,
+    pub states: *const ::core::ffi::c_void,
+    pub pool: *mut ::core::ffi::c_void,
+    pub conv_state: *mut ::core::ffi::c_void,
+    pub q: dw_conv_part,
+    pub k: dw_conv_part,
+    pub v: dw_conv_part,
+    pub states_strides: dw_state_strides,
+    pub pool_strides: dw_state_strides,
+    pub states_token: i64,
+    pub conv_slot: i64,
+    pub conv_channel: i64,
+    pub conv_column: i64,
+    pub batch: i32,
+    pub tokens: i32,
+    pub pool_slots: i32,
+    pub conv_slots: i32,
+    pub value_heads: i32,
+    pub rows: i32,
+    pub columns: i32,
+    pub states_type: i32,
+    pub pool_type: i32,
+    pub conv_columns: i32,
+    pub blocks: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_commit_args"][::core::mem::size_of::<dw_commit_args>() - 368usize];
+    ["Alignment of dw_commit_args"][::core::mem::align_of::<dw_commit_args>() - 8usize];
+    ["Offset of field: dw_commit_args::accepted"]
+        [::core::mem::offset_of!(dw_commit_args, accepted) - 0usize];
+    ["Offset of field: dw_commit_args::slots"]
+        [::core::mem::offset_of!(dw_commit_args, slots) - 8usize];
+    ["Offset of field: dw_commit_args::has_initial_state"]
+        [::core::mem::offset_of!(dw_commit_args, has_initial_state) - 16usize];
+    ["Offset of field: dw_commit_args::states"]
+        [::core::mem::offset_of!(dw_commit_args, states) - 24usize];
+    ["Offset of field: dw_commit_args::pool"]
+        [::core::mem::offset_of!(dw_commit_args, pool) - 32usize];
+    ["Offset of field: dw_commit_args::conv_state"]
+        [::core::mem::offset_of!(dw_commit_args, conv_state) - 40usize];
+    ["Offset of field: dw_commit_args::q"][::core::mem::offset_of!(dw_commit_args, q) - 48usize];
+    ["Offset of field: dw_commit_args::k"][::core::mem::offset_of!(dw_commit_args, k) - 112usize];
+    ["Offset of field: dw_commit_args::v"][::core::mem::offset_of!(dw_commit_args, v) - 176usize];
+    ["Offset of field: dw_commit_args::states_strides"]
+        [::core::mem::offset_of!(dw_commit_args, states_strides) - 240usize];
+    ["Offset of field: dw_commit_args::pool_strides"]
+        [::core::mem::offset_of!(dw_commit_args, pool_strides) - 264usize];
+    ["Offset of field: dw_commit_args::states_token"]
+        [::core::mem::offset_of!(dw_commit_args, states_token) - 288usize];
+    ["Offset of field: dw_commit_args::conv_slot"]
+        [::core::mem::offset_of!(dw_commit_args, conv_slot) - 296usize];
+    ["Offset of field: dw_commit_args::conv_channel"]
+        [::core::mem::offset_of!(dw_commit_args, conv_channel) - 304usize];
+    ["Offset of field: dw_commit_args::conv_column"]
+        [::core::mem::offset_of!(dw_commit_args, conv_column) - 312usize];
+    ["Offset of field: dw_commit_args::batch"]
+        [::core::mem::offset_of!(dw_commit_args, batch) - 320usize];
+    ["Offset of field: dw_commit_args::tokens"]
+        [::core::mem::offset_of!(dw_commit_args, tokens) - 324usize];
+    ["Offset of field: dw_commit_args::pool_slots"]
+        [::core::mem::offset_of!(dw_commit_args, pool_slots) - 328usize];
+    ["Offset of field: dw_commit_args::conv_slots"]
+        [::core::mem::offset_of!(dw_commit_args, conv_slots) - 332usize];
+    ["Offset of field: dw_commit_args::value_heads"]
+        [::core::mem::offset_of!(dw_commit_args, value_heads) - 336usize];
+    ["Offset of field: dw_commit_args::rows"]
+        [::core::mem::offset_of!(dw_commit_args, rows) - 340usize];
+    ["Offset of field: dw_commit_args::columns"]
+        [::core::mem::offset_of!(dw_commit_args, columns) - 344usize];
+    ["Offset of field: dw_commit_args::states_type"]
+        [::core::mem::offset_of!(dw_commit_args, states_type) - 348usize];
+    ["Offset of field: dw_commit_args::pool_type"]
+        [::core::mem::offset_of!(dw_commit_args, pool_type) - 352usize];
+    ["Offset of field: dw_commit_args::conv_columns"]
+        [::core::mem::offset_of!(dw_commit_args, conv_columns) - 356usize];
+    ["Offset of field: dw_commit_args::blocks"]
+        [::core::mem::offset_of!(dw_commit_args, blocks) - 360usize];
+    ["Offset of field: dw_commit_args::pad0"]
+        [::core::mem::offset_of!(dw_commit_args, pad0) - 364usize];
+};
+impl Default for dw_commit_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

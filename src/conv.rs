@@ -16,8 +16,8 @@ mod lower;
 
 use std::ffi::c_void;
 
-pub(crate) use lower::Lowered;
 use lower::Shape;
+pub(crate) use lower::{Lowered, projection, state_strides};
 
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -259,6 +259,14 @@ impl Conv {
             shape,
             cu_seqlens,
         })
+    }
+
+    /// The same, but launches leave conv states as they are: of tokens that are yet to be verified.
+    /// [`Commit`](crate::commit::Commit) makes up for it.
+    #[must_use]
+    pub fn keeping_states(mut self) -> Self {
+        self.shape.keeps_states = true;
+        self
     }
 
     /// The name of the kernel that a launch runs.

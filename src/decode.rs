@@ -14,19 +14,19 @@
 //!
 //! With one token a launch is a step of generation. With several it verifies those that a draft model proposed: given
 //! [`DecodeTensors::states`], it leaves the state after every token there and the pool as it is, until it is known how many
-//! tokens are accepted.
+//! tokens are accepted ([`Commit`](crate::commit::Commit)).
 
-mod lower;
+pub(crate) mod lower;
 
 pub(crate) use lower::Lowered;
 use lower::Shape;
 
 use crate::check;
 use crate::error::Result;
-use crate::prefill::{Gating, StatePool};
+use crate::prefill::{Gating, StatePool, check_slots};
 use crate::runtime::{Context, Stream};
 use crate::sequences::PerSequence;
-use crate::tensor::{TensorMut, Tokens, TokensMut};
+use crate::tensor::{Buffer, TensorMut, Tokens, TokensMut};
 use crate::types::{Dtype, HeadMap};
 
 /// Most tokens of a sequence in a launch.
@@ -101,8 +101,8 @@ pub struct DecodeTensors<'a> {
     pub pool: StatePool<'a>,
     /// One byte per sequence, 0: it starts from zeros whatever its slot holds; absent: all have a state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
-    /// `[B, T, HV, K, V]`, or with the last two exchanged as in the pool; f32 or bf16: the state after every token. The
-    /// pool is then not written; of padding nothing is written here.
+    /// `[B, T, HV, K, V]`, or with the last two exchanged as in the pool; f32 or bf16: the state after every token, for
+    /// [`Commit`](crate::commit::Commit). The pool is then not written; of padding nothing is written here.
     pub states: Option<TensorMut<'a, 5>>,
     /// `[B, T, HV, V]`.
     pub o: TokensMut<'a>,
@@ -113,6 +113,8 @@ pub struct DecodeTensors<'a> {
 pub struct Decode {
     context: Context,
     shape: Shape,
+    /// Those that are read, then those that are written.
+    slots: Option<Buffer<i32>>,
 }
 
 impl Decode {
@@ -124,7 +126,19 @@ impl Decode {
         Ok(Decode {
             context: context.clone(),
             shape: Shape::new(spec, batch, context)?,
+            slots: None,
         })
+    }
+
+    /// With slots that the host knows, uploaded once: launches whose [`StatePool`] has none use these.
+    ///
+    /// # Errors
+    /// Not as many slots as sequences; a slot that two sequences write, or that one reads and another writes, where it is
+    /// not negative. No memory for the slots.
+    pub fn with_slots(mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<Self> {
+        let write_slots = check_slots(self.shape.batch, slots, write_slots)?;
+        self.slots = Some(self.context.upload(&[slots, write_slots].concat())?);
+        Ok(self)
     }
 
     /// The name of the kernel that a launch runs.
@@ -150,7 +164,7 @@ impl Decode {
     pub(crate) fn lower(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<Lowered> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
-        Ok(self.shape.lower(tensors)?)
+        Ok(self.shape.lower(tensors, self.slots.as_ref())?)
     }
 
     /// The rest of it.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`], [`prefill::DevicePrefill`] | `prefill.rs`, `hip/kernels/prefill_*.hip` |
 //! | decode, one or a few tokens at a time | [`decode::Decode`] | `decode.rs`, `hip/kernels/decode.hip` |
+//! | what accepted tokens leave behind | [`commit::Commit`] | `commit.rs`, `hip/kernels/commit.hip` |
 //! | convolution of q, k and v | [`conv::Conv`], [`conv::DeviceConv`] | `conv.rs`, `hip/kernels/conv.hip` |
 //! | gated norm of the outputs | [`norm::GatedNorm`] | `norm.rs`, `hip/kernels/norm.hip` |
 //! | a whole layer | [`layer::Layer`] | `layer.rs` |
@@ -24,6 +25,7 @@
 pub mod abi;
 mod check;
 pub mod code_objects;
+pub mod commit;
 pub mod conv;
 pub mod decode;
 pub mod error;

@@ -28,6 +28,7 @@ pub(crate) use lower::Lowered;
 use lower::{Counts, Kernels, Shape, Tables};
 pub use snapshots::{Snapshot, Snapshots};
 use states::PlanSlots;
+pub(crate) use states::check_slots;
 pub use states::{State, StateMut, StatePool};
 
 use crate::abi;

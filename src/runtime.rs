@@ -69,6 +69,7 @@ pub struct KernelInfo {
 
 /// The kernels of this crate, by code object.
 pub(crate) const KERNELS: &[(&str, &[&str])] = &[
+    ("commit", &["dw_commit"]),
     ("conv", &["dw_conv_bf16", "dw_conv_f16"]),
     (
         "decode",

@@ -38,6 +38,7 @@ fn launched() -> Vec<Launched> {
         arguments,
         registers,
     };
+    let commit = size_of::<abi::dw_commit_args>();
     let conv = size_of::<abi::dw_conv_args>();
     let decode = size_of::<abi::dw_decode_args>();
     let gate = size_of::<abi::dw_gate_args>();
@@ -47,6 +48,7 @@ fn launched() -> Vec<Launched> {
     let scan = size_of::<abi::dw_prefill_scan_args>();
     let combine = size_of::<abi::dw_prefill_combine_args>();
     let mut all = vec![
+        kernel("dw_commit".into(), "commit", commit, 128),
         kernel("dw_gate".into(), "gate", gate, 32),
         kernel("dw_prefill_lengths".into(), "prefill_lengths", lengths, 32),
     ];

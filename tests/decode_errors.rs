@@ -1,11 +1,13 @@
-//! Decodes that are refused: each by the name of the argument, before anything is enqueued.
+//! Decodes and commits that are refused: each by the name of the argument, before anything is enqueued.
 
 mod common;
 
 use common::context;
+use deltawave::commit::{Commit, CommitConv, CommitTensors};
+use deltawave::conv::{ConvInput, ConvStateLayout};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
 use deltawave::error::ArgumentKind::{
-    self, Device, Dtype as WrongDtype, Pointer, Shape, Stride, Value,
+    self, Device, Dtype as WrongDtype, Pointer, Presence, Shape, Stride, Value,
 };
 use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::{Backend, Context};
@@ -84,6 +86,14 @@ struct Memory {
     foreign: Buffer<u8>,
 }
 
+fn memory() -> Memory {
+    let other = Context::new(Backend::Auto, 0).unwrap();
+    Memory {
+        own: context().alloc(1 << 20).unwrap(),
+        foreign: other.alloc(1 << 16).unwrap(),
+    }
+}
+
 impl Memory {
     fn tensor<const R: usize>(&self, v: View<R>) -> Tensor<'_, R> {
         if v.foreign {
@@ -155,11 +165,7 @@ fn expect<T>(outcome: Result<T, Error>, argument: &str, kind: ArgumentKind) {
 
 #[test]
 fn tensors_are_refused_by_name() {
-    let (context, other) = (context(), Context::new(Backend::Auto, 0).unwrap());
-    let memory = Memory {
-        own: context.alloc(1 << 20).unwrap(),
-        foreign: other.alloc(1 << 16).unwrap(),
-    };
+    let (context, memory) = (context(), memory());
     let stream = context.stream().unwrap();
     let plan = Decode::new(&context, spec(), BATCH).unwrap();
     type Change = fn(&mut Request);
@@ -204,7 +210,7 @@ fn tensors_are_refused_by_name() {
         let outcome = plan.launch(&stream, &tensors(&request, &memory));
         expect(outcome, argument, kind);
     }
-    let foreign = other.stream().unwrap();
+    let foreign = memory.foreign.context().stream().unwrap();
     let outcome = plan.launch(&foreign, &tensors(&valid(), &memory));
     expect(outcome, "stream", Device);
 }
@@ -235,4 +241,116 @@ fn specs_are_refused_by_name() {
     }
     let many = DecodeSpec::new(1, 1 << 19, 16, 256);
     expect(Decode::new(&context, many, 1 << 10), "batch", Shape);
+}
+
+/// Slots that the host knows are checked when the plan is made.
+#[test]
+fn slots_of_a_plan() {
+    let (context, memory) = (context(), memory());
+    let make = |slots: &[i32], write: Option<&[i32]>| {
+        let plan = Decode::new(&context, spec(), BATCH).unwrap();
+        plan.with_slots(slots, write)
+    };
+    expect(make(&[1, 2], None), "slots", Shape);
+    expect(make(&[1, 2, 1], None), "slots", Value);
+    expect(make(&[1, 2, 3], Some(&[4, 5])), "write_slots", Shape);
+    expect(make(&[1, 2, 3], Some(&[4, 5, 4])), "write_slots", Value);
+    expect(make(&[1, 2, 3], Some(&[4, 1, 5])), "write_slots", Value);
+    assert!(make(&[1, 1, -1], Some(&[-1, 4, -1])).is_ok());
+    let plan = make(&[4, 2, 0], None).unwrap();
+    let stream = context.stream().unwrap();
+    let mut request = valid();
+    let outcome = plan.launch(&stream, &tensors(&request, &memory));
+    expect(outcome, "slots", Presence);
+    (request.slots, request.pool.shape[0]) = (None, 0);
+    let outcome = plan.launch(&stream, &tensors(&request, &memory));
+    expect(outcome, "pool", Shape);
+}
+
+/// A valid commit, of which a test changes one thing.
+struct CommitRequest {
+    accepted: usize,
+    slots: Option<usize>,
+    states: View<5>,
+    pool: View<4>,
+    x: [View<3>; 3],
+    conv_state: View<3>,
+    has_initial_state: usize,
+}
+
+fn valid_commit() -> CommitRequest {
+    let rows = BATCH * TOKENS;
+    CommitRequest {
+        accepted: BATCH,
+        slots: Some(BATCH),
+        states: view(Dtype::F32, [BATCH, TOKENS, 4, 32, 16]),
+        pool: view(Dtype::Bf16, [5, 4, 32, 16]),
+        x: [[1, 64], [2, 32], [4, 16]].map(|[n, size]| view(Dtype::Bf16, [rows, n, size])),
+        conv_state: view(Dtype::Bf16, [5, 192, 3]),
+        has_initial_state: BATCH,
+    }
+}
+
+fn commit_tensors<'a>(r: &CommitRequest, memory: &'a Memory) -> CommitTensors<'a> {
+    CommitTensors {
+        accepted: memory.slots(r.accepted),
+        slots: r.slots.map(|n| memory.slots(n)),
+        states: memory.tensor(r.states),
+        pool: memory.tensor_mut(r.pool),
+        layout: StateLayout::KeyMajor,
+        conv: Some(CommitConv {
+            x: ConvInput {
+                q: memory.tensor(r.x[0]),
+                k: memory.tensor(r.x[1]),
+                v: memory.tensor(r.x[2]),
+            },
+            state: memory.tensor_mut(r.conv_state),
+            layout: ConvStateLayout::ChannelMajor,
+            has_initial_state: {
+                let base = memory.own.address().cast_const();
+                // SAFETY: as above.
+                Some(unsafe { PerSequence::from_raw(base.cast(), r.has_initial_state) })
+            },
+        }),
+    }
+}
+
+#[test]
+fn commits_are_refused_by_name() {
+    let (context, memory) = (context(), memory());
+    let stream = context.stream().unwrap();
+    let plan = Commit::new(&context, spec(), BATCH).unwrap();
+    type Change = fn(&mut CommitRequest);
+    let changes: [(&str, ArgumentKind, Change); 17] = [
+        ("accepted", Shape, |r| r.accepted = 1),
+        ("slots", Shape, |r| r.slots = Some(9)),
+        ("states", Shape, |r| r.states.shape[0] = 2),
+        ("states", WrongDtype, |r| r.states.dtype = Dtype::F16),
+        ("states", Pointer, |r| r.states.at = None),
+        ("states", Device, |r| r.states.foreign = true),
+        ("pool", Shape, |r| {
+            (r.slots, r.pool.shape[0]) = (None, BATCH - 1);
+        }),
+        ("pool", Stride, |r| r.pool.strides[1] = 1),
+        ("x.q", WrongDtype, |r| r.x[0].dtype = Dtype::F16),
+        ("x.k", Shape, |r| r.x[1].shape[0] = BATCH),
+        ("x.v", Stride, |r| r.x[2].strides[2] = 2),
+        ("x.v", Device, |r| r.x[2].foreign = true),
+        ("conv.state", Shape, |r| r.conv_state.shape[1] = 191),
+        ("conv.state", Shape, |r| r.conv_state.shape[2] = 0),
+        ("conv.state", WrongDtype, |r| {
+            r.conv_state.dtype = Dtype::F32
+        }),
+        ("conv.state", Stride, |r| r.conv_state.strides[2] = 0),
+        ("has_initial_state", Shape, |r| r.has_initial_state = 4),
+    ];
+    for (argument, kind, change) in changes {
+        let mut request = valid_commit();
+        change(&mut request);
+        let outcome = plan.launch(&stream, &commit_tensors(&request, &memory));
+        expect(outcome, argument, kind);
+    }
+    let tokens = 17;
+    let wrong = Commit::new(&context, DecodeSpec { tokens, ..spec() }, BATCH);
+    expect(wrong, "tokens", Shape);
 }

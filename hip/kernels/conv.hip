@@ -198,7 +198,7 @@ template <class T, int Width, int N> DEVICE void convolve(const dw_conv_args &x,
     for (int t = work.begin - (Width - 1); t < work.begin; ++t) {
         filter.push(before, Some::template widened<T>(token(t)));
     }
-    if (work.state && work.begin == work.first) {
+    if (work.state && work.begin == work.first && !(x.flags & DW_CONV_KEEP_STATES)) {
         // Ascending: in a sequence shorter than the state a column is read before it is written.
 #pragma unroll 1
         for (int j = 0; j < x.state_columns; ++j) {

@@ -65,6 +65,24 @@ template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool 
     }
 }
 
+// Eight elements of a type.
+DEVICE void load_eight(float (&out)[8], const char *p, int type, bool whole) {
+    if (type == DW_F32) {
+        for (int i = 0; i < 8; i += 4) {
+            const i32x4 some = load_piece<true>(p + 4 * i, whole);
+            for (int n = 0; n < 4; ++n) {
+                out[i + n] = bits<float>(some[n]);
+            }
+        }
+    } else {
+        const i32x4 all = load_piece<false>(p, whole);
+        for (int n = 0; n < 4; ++n) {
+            out[2 * n] = Bf16::low(all[n]);
+            out[2 * n + 1] = Bf16::high(all[n]);
+        }
+    }
+}
+
 // The elements of one head of a sequence: rows of neighbouring elements, less than 2^31 bytes of them.
 struct Head {
     char *base;

@@ -1,6 +1,7 @@
 //! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, WIDTHS};
@@ -8,7 +9,7 @@ use crate::abi::{self, dw_conv_args, dw_conv_part};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::runtime::Context;
-use crate::tensor::{Tensor, TokensMut};
+use crate::tensor::{Tensor, TensorMut, TokensMut};
 use crate::types::Dtype;
 
 /// Threads of a workgroup.
@@ -30,6 +31,8 @@ pub(super) struct Shape {
     pub(super) spec: ConvSpec,
     pub(super) tokens: usize,
     pub(super) sequences: usize,
+    /// Conv states are read alone.
+    pub(super) keeps_states: bool,
     division: Division,
 }
 
@@ -146,6 +149,7 @@ impl Shape {
             spec,
             tokens,
             sequences,
+            keeps_states: false,
             division,
         })
     }
@@ -208,7 +212,8 @@ impl Shape {
             dies: self.division.dies as i32,
             die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
             flags: flag(spec.activation == Activation::Silu, abi::DW_CONV_SILU)
-                | flag(wide, abi::DW_CONV_WIDE_LENGTHS),
+                | flag(wide, abi::DW_CONV_WIDE_LENGTHS)
+                | flag(self.keeps_states, abi::DW_CONV_KEEP_STATES),
             ..Default::default()
         };
         if let Some(state) = &x.state {
@@ -239,38 +244,13 @@ impl Shape {
             tokens: self.tokens,
         };
         let out_strides = check::output_tokens(to, &out.0, batch, heads, dim, &dtype)?;
-        check::dtype(from, x.dtype, &dtype)?;
-        let [tokens, blocks, block] = x.shape;
-        let channels = heads * dim;
-        check::ensure(
-            tokens == self.tokens && blocks.checked_mul(block) == Some(channels),
-            || {
-                let was = format!("shape {:?}", x.shape);
-                let allowed = format!(
-                    "it must be [{}, blocks, channels of a block], of {channels} channels",
-                    self.tokens
-                );
-                ArgumentError::new(from, ArgumentKind::Shape, was, allowed)
-            },
-        )?;
-        check::ensure(x.strides[2] == 1 || block == 1, || {
-            let was = format!("an innermost stride of {}", x.strides[2]);
-            let allowed = "the innermost stride must be 1";
-            ArgumentError::new(from, ArgumentKind::Stride, was, allowed)
-        })?;
-        check::pointer(from, x.address, x.dtype.size(), self.tokens == 0)?;
-        let [x_token, x_block] = check::element_strides(from, [x.strides[0], x.strides[1]])?;
+        let from = projection(from, x, self.spec.dtype, self.tokens, heads * dim)?;
         Ok(dw_conv_part {
-            x: x.address,
             out: out.0.0.address,
-            x_token,
-            x_block,
             out_token: out_strides.token,
             out_head: out_strides.head,
-            block: block as i32,
             dim: dim as i32,
-            channels: channels as i32,
-            pad0: 0,
+            ..from
         })
     }
 
@@ -280,48 +260,117 @@ impl Shape {
         has_slots: bool,
         out: &mut dw_conv_args,
     ) -> Checked<()> {
-        let t = &state.tensor.0;
-        check::dtype("state", t.dtype, &[self.spec.dtype])?;
-        // [slots, channels, columns]
-        let ordered = |[slots, a, b]: [usize; 3]| match state.layout {
-            ConvStateLayout::ChannelMajor => [slots, a, b],
-            ConvStateLayout::TokenMajor => [slots, b, a],
-        };
-        let [slots, channels, columns] = ordered(t.shape);
-        let (wanted, least) = (self.spec.total_channels(), self.spec.width - 1);
         // Without slots every sequence has one of its own.
         let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
-        let indexable = i32::MAX as usize;
         // The kernel doubles columns, and adds tokens to them, in 32 bits.
-        let columns_end = (indexable - self.tokens).min(1 << 30);
-        check::ensure(
-            channels == wanted
-                && (least..columns_end).contains(&columns)
-                && (least_slots..indexable).contains(&slots),
-            || {
-                let order = match state.layout {
-                    ConvStateLayout::ChannelMajor => "[slots, channels, columns]",
-                    ConvStateLayout::TokenMajor => "[slots, columns, channels]",
-                };
-                let allowed = format!(
-                    "it must be {order} of {wanted} channels, at least {least} columns and at least {least_slots} slots"
-                );
-                let was = format!("shape {:?}", t.shape);
-                ArgumentError::new("state", ArgumentKind::Shape, was, allowed)
-            },
+        let most_columns = (i32::MAX as usize - self.tokens).min(1 << 30);
+        let checked = state_strides(
+            "state",
+            &state.tensor,
+            state.layout,
+            self.spec.dtype,
+            self.spec.total_channels(),
+            self.spec.width - 1..most_columns,
+            least_slots,
         )?;
-        check::pointer("state", t.address, t.dtype.size(), false)?;
-        check::no_overlap("state", &t.shape, &t.strides)?;
-        [out.state_slot, out.state_channel, out.state_column] =
-            check::element_strides("state", ordered(t.strides))?;
-        out.state = t.address;
-        out.state_slots = slots as i32;
-        out.state_columns = columns as i32;
+        [out.state_slot, out.state_channel, out.state_column] = checked.strides;
+        out.state = state.tensor.0.address;
+        out.state_slots = checked.slots;
+        out.state_columns = checked.columns;
         if let Some(has) = &state.has_initial_state {
             out.has_initial_state = has.checked("has_initial_state", self.sequences)?;
         }
         Ok(())
     }
+}
+
+/// q, k or v in the projections of so many tokens: where its channels are read.
+pub(crate) fn projection(
+    argument: &str,
+    x: &Tensor<'_, 3>,
+    dtype: Dtype,
+    tokens: usize,
+    channels: usize,
+) -> Checked<dw_conv_part> {
+    check::dtype(argument, x.dtype, &[dtype])?;
+    let [rows, blocks, block] = x.shape;
+    check::ensure(
+        rows == tokens && blocks.checked_mul(block) == Some(channels),
+        || {
+            let was = format!("shape {:?}", x.shape);
+            let allowed = format!(
+                "it must be [{tokens}, blocks, channels of a block], of {channels} channels"
+            );
+            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+        },
+    )?;
+    check::ensure(x.strides[2] == 1 || block == 1, || {
+        let was = format!("an innermost stride of {}", x.strides[2]);
+        let allowed = "the innermost stride must be 1";
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
+    check::pointer(argument, x.address, x.dtype.size(), tokens == 0)?;
+    let [x_token, x_block] = check::element_strides(argument, [x.strides[0], x.strides[1]])?;
+    Ok(dw_conv_part {
+        x: x.address,
+        x_token,
+        x_block,
+        block: block as i32,
+        channels: channels as i32,
+        ..Default::default()
+    })
+}
+
+/// A pool of conv states, as kernels take it.
+pub(crate) struct StateStrides {
+    /// Of slots, channels and columns.
+    pub(crate) strides: [i64; 3],
+    pub(crate) slots: i32,
+    pub(crate) columns: i32,
+}
+
+/// Checks a pool of conv states.
+pub(crate) fn state_strides(
+    argument: &str,
+    tensor: &TensorMut<'_, 3>,
+    layout: ConvStateLayout,
+    dtype: Dtype,
+    wanted: usize,
+    columns_allowed: Range<usize>,
+    least_slots: usize,
+) -> Checked<StateStrides> {
+    let t = &tensor.0;
+    check::dtype(argument, t.dtype, &[dtype])?;
+    // [slots, channels, columns]
+    let ordered = |[slots, a, b]: [usize; 3]| match layout {
+        ConvStateLayout::ChannelMajor => [slots, a, b],
+        ConvStateLayout::TokenMajor => [slots, b, a],
+    };
+    let [slots, channels, columns] = ordered(t.shape);
+    let least = columns_allowed.start;
+    check::ensure(
+        channels == wanted
+            && columns_allowed.contains(&columns)
+            && (least_slots..i32::MAX as usize).contains(&slots),
+        || {
+            let order = match layout {
+                ConvStateLayout::ChannelMajor => "[slots, channels, columns]",
+                ConvStateLayout::TokenMajor => "[slots, columns, channels]",
+            };
+            let allowed = format!(
+                "it must be {order} of {wanted} channels, at least {least} columns and at least {least_slots} slots"
+            );
+            let was = format!("shape {:?}", t.shape);
+            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+        },
+    )?;
+    check::pointer(argument, t.address, t.dtype.size(), false)?;
+    check::no_overlap(argument, &t.shape, &t.strides)?;
+    Ok(StateStrides {
+        strides: check::element_strides(argument, ordered(t.strides))?,
+        slots: slots as i32,
+        columns: columns as i32,
+    })
 }
 
 fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()> {

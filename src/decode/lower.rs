@@ -8,7 +8,7 @@ use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::prefill::PrefillSpec;
 use crate::runtime::Context;
-use crate::tensor::TensorMut;
+use crate::tensor::{Buffer, Tensor, TensorMut};
 use crate::types::{Dtype, HeadMap, StateLayout};
 
 /// Threads of a workgroup.
@@ -20,9 +20,9 @@ const MAX_ROW_STRIDE: usize = 1 << 21;
 
 /// A batch, as far as it decides the launch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     spec: DecodeSpec,
-    batch: usize,
+    pub(super) batch: usize,
     scale: f32,
     /// Of the device, to which it deals workgroups in turn.
     dies: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Lowered {
 }
 
 impl Shape {
-    pub(super) fn new(spec: DecodeSpec, batch: usize, context: &Context) -> Checked<Shape> {
+    pub(crate) fn new(spec: DecodeSpec, batch: usize, context: &Context) -> Checked<Shape> {
         let layer = PrefillSpec {
             dtype: spec.dtype,
             head_map: spec.head_map,
@@ -91,7 +91,11 @@ impl Shape {
     }
 
     /// Checks the tensors and makes the kernel's arguments.
-    pub(super) fn lower(&self, x: &DecodeTensors<'_>) -> Checked<Lowered> {
+    pub(super) fn lower(
+        &self,
+        x: &DecodeTensors<'_>,
+        plan_slots: Option<&Buffer<i32>>,
+    ) -> Checked<Lowered> {
         let DecodeSpec {
             dtype,
             key_heads,
@@ -158,7 +162,7 @@ impl Shape {
             dies: self.dies as i32,
             ..Default::default()
         };
-        self.lower_pool(x, &mut arguments)?;
+        self.lower_pool(x, plan_slots, &mut arguments)?;
         if let Some(states) = &x.states {
             self.lower_states(states, x.pool.layout, &mut arguments)?;
         }
@@ -170,23 +174,22 @@ impl Shape {
 
     /// The state of a head.
     fn matrix(&self, layout: StateLayout) -> [usize; 2] {
-        match layout {
-            StateLayout::KeyMajor => [self.spec.key_dim, self.spec.value_dim],
-            StateLayout::ValueMajor => [self.spec.value_dim, self.spec.key_dim],
-        }
+        matrix(&self.spec, layout)
     }
 
-    fn lower_pool(&self, x: &DecodeTensors<'_>, out: &mut dw_decode_args) -> Checked<()> {
+    fn lower_pool(
+        &self,
+        x: &DecodeTensors<'_>,
+        plan_slots: Option<&Buffer<i32>>,
+        out: &mut dw_decode_args,
+    ) -> Checked<()> {
         let pool = &x.pool;
         let tensor = &pool.tensor.0;
         let slots = tensor.shape[0];
         // Without slots every sequence has one of its own.
-        let least = if pool.slots.is_some() { 1 } else { self.batch };
-        check::ensure((least..i32::MAX as usize).contains(&slots), || {
-            let was = format!("shape {:?}", tensor.shape);
-            let allowed = format!("it must have at least {least} slots, and fewer than 2^31 - 1");
-            ArgumentError::new("pool", ArgumentKind::Shape, was, allowed)
-        })?;
+        let given = pool.slots.is_some() || plan_slots.is_some();
+        let least = if given { 1 } else { self.batch };
+        check_slot_count("pool", tensor, least)?;
         let [rows, columns] = self.matrix(pool.layout);
         let shape = [slots, self.spec.value_heads, rows, columns];
         out.state_strides = check::state("pool", tensor, shape, true)?;
@@ -196,6 +199,17 @@ impl Shape {
         out.slot_count = slots as i32;
         if pool.layout == StateLayout::ValueMajor {
             out.flags |= abi::DW_INITIAL_VALUE_MAJOR;
+        }
+        if let Some(plan) = plan_slots {
+            let given = [("slots", &pool.slots), ("write_slots", &pool.write_slots)];
+            for (name, slots) in given {
+                check::ensure(slots.is_none(), || {
+                    let was = "given to a plan that has its slots";
+                    ArgumentError::new(name, ArgumentKind::Presence, was, "it must be absent")
+                })?;
+            }
+            out.slots = plan.address().cast_const().cast();
+            out.write_slots = out.slots.wrapping_add(self.batch);
         }
         if let Some(slots) = &pool.slots {
             out.slots = slots.checked("slots", self.batch)?;
@@ -214,12 +228,13 @@ impl Shape {
     ) -> Checked<()> {
         let (strides, token) = check_states(
             "states",
-            states,
+            &states.0,
             self.batch,
             self.spec.tokens,
             self.spec.value_heads,
             self.matrix(layout),
         )?;
+        check::no_overlap("states", &states.0.shape, &states.0.strides)?;
         out.states = states.0.address;
         out.states_strides = strides;
         out.states_token = token;
@@ -228,16 +243,23 @@ impl Shape {
     }
 }
 
+/// Rows and columns of the state of a head, as it lies in memory.
+pub(crate) fn matrix(spec: &DecodeSpec, layout: StateLayout) -> [usize; 2] {
+    match layout {
+        StateLayout::KeyMajor => [spec.key_dim, spec.value_dim],
+        StateLayout::ValueMajor => [spec.value_dim, spec.key_dim],
+    }
+}
+
 /// States after every token, `[B, T, HV, rows, columns]`: strides, and elements from token to token.
 pub(crate) fn check_states(
     argument: &str,
-    states: &TensorMut<'_, 5>,
+    t: &Tensor<'_, 5>,
     batch: usize,
     tokens: usize,
     heads: usize,
     [rows, columns]: [usize; 2],
 ) -> Checked<(abi::dw_state_strides, i64)> {
-    let t = &states.0;
     let wanted = [batch, tokens, heads, rows, columns];
     check::ensure(t.shape == wanted, || {
         let was = format!("shape {:?}", t.shape);
@@ -254,7 +276,7 @@ pub(crate) fn check_states(
         [sequence, head, row, column],
         0,
     );
-    let strides = check::state(argument, &of_token, of_token.shape, true)?;
+    let strides = check::state(argument, &of_token, of_token.shape, false)?;
     check_row_stride(argument, row)?;
     check::ensure(token < 1 << 40, || {
         let was = format!("a token stride of {token}");
@@ -265,11 +287,19 @@ pub(crate) fn check_states(
             "it must be below 2^40 elements",
         )
     })?;
-    check::no_overlap(argument, &t.shape, &t.strides)?;
     Ok((strides, token as i64))
 }
 
-fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
+/// A pool of at least so many slots, which 32 bits count.
+pub(crate) fn check_slot_count(argument: &str, t: &Tensor<'_, 4>, least: usize) -> Checked<()> {
+    check::ensure((least..i32::MAX as usize).contains(&t.shape[0]), || {
+        let was = format!("shape {:?}", t.shape);
+        let allowed = format!("it must have at least {least} slots, and fewer than 2^31 - 1");
+        ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+    })
+}
+
+pub(crate) fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
     check::ensure(row <= MAX_ROW_STRIDE, || {
         let was = format!("a row stride of {row}");
         let allowed = format!("it must be at most {MAX_ROW_STRIDE} elements");

@@ -78,7 +78,7 @@ impl PlanSlots {
 }
 
 /// Checks slots that the host knows, and returns those that are written.
-pub(super) fn check_slots<'a>(
+pub(crate) fn check_slots<'a>(
     sequences: usize,
     read: &'a [i32],
     write: Option<&'a [i32]>,

@@ -1,0 +1,230 @@
+//! Decode and commit: plans and launches.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use deltawave::commit::{Commit, CommitConv, CommitTensors};
+use deltawave::conv::ConvSpec;
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
+use deltawave::error::{ArgumentKind, Result};
+use deltawave::prefill::StatePool;
+use deltawave::runtime::Context;
+use deltawave::sequences::PerSequence;
+use deltawave::tensor::Element;
+
+use crate::abi::{
+    self, dw_commit_tensors, dw_context, dw_decode, dw_decode_spec, dw_decode_tensors, dw_tensor,
+};
+use crate::context::context;
+use crate::conv::{self, Projections};
+use crate::prefill::{Gates, gating, heads_map};
+use crate::read::{self, Argument, Checked};
+use crate::status::{guard, guard_silent, refuse};
+
+/// What a `dw_decode` points to.
+struct Plan {
+    context: Context,
+    spec: DecodeSpec,
+    batch: usize,
+    decode: Decode,
+    commit: Commit,
+}
+
+fn spec(s: &dw_decode_spec) -> Checked<DecodeSpec> {
+    let drafts = [
+        (abi::DW_DRAFT_CHAIN, "DW_DRAFT_CHAIN", Draft::Chain),
+        (abi::DW_DRAFT_TREE, "DW_DRAFT_TREE", Draft::Tree),
+    ];
+    Ok(DecodeSpec {
+        dtype: read::dtype("dtype", s.dtype)?,
+        head_map: heads_map(s.head_map)?,
+        key_heads: read::natural("key_heads", s.key_heads)?,
+        value_heads: read::natural("value_heads", s.value_heads)?,
+        key_dim: read::natural("key_dim", s.key_dim)?,
+        value_dim: read::natural("value_dim", s.value_dim)?,
+        qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
+        scale: (s.scale != 0.0).then_some(s.scale),
+        tokens: read::natural("tokens", s.tokens)?,
+        draft: read::choice("draft", s.draft, &drafts)?,
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_decode_create(
+    context: *const dw_context,
+    spec: *const dw_decode_spec,
+    batch: i64,
+    plan: *mut *mut dw_decode,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let out = unsafe { read::output("plan", plan) }?;
+        *out = ptr::null_mut();
+        // SAFETY: as above.
+        let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
+        let spec = self::spec(&given)?;
+        let batch = read::natural("batch", batch)?;
+        let made = Plan {
+            context: context.clone(),
+            spec,
+            batch,
+            decode: Decode::new(context, spec, batch)?,
+            commit: Commit::new(context, spec, batch)?,
+        };
+        *out = Box::into_raw(Box::new(made)).cast();
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_decode_destroy(plan: *mut dw_decode) {
+    guard_silent(|| {
+        if !plan.is_null() {
+            // SAFETY: `dw_decode_create` made it of a box, and the caller destroys it once.
+            drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
+        }
+    });
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_decode_launch(
+    plan: *const dw_decode,
+    stream: *mut c_void,
+    tensors: *const dw_decode_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: as above.
+        let t = unsafe { read::structure("tensors", tensors) }?;
+        // SAFETY: as above, and for the memory of the tensors.
+        let arguments = unsafe { self::tensors(&t, plan) }?;
+        // SAFETY: the caller says that it is a stream of the device, or null.
+        let stream = unsafe { plan.context.borrow_stream(stream) };
+        plan.decode.launch(&stream, &arguments)
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_commit_launch(
+    plan: *const dw_decode,
+    stream: *mut c_void,
+    tensors: *const dw_commit_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: as above.
+        let t = unsafe { read::structure("tensors", tensors) }?;
+        // SAFETY: as above, and for the memory of the tensors.
+        let arguments = unsafe { commit_tensors(&t, plan) }?;
+        // SAFETY: the caller says that it is a stream of the device, or null.
+        let stream = unsafe { plan.context.borrow_stream(stream) };
+        plan.commit.launch(&stream, &arguments)
+    })
+}
+
+/// One number for each sequence, or nothing where the pointer is null.
+///
+/// # Safety
+/// As [`PerSequence::from_raw`].
+unsafe fn numbers<T: Element>(address: *const T, n: usize) -> Option<PerSequence<'static, T>> {
+    // SAFETY: the caller answers for it.
+    (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, n) })
+}
+
+/// The tensors of a launch, as the caller describes them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+unsafe fn tensors(t: &dw_decode_tensors, plan: &Plan) -> Checked<DecodeTensors<'static>> {
+    // SAFETY: the caller answers for the pointer.
+    let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+    // SAFETY: the caller says that they lie in the device's memory.
+    let (slots, write_slots, has_initial_state) = unsafe {
+        (
+            numbers(t.slots, plan.batch),
+            numbers(t.write_slots, plan.batch),
+            numbers(t.has_initial_state, plan.batch),
+        )
+    };
+    let gates = Gates {
+        g: t.g,
+        beta: t.beta,
+        a: t.a,
+        b: t.b,
+        a_log: t.a_log,
+        dt_bias: t.dt_bias,
+        allow_neg_eigval: t.allow_neg_eigval,
+    };
+    let tokens = plan.spec.tokens;
+    Ok(DecodeTensors {
+        q: argument("q", t.q).tokens()?,
+        k: argument("k", t.k).tokens()?,
+        v: argument("v", t.v).tokens()?,
+        gating: gating(&gates, argument)?,
+        pool: StatePool {
+            tensor: argument("pool", t.pool).state_mut()?,
+            layout: read::layout("pool_layout", t.pool_layout)?,
+            slots,
+            write_slots,
+        },
+        has_initial_state,
+        states: (argument("states", t.states).optional())
+            .map(|states| states.states_of_tokens_mut(tokens))
+            .transpose()?,
+        o: argument("o", t.o).tokens_mut()?,
+    })
+}
+
+/// The tensors of a commit, as the caller describes them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+unsafe fn commit_tensors(t: &dw_commit_tensors, plan: &Plan) -> Result<CommitTensors<'static>> {
+    // SAFETY: the caller answers for the pointer.
+    let argument = |name, pointer: *const dw_tensor| unsafe { Argument::new(name, pointer) };
+    // SAFETY: the caller says that they lie in the device's memory.
+    let (accepted, slots, has_initial_state) = unsafe {
+        (
+            PerSequence::from_raw(t.accepted, plan.batch),
+            numbers(t.slots, plan.batch),
+            numbers(t.has_initial_state, plan.batch),
+        )
+    };
+    let s = &plan.spec;
+    let conv = match argument("conv_state", t.conv_state).optional() {
+        Some(state) => {
+            let projections = Projections {
+                layout: t.x_layout,
+                x: t.x,
+                separate: [t.x_q, t.x_k, t.x_v],
+            };
+            let spec = ConvSpec::new(s.key_heads, s.value_heads, s.key_dim, s.value_dim);
+            Some(CommitConv {
+                x: conv::input(&projections, &spec, argument)?,
+                state: state.states_mut()?,
+                layout: conv::state_layout("conv_layout", t.conv_layout)?,
+                has_initial_state,
+            })
+        }
+        None if has_initial_state.is_some() => {
+            let was = "given without a conv_state";
+            let allowed = "it is for sequences with conv states";
+            return Err(refuse("has_initial_state", ArgumentKind::Presence, was, allowed).into());
+        }
+        None => None,
+    };
+    Ok(CommitTensors {
+        accepted,
+        slots,
+        states: argument("states", t.states).states_of_tokens(s.tokens)?,
+        pool: argument("pool", t.pool).state_mut()?,
+        layout: read::layout("pool_layout", t.pool_layout)?,
+        conv,
+    })
+}
