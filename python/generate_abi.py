@@ -65,9 +65,10 @@ def generate(header):
     structs = re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", text, re.DOTALL)
     known = {name for name, _ in structs}
     for name, body in structs:
-        lines += ["", "", f"class {name}(Sized):", "    _fields_ = ["]
-        for field in filter(str.strip, body.split(";")):
-            lines.append('        ("{}", {}),'.format(*declaration(field, known)))
+        fields = [declaration(field, known) for field in body.split(";") if field.strip()]
+        base = "Sized" if fields[0][0] == "size" else "Structure"
+        lines += ["", "", f"class {name}({base}):", "    _fields_ = ["]
+        lines += [f'        ("{field}", {kind}),' for field, kind in fields]
         lines.append("    ]")
     lines += ["", "", "# Result and parameters.", "FUNCTIONS = {"]
     results = {"int ": "c_int", "void ": "None", "const char *": "c_char_p"}

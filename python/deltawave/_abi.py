@@ -125,7 +125,7 @@ class dw_prefill_tensors(Sized):
     ]
 
 
-class dw_snapshot(Sized):
+class dw_snapshot(Structure):
     _fields_ = [
         ("sequence", c_int64),
         ("tokens", c_int64),

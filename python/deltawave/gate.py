@@ -11,5 +11,5 @@ def gate(context, stream=None, **tensors):
 
     a, b `[T, HV]`, a_log and dt_bias `[HV]` have any type; g and beta `[T, HV]`, f32, are written.
     """
-    arguments = structs.tensors(_abi.dw_gate_tensors, {}, context, 0, tensors)
+    arguments = structs.tensors(_abi.dw_gate_tensors, {}, context, None, tensors)
     context.library.call("dw_gate_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))

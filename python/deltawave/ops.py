@@ -1,4 +1,5 @@
-"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `conv`, `norm` and `gate`, or the functions here.
+"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `prefill_pool`, `conv`, `norm` and `gate`, or the
+functions here.
 
 Each has a fake function, so that torch.compile and torch.export take it as one node. They run on torch's current stream,
 allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
@@ -112,10 +113,23 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     q is `[T, HK, K]`, of one sequence without cu_seqlens, or `[B, T, HK, K]`: B sequences, or with cu_seqlens one batch
     of B = 1. On a CPU tensor cu_seqlens is read, and long sequences may be cut into segments; on a device it is not.
     """
+    o, final_state = prefill_outputs(q, k, v, cu_seqlens, state_layout, empty)
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
+    others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state,
+              "final_state": final_state}
+    _launch_prefill((qk_l2norm, head_map, scale, segments), per_token, others, cu_seqlens,
+                    allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout, final_layout=state_layout)
+    return o, final_state
+
+
+def _launch_prefill(spec, per_token, others, cu_seqlens, **numbers):
+    """Launches a prefill on tensors over tokens, with or without a batch dimension, and others."""
+    q, k, v = (per_token[name] for name in "qkv")
     dense = q.dim() == 4 and cu_seqlens is None
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
+    qk_l2norm, head_map, scale, segments = spec
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), head_map,
                        qk_l2norm, scale, segments)
     if dense:
@@ -124,19 +138,9 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
         plan, lengths = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens)), {}
     else:
         plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
-
-    def rows(x):
-        return x.squeeze(0) if x is not None and q.dim() == 4 and not dense else x
-
-    o, final_state = prefill_outputs(q, k, v, cu_seqlens, state_layout, empty)
-    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b}
-    others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state}
-    reachable = {name: _reachable(rows(x), device) for name, x in per_token.items()}
-    reachable.update((name, _reachable(x, device)) for name, x in others.items())
-    plan.launch(**reachable, **lengths, o=rows(o), final_state=final_state, allow_neg_eigval=allow_neg_eigval,
-                initial_layout=state_layout, final_layout=state_layout,
-                workspace=empty((plan.workspace_bytes,), torch.uint8, device))
-    return o, final_state
+        per_token = {name: x if x is None or q.dim() == 3 else x.squeeze(0) for name, x in per_token.items()}
+    tensors = {name: _reachable(x, device) for name, x in {**per_token, **others}.items()}
+    plan.launch(**tensors, **lengths, **numbers, workspace=empty((plan.workspace_bytes,), torch.uint8, device))
 
 
 def prefill_outputs(q, k, v, cu_seqlens, state_layout, make):
@@ -155,6 +159,33 @@ def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allo
       has_initial_state=None, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
       state_layout="key_major", segments=None):
     return prefill_outputs(q, k, v, cu_seqlens, state_layout, _fake_empty)
+
+
+@torch.library.custom_op("deltawave::prefill_pool", mutates_args=("pool",))
+def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
+                 write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
+                 g: Optional[Tensor] = None, beta: Optional[Tensor] = None, a: Optional[Tensor] = None,
+                 b: Optional[Tensor] = None, a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
+                 allow_neg_eigval: bool = False, cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
+                 qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major",
+                 snapshot_slots: Optional[Tensor] = None, segments: Optional[int] = None) -> Tensor:
+    """o, of `prefill` on a pool of states that is updated in place; snapshots go to the pool, too."""
+    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable(pool, v.device)
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
+    others = {"a_log": a_log, "dt_bias": dt_bias, "pool": states, "slots": slots, "write_slots": write_slots,
+              "has_initial_state": has_initial_state, "snapshot_slots": snapshot_slots}
+    _launch_prefill((qk_l2norm, head_map, scale, segments), per_token, others, cu_seqlens,
+                    allow_neg_eigval=allow_neg_eigval, pool_layout=pool_layout)
+    if states is not pool:
+        pool.copy_(states)
+    return o
+
+
+@prefill_pool.register_fake
+def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
+      dt_bias=None, allow_neg_eigval=False, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
+      pool_layout="key_major", snapshot_slots=None, segments=None):
+    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
 @torch.library.custom_op("deltawave::conv", mutates_args=("state",))

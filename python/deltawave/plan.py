@@ -16,10 +16,14 @@ class Plan:
         self.context, self.sequences, self.handle = context, sequences, c_void_p()
         context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
 
+    def entries(self, name):
+        """How many entries a vector among the tensors has: one per sequence."""
+        return self.sequences
+
     def bind(self, **tensors):
         """A function of a stream's address that launches on these tensors, with all prepared that can be."""
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
-        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.sequences, tensors)
+        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors)
 
         def launch(stream=None):
             call(name, self.handle, stream, byref(arguments))

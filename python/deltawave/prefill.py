@@ -1,6 +1,6 @@
 """Prefill: Gated DeltaNet over sequences of tokens, as include/deltawave.h specifies it."""
 
-from ctypes import byref, c_size_t
+from ctypes import byref, c_int32, c_int64, c_size_t
 from dataclasses import asdict, dataclass
 from typing import Optional
 
@@ -42,9 +42,11 @@ class Prefill(Plan):
     - or a, b `[T, HV]` with a_log, dt_bias `[HV]`, as the projections give them; `allow_neg_eigval=True` doubles beta
     - initial_state and final_state `[N, HV, K, V]`, f32 or bf16; `[N, HV, V, K]` with `initial_layout` and
       `final_layout="value_major"`
-    - or a pool `[slots, HV, K, V]` that is updated in place, with slots `[N]` i32 and write_slots, if others: one that is
-      negative or beyond the pool is none, and a sequence without any is padding; `pool_layout` as above
+    - or a pool `[slots, HV, K, V]` that is updated in place, with slots `[N]` i32 and write_slots, if others, or `set_slots`:
+      one that is negative or beyond the pool is none, and a sequence without any is padding; `pool_layout` as above
     - has_initial_state `[N]`, bytes or booleans
+    - snapshots `[slots, HV, K, V]`, with `snapshot_layout`: states after chunks of 64 tokens, in the slots of
+      snapshot_slots `[chunk_entries]` i32 or of `set_snapshots`; without the tensor, in the pool
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
     - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Without one the plan makes its
       own, which launches on different streams must not share.
@@ -59,6 +61,9 @@ class Prefill(Plan):
         size = c_size_t()
         context.library.call("dw_prefill_workspace_bytes", self.handle, byref(size))
         self.workspace_bytes, self._own = size.value, None
+        entries = c_int64()
+        context.library.call("dw_prefill_chunk_entries", self.handle, byref(entries))
+        self.chunk_entries = entries.value
 
     @classmethod
     def packed(cls, context, spec, cu_seqlens, tokens):
@@ -77,6 +82,24 @@ class Prefill(Plan):
         replaced by the nearest allowed ones; the first 4 bytes of the workspace are 0 afterwards, or 1 + the index of the
         first of them."""
         return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)
+
+    def set_slots(self, slots, write_slots=None):
+        """Slots that the host knows, for all later launches that are given none: two sequences that write one, and one
+        that reads what another writes, are refused. Nothing else may use the plan meanwhile, and no captured graph may
+        need it."""
+        found = [None if x is None else (c_int32 * len(x))(*x) for x in (slots, write_slots)]
+        if found[1] is not None and len(found[1]) != len(found[0]):
+            raise ArgumentError(f"write_slots: {len(found[1])} slots; it must be as many as slots, {len(found[0])}")
+        self.context.library.call("dw_prefill_set_slots", self.handle, *found, len(found[0]))
+
+    def set_snapshots(self, snapshots):
+        """Snapshots for all later launches that are given no slots for them: `(sequence, tokens, slot)`, where tokens are
+        those of the sequence before the state, a multiple of 64. Otherwise as `set_slots`."""
+        found = (_abi.dw_snapshot * len(snapshots))(*snapshots)
+        self.context.library.call("dw_prefill_set_snapshots", self.handle, found, len(snapshots))
+
+    def entries(self, name):
+        return self.chunk_entries if name == "snapshot_slots" else super().entries(name)
 
     def bind(self, workspace=None, **tensors):
         if workspace is None:

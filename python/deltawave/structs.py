@@ -1,5 +1,5 @@
 """Structs of the C library filled from keyword arguments. Fields have the header's names, and arrays become what a field
-of their name wants: tensors, lengths on the device, an entry per sequence."""
+of their name wants: tensors, lengths, vectors."""
 
 import ctypes
 import functools
@@ -12,8 +12,8 @@ from .errors import ArgumentError
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
-# Fields with an entry per sequence, or a table of them, in memory of the device.
-PER_SEQUENCE = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32"}
+# Fields that are vectors in memory of the device, and their types.
+VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32"}
 
 
 def choice(name, value, choices):
@@ -42,8 +42,9 @@ def fields(struct):
     return {name: kind for name, kind in struct._fields_ if name != "size" and not name.startswith("pad")}
 
 
-def tensors(struct, choices, context, sequences, values):
-    """A struct of a launch's tensors. It keeps what it points to, but for the arrays' memory."""
+def tensors(struct, choices, context, entries, values):
+    """A struct of a launch's tensors. It keeps what it points to, but for the arrays' memory. `entries` says how many a
+    vector has."""
     made, kept, kinds = struct(), [], fields(struct)
     for name, value in values.items():
         if name not in kinds:
@@ -55,8 +56,8 @@ def tensors(struct, choices, context, sequences, values):
             value = arrays.tensor_struct(name, context.describe(name, value))
         elif kind is POINTER(_abi.dw_lengths):
             value = arrays.lengths_struct(name, context.describe(name, value))
-        elif name in PER_SEQUENCE:
-            value = per_sequence(name, context.describe(name, value), sequences)
+        elif name in VECTORS:
+            value = vector(name, context.describe(name, value), entries(name))
         elif name in choices:
             value = choice(name, value, choices[name])
         if isinstance(value, ctypes.Structure):
@@ -67,9 +68,9 @@ def tensors(struct, choices, context, sequences, values):
     return made
 
 
-def per_sequence(name, a, sequences):
-    """The address of a vector that has an entry for each sequence."""
-    if a.dtype != PER_SEQUENCE[name] or a.shape != (sequences,) or not a.is_dense():
-        allowed = f"it must be a dense vector of {sequences} {PER_SEQUENCE[name]}"
+def vector(name, a, entries):
+    """The address of a vector of the device."""
+    if a.dtype != VECTORS[name] or a.shape != (entries,) or not a.is_dense():
+        allowed = f"it must be a dense vector of {entries} {VECTORS[name]}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return a.address

@@ -63,6 +63,22 @@ class Ops(unittest.TestCase):
         with self.assertRaises(ArgumentError):
             ops.prefill(**inputs(torch.bfloat16, (2, TOKENS)), cu_seqlens=on_host)
 
+    def test_prefill_on_a_pool(self):
+        x = inputs(torch.bfloat16)
+        before = torch.rand(4, HV, V, K, generator=torch.Generator().manual_seed(5))
+        pool, on_host = before.clone(), torch.tensor(OFFSETS)
+        slots, has = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([True, False])
+        states = before[[3, 1]]
+        o, after = ops.prefill(**x, initial_state=states, has_initial_state=has, cu_seqlens=on_host,
+                               state_layout="value_major")
+        # The state after the first sequence's 64 tokens goes to slot 0.
+        snapshots = torch.tensor([0, -1, -1], dtype=torch.int32)
+        found = ops.prefill_pool(x["q"], x["k"], x["v"], pool, slots, has_initial_state=has, g=x["g"], beta=x["beta"],
+                                 cu_seqlens=on_host, pool_layout="value_major", snapshot_slots=snapshots)
+        self.assertTrue(torch.equal(found, o) and torch.equal(pool[[3, 1]], after))
+        self.assertTrue(torch.equal(pool[2], before[2]))
+        self.assertFalse(torch.equal(pool[0], before[0]))
+
     def test_prefill_of_dense_batches_with_raw_gates(self):
         x = inputs(torch.float16, (2, TOKENS))
         raw = torch.Generator().manual_seed(3)
@@ -103,6 +119,8 @@ class Ops(unittest.TestCase):
         checks = ("test_schema", "test_faketensor")
         x = inputs(torch.bfloat16)
         opcheck(torch.ops.deltawave.prefill.default, tuple(x.values()), test_utils=checks)
+        pool = torch.zeros(1, HV, K, V)
+        opcheck(torch.ops.deltawave.prefill_pool.default, (x["q"], x["k"], x["v"], pool), test_utils=checks)
         given = self.conv_arguments()
         opcheck(torch.ops.deltawave.conv.default, tuple(given.values()), test_utils=checks)
         opcheck(torch.ops.deltawave.gate.default, (x["g"], x["beta"], torch.zeros(HV)), test_utils=checks)
