@@ -266,7 +266,8 @@ typedef struct dw_conv_spec {
     int32_t value_dim;
     int32_t width;      /* tokens that an output depends on: 2, 3 or 4 */
     int32_t activation; /* DW_ACTIVATION_* */
-    int32_t pad0;
+    /* 1: states are read and not written, for tokens that are yet to be verified: dw_commit_launch makes up for it. */
+    int32_t keep_states;
 } dw_conv_spec;
 
 /* Tensors of a launch, of packed batches. The channels of weight, bias and states are those of q, then k, then v. No
@@ -310,6 +311,94 @@ int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t 
 /* NULL does nothing. A captured graph needs its plan. */
 void dw_conv_destroy(dw_conv *plan);
 int dw_conv_launch(const dw_conv *plan, void *stream, const dw_conv_tensors *tensors);
+
+/* ---- decode: the same few tokens of every sequence, on a pool of states: one kernel ----
+ *
+ * What prefill computes, token after token. One token is a step of generation; several verify those of a draft. */
+
+/* What several tokens of a sequence are to each other. */
+enum {
+    DW_DRAFT_CHAIN = 0, /* each follows the one before it */
+    DW_DRAFT_TREE = 1   /* refused: no kernel does it yet */
+};
+
+typedef struct dw_decode_spec {
+    size_t size;
+    int32_t dtype;       /* of q, k, v, o: DW_BF16 or DW_F16 */
+    int32_t head_map;    /* DW_HEADS_* */
+    int32_t key_heads;   /* HK */
+    int32_t value_heads; /* HV, a multiple of HK */
+    int32_t key_dim;     /* K, a multiple of 16 up to 256 */
+    int32_t value_dim;   /* V, a multiple of 16 up to 256 */
+    int32_t qk_l2norm;   /* 1: rows of q and k are l2-normalised inside */
+    float scale;         /* 0: K^-0.5 */
+    int32_t tokens;      /* T, of every sequence: 1 to 16 */
+    int32_t draft;       /* DW_DRAFT_* */
+} dw_decode_spec;
+
+/* Tensors of a launch. Those over tokens are [B, T, ...], or [B T, ...] with a sequence's tokens one after the other.
+ */
+typedef struct dw_decode_tensors {
+    size_t size;
+    const dw_tensor *q; /* [B, T, HK, K] */
+    const dw_tensor *k; /* [B, T, HK, K] */
+    const dw_tensor *v; /* [B, T, HV, V] */
+    const dw_tensor *o; /* [B, T, HV, V], written */
+
+    /* Gates, of either kind, as dw_prefill_tensors has them. */
+    const dw_tensor *g;
+    const dw_tensor *beta;
+    const dw_tensor *a;
+    const dw_tensor *b;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;
+
+    /* Updated in place. A slot that is negative or beyond the pool is none: without one to read a sequence starts from
+     * zeros, without one to write it leaves no state, and without both it is padding, whose outputs become zeros. None
+     * may be written by two, or read by one and written by another. */
+    const dw_tensor *pool;            /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
+    const int32_t *slots;             /* [B] on the device, to read; NULL: slot n for sequence n */
+    const int32_t *write_slots;       /* [B] on the device; NULL: the same */
+    const uint8_t *has_initial_state; /* [B] on the device, 0: the slot reads as zeros; NULL: all have one */
+
+    /* The state after every token, for dw_commit_launch; the pool is then not written. f32 or bf16, [B T, HV, ...] in
+     * the order of the pool; NULL: not wanted. */
+    const dw_tensor *states;
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t pool_layout;      /* DW_STATE_*, of states, too */
+} dw_decode_tensors;
+
+/* What the accepted tokens of each sequence, the first of those that were verified, leave behind: the state after the
+ * last of them, and their columns in the conv state. A sequence without accepted tokens keeps both. */
+typedef struct dw_commit_tensors {
+    size_t size;
+    const int32_t *accepted; /* [B] on the device: 0 to T; what lies outside counts as the nearest */
+    const int32_t *slots;    /* [B] on the device, of both pools; negative or beyond: none; NULL: slot n */
+    const dw_tensor *states; /* [B T, HV, K, V] or [B T, HV, V, K] */
+    const dw_tensor *pool;   /* written */
+
+    /* The convolution's, of all tokens that were verified, as dw_conv_tensors has them; conv_state NULL: left out. */
+    const dw_tensor *conv_state;
+    const dw_tensor *x;
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const uint8_t *has_initial_state; /* [B] on the device, of the conv states */
+    int32_t pool_layout;              /* DW_STATE_*, of states and pool */
+    int32_t x_layout;                 /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE */
+    int32_t conv_layout;              /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+    int32_t pad0;
+} dw_commit_tensors;
+
+/* A batch of `batch` sequences that was checked: launched any number of times. */
+typedef struct dw_decode dw_decode;
+
+int dw_decode_create(const dw_context *context, const dw_decode_spec *spec, int64_t batch, dw_decode **plan);
+/* NULL does nothing. A captured graph needs its plan. */
+void dw_decode_destroy(dw_decode *plan);
+int dw_decode_launch(const dw_decode *plan, void *stream, const dw_decode_tensors *tensors);
+/* One kernel, for what a launch of this plan has verified. */
+int dw_commit_launch(const dw_decode *plan, void *stream, const dw_commit_tensors *tensors);
 
 /* ---- gated RMS norm of the outputs: one kernel ----
  *

@@ -317,6 +317,13 @@ impl DeviceConv {
         })
     }
 
+    /// As [`Conv::keeping_states`].
+    #[must_use]
+    pub fn keeping_states(mut self) -> Self {
+        self.shape.keeps_states = true;
+        self
+    }
+
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
         self.shape.kernel()

@@ -99,6 +99,12 @@ pub fn compare<T: Copy + Into<f64>>(x: &[T], reference: &[f64]) -> Comparison {
     sums.comparison()
 }
 
+/// The error of a reference that is rounded to a type, and of nothing else: root mean square over that of the reference.
+pub fn rounding_ratio(reference: &[f64], dtype: Dtype) -> f64 {
+    let narrow = reference.iter().map(|x| *x as f32).collect();
+    compare(&Tensor::new(dtype, narrow).values, reference).rms_ratio
+}
+
 /// The distance of a tensor of 16 bits from a reference that is rounded once to the same type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UlpComparison {

@@ -488,7 +488,7 @@ pub struct dw_conv_spec {
     pub value_dim: i32,
     pub width: i32,
     pub activation: i32,
-    pub pad0: i32,
+    pub keep_states: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -508,7 +508,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_conv_spec, width) - 28usize];
     ["Offset of field: dw_conv_spec::activation"]
         [::core::mem::offset_of!(dw_conv_spec, activation) - 32usize];
-    ["Offset of field: dw_conv_spec::pad0"][::core::mem::offset_of!(dw_conv_spec, pad0) - 36usize];
+    ["Offset of field: dw_conv_spec::keep_states"]
+        [::core::mem::offset_of!(dw_conv_spec, keep_states) - 36usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -605,9 +606,219 @@ unsafe extern "C" {
         tensors: *const dw_conv_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_GATE_SILU: _bindgen_ty_10 = 0;
-pub const DW_GATE_SIGMOID: _bindgen_ty_10 = 1;
+pub const DW_DRAFT_CHAIN: _bindgen_ty_10 = 0;
+pub const DW_DRAFT_TREE: _bindgen_ty_10 = 1;
 pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_decode_spec {
+    pub size: usize,
+    pub dtype: i32,
+    pub head_map: i32,
+    pub key_heads: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub qk_l2norm: i32,
+    pub scale: f32,
+    pub tokens: i32,
+    pub draft: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_decode_spec"][::core::mem::size_of::<dw_decode_spec>() - 48usize];
+    ["Alignment of dw_decode_spec"][::core::mem::align_of::<dw_decode_spec>() - 8usize];
+    ["Offset of field: dw_decode_spec::size"]
+        [::core::mem::offset_of!(dw_decode_spec, size) - 0usize];
+    ["Offset of field: dw_decode_spec::dtype"]
+        [::core::mem::offset_of!(dw_decode_spec, dtype) - 8usize];
+    ["Offset of field: dw_decode_spec::head_map"]
+        [::core::mem::offset_of!(dw_decode_spec, head_map) - 12usize];
+    ["Offset of field: dw_decode_spec::key_heads"]
+        [::core::mem::offset_of!(dw_decode_spec, key_heads) - 16usize];
+    ["Offset of field: dw_decode_spec::value_heads"]
+        [::core::mem::offset_of!(dw_decode_spec, value_heads) - 20usize];
+    ["Offset of field: dw_decode_spec::key_dim"]
+        [::core::mem::offset_of!(dw_decode_spec, key_dim) - 24usize];
+    ["Offset of field: dw_decode_spec::value_dim"]
+        [::core::mem::offset_of!(dw_decode_spec, value_dim) - 28usize];
+    ["Offset of field: dw_decode_spec::qk_l2norm"]
+        [::core::mem::offset_of!(dw_decode_spec, qk_l2norm) - 32usize];
+    ["Offset of field: dw_decode_spec::scale"]
+        [::core::mem::offset_of!(dw_decode_spec, scale) - 36usize];
+    ["Offset of field: dw_decode_spec::tokens"]
+        [::core::mem::offset_of!(dw_decode_spec, tokens) - 40usize];
+    ["Offset of field: dw_decode_spec::draft"]
+        [::core::mem::offset_of!(dw_decode_spec, draft) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_decode_tensors {
+    pub size: usize,
+    pub q: *const dw_tensor,
+    pub k: *const dw_tensor,
+    pub v: *const dw_tensor,
+    pub o: *const dw_tensor,
+    pub g: *const dw_tensor,
+    pub beta: *const dw_tensor,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub pool: *const dw_tensor,
+    pub slots: *const i32,
+    pub write_slots: *const i32,
+    pub has_initial_state: *const u8,
+    pub states: *const dw_tensor,
+    pub allow_neg_eigval: i32,
+    pub pool_layout: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_decode_tensors"][::core::mem::size_of::<dw_decode_tensors>() - 136usize];
+    ["Alignment of dw_decode_tensors"][::core::mem::align_of::<dw_decode_tensors>() - 8usize];
+    ["Offset of field: dw_decode_tensors::size"]
+        [::core::mem::offset_of!(dw_decode_tensors, size) - 0usize];
+    ["Offset of field: dw_decode_tensors::q"]
+        [::core::mem::offset_of!(dw_decode_tensors, q) - 8usize];
+    ["Offset of field: dw_decode_tensors::k"]
+        [::core::mem::offset_of!(dw_decode_tensors, k) - 16usize];
+    ["Offset of field: dw_decode_tensors::v"]
+        [::core::mem::offset_of!(dw_decode_tensors, v) - 24usize];
+    ["Offset of field: dw_decode_tensors::o"]
+        [::core::mem::offset_of!(dw_decode_tensors, o) - 32usize];
+    ["Offset of field: dw_decode_tensors::g"]
+        [::core::mem::offset_of!(dw_decode_tensors, g) - 40usize];
+    ["Offset of field: dw_decode_tensors::beta"]
+        [::core::mem::offset_of!(dw_decode_tensors, beta) - 48usize];
+    ["Offset of field: dw_decode_tensors::a"]
+        [::core::mem::offset_of!(dw_decode_tensors, a) - 56usize];
+    ["Offset of field: dw_decode_tensors::b"]
+        [::core::mem::offset_of!(dw_decode_tensors, b) - 64usize];
+    ["Offset of field: dw_decode_tensors::a_log"]
+        [::core::mem::offset_of!(dw_decode_tensors, a_log) - 72usize];
+    ["Offset of field: dw_decode_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_decode_tensors, dt_bias) - 80usize];
+    ["Offset of field: dw_decode_tensors::pool"]
+        [::core::mem::offset_of!(dw_decode_tensors, pool) - 88usize];
+    ["Offset of field: dw_decode_tensors::slots"]
+        [::core::mem::offset_of!(dw_decode_tensors, slots) - 96usize];
+    ["Offset of field: dw_decode_tensors::write_slots"]
+        [::core::mem::offset_of!(dw_decode_tensors, write_slots) - 104usize];
+    ["Offset of field: dw_decode_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_decode_tensors, has_initial_state) - 112usize];
+    ["Offset of field: dw_decode_tensors::states"]
+        [::core::mem::offset_of!(dw_decode_tensors, states) - 120usize];
+    ["Offset of field: dw_decode_tensors::allow_neg_eigval"]
+        [::core::mem::offset_of!(dw_decode_tensors, allow_neg_eigval) - 128usize];
+    ["Offset of field: dw_decode_tensors::pool_layout"]
+        [::core::mem::offset_of!(dw_decode_tensors, pool_layout) - 132usize];
+};
+impl Default for dw_decode_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_commit_tensors {
+    pub size: usize,
+    pub accepted: *const i32,
+    pub slots: *const i32,
+    pub states: *const dw_tensor,
+    pub pool: *const dw_tensor,
+    pub conv_state: *const dw_tensor,
+    pub x: *const dw_tensor,
+    pub x_q: *const dw_tensor,
+    pub x_k: *const dw_tensor,
+    pub x_v: *const dw_tensor,
+    pub has_initial_state: *const u8,
+    pub pool_layout: i32,
+    pub x_layout: i32,
+    pub conv_layout: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_commit_tensors"][::core::mem::size_of::<dw_commit_tensors>() - 104usize];
+    ["Alignment of dw_commit_tensors"][::core::mem::align_of::<dw_commit_tensors>() - 8usize];
+    ["Offset of field: dw_commit_tensors::size"]
+        [::core::mem::offset_of!(dw_commit_tensors, size) - 0usize];
+    ["Offset of field: dw_commit_tensors::accepted"]
+        [::core::mem::offset_of!(dw_commit_tensors, accepted) - 8usize];
+    ["Offset of field: dw_commit_tensors::slots"]
+        [::core::mem::offset_of!(dw_commit_tensors, slots) - 16usize];
+    ["Offset of field: dw_commit_tensors::states"]
+        [::core::mem::offset_of!(dw_commit_tensors, states) - 24usize];
+    ["Offset of field: dw_commit_tensors::pool"]
+        [::core::mem::offset_of!(dw_commit_tensors, pool) - 32usize];
+    ["Offset of field: dw_commit_tensors::conv_state"]
+        [::core::mem::offset_of!(dw_commit_tensors, conv_state) - 40usize];
+    ["Offset of field: dw_commit_tensors::x"]
+        [::core::mem::offset_of!(dw_commit_tensors, x) - 48usize];
+    ["Offset of field: dw_commit_tensors::x_q"]
+        [::core::mem::offset_of!(dw_commit_tensors, x_q) - 56usize];
+    ["Offset of field: dw_commit_tensors::x_k"]
+        [::core::mem::offset_of!(dw_commit_tensors, x_k) - 64usize];
+    ["Offset of field: dw_commit_tensors::x_v"]
+        [::core::mem::offset_of!(dw_commit_tensors, x_v) - 72usize];
+    ["Offset of field: dw_commit_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_commit_tensors, has_initial_state) - 80usize];
+    ["Offset of field: dw_commit_tensors::pool_layout"]
+        [::core::mem::offset_of!(dw_commit_tensors, pool_layout) - 88usize];
+    ["Offset of field: dw_commit_tensors::x_layout"]
+        [::core::mem::offset_of!(dw_commit_tensors, x_layout) - 92usize];
+    ["Offset of field: dw_commit_tensors::conv_layout"]
+        [::core::mem::offset_of!(dw_commit_tensors, conv_layout) - 96usize];
+    ["Offset of field: dw_commit_tensors::pad0"]
+        [::core::mem::offset_of!(dw_commit_tensors, pad0) - 100usize];
+};
+impl Default for dw_commit_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_decode {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_decode_create(
+        context: *const dw_context,
+        spec: *const dw_decode_spec,
+        batch: i64,
+        plan: *mut *mut dw_decode,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_decode_destroy(plan: *mut dw_decode);
+}
+unsafe extern "C" {
+    pub fn dw_decode_launch(
+        plan: *const dw_decode,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_decode_tensors,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_commit_launch(
+        plan: *const dw_decode,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_commit_tensors,
+    ) -> ::core::ffi::c_int;
+}
+pub const DW_GATE_SILU: _bindgen_ty_11 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_11 = 1;
+pub type _bindgen_ty_11 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_norm_tensors {

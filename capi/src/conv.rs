@@ -24,6 +24,15 @@ struct Plan {
     kind: Kind,
 }
 
+/// The projections of a convolution or of a commit, as the caller describes them.
+pub(crate) struct Projections {
+    pub(crate) layout: i32,
+    /// One packed tensor.
+    pub(crate) x: *const abi::dw_tensor,
+    /// Or three: q, k and v.
+    pub(crate) separate: [*const abi::dw_tensor; 3],
+}
+
 enum Kind {
     Host(Conv),
     Device(DeviceConv),
@@ -61,7 +70,7 @@ unsafe fn create(
     context: *const dw_context,
     spec: *const dw_conv_spec,
     plan: *mut *mut dw_conv,
-    make: impl FnOnce(&Context, ConvSpec) -> Result<(usize, Kind)>,
+    make: impl FnOnce(&Context, ConvSpec, bool) -> Result<(usize, Kind)>,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller answers for the pointers.
@@ -70,7 +79,8 @@ unsafe fn create(
         // SAFETY: as above.
         let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
         let spec = self::spec(&given)?;
-        let (sequences, kind) = make(context, spec)?;
+        let keeps = read::flag("keep_states", given.keep_states)?;
+        let (sequences, kind) = make(context, spec, keeps)?;
         let context = context.clone();
         let made = Plan {
             context,
@@ -92,12 +102,15 @@ pub unsafe extern "C" fn dw_conv_packed(
     tokens: i64,
     plan: *mut *mut dw_conv,
 ) -> c_int {
-    let make = |context: &Context, spec| {
+    let make = |context: &Context, spec, keeps| {
         // SAFETY: the caller answers for the pointer.
         let lengths = unsafe { Lengths::read(cu_seqlens) }?;
         let tokens = read::natural("tokens", tokens)?;
         // SAFETY: the caller says that the entries lie there.
-        let plan = Conv::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
+        let mut plan = Conv::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
+        if keeps {
+            plan = plan.keeping_states();
+        }
         Ok((lengths.sequences(), Kind::Host(plan)))
     };
     // SAFETY: the caller answers for the pointers.
@@ -113,10 +126,13 @@ pub unsafe extern "C" fn dw_conv_device(
     sequences: i64,
     plan: *mut *mut dw_conv,
 ) -> c_int {
-    let make = |context: &Context, spec| {
+    let make = |context: &Context, spec, keeps| {
         let tokens = read::natural("tokens", tokens)?;
         let sequences = read::natural("sequences", sequences)?;
-        let plan = DeviceConv::new(context, spec, tokens, sequences)?;
+        let mut plan = DeviceConv::new(context, spec, tokens, sequences)?;
+        if keeps {
+            plan = plan.keeping_states();
+        }
         Ok((sequences, Kind::Device(plan)))
     };
     // SAFETY: the caller answers for the pointers.
@@ -182,19 +198,7 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
             PerSequence::from_raw(t.has_initial_state, plan.sequences),
         )
     };
-    let layouts = [
-        (
-            abi::DW_CONV_CHANNEL_MAJOR,
-            "DW_CONV_CHANNEL_MAJOR",
-            ConvStateLayout::ChannelMajor,
-        ),
-        (
-            abi::DW_CONV_TOKEN_MAJOR,
-            "DW_CONV_TOKEN_MAJOR",
-            ConvStateLayout::TokenMajor,
-        ),
-    ];
-    let layout = read::choice("state_layout", t.state_layout, &layouts)?;
+    let layout = state_layout("state_layout", t.state_layout)?;
     let state = argument("state", t.state).optional();
     let has = (!t.has_initial_state.is_null()).then_some(has);
     if has.is_some() && state.is_none() {
@@ -203,7 +207,15 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
         return Err(refuse("has_initial_state", ArgumentKind::Presence, was, allowed).into());
     }
     Ok(ConvTensors {
-        x: input(t, &plan.spec, argument)?,
+        x: input(
+            &Projections {
+                layout: t.x_layout,
+                x: t.x,
+                separate: [t.x_q, t.x_k, t.x_v],
+            },
+            &plan.spec,
+            argument,
+        )?,
         weight: argument("weight", t.weight).matrix()?,
         bias: (argument("bias", t.bias).optional())
             .map(Argument::vector)
@@ -223,9 +235,26 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
     })
 }
 
+/// The order of the dimensions of conv states.
+pub(crate) fn state_layout(argument: &str, layout: i32) -> Checked<ConvStateLayout> {
+    let layouts = [
+        (
+            abi::DW_CONV_CHANNEL_MAJOR,
+            "DW_CONV_CHANNEL_MAJOR",
+            ConvStateLayout::ChannelMajor,
+        ),
+        (
+            abi::DW_CONV_TOKEN_MAJOR,
+            "DW_CONV_TOKEN_MAJOR",
+            ConvStateLayout::TokenMajor,
+        ),
+    ];
+    read::choice(argument, layout, &layouts)
+}
+
 /// One packed tensor, or three.
-fn input(
-    t: &dw_conv_tensors,
+pub(crate) fn input(
+    t: &Projections,
     spec: &ConvSpec,
     argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
 ) -> Result<ConvInput<'static>> {
@@ -244,8 +273,9 @@ fn input(
         ),
         (abi::DW_CONV_SEPARATE, "DW_CONV_SEPARATE", Layout::Separate),
     ];
-    let layout = read::choice("x_layout", t.x_layout, &layouts)?;
-    let separate = [("x_q", t.x_q), ("x_k", t.x_k), ("x_v", t.x_v)];
+    let layout = read::choice("x_layout", t.layout, &layouts)?;
+    let [q, k, v] = t.separate;
+    let separate = [("x_q", q), ("x_k", k), ("x_v", v)];
     let unused = match layout {
         Layout::Separate => &[("x", t.x)][..],
         _ => &separate,

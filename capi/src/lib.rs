@@ -10,6 +10,7 @@
 pub mod abi;
 mod context;
 mod conv;
+mod decode;
 mod gate;
 mod lengths;
 mod norm;
@@ -20,6 +21,7 @@ mod status;
 
 pub use context::*;
 pub use conv::*;
+pub use decode::*;
 pub use gate::*;
 pub use norm::*;
 pub use prefill::*;

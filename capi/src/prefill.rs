@@ -57,18 +57,22 @@ impl Plan {
     }
 }
 
-fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
+pub(crate) fn heads_map(map: i32) -> Checked<HeadMap> {
     let maps = [
         (abi::DW_HEADS_GROUPED, "DW_HEADS_GROUPED", HeadMap::Grouped),
         (abi::DW_HEADS_TILED, "DW_HEADS_TILED", HeadMap::Tiled),
     ];
+    read::choice("head_map", map, &maps)
+}
+
+fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
     Ok(PrefillSpec {
         dtype: read::dtype("dtype", s.dtype)?,
         key_heads: read::natural("key_heads", s.key_heads)?,
         value_heads: read::natural("value_heads", s.value_heads)?,
         key_dim: read::natural("key_dim", s.key_dim)?,
         value_dim: read::natural("value_dim", s.value_dim)?,
-        head_map: read::choice("head_map", s.head_map, &maps)?,
+        head_map: heads_map(s.head_map)?,
         qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
         scale: (s.scale != 0.0).then_some(s.scale),
         segments: Some(read::natural("segments", s.segments)?).filter(|&n| n != 0),
@@ -323,7 +327,18 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
         q: argument("q", t.q).tokens()?,
         k: argument("k", t.k).tokens()?,
         v: argument("v", t.v).tokens()?,
-        gating: gating(t, argument)?,
+        gating: gating(
+            &Gates {
+                g: t.g,
+                beta: t.beta,
+                a: t.a,
+                b: t.b,
+                a_log: t.a_log,
+                dt_bias: t.dt_bias,
+                allow_neg_eigval: t.allow_neg_eigval,
+            },
+            argument,
+        )?,
         initial_state: initial
             .map(|(argument, layout)| {
                 let tensor = argument.state()?;
@@ -345,9 +360,20 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
     })
 }
 
+/// The gates of a prefill or of a decode, as the caller describes them.
+pub(crate) struct Gates {
+    pub(crate) g: *const abi::dw_tensor,
+    pub(crate) beta: *const abi::dw_tensor,
+    pub(crate) a: *const abi::dw_tensor,
+    pub(crate) b: *const abi::dw_tensor,
+    pub(crate) a_log: *const abi::dw_tensor,
+    pub(crate) dt_bias: *const abi::dw_tensor,
+    pub(crate) allow_neg_eigval: i32,
+}
+
 /// Raw gates where any of their tensors is given.
-fn gating(
-    t: &dw_prefill_tensors,
+pub(crate) fn gating(
+    t: &Gates,
     argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
 ) -> Checked<Gating<'static>> {
     let allow_neg_eigval = read::flag("allow_neg_eigval", t.allow_neg_eigval)?;

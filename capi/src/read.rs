@@ -43,6 +43,13 @@ unsafe impl Versioned for abi::dw_conv_spec {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_conv_tensors {}
 
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_decode_spec {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_decode_tensors {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_commit_tensors {}
+
 fn null(argument: &str) -> ArgumentError {
     let allowed = "it must be given";
     refuse(argument, ArgumentKind::Pointer, "a null pointer", allowed)
@@ -330,6 +337,22 @@ impl Argument {
         Ok(self.state_view()?.tensor())
     }
 
+    /// States after each of so many tokens of every sequence.
+    pub fn states_of_tokens(self, tokens: usize) -> Checked<Tensor<'static, 5>> {
+        let view = self.state_view()?;
+        let (shape, strides) = view.of_tokens(tokens)?;
+        // SAFETY: whoever made the argument answers for the memory.
+        Ok(unsafe { Tensor::from_raw(view.data, view.dtype, shape, strides) })
+    }
+
+    /// [`Argument::states_of_tokens`], to be written.
+    pub fn states_of_tokens_mut(self, tokens: usize) -> Checked<TensorMut<'static, 5>> {
+        let view = self.state_view()?;
+        let (shape, strides) = view.of_tokens(tokens)?;
+        // SAFETY: as above.
+        Ok(unsafe { TensorMut::from_raw(view.data, view.dtype, shape, strides) })
+    }
+
     /// [`Argument::state`], to be written.
     pub fn state_mut(self) -> Checked<TensorMut<'static, 4>> {
         Ok(self.state_view()?.tensor_mut())
@@ -350,6 +373,21 @@ impl View {
     fn wrong_rank(&self, allowed: &str) -> ArgumentError {
         let was = format!("shape {:?}", &self.shape[..self.rank]);
         refuse(self.name, ArgumentKind::Shape, was, allowed)
+    }
+
+    /// Rows `[B T, ...]` as `[B, T, ...]`: shape and strides.
+    fn of_tokens(&self, tokens: usize) -> Checked<([usize; 5], [usize; 5])> {
+        let [rows, heads, a, b] = self.shape;
+        let [row, of_head, of_a, of_b] = self.strides;
+        if rows % tokens != 0 {
+            let allowed = format!("it must have {tokens} states for each sequence");
+            return Err(self.wrong_rank(&allowed));
+        }
+        let sequence = row.saturating_mul(tokens);
+        Ok((
+            [rows / tokens, tokens, heads, a, b],
+            [sequence, row, of_head, of_a, of_b],
+        ))
     }
 
     fn tensor<const R: usize>(&self) -> Tensor<'static, R> {

@@ -64,7 +64,13 @@ impl Device {
             fine(dw_context_create(simulator, 0, &mut context));
             fine(dw_malloc(context, bytes, &mut memory));
             let to_device = abi::DW_TO_DEVICE as c_int;
-            fine(dw_copy(context, memory, halves.as_ptr().cast(), bytes, to_device));
+            fine(dw_copy(
+                context,
+                memory,
+                halves.as_ptr().cast(),
+                bytes,
+                to_device,
+            ));
         }
         Device { context, memory }
     }
@@ -96,7 +102,13 @@ impl Device {
         unsafe {
             fine(dw_synchronize(self.context, null_mut()));
             let (to, from) = (found.as_mut_ptr().cast(), self.part(part));
-            fine(dw_copy(self.context, to, from, bytes, abi::DW_TO_HOST as c_int));
+            fine(dw_copy(
+                self.context,
+                to,
+                from,
+                bytes,
+                abi::DW_TO_HOST as c_int,
+            ));
         }
         found
     }
@@ -245,7 +257,10 @@ fn what_is_refused() {
     refused(decode(&x, plan, 1, |t| t.q = null()), "q");
     refused(decode(&x, plan, 1, |t| t.pool = null()), "pool");
     refused(decode(&x, plan, 1, |t| t.pool_layout = 2), "pool_layout");
-    refused(decode(&x, plan, 1, |t| t.allow_neg_eigval = 1), "allow_neg_eigval");
+    refused(
+        decode(&x, plan, 1, |t| t.allow_neg_eigval = 1),
+        "allow_neg_eigval",
+    );
     refused(decode(&x, plan, 1, |t| t.a = t.q), "b");
     let one = x.tensor(POOL, abi::DW_F32, &[1, 1, DIM, DIM]);
     refused(

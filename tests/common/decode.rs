@@ -5,7 +5,7 @@ use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::inputs::{
     GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
 };
-use deltawave::metrics::compare;
+use deltawave::metrics::{compare, rounding_ratio};
 use deltawave::oracle::{self, Beta, Gate, Problem};
 use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::Context;
@@ -487,8 +487,7 @@ pub fn check(context: &Context, case: &Case) {
 
 /// What rounding the reference costs, and what sums in f32 may.
 pub fn limit(reference: &[f64], dtype: Dtype) -> f64 {
-    let rounded = HostTensor::new(dtype, reference.iter().map(|x| *x as f32).collect());
-    1.02 * compare(&rounded.values, reference).rms_ratio + 3e-6
+    1.02 * rounding_ratio(reference, dtype) + 3e-6
 }
 
 #[track_caller]

@@ -12,6 +12,8 @@ use deltawave_sim::gpu::Gpu;
 
 use crate::conv;
 use crate::conv::args::ConvArgs;
+use crate::decode;
+use crate::decode::args::DecodeArgs;
 use crate::layer;
 use crate::layer::args::LayerArgs;
 use crate::models::{self, Model};
@@ -48,6 +50,12 @@ pub enum Command {
     /// the conv states, and reports time and, with --check, how many outputs are the reference rounded once.
     #[command(after_long_help = conv::args::EXAMPLES)]
     Conv(Box<ConvArgs>),
+    /// Run a decode, one or a few tokens of each sequence, and check it against an f64 recurrence
+    ///
+    /// Draws q, k, v, gates and states, runs the kernel in place on the states, and reports time and, with --check, the
+    /// error against the token recurrence in f64 beside the error that rounding alone has.
+    #[command(after_long_help = decode::args::EXAMPLES)]
+    Decode(Box<DecodeArgs>),
     /// Run a whole layer, from the input projections to the output projection, and check it against an f64 layer
     ///
     /// Draws projections, weights and states, runs convolution, decode, prefill and gated norm in place on the states, and
@@ -373,7 +381,7 @@ pub fn length(text: &str) -> Result<usize, String> {
     Ok(n)
 }
 
-fn finite(text: &str) -> Result<f32, String> {
+pub fn finite(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if x.is_finite() => Ok(x),
         _ => Err("it must be a finite number".to_owned()),

@@ -21,7 +21,7 @@ use crate::args::BackendArg;
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::time::{self, Times};
-use crate::workload::{cu_seqlens, of_model, usage_of};
+use crate::workload::{check_host_memory, cu_seqlens, of_model, usage_of};
 
 /// Elements of at least this share must be the reference rounded once.
 const LEAST_EQUAL_SHARE: f64 = 0.999;
@@ -104,6 +104,7 @@ pub fn run(args: &ConvArgs) -> Result<Report, Failure> {
     let tokens = lengths[lengths.len() - 1] as usize;
     let plan = Conv::packed(&context, spec, &lengths, tokens)
         .map_err(Failure::during("the convolution is refused"))?;
+    check_memory(args, &spec, lengths.len(), tokens)?;
     let workload = progress.step("inputs", || Workload::draw(args, spec, lengths));
     let outcome = progress.step("kernels", || measure(&context, &plan, &workload, args))?;
     let verdict = match args.check {
@@ -141,6 +142,18 @@ fn request(args: &ConvArgs) -> Result<(ConvSpec, Vec<i32>), Failure> {
         usage_of("conv", format!("invalid value for '--seqlens': {why}"))
     })?;
     Ok((spec, cu_seqlens))
+}
+
+/// Fails where the host cannot hold the tensors, their copies on the simulated device, and the reference.
+fn check_memory(
+    args: &ConvArgs,
+    spec: &ConvSpec,
+    sequences: usize,
+    tokens: usize,
+) -> Result<(), Failure> {
+    let each = if args.check { 32 } else { 16 };
+    let rows = tokens + sequences * spec.width;
+    check_host_memory(each * rows as u128 * columns(spec) as u128)
 }
 
 fn configure_simulator(args: &ConvArgs, context: &Context) -> Result<(), Failure> {

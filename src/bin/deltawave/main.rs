@@ -10,12 +10,14 @@
 //! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
 //! | `profile` | `profile.rs` |
 //! | `conv` | `conv.rs`, `conv/` |
+//! | `decode` | `decode.rs`, `decode/` |
 //! | `layer` | `layer.rs`, `layer/` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod args;
 mod check;
 mod conv;
+mod decode;
 mod failure;
 mod info;
 mod layer;
@@ -45,6 +47,7 @@ use serde::Serialize;
 use crate::args::{BackendArg, Cli, Command, InfoArgs, MfmaArg, PrefillArgs, ProfileArgs};
 use crate::check::Verdict;
 use crate::conv::args::ConvArgs;
+use crate::decode::args::DecodeArgs;
 use crate::failure::Failure;
 use crate::info::Info;
 use crate::layer::args::LayerArgs;
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
             Command::Prefill(args) => prefill(&args),
             Command::Profile(args) => profile(&args),
             Command::Conv(args) => convolve(&args),
+            Command::Decode(args) => run_decode(&args),
             Command::Layer(args) => run_layer(&args),
         });
     match result {
@@ -155,6 +159,20 @@ fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
 
 fn convolve(args: &ConvArgs) -> Result<ExitCode, Failure> {
     let report = conv::run(args)?;
+    print(&if args.json {
+        json(&report)
+    } else {
+        report.text()
+    });
+    if report.passed() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&report.objections());
+    Ok(ExitCode::FAILURE)
+}
+
+fn run_decode(args: &DecodeArgs) -> Result<ExitCode, Failure> {
+    let report = decode::run(args)?;
     print(&if args.json {
         json(&report)
     } else {

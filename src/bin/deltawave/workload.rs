@@ -183,16 +183,7 @@ impl Request {
         let summaries = followed.min(chunks) * summary as u128;
         let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES) + summaries;
         let needed = each * (keys + values + states) + workspace;
-        match host_memory() {
-            Some(available) if needed > available => {
-                let text = |n: u128| table::bytes(u64::try_from(n).unwrap_or(u64::MAX));
-                Err(Failure::Memory {
-                    needed: text(needed),
-                    available: text(available),
-                })
-            }
-            _ => Ok(()),
-        }
+        check_host_memory(needed)
     }
 
     /// Draws the tensors, unless they were read.
@@ -337,6 +328,20 @@ pub fn usage_of(subcommand: &str, message: String) -> Failure {
         .find_subcommand_mut(subcommand)
         .expect("every operation is a subcommand");
     command.error(ErrorKind::ValueValidation, message).into()
+}
+
+/// Fails where so many bytes are more than the host has.
+pub fn check_host_memory(needed: u128) -> Result<(), Failure> {
+    match host_memory() {
+        Some(available) if needed > available => {
+            let text = |n: u128| table::bytes(u64::try_from(n).unwrap_or(u64::MAX));
+            Err(Failure::Memory {
+                needed: text(needed),
+                available: text(available),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes of the host's memory, where the system says.
