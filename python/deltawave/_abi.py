@@ -39,6 +39,8 @@ DW_ACTIVATION_SILU = 0
 DW_ACTIVATION_NONE = 1
 DW_CONV_CHANNEL_MAJOR = 0
 DW_CONV_TOKEN_MAJOR = 1
+DW_DRAFT_CHAIN = 0
+DW_DRAFT_TREE = 1
 DW_GATE_SILU = 0
 DW_GATE_SIGMOID = 1
 
@@ -157,7 +159,7 @@ class dw_conv_spec(Sized):
         ("value_dim", c_int32),
         ("width", c_int32),
         ("activation", c_int32),
-        ("pad0", c_int32),
+        ("keep_states", c_int32),
     ]
 
 
@@ -179,6 +181,65 @@ class dw_conv_tensors(Sized):
         ("cu_seqlens", POINTER(dw_lengths)),
         ("x_layout", c_int32),
         ("state_layout", c_int32),
+    ]
+
+
+class dw_decode_spec(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("dtype", c_int32),
+        ("head_map", c_int32),
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("qk_l2norm", c_int32),
+        ("scale", c_float),
+        ("tokens", c_int32),
+        ("draft", c_int32),
+    ]
+
+
+class dw_decode_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("q", POINTER(dw_tensor)),
+        ("k", POINTER(dw_tensor)),
+        ("v", POINTER(dw_tensor)),
+        ("o", POINTER(dw_tensor)),
+        ("g", POINTER(dw_tensor)),
+        ("beta", POINTER(dw_tensor)),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("pool", POINTER(dw_tensor)),
+        ("slots", c_void_p),
+        ("write_slots", c_void_p),
+        ("has_initial_state", c_void_p),
+        ("states", POINTER(dw_tensor)),
+        ("allow_neg_eigval", c_int32),
+        ("pool_layout", c_int32),
+    ]
+
+
+class dw_commit_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("accepted", c_void_p),
+        ("slots", c_void_p),
+        ("states", POINTER(dw_tensor)),
+        ("pool", POINTER(dw_tensor)),
+        ("conv_state", POINTER(dw_tensor)),
+        ("x", POINTER(dw_tensor)),
+        ("x_q", POINTER(dw_tensor)),
+        ("x_k", POINTER(dw_tensor)),
+        ("x_v", POINTER(dw_tensor)),
+        ("has_initial_state", c_void_p),
+        ("pool_layout", c_int32),
+        ("x_layout", c_int32),
+        ("conv_layout", c_int32),
+        ("pad0", c_int32),
     ]
 
 
@@ -220,5 +281,9 @@ FUNCTIONS = {
     "dw_conv_device": (c_int, [c_void_p, POINTER(dw_conv_spec), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_conv_destroy": (None, [c_void_p]),
     "dw_conv_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_conv_tensors)]),
+    "dw_decode_create": (c_int, [c_void_p, POINTER(dw_decode_spec), c_int64, POINTER(c_void_p)]),
+    "dw_decode_destroy": (None, [c_void_p]),
+    "dw_decode_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_decode_tensors)]),
+    "dw_commit_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_commit_tensors)]),
     "dw_norm_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_norm_tensors)]),
 }
