@@ -15,6 +15,7 @@ as torch custom ops. README.md says more.
 from .arrays import Array, array, to_bf16, to_float
 from .context import Context, Memory
 from .conv import Conv, ConvSpec
+from .decode import Decode, DecodeSpec
 from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError
 from .gate import gate
 from .library import Library
@@ -23,6 +24,6 @@ from .prefill import Prefill, PrefillSpec
 
 __version__ = "0.1.0"
 
-__all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "DeviceError", "DriverError", "Error",
-           "InternalError", "Library", "LibraryError", "Memory", "Prefill", "PrefillSpec", "array", "gate", "norm",
-           "to_bf16", "to_float"]
+__all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
+           "DriverError", "Error", "InternalError", "Library", "LibraryError", "Memory", "Prefill", "PrefillSpec", "array",
+           "gate", "norm", "to_bf16", "to_float"]

@@ -22,6 +22,7 @@ class ConvSpec:
     width: int = 4  # tokens that an output depends on: 2, 3 or 4
     dtype: str = "bf16"  # of x, q, k, v and the states: "bf16" or "fp16"
     activation: str = "silu"  # or "none"
+    keep_states: bool = False  # states are read and not written: `Decode.commit` makes up for it
 
     @property
     def channels(self):

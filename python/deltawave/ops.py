@@ -1,5 +1,5 @@
-"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `prefill_pool`, `conv`, `norm` and `gate`, or the
-functions here.
+"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `prefill_pool`, `decode`, `conv`, `norm` and
+`gate`, or the functions here.
 
 Each has a fake function, so that torch.compile and torch.export take it as one node. They run on torch's current stream,
 allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
@@ -20,6 +20,7 @@ from torch import Tensor
 from . import arrays
 from .context import Context, Memory
 from .conv import Conv, ConvSpec
+from .decode import Decode, DecodeSpec
 from .errors import ArgumentError
 from .gate import gate as launch_gate
 from .norm import norm as launch_norm
@@ -185,6 +186,36 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
 def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
       dt_bias=None, allow_neg_eigval=False, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
       pool_layout="key_major", snapshot_slots=None, segments=None):
+    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
+
+
+@torch.library.custom_op("deltawave::decode", mutates_args=("pool",))
+def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
+           write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
+           beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
+           a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+           scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
+           pool_layout: str = "key_major") -> Tensor:
+    """o of the next tokens of every sequence; the pool is updated in place. `deltawave.Decode` says what the arguments
+    are. q is `[B, HK, K]`, of one token each, or `[B, T, HK, K]`."""
+    device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
+    context = context_of(device)
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), head_map, qk_l2norm,
+                      scale, tokens)
+    plan = _plan((Decode, device, spec, q.shape[0]), lambda: Decode(context, spec, q.shape[0]))
+    o, states = empty(tuple(v.shape), v.dtype, device), _reachable(pool, device)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
+              "slots": slots, "write_slots": write_slots, "has_initial_state": has_initial_state}
+    plan.launch(**{name: _reachable(x, device) for name, x in inputs.items()}, pool=states, o=o, pool_layout=pool_layout,
+                allow_neg_eigval=allow_neg_eigval)
+    if states is not pool:
+        pool.copy_(states)
+    return o
+
+
+@decode.register_fake
+def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
+      dt_bias=None, allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major"):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 

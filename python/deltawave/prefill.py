@@ -27,8 +27,6 @@ class PrefillSpec:
 
     def struct(self):
         """The C struct."""
-        if self.scale == 0:
-            raise ArgumentError("scale: 0; it must be another number, or None for K ** -0.5")
         return structs.spec(_abi.dw_prefill_spec, {"head_map": structs.HEAD_MAPS}, **asdict(self))
 
 

@@ -13,7 +13,7 @@ HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
 # Fields that are vectors in memory of the device, and their types.
-VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32"}
+VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32"}
 
 
 def choice(name, value, choices):
@@ -27,6 +27,8 @@ def spec(struct, choices, dtype, **values):
     """A struct of numbers. None is 0, which the header gives a meaning."""
     if dtype not in arrays.DTYPES:
         raise ArgumentError(f"dtype: {dtype!r}; it must be one of {', '.join(arrays.DTYPES)}")
+    if values.get("scale") == 0:
+        raise ArgumentError("scale: 0; it must be another number, or None for K ** -0.5")
     numbers = {"dtype": arrays.DTYPES[dtype]}
     for name, value in values.items():
         numbers[name] = choice(name, value, choices[name]) if name in choices else value or 0

@@ -79,6 +79,17 @@ class Ops(unittest.TestCase):
         self.assertTrue(torch.equal(pool[2], before[2]))
         self.assertFalse(torch.equal(pool[0], before[0]))
 
+    def test_decode(self):
+        x = inputs(torch.bfloat16, (2,))
+        before = torch.rand(3, HV, K, V, generator=torch.Generator().manual_seed(6))
+        pool, slots = before.clone(), torch.tensor([2, 0], dtype=torch.int32)
+        o = ops.decode(x["q"], x["k"], x["v"], pool, slots, g=x["g"], beta=x["beta"])
+        wanted, states = reference.prefill(**exact(x), cu_seqlens=[0, 1, 2], states=before[[2, 0]].double().numpy(),
+                                           scale=K ** -0.5)
+        self.close(o, wanted)
+        self.close(pool[[2, 0]], states, 1e-5)
+        self.assertTrue(torch.equal(pool[1], before[1]))
+
     def test_prefill_of_dense_batches_with_raw_gates(self):
         x = inputs(torch.float16, (2, TOKENS))
         raw = torch.Generator().manual_seed(3)
@@ -121,6 +132,8 @@ class Ops(unittest.TestCase):
         opcheck(torch.ops.deltawave.prefill.default, tuple(x.values()), test_utils=checks)
         pool = torch.zeros(1, HV, K, V)
         opcheck(torch.ops.deltawave.prefill_pool.default, (x["q"], x["k"], x["v"], pool), test_utils=checks)
+        one = inputs(torch.bfloat16, (1,))
+        opcheck(torch.ops.deltawave.decode.default, (one["q"], one["k"], one["v"], pool), test_utils=checks)
         given = self.conv_arguments()
         opcheck(torch.ops.deltawave.conv.default, tuple(given.values()), test_utils=checks)
         opcheck(torch.ops.deltawave.gate.default, (x["g"], x["beta"], torch.zeros(HV)), test_utils=checks)
