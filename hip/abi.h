@@ -271,7 +271,9 @@ typedef struct dw_norm_args {
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over the same few tokens of every sequence, on a pool of states. One
  * workgroup per (sequence, value head, 32 value columns). flags: DW_QK_L2NORM, DW_RAW_GATES, DW_NEGATIVE_EIGENVALUES,
- * DW_TILED_HEADS, and DW_INITIAL_VALUE_MAJOR for `state` and `states`. */
+ * DW_TILED_HEADS, and DW_INITIAL_VALUE_MAJOR for `state` and `states`.
+ * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
+ * head), `slabs` is 1. */
 typedef struct dw_decode_args {
     const void *q;              /* [B, T, HK, K] */
     const void *k;              /* [B, T, HK, K] */
@@ -315,6 +317,7 @@ typedef struct dw_decode_args {
     int32_t slabs;       /* workgroups along V */
     int32_t dies;        /* to which the device deals workgroups in turn */
     int32_t pad0;
+    dw_norm_args norm; /* of decode_norm: the gated norm of o, where V is 128 */
 } dw_decode_args;
 
 /* commit: the state after the last accepted token of each sequence to its slot, and the accepted tokens' columns to its

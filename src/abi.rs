@@ -744,10 +744,11 @@ pub struct dw_decode_args {
     pub slabs: i32,
     pub dies: i32,
     pub pad0: i32,
+    pub norm: dw_norm_args,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_decode_args"][::core::mem::size_of::<dw_decode_args>() - 392usize];
+    ["Size of dw_decode_args"][::core::mem::size_of::<dw_decode_args>() - 536usize];
     ["Alignment of dw_decode_args"][::core::mem::align_of::<dw_decode_args>() - 8usize];
     ["Offset of field: dw_decode_args::q"][::core::mem::offset_of!(dw_decode_args, q) - 0usize];
     ["Offset of field: dw_decode_args::k"][::core::mem::offset_of!(dw_decode_args, k) - 8usize];
@@ -828,6 +829,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_decode_args, dies) - 384usize];
     ["Offset of field: dw_decode_args::pad0"]
         [::core::mem::offset_of!(dw_decode_args, pad0) - 388usize];
+    ["Offset of field: dw_decode_args::norm"]
+        [::core::mem::offset_of!(dw_decode_args, norm) - 392usize];
 };
 impl Default for dw_decode_args {
     fn default() -> Self {

@@ -23,6 +23,7 @@ use lower::Shape;
 
 use crate::check;
 use crate::error::Result;
+use crate::norm;
 use crate::prefill::{Gating, StatePool, check_slots};
 use crate::runtime::{Context, Stream};
 use crate::sequences::PerSequence;
@@ -169,13 +170,25 @@ impl Decode {
 
     /// The rest of it.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
-        let Lowered { arguments, groups } = lowered;
-        if *groups == 0 {
+        if lowered.groups == 0 {
             return Ok(());
         }
         self.context.make_current()?;
-        let kernel = self.shape.kernel();
+        let (kernel, groups, threads) = (lowered.kernel, lowered.groups, lowered.threads);
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
-        unsafe { (self.context).launch(stream, kernel, *groups, lower::THREADS, arguments) }
+        unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
+    }
+
+    /// The kernel that has the gated norm in it, where there is one for the shape.
+    pub(crate) fn norm_kernel(&self) -> Option<&'static str> {
+        self.shape.norm_kernel()
+    }
+
+    /// Puts the norm of the outputs, in place, in the kernel that makes them; false: there is none that has it in it.
+    pub(crate) fn fuse(&self, lowered: &mut Lowered, norm: &norm::Lowered) -> bool {
+        if let Some(kernel) = self.norm_kernel() {
+            lowered.fuse(kernel, norm.arguments());
+        }
+        self.norm_kernel().is_some()
     }
 }

@@ -9,7 +9,7 @@
 //! A batch begins with the sequences that have one token each, the decodes; then come prefills of any lengths. One call
 //! runs both: the convolution and the norm over all rows, decode over the first, prefill over the rest. Every stage hands
 //! its result over in the type of the activations: o goes to y, where the norm works in place, and q, k and v lie in the
-//! workspace.
+//! workspace. Where V is 128 and K at most that, decode has the norm in it: the same bits, one launch less.
 
 mod lower;
 
@@ -247,12 +247,15 @@ impl Layer {
 
     /// Names of the kernels that a launch runs, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
-        let decode = self.decode.iter().map(Decode::kernel);
+        let normed = self.decode.as_ref().and_then(Decode::norm_kernel);
+        let decode = self.decode.iter().map(|d| normed.unwrap_or(d.kernel()));
         let prefill = self.prefill.iter().flat_map(Prefill::kernels);
+        let rest = normed.is_none() || self.tokens > self.decodes;
+        let norm = rest.then(|| norm::kernel(self.spec.dtype));
         std::iter::once(self.conv.kernel())
             .chain(decode)
             .chain(prefill)
-            .chain([norm::kernel(self.spec.dtype)])
+            .chain(norm)
             .collect()
     }
 
@@ -275,6 +278,9 @@ impl Layer {
         if let (Some(prefill), Some(lowered)) = (&self.prefill, &lowered.prefill) {
             prefill.enqueue(stream, lowered, Part::Whole)?;
         }
-        lowered.norm.enqueue(&self.context, stream)
+        match &lowered.norm {
+            Some(norm) => norm.enqueue(&self.context, stream),
+            None => Ok(()),
+        }
     }
 }

@@ -193,6 +193,12 @@ impl GatedNorm<'_> {
             let allowed = "the innermost stride must be 1";
             ArgumentError::new("z", ArgumentKind::Stride, was, allowed)
         })?;
+        check::ensure(z.strides[0] <= check::MAX_TOKEN_STRIDE, || {
+            let was = format!("a token stride of {}", z.strides[0]);
+            let most = check::MAX_TOKEN_STRIDE;
+            let allowed = format!("at most {most} elements from token to token");
+            ArgumentError::new("z", ArgumentKind::Stride, was, allowed)
+        })?;
         check::pointer("z", z.address, dtype.size(), tokens == 0)?;
         let [token, block, _] = check::element_strides("z", z.strides)?;
         Ok(Blocks {
@@ -228,6 +234,11 @@ impl GatedNorm<'_> {
 }
 
 impl Lowered {
+    /// For kernels that have the norm in them.
+    pub(crate) fn arguments(&self) -> &dw_norm_args {
+        &self.arguments
+    }
+
     /// The launch.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         if self.groups == 0 {

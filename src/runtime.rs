@@ -78,6 +78,8 @@ pub(crate) const KERNELS: &[(&str, &[&str])] = &[
             "dw_decode_bf16_k256",
             "dw_decode_f16_k128",
             "dw_decode_f16_k256",
+            "dw_decode_norm_bf16",
+            "dw_decode_norm_f16",
         ],
     ),
     ("gate", &["dw_gate"]),

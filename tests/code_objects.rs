@@ -61,6 +61,12 @@ fn launched() -> Vec<Launched> {
             let name = format!("dw_decode_{dtype}_k{k}");
             all.push(kernel(name, "decode", decode, registers));
         }
+        all.push(kernel(
+            format!("dw_decode_norm_{dtype}"),
+            "decode",
+            decode,
+            168,
+        ));
         let name = format!("dw_prefill_prepare_{dtype}");
         all.push(kernel(name, "prefill_prepare", prepare, 208));
         for k in [64, 96, 128, 192, 256] {

@@ -7,9 +7,14 @@ mod common;
 
 use cases::{Case, Data, Loaded, check, run};
 use common::context;
-use deltawave::layer::{Layer, LayerSpec};
+use deltawave::conv::{Conv, ConvState, ConvTensors};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
+use deltawave::layer::{Layer, LayerSpec, LayerTensors};
 use deltawave::metrics::compare;
-use deltawave::norm::OutputGate;
+use deltawave::norm::{GatedNorm, OutputGate};
+use deltawave::prefill::{Gating, StatePool};
+use deltawave::runtime::{Context, Stream};
+use deltawave::tensor::{Buffer, TensorMut, dense_strides};
 use deltawave::types::Dtype;
 
 /// Qwen3.5-35B-A3B, Qwen3.5-27B and OLMo-Hybrid-7B.
@@ -133,12 +138,139 @@ fn kernels_of_a_launch() {
             "dw_norm_bf16"
         ]
     );
+    // The norm is in the decode.
     let decode = kernels(&[0, 1, 2], 2, 2);
+    assert_eq!(decode, ["dw_conv_bf16", "dw_decode_norm_bf16"]);
+    assert_eq!(kernels(&[0, 1, 50], 50, 1).len(), 5);
+    // Not where V is another.
+    let spec = LayerSpec::new(30, 30, 96, 192);
+    let plan = Layer::packed(&context, spec, &[0, 1, 2], 2, 2).unwrap();
     assert_eq!(
-        decode,
+        plan.kernels(),
         ["dw_conv_bf16", "dw_decode_bf16_k128", "dw_norm_bf16"]
     );
-    assert_eq!(kernels(&[0, 1, 50], 50, 1).len(), 5);
+}
+
+/// The norm in the decode gives the bits of decode and norm one after the other.
+#[test]
+fn stages_apart_have_the_same_bits() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let small = LayerSpec::new(2, 4, 96, 128);
+    for (i, spec) in [
+        small,
+        LayerSpec {
+            dtype: Dtype::F16,
+            gate: OutputGate::Sigmoid,
+            ..LayerSpec::new(1, 3, 128, 128)
+        },
+        LayerSpec {
+            allow_neg_eigval: true,
+            ..small
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let case = Case {
+            interleaved: i == 0,
+            value_major: i == 1,
+            state_dtype: [Dtype::F32, Dtype::F32, Dtype::Bf16][i],
+            ..Case::new(spec, &[1; 5], 5)
+        };
+        let data = Data::new(&case);
+        let expected = run(&context, &case, &data);
+        let mut loaded = Loaded::new(&context, &case, &data);
+        let refused = loaded.launch_changed(&case, &stream, |t| apart(&context, &stream, &case, t));
+        assert!(refused.is_err(), "the tensors were taken away");
+        assert!(loaded.output(&case, &stream) == expected, "{case:?}");
+    }
+}
+
+/// Conv, decode and norm of a layer's tensors, which are taken.
+fn apart(context: &Context, stream: &Stream, case: &Case, t: &mut LayerTensors<'_>) {
+    let (s, tokens) = (case.spec, case.tokens());
+    let none = std::ptr::without_provenance_mut(16);
+    let strides = [0, 0, 0, 1];
+    // SAFETY: these have no elements.
+    let (no_conv, no_states, no_y) = unsafe {
+        (
+            TensorMut::from_raw(none, s.dtype, [0; 3], [0, 0, 1]),
+            TensorMut::from_raw(none, s.dtype, [0; 4], strides),
+            TensorMut::from_raw(none, s.dtype, [0; 3], [0, 0, 1]),
+        )
+    };
+    let shapes = [
+        [tokens, s.key_heads, s.key_dim],
+        [tokens, s.key_heads, s.key_dim],
+        [tokens, s.value_heads, s.value_dim],
+    ];
+    let bytes = |shape: [usize; 3]| vec![0xffu8; 2 * shape.iter().product::<usize>()];
+    let mut parts = shapes.map(|shape| context.upload(&bytes(shape)).unwrap());
+    let [q, k, v] = &mut parts;
+    let view = |b: &'_ mut Buffer<u8>, i: usize| {
+        let strides = dense_strides(shapes[i]);
+        // SAFETY: the buffers outlive the launches.
+        unsafe { TensorMut::from_raw(b.address(), s.dtype, shapes[i], strides) }
+    };
+    let conv = ConvTensors {
+        x: t.x.clone(),
+        weight: t.weights.conv.clone(),
+        bias: t.weights.conv_bias.clone(),
+        state: Some(ConvState {
+            tensor: std::mem::replace(&mut t.states.conv, no_conv),
+            layout: t.states.conv_layout,
+            has_initial_state: t.states.has_initial_state.clone(),
+        }),
+        slots: t.states.slots.clone(),
+        q: view(q, 0).into(),
+        k: view(k, 1).into(),
+        v: view(v, 2).into(),
+    };
+    let plan = Conv::packed(context, s.conv(), &case.cu_seqlens(), tokens).unwrap();
+    plan.launch(stream, &conv).unwrap();
+    let [q, k, v] = [0, 1, 2].map(|i| {
+        let part = parts[i].tensor_of(s.dtype, shapes[i], dense_strides(shapes[i]), 0);
+        part.unwrap().into()
+    });
+    let decode = DecodeTensors {
+        q,
+        k,
+        v,
+        gating: Gating::Raw {
+            a: t.a.clone(),
+            b: t.b.clone(),
+            a_log: t.weights.a_log.clone(),
+            dt_bias: t.weights.dt_bias.clone(),
+            allow_neg_eigval: s.allow_neg_eigval,
+        },
+        pool: StatePool {
+            tensor: std::mem::replace(&mut t.states.recurrent, no_states),
+            layout: t.states.recurrent_layout,
+            slots: t.states.slots.clone(),
+            write_slots: None,
+        },
+        has_initial_state: t.states.has_initial_state.clone(),
+        states: None,
+        o: std::mem::replace(&mut t.y, no_y.into()),
+    };
+    let spec = DecodeSpec {
+        dtype: s.dtype,
+        qk_l2norm: s.qk_l2norm,
+        ..DecodeSpec::new(s.key_heads, s.value_heads, s.key_dim, s.value_dim)
+    };
+    let plan = Decode::new(context, spec, tokens).unwrap();
+    plan.launch(stream, &decode).unwrap();
+    let norm = GatedNorm {
+        x: None,
+        z: t.z.clone(),
+        weight: t.weights.norm.clone(),
+        eps: s.eps,
+        gate: s.gate,
+        y: decode.o,
+    };
+    norm.launch(context, stream).unwrap();
+    stream.synchronize().unwrap();
 }
 
 /// A layer in a graph does what it does outside of one, and again with other states and inputs.

@@ -152,6 +152,7 @@ fn tensors_that_are_refused() {
         ("z", Shape, |r| r.z = view([3, usize::MAX, 64])),
         ("z", WrongDtype, |r| r.z.dtype = Dtype::F16),
         ("z", Stride, |r| r.z.strides[2] = 2),
+        ("z", Stride, |r| r.z.strides[0] = 1 << 24),
         ("z", Stride, |r| r.z.strides[1] = 1 << 40),
         ("z", Pointer, |r| r.z.at = None),
         ("z", Device, |r| r.z.foreign = true),

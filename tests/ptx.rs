@@ -69,6 +69,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
         for (name, entry) in entries(module) {
             let threads = match stem.as_str() {
                 "commit" | "conv" | "gate" | "norm" => 256,
+                "decode" if name.starts_with("dw_decode_norm_") => 256,
                 "decode" => 64,
                 "prefill_lengths" => shape.lengths_threads,
                 "prefill_prepare" => shape.prepare_threads,
@@ -86,7 +87,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
             assert!(shape.scan_columns(keys) > 0, "{kernel}");
         }
     }
-    assert_eq!(kernels, 1 + 2 + 4 + 1 + 2 + 1 + 2 + 5 * KEY_BUCKETS.len());
+    assert_eq!(kernels, 1 + 2 + 6 + 1 + 2 + 1 + 2 + 5 * KEY_BUCKETS.len());
 }
 
 #[test]

@@ -14,8 +14,17 @@
 namespace {
 
 constexpr int threads = 64;
-constexpr int columns = 32; // of a workgroup
+constexpr int columns = 32; // of so many threads
 constexpr int waves = threads / arch::lanes;
+
+// With the gated norm in the output's place, which takes whole rows: teams of as many threads and columns as a
+// workgroup has without.
+constexpr int row_teams = 4;
+constexpr int row_dim = row_teams * columns;
+constexpr int row_threads = row_teams * threads;
+
+DEVICE int member() { return arch::thread() % threads; }
+DEVICE int team() { return arch::uniform_value(arch::thread() / threads); }
 
 // The part of the state that a thread owns: in each `step` keys `run` consecutive ones, of `across` columns. The
 // threads of a group have the same keys.
@@ -31,12 +40,12 @@ template <bool Wide, bool ValueMajor, int Keys> struct Share {
 
     // Computed anew wherever it is used: nothing of it is worth a register.
     static DEVICE_MEMBER int group() {
-        const u32 thread = arch::opaque(arch::thread());
+        const u32 thread = arch::opaque(member());
         return ValueMajor ? thread % groups : thread / (threads / groups);
     }
     // Within the workgroup's columns.
     static DEVICE_MEMBER int column(int i) {
-        const u32 thread = arch::opaque(arch::thread());
+        const u32 thread = arch::opaque(member());
         return ValueMajor ? thread / groups + i * column_stride : thread % (threads / groups) * across + i;
     }
 };
@@ -66,7 +75,7 @@ DEVICE Place place_of(const dw_decode_args &x) {
     const int sequence = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - sequence * x.key_heads;
     const int of_group = arch::uniform_value(to.member / x.slabs);
     const int head = x.flags & DW_TILED_HEADS ? of_group * x.key_heads + key_head : key_head * group + of_group;
-    return Place{sequence, head, key_head, (to.member - of_group * x.slabs) * columns};
+    return Place{sequence, head, key_head, (to.member - of_group * x.slabs + team()) * columns};
 }
 
 DEVICE int64_t token_offset(const dw_token_strides &strides, int sequence, int token, int head) {
@@ -78,6 +87,7 @@ DEVICE int64_t token_offset(const dw_token_strides &strides, int sequence, int t
 struct Token {
     i32x4 keys;
     int v, g, beta;
+    int z; // of the norm
 };
 
 DEVICE int load_raw(const void *p, int64_t index, int type) {
@@ -87,23 +97,28 @@ DEVICE float widen_raw(int raw, int type) {
     return type == DW_F32 ? bits<float>(raw) : type == DW_BF16 ? tile::Bf16::low(raw) : tile::F16::low(raw);
 }
 
-DEVICE bool has_keys(int key_dim) { return arch::thread() % (threads / 2) * 8 < key_dim; }
+DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
 
-DEVICE Token load_token(const dw_decode_args &x, const Place &at, int t) {
+template <bool Norm> DEVICE Token load_token(const dw_decode_args &x, const Place &at, int t) {
     Token out{};
     const int token = at.sequence * x.tokens + t;
     if (has_keys(x.key_dim)) {
-        const bool of_k = arch::thread() >= threads / 2;
+        const bool of_k = member() >= threads / 2;
         const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
         const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
         const char *row = of_k ? k : q;
-        out.keys = state::load_piece<false>(row + arch::thread() % (threads / 2) * 16, arch::in_one_access(row));
+        out.keys = state::load_piece<false>(row + member() % (threads / 2) * 16, arch::in_one_access(row));
     }
-    const int column = at.column + arch::thread() % columns;
+    const int column = at.column + member() % columns;
     const unsigned short *v = (const unsigned short *)x.v + token_offset(x.v_strides, at.sequence, token, at.head);
     out.v = v[column < x.value_dim ? column : at.column];
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
     out.beta = x.beta ? load_raw(x.beta, token_offset(x.beta_strides, at.sequence, token, at.head), x.beta_type) : 0;
+    if (Norm) {
+        const int block = at.head / x.norm.block_heads, of_block = at.head - block * x.norm.block_heads;
+        const unsigned short *z = (const unsigned short *)x.norm.z + token * x.norm.z_token + block * x.norm.z_block;
+        out.z = z[of_block * row_dim + column];
+    }
     return out;
 }
 
@@ -246,25 +261,51 @@ template <class S> DEVICE Total total_of(const Sums<S> &sums, Exchange &exchange
     arch::team_sync<waves>();
     Total out{};
     for (int i = 0; i < S::groups; ++i) {
-        out.column += exchange.sums[i][arch::thread()];
+        out.column += exchange.sums[i][member()];
         out.dot += *(const f32x4 *)(exchange.sums[i] + dots);
     }
     out.dot = arch::held(out.dot);
     return out;
 }
 
+// The outputs of a head's row, rounded, of this token and the one before.
+struct Row {
+    float o[2][row_dim];
+};
+
+// The gated norm of a number of the row, which a workgroup has: sums in the order of norm.hip.
+template <class T>
+DEVICE float normed(float o, Row &row, const Token &token, const dw_decode_args &x, int column, int t) {
+    constexpr int octet = 8;
+    float *all = row.o[t % 2];
+    if (member() >= columns) {
+        all[column] = o;
+    }
+    arch::workgroup_sync();
+    float squares = 0.0f;
+    for (int i = 0; i < octet; ++i) {
+        const float own = all[member() % (row_dim / octet) * octet + i];
+        squares = __builtin_fmaf(own, own, squares);
+    }
+    const float factor = arch::rsqrt(__builtin_fmaf(arch::row_sum(squares), x.norm.mean, x.norm.eps));
+    const float weight =
+        x.norm.weight ? load_scalar(x.norm.weight, column * x.norm.weight_stride, x.norm.weight_type) : 1.0f;
+    const float z = T::low(token.z);
+    return math::gated(f32x2{o * factor * weight, 0.0f}, f32x2{z, 0.0f}, x.norm.flags & DW_NORM_SILU).x;
+}
+
 // The rest of a token: the state moves on, and the output is stored.
-template <class T, class S>
+template <class T, bool Norm, class S>
 DEVICE void update(Part<S> &part, const Token &token, const Total &total, Gates gates, const dw_decode_args &x,
-                   const Place &at, int t, Exchange &exchange) {
+                   const Place &at, int t, Exchange &exchange, Row *row_of_head) {
     typedef typename Part<S>::Columns Columns;
     float k_factor = 1.0f, q_factor = 1.0f;
     if (x.flags & DW_QK_L2NORM) {
         k_factor = arch::rsqrt(total.dot[0] + 1e-6f);
         q_factor = arch::rsqrt(total.dot[1] + 1e-6f);
     }
-    const int own = arch::thread() % columns;
-    if (arch::thread() < columns) {
+    const int own = member() % columns;
+    if (member() < columns) {
         const float v = T::low(token.v);
         exchange.d[own] = gates.beta * __builtin_fmaf(-gates.decay * k_factor, total.column, v);
     }
@@ -282,21 +323,25 @@ DEVICE void update(Part<S> &part, const Token &token, const Total &total, Gates 
             part.s[j][e] = __builtin_elementwise_fma((Columns)k[e], d, kept);
         }
     }
-    if (arch::thread() >= columns && at.column + own < x.value_dim) {
-        const float written = k_factor * total.dot[2] * exchange.d[own];
-        const float o = x.scale * (q_factor * __builtin_fmaf(gates.decay, total.column, written));
+    // Of the other half of the threads it means nothing.
+    const float written = k_factor * total.dot[2] * exchange.d[own];
+    float o = math::canonical(x.scale * (q_factor * __builtin_fmaf(gates.decay, total.column, written)));
+    if (Norm) {
+        o = math::canonical(normed<T>(T::low(T::pack(o, 0.0f)), *row_of_head, token, x, at.column + own, t));
+    }
+    if (member() >= columns && at.column + own < x.value_dim) {
         const int64_t row = token_offset(x.o_strides, at.sequence, at.sequence * x.tokens + t, at.head);
-        ((short *)x.o)[row + at.column + own] = (short)T::pack(math::canonical(o), 0.0f);
+        ((short *)x.o)[row + at.column + own] = (short)T::pack(o, 0.0f);
     }
 }
 
 DEVICE bool is_slot(int slot, int slots) { return slot >= 0 && slot < slots; }
 
-template <class T, bool Wide, bool ValueMajor, int Keys>
-DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, Exchange &exchange) {
+template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm>
+DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, Exchange &exchange, Row *row) {
     typedef Share<Wide, ValueMajor, Keys> S;
     typedef Pieces<S, ValueMajor> Own;
-    Token token = load_token(arch::reread(x), at, 0);
+    Token token = load_token<Norm>(arch::reread(x), at, 0);
     Part<S> part{};
     if (read >= 0) {
         const dw_decode_args &y = arch::reread(x);
@@ -306,15 +351,15 @@ DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, 
     }
 #pragma unroll 1
     for (int t = 0; t < x.tokens; ++t) {
-        (arch::thread() < threads / 2 ? exchange.q : exchange.k)[arch::thread() % (threads / 2)] = token.keys;
+        (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = token.keys;
         const Gates gates = gates_of(token.g, token.beta, arch::reread(x), at.head);
         arch::team_sync<waves>();
         const Sums<S> sums = sums_of<T, S>(part, exchange);
         Token next = token;
         if (t + 1 < x.tokens) {
-            next = load_token(arch::reread(x), at, t + 1);
+            next = load_token<Norm>(arch::reread(x), at, t + 1);
         }
-        update<T, S>(part, token, total_of<S>(sums, exchange), gates, arch::reread(x), at, t, exchange);
+        update<T, Norm>(part, token, total_of<S>(sums, exchange), gates, arch::reread(x), at, t, exchange, row);
         token = next;
         const dw_decode_args &y = arch::reread(x);
         if (y.states) {
@@ -332,16 +377,22 @@ DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, 
     }
 }
 
-template <class T, int Keys> DEVICE void decode(const dw_decode_args &x) {
-    SHARED static Exchange exchange;
+template <class T, int Keys, bool Norm> DEVICE void decode(const dw_decode_args &x) {
+    SHARED static Exchange exchanges[Norm ? row_teams : 1];
+    Exchange &exchange = exchanges[Norm ? team() : 0];
+    Row *row = nullptr;
+    if constexpr (Norm) {
+        SHARED static Row shared_row;
+        row = &shared_row;
+    }
     const Place at = place_of(x);
     const int slot = x.slots ? arch::uniform(x.slots + at.sequence) : at.sequence;
     const int write_slot = x.write_slots ? arch::uniform(x.write_slots + at.sequence) : slot;
     const bool reads = is_slot(slot, x.slot_count), writes = is_slot(write_slot, x.slot_count);
     if (!reads && !writes) {
         // Padding.
-        const int column = at.column + arch::thread();
-        for (int t = 0; t < x.tokens && arch::thread() < columns && column < x.value_dim; ++t) {
+        const int column = at.column + member();
+        for (int t = 0; t < x.tokens && member() < columns && column < x.value_dim; ++t) {
             const int64_t row = token_offset(x.o_strides, at.sequence, at.sequence * x.tokens + t, at.head);
             ((short *)x.o)[row + column] = 0;
         }
@@ -352,17 +403,19 @@ template <class T, int Keys> DEVICE void decode(const dw_decode_args &x) {
     const int read = initial ? slot : -1, write = writes && !x.states ? write_slot : -1;
     const bool value_major = x.flags & DW_INITIAL_VALUE_MAJOR;
     if (x.state_type == DW_F32) {
-        value_major ? walk<T, true, true, Keys>(x, at, read, write, exchange)
-                    : walk<T, true, false, Keys>(x, at, read, write, exchange);
+        value_major ? walk<T, true, true, Keys, Norm>(x, at, read, write, exchange, row)
+                    : walk<T, true, false, Keys, Norm>(x, at, read, write, exchange, row);
     } else {
-        value_major ? walk<T, false, true, Keys>(x, at, read, write, exchange)
-                    : walk<T, false, false, Keys>(x, at, read, write, exchange);
+        value_major ? walk<T, false, true, Keys, Norm>(x, at, read, write, exchange, row)
+                    : walk<T, false, false, Keys, Norm>(x, at, read, write, exchange, row);
     }
 }
 
 } // namespace
 
-KERNEL(threads, 3) void dw_decode_bf16_k128(dw_decode_args x) { decode<tile::Bf16, 128>(x); }
-KERNEL(threads, 2) void dw_decode_bf16_k256(dw_decode_args x) { decode<tile::Bf16, 256>(x); }
-KERNEL(threads, 3) void dw_decode_f16_k128(dw_decode_args x) { decode<tile::F16, 128>(x); }
-KERNEL(threads, 2) void dw_decode_f16_k256(dw_decode_args x) { decode<tile::F16, 256>(x); }
+KERNEL(threads, 3) void dw_decode_bf16_k128(dw_decode_args x) { decode<tile::Bf16, 128, false>(x); }
+KERNEL(threads, 2) void dw_decode_bf16_k256(dw_decode_args x) { decode<tile::Bf16, 256, false>(x); }
+KERNEL(threads, 3) void dw_decode_f16_k128(dw_decode_args x) { decode<tile::F16, 128, false>(x); }
+KERNEL(threads, 2) void dw_decode_f16_k256(dw_decode_args x) { decode<tile::F16, 256, false>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_bf16(dw_decode_args x) { decode<tile::Bf16, 128, true>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_f16(dw_decode_args x) { decode<tile::F16, 128, true>(x); }

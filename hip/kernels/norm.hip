@@ -100,13 +100,9 @@ template <class T, int Octets> class Norm {
     DEVICE_MEMBER Values gated(Values x, Values z) const {
         Values y;
         for (int e = 0; e < octet; e += 2) {
-            const f32x2 pair{z[e], z[e + 1]};
-            const math::Sigmoid sigmoid = math::sigmoid(pair);
-            for (int i = 0; i < 2; ++i) {
-                // The sigmoid of a NaN is one.
-                const float gate = silu_gates || pair[i] != pair[i] ? pair[i] : 1.0f;
-                y[e + i] = math::canonical(x[e + i] * gate * sigmoid.root[i] * sigmoid.rest[i]);
-            }
+            const f32x2 pair = math::gated(f32x2{x[e], x[e + 1]}, f32x2{z[e], z[e + 1]}, silu_gates);
+            y[e] = math::canonical(pair[0]);
+            y[e + 1] = math::canonical(pair[1]);
         }
         return y;
     }

@@ -68,6 +68,17 @@ DEVICE f32x2 silu(f32x2 x) {
     return x * y.root * y.rest;
 }
 
+// x times silu(z), or sigmoid(z).
+DEVICE f32x2 gated(f32x2 x, f32x2 z, bool with_silu) {
+    const Sigmoid y = sigmoid(z);
+    f32x2 gate;
+    for (int i = 0; i < 2; ++i) {
+        // The sigmoid of a NaN is a number.
+        gate[i] = with_silu || z[i] != z[i] ? z[i] : 1.0f;
+    }
+    return x * gate * y.root * y.rest;
+}
+
 // log(1 + e^x), accurate for every x: max(x, 0) + log1p(e^-|x|), with log1p(y) = log(u) y / (u - 1), u = 1 + y,
 // in which the rounding error of u cancels.
 DEVICE float softplus(float x) {

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
-use crate::abi::{self, dw_decode_args};
+use crate::abi::{self, dw_decode_args, dw_norm_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::prefill::PrefillSpec;
@@ -12,9 +12,12 @@ use crate::tensor::{Buffer, Tensor, TensorMut};
 use crate::types::{Dtype, HeadMap, StateLayout};
 
 /// Threads of a workgroup.
-pub(super) const THREADS: u32 = 64;
+const THREADS: u32 = 64;
 /// Value columns of a workgroup.
 const COLUMNS: usize = 32;
+/// With the norm in it: workgroups have whole rows, of so many numbers, and states of up to so many keys.
+const NORM_VALUE_DIM: usize = 128;
+const NORM_KEY_DIM: usize = 128;
 /// Elements from row to row of a head's state, at most: the kernel's offsets within a head have 31 bits.
 const MAX_ROW_STRIDE: usize = 1 << 21;
 
@@ -30,8 +33,22 @@ pub(crate) struct Shape {
 
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
+    pub(super) kernel: &'static str,
+    pub(super) threads: u32,
     pub(super) arguments: dw_decode_args,
     pub(super) groups: u32,
+}
+
+impl Lowered {
+    /// With a norm of o in the output's place, of the same tensors and a shape that has a kernel for it.
+    pub(super) fn fuse(&mut self, kernel: &'static str, norm: &dw_norm_args) {
+        let slabs = self.arguments.slabs as u32;
+        self.kernel = kernel;
+        self.threads *= slabs;
+        self.groups /= slabs;
+        self.arguments.slabs = 1;
+        self.arguments.norm = *norm;
+    }
 }
 
 impl Shape {
@@ -78,6 +95,15 @@ impl Shape {
             (_, ..=128) => "dw_decode_f16_k128",
             _ => "dw_decode_f16_k256",
         }
+    }
+
+    /// The kernel that has the gated norm in it, where there is one.
+    pub(super) fn norm_kernel(&self) -> Option<&'static str> {
+        let fits = self.spec.value_dim == NORM_VALUE_DIM && self.spec.key_dim <= NORM_KEY_DIM;
+        fits.then_some(match self.spec.dtype {
+            Dtype::Bf16 => "dw_decode_norm_bf16",
+            _ => "dw_decode_norm_f16",
+        })
     }
 
     fn slabs(&self) -> usize {
@@ -167,6 +193,8 @@ impl Shape {
             self.lower_states(states, x.pool.layout, &mut arguments)?;
         }
         Ok(Lowered {
+            kernel: self.kernel(),
+            threads: THREADS,
             arguments,
             groups: self.workgroups() as u32,
         })

@@ -1,6 +1,7 @@
 //! From the tensors of a layer to those of its stages, all of them checked before anything is enqueued.
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use super::{Layer, LayerTensors};
 use crate::check::{self, Batch};
@@ -21,7 +22,8 @@ pub(super) struct Lowered {
     pub(super) conv: conv::Lowered,
     pub(super) decode: Option<decode::Lowered>,
     pub(super) prefill: Option<prefill::Lowered>,
-    pub(super) norm: norm::Lowered,
+    /// Of the rows that decode does not norm.
+    pub(super) norm: Option<norm::Lowered>,
 }
 
 /// Where q, k and v begin in the workspace, and where they end.
@@ -32,8 +34,8 @@ pub(super) struct Activations {
 
 /// Sequences of a batch that one of the recurrences runs, and their rows.
 struct Part {
-    rows: std::ops::Range<usize>,
-    sequences: std::ops::Range<usize>,
+    rows: Range<usize>,
+    sequences: Range<usize>,
 }
 
 /// q, k and v of all rows, in the workspace.
@@ -62,35 +64,39 @@ impl Layer {
         self.check(x)?;
         let (address, scratch) = workspace.split(self.activations().bytes);
         let convolved = self.convolved(address);
-        let decode = Part {
-            rows: 0..self.decodes,
-            sequences: 0..self.decodes,
+        let conv = self.lower_conv(stream, x, &convolved)?;
+        let norm = self.lower_norm(stream, x, x.z.clone(), 0..self.tokens)?;
+        let mut lowered = Lowered {
+            conv,
+            decode: None,
+            prefill: None,
+            norm: Some(norm),
         };
-        let prefill = Part {
-            rows: self.decodes..self.tokens,
-            sequences: self.decodes..self.sequences,
-        };
-        Ok(Lowered {
-            conv: self.lower_conv(stream, x, &convolved)?,
-            decode: match &self.decode {
-                Some(plan) => Some(renamed(
-                    plan.lower(
-                        stream,
-                        &decode_tensors(self.recurrence(x, &convolved, &decode)),
-                    ),
-                    &RECURRENCE,
-                )?),
-                None => None,
-            },
-            prefill: match &self.prefill {
-                Some(plan) => {
-                    let tensors = prefill_tensors(self.recurrence(x, &convolved, &prefill));
-                    Some(renamed(plan.lower(stream, &tensors, scratch), &RECURRENCE)?)
-                }
-                None => None,
-            },
-            norm: self.lower_norm(stream, x)?,
-        })
+        if let Some(plan) = &self.decode {
+            let part = Part {
+                rows: 0..self.decodes,
+                sequences: 0..self.decodes,
+            };
+            let tensors = decode_tensors(self.recurrence(x, &convolved, &part));
+            let mut decode = renamed(plan.lower(stream, &tensors), &RECURRENCE)?;
+            let norm_of =
+                |rows: Range<usize>| self.lower_norm(stream, x, z_rows(&x.z, rows.clone()), rows);
+            if plan.fuse(&mut decode, &norm_of(part.rows)?) {
+                let rest = self.decodes..self.tokens;
+                lowered.norm = (!rest.is_empty()).then(|| norm_of(rest)).transpose()?;
+            }
+            lowered.decode = Some(decode);
+        }
+        if let Some(plan) = &self.prefill {
+            let part = Part {
+                rows: self.decodes..self.tokens,
+                sequences: self.decodes..self.sequences,
+            };
+            let tensors = prefill_tensors(self.recurrence(x, &convolved, &part));
+            let prefill = renamed(plan.lower(stream, &tensors, scratch), &RECURRENCE)?;
+            lowered.prefill = Some(prefill);
+        }
+        Ok(lowered)
     }
 
     /// What is taken apart here has to be of the right size.
@@ -171,14 +177,21 @@ impl Layer {
         renamed(self.conv.lower(stream, &tensors), &names)
     }
 
-    fn lower_norm(&self, stream: &Stream, x: &LayerTensors<'_>) -> Result<norm::Lowered> {
+    /// The norm of some rows.
+    fn lower_norm(
+        &self,
+        stream: &Stream,
+        x: &LayerTensors<'_>,
+        z: Tensor<'_, 3>,
+        rows: Range<usize>,
+    ) -> Result<norm::Lowered> {
         let norm = GatedNorm {
             x: None,
-            z: x.z.clone(),
+            z,
             weight: x.weights.norm.clone(),
             eps: self.spec.eps,
             gate: self.spec.gate,
-            y: TokensMut(x.y.0.clone()),
+            y: TokensMut(Tokens(x.y.0.0.token_rows(rows), false)),
         };
         renamed(
             norm.lower(&self.context, stream),
@@ -225,6 +238,13 @@ impl Layer {
             o: TokensMut(Tokens(rows(&x.y.0.0), false)),
         }
     }
+}
+
+/// Some rows of z, whose shape and strides were checked.
+fn z_rows<'a>(z: &Tensor<'a, 3>, rows: Range<usize>) -> Tensor<'a, 3> {
+    let [_, blocks, size] = z.shape;
+    let shape = [rows.len(), blocks, size];
+    z.part(shape, z.strides, rows.start * z.strides[0])
 }
 
 /// What both recurrences are given.
