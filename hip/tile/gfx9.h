@@ -343,21 +343,6 @@ DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     return c;
 }
 
-// Tiles that are kept while others are worked on: in registers.
-template <int N> class Kept {
-  public:
-    struct Memory {};
-    DEVICE_MEMBER Kept(const Tile (&x)[N], Memory &) {
-        for (int i = 0; i < N; ++i) {
-            at[i] = x[i];
-        }
-    }
-    DEVICE_MEMBER Tile get(int i) const { return at[i]; }
-
-  private:
-    Tile at[N];
-};
-
 // Column `Column` of a 16x16 matrix up to row `Column` - 1, for lanes that each hold a column of it: a row of 16
 // lanes holds one matrix, which also lies in memory, four rows (`four(column, row / 4)`) at a time.
 template <int Column, class Memory>

@@ -9,6 +9,7 @@
 namespace prefill {
 
 using namespace tile;
+using arch::OperandPair;
 
 // Row `row` of the blocks of T or P as left operands: pairs of neighbouring blocks, of which a lane's parts are 16
 // bytes, up to the diagonal. What of a pair lies above it is zero.

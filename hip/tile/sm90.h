@@ -319,6 +319,8 @@ DEVICE int operand_row(int word, int lane) { return word % 2 * 8 + (u32)lane / 4
 
 // The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even).
 struct Bf16 {
+    // Whether errors of single f32 operations show beside the rounding of matrices such as T.
+    static constexpr bool rounds_finely = false;
     DELTAWAVE_MMA("bf16")
     DELTAWAVE_WGMMA("bf16")
     static DEVICE_MEMBER float low(int pair) { return bits<float>(pair << 16); }
@@ -332,6 +334,7 @@ struct Bf16 {
 };
 
 struct F16 {
+    static constexpr bool rounds_finely = true;
     DELTAWAVE_MMA("f16")
     DELTAWAVE_WGMMA("f16")
     static DEVICE_MEMBER float low(int pair) {
@@ -360,17 +363,6 @@ template <class T> DEVICE Tile widened(Operand x) {
                 T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
 }
 
-// Two operand tiles that lie in memory as 16 rows of 32 elements: 16 bytes of each of a lane's two rows are its part of
-// both. Contracting both in turn visits the elements in a permuted order, the same for everything loaded so.
-struct OperandPair {
-    i32x4 row, row8; // of rows l / 4 and 8 + l / 4
-    DEVICE_MEMBER Operand first() const { return Operand{row.x, row8.x, row.y, row8.y}; }
-    DEVICE_MEMBER Operand second() const { return Operand{row.z, row8.z, row.w, row8.w}; }
-};
-
-// The eight of 32 contracted elements that a lane holds of such a pair.
-DEVICE int eighth(int lane) { return lane % 4; }
-
 // Shared memory by its own addresses, which asynchronous copies and products take.
 DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
 // 16 bytes from global memory, or zeros, at some time before await_copies.
@@ -389,13 +381,12 @@ DEVICE void store_shared(u32 to, i32x4 x) {
                  : "memory");
 }
 
-// Operands of a chunk's rows of Q and K, 32 columns at a time: both warps copy 128 columns at once to shared memory.
-// Rows of 256 bytes, whose halves are exchanged in every other row, so that the groups that eight lanes read lie in
+// Operands of a chunk's rows of Q and K, 16 columns at a time: both warps copy 128 columns at once to shared memory.
+// Rows of 256 bytes, whose 16-byte groups are exchanged by the row's number, so that eight rows of one group lie in
 // different banks.
 class ChunkRows {
   public:
-    static constexpr int rows_of_chunk = 64, groups = 16, threads = 64;
-    static constexpr int pairs = 1;
+    static constexpr int rows_of_chunk = 64, groups = 16, threads = 64, columns_at_once = 8 * groups;
     struct Memory {
         i32x4 q[rows_of_chunk * groups], k[rows_of_chunk * groups];
     };
@@ -404,23 +395,26 @@ class ChunkRows {
         : q_base((const char *)q), k_base((const char *)k), q_stride(q_stride), k_stride(k_stride), rows(rows),
           columns(columns), memory(memory) {}
 
-    // Called by both warps for every column of a multiple of 32, in order.
-    DEVICE_MEMBER void fetch(int column) {
-        if (column % (8 * groups) == 0) {
-            if (column > 0) {
-                workgroup_sync();
-            }
-            copy(memory.q, q_base, q_stride, column);
-            copy(memory.k, k_base, k_stride, column);
-            await_copies();
+    // Called by both warps, in order: so many columns from this one on.
+    DEVICE_MEMBER void fetch(int column) const {
+        if (column > 0) {
             workgroup_sync();
         }
+        copy(memory.k, k_base, k_stride, column);
+        copy(memory.q, q_base, q_stride, column);
+        await_copies();
+        workgroup_sync();
     }
-    DEVICE_MEMBER OperandPair q(int tile, int column) const { return load(memory.q, tile, column); }
-    DEVICE_MEMBER OperandPair k(int tile, int column) const { return load(memory.k, tile, column); }
+    // 16 columns from one of them on, of 16 rows, as the operands of T::mma, in whose order registers they are loaded.
+    DEVICE_MEMBER Operand left_k(int tile, int column) const {
+        const i32x4 x = load(memory.k, tile, column, lane() / 16 * 8, lane() / 8 % 2);
+        return Operand{x.x, x.z, x.y, x.w};
+    }
+    DEVICE_MEMBER Operand right_k(int tile, int column) const { return right(memory.k, tile, column); }
+    DEVICE_MEMBER Operand right_q(int tile, int column) const { return right(memory.q, tile, column); }
 
   private:
-    static DEVICE_MEMBER int place(int row, int group) { return row * groups + (group ^ (row & 1) << 2); }
+    static DEVICE_MEMBER int place(int row, int group) { return row * groups + (group ^ (row & 7)); }
 
     DEVICE_MEMBER void copy(i32x4 *to, const char *from, u32 stride, int column) const {
         const int own = opaque(thread()) & (threads - 1), group = own % groups, first = own / groups;
@@ -443,9 +437,19 @@ class ChunkRows {
             }
         }
     }
-    DEVICE_MEMBER OperandPair load(const i32x4 *from, int tile, int column) const {
-        const int row = 16 * tile + lane() / 4, group = column / 8 % groups + eighth(lane());
-        return OperandPair{from[place(row, group)], from[place(row + 8, group)]};
+    static DEVICE_MEMBER Operand right(const i32x4 *from, int tile, int column) {
+        return load(from, tile, column, lane() / 8 % 2 * 8, lane() / 16);
+    }
+    // Four 8x8 matrices, a register each; this lane names a row of one, from `first_row` on, and its eight columns.
+    static DEVICE_MEMBER i32x4 load(const i32x4 *from, int tile, int column, int first_row, int second) {
+        const int row = first_row + lane() % 8;
+        const u32 at = shared_address(from) + tile * (16 * groups * 16) + (place(row, second) * 16 ^ column * 2);
+        int x, y, z, w;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                     : "r"(at)
+                     : "memory");
+        return i32x4{x, y, z, w};
     }
 
     const char *q_base, *k_base;
@@ -454,49 +458,61 @@ class ChunkRows {
     Memory &memory;
 };
 
-// An f32 tile as the sum of three of bf16, exact but for the last bit.
+// An f32 tile as the sum of two of tf32, which the matrix unit makes of f32 by truncation: the first to nearest, so
+// that the truncation of the rest has no direction.
 struct Split {
-    Operand part[3];
+    int high[elements], low[elements];
     DEVICE_MEMBER explicit Split(Tile x) {
-        for (int i = 0; i < 3; ++i) {
-            part[i] = rounded<Bf16>(x);
-            x -= widened<Bf16>(part[i]);
+        for (int e = 0; e < elements; ++e) {
+            high[e] = (bits<int>(x[e]) + 0x1000) & 0xffffe000;
+            low[e] = bits<int>(x[e] - bits<float>(high[e]));
         }
     }
 };
 
-// c + x^T y in f32, x and y accumulator tiles: six products of bf16, smallest first.
-DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
-    const Split xs(x), ys(y);
-    for (int rank = 2; rank >= 0; --rank) {
-        for (int i = 0; i <= rank; ++i) {
-            c = Bf16::mma(xs.part[i], ys.part[rank - i], c);
-        }
-    }
-    return c;
+// d += x^T y for eight contracted rows, half h, of eight rows of d, half n. A lane's two neighbouring rows are two of
+// the contracted elements, in an order that is the same for both operands.
+DEVICE void multiply_tf32(float *d, const int (&x)[elements], const int (&y)[elements], int h, int n) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(y[4 * h]), "r"(y[4 * h + 2]), "r"(y[4 * h + 1]), "r"(y[4 * h + 3]), "r"(x[4 * h + 2 * n]),
+          "r"(x[4 * h + 2 * n + 1]));
 }
 
-// Tiles that are kept while others are worked on: in shared memory, each lane its own elements.
-template <int N> class Kept {
-  public:
-    struct Memory {
-        f32x4 at[N][2][lanes];
-    };
-    DEVICE_MEMBER Kept(const Tile (&x)[N], Memory &memory) : memory(memory) {
-        for (int i = 0; i < N; ++i) {
-            memory.at[i][0][lane()] = x[i].lo;
-            memory.at[i][1][lane()] = x[i].hi;
+// c + x^T y in f32, x and y accumulator tiles: of the products of their parts the smallest is left out, and the
+// greatest comes last. Accurate to 2^-22 of the greatest terms.
+DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
+    const Split xs(x), ys(y);
+    float out[elements];
+    for (int e = 0; e < elements; ++e) {
+        out[e] = c[e];
+    }
+    for (int n = 0; n < 2; ++n) {
+        for (int h = 0; h < 2; ++h) {
+            multiply_tf32(out + 4 * n, xs.low, ys.high, h, n);
+            multiply_tf32(out + 4 * n, xs.high, ys.low, h, n);
+        }
+        for (int h = 0; h < 2; ++h) {
+            multiply_tf32(out + 4 * n, xs.high, ys.high, h, n);
         }
     }
-    DEVICE_MEMBER Tile get(int i) const {
+    return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
+}
+
+// A tile that is kept in shared memory while others are worked on: each lane has its own elements.
+struct KeptTile {
+    f32x4 half[2][lanes];
+    DEVICE_MEMBER void put(Tile x) {
+        half[0][lane()] = x.lo;
+        half[1][lane()] = x.hi;
+    }
+    DEVICE_MEMBER Tile get() const {
         Tile out;
-        out.lo = memory.at[i][0][lane()];
-        out.hi = memory.at[i][1][lane()];
+        out.lo = half[0][lane()];
+        out.hi = half[1][lane()];
         return out;
     }
-
-  private:
-    const Memory &memory;
 };
 
 // Column `Column` of a 16x16 matrix up to row `Column` - 1, for lanes that each hold a column of it: a row of 16

@@ -15,7 +15,6 @@ using arch::Window;
 
 using arch::columns_at;
 using arch::elements;
-using arch::OperandPair;
 using arch::rounded;
 using arch::widened;
 
