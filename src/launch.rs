@@ -8,10 +8,10 @@ pub(crate) struct LaunchShape {
     pub(crate) lengths_threads: u32,
     /// Of `prefill_prepare`.
     pub(crate) prepare_threads: u32,
-    /// Of `prefill_scan` and `prefill_summarise`.
-    pub(crate) scan_threads: u32,
-    /// Of `prefill_scan`, for each of [`KEY_BUCKETS`].
-    scan: [Scan; KEY_BUCKETS.len()],
+    /// `prefill_scan`, for each of [`KEY_BUCKETS`].
+    scan: [Walk; KEY_BUCKETS.len()],
+    /// `prefill_summarise`, likewise.
+    summarise: [Walk; KEY_BUCKETS.len()],
     /// For the planner of segments.
     pub(crate) costs: Costs,
 }
@@ -25,6 +25,8 @@ pub(crate) struct Costs {
     pub(crate) combine: f64,
     /// Another kernel.
     pub(crate) launch: f64,
+    /// What segments may cost of a walk without them: they take twice the work and more memory.
+    pub(crate) worthwhile: f64,
 }
 
 /// What a kernel that walks chunks takes for one of them.
@@ -38,15 +40,14 @@ pub(crate) struct KernelCost {
     pub(crate) residency: usize,
 }
 
-/// What a workgroup of `prefill_scan` owns.
+/// A workgroup that walks the chunks of a segment.
 #[derive(Debug, PartialEq, Eq)]
-struct Scan {
-    /// Value columns.
-    columns: usize,
+pub(crate) struct Walk {
+    pub(crate) threads: u32,
+    /// Value columns; of `prefill_summarise`, those of M too.
+    pub(crate) columns: usize,
     /// Bytes of shared memory that the launch asks for, besides what the code object states.
     shared_bytes: u32,
-    /// The same of `prefill_summarise`, whose workgroups own as many columns.
-    summarise_shared_bytes: u32,
 }
 
 /// Value columns of a workgroup of `prefill_combine`.
@@ -57,18 +58,16 @@ pub(crate) const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
 
 /// CDNA, `hip/tile/prefill_gfx9.h`.
 static CDNA: LaunchShape = {
-    const fn scan(columns: usize) -> Scan {
-        Scan {
-            columns,
-            shared_bytes: 0,
-            summarise_shared_bytes: 0,
-        }
-    }
+    const WALK: Walk = Walk {
+        threads: 256,
+        columns: 32,
+        shared_bytes: 0,
+    };
     LaunchShape {
         lengths_threads: 64,
         prepare_threads: 64,
-        scan_threads: 256,
-        scan: [const { scan(32) }; KEY_BUCKETS.len()],
+        scan: [WALK; KEY_BUCKETS.len()],
+        summarise: [WALK; KEY_BUCKETS.len()],
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -83,45 +82,53 @@ static CDNA: LaunchShape = {
             },
             combine: 1.9,
             launch: 6.2,
+            worthwhile: 0.85,
         },
     }
 };
 
 /// NVIDIA, `hip/tile/prefill_sm90.h`.
 static SM90: LaunchShape = {
-    const fn scan(shared_bytes: u32, summarise_shared_bytes: u32) -> Scan {
-        Scan {
+    // Four warps multiply; as many copy, or one.
+    const fn walk(threads: u32, shared_bytes: u32) -> Walk {
+        Walk {
+            threads,
             columns: 64,
             shared_bytes,
-            summarise_shared_bytes,
         }
     }
     LaunchShape {
         lengths_threads: 32,
         prepare_threads: 64,
-        scan_threads: 256,
         scan: [
-            scan(130_048, 80_896),
-            scan(179_200, 105_472),
-            scan(179_200, 105_472),
-            scan(228_352, 130_048),
-            scan(185_344, 154_624),
+            walk(256, 130_048),
+            walk(256, 179_200),
+            walk(256, 179_200),
+            walk(256, 228_352),
+            walk(256, 185_344),
+        ],
+        summarise: [
+            walk(160, 80_896),
+            walk(160, 105_472),
+            walk(160, 105_472),
+            walk(256, 130_048),
+            walk(256, 154_624),
         ],
         costs: Costs {
-            // Of scan measured on an H200; summarise, as much less as it has fewer products. Shared memory and registers
-            // leave room for one workgroup.
+            // Measured on an H200.
             scan: KernelCost {
-                chunk: 1.2,
-                chunk_shared: 1.2,
+                chunk: 1.25,
+                chunk_shared: 1.25,
                 residency: 1,
             },
             summarise: KernelCost {
-                chunk: 1.0,
-                chunk_shared: 1.0,
-                residency: 1,
+                chunk: 0.9,
+                chunk_shared: 1.3,
+                residency: 2,
             },
-            combine: 2.8,
-            launch: 4.0,
+            combine: 1.6,
+            launch: 7.0,
+            worthwhile: 0.97,
         },
     }
 };
@@ -148,10 +155,14 @@ impl LaunchShape {
         }
     }
 
-    /// Value columns of a workgroup of `prefill_scan` for a key bucket.
-    pub(crate) fn scan_columns(&self, bucket: usize) -> usize {
-        self.scan_of(|b| b == bucket)
-            .map_or(16, |scan| scan.columns)
+    /// A workgroup of `prefill_scan` for a key bucket.
+    pub(crate) fn scan(&self, bucket: usize) -> &Walk {
+        of_bucket(&self.scan, bucket)
+    }
+
+    /// A workgroup of `prefill_summarise` for a key bucket.
+    pub(crate) fn summarise(&self, bucket: usize) -> &Walk {
+        of_bucket(&self.summarise, bucket)
     }
 
     /// Threads of a workgroup of a kernel of prefill; none for others.
@@ -160,7 +171,7 @@ impl LaunchShape {
         match part.split('_').next()? {
             "lengths" => Some(self.lengths_threads),
             "prepare" => Some(self.prepare_threads),
-            "scan" | "summarise" => Some(self.scan_threads),
+            "scan" | "summarise" => self.walking(kernel).map(|walk| walk.threads),
             "combine" => bucket_of(kernel).map(combine_threads),
             _ => None,
         }
@@ -168,30 +179,30 @@ impl LaunchShape {
 
     /// Value columns of a workgroup of a kernel that walks chunks; 0 of others.
     pub(crate) fn columns(&self, kernel: &str) -> usize {
-        self.walking(kernel).map_or(0, |scan| scan.columns)
+        self.walking(kernel).map_or(0, |walk| walk.columns)
     }
 
     /// Bytes of shared memory with which a kernel is launched.
     pub(crate) fn shared_bytes(&self, kernel: &str) -> u32 {
-        let summarises = kernel.starts_with("dw_prefill_summarise_");
-        self.walking(kernel).map_or(0, |scan| match summarises {
-            true => scan.summarise_shared_bytes,
-            false => scan.shared_bytes,
-        })
+        self.walking(kernel).map_or(0, |walk| walk.shared_bytes)
     }
 
     /// For kernels that walk the chunks of a segment.
-    fn walking(&self, kernel: &str) -> Option<&Scan> {
+    fn walking(&self, kernel: &str) -> Option<&Walk> {
         let part = kernel.strip_prefix("dw_prefill_")?;
         let bucket = bucket_of(kernel)?;
-        (part.starts_with("scan_") || part.starts_with("summarise_"))
-            .then(|| self.scan_of(|b| b == bucket))?
+        match part.split('_').next()? {
+            "scan" => Some(self.scan(bucket)),
+            "summarise" => Some(self.summarise(bucket)),
+            _ => None,
+        }
     }
+}
 
-    fn scan_of(&self, is: impl Fn(usize) -> bool) -> Option<&Scan> {
-        let index = KEY_BUCKETS.iter().position(|&b| is(b))?;
-        Some(&self.scan[index])
-    }
+/// What there is for a key bucket.
+fn of_bucket(walks: &[Walk; KEY_BUCKETS.len()], bucket: usize) -> &Walk {
+    let larger = KEY_BUCKETS.iter().filter(|&&b| b > bucket).count();
+    &walks[(KEY_BUCKETS.len() - 1).saturating_sub(larger)]
 }
 
 /// Threads of a workgroup of `prefill_combine`: 64 lanes own 32 rows of M, 32 lanes own 16.

@@ -73,8 +73,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
                 "decode" => 64,
                 "prefill_lengths" => shape.lengths_threads,
                 "prefill_prepare" => shape.prepare_threads,
-                "prefill_combine" => shape.threads(name).expect("a kernel of prefill"),
-                _ => shape.scan_threads,
+                _ => shape.threads(name).expect("a kernel of prefill"),
             };
             assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
             kernels += 1;
@@ -84,7 +83,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
             let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
             let kernel = format!("dw_{stem}_bf16_k{keys}");
             assert_eq!(stated, Some(shape.shared_bytes(&kernel)), "{kernel}");
-            assert!(shape.scan_columns(keys) > 0, "{kernel}");
+            assert!(shape.columns(&kernel) > 0, "{kernel}");
         }
     }
     assert_eq!(kernels, 1 + 2 + 6 + 1 + 2 + 1 + 2 + 5 * KEY_BUCKETS.len());

@@ -17,7 +17,8 @@ template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, con
         return;
     }
 #pragma unroll 1
-    for (int token = segment.begin + arch::thread() / columns; token < segment.end; token += scan_threads / columns) {
+    for (int token = segment.begin + arch::thread() / columns; token < segment.end;
+         token += walk_threads<Keys, true>() / columns) {
         ((short *)row_address(x.o, x.o_strides, segment.sequence, token, work.head))[column] = 0;
     }
 }
@@ -114,7 +115,7 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
 } // namespace
 
 #define SCAN(name, type, keys)                                                                                         \
-    KERNEL(prefill::scan_threads, prefill::scan_residency)                                                             \
+    KERNEL((prefill::walk_threads<keys, true>()), (prefill::walk_residency<keys, true>()))                             \
     void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) { scan<type, keys>(x); }
 
 SCAN_SHARED_BYTES(64)

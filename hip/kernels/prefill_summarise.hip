@@ -3,9 +3,9 @@
 // zeros become, and M, which starts from the identity and with v = 0, evolves like it. The first segment of a sequence
 // starts from its initial state, and needs no M: that state is put there for prefill_scan.
 //
-// k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M^T [K, K] or the initial state [V, K] for each (segment that another
+// k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M [K, K] or the initial state [V, K] for each (segment that another
 // follows, value head).
-#include "../tile/prefill_step.h"
+#include "../tile/prefill_parts.h"
 
 namespace {
 
@@ -43,7 +43,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
     if (segment.first) {
         first_state<T, Keys>(state, x, segment.sequence, work.head, column);
         float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
-        store_matrix<T, Keys>(state, second_part(summary, x), column, columns, x.key_dim, false);
+        store_matrix<T, Keys>(state, second_part(summary, x), column, columns, x.key_dim);
     }
     Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
                                   column_offset);
@@ -53,13 +53,17 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
 
     const dw_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
-    store_matrix<T, Keys>(state, of_m ? second_part(summary, y) : summary, column, columns, y.key_dim, of_m);
+    if (of_m) {
+        store_parts<T, Keys>(state, second_part(summary, y), column, y.key_dim);
+    } else {
+        store_matrix<T, Keys>(state, summary, column, columns, y.key_dim);
+    }
 }
 
 } // namespace
 
 #define SUMMARISE(name, type, keys)                                                                                    \
-    KERNEL(prefill::scan_threads, prefill::scan_residency)                                                             \
+    KERNEL((prefill::walk_threads<keys, false>()), (prefill::walk_residency<keys, false>()))                           \
     void dw_prefill_summarise_##name##_k##keys(dw_prefill_scan_args x) { summarise<type, keys>(x); }
 
 SUMMARISE_SHARED_BYTES(64)

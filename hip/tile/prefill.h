@@ -131,9 +131,10 @@ DEVICE Work work_of(const dw_prefill_scan_args &x, int workgroup) {
                 key_head, to.member - of_group * x.slabs};
 }
 
-// What a segment hands on, in the workspace, for all segments and value heads: N [V, K] in f32, then M^T [K, K] with
-// each element in two parts. Once combined, N is the state after the segment. A first segment has no M. In its place is
-// the state that the sequence starts from, [V, K] in f32: where that came from, the last segment may write meanwhile.
+// What a segment hands on, in the workspace, for all segments and value heads: N [V, K] in f32, then M [K, K] with each
+// element in two parts (prefill_parts.h). Once combined, N is the state after the segment. A first segment has no M. In
+// its place is the state that the sequence starts from, [V, K] in f32: where that came from, the last segment may write
+// meanwhile.
 template <class Arguments> DEVICE int summary_size(const Arguments &x) {
     return (x.value_dim + max_of(x.key_dim, x.value_dim)) * x.key_dim;
 }
@@ -157,12 +158,6 @@ DEVICE int slot_of(const dw_prefill_scan_args &x, const int32_t *slots, int sequ
     }
     const int slot = arch::uniform(slots + sequence);
     return slot < x.slots ? slot : -1;
-}
-
-// An f32 number as the sum of two of bf16, accurate to 2^-17 of it: the greater part in the high half.
-DEVICE int two_parts(float x) {
-    const float high = arch::Bf16::high(arch::Bf16::pack(0.0f, x));
-    return arch::Bf16::pack(x - high, x);
 }
 
 // Byte address of (token of a sequence, head) in a 16-bit token tensor.

@@ -47,8 +47,6 @@ template <class T> class RecordWriter {
 
 // Workgroups of prepare that share a SIMD.
 constexpr int prepare_residency = 2;
-// Workgroups of scan that share a SIMD.
-constexpr int scan_residency = 2;
 
 constexpr int scan_waves = tiles;
 constexpr int scan_threads = scan_waves * arch::lanes;
@@ -57,6 +55,9 @@ DEVICE int row_place(int row) { return row; }
 // Column tiles of a workgroup.
 constexpr int scan_tiles(int) { return 2; }
 constexpr int slab_columns(int keys) { return 16 * scan_tiles(keys); }
+// Threads of a workgroup of scan or, without outputs, of summarise, and how many share a SIMD.
+template <int Keys, bool Outputs> constexpr int walk_threads() { return scan_waves * arch::lanes; }
+template <int Keys, bool Outputs> constexpr int walk_residency() { return 2; }
 // The first value column of a wave.
 DEVICE int first_wave_column(int slab, int across) { return slab * 16 * across; }
 // Whether T and P have more than two blocks in a wave's rows.

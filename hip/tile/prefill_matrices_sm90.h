@@ -2,6 +2,8 @@
 // shared memory from one value head to the next.
 #pragma once
 
+#include "sm90_prepare.h"
+
 #include "prefill_inverse.h"
 
 namespace prefill {

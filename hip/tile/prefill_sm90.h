@@ -38,6 +38,9 @@ constexpr int prepare_residency = 6;
 // Column tiles of a wave.
 constexpr int scan_tiles(int) { return 1; }
 constexpr int slab_columns(int) { return scan_waves * 16; }
+// Threads of a workgroup of scan or, without outputs, of summarise, and how many share a multiprocessor.
+template <int Keys, bool Outputs> constexpr int walk_threads() { return Stage<Keys, Outputs>::threads; }
+template <int Keys, bool Outputs> constexpr int walk_residency() { return Stage<Keys, Outputs>::residency; }
 // The first value column of a wave.
 DEVICE int first_wave_column(int slab, int across) { return (slab * scan_waves + arch::wave()) * 16 * across; }
 
@@ -168,12 +171,16 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     typedef Tile Slab[tiles][across];
     typedef Operand SlabOperands[tiles][across];
 
+    // Whether what a phase reads of shared memory is read before its products are queued, behind which the reads would
+    // wait. Two workgroups on a multiprocessor wait in turn.
+    static constexpr bool reads_ahead = !registers_are_short(Keys) && Stage::residency == 1;
+
     static constexpr int held = registers_are_short(Keys) ? 4 : Keys / 16;
     // Tiles of the state, rounded, as K S0 and Q S0 take them.
     typedef Operand Reads[held][1];
 
-    DEVICE_MEMBER Chunk(const char *memory, Output &o, Reads &reads)
-        : memory(memory), o(o), reads(reads),
+    DEVICE_MEMBER Chunk(const char *memory, bool has_values, Output &o, Reads &reads)
+        : memory(memory), has_values(Outputs || has_values), o(o), reads(reads),
           thread(registers_are_short(Keys) ? arch::opaque(arch::thread()) : arch::thread()),
           at(thread & (arch::lanes - 1)), shared(arch::described(shared_address(memory))) {}
 
@@ -195,9 +202,8 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
                 pin(reads);
             }
         } else {
-            // Shared memory is read before products are queued, behind which the reads would wait.
-            for (int i = 0; i < tiles; ++i) {
-                weighted[i] = rows_of(beta_row, i) * value_rows(i);
+            for (int i = 0; i < tiles && reads_ahead; ++i) {
+                weighted[i] = values(i);
                 ahead[read_row][i] = rows_of(read_row, i);
                 for (int e = 0; e < elements; ++e) {
                     float x = weighted[i][e];
@@ -222,20 +228,18 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
 
     // beta V.
     DEVICE_MEMBER void load_weighted(int i, Tile (&x)[across]) const {
-        if constexpr (registers_are_short(Keys)) {
-            x[0] = rows_of(beta_row, i) * value_rows(i);
-        } else {
+        if constexpr (reads_ahead) {
             x[0] = weighted[i];
+        } else {
+            x[0] = values(i);
         }
     }
 
     // U += (T - I) X: all blocks, those above the diagonal are zero.
     template <class Next, class F>
     DEVICE_MEMBER void multiply_t(Slab &u, SlabOperands &x, Slab &out, const Next &, const F &meanwhile) {
-        if constexpr (!registers_are_short(Keys)) {
-            for (int i = 0; i < tiles; ++i) {
-                ahead[write_row][i] = rows_of(write_row, i);
-            }
+        for (int i = 0; i < tiles && reads_ahead; ++i) {
+            ahead[write_row][i] = rows_of(write_row, i);
         }
         Accumulators<tiles> a(u);
         multiply_lower(a, Stage::t, x);
@@ -321,10 +325,10 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     }
 
     DEVICE_MEMBER Tile factor(RowFactor which, int i) const {
-        if constexpr (registers_are_short(Keys)) {
-            return rows_of(which, i);
-        } else {
+        if constexpr (reads_ahead) {
             return ahead[which][i];
+        } else {
+            return rows_of(which, i);
         }
     }
     DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage::rows + row_factors * chunk * 4); }
@@ -337,7 +341,9 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
         const f32x4 x = *(const f32x4 *)(memory + Stage::rows + (which * chunk + 16 * i) * 4 + thread % 4 * 16);
         return Tile{x.x, x.y, x.x, x.y, x.z, x.w, x.z, x.w};
     }
-    // Rows of row tile i of V.
+    // Rows of row tile i of beta V.
+    DEVICE_MEMBER Tile values(int i) const { return has_values ? rows_of(beta_row, i) * value_rows(i) : Tile{}; }
+    // Of V.
     DEVICE_MEMBER Tile value_rows(int i) const {
         int w[4];
         for (int r = 0; r < 4; ++r) {
@@ -391,6 +397,7 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     }
 
     const char *const memory;
+    const bool has_values; // or V is zeros
     Output &o;
     Reads &reads;
     const int thread;
@@ -404,8 +411,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
   public:
-    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset)
-        : memory(ring()), o(x.o, x.o_strides, s, head, column_offset), rest(s.end - s.begin) {}
+    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int, int wave_column,
+                         u32 column_offset)
+        : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
+          rest(s.end - s.begin) {}
 
     DEVICE_MEMBER float scale(const dw_prefill_scan_args &x) const { return x.scale; }
     // Tokens that are left.
@@ -414,7 +423,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Every warp takes its part in the products.
     static DEVICE_MEMBER bool works(bool) { return true; }
 
-    DEVICE_MEMBER void wait() { Handover::wait_full(stage); }
+    DEVICE_MEMBER void wait() { Handover<Stage>::wait_full(stage); }
     // The stage of the chunk before is given back when the first product of this one is complete: its copies, which
     // take turns with other accesses to shared memory, then do not meet the loads that the product waits for.
     class Next {
@@ -428,7 +437,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
         DEVICE_MEMBER void release() const {
             if (chunks.before >= 0 && chunks.rest > (Stage::count - 1) * chunk) { // or nobody waits for it
-                Handover::empty(chunks.before);
+                Handover<Stage>::empty(chunks.before);
             }
         }
 
@@ -436,11 +445,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         Chunks &chunks;
     };
     DEVICE_MEMBER Chunk<T, Keys, Outputs> current(const dw_prefill_scan_args &) {
-        return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, o, reads);
+        return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, has_values, o, reads);
     }
     // Before the first chunk.
     DEVICE_MEMBER void begin(const typename Chunk<T, Keys, Outputs>::State &state) {
-        Chunk<T, Keys, Outputs>(memory, o, reads).prepare_reads(state);
+        Chunk<T, Keys, Outputs>(memory, has_values, o, reads).prepare_reads(state);
     }
     // After a chunk.
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
@@ -461,6 +470,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 
   private:
     char *const memory;
+    const bool has_values;
     Output o;
     typename Chunk<T, Keys, Outputs>::Reads reads;
     int rest;

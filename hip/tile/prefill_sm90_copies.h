@@ -11,12 +11,9 @@ using namespace tile;
 constexpr int block_bytes = 16 * 16 * 2;
 DEVICE constexpr int tile_row(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
 
+// Warps that multiply together, a warpgroup, each for 16 columns.
 constexpr int scan_waves = 4;
-// They multiply; as many warps copy.
-constexpr int copy_threads = scan_waves * arch::lanes;
-constexpr int scan_threads = 2 * copy_threads;
-// Workgroups of scan that share a multiprocessor.
-constexpr int scan_residency = 1;
+constexpr int multiplying_threads = scan_waves * arch::lanes;
 // Shared memory of the matrix unit: rows of 128 bytes, whose 16-byte groups are exchanged by the row's number, so that
 // eight rows of one group lie in different banks. A matrix that is wider consists of panels.
 constexpr int panel_bytes = chunk * 128;
@@ -25,6 +22,10 @@ DEVICE constexpr u32 swizzled(int row, int group) { return row * 128 + ((group ^
 // One chunk in shared memory, Q and P only for outputs. V is one panel, of the workgroup's columns.
 template <int Keys, bool Outputs> struct Stage {
     static constexpr bool outputs = Outputs;
+    // Warps that copy, and workgroups that share a multiprocessor: two where the registers suffice.
+    static constexpr int residency = Outputs || Keys > 128 ? 1 : 2;
+    static constexpr int copy_waves = residency > 1 ? 1 : 4;
+    static constexpr int threads = multiplying_threads + copy_waves * arch::lanes;
     static constexpr int panels = (Keys + 63) / 64;
     static constexpr u32 k = 0;
     static constexpr u32 q = k + panels * panel_bytes;
@@ -53,43 +54,49 @@ using arch::shared_address;
 using arch::store_shared;
 
 // A stage of the ring is handed from the copying warps to the others when it is full, and back when they have read it.
-struct Handover {
-    static DEVICE_MEMBER void wait_full(int stage) { arch::barrier_wait(1 + stage, scan_threads); }
-    static DEVICE_MEMBER void full(int stage) { arch::barrier_arrive(1 + stage, scan_threads); }
-    static DEVICE_MEMBER void wait_empty(int stage) { arch::barrier_wait(4 + stage, scan_threads); }
-    static DEVICE_MEMBER void empty(int stage) { arch::barrier_arrive(4 + stage, scan_threads); }
+template <class Stage> struct Handover {
+    static DEVICE_MEMBER void wait_full(int stage) { arch::barrier_wait(1 + stage, Stage::threads); }
+    static DEVICE_MEMBER void full(int stage) { arch::barrier_arrive(1 + stage, Stage::threads); }
+    static DEVICE_MEMBER void wait_empty(int stage) { arch::barrier_wait(4 + stage, Stage::threads); }
+    static DEVICE_MEMBER void empty(int stage) { arch::barrier_arrive(4 + stage, Stage::threads); }
 };
 
 DEVICE char *ring() { return dw_dynamic_shared + (-shared_address(dw_dynamic_shared) & 1023); }
 
-// The number of a copying thread.
-DEVICE int copy_thread() { return arch::thread() - copy_threads; }
+// The number of a copying thread, and of its warp.
+DEVICE int copy_thread() { return arch::thread() - multiplying_threads; }
+DEVICE int copy_wave() { return arch::wave() - scan_waves; }
 
-// What a thread copies of a 16-bit token tensor: 16 bytes of every 16th row, chunk after chunk.
-class RowsOfThread {
+// What a thread copies of a 16-bit token tensor, chunk after chunk: 16 bytes of as many rows as the chunk has more than
+// `Waves` warps copy at once.
+template <int Waves> class RowsOfThread {
   public:
+    static constexpr int at_once = Waves * arch::lanes / 8, times = chunk / at_once;
     DEVICE_MEMBER RowsOfThread(const void *p, const dw_token_strides &s, const Segment &segment, int head, u32 offset)
         : stride((u32)s.token * 2) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         aligned = arch::aligned_rows(base, stride);
-        from = base + ((u64)(copy_thread() / 8) * stride + (copy_thread() % 8 * 16 + offset));
+        from = base + ((u64)row(0) * stride + (copy_thread() % 8 * 16 + offset));
     }
+    // The i-th row, and where this thread's 16 bytes of it lie in a panel.
+    static DEVICE_MEMBER int row(int i) { return i * at_once + copy_thread() / 8; }
+    static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), copy_thread() % 8); }
     // Whether 16 bytes are one access.
     DEVICE_MEMBER bool in_one_access() const { return aligned; }
 
-    // Calls f(address, number of 16 rows) for a chunk, and goes to the next.
+    // Calls f(address, i) for a chunk, and goes to the next.
     template <class F> DEVICE_MEMBER void all(F f) {
-        for (int i = 0; i < tiles; ++i) {
+        for (int i = 0; i < times; ++i) {
             f(from, i);
-            from += (u64)(16 * stride);
+            from += (u64)(at_once * stride);
         }
     }
     // The same in little code.
     template <class F> DEVICE_MEMBER void each(F f) {
 #pragma unroll 1
-        for (int i = 0; i < tiles; ++i) {
+        for (int i = 0; i < times; ++i) {
             f(from, i);
-            from += (u64)(16 * stride);
+            from += (u64)(at_once * stride);
         }
     }
 
@@ -111,18 +118,18 @@ DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
 // The warps that copy chunks, one after the other, each to its stage of the ring, as soon as that is free.
 template <int Keys, bool Outputs> class Copier {
     typedef prefill::Stage<Keys, Outputs> Stage;
+    typedef RowsOfThread<Stage::copy_waves> Rows;
 
   public:
     DEVICE_MEMBER Copier(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int slab)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
           v(x.v, x.v_strides, s, head, slab * 128),
           record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DW_RECORD_BYTES),
-          record_step(x.value_heads * DW_RECORD_BYTES), left(s.end - s.begin),
+          record_step(x.value_heads * DW_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - slab * 64),
           in_last(64 * (Stage::panels - 1) + copy_thread() % 8 * 8 < x.key_dim),
-          in_values(slab * 64 + copy_thread() % 8 * 8 < x.value_dim),
           aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {
         for (int i = 0; i < parts_of_warp; ++i) {
-            const int part = min_of(i * scan_waves + arch::wave() - scan_waves, parts - 1);
+            const int part = min_of(i * Stage::copy_waves + copy_wave(), parts - 1);
             const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix), groups = 2 * (tile + 1); // of a row
             const int own = (of_matrix - lower_block(tile, 0)) * arch::lanes + arch::lane();
             matrix_place[i] = arch::opaque((part < lower_blocks ? Stage::t : Stage::p) +
@@ -133,38 +140,45 @@ template <int Keys, bool Outputs> class Copier {
     DEVICE_MEMBER void run() {
         clear_upper_blocks();
         int stage = 0, copied = -1;
-        const auto hand_over = [&]() __attribute__((always_inline)) {
-            if (copied >= 0) {
-                arch::await_copies<0>();
-                arch::publish_shared();
-                Handover::full(copied);
-                copied = -1;
-            }
-        };
 #pragma unroll 1
         for (int number = 0; left > 0; ++number) {
             if constexpr (Stage::count == 2) {
-                hand_over(); // or nobody would give back the stage that is waited for
+                hand_over<0>(copied); // or nobody would give back the stage that is waited for
             }
             if (number >= Stage::count) {
-                Handover::wait_empty(stage);
+                Handover<Stage>::wait_empty(stage);
             }
-            hand_over();
+            if constexpr (Stage::copy_waves > 1) {
+                hand_over<0>(copied);
+            }
             copy(memory + stage * Stage::bytes);
             arch::commit_copies();
+            if constexpr (Stage::copy_waves == 1) {
+                hand_over<1>(copied); // while it waits, the next chunk is under way
+            }
             copied = stage;
             stage = stage + 1 == Stage::count ? 0 : stage + 1;
             left -= chunk;
         }
-        hand_over();
+        hand_over<0>(copied);
     }
 
   private:
+    // The stage that was copied before the last `Pending` ones, if any.
+    template <int Pending> static DEVICE_MEMBER void hand_over(int &copied) {
+        if (copied >= 0) {
+            arch::await_copies<Pending>();
+            arch::publish_shared();
+            Handover<Stage>::full(copied);
+            copied = -1;
+        }
+    }
+
     // The blocks of T and P above the diagonal, which no copy touches.
     DEVICE_MEMBER void clear_upper_blocks() const {
         const int row = arch::lane() % 16, half = arch::lane() / 16;
 #pragma unroll 1
-        for (int i = arch::wave() - scan_waves; i < Stage::count * tiles * tiles; i += scan_waves) {
+        for (int i = copy_wave(); i < Stage::count * tiles * tiles; i += Stage::copy_waves) {
             const int block = i % (tiles * tiles), from_row = block / tiles, column = block % tiles;
             if (from_row < column) {
                 const u32 at =
@@ -181,47 +195,52 @@ template <int Keys, bool Outputs> class Copier {
         copy_record(to);
         if (left >= chunk && aligned) {
             copy_keys(to + Stage::k, k);
-            copy_values(to + Stage::v);
+            if (Outputs || values > 0) {
+                copy_values(to + Stage::v);
+            }
             if constexpr (Outputs) {
                 copy_keys(to + Stage::q, q);
             }
         } else {
             copy_some_keys(to + Stage::k, k);
-            copy_some_values(to + Stage::v);
+            if (Outputs || values > 0) {
+                copy_some_values(to + Stage::v);
+            }
             if constexpr (Outputs) {
                 copy_some_keys(to + Stage::q, q);
             }
         }
     }
 
-    // Where this thread's group of 16 bytes of the i-th 16 rows lies in a panel.
-    static DEVICE_MEMBER u32 place(int i) { return i * (16 * 128) + swizzled(copy_thread() / 8, copy_thread() % 8); }
+    // Whether V has this thread's columns.
+    DEVICE_MEMBER bool in_values() const { return copy_thread() % 8 * 8 < values; }
 
-    DEVICE_MEMBER void copy_keys(u32 to, RowsOfThread &rows) {
+    DEVICE_MEMBER void copy_keys(u32 to, Rows &rows) {
         rows.all([&](const char *from, int i) __attribute__((always_inline)) {
             for (int panel = 0; panel < Stage::panels - 1; ++panel) {
-                copy_async(to + panel * panel_bytes + place(i), from + panel * 128);
+                copy_async(to + panel * panel_bytes + Rows::place(i), from + panel * 128);
             }
-            copy_async(to + (Stage::panels - 1) * panel_bytes + place(i), from + (Stage::panels - 1) * 128, in_last);
+            copy_async(to + (Stage::panels - 1) * panel_bytes + Rows::place(i), from + (Stage::panels - 1) * 128,
+                       in_last);
         });
     }
     DEVICE_MEMBER void copy_values(u32 to) {
         v.all([&](const char *from, int i)
-                  __attribute__((always_inline)) { copy_async(to + place(i), from, in_values); });
+                  __attribute__((always_inline)) { copy_async(to + Rows::place(i), from, in_values()); });
     }
-    DEVICE_MEMBER void copy_some_keys(u32 to, RowsOfThread &rows) {
+    DEVICE_MEMBER void copy_some_keys(u32 to, Rows &rows) {
         rows.each([&](const char *from, int i) __attribute__((always_inline)) {
-            const bool inside = 16 * i + copy_thread() / 8 < left;
+            const bool inside = Rows::row(i) < left;
 #pragma unroll 1
             for (int panel = 0; panel < Stage::panels; ++panel) {
-                copy_any(to + panel * panel_bytes + place(i), from + panel * 128, rows.in_one_access(),
+                copy_any(to + panel * panel_bytes + Rows::place(i), from + panel * 128, rows.in_one_access(),
                          inside && (panel < Stage::panels - 1 || in_last));
             }
         });
     }
     DEVICE_MEMBER void copy_some_values(u32 to) {
         v.each([&](const char *from, int i) __attribute__((always_inline)) {
-            copy_any(to + place(i), from, v.in_one_access(), in_values && 16 * i + copy_thread() / 8 < left);
+            copy_any(to + Rows::place(i), from, v.in_one_access(), in_values() && Rows::row(i) < left);
         });
     }
 
@@ -229,13 +248,16 @@ template <int Keys, bool Outputs> class Copier {
     // memory lies together.
     DEVICE_MEMBER void copy_record(u32 to) {
         const char *from = record + copy_thread() * 16;
+        constexpr int waves = Stage::copy_waves;
         for (int i = 0; i < parts_of_warp; ++i) {
-            if ((i + 1) * scan_waves <= parts || copy_thread() < (parts - i * scan_waves) * arch::lanes) {
-                copy_async(to + matrix_place[i], from + record_matrices + i * copy_threads * 16);
+            if ((i + 1) * waves <= parts || copy_thread() < (parts - i * waves) * arch::lanes) {
+                copy_async(to + matrix_place[i], from + record_matrices + i * waves * block_bytes);
             }
         }
-        if (copy_thread() * 16 < row_factors * chunk * 4 + 16) {
-            copy_async(to + Stage::rows + copy_thread() * 16, from + record_rows);
+        for (int at = 0; at < row_bytes; at += waves * block_bytes) {
+            if (at + copy_thread() * 16 < row_bytes) {
+                copy_async(to + Stage::rows + at + copy_thread() * 16, from + record_rows + at);
+            }
         }
         record += record_step;
     }
@@ -243,14 +265,16 @@ template <int Keys, bool Outputs> class Copier {
     // T and P in parts that a warp copies at once.
     static_assert(arch::lanes * 16 == block_bytes, "as much as a block");
     static constexpr int parts = Outputs ? 2 * lower_blocks : lower_blocks;
-    static constexpr int parts_of_warp = (parts + scan_waves - 1) / scan_waves;
+    static constexpr int parts_of_warp = (parts + Stage::copy_waves - 1) / Stage::copy_waves;
+    static constexpr int row_bytes = row_factors * chunk * 4 + 16;
     const u32 memory;
-    RowsOfThread k, q, v;
+    Rows k, q, v;
     const char *record;
     const u32 record_step;
     u32 matrix_place[parts_of_warp];
     int left;
-    const bool in_last, in_values, aligned;
+    const int values; // columns of V from the workgroup's first one on
+    const bool in_last, aligned;
 };
 
 } // namespace prefill

@@ -112,16 +112,13 @@ DEVICE void load_matrix(typename Chunk<T, Keys>::State &s, const float *from, in
     });
 }
 
-// N in f32; M, `in_parts`, as prefill_combine reads it.
 template <class T, int Keys>
-DEVICE void store_matrix(const typename Chunk<T, Keys>::State &s, float *to, int column, int columns, int key_dim,
-                         bool in_parts) {
+DEVICE void store_matrix(const typename Chunk<T, Keys>::State &s, float *to, int column, int columns, int key_dim) {
     for_each_run<T, Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
         arch::Run x;
 #pragma unroll
         for (int r = 0; r < arch::run; ++r) {
-            const float value = s[t][j][e + r];
-            x[r] = in_parts ? bits<float>(two_parts(value)) : value;
+            x[r] = s[t][j][e + r];
         }
         *(arch::Run *)(to + index) = x;
     });

@@ -161,16 +161,15 @@ impl Shape {
     }
 
     pub(super) fn slabs(&self) -> usize {
-        self.spec
-            .value_dim
-            .div_ceil(self.launch.scan_columns(self.spec.key_bucket()))
+        let walk = self.launch.scan(self.spec.key_bucket());
+        self.spec.value_dim.div_ceil(walk.columns)
     }
 
     /// Slabs of summarise: of the columns of N and, if wanted, of M.
     pub(super) fn summarise_slabs(&self, with_m: bool) -> usize {
-        let columns = self.launch.scan_columns(self.spec.key_bucket());
+        let columns = self.launch.summarise(self.spec.key_bucket()).columns;
         let of_m = if with_m { self.spec.key_dim } else { 0 };
-        self.slabs() + of_m.div_ceil(columns)
+        self.spec.value_dim.div_ceil(columns) + of_m.div_ceil(columns)
     }
 
     /// What the planner of segments takes the device for.
@@ -390,7 +389,8 @@ impl Shape {
     ) -> Result<()> {
         let wants = |kernel| part == Part::Whole || part == kernel;
         let x = lowered;
-        let combine_threads = combine_threads(self.spec.key_bucket());
+        let bucket = self.spec.key_bucket();
+        let combine_threads = combine_threads(bucket);
         // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
         unsafe {
             if wants(Part::Prepare) {
@@ -403,9 +403,8 @@ impl Shape {
                     &x.prepare,
                 )?;
             }
-            let threads = self.launch.scan_threads;
             if wants(Part::Summarise) && x.summarise_groups > 0 {
-                let groups = x.summarise_groups;
+                let (threads, groups) = (self.launch.summarise(bucket).threads, x.summarise_groups);
                 context.launch(stream, kernels.summarise, groups, threads, &x.summarise)?;
             }
             if wants(Part::Combine) && x.combine_groups > 0 {
@@ -413,6 +412,7 @@ impl Shape {
                 context.launch(stream, kernels.combine, groups, combine_threads, &x.combine)?;
             }
             if wants(Part::Scan) && x.scan_groups > 0 {
+                let threads = self.launch.scan(bucket).threads;
                 context.launch(stream, kernels.scan, x.scan_groups, threads, &x.scan)?;
             }
         }

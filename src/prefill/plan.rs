@@ -37,9 +37,6 @@ pub(super) struct Partition {
     pub(super) chains: Vec<[i32; 2]>,
 }
 
-/// What segments may cost of a walk without them: costs are estimates, and segments take twice the work and more memory.
-const WORTHWHILE: f64 = 0.85;
-
 /// Chunks of a segment, at least, where the planner chooses: below that the kernels' beginnings and ends prevail.
 const LEAST_CHUNKS: usize = 4;
 
@@ -131,7 +128,7 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
     }
 }
 
-/// The number of segments of the longest sequence that costs least: 1, unless another one is [`WORTHWHILE`] and its
+/// The number of segments of the longest sequence that costs least: 1, unless another one is worthwhile and its
 /// summaries take no more than [`MOST_SUMMARY_BYTES`].
 pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     // Long ones first: what is shorter than a segment is counted, not looked at.
@@ -139,7 +136,7 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let longest = sorted.first().copied().unwrap_or(0);
     let cost = |segments: usize| machine.microseconds(&sorted, longest.div_ceil(segments).max(1));
-    let mut best = (1, WORTHWHILE * cost(1));
+    let mut best = (1, machine.costs.worthwhile * cost(1));
     // 2, 3, 4, 6, 8, 12, 16, ...
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
@@ -197,7 +194,8 @@ impl Machine {
     }
 }
 
-/// Workgroups that walk so many chunks in all, `longest` at most. As many share a compute unit as it holds, if need be.
+/// Workgroups that walk so many chunks in all, `longest` at most. As many share a compute unit as it holds, if need be;
+/// those that find no place wait for a round of their own.
 fn walk(
     cost: &KernelCost,
     compute_units: usize,
@@ -205,12 +203,20 @@ fn walk(
     longest: usize,
     chunks: usize,
 ) -> f64 {
-    let sharing = workgroups.div_ceil(compute_units).clamp(1, cost.residency);
     let each_more =
         (cost.chunk_shared - cost.chunk) / cost.residency.saturating_sub(1).max(1) as f64;
-    let chunk = cost.chunk + (sharing - 1) as f64 * each_more;
-    let at_once = workgroups.clamp(1, compute_units * cost.residency);
-    chunk * (longest as f64).max(chunks as f64 / at_once as f64)
+    let chunk = |workgroups: usize| {
+        let sharing = workgroups.div_ceil(compute_units).clamp(1, cost.residency);
+        cost.chunk + (sharing - 1) as f64 * each_more
+    };
+    let at_once = compute_units * cost.residency;
+    let (rounds, rest) = (workgroups / at_once, workgroups % at_once);
+    let mut a_round_each = rounds as f64 * chunk(at_once);
+    if rest > 0 {
+        a_round_each += chunk(rest);
+    }
+    let mean = chunks as f64 / workgroups.max(1) as f64;
+    (a_round_each * mean).max(chunk(workgroups.min(at_once)) * longest as f64)
 }
 
 #[cfg(test)]

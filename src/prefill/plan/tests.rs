@@ -15,6 +15,7 @@ static COSTS: Costs = Costs {
     },
     combine: 1.0,
     launch: 5.0,
+    worthwhile: 0.85,
 };
 
 /// A device of so many compute units, and value heads of 128 by 128.

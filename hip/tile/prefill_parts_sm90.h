@@ -1,0 +1,77 @@
+// Parts of M and S on sm_90a: as operands, the greater parts before the others. In memory M is blocks of 16x16, row of
+// blocks after row, so that a lane loads its part of a block in two accesses.
+#pragma once
+
+#include "prefill_step.h"
+
+namespace prefill {
+
+// Row tiles of a wave of combine.
+constexpr int row_tiles = 1;
+constexpr int wave_rows = 16;
+// Sums of a product, of which each takes a part of its terms: a sum's products wait for each other.
+constexpr int product_sums = 3;
+// Whether an accumulator tile, rounded, is an operand of the next product.
+constexpr bool tiles_are_operands = true;
+
+// Words of a part of a block, and where a block begins.
+constexpr int part_words = arch::lanes * arch::operand_words;
+DEVICE int block_of_parts(int row, int column, int key_dim) { return (row * (key_dim / 16) + column) * 2 * part_words; }
+
+template <class T, int Keys>
+DEVICE void store_parts(const typename Chunk<T, Keys>::State &s, float *to, int column, int key_dim) {
+    if (column >= key_dim) {
+        return;
+    }
+    const int lane = arch::opaque(arch::lane());
+    // A lane's two columns are neighbours, a word of its rows' operands, which other lanes will load.
+    const int of_column = column % 16 / 2, reader = lane % 4 * 8 + of_column % 4;
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+        if (16 * t < key_dim) {
+            int *const block = (int *)to + block_of_parts(t, column / 16, key_dim);
+            for (int e = 0; e < elements; e += 4) {
+                for (int p = 0; p < 2; ++p) {
+                    const float first = s[t][0][e + p], second = s[t][0][e + 2 + p];
+                    const int high = Bf16::pack(first, second);
+                    int *const at = block + (reader + 4 * p) * arch::operand_words + of_column / 4 * 2 + e / 4;
+                    at[0] = high;
+                    at[part_words] = Bf16::pack(first - Bf16::low(high), second - Bf16::high(high));
+                }
+            }
+        }
+    }
+}
+
+// A column tile of a wave's rows of M, or an operand tile of S.
+struct StateParts {
+    Operand high, low;
+};
+struct Left {
+    StateParts parts;
+    DEVICE_MEMBER Operand high(int) const { return parts.high; }
+    DEVICE_MEMBER Operand low(int) const { return parts.low; }
+};
+
+DEVICE Left left_tile(const float *matrix, int first_row, int tile, int key_dim, int lane) {
+    const Window memory(matrix);
+    const bool inside = first_row < key_dim && 16 * tile < key_dim;
+    const u32 block = block_of_parts(first_row / 16, tile, key_dim) * 4 + lane * 16;
+    return Left{StateParts{memory.load_b128(inside ? block : Window::nowhere),
+                           memory.load_b128(inside ? block + part_words * 4 : Window::nowhere)}};
+}
+
+// Tiles of S, of which a wave's accumulators are operands.
+template <int Keys> struct StateExchange {
+    Operand at[2][Keys / 16][2][arch::lanes];
+
+    DEVICE_MEMBER void put(Tile x, int buffer, int first_row) {
+        const Operand high = rounded<Bf16>(x);
+        at[buffer][first_row / 16][0][arch::lane()] = high;
+        at[buffer][first_row / 16][1][arch::lane()] = rounded<Bf16>(x - widened<Bf16>(high));
+    }
+    DEVICE_MEMBER StateParts get(int buffer, int tile, int lane) const {
+        return StateParts{at[buffer][tile][0][lane], at[buffer][tile][1][lane]};
+    }
+};
+
+} // namespace prefill
