@@ -2,6 +2,8 @@
 
 #[path = "../examples/03-conv.rs"]
 mod conv;
+#[path = "../examples/08-decode.rs"]
+mod decode;
 #[path = "../examples/05-graph.rs"]
 mod graph;
 #[path = "../examples/06-layer.rs"]
@@ -23,4 +25,13 @@ macro_rules! run {
         }
     };
 }
-run!(prefill, varlen, conv, norm, graph, layer, prefix_cache);
+run!(
+    prefill,
+    varlen,
+    conv,
+    norm,
+    graph,
+    layer,
+    prefix_cache,
+    decode
+);
