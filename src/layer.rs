@@ -148,9 +148,11 @@ pub struct LayerStates<'a> {
     /// Which of the two.
     pub recurrent_layout: StateLayout,
     /// The slot of each sequence; absent: slot n for sequence n. A sequence with a negative one, or one beyond the pools,
-    /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot.
+    /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
+    /// as many.
     pub slots: Option<PerSequence<'a, i32>>,
-    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them.
+    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. Of a new
+    /// sequence without tokens the recurrent state becomes zeros, the conv state stays as it is.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
@@ -218,8 +220,8 @@ impl Layer {
         let decode = (decodes > 0)
             .then(|| Decode::new(context, spec.decode(), decodes))
             .transpose()?;
-        // It makes zeros of rows past the last sequence, too.
-        let prefill = (tokens > decodes || decodes == 0)
+        // It makes zeros of rows past the last sequence, too, and of the states of new sequences without tokens.
+        let prefill = (tokens > decodes || sequences > decodes || decodes == 0)
             .then(|| Prefill::packed(context, spec.prefill(), &rest, tokens - decodes))
             .transpose()?;
         let shared = decode.is_some() && prefill.is_some();

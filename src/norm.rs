@@ -5,7 +5,7 @@
 //! ```
 //!
 //! in f32, rounded once, to nearest even. The norm comes before the gate, as in Qwen3-Next and in FLA's layers. A row of
-//! zeros, such as prefill's outputs past the last sequence and of padding, stays one wherever z and the weight are finite.
+//! zeros, such as prefill's outputs past the last sequence and of padding, stays one, whatever z holds.
 
 use std::ptr;
 
@@ -118,13 +118,7 @@ impl GatedNorm<'_> {
             Some(weight) => check::vector("weight", weight, value_dim)?,
             None => 0,
         };
-        check::ensure(
-            self.eps >= f32::MIN_POSITIVE && self.eps.is_finite(),
-            || {
-                let allowed = "it must be a positive, normal number";
-                ArgumentError::new("eps", ArgumentKind::Value, self.eps, allowed)
-            },
-        )?;
+        check_eps(self.eps)?;
 
         let groups = |run: usize| {
             let rows = tokens.div_ceil(run) as u64 * value_heads as u64;

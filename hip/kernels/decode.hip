@@ -351,6 +351,9 @@ DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, 
     }
 #pragma unroll 1
     for (int t = 0; t < x.tokens; ++t) {
+        if (t > 0) {
+            arch::team_sync<waves>(); // all have read what the token before left there
+        }
         (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = token.keys;
         const Gates gates = gates_of(token.g, token.beta, arch::reread(x), at.head);
         arch::team_sync<waves>();

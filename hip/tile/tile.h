@@ -67,13 +67,16 @@ DEVICE f32x2 silu(f32x2 x) {
     return x * y.root * y.rest;
 }
 
-// x times silu(z), or sigmoid(z).
+// x times silu(z), or sigmoid(z). No z, not even NaN, makes more of 0 than 0: rows of padding have any.
 DEVICE f32x2 gated(f32x2 x, f32x2 z, bool with_silu) {
     const Sigmoid y = sigmoid(z);
     f32x2 gate;
     for (int i = 0; i < 2; ++i) {
         // The sigmoid of a NaN is a number.
         gate[i] = with_silu || z[i] != z[i] ? z[i] : 1.0f;
+        if (x[i] == 0.0f && !(abs(z[i]) < __builtin_inff())) {
+            gate[i] = 0.0f;
+        }
     }
     return x * gate * y.root * y.rest;
 }

@@ -13,6 +13,8 @@ pub struct Gpu {
     pub ghz: f64,
     /// Bandwidth of HBM, of the data sheet, in bytes per second.
     pub hbm: f64,
+    /// Memory, in bytes.
+    pub memory: usize,
 }
 
 /// MI300X.
@@ -22,12 +24,14 @@ pub const MI300X: Gpu = Gpu {
     xcds: 8,
     ghz: 2.1,
     hbm: 5.3e12,
+    memory: 192 << 30,
 };
 
-/// MI325X: MI300X with faster memory.
+/// MI325X: MI300X with faster and more memory.
 pub const MI325X: Gpu = Gpu {
     name: "mi325x",
     hbm: 6.0e12,
+    memory: 256 << 30,
     ..MI300X
 };
 
@@ -38,6 +42,7 @@ pub const MI308X: Gpu = Gpu {
     xcds: 4,
     ghz: 1.42,
     hbm: 5.3e12,
+    memory: 192 << 30,
 };
 
 /// SIMDs of a compute unit.

@@ -21,7 +21,7 @@ pub struct NormProblem<'a> {
     pub silu: bool,
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight * gate(z)` for each row, `[rows, V]`.
+/// `x / sqrt(mean(x^2) + eps) * weight * gate(z)` for each row, `[rows, V]`; 0 where x is, whatever z is.
 ///
 /// # Errors
 /// A tensor of another shape than the problem says.
@@ -59,7 +59,10 @@ pub fn gated_norm(p: &NormProblem<'_>) -> Result<Vec<f64>, ProblemError> {
         let factor = 1.0 / (squares / p.value_dim as f64 + p.eps).sqrt();
         for (i, y) in y.iter_mut().enumerate() {
             let z = f64::from(z[i]);
-            let gate = gates::sigmoid(z) * if p.silu { z } else { 1.0 };
+            let gate = match x[i] == 0.0 && !z.is_finite() {
+                true => 0.0,
+                false => gates::sigmoid(z) * if p.silu { z } else { 1.0 },
+            };
             let weight = p.weight.map_or(1.0, |w| f64::from(w[i]));
             *y = f64::from(x[i]) * factor * weight * gate;
         }

@@ -157,7 +157,11 @@ impl Shape {
             let was = format!("{slots} slots");
             refuse(name, ArgumentKind::Shape, &was, "fewer than 2^31 slots")
         })?;
-        let conflict = plan.snapshot_conflict(slots, snapshots.to.is_none());
+        let own = match scan.read_slots.is_null() {
+            true => self.sequences,
+            false => 0,
+        };
+        let conflict = plan.snapshot_conflict(slots, snapshots.to.is_none(), own);
         check::ensure(conflict.is_none(), || {
             let was = format!("slot {}", conflict.unwrap_or_default());
             let allowed = format!("a slot of the {slots}, and of no sequence");

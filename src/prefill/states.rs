@@ -33,8 +33,8 @@ pub struct StateMut<'a> {
 /// A pool of states, of which a launch reads some and writes some.
 ///
 /// A slot that is negative or beyond the pool is none. A sequence that has none to read starts from zeros, one that has
-/// none to write leaves no state behind, and one that has neither is padding: its outputs become zeros. Slots that no
-/// sequence writes keep their bits.
+/// none to write leaves no state behind, and one that has neither is padding: its outputs become zeros. A sequence
+/// without tokens leaves behind what it starts from. Slots that no sequence writes keep their bits.
 ///
 /// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
 /// the caller; [`Prefill::set_slots`](super::Prefill::set_slots) checks those that the host knows.
@@ -68,11 +68,11 @@ pub(super) struct PlanSlots {
 }
 
 impl PlanSlots {
-    /// A snapshot's slot that a tensor of so many does not have or, if the tensor is the pool, that a sequence uses.
-    pub(super) fn snapshot_conflict(&self, slots: usize, in_pool: bool) -> Option<i32> {
-        let conflicts = |slot: &&i32| {
-            **slot as usize >= slots || (in_pool && self.of_sequences.contains(*slot))
-        };
+    /// A snapshot's slot that a tensor of so many does not have or, if the tensor is the pool, that a sequence uses: one
+    /// of the plan, or of the first `own`, which sequences without slots have.
+    pub(super) fn snapshot_conflict(&self, slots: usize, in_pool: bool, own: usize) -> Option<i32> {
+        let used = |slot: i32| (slot as usize) < own || self.of_sequences.contains(&slot);
+        let conflicts = |slot: &&i32| **slot as usize >= slots || (in_pool && used(**slot));
         self.of_snapshots.iter().find(conflicts).copied()
     }
 }

@@ -189,8 +189,8 @@ pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> h
         let used = state().heap.used();
         // SAFETY: null or valid.
         unsafe {
-            put(free, device::TOTAL_MEMORY - used)?;
-            put(total, device::TOTAL_MEMORY)
+            put(free, device::total_memory() - used)?;
+            put(total, device::total_memory())
         }
     })
 }

@@ -7,8 +7,6 @@ use hip_sys::{hipDeviceAttribute_t as Attribute, hipDeviceProp_tR0600};
 
 use crate::gpu::{Gpu, MI300X};
 
-/// Bytes of device memory.
-pub(super) const TOTAL_MEMORY: usize = 192 << 30;
 /// Local data share of a compute unit, all of which one workgroup may use.
 pub(super) const LDS: u32 = 64 << 10;
 /// The most work items of a workgroup.
@@ -45,6 +43,11 @@ pub(super) fn set_gpu(gpu: Gpu) {
     *GPU.write().unwrap_or_else(PoisonError::into_inner) = gpu;
 }
 
+/// Bytes of device memory.
+pub(super) fn total_memory() -> usize {
+    gpu().memory
+}
+
 /// Name of the device.
 pub(super) fn name() -> String {
     format!("gfx942 simulator ({})", gpu().name.to_uppercase())
@@ -72,7 +75,7 @@ pub(super) fn properties() -> hipDeviceProp_tR0600 {
     for (to, from) in p.uuid.iter_mut().zip(b"GPU-gfx942simula") {
         *to = *from as c_char;
     }
-    p.totalGlobalMem = TOTAL_MEMORY;
+    p.totalGlobalMem = total_memory();
     p.sharedMemPerBlock = LDS as usize;
     p.regsPerBlock = REGISTERS;
     p.warpSize = 64;

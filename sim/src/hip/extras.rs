@@ -94,7 +94,7 @@ pub unsafe extern "C" fn hipDeviceTotalMem(bytes: *mut usize, device: hipDevice_
     call(|| {
         only_device(device)?;
         // SAFETY: null or valid.
-        unsafe { put(bytes, device::TOTAL_MEMORY) }
+        unsafe { put(bytes, device::total_memory()) }
     })
 }
 

@@ -1,6 +1,6 @@
 //! Device memory and pinned host memory: host memory at its own address, exact extents.
 
-use super::device::TOTAL_MEMORY;
+use super::device::total_memory;
 use super::state::Outcome;
 use crate::memory::{Extent, Memory, Written};
 use hip_sys::{hipError_t, hipMemoryType};
@@ -88,7 +88,7 @@ impl Heap {
             return Ok(0);
         }
         let device = kind == hipMemoryType::hipMemoryTypeDevice;
-        if device && size > TOTAL_MEMORY - self.used {
+        if device && size > total_memory() - self.used {
             return Err(OUT);
         }
         let block = Block::new(size).ok_or(OUT)?;
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn the_device_has_an_end() {
         let mut heap = Heap::default();
-        let error = heap.allocate(TOTAL_MEMORY + 1, DEVICE, 0);
+        let error = heap.allocate(total_memory() + 1, DEVICE, 0);
         assert_eq!(error, Err(hipError_t::hipErrorOutOfMemory));
         assert_eq!(heap.allocate(0, DEVICE, 0), Ok(0));
     }

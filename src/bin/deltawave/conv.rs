@@ -12,14 +12,13 @@ use deltawave::oracle::conv::{ConvProblem, conv};
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
-use deltawave_sim::launch::Record;
-use deltawave_sim::timing::SAMPLE;
 
 use self::args::{ConvArgs, LayoutArg};
 pub use self::report::Report;
 use crate::args::BackendArg;
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::simulator::{self, Wanted};
 use crate::time::{self, Times};
 use crate::workload::{check_host_memory, cu_seqlens, of_model, usage_of};
 
@@ -100,7 +99,12 @@ pub fn run(args: &ConvArgs) -> Result<Report, Failure> {
     }
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
-    configure_simulator(args, &context)?;
+    let wanted = Wanted {
+        threads: args.threads,
+        times: args.time.is_some(),
+        counts: args.count.is_some(),
+    };
+    simulator::configure("conv", &context, &wanted)?;
     let tokens = lengths[lengths.len() - 1] as usize;
     let plan = Conv::packed(&context, spec, &lengths, tokens)
         .map_err(Failure::during("the convolution is refused"))?;
@@ -154,24 +158,6 @@ fn check_memory(
     let each = if args.check { 32 } else { 16 };
     let rows = tokens + sequences * spec.width;
     check_host_memory(each * rows as u128 * columns(spec) as u128)
-}
-
-fn configure_simulator(args: &ConvArgs, context: &Context) -> Result<(), Failure> {
-    if context.backend() != Backend::Simulator {
-        return Ok(());
-    }
-    if args.time.is_some() {
-        let why = "--time measures a GPU, and this runs on the simulator, whose times are those of this host";
-        return Err(usage_of("conv", why.to_owned()));
-    }
-    let mut options = deltawave_sim::hip::options();
-    options.threads = args.threads.map(usize::from).or(options.threads);
-    if args.count.is_some() {
-        options.count = true;
-        options.record = Record::Some(SAMPLE);
-    }
-    deltawave_sim::hip::set_options(options);
-    Ok(())
 }
 
 impl Workload {

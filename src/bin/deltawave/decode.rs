@@ -11,16 +11,14 @@ use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
-use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
-use deltawave_sim::launch::Record;
-use deltawave_sim::timing::SAMPLE;
 
 use self::args::DecodeArgs;
 pub use self::report::Report;
 use crate::args::BackendArg;
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::simulator::{self, Wanted};
 use crate::time::{self, Times};
 use crate::workload::{check_host_memory, of_model, usage_of};
 
@@ -88,9 +86,17 @@ pub fn run(args: &DecodeArgs) -> Result<Report, Failure> {
     };
     let mut progress = Progress::new(if args.check { 3 } else { 2 });
     let spec = request(args)?;
+    if let Some(gpu) = args.count {
+        deltawave_sim::hip::set_gpu(gpu);
+    }
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
-    configure_simulator(args, &context)?;
+    let wanted = Wanted {
+        threads: args.threads,
+        times: args.time.is_some(),
+        counts: args.count.is_some(),
+    };
+    simulator::configure("decode", &context, &wanted)?;
     let plan = Decode::new(&context, spec, args.batch as usize)
         .map_err(Failure::during("the decode is refused"))?;
     check_memory(args, &spec)?;
@@ -135,24 +141,6 @@ fn check_memory(args: &DecodeArgs, s: &DecodeSpec) -> Result<(), Failure> {
         each * (rows * 2 * (keys + values) as u128 + u128::from(args.batch) * state)
             + 8 * after_tokens * state,
     )
-}
-
-fn configure_simulator(args: &DecodeArgs, context: &Context) -> Result<(), Failure> {
-    if context.backend() != Backend::Simulator {
-        return Ok(());
-    }
-    if args.time.is_some() {
-        let why = "--time measures a GPU, and this runs on the simulator, whose times are those of this host";
-        return Err(usage_of("decode", why.to_owned()));
-    }
-    let mut options = deltawave_sim::hip::options();
-    options.threads = args.threads.map(usize::from).or(options.threads);
-    if let Some(Gpu { xcds, .. }) = args.count {
-        (options.count, options.xccs) = (true, xcds);
-        options.record = Record::Some(SAMPLE);
-    }
-    deltawave_sim::hip::set_options(options);
-    Ok(())
 }
 
 impl Workload {

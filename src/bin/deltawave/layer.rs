@@ -14,16 +14,15 @@ use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
-use deltawave_sim::launch::Record;
-use deltawave_sim::timing::SAMPLE;
 
 use self::args::LayerArgs;
 pub use self::report::Report;
 use crate::args::BackendArg;
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::simulator::{self, Wanted};
 use crate::time::{self, Times};
-use crate::workload::{cu_seqlens, of_model, usage_of};
+use crate::workload::{check_host_memory, cu_seqlens, of_model, usage_of};
 
 /// A state after a few tokens has no error to speak of in the chain of kernels either.
 const LEAST_STATE_LIMIT: f64 = 1e-5;
@@ -96,12 +95,18 @@ pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
     };
     let mut progress = Progress::new(if args.check { 3 } else { 2 });
     let (spec, lengths) = request(args)?;
+    check_memory(&spec, &lengths, args.check)?;
     if let Some(gpu) = args.count {
         deltawave_sim::hip::set_gpu(gpu);
     }
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
-    configure_simulator(args, &context)?;
+    let wanted = Wanted {
+        threads: args.threads,
+        times: args.time.is_some(),
+        counts: args.count.is_some(),
+    };
+    simulator::configure("layer", &context, &wanted)?;
     let tokens = lengths[lengths.len() - 1] as usize;
     let plan = Layer::packed(&context, spec, &lengths, tokens, args.decodes)
         .map_err(Failure::during("the layer is refused"))?;
@@ -114,6 +119,17 @@ pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
     Ok(Report::new(
         args, &context, &plan, &workload, &outcome, verdict,
     ))
+}
+
+/// Tensors, states and what the check makes of them fit into the host's memory, roughly.
+fn check_memory(s: &LayerSpec, cu_seqlens: &[i32], checks: bool) -> Result<(), Failure> {
+    let sequences = cu_seqlens.len() as u128 - 1;
+    let rows = cu_seqlens.last().map_or(0, |n| *n as u128);
+    let values = (s.value_heads * s.value_dim) as u128;
+    let channels = s.conv().total_channels() as u128;
+    let state = values * s.key_dim as u128 + channels * s.width as u128;
+    let each = if checks { 32 } else { 16 };
+    check_host_memory(each * (rows * (channels + 2 * values) + sequences * state))
 }
 
 /// What is computed, and `cu_seqlens`.
@@ -145,24 +161,6 @@ fn request(args: &LayerArgs) -> Result<(LayerSpec, Vec<i32>), Failure> {
         usage_of("layer", format!("invalid value for '--seqlens': {why}"))
     })?;
     Ok((spec, cu_seqlens))
-}
-
-fn configure_simulator(args: &LayerArgs, context: &Context) -> Result<(), Failure> {
-    if context.backend() != Backend::Simulator {
-        return Ok(());
-    }
-    if args.time.is_some() {
-        let why = "--time measures a GPU, and this runs on the simulator, whose times are those of this host";
-        return Err(usage_of("layer", why.to_owned()));
-    }
-    let mut options = deltawave_sim::hip::options();
-    options.threads = args.threads.map(usize::from).or(options.threads);
-    if args.count.is_some() {
-        options.count = true;
-        options.record = Record::Some(SAMPLE);
-    }
-    deltawave_sim::hip::set_options(options);
-    Ok(())
 }
 
 impl Workload {

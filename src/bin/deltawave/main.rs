@@ -27,6 +27,7 @@ mod progress;
 mod report;
 mod resources;
 mod run;
+mod simulator;
 mod table;
 mod time;
 mod workload;

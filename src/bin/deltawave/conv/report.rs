@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::args::ConvArgs;
 use super::{LEAST_EQUAL_SHARE, MOST_ULPS, Outcome, Verdict, Workload};
 use crate::resources::{self, Resources, cell};
+use crate::simulator::time_line;
 use crate::table::{Table, bytes, count};
 use crate::time::Times;
 
@@ -234,14 +235,7 @@ impl Report {
                 100.0 * equal
             );
         }
-        let seconds = self.kernel_seconds;
-        let _ = match self.wave_instructions {
-            Some(_) => writeln!(
-                out,
-                "  time  {seconds:.2} s: simulated on this host, not a GPU time"
-            ),
-            None => writeln!(out, "  time  {:.1} us on the device", seconds * 1e6),
-        };
+        let _ = writeln!(out, "{}", time_line(self.backend, self.kernel_seconds));
         if let Some(times) = &self.times {
             let _ = write!(out, "\n{}", times.text());
         }

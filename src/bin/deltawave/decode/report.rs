@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::args::DecodeArgs;
 use super::{Outcome, Verdict, Workload};
 use crate::resources::{self, Resources, cell};
+use crate::simulator::time_line;
 use crate::table::{Table, bytes, count};
 use crate::time::Times;
 
@@ -235,14 +236,7 @@ impl Report {
                 "  check  o {o:.2e} off (at most {o_limit:.2e}), states {state:.2e} (at most {state_limit:.2e})\n"
             );
         }
-        let seconds = self.kernel_seconds;
-        let _ = match self.wave_instructions {
-            Some(_) => writeln!(
-                out,
-                "  time  {seconds:.2} s: simulated on this host, not a GPU time"
-            ),
-            None => writeln!(out, "  time  {:.1} us on the device", seconds * 1e6),
-        };
+        let _ = writeln!(out, "{}", time_line(self.backend, self.kernel_seconds));
         if let Some(times) = &self.times {
             let _ = write!(out, "\n{}", times.text());
         }
