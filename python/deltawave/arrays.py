@@ -10,6 +10,7 @@ from typing import NamedTuple, Tuple
 
 from . import _abi
 from .errors import ArgumentError
+from .values import whole, wholes
 
 DTYPES = {"f32": _abi.DW_F32, "bf16": _abi.DW_BF16, "fp16": _abi.DW_F16, "i32": _abi.DW_I32, "i64": _abi.DW_I64}
 SIZES = {"f32": 4, "bf16": 2, "fp16": 2, "i32": 4, "i64": 8, "u8": 1}
@@ -19,9 +20,16 @@ ALIASES = {"float32": "f32", "bfloat16": "bf16", "uint16": "bf16", "float16": "f
            "uint8": "u8", "bool": "u8"}
 
 
-@functools.lru_cache(maxsize=None)
 def dtype_name(dtype):
     """The name here of an element type: a NumPy or torch dtype, or a name."""
+    try:
+        return _dtype_name(dtype)
+    except TypeError:  # it has no hash
+        raise ArgumentError(f"dtype: {dtype!r}; it must be one of {', '.join(SIZES)}") from None
+
+
+@functools.lru_cache(maxsize=None)
+def _dtype_name(dtype):
     name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
     name = ALIASES.get(name, name)
     if name not in SIZES:
@@ -59,8 +67,9 @@ def dense(shape):
 
 def array(address, dtype, shape, strides=None):
     """Memory that no package has an array of."""
-    shape = tuple(shape)
-    return Array(address, dtype_name(dtype), shape, dense(shape) if strides is None else tuple(strides))
+    shape = tuple(wholes("shape", shape, 64))
+    strides = dense(shape) if strides is None else tuple(wholes("strides", strides, 64))
+    return Array(whole("address", address, 64), dtype_name(dtype), shape, strides)
 
 
 def is_torch(x):
@@ -71,7 +80,7 @@ def is_torch(x):
 def describe(name, x):
     """An argument as an `Array`; the name is for errors."""
     if isinstance(x, Array):
-        return x
+        return array(*x)
     if is_torch(x):
         return Array(x.data_ptr(), dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()))
     if not hasattr(x, "__array_interface__"):
@@ -103,11 +112,7 @@ def lengths_struct(name, a):
 def host_lengths(cu_seqlens):
     """A `dw_lengths` of numbers that the host has: a list, a NumPy array, a tensor of the host. It keeps what it
     points to."""
-    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else list(cu_seqlens)
-    try:
-        entries = (ctypes.c_int64 * len(values))(*values)
-    except TypeError:
-        raise ArgumentError(f"cu_seqlens: {cu_seqlens!r}; it must be a list of whole numbers") from None
+    entries = wholes("cu_seqlens", cu_seqlens, 64)
     lengths = _abi.dw_lengths(data=ctypes.addressof(entries), entries=len(entries), dtype=_abi.DW_I64)
     lengths.entries_of_host = entries
     return lengths

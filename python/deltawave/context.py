@@ -7,6 +7,7 @@ from ctypes import byref, c_void_p
 
 from . import _abi, arrays, library
 from .errors import ArgumentError
+from .values import choice, whole, wholes
 
 BACKENDS = {"auto": _abi.DW_BACKEND_AUTO, "hip": _abi.DW_BACKEND_HIP, "simulator": _abi.DW_BACKEND_SIMULATOR}
 
@@ -15,7 +16,7 @@ class Memory:
     """Memory of a device, freed with this object. On the simulator NumPy can look into it."""
 
     def __init__(self, context, nbytes):
-        self.context, self.nbytes, address = context, nbytes, c_void_p()
+        self.context, self.nbytes, address = context, whole("nbytes", nbytes, 64), c_void_p()
         context.library.call("dw_malloc", context.handle, max(nbytes, 1), byref(address))
         self.address = address.value
         context.memories.add(self.address, nbytes)
@@ -68,15 +69,12 @@ class Context:
 
     def __init__(self, backend="auto", device=0, path=None):
         self.library = library.Library(path) if path else library.default()
-        if backend not in BACKENDS:
-            raise ArgumentError(f"backend: {backend!r}; it must be one of {', '.join(BACKENDS)}")
-        self.handle, self.memories = c_void_p(), Memories()
-        self.library.call("dw_context_create", BACKENDS[backend], device, byref(self.handle))
+        self.handle, self.memories, self.device = c_void_p(), Memories(), whole("device", device, 32)
+        self.library.call("dw_context_create", choice("backend", backend, BACKENDS), self.device, byref(self.handle))
         info = _abi.dw_device_info()
         self.library.call("dw_context_info", self.handle, byref(info))
         self.backend, self.arch, self.name = (getattr(info, f).decode() for f in ("backend", "arch", "name"))
         self.memory_bytes, self.compute_units = info.memory_bytes, info.compute_units
-        self.device = device
 
     @property
     def is_simulator(self):
@@ -96,6 +94,7 @@ class Context:
 
     def copy(self, to, source, nbytes, direction):
         """Copies between addresses; the direction is one of DW_TO_DEVICE, DW_TO_HOST, DW_ON_DEVICE."""
+        nbytes, direction = whole("nbytes", nbytes, 64), whole("direction", direction, 32)
         self.library.call("dw_copy", self.handle, to, source, nbytes, direction)
 
     def empty(self, shape, dtype="f32"):
@@ -104,7 +103,8 @@ class Context:
 
         if not self.is_simulator:
             raise ArgumentError(f"context: {self.name}; NumPy arrays are for the simulator, cards take torch tensors")
-        dtype, shape = arrays.numpy_dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+        dtype = arrays.numpy_dtype(dtype)
+        shape = tuple(wholes("shape", (shape,) if isinstance(shape, int) else shape, 64))
         count = 1
         for n in shape:
             count *= n
@@ -145,7 +145,7 @@ class Context:
             return f"memory of {where}; it must be a tensor of device {self.device}"
         size = a.extent()
         # What has no elements lies nowhere, and negative strides are the library's to refuse.
-        if not size or min(a.strides) < 0 or self.memories.contains(a.address, size):
+        if not size or any(stride < 0 for stride in a.strides) or self.memories.contains(a.address, size):
             return None
         return "memory of the host; it must be made by this context: array, empty or zeros"
 

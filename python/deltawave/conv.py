@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from . import _abi, arrays, structs
 from .plan import Plan
+from .values import whole
 
 ACTIVATIONS = {"silu": _abi.DW_ACTIVATION_SILU, "none": _abi.DW_ACTIVATION_NONE}
 X_LAYOUTS = {"flat": _abi.DW_CONV_FLAT, "interleaved": _abi.DW_CONV_INTERLEAVED, "separate": _abi.DW_CONV_SEPARATE}
@@ -56,9 +57,10 @@ class Conv(Plan):
     def packed(cls, context, spec, cu_seqlens, tokens):
         """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
         lengths = arrays.host_lengths(cu_seqlens)
-        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), tokens)
+        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), whole("tokens", tokens, 64))
 
     @classmethod
     def device(cls, context, spec, tokens, sequences):
         """Of packed sequences whose lengths are on the device alone."""
+        tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)

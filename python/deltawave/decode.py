@@ -8,6 +8,7 @@ from . import _abi, structs
 from .context import stream_of
 from .conv import STATE_LAYOUTS, X_LAYOUTS
 from .plan import Plan
+from .values import whole
 
 DRAFTS = {"chain": _abi.DW_DRAFT_CHAIN, "tree": _abi.DW_DRAFT_TREE}
 
@@ -49,6 +50,7 @@ class Decode(Plan):
     COMMIT_CHOICES = {"pool_layout": structs.STATE_LAYOUTS, "x_layout": X_LAYOUTS, "conv_layout": STATE_LAYOUTS}
 
     def __init__(self, context, spec, batch):
+        batch = whole("batch", batch, 64)
         super().__init__(context, batch, "create", byref(spec.struct()), batch)
 
     def commit(self, stream=None, **tensors):

@@ -5,13 +5,16 @@ Each has a fake function, so that torch.compile and torch.export take it as one 
 allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
 besides, a plan of its shapes, is made by the first call with these shapes: make one before the capture.
 
+Lengths that the host has are part of a plan's shapes, those on the device are not. Where every step has other lengths, give
+cu_seqlens on the device, padded to a few numbers of sequences and tokens: on the host each step would make a plan, and drop
+the oldest of those that are kept, which waits for the device.
+
 Tensors of the CPU run on the simulator, for tests: what does not lie in its memory (`empty`) is copied there and back.
 """
 
 import ctypes
 import functools
 import os
-from collections import OrderedDict
 from typing import Optional, Tuple
 
 import torch
@@ -24,11 +27,10 @@ from .decode import Decode, DecodeSpec
 from .errors import ArgumentError
 from .gate import gate as launch_gate
 from .norm import norm as launch_norm
+from .plan import Plans
 from .prefill import Prefill, PrefillSpec
 
-# Plans that are kept; those of captured graphs are kept beyond that.
-PLANS = 256
-_plans, _captured = OrderedDict(), {}
+_plans = Plans(most=256)
 
 
 @functools.lru_cache(maxsize=None)
@@ -73,13 +75,7 @@ def _reachable(x, device):
 
 def _plan(key, make):
     """The plan of a call's shapes, made once. A captured graph needs its plan for as long as it may be replayed."""
-    plan = _plans.pop(key, None) or _captured.get(key) or make()
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        _captured[key] = plan
-    _plans[key] = plan
-    while len(_plans) > PLANS:
-        _plans.popitem(last=False)
-    return plan
+    return _plans.get(key, make, torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _packed_plan(kind, spec, tokens, cu_seqlens, device):

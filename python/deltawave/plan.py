@@ -1,5 +1,6 @@
 """What plans of all operations have in common: a handle, and launches."""
 
+from collections import OrderedDict
 from ctypes import byref, c_void_p
 
 from . import structs
@@ -40,3 +41,21 @@ class Plan:
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
             getattr(self.context.library.c, f"dw_{self.NAME}_destroy")(handle)
+
+
+class Plans:
+    """Plans by what they were made of: `most` of latest use, and all that a captured graph may need."""
+
+    def __init__(self, most):
+        self.most, self.latest, self.captured = most, OrderedDict(), {}
+
+    def get(self, key, make, capturing):
+        """The plan of a key, made where there is none. None is dropped while a stream is being captured: that frees
+        memory, which a capture does not allow."""
+        plan = self.captured.get(key)
+        if plan is None:
+            plan = self.latest.pop(key, None) or make()
+            (self.captured if capturing else self.latest)[key] = plan
+        while not capturing and len(self.latest) > self.most:
+            self.latest.popitem(last=False)
+        return plan

@@ -1,6 +1,6 @@
 """Prefill: Gated DeltaNet over sequences of tokens, as include/deltawave.h specifies it."""
 
-from ctypes import byref, c_int32, c_int64, c_size_t
+from ctypes import byref, c_int64, c_size_t
 from dataclasses import asdict, dataclass
 from typing import Optional
 
@@ -8,6 +8,7 @@ from . import _abi, arrays, structs
 from .context import Memory
 from .errors import ArgumentError
 from .plan import Plan
+from .values import whole, wholes
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ class Prefill(Plan):
     def packed(cls, context, spec, cu_seqlens, tokens):
         """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
         lengths = arrays.host_lengths(cu_seqlens)
-        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), tokens)
+        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), whole("tokens", tokens, 64))
 
     @classmethod
     def dense(cls, context, spec, batch, tokens):
         """Of `batch` sequences of `tokens` rows each."""
+        batch, tokens = whole("batch", batch, 64), whole("tokens", tokens, 64)
         return cls(context, batch, "dense", byref(spec.struct()), batch, tokens)
 
     @classmethod
@@ -79,22 +81,27 @@ class Prefill(Plan):
         """Of packed sequences whose lengths are on the device alone. Entries that decrease or exceed the tokens are
         replaced by the nearest allowed ones; the first 4 bytes of the workspace are 0 afterwards, or 1 + the index of the
         first of them."""
+        tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)
 
     def set_slots(self, slots, write_slots=None):
         """Slots that the host knows, for all later launches that are given none: two sequences that write one, and one
         that reads what another writes, are refused. Nothing else may use the plan meanwhile, and no captured graph may
         need it."""
-        found = [None if x is None else (c_int32 * len(x))(*x) for x in (slots, write_slots)]
-        if found[1] is not None and len(found[1]) != len(found[0]):
-            raise ArgumentError(f"write_slots: {len(found[1])} slots; it must be as many as slots, {len(found[0])}")
-        self.context.library.call("dw_prefill_set_slots", self.handle, *found, len(found[0]))
+        read = wholes("slots", slots, 32)
+        write = None if write_slots is None else wholes("write_slots", write_slots, 32)
+        if write is not None and len(write) != len(read):
+            raise ArgumentError(f"write_slots: {len(write)} slots; it must be as many as slots, {len(read)}")
+        self.context.library.call("dw_prefill_set_slots", self.handle, read, write, len(read))
 
     def set_snapshots(self, snapshots):
         """Snapshots for all later launches that are given no slots for them: `(sequence, tokens, slot)`, where tokens are
         those of the sequence before the state, a multiple of 64. Otherwise as `set_slots`."""
-        found = (_abi.dw_snapshot * len(snapshots))(*snapshots)
-        self.context.library.call("dw_prefill_set_snapshots", self.handle, found, len(snapshots))
+        each = [tuple(wholes("snapshots", one, 64)) for one in snapshots]
+        if any(len(one) != 3 for one in each):
+            raise ArgumentError(f"snapshots: {snapshots}; each must be (sequence, tokens, slot)")
+        found = (_abi.dw_snapshot * len(each))(*each)
+        self.context.library.call("dw_prefill_set_snapshots", self.handle, found, len(found))
 
     def entries(self, name):
         return self.chunk_entries if name == "snapshot_slots" else super().entries(name)

@@ -7,6 +7,7 @@ from ctypes import POINTER
 
 from . import _abi, arrays
 from .errors import ArgumentError
+from .values import choice, number
 
 # Words for the numbers of fields that are choices.
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
@@ -16,26 +17,17 @@ STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_ST
 VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32"}
 
 
-def choice(name, value, choices):
-    """The number of a word."""
-    if value not in choices:
-        raise ArgumentError(f"{name}: {value!r}; it must be one of {', '.join(choices)}")
-    return choices[value]
-
-
-def spec(struct, choices, dtype, **values):
-    """A struct of numbers. None is 0, which the header gives a meaning."""
-    if dtype not in arrays.DTYPES:
-        raise ArgumentError(f"dtype: {dtype!r}; it must be one of {', '.join(arrays.DTYPES)}")
-    if values.get("scale") == 0:
-        raise ArgumentError("scale: 0; it must be another number, or None for K ** -0.5")
-    numbers = {"dtype": arrays.DTYPES[dtype]}
+def spec(struct, choices, **values):
+    """A struct of numbers and words. None is 0, which the header gives a meaning."""
+    made, kinds, choices = struct(), fields(struct), {"dtype": arrays.DTYPES, **choices}
     for name, value in values.items():
-        numbers[name] = choice(name, value, choices[name]) if name in choices else value or 0
-    try:
-        return struct(**numbers)
-    except TypeError as problem:
-        raise ArgumentError(f"spec: {numbers}; {problem}") from None
+        if name in choices:
+            setattr(made, name, choice(name, value, choices[name]))
+        elif value is not None:
+            setattr(made, name, number(name, value, kinds[name]))
+            if name == "scale" and made.scale == 0:
+                raise ArgumentError(f"scale: {value!r}; it must be other than 0 in f32, or None for K ** -0.5")
+    return made
 
 
 @functools.lru_cache(maxsize=None)
@@ -62,6 +54,8 @@ def tensors(struct, choices, context, entries, values):
             value = vector(name, context.describe(name, value), entries(name))
         elif name in choices:
             value = choice(name, value, choices[name])
+        else:
+            value = number(name, value, kind)
         if isinstance(value, ctypes.Structure):
             kept.append(value)
             value = ctypes.pointer(value)

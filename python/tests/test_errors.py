@@ -33,11 +33,74 @@ class Refused(unittest.TestCase):
         self.refused("dtype: dtype f32", lambda: plan(dtype="f32"))
         self.refused("head_map: 'mixed'", lambda: plan(head_map="mixed"))
         self.refused("scale: 0", lambda: plan(scale=0.0))
-        self.refused("spec: ", lambda: plan(key_dim="32"))
+        # Not 0, but in f32.
+        self.refused("scale: 1e-50", lambda: plan(scale=1e-50))
+        self.refused("scale: inf", lambda: plan(scale=1e50))
+        self.refused("scale: 'x'", lambda: plan(scale="x"))
+        self.refused(f"scale: {10 ** 400}", lambda: plan(scale=10 ** 400))
+        self.refused("key_dim: '32'", lambda: plan(key_dim="32"))
+        # What has no hash.
+        self.refused("dtype: ['bf16']", lambda: plan(dtype=["bf16"]))
+        self.refused("head_map: ['tiled']", lambda: plan(head_map=["tiled"]))
+        self.refused("head_map: None", lambda: plan(head_map=None))
         self.refused("cu_seqlens", lambda: plan(lengths=[0, 6]))
-        self.refused("cu_seqlens: [0, 1.5]", lambda: plan(lengths=[0, 1.5]))
+        self.refused("cu_seqlens: 1.5", lambda: plan(lengths=[0, 1.5]))
+        self.refused("cu_seqlens: 5", lambda: plan(lengths=5))
         self.refused("cu_seqlens", lambda: plan(lengths=[]))
         self.refused("width: 5", lambda: dw.Conv.packed(simulator(), dw.ConvSpec(1, 1, 4, 4, width=5), [0, 1], 1))
+
+    def test_whole_numbers_are_not_cut_off(self):
+        context, spec = simulator(), dw.PrefillSpec(2, 2, 32, 32)
+        plan = dw.Prefill.packed(context, spec, [0, 3, 5], 5)
+        conv = dw.ConvSpec(1, 1, 4, 4)
+        for name, bits, call in (
+                ("device", 32, lambda n: dw.Context("simulator", n)),
+                ("key_heads", 32, lambda n: dw.PrefillSpec(n, 2, 32, 32).struct()),
+                ("segments", 32, lambda n: dw.PrefillSpec(2, 2, 32, 32, segments=n).struct()),
+                ("width", 32, lambda n: dw.ConvSpec(1, 1, 4, 4, n).struct()),
+                ("tokens", 32, lambda n: dw.DecodeSpec(2, 2, 32, 32, tokens=n).struct()),
+                ("slots", 32, lambda n: plan.set_slots([n, 3])),
+                ("write_slots", 32, lambda n: plan.set_slots([1, 2], [0, n])),
+                ("snapshots", 64, lambda n: plan.set_snapshots([(0, n, 1)])),
+                ("cu_seqlens", 64, lambda n: dw.Prefill.packed(context, spec, [0, n], 5)),
+                ("tokens", 64, lambda n: dw.Prefill.packed(context, spec, [0, 5], n)),
+                ("tokens", 64, lambda n: dw.Prefill.dense(context, spec, 1, n)),
+                ("batch", 64, lambda n: dw.Prefill.dense(context, spec, n, 5)),
+                ("tokens", 64, lambda n: dw.Prefill.device(context, spec, n, 1)),
+                ("sequences", 64, lambda n: dw.Prefill.device(context, spec, 5, n)),
+                ("tokens", 64, lambda n: dw.Conv.packed(context, conv, [0, 5], n)),
+                ("tokens", 64, lambda n: dw.Conv.device(context, conv, n, 1)),
+                ("sequences", 64, lambda n: dw.Conv.device(context, conv, 5, n)),
+                ("batch", 64, lambda n: dw.Decode(context, dw.DecodeSpec(2, 2, 32, 32), n)),
+                ("nbytes", 64, lambda n: dw.Memory(context, n)),
+                ("nbytes", 64, lambda n: context.copy(0, 0, n, 0)),
+                ("direction", 32, lambda n: context.copy(0, 0, 0, n)),
+                ("address", 64, lambda n: dw.array(n, "f32", [1])),
+                ("shape", 64, lambda n: dw.array(0, "f32", [1, n])),
+                ("strides", 64, lambda n: dw.array(0, "f32", [1], [n])),
+                ("shape", 64, lambda n: plan.launch(q=dw.Array(0, "f32", (n,), (1,)))),
+                ("allow_neg_eigval", 32, lambda n: plan.launch(allow_neg_eigval=n, workspace=0))):
+            for number in (2 ** bits + 3, 2 ** (bits - 1), -2 ** (bits - 1) - 1):
+                with self.subTest(name=name, number=number):
+                    self.refused(f"{name}: {number}; it must be a whole number from -{2 ** (bits - 1)} to",
+                                 lambda: call(number))
+            self.refused(f"{name}: 1.5; it must be a whole number", lambda: call(1.5))
+        self.refused(f"workspace: {2 ** 64 + 256}", lambda: plan.launch(workspace=2 ** 64 + 256))
+        self.refused("slots: 5", lambda: plan.set_slots(5))
+        self.refused("slots: None", lambda: plan.set_slots(None))
+        self.refused("snapshots: [(0, 64)]", lambda: plan.set_snapshots([(0, 64)]))
+        plan.set_slots(range(2))
+
+    @needs_numpy
+    def test_whole_numbers_of_numpy(self):
+        spec = dw.PrefillSpec(*np.array([2, 2, 32, 32]), scale=np.float32(0.5), qk_l2norm=True)
+        made = spec.struct()
+        self.assertEqual((made.key_heads, made.value_dim, made.scale, made.qk_l2norm), (2, 32, 0.5, 1))
+        plan = dw.Prefill.packed(simulator(), spec, np.array([0, 3, 5], np.uint64), np.int32(5))
+        plan.set_slots(np.array([4, -1]), np.array([4, 1], np.uint8))
+        self.refused("slots: 0.0", lambda: plan.set_slots(np.zeros(2)))
+        self.refused("slots: array(3)", lambda: plan.set_slots(np.array(3)))
+        self.refused("cu_seqlens: [0, 5]", lambda: dw.Prefill.packed(simulator(), spec, np.array([[0, 5]]), 5))
 
     @needs_numpy
     def test_tensors(self):
@@ -57,6 +120,10 @@ class Refused(unittest.TestCase):
         self.refused("q.strides[0]: -16", lambda: launch(q=good["q"][::-1]))
         self.refused("q: memory of the host", lambda: launch(q=np.zeros((3, 1, 16), np.uint16)))
         self.refused("q: a list", lambda: launch(q=[1]))
+        self.refused("q: memory of the host", lambda: launch(q=np.array(1.0, np.float32)))
+        self.refused("q.rank: 0", lambda: launch(q=context.empty((), "bf16")))
+        self.refused("initial_layout: ['key_major']", lambda: launch(initial_layout=["key_major"]))
+        self.refused("dtype: ['f32']", lambda: context.empty(3, ["f32"]))
         self.refused("dtype: float64", lambda: launch(g=np.zeros((3, 2))))
         self.refused("g: i32 of shape", lambda: launch(g=context.zeros((3, 2), "i32")))
         self.refused("initial_layout: 'rows'", lambda: launch(initial_layout="rows"))
