@@ -38,7 +38,7 @@ def _dtype_name(dtype):
 
 
 class Array(NamedTuple):
-    """Memory of a device. Strides are in elements."""
+    """Memory of a device. Strides are in elements. `array` makes one of a caller's numbers, and checks them."""
 
     address: int
     dtype: str
@@ -80,7 +80,7 @@ def is_torch(x):
 def describe(name, x):
     """An argument as an `Array`; the name is for errors."""
     if isinstance(x, Array):
-        return array(*x)
+        return x
     if is_torch(x):
         return Array(x.data_ptr(), dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()))
     if not hasattr(x, "__array_interface__"):
