@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::context;
+use common::{Memory, View, context, expect, view};
 use deltawave::conv::{
     Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
 };
@@ -11,9 +11,8 @@ use deltawave::error::ArgumentKind::{
 };
 use deltawave::runtime::{Backend, Context};
 use deltawave::sequences::{CuSeqlens, PerSequence};
-use deltawave::tensor::{Buffer, Tensor, TensorMut, TokensMut};
+use deltawave::tensor::TokensMut;
 use deltawave::types::Dtype;
-use deltawave::{ArgumentError, Error};
 
 const TOKENS: usize = 9;
 const LENGTHS: [i32; 3] = [0, 5, 9];
@@ -21,27 +20,6 @@ const LENGTHS: [i32; 3] = [0, 5, 9];
 /// Two key heads of 6 and four value heads of 10: 64 channels.
 fn spec() -> ConvSpec {
     ConvSpec::new(2, 4, 6, 10)
-}
-
-/// A tensor of a request.
-#[derive(Clone, Copy)]
-struct View<const R: usize> {
-    dtype: Dtype,
-    shape: [usize; R],
-    strides: [usize; R],
-    /// Bytes from the buffer's start; none: a null pointer.
-    at: Option<usize>,
-    foreign: bool,
-}
-
-fn view<const R: usize>(shape: [usize; R]) -> View<R> {
-    View {
-        dtype: Dtype::Bf16,
-        shape,
-        strides: deltawave::tensor::dense_strides(shape),
-        at: Some(0),
-        foreign: false,
-    }
 }
 
 /// A valid request, of which a test changes one thing.
@@ -69,44 +47,9 @@ fn valid() -> Request {
     }
 }
 
-/// Memory of two contexts, more than any tensor needs.
-struct Memory {
-    own: Buffer<u8>,
-    foreign: Buffer<u8>,
-}
-
-impl Memory {
-    fn tensor<const R: usize>(&self, v: View<R>) -> Tensor<'_, R> {
-        if v.foreign {
-            let foreign = self.foreign.tensor_of(v.dtype, v.shape, v.strides, 0);
-            return foreign.expect("within the buffer");
-        }
-        let base = self.own.address().cast_const();
-        let address =
-            v.at.map_or(std::ptr::null(), |at| base.wrapping_byte_add(at));
-        // SAFETY: what is refused is never read.
-        unsafe { Tensor::from_raw(address, v.dtype, v.shape, v.strides) }
-    }
-
-    fn tensor_mut<const R: usize>(&self, v: View<R>) -> TensorMut<'_, R> {
-        let base = self.own.address();
-        let address =
-            v.at.map_or(std::ptr::null_mut(), |at| base.wrapping_byte_add(at));
-        // SAFETY: as above.
-        unsafe { TensorMut::from_raw(address, v.dtype, v.shape, v.strides) }
-    }
-}
-
 fn tensors<'a>(r: &Request, memory: &'a Memory) -> ConvTensors<'a> {
-    let base = memory.own.address().cast_const();
-    // SAFETY: as above.
-    let (slots, has) = unsafe {
-        (
-            r.slots
-                .map(|n| PerSequence::from_raw(base.cast::<i32>(), n)),
-            PerSequence::from_raw(base.cast::<u8>(), r.has_initial_state),
-        )
-    };
+    let slots = r.slots.map(|n| memory.per_sequence::<i32>(n));
+    let has = memory.per_sequence(r.has_initial_state);
     let [q, k, v] = r.out.map(|v| TokensMut::from(memory.tensor_mut(v)));
     ConvTensors {
         x: ConvInput {
@@ -128,30 +71,10 @@ fn tensors<'a>(r: &Request, memory: &'a Memory) -> ConvTensors<'a> {
     }
 }
 
-#[track_caller]
-fn expect<T>(outcome: Result<T, Error>, argument: &str, kind: ArgumentKind) {
-    match outcome {
-        Err(Error::Argument(ArgumentError {
-            argument: a,
-            kind: k,
-            was,
-            allowed,
-        })) => {
-            assert_eq!((a.as_str(), k), (argument, kind), "{was}; {allowed}");
-            assert!(!was.is_empty() && !allowed.is_empty());
-        }
-        Err(other) => panic!("{argument}: {other}"),
-        Ok(_) => panic!("{argument}: accepted"),
-    }
-}
-
 #[test]
 fn tensors_are_refused_by_name() {
     let (context, other) = (context(), Context::new(Backend::Auto, 0).unwrap());
-    let memory = Memory {
-        own: context.alloc(1 << 16).unwrap(),
-        foreign: other.alloc(1 << 16).unwrap(),
-    };
+    let memory = Memory::new(&context);
     let stream = context.stream().unwrap();
     let plan = Conv::packed(&context, spec(), &LENGTHS, TOKENS).unwrap();
     type Change = fn(&mut Request);
@@ -206,15 +129,7 @@ fn tensors_are_refused_by_name() {
     expect(outcome, "stream", Device);
     // A dense batch is a packed one of equal lengths, and is handed over so.
     let mut request = tensors(&valid(), &memory);
-    // SAFETY: as above.
-    let dense = unsafe {
-        TensorMut::from_raw(
-            memory.own.address(),
-            Dtype::Bf16,
-            [1, 9, 2, 6],
-            [108, 12, 6, 1],
-        )
-    };
+    let dense = memory.tensor_mut(view([1, 9, 2, 6]));
     request.q = dense.into();
     expect(plan.launch(&stream, &request), "q", Shape);
 
@@ -285,10 +200,7 @@ fn specs_and_lengths_are_refused_by_name() {
 #[test]
 fn empty_batches() {
     let context = context();
-    let memory = Memory {
-        own: context.alloc(1 << 16).unwrap(),
-        foreign: context.alloc(1 << 16).unwrap(),
-    };
+    let memory = Memory::new(&context);
     let stream = context.stream().unwrap();
     let plan = Conv::packed(&context, spec(), &[0i64, 0, 0], 0).unwrap();
     let mut request = valid();

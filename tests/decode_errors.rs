@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::context;
+use common::{Memory, View, context, expect, view};
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::{ConvInput, ConvStateLayout};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
@@ -10,11 +10,7 @@ use deltawave::error::ArgumentKind::{
     self, Device, Dtype as WrongDtype, Pointer, Presence, Shape, Stride, Value,
 };
 use deltawave::prefill::{Gating, StatePool};
-use deltawave::runtime::{Backend, Context};
-use deltawave::sequences::PerSequence;
-use deltawave::tensor::{Buffer, Tensor, TensorMut};
 use deltawave::types::{Dtype, StateLayout};
-use deltawave::{ArgumentError, Error};
 
 const BATCH: usize = 3;
 const TOKENS: usize = 2;
@@ -27,24 +23,10 @@ fn spec() -> DecodeSpec {
     }
 }
 
-/// A tensor of a request.
-#[derive(Clone, Copy)]
-struct View<const R: usize> {
-    dtype: Dtype,
-    shape: [usize; R],
-    strides: [usize; R],
-    /// Bytes from the buffer's start; none: a null pointer.
-    at: Option<usize>,
-    foreign: bool,
-}
-
-fn view<const R: usize>(dtype: Dtype, shape: [usize; R]) -> View<R> {
+fn typed<const R: usize>(dtype: Dtype, shape: [usize; R]) -> View<R> {
     View {
         dtype,
-        shape,
-        strides: deltawave::tensor::dense_strides(shape),
-        at: Some(0),
-        foreign: false,
+        ..view(shape)
     }
 }
 
@@ -64,60 +46,19 @@ struct Request {
 }
 
 fn valid() -> Request {
-    let bf16 = |heads, dim| view(Dtype::Bf16, [BATCH, TOKENS, heads, dim]);
+    let bf16 = |heads, dim| typed(Dtype::Bf16, [BATCH, TOKENS, heads, dim]);
     Request {
         q: bf16(2, 32),
         k: bf16(2, 32),
         v: bf16(4, 16),
-        g: view(Dtype::F32, [BATCH, TOKENS, 4]),
-        pool: view(Dtype::F32, [5, 4, 32, 16]),
+        g: typed(Dtype::F32, [BATCH, TOKENS, 4]),
+        pool: typed(Dtype::F32, [5, 4, 32, 16]),
         layout: StateLayout::KeyMajor,
         slots: Some(BATCH),
         write_slots: Some(BATCH),
         has_initial_state: BATCH,
-        states: view(Dtype::F32, [BATCH, TOKENS, 4, 32, 16]),
+        states: typed(Dtype::F32, [BATCH, TOKENS, 4, 32, 16]),
         o: bf16(4, 16),
-    }
-}
-
-/// Memory of two contexts, more than any tensor needs.
-struct Memory {
-    own: Buffer<u8>,
-    foreign: Buffer<u8>,
-}
-
-fn memory() -> Memory {
-    let other = Context::new(Backend::Auto, 0).unwrap();
-    Memory {
-        own: context().alloc(1 << 20).unwrap(),
-        foreign: other.alloc(1 << 16).unwrap(),
-    }
-}
-
-impl Memory {
-    fn tensor<const R: usize>(&self, v: View<R>) -> Tensor<'_, R> {
-        if v.foreign {
-            let foreign = self.foreign.tensor_of(v.dtype, v.shape, v.strides, 0);
-            return foreign.expect("within the buffer");
-        }
-        let base = self.own.address().cast_const();
-        let address =
-            v.at.map_or(std::ptr::null(), |at| base.wrapping_byte_add(at));
-        // SAFETY: what is refused is never read.
-        unsafe { Tensor::from_raw(address, v.dtype, v.shape, v.strides) }
-    }
-
-    fn tensor_mut<const R: usize>(&self, v: View<R>) -> TensorMut<'_, R> {
-        let base = self.own.address();
-        let address =
-            v.at.map_or(std::ptr::null_mut(), |at| base.wrapping_byte_add(at));
-        // SAFETY: as above.
-        unsafe { TensorMut::from_raw(address, v.dtype, v.shape, v.strides) }
-    }
-
-    fn slots(&self, n: usize) -> PerSequence<'_, i32> {
-        // SAFETY: as above.
-        unsafe { PerSequence::from_raw(self.own.address().cast_const().cast(), n) }
     }
 }
 
@@ -133,39 +74,19 @@ fn tensors<'a>(r: &Request, memory: &'a Memory) -> DecodeTensors<'a> {
         pool: StatePool {
             tensor: memory.tensor_mut(r.pool),
             layout: r.layout,
-            slots: r.slots.map(|n| memory.slots(n)),
-            write_slots: r.write_slots.map(|n| memory.slots(n)),
+            slots: r.slots.map(|n| memory.per_sequence(n)),
+            write_slots: r.write_slots.map(|n| memory.per_sequence(n)),
         },
-        has_initial_state: {
-            let base = memory.own.address().cast_const();
-            // SAFETY: as above.
-            Some(unsafe { PerSequence::from_raw(base.cast(), r.has_initial_state) })
-        },
+        has_initial_state: Some(memory.per_sequence(r.has_initial_state)),
         states: Some(memory.tensor_mut(r.states)),
         o: memory.tensor_mut(r.o).into(),
     }
 }
 
-#[track_caller]
-fn expect<T>(outcome: Result<T, Error>, argument: &str, kind: ArgumentKind) {
-    match outcome {
-        Err(Error::Argument(ArgumentError {
-            argument: a,
-            kind: k,
-            was,
-            allowed,
-        })) => {
-            assert_eq!((a.as_str(), k), (argument, kind), "{was}; {allowed}");
-            assert!(!was.is_empty() && !allowed.is_empty());
-        }
-        Err(other) => panic!("{argument}: {other}"),
-        Ok(_) => panic!("{argument}: accepted"),
-    }
-}
-
 #[test]
 fn tensors_are_refused_by_name() {
-    let (context, memory) = (context(), memory());
+    let context = context();
+    let memory = Memory::new(&context);
     let stream = context.stream().unwrap();
     let plan = Decode::new(&context, spec(), BATCH).unwrap();
     type Change = fn(&mut Request);
@@ -246,7 +167,8 @@ fn specs_are_refused_by_name() {
 /// Slots that the host knows are checked when the plan is made.
 #[test]
 fn slots_of_a_plan() {
-    let (context, memory) = (context(), memory());
+    let context = context();
+    let memory = Memory::new(&context);
     let make = |slots: &[i32], write: Option<&[i32]>| {
         let plan = Decode::new(&context, spec(), BATCH).unwrap();
         plan.with_slots(slots, write)
@@ -283,18 +205,18 @@ fn valid_commit() -> CommitRequest {
     CommitRequest {
         accepted: BATCH,
         slots: Some(BATCH),
-        states: view(Dtype::F32, [BATCH, TOKENS, 4, 32, 16]),
-        pool: view(Dtype::Bf16, [5, 4, 32, 16]),
-        x: [[1, 64], [2, 32], [4, 16]].map(|[n, size]| view(Dtype::Bf16, [rows, n, size])),
-        conv_state: view(Dtype::Bf16, [5, 192, 3]),
+        states: typed(Dtype::F32, [BATCH, TOKENS, 4, 32, 16]),
+        pool: typed(Dtype::Bf16, [5, 4, 32, 16]),
+        x: [[1, 64], [2, 32], [4, 16]].map(|[n, size]| typed(Dtype::Bf16, [rows, n, size])),
+        conv_state: typed(Dtype::Bf16, [5, 192, 3]),
         has_initial_state: BATCH,
     }
 }
 
 fn commit_tensors<'a>(r: &CommitRequest, memory: &'a Memory) -> CommitTensors<'a> {
     CommitTensors {
-        accepted: memory.slots(r.accepted),
-        slots: r.slots.map(|n| memory.slots(n)),
+        accepted: memory.per_sequence(r.accepted),
+        slots: r.slots.map(|n| memory.per_sequence(n)),
         states: memory.tensor(r.states),
         pool: memory.tensor_mut(r.pool),
         layout: StateLayout::KeyMajor,
@@ -306,18 +228,15 @@ fn commit_tensors<'a>(r: &CommitRequest, memory: &'a Memory) -> CommitTensors<'a
             },
             state: memory.tensor_mut(r.conv_state),
             layout: ConvStateLayout::ChannelMajor,
-            has_initial_state: {
-                let base = memory.own.address().cast_const();
-                // SAFETY: as above.
-                Some(unsafe { PerSequence::from_raw(base.cast(), r.has_initial_state) })
-            },
+            has_initial_state: Some(memory.per_sequence(r.has_initial_state)),
         }),
     }
 }
 
 #[test]
 fn commits_are_refused_by_name() {
-    let (context, memory) = (context(), memory());
+    let context = context();
+    let memory = Memory::new(&context);
     let stream = context.stream().unwrap();
     let plan = Commit::new(&context, spec(), BATCH).unwrap();
     type Change = fn(&mut CommitRequest);

@@ -2,37 +2,15 @@
 
 mod common;
 
-use common::context;
+use common::{Memory, View, context, expect, view};
 use deltawave::conv::{ConvInput, ConvSpec};
 use deltawave::error::ArgumentKind::{
     self, Device, Dtype as WrongDtype, Pointer, Shape, Stride, Value,
 };
 use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::runtime::{Backend, Context};
-use deltawave::tensor::{Buffer, Tensor, TensorMut, TokensMut};
+use deltawave::tensor::{TensorMut, TokensMut};
 use deltawave::types::Dtype;
-use deltawave::{ArgumentError, Error};
-
-/// A tensor of a request.
-#[derive(Clone, Copy)]
-struct View<const R: usize> {
-    dtype: Dtype,
-    shape: [usize; R],
-    strides: [usize; R],
-    /// Bytes from the buffer's start; none: a null pointer.
-    at: Option<usize>,
-    foreign: bool,
-}
-
-fn view<const R: usize>(shape: [usize; R]) -> View<R> {
-    View {
-        dtype: Dtype::Bf16,
-        shape,
-        strides: deltawave::tensor::dense_strides(shape),
-        at: Some(0),
-        foreign: false,
-    }
-}
 
 /// A valid request, of which a test changes one thing.
 struct Request {
@@ -53,52 +31,12 @@ fn valid() -> Request {
     }
 }
 
-/// Memory of two contexts, more than any tensor needs.
-struct Memory {
-    own: Buffer<u8>,
-    foreign: Buffer<u8>,
-}
-
-impl Memory {
-    fn tensor<const R: usize>(&self, v: View<R>) -> Tensor<'_, R> {
-        if v.foreign {
-            let foreign = self.foreign.tensor_of(v.dtype, v.shape, v.strides, 0);
-            return foreign.expect("within the buffer");
-        }
-        let base = self.own.address().cast_const();
-        let address =
-            v.at.map_or(std::ptr::null(), |at| base.wrapping_byte_add(at));
-        // SAFETY: what is refused is never read.
-        unsafe { Tensor::from_raw(address, v.dtype, v.shape, v.strides) }
-    }
-}
-
-#[track_caller]
-fn expect<T>(outcome: Result<T, Error>, argument: &str, kind: ArgumentKind) {
-    match outcome {
-        Err(Error::Argument(ArgumentError {
-            argument: a,
-            kind: k,
-            was,
-            allowed,
-        })) => {
-            assert_eq!((a.as_str(), k), (argument, kind), "{was}; {allowed}");
-            assert!(!was.is_empty() && !allowed.is_empty());
-        }
-        Err(other) => panic!("{argument}: {other}"),
-        Ok(_) => panic!("{argument} was not refused"),
-    }
-}
-
 #[test]
 fn tensors_that_are_refused() {
     let context = context();
     let other = Context::new(Backend::Auto, 0).unwrap();
     let stream = context.stream().unwrap();
-    let memory = Memory {
-        own: context.upload(&vec![0; 1 << 20]).unwrap(),
-        foreign: other.alloc(1 << 20).unwrap(),
-    };
+    let memory = Memory::new(&context);
     let y = context.alloc::<u8>(1 << 20).unwrap();
     let mut foreign_y = other.alloc::<u8>(1 << 20).unwrap();
     let mut launch = |change: &dyn Fn(&mut Request)| {

@@ -6,6 +6,7 @@
 //! | where elements lie in device memory | `placement.rs` |
 //! | a case's tensors and plan on the device | `loaded.rs` |
 //! | states in a pool | `pool.rs` |
+//! | requests that are to be refused | `requests.rs` |
 //! | states in the course of sequences | `snapshots.rs` |
 //! | results beside the oracle | `judge.rs` |
 //! | batches on views of one's own making | `views.rs` |
@@ -16,6 +17,7 @@ mod judge;
 mod loaded;
 mod placement;
 mod pool;
+mod requests;
 mod snapshots;
 mod views;
 
@@ -27,6 +29,7 @@ pub use case::{Case, Data, Entry, GateKind, Layout, Output, StateKind, spec};
 pub use judge::{Judged, bar, check, check_data, check_output, judge};
 pub use loaded::{Loaded, assert_same_bits, bits, run};
 pub use pool::{LoadedPool, PoolCase, check_pool, run_pool};
+pub use requests::{Memory, View, expect, view};
 pub use snapshots::{LoadedSnapshots, SnapshotCase, run_snapshots};
 pub use views::{Views, run_views};
 
