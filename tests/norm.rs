@@ -362,6 +362,9 @@ fn nans_and_zeros_stay_where_they_are() {
             *t = HostTensor::from_bytes(Dtype::Bf16, t.bytes.clone());
         };
         put(&mut data.z, 35, 0x7fff);
+        // A row of padding has any z.
+        put(&mut data.z, 7, 0x7fff);
+        put(&mut data.z, 8, 0x7f80);
         put(&mut data.x, 70, 0xffff);
         let mut weight = data.weight.take().unwrap().values;
         weight[3] = f32::from_bits(0x7fff_ffff);

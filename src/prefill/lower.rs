@@ -165,11 +165,10 @@ impl Shape {
         self.spec.value_dim.div_ceil(walk.columns)
     }
 
-    /// Slabs of summarise: of the columns of N and, if wanted, of M.
-    pub(super) fn summarise_slabs(&self, with_m: bool) -> usize {
+    /// Slabs of summarise: of the columns of N and of M.
+    pub(super) fn summarise_slabs(&self) -> usize {
         let columns = self.launch.summarise(self.spec.key_bucket()).columns;
-        let of_m = if with_m { self.spec.key_dim } else { 0 };
-        self.spec.value_dim.div_ceil(columns) + of_m.div_ceil(columns)
+        self.spec.value_dim.div_ceil(columns) + self.spec.key_dim.div_ceil(columns)
     }
 
     /// What the planner of segments takes the device for.
@@ -179,7 +178,7 @@ impl Shape {
             compute_units: self.compute_units.max(1),
             costs: &self.launch.costs,
             scan: heads * self.slabs(),
-            summarise: [false, true].map(|with_m| heads * self.summarise_slabs(with_m)),
+            summarise: heads * self.summarise_slabs(),
             combine: heads * self.combine_slabs(),
             summary_bytes: self.summary_bytes(1),
         }
@@ -208,7 +207,7 @@ impl Shape {
             |items: usize, slabs: usize| items as u64 * self.spec.value_heads as u64 * slabs as u64;
         [
             (self.slots() as u64 + 1) * self.spec.key_heads as u64,
-            of_heads(counts.summaries, self.summarise_slabs(true)),
+            of_heads(counts.summaries, self.summarise_slabs()),
             of_heads(counts.chains, self.combine_slabs()),
             of_heads(counts.items, self.slabs()),
         ]
@@ -338,7 +337,7 @@ impl Shape {
         // Segments that another follows are the first items.
         let summarise = dw_prefill_scan_args {
             items_count: counts.summaries as i32,
-            slabs: self.summarise_slabs(true) as i32,
+            slabs: self.summarise_slabs() as i32,
             ..scan
         };
         let combine = dw_prefill_combine_args {

@@ -18,8 +18,8 @@ pub(super) struct Machine {
     pub(super) costs: &'static Costs,
     /// Workgroups of `prefill_scan` for a segment: value heads times slabs.
     pub(super) scan: usize,
-    /// Of `prefill_summarise` for N alone, and for N and M.
-    pub(super) summarise: [usize; 2],
+    /// Of `prefill_summarise` for a segment that another follows. First segments have no M to walk for, but as many.
+    pub(super) summarise: usize,
     /// Of `prefill_combine` for a sequence.
     pub(super) combine: usize,
     /// Bytes of workspace of a segment that another follows.
@@ -158,12 +158,11 @@ impl Machine {
         let (long, short) = chunks.split_at(chunks.partition_point(|&n| n >= longest));
         let walked: usize = chunks.iter().sum();
         let mut segments = short.len();
-        let (mut followed, mut cut, mut chained, mut chain) = (0, 0, 0, 0);
+        let (mut followed, mut chained, mut chain) = (0, 0, 0);
         for &n in long {
             let of_this = n.div_ceil(segment).max(1);
             segments += of_this;
             followed += of_this - 1;
-            cut += usize::from(of_this > 1);
             chained += usize::from(of_this > 2);
             chain = chain.max(of_this - 1);
         }
@@ -175,8 +174,7 @@ impl Machine {
             walked * self.scan,
         );
         if followed > 0 {
-            let [first, whole] = self.summarise;
-            let workgroups = (followed - cut) * whole + cut * first;
+            let workgroups = followed * self.summarise;
             us += self.costs.launch;
             us += walk(
                 &self.costs.summarise,

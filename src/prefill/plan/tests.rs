@@ -24,7 +24,7 @@ fn machine(compute_units: usize, heads: usize) -> Machine {
         compute_units,
         costs: &COSTS,
         scan: heads,
-        summarise: [heads, 2 * heads],
+        summarise: 2 * heads,
         combine: 8 * heads,
         summary_bytes: heads << 17,
     }
