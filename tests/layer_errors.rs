@@ -92,6 +92,9 @@ fn tensors_that_are_refused() {
             t.states.slots = None;
             t.states.recurrent = nowhere_mut(Dtype::F32, [2, 2, 32, 48]);
         }),
+        ("states.conv", Shape, |t| {
+            t.states.conv = nowhere_mut(BF16, [6, 160, 3]);
+        }),
         ("states.slots", Shape, |t| {
             // SAFETY: it is not read.
             let slots = unsafe { PerSequence::from_raw(std::ptr::without_provenance(1 << 12), 2) };

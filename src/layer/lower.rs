@@ -109,13 +109,6 @@ impl Layer {
         check::output_tokens("y", &x.y.0, batch, heads, dim, &[self.spec.dtype])?;
         check::scalars("a", &x.a, batch, heads, &any)?;
         check::scalars("b", &x.b, batch, heads, &any)?;
-        let states = &x.states;
-        let (own, other) = (states.conv.0.shape[0], states.recurrent.0.shape[0]);
-        check::ensure(own == other, || {
-            let was = format!("{own} slots");
-            let allowed = format!("as many as states.recurrent, {other}");
-            ArgumentError::new("states.conv", ArgumentKind::Shape, was, allowed)
-        })?;
         match &x.states.slots {
             Some(slots) => {
                 slots.checked("states.slots", self.sequences)?;
@@ -130,6 +123,13 @@ impl Layer {
                 })?;
             }
         }
+        let states = &x.states;
+        let (own, other) = (states.conv.0.shape[0], states.recurrent.0.shape[0]);
+        check::ensure(own == other, || {
+            let was = format!("{own} slots");
+            let allowed = format!("as many as states.recurrent, {other}");
+            ArgumentError::new("states.conv", ArgumentKind::Shape, was, allowed)
+        })?;
         if let Some(has) = &x.states.has_initial_state {
             has.checked("states.has_initial_state", self.sequences)?;
         }
