@@ -84,7 +84,7 @@ def chart(rows):
            f'<text x="14" y="40">deltawave (<tspan fill="{OURS}">blue</tspan>) and FLA\'s chain '
            f'(<tspan fill="{THEIRS}">orange</tspan>), kernel by kernel, FLA in its best configurations; in brackets how many '
            "times faster deltawave is</text>",
-           '<text x="14" y="58">deltawave: prepare, scan. FLA: cumsum, K K^T and solve, w and u, states, outputs.</text>']
+           '<text x="14" y="58">deltawave: prepare, scan; in segments prepare, summarise, combine, scan. FLA: cumsum, K K^T and solve, w and u, states, outputs.</text>']
     y = 76
     for row in rows:
         longest = max(total(row, who, "modelled_us") for who in ("deltawave", "FLA"))
