@@ -25,6 +25,7 @@ mod models;
 mod profile;
 mod progress;
 mod report;
+mod reported;
 mod resources;
 mod run;
 mod simulator;
@@ -47,14 +48,12 @@ use serde::Serialize;
 
 use crate::args::{BackendArg, Cli, Command, InfoArgs, MfmaArg, PrefillArgs, ProfileArgs};
 use crate::check::Verdict;
-use crate::conv::args::ConvArgs;
-use crate::decode::args::DecodeArgs;
 use crate::failure::Failure;
 use crate::info::Info;
-use crate::layer::args::LayerArgs;
 use crate::profile::Profile;
 use crate::progress::Progress;
 use crate::report::Report;
+use crate::reported::Reported;
 use crate::run::{Outcome, StateFormat};
 use crate::workload::{Request, Workload};
 
@@ -65,9 +64,9 @@ fn main() -> ExitCode {
             Command::Info(args) => info(&args),
             Command::Prefill(args) => prefill(&args),
             Command::Profile(args) => profile(&args),
-            Command::Conv(args) => convolve(&args),
-            Command::Decode(args) => run_decode(&args),
-            Command::Layer(args) => run_layer(&args),
+            Command::Conv(args) => Ok(conclude(args.json, &conv::run(&args)?)),
+            Command::Decode(args) => Ok(conclude(args.json, &decode::run(&args)?)),
+            Command::Layer(args) => Ok(conclude(args.json, &layer::run(&args)?)),
         });
     match result {
         Ok(code) => code,
@@ -111,16 +110,7 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
         &ran.outcome,
         ran.verdict.as_ref(),
     );
-    print(&if args.json {
-        json(&report)
-    } else {
-        report.text()
-    });
-    if report.passed() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    complain(&report.objections());
-    Ok(ExitCode::FAILURE)
+    Ok(conclude(args.json, &report))
 }
 
 fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
@@ -151,53 +141,24 @@ fn profile(args: &ProfileArgs) -> Result<ExitCode, Failure> {
         profile.text()
     });
     let objections = ran.verdict.map(|v| v.objections).unwrap_or_default();
-    if objections.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    complain(&objections);
-    Ok(ExitCode::FAILURE)
+    Ok(conclude_with(&objections))
 }
 
-fn convolve(args: &ConvArgs) -> Result<ExitCode, Failure> {
-    let report = conv::run(args)?;
-    print(&if args.json {
-        json(&report)
-    } else {
-        report.text()
+/// Prints a report; fails where something was found wrong.
+fn conclude(as_json: bool, report: &impl Reported) -> ExitCode {
+    print(&match as_json {
+        true => json(report),
+        false => report.text(),
     });
-    if report.passed() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    complain(&report.objections());
-    Ok(ExitCode::FAILURE)
+    conclude_with(&report.objections())
 }
 
-fn run_decode(args: &DecodeArgs) -> Result<ExitCode, Failure> {
-    let report = decode::run(args)?;
-    print(&if args.json {
-        json(&report)
-    } else {
-        report.text()
-    });
-    if report.passed() {
-        return Ok(ExitCode::SUCCESS);
+fn conclude_with(objections: &[String]) -> ExitCode {
+    complain(objections);
+    match objections.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
-    complain(&report.objections());
-    Ok(ExitCode::FAILURE)
-}
-
-fn run_layer(args: &LayerArgs) -> Result<ExitCode, Failure> {
-    let report = layer::run(args)?;
-    print(&if args.json {
-        json(&report)
-    } else {
-        report.text()
-    });
-    if report.passed() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    complain(&report.objections());
-    Ok(ExitCode::FAILURE)
 }
 
 /// Runs what the arguments ask for. `counted` for a GPU: the simulator counts what the launches do.

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::PrefillArgs;
 use crate::check::{Judged, Verdict};
+use crate::reported::Reported;
 use crate::resources::{self, Resources, cell};
 use crate::run::{Outcome, StateFormat};
 use crate::table::{Table, bytes, count};
@@ -194,44 +195,6 @@ impl Report {
             judged,
             lengths: lengths(workload),
         }
-    }
-
-    /// Whether nothing was found wrong.
-    pub fn passed(&self) -> bool {
-        self.passed != Some(false)
-    }
-
-    /// What was found wrong, then in which tensors.
-    pub fn objections(&self) -> Vec<String> {
-        let error = self.error.iter().map(|e| (*e).to_owned());
-        error.chain(self.causes.iter().cloned()).collect()
-    }
-
-    /// The tables.
-    pub fn text(&self) -> String {
-        let mut out = String::new();
-        let title = match (&self.model, &self.input) {
-            (Some(model), _) if self.tp == Some(1) => format!(" of {model}"),
-            (Some(model), _) => format!(" of {model}, one of {} devices", self.tp.unwrap_or(1)),
-            (None, Some(path)) => format!(" of {path}"),
-            (None, None) => String::new(),
-        };
-        let _ = writeln!(out, "Gated DeltaNet prefill{title}: {}\n", self.lengths);
-        let _ = writeln!(out, "{}", self.tensor_table());
-        let mut place = Table::new(2, &[]);
-        place.row(["backend".to_owned(), self.backend_text()]);
-        place.row(["device".to_owned(), self.device.clone()]);
-        place.row(["arch".to_owned(), self.arch.clone()]);
-        let _ = writeln!(out, "{place}");
-        let _ = writeln!(out, "{}", self.kernel_table());
-        if let Some(judged) = &self.judged {
-            let _ = writeln!(out, "{}", error_table(judged));
-        }
-        let _ = writeln!(out, "{}", self.time_text());
-        if let Some(times) = &self.times {
-            let _ = write!(out, "\n{}", times.text());
-        }
-        out
     }
 
     fn tensor_table(&self) -> Table {
@@ -434,5 +397,37 @@ pub fn mfma_mode() -> &'static str {
     match deltawave_sim::hip::options().mfma {
         deltawave_sim::exec::MfmaMode::Fast => "fast",
         deltawave_sim::exec::MfmaMode::Exact => "exact",
+    }
+}
+
+impl Reported for Report {
+    fn found(&self) -> (Option<&str>, &[String]) {
+        (self.error, &self.causes)
+    }
+
+    fn text(&self) -> String {
+        let mut out = String::new();
+        let title = match (&self.model, &self.input) {
+            (Some(model), _) if self.tp == Some(1) => format!(" of {model}"),
+            (Some(model), _) => format!(" of {model}, one of {} devices", self.tp.unwrap_or(1)),
+            (None, Some(path)) => format!(" of {path}"),
+            (None, None) => String::new(),
+        };
+        let _ = writeln!(out, "Gated DeltaNet prefill{title}: {}\n", self.lengths);
+        let _ = writeln!(out, "{}", self.tensor_table());
+        let mut place = Table::new(2, &[]);
+        place.row(["backend".to_owned(), self.backend_text()]);
+        place.row(["device".to_owned(), self.device.clone()]);
+        place.row(["arch".to_owned(), self.arch.clone()]);
+        let _ = writeln!(out, "{place}");
+        let _ = writeln!(out, "{}", self.kernel_table());
+        if let Some(judged) = &self.judged {
+            let _ = writeln!(out, "{}", error_table(judged));
+        }
+        let _ = writeln!(out, "{}", self.time_text());
+        if let Some(times) = &self.times {
+            let _ = write!(out, "\n{}", times.text());
+        }
+        out
     }
 }

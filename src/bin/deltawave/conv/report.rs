@@ -2,16 +2,15 @@
 
 use std::fmt::Write as _;
 
-use deltawave::code_objects::is_ptx;
 use deltawave::conv::{Activation, Conv, ConvStateLayout};
 use deltawave::runtime::{Backend, Context};
 use serde::Serialize;
 
 use super::args::ConvArgs;
 use super::{LEAST_EQUAL_SHARE, MOST_ULPS, Outcome, Verdict, Workload};
-use crate::resources::{self, Resources, cell};
-use crate::simulator::time_line;
-use crate::table::{Table, bytes, count};
+use crate::reported::{Kernel, Reported, end, place_and_kernels};
+use crate::resources;
+use crate::table::bytes;
 use crate::time::Times;
 
 /// Everything that is known about a convolution that ran.
@@ -58,17 +57,6 @@ pub struct Report {
     error: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     causes: Vec<String>,
-    #[serde(skip)]
-    nvidia: bool,
-}
-
-#[derive(Serialize)]
-struct Kernel {
-    launches: u64,
-    wave_instructions: Option<u64>,
-    seconds: Option<f64>,
-    #[serde(flatten)]
-    resources: Resources,
 }
 
 /// What the simulator counted, set against a GPU.
@@ -101,13 +89,7 @@ impl Report {
         let (s, device) = (&w.spec, context.device());
         let known = resources::of_context(context);
         let simulated = context.backend() == Backend::Simulator;
-        let kernel = Kernel {
-            launches: outcome.simulated.map_or(1, |s| s.launches),
-            wave_instructions: outcome.simulated.map(|s| s.wave_instructions),
-            seconds: outcome.simulated.map(|s| s.seconds),
-            resources: (known.into_iter().find(|r| r.name == plan.kernel()))
-                .unwrap_or_else(|| Resources::unknown(plan.kernel())),
-        };
+        let kernel = Kernel::new(&known, plan.kernel(), outcome.simulated);
         let minimal_bytes = w.minimal_bytes();
         let ratio = |n: u64| n as f64 / minimal_bytes.max(1) as f64;
         let counts = args.count.zip(outcome.counted.as_ref());
@@ -171,23 +153,16 @@ impl Report {
             counts,
             error: failed.map(|_| FAILED),
             causes: failed.map(|v| vec![judgement(&v)]).unwrap_or_default(),
-            nvidia: is_ptx(&device.arch),
         }
     }
+}
 
-    /// Whether nothing was found wrong.
-    pub fn passed(&self) -> bool {
-        self.passed != Some(false)
+impl Reported for Report {
+    fn found(&self) -> (Option<&str>, &[String]) {
+        (self.error, &self.causes)
     }
 
-    /// What was found wrong, then how.
-    pub fn objections(&self) -> Vec<String> {
-        let error = self.error.iter().map(|e| (*e).to_owned());
-        error.chain(self.causes.iter().cloned()).collect()
-    }
-
-    /// The tables.
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         let mut out = String::new();
         let of = self.model.map(|m| format!(" of {m}")).unwrap_or_default();
         let _ = writeln!(
@@ -195,33 +170,7 @@ impl Report {
             "Convolution{of}: {} tokens in {} sequences, {} channels, width {}, {} rows, {}\n",
             self.tokens, self.sequences, self.channels, self.width, self.layout, self.dtype
         );
-        let mut place = Table::new(2, &[]);
-        place.row(["runtime".to_owned(), self.runtime.clone()]);
-        place.row(["device".to_owned(), self.device.clone()]);
-        place.row(["arch".to_owned(), self.arch.clone()]);
-        let _ = writeln!(out, "{place}");
-        let registers = if self.nvidia { "registers" } else { "VGPRs" };
-        let titles = [
-            "kernel",
-            "launches",
-            registers,
-            "spills",
-            "wave instructions",
-        ];
-        let mut table = Table::new(1, &titles);
-        for k in &self.kernels {
-            let r = &k.resources;
-            let instructions = k.wave_instructions.map_or("-".to_owned(), count);
-            let launches = k.launches.to_string();
-            table.row([
-                r.name.clone(),
-                launches,
-                cell(r.vgprs),
-                cell(r.spills),
-                instructions,
-            ]);
-        }
-        let _ = writeln!(out, "{table}");
+        out += &place_and_kernels(&self.runtime, &self.device, &self.arch, &self.kernels);
         if let Some(counts) = &self.counts {
             let _ = writeln!(out, "{}", counts.text(self.minimal_bytes));
         }
@@ -235,11 +184,7 @@ impl Report {
                 100.0 * equal
             );
         }
-        let _ = writeln!(out, "{}", time_line(self.backend, self.kernel_seconds));
-        if let Some(times) = &self.times {
-            let _ = write!(out, "\n{}", times.text());
-        }
-        out
+        out + &end(self.backend, self.kernel_seconds, self.times.as_ref())
     }
 }
 

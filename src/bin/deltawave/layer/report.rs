@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use deltawave::code_objects::is_ptx;
 use deltawave::layer::Layer;
 use deltawave::norm::OutputGate;
 use deltawave::runtime::{Backend, Context};
@@ -10,9 +9,9 @@ use serde::Serialize;
 
 use super::args::LayerArgs;
 use super::{Outcome, Verdict, Workload};
-use crate::resources::{self, Resources, cell};
-use crate::simulator::time_line;
-use crate::table::{Table, bytes, count};
+use crate::reported::{Kernel, Reported, end, place_and_kernels};
+use crate::resources;
+use crate::table::bytes;
 use crate::time::Times;
 
 /// Everything that is known about a layer that ran.
@@ -59,19 +58,6 @@ pub struct Report {
     error: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     causes: Vec<String>,
-    #[serde(skip)]
-    nvidia: bool,
-}
-
-#[derive(Serialize)]
-struct Kernel {
-    launches: u64,
-    wave_instructions: Option<u64>,
-    seconds: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    modelled_us: Option<f64>,
-    #[serde(flatten)]
-    resources: Resources,
 }
 
 /// What the simulator counted in all launches, set against a GPU.
@@ -110,12 +96,8 @@ impl Report {
             .map(|(i, name)| {
                 let statistics = outcome.simulated[i].filter(|_| simulated);
                 Kernel {
-                    launches: statistics.map_or(1, |s| s.launches),
-                    wave_instructions: statistics.map(|s| s.wave_instructions),
-                    seconds: statistics.map(|s| s.seconds),
                     modelled_us: modelled(i),
-                    resources: (known.iter().find(|r| r.name == name).cloned())
-                        .unwrap_or_else(|| Resources::unknown(name)),
+                    ..Kernel::new(&known, name, statistics)
                 }
             })
             .collect();
@@ -176,23 +158,16 @@ impl Report {
             counts,
             error: failed.map(|_| FAILED),
             causes: failed.map(|v| vec![judgement(&v)]).unwrap_or_default(),
-            nvidia: is_ptx(&device.arch),
         }
     }
+}
 
-    /// Whether nothing was found wrong.
-    pub fn passed(&self) -> bool {
-        self.passed != Some(false)
+impl Reported for Report {
+    fn found(&self) -> (Option<&str>, &[String]) {
+        (self.error, &self.causes)
     }
 
-    /// What was found wrong, then how.
-    pub fn objections(&self) -> Vec<String> {
-        let error = self.error.iter().map(|e| (*e).to_owned());
-        error.chain(self.causes.iter().cloned()).collect()
-    }
-
-    /// The tables.
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         let mut out = String::new();
         let of = self.model.map(|m| format!(" of {m}")).unwrap_or_default();
         let _ = writeln!(
@@ -207,32 +182,7 @@ impl Report {
             self.value_dim,
             self.dtype
         );
-        let mut place = Table::new(2, &[]);
-        place.row(["runtime".to_owned(), self.runtime.clone()]);
-        place.row(["device".to_owned(), self.device.clone()]);
-        place.row(["arch".to_owned(), self.arch.clone()]);
-        let _ = writeln!(out, "{place}");
-        let registers = if self.nvidia { "registers" } else { "VGPRs" };
-        let titles = [
-            "kernel",
-            registers,
-            "spills",
-            "wave instructions",
-            "modelled us",
-        ];
-        let mut table = Table::new(1, &titles);
-        for k in &self.kernels {
-            let r = &k.resources;
-            let modelled = k.modelled_us.map(|us| format!("{us:.1}"));
-            table.row([
-                r.name.clone(),
-                cell(r.vgprs),
-                cell(r.spills),
-                k.wave_instructions.map_or("-".to_owned(), count),
-                modelled.unwrap_or("-".to_owned()),
-            ]);
-        }
-        let _ = writeln!(out, "{table}");
+        out += &place_and_kernels(&self.runtime, &self.device, &self.arch, &self.kernels);
         if let Some(counts) = &self.counts {
             let _ = writeln!(
                 out,
@@ -259,11 +209,7 @@ impl Report {
                  elements of the conv states differ\n"
             );
         }
-        let _ = writeln!(out, "{}", time_line(self.backend, self.kernel_seconds));
-        if let Some(times) = &self.times {
-            let _ = write!(out, "\n{}", times.text());
-        }
-        out
+        out + &end(self.backend, self.kernel_seconds, self.times.as_ref())
     }
 }
 
