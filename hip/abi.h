@@ -65,10 +65,11 @@ typedef struct dw_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
     int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
     uint32_t *status;       /* 0, or 1 + index of the first entry that had to be changed */
+    int32_t *rest; /* [sequences - singles + 1]: checked from entry singles on, less singles; null: not wanted */
     int32_t sequences;
     int32_t tokens;
-    int32_t wide; /* 1: cu_seqlens is i64 */
-    int32_t pad0;
+    int32_t wide;    /* 1: cu_seqlens is i64 */
+    int32_t singles; /* the first so many sequences must have one row each; at most tokens and sequences */
 } dw_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */

@@ -69,15 +69,16 @@ pub struct dw_prefill_lengths_args {
     pub cu_seqlens: *const ::core::ffi::c_void,
     pub checked: *mut i32,
     pub status: *mut u32,
+    pub rest: *mut i32,
     pub sequences: i32,
     pub tokens: i32,
     pub wide: i32,
-    pub pad0: i32,
+    pub singles: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_prefill_lengths_args"]
-        [::core::mem::size_of::<dw_prefill_lengths_args>() - 40usize];
+        [::core::mem::size_of::<dw_prefill_lengths_args>() - 48usize];
     ["Alignment of dw_prefill_lengths_args"]
         [::core::mem::align_of::<dw_prefill_lengths_args>() - 8usize];
     ["Offset of field: dw_prefill_lengths_args::cu_seqlens"]
@@ -86,14 +87,16 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_lengths_args, checked) - 8usize];
     ["Offset of field: dw_prefill_lengths_args::status"]
         [::core::mem::offset_of!(dw_prefill_lengths_args, status) - 16usize];
+    ["Offset of field: dw_prefill_lengths_args::rest"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, rest) - 24usize];
     ["Offset of field: dw_prefill_lengths_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, sequences) - 24usize];
+        [::core::mem::offset_of!(dw_prefill_lengths_args, sequences) - 32usize];
     ["Offset of field: dw_prefill_lengths_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, tokens) - 28usize];
+        [::core::mem::offset_of!(dw_prefill_lengths_args, tokens) - 36usize];
     ["Offset of field: dw_prefill_lengths_args::wide"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, wide) - 32usize];
-    ["Offset of field: dw_prefill_lengths_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, pad0) - 36usize];
+        [::core::mem::offset_of!(dw_prefill_lengths_args, wide) - 40usize];
+    ["Offset of field: dw_prefill_lengths_args::singles"]
+        [::core::mem::offset_of!(dw_prefill_lengths_args, singles) - 44usize];
 };
 impl Default for dw_prefill_lengths_args {
     fn default() -> Self {

@@ -280,18 +280,10 @@ impl Conv {
     /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
     /// the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
-        self.enqueue(stream, &self.lower(stream, tensors)?)
-    }
-
-    /// All checks of [`Conv::launch`].
-    pub(crate) fn lower(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<Lowered> {
         let lengths = (self.cu_seqlens.address().cast_const(), false);
-        lower(&self.context, &self.shape, stream, tensors, lengths)
-    }
-
-    /// The rest of it.
-    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
-        enqueue(&self.context, &self.shape, stream, lowered)
+        let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
+        self.context.make_current()?;
+        enqueue(&self.context, &self.shape, stream, &lowered)
     }
 }
 
@@ -343,7 +335,24 @@ impl DeviceConv {
         check::device("cu_seqlens", cu_seqlens.owner(), &self.context)?;
         let lengths = cu_seqlens.checked(self.shape.sequences)?;
         let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
+        self.context.make_current()?;
         enqueue(&self.context, &self.shape, stream, &lowered)
+    }
+
+    /// All checks of [`DeviceConv::launch`], with lengths that are known to be good, or will be.
+    pub(crate) fn lower(
+        &self,
+        stream: &Stream,
+        cu_seqlens: *const i32,
+        tensors: &ConvTensors<'_>,
+    ) -> Result<Lowered> {
+        let lengths = (cu_seqlens.cast(), false);
+        lower(&self.context, &self.shape, stream, tensors, lengths)
+    }
+
+    /// The rest of it, on the current device.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+        enqueue(&self.context, &self.shape, stream, lowered)
     }
 }
 
@@ -364,7 +373,6 @@ fn enqueue(context: &Context, shape: &Shape, stream: &Stream, lowered: &Lowered)
     if *groups == 0 {
         return Ok(());
     }
-    context.make_current()?;
     // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
     unsafe { context.launch(stream, shape.kernel(), *groups, lower::THREADS, arguments) }
 }

@@ -158,7 +158,9 @@ impl Decode {
     /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
     /// the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
-        self.enqueue(stream, &self.lower(stream, tensors)?)
+        let lowered = self.lower(stream, tensors)?;
+        self.context.make_current()?;
+        self.enqueue(stream, &lowered)
     }
 
     /// All checks of [`Decode::launch`].
@@ -168,12 +170,11 @@ impl Decode {
         Ok(self.shape.lower(tensors, self.slots.as_ref())?)
     }
 
-    /// The rest of it.
+    /// The rest of it, on the current device.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
         if lowered.groups == 0 {
             return Ok(());
         }
-        self.context.make_current()?;
         let (kernel, groups, threads) = (lowered.kernel, lowered.groups, lowered.threads);
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
         unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }

@@ -11,14 +11,19 @@
 //! its result over in the type of the activations: o goes to y, where the norm works in place, and q, k and v lie in the
 //! workspace. Where V is 128 and K at most that, decode has the norm in it: the same bits, one launch less.
 
+mod device;
 mod lower;
+mod stages;
+
+pub use device::DeviceLayer;
+use stages::Stages;
 
 use crate::check;
-use crate::conv::{Conv, ConvInput, ConvSpec, ConvStateLayout};
-use crate::decode::{Decode, DecodeSpec};
+use crate::conv::{ConvInput, ConvSpec, ConvStateLayout};
+use crate::decode::DecodeSpec;
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::norm::{self, OutputGate};
-use crate::prefill::{Part, Prefill, PrefillSpec, Workspace};
+use crate::norm::OutputGate;
+use crate::prefill::{Part, Prefill, PrefillSpec, PrefillTensors, Workspace, check_workspace};
 use crate::runtime::{Context, Stream};
 use crate::sequences::{PerSequence, checked_cu_seqlens};
 use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
@@ -178,16 +183,9 @@ pub struct LayerTensors<'a> {
 /// A layer over batches whose lengths the host knows: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Layer {
-    context: Context,
-    spec: LayerSpec,
-    tokens: usize,
-    sequences: usize,
-    decodes: usize,
-    conv: Conv,
-    decode: Option<Decode>,
+    stages: Stages,
+    cu_seqlens: Buffer<i32>,
     prefill: Option<Prefill>,
-    /// 0, 1, 2, ...: of callers without slots, where decodes and prefills share the pool.
-    slots: Option<Buffer<i32>>,
 }
 
 impl Layer {
@@ -211,54 +209,29 @@ impl Layer {
             let allowed = "each of them must exist and have one token";
             ArgumentError::new("decodes", ArgumentKind::Lengths, was, allowed)
         })?;
-        norm::check_eps(spec.eps)?;
-        let rest: Vec<i32> = cu_seqlens[decodes..]
-            .iter()
-            .map(|c| c - decodes as i32)
-            .collect();
-        let conv = Conv::packed(context, spec.conv(), &cu_seqlens, tokens)?;
-        let decode = (decodes > 0)
-            .then(|| Decode::new(context, spec.decode(), decodes))
-            .transpose()?;
-        // It makes zeros of rows past the last sequence, too, and of the states of new sequences without tokens.
-        let prefill = (tokens > decodes || sequences > decodes || decodes == 0)
+        let stages = Stages::new(context, spec, tokens, sequences, decodes)?;
+        let rest = cu_seqlens[decodes..].iter().map(|c| c - decodes as i32);
+        let rest: Vec<i32> = rest.collect();
+        let prefill = (stages.prefills())
             .then(|| Prefill::packed(context, spec.prefill(), &rest, tokens - decodes))
             .transpose()?;
-        let shared = decode.is_some() && prefill.is_some();
-        let slots = shared
-            .then(|| context.upload(&(0..sequences as i32).collect::<Vec<_>>()))
-            .transpose()?;
         Ok(Layer {
-            context: context.clone(),
-            spec,
-            tokens,
-            sequences,
-            decodes,
-            conv,
-            decode,
+            stages,
+            cu_seqlens: context.upload(&cu_seqlens)?,
             prefill,
-            slots,
         })
     }
 
     /// Bytes of workspace that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
         let prefill = (self.prefill.as_ref()).map_or(0, Prefill::workspace_bytes);
-        self.activations().bytes + prefill
+        self.stages.activations().bytes + prefill
     }
 
     /// Names of the kernels that a launch runs, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
-        let normed = self.decode.as_ref().and_then(Decode::norm_kernel);
-        let decode = self.decode.iter().map(|d| normed.unwrap_or(d.kernel()));
         let prefill = self.prefill.iter().flat_map(Prefill::kernels);
-        let rest = normed.is_none() || self.tokens > self.decodes;
-        let norm = rest.then(|| norm::kernel(self.spec.dtype));
-        std::iter::once(self.conv.kernel())
-            .chain(decode)
-            .chain(prefill)
-            .chain(norm)
-            .collect()
+        self.stages.kernels(prefill)
     }
 
     /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else.
@@ -272,17 +245,18 @@ impl Layer {
         tensors: &LayerTensors<'_>,
         workspace: Workspace<'_>,
     ) -> Result<()> {
-        let lowered = self.lower(stream, tensors, workspace)?;
-        self.conv.enqueue(stream, &lowered.conv)?;
-        if let (Some(decode), Some(lowered)) = (&self.decode, &lowered.decode) {
-            decode.enqueue(stream, lowered)?;
-        }
-        if let (Some(prefill), Some(lowered)) = (&self.prefill, &lowered.prefill) {
-            prefill.enqueue(stream, lowered, Part::Whole)?;
-        }
-        match &lowered.norm {
-            Some(norm) => norm.enqueue(&self.context, stream),
+        let (context, stages) = (&self.stages.context, &self.stages);
+        check::stream(stream, context)?;
+        check_workspace(&workspace, self.workspace_bytes(), context)?;
+        let (address, scratch) = workspace.split(stages.activations().bytes);
+        let cu_seqlens = self.cu_seqlens.address().cast_const().cast();
+        let prefill = (self.prefill.as_ref())
+            .map(|plan| |x: &PrefillTensors<'_>| plan.lower(stream, x, scratch));
+        let lowered = stages.lower(stream, tensors, cu_seqlens, address, prefill)?;
+        context.make_current()?;
+        stages.enqueue(stream, &lowered, |prefill| match &self.prefill {
+            Some(plan) => plan.enqueue(stream, prefill, Part::Whole),
             None => Ok(()),
-        }
+        })
     }
 }

@@ -208,7 +208,9 @@ impl GatedNorm<'_> {
     /// A tensor of another shape, type or context, strides that are not allowed, an eps that is not: then nothing was
     /// enqueued. A launch that the runtime refuses.
     pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
-        self.lower(context, stream)?.enqueue(context, stream)
+        let lowered = self.lower(context, stream)?;
+        context.make_current()?;
+        lowered.enqueue(context, stream)
     }
 
     /// All checks.
@@ -233,12 +235,11 @@ impl Lowered {
         &self.arguments
     }
 
-    /// The launch.
+    /// The launch, on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         if self.groups == 0 {
             return Ok(());
         }
-        context.make_current()?;
         let (groups, threads) = (self.groups, THREADS as u32);
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
         unsafe { context.launch(stream, self.kernel, groups, threads, &self.arguments) }

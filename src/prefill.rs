@@ -15,6 +15,7 @@
 //! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
 
 mod device;
+mod lengths;
 mod lower;
 mod plan;
 mod snapshots;
@@ -24,6 +25,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 pub use device::DevicePrefill;
+pub(crate) use lengths::{DeviceLengths, Lowered as LoweredLengths};
 pub(crate) use lower::Lowered;
 use lower::{Counts, Kernels, Shape, Tables};
 pub use snapshots::{Snapshot, Snapshots};
@@ -496,6 +498,7 @@ impl Prefill {
         part: Part,
     ) -> Result<()> {
         let lowered = self.lower(stream, tensors, workspace)?;
+        self.context.make_current()?;
         self.enqueue(stream, &lowered, part)
     }
 
@@ -513,9 +516,8 @@ impl Prefill {
         Ok((self.shape).lower(tensors, tables, &self.slots, workspace.address)?)
     }
 
-    /// The rest of it.
+    /// The rest of it, on the current device.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered, part: Part) -> Result<()> {
-        self.context.make_current()?;
         // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
         unsafe {
             self.shape

@@ -7,8 +7,10 @@ mod null_runtime;
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
+use deltawave::layer::{DeviceLayer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
+use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::prefill::{DevicePrefill, Gating, Prefill, StatePool, Workspace};
-use deltawave::runtime::Context;
+use deltawave::runtime::{Context, Stream};
 use deltawave::types::StateLayout;
 
 use allocations::allocations;
@@ -158,5 +160,80 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
     let count = allocations(|| plan.launch(&stream, &tensors).expect("a launch"));
     assert_eq!(count, 0, "decode");
     assert_only_launches(1, "decode");
+
+    let mut buffers: [_; 2] = std::array::from_fn(|_| context.alloc::<half::bf16>(3 * 2 * 32));
+    let [z, y] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
+    let norm = GatedNorm {
+        x: None,
+        z: z.tensor([3, 2, 32])?,
+        weight: None,
+        eps: 1e-6,
+        gate: OutputGate::Silu,
+        y: y.tensor_mut([3, 2, 32])?.into(),
+    };
+    take_calls();
+    let count = allocations(|| norm.launch(&context, &stream).expect("a launch"));
+    assert_eq!(count, 0, "norm");
+    assert_only_launches(1, "norm");
+    layers(&context, &stream)
+}
+
+/// Two decodes and two prefills, whose lengths the host has, and then the device alone.
+fn layers(context: &Context, stream: &Stream) -> deltawave::Result<()> {
+    let spec = LayerSpec::new(1, 2, 16, 128);
+    let (conv, cu_seqlens) = (spec.conv(), [0, 1, 2, 40, 64]);
+    let [tokens, slots, channels] = [64, 5, conv.total_channels()];
+    let columns = channels + 2 * 128;
+    let x = context.alloc::<half::bf16>(tokens * columns)?;
+    let x2 = x.tensor([tokens, columns])?;
+    let weights = context.alloc::<half::bf16>(channels * 4)?;
+    let gates = context.alloc::<f32>(tokens * 2)?;
+    let mut conv_pool = context.alloc::<half::bf16>(slots * channels * 3)?;
+    let mut pool = context.alloc::<f32>(slots * 2 * 16 * 128)?;
+    let slots_of = context.alloc::<i32>(4)?;
+    let mut y = context.alloc::<half::bf16>(tokens * 2 * 128)?;
+    let tensors = LayerTensors {
+        x: ConvInput::flat(&x2, &conv)?,
+        z: ConvInput::flat_z(&x2, &conv)?,
+        a: gates.tensor([tokens, 2])?.into(),
+        b: gates.tensor([tokens, 2])?.into(),
+        weights: LayerWeights {
+            conv: weights.tensor([channels, 4])?,
+            conv_bias: None,
+            a_log: gates.tensor([2])?,
+            dt_bias: Some(gates.tensor([2])?),
+            norm: Some(gates.tensor([128])?),
+        },
+        states: LayerStates {
+            conv: conv_pool.tensor_mut([slots, channels, 3])?,
+            conv_layout: ConvStateLayout::ChannelMajor,
+            recurrent: pool.tensor_mut([slots, 2, 16, 128])?,
+            recurrent_layout: StateLayout::KeyMajor,
+            slots: Some((&slots_of).into()),
+            has_initial_state: None,
+        },
+        y: y.tensor_mut([tokens, 2, 128])?.into(),
+    };
+    let plan = deltawave::layer::Layer::packed(context, spec, &cu_seqlens, tokens, 2)?;
+    let mut workspace = context.alloc::<u8>(plan.workspace_bytes())?;
+    take_calls();
+    let count = allocations(|| {
+        let workspace = Workspace::new(&mut workspace);
+        plan.launch(stream, &tensors, workspace).expect("a launch");
+    });
+    assert_eq!(count, 0, "layer");
+    assert_only_launches(5, "layer");
+
+    let plan = DeviceLayer::new(context, spec, tokens, 4, 2)?;
+    let lengths = context.upload(&cu_seqlens)?;
+    let mut workspace = context.alloc::<u8>(plan.workspace_bytes())?;
+    take_calls();
+    let count = allocations(|| {
+        let workspace = Workspace::new(&mut workspace);
+        let outcome = plan.launch(stream, &lengths, &tensors, workspace);
+        outcome.expect("a launch");
+    });
+    assert_eq!(count, 0, "layer with lengths on the device");
+    assert_only_launches(6, "layer with lengths on the device");
     Ok(())
 }

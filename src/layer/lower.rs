@@ -3,15 +3,14 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use super::{Layer, LayerTensors};
+use super::LayerTensors;
+use super::stages::Stages;
 use crate::check::{self, Batch};
 use crate::conv::{self, ConvInput, ConvState, ConvTensors};
 use crate::decode::{self, DecodeTensors};
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 use crate::norm::{self, GatedNorm};
-use crate::prefill::{
-    self, Gating, PrefillTensors, StatePool, WORKSPACE_ALIGN, Workspace, check_workspace,
-};
+use crate::prefill::{self, Gating, PrefillTensors, StatePool, WORKSPACE_ALIGN};
 use crate::runtime::Stream;
 use crate::sequences::PerSequence;
 use crate::tensor::{Tensor, TensorMut, TokenScalars, Tokens, TokensMut, dense_strides};
@@ -41,7 +40,8 @@ struct Part {
 /// q, k and v of all rows, in the workspace.
 type Convolved<'a> = [Tensor<'a, 3>; 3];
 
-impl Layer {
+impl Stages {
+    /// What of the workspace holds q, k and v.
     pub(super) fn activations(&self) -> Activations {
         let mut bytes = 0;
         let offsets = self.spec.conv().channels().map(|channels| {
@@ -53,18 +53,18 @@ impl Layer {
         Activations { offsets, bytes }
     }
 
+    /// With lengths that are known to be good, or will be, and the activations at an address.
     pub(super) fn lower(
         &self,
         stream: &Stream,
         x: &LayerTensors<'_>,
-        workspace: Workspace<'_>,
+        cu_seqlens: *const i32,
+        activations: *mut c_void,
+        prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::Lowered>>,
     ) -> Result<Lowered> {
-        check::stream(stream, &self.context)?;
-        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
         self.check(x)?;
-        let (address, scratch) = workspace.split(self.activations().bytes);
-        let convolved = self.convolved(address);
-        let conv = self.lower_conv(stream, x, &convolved)?;
+        let convolved = self.convolved(activations);
+        let conv = self.lower_conv(stream, x, cu_seqlens, &convolved)?;
         let norm = self.lower_norm(stream, x, x.z.clone(), 0..self.tokens)?;
         let mut lowered = Lowered {
             conv,
@@ -87,14 +87,13 @@ impl Layer {
             }
             lowered.decode = Some(decode);
         }
-        if let Some(plan) = &self.prefill {
+        if let Some(lower) = prefill {
             let part = Part {
                 rows: self.decodes..self.tokens,
                 sequences: self.decodes..self.sequences,
             };
             let tensors = prefill_tensors(self.recurrence(x, &convolved, &part));
-            let prefill = renamed(plan.lower(stream, &tensors, scratch), &RECURRENCE)?;
-            lowered.prefill = Some(prefill);
+            lowered.prefill = Some(renamed(lower(&tensors), &RECURRENCE)?);
         }
         Ok(lowered)
     }
@@ -153,6 +152,7 @@ impl Layer {
         &self,
         stream: &Stream,
         x: &LayerTensors<'_>,
+        cu_seqlens: *const i32,
         convolved: &Convolved<'_>,
     ) -> Result<conv::Lowered> {
         let [q, k, v] = convolved.each_ref().map(|t| TensorMut(t.clone()).into());
@@ -181,7 +181,7 @@ impl Layer {
             ("slots", "states.slots"),
             ("has_initial_state", "states.has_initial_state"),
         ];
-        renamed(self.conv.lower(stream, &tensors), &names)
+        renamed(self.conv.lower(stream, cu_seqlens, &tensors), &names)
     }
 
     /// The norm of some rows.

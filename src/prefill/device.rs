@@ -1,11 +1,12 @@
 //! Prefill of batches whose lengths the device alone knows.
 
+use std::ffi::c_void;
 use std::ptr;
 
-use super::lower::{Kernels, Shape, Tables};
+use super::lengths::DeviceLengths;
+use super::lower::{Kernels, Lowered, Shape, Tables};
 use super::states::PlanSlots;
-use super::{Part, PrefillSpec, PrefillTensors, WORKSPACE_ALIGN, Workspace, check_workspace};
-use crate::abi::dw_prefill_lengths_args;
+use super::{Part, PrefillSpec, PrefillTensors, Workspace, check_workspace};
 use crate::check::{self, Batch};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::runtime::{Context, Stream};
@@ -20,9 +21,6 @@ pub struct DevicePrefill {
     shape: Shape,
     kernels: Kernels,
 }
-
-/// Bytes of the workspace before the checked lengths: the status word.
-const STATUS_BYTES: usize = WORKSPACE_ALIGN;
 
 impl DevicePrefill {
     /// Batches of exactly `sequences` sequences (some may be empty) in `tokens` rows.
@@ -53,13 +51,27 @@ impl DevicePrefill {
         self.shape.slots()
     }
 
-    fn lengths_bytes(&self) -> usize {
-        ((self.shape.sequences + 1) * 4).next_multiple_of(WORKSPACE_ALIGN)
+    fn lengths(&self) -> DeviceLengths {
+        DeviceLengths {
+            sequences: self.shape.sequences,
+            tokens: self.shape.batch.rows(),
+            singles: 0,
+        }
     }
 
     /// Bytes of workspace that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
-        STATUS_BYTES + self.lengths_bytes() + self.shape.record_bytes()
+        self.lengths().bytes() + self.record_bytes()
+    }
+
+    /// Those of its last kernels, which are given lengths that were checked.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.shape.record_bytes()
+    }
+
+    /// The names of these.
+    pub(crate) fn kernels(&self) -> [&'static str; 2] {
+        [self.kernels.prepare, self.kernels.scan]
     }
 
     /// Enqueues the prefill: three kernels. The first 4 bytes of the workspace are the status afterwards: 0, or 1 + the
@@ -75,42 +87,37 @@ impl DevicePrefill {
         workspace: Workspace<'_>,
     ) -> Result<()> {
         check::stream(stream, &self.context)?;
-        Shape::check_devices(tensors, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
-        let cu_seqlens = cu_seqlens.into();
-        check::device("cu_seqlens", cu_seqlens.owner(), &self.context)?;
-        let (lengths, wide) = cu_seqlens.checked(self.shape.sequences)?;
-        let checked = workspace.address.wrapping_byte_add(STATUS_BYTES);
-        let records = checked.wrapping_byte_add(self.lengths_bytes());
+        let lengths = self.lengths();
+        let (address, _) = workspace.split(lengths.bytes());
+        let records = address.wrapping_byte_add(lengths.bytes());
+        let lengths = lengths.lower(&self.context, &cu_seqlens.into(), address)?;
+        let lowered = self.lower(tensors, lengths.checked(), records)?;
+        self.context.make_current()?;
+        lengths.enqueue(&self.context, stream)?;
+        self.enqueue(stream, &lowered)
+    }
+
+    /// All checks of a launch but those of the stream and of the workspace, which holds records.
+    pub(crate) fn lower(
+        &self,
+        tensors: &PrefillTensors<'_>,
+        cu_seqlens: *const i32,
+        records: *mut c_void,
+    ) -> Result<Lowered> {
+        Shape::check_devices(tensors, &self.context)?;
         let tables = Tables {
-            cu_seqlens: checked.cast_const().cast(),
+            cu_seqlens,
             items: ptr::null(),
             chains: ptr::null(),
             counts: self.shape.whole(),
         };
-        let slots = PlanSlots::default();
-        let lowered = self.shape.lower(tensors, tables, &slots, records)?;
-        let arguments = dw_prefill_lengths_args {
-            cu_seqlens: lengths,
-            checked: checked.cast(),
-            status: workspace.address.cast(),
-            sequences: self.shape.sequences as i32,
-            tokens: self.shape.batch.rows() as i32,
-            wide: i32::from(wide),
-            pad0: 0,
-        };
-        self.context.make_current()?;
-        // SAFETY: as in `Prefill::launch`; the workspace holds status, lengths and records.
-        unsafe {
-            self.context.launch(
-                stream,
-                "dw_prefill_lengths",
-                1,
-                self.shape.launch.lengths_threads,
-                &arguments,
-            )?;
-            self.shape
-                .enqueue(&self.context, stream, self.kernels, &lowered, Part::Whole)
-        }
+        Ok((self.shape).lower(tensors, tables, &PlanSlots::default(), records)?)
+    }
+
+    /// The kernels after the one that checks lengths, on the current device.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+        // SAFETY: as in `Prefill::enqueue`.
+        unsafe { (self.shape).enqueue(&self.context, stream, self.kernels, lowered, Part::Whole) }
     }
 }

@@ -21,6 +21,8 @@ pub struct Case {
     pub value_major: bool,
     pub token_major: bool,
     pub has_slots: bool,
+    /// Lengths are on the device alone: a `DeviceLayer`.
+    pub device: bool,
     /// Which sequences have an initial state, and which are padding: bit n % 8.
     pub has_initial: u8,
     pub padding: u8,
@@ -39,6 +41,7 @@ impl Case {
             value_major: false,
             token_major: false,
             has_slots: true,
+            device: false,
             has_initial: 0b1101_0101,
             padding: 0,
             seed: 1,

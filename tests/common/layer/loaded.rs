@@ -2,7 +2,7 @@
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
 use deltawave::inputs::Tensor as HostTensor;
-use deltawave::layer::{Layer, LayerStates, LayerTensors, LayerWeights};
+use deltawave::layer::{DeviceLayer, Layer, LayerStates, LayerTensors, LayerWeights};
 use deltawave::prefill::Workspace;
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, Tensor, dense_strides};
@@ -27,9 +27,15 @@ impl PartialEq for Output {
     }
 }
 
+/// Who knows the lengths.
+enum Plan {
+    Host(Layer),
+    Device(DeviceLayer, Buffer<i32>),
+}
+
 /// A case on the device.
 pub struct Loaded {
-    plan: Layer,
+    plan: Plan,
     projections: Buffer<u8>,
     a: Buffer<u8>,
     b: Buffer<u8>,
@@ -57,53 +63,68 @@ fn poison(dtype: Dtype, elements: usize) -> Vec<u8> {
 
 impl Loaded {
     pub fn new(context: &Context, case: &Case, data: &Data) -> Self {
-        let s = &case.spec;
-        let (tokens, channels) = (case.tokens(), case.channels());
-        let row = channels + case.values();
-        let mut projections = poison(s.dtype, tokens * row);
-        for t in 0..tokens {
-            for c in 0..row {
-                let at = 2 * (t * row + case.column(c));
-                let value = match c < channels {
-                    true => &data.x.bytes[2 * (t * channels + c)..],
-                    false => &data.z.bytes[2 * (t * case.values() + c - channels)..],
-                };
-                projections[at..at + 2].copy_from_slice(&value[..2]);
-            }
-        }
+        let (s, tokens) = (&case.spec, case.tokens());
         let upload = |bytes: &[u8]| context.upload(bytes).unwrap();
-        let weights = [
-            &data.conv_weight,
-            &data.conv_bias,
-            &data.a_log,
-            &data.dt_bias,
-            &data.norm_weight,
-        ];
-        let slots: Vec<i32> = (0..case.sequences())
-            .map(|n| match case.padding()[n] {
-                true => -1,
-                false => case.slot(n) as i32,
-            })
-            .collect();
-        let has: Vec<u8> = case.has_initial().iter().map(|x| u8::from(*x)).collect();
         let before = pools(case, data);
-        let plan = Layer::packed(context, *s, &case.cu_seqlens(), tokens, case.decodes).unwrap();
+        let lengths = case.cu_seqlens();
+        let plan = match case.device {
+            false => {
+                Plan::Host(Layer::packed(context, *s, &lengths, tokens, case.decodes).unwrap())
+            }
+            true => {
+                let plan = DeviceLayer::new(context, *s, tokens, case.sequences(), case.decodes);
+                Plan::Device(plan.unwrap(), context.upload(&lengths).unwrap())
+            }
+        };
         let y = poison(s.dtype, Y_OFFSET + tokens * (case.values() + Y_PAD));
-        let workspace = vec![0xff; plan.workspace_bytes()];
+        let workspace = vec![
+            0xff;
+            match &plan {
+                Plan::Host(plan) => plan.workspace_bytes(),
+                Plan::Device(plan, _) => plan.workspace_bytes(),
+            }
+        ];
         Loaded {
-            projections: upload(&projections),
+            projections: upload(&projections(case, data)),
             a: upload(&data.a.bytes),
             b: upload(&data.b.bytes),
-            weights: weights.map(|t| upload(&t.bytes)),
+            weights: weights(data).map(|t| upload(&t.bytes)),
             conv_states: upload(&before[0]),
             states: upload(&before[1]),
-            slots: context.upload(&slots).unwrap(),
-            has_initial_state: upload(&has),
+            slots: context.upload(&slots(case)).unwrap(),
+            has_initial_state: upload(&has_initial(case)),
             y: upload(&y),
             workspace: upload(&workspace),
             before,
             plan,
         }
+    }
+
+    /// Puts another case of the same sizes in the place of this one, at the same addresses.
+    pub fn replace(&mut self, case: &Case, data: &Data) {
+        self.projections.write(&projections(case, data)).unwrap();
+        self.a.write(&data.a.bytes).unwrap();
+        self.b.write(&data.b.bytes).unwrap();
+        for (buffer, tensor) in self.weights.iter_mut().zip(weights(data)) {
+            buffer.write(&tensor.bytes).unwrap();
+        }
+        self.slots.write(&slots(case)).unwrap();
+        self.has_initial_state.write(&has_initial(case)).unwrap();
+        self.before = pools(case, data);
+        self.set_lengths(&case.cu_seqlens());
+    }
+
+    /// What a [`DeviceLayer`] reads for its lengths.
+    pub fn set_lengths(&mut self, cu_seqlens: &[i32]) {
+        if let Plan::Device(_, lengths) = &mut self.plan {
+            lengths.write(cu_seqlens).unwrap();
+        }
+    }
+
+    /// What a [`DeviceLayer`] says of its lengths.
+    pub fn status(&self, stream: &Stream) -> u32 {
+        let bytes = self.workspace.download(stream).unwrap();
+        u32::from_le_bytes(bytes[..4].try_into().unwrap())
     }
 
     /// Poisons what a launch writes, and puts the states back.
@@ -195,7 +216,10 @@ impl Loaded {
         };
         change(&mut tensors);
         let workspace = Workspace::new(&mut self.workspace);
-        self.plan.launch(stream, &tensors, workspace)
+        match &self.plan {
+            Plan::Host(plan) => plan.launch(stream, &tensors, workspace),
+            Plan::Device(plan, lengths) => plan.launch(stream, lengths, &tensors, workspace),
+        }
     }
 
     pub fn output(&self, case: &Case, stream: &Stream) -> Output {
@@ -232,6 +256,47 @@ impl Loaded {
             },
         }
     }
+}
+
+/// Rows of q, k, v and z, in the order of the case.
+fn projections(case: &Case, data: &Data) -> Vec<u8> {
+    let (tokens, channels) = (case.tokens(), case.channels());
+    let row = channels + case.values();
+    let mut projections = poison(case.spec.dtype, tokens * row);
+    for t in 0..tokens {
+        for c in 0..row {
+            let at = 2 * (t * row + case.column(c));
+            let value = match c < channels {
+                true => &data.x.bytes[2 * (t * channels + c)..],
+                false => &data.z.bytes[2 * (t * case.values() + c - channels)..],
+            };
+            projections[at..at + 2].copy_from_slice(&value[..2]);
+        }
+    }
+    projections
+}
+
+fn weights(data: &Data) -> [&HostTensor; 5] {
+    [
+        &data.conv_weight,
+        &data.conv_bias,
+        &data.a_log,
+        &data.dt_bias,
+        &data.norm_weight,
+    ]
+}
+
+fn slots(case: &Case) -> Vec<i32> {
+    let padding = case.padding();
+    let slot = |n: usize| match padding[n] {
+        true => -1,
+        false => case.slot(n) as i32,
+    };
+    (0..case.sequences()).map(slot).collect()
+}
+
+fn has_initial(case: &Case) -> Vec<u8> {
+    case.has_initial().iter().map(|x| u8::from(*x)).collect()
 }
 
 /// The bytes of both pools: states in their slots, the rest poisoned, and so are states that do not count.

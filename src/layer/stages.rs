@@ -1,0 +1,97 @@
+//! The stages of a layer that do not depend on who knows the lengths: all but prefill.
+
+use super::LayerSpec;
+use super::lower::Lowered;
+use crate::conv::DeviceConv;
+use crate::decode::Decode;
+use crate::error::Result;
+use crate::norm;
+use crate::prefill;
+use crate::runtime::{Context, Stream};
+use crate::tensor::Buffer;
+
+/// Plans of the stages, and the batch that they are for.
+#[derive(Debug)]
+pub(super) struct Stages {
+    pub(super) context: Context,
+    pub(super) spec: LayerSpec,
+    pub(super) tokens: usize,
+    pub(super) sequences: usize,
+    pub(super) decodes: usize,
+    pub(super) conv: DeviceConv,
+    pub(super) decode: Option<Decode>,
+    /// 0, 1, 2, ...: of callers without slots, where decodes and prefills share the pool.
+    pub(super) slots: Option<Buffer<i32>>,
+}
+
+impl Stages {
+    /// Of so many sequences in so many rows, the first of which, `decodes`, have a row each.
+    pub(super) fn new(
+        context: &Context,
+        spec: LayerSpec,
+        tokens: usize,
+        sequences: usize,
+        decodes: usize,
+    ) -> Result<Self> {
+        norm::check_eps(spec.eps)?;
+        let conv = DeviceConv::new(context, spec.conv(), tokens, sequences)?;
+        let decode = (decodes > 0)
+            .then(|| Decode::new(context, spec.decode(), decodes))
+            .transpose()?;
+        let mut stages = Stages {
+            context: context.clone(),
+            spec,
+            tokens,
+            sequences,
+            decodes,
+            conv,
+            decode,
+            slots: None,
+        };
+        if stages.decode.is_some() && stages.prefills() {
+            let slots: Vec<i32> = (0..sequences as i32).collect();
+            stages.slots = Some(context.upload(&slots)?);
+        }
+        Ok(stages)
+    }
+
+    /// Whether there is a prefill: it makes zeros of rows past the last sequence, too, and of the states of new sequences
+    /// without tokens.
+    pub(super) fn prefills(&self) -> bool {
+        self.tokens > self.decodes || self.sequences > self.decodes || self.decodes == 0
+    }
+
+    /// Names of the kernels, with those of the prefill.
+    pub(super) fn kernels(
+        &self,
+        prefill: impl IntoIterator<Item = &'static str>,
+    ) -> Vec<&'static str> {
+        let normed = self.decode.as_ref().and_then(Decode::norm_kernel);
+        let decode = self.decode.iter().map(|d| normed.unwrap_or(d.kernel()));
+        let rest = normed.is_none() || self.tokens > self.decodes;
+        let norm = rest.then(|| norm::kernel(self.spec.dtype));
+        std::iter::once(self.conv.kernel())
+            .chain(decode)
+            .chain(prefill)
+            .chain(norm)
+            .collect()
+    }
+
+    /// Enqueues the stages, on the current device.
+    pub(super) fn enqueue(
+        &self,
+        stream: &Stream,
+        lowered: &Lowered,
+        prefill: impl FnOnce(&prefill::Lowered) -> Result<()>,
+    ) -> Result<()> {
+        self.conv.enqueue(stream, &lowered.conv)?;
+        if let (Some(decode), Some(lowered)) = (&self.decode, &lowered.decode) {
+            decode.enqueue(stream, lowered)?;
+        }
+        lowered.prefill.as_ref().map_or(Ok(()), prefill)?;
+        match &lowered.norm {
+            Some(norm) => norm.enqueue(&self.context, stream),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Layers whose lengths are on the device alone: the bits of layers whose lengths the host has, one graph for batches of
+//! varying lengths, and lengths that are wrong.
+
+#[path = "common/layer/mod.rs"]
+mod cases;
+mod common;
+
+use cases::{Case, Data, Loaded, check, run};
+use common::context;
+use deltawave::ArgumentError;
+use deltawave::Error;
+use deltawave::layer::{DeviceLayer, LayerSpec};
+use deltawave::runtime::Context;
+use deltawave::types::Dtype;
+
+/// Three decodes and three prefills, in 100 rows.
+const SEQUENCES: usize = 6;
+const DECODES: usize = 3;
+const TOKENS: usize = 100;
+
+fn case(spec: LayerSpec, lengths: &[usize]) -> Case {
+    Case {
+        tail: TOKENS - lengths.iter().sum::<usize>(),
+        device: true,
+        ..Case::new(spec, lengths, DECODES)
+    }
+}
+
+#[test]
+fn the_bits_of_lengths_on_the_host() {
+    let context = context();
+    let spec = LayerSpec::new(2, 4, 32, 128);
+    let wide = LayerSpec {
+        dtype: Dtype::F16,
+        ..LayerSpec::new(1, 2, 48, 32)
+    };
+    for (spec, lengths, decodes, padding, has_slots) in [
+        (spec, &[1, 1, 1, 70, 0, 5][..], 3, 0b00_0010, true),
+        (wide, &[1, 65], 1, 0, false),
+        (spec, &[3, 0, 66], 0, 0b100, true),
+        (spec, &[1; 4], 4, 0b1000, true),
+        (spec, &[1, 1, 0, 0], 2, 0, true),
+        (wide, &[], 0, 0, true),
+    ] {
+        let device = Case {
+            tail: lengths.len() % 3,
+            has_slots,
+            padding,
+            device: true,
+            ..Case::new(spec, lengths, decodes)
+        };
+        let host = Case {
+            device: false,
+            ..device.clone()
+        };
+        let data = Data::new(&host);
+        assert!(run(&context, &device, &data) == run(&context, &host, &data));
+    }
+    check(&context, &case(spec, &[1, 1, 1, 33, 0, 64]));
+}
+
+/// Captured once, replayed for other lengths, slots, states and inputs: padding among the decodes, fewer prefills, none.
+#[test]
+fn one_graph_for_all_lengths() {
+    let context = context();
+    let spec = LayerSpec::new(1, 2, 32, 48);
+    let first = case(spec, &[1, 1, 1, 0, 0, 0]);
+    let stream = context.stream().unwrap();
+    let mut loaded = Loaded::new(&context, &first, &Data::new(&first));
+    let graph = stream.capture(|s| loaded.launch(&first, s)).unwrap();
+    for (seed, lengths, padding) in [
+        (2, [1, 1, 1, 97, 0, 0], 0),
+        (3, [1, 1, 1, 20, 65, 3], 0b00_0110),
+        (4, [1, 1, 1, 0, 1, 0], 0b11_0111),
+        (5, [1, 1, 1, 0, 0, 0], 0b11_1000),
+        (6, [1, 1, 1, 1, 1, 1], 0),
+    ] {
+        let next = Case {
+            padding,
+            has_initial: 0b1011_0110 >> (seed % 4),
+            seed,
+            ..case(spec, &lengths)
+        };
+        let data = Data::new(&next);
+        loaded.replace(&next, &data);
+        loaded.reset(&stream);
+        // SAFETY: the plan and all that was captured are alive.
+        unsafe { graph.launch(&stream) }.unwrap();
+        assert_eq!(loaded.status(&stream), 0);
+        let host = Case {
+            device: false,
+            ..next.clone()
+        };
+        let expected = run(&context, &host, &data);
+        assert!(loaded.output(&next, &stream) == expected, "{next:?}");
+    }
+}
+
+/// What is said of lengths that are wrong, and what they are replaced by.
+#[test]
+fn wrong_lengths_are_replaced_and_reported() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let spec = LayerSpec::new(1, 1, 16, 16);
+    for (given, replaced, status) in [
+        ([0, 1, 2, 3, 9, 9, 90], [1, 1, 1, 6, 0, 81], 0),
+        ([0, 2, 2, 3, 9, 9, 90], [1, 1, 1, 6, 0, 81], 2),
+        ([5, 1, 2, 3, 9, 9, 90], [1, 1, 1, 6, 0, 81], 1),
+        ([0, 1, 2, 4, 9, 9, 90], [1, 1, 1, 6, 0, 81], 4),
+        ([0, 1, 2, 3, 1, 9, 90], [1, 1, 1, 0, 6, 81], 5),
+        ([0, 1, 2, 3, 9, 4, 101], [1, 1, 1, 6, 0, 91], 6),
+        ([0, 1, 2, 3, -7, i32::MAX, 9], [1, 1, 1, 0, 97, 0], 5),
+    ] {
+        let good = case(spec, &replaced);
+        let data = Data::new(&good);
+        let expected = run(&context, &good, &data);
+        let mut loaded = Loaded::new(&context, &good, &data);
+        loaded.set_lengths(&given);
+        loaded.launch(&good, &stream).unwrap();
+        assert_eq!(loaded.status(&stream), status, "{given:?}");
+        assert!(loaded.output(&good, &stream) == expected, "{given:?}");
+    }
+}
+
+#[test]
+fn kernels_and_refusals() {
+    let context = context();
+    let spec = LayerSpec::new(16, 32, 128, 128);
+    let kernels = |decodes| {
+        let plan = DeviceLayer::new(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
+        plan.kernels().len()
+    };
+    assert_eq!([kernels(0), kernels(DECODES)], [5, 6]);
+    for (argument, spec, sequences, decodes) in [
+        ("decodes", spec, 2, 3),
+        ("decodes", spec, 200, 101),
+        ("eps", LayerSpec { eps: -1.0, ..spec }, 2, 1),
+        ("segments", with_segments(spec), 2, 1),
+    ] {
+        assert_eq!(refused(&context, spec, sequences, decodes), argument);
+    }
+}
+
+fn with_segments(spec: LayerSpec) -> LayerSpec {
+    LayerSpec {
+        segments: Some(2),
+        ..spec
+    }
+}
+
+/// The argument that a plan is refused for.
+fn refused(context: &Context, spec: LayerSpec, sequences: usize, decodes: usize) -> String {
+    match DeviceLayer::new(context, spec, TOKENS, sequences, decodes) {
+        Err(Error::Argument(ArgumentError { argument, .. })) => argument,
+        other => panic!("{other:?}"),
+    }
+}
