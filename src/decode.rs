@@ -24,10 +24,10 @@ use lower::Shape;
 use crate::check;
 use crate::error::Result;
 use crate::norm;
-use crate::prefill::{Gating, StatePool, check_slots};
+use crate::prefill::{Gating, HostSlots, StatePool};
 use crate::runtime::{Context, Stream};
 use crate::sequences::PerSequence;
-use crate::tensor::{Buffer, TensorMut, Tokens, TokensMut};
+use crate::tensor::{TensorMut, Tokens, TokensMut};
 use crate::types::{Dtype, HeadMap};
 
 /// Most tokens of a sequence in a launch.
@@ -114,8 +114,7 @@ pub struct DecodeTensors<'a> {
 pub struct Decode {
     context: Context,
     shape: Shape,
-    /// Those that are read, then those that are written.
-    slots: Option<Buffer<i32>>,
+    slots: Option<HostSlots>,
 }
 
 impl Decode {
@@ -131,15 +130,14 @@ impl Decode {
         })
     }
 
-    /// With slots that the host knows, uploaded once: launches whose [`StatePool`] has none use these.
+    /// The slots of a pool that the sequences have, as [`Prefill::set_slots`](crate::prefill::Prefill::set_slots).
     ///
     /// # Errors
-    /// Not as many slots as sequences; a slot that two sequences write, or that one reads and another writes, where it is
-    /// not negative. No memory for the slots.
-    pub fn with_slots(mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<Self> {
-        let write_slots = check_slots(self.shape.batch, slots, write_slots)?;
-        self.slots = Some(self.context.upload(&[slots, write_slots].concat())?);
-        Ok(self)
+    /// As there.
+    pub fn set_slots(&mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<()> {
+        let batch = self.shape.batch;
+        self.slots = Some(HostSlots::new(&self.context, batch, slots, write_slots)?);
+        Ok(())
     }
 
     /// The name of the kernel that a launch runs.

@@ -20,18 +20,18 @@ mod lower;
 mod plan;
 mod snapshots;
 mod states;
-
-use std::ffi::c_void;
-use std::marker::PhantomData;
+mod workspace;
 
 pub use device::DevicePrefill;
 pub(crate) use lengths::{DeviceLengths, Lowered as LoweredLengths};
 pub(crate) use lower::Lowered;
 use lower::{Counts, Kernels, Shape, Tables};
 pub use snapshots::{Snapshot, Snapshots};
+pub(crate) use states::HostSlots;
 use states::PlanSlots;
-pub(crate) use states::check_slots;
 pub use states::{State, StateMut, StatePool};
+pub(crate) use workspace::check_workspace;
+pub use workspace::{WORKSPACE_ALIGN, Workspace};
 
 use crate::abi;
 use crate::check::{self, Batch, Checked};
@@ -39,15 +39,13 @@ use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::launch::KEY_BUCKETS;
 use crate::runtime::{Context, Stream};
 use crate::sequences::{PerSequence, checked_cu_seqlens};
-use crate::tensor::{Buffer, Owner, Tensor, TokenScalars, Tokens, TokensMut};
+use crate::tensor::{Buffer, Tensor, TokenScalars, Tokens, TokensMut};
 use crate::types::{Dtype, HeadMap};
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = abi::DW_CHUNK as usize;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
-/// Alignment of the workspace.
-pub const WORKSPACE_ALIGN: usize = 256;
 
 /// What a prefill computes, whatever the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -243,67 +241,6 @@ pub struct PrefillTensors<'a> {
     pub snapshots: Option<Snapshots<'a>>,
 }
 
-/// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
-/// after; launches on one stream may share it.
-#[derive(Debug)]
-pub struct Workspace<'a> {
-    address: *mut c_void,
-    bytes: usize,
-    owner: Owner,
-    borrow: PhantomData<&'a mut ()>,
-}
-
-impl<'a> Workspace<'a> {
-    /// A whole buffer.
-    pub fn new(buffer: &'a mut Buffer<u8>) -> Self {
-        Workspace {
-            address: buffer.address(),
-            bytes: buffer.len(),
-            owner: buffer.owner(),
-            borrow: PhantomData,
-        }
-    }
-
-    /// The address of the first bytes, of which the caller knows that they are there, and the rest.
-    pub(crate) fn split(self, bytes: usize) -> (*mut c_void, Self) {
-        let rest = Workspace {
-            address: self.address.wrapping_byte_add(bytes),
-            bytes: self.bytes - bytes,
-            ..self
-        };
-        (self.address, rest)
-    }
-
-    /// The caller's own memory.
-    ///
-    /// # Safety
-    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that was
-    /// given them is under way.
-    pub unsafe fn from_raw(address: *mut c_void, bytes: usize) -> Self {
-        Workspace {
-            address,
-            bytes,
-            owner: None,
-            borrow: PhantomData,
-        }
-    }
-}
-
-pub(crate) fn check_workspace(
-    workspace: &Workspace<'_>,
-    bytes: usize,
-    context: &Context,
-) -> Checked<()> {
-    check::device("workspace", &workspace.owner, context)?;
-    check::region(
-        "workspace",
-        workspace.address,
-        workspace.bytes,
-        bytes,
-        WORKSPACE_ALIGN,
-    )
-}
-
 /// What of a prefill is launched. The parts are for measuring: each takes what the workspace holds, which must be what the
 /// parts before it left there. A part that the plan does not have does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,16 +332,22 @@ impl Prefill {
     }
 
     /// The slots of a pool that the sequences have: what [`StatePool::slots`] and [`StatePool::write_slots`] say for a
-    /// launch, for all that follow, checked and uploaded once. Not for plans that a captured graph needs.
+    /// launch, for all that follow, checked and uploaded once. Launches refuse those beyond their pool. Not for plans that
+    /// a captured graph needs.
     ///
     /// # Errors
     /// Not as many slots as sequences; a slot that two sequences write, or that one reads and another writes, where it is
     /// not negative. No memory for the slots.
     pub fn set_slots(&mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<()> {
-        let write_slots = states::check_slots(self.shape.sequences, slots, write_slots)?;
-        let both = [slots, write_slots].concat();
-        self.slots.pool = Some(self.context.upload(&both)?);
-        self.slots.of_sequences = both.into_iter().collect();
+        let sequences = self.shape.sequences;
+        self.slots.pool = Some(HostSlots::new(
+            &self.context,
+            sequences,
+            slots,
+            write_slots,
+        )?);
+        let both = slots.iter().chain(write_slots.unwrap_or_default());
+        self.slots.of_sequences = both.copied().collect();
         Ok(())
     }
 

@@ -157,6 +157,12 @@ fn slots_and_padding() {
 /// Read and write slots that are not there by themselves: zeros to start from, nothing left behind.
 #[test]
 fn half_padding() {
+    half_padding_of(false);
+    half_padding_of(true);
+}
+
+/// With slots of the launch, or of the plan.
+fn half_padding_of(planned: bool) {
     let context = context();
     let stream = context.stream().unwrap();
     let s = spec(Dtype::Bf16, [1, 1], [16, 16], 1);
@@ -193,8 +199,8 @@ fn half_padding() {
         pool: StatePool {
             tensor: pool.tensor_mut([3, 1, 16, 16]).unwrap(),
             layout: StateLayout::KeyMajor,
-            slots: Some((&read).into()),
-            write_slots: Some((&write).into()),
+            slots: (!planned).then(|| (&read).into()),
+            write_slots: (!planned).then(|| (&write).into()),
         },
         has_initial_state: None,
         states: None,
@@ -202,7 +208,10 @@ fn half_padding() {
             .unwrap()
             .into(),
     };
-    let plan = Decode::new(&context, s, 2).unwrap();
+    let mut plan = Decode::new(&context, s, 2).unwrap();
+    if planned {
+        plan.set_slots(&[-1, 1], Some(&[2, -1])).unwrap();
+    }
     plan.launch(&stream, &tensors).unwrap();
     let mut problem = data.problem(&case, &[0, 1, 2], &[false, true]);
     (problem.gate, problem.beta) = (oracle::Gate::None, oracle::Beta::One);

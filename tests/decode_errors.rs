@@ -170,8 +170,8 @@ fn slots_of_a_plan() {
     let context = context();
     let memory = Memory::new(&context);
     let make = |slots: &[i32], write: Option<&[i32]>| {
-        let plan = Decode::new(&context, spec(), BATCH).unwrap();
-        plan.with_slots(slots, write)
+        let mut plan = Decode::new(&context, spec(), BATCH).unwrap();
+        plan.set_slots(slots, write).map(|()| plan)
     };
     expect(make(&[1, 2], None), "slots", Shape);
     expect(make(&[1, 2, 1], None), "slots", Value);
@@ -184,9 +184,16 @@ fn slots_of_a_plan() {
     let mut request = valid();
     let outcome = plan.launch(&stream, &tensors(&request, &memory));
     expect(outcome, "slots", Presence);
-    (request.slots, request.pool.shape[0]) = (None, 0);
+    (request.slots, request.write_slots) = (None, None);
+    request.pool.shape[0] = 0;
     let outcome = plan.launch(&stream, &tensors(&request, &memory));
     expect(outcome, "pool", Shape);
+    // Slots beyond the pool, too: 4 is the last that it has.
+    request.pool = valid().pool;
+    let launch = |plan: Decode| plan.launch(&stream, &tensors(&request, &memory));
+    expect(launch(make(&[4, 5, 0], None).unwrap()), "slots", Value);
+    let plan = make(&[4, 2, 0], Some(&[5, 2, -1])).unwrap();
+    expect(launch(plan), "write_slots", Value);
 }
 
 /// A valid commit, of which a test changes one thing.

@@ -518,6 +518,7 @@ const REQUESTS: &[Row] = &[
     ("fewer slots than sequences", pool, |r| { r.pool.as_mut().unwrap().shape[0] = 1; r.slots = None }, "pool", Shape),
     ("fewer slots to read than sequences", pool, |r| { r.pool.as_mut().unwrap().shape[0] = 1; (r.slots, r.write_slots) = (None, None) }, "pool", Shape),
     ("slots of a plan twice", planned, |r| r.plan_slots = Some(vec![5, 5]), "slots", Value),
+    ("a slot of a plan beyond the pool", planned, |r| r.plan_slots = Some(vec![6, 5]), "slots", Value),
     ("slots of a plan too few", planned, |r| r.plan_slots = Some(vec![5]), "slots", Shape),
     // Element types.
     ("an fp16 pool", pool, |r| r.pool.as_mut().unwrap().dtype = Dtype::F16, "pool", WrongDtype),

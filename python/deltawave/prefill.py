@@ -86,7 +86,7 @@ class Prefill(Plan):
 
     def set_slots(self, slots, write_slots=None):
         """Slots that the host knows, for all later launches that are given none: two sequences that write one, and one
-        that reads what another writes, are refused. Nothing else may use the plan meanwhile, and no captured graph may
+        that reads what another writes, are refused, and so is a launch whose pool lacks one. Nothing else may use the plan meanwhile, and no captured graph may
         need it."""
         read = wholes("slots", slots, 32)
         write = None if write_slots is None else wholes("write_slots", write_slots, 32)

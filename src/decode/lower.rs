@@ -6,9 +6,9 @@ use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
 use crate::abi::{self, dw_decode_args, dw_norm_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::prefill::PrefillSpec;
+use crate::prefill::{HostSlots, PrefillSpec};
 use crate::runtime::Context;
-use crate::tensor::{Buffer, Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut};
 use crate::types::{Dtype, HeadMap, StateLayout};
 
 /// Threads of a workgroup.
@@ -120,7 +120,7 @@ impl Shape {
     pub(super) fn lower(
         &self,
         x: &DecodeTensors<'_>,
-        plan_slots: Option<&Buffer<i32>>,
+        plan_slots: Option<&HostSlots>,
     ) -> Checked<Lowered> {
         let DecodeSpec {
             dtype,
@@ -208,7 +208,7 @@ impl Shape {
     fn lower_pool(
         &self,
         x: &DecodeTensors<'_>,
-        plan_slots: Option<&Buffer<i32>>,
+        plan_slots: Option<&HostSlots>,
         out: &mut dw_decode_args,
     ) -> Checked<()> {
         let pool = &x.pool;
@@ -229,15 +229,7 @@ impl Shape {
             out.flags |= abi::DW_INITIAL_VALUE_MAJOR;
         }
         if let Some(plan) = plan_slots {
-            let given = [("slots", &pool.slots), ("write_slots", &pool.write_slots)];
-            for (name, slots) in given {
-                check::ensure(slots.is_none(), || {
-                    let was = "given to a plan that has its slots";
-                    ArgumentError::new(name, ArgumentKind::Presence, was, "it must be absent")
-                })?;
-            }
-            out.slots = plan.address().cast_const().cast();
-            out.write_slots = out.slots.wrapping_add(self.batch);
+            [out.slots, out.write_slots] = plan.lower(pool)?;
         }
         if let Some(slots) = &pool.slots {
             out.slots = slots.checked("slots", self.batch)?;

@@ -6,7 +6,7 @@ use super::PrefillTensors;
 use super::lower::Shape;
 use crate::abi::{self, dw_prefill_scan_args};
 use crate::check::{self, Checked};
-use crate::error::{ArgumentError, ArgumentKind};
+use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::runtime::Context;
 use crate::sequences::PerSequence;
 use crate::tensor::{Buffer, Tensor, TensorMut};
@@ -32,12 +32,13 @@ pub struct StateMut<'a> {
 
 /// A pool of states, of which a launch reads some and writes some.
 ///
-/// A slot that is negative or beyond the pool is none. A sequence that has none to read starts from zeros, one that has
+/// A slot that is negative is none, and so is one on the device that is beyond the pool. A sequence that has none to read starts from zeros, one that has
 /// none to write leaves no state behind, and one that has neither is padding: its outputs become zeros. A sequence
 /// without tokens leaves behind what it starts from. Slots that no sequence writes keep their bits.
 ///
 /// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
-/// the caller; [`Prefill::set_slots`](super::Prefill::set_slots) checks those that the host knows.
+/// the caller. Those that the host knows are checked: [`Prefill::set_slots`](super::Prefill::set_slots) and
+/// [`Decode::set_slots`](crate::decode::Decode::set_slots) refuse such conflicts, and a launch refuses slots beyond its pool.
 #[derive(Debug)]
 pub struct StatePool<'a> {
     /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
@@ -57,8 +58,8 @@ fn refuse(argument: &str, kind: ArgumentKind, was: &str, allowed: &str) -> Argum
 /// The slots that a plan has, for every launch.
 #[derive(Debug, Default)]
 pub(super) struct PlanSlots {
-    /// Of the pool: those that are read, then those that are written.
-    pub(super) pool: Option<Buffer<i32>>,
+    /// Of the pool.
+    pub(super) pool: Option<HostSlots>,
     /// All of these.
     pub(super) of_sequences: HashSet<i32>,
     /// Of the state after each chunk.
@@ -77,8 +78,56 @@ impl PlanSlots {
     }
 }
 
+/// Slots of a pool that the host knows, uploaded once for all launches of a plan.
+#[derive(Debug)]
+pub(crate) struct HostSlots {
+    /// Those that are read, then those that are written.
+    both: Buffer<i32>,
+    /// The largest of each.
+    largest: [i32; 2],
+}
+
+impl HostSlots {
+    pub(crate) fn new(
+        context: &Context,
+        sequences: usize,
+        read: &[i32],
+        write: Option<&[i32]>,
+    ) -> Result<Self> {
+        let written = check_slots(sequences, read, write)?;
+        Ok(HostSlots {
+            both: context.upload(&[read, written].concat())?,
+            largest: [read, written].map(|slots| slots.iter().copied().max().unwrap_or(-1)),
+        })
+    }
+
+    /// The slots that are read and those that are written, on the device, for a pool that has all of them and none of its
+    /// own.
+    pub(crate) fn lower(&self, pool: &StatePool<'_>) -> Checked<[*const i32; 2]> {
+        let given = [("slots", &pool.slots), ("write_slots", &pool.write_slots)];
+        let slots = pool.tensor.0.shape[0];
+        for ((name, given), largest) in given.into_iter().zip(self.largest) {
+            check::ensure(given.is_none(), || {
+                let was = "given to a plan that has its slots";
+                refuse(name, ArgumentKind::Presence, was, "it must be absent")
+            })?;
+            check::ensure(largest < 0 || (largest as usize) < slots, || {
+                let allowed = format!("the pool has {slots} slots; a negative one is none");
+                refuse(
+                    name,
+                    ArgumentKind::Value,
+                    &format!("slot {largest}"),
+                    &allowed,
+                )
+            })?;
+        }
+        let read: *const i32 = self.both.address().cast_const().cast();
+        Ok([read, read.wrapping_add(self.both.len() / 2)])
+    }
+}
+
 /// Checks slots that the host knows, and returns those that are written.
-pub(crate) fn check_slots<'a>(
+fn check_slots<'a>(
     sequences: usize,
     read: &'a [i32],
     write: Option<&'a [i32]>,
@@ -181,20 +230,8 @@ impl Shape {
         scan.initial_state = tensor.address;
         scan.final_type = check::type_code(tensor.dtype);
         scan.initial_type = scan.final_type;
-        if let Some(both) = &plan.pool {
-            let mut given =
-                [("slots", &pool.slots), ("write_slots", &pool.write_slots)].into_iter();
-            if let Some((name, _)) = given.find(|(_, slots)| slots.is_some()) {
-                let was = "given to a plan that has its slots";
-                return Err(refuse(
-                    name,
-                    ArgumentKind::Presence,
-                    was,
-                    "it must be absent",
-                ));
-            }
-            scan.read_slots = both.address().cast_const().cast();
-            scan.write_slots = scan.read_slots.wrapping_add(self.sequences);
+        if let Some(slots) = &plan.pool {
+            [scan.read_slots, scan.write_slots] = slots.lower(pool)?;
         } else {
             if let Some(slots) = &pool.slots {
                 scan.read_slots = slots.checked("slots", self.sequences)?;

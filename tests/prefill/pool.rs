@@ -81,21 +81,22 @@ fn slots_are_optional() {
     check_pool(&context(), &case(Dtype::Bf16, 2), &pool);
 }
 
-/// Survey 49: negative slots and slots beyond the pool. Without both, outputs are zeros; without one to read, a sequence
+/// Survey 49: negative slots and, of those on the device, slots beyond the pool. Without both, outputs are zeros; without one to read, a sequence
 /// starts from zeros; without one to write, it leaves no state.
 #[test]
 fn padding() {
     for segments in [1, 3] {
         for planned in [false, true] {
+            let beyond = |slot: i32| if planned { -slot } else { slot };
             let mut pool = PoolCase::new(
                 kind(Dtype::F32, StateLayout::KeyMajor),
                 4,
-                &[-1, 2, 4, i32::MIN, 0],
+                &[-1, 2, beyond(4), i32::MIN, 0],
             );
             pool.planned = planned;
             check_pool(&context(), &case(Dtype::Bf16, segments), &pool);
-            pool.slots = Some(vec![3, -1, 2, i32::MAX, 0]);
-            pool.write_slots = Some(vec![-1, 1, 2, -5, 4]);
+            pool.slots = Some(vec![3, -1, 2, beyond(i32::MAX), 0]);
+            pool.write_slots = Some(vec![-1, 1, 2, -5, beyond(4)]);
             check_pool(&context(), &case(Dtype::F16, segments), &pool);
         }
     }

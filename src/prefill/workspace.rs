@@ -1,0 +1,72 @@
+//! Scratch memory of launches.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use crate::check::{self, Checked};
+use crate::runtime::Context;
+use crate::tensor::{Buffer, Owner};
+
+/// Alignment of the workspace.
+pub const WORKSPACE_ALIGN: usize = 256;
+
+/// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
+/// after; launches on one stream may share it.
+#[derive(Debug)]
+pub struct Workspace<'a> {
+    pub(super) address: *mut c_void,
+    bytes: usize,
+    owner: Owner,
+    borrow: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Workspace<'a> {
+    /// A whole buffer.
+    pub fn new(buffer: &'a mut Buffer<u8>) -> Self {
+        Workspace {
+            address: buffer.address(),
+            bytes: buffer.len(),
+            owner: buffer.owner(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// The address of the first bytes, of which the caller knows that they are there, and the rest.
+    pub(crate) fn split(self, bytes: usize) -> (*mut c_void, Self) {
+        let rest = Workspace {
+            address: self.address.wrapping_byte_add(bytes),
+            bytes: self.bytes - bytes,
+            ..self
+        };
+        (self.address, rest)
+    }
+
+    /// The caller's own memory.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that was
+    /// given them is under way.
+    pub unsafe fn from_raw(address: *mut c_void, bytes: usize) -> Self {
+        Workspace {
+            address,
+            bytes,
+            owner: None,
+            borrow: PhantomData,
+        }
+    }
+}
+
+pub(crate) fn check_workspace(
+    workspace: &Workspace<'_>,
+    bytes: usize,
+    context: &Context,
+) -> Checked<()> {
+    check::device("workspace", &workspace.owner, context)?;
+    check::region(
+        "workspace",
+        workspace.address,
+        workspace.bytes,
+        bytes,
+        WORKSPACE_ALIGN,
+    )
+}
