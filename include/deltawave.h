@@ -9,7 +9,7 @@
  *   is not wanted to zero, and the struct may grow in later versions.
  * - Handles may be used by several threads at once. Destroying one that is in use is an error of the caller.
  *
- * Link with -ldeltawave_c. capi/examples/prefill.c shows the order of the calls.
+ * Link with -ldeltawave_c. capi/examples/prefill.c shows the order of the calls, layer.c a step of an engine.
  */
 #ifndef DELTAWAVE_H
 #define DELTAWAVE_H
@@ -214,7 +214,8 @@ int dw_prefill_workspace_bytes(const dw_prefill *plan, size_t *bytes);
 /* How many entries snapshot_slots has. */
 int dw_prefill_chunk_entries(const dw_prefill *plan, int64_t *entries);
 /* Slots that the host knows, `count` of them, for all later launches of a plan whose lengths the host knows: checked
- * and copied. Nothing else may use the plan meanwhile, and no captured graph may need it. write_slots may be NULL. */
+ * and copied. A negative one is none; launches refuse those beyond their pool. Nothing else may use the plan meanwhile,
+ * and no captured graph may need it. write_slots may be NULL. */
 int dw_prefill_set_slots(dw_prefill *plan, const int32_t *slots, const int32_t *write_slots, int64_t count);
 /* The same for snapshots. */
 int dw_prefill_set_snapshots(dw_prefill *plan, const dw_snapshot *snapshots, int64_t count);
@@ -423,6 +424,90 @@ typedef struct dw_norm_tensors {
 } dw_norm_tensors;
 
 int dw_norm_launch(const dw_context *context, void *stream, const dw_norm_tensors *tensors);
+
+/* ---- layer: all between the input projections and the output projection, in place on pools of states ----
+ *
+ *   q, k, v = silu(conv(x)); o = recurrence(q, k, v, a, b); y = rmsnorm(o) * norm_weight * gate(z)
+ *
+ * of a batch that begins with the sequences that have one token each, the decodes, before prefills of any lengths. */
+
+typedef struct dw_layer_spec {
+    size_t size;
+    int32_t dtype;            /* of x, z, y and conv states: DW_BF16 or DW_F16 */
+    int32_t head_map;         /* DW_HEADS_* */
+    int32_t key_heads;        /* HK */
+    int32_t value_heads;      /* HV, a multiple of HK */
+    int32_t key_dim;          /* K, a multiple of 16 up to 256 */
+    int32_t value_dim;        /* V, a multiple of 16 up to 256 */
+    int32_t width;            /* of the convolution: 2, 3 or 4 */
+    int32_t qk_l2norm;        /* 1: rows of q and k are l2-normalised */
+    float scale;              /* 0: K^-0.5 */
+    float eps;                /* of the norm: positive, at least 1.18e-38 */
+    int32_t gate;             /* of the norm: DW_GATE_* */
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t segments;         /* as in dw_prefill_spec */
+    int32_t pad0;
+} dw_layer_spec;
+
+/* Tensors of a launch over T packed rows. Channels are those of q, then k, then v. */
+typedef struct dw_layer_tensors {
+    size_t size;
+    /* The projections, as dw_conv_tensors has them. */
+    const dw_tensor *x; /* [T, columns] */
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *z; /* [T, blocks, heads * V]; NULL: of x, behind q, k and v, of all or of each key head */
+    const dw_tensor *a; /* [T, HV], any dtype */
+    const dw_tensor *b; /* [T, HV], any dtype */
+
+    /* Weights, of any dtype. */
+    const dw_tensor *conv_weight; /* [channels, width], the newest token's last */
+    const dw_tensor *conv_bias;   /* [channels]; NULL: 0 */
+    const dw_tensor *a_log;       /* [HV] */
+    const dw_tensor *dt_bias;     /* [HV]; NULL: 0 */
+    const dw_tensor *norm_weight; /* [V]; NULL: 1 */
+
+    /* Pools, updated in place, both of as many slots. */
+    const dw_tensor *conv_state; /* [slots, channels, columns] or [slots, columns, channels], of the dtype of x */
+    const dw_tensor *pool;       /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
+    /* [N] on the device, of both pools; no two sequences may share one. Negative, or beyond the pools: padding, whose
+     * rows of y become zeros, and no state is touched. NULL: slot n for sequence n. */
+    const int32_t *slots;
+    const uint8_t *has_initial_state; /* [N] on the device, 0: both states read as zeros; NULL: all have them */
+
+    const dw_tensor *y; /* [T, HV, V], written; rows past the last sequence become 0; other memory than x and z */
+
+    const dw_lengths *cu_seqlens; /* on the device: for plans of dw_layer_device, NULL for others */
+
+    /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it. */
+    void *workspace;
+    size_t workspace_bytes;
+
+    int32_t x_layout;    /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE */
+    int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+    int32_t pool_layout; /* DW_STATE_* */
+    int32_t pad0;
+} dw_layer_tensors;
+
+/* A batch shape that was checked: launched any number of times. */
+typedef struct dw_layer dw_layer;
+
+/* A packed batch whose lengths the host knows; cu_seqlens is on the host, and copied. The first `decodes` sequences
+ * have one token each. */
+int dw_layer_packed(const dw_context *context, const dw_layer_spec *spec, const dw_lengths *cu_seqlens, int64_t tokens,
+                    int64_t decodes, dw_layer **plan);
+/* A packed batch whose lengths are on the device alone, so that a captured graph serves batches of varying lengths:
+ * decodes that are not there have a negative slot, prefills that are not there have no tokens. Entries of cu_seqlens
+ * that do not count up to the decodes, that decrease or exceed the tokens are replaced by the nearest allowed ones; the
+ * first 4 bytes of the workspace are 0 afterwards, or 1 + the index of the first of them. */
+int dw_layer_device(const dw_context *context, const dw_layer_spec *spec, int64_t tokens, int64_t sequences,
+                    int64_t decodes, dw_layer **plan);
+/* NULL does nothing. A captured graph needs its plan. */
+void dw_layer_destroy(dw_layer *plan);
+int dw_layer_workspace_bytes(const dw_layer *plan, size_t *bytes);
+/* At most six kernels where no sequence is cut into segments; two where the host knows that all are decodes. */
+int dw_layer_launch(const dw_layer *plan, void *stream, const dw_layer_tensors *tensors);
 
 #ifdef __cplusplus
 }

@@ -862,3 +862,186 @@ unsafe extern "C" {
         tensors: *const dw_norm_tensors,
     ) -> ::core::ffi::c_int;
 }
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_layer_spec {
+    pub size: usize,
+    pub dtype: i32,
+    pub head_map: i32,
+    pub key_heads: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub width: i32,
+    pub qk_l2norm: i32,
+    pub scale: f32,
+    pub eps: f32,
+    pub gate: i32,
+    pub allow_neg_eigval: i32,
+    pub segments: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_layer_spec"][::core::mem::size_of::<dw_layer_spec>() - 64usize];
+    ["Alignment of dw_layer_spec"][::core::mem::align_of::<dw_layer_spec>() - 8usize];
+    ["Offset of field: dw_layer_spec::size"][::core::mem::offset_of!(dw_layer_spec, size) - 0usize];
+    ["Offset of field: dw_layer_spec::dtype"]
+        [::core::mem::offset_of!(dw_layer_spec, dtype) - 8usize];
+    ["Offset of field: dw_layer_spec::head_map"]
+        [::core::mem::offset_of!(dw_layer_spec, head_map) - 12usize];
+    ["Offset of field: dw_layer_spec::key_heads"]
+        [::core::mem::offset_of!(dw_layer_spec, key_heads) - 16usize];
+    ["Offset of field: dw_layer_spec::value_heads"]
+        [::core::mem::offset_of!(dw_layer_spec, value_heads) - 20usize];
+    ["Offset of field: dw_layer_spec::key_dim"]
+        [::core::mem::offset_of!(dw_layer_spec, key_dim) - 24usize];
+    ["Offset of field: dw_layer_spec::value_dim"]
+        [::core::mem::offset_of!(dw_layer_spec, value_dim) - 28usize];
+    ["Offset of field: dw_layer_spec::width"]
+        [::core::mem::offset_of!(dw_layer_spec, width) - 32usize];
+    ["Offset of field: dw_layer_spec::qk_l2norm"]
+        [::core::mem::offset_of!(dw_layer_spec, qk_l2norm) - 36usize];
+    ["Offset of field: dw_layer_spec::scale"]
+        [::core::mem::offset_of!(dw_layer_spec, scale) - 40usize];
+    ["Offset of field: dw_layer_spec::eps"][::core::mem::offset_of!(dw_layer_spec, eps) - 44usize];
+    ["Offset of field: dw_layer_spec::gate"]
+        [::core::mem::offset_of!(dw_layer_spec, gate) - 48usize];
+    ["Offset of field: dw_layer_spec::allow_neg_eigval"]
+        [::core::mem::offset_of!(dw_layer_spec, allow_neg_eigval) - 52usize];
+    ["Offset of field: dw_layer_spec::segments"]
+        [::core::mem::offset_of!(dw_layer_spec, segments) - 56usize];
+    ["Offset of field: dw_layer_spec::pad0"]
+        [::core::mem::offset_of!(dw_layer_spec, pad0) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_layer_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub x_q: *const dw_tensor,
+    pub x_k: *const dw_tensor,
+    pub x_v: *const dw_tensor,
+    pub z: *const dw_tensor,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub conv_weight: *const dw_tensor,
+    pub conv_bias: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub norm_weight: *const dw_tensor,
+    pub conv_state: *const dw_tensor,
+    pub pool: *const dw_tensor,
+    pub slots: *const i32,
+    pub has_initial_state: *const u8,
+    pub y: *const dw_tensor,
+    pub cu_seqlens: *const dw_lengths,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+    pub x_layout: i32,
+    pub conv_layout: i32,
+    pub pool_layout: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_layer_tensors"][::core::mem::size_of::<dw_layer_tensors>() - 184usize];
+    ["Alignment of dw_layer_tensors"][::core::mem::align_of::<dw_layer_tensors>() - 8usize];
+    ["Offset of field: dw_layer_tensors::size"]
+        [::core::mem::offset_of!(dw_layer_tensors, size) - 0usize];
+    ["Offset of field: dw_layer_tensors::x"][::core::mem::offset_of!(dw_layer_tensors, x) - 8usize];
+    ["Offset of field: dw_layer_tensors::x_q"]
+        [::core::mem::offset_of!(dw_layer_tensors, x_q) - 16usize];
+    ["Offset of field: dw_layer_tensors::x_k"]
+        [::core::mem::offset_of!(dw_layer_tensors, x_k) - 24usize];
+    ["Offset of field: dw_layer_tensors::x_v"]
+        [::core::mem::offset_of!(dw_layer_tensors, x_v) - 32usize];
+    ["Offset of field: dw_layer_tensors::z"]
+        [::core::mem::offset_of!(dw_layer_tensors, z) - 40usize];
+    ["Offset of field: dw_layer_tensors::a"]
+        [::core::mem::offset_of!(dw_layer_tensors, a) - 48usize];
+    ["Offset of field: dw_layer_tensors::b"]
+        [::core::mem::offset_of!(dw_layer_tensors, b) - 56usize];
+    ["Offset of field: dw_layer_tensors::conv_weight"]
+        [::core::mem::offset_of!(dw_layer_tensors, conv_weight) - 64usize];
+    ["Offset of field: dw_layer_tensors::conv_bias"]
+        [::core::mem::offset_of!(dw_layer_tensors, conv_bias) - 72usize];
+    ["Offset of field: dw_layer_tensors::a_log"]
+        [::core::mem::offset_of!(dw_layer_tensors, a_log) - 80usize];
+    ["Offset of field: dw_layer_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_layer_tensors, dt_bias) - 88usize];
+    ["Offset of field: dw_layer_tensors::norm_weight"]
+        [::core::mem::offset_of!(dw_layer_tensors, norm_weight) - 96usize];
+    ["Offset of field: dw_layer_tensors::conv_state"]
+        [::core::mem::offset_of!(dw_layer_tensors, conv_state) - 104usize];
+    ["Offset of field: dw_layer_tensors::pool"]
+        [::core::mem::offset_of!(dw_layer_tensors, pool) - 112usize];
+    ["Offset of field: dw_layer_tensors::slots"]
+        [::core::mem::offset_of!(dw_layer_tensors, slots) - 120usize];
+    ["Offset of field: dw_layer_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_layer_tensors, has_initial_state) - 128usize];
+    ["Offset of field: dw_layer_tensors::y"]
+        [::core::mem::offset_of!(dw_layer_tensors, y) - 136usize];
+    ["Offset of field: dw_layer_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_layer_tensors, cu_seqlens) - 144usize];
+    ["Offset of field: dw_layer_tensors::workspace"]
+        [::core::mem::offset_of!(dw_layer_tensors, workspace) - 152usize];
+    ["Offset of field: dw_layer_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_layer_tensors, workspace_bytes) - 160usize];
+    ["Offset of field: dw_layer_tensors::x_layout"]
+        [::core::mem::offset_of!(dw_layer_tensors, x_layout) - 168usize];
+    ["Offset of field: dw_layer_tensors::conv_layout"]
+        [::core::mem::offset_of!(dw_layer_tensors, conv_layout) - 172usize];
+    ["Offset of field: dw_layer_tensors::pool_layout"]
+        [::core::mem::offset_of!(dw_layer_tensors, pool_layout) - 176usize];
+    ["Offset of field: dw_layer_tensors::pad0"]
+        [::core::mem::offset_of!(dw_layer_tensors, pad0) - 180usize];
+};
+impl Default for dw_layer_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_layer {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_layer_packed(
+        context: *const dw_context,
+        spec: *const dw_layer_spec,
+        cu_seqlens: *const dw_lengths,
+        tokens: i64,
+        decodes: i64,
+        plan: *mut *mut dw_layer,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_device(
+        context: *const dw_context,
+        spec: *const dw_layer_spec,
+        tokens: i64,
+        sequences: i64,
+        decodes: i64,
+        plan: *mut *mut dw_layer,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_destroy(plan: *mut dw_layer);
+}
+unsafe extern "C" {
+    pub fn dw_layer_workspace_bytes(plan: *const dw_layer, bytes: *mut usize)
+    -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_launch(
+        plan: *const dw_layer,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_layer_tensors,
+    ) -> ::core::ffi::c_int;
+}

@@ -10,7 +10,6 @@ use deltawave::error::{ArgumentKind, Result};
 use deltawave::prefill::StatePool;
 use deltawave::runtime::Context;
 use deltawave::sequences::PerSequence;
-use deltawave::tensor::Element;
 
 use crate::abi::{
     self, dw_commit_tensors, dw_context, dw_decode, dw_decode_spec, dw_decode_tensors, dw_tensor,
@@ -18,7 +17,7 @@ use crate::abi::{
 use crate::context::context;
 use crate::conv::{self, Projections};
 use crate::prefill::{Gates, gating, heads_map};
-use crate::read::{self, Argument, Checked};
+use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{guard, guard_silent, refuse};
 
 /// What a `dw_decode` points to.
@@ -126,15 +125,6 @@ pub unsafe extern "C" fn dw_commit_launch(
         let stream = unsafe { plan.context.borrow_stream(stream) };
         plan.commit.launch(&stream, &arguments)
     })
-}
-
-/// One number for each sequence, or nothing where the pointer is null.
-///
-/// # Safety
-/// As [`PerSequence::from_raw`].
-unsafe fn numbers<T: Element>(address: *const T, n: usize) -> Option<PerSequence<'static, T>> {
-    // SAFETY: the caller answers for it.
-    (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, n) })
 }
 
 /// The tensors of a launch, as the caller describes them.

@@ -6,8 +6,17 @@ use deltawave::norm::{GatedNorm, OutputGate};
 
 use crate::abi::{self, dw_context, dw_norm_tensors};
 use crate::context::context;
-use crate::read::{self, Argument};
+use crate::read::{self, Argument, Checked};
 use crate::status::guard;
+
+/// What is made of z.
+pub(crate) fn output_gate(gate: i32) -> Checked<OutputGate> {
+    let gates = [
+        (abi::DW_GATE_SILU, "DW_GATE_SILU", OutputGate::Silu),
+        (abi::DW_GATE_SIGMOID, "DW_GATE_SIGMOID", OutputGate::Sigmoid),
+    ];
+    read::choice("gate", gate, &gates)
+}
 
 /// As the header has it.
 #[unsafe(no_mangle)]
@@ -26,10 +35,6 @@ pub unsafe extern "C" fn dw_norm_launch(
         };
         // SAFETY: as above.
         let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
-        let gates = [
-            (abi::DW_GATE_SILU, "DW_GATE_SILU", OutputGate::Silu),
-            (abi::DW_GATE_SIGMOID, "DW_GATE_SIGMOID", OutputGate::Sigmoid),
-        ];
         let norm = GatedNorm {
             x: (argument("x", t.x).optional())
                 .map(Argument::tokens)
@@ -39,7 +44,7 @@ pub unsafe extern "C" fn dw_norm_launch(
                 .map(Argument::vector)
                 .transpose()?,
             eps: t.eps,
-            gate: read::choice("gate", t.gate, &gates)?,
+            gate: output_gate(t.gate)?,
             y: argument("y", t.y).tokens_mut()?,
         };
         // SAFETY: the caller says that it is a stream of the device, or null.

@@ -6,7 +6,10 @@ use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
 use deltawave::error::{ArgumentError, ArgumentKind};
-use deltawave::tensor::{Tensor, TensorMut, TokenScalars, TokenScalarsMut, Tokens, TokensMut};
+use deltawave::sequences::PerSequence;
+use deltawave::tensor::{
+    Element, Tensor, TensorMut, TokenScalars, TokenScalarsMut, Tokens, TokensMut,
+};
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::abi::{self, dw_lengths, dw_tensor};
@@ -49,6 +52,10 @@ unsafe impl Versioned for abi::dw_decode_spec {}
 unsafe impl Versioned for abi::dw_decode_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_commit_tensors {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_layer_spec {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_layer_tensors {}
 
 fn null(argument: &str) -> ArgumentError {
     let allowed = "it must be given";
@@ -130,6 +137,18 @@ pub(crate) unsafe fn structure<T: Versioned>(argument: &str, pointer: *const T) 
             .copy_from_nonoverlapping(bytes.as_ptr(), known);
         Ok(value.assume_init())
     }
+}
+
+/// Numbers on the device, or nothing where the pointer is null.
+///
+/// # Safety
+/// As [`PerSequence::from_raw`].
+pub(crate) unsafe fn numbers<T: Element>(
+    address: *const T,
+    count: usize,
+) -> Option<PerSequence<'static, T>> {
+    // SAFETY: the caller answers for it.
+    (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, count) })
 }
 
 /// A number that must not be negative. Names of arguments are made only where they are needed: a launch allocates nothing.

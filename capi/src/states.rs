@@ -2,20 +2,10 @@
 
 use deltawave::error::ArgumentKind;
 use deltawave::prefill::{Snapshots, StateMut, StatePool};
-use deltawave::sequences::PerSequence;
 
 use crate::abi::dw_prefill_tensors;
-use crate::read::{self, Argument, Checked};
+use crate::read::{self, Argument, Checked, numbers};
 use crate::status::refuse;
-
-/// Numbers on the device, if they are given.
-///
-/// # Safety
-/// Null, or `count` numbers lie there.
-unsafe fn numbers(address: *const i32, count: usize) -> Option<PerSequence<'static, i32>> {
-    // SAFETY: the caller answers for it.
-    (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, count) })
-}
 
 /// # Safety
 /// The pointers are null or valid, and the memory is what they say.

@@ -1,4 +1,4 @@
-//! `capi/examples/prefill.c`, compiled by a C compiler and linked with the shared and with the static library.
+//! `capi/examples/`, compiled by a C compiler and linked with the shared and with the static library.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +16,12 @@ fn run(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
-/// Compiles the example with what links it to the library, and runs it on the simulator.
-fn build_and_run(name: &str, link: &[&str]) {
+/// Compiles an example with what links it to the library, and runs it on the simulator.
+fn build_and_run(example: &str, says: &str, name: &str, link: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).expect("the folder can be made");
-    let program = folder.join("prefill");
+    let program = folder.join(example);
     let mut cc = Command::new("cc");
     cc.args([
         "-std=c99",
@@ -33,13 +33,13 @@ fn build_and_run(name: &str, link: &[&str]) {
     ])
     .arg("-I")
     .arg(root.join("include"))
-    .arg(root.join("capi/examples/prefill.c"))
+    .arg(root.join(format!("capi/examples/{example}.c")))
     .args(link)
     .args(["-lm", "-o"])
     .arg(&program);
     run(&mut cc);
     let said = run(Command::new(&program).env("DELTAWAVE_BACKEND", "simulator"));
-    assert!(said.contains("(simulator): 150 tokens"), "{said}");
+    assert!(said.contains(says), "{said}");
 }
 
 /// The folder of this test, where cargo puts the libraries too.
@@ -49,19 +49,25 @@ fn libraries() -> String {
     folder.to_str().expect("the path is UTF-8").to_owned()
 }
 
+const PREFILL: &str = "(simulator): 150 tokens";
+const LAYER: &str = "(simulator): a decoded token beside a prefilled one";
+
 #[test]
-fn the_example_runs_with_the_shared_library() {
+fn the_examples_run_with_the_shared_library() {
     let folder = libraries();
     let link = [
         &format!("-L{folder}"),
         "-ldeltawave_c",
         &format!("-Wl,-rpath,{folder}"),
     ];
-    build_and_run("shared", &link);
+    build_and_run("prefill", PREFILL, "shared", &link);
+    build_and_run("layer", LAYER, "shared", &link);
 }
 
 #[test]
-fn the_example_runs_with_the_static_library() {
+fn the_examples_run_with_the_static_library() {
     let library = format!("{}/libdeltawave_c.a", libraries());
-    build_and_run("static", &[&library, "-lpthread", "-ldl"]);
+    let link = [&library, "-lpthread", "-ldl"];
+    build_and_run("prefill", PREFILL, "static", &link);
+    build_and_run("layer", LAYER, "static", &link);
 }

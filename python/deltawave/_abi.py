@@ -255,6 +255,56 @@ class dw_norm_tensors(Sized):
     ]
 
 
+class dw_layer_spec(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("dtype", c_int32),
+        ("head_map", c_int32),
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("width", c_int32),
+        ("qk_l2norm", c_int32),
+        ("scale", c_float),
+        ("eps", c_float),
+        ("gate", c_int32),
+        ("allow_neg_eigval", c_int32),
+        ("segments", c_int32),
+        ("pad0", c_int32),
+    ]
+
+
+class dw_layer_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", POINTER(dw_tensor)),
+        ("x_q", POINTER(dw_tensor)),
+        ("x_k", POINTER(dw_tensor)),
+        ("x_v", POINTER(dw_tensor)),
+        ("z", POINTER(dw_tensor)),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("conv_weight", POINTER(dw_tensor)),
+        ("conv_bias", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("norm_weight", POINTER(dw_tensor)),
+        ("conv_state", POINTER(dw_tensor)),
+        ("pool", POINTER(dw_tensor)),
+        ("slots", c_void_p),
+        ("has_initial_state", c_void_p),
+        ("y", POINTER(dw_tensor)),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("x_layout", c_int32),
+        ("conv_layout", c_int32),
+        ("pool_layout", c_int32),
+        ("pad0", c_int32),
+    ]
+
+
 # Result and parameters.
 FUNCTIONS = {
     "dw_abi_version": (c_int, []),
@@ -286,4 +336,9 @@ FUNCTIONS = {
     "dw_decode_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_decode_tensors)]),
     "dw_commit_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_commit_tensors)]),
     "dw_norm_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_norm_tensors)]),
+    "dw_layer_packed": (c_int, [c_void_p, POINTER(dw_layer_spec), POINTER(dw_lengths), c_int64, c_int64, POINTER(c_void_p)]),
+    "dw_layer_device": (c_int, [c_void_p, POINTER(dw_layer_spec), c_int64, c_int64, c_int64, POINTER(c_void_p)]),
+    "dw_layer_destroy": (None, [c_void_p]),
+    "dw_layer_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_layer_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_layer_tensors)]),
 }

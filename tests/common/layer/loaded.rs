@@ -259,7 +259,7 @@ impl Loaded {
 }
 
 /// Rows of q, k, v and z, in the order of the case.
-fn projections(case: &Case, data: &Data) -> Vec<u8> {
+pub fn projections(case: &Case, data: &Data) -> Vec<u8> {
     let (tokens, channels) = (case.tokens(), case.channels());
     let row = channels + case.values();
     let mut projections = poison(case.spec.dtype, tokens * row);
@@ -276,7 +276,7 @@ fn projections(case: &Case, data: &Data) -> Vec<u8> {
     projections
 }
 
-fn weights(data: &Data) -> [&HostTensor; 5] {
+pub fn weights(data: &Data) -> [&HostTensor; 5] {
     [
         &data.conv_weight,
         &data.conv_bias,
@@ -286,7 +286,7 @@ fn weights(data: &Data) -> [&HostTensor; 5] {
     ]
 }
 
-fn slots(case: &Case) -> Vec<i32> {
+pub fn slots(case: &Case) -> Vec<i32> {
     let padding = case.padding();
     let slot = |n: usize| match padding[n] {
         true => -1,
@@ -295,7 +295,7 @@ fn slots(case: &Case) -> Vec<i32> {
     (0..case.sequences()).map(slot).collect()
 }
 
-fn has_initial(case: &Case) -> Vec<u8> {
+pub fn has_initial(case: &Case) -> Vec<u8> {
     case.has_initial().iter().map(|x| u8::from(*x)).collect()
 }
 

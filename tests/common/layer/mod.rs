@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 mod case;
-mod loaded;
+pub mod loaded;
 
 use deltawave::inputs::Tensor as HostTensor;
 use deltawave::metrics::{UNFUSED_SLACK, compare};

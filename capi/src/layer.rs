@@ -1,0 +1,297 @@
+//! The layer: plans and launches.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use deltawave::conv::ConvInput;
+use deltawave::error::{ArgumentError, ArgumentKind, Error, Result};
+use deltawave::layer::{DeviceLayer, Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
+use deltawave::prefill::Workspace;
+use deltawave::runtime::Context;
+use deltawave::tensor::Tensor;
+
+use crate::abi::{self, dw_context, dw_layer, dw_layer_spec, dw_layer_tensors, dw_lengths};
+use crate::context::context;
+use crate::conv::{self, Projections};
+use crate::lengths::Lengths;
+use crate::norm::output_gate;
+use crate::prefill::heads_map;
+use crate::read::{self, Argument, Checked, numbers};
+use crate::status::{guard, guard_silent, refuse};
+
+/// What a `dw_layer` points to.
+struct Plan {
+    context: Context,
+    spec: LayerSpec,
+    sequences: usize,
+    kind: Kind,
+}
+
+#[allow(clippy::large_enum_variant, reason = "a plan is in a box as a whole")]
+enum Kind {
+    Host(Layer),
+    Device(DeviceLayer),
+}
+
+fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
+    let segments = read::natural("segments", s.segments)?;
+    Ok(LayerSpec {
+        dtype: read::dtype("dtype", s.dtype)?,
+        key_heads: read::natural("key_heads", s.key_heads)?,
+        value_heads: read::natural("value_heads", s.value_heads)?,
+        key_dim: read::natural("key_dim", s.key_dim)?,
+        value_dim: read::natural("value_dim", s.value_dim)?,
+        head_map: heads_map(s.head_map)?,
+        width: read::natural("width", s.width)?,
+        qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
+        scale: (s.scale != 0.0).then_some(s.scale),
+        allow_neg_eigval: read::flag("allow_neg_eigval", s.allow_neg_eigval)?,
+        eps: s.eps,
+        gate: output_gate(s.gate)?,
+        segments: (segments > 0).then_some(segments),
+    })
+}
+
+/// The body of the functions that make plans.
+///
+/// # Safety
+/// The pointers are null or valid.
+unsafe fn create(
+    context: *const dw_context,
+    spec: *const dw_layer_spec,
+    plan: *mut *mut dw_layer,
+    make: impl FnOnce(&Context, LayerSpec) -> Result<(usize, Kind)>,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let out = unsafe { read::output("plan", plan) }?;
+        *out = ptr::null_mut();
+        // SAFETY: as above.
+        let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
+        let spec = self::spec(&given)?;
+        let (sequences, kind) = make(context, spec)?;
+        let made = Plan {
+            context: context.clone(),
+            spec,
+            sequences,
+            kind,
+        };
+        *out = Box::into_raw(Box::new(made)).cast();
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_layer_packed(
+    context: *const dw_context,
+    spec: *const dw_layer_spec,
+    cu_seqlens: *const dw_lengths,
+    tokens: i64,
+    decodes: i64,
+    plan: *mut *mut dw_layer,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        // SAFETY: the caller answers for the pointer.
+        let lengths = unsafe { Lengths::read(cu_seqlens) }?;
+        let tokens = read::natural("tokens", tokens)?;
+        let decodes = read::natural("decodes", decodes)?;
+        // SAFETY: the caller says that the entries lie there.
+        let entries = unsafe { lengths.host() }?;
+        let plan = Layer::packed(context, spec, &entries, tokens, decodes)?;
+        Ok((lengths.sequences(), Kind::Host(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_layer_device(
+    context: *const dw_context,
+    spec: *const dw_layer_spec,
+    tokens: i64,
+    sequences: i64,
+    decodes: i64,
+    plan: *mut *mut dw_layer,
+) -> c_int {
+    let make = |context: &Context, spec| {
+        let tokens = read::natural("tokens", tokens)?;
+        let sequences = read::natural("sequences", sequences)?;
+        let decodes = read::natural("decodes", decodes)?;
+        let plan = DeviceLayer::new(context, spec, tokens, sequences, decodes)?;
+        Ok((sequences, Kind::Device(plan)))
+    };
+    // SAFETY: the caller answers for the pointers.
+    unsafe { create(context, spec, plan, make) }
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_layer_destroy(plan: *mut dw_layer) {
+    guard_silent(|| {
+        if !plan.is_null() {
+            // SAFETY: `create` made it of a box, and the caller destroys it once.
+            drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
+        }
+    });
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_layer_workspace_bytes(
+    plan: *const dw_layer,
+    bytes: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let (plan, out) = unsafe {
+            (
+                read::reference("plan", plan.cast::<Plan>())?,
+                read::output("bytes", bytes)?,
+            )
+        };
+        *out = match &plan.kind {
+            Kind::Host(plan) => plan.workspace_bytes(),
+            Kind::Device(plan) => plan.workspace_bytes(),
+        };
+        Ok(())
+    })
+}
+
+/// As the header has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_layer_launch(
+    plan: *const dw_layer,
+    stream: *mut c_void,
+    tensors: *const dw_layer_tensors,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller answers for the pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: as above.
+        let t = unsafe { read::structure("tensors", tensors) }?;
+        // SAFETY: as above, and for the memory of the tensors.
+        let arguments = unsafe { self::tensors(&t, plan) }?;
+        // SAFETY: the caller says that it is a stream of the device, or null, and that the workspace is free memory.
+        let (stream, workspace) = unsafe {
+            (
+                plan.context.borrow_stream(stream),
+                Workspace::from_raw(t.workspace, t.workspace_bytes),
+            )
+        };
+        let outcome = match &plan.kind {
+            Kind::Host(plan) if t.cu_seqlens.is_null() => {
+                plan.launch(&stream, &arguments, workspace)
+            }
+            Kind::Host(_) => Err(refuse(
+                "cu_seqlens",
+                ArgumentKind::Presence,
+                "given to a plan that has its lengths",
+                "it must be null",
+            )
+            .into()),
+            Kind::Device(plan) => {
+                // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
+                let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
+                plan.launch(&stream, lengths, &arguments, workspace)
+            }
+        };
+        outcome.map_err(renamed)
+    })
+}
+
+/// The tensors of a launch, as the caller describes them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'static>> {
+    // SAFETY: the caller answers for the pointer.
+    let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+    let vector = |name, pointer| -> Checked<_> {
+        argument(name, pointer)
+            .optional()
+            .map(Argument::vector)
+            .transpose()
+    };
+    let projections = Projections {
+        layout: t.x_layout,
+        x: t.x,
+        separate: [t.x_q, t.x_k, t.x_v],
+    };
+    // SAFETY: the caller says that they lie in the device's memory.
+    let (slots, has_initial_state) = unsafe {
+        (
+            numbers(t.slots, plan.sequences),
+            numbers(t.has_initial_state, plan.sequences),
+        )
+    };
+    Ok(LayerTensors {
+        x: conv::input(&projections, &plan.spec.conv(), argument)?,
+        z: z(t, &plan.spec, argument)?,
+        a: argument("a", t.a).scalars()?,
+        b: argument("b", t.b).scalars()?,
+        weights: LayerWeights {
+            conv: argument("conv_weight", t.conv_weight).matrix()?,
+            conv_bias: vector("conv_bias", t.conv_bias)?,
+            a_log: argument("a_log", t.a_log).per_head()?,
+            dt_bias: vector("dt_bias", t.dt_bias)?,
+            norm: vector("norm_weight", t.norm_weight)?,
+        },
+        states: LayerStates {
+            conv: argument("conv_state", t.conv_state).states_mut()?,
+            conv_layout: conv::state_layout("conv_layout", t.conv_layout)?,
+            recurrent: argument("pool", t.pool).state_mut()?,
+            recurrent_layout: read::layout("pool_layout", t.pool_layout)?,
+            slots,
+            has_initial_state,
+        },
+        y: argument("y", t.y).tokens_mut()?,
+    })
+}
+
+/// z of its own, or of the rows that hold q, k and v.
+fn z(
+    t: &dw_layer_tensors,
+    spec: &LayerSpec,
+    argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
+) -> Result<Tensor<'static, 3>> {
+    if let Some(z) = argument("z", t.z).optional() {
+        return Ok(z.blocks()?);
+    }
+    if t.x.is_null() {
+        let allowed = "only one packed x has it";
+        return Err(refuse("z", ArgumentKind::Presence, "absent", allowed).into());
+    }
+    let (x, spec) = (argument("x", t.x).matrix()?, spec.conv());
+    match i64::from(t.x_layout) == i64::from(abi::DW_CONV_INTERLEAVED) {
+        true => ConvInput::interleaved_z(&x, &spec),
+        false => ConvInput::flat_z(&x, &spec),
+    }
+}
+
+/// An error by the names that arguments have in C.
+fn renamed(error: Error) -> Error {
+    let names = [
+        ("weights.conv", "conv_weight"),
+        ("weights.conv_bias", "conv_bias"),
+        ("weights.a_log", "a_log"),
+        ("weights.dt_bias", "dt_bias"),
+        ("weights.norm", "norm_weight"),
+        ("states.conv", "conv_state"),
+        ("states.recurrent", "pool"),
+        ("states.slots", "slots"),
+        ("states.has_initial_state", "has_initial_state"),
+    ];
+    match error {
+        Error::Argument(error) => {
+            let name = names.iter().find(|(rust, _)| *rust == error.argument);
+            Error::Argument(ArgumentError {
+                argument: name.map_or(error.argument, |(_, c)| (*c).to_owned()),
+                allowed: error.allowed.replace("states.recurrent", "pool"),
+                ..error
+            })
+        }
+        other => other,
+    }
+}
