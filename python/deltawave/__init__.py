@@ -18,6 +18,7 @@ from .conv import Conv, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError
 from .gate import gate
+from .layer import Layer, LayerSpec
 from .library import Library
 from .norm import norm
 from .prefill import Prefill, PrefillSpec
@@ -25,5 +26,5 @@ from .prefill import Prefill, PrefillSpec
 __version__ = "0.1.0"
 
 __all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
-           "DriverError", "Error", "InternalError", "Library", "LibraryError", "Memory", "Prefill", "PrefillSpec", "array",
-           "gate", "norm", "to_bf16", "to_float"]
+           "DriverError", "Error", "InternalError", "Layer", "LayerSpec", "Library", "LibraryError", "Memory", "Prefill",
+           "PrefillSpec", "array", "gate", "norm", "to_bf16", "to_float"]

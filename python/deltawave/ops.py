@@ -1,5 +1,5 @@
-"""The operations as torch custom ops: `torch.ops.deltawave.prefill`, `prefill_pool`, `decode`, `conv`, `norm` and
-`gate`, or the functions here.
+"""The operations as torch custom ops: `torch.ops.deltawave.layer`, `prefill`, `prefill_pool`, `decode`, `verify`,
+`commit`, `conv`, `norm` and `gate`, or the functions here.
 
 Each has a fake function, so that torch.compile and torch.export take it as one node. They run on torch's current stream,
 allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
@@ -26,6 +26,7 @@ from .conv import Conv, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError
 from .gate import gate as launch_gate
+from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
 from .plan import Plans
 from .prefill import Prefill, PrefillSpec
@@ -78,18 +79,26 @@ def _plan(key, make):
     return _plans.get(key, make, torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _packed_plan(kind, spec, tokens, cu_seqlens, device):
+def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
     """A plan of packed sequences, and what its launches take for their lengths. Those that the host has are read, those
-    that the device has are not."""
+    that the device has are not; without any the rows after the decodes are one sequence. `decodes` is a layer's number of
+    them, if it is one."""
     context = context_of(device)
     on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
                                      and not (device.type == "cpu" and context.owns(cu_seqlens)))
     if on_host:
-        lengths = (0, tokens) if cu_seqlens is None else tuple(cu_seqlens.tolist())
-        return _plan((kind, device, spec, tokens, lengths), lambda: kind.packed(context, spec, lengths, tokens)), {}
+        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
+        key = (kind, device, spec, tokens, lengths, decodes)
+        return _plan(key, lambda: kind.packed(context, spec, lengths, tokens, *decodes)), {}
     sequences = cu_seqlens.shape[0] - 1
-    plan = _plan((kind, device, spec, tokens, sequences), lambda: kind.device(context, spec, tokens, sequences))
-    return plan, {"cu_seqlens": cu_seqlens}
+    key = (kind, device, spec, tokens, sequences, decodes)
+    return _plan(key, lambda: kind.device(context, spec, tokens, sequences, *decodes)), {"cu_seqlens": cu_seqlens}
+
+
+def _lengths(tokens, decodes=0):
+    """cu_seqlens of so many sequences of one token and, if there are more, one of the rest."""
+    rest = (tokens,) if tokens > decodes or not decodes else ()
+    return (*range(decodes + 1), *rest)
 
 
 def _sequences(q, cu_seqlens):
@@ -194,19 +203,27 @@ def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            pool_layout: str = "key_major") -> Tensor:
     """o of the next tokens of every sequence; the pool is updated in place. `deltawave.Decode` says what the arguments
     are. q is `[B, HK, K]`, of one token each, or `[B, T, HK, K]`."""
-    device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
-    context = context_of(device)
-    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), head_map, qk_l2norm,
-                      scale, tokens)
-    plan = _plan((Decode, device, spec, q.shape[0]), lambda: Decode(context, spec, q.shape[0]))
-    o, states = empty(tuple(v.shape), v.dtype, device), _reachable(pool, device)
+    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable(pool, v.device)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
               "slots": slots, "write_slots": write_slots, "has_initial_state": has_initial_state}
-    plan.launch(**{name: _reachable(x, device) for name, x in inputs.items()}, pool=states, o=o, pool_layout=pool_layout,
-                allow_neg_eigval=allow_neg_eigval)
+    _launch_decode((head_map, qk_l2norm, scale), inputs, pool=states, o=o, pool_layout=pool_layout,
+                   allow_neg_eigval=allow_neg_eigval)
     if states is not pool:
         pool.copy_(states)
     return o
+
+
+def _launch_decode(spec, inputs, **others):
+    """Launches a decode on inputs that may have to be copied to where the device can reach them, and others."""
+    q, k, v = (inputs[name] for name in "qkv")
+    device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), *spec, tokens)
+    plan = _decode_plan(device, spec, q.shape[0])
+    plan.launch(**{name: _reachable(x, device) for name, x in inputs.items()}, **others)
+
+
+def _decode_plan(device, spec, batch):
+    return _plan((Decode, device, spec, batch), lambda: Decode(context_of(device), spec, batch))
 
 
 @decode.register_fake
@@ -215,22 +232,82 @@ def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=Non
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
+@torch.library.custom_op("deltawave::verify", mutates_args=())
+def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
+           has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
+           a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
+           dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, scale: Optional[float] = None,
+           qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major") -> Tuple[Tensor, Tensor]:
+    """o of `decode` of drafts, and the state after every token, `[B, T, HV, K, V]` in the order of the pool and of its type,
+    for `commit`; the pool is not written. q is `[B, T, HK, K]`. Of padding the states are not initialised."""
+    o, states = verify_outputs(q, v, pool, empty)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
+              "slots": slots, "has_initial_state": has_initial_state, "pool": pool}
+    _launch_decode((head_map, qk_l2norm, scale), inputs, o=o, states=states.flatten(0, 1), pool_layout=pool_layout,
+                   allow_neg_eigval=allow_neg_eigval)
+    return o, states
+
+
+def verify_outputs(q, v, pool, make):
+    """What verification returns, not initialised."""
+    tokens = q.shape[1] if q.dim() == 4 else 1
+    states = (q.shape[0], tokens, *pool.shape[1:])
+    return make(tuple(v.shape), v.dtype, device=v.device), make(states, pool.dtype, device=v.device)
+
+
+@verify.register_fake
+def _(q, k, v, pool, slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None,
+      allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major"):
+    return verify_outputs(q, v, pool, _fake_empty)
+
+
+@torch.library.custom_op("deltawave::commit", mutates_args=("pool", "conv_state"))
+def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
+           conv_state: Optional[Tensor] = None, x: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
+           pool_layout: str = "key_major", x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
+    """Moves what the first accepted tokens of each sequence leave behind into the pool and, if it is given, conv_state:
+    the states of `verify`, and the rows x `[B T, columns]` of a `conv` that kept the states. accepted is `[B]` i32."""
+    device, (batch, tokens, value_heads, *matrix) = states.device, states.shape
+    key_dim, value_dim = matrix if pool_layout == "key_major" else reversed(matrix)
+    key_heads, dtype = 1, "bf16"
+    if conv_state is not None:
+        channels = conv_state.shape[1 if conv_layout == "channel_major" else 2]
+        key_heads, dtype = (channels - value_heads * value_dim) // (2 * key_dim), arrays.dtype_name(conv_state.dtype)
+    spec = DecodeSpec(key_heads, value_heads, key_dim, value_dim, dtype, tokens=tokens)
+    inputs = {"accepted": accepted, "states": states.flatten(0, 1), "slots": slots, "x": x,
+              "has_initial_state": has_initial_state}
+    written = {"pool": pool, "conv_state": conv_state}
+    reached = {name: _reachable(t, device) for name, t in {**inputs, **written}.items()}
+    _decode_plan(device, spec, batch).commit(**reached, pool_layout=pool_layout, x_layout=x_layout,
+                                             conv_layout=conv_layout)
+    for name, tensor in written.items():
+        if tensor is not reached[name]:
+            tensor.copy_(reached[name])
+
+
+@commit.register_fake
+def _(accepted, states, pool, slots=None, conv_state=None, x=None, has_initial_state=None, pool_layout="key_major",
+      x_layout="flat", conv_layout="channel_major"):
+    return None
+
+
 @torch.library.custom_op("deltawave::conv", mutates_args=("state",))
 def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int, value_heads: int,
          key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
          has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
-         state_layout: str = "channel_major") -> Tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of packed rows x `[T, columns]`; the pool `state` is updated in place. `deltawave.Conv` says what the
-    arguments are; without cu_seqlens x is one sequence."""
+         state_layout: str = "channel_major", keep_states: bool = False) -> Tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of packed rows x `[T, columns]`; the pool `state` is updated in place, unless it is kept for `commit`.
+    `deltawave.Conv` says what the arguments are; without cu_seqlens x is one sequence."""
     device = x.device
-    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, weight.shape[-1], arrays.dtype_name(x.dtype), activation)
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, weight.shape[-1], arrays.dtype_name(x.dtype), activation,
+                    keep_states)
     plan, lengths = _packed_plan(Conv, spec, x.shape[0], cu_seqlens, device)
     pool = _reachable(state, device)
     q, k, v = conv_outputs(x, key_heads, value_heads, key_dim, value_dim, empty)
     inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state}
     plan.launch(**{name: _reachable(t, device) for name, t in inputs.items()}, **lengths, state=pool, q=q, k=k, v=v,
                 x_layout=x_layout, state_layout=state_layout)
-    if pool is not state:
+    if pool is not state and not keep_states:
         state.copy_(pool)
     return q, k, v
 
@@ -243,7 +320,7 @@ def conv_outputs(x, key_heads, value_heads, key_dim, value_dim, make):
 
 @conv.register_fake
 def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, cu_seqlens=None, slots=None,
-      has_initial_state=None, activation="silu", x_layout="flat", state_layout="channel_major"):
+      has_initial_state=None, activation="silu", x_layout="flat", state_layout="channel_major", keep_states=False):
     return conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty)
 
 
@@ -279,3 +356,39 @@ def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-
 @norm.register_fake
 def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("deltawave::layer", mutates_args=("conv_state", "pool"))
+def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
+          key_heads: int, value_heads: int, key_dim: int, value_dim: int, z: Optional[Tensor] = None,
+          conv_bias: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
+          cu_seqlens: Optional[Tensor] = None, decodes: int = 0, slots: Optional[Tensor] = None,
+          has_initial_state: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", qk_l2norm: bool = True,
+          allow_neg_eigval: bool = False, scale: Optional[float] = None, head_map: str = "grouped", x_layout: str = "flat",
+          conv_layout: str = "channel_major", pool_layout: str = "key_major", segments: Optional[int] = None) -> Tensor:
+    """y `[T, HV, V]` of packed rows x `[T, columns]`, the first of which, `decodes`, are sequences of their own; both pools
+    are updated in place. `deltawave.Layer` says what the arguments are. Without cu_seqlens the rows after the decodes are
+    one sequence."""
+    device = x.device
+    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, arrays.dtype_name(x.dtype), head_map,
+                     conv_weight.shape[-1], qk_l2norm, scale, allow_neg_eigval, eps, gate, segments)
+    plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (decodes,))
+    written = {"conv_state": conv_state, "pool": pool}
+    inputs = {"x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
+              "dt_bias": dt_bias, "norm_weight": norm_weight, "slots": slots, "has_initial_state": has_initial_state}
+    reached = {name: _reachable(t, device) for name, t in {**inputs, **written}.items()}
+    y = empty((x.shape[0], value_heads, value_dim), x.dtype, device)
+    plan.launch(**reached, **lengths, y=y, x_layout=x_layout, conv_layout=conv_layout, pool_layout=pool_layout,
+                workspace=empty((plan.workspace_bytes,), torch.uint8, device))
+    for name, tensor in written.items():
+        if tensor is not reached[name]:
+            tensor.copy_(reached[name])
+    return y
+
+
+@layer.register_fake
+def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z=None, conv_bias=None,
+      dt_bias=None, norm_weight=None, cu_seqlens=None, decodes=0, slots=None, has_initial_state=None, eps=1e-6, gate="silu",
+      qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
+      conv_layout="channel_major", pool_layout="key_major", segments=None):
+    return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)

@@ -1,10 +1,10 @@
 """What plans of all operations have in common: a handle, and launches."""
 
 from collections import OrderedDict
-from ctypes import byref, c_void_p
+from ctypes import byref, c_size_t, c_void_p
 
 from . import structs
-from .context import stream_of
+from .context import Memory, stream_of
 
 
 class Plan:
@@ -41,6 +41,29 @@ class Plan:
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
             getattr(self.context.library.c, f"dw_{self.NAME}_destroy")(handle)
+
+
+class PlanWithWorkspace(Plan):
+    """One whose launches need scratch memory."""
+
+    def __init__(self, context, sequences, constructor, *arguments):
+        super().__init__(context, sequences, constructor, *arguments)
+        size = c_size_t()
+        context.library.call(f"dw_{self.NAME}_workspace_bytes", self.handle, byref(size))
+        self.workspace_bytes, self._own = size.value, None
+
+    def bind(self, workspace=None, **tensors):
+        if workspace is None:
+            self._own = self._own or Memory(self.context, self.workspace_bytes)
+            address, size = self._own.address, self.workspace_bytes
+        elif isinstance(workspace, int):
+            address, size = workspace, self.workspace_bytes
+        else:
+            found = self.context.describe("workspace", workspace)
+            address, size = found.address, found.extent()
+        launch = super().bind(workspace=address, workspace_bytes=size, **tensors)
+        launch.kept += (workspace,)
+        return launch
 
 
 class Plans:

@@ -1,13 +1,12 @@
 """Prefill: Gated DeltaNet over sequences of tokens, as include/deltawave.h specifies it."""
 
-from ctypes import byref, c_int64, c_size_t
+from ctypes import byref, c_int64
 from dataclasses import asdict, dataclass
 from typing import Optional
 
 from . import _abi, arrays, structs
-from .context import Memory
 from .errors import ArgumentError
-from .plan import Plan
+from .plan import PlanWithWorkspace
 from .values import whole, wholes
 
 
@@ -31,7 +30,7 @@ class PrefillSpec:
         return structs.spec(_abi.dw_prefill_spec, {"head_map": structs.HEAD_MAPS}, **asdict(self))
 
 
-class Prefill(Plan):
+class Prefill(PlanWithWorkspace):
     """A prefill of one batch shape. `packed`, `dense` and `device` make one.
 
     Launches take, as arrays of the context or tensors of its device, in packed batches without the batch dimension:
@@ -57,9 +56,6 @@ class Prefill(Plan):
 
     def __init__(self, context, sequences, constructor, *arguments):
         super().__init__(context, sequences, constructor, *arguments)
-        size = c_size_t()
-        context.library.call("dw_prefill_workspace_bytes", self.handle, byref(size))
-        self.workspace_bytes, self._own = size.value, None
         entries = c_int64()
         context.library.call("dw_prefill_chunk_entries", self.handle, byref(entries))
         self.chunk_entries = entries.value
@@ -86,8 +82,8 @@ class Prefill(Plan):
 
     def set_slots(self, slots, write_slots=None):
         """Slots that the host knows, for all later launches that are given none: two sequences that write one, and one
-        that reads what another writes, are refused, and so is a launch whose pool lacks one. Nothing else may use the plan meanwhile, and no captured graph may
-        need it."""
+        that reads what another writes, are refused, and so is a launch whose pool lacks one. Nothing else may use the
+        plan meanwhile, and no captured graph may need it."""
         read = wholes("slots", slots, 32)
         write = None if write_slots is None else wholes("write_slots", write_slots, 32)
         if write is not None and len(write) != len(read):
@@ -105,16 +101,3 @@ class Prefill(Plan):
 
     def entries(self, name):
         return self.chunk_entries if name == "snapshot_slots" else super().entries(name)
-
-    def bind(self, workspace=None, **tensors):
-        if workspace is None:
-            self._own = self._own or Memory(self.context, self.workspace_bytes)
-            address, size = self._own.address, self.workspace_bytes
-        elif isinstance(workspace, int):
-            address, size = workspace, self.workspace_bytes
-        else:
-            found = self.context.describe("workspace", workspace)
-            address, size = found.address, found.extent()
-        launch = super().bind(workspace=address, workspace_bytes=size, **tensors)
-        launch.kept += (workspace,)
-        return launch

@@ -45,6 +45,19 @@ def conv(x, weight, bias, cu_seqlens, states, silu=True):
     return (y * sigmoid(y) if silu else y), states
 
 
+def layer(x, z, a, b, conv_weight, conv_bias, a_log, dt_bias, norm_weight, cu_seqlens, conv_states, states, eps=1e-6):
+    """y `[T, HV, V]`, and both states afterwards, of a layer with l2 norms and SiLU."""
+    value_heads, key_dim, value_dim = states.shape[1:]
+    rows, conv_states = conv(x, conv_weight, conv_bias, cu_seqlens, conv_states)
+    keys = (rows.shape[1] - value_heads * value_dim) // 2
+    q, k = (l2_normalised(part.reshape(len(x), -1, key_dim)) for part in (rows[:, :keys], rows[:, keys:2 * keys]))
+    v = rows[:, 2 * keys:].reshape(len(x), value_heads, value_dim)
+    g, beta = gates(a, b, a_log, dt_bias)
+    o, states = prefill(q, k, v, g, beta, cu_seqlens, states, key_dim ** -0.5)
+    y = o / np.sqrt((o * o).mean(-1, keepdims=True) + eps) * norm_weight * z * sigmoid(z)
+    return y, conv_states, states
+
+
 def error(found, wanted):
     """rms of the difference over rms of what is wanted."""
     found, wanted = np.asarray(found, dtype=np.float64), np.asarray(wanted)
