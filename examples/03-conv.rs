@@ -59,6 +59,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             q: q.tensor_mut(shape)?.into(),
             k: k.tensor_mut(shape)?.into(),
             v: v.tensor_mut(shape)?.into(),
+            gates: None,
         };
         let plan = Conv::packed(&context, spec, &[0, n as i64], n)?;
         plan.launch(&stream, &tensors)?;

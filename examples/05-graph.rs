@@ -41,6 +41,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             q: q.tensor_mut(shape)?.into(),
             k: k.tensor_mut(shape)?.into(),
             v: v.tensor_mut(shape)?.into(),
+            gates: None,
         };
         plan.launch(stream, &tensors)?;
         let norm = GatedNorm {

@@ -32,7 +32,8 @@ enum {
 enum {
     DW_CONV_SILU = 1,         /* silu of the sums */
     DW_CONV_WIDE_LENGTHS = 2, /* cu_seqlens is i64 */
-    DW_CONV_KEEP_STATES = 4   /* states are read and not written */
+    DW_CONV_KEEP_STATES = 4,  /* states are read and not written */
+    DW_CONV_QK_L2NORM = 8     /* rows of q and k are divided by sqrt(sum of squares + 1e-6) */
 };
 
 /* Bits of `flags` of norm. */
@@ -177,8 +178,8 @@ typedef struct dw_prefill_combine_args {
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
 typedef struct dw_gate_args {
-    const void *a;       /* [T, HV] */
-    const void *b;       /* [T, HV] */
+    const void *a;       /* [T, blocks, block_heads], HV in all; the `head` of its strides is within a block */
+    const void *b;       /* likewise */
     const void *a_log;   /* [HV] */
     const void *dt_bias; /* [HV]; null: 0 */
     float *g;            /* [T, HV] */
@@ -187,15 +188,19 @@ typedef struct dw_gate_args {
     dw_token_strides b_strides;
     dw_token_strides g_strides;
     dw_token_strides beta_strides;
+    int64_t a_block;
+    int64_t b_block;
     int64_t a_log_stride;
     int64_t dt_bias_stride;
     int64_t tokens;
     int32_t value_heads;
-    uint32_t flags; /* DW_NEGATIVE_EIGENVALUES */
+    int32_t block_heads; /* heads of a block of a and b */
+    uint32_t flags;      /* DW_NEGATIVE_EIGENVALUES */
     int32_t a_type;
     int32_t b_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
+    int32_t pad0;
 } dw_gate_args;
 
 /* The channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
@@ -210,15 +215,17 @@ typedef struct dw_conv_part {
     int32_t block;
     int32_t dim;
     int32_t channels;
-    int32_t pad0;
+    int32_t lanes; /* threads of conv that share the channels of a token */
 } dw_conv_part;
 
 /* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight,
- * bias and state are those of q, then k, then v. */
+ * bias and state are those of q, then k, then v. With DW_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
+ * Workgroups beyond `dies` times `die_groups` compute the gates. */
 typedef struct dw_conv_args {
     dw_conv_part q;
     dw_conv_part k;
     dw_conv_part v;
+    dw_gate_args gates;               /* of all rows, where there are workgroups for them */
     const void *weight;               /* [channels, width], the newest token's last */
     const void *bias;                 /* [channels]; null: 0 */
     void *state;                      /* [slots, channels, columns], the newest token's column last; null: none */
@@ -244,7 +251,7 @@ typedef struct dw_conv_args {
     int32_t dies;       /* to which the device deals workgroups in turn */
     int32_t die_groups; /* workgroups of each */
     uint32_t flags;     /* DW_CONV_* */
-    int32_t pad0;
+    int32_t team_log2;  /* threads of a head of q or k, with DW_CONV_QK_L2NORM: 16 or 32 */
 } dw_conv_args;
 
 /* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */

@@ -21,6 +21,7 @@ pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
 pub const DW_CONV_KEEP_STATES: _bindgen_ty_3 = 4;
+pub const DW_CONV_QK_L2NORM: _bindgen_ty_3 = 8;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
 pub const DW_NORM_SILU: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
@@ -433,19 +434,23 @@ pub struct dw_gate_args {
     pub b_strides: dw_token_strides,
     pub g_strides: dw_token_strides,
     pub beta_strides: dw_token_strides,
+    pub a_block: i64,
+    pub b_block: i64,
     pub a_log_stride: i64,
     pub dt_bias_stride: i64,
     pub tokens: i64,
     pub value_heads: i32,
+    pub block_heads: i32,
     pub flags: u32,
     pub a_type: i32,
     pub b_type: i32,
     pub a_log_type: i32,
     pub dt_bias_type: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_gate_args"][::core::mem::size_of::<dw_gate_args>() - 192usize];
+    ["Size of dw_gate_args"][::core::mem::size_of::<dw_gate_args>() - 216usize];
     ["Alignment of dw_gate_args"][::core::mem::align_of::<dw_gate_args>() - 8usize];
     ["Offset of field: dw_gate_args::a"][::core::mem::offset_of!(dw_gate_args, a) - 0usize];
     ["Offset of field: dw_gate_args::b"][::core::mem::offset_of!(dw_gate_args, b) - 8usize];
@@ -463,24 +468,31 @@ const _: () = {
         [::core::mem::offset_of!(dw_gate_args, g_strides) - 96usize];
     ["Offset of field: dw_gate_args::beta_strides"]
         [::core::mem::offset_of!(dw_gate_args, beta_strides) - 120usize];
+    ["Offset of field: dw_gate_args::a_block"]
+        [::core::mem::offset_of!(dw_gate_args, a_block) - 144usize];
+    ["Offset of field: dw_gate_args::b_block"]
+        [::core::mem::offset_of!(dw_gate_args, b_block) - 152usize];
     ["Offset of field: dw_gate_args::a_log_stride"]
-        [::core::mem::offset_of!(dw_gate_args, a_log_stride) - 144usize];
+        [::core::mem::offset_of!(dw_gate_args, a_log_stride) - 160usize];
     ["Offset of field: dw_gate_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dw_gate_args, dt_bias_stride) - 152usize];
+        [::core::mem::offset_of!(dw_gate_args, dt_bias_stride) - 168usize];
     ["Offset of field: dw_gate_args::tokens"]
-        [::core::mem::offset_of!(dw_gate_args, tokens) - 160usize];
+        [::core::mem::offset_of!(dw_gate_args, tokens) - 176usize];
     ["Offset of field: dw_gate_args::value_heads"]
-        [::core::mem::offset_of!(dw_gate_args, value_heads) - 168usize];
+        [::core::mem::offset_of!(dw_gate_args, value_heads) - 184usize];
+    ["Offset of field: dw_gate_args::block_heads"]
+        [::core::mem::offset_of!(dw_gate_args, block_heads) - 188usize];
     ["Offset of field: dw_gate_args::flags"]
-        [::core::mem::offset_of!(dw_gate_args, flags) - 172usize];
+        [::core::mem::offset_of!(dw_gate_args, flags) - 192usize];
     ["Offset of field: dw_gate_args::a_type"]
-        [::core::mem::offset_of!(dw_gate_args, a_type) - 176usize];
+        [::core::mem::offset_of!(dw_gate_args, a_type) - 196usize];
     ["Offset of field: dw_gate_args::b_type"]
-        [::core::mem::offset_of!(dw_gate_args, b_type) - 180usize];
+        [::core::mem::offset_of!(dw_gate_args, b_type) - 200usize];
     ["Offset of field: dw_gate_args::a_log_type"]
-        [::core::mem::offset_of!(dw_gate_args, a_log_type) - 184usize];
+        [::core::mem::offset_of!(dw_gate_args, a_log_type) - 204usize];
     ["Offset of field: dw_gate_args::dt_bias_type"]
-        [::core::mem::offset_of!(dw_gate_args, dt_bias_type) - 188usize];
+        [::core::mem::offset_of!(dw_gate_args, dt_bias_type) - 208usize];
+    ["Offset of field: dw_gate_args::pad0"][::core::mem::offset_of!(dw_gate_args, pad0) - 212usize];
 };
 impl Default for dw_gate_args {
     fn default() -> Self {
@@ -503,7 +515,7 @@ pub struct dw_conv_part {
     pub block: i32,
     pub dim: i32,
     pub channels: i32,
-    pub pad0: i32,
+    pub lanes: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -524,7 +536,8 @@ const _: () = {
     ["Offset of field: dw_conv_part::dim"][::core::mem::offset_of!(dw_conv_part, dim) - 52usize];
     ["Offset of field: dw_conv_part::channels"]
         [::core::mem::offset_of!(dw_conv_part, channels) - 56usize];
-    ["Offset of field: dw_conv_part::pad0"][::core::mem::offset_of!(dw_conv_part, pad0) - 60usize];
+    ["Offset of field: dw_conv_part::lanes"]
+        [::core::mem::offset_of!(dw_conv_part, lanes) - 60usize];
 };
 impl Default for dw_conv_part {
     fn default() -> Self {
@@ -541,6 +554,7 @@ pub struct dw_conv_args {
     pub q: dw_conv_part,
     pub k: dw_conv_part,
     pub v: dw_conv_part,
+    pub gates: dw_gate_args,
     pub weight: *const ::core::ffi::c_void,
     pub bias: *const ::core::ffi::c_void,
     pub state: *mut ::core::ffi::c_void,
@@ -566,64 +580,67 @@ pub struct dw_conv_args {
     pub dies: i32,
     pub die_groups: i32,
     pub flags: u32,
-    pub pad0: i32,
+    pub team_log2: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_args"][::core::mem::size_of::<dw_conv_args>() - 344usize];
+    ["Size of dw_conv_args"][::core::mem::size_of::<dw_conv_args>() - 560usize];
     ["Alignment of dw_conv_args"][::core::mem::align_of::<dw_conv_args>() - 8usize];
     ["Offset of field: dw_conv_args::q"][::core::mem::offset_of!(dw_conv_args, q) - 0usize];
     ["Offset of field: dw_conv_args::k"][::core::mem::offset_of!(dw_conv_args, k) - 64usize];
     ["Offset of field: dw_conv_args::v"][::core::mem::offset_of!(dw_conv_args, v) - 128usize];
+    ["Offset of field: dw_conv_args::gates"]
+        [::core::mem::offset_of!(dw_conv_args, gates) - 192usize];
     ["Offset of field: dw_conv_args::weight"]
-        [::core::mem::offset_of!(dw_conv_args, weight) - 192usize];
-    ["Offset of field: dw_conv_args::bias"][::core::mem::offset_of!(dw_conv_args, bias) - 200usize];
+        [::core::mem::offset_of!(dw_conv_args, weight) - 408usize];
+    ["Offset of field: dw_conv_args::bias"][::core::mem::offset_of!(dw_conv_args, bias) - 416usize];
     ["Offset of field: dw_conv_args::state"]
-        [::core::mem::offset_of!(dw_conv_args, state) - 208usize];
+        [::core::mem::offset_of!(dw_conv_args, state) - 424usize];
     ["Offset of field: dw_conv_args::slots"]
-        [::core::mem::offset_of!(dw_conv_args, slots) - 216usize];
+        [::core::mem::offset_of!(dw_conv_args, slots) - 432usize];
     ["Offset of field: dw_conv_args::has_initial_state"]
-        [::core::mem::offset_of!(dw_conv_args, has_initial_state) - 224usize];
+        [::core::mem::offset_of!(dw_conv_args, has_initial_state) - 440usize];
     ["Offset of field: dw_conv_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_conv_args, cu_seqlens) - 232usize];
+        [::core::mem::offset_of!(dw_conv_args, cu_seqlens) - 448usize];
     ["Offset of field: dw_conv_args::weight_channel"]
-        [::core::mem::offset_of!(dw_conv_args, weight_channel) - 240usize];
+        [::core::mem::offset_of!(dw_conv_args, weight_channel) - 456usize];
     ["Offset of field: dw_conv_args::weight_tap"]
-        [::core::mem::offset_of!(dw_conv_args, weight_tap) - 248usize];
+        [::core::mem::offset_of!(dw_conv_args, weight_tap) - 464usize];
     ["Offset of field: dw_conv_args::bias_stride"]
-        [::core::mem::offset_of!(dw_conv_args, bias_stride) - 256usize];
+        [::core::mem::offset_of!(dw_conv_args, bias_stride) - 472usize];
     ["Offset of field: dw_conv_args::state_slot"]
-        [::core::mem::offset_of!(dw_conv_args, state_slot) - 264usize];
+        [::core::mem::offset_of!(dw_conv_args, state_slot) - 480usize];
     ["Offset of field: dw_conv_args::state_channel"]
-        [::core::mem::offset_of!(dw_conv_args, state_channel) - 272usize];
+        [::core::mem::offset_of!(dw_conv_args, state_channel) - 488usize];
     ["Offset of field: dw_conv_args::state_column"]
-        [::core::mem::offset_of!(dw_conv_args, state_column) - 280usize];
+        [::core::mem::offset_of!(dw_conv_args, state_column) - 496usize];
     ["Offset of field: dw_conv_args::tokens"]
-        [::core::mem::offset_of!(dw_conv_args, tokens) - 288usize];
+        [::core::mem::offset_of!(dw_conv_args, tokens) - 504usize];
     ["Offset of field: dw_conv_args::sequences"]
-        [::core::mem::offset_of!(dw_conv_args, sequences) - 292usize];
+        [::core::mem::offset_of!(dw_conv_args, sequences) - 508usize];
     ["Offset of field: dw_conv_args::state_slots"]
-        [::core::mem::offset_of!(dw_conv_args, state_slots) - 296usize];
+        [::core::mem::offset_of!(dw_conv_args, state_slots) - 512usize];
     ["Offset of field: dw_conv_args::state_columns"]
-        [::core::mem::offset_of!(dw_conv_args, state_columns) - 300usize];
+        [::core::mem::offset_of!(dw_conv_args, state_columns) - 516usize];
     ["Offset of field: dw_conv_args::width"]
-        [::core::mem::offset_of!(dw_conv_args, width) - 304usize];
+        [::core::mem::offset_of!(dw_conv_args, width) - 520usize];
     ["Offset of field: dw_conv_args::weight_type"]
-        [::core::mem::offset_of!(dw_conv_args, weight_type) - 308usize];
+        [::core::mem::offset_of!(dw_conv_args, weight_type) - 524usize];
     ["Offset of field: dw_conv_args::bias_type"]
-        [::core::mem::offset_of!(dw_conv_args, bias_type) - 312usize];
+        [::core::mem::offset_of!(dw_conv_args, bias_type) - 528usize];
     ["Offset of field: dw_conv_args::run_log2"]
-        [::core::mem::offset_of!(dw_conv_args, run_log2) - 316usize];
+        [::core::mem::offset_of!(dw_conv_args, run_log2) - 532usize];
     ["Offset of field: dw_conv_args::block_log2"]
-        [::core::mem::offset_of!(dw_conv_args, block_log2) - 320usize];
+        [::core::mem::offset_of!(dw_conv_args, block_log2) - 536usize];
     ["Offset of field: dw_conv_args::groups"]
-        [::core::mem::offset_of!(dw_conv_args, groups) - 324usize];
-    ["Offset of field: dw_conv_args::dies"][::core::mem::offset_of!(dw_conv_args, dies) - 328usize];
+        [::core::mem::offset_of!(dw_conv_args, groups) - 540usize];
+    ["Offset of field: dw_conv_args::dies"][::core::mem::offset_of!(dw_conv_args, dies) - 544usize];
     ["Offset of field: dw_conv_args::die_groups"]
-        [::core::mem::offset_of!(dw_conv_args, die_groups) - 332usize];
+        [::core::mem::offset_of!(dw_conv_args, die_groups) - 548usize];
     ["Offset of field: dw_conv_args::flags"]
-        [::core::mem::offset_of!(dw_conv_args, flags) - 336usize];
-    ["Offset of field: dw_conv_args::pad0"][::core::mem::offset_of!(dw_conv_args, pad0) - 340usize];
+        [::core::mem::offset_of!(dw_conv_args, flags) - 552usize];
+    ["Offset of field: dw_conv_args::team_log2"]
+        [::core::mem::offset_of!(dw_conv_args, team_log2) - 556usize];
 };
 impl Default for dw_conv_args {
     fn default() -> Self {

@@ -233,6 +233,11 @@ pub(crate) fn scalars(
     allowed: &[Dtype],
 ) -> Checked<dw_token_strides> {
     dtype(argument, t.0.dtype, allowed)?;
+    ensure(t.0.shape[3] <= 1, || {
+        let was = format!("blocks of {} heads", t.0.shape[3]);
+        let allowed = "heads must be at one distance from one another";
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
     token_shape(argument, &t.0, t.1, batch, heads, None)?;
     pointer(argument, t.0.address, t.0.dtype.size(), batch.rows() == 0)?;
     token_strides(argument, &t.0, batch)

@@ -9,6 +9,10 @@
 //! zeros. Afterwards the conv state holds the last tokens of (old state, sequence): inputs, bit for bit. An empty sequence
 //! leaves its state as it is.
 //!
+//! With [`ConvSpec::qk_l2norm`] every row of q and k is then divided by `sqrt(sum of squares + 1e-6)`, before it is rounded.
+//! With [`ConvTensors::gates`] the same launch computes g and beta. A [`prefill`](crate::prefill) that follows then takes
+//! given gates, and norms nothing.
+//!
 //! A [`Conv`] is made once for a batch whose lengths the host knows, a [`DeviceConv`] for one whose lengths are on the
 //! device alone.
 
@@ -21,6 +25,7 @@ pub(crate) use lower::{Lowered, projection, state_strides};
 
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::gate::Gate;
 use crate::runtime::{Context, Stream};
 use crate::sequences::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::tensor::{Buffer, Tensor, TensorMut, TokensMut};
@@ -28,6 +33,9 @@ use crate::types::Dtype;
 
 /// Narrowest and widest convolution.
 pub const WIDTHS: std::ops::RangeInclusive<usize> = 2..=4;
+
+/// Channels of a row of q or k with a norm, at most: as many as the recurrences take.
+pub const MAX_NORM_DIM: usize = 256;
 
 /// What is done with the sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,10 +64,12 @@ pub struct ConvSpec {
     pub width: usize,
     /// What is done with the sums.
     pub activation: Activation,
+    /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most [`MAX_NORM_DIM`].
+    pub qk_l2norm: bool,
 }
 
 impl ConvSpec {
-    /// bf16, width 4, SiLU.
+    /// bf16, width 4, SiLU, no norms.
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         ConvSpec {
             dtype: Dtype::Bf16,
@@ -69,6 +79,7 @@ impl ConvSpec {
             value_dim,
             width: 4,
             activation: Activation::Silu,
+            qk_l2norm: false,
         }
     }
 
@@ -229,6 +240,8 @@ pub struct ConvTensors<'a> {
     pub k: TokensMut<'a>,
     /// `[T, HV, V]`.
     pub v: TokensMut<'a>,
+    /// g and beta of all rows, whatever sequence they belong to, in the same launch. Absent: not wanted.
+    pub gates: Option<Gate<'a>>,
 }
 
 /// A convolution of batches whose lengths the host knows: validated and uploaded once, launched any number of times.

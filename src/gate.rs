@@ -1,4 +1,4 @@
-//! The gates of a Gated DeltaNet layer, as an operation of its own.
+//! The gates of a Gated DeltaNet layer, as an operation of its own or as a part of [`conv`](crate::conv).
 //!
 //! ```text
 //! g    = -exp(A_log) * softplus(a + dt_bias)
@@ -9,7 +9,7 @@
 
 use std::ptr;
 
-use crate::abi::{self, dw_gate_args};
+use crate::abi::{self, dw_gate_args, dw_token_strides};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::runtime::{Context, Stream};
@@ -21,9 +21,9 @@ const THREADS: u32 = 256;
 /// The tensors of a gate computation over `T` tokens and `HV` value heads.
 #[derive(Debug)]
 pub struct Gate<'a> {
-    /// `[T, HV]`, f32, bf16 or fp16, any strides.
+    /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks ([`TokenScalars::in_blocks`]).
     pub a: TokenScalars<'a>,
-    /// `[T, HV]`, f32, bf16 or fp16, any strides.
+    /// `[T, HV]`, likewise.
     pub b: TokenScalars<'a>,
     /// `[HV]`, f32, bf16 or fp16. Keep it f32: `exp` of it is what a 16-bit type rounds.
     pub a_log: Tensor<'a, 1>,
@@ -37,15 +37,61 @@ pub struct Gate<'a> {
     pub beta: TokenScalarsMut<'a>,
 }
 
+/// Arguments and workgroups.
+pub(crate) struct Lowered {
+    pub(crate) arguments: dw_gate_args,
+    pub(crate) groups: u32,
+}
+
+impl<'a> Gate<'a> {
+    /// a and b of projected rows `b | a`, as in Qwen3.5. `ba` is `[T, 2 HV]`, and may have further columns.
+    ///
+    /// # Errors
+    /// Too few columns.
+    pub fn flat(ba: &Tensor<'a, 2>, value_heads: usize) -> Result<[TokenScalars<'a>; 2]> {
+        Self::interleaved(ba, 1, value_heads)
+    }
+
+    /// a and b of projected rows of `HK` groups `b | a`, of one key head and its value heads each, as in Qwen3-Next.
+    ///
+    /// # Errors
+    /// Too few columns; heads that cannot be grouped.
+    pub fn interleaved(
+        ba: &Tensor<'a, 2>,
+        key_heads: usize,
+        value_heads: usize,
+    ) -> Result<[TokenScalars<'a>; 2]> {
+        check::ensure(
+            key_heads > 0 && value_heads.is_multiple_of(key_heads),
+            || {
+                let allowed = format!("it must be a multiple of the {key_heads} key heads");
+                ArgumentError::new("value_heads", ArgumentKind::Shape, value_heads, allowed)
+            },
+        )?;
+        let columns = value_heads.saturating_mul(2);
+        check::ensure(ba.shape[1] >= columns, || {
+            let was = format!("shape {:?}", ba.shape);
+            let allowed = format!("it must have at least {columns} columns");
+            ArgumentError::new("ba", ArgumentKind::Shape, was, allowed)
+        })?;
+        let ([rows, _], [row, column]) = (ba.shape, ba.strides);
+        let heads = value_heads / key_heads;
+        let part = |offset: usize| {
+            let strides = [row, (2 * heads).saturating_mul(column), column];
+            let shape = [rows, key_heads, heads];
+            TokenScalars::in_blocks(ba.part(shape, strides, offset.saturating_mul(column)))
+        };
+        Ok([part(heads), part(0)])
+    }
+}
+
 impl Gate<'_> {
-    /// The kernel's arguments and its number of workgroups.
-    fn lower(&self) -> Checked<(dw_gate_args, u32)> {
-        let [_, tokens, heads, _] = self.a.0.shape;
-        ensure_packed("a", &self.a)?;
+    /// The kernel's arguments and its number of workgroups, for so many tokens and heads.
+    pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<Lowered> {
         let batch = Batch::Packed { tokens };
-        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-        let a_strides = check::scalars("a", &self.a, batch, heads, &any)?;
-        let b_strides = check::scalars("b", &self.b, batch, heads, &any)?;
+        let block_heads = self.block_heads(heads)?;
+        let (a_strides, a_block) = in_blocks("a", &self.a, tokens, heads, block_heads)?;
+        let (b_strides, b_block) = in_blocks("b", &self.b, tokens, heads, block_heads)?;
         let a_log_stride = check::per_head("a_log", &self.a_log, heads)?;
         let dt_bias_stride = self
             .dt_bias
@@ -76,10 +122,14 @@ impl Gate<'_> {
             b_strides,
             g_strides,
             beta_strides,
+            a_block,
+            b_block,
             a_log_stride,
             dt_bias_stride,
             tokens: tokens as i64,
             value_heads,
+            // Not 0, by which the kernel would divide.
+            block_heads: block_heads.max(1) as i32,
             flags: if self.allow_neg_eigval {
                 abi::DW_NEGATIVE_EIGENVALUES
             } else {
@@ -92,16 +142,29 @@ impl Gate<'_> {
                 .dt_bias
                 .as_ref()
                 .map_or(0, |t| check::type_code(t.dtype)),
+            ..Default::default()
         };
-        Ok((arguments, groups as u32))
+        Ok(Lowered {
+            arguments,
+            groups: groups as u32,
+        })
     }
 
-    /// Enqueues the computation.
-    ///
-    /// # Errors
-    /// A tensor of another shape or type, or of another context; a launch that the runtime refuses.
-    pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
-        check::stream(stream, context)?;
+    /// Heads of a block of a and of b: all of them where neither has blocks.
+    fn block_heads(&self, heads: usize) -> Checked<usize> {
+        let of = |t: &TokenScalars<'_>| Some(t.0.shape[3]).filter(|n| *n > 1);
+        match (of(&self.a), of(&self.b)) {
+            (Some(a), Some(b)) if a != b => {
+                let allowed = format!("blocks of {a} heads, as a has them");
+                let was = format!("blocks of {b} heads");
+                Err(ArgumentError::new("b", ArgumentKind::Shape, was, allowed))
+            }
+            (a, b) => Ok(a.or(b).unwrap_or(heads)),
+        }
+    }
+
+    /// Every tensor whose context is known must be of `context`.
+    pub(crate) fn check_devices(&self, context: &Context) -> Checked<()> {
         let owners = [
             ("a", &self.a.0.owner),
             ("b", &self.b.0.owner),
@@ -112,10 +175,22 @@ impl Gate<'_> {
         for (name, owner) in owners {
             check::device(name, owner, context)?;
         }
-        if let Some(t) = &self.dt_bias {
-            check::device("dt_bias", &t.owner, context)?;
+        match &self.dt_bias {
+            Some(t) => check::device("dt_bias", &t.owner, context),
+            None => Ok(()),
         }
-        let (arguments, groups) = self.lower()?;
+    }
+
+    /// Enqueues the computation.
+    ///
+    /// # Errors
+    /// A tensor of another shape or type, or of another context; a launch that the runtime refuses.
+    pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
+        check::stream(stream, context)?;
+        self.check_devices(context)?;
+        ensure_packed("a", &self.a)?;
+        let [_, tokens, blocks, heads] = self.a.0.shape;
+        let Lowered { arguments, groups } = self.lower(tokens, blocks.saturating_mul(heads))?;
         if groups == 0 {
             return Ok(());
         }
@@ -123,6 +198,41 @@ impl Gate<'_> {
         // SAFETY: the tensors were checked against each other, and lie in the memory that they were made from.
         unsafe { context.launch(stream, "dw_gate", groups, THREADS, &arguments) }
     }
+}
+
+/// Scalars whose heads may lie in blocks: strides within a block, and the distance of blocks of `block_heads` heads.
+fn in_blocks(
+    argument: &str,
+    t: &TokenScalars<'_>,
+    tokens: usize,
+    heads: usize,
+    block_heads: usize,
+) -> Checked<(dw_token_strides, i64)> {
+    let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+    let batch = Batch::Packed { tokens };
+    let [_, rows, blocks, of_block] = t.0.shape;
+    if of_block <= 1 {
+        let strides = check::scalars(argument, t, batch, heads, &any)?;
+        return Ok((strides, strides.head.saturating_mul(block_heads as i64)));
+    }
+    check::ensure(blocks.checked_mul(of_block) == Some(heads), || {
+        let was = format!("shape {:?}", [rows, blocks, of_block]);
+        let allowed = format!("it must have {heads} heads in its blocks");
+        ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+    })?;
+    let [_, token, block, head] = t.0.strides;
+    // One head of each block, then the heads of one block, as scalars of their own.
+    let of_blocks = t.0.part([1, rows, blocks, 1], [0, token, block, 1], 0);
+    let of_heads = t.0.part([1, rows, of_block, 1], [0, token, head, 1], 0);
+    let outer = check::scalars(argument, &TokenScalars(of_blocks, t.1), batch, blocks, &any)?;
+    let inner = check::scalars(
+        argument,
+        &TokenScalars(of_heads, t.1),
+        batch,
+        of_block,
+        &any,
+    )?;
+    Ok((inner, outer.head))
 }
 
 fn ensure_packed(argument: &str, t: &TokenScalars<'_>) -> Checked<()> {

@@ -459,8 +459,30 @@ pub struct Tokens<'a>(pub(crate) Tensor<'a, 4>, pub(crate) bool);
 pub struct TokensMut<'a>(pub(crate) Tokens<'a>);
 
 /// One number per token and head: `[T, H]` of a packed batch, or `[B, T, H]` of a dense one.
+///
+/// The last of the tensor's dimensions is 1, or heads of a block: see [`TokenScalars::in_blocks`].
 #[derive(Clone, Debug)]
 pub struct TokenScalars<'a>(pub(crate) Tensor<'a, 4>, pub(crate) bool);
+
+impl<'a> TokenScalars<'a> {
+    /// `[T, blocks, heads of a block]`, the heads of a packed batch in blocks at any distance: see
+    /// [`Gate::interleaved`](crate::gate::Gate::interleaved). Where all heads are at one distance it is `[T, H]`;
+    /// otherwise it is for the inputs of a [`Gate`](crate::gate::Gate), and refused by everything else.
+    pub fn in_blocks(t: Tensor<'a, 3>) -> Self {
+        let ([n, blocks, heads], [token, block, head]) = (t.shape, t.strides);
+        if heads == 1 {
+            TokenScalars(reshape(t, [1, n, blocks, 1], [0, token, block, 1]), false)
+        } else if blocks == 1 || block == heads.saturating_mul(head) {
+            let all = blocks.saturating_mul(heads);
+            TokenScalars(reshape(t, [1, n, all, 1], [0, token, head, 1]), false)
+        } else {
+            TokenScalars(
+                reshape(t, [1, n, blocks, heads], [0, token, block, head]),
+                false,
+            )
+        }
+    }
+}
 
 /// [`TokenScalars`], to be written to.
 #[derive(Debug)]

@@ -305,6 +305,7 @@ fn offsets_beyond_31_bits() {
         q,
         k,
         v,
+        gates: None,
     };
     let plan = Conv::packed(&context, s, &[0, tokens as i32], tokens).unwrap();
     plan.launch(&stream, &tensors).unwrap();
@@ -331,9 +332,10 @@ fn any_case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(Dtype::Bf16), Just(Dtype::F16)],
         1usize..4,
         1usize..4,
-        prop_oneof![1usize..40, Just(64)],
+        prop_oneof![1usize..40, Just(64), Just(136)],
         prop_oneof![1usize..40, Just(96)],
         2usize..=4,
+        any::<bool>(),
         any::<bool>(),
     );
     let views = (
@@ -366,7 +368,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         0u64..1 << 32,
     );
     (shape, views, parameters, batch).prop_map(|(shape, views, parameters, batch)| {
-        let (dtype, key_heads, group, key_dim, value_dim, width, silu) = shape;
+        let (dtype, key_heads, group, key_dim, value_dim, width, silu, qk_l2norm) = shape;
         let (x_offset, x_pad, out_pad, head_pad, out_offset, interleaved) = views;
         let (weight_dtype, weight_transposed, bias, more_columns, token_major, slot_pad) =
             parameters;
@@ -384,6 +386,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                 } else {
                     Activation::None
                 },
+                qk_l2norm,
             },
             lengths,
             tail,

@@ -68,6 +68,7 @@ fn tensors<'a>(r: &Request, memory: &'a Memory) -> ConvTensors<'a> {
         q,
         k,
         v,
+        gates: None,
     }
 }
 

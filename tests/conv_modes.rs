@@ -7,7 +7,7 @@ mod common;
 
 use cases::{Case, Data, Entry, Layout, check_output, run, spec};
 use common::{context, simulated};
-use deltawave::conv::{ConvInput, ConvState, ConvStateLayout, ConvTensors, DeviceConv};
+use deltawave::conv::{ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_sim::launch::{Options, WaveOrder};
@@ -44,21 +44,25 @@ fn every_way_of_execution() {
 
 /// A state that were read by one workgroup and written by another would show here.
 fn every_order(context: &Context, usual: Options) {
-    for (state_layout, layout, entry) in [
-        (ConvStateLayout::ChannelMajor, Layout::Flat, Entry::Host),
-        (
-            ConvStateLayout::TokenMajor,
-            Layout::Interleaved,
-            Entry::Device,
-        ),
+    use ConvStateLayout::{ChannelMajor, TokenMajor};
+    for (state_layout, layout, entry, qk_l2norm, key_dim) in [
+        (ChannelMajor, Layout::Flat, Entry::Host, false, 96),
+        (TokenMajor, Layout::Interleaved, Entry::Device, false, 96),
+        // Norms of rows that are whole, and of such that are not.
+        (ChannelMajor, Layout::Flat, Entry::Device, true, 136),
+        (TokenMajor, Layout::Interleaved, Entry::Host, true, 20),
     ] {
+        let spec = ConvSpec {
+            qk_l2norm,
+            ..spec(Dtype::Bf16, [2, 4], [key_dim, 128], 4)
+        };
         let case = Case {
             state_layout,
             layout,
             entry,
             padding: 0b10,
             has_initial: 0b1_1110,
-            ..Case::new(spec(Dtype::Bf16, [2, 4], [96, 128], 4), &[70, 3, 2, 1, 9])
+            ..Case::new(spec, &[70, 3, 2, 1, 9])
         };
         let data = Data::new(&case);
         let expected = run(context, &case, &data);
@@ -81,14 +85,20 @@ fn every_order(context: &Context, usual: Options) {
 
 /// x once, q, k and v once, in one launch: at most a tenth more, in lines and over all dies.
 fn few_bytes_are_moved(context: &Context) {
-    for (heads, layout, lengths) in [
-        ([16, 32], Layout::Flat, vec![2048]),
-        ([16, 32], Layout::Interleaved, vec![700, 900]),
-        ([2, 4], Layout::Flat, vec![4096]),
+    for (heads, key_dim, layout, qk_l2norm, lengths) in [
+        ([16, 32], 128, Layout::Flat, false, vec![2048]),
+        ([16, 32], 128, Layout::Interleaved, false, vec![700, 900]),
+        ([2, 4], 128, Layout::Flat, false, vec![4096]),
+        ([16, 32], 128, Layout::Flat, true, vec![1024]),
+        ([6, 6], 96, Layout::Flat, true, vec![1024]),
     ] {
+        let spec = ConvSpec {
+            qk_l2norm,
+            ..spec(Dtype::Bf16, heads, [key_dim, 128], 4)
+        };
         let case = Case {
             layout,
-            ..Case::new(spec(Dtype::Bf16, heads, [128, 128], 4), &lengths)
+            ..Case::new(spec, &lengths)
         };
         let data = Data::new(&case);
         deltawave_sim::hip::take_counted_launches();
@@ -102,7 +112,7 @@ fn few_bytes_are_moved(context: &Context) {
         let [unique, filled] = [traffic.unique_bytes, traffic.l2_fill_bytes]
             .map(|bytes| bytes as f64 / minimal as f64);
         println!(
-            "{heads:?}, {layout:?}: {unique:.4} of the minimal bytes, {filled:.4} into the dies"
+            "{heads:?}, {layout:?}, norms {qk_l2norm}: {unique:.4} of the minimal bytes, {filled:.4} into the dies"
         );
         assert!(
             (0.99..1.1).contains(&unique) && filled < 1.1,
@@ -149,6 +159,7 @@ fn senseless_lengths_stay_within_bounds(context: &Context) {
             q: q.tensor_mut([tokens, 1, 8]).unwrap().into(),
             k: k.tensor_mut([tokens, 1, 8]).unwrap().into(),
             v: v.tensor_mut([tokens, 1, 16]).unwrap().into(),
+            gates: None,
         };
         plan.launch(&stream, &lengths, &tensors).unwrap();
         stream.synchronize().unwrap();

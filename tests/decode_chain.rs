@@ -249,6 +249,7 @@ impl Layer {
                 q: out(q, 0).into(),
                 k: out(k, 1).into(),
                 v: out(v, 2).into(),
+                gates: None,
             };
             plan.launch(&self.stream, &tensors).unwrap();
         }

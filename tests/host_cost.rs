@@ -126,6 +126,7 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
         q: q.tensor_mut([tokens, 1, 16])?.into(),
         k: k.tensor_mut([tokens, 1, 16])?.into(),
         v: v.tensor_mut([tokens, 2, 16])?.into(),
+        gates: None,
     };
     let plan = Conv::packed(&context, spec, &[0, 40, 64], tokens)?;
     take_calls();

@@ -226,6 +226,7 @@ fn apart(context: &Context, stream: &Stream, case: &Case, t: &mut LayerTensors<'
         q: view(q, 0).into(),
         k: view(k, 1).into(),
         v: view(v, 2).into(),
+        gates: None,
     };
     let plan = Conv::packed(context, s.conv(), &case.cu_seqlens(), tokens).unwrap();
     plan.launch(stream, &conv).unwrap();

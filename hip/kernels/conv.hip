@@ -7,60 +7,21 @@
 // threads of a block of tokens, of one sequence, are numbered octet of channels by octet, then run by run, and fill
 // `groups` workgroups. Blocks are numbered as in prefill: sequence n owns those from cu_seqlens[n] / tokens of a block
 // + n on. The thread that reads a sequence's state is the one that writes it, so that nothing has to be synchronised.
-#include "../tile/tile.h"
+//
+// With norms, rows of q and k are divided by sqrt(sum of squares + 1e-6) before they are rounded: a team of 16 or 32
+// adjacent threads then has the octets of one head, and those of its threads that are left over none. g and beta of all
+// rows are for workgroups of their own.
+#include "../tile/conv.h"
+#include "../tile/gates.h"
 
 namespace {
 
-constexpr int threads = 256;
-constexpr int octet = 8;
-constexpr int rows_at_once = 4; // whose loads are under way together
+using conv::Channels;
+using conv::Filter;
+using conv::octet;
 
-// N adjacent channels of a token: as numbers, and as they lie in memory.
-template <int N> struct Channels;
-template <> struct Channels<octet> {
-    typedef float Values __attribute__((ext_vector_type(octet)));
-    typedef i32x4 Bits;
-    static DEVICE_MEMBER Bits load(const char *p) { return arch::load_b128(p); }
-    static DEVICE_MEMBER void store(char *p, Bits x) { arch::store_b128(p, x); }
-    template <class T> static DEVICE_MEMBER Values widened(Bits x) {
-        return Values{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
-                      T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
-    }
-    template <class T> static DEVICE_MEMBER Bits rounded(Values x) {
-        return Bits{T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
-    }
-    // The same of channels that are `stride` bytes apart.
-    static DEVICE_MEMBER Bits gather(const char *p, int64_t stride) {
-        if (stride == 2 && arch::in_one_access(p)) {
-            return load(p);
-        }
-        Bits out;
-        for (int i = 0; i < octet / 2; ++i) {
-            out[i] = *(const unsigned short *)(p + 2 * i * stride) | *(const unsigned short *)(p + (2 * i + 1) * stride)
-                                                                         << 16;
-        }
-        return out;
-    }
-    static DEVICE_MEMBER void scatter(char *p, int64_t stride, Bits x) {
-        if (stride == 2 && arch::in_one_access(p)) {
-            return store(p, x);
-        }
-        for (int i = 0; i < octet / 2; ++i) {
-            *(short *)(p + 2 * i * stride) = (short)x[i];
-            *(short *)(p + (2 * i + 1) * stride) = (short)(x[i] >> 16);
-        }
-    }
-};
-template <> struct Channels<1> {
-    typedef float Values __attribute__((ext_vector_type(1)));
-    typedef int Bits;
-    static DEVICE_MEMBER Bits load(const char *p) { return *(const unsigned short *)p; }
-    static DEVICE_MEMBER void store(char *p, Bits x) { *(short *)p = (short)x; }
-    template <class T> static DEVICE_MEMBER Values widened(Bits x) { return Values{T::low(x)}; }
-    template <class T> static DEVICE_MEMBER Bits rounded(Values x) { return T::pack(x[0], 0.0f); }
-    static DEVICE_MEMBER Bits gather(const char *p, int64_t) { return load(p); }
-    static DEVICE_MEMBER void scatter(char *p, int64_t, Bits x) { store(p, x); }
-};
+constexpr int threads = gates::threads;
+constexpr int rows_at_once = 4; // whose loads are under way together
 
 // What a thread works on: a run of tokens of adjacent channels.
 struct Work {
@@ -75,162 +36,114 @@ struct Work {
     int last;     // past the sequence
     int begin;    // token of the run
     int end;      // past the run
+    bool writes;  // whether the channels are the thread's, or it only takes part in its team's sums
 };
 
-// The filters of N channels.
-template <class T, int Width, int N> class Filter {
-  public:
-    typedef typename Channels<N>::Values Values;
-    typedef typename Channels<N>::Bits Bits;
+// Whether rows have norms, which the threads of a team add up.
+enum Norm { without_norm, with_norm };
 
-    DEVICE_MEMBER Filter(const dw_conv_args &x, int channel) : bias{}, silu_follows(x.flags & DW_CONV_SILU) {
-        if (!load_dense(x, (const char *)x.weight + 2 * Width * (int64_t)channel)) {
-            for (int j = 0; j < Width; ++j) {
-                weight[j] = Values{};
-            }
-#pragma unroll 1
-            for (int j = 0; j < Width; ++j) {
-                for (int i = 0; i < Width - 1; ++i) {
-                    weight[i] = weight[i + 1];
-                }
-                weight[Width - 1] =
-                    read(x.weight, channel * x.weight_channel + j * x.weight_tap, x.weight_channel, x.weight_type);
-            }
-        }
-        if (x.bias) {
-            bias = read(x.bias, channel * x.bias_stride, x.bias_stride, x.bias_type);
-        }
+// Of a row: 1 / sqrt(sum of squares + 1e-6), the same in all threads of the team.
+DEVICE float norm_factor(float squares, int team_log2) {
+    float sum = arch::row_sum(squares);
+    if (team_log2 > 4) {
+        sum += arch::other_row(sum);
     }
+    return arch::rsqrt(sum + 1e-6f);
+}
 
-    // The output of a token; `before` holds the tokens before it, oldest first, and moves on.
-    DEVICE_MEMBER Bits apply(Values (&before)[Width - 1], Bits bits) const {
-        const Values now = Channels<N>::template widened<T>(bits);
-        Values sum = bias;
-        for (int j = 0; j < Width - 1; ++j) {
-            sum = __builtin_elementwise_fma(weight[j], before[j], sum);
-        }
-        sum = __builtin_elementwise_fma(weight[Width - 1], now, sum);
-        push(before, now);
-        if (silu_follows) {
-            for (int i = 0; i < N; i += 2) {
-                const f32x2 y = math::silu(f32x2{sum[i], N > 1 ? sum[i + 1] : 0.0f});
-                sum[i] = y.x;
-                if (N > 1) {
-                    sum[i + 1] = y.y;
-                }
-            }
-        }
-        return Channels<N>::template rounded<T>(sum);
+template <class Values> DEVICE Values normed(Values y, bool counts, int team_log2) {
+    f32x2 squares{};
+    for (int i = 0; i < octet; i += 2) {
+        const f32x2 pair{y[i], y[i + 1]};
+        squares = __builtin_elementwise_fma(pair, pair, squares);
     }
-
-    static DEVICE_MEMBER void push(Values (&before)[Width - 1], Values now) {
-        for (int j = 0; j < Width - 2; ++j) {
-            before[j] = before[j + 1];
-        }
-        before[Width - 2] = now;
-    }
-
-  private:
-    // Weights of the type of x that are dense, in few loads.
-    DEVICE_MEMBER bool load_dense(const dw_conv_args &x, const char *p) {
-        constexpr int own_type = __is_same(T, tile::Bf16) ? DW_BF16 : DW_F16;
-        if constexpr (N == octet) {
-            if (x.weight_type == own_type && x.weight_tap == 1 && x.weight_channel == Width && arch::in_one_access(p)) {
-                i32x4 raw[Width];
-                for (int i = 0; i < Width; ++i) {
-                    raw[i] = arch::load_b128(p + 16 * i);
-                }
-                for (int at = 0; at < N * Width; ++at) {
-                    const int word = raw[at / 8][at / 2 % 4];
-                    weight[at % Width][at / Width] = at % 2 ? T::high(word) : T::low(word);
-                }
-                return true;
-            }
-        }
-        return false;
-    }
-
-    // A NaN of 16 bits survives rounding, one of f32 need not.
-    static DEVICE_MEMBER Values read(const void *p, int64_t index, int64_t stride, int type) {
-        Values out;
-        for (int i = 0; i < N; ++i) {
-            out[i] = math::canonical(load_scalar(p, index + i * stride, type));
-        }
-        return out;
-    }
-
-    Values weight[Width], bias;
-    bool silu_follows;
-};
+    return y * norm_factor(counts ? squares.x + squares.y : 0.0f, team_log2);
+}
 
 // `Rows` tokens of a run, the next at `from` and `to`, which move on.
-template <int Rows, class T, int Width, int N>
+template <int Rows, Norm Norms, class T, int Width, int N>
 DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
-                 const char *&from, char *&to) {
+                 int team_log2, const char *&from, char *&to) {
     typename Channels<N>::Bits raw[Rows];
     for (int i = 0; i < Rows; ++i) {
         raw[i] = Channels<N>::load(from);
         from += work.from_stride;
     }
     for (int i = 0; i < Rows; ++i) {
-        Channels<N>::store(to, filter.apply(before, raw[i]));
-        to += work.to_stride;
+        typename Channels<N>::Values y = filter.apply(before, raw[i]);
+        if constexpr (Norms == with_norm) {
+            y = normed(y, work.writes, team_log2);
+        }
+        if (Norms == without_norm || work.writes) {
+            Channels<N>::store(to, Channels<N>::template rounded<T>(y));
+        }
+        // Computed here: the addresses of all rows, kept through the loop, are worth more registers than there are.
+        to = Norms == with_norm ? arch::held(to + work.to_stride) : to + work.to_stride;
     }
 }
 
-template <class T, int Width, int N> DEVICE void convolve(const dw_conv_args &x, const Work &work) {
-    typedef Channels<N> Some;
-    const auto column = [&](int index)
-                            __attribute__((always_inline)) { return work.state + 2 * index * x.state_column; };
-    // A token of the sequence, or of its state: the last column is the token before the first.
-    const auto token = [&](int t) __attribute__((always_inline)) -> typename Some::Bits {
-        if (t >= work.first) {
-            return Some::load(work.from + t * work.from_stride);
-        }
-        if (!work.initial) {
-            return typename Some::Bits{};
-        }
-        return Some::gather(column(x.state_columns + t - work.first), 2 * x.state_channel);
-    };
-    const Filter<T, Width, N> filter(x, work.channel);
-    typename Some::Values before[Width - 1] = {};
-#pragma unroll 1
-    for (int t = work.begin - (Width - 1); t < work.begin; ++t) {
-        filter.push(before, Some::template widened<T>(token(t)));
+DEVICE char *column(const dw_conv_args &x, const Work &work, int index) {
+    return work.state + 2 * index * x.state_column;
+}
+
+// A token of the sequence, or of its state: the last column is the token before the first.
+template <class Some> DEVICE typename Some::Bits token(const dw_conv_args &x, const Work &work, int t) {
+    if (t >= work.first) {
+        return Some::load(work.from + t * work.from_stride);
     }
+    if (!work.initial) {
+        return typename Some::Bits{};
+    }
+    return Some::gather(column(x, work, x.state_columns + t - work.first), 2 * x.state_channel);
+}
+
+// The new state, by the thread that has the sequence's first tokens.
+template <class Some> DEVICE void leave_state(const dw_conv_args &x, const Work &work) {
     if (work.state && work.begin == work.first && !(x.flags & DW_CONV_KEEP_STATES)) {
         // Ascending: in a sequence shorter than the state a column is read before it is written.
 #pragma unroll 1
         for (int j = 0; j < x.state_columns; ++j) {
-            Some::scatter(column(j), 2 * x.state_channel, token(work.last - x.state_columns + j));
+            Some::scatter(column(x, work, j), 2 * x.state_channel,
+                          token<Some>(x, work, work.last - x.state_columns + j));
         }
     }
+}
+
+template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dw_conv_args &x, const Work &work) {
+    typedef Channels<N> Some;
+    const Filter<T, Width, N> filter(x, work.channel);
+    typename Some::Values before[Width - 1] = {};
+#pragma unroll 1
+    for (int t = work.begin - (Width - 1); t < work.begin; ++t) {
+        filter.push(before, Some::template widened<T>(token<Some>(x, work, t)));
+    }
+    leave_state<Some>(x, work);
     const char *from = work.from + work.begin * work.from_stride;
     char *to = work.to + work.begin * work.to_stride;
     int left = work.end - work.begin;
 #pragma unroll 1
     for (; left >= rows_at_once; left -= rows_at_once) {
-        step<rows_at_once, T, Width, N>(filter, before, work, from, to);
+        step<rows_at_once, Norms>(filter, before, work, x.team_log2, from, to);
     }
 #pragma unroll 1
     for (; left > 0; --left) {
-        step<1, T, Width, N>(filter, before, work, from, to);
+        step<1, Norms>(filter, before, work, x.team_log2, from, to);
     }
 }
 
 // `padding`: the sequence has no slot, or the tokens belong to none.
-template <class T, int N> DEVICE void run(const dw_conv_args &x, const Work &work, bool padding) {
+template <class T, int N, Norm Norms> DEVICE void run(const dw_conv_args &x, const Work &work, bool padding) {
     if (padding) {
 #pragma unroll 1
-        for (int t = work.begin; t < work.end; ++t) {
+        for (int t = work.begin; t < work.end && work.writes; ++t) {
             Channels<N>::store(work.to + t * work.to_stride, typename Channels<N>::Bits{});
         }
     } else if (x.width == 2) {
-        convolve<T, 2, N>(x, work);
+        convolve<T, 2, N, Norms>(x, work);
     } else if (x.width == 3) {
-        convolve<T, 3, N>(x, work);
+        convolve<T, 3, N, Norms>(x, work);
     } else {
-        convolve<T, 4, N>(x, work);
+        convolve<T, 4, N, Norms>(x, work);
     }
 }
 
@@ -259,8 +172,6 @@ DEVICE int sequence_of(const dw_conv_args &x, int block) {
     }
     return low;
 }
-
-DEVICE int octets(const dw_conv_part &part) { return (part.channels + octet - 1) / octet; }
 
 // A field of the part that a thread works on.
 template <class Field> DEVICE Field of_part(const dw_conv_args &x, int part, Field dw_conv_part::*field) {
@@ -297,20 +208,89 @@ DEVICE bool is_one(const Work &work, const dw_conv_args &x, int part, int channe
            arch::in_one_access(work.to + work.to_stride);
 }
 
-// The part, octet and run of a thread of a block, of a sequence whose first and last token are known. False: it has
-// none.
+// The part, thread of it and run of a thread of a block, of a sequence whose first and last token are known. False: it
+// has none.
 DEVICE bool share_of(Work &work, int &part, int &group, const dw_conv_args &x, int blocks_before, int index) {
-    const int q_octets = octets(x.q), k_octets = octets(x.k), all = q_octets + k_octets + octets(x.v);
+    const int q_lanes = x.q.lanes, k_lanes = x.k.lanes, all = q_lanes + k_lanes + x.v.lanes;
     const int run = index / all;
     group = index - run * all;
-    part = (group >= q_octets) + (group >= q_octets + k_octets);
-    group -= part == 0 ? 0 : part == 1 ? q_octets : q_octets + k_octets;
+    part = (group >= q_lanes) + (group >= q_lanes + k_lanes);
+    group -= part == 0 ? 0 : part == 1 ? q_lanes : q_lanes + k_lanes;
     work.begin = work.first + (blocks_before << x.block_log2) + (run << x.run_log2);
     work.end = min_of(work.begin + (1 << x.run_log2), work.last);
     return run >> (x.block_log2 - x.run_log2) == 0 && work.begin < work.end;
 }
 
-template <class T> DEVICE void conv(const dw_conv_args &x) {
+// A channel of a row, not rounded.
+template <class T> DEVICE float channel_at(const dw_conv_args &x, const Work &work, int t) {
+    float sum = x.bias ? math::canonical(load_scalar(x.bias, work.channel * x.bias_stride, x.bias_type)) : 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < x.width; ++j) {
+        const int64_t at = work.channel * x.weight_channel + j * x.weight_tap;
+        const int before = token<Channels<1>>(x, work, t - (x.width - 1) + j);
+        sum = __builtin_fmaf(math::canonical(load_scalar(x.weight, at, x.weight_type)), T::low(before), sum);
+    }
+    return x.flags & DW_CONV_SILU ? math::silu(f32x2{sum, 0.0f}).x : sum;
+}
+
+// Rows with a norm whose octets are not in one piece, channel by channel: for the sum of squares, and then for the
+// output.
+template <class T>
+DEVICE void run_apart(const dw_conv_args &x, Work &work, int part, int channel, int end, bool has_state, int slot,
+                      bool padding) {
+#pragma unroll 1
+    for (int t = work.begin; t < work.end; ++t) {
+        float squares = 0.0f;
+#pragma unroll 1
+        for (int c = channel; c < end && !padding; ++c) {
+            place(work, x, part, c, has_state, slot);
+            const float y = channel_at<T>(x, work, t);
+            squares = __builtin_fmaf(y, y, squares);
+        }
+        const float factor = norm_factor(squares, x.team_log2);
+#pragma unroll 1
+        for (int c = channel; c < end; ++c) {
+            place(work, x, part, c, has_state, slot);
+            const float y = padding ? 0.0f : factor * channel_at<T>(x, work, t);
+            Channels<1>::store(work.to + t * work.to_stride, T::pack(y, 0.0f));
+        }
+    }
+#pragma unroll 1
+    for (int c = channel; c < end; ++c) {
+        place(work, x, part, c, has_state, slot);
+        leave_state<Channels<1>>(x, work);
+    }
+}
+
+// Whether every octet of every row of q or k can be accessed at once.
+DEVICE bool rows_are_whole(const dw_conv_args &x, int part) {
+    const auto field = [&](auto dw_conv_part::*f) __attribute__((always_inline)) { return of_part(x, part, f); };
+    const auto fits = [&](int64_t elements)
+                          __attribute__((always_inline)) { return arch::in_one_access((const void *)(2 * elements)); };
+    return field(&dw_conv_part::dim) % octet == 0 && field(&dw_conv_part::block) % octet == 0 &&
+           arch::in_one_access(field(&dw_conv_part::x)) && fits(field(&dw_conv_part::x_token)) &&
+           fits(field(&dw_conv_part::x_block)) && arch::in_one_access(field(&dw_conv_part::out)) &&
+           fits(field(&dw_conv_part::out_token)) && fits(field(&dw_conv_part::out_head));
+}
+
+// What a thread of a team does, which has a head of q or k: all of the team go the same way.
+template <class T>
+DEVICE void run_team(const dw_conv_args &x, Work &work, int part, int group, bool has_state, int slot, bool padding) {
+    const int dim = x.q.dim, head = (group >> x.team_log2) * dim;
+    const int own = (group & ((1 << x.team_log2) - 1)) * octet;
+    work.writes = own < dim;
+    if (!rows_are_whole(x, part)) {
+        run_apart<T>(arch::reread(x), work, part, head + own, head + min_of(own + octet, dim), has_state, slot,
+                     padding);
+        return;
+    }
+    // Those without an octet read that of the first, and no state.
+    work.initial = work.initial && work.writes;
+    place(work, x, part, head + (work.writes ? own : 0), has_state && work.writes, slot);
+    run<T, octet, with_norm>(x, work, padding);
+}
+
+template <class T> DEVICE void convolution(const dw_conv_args &x) {
     // Consecutive workgroups go to different dies. Those of neighbouring tokens, which read some rows twice, shall not.
     const int workgroup = arch::workgroup() % x.dies * x.die_groups + arch::workgroup() / x.dies;
     const int block = arch::uniform_value(workgroup / x.groups);
@@ -327,30 +307,55 @@ template <class T> DEVICE void conv(const dw_conv_args &x) {
     }
     const bool padding = slot < 0 || (x.state && slot >= x.state_slots);
     const bool has_state = x.state && !padding;
-    work.initial = has_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
+    const bool initial = has_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
 
+    // Where lanes of a wave go different ways, all is read and computed anew: they keep no registers for each other.
+    const auto next = [&]() __attribute__((always_inline)) { return first_index + arch::opaque(arch::thread()); };
     int part, group;
-    if (!share_of(work, part, group, x, blocks_before, first_index + arch::thread())) {
+    work.initial = initial;
+    if (x.flags & DW_CONV_QK_L2NORM) {
+        const dw_conv_args &y = arch::reread(x);
+        if (share_of(work, part, group, y, blocks_before, next()) && part < 2) {
+            run_team<T>(y, work, part, group, has_state, slot, padding);
+        }
+    }
+    const dw_conv_args &y = arch::reread(x);
+    if (!share_of(work, part, group, y, blocks_before, next())) {
         return;
     }
+    // Threads are added to those of v until teams never cross a wave.
+    if (y.flags & DW_CONV_QK_L2NORM && (part < 2 || group * octet >= y.v.channels)) {
+        return;
+    }
+    work.initial = initial;
+    work.writes = true;
     const int channel = group * octet;
-    place(work, x, part, channel, has_state, slot);
-    if (is_one(work, x, part, channel)) {
-        run<T, octet>(x, work, padding);
+    place(work, y, part, channel, has_state, slot);
+    if (is_one(work, y, part, channel)) {
+        run<T, octet, without_norm>(y, work, padding);
         return;
     }
-    // One by one. All is read and computed anew: lanes beside such that come here keep no registers for it.
-    const dw_conv_args &again = arch::reread(x);
-    share_of(work, part, group, again, blocks_before, first_index + arch::opaque(arch::thread()));
-    const int end = min_of((group + 1) * octet, of_part(again, part, &dw_conv_part::channels));
+    // One by one.
+    const dw_conv_args &z = arch::reread(x);
+    share_of(work, part, group, z, blocks_before, next());
+    const int end = min_of((group + 1) * octet, of_part(z, part, &dw_conv_part::channels));
 #pragma unroll 1
     for (int channel = group * octet; channel < end; ++channel) {
-        place(work, again, part, channel, has_state, slot);
-        run<T, 1>(again, work, padding);
+        place(work, z, part, channel, has_state, slot);
+        run<T, 1, without_norm>(z, work, padding);
+    }
+}
+
+template <class T> DEVICE void launch(const dw_conv_args &x) {
+    const int of_gates = arch::workgroup() - x.dies * x.die_groups;
+    if (of_gates >= 0) {
+        gates::compute(arch::reread(x).gates, of_gates);
+    } else {
+        convolution<T>(x);
     }
 }
 
 } // namespace
 
-KERNEL(threads, 2) void dw_conv_bf16(dw_conv_args x) { conv<tile::Bf16>(x); }
-KERNEL(threads, 2) void dw_conv_f16(dw_conv_args x) { conv<tile::F16>(x); }
+KERNEL(threads, 2) void dw_conv_bf16(dw_conv_args x) { launch<tile::Bf16>(x); }
+KERNEL(threads, 2) void dw_conv_f16(dw_conv_args x) { launch<tile::F16>(x); }

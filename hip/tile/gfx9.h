@@ -105,6 +105,9 @@ template <int Rotation> DEVICE float add_rotated(float x) {
 }
 DEVICE float row_sum(float x) { return add_rotated<1>(add_rotated<2>(add_rotated<4>(add_rotated<8>(x)))); }
 
+// What the same lane of the other row of a pair of them has.
+DEVICE float other_row(float x) { return bits<float>(__builtin_amdgcn_ds_swizzle(bits<int>(x), 16 << 10 | 31)); }
+
 // The value of one lane.
 DEVICE int read_lane(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
 DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }

@@ -133,6 +133,9 @@ DEVICE float row_sum(float x) {
     return x;
 }
 
+// What the same lane of the other half of 16 has.
+DEVICE float other_row(float x) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, 16, 0x1f); }
+
 // Inclusive prefix sum and maximum over the lanes.
 DEVICE float inclusive_sum(float x) {
     for (int step = 1; step < lanes; step *= 2) {

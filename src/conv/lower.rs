@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
 
-use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, WIDTHS};
+use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
 use crate::abi::{self, dw_conv_args, dw_conv_part};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -33,7 +33,32 @@ pub(super) struct Shape {
     pub(super) sequences: usize,
     /// Conv states are read alone.
     pub(super) keeps_states: bool,
+    team: Team,
     division: Division,
+}
+
+/// The threads that share a head of q or k, so as to add up its squares: none do without norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Team {
+    log2: u32,
+    /// Threads that share a token's channels of q, of k, and of v.
+    lanes: [usize; 3],
+}
+
+impl Team {
+    fn new(spec: &ConvSpec) -> Self {
+        let octets = |n: usize| n.div_ceil(OCTET);
+        let [q, k, v] = spec.channels();
+        if !spec.qk_l2norm {
+            let lanes = [q, k, v].map(octets);
+            return Team { log2: 0, lanes };
+        }
+        let log2 = if octets(spec.key_dim) <= 16 { 4 } else { 5 };
+        let keys = spec.key_heads << log2;
+        // All of them a multiple of a team, so that none crosses a wave.
+        let lanes = [keys, keys, octets(v).next_multiple_of(1 << log2)];
+        Team { log2, lanes }
+    }
 }
 
 /// How tokens and channels are shared out.
@@ -59,9 +84,9 @@ pub(crate) struct Lowered {
 impl Division {
     /// Blocks have as many runs as it takes to leave few threads idle, and runs are shortened until every compute unit
     /// has work.
-    fn new(octets: usize, tokens: usize, sequences: usize, compute_units: u32, dies: u32) -> Self {
-        let groups = |runs_log2: u32| (octets << runs_log2).div_ceil(THREADS as usize);
-        let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (octets << runs_log2);
+    fn new(lanes: usize, tokens: usize, sequences: usize, compute_units: u32, dies: u32) -> Self {
+        let groups = |runs_log2: u32| (lanes << runs_log2).div_ceil(THREADS as usize);
+        let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (lanes << runs_log2);
         // Idle threads of 16, so that fewer than one of them count as none.
         let share =
             |runs_log2: &u32| 16 * idle(runs_log2) / (groups(*runs_log2) * THREADS as usize);
@@ -133,9 +158,14 @@ impl Shape {
             let allowed = "fewer than 2^24 sequences";
             ArgumentError::new("sequences", ArgumentKind::Lengths, sequences, allowed)
         })?;
-        let octets = spec.channels().map(|n| n.div_ceil(OCTET)).iter().sum();
+        check::ensure(!spec.qk_l2norm || spec.key_dim <= MAX_NORM_DIM, || {
+            let allowed = format!("at most {MAX_NORM_DIM} with norms");
+            ArgumentError::new("key_dim", ArgumentKind::Shape, spec.key_dim, allowed)
+        })?;
+        let team = Team::new(&spec);
+        let lanes = team.lanes.iter().sum();
         let (compute_units, dies) = (context.device().compute_units, context.dies());
-        let division = Division::new(octets, tokens, sequences, compute_units, dies);
+        let division = Division::new(lanes, tokens, sequences, compute_units, dies);
         check::ensure(division.grid < 1 << 24, || {
             let was = format!(
                 "{tokens} tokens, {sequences} sequences, {} channels",
@@ -150,6 +180,7 @@ impl Shape {
             tokens,
             sequences,
             keeps_states: false,
+            team,
             division,
         })
     }
@@ -211,7 +242,9 @@ impl Shape {
             groups: self.division.groups as i32,
             dies: self.division.dies as i32,
             die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
+            team_log2: self.team.log2 as i32,
             flags: flag(spec.activation == Activation::Silu, abi::DW_CONV_SILU)
+                | flag(spec.qk_l2norm, abi::DW_CONV_QK_L2NORM)
                 | flag(wide, abi::DW_CONV_WIDE_LENGTHS)
                 | flag(self.keeps_states, abi::DW_CONV_KEEP_STATES),
             ..Default::default()
@@ -219,15 +252,21 @@ impl Shape {
         if let Some(state) = &x.state {
             self.lower_state(state, x.slots.is_some(), &mut arguments)?;
         }
-        let grid = if self.tokens == 0 {
-            0
-        } else {
-            self.division.grid
-        };
-        Ok(Lowered {
-            arguments,
-            groups: grid as u32,
-        })
+        let [q, k, v] = self.team.lanes.map(|n| n as i32);
+        (arguments.q.lanes, arguments.k.lanes, arguments.v.lanes) = (q, k, v);
+        let mut grid = self.division.grid as u32;
+        if let Some(gates) = &x.gates {
+            let gates = gates.lower(self.tokens, value_heads)?;
+            arguments.gates = gates.arguments;
+            grid += gates.groups;
+        }
+        check::ensure(grid < 1 << 24, || {
+            let was = format!("{} tokens of {value_heads} gates", self.tokens);
+            let allowed = "a launch must have fewer than 2^32 threads";
+            ArgumentError::new("gates", ArgumentKind::Shape, was, allowed)
+        })?;
+        let groups = if self.tokens == 0 { 0 } else { grid };
+        Ok(Lowered { arguments, groups })
     }
 
     /// q, k or v: where it is read, and where it goes.
@@ -387,6 +426,9 @@ fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()>
 
 /// Every tensor whose context is known must be of `context`.
 pub(super) fn check_devices(x: &ConvTensors<'_>, context: &Context) -> Checked<()> {
+    if let Some(gates) = &x.gates {
+        gates.check_devices(context)?;
+    }
     let always = [
         ("x.q", &x.x.q.owner),
         ("x.k", &x.x.k.owner),

@@ -173,6 +173,7 @@ impl Stages {
             q,
             k,
             v,
+            gates: None,
         };
         let names = [
             ("weight", "weights.conv"),

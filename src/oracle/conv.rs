@@ -1,4 +1,5 @@
-//! What the convolution has to compute: sums in f32, in the order that is specified, and everything after them in f64.
+//! What the convolution has to compute: sums in f32, in the order that is specified, and everything after them in f64,
+//! norms too.
 
 use rayon::prelude::*;
 
@@ -21,6 +22,8 @@ pub struct ConvProblem<'a> {
     pub bias: Option<&'a [f32]>,
     /// Whether SiLU follows.
     pub silu: bool,
+    /// Norms of q and k, which come last; absent is 'none'.
+    pub norms: Option<RowNorms>,
     /// `[N + 1]`: where each sequence starts, and the end of the last one.
     pub cu_seqlens: &'a [i32],
     /// `[N, channels, columns]`, `columns >= width - 1`, the newest token last: the sequences' states; absent is 0.
@@ -31,6 +34,15 @@ pub struct ConvProblem<'a> {
     pub has_initial_state: Option<&'a [bool]>,
     /// `[N]`: whether a sequence is padding; absent is 'none is'.
     pub padding: Option<&'a [bool]>,
+}
+
+/// Channels that are rows with an l2 norm: they are divided by `sqrt(sum of squares + 1e-6)`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowNorms {
+    /// So many, from the first on.
+    pub channels: usize,
+    /// Channels of a row.
+    pub dim: usize,
 }
 
 /// What a convolution computes.
@@ -52,6 +64,18 @@ impl ConvProblem<'_> {
         for (name, x) in [("channels", self.channels), ("width", self.width)] {
             if x == 0 {
                 return Err(ProblemError::Zero { name });
+            }
+        }
+        if let Some(norms) = self.norms {
+            let whole = norms.dim > 0 && norms.channels.is_multiple_of(norms.dim);
+            let fits = whole && norms.channels <= self.channels;
+            if !fits {
+                return Err(ProblemError::Length {
+                    name: "norms",
+                    shape: "rows of the first channels",
+                    expected: self.channels,
+                    actual: norms.channels,
+                });
             }
         }
         validate_cu_seqlens(self.cu_seqlens, self.tokens)?;
@@ -150,6 +174,12 @@ pub fn conv(p: &ConvProblem<'_>) -> Result<ConvSolution, ProblemError> {
                     sum
                 };
             }
+            if let Some(norms) = p.norms {
+                for row in out[..norms.channels].chunks_exact_mut(norms.dim) {
+                    let factor = gates::l2_factor(row.iter().copied());
+                    row.iter_mut().for_each(|y| *y *= factor);
+                }
+            }
         });
         for c in 0..p.channels {
             for column in 0..p.columns {
@@ -176,6 +206,7 @@ mod tests {
             weight: &[1.0, 10.0, 100.0, 1.0, 0.0, 0.0],
             bias: Some(&[0.5, 0.0]),
             silu: false,
+            norms: None,
             cu_seqlens: &[0, 3, 3, 4],
             state: Some(&[
                 -1.0, -2.0, -3.0, -4.0, 5.0, 6.0, 7.0, 8.0, 3.0, 5.0, 7.0, 9.0,
@@ -220,6 +251,24 @@ mod tests {
         .unwrap();
         let expected = -3.0 / (1.0 + f64::exp(3.0));
         assert!((silu.y[1] - expected).abs() < 1e-15);
+        // Two rows of one channel, then one of two.
+        let [a, b] = [79.5, -3.0f64];
+        for (dim, expected) in [(1, [1.0, -1.0]), (2, [a, b].map(|y| y / a.hypot(b)))] {
+            let norms = Some(RowNorms { channels: 2, dim });
+            let normed = conv(&ConvProblem { norms, ..problem }).unwrap();
+            for (y, expected) in normed.y.iter().zip(expected) {
+                assert!((y - expected).abs() < 1e-6, "{y} is not {expected}");
+            }
+        }
+        let norms = Some(RowNorms {
+            channels: 2,
+            dim: 3,
+        });
+        let unequal = conv(&ConvProblem { norms, ..problem });
+        assert!(matches!(
+            unequal,
+            Err(ProblemError::Length { name: "norms", .. })
+        ));
         let wrong = conv(&ConvProblem {
             columns: 3,
             ..problem

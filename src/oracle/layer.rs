@@ -107,6 +107,7 @@ fn layer_of(
         weight: p.conv_weight,
         bias: p.conv_bias,
         silu: true,
+        norms: None,
         cu_seqlens: p.cu_seqlens,
         state: p.conv_state,
         columns: p.width.saturating_sub(1),

@@ -6,7 +6,7 @@ use deltawave::conv::{
 };
 use deltawave::inputs::{Tensor as HostTensor, random_normal};
 use deltawave::metrics::{UlpComparison, compare_ulps};
-use deltawave::oracle::conv::{ConvProblem, conv};
+use deltawave::oracle::conv::{ConvProblem, RowNorms, conv};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
@@ -97,6 +97,15 @@ impl Case {
 
     pub fn tokens(&self) -> usize {
         self.lengths.iter().sum::<usize>() + self.tail
+    }
+
+    pub fn norms(&self) -> Option<RowNorms> {
+        let s = &self.spec;
+        let norms = RowNorms {
+            channels: 2 * s.key_heads * s.key_dim,
+            dim: s.key_dim,
+        };
+        s.qk_l2norm.then_some(norms)
     }
 
     pub fn columns(&self) -> usize {
@@ -342,6 +351,7 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
             q: out(q, 0).into(),
             k: out(k, 1).into(),
             v: out(v, 2).into(),
+            gates: None,
         };
         launch(context, case, &stream, &tensors);
     }
@@ -412,6 +422,7 @@ pub fn check_output(case: &Case, data: &Data, output: &Output) -> UlpComparison 
         weight: &data.weight.values,
         bias: data.bias.as_ref().map(|b| &b.values[..]),
         silu: case.spec.activation == Activation::Silu,
+        norms: case.norms(),
         cu_seqlens: &case.cu_seqlens(),
         state: case.more_columns.map(|_| &data.state.values[..]),
         columns: case.columns(),

@@ -226,6 +226,7 @@ impl Workload {
             weight: &self.weight.values,
             bias: self.bias.as_ref().map(|b| &b.values[..]),
             silu: s.activation == Activation::Silu,
+            norms: None,
             cu_seqlens: &self.cu_seqlens,
             state: self.state.as_ref().map(|t| &t.values[..]),
             columns: s.width - 1,
@@ -414,6 +415,7 @@ impl Device {
             k: k.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
             v: v.tensor_of_mut(dtype, values, dense_strides(values), 0)?
                 .into(),
+            gates: None,
         };
         plan.launch(stream, &tensors)
     }
