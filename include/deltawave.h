@@ -225,8 +225,8 @@ int dw_prefill_launch(const dw_prefill *plan, void *stream, const dw_prefill_ten
 
 typedef struct dw_gate_tensors {
     size_t size;
-    const dw_tensor *a;       /* [T, HV], any dtype */
-    const dw_tensor *b;       /* [T, HV], any dtype */
+    const dw_tensor *a;       /* [T, HV], or [T, blocks, heads of a block] with blocks at any distance; any dtype */
+    const dw_tensor *b;       /* likewise */
     const dw_tensor *a_log;   /* [HV], any dtype */
     const dw_tensor *dt_bias; /* [HV], any dtype; NULL: 0 */
     const dw_tensor *g;       /* [T, HV], f32, written: -exp(a_log) softplus(a + dt_bias) */
@@ -237,7 +237,9 @@ typedef struct dw_gate_tensors {
 
 int dw_gate_launch(const dw_context *context, void *stream, const dw_gate_tensors *tensors);
 
-/* ---- causal depthwise convolution of the projections, split into q, k and v: one kernel ---- */
+/* ---- causal depthwise convolution of the projections, split into q, k and v: one kernel ----
+ *
+ * With norms of q and k, and with g and beta, where they are asked for: prefill is then given them. */
 
 /* How q, k and v lie in a row of the projections. */
 enum {
@@ -269,6 +271,9 @@ typedef struct dw_conv_spec {
     int32_t activation; /* DW_ACTIVATION_* */
     /* 1: states are read and not written, for tokens that are yet to be verified: dw_commit_launch makes up for it. */
     int32_t keep_states;
+    int32_t
+        qk_l2norm; /* 1: rows of q and k, of K up to 256, are divided by sqrt(sum of squares + 1e-6), then rounded */
+    int32_t pad0;
 } dw_conv_spec;
 
 /* Tensors of a launch, of packed batches. The channels of weight, bias and states are those of q, then k, then v. No
@@ -297,6 +302,16 @@ typedef struct dw_conv_tensors {
     const dw_lengths *cu_seqlens; /* on the device: for plans of dw_conv_device, NULL for others */
     int32_t x_layout;             /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE */
     int32_t state_layout;         /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+
+    /* g and beta of all rows, in the same launch: as dw_gate_tensors has them. All NULL: not wanted. */
+    const dw_tensor *a;
+    const dw_tensor *b;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;
+    const dw_tensor *g;
+    const dw_tensor *beta;
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t pad0;
 } dw_conv_tensors;
 
 /* A batch shape that was checked: launched any number of times. */

@@ -489,10 +489,12 @@ pub struct dw_conv_spec {
     pub width: i32,
     pub activation: i32,
     pub keep_states: i32,
+    pub qk_l2norm: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_spec"][::core::mem::size_of::<dw_conv_spec>() - 40usize];
+    ["Size of dw_conv_spec"][::core::mem::size_of::<dw_conv_spec>() - 48usize];
     ["Alignment of dw_conv_spec"][::core::mem::align_of::<dw_conv_spec>() - 8usize];
     ["Offset of field: dw_conv_spec::size"][::core::mem::offset_of!(dw_conv_spec, size) - 0usize];
     ["Offset of field: dw_conv_spec::dtype"][::core::mem::offset_of!(dw_conv_spec, dtype) - 8usize];
@@ -510,6 +512,9 @@ const _: () = {
         [::core::mem::offset_of!(dw_conv_spec, activation) - 32usize];
     ["Offset of field: dw_conv_spec::keep_states"]
         [::core::mem::offset_of!(dw_conv_spec, keep_states) - 36usize];
+    ["Offset of field: dw_conv_spec::qk_l2norm"]
+        [::core::mem::offset_of!(dw_conv_spec, qk_l2norm) - 40usize];
+    ["Offset of field: dw_conv_spec::pad0"][::core::mem::offset_of!(dw_conv_spec, pad0) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -530,10 +535,18 @@ pub struct dw_conv_tensors {
     pub cu_seqlens: *const dw_lengths,
     pub x_layout: i32,
     pub state_layout: i32,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub g: *const dw_tensor,
+    pub beta: *const dw_tensor,
+    pub allow_neg_eigval: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_tensors"][::core::mem::size_of::<dw_conv_tensors>() - 120usize];
+    ["Size of dw_conv_tensors"][::core::mem::size_of::<dw_conv_tensors>() - 176usize];
     ["Alignment of dw_conv_tensors"][::core::mem::align_of::<dw_conv_tensors>() - 8usize];
     ["Offset of field: dw_conv_tensors::size"]
         [::core::mem::offset_of!(dw_conv_tensors, size) - 0usize];
@@ -563,6 +576,19 @@ const _: () = {
         [::core::mem::offset_of!(dw_conv_tensors, x_layout) - 112usize];
     ["Offset of field: dw_conv_tensors::state_layout"]
         [::core::mem::offset_of!(dw_conv_tensors, state_layout) - 116usize];
+    ["Offset of field: dw_conv_tensors::a"][::core::mem::offset_of!(dw_conv_tensors, a) - 120usize];
+    ["Offset of field: dw_conv_tensors::b"][::core::mem::offset_of!(dw_conv_tensors, b) - 128usize];
+    ["Offset of field: dw_conv_tensors::a_log"]
+        [::core::mem::offset_of!(dw_conv_tensors, a_log) - 136usize];
+    ["Offset of field: dw_conv_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_conv_tensors, dt_bias) - 144usize];
+    ["Offset of field: dw_conv_tensors::g"][::core::mem::offset_of!(dw_conv_tensors, g) - 152usize];
+    ["Offset of field: dw_conv_tensors::beta"]
+        [::core::mem::offset_of!(dw_conv_tensors, beta) - 160usize];
+    ["Offset of field: dw_conv_tensors::allow_neg_eigval"]
+        [::core::mem::offset_of!(dw_conv_tensors, allow_neg_eigval) - 168usize];
+    ["Offset of field: dw_conv_tensors::pad0"]
+        [::core::mem::offset_of!(dw_conv_tensors, pad0) - 172usize];
 };
 impl Default for dw_conv_tensors {
     fn default() -> Self {

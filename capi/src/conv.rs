@@ -7,11 +7,15 @@ use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
 };
 use deltawave::error::{ArgumentKind, Result};
+use deltawave::gate::Gate;
 use deltawave::runtime::Context;
 use deltawave::sequences::PerSequence;
 
-use crate::abi::{self, dw_context, dw_conv, dw_conv_spec, dw_conv_tensors, dw_lengths};
+use crate::abi::{
+    self, dw_context, dw_conv, dw_conv_spec, dw_conv_tensors, dw_gate_tensors, dw_lengths,
+};
 use crate::context::context;
+use crate::gate::gate;
 use crate::lengths::Lengths;
 use crate::read::{self, Argument, Checked};
 use crate::status::{guard, guard_silent, refuse};
@@ -59,6 +63,7 @@ fn spec(s: &dw_conv_spec) -> Checked<ConvSpec> {
         value_dim: read::natural("value_dim", s.value_dim)?,
         width: read::natural("width", s.width)?,
         activation: read::choice("activation", s.activation, &activations)?,
+        qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
     })
 }
 
@@ -232,7 +237,38 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
         q: argument("q", t.q).tokens_mut()?,
         k: argument("k", t.k).tokens_mut()?,
         v: argument("v", t.v).tokens_mut()?,
+        // SAFETY: as above.
+        gates: unsafe { gates(t) }?,
     })
+}
+
+/// The gates of a launch, where there are any.
+///
+/// # Safety
+/// As [`tensors`].
+unsafe fn gates(t: &dw_conv_tensors) -> Result<Option<Gate<'static>>> {
+    let all = [t.a, t.b, t.a_log, t.dt_bias, t.g, t.beta];
+    if all.iter().all(|pointer| pointer.is_null()) {
+        return match read::flag("allow_neg_eigval", t.allow_neg_eigval)? {
+            false => Ok(None),
+            true => {
+                let (was, allowed) = ("set without gates", "it is for g and beta");
+                Err(refuse("allow_neg_eigval", ArgumentKind::Presence, was, allowed).into())
+            }
+        };
+    }
+    let tensors = dw_gate_tensors {
+        a: t.a,
+        b: t.b,
+        a_log: t.a_log,
+        dt_bias: t.dt_bias,
+        g: t.g,
+        beta: t.beta,
+        allow_neg_eigval: t.allow_neg_eigval,
+        ..Default::default()
+    };
+    // SAFETY: the caller answers for it.
+    Ok(Some(unsafe { gate(&tensors) }?))
 }
 
 /// The order of the dimensions of conv states.

@@ -2,9 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
+use deltawave::error::Result;
 use deltawave::gate::Gate;
 
-use crate::abi::{dw_context, dw_gate_tensors};
+use crate::abi::{dw_context, dw_gate_tensors, dw_tensor};
 use crate::context::context;
 use crate::read::{self, Argument};
 use crate::status::guard;
@@ -25,19 +26,29 @@ pub unsafe extern "C" fn dw_gate_launch(
             )
         };
         // SAFETY: as above.
-        let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
-        let dt_bias = argument("dt_bias", t.dt_bias).optional();
-        let gate = Gate {
-            a: argument("a", t.a).scalars()?,
-            b: argument("b", t.b).scalars()?,
-            a_log: argument("a_log", t.a_log).per_head()?,
-            dt_bias: dt_bias.map(Argument::per_head).transpose()?,
-            allow_neg_eigval: read::flag("allow_neg_eigval", t.allow_neg_eigval)?,
-            g: argument("g", t.g).scalars_mut()?,
-            beta: argument("beta", t.beta).scalars_mut()?,
-        };
+        let gate = unsafe { gate(&t) }?;
         // SAFETY: the caller says that it is a stream of the device, or null.
         let stream = unsafe { context.borrow_stream(stream) };
         gate.launch(context, &stream)
+    })
+}
+
+/// The tensors of gates, as the caller describes them.
+///
+/// # Safety
+/// The pointers are null or valid, and the memory is what they say.
+pub(crate) unsafe fn gate(t: &dw_gate_tensors) -> Result<Gate<'static>> {
+    // SAFETY: the caller answers for the pointer.
+    let argument =
+        |name, pointer: *const dw_tensor| -> Argument { unsafe { Argument::new(name, pointer) } };
+    let dt_bias = argument("dt_bias", t.dt_bias).optional();
+    Ok(Gate {
+        a: argument("a", t.a).scalars_in_blocks()?,
+        b: argument("b", t.b).scalars_in_blocks()?,
+        a_log: argument("a_log", t.a_log).per_head()?,
+        dt_bias: dt_bias.map(Argument::per_head).transpose()?,
+        allow_neg_eigval: read::flag("allow_neg_eigval", t.allow_neg_eigval)?,
+        g: argument("g", t.g).scalars_mut()?,
+        beta: argument("beta", t.beta).scalars_mut()?,
     })
 }

@@ -42,9 +42,13 @@ unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_norm_tensors {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_conv_spec {}
+unsafe impl Versioned for abi::dw_conv_spec {
+    const FIRST: usize = offset_of!(Self, qk_l2norm);
+}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_conv_tensors {}
+unsafe impl Versioned for abi::dw_conv_tensors {
+    const FIRST: usize = offset_of!(Self, a);
+}
 
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_decode_spec {}
@@ -301,6 +305,16 @@ impl Argument {
             2 => Ok(view.tensor_mut::<2>().into()),
             3 => Ok(view.tensor_mut::<3>().into()),
             _ => Err(view.wrong_rank(SCALARS)),
+        }
+    }
+
+    /// `[T, HV]`, or `[T, blocks, heads of a block]`: inputs of gates.
+    pub fn scalars_in_blocks(self) -> Checked<TokenScalars<'static>> {
+        let view = self.view()?;
+        match view.rank {
+            2 => Ok(view.tensor::<2>().into()),
+            3 => Ok(TokenScalars::in_blocks(view.tensor())),
+            _ => Err(view.wrong_rank("it must be [T, HV] or [T, blocks, heads of a block]")),
         }
     }
 

@@ -244,6 +244,76 @@ fn separate_tensors_and_lengths_on_the_device() {
     unsafe { dw_conv_destroy(plan) };
 }
 
+/// Rows of ones have norm 1 / sqrt(3) of ones, and gates of zeros and ones are known numbers.
+#[test]
+fn norms_and_gates_in_the_launch() {
+    let x = Launch::new();
+    let mut normed = spec();
+    normed.qk_l2norm = 1;
+    let mut plan = null_mut();
+    // SAFETY: the pointers are valid.
+    fine(unsafe { dw_conv_packed(x.context, &normed, &x.lengths, TOKENS as i64, &mut plan) });
+    let tensor = |part: usize, dtype: u32, shape: &[i64], strides: &[i64]| {
+        let mut t = x.x;
+        t.data = x.memory.wrapping_byte_add(part * PART);
+        (t.dtype, t.rank) = (dtype as i32, shape.len() as i32);
+        t.shape[..shape.len()].copy_from_slice(shape);
+        t.strides[..strides.len()].copy_from_slice(strides);
+        t
+    };
+    // Two key heads with a value head each: rows b a b a.
+    let b = tensor(11, abi::DW_BF16, &[6, 2, 1], &[4, 2, 1]);
+    let mut a = b;
+    a.data = a.data.wrapping_byte_add(2);
+    let a_log = tensor(12, abi::DW_BF16, &[2], &[1]);
+    let g = tensor(13, abi::DW_F32, &[6, 2], &[2, 1]);
+    let beta = tensor(14, abi::DW_F32, &[6, 2], &[2, 1]);
+    let gates = |t: &mut dw_conv_tensors| {
+        (t.a, t.b, t.a_log, t.g, t.beta) = (&a, &b, &a_log, &g, &beta);
+        t.allow_neg_eigval = 1;
+    };
+    fine(x.run(plan, gates));
+    assert_eq!(x.read::<36>(3), [0.578125; 36], "1 / sqrt(3) in bf16");
+    assert_eq!(x.read::<48>(5), [3.0; 48], "v has no norm");
+    let f32s = |part| {
+        let halves = x.read::<24>(part).map(|h| bf16::from_f32(h).to_bits());
+        let words = halves.chunks_exact(2);
+        let words = words.map(|w| f32::from_bits(u32::from(w[0]) | u32::from(w[1]) << 16));
+        words.collect::<Vec<_>>()
+    };
+    let e = std::f32::consts::E;
+    for (g, beta) in f32s(13).into_iter().zip(f32s(14)) {
+        assert!((g + e * e.ln_1p()).abs() < 1e-5, "{g}");
+        assert!((beta - 2.0 / (1.0 + 1.0 / e)).abs() < 1e-6, "{beta}");
+    }
+    refused(
+        x.run(plan, |t| t.allow_neg_eigval = 1),
+        "allow_neg_eigval: set without gates",
+    );
+    let without = |t: &mut dw_conv_tensors| {
+        gates(t);
+        t.beta = null();
+    };
+    refused(x.run(plan, without), "beta: a null pointer");
+    // Callers of the version before these fields.
+    let short = |t: &mut dw_conv_tensors| t.size = std::mem::offset_of!(dw_conv_tensors, a);
+    fine(x.run(plan, short));
+    let mut old = spec();
+    old.size = std::mem::offset_of!(dw_conv_spec, qk_l2norm);
+    // SAFETY: made above, and valid pointers.
+    unsafe {
+        dw_conv_destroy(plan);
+        fine(dw_conv_packed(
+            x.context,
+            &old,
+            &x.lengths,
+            TOKENS as i64,
+            &mut plan,
+        ));
+        dw_conv_destroy(plan);
+    }
+}
+
 #[test]
 fn refusals_name_the_argument() {
     let x = Launch::new();
@@ -260,6 +330,7 @@ fn refusals_name_the_argument() {
     refused(make(&mut plan, &|s| s.key_dim = -1), "key_dim: -1");
     refused(make(&mut plan, &|s| s.value_heads = 3), "value_heads: 3");
     refused(make(&mut plan, &|s| s.activation = 2), "activation: 2");
+    refused(make(&mut plan, &|s| s.qk_l2norm = 2), "qk_l2norm: 2");
     assert!(plan.is_null());
     // SAFETY: the pointers are valid, or null.
     let status = unsafe { dw_conv_packed(x.context, &spec(), null(), 6, &mut plan) };

@@ -160,6 +160,8 @@ class dw_conv_spec(Sized):
         ("width", c_int32),
         ("activation", c_int32),
         ("keep_states", c_int32),
+        ("qk_l2norm", c_int32),
+        ("pad0", c_int32),
     ]
 
 
@@ -181,6 +183,14 @@ class dw_conv_tensors(Sized):
         ("cu_seqlens", POINTER(dw_lengths)),
         ("x_layout", c_int32),
         ("state_layout", c_int32),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("g", POINTER(dw_tensor)),
+        ("beta", POINTER(dw_tensor)),
+        ("allow_neg_eigval", c_int32),
+        ("pad0", c_int32),
     ]
 
 

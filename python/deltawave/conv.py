@@ -24,6 +24,7 @@ class ConvSpec:
     dtype: str = "bf16"  # of x, q, k, v and the states: "bf16" or "fp16"
     activation: str = "silu"  # or "none"
     keep_states: bool = False  # states are read and not written: `Decode.commit` makes up for it
+    qk_l2norm: bool = False  # rows of q and k, of key_dim up to 256, are normed before they are rounded
 
     @property
     def channels(self):
@@ -48,6 +49,7 @@ class Conv(Plan):
     - slots `[N]` i32, negative or beyond the pool: padding; has_initial_state `[N]`, bytes or booleans
     - q, k `[T, HK, K]` and v `[T, HV, V]`, which are written; rows past the last sequence become 0
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
+    - a, b, a_log, dt_bias, g, beta and `allow_neg_eigval`, as `gate` has them: g and beta in the same launch
     """
 
     NAME, TENSORS = "conv", _abi.dw_conv_tensors

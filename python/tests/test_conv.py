@@ -87,6 +87,31 @@ class Conv(unittest.TestCase):
                 plan.launch(**given, weight=weight, **out)
                 self.close(joined(out)[:OFFSETS[-1]], wanted[:OFFSETS[-1]], 2 ** -8)
 
+    def test_norms_and_gates_in_the_launch(self):
+        numbers = Numbers(7)
+        x, exact = numbers.uniform(-2, 2, (TOKENS, CHANNELS), "bf16")
+        weight, exact_weight = numbers.uniform(-1, 1, (CHANNELS, WIDTH), "bf16")
+        # Rows of each key head: b of its value heads, then a of them.
+        ba, exact_ba = numbers.uniform(-4, 4, (TOKENS, HK, 2, HV // HK), "bf16")
+        a_log, exact_a_log = numbers.uniform(-1, 1, (HV,), "f32")
+        dt_bias, exact_dt_bias = numbers.uniform(-1, 1, (HV,), "bf16")
+        g, beta, out = poisoned((TOKENS, HV), "f32"), poisoned((TOKENS, HV), "f32"), outputs()
+        plan = dw.Conv.packed(simulator(), spec(qk_l2norm=True), OFFSETS, TOKENS)
+        gates = {"a": ba[:, :, 1], "b": ba[:, :, 0], "a_log": a_log, "dt_bias": dt_bias}
+        plan.launch(x=x, weight=weight, **gates, g=g, beta=beta, allow_neg_eigval=True, **out)
+        y, _ = reference.conv(exact, exact_weight, 0, OFFSETS, np.zeros((3, CHANNELS, WIDTH - 1)))
+        keys = y[:, :2 * KEYS].reshape(TOKENS, -1, K)
+        y[:, :2 * KEYS] = reference.l2_normalised(keys).reshape(TOKENS, -1)
+        self.close(joined(out)[:OFFSETS[-1]], y[:OFFSETS[-1]], 2 ** -8)
+        flat = exact_ba.transpose(2, 0, 1, 3).reshape(2, TOKENS, HV)
+        wanted = reference.gates(flat[1], flat[0], exact_a_log, exact_dt_bias, True)
+        for found, exact in zip((g, beta), wanted):
+            np.testing.assert_allclose(found, exact, rtol=2e-6)
+        # The operation on its own takes the same.
+        alone = poisoned((TOKENS, HV), "f32"), poisoned((TOKENS, HV), "f32")
+        dw.gate(simulator(), **gates, g=alone[0], beta=alone[1], allow_neg_eigval=True)
+        self.assertEqual([x.tobytes() for x in alone], [g.tobytes(), beta.tobytes()])
+
     def test_padding(self):
         x, _ = Numbers(5).uniform(-2, 2, (TOKENS, CHANNELS), "bf16")
         weight, _ = Numbers(6).uniform(-1, 1, (CHANNELS, WIDTH), "bf16")
