@@ -200,7 +200,7 @@ typedef struct dw_gate_args {
     int32_t b_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t pad0;
+    int32_t groups; /* workgroups that share the work */
 } dw_gate_args;
 
 /* The channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
@@ -220,12 +220,12 @@ typedef struct dw_conv_part {
 
 /* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight,
  * bias and state are those of q, then k, then v. With DW_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
- * Workgroups beyond `dies` times `die_groups` compute the gates. */
+ * The first workgroups, `gates.groups` of them, a multiple of the dies, compute g and beta. */
 typedef struct dw_conv_args {
     dw_conv_part q;
     dw_conv_part k;
     dw_conv_part v;
-    dw_gate_args gates;               /* of all rows, where there are workgroups for them */
+    dw_gate_args gates;               /* of all rows; 0 groups: not wanted */
     const void *weight;               /* [channels, width], the newest token's last */
     const void *bias;                 /* [channels]; null: 0 */
     void *state;                      /* [slots, channels, columns], the newest token's column last; null: none */

@@ -446,7 +446,7 @@ pub struct dw_gate_args {
     pub b_type: i32,
     pub a_log_type: i32,
     pub dt_bias_type: i32,
-    pub pad0: i32,
+    pub groups: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -492,7 +492,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_gate_args, a_log_type) - 204usize];
     ["Offset of field: dw_gate_args::dt_bias_type"]
         [::core::mem::offset_of!(dw_gate_args, dt_bias_type) - 208usize];
-    ["Offset of field: dw_gate_args::pad0"][::core::mem::offset_of!(dw_gate_args, pad0) - 212usize];
+    ["Offset of field: dw_gate_args::groups"]
+        [::core::mem::offset_of!(dw_gate_args, groups) - 212usize];
 };
 impl Default for dw_gate_args {
     fn default() -> Self {

@@ -37,12 +37,6 @@ pub struct Gate<'a> {
     pub beta: TokenScalarsMut<'a>,
 }
 
-/// Arguments and workgroups.
-pub(crate) struct Lowered {
-    pub(crate) arguments: dw_gate_args,
-    pub(crate) groups: u32,
-}
-
 impl<'a> Gate<'a> {
     /// a and b of projected rows `b | a`, as in Qwen3.5. `ba` is `[T, 2 HV]`, and may have further columns.
     ///
@@ -86,8 +80,8 @@ impl<'a> Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// The kernel's arguments and its number of workgroups, for so many tokens and heads.
-    pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<Lowered> {
+    /// The kernel's arguments for so many tokens and heads, with a workgroup for every 256 elements.
+    pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<dw_gate_args> {
         let batch = Batch::Packed { tokens };
         let block_heads = self.block_heads(heads)?;
         let (a_strides, a_block) = in_blocks("a", &self.a, tokens, heads, block_heads)?;
@@ -142,12 +136,9 @@ impl Gate<'_> {
                 .dt_bias
                 .as_ref()
                 .map_or(0, |t| check::type_code(t.dtype)),
-            ..Default::default()
+            groups: groups as i32,
         };
-        Ok(Lowered {
-            arguments,
-            groups: groups as u32,
-        })
+        Ok(arguments)
     }
 
     /// Heads of a block of a and of b: all of them where neither has blocks.
@@ -190,7 +181,8 @@ impl Gate<'_> {
         self.check_devices(context)?;
         ensure_packed("a", &self.a)?;
         let [_, tokens, blocks, heads] = self.a.0.shape;
-        let Lowered { arguments, groups } = self.lower(tokens, blocks.saturating_mul(heads))?;
+        let arguments = self.lower(tokens, blocks.saturating_mul(heads))?;
+        let groups = arguments.groups as u32;
         if groups == 0 {
             return Ok(());
         }

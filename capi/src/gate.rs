@@ -38,9 +38,10 @@ pub unsafe extern "C" fn dw_gate_launch(
 /// # Safety
 /// The pointers are null or valid, and the memory is what they say.
 pub(crate) unsafe fn gate(t: &dw_gate_tensors) -> Result<Gate<'static>> {
-    // SAFETY: the caller answers for the pointer.
-    let argument =
-        |name, pointer: *const dw_tensor| -> Argument { unsafe { Argument::new(name, pointer) } };
+    let argument = |name, pointer: *const dw_tensor| -> Argument {
+        // SAFETY: the caller answers for the pointer.
+        unsafe { Argument::new(name, pointer) }
+    };
     let dt_bias = argument("dt_bias", t.dt_bias).optional();
     Ok(Gate {
         a: argument("a", t.a).scalars_in_blocks()?,

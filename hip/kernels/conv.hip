@@ -290,9 +290,9 @@ DEVICE void run_team(const dw_conv_args &x, Work &work, int part, int group, boo
     run<T, octet, with_norm>(x, work, padding);
 }
 
-template <class T> DEVICE void convolution(const dw_conv_args &x) {
+template <class T> DEVICE void convolution(const dw_conv_args &x, int dealt) {
     // Consecutive workgroups go to different dies. Those of neighbouring tokens, which read some rows twice, shall not.
-    const int workgroup = arch::workgroup() % x.dies * x.die_groups + arch::workgroup() / x.dies;
+    const int workgroup = dealt % x.dies * x.die_groups + dealt / x.dies;
     const int block = arch::uniform_value(workgroup / x.groups);
     const int sequence = arch::uniform_value(sequence_of(x, block));
     Work work;
@@ -347,11 +347,11 @@ template <class T> DEVICE void convolution(const dw_conv_args &x) {
 }
 
 template <class T> DEVICE void launch(const dw_conv_args &x) {
-    const int of_gates = arch::workgroup() - x.dies * x.die_groups;
-    if (of_gates >= 0) {
-        gates::compute(arch::reread(x).gates, of_gates);
+    const int of_gates = x.gates.groups;
+    if (arch::workgroup() < of_gates) {
+        gates::compute(arch::reread(x).gates, arch::workgroup(), of_gates);
     } else {
-        convolution<T>(x);
+        convolution<T>(x, arch::workgroup() - of_gates);
     }
 }
 

@@ -22,6 +22,8 @@ const MAX_CHANNELS: usize = 1 << 24;
 const LONGEST_RUN_LOG2: u32 = 5;
 /// Tokens of a thread, at least: as many as it loads at once.
 const SHORTEST_RUN_LOG2: u32 = 2;
+/// Workgroups of the gates, at most: they start first, and have time while the others convolve.
+const MOST_GATE_GROUPS: u32 = 64;
 /// Runs of a block of tokens, at most.
 const MOST_RUNS_LOG2: u32 = 4;
 
@@ -256,9 +258,12 @@ impl Shape {
         (arguments.q.lanes, arguments.k.lanes, arguments.v.lanes) = (q, k, v);
         let mut grid = self.division.grid as u32;
         if let Some(gates) = &x.gates {
-            let gates = gates.lower(self.tokens, value_heads)?;
-            arguments.gates = gates.arguments;
-            grid += gates.groups;
+            arguments.gates = gates.lower(self.tokens, value_heads)?;
+            let groups = (arguments.gates.groups as u32).min(MOST_GATE_GROUPS);
+            // Those that follow go to the same dies as without them.
+            let groups = groups.next_multiple_of(self.division.dies);
+            arguments.gates.groups = groups as i32;
+            grid += groups;
         }
         check::ensure(grid < 1 << 24, || {
             let was = format!("{} tokens of {value_heads} gates", self.tokens);

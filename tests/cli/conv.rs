@@ -49,6 +49,20 @@ fn convolutions_are_checked_and_counted() {
             "token-major",
             "--initial-state",
         ],
+        &[
+            "--heads",
+            "2,6",
+            "--dims",
+            "96,8",
+            "--seqlens",
+            "37,2",
+            "--layout",
+            "interleaved",
+            "--l2norm",
+            "--gates",
+            "--repeat",
+            "2",
+        ],
     ] {
         let output = deltawave(&[&["conv", "--check", "--json"], arguments].concat());
         assert!(
@@ -65,12 +79,15 @@ fn convolutions_are_checked_and_counted() {
         );
         assert_eq!(report["kernels"][0]["launches"], 1, "{report}");
     }
-    let output = deltawave(&["conv", "--heads", "2,4", "--count", "mi308x", "--json"]);
-    let counts = &json(&output)["counts"];
-    assert_eq!(counts["gpu"], "mi308x");
-    for name in ["hbm_unique_ratio", "l2_fill_ratio"] {
-        let ratio = counts[name].as_f64().unwrap_or_default();
-        assert!((0.99..1.1).contains(&ratio), "{name}: {ratio}");
+    for more in [&[][..], &["--l2norm", "--gates"]] {
+        let counted = ["conv", "--heads", "2,4", "--count", "mi308x", "--json"];
+        let output = deltawave(&[&counted, more].concat());
+        let counts = &json(&output)["counts"];
+        assert_eq!(counts["gpu"], "mi308x");
+        for name in ["hbm_unique_ratio", "l2_fill_ratio"] {
+            let ratio = counts[name].as_f64().unwrap_or_default();
+            assert!((0.99..1.1).contains(&ratio), "{name}: {ratio}, {more:?}");
+        }
     }
     let output = deltawave(&["conv", "--heads", "1,1", "--seqlens", "9", "--check"]);
     let shown = text(&output.stdout);
@@ -82,7 +99,24 @@ fn convolutions_are_checked_and_counted() {
     ] {
         assert!(shown.contains(words), "{words}\n{shown}");
     }
+    let gated = [
+        "conv",
+        "--heads",
+        "1,1",
+        "--seqlens",
+        "9",
+        "--check",
+        "--l2norm",
+        "--gates",
+    ];
+    let output = deltawave(&gated);
+    let shown = text(&output.stdout);
+    for words in [", norms, gates,", "g and beta are within"] {
+        assert!(shown.contains(words), "{words}\n{shown}");
+    }
     refused(&["conv"], 2, &["--model", "--heads"]);
+    let wide = ["conv", "--heads", "1,1", "--dims", "257,8", "--l2norm"];
+    refused(&wide, 1, &["key_dim", "at most 256"]);
     refused(
         &["conv", "--heads", "2,3"],
         2,

@@ -1,23 +1,25 @@
 //! `deltawave conv`: a convolution of drawn projections, run and checked.
 
 pub mod args;
+mod device;
 mod report;
 
-use deltawave::conv::{
-    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
-};
+use deltawave::conv::{Activation, Conv, ConvSpec, ConvStateLayout};
 use deltawave::inputs::{Tensor as HostTensor, random_normal};
 use deltawave::metrics::{UlpComparison, compare_ulps};
-use deltawave::oracle::conv::{ConvProblem, conv};
+use deltawave::oracle::conv::{ConvProblem, RowNorms, conv};
+use deltawave::oracle::gates;
 use deltawave::runtime::{Backend, Context, Stream};
-use deltawave::tensor::{Buffer, dense_strides};
+use deltawave::types::Dtype;
 use deltawave_sim::hip::{CountedLaunch, KernelStatistics};
 
 use self::args::{ConvArgs, LayoutArg};
+use self::device::Device;
 pub use self::report::Report;
 use crate::args::BackendArg;
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::repeat::fastest;
 use crate::simulator::{self, Wanted};
 use crate::time::{self, Times};
 use crate::workload::{check_host_memory, cu_seqlens, of_model, usage_of};
@@ -26,6 +28,8 @@ use crate::workload::{check_host_memory, cu_seqlens, of_model, usage_of};
 const LEAST_EQUAL_SHARE: f64 = 0.999;
 /// The others may be further from it by so many units in the last place.
 const MOST_ULPS: u32 = 1;
+/// Relative error that an element of g or beta may have.
+const GATE_LIMIT: f64 = 2e-6;
 
 /// A convolution with its tensors on the host.
 struct Workload {
@@ -43,6 +47,16 @@ struct Workload {
     bias: Option<HostTensor>,
     /// `[N, channels, width - 1]`.
     state: Option<HostTensor>,
+    gates: Option<GateInputs>,
+}
+
+/// What g and beta are made of.
+struct GateInputs {
+    /// `[T, 2 HV]`: rows `b | a`, or such of each key head.
+    ba: HostTensor,
+    /// `[HV]`.
+    a_log: HostTensor,
+    dt_bias: HostTensor,
 }
 
 /// What the device computed.
@@ -51,11 +65,26 @@ struct Outcome {
     out: [HostTensor; 3],
     /// `[N, channels, width - 1]`.
     state: HostTensor,
+    /// g and beta, `[T, HV]`.
+    gates: Option<[Vec<f32>; 2]>,
     /// Seconds of the fastest run: of this host on the simulator, else between events of the device.
     seconds: f64,
     simulated: Option<KernelStatistics>,
     counted: Option<CountedLaunch>,
     times: Option<Times>,
+}
+
+impl Outcome {
+    fn has_bits_of(&self, other: &Outcome) -> bool {
+        let bits = |gates: &Option<[Vec<f32>; 2]>| {
+            let all = gates.iter().flatten().flatten();
+            all.map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let mut outs = self.out.iter().zip(&other.out);
+        outs.all(|(a, b)| a.bytes == b.bytes)
+            && self.state.bytes == other.state.bytes
+            && bits(&self.gates) == bits(&other.gates)
+    }
 }
 
 /// How far that is from the reference.
@@ -64,6 +93,8 @@ struct Verdict {
     out: UlpComparison,
     /// Elements of the states that have other bits.
     wrong_states: usize,
+    /// Largest relative error of g and beta.
+    gates: Option<f64>,
 }
 
 impl Verdict {
@@ -73,6 +104,7 @@ impl Verdict {
         (out.equal_share() >= LEAST_EQUAL_SHARE || out.different <= 2)
             && out.max_ulps <= MOST_ULPS
             && self.wrong_states == 0
+            && self.gates.is_none_or(|error| error <= GATE_LIMIT)
     }
 }
 
@@ -134,6 +166,7 @@ fn request(args: &ConvArgs) -> Result<(ConvSpec, Vec<i32>), Failure> {
         dtype: args.dtype,
         width: args.width.into(),
         activation: args.activation.into(),
+        qk_l2norm: args.l2norm,
         ..ConvSpec::new(hk, hv, k, v)
     };
     let default = [1024];
@@ -177,6 +210,11 @@ impl Workload {
             weight: draw("weight", channels * spec.width),
             bias: args.bias.then(|| draw("bias", channels)),
             state: args.initial_state.then(|| draw("conv_state", states)),
+            gates: args.gates.then(|| GateInputs {
+                ba: draw("ba", 2 * tokens * spec.value_heads),
+                a_log: random_normal(Dtype::F32, "a_log", spec.value_heads, args.seed),
+                dt_bias: random_normal(Dtype::F32, "dt_bias", spec.value_heads, args.seed),
+            }),
         }
     }
 
@@ -184,13 +222,46 @@ impl Workload {
         self.cu_seqlens.len() - 1
     }
 
-    /// Bytes that any implementation moves: channels of x and outputs, weights, states.
+    /// Bytes that any implementation moves: channels of x and outputs, weights, states, gates.
     fn minimal_bytes(&self) -> usize {
         let channels = self.spec.total_channels();
         let states = self.sequences() * channels * (self.spec.width - 1);
         let read = if self.state.is_some() { states } else { 0 };
         let weights = self.weight.values.len() + self.bias.as_ref().map_or(0, |b| b.values.len());
-        (2 * self.tokens * channels + weights + states + read) * self.spec.dtype.size()
+        let size = self.spec.dtype.size();
+        let of_gates = match &self.gates {
+            Some(_) => 2 * self.tokens * self.spec.value_heads * (size + 4),
+            None => 0,
+        };
+        (2 * self.tokens * channels + weights + states + read) * size + of_gates
+    }
+
+    /// Key heads whose a and b lie together.
+    fn gate_groups(&self) -> usize {
+        match self.layout {
+            LayoutArg::Flat => 1,
+            LayoutArg::Interleaved => self.spec.key_heads,
+        }
+    }
+
+    /// The largest relative error of g and beta.
+    fn gate_error(&self, inputs: &GateInputs, [g, beta]: &[Vec<f32>; 2]) -> f64 {
+        let heads = self.spec.value_heads;
+        let each = heads / self.gate_groups();
+        let relative = |found: f32, exact: f64| {
+            let error = (f64::from(found) - exact).abs() / exact.abs();
+            if error.is_nan() { f64::INFINITY } else { error }
+        };
+        let errors = (0..g.len()).map(|i| {
+            let h = i % heads;
+            let at = i / heads * 2 * heads + h / each * 2 * each + h % each;
+            let (b, a) = (inputs.ba.values[at], inputs.ba.values[at + each]);
+            // Their sum is one of f32.
+            let sum = f64::from(a + inputs.dt_bias.values[h]);
+            let gate = gates::log_gate(sum, inputs.a_log.values[h].into(), 0.0);
+            relative(g[i], gate).max(relative(beta[i], gates::beta(b.into(), false)))
+        });
+        errors.fold(0.0, f64::max)
     }
 
     /// The column of x that holds a channel.
@@ -226,7 +297,10 @@ impl Workload {
             weight: &self.weight.values,
             bias: self.bias.as_ref().map(|b| &b.values[..]),
             silu: s.activation == Activation::Silu,
-            norms: None,
+            norms: s.qk_l2norm.then_some(RowNorms {
+                channels: 2 * s.key_heads * s.key_dim,
+                dim: s.key_dim,
+            }),
             cu_seqlens: &self.cu_seqlens,
             state: self.state.as_ref().map(|t| &t.values[..]),
             columns: s.width - 1,
@@ -258,6 +332,8 @@ impl Workload {
         Ok(Verdict {
             out,
             wrong_states: wrong.count(),
+            gates: (self.gates.as_ref().zip(outcome.gates.as_ref()))
+                .map(|(inputs, found)| self.gate_error(inputs, found)),
         })
     }
 }
@@ -267,20 +343,6 @@ fn columns(spec: &ConvSpec) -> usize {
     let [q, k, v] = spec.channels();
     q + k + 2 * v
 }
-
-/// The workload on the device.
-struct Device {
-    x: Buffer<u8>,
-    weight: Buffer<u8>,
-    bias: Option<Buffer<u8>>,
-    state: Buffer<u8>,
-    /// The pool before a run, in its layout.
-    before: Vec<u8>,
-    has_initial_state: Buffer<u8>,
-    out: [Buffer<u8>; 3],
-}
-
-type Fallible<T> = deltawave::Result<T>;
 
 fn measure(
     context: &Context,
@@ -293,132 +355,18 @@ fn measure(
         "the tensors cannot be brought to the device",
     ))?;
     let stream = context.stream().map_err(&failed)?;
-    let mut best: Option<Outcome> = None;
-    for run in 1..=args.repeat {
-        let outcome = device.run(&stream, plan, w).map_err(&failed)?;
-        match &mut best {
-            None => best = Some(outcome),
-            Some(best) => {
-                let bytes = |o: &Outcome, i: usize| o.out[i].bytes.clone();
-                let same = (0..3).all(|i| bytes(best, i) == bytes(&outcome, i));
-                if !same || best.state.bytes != outcome.state.bytes {
-                    return Err(Failure::Unsteady { run });
-                }
-                if outcome.seconds < best.seconds {
-                    (best.seconds, best.simulated) = (outcome.seconds, outcome.simulated);
-                }
-            }
-        }
-    }
-    let mut best = best.expect("there is at least one run");
+    let mut best = fastest(
+        args.repeat,
+        || device.run(&stream, plan, w).map_err(&failed),
+        Outcome::has_bits_of,
+        |outcome| outcome.seconds,
+    )?;
     if let Some(replays) = args.time {
         let parts = [("conv", ())];
         let launch = |stream: &Stream, ()| device.launch(stream, plan, w);
         best.times = Some(time::measure(context, replays, &parts, launch).map_err(&failed)?);
     }
     Ok(best)
-}
-
-impl Device {
-    fn new(context: &Context, w: &Workload) -> Fallible<Self> {
-        let (size, rows) = (w.spec.dtype.size(), w.tokens);
-        let states = w.sequences() * w.spec.total_channels() * (w.spec.width - 1);
-        let before = match &w.state {
-            Some(state) => w.reordered(&state.bytes, true),
-            None => vec![0xff; states * size],
-        };
-        let [q, k, v] = w
-            .spec
-            .channels()
-            .map(|n| context.alloc::<u8>(rows * n * size));
-        Ok(Device {
-            x: context.upload(&w.x.bytes)?,
-            weight: context.upload(&w.weight.bytes)?,
-            bias: (w.bias.as_ref())
-                .map(|b| context.upload(&b.bytes))
-                .transpose()?,
-            state: context.alloc(before.len())?,
-            before,
-            has_initial_state: context.upload(&vec![u8::from(w.state.is_some()); w.sequences()])?,
-            out: [q?, k?, v?],
-        })
-    }
-
-    fn run(&mut self, stream: &Stream, plan: &Conv, w: &Workload) -> Fallible<Outcome> {
-        for out in &mut self.out {
-            out.fill_bytes(0xff, stream)?;
-        }
-        stream.synchronize()?;
-        self.state.write(&self.before)?;
-        let simulated = stream.context().backend() == Backend::Simulator;
-        deltawave_sim::hip::reset_statistics();
-        deltawave_sim::hip::take_counted_launches();
-        let start = stream.record()?;
-        self.launch(stream, plan, w)?;
-        let end = stream.record()?;
-        end.synchronize()?;
-        let statistics = deltawave_sim::hip::statistics();
-        let statistics = statistics.get(plan.kernel()).copied().unwrap_or_default();
-        let seconds = match simulated {
-            true => statistics.seconds,
-            false => f64::from(end.milliseconds_since(&start)?) / 1e3,
-        };
-        let tensor = |b: &Buffer<u8>| -> Fallible<HostTensor> {
-            Ok(HostTensor::from_bytes(w.spec.dtype, b.download(stream)?))
-        };
-        let [q, k, v] = &self.out;
-        let states = w.reordered(&self.state.download(stream)?, false);
-        Ok(Outcome {
-            out: [tensor(q)?, tensor(k)?, tensor(v)?],
-            state: HostTensor::from_bytes(w.spec.dtype, states),
-            seconds,
-            simulated: simulated.then_some(statistics),
-            counted: deltawave_sim::hip::take_counted_launches().pop(),
-            times: None,
-        })
-    }
-
-    fn launch(&mut self, stream: &Stream, plan: &Conv, w: &Workload) -> Fallible<()> {
-        let (s, dtype) = (&w.spec, w.spec.dtype);
-        let (channels, columns) = (s.total_channels(), columns(s));
-        let x = self
-            .x
-            .tensor_of(dtype, [w.tokens, columns], [columns, 1], 0)?;
-        let shape = match w.state_layout {
-            ConvStateLayout::ChannelMajor => [w.sequences(), channels, s.width - 1],
-            ConvStateLayout::TokenMajor => [w.sequences(), s.width - 1, channels],
-        };
-        let keys = [w.tokens, s.key_heads, s.key_dim];
-        let values = [w.tokens, s.value_heads, s.value_dim];
-        let [q, k, v] = &mut self.out;
-        let bias = self.bias.as_ref();
-        let tensors = ConvTensors {
-            x: match w.layout {
-                LayoutArg::Flat => ConvInput::flat(&x, s)?,
-                LayoutArg::Interleaved => ConvInput::interleaved(&x, s)?,
-            },
-            weight: self
-                .weight
-                .tensor_of(dtype, [channels, s.width], [s.width, 1], 0)?,
-            bias: bias
-                .map(|b| b.tensor_of(dtype, [channels], [1], 0))
-                .transpose()?,
-            state: Some(ConvState {
-                tensor: self
-                    .state
-                    .tensor_of_mut(dtype, shape, dense_strides(shape), 0)?,
-                layout: w.state_layout,
-                has_initial_state: Some((&self.has_initial_state).into()),
-            }),
-            slots: None,
-            q: q.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
-            k: k.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
-            v: v.tensor_of_mut(dtype, values, dense_strides(values), 0)?
-                .into(),
-            gates: None,
-        };
-        plan.launch(stream, &tensors)
-    }
 }
 
 impl Workload {

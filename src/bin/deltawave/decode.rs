@@ -18,6 +18,7 @@ pub use self::report::Report;
 use crate::args::BackendArg;
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::repeat::fastest;
 use crate::simulator::{self, Wanted};
 use crate::time::{self, Times};
 use crate::workload::{check_host_memory, of_model, usage_of};
@@ -257,22 +258,12 @@ fn measure(
         "the tensors cannot be brought to the device",
     ))?;
     let stream = context.stream().map_err(&failed)?;
-    let mut best: Option<Outcome> = None;
-    for run in 1..=args.repeat {
-        let outcome = device.run(&stream, plan, w).map_err(&failed)?;
-        match &mut best {
-            None => best = Some(outcome),
-            Some(best) => {
-                if best.o.bytes != outcome.o.bytes || best.state.bytes != outcome.state.bytes {
-                    return Err(Failure::Unsteady { run });
-                }
-                if outcome.seconds < best.seconds {
-                    (best.seconds, best.simulated) = (outcome.seconds, outcome.simulated);
-                }
-            }
-        }
-    }
-    let mut best = best.expect("there is at least one run");
+    let mut best = fastest(
+        args.repeat,
+        || device.run(&stream, plan, w).map_err(&failed),
+        |a, b| a.o.bytes == b.o.bytes && a.state.bytes == b.state.bytes,
+        |outcome| outcome.seconds,
+    )?;
     if let Some(replays) = args.time {
         let parts = [("decode", ())];
         let launch = |stream: &Stream, ()| device.launch(stream, plan, w);

@@ -12,6 +12,7 @@
 //! | `conv` | `conv.rs`, `conv/` |
 //! | `decode` | `decode.rs`, `decode/` |
 //! | `layer` | `layer.rs`, `layer/` |
+//! | runs that are repeated | `repeat.rs` |
 //! | errors and exit statuses | `failure.rs` |
 
 mod args;
@@ -24,6 +25,7 @@ mod layer;
 mod models;
 mod profile;
 mod progress;
+mod repeat;
 mod report;
 mod reported;
 mod resources;

@@ -14,6 +14,9 @@ Examples:
   One layer of a model, a batch of sequences of mixed lengths, checked:
     deltawave conv --model qwen3.5-35b-a3b --seqlens 1,3,64,500 --initial-state --check
 
+  All that comes before a prefill in one launch, the norms of q and k and the gates, too:
+    deltawave conv --model qwen3.5-35b-a3b --l2norm --gates --check
+
   The bytes that are moved, and how long that would take, modelled:
     deltawave conv --heads 16,32 --seqlens 8192 --count mi300x --json
 
@@ -61,6 +64,12 @@ pub struct ConvArgs {
     /// What is done with the sums
     #[arg(long, value_enum, default_value_t = ActivationArg::Silu, help_heading = OPERATION)]
     pub activation: ActivationArg,
+    /// Normalise the rows of q and k, of K up to 256: x / sqrt(sum(x^2) + 1e-6)
+    #[arg(long, help_heading = OPERATION)]
+    pub l2norm: bool,
+    /// Compute g and beta in the same launch, of rows b | a, or those of each key head and its value heads
+    #[arg(long, help_heading = OPERATION)]
+    pub gates: bool,
     /// Order of the states' dimensions in memory: [slots, channels, width - 1], or [slots, width - 1, channels]
     #[arg(long, value_name = "LAYOUT", value_enum, default_value_t = StateLayoutArg::ChannelMajor, help_heading = OPERATION)]
     pub state_layout: StateLayoutArg,

@@ -7,7 +7,7 @@ use deltawave::runtime::{Backend, Context};
 use serde::Serialize;
 
 use super::args::ConvArgs;
-use super::{LEAST_EQUAL_SHARE, MOST_ULPS, Outcome, Verdict, Workload};
+use super::{GATE_LIMIT, LEAST_EQUAL_SHARE, MOST_ULPS, Outcome, Verdict, Workload};
 use crate::reported::{Kernel, Reported, end, place_and_kernels};
 use crate::resources;
 use crate::table::bytes;
@@ -34,6 +34,8 @@ pub struct Report {
     width: usize,
     bias: bool,
     activation: &'static str,
+    qk_l2norm: bool,
+    gates: bool,
     layout: &'static str,
     initial_state: bool,
     state_layout: &'static str,
@@ -45,6 +47,10 @@ pub struct Report {
     max_ulps: Option<u32>,
     max_ulps_limit: Option<u32>,
     wrong_states: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gate_error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gate_error_limit: Option<f64>,
     repeat: u32,
     kernel_seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,6 +137,8 @@ impl Report {
                 Activation::None => "none",
                 Activation::Silu => "silu",
             },
+            qk_l2norm: s.qk_l2norm,
+            gates: w.gates.is_some(),
             layout: w.layout.name(),
             initial_state: w.state.is_some(),
             state_layout: match w.state_layout {
@@ -145,6 +153,8 @@ impl Report {
             max_ulps: verdict.map(|v| v.out.max_ulps),
             max_ulps_limit: verdict.map(|_| MOST_ULPS),
             wrong_states: verdict.map(|v| v.wrong_states),
+            gate_error: verdict.and_then(|v| v.gates),
+            gate_error_limit: verdict.and_then(|v| v.gates).map(|_| GATE_LIMIT),
             repeat: args.repeat,
             kernel_seconds: outcome.seconds,
             times: outcome.times.clone(),
@@ -167,8 +177,15 @@ impl Reported for Report {
         let of = self.model.map(|m| format!(" of {m}")).unwrap_or_default();
         let _ = writeln!(
             out,
-            "Convolution{of}: {} tokens in {} sequences, {} channels, width {}, {} rows, {}\n",
-            self.tokens, self.sequences, self.channels, self.width, self.layout, self.dtype
+            "Convolution{of}: {} tokens in {} sequences, {} channels, width {}{}{}, {} rows, {}\n",
+            self.tokens,
+            self.sequences,
+            self.channels,
+            self.width,
+            if self.qk_l2norm { ", norms" } else { "" },
+            if self.gates { ", gates" } else { "" },
+            self.layout,
+            self.dtype
         );
         out += &place_and_kernels(&self.runtime, &self.device, &self.arch, &self.kernels);
         if let Some(counts) = &self.counts {
@@ -184,14 +201,23 @@ impl Reported for Report {
                 100.0 * equal
             );
         }
+        if let Some(error) = self.gate_error {
+            let _ = writeln!(
+                out,
+                "  check  g and beta are within {error:.1e} of themselves\n"
+            );
+        }
         out + &end(self.backend, self.kernel_seconds, self.times.as_ref())
     }
 }
 
 fn judgement(v: &Verdict) -> String {
+    let gates = v.gates.map_or(String::new(), |error| {
+        format!("; g and beta are {error:.1e} off, at most {GATE_LIMIT:.0e} is allowed")
+    });
     format!(
         "{:.4}% of the outputs are the reference rounded once, at least {:.1}% must be; the largest distance is {} ulp, \
-         at most {MOST_ULPS} is allowed; {} elements of the states differ",
+         at most {MOST_ULPS} is allowed; {} elements of the states differ{gates}",
         100.0 * v.out.equal_share(),
         100.0 * LEAST_EQUAL_SHARE,
         v.out.max_ulps,
