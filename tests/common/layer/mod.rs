@@ -29,9 +29,15 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
     output
 }
 
-/// Runs a case and compares it with the oracle.
+/// Runs a case and compares it with the oracle: no further off than the unfused chain is.
 #[track_caller]
 pub fn check(context: &Context, case: &Case) {
+    check_within(context, case, 0.0);
+}
+
+/// The same, or within an error that a few numbers have by chance.
+#[track_caller]
+pub fn check_within(context: &Context, case: &Case, floor: f64) {
     let data = Data::new(case);
     let output = run(context, case, &data);
     let (cu_seqlens, has, padding) = (case.cu_seqlens(), case.has_initial(), case.padding());
@@ -47,7 +53,7 @@ pub fn check(context: &Context, case: &Case) {
         compare(&yardstick, &exact.y).rms_ratio,
     );
     assert!(
-        found <= UNFUSED_SLACK * allowed,
+        found <= (UNFUSED_SLACK * allowed).max(floor),
         "y: {found:.2e}, unfused {allowed:.2e}: {case:?}"
     );
     // Rows of nobody and of padding are zeros, and no others.
@@ -81,9 +87,15 @@ pub fn check(context: &Context, case: &Case) {
         // A few tokens have no error to speak of in the chain either.
         let allowed = compare(&yardstick, reference).rms_ratio.max(1e-5);
         assert!(
-            found <= UNFUSED_SLACK * allowed,
+            found <= (UNFUSED_SLACK * allowed).max(floor),
             "state {n}: {found:.2e}, unfused {allowed:.2e}: {case:?}"
         );
+    }
+    // New sequences without tokens leave the state that they start from, and no conv state.
+    let size = untouched[1].len() / case.pool();
+    let empty = |n: &usize| case.lengths[*n] == 0 && !has[*n] && !padding[*n];
+    for slot in (0..case.sequences()).filter(empty).map(|n| case.slot(n)) {
+        untouched[1][slot * size..(slot + 1) * size].fill(0);
     }
     // In the layouts of the oracle, as the output is.
     if !case.value_major && !case.token_major {
