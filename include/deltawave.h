@@ -473,8 +473,8 @@ typedef struct dw_layer_tensors {
     const dw_tensor *x_k;
     const dw_tensor *x_v;
     const dw_tensor *z; /* [T, blocks, heads * V]; NULL: of x, behind q, k and v, of all or of each key head */
-    const dw_tensor *a; /* [T, HV], any dtype */
-    const dw_tensor *b; /* [T, HV], any dtype */
+    const dw_tensor *a; /* [T, HV], or [T, blocks, heads of a block] with blocks at any distance; any dtype */
+    const dw_tensor *b; /* likewise */
 
     /* Weights, of any dtype. */
     const dw_tensor *conv_weight; /* [channels, width], the newest token's last */

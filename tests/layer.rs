@@ -9,12 +9,13 @@ use cases::{Case, Data, Loaded, check, run};
 use common::context;
 use deltawave::conv::{Conv, ConvState, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
+use deltawave::gate::Gate;
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
 use deltawave::metrics::compare;
 use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::{Context, Stream};
-use deltawave::tensor::{Buffer, TensorMut, dense_strides};
+use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::Dtype;
 
 /// Qwen3.5-35B-A3B, Qwen3.5-27B and OLMo-Hybrid-7B.
@@ -116,6 +117,47 @@ fn other_layers() {
             ..Case::new(small, &[], 0)
         };
         check(&context(), &case);
+    }
+}
+
+/// a and b in the blocks of Qwen3-Next's `ba`, `b | a` for each key head: the bits of dense ones.
+#[test]
+fn gates_in_blocks() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    for (dtype, device) in [(Dtype::Bf16, false), (Dtype::F16, true)] {
+        let spec = LayerSpec {
+            dtype,
+            ..LayerSpec::new(2, 6, 32, 128)
+        };
+        let case = Case {
+            device,
+            interleaved: true,
+            padding: 0b10,
+            tail: 1,
+            ..Case::new(spec, &[1, 1, 70, 3], 2)
+        };
+        let data = Data::new(&case);
+        let expected = run(&context, &case, &data);
+        let (heads, group) = (spec.value_heads, spec.value_heads / spec.key_heads);
+        let mut ba = vec![0u8; 2 * 2 * case.tokens() * heads];
+        for (offset, part) in [(0, &data.b.bytes), (group, &data.a.bytes)] {
+            for (i, value) in part.chunks_exact(2).enumerate() {
+                let (t, h) = (i / heads, i % heads);
+                let at = t * 2 * heads + h / group * 2 * group + offset + h % group;
+                ba[2 * at..2 * at + 2].copy_from_slice(value);
+            }
+        }
+        let ba = context.upload(&ba).unwrap();
+        let shape = [case.tokens(), 2 * heads];
+        // SAFETY: the buffer outlives the launch.
+        let rows = unsafe { Tensor::from_raw(ba.address(), dtype, shape, dense_strides(shape)) };
+        let mut loaded = Loaded::new(&context, &case, &data);
+        let launch = loaded.launch_changed(&case, &stream, |t| {
+            [t.a, t.b] = Gate::interleaved(&rows, spec.key_heads, heads).unwrap();
+        });
+        launch.unwrap();
+        assert!(loaded.output(&case, &stream) == expected, "{case:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use deltawave::error::ArgumentKind::{self, Dtype as WrongDtype, Lengths, Shape, 
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
 use deltawave::prefill::Workspace;
 use deltawave::sequences::PerSequence;
-use deltawave::tensor::{Tensor, TensorMut, dense_strides};
+use deltawave::tensor::{Tensor, TensorMut, TokenScalars, dense_strides};
 use deltawave::types::Dtype;
 use deltawave::{ArgumentError, Error};
 
@@ -41,6 +41,14 @@ fn nowhere_mut<const R: usize>(dtype: Dtype, shape: [usize; R]) -> TensorMut<'st
     unsafe { TensorMut::from_raw(address, dtype, shape, dense_strides(shape)) }
 }
 
+/// Two heads in each of three blocks.
+fn three_blocks(tokens: usize) -> TokenScalars<'static> {
+    let address = std::ptr::without_provenance(1 << 12);
+    // SAFETY: as above.
+    let t = unsafe { Tensor::from_raw(address, Dtype::Bf16, [tokens, 3, 2], [30, 10, 1]) };
+    TokenScalars::in_blocks(t)
+}
+
 #[test]
 fn tensors_that_are_refused() {
     let context = context();
@@ -61,6 +69,8 @@ fn tensors_that_are_refused() {
         ("a", Shape, |t| t.a = nowhere(BF16, [6, 2]).into()),
         ("a", Shape, |t| t.a = nowhere(BF16, [1, 7, 2]).into()),
         ("b", Shape, |t| t.b = nowhere(BF16, [7, 3]).into()),
+        ("a", Shape, |t| t.a = three_blocks(7)),
+        ("b", Shape, |t| t.b = three_blocks(7)),
         ("weights.conv", Shape, |t| {
             t.weights.conv = nowhere(BF16, [160, 3]);
         }),

@@ -229,8 +229,8 @@ unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'sta
     Ok(LayerTensors {
         x: conv::input(&projections, &plan.spec.conv(), argument)?,
         z: z(t, &plan.spec, argument)?,
-        a: argument("a", t.a).scalars()?,
-        b: argument("b", t.b).scalars()?,
+        a: argument("a", t.a).scalars_in_blocks()?,
+        b: argument("b", t.b).scalars_in_blocks()?,
         weights: LayerWeights {
             conv: argument("conv_weight", t.conv_weight).matrix()?,
             conv_bias: vector("conv_bias", t.conv_bias)?,

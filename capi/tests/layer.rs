@@ -266,6 +266,27 @@ impl Drop for Layer {
     }
 }
 
+/// b and a of each key head behind one another, as Qwen3-Next's projections have them: views of them.
+fn in_blocks(layer: &Layer, data: &Data) -> [dw_tensor; 2] {
+    let (spec, tokens) = (&layer.case.spec, layer.case.tokens());
+    let (heads, group) = (spec.value_heads, spec.value_heads / spec.key_heads);
+    let mut ba = Vec::new();
+    for t in 0..tokens {
+        for first in (0..heads).step_by(group) {
+            let at = 2 * (t * heads + first)..2 * (t * heads + first + group);
+            ba.extend_from_slice(&data.b.bytes[at.clone()]);
+            ba.extend_from_slice(&data.a.bytes[at]);
+        }
+    }
+    let ba = upload(layer.context, &ba);
+    [2 * group, 0].map(|bytes| {
+        let data = ba.wrapping_byte_add(bytes);
+        let mut t = tensor(data, abi::DW_BF16, &[tokens, spec.key_heads, group]);
+        (t.strides[0], t.strides[1]) = (2 * heads as i64, 2 * group as i64);
+        t
+    })
+}
+
 /// Two decodes, one of them padding, and prefills.
 fn mixed() -> Case {
     Case {
@@ -292,7 +313,11 @@ fn the_bits_of_the_rust_api() {
         let expected = run(&rust, &case, &data);
         let layer = Layer::new(&case, &data);
         let plan = layer.plan();
+        let [a, b] = in_blocks(&layer, &data);
         fine(layer.launch(plan, |t| {
+            if interleaved {
+                (t.a, t.b) = (&a, &b);
+            }
             if separate {
                 let [q, k, v, z] = &layer.parts;
                 (t.x, t.x_q, t.x_k, t.x_v, t.z) = (null(), q, k, v, z);
@@ -304,8 +329,11 @@ fn the_bits_of_the_rust_api() {
         assert!(conv_states == expected.conv_states.bytes, "{case:?}");
         let states = layer.read(&layer.pool, 4);
         assert!(states == expected.states.bytes, "states: {case:?}");
-        // SAFETY: made above.
-        unsafe { dw_layer_destroy(plan) };
+        // SAFETY: made above; b begins where the memory does.
+        unsafe {
+            dw_free(layer.context, b.data);
+            dw_layer_destroy(plan);
+        }
     }
 }
 

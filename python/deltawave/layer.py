@@ -48,7 +48,7 @@ class Layer(PlanWithWorkspace):
 
     - x, of which q, k and v are parts, with `x_layout`, or x_q, x_k and x_v, as `Conv` has them
     - z `[T, blocks, heads * V]`; absent: what follows q, k and v in the rows of x
-    - a, b `[T, HV]`, of any type
+    - a, b `[T, HV]`, or `[T, blocks, heads of a block]` with blocks at any distance, of any type
     - conv_weight `[channels, width]`, conv_bias `[channels]`, a_log, dt_bias `[HV]`, norm_weight `[V]`, of any type;
       biases may be absent, and so may norm_weight: it is 1
     - conv_state `[slots, channels, columns]`, with `conv_layout`, and pool `[slots, HV, K, V]`, with `pool_layout`: both

@@ -9,6 +9,7 @@ use crate::check::{self, Batch};
 use crate::conv::{self, ConvInput, ConvState, ConvTensors};
 use crate::decode::{self, DecodeTensors};
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
+use crate::gate::Gate;
 use crate::norm::{self, GatedNorm};
 use crate::prefill::{self, Gating, PrefillTensors, StatePool, WORKSPACE_ALIGN};
 use crate::runtime::Stream;
@@ -25,9 +26,9 @@ pub(super) struct Lowered {
     pub(super) norm: Option<norm::Lowered>,
 }
 
-/// Where q, k and v begin in the workspace, and where they end.
+/// Where q, k, v, g and beta begin in the workspace, and where they end.
 pub(super) struct Activations {
-    offsets: [usize; 3],
+    offsets: [usize; 5],
     pub(super) bytes: usize,
 }
 
@@ -37,17 +38,23 @@ struct Part {
     sequences: Range<usize>,
 }
 
-/// q, k and v of all rows, in the workspace.
-type Convolved<'a> = [Tensor<'a, 3>; 3];
+/// What the convolution leaves in the workspace, of all rows.
+struct Convolved<'a> {
+    qkv: [Tensor<'a, 3>; 3],
+    /// g and beta, where the recurrences cannot read what they are made of: where a or b lies in blocks.
+    gates: Option<[Tensor<'a, 2>; 2]>,
+}
 
 impl Stages {
-    /// What of the workspace holds q, k and v.
+    /// What of the workspace holds what the convolution leaves.
     pub(super) fn activations(&self) -> Activations {
+        let element = self.spec.dtype.size();
+        let [q, k, v] = self.spec.conv().channels().map(|n| n * element);
+        let gate = self.spec.value_heads * Dtype::F32.size();
         let mut bytes = 0;
-        let offsets = self.spec.conv().channels().map(|channels| {
+        let offsets = [q, k, v, gate, gate].map(|row| {
             let offset = bytes;
-            let size = self.tokens * channels * self.spec.dtype.size();
-            bytes += size.next_multiple_of(WORKSPACE_ALIGN);
+            bytes += (self.tokens * row).next_multiple_of(WORKSPACE_ALIGN);
             offset
         });
         Activations { offsets, bytes }
@@ -63,7 +70,8 @@ impl Stages {
         prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::Lowered>>,
     ) -> Result<Lowered> {
         self.check(x)?;
-        let convolved = self.convolved(activations);
+        let in_blocks = |t: &TokenScalars<'_>| t.0.shape[3] > 1;
+        let convolved = self.convolved(activations, in_blocks(&x.a) || in_blocks(&x.b));
         let conv = self.lower_conv(stream, x, cu_seqlens, &convolved)?;
         let norm = self.lower_norm(stream, x, x.z.clone(), 0..self.tokens)?;
         let mut lowered = Lowered {
@@ -106,8 +114,12 @@ impl Stages {
         let (heads, dim) = (self.spec.value_heads, self.spec.value_dim);
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         check::output_tokens("y", &x.y.0, batch, heads, dim, &[self.spec.dtype])?;
-        check::scalars("a", &x.a, batch, heads, &any)?;
-        check::scalars("b", &x.b, batch, heads, &any)?;
+        // In blocks they are the convolution's alone.
+        for (name, t) in [("a", &x.a), ("b", &x.b)] {
+            if t.0.shape[3] <= 1 {
+                check::scalars(name, t, batch, heads, &any)?;
+            }
+        }
         match &x.states.slots {
             Some(slots) => {
                 slots.checked("states.slots", self.sequences)?;
@@ -135,17 +147,24 @@ impl Stages {
         Ok(())
     }
 
-    fn convolved<'a>(&self, address: *mut c_void) -> Convolved<'a> {
-        let (s, offsets) = (&self.spec, self.activations().offsets);
+    fn convolved<'a>(&self, address: *mut c_void, gates: bool) -> Convolved<'a> {
+        let (s, [q, k, v, g, beta]) = (&self.spec, self.activations().offsets);
         let of_keys = [self.tokens, s.key_heads, s.key_dim];
         let of_values = [self.tokens, s.value_heads, s.value_dim];
-        let mut parts = [of_keys, of_keys, of_values].into_iter().zip(offsets);
-        std::array::from_fn(|_| {
-            let (shape, offset) = parts.next().expect("three parts");
-            let address = address.wrapping_byte_add(offset);
+        let of_heads = [self.tokens, s.value_heads];
+        let at = |offset: usize| address.wrapping_byte_add(offset);
+        let rows = |(offset, shape)| {
             // SAFETY: the workspace holds it, and its maker answered for that.
-            unsafe { Tensor::from_raw(address, s.dtype, shape, dense_strides(shape)) }
-        })
+            unsafe { Tensor::from_raw(at(offset), s.dtype, shape, dense_strides(shape)) }
+        };
+        let scalars = |offset| {
+            // SAFETY: as above.
+            unsafe { Tensor::from_raw(at(offset), Dtype::F32, of_heads, dense_strides(of_heads)) }
+        };
+        Convolved {
+            qkv: [(q, of_keys), (k, of_keys), (v, of_values)].map(rows),
+            gates: gates.then(|| [g, beta].map(scalars)),
+        }
     }
 
     fn lower_conv(
@@ -155,7 +174,16 @@ impl Stages {
         cu_seqlens: *const i32,
         convolved: &Convolved<'_>,
     ) -> Result<conv::Lowered> {
-        let [q, k, v] = convolved.each_ref().map(|t| TensorMut(t.clone()).into());
+        let [q, k, v] = (convolved.qkv.each_ref()).map(|t| TensorMut(t.clone()).into());
+        let gates = convolved.gates.as_ref().map(|[g, beta]| Gate {
+            a: x.a.clone(),
+            b: x.b.clone(),
+            a_log: x.weights.a_log.clone(),
+            dt_bias: x.weights.dt_bias.clone(),
+            allow_neg_eigval: self.spec.allow_neg_eigval,
+            g: TensorMut(g.clone()).into(),
+            beta: TensorMut(beta.clone()).into(),
+        });
         let tensors = ConvTensors {
             x: ConvInput {
                 q: x.x.q.clone(),
@@ -173,7 +201,7 @@ impl Stages {
             q,
             k,
             v,
-            gates: None,
+            gates,
         };
         let names = [
             ("weight", "weights.conv"),
@@ -181,6 +209,8 @@ impl Stages {
             ("state", "states.conv"),
             ("slots", "states.slots"),
             ("has_initial_state", "states.has_initial_state"),
+            ("a_log", "weights.a_log"),
+            ("dt_bias", "weights.dt_bias"),
         ];
         renamed(self.conv.lower(stream, cu_seqlens, &tensors), &names)
     }
@@ -214,9 +244,22 @@ impl Stages {
         part: &Part,
     ) -> Recurrence<'a> {
         let rows = |t: &Tensor<'a, 4>| t.token_rows(part.rows.clone());
-        let [q, k, v] = convolved
-            .each_ref()
-            .map(|t| Tokens(rows(&Tokens::from(t.clone()).0), false));
+        let [q, k, v] =
+            (convolved.qkv.each_ref()).map(|t| Tokens(rows(&Tokens::from(t.clone()).0), false));
+        let scalars = |t: &TokenScalars<'a>| TokenScalars(rows(&t.0), false);
+        let gating = match &convolved.gates {
+            Some(gates) => {
+                let [g, beta] = (gates.each_ref()).map(|t| Some(scalars(&t.clone().into())));
+                Gating::Given { g, beta }
+            }
+            None => Gating::Raw {
+                a: scalars(&x.a),
+                b: scalars(&x.b),
+                a_log: x.weights.a_log.clone(),
+                dt_bias: x.weights.dt_bias.clone(),
+                allow_neg_eigval: self.spec.allow_neg_eigval,
+            },
+        };
         let states = &x.states;
         // Without slots the second part would count its sequences from 0 again.
         let slots = match (&states.slots, &self.slots) {
@@ -229,13 +272,7 @@ impl Stages {
             q,
             k,
             v,
-            gating: Gating::Raw {
-                a: TokenScalars(rows(&x.a.0), false),
-                b: TokenScalars(rows(&x.b.0), false),
-                a_log: x.weights.a_log.clone(),
-                dt_bias: x.weights.dt_bias.clone(),
-                allow_neg_eigval: self.spec.allow_neg_eigval,
-            },
+            gating,
             pool: StatePool {
                 tensor: TensorMut(states.recurrent.0.clone()),
                 layout: states.recurrent_layout,
