@@ -4,6 +4,8 @@
 mod conv;
 #[path = "../examples/08-decode.rs"]
 mod decode;
+#[path = "../examples/09-engine.rs"]
+mod engine;
 #[path = "../examples/05-graph.rs"]
 mod graph;
 #[path = "../examples/06-layer.rs"]
@@ -33,5 +35,6 @@ run!(
     graph,
     layer,
     prefix_cache,
-    decode
+    decode,
+    engine
 );

@@ -10,8 +10,8 @@ use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 
 use deltawave_c::abi::{
-    DW_BF16, DW_F32, DW_I32, DW_OK, dw_context, dw_lengths, dw_prefill_spec, dw_prefill_tensors,
-    dw_tensor,
+    DW_BF16, DW_F32, DW_I32, DW_OK, dw_context, dw_layer_spec, dw_layer_tensors, dw_lengths,
+    dw_prefill_spec, dw_prefill_tensors, dw_tensor,
 };
 use deltawave_c::*;
 
@@ -102,7 +102,79 @@ fn a_launch_allocates_nothing() -> deltawave::Result<()> {
         assert_eq!(count, 0);
         assert_only_launches(5, "dw_prefill_launch");
         dw_prefill_destroy(plan);
+        layer(context);
         dw_context_destroy(context);
     }
     Ok(())
+}
+
+/// Decodes and prefills in one launch.
+///
+/// # Safety
+/// The context is one.
+unsafe fn layer(context: *const dw_context) {
+    let spec = dw_layer_spec {
+        size: size_of::<dw_layer_spec>(),
+        dtype: DW_BF16 as i32,
+        key_heads: 2,
+        value_heads: 8,
+        key_dim: 128,
+        value_dim: 128,
+        width: 4,
+        eps: 1e-6,
+        ..Default::default()
+    };
+    let channels = (2 * 2 + 8) * 128;
+    let x = tensor(DW_BF16, &[TOKENS, channels + 8 * 128]);
+    let a = tensor(DW_BF16, &[TOKENS, 8]);
+    let weight = tensor(DW_BF16, &[channels, 4]);
+    let a_log = tensor(DW_F32, &[8]);
+    let conv_state = tensor(DW_BF16, &[5, channels, 3]);
+    let pool = tensor(DW_F32, &[5, 8, 128, 128]);
+    let y = tensor(DW_BF16, &[TOKENS, 8, 128]);
+    let entries = [0, 1, 2, TOKENS as i32];
+    let lengths = dw_lengths {
+        size: size_of::<dw_lengths>(),
+        data: entries.as_ptr().cast(),
+        entries: 4,
+        dtype: DW_I32 as i32,
+        pad0: 0,
+    };
+    for device in [false, true] {
+        let mut tensors = dw_layer_tensors {
+            size: size_of::<dw_layer_tensors>(),
+            x: &x,
+            a: &a,
+            b: &a,
+            conv_weight: &weight,
+            a_log: &a_log,
+            conv_state: &conv_state,
+            pool: &pool,
+            slots: without_provenance_mut::<i32>(1 << 40),
+            y: &y,
+            workspace: without_provenance_mut(1 << 41),
+            ..Default::default()
+        };
+        let (mut plan, ok) = (null_mut(), DW_OK as i32);
+        // SAFETY: as in the test.
+        unsafe {
+            let made = match device {
+                false => dw_layer_packed(context, &spec, &lengths, TOKENS, 2, &mut plan),
+                true => dw_layer_device(context, &spec, TOKENS, 3, 2, &mut plan),
+            };
+            assert_eq!(made, ok);
+            let bytes = &mut tensors.workspace_bytes;
+            assert_eq!(dw_layer_workspace_bytes(plan, bytes), ok);
+            if device {
+                tensors.cu_seqlens = &lengths;
+            }
+            take_calls();
+            let count = allocations(|| {
+                assert_eq!(dw_layer_launch(plan, null_mut(), &tensors), ok);
+            });
+            assert_eq!(count, 0, "device: {device}");
+            assert_only_launches(7, "dw_layer_launch");
+            dw_layer_destroy(plan);
+        }
+    }
 }
