@@ -87,7 +87,8 @@ DEVICE int64_t token_offset(const dw_token_strides &strides, int sequence, int t
 struct Token {
     i32x4 keys;
     int v, g, beta;
-    int z; // of the norm
+    int a_log, dt_bias; // with raw gates
+    int z;              // of the norm
 };
 
 DEVICE int load_raw(const void *p, int64_t index, int type) {
@@ -102,18 +103,22 @@ DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_di
 template <bool Norm> DEVICE Token load_token(const dw_decode_args &x, const Place &at, int t) {
     Token out{};
     const int token = at.sequence * x.tokens + t;
-    if (has_keys(x.key_dim)) {
-        const bool of_k = member() >= threads / 2;
-        const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
-        const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
-        const char *row = of_k ? k : q;
-        out.keys = state::load_piece<false>(row + member() % (threads / 2) * 16, arch::in_one_access(row));
-    }
+    const bool of_k = member() >= threads / 2;
+    const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
+    const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
+    const char *row = of_k ? k : q;
+    // Threads beyond the keys read the first ones, which are not theirs: a branch would wait for what it loads.
+    const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
+    out.keys = state::load_piece<false>(row + piece, arch::in_one_access(row));
     const int column = at.column + member() % columns;
     const unsigned short *v = (const unsigned short *)x.v + token_offset(x.v_strides, at.sequence, token, at.head);
     out.v = v[column < x.value_dim ? column : at.column];
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
     out.beta = x.beta ? load_raw(x.beta, token_offset(x.beta_strides, at.sequence, token, at.head), x.beta_type) : 0;
+    if (x.flags & DW_RAW_GATES) {
+        out.a_log = load_raw(x.a_log, at.head * x.a_log_stride, x.a_log_type);
+        out.dt_bias = x.dt_bias ? load_raw(x.dt_bias, at.head * x.dt_bias_stride, x.dt_bias_type) : 0;
+    }
     if (Norm) {
         const int block = at.head / x.norm.block_heads, of_block = at.head - block * x.norm.block_heads;
         const unsigned short *z = (const unsigned short *)x.norm.z + token * x.norm.z_token + block * x.norm.z_block;
@@ -138,11 +143,11 @@ template <class T, class S> DEVICE void keys_of(float (&out)[S::run], const i32x
 struct Gates {
     float decay, beta;
 };
-DEVICE Gates gates_of(int raw_g, int raw_beta, const dw_decode_args &x, int head) {
-    float g = x.g ? widen_raw(raw_g, x.g_type) : 0.0f, beta = x.beta ? widen_raw(raw_beta, x.beta_type) : 1.0f;
+DEVICE Gates gates_of(const Token &token, const dw_decode_args &x) {
+    float g = x.g ? widen_raw(token.g, x.g_type) : 0.0f, beta = x.beta ? widen_raw(token.beta, x.beta_type) : 1.0f;
     if (x.flags & DW_RAW_GATES) {
-        const float dt_bias = x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
-        g = gate(g, load_scalar(x.a_log, head * x.a_log_stride, x.a_log_type), dt_bias);
+        const float dt_bias = x.dt_bias ? widen_raw(token.dt_bias, x.dt_bias_type) : 0.0f;
+        g = gate(g, widen_raw(token.a_log, x.a_log_type), dt_bias);
         beta = beta_of(beta, x.flags & DW_NEGATIVE_EIGENVALUES);
     }
     return Gates{arch::exp(g), beta};
@@ -193,6 +198,7 @@ template <class S, bool Wide, bool ValueMajor> DEVICE void load_part(Part<S> &pa
             raw[j][i] = state::load_piece<Wide>(from.at(j, i), from.memory.whole);
         }
     }
+    arch::phase();
     for (int j = 0; j < S::steps; ++j) {
         for (int i = 0; i < S::pieces; ++i) {
             for (int n = 0; n < S::piece; ++n) {
@@ -354,8 +360,9 @@ DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, 
         if (t > 0) {
             arch::team_sync<waves>(); // all have read what the token before left there
         }
-        (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = token.keys;
-        const Gates gates = gates_of(token.g, token.beta, arch::reread(x), at.head);
+        const i32x4 keys = has_keys(arch::reread(x).key_dim) ? token.keys : i32x4{};
+        (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = keys;
+        const Gates gates = gates_of(token, arch::reread(x));
         arch::team_sync<waves>();
         const Sums<S> sums = sums_of<T, S>(part, exchange);
         Token next = token;
@@ -372,6 +379,8 @@ DEVICE void walk(const dw_decode_args &x, const Place &at, int read, int write, 
             store_part<S>(part, Own(to, at.column, y.key_dim, y.value_dim));
         }
     }
+    // No load is under way from here on, so that no store waits for the one before it.
+    arch::held(token.v);
     if (write >= 0) {
         const dw_decode_args &y = arch::reread(x);
         const int64_t element = write * y.state_strides.sequence + at.head * y.state_strides.head;
