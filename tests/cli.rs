@@ -6,6 +6,8 @@ mod conv;
 mod decode;
 #[path = "cli/layer.rs"]
 mod layer;
+#[path = "cli/states.rs"]
+mod states;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -78,6 +78,9 @@ Examples:
   One layer of a model, a batch of sequences of mixed lengths, checked:
     deltawave prefill --model qwen3.5-35b-a3b --seqlens 1,63,64,65,500 --check
 
+  In place on a pool of states, with snapshots for a prefix cache:
+    deltawave prefill --heads 2,4 --seqlens 300,100 --pool 8 --initial-state f32 --snapshots 128 --segments 1 --check
+
   Your own tensors (safetensors with q, k, v and g, beta or a, A_log, b), the results to a file, figures as JSON:
     deltawave prefill --input layer.safetensors --output result.safetensors --check --json
 
@@ -203,6 +206,15 @@ pub struct PrefillArgs {
     /// Element type of the final state
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
+    /// Keep the states in a pool of so many slots, in place; --check: those of no sequence stay as they are
+    #[arg(long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = OPERATION)]
+    pub pool: Option<u32>,
+    /// Keep the state after every N tokens, a multiple of 64; --check: sequences are continued from their last one
+    ///
+    /// Continued from a state in f32, which these are, a sequence has the bits of the whole where that was not cut into
+    /// segments (--segments 1); cut ones may differ by rounding.
+    #[arg(long, value_name = "N", value_parser = length, help_heading = OPERATION)]
+    pub snapshots: Option<usize>,
 
     /// Segments of the longest sequence, walked in parallel; 1: no sequence is cut [default: as many as take least time]
     ///

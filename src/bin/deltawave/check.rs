@@ -10,6 +10,7 @@ use deltawave::types::Dtype;
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::run::Outcome;
+use crate::states::Resumed;
 use crate::workload::Workload;
 
 /// How far one tensor is from the reference, and how far it may be.
@@ -76,6 +77,7 @@ const PART_SLACK: f64 = 4.0;
 pub fn check(
     workload: &Workload,
     outcome: &Outcome,
+    resumed: Option<Resumed>,
     progress: &mut Progress,
 ) -> Result<Verdict, Failure> {
     let problem = workload.problem();
@@ -140,6 +142,24 @@ pub fn check(
     let mut objections: Vec<String> = tensors.iter().filter_map(Judged::objection).collect();
     if outcome.o.values[end..].iter().any(|x| x.to_bits() != 0) {
         objections.push("o: rows past the last sequence are not zeros".to_owned());
+    }
+    if let Some(others) = outcome.others.filter(|others| others.changed > 0) {
+        objections.push(format!(
+            "pool: {} of {} slots of no sequence have changed",
+            others.changed, others.slots
+        ));
+    }
+    if let Some(resumed) = resumed {
+        let limit = tensors[0].limit;
+        if resumed.must && !resumed.same_bits {
+            objections
+                .push("snapshots: what is continued has other bits than the whole".to_owned());
+        } else if resumed.rms_ratio > limit || resumed.rms_ratio.is_nan() {
+            objections.push(format!(
+                "snapshots: what is continued is {:.2e} off the whole, above {limit:.2e}",
+                resumed.rms_ratio
+            ));
+        }
     }
     Ok(Verdict {
         tensors,

@@ -5,7 +5,7 @@
 //! | arguments | `args.rs`, `models.rs` |
 //! | `info` | `info.rs`, `resources.rs` |
 //! | `prefill`: tensors on the host | `workload.rs` |
-//! | `prefill`: on the device | `run.rs`, `time.rs` |
+//! | `prefill`: on the device | `run.rs`, `states.rs`, `time.rs` |
 //! | `prefill`: against the reference | `check.rs` |
 //! | `prefill`: what is printed | `report.rs`, `table.rs`, `progress.rs` |
 //! | `profile` | `profile.rs` |
@@ -31,6 +31,7 @@ mod reported;
 mod resources;
 mod run;
 mod simulator;
+mod states;
 mod table;
 mod time;
 mod workload;
@@ -40,6 +41,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use deltawave::prefill::{Prefill, Snapshot};
 use deltawave::runtime::{Backend, Context};
 use deltawave::safetensors_io::{self, FileError, Named};
 use deltawave_sim::exec::MfmaMode;
@@ -56,7 +58,8 @@ use crate::profile::Profile;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::reported::Reported;
-use crate::run::{Outcome, StateFormat};
+use crate::run::{Outcome, StateFormat, Wanted};
+use crate::states::Resumed;
 use crate::workload::{Request, Workload};
 
 fn main() -> ExitCode {
@@ -98,6 +101,7 @@ struct Ran {
     workload: Workload,
     format: StateFormat,
     outcome: Outcome,
+    resumed: Option<Resumed>,
     verdict: Option<Verdict>,
 }
 
@@ -110,6 +114,7 @@ fn prefill(args: &PrefillArgs) -> Result<ExitCode, Failure> {
         &ran.workload,
         ran.format,
         &ran.outcome,
+        ran.resumed,
         ran.verdict.as_ref(),
     );
     Ok(conclude(args.json, &report))
@@ -186,10 +191,17 @@ fn run_prefill(
     let context = Context::new(backend, args.device)
         .map_err(Failure::during("there is nothing to run on"))?;
     configure_simulator(args, &context, counted)?;
-    let plan = request.plan(&context)?;
+    let mut plan = request.plan(&context)?;
     let format = StateFormat {
         layout: args.state_layout.into(),
         dtype: args.state_dtype,
+    };
+    let wanted = Wanted {
+        repeat: args.repeat,
+        replays: args.time,
+        pool: args.pool.map(|slots| slots as usize),
+        snapshots: plan_states(args, &mut plan, &request)?,
+        ..Wanted::new(format)
     };
     let workload = progress.step("inputs", || request.load());
     if let Some(path) = &args.save_input {
@@ -200,14 +212,17 @@ fn run_prefill(
             source: source.into(),
         })?;
     }
-    let outcome = progress.step("kernels", || {
-        run::run(&context, &plan, &workload, format, args.repeat, args.time)
-    })?;
+    let outcome = progress.step("kernels", || run::run(&context, &plan, &workload, &wanted))?;
     if args.output.is_some() {
         write_output(args, &workload, &outcome)?;
     }
+    // What is counted are the launches of the whole.
+    let resumed = match args.check && counted.is_none() {
+        true => states::resume(&context, &plan, &workload, &outcome, format)?,
+        false => None,
+    };
     let verdict = match args.check {
-        true => Some(check::check(&workload, &outcome, &mut progress)?),
+        true => Some(check::check(&workload, &outcome, resumed, &mut progress)?),
         false => None,
     };
     Ok(Ran {
@@ -215,8 +230,42 @@ fn run_prefill(
         workload,
         format,
         outcome,
+        resumed,
         verdict,
     })
+}
+
+/// Gives the plan its slots and snapshots, and returns the latter.
+fn plan_states(
+    args: &PrefillArgs,
+    plan: &mut Prefill,
+    request: &Request,
+) -> Result<Option<Vec<Snapshot>>, Failure> {
+    let sequences = request.cu_seqlens.len() - 1;
+    if let Some(slots) = args.pool.map(|slots| slots as usize) {
+        if slots < sequences {
+            let why = format!("{sequences} sequences need as many slots");
+            return Err(workload::usage(format!(
+                "invalid value '{slots}' for '--pool <SLOTS>': {why}"
+            )));
+        }
+        if let Some(dtype) = request.initial_state().filter(|d| *d != args.state_dtype) {
+            return Err(workload::usage(format!(
+                "a pool has states of one type: the initial ones are {dtype}, --state-dtype is {}",
+                args.state_dtype
+            )));
+        }
+        let refused = Failure::during("the slots are refused");
+        plan.set_slots(&states::slots(sequences, slots), None)
+            .map_err(refused)?;
+    }
+    let refused = Failure::during("the snapshots are refused");
+    let Some(tokens) = args.snapshots else {
+        return Ok(None);
+    };
+    let wanted = plan.snapshots_every(tokens).map_err(&refused)?;
+    plan.set_snapshots(&wanted).map_err(refused)?;
+    Ok(Some(wanted))
 }
 
 /// No file may be written over another one that this run reads or writes.

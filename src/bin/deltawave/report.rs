@@ -13,6 +13,7 @@ use crate::check::{Judged, Verdict};
 use crate::reported::Reported;
 use crate::resources::{self, Resources, cell};
 use crate::run::{Outcome, StateFormat};
+use crate::states::{PoolLine, Resumed, SnapshotLine};
 use crate::table::{Table, bytes, count};
 use crate::time::Times;
 use crate::workload::Workload;
@@ -42,6 +43,10 @@ pub struct Report {
     scale: f32,
     neg_eigval: bool,
     state_layout: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<PoolLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshots: Option<SnapshotLine>,
     tensors: Vec<TensorLine>,
     workspace_bytes: usize,
     checked: bool,
@@ -118,6 +123,7 @@ impl Report {
         workload: &Workload,
         format: StateFormat,
         outcome: &Outcome,
+        resumed: Option<Resumed>,
         verdict: Option<&Verdict>,
     ) -> Self {
         let (d, s) = (&workload.data, &workload.spec);
@@ -170,6 +176,8 @@ impl Report {
                 StateLayout::KeyMajor => "key-major",
                 StateLayout::ValueMajor => "value-major",
             },
+            pool: PoolLine::new(args, outcome),
+            snapshots: SnapshotLine::new(args, outcome, resumed),
             tensors: tensor_lines(workload, format),
             workspace_bytes: outcome.workspace_bytes,
             checked: verdict.is_some(),
@@ -423,6 +431,12 @@ impl Reported for Report {
         let _ = writeln!(out, "{}", self.kernel_table());
         if let Some(judged) = &self.judged {
             let _ = writeln!(out, "{}", error_table(judged));
+        }
+        if let Some(pool) = &self.pool {
+            let _ = writeln!(out, "  pool  {}\n", pool.text());
+        }
+        if let Some(snapshots) = &self.snapshots {
+            let _ = writeln!(out, "  snapshots  {}\n", snapshots.text());
         }
         let _ = writeln!(out, "{}", self.time_text());
         if let Some(times) = &self.times {

@@ -2,7 +2,9 @@
 
 use deltawave::inputs::Tensor as HostTensor;
 use deltawave::oracle::gates;
-use deltawave::prefill::{Gating, Part, Prefill, PrefillTensors, State, StateMut, Workspace};
+use deltawave::prefill::{
+    Gating, Part, Prefill, PrefillTensors, Snapshot, Snapshots, State, StateMut, Workspace,
+};
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::safetensors_io::{FileBeta, FileGate};
 use deltawave::tensor::{Buffer, Tensor, TokenScalars, Tokens, TokensMut, dense_strides};
@@ -10,6 +12,8 @@ use deltawave::types::{Dtype, StateLayout};
 use deltawave_sim::hip::KernelStatistics;
 
 use crate::failure::Failure;
+use crate::repeat::fastest;
+use crate::states::{Others, Pool, Taken};
 use crate::time::{self, Times};
 use crate::workload::Workload;
 
@@ -19,6 +23,10 @@ pub struct Outcome {
     pub o: HostTensor,
     /// `[N, HV, K, V]`.
     pub final_state: HostTensor,
+    /// What became of slots of no sequence, where states are in a pool.
+    pub others: Option<Others>,
+    /// What the states in the course of sequences are of, and they themselves, `[snapshots, HV, K, V]`.
+    pub snapshots: Option<(Vec<Snapshot>, HostTensor)>,
     /// Bytes of workspace.
     pub workspace_bytes: usize,
     /// Seconds of the kernels in the fastest run: of this host on the simulator, else between events of the device.
@@ -48,47 +56,58 @@ pub struct StateFormat {
     pub dtype: Dtype,
 }
 
-/// Runs a planned prefill `repeat` times, and measures `replays` more, if any. Everything that the kernels write is NaN
-/// before each run.
+/// What is wanted of a prefill besides its result.
+pub struct Wanted {
+    /// Of the final states.
+    pub state: StateFormat,
+    /// Runs.
+    pub repeat: u32,
+    /// Replays that are measured after them.
+    pub replays: Option<u32>,
+    /// Slots of the pool that has the states; the plan has those of the sequences.
+    pub pool: Option<usize>,
+    /// States in the course of sequences; the plan has them.
+    pub snapshots: Option<Vec<Snapshot>>,
+}
+
+impl Wanted {
+    /// One run.
+    pub fn new(state: StateFormat) -> Self {
+        Wanted {
+            state,
+            repeat: 1,
+            replays: None,
+            pool: None,
+            snapshots: None,
+        }
+    }
+}
+
+/// Runs a planned prefill. Everything that the kernels write is NaN before each run.
 pub fn run(
     context: &Context,
     plan: &Prefill,
     workload: &Workload,
-    state: StateFormat,
-    repeat: u32,
-    replays: Option<u32>,
+    wanted: &Wanted,
 ) -> Result<Outcome, Failure> {
     let upload = Failure::during("the tensors cannot be brought to the device");
     let failed = Failure::during("the prefill failed");
-    let mut device = Device::new(context, plan, workload, state).map_err(&upload)?;
+    let mut device = Device::new(context, plan, workload, wanted).map_err(&upload)?;
     let stream = context.stream().map_err(&upload)?;
-    let mut best: Option<Outcome> = None;
-    for n in 1..=repeat {
-        let (seconds, kernels) = device.measure(&stream, plan, workload).map_err(&failed)?;
-        let (o, final_state) = device.read(&stream, workload).map_err(&failed)?;
-        match &mut best {
-            None => {
-                best = Some(Outcome {
-                    o,
-                    final_state,
-                    workspace_bytes: plan.workspace_bytes(),
-                    seconds,
-                    kernels,
-                    times: None,
-                });
-            }
-            Some(best) => {
-                if best.o.bytes != o.bytes || best.final_state.bytes != final_state.bytes {
-                    return Err(Failure::Unsteady { run: n });
-                }
-                if seconds < best.seconds {
-                    (best.seconds, best.kernels) = (seconds, kernels);
-                }
-            }
-        }
-    }
-    let mut best = best.expect("there is at least one run");
-    if let Some(replays) = replays {
+    let bits = |x: &Outcome| {
+        let snapshots = x.snapshots.as_ref().map(|(_, states)| states.bytes.clone());
+        (x.o.bytes.clone(), x.final_state.bytes.clone(), snapshots)
+    };
+    let mut best = fastest(
+        wanted.repeat,
+        || {
+            let launched = device.measure(&stream, plan, workload).map_err(&failed)?;
+            (device.read(&stream, plan, workload, launched)).map_err(&failed)
+        },
+        |a, b| bits(a) == bits(b),
+        |outcome| outcome.seconds,
+    )?;
+    if let Some(replays) = wanted.replays {
         let parts: Vec<_> = (plan.parts().into_iter().map(|part| (part.name(), part))).collect();
         let launch = |stream: &Stream, part| device.launch(stream, plan, workload, part);
         let times = time::measure(context, replays, &parts, launch);
@@ -124,6 +143,10 @@ struct Device {
     initial: Option<Copied>,
     o: Copied,
     last: Copied,
+    pool: Option<Pool>,
+    snapshots: Option<Taken>,
+    /// One byte per sequence, for pools.
+    has_initial_state: Buffer<u8>,
     format: StateFormat,
     workspace: Buffer<u8>,
 }
@@ -131,7 +154,8 @@ struct Device {
 type Fallible<T> = deltawave::Result<T>;
 
 impl Device {
-    fn new(context: &Context, plan: &Prefill, w: &Workload, format: StateFormat) -> Fallible<Self> {
+    fn new(context: &Context, plan: &Prefill, w: &Workload, wanted: &Wanted) -> Fallible<Self> {
+        let format = wanted.state;
         let copy = |t: &HostTensor| -> Fallible<Copied> {
             Ok(Copied {
                 buffer: context.upload(&t.bytes)?,
@@ -181,7 +205,10 @@ impl Device {
                 }
             })
             .transpose()?;
-        let states = w.sequences() * d.value_heads * d.key_dim * d.value_dim;
+        let states = match wanted.pool {
+            Some(_) => 0,
+            None => w.sequences() * d.value_heads * d.key_dim * d.value_dim,
+        };
         Ok(Device {
             q: copy(&d.q)?,
             k: copy(&d.k)?,
@@ -190,6 +217,14 @@ impl Device {
             initial,
             o: empty(w.spec.dtype, d.tokens * d.value_heads * d.value_dim)?,
             last: empty(format.dtype, states)?,
+            pool: (wanted.pool)
+                .map(|slots| Pool::new(context, w, format, slots))
+                .transpose()?,
+            snapshots: (wanted.snapshots.as_ref())
+                .map(|wanted| Taken::new(context, w, format.layout, wanted))
+                .transpose()?,
+            has_initial_state: context
+                .upload(&vec![u8::from(d.initial_state.is_some()); w.sequences()])?,
             format,
             workspace: context.alloc(plan.workspace_bytes())?,
         })
@@ -210,6 +245,9 @@ impl Device {
             buffer.fill_bytes(0xff, stream)?;
         }
         stream.synchronize()?;
+        if let Some(pool) = &mut self.pool {
+            pool.reset()?;
+        }
         let simulated = stream.context().backend() == Backend::Simulator;
         deltawave_sim::hip::reset_statistics();
         let start = stream.record()?;
@@ -275,46 +313,87 @@ impl Device {
             StateLayout::ValueMajor => [w.sequences(), d.value_heads, d.value_dim, d.key_dim],
         };
         let strides = dense_strides(shape);
+        let in_pool = self.pool.is_some();
         let initial_state = match &self.initial {
-            Some(t) => Some(State {
+            Some(t) if !in_pool => Some(State {
                 tensor: t.buffer.tensor_of(t.dtype, shape, strides, 0)?,
                 layout,
             }),
-            None => None,
+            _ => None,
         };
         let last = &mut self.last;
+        let final_state = match in_pool {
+            true => None,
+            false => Some(StateMut {
+                tensor: last.buffer.tensor_of_mut(last.dtype, shape, strides, 0)?,
+                layout,
+            }),
+        };
         let tensors = PrefillTensors {
             q: tokens(&self.q, dense, keys)?,
             k: tokens(&self.k, dense, keys)?,
             v: tokens(&self.v, dense, values)?,
             gating,
             initial_state,
-            has_initial_state: None,
+            has_initial_state: in_pool.then(|| (&self.has_initial_state).into()),
             o: tokens_mut(&mut self.o, dense, values)?,
-            final_state: Some(StateMut {
-                tensor: last.buffer.tensor_of_mut(last.dtype, shape, strides, 0)?,
-                layout,
-            }),
-            pool: None,
-            snapshots: None,
+            final_state,
+            pool: match &mut self.pool {
+                Some(pool) => Some(pool.view(w)?),
+                None => None,
+            },
+            snapshots: match &mut self.snapshots {
+                Some(taken) => Some(Snapshots {
+                    to: Some(taken.view(w)?),
+                    slots: None,
+                }),
+                None => None,
+            },
         };
         let workspace = Workspace::new(&mut self.workspace);
         plan.launch_part(stream, &tensors, workspace, part)
     }
 
-    /// o and the final states, `[N, HV, K, V]`.
-    fn read(&self, stream: &Stream, w: &Workload) -> Fallible<(HostTensor, HostTensor)> {
-        let o = HostTensor::from_bytes(self.o.dtype, self.o.buffer.download(stream)?);
+    /// What a run left behind, given its seconds and kernels.
+    fn read(
+        &self,
+        stream: &Stream,
+        plan: &Prefill,
+        w: &Workload,
+        (seconds, kernels): (f64, Vec<Launched>),
+    ) -> Fallible<Outcome> {
+        let (final_state, others) = match &self.pool {
+            Some(pool) => {
+                let (states, others) = pool.read(stream, w)?;
+                (states, Some(others))
+            }
+            None => (self.read_last(stream, w)?, None),
+        };
+        Ok(Outcome {
+            o: HostTensor::from_bytes(self.o.dtype, self.o.buffer.download(stream)?),
+            final_state,
+            others,
+            snapshots: (self.snapshots.as_ref())
+                .map(|taken| taken.read(stream, w))
+                .transpose()?,
+            workspace_bytes: plan.workspace_bytes(),
+            seconds,
+            kernels,
+            times: None,
+        })
+    }
+
+    /// The final states, `[N, HV, K, V]`, where they have a tensor of their own.
+    fn read_last(&self, stream: &Stream, w: &Workload) -> Fallible<HostTensor> {
         let states = HostTensor::from_bytes(self.last.dtype, self.last.buffer.download(stream)?);
-        let states = match self.format.layout {
+        Ok(match self.format.layout {
             StateLayout::KeyMajor => states,
             StateLayout::ValueMajor => {
                 let (k, v) = (w.data.key_dim, w.data.value_dim);
                 let values = self.format.layout.to_key_major(&states.values, k, v);
                 HostTensor::new(states.dtype, values)
             }
-        };
-        Ok((o, states))
+        })
     }
 }
 

@@ -154,6 +154,14 @@ impl Request {
         })
     }
 
+    /// Element type of the initial states, where there are any.
+    pub fn initial_state(&self) -> Option<Dtype> {
+        match &self.source {
+            Source::Drawn(draw) => draw.initial_state,
+            Source::File(file) => file.initial_state.as_ref().map(|t| t.dtype),
+        }
+    }
+
     /// The plan; a shape that the library does not take is refused here, before anything is drawn.
     pub fn plan(&self, context: &Context) -> Result<Prefill, Failure> {
         match self.dense {
