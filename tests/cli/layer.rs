@@ -7,7 +7,7 @@ fn layers_are_checked_and_counted() {
     if !kernels() {
         return;
     }
-    let small = ["--heads", "1,2", "--dims", "32,48"];
+    let small = ["--heads", "2,4", "--dims", "32,48"];
     for (arguments, kernels) in [
         (&["--seqlens", "70,0,3", "--output-gate", "sigmoid"][..], 4),
         (&["--decodes", "3", "--initial-state"], 3),
@@ -24,6 +24,22 @@ fn layers_are_checked_and_counted() {
                 "--neg-eigval",
                 "--width",
                 "3",
+            ],
+            5,
+        ),
+        (
+            &[
+                "--decodes",
+                "3",
+                "--seqlens",
+                "70",
+                "--initial-state",
+                "--layout",
+                "interleaved",
+                "--state-layout",
+                "value-major",
+                "--repeat",
+                "2",
             ],
             5,
         ),

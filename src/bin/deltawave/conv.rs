@@ -267,18 +267,8 @@ impl Workload {
     /// The column of x that holds a channel.
     fn column(&self, channel: usize) -> usize {
         let s = &self.spec;
-        let [keys, _, _] = s.channels();
-        if self.layout == LayoutArg::Flat {
-            return channel;
-        }
-        let values = s.value_heads / s.key_heads * s.value_dim;
-        let group = 2 * (s.key_dim + values);
-        let (size, offset, c) = match channel {
-            c if c < keys => (s.key_dim, 0, c),
-            c if c < 2 * keys => (s.key_dim, s.key_dim, c - keys),
-            c => (values, 2 * s.key_dim, c - 2 * keys),
-        };
-        c / size * group + offset + c % size
+        let (heads, dims) = ([s.key_heads, s.value_heads], [s.key_dim, s.value_dim]);
+        self.layout.column(heads, dims, channel)
     }
 
     fn check(&self, outcome: &Outcome) -> Result<Verdict, Failure> {

@@ -109,6 +109,26 @@ pub enum LayoutArg {
 }
 
 impl LayoutArg {
+    /// The column that holds a channel of q, k, v and z, in this order, of so many heads and dimensions.
+    pub fn column(self, heads: [usize; 2], dims: [usize; 2], channel: usize) -> usize {
+        if self == LayoutArg::Flat {
+            return channel;
+        }
+        let [hk, hv] = heads;
+        // Of a key head.
+        let sizes = [dims[0], dims[0], hv / hk * dims[1], hv / hk * dims[1]];
+        let group: usize = sizes.iter().sum();
+        let (mut c, mut offset) = (channel, 0);
+        for size in sizes {
+            if c < hk * size {
+                return c / size * group + offset + c % size;
+            }
+            c -= hk * size;
+            offset += size;
+        }
+        channel
+    }
+
     /// Its name here.
     pub fn name(self) -> &'static str {
         match self {

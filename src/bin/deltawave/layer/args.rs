@@ -6,8 +6,10 @@ use deltawave::types::Dtype;
 use deltawave_sim::gpu::Gpu;
 
 use crate::args::{
-    BackendArg, INPUTS, OPERATION, RESULTS, RUN, SHAPE, dims, gpu, heads, length, words,
+    BackendArg, INPUTS, OPERATION, RESULTS, RUN, SHAPE, StateLayoutArg, dims, gpu, heads, length,
+    words,
 };
+use crate::conv::args::LayoutArg;
 use crate::models::{self, Model};
 
 /// What `--help` ends with.
@@ -43,6 +45,9 @@ pub struct LayerArgs {
     /// Lengths of the sequences that are prefilled, 0 allowed [default: 1024 without --decodes]
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',', value_parser = length, help_heading = SHAPE)]
     pub seqlens: Vec<usize>,
+    /// Rows of the projections: q | k | v | z and b | a, or those of each key head and its value heads
+    #[arg(long, value_enum, default_value_t = LayoutArg::Flat, help_heading = SHAPE)]
+    pub layout: LayoutArg,
 
     /// Element type of the projections, y, the weights of the convolution and its states
     #[arg(long, value_parser = words::<Dtype>(&["bf16", "fp16"]), default_value = "bf16", help_heading = INPUTS)]
@@ -63,6 +68,9 @@ pub struct LayerArgs {
     /// What the norm makes of z
     #[arg(long, value_enum, default_value_t = GateArg::Silu, help_heading = OPERATION)]
     pub output_gate: GateArg,
+    /// Order of the recurrent states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
+    #[arg(long, value_name = "LAYOUT", value_enum, default_value_t = StateLayoutArg::KeyMajor, help_heading = OPERATION)]
+    pub state_layout: StateLayoutArg,
     /// Element type of the recurrent states
     #[arg(long, value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
@@ -79,11 +87,14 @@ pub struct LayerArgs {
     /// Host threads at most: simulator, oracle, inputs [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = RUN)]
     pub threads: Option<u16>,
+    /// Run the kernels N times, each from the same states; the fastest run counts, and all have to give the same bits
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = RUN)]
+    pub repeat: u32,
     /// Measure N runs on a GPU: replays of a graph, caches flushed before each; the median counts
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = RUN)]
     pub time: Option<u32>,
     /// Count on the simulator what the kernels do, set against a GPU's units; only times are modelled
-    #[arg(long, value_name = "GPU", value_parser = gpu, conflicts_with = "time", help_heading = RUN)]
+    #[arg(long, value_name = "GPU", value_parser = gpu, conflicts_with_all = ["time", "repeat"], help_heading = RUN)]
     pub count: Option<Gpu>,
 
     /// Compare with the f64 layer; fail if the error is above that of the chain of kernels that others use

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use deltawave::layer::Layer;
 use deltawave::norm::OutputGate;
 use deltawave::runtime::{Backend, Context};
+use deltawave::types::StateLayout;
 use serde::Serialize;
 
 use super::args::LayerArgs;
@@ -36,7 +37,9 @@ pub struct Report {
     width: usize,
     neg_eigval: bool,
     output_gate: &'static str,
+    layout: &'static str,
     initial_state: bool,
+    state_layout: &'static str,
     state_dtype: &'static str,
     minimal_bytes: usize,
     workspace_bytes: usize,
@@ -47,6 +50,7 @@ pub struct Report {
     state_rms_ratio: Option<f64>,
     state_rms_ratio_limit: Option<f64>,
     wrong_states: Option<usize>,
+    repeat: u32,
     kernel_seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     times: Option<Times>,
@@ -140,7 +144,12 @@ impl Report {
                 OutputGate::Silu => "silu",
                 OutputGate::Sigmoid => "sigmoid",
             },
+            layout: w.layout.name(),
             initial_state: w.states.is_some(),
+            state_layout: match w.state_layout {
+                StateLayout::KeyMajor => "key-major",
+                StateLayout::ValueMajor => "value-major",
+            },
             state_dtype: w.state_dtype.name(),
             minimal_bytes,
             workspace_bytes: plan.workspace_bytes(),
@@ -151,6 +160,7 @@ impl Report {
             state_rms_ratio: verdict.map(|v| v.state),
             state_rms_ratio_limit: verdict.map(|v| v.state_limit),
             wrong_states: verdict.map(|v| v.wrong_states),
+            repeat: args.repeat,
             kernel_seconds: outcome.seconds,
             times: outcome.times.clone(),
             wave_instructions: instructions.sum::<Option<u64>>().filter(|_| simulated),
