@@ -44,7 +44,7 @@ enum {
 /* Sizes of the workspace's parts. */
 enum {
     DW_CHUNK = 64,
-    DW_RECORD_BYTES = 13824 /* what prepare hands to scan for a (chunk, value head) */
+    DW_RECORD_BYTES = 11776 /* what prepare hands to scan for a (chunk, value head) */
 };
 
 /* Strides of a token tensor. */
@@ -102,7 +102,9 @@ typedef struct dw_prefill_prepare_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t pad0;
+    int32_t parts;      /* workgroups that share the value heads of a (chunk, key head) */
+    int32_t part_heads; /* value heads of each, at most */
+    int32_t dies;       /* to which the GPU deals workgroups in turn */
 } dw_prefill_prepare_args;
 
 /* A segment: a run of chunks of one sequence, what a workgroup of prefill_scan or prefill_summarise walks. */

@@ -1,10 +1,5 @@
 //! Arguments of the kernels, generated from `hip/abi.h` by bindgen. Do not edit: see `tests/abi.rs`.
-#![allow(
-    missing_docs,
-    non_camel_case_types,
-    dead_code,
-    clippy::undocumented_unsafe_blocks
-)]
+#![allow(missing_docs, non_camel_case_types, dead_code, clippy::undocumented_unsafe_blocks)]
 
 pub const DW_F32: _bindgen_ty_1 = 0;
 pub const DW_BF16: _bindgen_ty_1 = 1;
@@ -26,7 +21,7 @@ pub type _bindgen_ty_3 = ::core::ffi::c_uint;
 pub const DW_NORM_SILU: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 pub const DW_CHUNK: _bindgen_ty_5 = 64;
-pub const DW_RECORD_BYTES: _bindgen_ty_5 = 13824;
+pub const DW_RECORD_BYTES: _bindgen_ty_5 = 11776;
 pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -138,12 +133,14 @@ pub struct dw_prefill_prepare_args {
     pub beta_type: i32,
     pub a_log_type: i32,
     pub dt_bias_type: i32,
-    pub pad0: i32,
+    pub parts: i32,
+    pub part_heads: i32,
+    pub dies: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_prefill_prepare_args"]
-        [::core::mem::size_of::<dw_prefill_prepare_args>() - 256usize];
+        [::core::mem::size_of::<dw_prefill_prepare_args>() - 264usize];
     ["Alignment of dw_prefill_prepare_args"]
         [::core::mem::align_of::<dw_prefill_prepare_args>() - 8usize];
     ["Offset of field: dw_prefill_prepare_args::q"]
@@ -200,8 +197,12 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 244usize];
     ["Offset of field: dw_prefill_prepare_args::dt_bias_type"]
         [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 248usize];
-    ["Offset of field: dw_prefill_prepare_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, pad0) - 252usize];
+    ["Offset of field: dw_prefill_prepare_args::parts"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, parts) - 252usize];
+    ["Offset of field: dw_prefill_prepare_args::part_heads"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, part_heads) - 256usize];
+    ["Offset of field: dw_prefill_prepare_args::dies"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dies) - 260usize];
 };
 impl Default for dw_prefill_prepare_args {
     fn default() -> Self {

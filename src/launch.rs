@@ -8,6 +8,8 @@ pub(crate) struct LaunchShape {
     pub(crate) lengths_threads: u32,
     /// Of `prefill_prepare`.
     pub(crate) prepare_threads: u32,
+    /// Workgroups of `prefill_prepare` for a compute unit, up to which more of them save time.
+    pub(crate) prepare_room: usize,
     /// `prefill_scan`, for each of [`KEY_BUCKETS`].
     scan: [Walk; KEY_BUCKETS.len()],
     /// `prefill_summarise`, likewise.
@@ -66,18 +68,19 @@ static CDNA: LaunchShape = {
     LaunchShape {
         lengths_threads: 64,
         prepare_threads: 64,
+        prepare_room: 4,
         scan: [WALK; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
-                chunk: 1.36,
-                chunk_shared: 2.4,
+                chunk: 1.3,
+                chunk_shared: 2.0,
                 residency: 2,
             },
             summarise: KernelCost {
-                chunk: 1.14,
-                chunk_shared: 2.9,
+                chunk: 1.0,
+                chunk_shared: 2.05,
                 residency: 3,
             },
             combine: 1.9,
@@ -100,6 +103,7 @@ static SM90: LaunchShape = {
     LaunchShape {
         lengths_threads: 32,
         prepare_threads: 64,
+        prepare_room: 0,
         scan: [
             walk(256, 130_048),
             walk(256, 179_200),

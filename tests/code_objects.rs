@@ -73,7 +73,8 @@ fn launched() -> Vec<Launched> {
             let name = format!("dw_prefill_scan_{dtype}_k{k}");
             all.push(kernel(name, "prefill_scan", scan, 256));
             let name = format!("dw_prefill_summarise_{dtype}_k{k}");
-            all.push(kernel(name, "prefill_summarise", scan, 256));
+            // Three waves per SIMD.
+            all.push(kernel(name, "prefill_summarise", scan, 168));
         }
     }
     for k in [64, 96, 128, 192, 256] {

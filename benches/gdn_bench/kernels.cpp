@@ -66,6 +66,9 @@ class Unpartitioned : public Prefill {
         prepare.key_dim = s.key_dim;
         prepare.value_dim = s.value_dim;
         prepare.g_type = prepare.beta_type = DW_F32;
+        prepare.parts = 1;
+        prepare.part_heads = s.value_heads / s.key_heads;
+        prepare.dies = dies_;
 
         dw_prefill_scan_args scan = {};
         scan.q = prepare.q;

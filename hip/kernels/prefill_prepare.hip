@@ -1,6 +1,6 @@
-// Prefill, first part. One workgroup of 64 threads per (chunk of 64 tokens, key head): one wave, or two that make
-// different blocks of the matrices. K K^T and Q K^T are computed once for all value heads of the key head. For each
-// value head, with G the inclusive chunk-local sum of g and D_ij = exp(G_i - G_j):
+// Prefill, first part. One workgroup of 64 threads per (chunk of 64 tokens, key head, part of its value heads): one
+// wave, or two that make different blocks of the matrices. K K^T and Q K^T are computed once for all value heads of the
+// part. For each value head, with G the inclusive chunk-local sum of g and D_ij = exp(G_i - G_j):
 //   A = strictly lower part of -beta_i D_ij (k_i . k_j)       f32
 //   T = (I - A)^-1                                            f32, then its strictly lower part in 16 bits
 //   P = strictly lower part of D_ij (q_i . k_j)               16 bits
@@ -20,6 +20,18 @@ constexpr float lowest_gate = -120.0f;
 
 constexpr int waves = prefill::chunk / arch::lanes;
 
+// g and beta of a token.
+struct Gates {
+    float g;
+    float beta;
+};
+
+// Those of a chunk, for some value heads.
+template <int Heads> struct Stash {
+    Gates at[Heads][prefill::chunk];
+};
+template <> struct Stash<0> {};
+
 template <class T> struct Shared {
     union {
         arch::ChunkRows::Memory rows;
@@ -27,6 +39,7 @@ template <class T> struct Shared {
     };
     float scratch[4];
     prefill::ChunkFactors factors;
+    Stash<prefill::gates_at_once> gates;
 };
 
 // The largest power of two that is not above a positive number, given as bits, and at most 1; 1 for zero and NaN.
@@ -36,11 +49,6 @@ DEVICE float power_of_two_below(int number) {
 }
 
 // g and beta of this lane's token, for any value head. Rows past the end: no decay, nothing written.
-struct Gates {
-    float g;
-    float beta;
-};
-
 class GateReader {
   public:
     DEVICE_MEMBER GateReader(const dw_prefill_prepare_args &x, int sequence, int64_t token, bool inside)
@@ -59,6 +67,24 @@ class GateReader {
         return out;
     }
     DEVICE_MEMBER Gates load_ahead(int64_t head) const { return inside ? load(head) : Gates{}; }
+
+    // Of heads that are `step` apart, of which the first `count` are wanted.
+    template <int N> DEVICE_MEMBER void load_ahead(Gates (&out)[N], int64_t head, int64_t step, int count) const {
+        float g[N] = {}, beta[N];
+        for (int i = 0; i < N; ++i) {
+            beta[i] = 1.0f;
+        }
+        if (inside && x.g) {
+            load_scalars(g, x.g, g_index + head * x.g_strides.head, step * x.g_strides.head, count, x.g_type);
+        }
+        if (inside && x.beta) {
+            load_scalars(beta, x.beta, beta_index + head * x.beta_strides.head, step * x.beta_strides.head, count,
+                         x.beta_type);
+        }
+        for (int i = 0; i < N; ++i) {
+            out[i] = Gates{g[i], beta[i]};
+        }
+    }
 
     // What they are; `loaded` gives what was loaded.
     template <class F> DEVICE_MEMBER Gates made(int64_t head, F loaded) const {
@@ -111,30 +137,52 @@ DEVICE int value_head(const dw_prefill_prepare_args &x, int key_head, int group,
     return x.flags & DW_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
 }
 
-// One chunk of a key head, and all value heads of it.
+// One chunk of a key head, and a run of its value heads.
 struct Unit {
     int slot;
     int key_head;
+    int first_head, end_head; // of those that read the key head
     int sequence;
     int begin; // its first token
     int rows;
 };
 
 template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, Shared<T> &shared) {
-    const auto [slot, key_head, sequence, begin, rows] = unit_of;
+    const int slot = unit_of.slot, key_head = unit_of.key_head, sequence = unit_of.sequence;
+    const int first_head = unit_of.first_head, end_head = unit_of.end_head;
+    const int begin = unit_of.begin, rows = unit_of.rows;
     const bool norm = x.flags & DW_QK_L2NORM;
+    const int group = arch::uniform_value(x.value_heads / x.key_heads);
     const int token = arch::thread();
 
     arch::ChunkRows chunk_rows(prefill::row_address(x.q, x.q_strides, sequence, begin, key_head),
                                prefill::row_address(x.k, x.k_strides, sequence, begin, key_head),
                                (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, rows, x.key_dim, shared.rows);
-    Gates loaded{};
+    // A token's gates for several heads lie in one line of memory, which other accesses drive out of the caches.
+    constexpr int at_once = prefill::gates_at_once;
+    Gates loaded{}, several[at_once > 0 ? at_once : 1];
+    const auto load_several = [&](const dw_prefill_prepare_args &y, int v) __attribute__((always_inline)) {
+        if constexpr (at_once > 0) {
+            GateReader(y, sequence, begin + token, token < rows)
+                .load_ahead(several, value_head(y, key_head, group, v), y.flags & DW_TILED_HEADS ? y.key_heads : 1,
+                            end_head - v);
+        }
+    };
+    const auto keep_several = [&]() __attribute__((always_inline)) {
+        if constexpr (at_once > 0) {
+            for (int i = 0; i < at_once; ++i) {
+                shared.gates.at[i][token] = several[i];
+            }
+        }
+    };
     if constexpr (prefill::gates_ahead) {
-        loaded = GateReader(x, sequence, begin + token, token < rows)
-                     .load_ahead(value_head(x, key_head, x.value_heads / x.key_heads, 0));
+        loaded =
+            GateReader(x, sequence, begin + token, token < rows).load_ahead(value_head(x, key_head, group, first_head));
     }
+    load_several(x, first_head);
     prefill::Products<T> products;
     products.multiply(chunk_rows, x.key_dim, norm);
+    keep_several();
     float q_norm = 1.0f, k_norm = 1.0f, unit = 1.0f;
     if (norm) {
         products.normalise(shared.factors);
@@ -145,19 +193,24 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
 
     const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
     const GateReader read_gates(x, sequence, begin + token, token < rows);
-    const int group = x.value_heads / x.key_heads;
     const prefill::Maker<T> maker(products, shared.made);
 #pragma unroll 1
-    for (int v = 0; v < group; ++v) {
+    for (int v = first_head; v < end_head; ++v) {
         const dw_prefill_prepare_args &y = arch::reread(x); // or scalar registers are short
         const int head = value_head(y, key_head, group, v);
         char *record = (char *)y.records + ((int64_t)slot * y.value_heads + head) * DW_RECORD_BYTES;
         float *factors = (float *)(record + prefill::record_rows);
         const int place = prefill::row_place(token);
 
-        const Gates gates = read_gates.made(head, [&]() __attribute__((always_inline)) {
-            return prefill::gates_ahead ? loaded : read_gates.load(head);
-        });
+        Gates gates;
+        if constexpr (at_once > 0) {
+            gates =
+                GateReader(y, sequence, begin + token, token < rows).made(head, [&]() __attribute__((always_inline)) {
+                    return shared.gates.at[(v - first_head) % at_once][token];
+                });
+        } else {
+            gates = read_gates.made(head, [&]() __attribute__((always_inline)) { return loaded; });
+        }
         float total;
         const float sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch); // G / ln 2
         shared.factors.gate_sum[token] = sum;
@@ -169,7 +222,13 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
         if (token == 0) {
             *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
         }
-        if (prefill::gates_ahead && v + 1 < group) {
+        if constexpr (at_once > 0) {
+            if (v + 1 < end_head && (v + 1 - first_head) % at_once == 0) {
+                load_several(y, v + 1);
+                keep_several();
+            }
+        }
+        if (prefill::gates_ahead && v + 1 < end_head) {
             loaded = read_gates.load_ahead(value_head(x, key_head, group, v + 1));
         }
         arch::team_sync<waves>();
@@ -183,12 +242,19 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
 
 template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
     __attribute__((shared)) static Shared<T> shared;
-    const int slot = arch::uniform_value(arch::workgroup() / x.key_heads);
-    const int key_head = arch::workgroup() - slot * x.key_heads;
+    // All that read the gates of a chunk go to one die.
+    const int units = prefill::first_slot(x.tokens, x.sequences) + 1;
+    const prefill::Dealt to = prefill::dealt(arch::workgroup(), units, x.key_heads * x.parts, x.dies);
+    const int slot = to.unit;
+    const int key_head = arch::uniform_value(to.member / x.parts), part = to.member - key_head * x.parts;
+    const int first_head = part * x.part_heads;
+    const int end_head = min_of(first_head + x.part_heads, arch::uniform_value(x.value_heads / x.key_heads));
     const int sequence = prefill::sequence_of_slot(x.cu_seqlens, x.sequences, slot);
     if (sequence == x.sequences) {
         const int end = prefill::token_at(x.cu_seqlens, sequence, x.tokens);
-        clear_rows(x, end, max_of(slot - prefill::first_slot(end, sequence), 0), key_head);
+        if (part == 0) {
+            clear_rows(x, end, max_of(slot - prefill::first_slot(end, sequence), 0), key_head);
+        }
         return;
     }
     const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence, x.tokens);
@@ -197,7 +263,7 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
         return;
     }
     const int begin = range.begin + chunk * prefill::chunk;
-    const Unit unit{slot, key_head, sequence, begin, min_of(range.end - begin, prefill::chunk)};
+    const Unit unit{slot, key_head, first_head, end_head, sequence, begin, min_of(range.end - begin, prefill::chunk)};
     prepare_unit<T>(x, unit, shared);
 }
 

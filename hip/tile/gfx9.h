@@ -195,7 +195,10 @@ class Window {
     }
     DEVICE_MEMBER void limit(u32 bytes) { rsrc.z = (int)bytes; }
 
-    DEVICE_MEMBER i32x4 load_b128(u32 offset) const { return raw_buffer_load(rsrc, (int)offset, 0, 0); }
+    // `uniform`: further bytes, the same for all lanes, which the range does not count.
+    DEVICE_MEMBER i32x4 load_b128(u32 offset, int uniform = 0) const {
+        return raw_buffer_load(rsrc, (int)offset, uniform, 0);
+    }
     DEVICE_MEMBER i32x2 load_b64(u32 offset) const { return raw_buffer_load_b64(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }

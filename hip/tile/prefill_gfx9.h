@@ -11,32 +11,32 @@ namespace prefill {
 using namespace tile;
 using arch::OperandPair;
 
-// Row `row` of the blocks of T or P as left operands: pairs of neighbouring blocks, of which a lane's parts are 16
-// bytes, up to the diagonal. What of a pair lies above it is zero.
+// The blocks of T and P as left operands, in pairs, of which a lane's parts are 16 bytes: of a row of blocks two
+// neighbours up to the diagonal. Where only the first of these is, on the diagonal of even rows, the blocks of T and P
+// are a pair.
 constexpr int pair_bytes = 2 * 16 * 16 * 2;
-DEVICE constexpr int first_pair(int row) { return row == 3 ? 4 : row; }
-constexpr int record_matrix_bytes = 6 * pair_bytes;
-static_assert(record_matrices + 2 * record_matrix_bytes <= DW_RECORD_BYTES, "a record holds all parts");
+constexpr int record_t = record_matrices;
+DEVICE constexpr int t_pair(int row, int pair) { return record_t + ((row == 3 ? 4 : row) + pair) * pair_bytes; }
+constexpr int record_p = record_t + 6 * pair_bytes;
+DEVICE constexpr int p_pair(int row, int pair) {
+    return row % 2 == 0 && 2 * pair == row ? t_pair(row, pair) : record_p + (row - (row > 0) + pair) * pair_bytes;
+}
+static_assert(p_pair(3, 1) + pair_bytes <= DW_RECORD_BYTES, "a record holds all parts");
 
 // Lower blocks of T and P, given transposed (an accumulator tile, rounded, is then a left operand), to a record.
 template <class T> class RecordWriter {
   public:
-    DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + record_matrices + arch::lane() * 16) {}
-    DEVICE_MEMBER void put_t(int row, int column, Tile transposed) const { put(to, row, column, transposed); }
+    DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + arch::lane() * 16) {}
+    DEVICE_MEMBER void put_t(int row, int column, Tile transposed) const {
+        put(t_pair(row, column / 2) + column % 2 * 8, transposed);
+    }
     DEVICE_MEMBER void put_p(int row, int column, Tile transposed) const {
-        put(to + record_matrix_bytes, row, column, transposed);
+        const bool with_t = row == column && row % 2 == 0;
+        put(p_pair(row, column / 2) + (with_t ? 1 : column % 2) * 8, transposed);
     }
 
   private:
-    static DEVICE_MEMBER void put(char *matrix, int row, int column, Tile transposed) {
-        const Operand block = rounded<T>(transposed);
-        char *const pair = matrix + (first_pair(row) + column / 2) * pair_bytes;
-        if (row == column && row % 2 == 0) {
-            *(i32x4 *)pair = i32x4{block.x, block.y, 0, 0};
-        } else {
-            *(Operand *)(pair + column % 2 * 8) = block;
-        }
-    }
+    DEVICE_MEMBER void put(int at, Tile transposed) const { *(Operand *)(to + at) = rounded<T>(transposed); }
 
     char *const to;
 };
@@ -55,13 +55,19 @@ DEVICE int row_place(int row) { return row; }
 // Column tiles of a workgroup.
 constexpr int scan_tiles(int) { return 2; }
 constexpr int slab_columns(int keys) { return 16 * scan_tiles(keys); }
+// Whether registers do not allow to hold operands of the whole state, and of the next chunk what this one has used.
+constexpr bool registers_are_short(int keys) { return keys > 128; }
+
 // Threads of a workgroup of scan or, without outputs, of summarise, and how many share a SIMD.
 template <int Keys, bool Outputs> constexpr int walk_threads() { return scan_waves * arch::lanes; }
-template <int Keys, bool Outputs> constexpr int walk_residency() { return 2; }
+template <int Keys, bool Outputs> constexpr int walk_residency() {
+    return Outputs || registers_are_short(Keys) ? 2 : 3;
+}
 // The first value column of a wave.
 DEVICE int first_wave_column(int slab, int across) { return slab * 16 * across; }
-// Whether T and P have more than two blocks in a wave's rows.
-DEVICE bool has_second_blocks(int wave) { return wave >= 2; }
+// Whether T and P have more than two blocks in a wave's rows, and whether the last two are whole (t_pair).
+DEVICE bool has_second_pair(int wave) { return wave >= 2; }
+DEVICE bool last_pair_is_whole(int wave) { return wave % 2 == 1; }
 
 // Pairs of key tiles, of which wave w owns w, w + 4, ...
 constexpr int key_pairs(int keys) { return keys / 32; }
@@ -81,9 +87,6 @@ DEVICE int first_column(int lane, int across) { return lane % 16 * across; }
 constexpr int smallest_key_dim(int bucket) {
     return bucket == 256 ? 208 : bucket == 192 ? 144 : bucket == 128 ? 112 : bucket == 96 ? 80 : 16;
 }
-
-// Whether registers do not allow to hold operands of the whole state, and of the next chunk what this one has used.
-constexpr bool registers_are_short(int keys) { return keys > 128; }
 
 // What the waves of a workgroup hand each other, each a quarter of every part: right operands, 16 bytes a lane, of a
 // key pair of a column tile of the state, or of two column tiles of a token tile of X, U and the state's update.
@@ -149,16 +152,22 @@ template <class T, int Keys> class Source {
             v_offset[r] = (16 * wave + Place(lane).row(r)) * v.stride + value_offset;
         }
         factor_offset = (16 * wave + Place(lane).row(0)) * 4;
-        first_blocks = record_matrices + first_pair(wave) * pair_bytes + lane * 16;
-        second_blocks = has_second_blocks(wave) ? first_blocks + pair_bytes : Window::nowhere;
+        first_pair = lane * 16;
+        second_pair = has_second_pair(wave) ? first_pair : Window::nowhere;
+        t_rows = arch::opaque_uniform(t_pair(wave, 0));
+        p_rows = arch::opaque_uniform(p_pair(wave, 0));
+        p_second = arch::opaque_uniform(p_pair(wave, 1));
         record = Window((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES);
     }
 
     // The first of so many rows, which may be none.
     DEVICE_MEMBER void limit(int rows) {
-        q.limit(rows);
-        k.limit(rows);
-        v.limit(rows);
+        if (rows < chunk) {
+            rows = arch::opaque_uniform(rows); // or three limits are counted down through the loop
+            q.limit(rows);
+            k.limit(rows);
+            v.limit(rows);
+        }
     }
     DEVICE_MEMBER void advance(int rows) {
         q.advance();
@@ -186,6 +195,13 @@ template <class T, int Keys> class Source {
             to.q[b].data = q.memory.load_b128(inside(b) ? offset + 64 * b : Window::nowhere);
         }
     }
+    template <int B> DEVICE_MEMBER void load_k(Part<Keys> &to) const {
+        to.k[B].data = k.memory.load_b128(inside(B) ? fresh(k_offset) + 64 * B : Window::nowhere);
+    }
+    template <int C> DEVICE_MEMBER void load_column(Part<Keys> &to) const {
+        to.columns[0][C].data = k.memory.load_b128(columns[C]);
+    }
+    template <int R> DEVICE_MEMBER void load_value(Part<Keys> &to) const { to.v[R] = v.memory.load_b32(v_offset[R]); }
     DEVICE_MEMBER void load_columns(Part<Keys> &to) const {
         const u32 offset = fresh(column_offset);
         for (int p = 0; p < own_pairs(Keys); ++p) {
@@ -195,8 +211,14 @@ template <class T, int Keys> class Source {
             }
         }
     }
-    DEVICE_MEMBER void load_t(Part<Keys> &to) const { load_blocks(to.t, 0); }
-    DEVICE_MEMBER void load_p(Part<Keys> &to) const { load_blocks(to.p, record_matrix_bytes); }
+    DEVICE_MEMBER void load_t(Part<Keys> &to) const {
+        to.t[0].data = record.load_b128(first_pair, t_rows);
+        to.t[1].data = record.load_b128(second_pair + pair_bytes, t_rows);
+    }
+    DEVICE_MEMBER void load_p(Part<Keys> &to) const {
+        to.p[0].data = record.load_b128(first_pair, p_rows);
+        to.p[1].data = record.load_b128(second_pair, p_second);
+    }
     DEVICE_MEMBER void load_values(Part<Keys> &to) const {
         for (int r = 0; r < elements; ++r) {
             to.v[r] = v.memory.load_b32(v_offset[r]);
@@ -208,10 +230,6 @@ template <class T, int Keys> class Source {
     DEVICE_MEMBER void load_decay(Part<Keys> &to) const { to.decay = bits<f32x2>(record.load_b64(record_decay)); }
 
   private:
-    DEVICE_MEMBER void load_blocks(OperandPair (&to)[tiles / 2], int matrix) const {
-        to[0].data = record.load_b128(fresh(first_blocks) + matrix);
-        to[1].data = record.load_b128(fresh(second_blocks) + matrix);
-    }
     // Registers that are short do not hold the sums of an offset and constants.
     static DEVICE_MEMBER u32 fresh(u32 offset) {
         return registers_are_short(Keys) ? (u32)arch::opaque((int)offset) : offset;
@@ -229,8 +247,8 @@ template <class T, int Keys> class Source {
     TokenRows q, k, v;
     const u64 record_step;
     const int key_dim;
-    u32 q_offset, k_offset, column_offset, columns[tiles], v_offset[elements], factor_offset, first_blocks,
-        second_blocks;
+    u32 q_offset, k_offset, column_offset, columns[tiles], v_offset[elements], factor_offset, first_pair, second_pair;
+    int t_rows, p_rows, p_second; // offsets that all lanes share
     Window record;
 };
 
@@ -293,23 +311,26 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     DEVICE_MEMBER void multiply_t(Slab &u, const SlabOperands &x, Slab &out, const Next &, const F &) {
         shared.x[arch::thread()] = both(x[0][0], x[0][1]);
         arch::phase();
+        constexpr int pairs = key_pairs(Keys), half = pairs / 2;
         if constexpr (registers_are_short(Keys)) {
             load_rest(next, part);
             next.advance_record(left - chunk);
+            if constexpr (Outputs) {
+                multiply_rows<0, half>(out, part.q);
+            }
+        } else if constexpr (Outputs) {
+            multiply_rows_and_load<0, half, (first_loads + 2 * half - 1) / (2 * half)>(out, part.q);
         } else {
-            next.load_k(part);
-        }
-        if constexpr (Outputs) {
-            multiply_rows<0, key_pairs(Keys) / 2>(out, part.q);
+            load_first<0, first_loads - 2>(next, part);
         }
         arch::workgroup_sync();
         OperandPair all[tiles];
         take(all, shared.x);
         arch::phase();
         if constexpr (Outputs) {
-            multiply_rows<key_pairs(Keys) / 2, key_pairs(Keys)>(out, part.q);
+            multiply_rows<half, pairs>(out, part.q);
         }
-        multiply_lower(u, part.t, all);
+        multiply_lower<false>(u, part.t, all);
         arch::phase();
         next.load_t(part);
     }
@@ -318,32 +339,34 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     }
 
     // S += K^T x.
-    DEVICE_MEMBER void accumulate(State &state, const SlabOperands &x) {
-        auto &exchange = accumulated == 0 ? shared.update : shared.x;
+    template <bool First, class F>
+    DEVICE_MEMBER void accumulate(State &state, const SlabOperands &x, const F &meanwhile) {
+        i32x4(&exchange)[scan_threads] = First ? shared.update : shared.x;
         exchange[arch::thread()] = both(x[0][0], x[0][1]);
-        if (accumulated == 0) {
-            arch::phase();
-            if constexpr (registers_are_short(Keys)) {
-                next.load_k(part);
-            } else {
-                load_first(next, part);
-            }
-            arch::phase();
+        arch::phase();
+        if constexpr (registers_are_short(Keys) && First) {
+            next.load_k(part);
+        } else if constexpr (!Outputs && First) {
+            load_first<first_loads - 2, first_loads>(next, part);
         }
+        meanwhile();
+        arch::phase();
         arch::workgroup_sync();
         OperandPair all[tiles];
         take(all, exchange);
-        if (Outputs && !registers_are_short(Keys) && accumulated == 0) {
+        if (Outputs && !registers_are_short(Keys) && First) {
             take(new_values, shared.u);
         }
         arch::phase();
+        if constexpr (Outputs && First && !registers_are_short(Keys)) {
+            next.load_q(part);
+        }
         for (int c = 0; c < tiles; ++c) {
             for (int t = 0; t < key_tiles; ++t) {
                 state[t][0] = T::mma(transposed[t][c], all[c].first(), state[t][0]);
                 state[t][1] = T::mma(transposed[t][c], all[c].second(), state[t][1]);
             }
         }
-        ++accumulated;
     }
 
     // O += (P - diag(P)) U.
@@ -351,19 +374,38 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
         if constexpr (registers_are_short(Keys)) {
             take(new_values, shared.u);
         }
-        multiply_lower(out, part.p, new_values);
+        multiply_lower<true>(out, part.p, new_values);
     }
     DEVICE_MEMBER void finish_state(State &, const SlabOperands &) const {}
     DEVICE_MEMBER void finish() {
         if constexpr (registers_are_short(Keys)) {
-            load_first(next, part);
+            load_late(next, part);
         } else {
             load_rest(next, part);
         }
     }
 
-    // What the next chunk needs, in the order in which it does: after its rows of K, what X takes, and the rest.
-    static DEVICE_MEMBER void load_first(const Source<T, Keys> &from, Part<Keys> &to) {
+    // What the next chunk needs first, in the order in which it does: what this one has used when it has made X. One
+    // load after the other, where the matrix unit is busy for longer than it takes to issue some.
+    static constexpr int first_loads = key_pairs(Keys) + tiles + 2 + elements;
+    template <int I, int End> static DEVICE_MEMBER void load_first(const Source<T, Keys> &from, Part<Keys> &to) {
+        if constexpr (I < End && I < first_loads) {
+            constexpr int of_columns = I - key_pairs(Keys), of_values = of_columns - tiles;
+            if constexpr (of_columns < 0) {
+                from.template load_k<I>(to);
+            } else if constexpr (of_values < 0) {
+                from.template load_column<of_columns>(to);
+            } else if constexpr (of_values < elements) {
+                from.template load_value<of_values>(to);
+            } else {
+                from.load_factor(to, of_values == elements ? read_row : beta_row);
+            }
+            arch::phase();
+            load_first<I + 1, End>(from, to);
+        }
+    }
+    // The same, but for its rows of K, with those of Q, where registers are short.
+    static DEVICE_MEMBER void load_late(const Source<T, Keys> &from, Part<Keys> &to) {
         arch::phase();
         from.load_columns(to);
         arch::phase();
@@ -441,19 +483,46 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
             }
         }
     }
-    // Blocks of the wave's rows of T or P times tokens that all waves have made.
-    DEVICE_MEMBER void multiply_lower(Slab &out, const OperandPair (&blocks)[tiles / 2],
-                                      const OperandPair (&tokens)[tiles]) const {
-        multiply_pair(out, blocks[0], tokens[0], tokens[1]);
-        if (has_second_blocks(wave)) {
-            multiply_pair(out, blocks[1], tokens[2], tokens[3]);
+    // The same, with so many loads of what the next chunk needs after every two products.
+    template <int B, int End, int Loads>
+    DEVICE_MEMBER void multiply_rows_and_load(Slab &out, const OperandPair (&rows)[key_pairs(Keys)]) {
+        if constexpr (B < End) {
+            const OperandPair *const held = &part.state[B][0];
+            for (int j = 0; j < across; ++j) {
+                out[0][j] = T::mma(rows[B].first(), held[j].first(), out[0][j]);
+            }
+            load_first<2 * B * Loads, (2 * B + 1) * Loads>(next, part);
+            for (int j = 0; j < across; ++j) {
+                out[0][j] = T::mma(rows[B].second(), held[j].second(), out[0][j]);
+            }
+            load_first<(2 * B + 1) * Loads, (2 * B + 2) * Loads>(next, part);
+            multiply_rows_and_load<B + 1, End, Loads>(out, rows);
         }
     }
-    static DEVICE_MEMBER void multiply_pair(Slab &out, OperandPair blocks, OperandPair first, OperandPair second) {
-        out[0][0] = T::mma(blocks.first(), first.first(), out[0][0]);
-        out[0][1] = T::mma(blocks.first(), first.second(), out[0][1]);
-        out[0][0] = T::mma(blocks.second(), second.first(), out[0][0]);
-        out[0][1] = T::mma(blocks.second(), second.second(), out[0][1]);
+    // Blocks of the wave's rows of T or P times tokens that all waves have made.
+    template <bool OfP>
+    DEVICE_MEMBER void multiply_lower(Slab &out, const OperandPair (&blocks)[tiles / 2],
+                                      const OperandPair (&tokens)[tiles]) const {
+        if (has_second_pair(wave)) {
+            multiply_block(out, blocks[0].first(), tokens[0]);
+            multiply_block(out, blocks[0].second(), tokens[1]);
+            multiply_last<OfP>(out, blocks[1], tokens[2], tokens[3]);
+        } else {
+            multiply_last<OfP>(out, blocks[0], tokens[0], tokens[1]);
+        }
+    }
+    template <bool OfP>
+    DEVICE_MEMBER void multiply_last(Slab &out, OperandPair blocks, OperandPair first, OperandPair second) const {
+        const bool whole = last_pair_is_whole(wave);
+        const Operand a = blocks.first(), b = blocks.second();
+        const Operand left{OfP && !whole ? b.x : a.x, OfP && !whole ? b.y : a.y},
+            right{whole ? b.x : 0, whole ? b.y : 0};
+        multiply_block(out, left, first);
+        multiply_block(out, right, second);
+    }
+    static DEVICE_MEMBER void multiply_block(Slab &out, Operand block, OperandPair tokens) {
+        out[0][0] = T::mma(block, tokens.first(), out[0][0]);
+        out[0][1] = T::mma(block, tokens.second(), out[0][1]);
     }
 
     static DEVICE_MEMBER Operand transposed_of(Operand rows, Operand identity) {
@@ -483,7 +552,6 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     const int wave, left, lane;
     OperandPair new_values[tiles];
     Operand transposed[key_tiles][tiles];
-    int accumulated = 0;
 };
 
 // The chunks of a segment, one after the other. While one is multiplied, the next one is on its way to the registers
@@ -506,10 +574,16 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         next.limit(rest);
         o.limit(rest);
         // In the order of every chunk.
-        next.load_k(part);
-        next.load_t(part);
-        Chunk::load_first(next, part);
-        if constexpr (!registers_are_short(Keys)) {
+        if constexpr (registers_are_short(Keys)) {
+            next.load_k(part);
+            next.load_t(part);
+            Chunk::load_late(next, part);
+        } else {
+            Chunk::template load_first<0, Chunk::first_loads>(next, part);
+            next.load_t(part);
+            if constexpr (Outputs) {
+                next.load_q(part);
+            }
             Chunk::load_rest(next, part);
         }
     }
@@ -538,8 +612,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 
     DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
         rest -= chunk;
-        o.advance();
-        o.limit(rest);
+        if constexpr (Outputs) {
+            o.advance();
+            if (rest < chunk) {
+                o.limit(arch::opaque_uniform(rest));
+            }
+        }
     }
     DEVICE_MEMBER void finish() {}
 

@@ -5,8 +5,10 @@
 
 namespace prefill {
 
-// Whether the gates of a value head are loaded while the one before is worked on.
+// Whether the gates of a value head are loaded while the one before is worked on, and how many value heads' are loaded
+// together, if they are not.
 constexpr bool gates_ahead = false;
+constexpr int gates_at_once = 4;
 
 // (K K^T)^T and (Q K^T)^T, rows j, columns i, of the lower blocks, and the diagonal blocks of Q Q^T.
 template <class T> struct Products {
@@ -28,13 +30,19 @@ template <class T> struct Products {
             rows.fetch(column);
             OperandPair kf[arch::ChunkRows::pairs][tiles], qf[arch::ChunkRows::pairs][tiles];
 #pragma unroll
-            for (int p = 0; p < arch::ChunkRows::pairs; ++p) {
-                for (int i = 0; i < tiles; ++i) {
+            for (int i = 0; i < tiles; ++i) {
+                // What lies in one line of memory, one after the other: between them other waves would drive it out.
+                for (int p = 0; p < arch::ChunkRows::pairs; ++p) {
                     kf[p][i] = rows.k(i, column + 32 * p);
                 }
-                for (int i = 0; i < tiles; ++i) {
+                arch::phase();
+            }
+#pragma unroll
+            for (int i = 0; i < tiles; ++i) {
+                for (int p = 0; p < arch::ChunkRows::pairs; ++p) {
                     qf[p][i] = rows.q(i, column + 32 * p);
                 }
+                arch::phase();
             }
 #pragma unroll
             for (int p = 0; p < arch::ChunkRows::pairs; ++p) {

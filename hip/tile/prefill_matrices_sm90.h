@@ -10,6 +10,7 @@ namespace prefill {
 
 // Whether the gates of a value head are loaded while the one before is worked on.
 constexpr bool gates_ahead = true;
+constexpr int gates_at_once = 0;
 
 // The lower blocks of one warp, `half`: those of the diagonal 32x32 block of this number, then its 16 columns of the
 // 32x32 block below the diagonal.

@@ -199,8 +199,8 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
             }
         }
         if constexpr (!Chunk<T, Keys>::asynchronous) {
-            scale_state(decay.x);
-            chunk.accumulate(state, update);
+            chunk.template accumulate<true>(state, update,
+                                            [&]() __attribute__((always_inline)) { scale_state(decay.x); });
         }
         if (last) {
             typename Chunk<T, Keys>::SlabOperands rest;
@@ -209,7 +209,11 @@ DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> 
                     rest[i][j] = rounded<T>(change[i][j] - widened<T>(update[i][j]));
                 }
             }
-            chunk.accumulate(state, rest);
+            if constexpr (Chunk<T, Keys>::asynchronous) {
+                chunk.accumulate(state, rest);
+            } else {
+                chunk.template accumulate<false>(state, rest, []() {});
+            }
             if constexpr (Chunk<T, Keys>::asynchronous) {
                 chunk.finish_all(state, rest);
             }

@@ -104,6 +104,25 @@ DEVICE float load_scalar(const void *p, int64_t index, int type) {
     return type == DW_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }
 
+// Those that are `step` apart, of which the first `count` are wanted.
+template <int N>
+DEVICE void load_scalars(float (&out)[N], const void *p, int64_t index, int64_t step, int count, int type) {
+    const auto at = [&](int i) __attribute__((always_inline)) { return index + (i < count ? i * step : 0); };
+    if (type == DW_F32) {
+        for (int i = 0; i < N; ++i) {
+            out[i] = ((const float *)p)[at(i)];
+        }
+        return;
+    }
+    int raw[N];
+    for (int i = 0; i < N; ++i) {
+        raw[i] = ((const unsigned short *)p)[at(i)];
+    }
+    for (int i = 0; i < N; ++i) {
+        out[i] = type == DW_BF16 ? arch::Bf16::low(raw[i]) : arch::F16::low(raw[i]);
+    }
+}
+
 // g = -exp(A_log) softplus(a + dt_bias).
 DEVICE float gate(float a, float a_log, float dt_bias) { return -arch::exp(a_log) * math::softplus(a + dt_bias); }
 

@@ -206,11 +206,25 @@ impl Shape {
         let of_heads =
             |items: usize, slabs: usize| items as u64 * self.spec.value_heads as u64 * slabs as u64;
         [
-            (self.slots() as u64 + 1) * self.spec.key_heads as u64,
+            (self.slots() as u64 + 1) * (self.spec.key_heads * self.prepare_parts()) as u64,
             of_heads(counts.summaries, self.summarise_slabs()),
             of_heads(counts.chains, self.combine_slabs()),
             of_heads(counts.items, self.slabs()),
         ]
+    }
+
+    /// Value heads of a workgroup of prepare: all that read its key head, or fewer where the device has room for more
+    /// workgroups beside each other, though each makes the products of q and k.
+    fn prepare_heads(&self) -> usize {
+        let group = self.spec.value_heads / self.spec.key_heads;
+        let room = self.compute_units * self.launch.prepare_room;
+        let parts = room / (self.slots() * self.spec.key_heads).max(1);
+        group.div_ceil(parts.max(1))
+    }
+
+    /// Workgroups of prepare for a (chunk, key head).
+    fn prepare_parts(&self) -> usize {
+        (self.spec.value_heads / self.spec.key_heads).div_ceil(self.prepare_heads())
     }
 
     pub(super) fn record_bytes(&self) -> usize {
@@ -288,6 +302,9 @@ impl Shape {
             beta_type: gates.beta_type,
             a_log_type: gates.a_log_type,
             dt_bias_type: gates.dt_bias_type,
+            parts: self.prepare_parts() as i32,
+            part_heads: self.prepare_heads() as i32,
+            dies: self.dies as i32,
             ..Default::default()
         };
 

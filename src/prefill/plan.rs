@@ -135,13 +135,13 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let mut sorted = chunks.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let longest = sorted.first().copied().unwrap_or(0);
-    let cost = |segments: usize| machine.microseconds(&sorted, longest.div_ceil(segments).max(1));
-    let mut best = (1, machine.costs.worthwhile * cost(1));
+    let walked = sorted.iter().sum();
+    let cost = |segments: usize| machine.cost(&sorted, walked, longest.div_ceil(segments).max(1));
+    let mut best = (1, machine.costs.worthwhile * cost(1).us);
     // 2, 3, 4, 6, 8, 12, 16, ...
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
-        let us = cost(segments);
-        let summaries = counts(chunks, segment_chunks(chunks, segments)).summaries;
+        let Cost { us, summaries } = cost(segments);
         let fits = summaries.saturating_mul(machine.summary_bytes) <= MOST_SUMMARY_BYTES;
         if us < best.1 && fits {
             best = (segments, us);
@@ -150,13 +150,18 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     best.0
 }
 
+/// What a way to cut a batch takes.
+struct Cost {
+    us: f64,
+    summaries: usize,
+}
+
 impl Machine {
     /// What scan and, where sequences are cut, the two kernels before it take, modelled, for sequences of so many chunks,
-    /// long ones first.
-    pub(super) fn microseconds(&self, chunks: &[usize], segment: usize) -> f64 {
+    /// long ones first, `walked` in all.
+    fn cost(&self, chunks: &[usize], walked: usize, segment: usize) -> Cost {
         let longest = segment.min(chunks.first().copied().unwrap_or(0));
         let (long, short) = chunks.split_at(chunks.partition_point(|&n| n >= longest));
-        let walked: usize = chunks.iter().sum();
         let mut segments = short.len();
         let (mut followed, mut chained, mut chain) = (0, 0, 0);
         for &n in long {
@@ -188,7 +193,10 @@ impl Machine {
             let rounds = (chained * self.combine).div_ceil(self.compute_units);
             us += self.costs.launch + ((chain - 1) * rounds) as f64 * self.costs.combine;
         }
-        us
+        Cost {
+            us,
+            summaries: followed,
+        }
     }
 }
 

@@ -42,6 +42,29 @@ fn what_memory_held_does_not_matter() {
     }
 }
 
+/// Workgroups of prepare share the value heads of a key head where there is room for many, and one has all of them where
+/// there is not: the same bits.
+#[test]
+fn value_heads_share_a_workgroup_or_do_not() {
+    let context = context();
+    for (key_heads, value_heads) in [(1, 6), (2, 18)] {
+        let mut case = mixed_case(Entry::Packed);
+        case.spec = spec(Dtype::Bf16, key_heads, value_heads, 64, 48);
+        case.spec.segments = Some(1);
+        let data = case.data();
+        let mut of_units = |units| {
+            case.spec.compute_units = Some(units);
+            run(&context, &case, &data)
+        };
+        // Room for a workgroup of each value head, for one of some, and for none but the first.
+        let expected = of_units(304);
+        for units in [8, 1] {
+            assert_same_bits(&expected, &of_units(units), "workgroups of prepare");
+        }
+        check_output(&case, &data, &expected, 1.15);
+    }
+}
+
 /// Survey 83: the workspace is exactly as large as said (the harness allocates no more, and the simulator faults on
 /// the first byte past it), and a function of the shape alone.
 #[test]

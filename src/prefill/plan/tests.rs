@@ -148,7 +148,10 @@ fn a_choice_costs_no_more_than_none() {
     for heads in [1, 3, 8, 32, 64] {
         for lengths in [&[16][..], &[128, 70, 3], &[512; 4], &[1000, 10]] {
             let machine = machine(304, heads);
-            let cost = |s| machine.microseconds(lengths, segment_chunks(lengths, s));
+            let cost = |s| {
+                let segment = segment_chunks(lengths, s);
+                machine.cost(lengths, lengths.iter().sum(), segment).us
+            };
             let chosen = choose(lengths, &machine);
             assert!(cost(chosen) <= cost(1), "{heads} heads, {lengths:?}");
             assert_eq!(chosen, choose(lengths, &machine));
