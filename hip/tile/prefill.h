@@ -170,5 +170,5 @@ DEVICE const char *row_address(const void *base, const dw_token_strides &strides
 #if defined(__NVPTX__)
 #include "prefill_sm90.h"
 #else
-#include "prefill_gfx9.h"
+#include "prefill_gfx9_chunk.h"
 #endif
