@@ -82,13 +82,15 @@ pub enum Error {
         /// The runtime.
         library: String,
     },
-    /// There are no kernels for the device's architecture.
-    #[error("there are no kernels for {arch} ({device}): {reason}")]
+    /// There are no kernels for the device's architecture, or not all.
+    #[error("there are no kernels for {arch} ({device}): {object} is missing; {reason}")]
     MissingKernels {
         /// The architecture.
         arch: String,
         /// The device.
         device: String,
+        /// The first code object that is missing.
+        object: &'static str,
         /// Why, and how to get them.
         reason: String,
     },

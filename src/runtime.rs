@@ -285,6 +285,7 @@ impl Context {
                 .ok_or_else(|| Error::MissingKernels {
                     arch: info.arch.clone(),
                     device: info.name.clone(),
+                    object,
                     reason: code_objects::why_missing(&info.arch),
                 })?;
             let mut module = hipModule_t::NULL;

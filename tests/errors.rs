@@ -783,8 +783,13 @@ fn invalid_requests_are_refused_by_name() {
     // SAFETY: the simulator's functions, and one with the same signature.
     let hip = unsafe { Hip::from_resolver("another arch", another_arch) };
     match Context::with_runtime(hip, 0) {
-        Err(Error::MissingKernels { arch, reason, .. }) => {
-            assert_eq!(arch, "gfx1100");
+        Err(Error::MissingKernels {
+            arch,
+            object,
+            reason,
+            ..
+        }) => {
+            assert_eq!((arch.as_str(), object), ("gfx1100", "commit"));
             assert!(reason.contains("DELTAWAVE_ARCHS=gfx1100"), "{reason}");
         }
         other => panic!("{other:?}"),

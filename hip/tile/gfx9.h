@@ -240,9 +240,13 @@ struct Bf16 {
     static DEVICE_MEMBER short narrow(float x) { return (short)(round(x) >> 16); }
     // Two packed instructions for two numbers. Let x be an integer m of 24 bits: 2^16 m - m is rounded to a multiple of
     // 2^16, which leaves m rounded to one, of 8 bits. A tie goes to the even multiple, because m is even then.
-    // The compiler may fuse the first product, which is exact anyway, but not the second. For normal numbers below
-    // 2^112: from there on 65535 x overflows, and the result is an infinity of the other sign.
-    static DEVICE_MEMBER Tile nearest(Tile x) { return 65536.0f * x - 65535.0f * x; }
+    // The first product, which is exact anyway, is fused with the difference, the second is not: this holds whatever
+    // the command line says of contractions. For normal numbers below 2^112: from there on 65535 x overflows, and the
+    // result is an infinity of the other sign.
+    static DEVICE_MEMBER Tile nearest(Tile x) {
+#pragma clang fp contract(fast)
+        return 65536.0f * x - 65535.0f * x;
+    }
     static DEVICE_MEMBER int join(float low, float high) {
         return (int)__builtin_amdgcn_perm(bits<u32>(high), bits<u32>(low), 0x07060302);
     }

@@ -1,0 +1,192 @@
+//! `deltawave prefill`: results and what is said of them.
+
+use std::process::Command;
+
+use super::{deltawave, json, kernels, prefill, refused, text};
+
+#[test]
+fn json_has_every_figure() {
+    if !kernels() {
+        return;
+    }
+    let base = ["--heads", "1,2", "--dims", "64,32", "--seqlens", "1,70"];
+    let unchecked = prefill(&base);
+    let checked = prefill(&[&base[..], &["--check", "--repeat", "2"]].concat());
+    for (figures, has_errors) in [(&unchecked, false), (&checked, true)] {
+        let object = figures.as_object().unwrap();
+        for key in ["tokens", "sequences", "kernel_seconds", "wave_instructions"] {
+            assert!(object[key].as_f64() > Some(0.0), "{key}");
+        }
+        for key in [
+            "o_rms_ratio",
+            "o_max_abs",
+            "state_rms_ratio",
+            "state_max_abs",
+            "unfused_o_rms_ratio",
+            "unfused_state_rms_ratio",
+        ] {
+            assert_eq!(object[key].is_f64(), has_errors, "{key}");
+            assert_eq!(object[key].is_null(), !has_errors, "{key}");
+        }
+        assert_eq!(object["backend"], "simulator");
+        assert_eq!(object["mfma_mode"], "fast");
+        assert_eq!(object["dtype"], "bf16");
+        assert!(object["device"].is_string());
+        assert_eq!(
+            (&object["tokens"], &object["sequences"]),
+            (&71.into(), &2.into())
+        );
+        let kernels = object["kernels"].as_array().unwrap();
+        assert_eq!(kernels.len(), 2);
+        for kernel in kernels {
+            assert_eq!(
+                (&kernel["launches"], &kernel["spills"]),
+                (&1.into(), &0.into())
+            );
+            for key in ["vgprs", "sgprs", "wave_instructions", "seconds"] {
+                assert!(kernel[key].as_f64() > Some(0.0), "{key}");
+            }
+            for key in ["agprs", "lds_bytes"] {
+                assert!(kernel[key].is_u64(), "{key}");
+            }
+        }
+    }
+    assert_eq!(checked["passed"], true);
+    assert!(checked["o_worst"]["head"].is_u64());
+}
+
+#[test]
+fn checks_pass_for_every_kind_of_prefill() {
+    if !kernels() {
+        return;
+    }
+    let small: &[&str] = &["--heads", "2,4", "--seqlens", "1,0,63,65,130", "--check"];
+    for extra in [
+        &["--dtype", "bf16"][..],
+        &["--dtype", "fp16"],
+        &["--dtype", "fp16", "--mfma", "exact", "--gates", "mixed"],
+        &["--gates", "strong", "--keys", "silu", "--dims", "96,192"],
+        &["--gates", "zero", "--l2norm", "--head-map", "tiled"],
+        &["--raw-gates", "--neg-eigval", "--scale", "-0.5"],
+        &[
+            "--initial-state",
+            "bf16",
+            "--state-layout",
+            "value-major",
+            "--state-dtype",
+            "bf16",
+        ],
+        &[
+            "--initial-state",
+            "f32",
+            "--dims",
+            "64,256",
+            "--threads",
+            "1",
+        ],
+    ] {
+        let report = prefill(&[small, extra].concat());
+        assert_eq!(report["passed"], true, "{extra:?}");
+        let exact = extra.contains(&"exact");
+        assert_eq!(report["mfma_mode"], if exact { "exact" } else { "fast" });
+    }
+    for dense in [
+        &[
+            "--model",
+            "OLMo-Hybrid-7B",
+            "--tp",
+            "15",
+            "--batch",
+            "2",
+            "--len",
+            "66",
+        ][..],
+        &[
+            "--model",
+            "qwen3.6-27b",
+            "--tp",
+            "16",
+            "--batch",
+            "1",
+            "--len",
+            "100",
+        ],
+    ] {
+        let report = prefill(&[dense, &["--check"]].concat());
+        assert_eq!(
+            (&report["passed"], &report["batch"]),
+            (&true.into(), &"dense".into())
+        );
+    }
+}
+
+#[test]
+fn segments_are_forced_and_switched_off() {
+    if !kernels() {
+        return;
+    }
+    let run = |extra: &[&str], variable: &str| {
+        let shape = ["prefill", "--json", "--check", "--heads", "1,1"];
+        Command::new(env!("CARGO_BIN_EXE_deltawave"))
+            .args(shape)
+            .args(["--dims", "32,16", "--seqlens", "400,64"])
+            .args(extra)
+            .env("DELTAWAVE_BACKEND", "simulator")
+            .env("DELTAWAVE_SEGMENTS", variable)
+            .output()
+            .expect("the program starts")
+    };
+    for (extra, variable, count) in [
+        (&[][..], "", 2),
+        (&["--segments", "1"], "", 2),
+        (&["--segments", "2"], "", 3),
+        (&["--segments", "4"], "", 4),
+        (&["--segments", "4"], "1", 2),
+        (&[], "3", 4),
+    ] {
+        let report = json(&run(extra, variable));
+        assert_eq!(report["passed"], true, "{extra:?} {variable}");
+        let kernels = report["kernels"].as_array().expect("kernels");
+        assert_eq!(kernels.len(), count, "{extra:?} {variable}");
+    }
+    for nonsense in ["0", "-1", "many", "1.5"] {
+        let output = run(&[], nonsense);
+        assert_eq!(output.status.code(), Some(1), "{nonsense}");
+        let words = text(&output.stderr);
+        assert!(words.contains("DELTAWAVE_SEGMENTS"), "{words}");
+        assert!(words.contains(nonsense), "{words}");
+    }
+}
+
+#[test]
+fn tables_show_kernels_errors_and_where_the_time_was_spent() {
+    if !kernels() {
+        return;
+    }
+    let output = deltawave(&["prefill", "--heads", "1,1", "--seqlens", "64", "--check"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for words in [
+        "final_state",
+        "[64, 1, 128]",
+        "simulator",
+        "dw_prefill_scan_bf16_k128",
+        "unfused form",
+        "not a GPU time",
+    ] {
+        assert!(shown.contains(words), "{words}\n{shown}");
+    }
+    // Progress is for terminals.
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+/// A simulated time means nothing.
+#[test]
+fn only_gpus_are_measured() {
+    if kernels() {
+        let shape = ["prefill", "--heads", "1,1", "--seqlens", "5"];
+        let words = ["--time", "the simulator"];
+        refused(&[&shape[..], &["--time", "3"]].concat(), 2, &words);
+        refused(&[&shape[..], &["--time", "0"]].concat(), 2, &["--time"]);
+    }
+}
