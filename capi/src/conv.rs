@@ -6,7 +6,7 @@ use std::ptr;
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
 };
-use deltawave::error::{ArgumentKind, Result};
+use deltawave::error::{ArgumentError, ArgumentKind, Error, Result};
 use deltawave::gate::Gate;
 use deltawave::runtime::Context;
 use deltawave::sequences::PerSequence;
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn dw_conv_launch(
         let arguments = unsafe { self::tensors(&t, plan) }?;
         // SAFETY: the caller says that it is a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
-        match &plan.kind {
+        let outcome = match &plan.kind {
             Kind::Host(plan) if t.cu_seqlens.is_null() => plan.launch(&stream, &arguments),
             Kind::Host(_) => Err(refuse(
                 "cu_seqlens",
@@ -185,7 +185,8 @@ pub unsafe extern "C" fn dw_conv_launch(
                 let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
                 plan.launch(&stream, lengths, &arguments)
             }
-        }
+        };
+        outcome.map_err(|error| renamed(error, t.x_layout))
     })
 }
 
@@ -286,6 +287,25 @@ pub(crate) fn state_layout(argument: &str, layout: i32) -> Checked<ConvStateLayo
         ),
     ];
     read::choice(argument, layout, &layouts)
+}
+
+/// An error of projections, some of which are tensors of their own, or of the conv states of a commit, by the names that
+/// these have in C.
+pub(crate) fn renamed(error: Error, x_layout: i32) -> Error {
+    let separate = i64::from(x_layout) == i64::from(abi::DW_CONV_SEPARATE);
+    match error {
+        Error::Argument(error) => {
+            let argument = match error.argument.as_str() {
+                "x.q" if separate => "x_q".to_owned(),
+                "x.k" if separate => "x_k".to_owned(),
+                "x.v" if separate => "x_v".to_owned(),
+                "conv.state" => "conv_state".to_owned(),
+                _ => error.argument,
+            };
+            Error::Argument(ArgumentError { argument, ..error })
+        }
+        other => other,
+    }
 }
 
 /// One packed tensor, or three.

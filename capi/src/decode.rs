@@ -123,7 +123,8 @@ pub unsafe extern "C" fn dw_commit_launch(
         let arguments = unsafe { commit_tensors(&t, plan) }?;
         // SAFETY: the caller says that it is a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
-        plan.commit.launch(&stream, &arguments)
+        let outcome = plan.commit.launch(&stream, &arguments);
+        outcome.map_err(|error| conv::renamed(error, t.x_layout))
     })
 }
 

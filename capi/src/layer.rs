@@ -197,7 +197,7 @@ pub unsafe extern "C" fn dw_layer_launch(
                 plan.launch(&stream, lengths, &arguments, workspace)
             }
         };
-        outcome.map_err(renamed)
+        outcome.map_err(|error| conv::renamed(renamed(error), t.x_layout))
     })
 }
 

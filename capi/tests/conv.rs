@@ -234,6 +234,13 @@ fn separate_tensors_and_lengths_on_the_device() {
     };
     refused(x.run(plan, unused), "x: given with an x_layout");
     refused(x.run(plan, |t| t.x_k = &x.x), "x_k: given with an x_layout");
+    let mut wrong = inputs[1];
+    wrong.dtype = abi::DW_F16 as i32;
+    let wrong = |t: &mut dw_conv_tensors| {
+        separate(t);
+        t.x_k = &wrong;
+    };
+    refused(x.run(plan, wrong), "x_k: dtype");
     refused(x.run(plan, |_| {}), "cu_seqlens: a null pointer");
     there.entries = 2;
     refused(

@@ -203,6 +203,8 @@ fn steps_verification_and_commit() {
         x: &rows,
         ..Default::default()
     };
+    let mut parts = [(); 3].map(|()| x.tensor(ONES, abi::DW_BF16, &[BATCH * TOKENS, 1, DIM]));
+    parts[1].dtype = abi::DW_F16 as i32;
     let launch = |tensors: dw_commit_tensors| {
         // SAFETY: the pointers are valid, or null.
         unsafe { dw_commit_launch(plan, null_mut(), &tensors) }
@@ -226,6 +228,16 @@ fn steps_verification_and_commit() {
     let mut wrong = request();
     wrong.x = null();
     refused(launch(wrong), "x");
+    let mut wrong = request();
+    wrong.conv_state = wrong.states;
+    refused(launch(wrong), "conv_state");
+    let mut wrong = request();
+    wrong.conv_layout = abi::DW_CONV_TOKEN_MAJOR as i32;
+    refused(launch(wrong), "conv_state: shape");
+    let mut wrong = request();
+    wrong.x_layout = abi::DW_CONV_SEPARATE as i32;
+    (wrong.x, wrong.x_q, wrong.x_k, wrong.x_v) = (null(), &parts[0], &parts[1], &parts[2]);
+    refused(launch(wrong), "x_k: dtype");
     let mut wrong = request();
     (wrong.conv_state, wrong.has_initial_state) = (null(), x.part(ONES).cast());
     refused(launch(wrong), "has_initial_state");

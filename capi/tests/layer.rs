@@ -406,6 +406,13 @@ fn launches_that_are_refused() {
         t.x_layout = abi::DW_CONV_SEPARATE as i32;
     };
     refuse(&separate, "z: absent");
+    let mut short = *v;
+    short.shape[2] -= 1;
+    let shorter = |t: &mut dw_layer_tensors| {
+        separate(t);
+        (t.x_v, t.z) = (&short, v);
+    };
+    refuse(&shorter, "x_v: shape");
     fine(layer.launch(plan, |_| ()));
     // SAFETY: made above; null does nothing.
     unsafe {
