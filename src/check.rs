@@ -233,7 +233,7 @@ pub(crate) fn scalars(
     allowed: &[Dtype],
 ) -> Checked<dw_token_strides> {
     dtype(argument, t.0.dtype, allowed)?;
-    ensure(t.0.shape[3] <= 1, || {
+    ensure(t.0.shape[3] == 1, || {
         let was = format!("blocks of {} heads", t.0.shape[3]);
         let allowed = "heads must be at one distance from one another";
         ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)

@@ -71,7 +71,7 @@ impl<'a> Gate<'a> {
         let ([rows, _], [row, column]) = (ba.shape, ba.strides);
         let heads = value_heads / key_heads;
         let part = |offset: usize| {
-            let strides = [row, (2 * heads).saturating_mul(column), column];
+            let strides = [row, heads.saturating_mul(2).saturating_mul(column), column];
             let shape = [rows, key_heads, heads];
             TokenScalars::in_blocks(ba.part(shape, strides, offset.saturating_mul(column)))
         };
@@ -97,7 +97,8 @@ impl Gate<'_> {
         let value_heads = i32::try_from(heads).map_err(|_| {
             ArgumentError::new("a", ArgumentKind::Shape, heads, "at most 2^31 heads")
         })?;
-        let groups = (tokens as u64 * heads as u64).div_ceil(u64::from(THREADS));
+        let groups = (tokens as u64).saturating_mul(heads as u64);
+        let groups = groups.div_ceil(u64::from(THREADS));
         check::ensure(groups < 1 << 24, || {
             let was = format!("{tokens} tokens of {heads} heads");
             ArgumentError::new("a", ArgumentKind::Shape, was, "fewer than 2^32 elements")

@@ -121,7 +121,7 @@ impl GatedNorm<'_> {
         check_eps(self.eps)?;
 
         let groups = |run: usize| {
-            let rows = tokens.div_ceil(run) as u64 * value_heads as u64;
+            let rows = (tokens.div_ceil(run) as u64).saturating_mul(value_heads as u64);
             rows.div_ceil((THREADS / ROW_LANES) as u64)
         };
         let run = match groups(RUN) >= 2 * u64::from(compute_units) {

@@ -357,6 +357,23 @@ fn refusals() {
     expect(launch(gates(4, 6, [[2, 3], [3, 2]], false)), "b", Shape);
     expect(launch(gates(4, 3, [two, two], false)), "a_log", Shape);
     expect(launch(gates(4, 4, [two, two], true)), "a", Device);
+    expect(launch(gates(4, 4, [[4, 0], flat], false)), "a", Stride);
+    // Not even their number fits into 64 bits.
+    let far = |dtype, strides| View {
+        dtype,
+        strides,
+        ..view([1 << 62, 4])
+    };
+    let zeros = || TokenScalars::from(memory.tensor(far(Dtype::Bf16, [0, 0])));
+    let [g, beta] = [0, 1].map(|_| memory.tensor_mut(far(Dtype::F32, [4, 1])).into());
+    let gate = Gate {
+        a: zeros(),
+        b: zeros(),
+        g,
+        beta,
+        ..gates(4, 4, [two, two], false)
+    };
+    expect(gate.launch(&context, &stream), "a", Shape);
 
     // Rows of projections that are too short, and heads that are no groups.
     let ba = memory.tensor(view([4, 8]));

@@ -78,6 +78,14 @@ fn tensors_that_are_refused() {
         ("y", Pointer, |r| r.y.at = None),
         ("y", Pointer, |r| r.y.at = Some(1)),
         ("y", Device, |r| r.y.foreign = true),
+        ("y", Shape, |r| {
+            // Not even their number fits into 64 bits.
+            r.y.shape = [1 << 62, 1 << 19, 16];
+            r.y.strides = [1 << 23, 16, 1];
+            r.x = r.y;
+            (r.z.shape, r.z.strides) = ([1 << 62, 1, 1 << 23], [0, 0, 1]);
+            r.weight = view([16]);
+        }),
         ("x", Shape, |r| r.x = view([4, 4, 32])),
         ("x", Shape, |r| r.x = view([3, 4, 16])),
         ("x", WrongDtype, |r| r.x.dtype = Dtype::F16),
