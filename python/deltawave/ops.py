@@ -74,6 +74,13 @@ def _reachable(x, device):
     return empty(x.shape, x.dtype).copy_(x)
 
 
+def _of_rank(name, x, rank):
+    """A tensor, if it has so many dimensions."""
+    if x.dim() != rank:
+        raise ArgumentError(f"{name}: shape {list(x.shape)}; it must have {rank} dimensions")
+    return x
+
+
 def _plan(key, make):
     """The plan of a call's shapes, made once. A captured graph needs its plan for as long as it may be replayed."""
     return _plans.get(key, make, torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
@@ -87,7 +94,7 @@ def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
     on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
                                      and not (device.type == "cpu" and context.owns(cu_seqlens)))
     if on_host:
-        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
+        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(_of_rank("cu_seqlens", cu_seqlens, 1).tolist())
         key = (kind, device, spec, tokens, lengths, decodes)
         return _plan(key, lambda: kind.packed(context, spec, lengths, tokens, *decodes)), {}
     sequences = cu_seqlens.shape[0] - 1
@@ -98,7 +105,7 @@ def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
 def _lengths(tokens, decodes=0):
     """cu_seqlens of so many sequences of one token and, if there are more, one of the rest."""
     rest = (tokens,) if tokens > decodes or not decodes else ()
-    return (*range(decodes + 1), *rest)
+    return (*range(min(decodes, tokens) + 1), *rest)
 
 
 def _sequences(q, cu_seqlens):
@@ -267,12 +274,16 @@ def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tenso
            pool_layout: str = "key_major", x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
     """Moves what the first accepted tokens of each sequence leave behind into the pool and, if it is given, conv_state:
     the states of `verify`, and the rows x `[B T, columns]` of a `conv` that kept the states. accepted is `[B]` i32."""
-    device, (batch, tokens, value_heads, *matrix) = states.device, states.shape
+    device, (batch, tokens, value_heads, *matrix) = states.device, _of_rank("states", states, 5).shape
     key_dim, value_dim = matrix if pool_layout == "key_major" else reversed(matrix)
     key_heads, dtype = 1, "bf16"
     if conv_state is not None:
-        channels = conv_state.shape[1 if conv_layout == "channel_major" else 2]
-        key_heads, dtype = (channels - value_heads * value_dim) // (2 * key_dim), arrays.dtype_name(conv_state.dtype)
+        channels = _of_rank("conv_state", conv_state, 3).shape[1 if conv_layout == "channel_major" else 2]
+        keys, dtype = channels - value_heads * value_dim, arrays.dtype_name(conv_state.dtype)
+        if keys <= 0 or not key_dim or keys % (2 * key_dim):
+            allowed = f"it must have those of q and k, of heads of {key_dim}, and {value_heads * value_dim} of v"
+            raise ArgumentError(f"conv_state: {channels} channels; {allowed}")
+        key_heads = keys // (2 * key_dim)
     spec = DecodeSpec(key_heads, value_heads, key_dim, value_dim, dtype, tokens=tokens)
     inputs = {"accepted": accepted, "states": states.flatten(0, 1), "slots": slots, "x": x,
               "has_initial_state": has_initial_state}

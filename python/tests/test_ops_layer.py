@@ -9,7 +9,7 @@ from .test_ops import HK, HV, K, V, exact, inputs, torch
 if torch is not None:
     from torch.library import opcheck
 
-    from deltawave import ops
+    from deltawave import ArgumentError, ops
 
 CHANNELS, VALUES, WIDTH, SLOTS = 2 * HK * K + HV * V, HV * V, 4, 5
 # Two decodes, then prefills.
@@ -108,6 +108,24 @@ class LayerOps(unittest.TestCase):
         stepped = kept.clone()
         self.same(ops.conv(*arguments[:3], stepped, *arguments[4:]), drafts)
         self.same((conv_state[2], conv_state[[1, 3, 4]]), (stepped[2], kept[[1, 3, 4]]))
+
+    def test_what_is_refused(self):
+        _, pool, slots, _, states = self.verified()
+        given, accepted = step(), torch.tensor([2, 0], dtype=torch.int32)
+
+        def commit(states, conv_state=None):
+            return lambda: ops.commit(accepted, states, pool, slots, conv_state, given["x"][:6])
+
+        for start, call in (("states: shape", commit(states.flatten(0, 1))),
+                            ("conv_state: shape", commit(states, given["conv_state"][0])),
+                            ("conv_state: 10 channels", commit(states, given["conv_state"][:, :10])),
+                            ("conv_state: 64 channels", commit(states, given["conv_state"][:, :VALUES])),
+                            ("conv_state", commit(states[:, :, :, :0], given["conv_state"])),
+                            ("decodes: 46", lambda: self.run_layer(cu_seqlens=None, decodes=46)),
+                            ("cu_seqlens: shape", lambda: self.run_layer(cu_seqlens=given["cu_seqlens"][None]))):
+            with self.subTest(start), self.assertRaises(ArgumentError) as caught:
+                call()
+            self.assertTrue(str(caught.exception).startswith(start), caught.exception)
 
     def test_torch_sees_what_they_do(self):
         checks = ("test_schema", "test_faketensor")
