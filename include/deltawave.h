@@ -271,8 +271,8 @@ typedef struct dw_conv_spec {
     int32_t activation; /* DW_ACTIVATION_* */
     /* 1: states are read and not written, for tokens that are yet to be verified: dw_commit_launch makes up for it. */
     int32_t keep_states;
-    int32_t
-        qk_l2norm; /* 1: rows of q and k, of K up to 256, are divided by sqrt(sum of squares + 1e-6), then rounded */
+    /* 1: rows of q and k, of K up to 256, are divided by sqrt(sum of squares + 1e-6), then rounded. */
+    int32_t qk_l2norm;
     int32_t pad0;
 } dw_conv_spec;
 
@@ -521,7 +521,8 @@ int dw_layer_device(const dw_context *context, const dw_layer_spec *spec, int64_
 /* NULL does nothing. A captured graph needs its plan. */
 void dw_layer_destroy(dw_layer *plan);
 int dw_layer_workspace_bytes(const dw_layer *plan, size_t *bytes);
-/* At most six kernels where no sequence is cut into segments; two where the host knows that all are decodes. */
+/* At most six kernels where no sequence is cut into segments. Where the host knows that all are decodes, of all rows,
+ * two if V is 128 and K at most that, else three. */
 int dw_layer_launch(const dw_layer *plan, void *stream, const dw_layer_tensors *tensors);
 
 #ifdef __cplusplus

@@ -9,7 +9,8 @@
 //! A batch begins with the sequences that have one token each, the decodes; then come prefills of any lengths. One call
 //! runs both: the convolution and the norm over all rows, decode over the first, prefill over the rest. Every stage hands
 //! its result over in the type of the activations: o goes to y, where the norm works in place, and q, k and v lie in the
-//! workspace, and so do g and beta where a or b lies in blocks: then they are the convolution's. Where V is 128 and K at most that, decode has the norm in it: the same bits, one launch less.
+//! workspace, and so do g and beta where a or b lies in blocks: then they are the convolution's. Where V is 128 and K at
+//! most that, decode has the norm in it: the same bits, one launch less.
 
 mod device;
 mod lower;

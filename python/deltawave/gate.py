@@ -9,7 +9,8 @@ from .context import stream_of
 def gate(context, stream=None, **tensors):
     """Enqueues `g = -exp(a_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`, doubled with `allow_neg_eigval=True`.
 
-    a, b `[T, HV]`, or `[T, blocks, heads of a block]` with blocks at any distance, a_log and dt_bias `[HV]` have any type; g and beta `[T, HV]`, f32, are written.
+    a, b `[T, HV]`, or `[T, blocks, heads of a block]` with blocks at any distance, a_log and dt_bias `[HV]` have any type; g
+    and beta `[T, HV]`, f32, are written.
     """
     arguments = structs.tensors(_abi.dw_gate_tensors, {}, context, None, tensors)
     context.library.call("dw_gate_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))

@@ -204,7 +204,7 @@ impl Reported for Report {
         if let Some(error) = self.gate_error {
             let _ = writeln!(
                 out,
-                "  check  g and beta are within {error:.1e} of themselves\n"
+                "  check  g and beta are within {error:.1e} of the reference, relative to it\n"
             );
         }
         out + &end(self.backend, self.kernel_seconds, self.times.as_ref())
