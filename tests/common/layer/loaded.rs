@@ -17,6 +17,8 @@ pub struct Output {
     pub conv_states: HostTensor,
     /// `[slots, HV, K, V]`.
     pub states: HostTensor,
+    /// The bytes of both pools, in the layouts of the case.
+    pub pools: [Vec<u8>; 2],
 }
 
 impl PartialEq for Output {
@@ -236,9 +238,9 @@ impl Loaded {
             bytes == poison(s.dtype, bytes.len() / 2),
             "written outside of y"
         );
-        let conv = HostTensor::from_bytes(s.dtype, self.conv_states.download(stream).unwrap());
-        let states =
-            HostTensor::from_bytes(case.state_dtype, self.states.download(stream).unwrap());
+        let pools = [&self.conv_states, &self.states].map(|b| b.download(stream).unwrap());
+        let conv = HostTensor::from_bytes(s.dtype, pools[0].clone());
+        let states = HostTensor::from_bytes(case.state_dtype, pools[1].clone());
         let transposed = |t: HostTensor, rows, columns| {
             let layout = StateLayout::ValueMajor;
             let values = layout.to_key_major(&t.values, rows, columns);
@@ -254,6 +256,7 @@ impl Loaded {
                 true => transposed(states, s.key_dim, s.value_dim),
                 false => states,
             },
+            pools,
         }
     }
 }
@@ -288,8 +291,9 @@ pub fn weights(data: &Data) -> [&HostTensor; 5] {
 
 pub fn slots(case: &Case) -> Vec<i32> {
     let padding = case.padding();
+    let none = [-1, case.pool() as i32, i32::MIN, i32::MAX];
     let slot = |n: usize| match padding[n] {
-        true => -1,
+        true => none[n % none.len()],
         false => case.slot(n) as i32,
     };
     (0..case.sequences()).map(slot).collect()

@@ -97,19 +97,15 @@ pub fn check_within(context: &Context, case: &Case, floor: f64) {
     for slot in (0..case.sequences()).filter(empty).map(|n| case.slot(n)) {
         untouched[1][slot * size..(slot + 1) * size].fill(0);
     }
-    // In the layouts of the oracle, as the output is.
-    if !case.value_major && !case.token_major {
-        let found = [&output.conv_states.bytes, &output.states.bytes];
-        for (i, (before, after)) in untouched.iter_mut().zip(found).enumerate() {
-            let size = before.len() / case.pool();
-            for slot in (0..case.pool()).filter(|slot| !own[*slot]) {
-                let bytes = slot * size..(slot + 1) * size;
-                // A sequence of no tokens may have its state written, as it is.
-                assert!(
-                    before[bytes.clone()] == after[bytes],
-                    "slot {slot} of pool {i}: {case:?}"
-                );
-            }
+    for (i, (before, after)) in untouched.iter().zip(&output.pools).enumerate() {
+        let size = before.len() / case.pool();
+        for slot in (0..case.pool()).filter(|slot| !own[*slot]) {
+            let bytes = slot * size..(slot + 1) * size;
+            // A sequence of no tokens may have its state written, as it is.
+            assert!(
+                before[bytes.clone()] == after[bytes],
+                "slot {slot} of pool {i}: {case:?}"
+            );
         }
     }
     println!("y: {found:.2e}, unfused {allowed:.2e}");
