@@ -98,8 +98,11 @@ template <class Some> DEVICE typename Some::Bits token(const dw_conv_args &x, co
 }
 
 // The new state, by the thread that has the sequence's first tokens.
+DEVICE bool leaves_state(const dw_conv_args &x, const Work &work) {
+    return work.state && work.begin == work.first && !(x.flags & DW_CONV_KEEP_STATES);
+}
 template <class Some> DEVICE void leave_state(const dw_conv_args &x, const Work &work) {
-    if (work.state && work.begin == work.first && !(x.flags & DW_CONV_KEEP_STATES)) {
+    if (leaves_state(x, work)) {
         // Ascending: in a sequence shorter than the state a column is read before it is written.
 #pragma unroll 1
         for (int j = 0; j < x.state_columns; ++j) {
@@ -109,15 +112,50 @@ template <class Some> DEVICE void leave_state(const dw_conv_args &x, const Work 
     }
 }
 
+// The same of a state with no more columns than the filter needs, of which the old ones are at hand: all that is read
+// is requested before any of it is written.
+template <class Some, int Width>
+DEVICE void leave_columns(const dw_conv_args &x, const Work &work, const typename Some::Bits (&old)[Width - 1]) {
+    constexpr int columns = Width - 1;
+    const int length = work.last - work.first;
+    typename Some::Bits next[columns];
+    for (int j = 0; j < columns; ++j) {
+        next[j] = old[columns - 1];
+        for (int shift = 1; shift + j < columns - 1; ++shift) {
+            next[j] = length == shift ? old[j + shift] : next[j];
+        }
+        if (length + j >= columns) {
+            next[j] = Some::load(work.from + (work.last - columns + j) * work.from_stride);
+        }
+    }
+    for (int j = 0; j < columns; ++j) {
+        Some::scatter(column(x, work, j), 2 * x.state_channel, next[j]);
+    }
+}
+
 template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dw_conv_args &x, const Work &work) {
     typedef Channels<N> Some;
     const Filter<T, Width, N> filter(x, work.channel);
-    typename Some::Values before[Width - 1] = {};
-#pragma unroll 1
-    for (int t = work.begin - (Width - 1); t < work.begin; ++t) {
-        filter.push(before, Some::template widened<T>(token<Some>(x, work, t)));
+    // What precedes the run, requested at once: runs are longer than that.
+    typename Some::Bits old[Width - 1] = {};
+    if (work.begin > work.first) {
+        for (int i = 0; i < Width - 1; ++i) {
+            old[i] = Some::load(work.from + (work.begin - (Width - 1) + i) * work.from_stride);
+        }
+    } else if (work.initial) {
+        for (int i = 0; i < Width - 1; ++i) {
+            old[i] = Some::gather(column(x, work, x.state_columns - (Width - 1) + i), 2 * x.state_channel);
+        }
     }
-    leave_state<Some>(x, work);
+    if (x.state_columns > Width - 1) {
+        leave_state<Some>(x, work);
+    } else if (leaves_state(x, work)) {
+        leave_columns<Some, Width>(x, work, old);
+    }
+    typename Some::Values before[Width - 1];
+    for (int i = 0; i < Width - 1; ++i) {
+        before[i] = Some::template widened<T>(old[i]);
+    }
     const char *from = work.from + work.begin * work.from_stride;
     char *to = work.to + work.begin * work.to_stride;
     int left = work.end - work.begin;
