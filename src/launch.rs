@@ -29,6 +29,8 @@ pub(crate) struct Costs {
     pub(crate) launch: f64,
     /// What segments may cost of a walk without them: they take twice the work and more memory.
     pub(crate) worthwhile: f64,
+    /// What fewer segments may cost of the number that takes least time: they are less work.
+    pub(crate) fewer: f64,
 }
 
 /// What a kernel that walks chunks takes for one of them.
@@ -86,6 +88,7 @@ static CDNA: LaunchShape = {
             combine: 1.9,
             launch: 6.2,
             worthwhile: 0.85,
+            fewer: 1.03,
         },
     }
 };
@@ -133,6 +136,7 @@ static SM90: LaunchShape = {
             combine: 1.6,
             launch: 7.0,
             worthwhile: 0.97,
+            fewer: 1.0,
         },
     }
 };

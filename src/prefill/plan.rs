@@ -128,8 +128,8 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
     }
 }
 
-/// The number of segments of the longest sequence that costs least: 1, unless another one is worthwhile and its
-/// summaries take no more than [`MOST_SUMMARY_BYTES`].
+/// The least number of segments of the longest sequence that costs about as little as any: 1, unless another one is
+/// worthwhile and its summaries take no more than [`MOST_SUMMARY_BYTES`].
 pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     // Long ones first: what is shorter than a segment is counted, not looked at.
     let mut sorted = chunks.to_vec();
@@ -137,17 +137,19 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let longest = sorted.first().copied().unwrap_or(0);
     let walked = sorted.iter().sum();
     let cost = |segments: usize| machine.cost(&sorted, walked, longest.div_ceil(segments).max(1));
-    let mut best = (1, machine.costs.worthwhile * cost(1).us);
     // 2, 3, 4, 6, 8, 12, 16, ...
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
-    for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
-        let Cost { us, summaries } = cost(segments);
-        let fits = summaries.saturating_mul(machine.summary_bytes) <= MOST_SUMMARY_BYTES;
-        if us < best.1 && fits {
-            best = (segments, us);
-        }
-    }
-    best.0
+    let affordable: Vec<(usize, f64)> = candidates
+        .take_while(|s| s * LEAST_CHUNKS <= longest)
+        .map(|segments| (segments, cost(segments)))
+        .filter(|(_, c)| c.summaries.saturating_mul(machine.summary_bytes) <= MOST_SUMMARY_BYTES)
+        .map(|(segments, c)| (segments, c.us))
+        .collect();
+    let least = affordable.iter().map(|&(_, us)| us);
+    let least = least.fold(f64::INFINITY, f64::min);
+    let most = (machine.costs.worthwhile * cost(1).us).min(machine.costs.fewer * least);
+    let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
+    chosen.map_or(1, |(segments, _)| segments)
 }
 
 /// What a way to cut a batch takes.

@@ -2,21 +2,26 @@
 
 use super::*;
 
-static COSTS: Costs = Costs {
-    scan: KernelCost {
-        chunk: 4.0,
-        chunk_shared: 5.0,
-        residency: 2,
-    },
-    summarise: KernelCost {
-        chunk: 3.0,
-        chunk_shared: 4.0,
-        residency: 2,
-    },
-    combine: 1.0,
-    launch: 5.0,
-    worthwhile: 0.85,
-};
+static COSTS: Costs = costs(1.03);
+
+const fn costs(fewer: f64) -> Costs {
+    Costs {
+        scan: KernelCost {
+            chunk: 4.0,
+            chunk_shared: 5.0,
+            residency: 2,
+        },
+        summarise: KernelCost {
+            chunk: 3.0,
+            chunk_shared: 4.0,
+            residency: 2,
+        },
+        combine: 1.0,
+        launch: 5.0,
+        worthwhile: 0.85,
+        fewer,
+    }
+}
 
 /// A device of so many compute units, and value heads of 128 by 128.
 fn machine(compute_units: usize, heads: usize) -> Machine {
@@ -157,4 +162,17 @@ fn a_choice_costs_no_more_than_none() {
             assert_eq!(chosen, choose(lengths, &machine));
         }
     }
+}
+
+#[test]
+fn fewer_segments_may_take_a_little_longer() {
+    static PATIENT: Costs = costs(1.5);
+    let lengths = [512];
+    let mut machine = machine(304, 8);
+    let segments = choose(&lengths, &machine);
+    machine.costs = &PATIENT;
+    let fewer = choose(&lengths, &machine);
+    let cost = |s| machine.cost(&lengths, 512, segment_chunks(&lengths, s)).us;
+    assert!(1 < fewer && fewer < segments, "{fewer} of {segments}");
+    assert!(cost(fewer) <= 1.5 * cost(segments));
 }
