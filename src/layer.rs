@@ -24,7 +24,9 @@ use crate::conv::{ConvInput, ConvSpec, ConvStateLayout};
 use crate::decode::DecodeSpec;
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::norm::OutputGate;
-use crate::prefill::{Part, Prefill, PrefillSpec, PrefillTensors, Workspace, check_workspace};
+use crate::prefill::{
+    HostSlots, Part, Prefill, PrefillSpec, PrefillTensors, Workspace, check_workspace,
+};
 use crate::runtime::{Context, Stream};
 use crate::sequences::{PerSequence, checked_cu_seqlens};
 use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
@@ -155,7 +157,7 @@ pub struct LayerStates<'a> {
     pub recurrent_layout: StateLayout,
     /// The slot of each sequence; absent: slot n for sequence n. A sequence with a negative one, or one beyond the pools,
     /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
-    /// as many.
+    /// as many. Of slots that the host knows, [`Layer::set_slots`] checks that.
     pub slots: Option<PerSequence<'a, i32>>,
     /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. Of a new
     /// sequence without tokens the recurrent state becomes zeros, the conv state stays as it is.
@@ -222,6 +224,19 @@ impl Layer {
             cu_seqlens: context.upload(&cu_seqlens)?,
             prefill,
         })
+    }
+
+    /// The slots of the pools that the sequences have: what [`LayerStates::slots`] says for a launch, for all that follow,
+    /// checked and uploaded once. Launches refuse those beyond their pools. Not for plans that a captured graph needs.
+    ///
+    /// # Errors
+    /// Not as many slots as sequences; a slot of two sequences, where it is not negative. No memory for the slots.
+    pub fn set_slots(&mut self, slots: &[i32]) -> Result<()> {
+        let Stages {
+            context, sequences, ..
+        } = &self.stages;
+        self.stages.slots = Some(HostSlots::new(context, *sequences, slots, None)?);
+        Ok(())
     }
 
     /// Bytes of workspace that a launch needs.

@@ -6,7 +6,9 @@ mod common;
 
 use cases::{Case, Data, Loaded};
 use common::context;
-use deltawave::error::ArgumentKind::{self, Dtype as WrongDtype, Lengths, Shape, Size, Value};
+use deltawave::error::ArgumentKind::{
+    self, Dtype as WrongDtype, Lengths, Presence, Shape, Size, Value,
+};
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
 use deltawave::prefill::Workspace;
 use deltawave::sequences::PerSequence;
@@ -175,4 +177,45 @@ fn the_workspace_is_measured() {
         })
         .unwrap();
     expect(outcome.unwrap(), "workspace", Size);
+}
+
+/// Slots that the host knows are checked when a plan gets them, and against the pools at launches; then they do what
+/// slots on the device do.
+#[test]
+fn slots_that_the_host_knows() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let case = Case::new(LayerSpec::new(1, 2, 32, 48), &[1, 1, 5], 2);
+    let data = Data::new(&case);
+    let mut plan = Layer::packed(&context, case.spec, &case.cu_seqlens(), 7, 2).unwrap();
+    expect(plan.set_slots(&[0, 1]), "slots", Shape);
+    expect(plan.set_slots(&[4, 0, 4]), "slots", Value);
+    plan.set_slots(&[-1, -1, 0]).unwrap();
+
+    let mut workspace = context.alloc::<u8>(plan.workspace_bytes()).unwrap();
+    let mut run = |loaded: &mut Loaded, plan: &Layer, own: bool| {
+        let mut outcome = None;
+        let refused = loaded.launch_changed(&case, &stream, |t| {
+            let given = t.states.slots.take();
+            t.states.slots = given.filter(|_| !own);
+            outcome = Some(plan.launch(&stream, t, Workspace::new(&mut workspace)));
+            // The plan that has no slots is not to run, too.
+            t.z = nowhere(Dtype::Bf16, [7, 2, 47]);
+        });
+        expect(refused, "z", Shape);
+        outcome.unwrap()
+    };
+    let mut loaded = Loaded::new(&context, &case, &data);
+    let before = loaded.output(&case, &stream);
+    expect(run(&mut loaded, &plan, false), "states.slots", Presence);
+    plan.set_slots(&[0, case.pool() as i32, 1]).unwrap();
+    expect(run(&mut loaded, &plan, true), "states.slots", Value);
+    assert!(loaded.output(&case, &stream) == before, "something ran");
+
+    let slots: Vec<i32> = (0..3).map(|n| case.slot(n) as i32).collect();
+    plan.set_slots(&slots).unwrap();
+    run(&mut loaded, &plan, true).unwrap();
+    let mut expected = Loaded::new(&context, &case, &data);
+    expected.launch(&case, &stream).unwrap();
+    assert!(loaded.output(&case, &stream) == expected.output(&case, &stream));
 }

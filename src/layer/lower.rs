@@ -11,7 +11,7 @@ use crate::decode::{self, DecodeTensors};
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 use crate::gate::Gate;
 use crate::norm::{self, GatedNorm};
-use crate::prefill::{self, Gating, PrefillTensors, StatePool, WORKSPACE_ALIGN};
+use crate::prefill::{self, Gating, HostSlots, PrefillTensors, StatePool, WORKSPACE_ALIGN};
 use crate::runtime::Stream;
 use crate::sequences::PerSequence;
 use crate::tensor::{Tensor, TensorMut, TokenScalars, Tokens, TokensMut, dense_strides};
@@ -120,11 +120,15 @@ impl Stages {
                 check::scalars(name, t, batch, heads, &any)?;
             }
         }
-        match &x.states.slots {
-            Some(slots) => {
+        match (&self.slots, &x.states.slots) {
+            (Some(own), given) => {
+                let outcome = own.check([given.is_some(), false], x.states.recurrent.0.shape[0]);
+                renamed(outcome.map_err(Error::from), &[("slots", "states.slots")])?;
+            }
+            (None, Some(slots)) => {
                 slots.checked("states.slots", self.sequences)?;
             }
-            None => {
+            (None, None) => {
                 let (slots, least) = (x.states.recurrent.0.shape[0], self.sequences);
                 check::ensure(slots >= least, || {
                     let was = format!("{slots} slots");
@@ -145,6 +149,12 @@ impl Stages {
             has.checked("states.has_initial_state", self.sequences)?;
         }
         Ok(())
+    }
+
+    /// The slots of all sequences, where the plan or the launch has any.
+    fn slots<'a>(&'a self, x: &LayerTensors<'a>) -> Option<PerSequence<'a, i32>> {
+        let own = self.slots.as_ref().map(HostSlots::read);
+        own.or_else(|| x.states.slots.clone())
     }
 
     fn convolved<'a>(&self, address: *mut c_void, gates: bool) -> Convolved<'a> {
@@ -197,7 +207,7 @@ impl Stages {
                 layout: x.states.conv_layout,
                 has_initial_state: x.states.has_initial_state.clone(),
             }),
-            slots: x.states.slots.clone(),
+            slots: self.slots(x),
             q,
             k,
             v,
@@ -262,11 +272,10 @@ impl Stages {
         };
         let states = &x.states;
         // Without slots the second part would count its sequences from 0 again.
-        let slots = match (&states.slots, &self.slots) {
-            (Some(slots), _) => Some(slots.part(part.sequences.clone())),
-            (None, Some(slots)) => Some(PerSequence::from(slots).part(part.sequences.clone())),
-            (None, None) => None,
-        };
+        let slots = self
+            .slots(x)
+            .or(self.counted.as_ref().map(PerSequence::from));
+        let slots = slots.map(|slots| slots.part(part.sequences.clone()));
         let has = states.has_initial_state.as_ref();
         Recurrence {
             q,

@@ -6,7 +6,7 @@ use crate::conv::DeviceConv;
 use crate::decode::Decode;
 use crate::error::Result;
 use crate::norm;
-use crate::prefill;
+use crate::prefill::{self, HostSlots};
 use crate::runtime::{Context, Stream};
 use crate::tensor::Buffer;
 
@@ -21,7 +21,9 @@ pub(super) struct Stages {
     pub(super) conv: DeviceConv,
     pub(super) decode: Option<Decode>,
     /// 0, 1, 2, ...: of callers without slots, where decodes and prefills share the pool.
-    pub(super) slots: Option<Buffer<i32>>,
+    pub(super) counted: Option<Buffer<i32>>,
+    /// Those of a plan that has its slots.
+    pub(super) slots: Option<HostSlots>,
 }
 
 impl Stages {
@@ -46,11 +48,12 @@ impl Stages {
             decodes,
             conv,
             decode,
+            counted: None,
             slots: None,
         };
         if stages.decode.is_some() && stages.prefills() {
             let slots: Vec<i32> = (0..sequences as i32).collect();
-            stages.slots = Some(context.upload(&slots)?);
+            stages.counted = Some(context.upload(&slots)?);
         }
         Ok(stages)
     }

@@ -104,25 +104,32 @@ impl HostSlots {
     /// The slots that are read and those that are written, on the device, for a pool that has all of them and none of its
     /// own.
     pub(crate) fn lower(&self, pool: &StatePool<'_>) -> Checked<[*const i32; 2]> {
-        let given = [("slots", &pool.slots), ("write_slots", &pool.write_slots)];
-        let slots = pool.tensor.0.shape[0];
-        for ((name, given), largest) in given.into_iter().zip(self.largest) {
-            check::ensure(given.is_none(), || {
+        let given = [&pool.slots, &pool.write_slots].map(Option::is_some);
+        self.check(given, pool.tensor.0.shape[0])?;
+        let read: *const i32 = self.both.address().cast_const().cast();
+        Ok([read, read.wrapping_add(self.both.len() / 2)])
+    }
+
+    /// Whether a launch was given slots for reading and for writing, and how many slots its pool has.
+    pub(crate) fn check(&self, given: [bool; 2], slots: usize) -> Checked<()> {
+        let names = ["slots", "write_slots"];
+        for ((name, given), largest) in names.into_iter().zip(given).zip(self.largest) {
+            check::ensure(!given, || {
                 let was = "given to a plan that has its slots";
                 refuse(name, ArgumentKind::Presence, was, "it must be absent")
             })?;
             check::ensure(largest < 0 || (largest as usize) < slots, || {
+                let was = format!("slot {largest}");
                 let allowed = format!("the pool has {slots} slots; a negative one is none");
-                refuse(
-                    name,
-                    ArgumentKind::Value,
-                    &format!("slot {largest}"),
-                    &allowed,
-                )
+                refuse(name, ArgumentKind::Value, &was, &allowed)
             })?;
         }
-        let read: *const i32 = self.both.address().cast_const().cast();
-        Ok([read, read.wrapping_add(self.both.len() / 2)])
+        Ok(())
+    }
+
+    /// Those that are read.
+    pub(crate) fn read(&self) -> PerSequence<'_, i32> {
+        PerSequence::from(&self.both).part(0..self.both.len() / 2)
     }
 }
 
