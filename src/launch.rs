@@ -38,7 +38,7 @@ pub(crate) struct Costs {
 pub(crate) struct KernelCost {
     /// Where a compute unit has one workgroup.
     pub(crate) chunk: f64,
-    /// Where it has as many as it holds.
+    /// Where it has as many as it holds; one with twice the columns counts as two.
     pub(crate) chunk_shared: f64,
     /// How many that is.
     pub(crate) residency: usize,
@@ -48,6 +48,8 @@ pub(crate) struct KernelCost {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Walk {
     pub(crate) threads: u32,
+    /// Threads with which it has twice as many columns; as many if it cannot.
+    pub(crate) wide_threads: u32,
     /// Value columns; of `prefill_summarise`, those of M too.
     pub(crate) columns: usize,
     /// Bytes of shared memory that the launch asks for, besides what the code object states.
@@ -64,6 +66,7 @@ pub(crate) const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
 static CDNA: LaunchShape = {
     const WALK: Walk = Walk {
         threads: 256,
+        wide_threads: 256,
         columns: 32,
         shared_bytes: 0,
     };
@@ -95,10 +98,11 @@ static CDNA: LaunchShape = {
 
 /// NVIDIA, `hip/tile/prefill_sm90.h`.
 static SM90: LaunchShape = {
-    // Four warps multiply; as many copy, or one.
-    const fn walk(threads: u32, shared_bytes: u32) -> Walk {
+    // Four warps multiply, or twice four; as many copy.
+    const fn walk(wide_threads: u32, shared_bytes: u32) -> Walk {
         Walk {
-            threads,
+            threads: 256,
+            wide_threads,
             columns: 64,
             shared_bytes,
         }
@@ -108,16 +112,16 @@ static SM90: LaunchShape = {
         prepare_threads: 64,
         prepare_room: 0,
         scan: [
-            walk(256, 130_048),
-            walk(256, 179_200),
-            walk(256, 179_200),
+            walk(384, 154_624),
+            walk(384, 203_776),
+            walk(384, 203_776),
             walk(256, 228_352),
             walk(256, 185_344),
         ],
         summarise: [
-            walk(160, 80_896),
-            walk(160, 105_472),
-            walk(160, 105_472),
+            walk(384, 105_472),
+            walk(384, 130_048),
+            walk(384, 130_048),
             walk(256, 130_048),
             walk(256, 154_624),
         ],
@@ -125,16 +129,16 @@ static SM90: LaunchShape = {
             // Measured on an H200.
             scan: KernelCost {
                 chunk: 1.25,
-                chunk_shared: 1.25,
-                residency: 1,
-            },
-            summarise: KernelCost {
-                chunk: 0.9,
-                chunk_shared: 1.3,
+                chunk_shared: 2.3,
                 residency: 2,
             },
-            combine: 1.6,
-            launch: 7.0,
+            summarise: KernelCost {
+                chunk: 0.85,
+                chunk_shared: 1.25,
+                residency: 2,
+            },
+            combine: 1.5,
+            launch: 6.5,
             worthwhile: 0.97,
             fewer: 1.0,
         },
@@ -183,6 +187,12 @@ impl LaunchShape {
             "combine" => bucket_of(kernel).map(combine_threads),
             _ => None,
         }
+    }
+
+    /// Threads of a workgroup of a kernel of prefill, at most; none for others.
+    #[allow(dead_code, reason = "for the tests of the kernels")]
+    pub(crate) fn most_threads(&self, kernel: &str) -> Option<u32> {
+        (self.walking(kernel).map(|walk| walk.wide_threads)).or_else(|| self.threads(kernel))
     }
 
     /// Value columns of a workgroup of a kernel that walks chunks; 0 of others.

@@ -15,6 +15,7 @@
 //! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
 
 mod device;
+mod divide;
 mod lengths;
 mod lower;
 mod plan;
@@ -408,7 +409,7 @@ impl Prefill {
         let items: *const i32 = self.tables.address().cast_const().cast();
         let chains = items.wrapping_add(self.counts.items * plan::ITEM_WORDS);
         Tables {
-            cu_seqlens: chains.wrapping_add(self.counts.chains * plan::CHAIN_WORDS),
+            cu_seqlens: chains.wrapping_add(self.counts.chains as usize * plan::CHAIN_WORDS),
             items: items.cast(),
             chains,
             counts: self.counts,

@@ -473,6 +473,34 @@ impl Context {
         Ok(launched?)
     }
 
+    /// Launches a kernel that waits by itself for those before it in the stream, so that it may begin while they end.
+    ///
+    /// # Safety
+    /// As for [`Context::launch`]; the kernel calls `wait_for_previous_kernel`.
+    pub(crate) unsafe fn launch_overlapping<A>(
+        &self,
+        stream: &Stream,
+        kernel: &str,
+        workgroups: u32,
+        threads: u32,
+        arguments: &A,
+    ) -> Result<()> {
+        let function = self.0.functions[kernel];
+        let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
+        // SAFETY: as in `launch`.
+        let launched = unsafe {
+            self.0.hip.launch_overlapping(
+                function.handle,
+                workgroups,
+                threads,
+                function.shared_bytes,
+                stream.handle,
+                parameters.as_mut_ptr(),
+            )
+        };
+        Ok(launched?)
+    }
+
     /// How the kernels of this device divide work.
     pub(crate) fn launch_shape(&self) -> &'static LaunchShape {
         self.0.launch_shape

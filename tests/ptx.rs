@@ -73,7 +73,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
                 "decode" => 64,
                 "prefill_lengths" => shape.lengths_threads,
                 "prefill_prepare" => shape.prepare_threads,
-                _ => shape.threads(name).expect("a kernel of prefill"),
+                _ => shape.most_threads(name).expect("a kernel of prefill"),
             };
             assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
             kernels += 1;

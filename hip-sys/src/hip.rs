@@ -174,6 +174,54 @@ impl Hip {
         matches!(self.provider, Provider::Cuda)
     }
 
+    /// Launches a kernel that waits by itself for the kernels before it in the stream (`griddepcontrol.wait`), so that it
+    /// may begin while those end. HIP's runtimes know nothing of the kind: there it is
+    /// [`hipModuleLaunchKernel`](Hip::hipModuleLaunchKernel).
+    ///
+    /// # Safety
+    /// As for `hipModuleLaunchKernel`. The kernel touches nothing that kernels before it may still be using until it has
+    /// waited.
+    pub unsafe fn launch_overlapping(
+        &self,
+        function: hipFunction_t,
+        workgroups: c_uint,
+        threads: c_uint,
+        shared_bytes: c_uint,
+        stream: hipStream_t,
+        parameters: *mut *mut c_void,
+    ) -> Result<(), HipError> {
+        if self.is_cuda() {
+            // SAFETY: the caller keeps the contract.
+            let code = unsafe {
+                cuda::launch_overlapping(
+                    function,
+                    workgroups,
+                    threads,
+                    shared_bytes,
+                    stream,
+                    parameters,
+                )
+            };
+            return self.check("hipModuleLaunchKernel", code);
+        }
+        // SAFETY: the caller keeps the contract.
+        unsafe {
+            self.hipModuleLaunchKernel(
+                function,
+                workgroups,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                parameters,
+                null_mut(),
+            )
+        }
+    }
+
     /// Whether the runtime has a function. False for names that are not in [`Hip::FUNCTIONS`].
     pub fn has(&self, name: &str) -> bool {
         let index = NAMES.iter().position(|n| *n == name);

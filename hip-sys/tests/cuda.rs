@@ -551,6 +551,16 @@ fn modules_and_launches() {
         fake.log(),
         ["0:cuLaunchKernel(91, 1 2 3, 4 5 6, 7, 51, arguments, -)"]
     );
+    let overlapping = unsafe {
+        let mut parameters = [text];
+        let parameters = parameters.as_mut_ptr();
+        (fake.hip).launch_overlapping(FUNCTION, 1, 4, 7, STREAM, parameters)
+    };
+    overlapping.expect("a launch");
+    assert_eq!(
+        fake.log(),
+        ["0:cuLaunchKernelEx(91, 1 1 1, 4 1 1, 7, 51, 1: 6 1, arguments, -)"]
+    );
     let mut length = 9usize;
     let length = (&raw mut length).cast::<c_void>();
     let (pointer, size, end) = (

@@ -500,6 +500,23 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     return 0;
 }
 
+struct launch_config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    struct {
+        unsigned id, padding;
+        int value[16];
+    } *attributes;
+    unsigned count;
+};
+
+int cuLaunchKernelEx(const struct launch_config *x, void *function, void **parameters, void **extra) {
+    CALL("%llx, %u %u %u, %u %u %u, %u, %llx, %u: %u %d, %s, %s", NUMBER(function), x->grid[0], x->grid[1], x->grid[2],
+         x->block[0], x->block[1], x->block[2], x->shared, NUMBER(x->stream), x->count, x->attributes[0].id,
+         x->attributes[0].value[0], (const char *)parameters[0], extra ? "extra" : "-");
+    return 0;
+}
+
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int size, size_t shared) {
     CALL("%llx, %d, %zu", NUMBER(function), size, shared);
     *blocks = 5;

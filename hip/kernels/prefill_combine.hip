@@ -24,6 +24,8 @@ template <int Keys> class Chain {
     // Column tiles of M that are under way while one is multiplied.
     static constexpr int ahead = key_tiles / (key_tiles <= 8 ? 1 : arch::lanes == 64 ? 2 : key_tiles <= 12 ? 4 : 8);
     static_assert(key_tiles % ahead == 0, "a tile's place in the ring is known to the compiler");
+    // Matrices in registers, or on their way there: sm_90a has room for two, and its loads take longer than a product.
+    static constexpr int matrices = arch::lanes == 32 && ahead == key_tiles ? 2 : 1;
 
     // Of a summary of this head, and this slab's columns.
     DEVICE_MEMBER Chain(const dw_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int first, int head,
@@ -37,30 +39,48 @@ template <int Keys> class Chain {
     // Of so many summaries.
     DEVICE_MEMBER void run(int count) {
         Tile state[row_tiles];
-        load(state);
+        load(state, n);
+        if (matrices > 1) {
+            load(added, n + step);
+        }
         publish(state, 0);
-        for (int t = 0; t < ahead; ++t) {
-            tiles_of_m[t] = left(m, t);
+        for (int slot = 0; slot < matrices; ++slot) {
+            m += slot > 0 && slot + 1 < count ? step : 0;
+            for (int t = 0; t < ahead; ++t) {
+                tiles_of_m[slot][t] = left(m, t);
+            }
         }
         arch::workgroup_sync();
 #pragma unroll 1
-        for (int i = 1; i < count; ++i) {
-            n += step;
-            const float *const current = m;
-            m += i + 1 < count ? step : 0;
-            Tile added[row_tiles];
-            load(added);
-            multiply(state, (i - 1) & 1, current);
-            for (int r = 0; r < row_tiles; ++r) {
-                state[r] += added[r];
+        for (int i = 1; i < count; i += matrices) {
+            next_state<0>(state, i, count);
+            if (matrices > 1 && i + 1 < count) {
+                next_state<matrices - 1>(state, i + 1, count);
             }
-            store(state);
-            publish(state, i & 1);
-            arch::workgroup_sync();
         }
     }
 
   private:
+    // State i, with the matrix in a slot.
+    template <int Slot> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
+        n += step;
+        const float *const current = m;
+        m += i + matrices < count ? step : 0;
+        if (matrices == 1) {
+            load(added, n);
+        }
+        multiply<Slot>(state, (i - 1) & 1, current);
+        for (int r = 0; r < row_tiles; ++r) {
+            state[r] += added[r];
+        }
+        if (matrices > 1 && i + 1 < count) {
+            load(added, n + step);
+        }
+        store(state);
+        publish(state, i & 1);
+        arch::workgroup_sync();
+    }
+
     // Calls f(tile, element, row, column) for each element of this wave's rows, neighbours in memory in turn.
     template <class F> DEVICE_MEMBER void for_each(F f) const {
         for (int e = 0; e < elements; e += arch::run) {
@@ -69,12 +89,12 @@ template <int Keys> class Chain {
             }
         }
     }
-    DEVICE_MEMBER void load(Tile (&to)[row_tiles]) const {
+    DEVICE_MEMBER void load(Tile (&to)[row_tiles], const float *from) const {
         for (int r = 0; r < row_tiles; ++r) {
             to[r] = Tile{};
         }
         if (has_rows) {
-            for_each([&](int t, int e, int row, int column) { to[t][e] = n[column * key_dim + row]; });
+            for_each([&](int t, int e, int row, int column) { to[t][e] = from[column * key_dim + row]; });
         }
     }
     DEVICE_MEMBER void store(const Tile (&from)[row_tiles]) const {
@@ -98,7 +118,7 @@ template <int Keys> class Chain {
     }
 
     // M S, S as published in a buffer; the first tiles of the next M are under way afterwards.
-    DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
+    template <int Slot> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
         Tile sums[prefill::product_sums][row_tiles];
         for (auto &sum : sums) {
             for (int r = 0; r < row_tiles; ++r) {
@@ -112,12 +132,12 @@ template <int Keys> class Chain {
             const int following_tile = over ? 0 : first + ahead;
             // All at once, before the products: sm_90a waits for loads in groups, not one by one.
             Left next[ahead];
-            for (int t = 0; t < ahead; ++t) {
+            for (int t = 0; t < ahead && matrices == 1; ++t) {
                 next[t] = left(following, following_tile + t);
             }
 #pragma unroll
             for (int t = 0; t < ahead; ++t) {
-                const Left m = tiles_of_m[t];
+                const Left m = tiles_of_m[Slot][t];
                 const prefill::StateParts s = exchange.get(buffer, first + t, lane);
                 const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
                     Tile &sum = sums[term % prefill::product_sums][r];
@@ -134,7 +154,7 @@ template <int Keys> class Chain {
                 }
             }
             for (int t = 0; t < ahead; ++t) {
-                tiles_of_m[t] = next[t];
+                tiles_of_m[Slot][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
             }
         }
         for (int r = 0; r < row_tiles; ++r) {
@@ -154,11 +174,14 @@ template <int Keys> class Chain {
     float *n;            // of the segment at hand, and this slab's columns
     const float *m;      // the next to be loaded
     const int64_t step;
-    Left tiles_of_m[ahead];
+    Left tiles_of_m[matrices][ahead];
+    Tile added[row_tiles]; // N of the next state
 };
 
 template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
     // The slabs of a (sequence, value head) read the same M.
     const prefill::Dealt to = prefill::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
     const int chain = arch::uniform_value(to.unit / x.value_heads);

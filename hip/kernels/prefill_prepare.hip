@@ -242,6 +242,8 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
 
 template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
     __attribute__((shared)) static Shared<T> shared;
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
     // All that read the gates of a chunk go to one die.
     const int units = prefill::first_slot(x.tokens, x.sequences) + 1;
     const prefill::Dealt to = prefill::dealt(arch::workgroup(), units, x.key_heads * x.parts, x.dies);

@@ -11,14 +11,14 @@ using namespace prefill;
 
 // A sequence that has no state, neither before nor after, is padding: its outputs are zeros.
 template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
-    constexpr int columns = slab_columns(Keys);
+    const int columns = slab_columns<Keys, true>();
     const int column = work.slab * columns + arch::thread() % columns;
     if (column >= x.value_dim) {
         return;
     }
 #pragma unroll 1
     for (int token = segment.begin + arch::thread() / columns; token < segment.end;
-         token += walk_threads<Keys, true>() / columns) {
+         token += walking_threads<Keys, true>() / columns) {
         ((short *)row_address(x.o, x.o_strides, segment.sequence, token, work.head))[column] = 0;
     }
 }
@@ -60,21 +60,16 @@ DEVICE void take_snapshot(const typename Chunk<T, Keys>::State &state, const dw_
     }
 }
 
-template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
+// The work of the warps that multiply.
+template <class T, int Keys>
+DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
     constexpr int across = Chunk<T, Keys>::across;
-    const Work work = work_of(x, arch::workgroup());
-    const Segment segment = segment_of(x, work.item);
-    if (slot_of(x, x.read_slots, segment.sequence) < 0 && slot_of(x, x.write_slots, segment.sequence) < 0) {
-        clear_outputs<Keys>(x, segment, work);
-        return;
-    }
-    if (copy_chunks<Keys, true>(x, segment, work)) {
-        return;
-    }
-    const int wave_column = first_wave_column(work.slab, across);
+    const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(across);
     const int column = wave_column + first_column(arch::lane(), across);
     const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
 
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
     typename Chunk<T, Keys>::State state;
     for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
         for (int j = 0; j < across; ++j) {
@@ -110,6 +105,18 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
             store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
         }
     }
+}
+
+template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
+    const Work work = work_of(x, arch::workgroup());
+    const Segment segment = segment_of(x, work.item);
+    if (slot_of(x, x.read_slots, segment.sequence) < 0 && slot_of(x, x.write_slots, segment.sequence) < 0) {
+        arch::wait_for_previous_kernel();
+        clear_outputs<Keys>(x, segment, work);
+        return;
+    }
+    copy_chunks<Keys, true>(x, segment, work);
+    multiply_chunks<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
 }
 
 } // namespace

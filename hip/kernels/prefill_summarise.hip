@@ -11,26 +11,19 @@ namespace {
 
 using namespace prefill;
 
-template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x) {
+// The work of the warps that multiply, for columns of N or of M.
+template <class T, int Keys>
+DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs) {
     constexpr int across = Chunk<T, Keys>::across;
-    const Work work = work_of(x, arch::workgroup());
-    const Segment segment = segment_of(x, work.item);
-    // The slabs of N, then those of M.
-    const int n_slabs = arch::uniform_value((x.value_dim + slab_columns(Keys) - 1) / slab_columns(Keys));
     const bool of_m = work.slab >= n_slabs;
-    if (of_m && segment.first) {
-        return;
-    }
-    // Columns of V that do not exist are zeros.
-    if (copy_chunks<Keys, false>(x, segment, work)) {
-        return;
-    }
     const int slab = work.slab - (of_m ? n_slabs : 0);
-    const int wave_column = first_wave_column(slab, across);
+    const int wave_column = slab * slab_columns<Keys, false>() + wave_column_of_slab(across);
     const int column = wave_column + first_column(arch::lane(), across);
     const int columns = of_m ? x.key_dim : x.value_dim;
     const u32 column_offset = !of_m && column < columns ? 2 * column : Window::nowhere;
 
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
     typename Chunk<T, Keys>::State state;
     for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
         for (int j = 0; j < across; ++j) {
@@ -58,6 +51,21 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
     } else {
         store_matrix<T, Keys>(state, summary, column, columns, y.key_dim);
     }
+}
+
+template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x) {
+    const Work work = work_of(x, arch::workgroup());
+    const Segment segment = segment_of(x, work.item);
+    // The slabs of N, then those of M.
+    const int of_slab = slab_columns<Keys, false>();
+    const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
+    if (work.slab >= n_slabs && segment.first) {
+        return;
+    }
+    // Columns of V that do not exist are zeros.
+    copy_chunks<Keys, false>(x, segment, work);
+    multiply_chunks<Keys, false>(
+        [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs); });
 }
 
 } // namespace

@@ -18,6 +18,8 @@ namespace arch {
 constexpr int lanes = 64;
 
 DEVICE int thread() { return (int)__builtin_amdgcn_workitem_id_x(); }
+DEVICE void wait_for_previous_kernel() {}
+DEVICE void let_next_kernel_begin() {}
 DEVICE int workgroup() { return (int)__builtin_amdgcn_workgroup_id_x(); }
 // Number of this wave in its workgroup, known to be the same for all its lanes.
 DEVICE int wave() { return __builtin_amdgcn_readfirstlane(thread() / lanes); }

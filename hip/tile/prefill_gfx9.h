@@ -54,17 +54,19 @@ constexpr int scan_threads = scan_waves * arch::lanes;
 DEVICE int row_place(int row) { return row; }
 // Column tiles of a workgroup.
 constexpr int scan_tiles(int) { return 2; }
-constexpr int slab_columns(int keys) { return 16 * scan_tiles(keys); }
 // Whether registers do not allow to hold operands of the whole state, and of the next chunk what this one has used.
 constexpr bool registers_are_short(int keys) { return keys > 128; }
 
-// Threads of a workgroup of scan or, without outputs, of summarise, and how many share a SIMD.
+// Columns of a workgroup of scan or, without outputs, of summarise, its threads, as it is launched and at most, and how
+// many workgroups share a SIMD.
+template <int Keys, bool Outputs> constexpr int slab_columns() { return 16 * scan_tiles(Keys); }
+template <int Keys, bool Outputs> constexpr int walking_threads() { return scan_waves * arch::lanes; }
 template <int Keys, bool Outputs> constexpr int walk_threads() { return scan_waves * arch::lanes; }
 template <int Keys, bool Outputs> constexpr int walk_residency() {
     return Outputs || registers_are_short(Keys) ? 2 : 3;
 }
-// The first value column of a wave.
-DEVICE int first_wave_column(int slab, int across) { return slab * 16 * across; }
+// The first of a wave's columns, from its slab's on.
+DEVICE int wave_column_of_slab(int) { return 0; }
 // Whether T and P have more than two blocks in a wave's rows, and whether the last two are whole (t_pair).
 DEVICE bool has_second_pair(int wave) { return wave >= 2; }
 DEVICE bool last_pair_is_whole(int wave) { return wave % 2 == 1; }

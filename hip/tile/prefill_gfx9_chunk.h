@@ -397,8 +397,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 };
 
 // Every wave multiplies.
-template <int Keys, bool Outputs> DEVICE bool copy_chunks(const dw_prefill_scan_args &, const Segment &, const Work &) {
-    return false;
-}
+template <int Keys, bool Outputs>
+DEVICE void copy_chunks(const dw_prefill_scan_args &, const Segment &, const Work &) {}
+template <int Keys, bool Outputs, class F> DEVICE void multiply_chunks(const F &f) { f(); }
 
 } // namespace prefill

@@ -2,7 +2,7 @@
 // chunks before it are worked on, and every warp reads its operands there; K^T is read from the copy of K.
 #pragma once
 
-#include "prefill_sm90_copies.h"
+#include "prefill_sm90_registers.h"
 
 namespace prefill {
 
@@ -37,12 +37,16 @@ constexpr int prepare_residency = 6;
 
 // Column tiles of a wave.
 constexpr int scan_tiles(int) { return 1; }
-constexpr int slab_columns(int) { return scan_waves * 16; }
-// Threads of a workgroup of scan or, without outputs, of summarise, and how many share a multiprocessor.
-template <int Keys, bool Outputs> constexpr int walk_threads() { return Stage<Keys, Outputs>::threads; }
-template <int Keys, bool Outputs> constexpr int walk_residency() { return Stage<Keys, Outputs>::residency; }
-// The first value column of a wave.
-DEVICE int first_wave_column(int slab, int across) { return (slab * scan_waves + arch::wave()) * 16 * across; }
+// Columns of a workgroup of scan or, without outputs, of summarise, its threads, as it is launched and at most, and how
+// many workgroups share a multiprocessor.
+template <int Keys, bool Outputs> DEVICE int slab_columns() { return scan_waves * 16 * groups<Stage<Keys, Outputs>>(); }
+template <int Keys, bool Outputs> DEVICE int walking_threads() { return arch::threads(); }
+template <int Keys, bool Outputs> constexpr int walk_threads() {
+    return (Stage<Keys, Outputs>::most_groups + 1) * group_threads;
+}
+template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
+// The first of a wave's columns, from its slab's on.
+DEVICE int wave_column_of_slab(int across) { return arch::wave() * 16 * across; }
 
 // The key element and, from the lane's first column on, the column of an element of the state: a lane's columns are
 // neighbours.
@@ -55,103 +59,6 @@ DEVICE int row_place(int row) { return (row & ~15) + row % 8 / 2 * 4 + row / 8 %
 
 // Whether what is needed later is loaded when it is needed, not ahead.
 constexpr bool registers_are_short(int keys) { return keys > 128; }
-
-// Accumulators as the asynchronous products name them.
-template <int Tiles> struct Accumulators {
-    float at[8 * Tiles];
-
-    // Whatever they hold, which the first product does not read: a value of its own, or what is left there by the chunk
-    // before would be kept.
-    DEVICE_MEMBER Accumulators() {
-        for (int i = 0; i < 8 * Tiles; ++i) {
-            at[i] = arch::unset();
-        }
-    }
-    DEVICE_MEMBER explicit Accumulators(const Tile (*x)[1]) {
-        for (int i = 0; i < 8 * Tiles; ++i) {
-            at[i] = x[i / 8][0][i % 8];
-        }
-    }
-    DEVICE_MEMBER void to(Tile (*x)[1]) const {
-        for (int i = 0; i < 8 * Tiles; ++i) {
-            x[i / 8][0][i % 8] = at[i];
-        }
-    }
-    DEVICE_MEMBER void pin() {
-        for (int i = 0; i < 8 * Tiles; ++i) {
-            arch::pin(at[i]);
-        }
-    }
-};
-
-template <int N> DEVICE void pin(Operand (&x)[N][1]) {
-    for (int i = 0; i < N; ++i) {
-        int word[4] = {x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w};
-        for (int w = 0; w < 4; ++w) {
-            arch::pin(word[w]);
-        }
-        x[i][0] = Operand{word[0], word[1], word[2], word[3]};
-    }
-}
-
-// A lane's elements of O, two columns of four rows of each row tile, and where they go. They are stored while the next
-// chunk's first product runs.
-class Output {
-  public:
-    DEVICE_MEMBER Output(const void *p, const dw_token_strides &s, const Segment &segment, int head, u32 column_offset)
-        : stride((u32)s.token * 2), has_columns(column_offset != Window::nowhere) {
-        const char *base = row_address(p, s, segment.sequence, segment.begin, head);
-        words = (((u32)(u64)base | stride) & 3) == 0;
-        to = (char *)base + ((u64)Place(arch::lane()).row(0) * stride + (has_columns ? column_offset : 0));
-    }
-
-    template <class T> DEVICE_MEMBER void keep(const Tile (&x)[tiles][1], float scale) {
-        for (int i = 0; i < 4 * tiles; ++i) {
-            const int e = i % 4 / 2 * 4 + i % 2;
-            pair[i] = T::pack(scale * x[i / 4][0][e], scale * x[i / 4][0][e + 2]);
-        }
-    }
-    // A whole chunk, and its first `rows`.
-    DEVICE_MEMBER void store() {
-        if (words) [[likely]] {
-            if (has_columns) {
-                each([](char *at, int, int x) __attribute__((always_inline)) { arch::store_global(at, x); });
-            }
-            to += (u64)stride * chunk;
-        } else {
-            store_some(chunk);
-        }
-    }
-    DEVICE_MEMBER void store_some(int rows) {
-        if (has_columns) {
-            const int first = Place(arch::lane()).row(0);
-            each([&](char *at, int row, int x) __attribute__((always_inline)) {
-                if (first + row < rows) {
-                    arch::store_global(at, (short)x);
-                    arch::store_global(at + 2, (short)(x >> 16));
-                }
-            });
-        }
-        to += (u64)stride * chunk;
-    }
-
-  private:
-    // Calls f(address, row from the lane's first one on, both elements).
-    template <class F> DEVICE_MEMBER void each(F f) const {
-        char *at = arch::opaque(to); // or all addresses are kept from chunk to chunk
-        for (int i = 0; i < 4 * tiles; i += 2) {
-            f(at, 4 * i, pair[i]);
-            f(at + stride, 4 * i + 1, pair[i + 1]);
-            at += (u64)(8 * stride);
-        }
-    }
-
-    int pair[4 * tiles];
-    char *to;
-    const u32 stride;
-    const bool has_columns;
-    bool words; // two elements are one aligned word
-};
 
 // One chunk for the columns of one warp; without `Outputs`, only what the state takes. The four warps multiply
 // together. Products are queued in the order in which their results are needed, and what does not wait for one is done
@@ -172,8 +79,8 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     typedef Operand SlabOperands[tiles][across];
 
     // Whether what a phase reads of shared memory is read before its products are queued, behind which the reads would
-    // wait. Two workgroups on a multiprocessor wait in turn.
-    static constexpr bool reads_ahead = !registers_are_short(Keys) && Stage::residency == 1;
+    // wait.
+    static constexpr bool reads_ahead = !registers_are_short(Keys);
 
     static constexpr int held = registers_are_short(Keys) ? 4 : Keys / 16;
     // Tiles of the state, rounded, as K S0 and Q S0 take them.
@@ -181,8 +88,9 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
 
     DEVICE_MEMBER Chunk(const char *memory, bool has_values, Output &o, Reads &reads)
         : memory(memory), has_values(Outputs || has_values), o(o), reads(reads),
-          thread(registers_are_short(Keys) ? arch::opaque(arch::thread()) : arch::thread()),
-          at(thread & (arch::lanes - 1)), shared(arch::described(shared_address(memory))) {}
+          thread(registers_are_short(Keys) ? arch::opaque(thread_of_group()) : thread_of_group()),
+          v(memory + Stage::v + group<Stage>() * panel_bytes), at(thread & (arch::lanes - 1)),
+          shared(arch::described(shared_address(memory))) {}
 
     // R = K S0, and O = Q S0, which is complete after finish_reads. Meanwhile the next chunk is copied.
     template <class Next> DEVICE_MEMBER void read_state(Slab &read, Slab &out, const State &state, const Next &next) {
@@ -202,19 +110,23 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
                 pin(reads);
             }
         } else {
-            for (int i = 0; i < tiles && reads_ahead; ++i) {
-                weighted[i] = values(i);
+            Operand words[tiles][1];
+            for (int i = 0; i < tiles; ++i) {
+                words[i][0] = value_words(i);
+                ahead[beta_row][i] = rows_of(beta_row, i);
                 ahead[read_row][i] = rows_of(read_row, i);
-                for (int e = 0; e < elements; ++e) {
-                    float x = weighted[i][e];
-                    arch::pin(x);
-                    weighted[i][e] = x;
-                }
+            }
+            pin(words);
+            // Where there is nothing else to do while K S0 runs, beside it.
+            if constexpr (Outputs) {
+                weigh(words);
             }
             read_tiles<0, held>(r, Stage::k, 0);
             next.store();
             if constexpr (Outputs) {
                 read_tiles<0, held / 2>(o, Stage::q, 0);
+            } else {
+                weigh(words);
             }
             arch::await_products<Outputs ? 1 : 0>();
             r.pin();
@@ -231,7 +143,7 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
         if constexpr (reads_ahead) {
             x[0] = weighted[i];
         } else {
-            x[0] = values(i);
+            x[0] = rows_of(beta_row, i) * value_rows(value_words(i));
         }
     }
 
@@ -341,18 +253,32 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
         const f32x4 x = *(const f32x4 *)(memory + Stage::rows + (which * chunk + 16 * i) * 4 + thread % 4 * 16);
         return Tile{x.x, x.y, x.x, x.y, x.z, x.w, x.z, x.w};
     }
-    // Rows of row tile i of beta V.
-    DEVICE_MEMBER Tile values(int i) const { return has_values ? rows_of(beta_row, i) * value_rows(i) : Tile{}; }
-    // Of V.
-    DEVICE_MEMBER Tile value_rows(int i) const {
+    // Of V, as they lie there: two columns of four rows, or zeros.
+    DEVICE_MEMBER Operand value_words(int i) const {
+        if (!has_values) {
+            return Operand{};
+        }
         int w[4];
         for (int r = 0; r < 4; ++r) {
             const int row = at.row(r / 2 * 4 + r % 2), word = at.column(0);
             const u32 group = swizzled(row % 8, (u32)thread / arch::lanes * 2 + word / 4);
-            w[r] = *(const int *)(memory + Stage::v + i * 16 * 128 + row / 8 * (8 * 128) + group + word % 4 * 4);
+            w[r] = *(const int *)(v + i * 16 * 128 + row / 8 * (8 * 128) + group + word % 4 * 4);
         }
-        return Tile{T::low(w[0]), T::low(w[1]), T::high(w[0]), T::high(w[1]),
-                    T::low(w[2]), T::low(w[3]), T::high(w[2]), T::high(w[3])};
+        return Operand{w[0], w[1], w[2], w[3]};
+    }
+    static DEVICE_MEMBER Tile value_rows(Operand w) {
+        return Tile{T::low(w.x), T::low(w.y), T::high(w.x), T::high(w.y),
+                    T::low(w.z), T::low(w.w), T::high(w.z), T::high(w.w)};
+    }
+    DEVICE_MEMBER void weigh(const Operand (&words)[tiles][1]) {
+        for (int i = 0; i < tiles; ++i) {
+            weighted[i] = ahead[beta_row][i] * value_rows(words[i][0]);
+            for (int e = 0; e < elements; ++e) {
+                float x = weighted[i][e];
+                arch::pin(x);
+                weighted[i][e] = x;
+            }
+        }
     }
 
     // Column tile t of a matrix in shared memory, and 16 rows of a panel of 64 columns.
@@ -400,7 +326,8 @@ template <class T, int Keys, bool Outputs = true> class Chunk {
     const bool has_values; // or V is zeros
     Output &o;
     Reads &reads;
-    const int thread;
+    const int thread; // of the warpgroup
+    const char *const v;
     const Place at;
     const u64 shared;
     Tile weighted[tiles], ahead[row_factors][tiles];
@@ -414,7 +341,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int, int wave_column,
                          u32 column_offset)
         : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
-          rest(s.end - s.begin) {}
+          rest(s.end - s.begin), group(prefill::group<Stage>()) {}
 
     DEVICE_MEMBER float scale(const dw_prefill_scan_args &x) const { return x.scale; }
     // Tokens that are left.
@@ -423,7 +350,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Every warp takes its part in the products.
     static DEVICE_MEMBER bool works(bool) { return true; }
 
-    DEVICE_MEMBER void wait() { Handover<Stage>::wait_full(stage); }
+    DEVICE_MEMBER void wait() { Handover<Stage>::wait_full(group, stage); }
     // The stage of the chunk before is given back when the first product of this one is complete: its copies, which
     // take turns with other accesses to shared memory, then do not meet the loads that the product waits for.
     class Next {
@@ -437,7 +364,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
         DEVICE_MEMBER void release() const {
             if (chunks.before >= 0 && chunks.rest > (Stage::count - 1) * chunk) { // or nobody waits for it
-                Handover<Stage>::empty(chunks.before);
+                Handover<Stage>::empty(chunks.group, chunks.before);
             }
         }
 
@@ -475,16 +402,42 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     typename Chunk<T, Keys, Outputs>::Reads reads;
     int rest;
     int stage = 0, before = -1;
+    const int group;
 };
 
-// The work of the warps that copy, and whether this is one of them.
+// Registers of a warp that copies and of one that multiplies, beside another warpgroup and alone: on average no more
+// than the 168 that each thread is launched with where two warpgroups may multiply.
+constexpr int copying_registers = 56, shared_registers = 224, lone_registers = 248;
+
+// The work of the warps that copy, which end with it; the others go on.
 template <int Keys, bool Outputs>
-DEVICE bool copy_chunks(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
-    if (arch::wave() < scan_waves) {
-        return false;
+DEVICE void copy_chunks(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    typedef prefill::Stage<Keys, Outputs> Stage;
+    if (arch::wave() < scan_waves * groups<Stage>()) {
+        return;
     }
-    Copier<Keys, Outputs>(x, segment, work.head, work.key_head, work.slab).run();
-    return true;
+    if constexpr (Stage::most_groups > 1) {
+        arch::give_registers<copying_registers>();
+    }
+    Copier<Keys, Outputs>(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>()).run();
+    arch::end_wave();
+}
+
+// Calls f(), the work of the warps that multiply. Outputs take more registers than two warpgroups can have: where one
+// is alone, it has code of its own.
+template <int Keys, bool Outputs, class F> DEVICE void multiply_chunks(const F &f) {
+    typedef prefill::Stage<Keys, Outputs> Stage;
+    if constexpr (Stage::most_groups > 1) {
+        if constexpr (Outputs) {
+            if (groups<Stage>() == 1) {
+                arch::take_registers<lone_registers>();
+                f();
+                arch::end_wave();
+            }
+        }
+        arch::take_registers<shared_registers>();
+    }
+    f();
 }
 
 } // namespace prefill

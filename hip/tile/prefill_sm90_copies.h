@@ -11,28 +11,27 @@ using namespace tile;
 constexpr int block_bytes = 16 * 16 * 2;
 DEVICE constexpr int tile_row(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
 
-// Warps that multiply together, a warpgroup, each for 16 columns.
+// Warps that multiply together, a warpgroup, each for 16 columns. As many warps copy, one per scheduler.
 constexpr int scan_waves = 4;
-constexpr int multiplying_threads = scan_waves * arch::lanes;
+constexpr int group_threads = scan_waves * arch::lanes;
 // Shared memory of the matrix unit: rows of 128 bytes, whose 16-byte groups are exchanged by the row's number, so that
 // eight rows of one group lie in different banks. A matrix that is wider consists of panels.
 constexpr int panel_bytes = chunk * 128;
 DEVICE constexpr u32 swizzled(int row, int group) { return row * 128 + ((group ^ (row & 7)) << 4); }
 
-// One chunk in shared memory, Q and P only for outputs. V is one panel, of the workgroup's columns.
+// One chunk in shared memory, Q and P only for outputs. V is a panel for each warpgroup that multiplies, of its
+// columns.
 template <int Keys, bool Outputs> struct Stage {
     static constexpr bool outputs = Outputs;
-    // Warps that copy, and workgroups that share a multiprocessor: two where the registers suffice.
-    static constexpr int residency = Outputs || Keys > 128 ? 1 : 2;
-    static constexpr int copy_waves = residency > 1 ? 1 : 4;
-    static constexpr int threads = multiplying_threads + copy_waves * arch::lanes;
+    // Warpgroups that multiply, at most: the launch says how many. They share K, Q, T and P.
+    static constexpr int most_groups = Keys <= 128 ? 2 : 1;
     static constexpr int panels = (Keys + 63) / 64;
     static constexpr u32 k = 0;
     static constexpr u32 q = k + panels * panel_bytes;
     static constexpr u32 t = q + (Outputs ? panels * panel_bytes : 0);
     static constexpr u32 p = t + panel_bytes;
     static constexpr u32 v = p + (Outputs ? panel_bytes : 0);
-    static constexpr u32 rows = v + panel_bytes;
+    static constexpr u32 rows = v + most_groups * panel_bytes;
     static constexpr u32 bytes = rows + 2048; // a multiple of 1024, with which the pattern of the groups repeats
     static constexpr int count = 3 * bytes + 1024 <= (227 << 10) ? 3 : 2;
     static constexpr u32 dynamic_bytes = count * bytes + 1024; // of them for alignment
@@ -53,34 +52,48 @@ using arch::copy_async;
 using arch::shared_address;
 using arch::store_shared;
 
-// A stage of the ring is handed from the copying warps to the others when it is full, and back when they have read it.
+// Warpgroups of this workgroup that multiply, and the number of the one that this warp is in.
+template <class Stage> DEVICE int groups() { return Stage::most_groups == 1 ? 1 : arch::threads() / group_threads - 1; }
+template <class Stage> DEVICE int group() { return groups<Stage>() == 1 ? 0 : arch::wave() / scan_waves; }
+
+// A stage of the ring is handed from the copying warps to each warpgroup when it is full, and back when that has read
+// it.
 template <class Stage> struct Handover {
-    static DEVICE_MEMBER void wait_full(int stage) { arch::barrier_wait(1 + stage, Stage::threads); }
-    static DEVICE_MEMBER void full(int stage) { arch::barrier_arrive(1 + stage, Stage::threads); }
-    static DEVICE_MEMBER void wait_empty(int stage) { arch::barrier_wait(4 + stage, Stage::threads); }
-    static DEVICE_MEMBER void empty(int stage) { arch::barrier_arrive(4 + stage, Stage::threads); }
+    static DEVICE_MEMBER void wait_full(int group, int stage) {
+        arch::barrier_wait(id(group, stage), 2 * group_threads);
+    }
+    static DEVICE_MEMBER void full(int group, int stage) { arch::barrier_arrive(id(group, stage), 2 * group_threads); }
+    static DEVICE_MEMBER void wait_empty(int group, int stage) {
+        arch::barrier_wait(id(group, 3 + stage), 2 * group_threads);
+    }
+    static DEVICE_MEMBER void empty(int group, int stage) {
+        arch::barrier_arrive(id(group, 3 + stage), 2 * group_threads);
+    }
+
+  private:
+    static DEVICE_MEMBER int id(int group, int which) { return 1 + 6 * group + which; }
 };
 
 DEVICE char *ring() { return dw_dynamic_shared + (-shared_address(dw_dynamic_shared) & 1023); }
 
-// The number of a copying thread, and of its warp.
-DEVICE int copy_thread() { return arch::thread() - multiplying_threads; }
-DEVICE int copy_wave() { return arch::wave() - scan_waves; }
+// The number of a thread, and of its warp, among those that multiply together or copy.
+DEVICE int thread_of_group() { return arch::thread() % (u32)group_threads; }
+DEVICE int wave_of_group() { return arch::wave() % (u32)scan_waves; }
 
 // What a thread copies of a 16-bit token tensor, chunk after chunk: 16 bytes of as many rows as the chunk has more than
-// `Waves` warps copy at once.
-template <int Waves> class RowsOfThread {
+// the copying warps copy at once.
+class RowsOfThread {
   public:
-    static constexpr int at_once = Waves * arch::lanes / 8, times = chunk / at_once;
+    static constexpr int at_once = group_threads / 8, times = chunk / at_once;
     DEVICE_MEMBER RowsOfThread(const void *p, const dw_token_strides &s, const Segment &segment, int head, u32 offset)
         : stride((u32)s.token * 2) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         aligned = arch::aligned_rows(base, stride);
-        from = base + ((u64)row(0) * stride + (copy_thread() % 8 * 16 + offset));
+        from = base + ((u64)row(0) * stride + (thread_of_group() % 8 * 16 + offset));
     }
     // The i-th row, and where this thread's 16 bytes of it lie in a panel.
-    static DEVICE_MEMBER int row(int i) { return i * at_once + copy_thread() / 8; }
-    static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), copy_thread() % 8); }
+    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() / 8; }
+    static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), thread_of_group() % 8); }
     // Whether 16 bytes are one access.
     DEVICE_MEMBER bool in_one_access() const { return aligned; }
 
@@ -118,18 +131,19 @@ DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
 // The warps that copy chunks, one after the other, each to its stage of the ring, as soon as that is free.
 template <int Keys, bool Outputs> class Copier {
     typedef prefill::Stage<Keys, Outputs> Stage;
-    typedef RowsOfThread<Stage::copy_waves> Rows;
+    typedef RowsOfThread Rows;
 
   public:
-    DEVICE_MEMBER Copier(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int slab)
+    // `column`: the workgroup's first one.
+    DEVICE_MEMBER Copier(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
-          v(x.v, x.v_strides, s, head, slab * 128),
+          v(x.v, x.v_strides, s, head, column * 2),
           record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DW_RECORD_BYTES),
-          record_step(x.value_heads * DW_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - slab * 64),
-          in_last(64 * (Stage::panels - 1) + copy_thread() % 8 * 8 < x.key_dim),
+          record_step(x.value_heads * DW_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - column),
+          groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + thread_of_group() % 8 * 8 < x.key_dim),
           aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {
         for (int i = 0; i < parts_of_warp; ++i) {
-            const int part = min_of(i * Stage::copy_waves + copy_wave(), parts - 1);
+            const int part = min_of(i * scan_waves + wave_of_group(), parts - 1);
             const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix), groups = 2 * (tile + 1); // of a row
             const int own = (of_matrix - lower_block(tile, 0)) * arch::lanes + arch::lane();
             matrix_place[i] = arch::opaque((part < lower_blocks ? Stage::t : Stage::p) +
@@ -143,33 +157,35 @@ template <int Keys, bool Outputs> class Copier {
 #pragma unroll 1
         for (int number = 0; left > 0; ++number) {
             if constexpr (Stage::count == 2) {
-                hand_over<0>(copied); // or nobody would give back the stage that is waited for
+                hand_over(copied); // or nobody would give back the stage that is waited for
             }
             if (number >= Stage::count) {
-                Handover<Stage>::wait_empty(stage);
+                for (int g = 0; g < Stage::most_groups; ++g) {
+                    if (g < groups) {
+                        Handover<Stage>::wait_empty(g, stage);
+                    }
+                }
             }
-            if constexpr (Stage::copy_waves > 1) {
-                hand_over<0>(copied);
-            }
-            copy(memory + stage * Stage::bytes);
-            arch::commit_copies();
-            if constexpr (Stage::copy_waves == 1) {
-                hand_over<1>(copied); // while it waits, the next chunk is under way
-            }
+            hand_over(copied);
+            copy(memory + stage * Stage::bytes, number == 0);
             copied = stage;
             stage = stage + 1 == Stage::count ? 0 : stage + 1;
             left -= chunk;
         }
-        hand_over<0>(copied);
+        hand_over(copied);
     }
 
   private:
-    // The stage that was copied before the last `Pending` ones, if any.
-    template <int Pending> static DEVICE_MEMBER void hand_over(int &copied) {
+    // The stage that was copied, if any.
+    DEVICE_MEMBER void hand_over(int &copied) const {
         if (copied >= 0) {
-            arch::await_copies<Pending>();
+            arch::await_copies();
             arch::publish_shared();
-            Handover<Stage>::full(copied);
+            for (int g = 0; g < Stage::most_groups; ++g) {
+                if (g < groups) {
+                    Handover<Stage>::full(g, copied);
+                }
+            }
             copied = -1;
         }
     }
@@ -178,7 +194,7 @@ template <int Keys, bool Outputs> class Copier {
     DEVICE_MEMBER void clear_upper_blocks() const {
         const int row = arch::lane() % 16, half = arch::lane() / 16;
 #pragma unroll 1
-        for (int i = copy_wave(); i < Stage::count * tiles * tiles; i += Stage::copy_waves) {
+        for (int i = wave_of_group(); i < Stage::count * tiles * tiles; i += scan_waves) {
             const int block = i % (tiles * tiles), from_row = block / tiles, column = block % tiles;
             if (from_row < column) {
                 const u32 at =
@@ -191,8 +207,7 @@ template <int Keys, bool Outputs> class Copier {
         }
     }
 
-    DEVICE_MEMBER void copy(u32 to) {
-        copy_record(to);
+    DEVICE_MEMBER void copy(u32 to, bool first) {
         if (left >= chunk && aligned) {
             copy_keys(to + Stage::k, k);
             if (Outputs || values > 0) {
@@ -210,10 +225,14 @@ template <int Keys, bool Outputs> class Copier {
                 copy_some_keys(to + Stage::q, q);
             }
         }
+        if (first) {
+            arch::wait_for_previous_kernel();
+        }
+        copy_record(to);
     }
 
-    // Whether V has this thread's columns.
-    DEVICE_MEMBER bool in_values() const { return copy_thread() % 8 * 8 < values; }
+    // Whether V has this thread's columns for a warpgroup.
+    DEVICE_MEMBER bool in_values(int group) const { return group * 64 + thread_of_group() % 8 * 8 < values; }
 
     DEVICE_MEMBER void copy_keys(u32 to, Rows &rows) {
         rows.all([&](const char *from, int i) __attribute__((always_inline)) {
@@ -225,8 +244,13 @@ template <int Keys, bool Outputs> class Copier {
         });
     }
     DEVICE_MEMBER void copy_values(u32 to) {
-        v.all([&](const char *from, int i)
-                  __attribute__((always_inline)) { copy_async(to + Rows::place(i), from, in_values()); });
+        v.all([&](const char *from, int i) __attribute__((always_inline)) {
+            for (int g = 0; g < Stage::most_groups; ++g) {
+                if (g < groups) {
+                    copy_async(to + g * panel_bytes + Rows::place(i), from + g * 128, in_values(g));
+                }
+            }
+        });
     }
     DEVICE_MEMBER void copy_some_keys(u32 to, Rows &rows) {
         rows.each([&](const char *from, int i) __attribute__((always_inline)) {
@@ -240,23 +264,27 @@ template <int Keys, bool Outputs> class Copier {
     }
     DEVICE_MEMBER void copy_some_values(u32 to) {
         v.each([&](const char *from, int i) __attribute__((always_inline)) {
-            copy_any(to + Rows::place(i), from, v.in_one_access(), in_values() && Rows::row(i) < left);
+#pragma unroll 1
+            for (int g = 0; g < groups; ++g) {
+                copy_any(to + g * panel_bytes + Rows::place(i), from + g * 128, v.in_one_access(),
+                         in_values(g) && Rows::row(i) < left);
+            }
         });
     }
 
-    // T, P and the row factors. A record has T and P as rows up to their diagonal blocks: what goes to a row of shared
-    // memory lies together.
+    // T, P and the row factors, which prepare made. A record has T and P as rows up to their diagonal blocks: what goes
+    // to a row of shared memory lies together.
     DEVICE_MEMBER void copy_record(u32 to) {
-        const char *from = record + copy_thread() * 16;
-        constexpr int waves = Stage::copy_waves;
+        const char *from = record + thread_of_group() * 16;
+        constexpr int waves = scan_waves;
         for (int i = 0; i < parts_of_warp; ++i) {
-            if ((i + 1) * waves <= parts || copy_thread() < (parts - i * waves) * arch::lanes) {
+            if ((i + 1) * waves <= parts || thread_of_group() < (parts - i * waves) * arch::lanes) {
                 copy_async(to + matrix_place[i], from + record_matrices + i * waves * block_bytes);
             }
         }
         for (int at = 0; at < row_bytes; at += waves * block_bytes) {
-            if (at + copy_thread() * 16 < row_bytes) {
-                copy_async(to + Stage::rows + at + copy_thread() * 16, from + record_rows + at);
+            if (at + thread_of_group() * 16 < row_bytes) {
+                copy_async(to + Stage::rows + at + thread_of_group() * 16, from + record_rows + at);
             }
         }
         record += record_step;
@@ -265,7 +293,7 @@ template <int Keys, bool Outputs> class Copier {
     // T and P in parts that a warp copies at once.
     static_assert(arch::lanes * 16 == block_bytes, "as much as a block");
     static constexpr int parts = Outputs ? 2 * lower_blocks : lower_blocks;
-    static constexpr int parts_of_warp = (parts + Stage::copy_waves - 1) / Stage::copy_waves;
+    static constexpr int parts_of_warp = (parts + scan_waves - 1) / scan_waves;
     static constexpr int row_bytes = row_factors * chunk * 4 + 16;
     const u32 memory;
     Rows k, q, v;
@@ -274,6 +302,7 @@ template <int Keys, bool Outputs> class Copier {
     u32 matrix_place[parts_of_warp];
     int left;
     const int values; // columns of V from the workgroup's first one on
+    const int groups;
     const bool in_last, aligned;
 };
 

@@ -20,6 +20,8 @@ constexpr int lanes = 32;
 DEVICE int thread() { return __nvvm_read_ptx_sreg_tid_x(); }
 DEVICE int workgroup() { return __nvvm_read_ptx_sreg_ctaid_x(); }
 DEVICE int lane() { return thread() & (lanes - 1); }
+// Threads of this workgroup.
+DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 
 // The value of one lane.
 DEVICE int read_lane(int x, int from) { return __nvvm_shfl_sync_idx_i32(0xffffffff, x, from, 0x1f); }
@@ -58,6 +60,19 @@ DEVICE void barrier_wait(int id, int threads) { asm volatile("bar.sync %0, %1;" 
 DEVICE void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// From here on, the warps of this warpgroup have so many registers each: those that give some up, and those that wait
+// until there are enough.
+template <int Registers> DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers> DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+// Ends this wave. ptxas gives each role of a kernel its own registers where the roles' code does not join again.
+[[noreturn]] DEVICE void end_wave() {
+    asm volatile("exit;");
+    __builtin_unreachable();
+}
 DEVICE void wave_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 // All waves of a workgroup that has so many.
@@ -68,6 +83,12 @@ template <int Waves> DEVICE void team_sync() {
         workgroup_sync();
     }
 }
+
+// Until the kernels before this one in the stream are complete, nothing that they write may be read. Where a kernel has
+// said that the next one may begin, that one may not even rely on what was complete before; so it says so once it has
+// waited itself.
+DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // 2^x, one instruction; results below 2^-126 are 0.
 DEVICE float exp2(float x) {
@@ -375,9 +396,7 @@ DEVICE void copy_async(u32 to, const char *from, bool inside) {
 DEVICE void copy_async(u32 to, const char *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// The copies since the last commit are a group; all but the last `Pending` groups are complete, or all.
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+// All copies of this thread are complete.
 DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE void store_shared(u32 to, i32x4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)

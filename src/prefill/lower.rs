@@ -25,7 +25,7 @@ pub(super) struct Shape {
     pub(super) sequences: usize,
     pub(super) launch: &'static LaunchShape,
     dies: u32,
-    compute_units: usize,
+    pub(super) compute_units: usize,
 }
 
 /// What the kernels read of the batch's lengths, on the device.
@@ -38,12 +38,14 @@ pub(super) struct Tables {
     pub(super) counts: Counts,
 }
 
-/// How many segments there are, how many of them another follows, and how many sequences are of more than two.
+/// How many segments there are, how many of them another follows, and how many sequences are of more than two; the
+/// chunks of the longest segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) items: usize,
     pub(super) summaries: usize,
-    pub(super) chains: usize,
+    pub(super) chains: u32,
+    pub(super) longest: u32,
 }
 
 /// Names of the kernels.
@@ -74,10 +76,12 @@ pub(crate) struct Lowered {
     prepare_groups: u32,
     summarise: dw_prefill_scan_args,
     summarise_groups: u32,
+    summarise_threads: u32,
     combine: dw_prefill_combine_args,
     combine_groups: u32,
     scan: dw_prefill_scan_args,
     scan_groups: u32,
+    scan_threads: u32,
 }
 
 impl Shape {
@@ -119,7 +123,7 @@ impl Shape {
             sequences,
             launch: context.launch_shape(),
             dies: context.dies(),
-            compute_units: compute_units as usize,
+            compute_units: compute_units.max(1) as usize,
         };
         shape.check_grids(shape.whole())?;
         Ok(shape)
@@ -152,6 +156,7 @@ impl Shape {
             items: self.sequences,
             summaries: 0,
             chains: 0,
+            longest: self.slots().div_ceil(self.sequences.max(1)) as u32,
         }
     }
 
@@ -160,25 +165,15 @@ impl Shape {
         self.batch.rows() / CHUNK + self.sequences
     }
 
-    pub(super) fn slabs(&self) -> usize {
-        let walk = self.launch.scan(self.spec.key_bucket());
-        self.spec.value_dim.div_ceil(walk.columns)
-    }
-
-    /// Slabs of summarise: of the columns of N and of M.
-    pub(super) fn summarise_slabs(&self) -> usize {
-        let columns = self.launch.summarise(self.spec.key_bucket()).columns;
-        self.spec.value_dim.div_ceil(columns) + self.spec.key_dim.div_ceil(columns)
-    }
-
     /// What the planner of segments takes the device for.
     pub(super) fn machine(&self) -> Machine {
         let heads = self.spec.value_heads;
+        let (scan, summarise) = self.most_slabs();
         Machine {
-            compute_units: self.compute_units.max(1),
+            compute_units: self.compute_units,
             costs: &self.launch.costs,
-            scan: heads * self.slabs(),
-            summarise: heads * self.summarise_slabs(),
+            scan: heads * scan,
+            summarise: heads * summarise,
             combine: heads * self.combine_slabs(),
             summary_bytes: self.summary_bytes(1),
         }
@@ -207,9 +202,9 @@ impl Shape {
             |items: usize, slabs: usize| items as u64 * self.spec.value_heads as u64 * slabs as u64;
         [
             (self.slots() as u64 + 1) * (self.spec.key_heads * self.prepare_parts()) as u64,
-            of_heads(counts.summaries, self.summarise_slabs()),
-            of_heads(counts.chains, self.combine_slabs()),
-            of_heads(counts.items, self.slabs()),
+            of_heads(counts.summaries, self.summarise_division(counts).slabs),
+            of_heads(counts.chains as usize, self.combine_slabs()),
+            of_heads(counts.items, self.scan_division(counts).slabs),
         ]
     }
 
@@ -308,6 +303,8 @@ impl Shape {
             ..Default::default()
         };
 
+        let (scan_division, summarise_division) =
+            (self.scan_division(counts), self.summarise_division(counts));
         let mut scan = dw_prefill_scan_args {
             q: prepare.q,
             k: prepare.k,
@@ -332,7 +329,7 @@ impl Shape {
             key_dim: key_dim as i32,
             value_dim: value_dim as i32,
             scale: self.spec.scale(),
-            slabs: self.slabs() as i32,
+            slabs: scan_division.slabs as i32,
             tokens: self.batch.rows() as i32,
             items: tables.items,
             items_count: counts.items as i32,
@@ -354,7 +351,7 @@ impl Shape {
         // Segments that another follows are the first items.
         let summarise = dw_prefill_scan_args {
             items_count: counts.summaries as i32,
-            slabs: self.summarise_slabs() as i32,
+            slabs: summarise_division.slabs as i32,
             ..scan
         };
         let combine = dw_prefill_combine_args {
@@ -374,10 +371,12 @@ impl Shape {
             prepare_groups,
             summarise,
             summarise_groups,
+            summarise_threads: summarise_division.threads,
             combine,
             combine_groups,
             scan,
             scan_groups,
+            scan_threads: scan_division.threads,
         })
     }
 
@@ -406,32 +405,52 @@ impl Shape {
         let wants = |kernel| part == Part::Whole || part == kernel;
         let x = lowered;
         let bucket = self.spec.key_bucket();
-        let combine_threads = combine_threads(bucket);
+        // Kernel, workgroups and their threads.
+        let prepare = (
+            kernels.prepare,
+            x.prepare_groups,
+            self.launch.prepare_threads,
+        );
+        let summarise = (kernels.summarise, x.summarise_groups, x.summarise_threads);
+        let combine = (kernels.combine, x.combine_groups, combine_threads(bucket));
+        let scan = (kernels.scan, x.scan_groups, x.scan_threads);
+        let to = (context, stream, part);
         // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
         unsafe {
             if wants(Part::Prepare) {
-                let threads = self.launch.prepare_threads;
-                context.launch(
-                    stream,
-                    kernels.prepare,
-                    x.prepare_groups,
-                    threads,
-                    &x.prepare,
-                )?;
+                launch(to, prepare, &x.prepare)?;
             }
             if wants(Part::Summarise) && x.summarise_groups > 0 {
-                let (threads, groups) = (self.launch.summarise(bucket).threads, x.summarise_groups);
-                context.launch(stream, kernels.summarise, groups, threads, &x.summarise)?;
+                launch(to, summarise, &x.summarise)?;
             }
             if wants(Part::Combine) && x.combine_groups > 0 {
-                let groups = x.combine_groups;
-                context.launch(stream, kernels.combine, groups, combine_threads, &x.combine)?;
+                launch(to, combine, &x.combine)?;
             }
             if wants(Part::Scan) && x.scan_groups > 0 {
-                let threads = self.launch.scan(bucket).threads;
-                context.launch(stream, kernels.scan, x.scan_groups, threads, &x.scan)?;
+                launch(to, scan, &x.scan)?;
             }
         }
         Ok(())
+    }
+}
+
+/// A kernel, the workgroups and their threads: after the kernels before it in a whole prefill, whose ends it overlaps, or
+/// alone.
+///
+/// # Safety
+/// As for [`Context::launch`].
+unsafe fn launch<A>(
+    (context, stream, part): (&Context, &Stream, Part),
+    (kernel, workgroups, threads): (&str, u32, u32),
+    arguments: &A,
+) -> Result<()> {
+    // SAFETY: the caller keeps the contract; every kernel of a prefill waits for the one before.
+    unsafe {
+        match part {
+            Part::Whole => {
+                context.launch_overlapping(stream, kernel, workgroups, threads, arguments)
+            }
+            _ => context.launch(stream, kernel, workgroups, threads, arguments),
+        }
     }
 }

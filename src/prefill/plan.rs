@@ -49,10 +49,12 @@ pub(super) const CHAIN_WORDS: usize = 2;
 
 impl Partition {
     pub(super) fn counts(&self) -> Counts {
+        let longest = self.items.iter().map(|i| i.chunks as u32).max();
         Counts {
             items: self.items.len(),
             summaries: self.summaries,
-            chains: self.chains.len(),
+            chains: self.chains.len() as u32,
+            longest: longest.unwrap_or(0),
         }
     }
 
@@ -83,7 +85,8 @@ pub(super) fn counts(chunks: &[usize], segment: usize) -> Counts {
     Counts {
         items: chunks.len() + summaries,
         summaries,
-        chains: followed().filter(|&n| n > 1).count(),
+        chains: followed().filter(|&n| n > 1).count() as u32,
+        longest: chunks.iter().copied().max().unwrap_or(0).min(segment) as u32,
     }
 }
 
@@ -200,6 +203,28 @@ impl Machine {
             summaries: followed,
         }
     }
+}
+
+/// Whether workgroups that walk so many chunks in all, `longest` at most, are done sooner two in one.
+pub(super) fn two_in_one(
+    cost: &KernelCost,
+    compute_units: usize,
+    workgroups: usize,
+    longest: usize,
+    chunks: usize,
+) -> bool {
+    let alone = KernelCost {
+        chunk: cost.chunk,
+        chunk_shared: cost.chunk,
+        residency: 1,
+    };
+    let shared = KernelCost {
+        chunk: cost.chunk_shared,
+        chunk_shared: cost.chunk_shared,
+        residency: 2,
+    };
+    let us = |cost| walk(cost, compute_units, workgroups, longest, chunks);
+    us(&shared) < us(&alone)
 }
 
 /// Workgroups that walk so many chunks in all, `longest` at most. As many share a compute unit as it holds, if need be;

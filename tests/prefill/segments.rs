@@ -277,6 +277,28 @@ fn refusals() {
     refused(packed(&many), "in 64 segments");
 }
 
+/// Where workgroups do not all fit on the device at once, some architectures give one of them twice the columns: the same
+/// bits. V has columns for one and a half of those.
+#[test]
+fn a_crowded_device() {
+    for (key_dim, value_dim) in [(64, 192), (128, 128), (96, 80)] {
+        for segments in [1, 4] {
+            let mut case = cut(
+                spec(Dtype::Bf16, 1, 2, key_dim, value_dim),
+                &[390, 64, 0, 65],
+                segments,
+            );
+            let data = case.data();
+            case.spec.compute_units = Some(1);
+            let crowded = run(&context(), &case, &data);
+            check_output(&case, &data, &crowded, 1.15);
+            case.spec.compute_units = Some(1 << 20);
+            let roomy = run(&context(), &case, &data);
+            assert_same_bits(&crowded, &roomy, "a crowded and a roomy device");
+        }
+    }
+}
+
 /// Keys of rows at addresses that are no multiple of 16 bytes, in all kernels.
 #[test]
 fn unaligned_rows() {

@@ -34,6 +34,30 @@ pub(crate) const NOT_READY: Code = 600;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub(crate) const NOT_SUPPORTED: Code = 801;
 
+/// A `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
+/// A `CUlaunchAttribute` whose value is a number.
+#[repr(C, align(8))]
+pub(crate) struct LaunchAttribute {
+    pub id: c_uint,
+    pub padding: c_uint,
+    pub value: c_int,
+    /// The rest of the union.
+    pub rest: [c_int; 15],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+pub(crate) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
 /// A call of the driver that failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
@@ -169,6 +193,7 @@ functions! {
     fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: Handle);
     fn cuFuncSetAttribute(function: Handle, attribute: c_uint, value: c_int);
     fn cuLaunchKernel(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+    fn cuLaunchKernelEx(config: *const LaunchConfig, function: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void);
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, function: Handle, block_size: c_int, dynamic_shared_bytes: usize);
 }
 

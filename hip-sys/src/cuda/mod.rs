@@ -28,6 +28,7 @@ use core::ffi::c_void;
 use crate::address_of_function;
 
 pub(crate) use driver::{Driver, LIBRARY};
+pub(crate) use module::launch_overlapping;
 pub(crate) use state::last_failure;
 
 /// Every function, in one place for the table.

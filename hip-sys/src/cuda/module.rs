@@ -3,8 +3,11 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use super::driver::{Address, Driver, Failure, Handle, INVALID_VALUE, Outcome};
-use super::state::{given, hip_functions};
+use super::driver::{
+    Address, Driver, Failure, Handle, INVALID_VALUE, LaunchAttribute, LaunchConfig, Outcome,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+};
+use super::state::{given, hip_functions, in_context};
 use crate::types::*;
 
 hip_functions! {
@@ -74,6 +77,38 @@ hip_functions! {
     ) needs [cuOccupancyMaxActiveBlocksPerMultiprocessor] |driver| {
         driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(given(blocks)?, function.0, block_size, dynamic_shared_bytes)
     }
+}
+
+/// [`Hip::launch_overlapping`](crate::Hip::launch_overlapping).
+///
+/// # Safety
+/// As for `hipModuleLaunchKernel`; the kernel waits for the one before by itself.
+pub(crate) unsafe fn launch_overlapping(
+    function: hipFunction_t,
+    workgroups: c_uint,
+    threads: c_uint,
+    shared_bytes: c_uint,
+    stream: hipStream_t,
+    parameters: *mut *mut c_void,
+) -> crate::hipError_t {
+    let attribute = LaunchAttribute {
+        id: PROGRAMMATIC_STREAM_SERIALIZATION,
+        padding: 0,
+        value: 1,
+        rest: [0; 15],
+    };
+    let config = LaunchConfig {
+        grid: [workgroups, 1, 1],
+        block: [threads, 1, 1],
+        shared_bytes,
+        stream: stream.0,
+        attributes: &attribute,
+        attribute_count: 1,
+    };
+    // SAFETY: the caller keeps the function's contract; the driver copies the configuration.
+    in_context(|driver| unsafe {
+        driver.cuLaunchKernelEx(&config, function.0, parameters, null_mut())
+    })
 }
 
 /// Loads a module; a failure carries what the driver's compiler wrote.

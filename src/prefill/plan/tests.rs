@@ -176,3 +176,24 @@ fn fewer_segments_may_take_a_little_longer() {
     assert!(1 < fewer && fewer < segments, "{fewer} of {segments}");
     assert!(cost(fewer) <= 1.5 * cost(segments));
 }
+
+#[test]
+fn two_workgroups_in_one_where_not_all_fit_alone() {
+    let cost = KernelCost {
+        chunk: 5.0,
+        chunk_shared: 9.0,
+        residency: 2,
+    };
+    let even = |workgroups: usize| two_in_one(&cost, 132, workgroups, 64, 64 * workgroups);
+    for (workgroups, shared) in [
+        (1, false),
+        (132, false),
+        (160, true),
+        (256, true),
+        (264, true),
+    ] {
+        assert_eq!(even(workgroups), shared, "{workgroups}");
+    }
+    // A long sequence is done later beside another workgroup, and all of the short ones wait for it.
+    assert!(!two_in_one(&cost, 132, 264, 640, 640 + 263));
+}

@@ -1,0 +1,81 @@
+//! How the kernels that walk chunks divide columns among workgroups: slabs of a workgroup's columns or, where all of them
+//! do not fit on the device at once, of twice as many, which share what is copied of K, Q, T and P.
+
+use super::lower::{Counts, Shape};
+use super::plan;
+use crate::launch::{KernelCost, Walk};
+
+/// The columns of a segment and head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    /// Workgroups.
+    pub(super) slabs: usize,
+    /// Of each.
+    pub(super) threads: u32,
+}
+
+impl Shape {
+    /// Slabs of so many columns, or of twice as many if that is done sooner. Slabs of several matrices are not mixed.
+    fn divide(
+        &self,
+        walk: &Walk,
+        cost: &KernelCost,
+        matrices: &[usize],
+        (items, longest, chunks): (usize, usize, usize),
+    ) -> Division {
+        let slabs = |columns: usize| matrices.iter().map(|n| n.div_ceil(columns)).sum::<usize>();
+        let each = self.spec.value_heads * slabs(walk.columns);
+        if walk.wide_threads > walk.threads
+            && slabs(walk.columns) > slabs(2 * walk.columns)
+            && plan::two_in_one(
+                cost,
+                self.compute_units,
+                items * each,
+                longest,
+                chunks * each,
+            )
+        {
+            return Division {
+                slabs: slabs(2 * walk.columns),
+                threads: walk.wide_threads,
+            };
+        }
+        Division {
+            slabs: slabs(walk.columns),
+            threads: walk.threads,
+        }
+    }
+
+    /// Of scan: of the columns of V.
+    pub(super) fn scan_division(&self, counts: Counts) -> Division {
+        self.divide(
+            self.launch.scan(self.spec.key_bucket()),
+            &self.launch.costs.scan,
+            &[self.spec.value_dim],
+            (counts.items, counts.longest as usize, self.slots()),
+        )
+    }
+
+    /// Of summarise: of the columns of N and of M.
+    pub(super) fn summarise_division(&self, counts: Counts) -> Division {
+        let longest = counts.longest as usize;
+        self.divide(
+            self.launch.summarise(self.spec.key_bucket()),
+            &self.launch.costs.summarise,
+            &[self.spec.value_dim, self.spec.key_dim],
+            (counts.summaries, longest, counts.summaries * longest),
+        )
+    }
+
+    /// The most workgroups that scan and summarise have for a segment and head.
+    pub(super) fn most_slabs(&self) -> (usize, usize) {
+        let bucket = self.spec.key_bucket();
+        let slabs = |n: usize, walk: &Walk| n.div_ceil(walk.columns);
+        let (scan, summarise) = (self.launch.scan(bucket), self.launch.summarise(bucket));
+        let of_m = slabs(self.spec.key_dim, summarise);
+        (
+            slabs(self.spec.value_dim, scan),
+            slabs(self.spec.value_dim, summarise) + of_m,
+        )
+    }
+}
