@@ -245,7 +245,8 @@ fn compare(case: &Case, data: &Data, y: &HostTensor) -> UlpComparison {
     assert!(found.max_ulps <= 1, "{found:?}: {case:?}");
     // Small cases scatter: one element of a few hundred may lie beside a tie.
     assert!(
-        found.equal_share() >= 0.999 || found.different <= 2,
+        // A thousandth, and as many as a small sample may have above that.
+        found.different <= found.elements / 1000 + 2,
         "{found:?}: {case:?}"
     );
     found

@@ -44,6 +44,7 @@ DEVICE int opaque(int x) {
 }
 
 DEVICE int opaque_uniform(int x) {
+    x = __builtin_amdgcn_readfirstlane(x); // for compilers that do not see that x is in a scalar register
     asm volatile("" : "+s"(x));
     return x;
 }

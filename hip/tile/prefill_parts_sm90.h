@@ -56,8 +56,8 @@ DEVICE Left left_tile(const float *matrix, int first_row, int tile, int key_dim,
     const Window memory(matrix);
     const bool inside = first_row < key_dim && 16 * tile < key_dim;
     const u32 block = block_of_parts(first_row / 16, tile, key_dim) * 4 + lane * 16;
-    return Left{StateParts{memory.load_b128(inside ? block : Window::nowhere),
-                           memory.load_b128(inside ? block + part_words * 4 : Window::nowhere)}};
+    return Left{StateParts{memory.load_written_b128(inside ? block : Window::nowhere),
+                           memory.load_written_b128(inside ? block + part_words * 4 : Window::nowhere)}};
 }
 
 // Tiles of S, of which a wave's accumulators are operands.

@@ -408,6 +408,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 // Registers of a warp that copies and of one that multiplies, beside another warpgroup and alone: on average no more
 // than the 168 that each thread is launched with where two warpgroups may multiply.
 constexpr int copying_registers = 56, shared_registers = 224, lone_registers = 248;
+static_assert(copying_registers + 2 * shared_registers <= 3 * 168 && copying_registers + lone_registers <= 2 * 168,
+              "setmaxnreg would wait for registers that there are not");
 
 // The work of the warps that copy, which end with it; the others go on.
 template <int Keys, bool Outputs>

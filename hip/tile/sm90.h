@@ -200,8 +200,9 @@ DEVICE int high_halves(u32 a, u32 b) { return (int)(a >> 16 | (b & 0xffff0000));
 // One bit per lane.
 DEVICE u64 ballot(bool x) { return (u32)__nvvm_vote_ballot_sync(0xffffffff, x); }
 
-// The memory from a pointer on, which is not written during the launch. Offsets are bytes; a load at `nowhere` or
-// beyond gives 0, which is how rows past the end of a sequence and elements past the head dimension are masked.
+// The memory from a pointer on, which is not written once the launch has begun, but for load_written_b128. Offsets are
+// bytes; a load at `nowhere` or beyond gives 0, which is how rows past the end of a sequence and elements past the head
+// dimension are masked.
 class Window {
   public:
     static constexpr u32 nowhere = 0x80000000u;
@@ -213,6 +214,16 @@ class Window {
         int x, y, z, w;
         asm("{.reg .pred p; setp.ge.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
             "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+            : "=&r"(x), "=&r"(y), "=&r"(z), "=&r"(w)
+            : "l"(base + offset), "r"(offset));
+        return i32x4{x, y, z, w};
+    }
+    // Of what the kernel before writes, which this one may have overtaken until it waited.
+    DEVICE_MEMBER i32x4 load_written_b128(u32 offset) const {
+        int x, y, z, w;
+        asm volatile(
+            "{.reg .pred p; setp.ge.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+            "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
             : "=&r"(x), "=&r"(y), "=&r"(z), "=&r"(w)
             : "l"(base + offset), "r"(offset));
         return i32x4{x, y, z, w};

@@ -1,5 +1,5 @@
-//! How the kernels that walk chunks divide columns among workgroups: slabs of a workgroup's columns or, where all of them
-//! do not fit on the device at once, of twice as many, which share what is copied of K, Q, T and P.
+//! How the kernels that walk chunks divide columns among workgroups: slabs of a workgroup's columns or, where that takes
+//! longer because not all of them fit on the device at once, of twice as many, which share what is copied of K, Q, T and P.
 
 use super::lower::{Counts, Shape};
 use super::plan;
@@ -24,24 +24,25 @@ impl Shape {
         (items, longest, chunks): (usize, usize, usize),
     ) -> Division {
         let slabs = |columns: usize| matrices.iter().map(|n| n.div_ceil(columns)).sum::<usize>();
-        let each = self.spec.value_heads * slabs(walk.columns);
+        let [narrow, wide] = [walk.columns, 2 * walk.columns].map(slabs);
         if walk.wide_threads > walk.threads
-            && slabs(walk.columns) > slabs(2 * walk.columns)
+            && narrow > wide
             && plan::two_in_one(
                 cost,
                 self.compute_units,
-                items * each,
+                items,
+                [narrow, wide].map(|slabs| self.spec.value_heads * slabs),
                 longest,
-                chunks * each,
+                chunks,
             )
         {
             return Division {
-                slabs: slabs(2 * walk.columns),
+                slabs: wide,
                 threads: walk.wide_threads,
             };
         }
         Division {
-            slabs: slabs(walk.columns),
+            slabs: narrow,
             threads: walk.threads,
         }
     }

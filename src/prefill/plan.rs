@@ -205,26 +205,31 @@ impl Machine {
     }
 }
 
-/// Whether workgroups that walk so many chunks in all, `longest` at most, are done sooner two in one.
+/// Whether segments that walk so many chunks in all, `longest` at most, are done sooner by wide workgroups, alone on their
+/// compute units, than by narrow ones: so many of either for each segment.
 pub(super) fn two_in_one(
     cost: &KernelCost,
     compute_units: usize,
-    workgroups: usize,
+    segments: usize,
+    [narrow, wide]: [usize; 2],
     longest: usize,
     chunks: usize,
 ) -> bool {
-    let alone = KernelCost {
-        chunk: cost.chunk,
-        chunk_shared: cost.chunk,
-        residency: 1,
+    let us = |chunk, each: usize| {
+        let cost = KernelCost {
+            chunk,
+            chunk_shared: chunk,
+            residency: 1,
+        };
+        walk(
+            &cost,
+            compute_units,
+            segments * each,
+            longest,
+            chunks * each,
+        )
     };
-    let shared = KernelCost {
-        chunk: cost.chunk_shared,
-        chunk_shared: cost.chunk_shared,
-        residency: 2,
-    };
-    let us = |cost| walk(cost, compute_units, workgroups, longest, chunks);
-    us(&shared) < us(&alone)
+    us(cost.chunk_shared, wide) < us(cost.chunk, narrow)
 }
 
 /// Workgroups that walk so many chunks in all, `longest` at most. As many share a compute unit as it holds, if need be;

@@ -219,6 +219,11 @@ impl Loaded {
         self.workspace.fill_bytes(byte, stream).expect("a fill");
     }
 
+    /// Changes workspaces with another of the same shape.
+    pub fn swap_workspaces(&mut self, other: &mut Loaded) {
+        std::mem::swap(&mut self.workspace, &mut other.workspace);
+    }
+
     pub fn launch(&mut self, case: &Case, stream: &Stream) -> deltawave::Result<()> {
         self.launch_part(case, stream, Part::Whole)
     }

@@ -2,11 +2,11 @@
 
 use deltawave::inputs::Gates;
 use deltawave::prefill::{DevicePrefill, Part, Prefill};
-use deltawave::types::{Dtype, StateLayout};
+use deltawave::types::{Dtype, HeadMap, StateLayout};
 
 use crate::common::{
-    Case, Entry, Loaded, Output, StateKind, assert_same_bits, bits, check_output, context, run,
-    simulated, spec,
+    Case, Entry, GateKind, Loaded, Output, StateKind, assert_same_bits, bits, check_output,
+    context, run, simulated, spec,
 };
 
 fn mixed_case(entry: Entry) -> Case {
@@ -42,15 +42,61 @@ fn what_memory_held_does_not_matter() {
     }
 }
 
+/// Launches of different batches on one stream and one workspace, none of which is waited for: where a kernel begins before
+/// the one before has ended, neither sees what the other leaves there.
+#[test]
+fn launches_share_a_workspace() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    for (entry, segments) in [
+        (Entry::Packed, 1),
+        (Entry::Packed, 3),
+        (Entry::Device { wide: false }, 1),
+    ] {
+        let mut cases = [mixed_case(entry), mixed_case(entry)];
+        cases[1].lengths.reverse();
+        for (case, seed) in cases.iter_mut().zip([11, 12]) {
+            case.seed = seed;
+            case.spec.segments = Some(segments);
+        }
+        let data = cases.each_ref().map(Case::data);
+        let expected = [0, 1].map(|i| run(&context, &cases[i], &data[i]));
+        let [mut first, mut second] = [0, 1].map(|i| Loaded::new(&context, &cases[i], &data[i]));
+        let rounds = if simulated(&context) { 2 } else { 40 };
+        for _ in 0..rounds {
+            first.launch(&cases[0], &stream).unwrap();
+            first.swap_workspaces(&mut second);
+            second.launch(&cases[1], &stream).unwrap();
+            first.swap_workspaces(&mut second);
+        }
+        for (i, loaded) in [first, second].iter().enumerate() {
+            let output = loaded.read(&cases[i], &stream);
+            assert_same_bits(&expected[i], &output, "launches in a row");
+        }
+    }
+}
+
 /// Workgroups of prepare share the value heads of a key head where there is room for many, and one has all of them where
 /// there is not: the same bits.
 #[test]
 fn value_heads_share_a_workgroup_or_do_not() {
     let context = context();
-    for (key_heads, value_heads) in [(1, 6), (2, 18)] {
+    let raw = GateKind::Raw {
+        dtype: Dtype::Bf16,
+        dt_bias: true,
+        allow_neg_eigval: false,
+    };
+    for (key_heads, value_heads, head_map, gate_kind) in [
+        (1, 6, HeadMap::Grouped, GateKind::Given),
+        (2, 18, HeadMap::Grouped, raw),
+        (2, 10, HeadMap::Tiled, GateKind::Given),
+        (1, 3, HeadMap::Tiled, GateKind::NoBeta),
+    ] {
         let mut case = mixed_case(Entry::Packed);
         case.spec = spec(Dtype::Bf16, key_heads, value_heads, 64, 48);
+        case.spec.head_map = head_map;
         case.spec.segments = Some(1);
+        case.gate_kind = gate_kind;
         let data = case.data();
         let mut of_units = |units| {
             case.spec.compute_units = Some(units);

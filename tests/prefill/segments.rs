@@ -278,16 +278,23 @@ fn refusals() {
 }
 
 /// Where workgroups do not all fit on the device at once, some architectures give one of them twice the columns: the same
-/// bits. V has columns for one and a half of those.
+/// bits. V has columns for a part of those, for all of them, and for two workgroups.
 #[test]
 fn a_crowded_device() {
-    for (key_dim, value_dim) in [(64, 192), (128, 128), (96, 80)] {
+    for (dtype, key_dim, value_dim, layout) in [
+        (Dtype::Bf16, 64, 192, Layout::Dense),
+        (Dtype::Bf16, 128, 128, Layout::Dense),
+        (Dtype::F16, 96, 80, Layout::Padded(1, 3, 1)),
+        (Dtype::F16, 128, 256, Layout::Dense),
+    ] {
         for segments in [1, 4] {
             let mut case = cut(
-                spec(Dtype::Bf16, 1, 2, key_dim, value_dim),
+                spec(dtype, 1, 2, key_dim, value_dim),
                 &[390, 64, 0, 65],
                 segments,
             );
+            case.layout = layout;
+            case.padding = 7;
             let data = case.data();
             case.spec.compute_units = Some(1);
             let crowded = run(&context(), &case, &data);

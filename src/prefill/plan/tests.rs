@@ -184,16 +184,18 @@ fn two_workgroups_in_one_where_not_all_fit_alone() {
         chunk_shared: 9.0,
         residency: 2,
     };
-    let even = |workgroups: usize| two_in_one(&cost, 132, workgroups, 64, 64 * workgroups);
-    for (workgroups, shared) in [
+    let even = |segments: usize| two_in_one(&cost, 132, segments, [2, 1], 64, 64 * segments);
+    for (segments, shared) in [
         (1, false),
-        (132, false),
-        (160, true),
-        (256, true),
-        (264, true),
+        (66, false),
+        (80, true),
+        (128, true),
+        (132, true),
     ] {
-        assert_eq!(even(workgroups), shared, "{workgroups}");
+        assert_eq!(even(segments), shared, "{segments}");
     }
+    // Three slabs make two wide ones: here of two rounds, 18 a chunk, where narrow ones take two of 5.
+    assert!(!two_in_one(&cost, 132, 88, [3, 2], 64, 64 * 88));
     // A long sequence is done later beside another workgroup, and all of the short ones wait for it.
-    assert!(!two_in_one(&cost, 132, 264, 640, 640 + 263));
+    assert!(!two_in_one(&cost, 132, 132, [2, 1], 640, 640 + 131));
 }
