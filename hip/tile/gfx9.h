@@ -43,8 +43,8 @@ DEVICE int opaque(int x) {
     return x;
 }
 
+// Of what the compiler knows to be in a scalar register at every level of optimisation.
 DEVICE int opaque_uniform(int x) {
-    x = __builtin_amdgcn_readfirstlane(x); // for compilers that do not see that x is in a scalar register
     asm volatile("" : "+s"(x));
     return x;
 }

@@ -165,7 +165,7 @@ template <class T, int Keys> class Source {
     // The first of so many rows, which may be none.
     DEVICE_MEMBER void limit(int rows) {
         if (rows < chunk) {
-            rows = arch::opaque_uniform(rows); // or three limits are counted down through the loop
+            rows = arch::opaque_uniform(arch::uniform_value(rows)); // or three limits are counted down through the loop
             q.limit(rows);
             k.limit(rows);
             v.limit(rows);

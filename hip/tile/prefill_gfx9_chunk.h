@@ -368,7 +368,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         if constexpr (Outputs) {
             o.advance();
             if (rest < chunk) {
-                o.limit(arch::opaque_uniform(rest));
+                o.limit(arch::opaque_uniform(arch::uniform_value(rest)));
             }
         }
     }
