@@ -198,7 +198,7 @@ class Window {
     }
     DEVICE_MEMBER void limit(u32 bytes) { rsrc.z = (int)bytes; }
 
-    // `uniform`: further bytes, the same for all lanes, which the range does not count.
+    // `uniform`: further bytes, the same for all lanes, which the range counts too.
     DEVICE_MEMBER i32x4 load_b128(u32 offset, int uniform = 0) const {
         return raw_buffer_load(rsrc, (int)offset, uniform, 0);
     }
