@@ -14,36 +14,73 @@ use deltawave::prefill::{DevicePrefill, Prefill, Workspace};
 
 use null_runtime::{Layer, Shape};
 
-/// Heads of Qwen3.5-35B-A3B.
-const fn shape(tokens: usize, sequences: usize) -> Shape {
-    Shape {
-        key_heads: 16,
-        value_heads: 32,
-        tokens,
-        sequences,
-    }
+/// Key and value heads of Qwen3.5-35B-A3B, and what one of eight GPUs has of them.
+const WHOLE: [usize; 2] = [16, 32];
+const SHARED: [usize; 2] = [2, 4];
+
+/// Lengths of sequences, summed up.
+fn summed(lengths: impl Iterator<Item = usize>) -> Vec<i32> {
+    let sums = lengths.scan(0, |sum, n| {
+        *sum += n as i32;
+        Some(*sum)
+    });
+    [0].into_iter().chain(sums).collect()
+}
+
+/// So many sequences of the same length.
+fn equal(sequences: usize, tokens: usize) -> Vec<i32> {
+    summed((0..sequences).map(|_| tokens))
 }
 
 /// One sequence of half the tokens, and others that grow in length in the other half.
-fn skewed(shape: Shape) -> Vec<i32> {
-    let (half, others) = (shape.tokens / 2, shape.sequences - 1);
+fn skewed(sequences: usize, tokens: usize) -> Vec<i32> {
+    let (half, others) = (tokens / 2, sequences - 1);
     // Triangular numbers, scaled.
     let sums = (0..=others).map(|n| half + half * n * (n + 1) / (others * (others + 1)));
-    let entries = [0].into_iter().chain(sums);
-    entries.map(|entry| entry as i32).collect()
+    [0].into_iter()
+        .chain(sums)
+        .map(|entry| entry as i32)
+        .collect()
+}
+
+/// Short sequences, and one in their midst that has so many tokens.
+fn one_long(sequences: usize, tokens: usize) -> Vec<i32> {
+    summed((0..sequences).map(|n| if n == sequences / 2 { tokens } else { 100 }))
+}
+
+/// Lengths up to so many tokens, in no order.
+fn mixed(sequences: usize, tokens: usize) -> Vec<i32> {
+    // Multiples of the golden ratio are spread evenly.
+    let part = |n: usize| (n as u32).wrapping_mul(0x9e37_79b9) as usize;
+    summed((0..sequences).map(|n| 1 + ((part(n) * tokens) >> 32)))
 }
 
 fn host(c: &mut Criterion) {
     let context = null_runtime::context().expect("a build with kernels for gfx942");
     let stream = context.stream().expect("a stream");
-    let equal = [shape(8192, 1), shape(32768, 1), shape(65536, 256)];
-    let equal = equal.map(|s| (s, s.cu_seqlens(), "equal"));
-    let long_and_short = shape(65536, 256);
-    let all = equal
-        .into_iter()
-        .chain([(long_and_short, skewed(long_and_short), "skewed")]);
-    for (s, cu_seqlens, lengths) in all {
-        let what = format!("{} {lengths} sequences, {} tokens", s.sequences, s.tokens);
+    let all = [
+        ("equal", WHOLE, equal(1, 8192)),
+        ("equal", WHOLE, equal(1, 32768)),
+        ("equal", WHOLE, equal(256, 256)),
+        ("skewed", WHOLE, skewed(256, 65536)),
+        ("one long", WHOLE, one_long(256, 65536)),
+        ("mixed", WHOLE, mixed(256, 8192)),
+        ("equal", SHARED, equal(256, 8192)),
+        ("skewed", SHARED, skewed(256, 1 << 20)),
+        ("one long", SHARED, one_long(256, 1 << 20)),
+        ("mixed", SHARED, mixed(256, 32768)),
+    ];
+    for (lengths, [key_heads, value_heads], cu_seqlens) in all {
+        let s = Shape {
+            key_heads,
+            value_heads,
+            tokens: cu_seqlens.last().map_or(0, |&end| end as usize),
+            sequences: cu_seqlens.len() - 1,
+        };
+        let what = format!(
+            "{} {lengths} sequences, {} tokens, {value_heads} heads",
+            s.sequences, s.tokens
+        );
         let plan = || {
             Prefill::packed(&context, s.spec(), black_box(&cu_seqlens), s.tokens).expect("a plan")
         };

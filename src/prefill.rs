@@ -299,7 +299,7 @@ impl Prefill {
         let sequences = cu_seqlens.len().saturating_sub(1);
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
         let checked = checked_cu_seqlens(cu_seqlens, tokens)?;
-        Self::with_shape(context, shape, &checked)
+        Self::with_shape(context, shape, checked)
     }
 
     /// A dense batch: `batch` sequences of `tokens` rows each, tensors `[B, T, ...]`.
@@ -314,20 +314,20 @@ impl Prefill {
     ) -> Result<Self> {
         let shape = Shape::new(spec, Batch::Dense { batch, tokens }, batch, context)?;
         let cu_seqlens: Vec<i32> = (0..=batch).map(|n| (n * tokens) as i32).collect();
-        Self::with_shape(context, shape, &cu_seqlens)
+        Self::with_shape(context, shape, cu_seqlens)
     }
 
-    fn with_shape(context: &Context, shape: Shape, cu_seqlens: &[i32]) -> Result<Self> {
-        let partition = shape.partition(cu_seqlens)?;
+    fn with_shape(context: &Context, shape: Shape, cu_seqlens: Vec<i32>) -> Result<Self> {
+        let partition = shape.partition(&cu_seqlens)?;
         let counts = partition.counts();
-        let tables = context.upload(&partition.table(cu_seqlens))?;
+        let tables = context.upload(&partition.table(&cu_seqlens))?;
         Ok(Prefill {
             context: context.clone(),
             shape,
             kernels: shape.spec.kernels(),
             counts,
             tables,
-            cu_seqlens: cu_seqlens.to_vec(),
+            cu_seqlens,
             slots: PlanSlots::default(),
         })
     }

@@ -125,29 +125,28 @@ pub(crate) fn checked_cu_seqlens<L: Copy + Into<i64>>(
     })?;
     let most = i64::try_from(tokens).unwrap_or(i64::MAX);
     let most = most.min(i32::MAX.into());
+    let mut checked = Vec::with_capacity(cu_seqlens.len());
     let mut before = 0i64;
-    let entries = cu_seqlens.iter().enumerate();
-    entries
-        .map(|(i, &entry)| {
-            let entry: i64 = entry.into();
-            let was = || format!("entry {i} is {entry}");
-            check::ensure(i > 0 || entry == 0, || {
-                refuse(was(), "the first entry must be 0".to_owned())
-            })?;
-            check::ensure(entry >= before, || {
-                let was = format!("{}, after {before}", was());
-                refuse(was, "entries must not decrease".to_owned())
-            })?;
-            check::ensure(entry <= most, || {
-                refuse(
-                    was(),
-                    format!("entries must be at most the {tokens} tokens"),
-                )
-            })?;
-            before = entry;
-            Ok(entry as i32)
-        })
-        .collect()
+    for (i, &entry) in cu_seqlens.iter().enumerate() {
+        let entry: i64 = entry.into();
+        let was = || format!("entry {i} is {entry}");
+        check::ensure(i > 0 || entry == 0, || {
+            refuse(was(), "the first entry must be 0".to_owned())
+        })?;
+        check::ensure(entry >= before, || {
+            let was = format!("{}, after {before}", was());
+            refuse(was, "entries must not decrease".to_owned())
+        })?;
+        check::ensure(entry <= most, || {
+            refuse(
+                was(),
+                format!("entries must be at most the {tokens} tokens"),
+            )
+        })?;
+        before = entry;
+        checked.push(entry as i32);
+    }
+    Ok(checked)
 }
 
 #[cfg(test)]

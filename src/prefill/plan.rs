@@ -78,25 +78,44 @@ pub(super) fn segment_chunks(chunks: &[usize], segments: usize) -> usize {
     longest.div_ceil(segments).max(1)
 }
 
+/// Segments of a sequence of so many chunks that another follows.
+fn followed(chunks: usize, segment: usize) -> usize {
+    // Most sequences are no longer than a segment, and need no division.
+    match chunks > segment {
+        true => (chunks - 1) / segment,
+        false => 0,
+    }
+}
+
 /// What [`cut`] will make, before anything is allocated.
 pub(super) fn counts(chunks: &[usize], segment: usize) -> Counts {
-    let followed = || (chunks.iter()).map(|n| n.div_ceil(segment).saturating_sub(1));
-    let summaries = followed().sum();
+    let (mut summaries, mut chains, mut longest) = (0, 0, 0);
+    for &n in chunks {
+        let followed = followed(n, segment);
+        summaries += followed;
+        chains += u32::from(followed > 1);
+        longest = longest.max(n);
+    }
     Counts {
         items: chunks.len() + summaries,
         summaries,
-        chains: followed().filter(|&n| n > 1).count() as u32,
-        longest: chunks.iter().copied().max().unwrap_or(0).min(segment) as u32,
+        chains,
+        longest: longest.min(segment) as u32,
     }
 }
 
 /// Cuts sequences of so many chunks into segments of at most `segment` chunks.
 pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
-    let mut out = Partition::default();
+    let counts = counts(chunks, segment);
+    let mut out = Partition {
+        items: Vec::with_capacity(counts.items),
+        summaries: counts.summaries,
+        chains: Vec::with_capacity(counts.chains as usize),
+    };
     let mut last = Vec::with_capacity(chunks.len());
     for (sequence, &n) in chunks.iter().enumerate() {
         let first = out.items.len();
-        let followed = n.div_ceil(segment).saturating_sub(1);
+        let followed = followed(n, segment);
         let item = |i: usize, chunks: usize| dw_prefill_item {
             sequence: sequence as i32,
             first_chunk: (i * segment) as i32,
@@ -109,9 +128,12 @@ pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
             out.chains.push([first as i32, followed as i32]);
         }
     }
-    out.summaries = out.items.len();
-    last.sort_by_key(|item| std::cmp::Reverse(item.chunks));
-    out.items.append(&mut last);
+    // Long ones first, else in order: numbers are sorted sooner than items.
+    let key = |i: &dw_prefill_item| u64::from(!(i.chunks as u32)) << 32 | i.sequence as u64;
+    let mut order: Vec<u64> = last.iter().map(key).collect();
+    order.sort_unstable();
+    let ordered = order.iter().map(|&key| last[key as u32 as usize]);
+    out.items.extend(ordered);
     out
 }
 
@@ -134,23 +156,40 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
 /// The least number of segments of the longest sequence that costs about as little as any: 1, unless another one is
 /// worthwhile and its summaries take no more than [`MOST_SUMMARY_BYTES`].
 pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
-    // Long ones first: what is shorter than a segment is counted, not looked at.
-    let mut sorted = chunks.to_vec();
-    sorted.sort_unstable_by(|a, b| b.cmp(a));
-    let longest = sorted.first().copied().unwrap_or(0);
-    let walked = sorted.iter().sum();
-    let cost = |segments: usize| machine.cost(&sorted, walked, longest.div_ceil(segments).max(1));
+    let longest = chunks.iter().copied().max().unwrap_or(0);
+    let walked = chunks.iter().sum();
+    let costs = machine.costs;
+    let worthwhile = costs.worthwhile * machine.scan(chunks.len(), longest, walked);
+    // As if no compute unit were ever idle.
+    let at_best = costs.launch + machine.scan_at_best(walked);
+    if at_best > worthwhile {
+        return 1;
+    }
+    // Long ones first: what is no longer than a segment is counted, not looked at.
+    let mut long: Vec<usize> = chunks
+        .iter()
+        .copied()
+        .filter(|&n| n > LEAST_CHUNKS)
+        .collect();
+    long.sort_unstable_by(|a, b| b.cmp(a));
     // 2, 3, 4, 6, 8, 12, 16, ...
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
-    let affordable: Vec<(usize, f64)> = candidates
-        .take_while(|s| s * LEAST_CHUNKS <= longest)
-        .map(|segments| (segments, cost(segments)))
-        .filter(|(_, c)| c.summaries.saturating_mul(machine.summary_bytes) <= MOST_SUMMARY_BYTES)
-        .map(|(segments, c)| (segments, c.us))
-        .collect();
-    let least = affordable.iter().map(|&(_, us)| us);
-    let least = least.fold(f64::INFINITY, f64::min);
-    let most = (machine.costs.worthwhile * cost(1).us).min(machine.costs.fewer * least);
+    let mut affordable = Vec::new();
+    let mut most = worthwhile;
+    for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
+        let segment = longest.div_ceil(segments);
+        let combined = followed(longest, segment).saturating_sub(1);
+        // More segments take more steps and more memory.
+        if at_best + combined as f64 * costs.combine > most {
+            break;
+        }
+        let cost = machine.cost(&long, chunks.len(), walked, segment);
+        if cost.summaries.saturating_mul(machine.summary_bytes) > MOST_SUMMARY_BYTES {
+            break;
+        }
+        affordable.push((segments, cost.us));
+        most = most.min(costs.fewer * cost.us);
+    }
     let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
     chosen.map_or(1, |(segments, _)| segments)
 }
@@ -162,29 +201,38 @@ struct Cost {
 }
 
 impl Machine {
-    /// What scan and, where sequences are cut, the two kernels before it take, modelled, for sequences of so many chunks,
-    /// long ones first, `walked` in all.
-    fn cost(&self, chunks: &[usize], walked: usize, segment: usize) -> Cost {
-        let longest = segment.min(chunks.first().copied().unwrap_or(0));
-        let (long, short) = chunks.split_at(chunks.partition_point(|&n| n >= longest));
-        let mut segments = short.len();
-        let (mut followed, mut chained, mut chain) = (0, 0, 0);
-        for &n in long {
-            let of_this = n.div_ceil(segment).max(1);
-            segments += of_this;
-            followed += of_this - 1;
-            chained += usize::from(of_this > 2);
-            chain = chain.max(of_this - 1);
-        }
-        let mut us = walk(
+    /// What scan takes, modelled, for so many segments of so many chunks, in all and at most.
+    fn scan(&self, segments: usize, longest: usize, walked: usize) -> f64 {
+        walk(
             &self.costs.scan,
             self.compute_units,
             segments * self.scan,
             longest,
             walked * self.scan,
-        );
-        if followed > 0 {
-            let workgroups = followed * self.summarise;
+        )
+    }
+
+    /// What it takes at least, into whichever segments so many chunks are cut.
+    fn scan_at_best(&self, walked: usize) -> f64 {
+        let cost = &self.costs.scan;
+        let chunk = cost.chunk.min(cost.chunk_shared / cost.residency as f64);
+        (walked * self.scan) as f64 * chunk / self.compute_units as f64
+    }
+
+    /// What scan and, where sequences are cut, the two kernels before it take, modelled, for so many sequences of `walked`
+    /// chunks in all: those of the ones that are longer than a segment, and maybe others, long ones first.
+    fn cost(&self, long: &[usize], sequences: usize, walked: usize, segment: usize) -> Cost {
+        let longest = long.first().copied().unwrap_or(0);
+        let long = &long[..long.partition_point(|&n| n > segment)];
+        let (mut summaries, mut chained) = (0, 0);
+        for &n in long {
+            let followed = followed(n, segment);
+            summaries += followed;
+            chained += usize::from(followed > 1);
+        }
+        let mut us = self.scan(sequences + summaries, longest.min(segment), walked);
+        if summaries > 0 {
+            let workgroups = summaries * self.summarise;
             us += self.costs.launch;
             us += walk(
                 &self.costs.summarise,
@@ -196,12 +244,10 @@ impl Machine {
         }
         if chained > 0 {
             let rounds = (chained * self.combine).div_ceil(self.compute_units);
-            us += self.costs.launch + ((chain - 1) * rounds) as f64 * self.costs.combine;
+            let steps = (followed(longest, segment) - 1) * rounds;
+            us += self.costs.launch + steps as f64 * self.costs.combine;
         }
-        Cost {
-            us,
-            summaries: followed,
-        }
+        Cost { us, summaries }
     }
 }
 

@@ -1,6 +1,10 @@
 //! What is cut, and where.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use super::*;
+use crate::launch::LaunchShape;
 
 static COSTS: Costs = costs(1.03);
 
@@ -155,12 +159,57 @@ fn a_choice_costs_no_more_than_none() {
             let machine = machine(304, heads);
             let cost = |s| {
                 let segment = segment_chunks(lengths, s);
-                machine.cost(lengths, lengths.iter().sum(), segment).us
+                machine
+                    .cost(lengths, lengths.len(), lengths.iter().sum(), segment)
+                    .us
             };
             let chosen = choose(lengths, &machine);
             assert!(cost(chosen) <= cost(1), "{heads} heads, {lengths:?}");
             assert_eq!(chosen, choose(lengths, &machine));
         }
+    }
+}
+
+/// What [`choose`] says it finds, of all numbers that it may try.
+fn best(lengths: &[usize], machine: &Machine) -> usize {
+    let mut sorted = lengths.to_vec();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let (longest, walked) = (sorted[0], sorted.iter().sum());
+    let cost = |segments: usize| {
+        let segment = longest.div_ceil(segments).max(1);
+        machine.cost(&sorted, sorted.len(), walked, segment)
+    };
+    let numbers = (1..14).flat_map(|power| [1 << power, 3 << (power - 1)]);
+    let affordable: Vec<(usize, f64)> = numbers
+        .filter(|s| s * LEAST_CHUNKS <= longest)
+        .map(|s| (s, cost(s)))
+        .filter(|(_, c)| c.summaries * machine.summary_bytes <= MOST_SUMMARY_BYTES)
+        .map(|(s, c)| (s, c.us))
+        .collect();
+    let least = affordable.iter().map(|&(_, us)| us);
+    let least = machine.costs.fewer * least.fold(f64::INFINITY, f64::min);
+    let most = least.min(machine.costs.worthwhile * cost(1).us);
+    let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
+    chosen.map_or(1, |(segments, _)| segments)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn what_is_not_tried_would_not_be_chosen(
+        arch in prop_oneof![Just("gfx942"), Just("sm_90a")],
+        (compute_units, heads) in (prop_oneof![Just(80), Just(132), Just(304)], 1usize..12),
+        longest in 1usize..3000,
+        others in (0u32..12).prop_flat_map(|bits| vec(0..=1usize << bits, 0..200)),
+    ) {
+        let machine = Machine {
+            costs: &LaunchShape::of(arch).costs,
+            ..machine(compute_units, heads)
+        };
+        let mut lengths = others;
+        lengths.insert(lengths.len() / 2, longest);
+        prop_assert_eq!(choose(&lengths, &machine), best(&lengths, &machine));
     }
 }
 
@@ -172,7 +221,11 @@ fn fewer_segments_may_take_a_little_longer() {
     let segments = choose(&lengths, &machine);
     machine.costs = &PATIENT;
     let fewer = choose(&lengths, &machine);
-    let cost = |s| machine.cost(&lengths, 512, segment_chunks(&lengths, s)).us;
+    let cost = |s| {
+        machine
+            .cost(&lengths, 1, 512, segment_chunks(&lengths, s))
+            .us
+    };
     assert!(1 < fewer && fewer < segments, "{fewer} of {segments}");
     assert!(cost(fewer) <= 1.5 * cost(segments));
 }
