@@ -84,6 +84,8 @@ typedef struct dw_prefill_prepare_args {
     void *o;                   /* [T, HV, V]: rows past the last sequence become 0 */
     const int32_t *cu_seqlens; /* [sequences + 1], checked */
     void *records;             /* [slots, HV] records of DW_RECORD_BYTES */
+    float *retained;           /* [HV, slots]: log2 of a bound on how much a chunk scales the norm of any state;
+                                  null: not wanted */
     dw_token_strides q_strides;
     dw_token_strides k_strides;
     dw_token_strides g_strides;
@@ -135,7 +137,9 @@ typedef struct dw_prefill_scan_args {
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
     const dw_prefill_item *items;     /* [items]; null: every sequence is one item */
-    float *states; /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
+    float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
+    float *retained; /* what prefill_prepare wrote; null where there are no summaries */
+    int32_t *forgotten; /* [summaries, HV]: 1: M is 0, and left out; not of first segments */
     dw_token_strides q_strides;
     dw_token_strides k_strides;
     dw_token_strides v_strides;
@@ -166,7 +170,8 @@ typedef struct dw_prefill_scan_args {
 /* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N, for sequences of more
  * than two segments; one workgroup per (such a sequence, value head, 16 value columns). */
 typedef struct dw_prefill_combine_args {
-    float *states;         /* as prefill_summarise wrote them */
+    float *states; /* as prefill_summarise wrote them */
+    const int32_t *forgotten;
     const int32_t *chains; /* [chains, 2]: first summary of a sequence, and how many it has */
     int32_t chains_count;
     int32_t value_heads;

@@ -120,6 +120,7 @@ pub struct dw_prefill_prepare_args {
     pub o: *mut ::core::ffi::c_void,
     pub cu_seqlens: *const i32,
     pub records: *mut ::core::ffi::c_void,
+    pub retained: *mut f32,
     pub q_strides: dw_token_strides,
     pub k_strides: dw_token_strides,
     pub g_strides: dw_token_strides,
@@ -145,7 +146,7 @@ pub struct dw_prefill_prepare_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_prefill_prepare_args"]
-        [::core::mem::size_of::<dw_prefill_prepare_args>() - 264usize];
+        [::core::mem::size_of::<dw_prefill_prepare_args>() - 272usize];
     ["Alignment of dw_prefill_prepare_args"]
         [::core::mem::align_of::<dw_prefill_prepare_args>() - 8usize];
     ["Offset of field: dw_prefill_prepare_args::q"]
@@ -166,48 +167,50 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_prepare_args, cu_seqlens) - 56usize];
     ["Offset of field: dw_prefill_prepare_args::records"]
         [::core::mem::offset_of!(dw_prefill_prepare_args, records) - 64usize];
+    ["Offset of field: dw_prefill_prepare_args::retained"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, retained) - 72usize];
     ["Offset of field: dw_prefill_prepare_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, q_strides) - 72usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, q_strides) - 80usize];
     ["Offset of field: dw_prefill_prepare_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, k_strides) - 96usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, k_strides) - 104usize];
     ["Offset of field: dw_prefill_prepare_args::g_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g_strides) - 120usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g_strides) - 128usize];
     ["Offset of field: dw_prefill_prepare_args::beta_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_strides) - 144usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_strides) - 152usize];
     ["Offset of field: dw_prefill_prepare_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, o_strides) - 168usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, o_strides) - 176usize];
     ["Offset of field: dw_prefill_prepare_args::a_log_stride"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_stride) - 192usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_stride) - 200usize];
     ["Offset of field: dw_prefill_prepare_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_stride) - 200usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_stride) - 208usize];
     ["Offset of field: dw_prefill_prepare_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, sequences) - 208usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, sequences) - 216usize];
     ["Offset of field: dw_prefill_prepare_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, tokens) - 212usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, tokens) - 220usize];
     ["Offset of field: dw_prefill_prepare_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, key_heads) - 216usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, key_heads) - 224usize];
     ["Offset of field: dw_prefill_prepare_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, value_heads) - 220usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, value_heads) - 228usize];
     ["Offset of field: dw_prefill_prepare_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, key_dim) - 224usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, key_dim) - 232usize];
     ["Offset of field: dw_prefill_prepare_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, value_dim) - 228usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, value_dim) - 236usize];
     ["Offset of field: dw_prefill_prepare_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, flags) - 232usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, flags) - 240usize];
     ["Offset of field: dw_prefill_prepare_args::g_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g_type) - 236usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g_type) - 244usize];
     ["Offset of field: dw_prefill_prepare_args::beta_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_type) - 240usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_type) - 248usize];
     ["Offset of field: dw_prefill_prepare_args::a_log_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 244usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 252usize];
     ["Offset of field: dw_prefill_prepare_args::dt_bias_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 248usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 256usize];
     ["Offset of field: dw_prefill_prepare_args::parts"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, parts) - 252usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, parts) - 260usize];
     ["Offset of field: dw_prefill_prepare_args::part_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, part_heads) - 256usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, part_heads) - 264usize];
     ["Offset of field: dw_prefill_prepare_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dies) - 260usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dies) - 268usize];
 };
 impl Default for dw_prefill_prepare_args {
     fn default() -> Self {
@@ -257,6 +260,8 @@ pub struct dw_prefill_scan_args {
     pub records: *const ::core::ffi::c_void,
     pub items: *const dw_prefill_item,
     pub states: *mut f32,
+    pub retained: *mut f32,
+    pub forgotten: *mut i32,
     pub q_strides: dw_token_strides,
     pub k_strides: dw_token_strides,
     pub v_strides: dw_token_strides,
@@ -285,7 +290,7 @@ pub struct dw_prefill_scan_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 360usize];
+    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 376usize];
     ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
     ["Offset of field: dw_prefill_scan_args::q"]
         [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
@@ -317,56 +322,60 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_scan_args, items) - 104usize];
     ["Offset of field: dw_prefill_scan_args::states"]
         [::core::mem::offset_of!(dw_prefill_scan_args, states) - 112usize];
+    ["Offset of field: dw_prefill_scan_args::retained"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, retained) - 120usize];
+    ["Offset of field: dw_prefill_scan_args::forgotten"]
+        [::core::mem::offset_of!(dw_prefill_scan_args, forgotten) - 128usize];
     ["Offset of field: dw_prefill_scan_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 120usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 136usize];
     ["Offset of field: dw_prefill_scan_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 144usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 160usize];
     ["Offset of field: dw_prefill_scan_args::v_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 168usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 184usize];
     ["Offset of field: dw_prefill_scan_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 192usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 208usize];
     ["Offset of field: dw_prefill_scan_args::initial_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 216usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 232usize];
     ["Offset of field: dw_prefill_scan_args::final_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 240usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 256usize];
     ["Offset of field: dw_prefill_scan_args::snapshot_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_strides) - 264usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_strides) - 280usize];
     ["Offset of field: dw_prefill_scan_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 288usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 304usize];
     ["Offset of field: dw_prefill_scan_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 292usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 308usize];
     ["Offset of field: dw_prefill_scan_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 296usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 312usize];
     ["Offset of field: dw_prefill_scan_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 300usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 316usize];
     ["Offset of field: dw_prefill_scan_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 304usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 320usize];
     ["Offset of field: dw_prefill_scan_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 308usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 324usize];
     ["Offset of field: dw_prefill_scan_args::scale"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 312usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 328usize];
     ["Offset of field: dw_prefill_scan_args::initial_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 316usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 332usize];
     ["Offset of field: dw_prefill_scan_args::final_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 320usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 336usize];
     ["Offset of field: dw_prefill_scan_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 324usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 340usize];
     ["Offset of field: dw_prefill_scan_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 328usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 344usize];
     ["Offset of field: dw_prefill_scan_args::items_count"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 332usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 348usize];
     ["Offset of field: dw_prefill_scan_args::summaries"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 336usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 352usize];
     ["Offset of field: dw_prefill_scan_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 340usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 356usize];
     ["Offset of field: dw_prefill_scan_args::slots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slots) - 344usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, slots) - 360usize];
     ["Offset of field: dw_prefill_scan_args::snapshot_count"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_count) - 348usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_count) - 364usize];
     ["Offset of field: dw_prefill_scan_args::snapshot_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_type) - 352usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_type) - 368usize];
     ["Offset of field: dw_prefill_scan_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 356usize];
+        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 372usize];
 };
 impl Default for dw_prefill_scan_args {
     fn default() -> Self {
@@ -381,6 +390,7 @@ impl Default for dw_prefill_scan_args {
 #[derive(Debug, Copy, Clone)]
 pub struct dw_prefill_combine_args {
     pub states: *mut f32,
+    pub forgotten: *const i32,
     pub chains: *const i32,
     pub chains_count: i32,
     pub value_heads: i32,
@@ -394,29 +404,31 @@ pub struct dw_prefill_combine_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_prefill_combine_args"]
-        [::core::mem::size_of::<dw_prefill_combine_args>() - 48usize];
+        [::core::mem::size_of::<dw_prefill_combine_args>() - 56usize];
     ["Alignment of dw_prefill_combine_args"]
         [::core::mem::align_of::<dw_prefill_combine_args>() - 8usize];
     ["Offset of field: dw_prefill_combine_args::states"]
         [::core::mem::offset_of!(dw_prefill_combine_args, states) - 0usize];
+    ["Offset of field: dw_prefill_combine_args::forgotten"]
+        [::core::mem::offset_of!(dw_prefill_combine_args, forgotten) - 8usize];
     ["Offset of field: dw_prefill_combine_args::chains"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, chains) - 8usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, chains) - 16usize];
     ["Offset of field: dw_prefill_combine_args::chains_count"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, chains_count) - 16usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, chains_count) - 24usize];
     ["Offset of field: dw_prefill_combine_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, value_heads) - 20usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, value_heads) - 28usize];
     ["Offset of field: dw_prefill_combine_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, key_dim) - 24usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, key_dim) - 32usize];
     ["Offset of field: dw_prefill_combine_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, value_dim) - 28usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, value_dim) - 36usize];
     ["Offset of field: dw_prefill_combine_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, slabs) - 32usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, slabs) - 40usize];
     ["Offset of field: dw_prefill_combine_args::summaries"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, summaries) - 36usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, summaries) - 44usize];
     ["Offset of field: dw_prefill_combine_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, dies) - 40usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, dies) - 48usize];
     ["Offset of field: dw_prefill_combine_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, pad0) - 44usize];
+        [::core::mem::offset_of!(dw_prefill_combine_args, pad0) - 52usize];
 };
 impl Default for dw_prefill_combine_args {
     fn default() -> Self {

@@ -379,7 +379,7 @@ impl Prefill {
 
     /// Bytes of workspace that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
-        self.shape.record_bytes() + self.shape.summary_bytes(self.counts.summaries)
+        self.shape.workspace(self.counts).bytes
     }
 
     /// Segments in all: as many as there are sequences, unless some are cut.

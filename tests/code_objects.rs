@@ -74,8 +74,9 @@ fn launched() -> Vec<Launched> {
             let name = format!("dw_prefill_scan_{dtype}_k{k}");
             all.push(kernel(name, "prefill_scan", scan, 256));
             let name = format!("dw_prefill_summarise_{dtype}_k{k}");
-            // Three waves per SIMD.
-            all.push(kernel(name, "prefill_summarise", scan, 168));
+            // Three waves per SIMD, or two: more than that LDS does not hold of these.
+            let registers = if k <= 128 { 168 } else { 256 };
+            all.push(kernel(name, "prefill_summarise", scan, registers));
         }
     }
     for k in [64, 96, 128, 192, 256] {

@@ -3,6 +3,8 @@
 
 mod common;
 
+#[path = "prefill/forget.rs"]
+mod forget;
 #[path = "prefill/launch.rs"]
 mod launch;
 #[path = "prefill/layout.rs"]

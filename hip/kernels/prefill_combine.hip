@@ -1,9 +1,9 @@
 // Prefill of segments, second part: the state after each segment but the last,
 //   S_1 = N_0, S_{i+1} = M_i S_i + N_i
-// written where N_i was. One workgroup per (sequence of more than two segments, value head, 16 value columns); a wave
-// owns some rows of M, and S passes from wave to wave through shared memory. M and S are sums of two bf16 numbers each
-// (prefill_parts.h), of whose products three count: an accuracy of 2^-17, where one bf16 would cost that of a whole
-// chunk.
+// written where N_i was, between segments that forget: after these it is N_i already. One workgroup per (sequence of
+// more than two segments, value head, 16 value columns); a wave owns some rows of M, and S passes from wave to wave
+// through shared memory. M and S are sums of two bf16 numbers each (prefill_parts.h), of whose products three count: an
+// accuracy of 2^-17, where one bf16 would cost that of a whole chunk.
 //
 // N, S [V, K] f32; M [K, K] in two parts.
 #include "../tile/prefill_parts.h"
@@ -178,6 +178,20 @@ template <int Keys> class Chain {
     Tile added[row_tiles]; // N of the next state
 };
 
+// The first segment from `from` on that forgets, or does not; `count` if none of them does.
+DEVICE int next_that(bool forgets, const dw_prefill_combine_args &x, int first, int head, int from, int count) {
+#pragma unroll 1
+    for (; from < count; from += arch::lanes) {
+        const int own = from + arch::lane();
+        const bool found = own < count && (*prefill::forgotten_by(x, first + own, head) != 0) == forgets;
+        const u64 lanes_that = arch::ballot(found);
+        if (lanes_that) {
+            return from + __builtin_ctzll(lanes_that);
+        }
+    }
+    return count;
+}
+
 template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
     arch::wait_for_previous_kernel();
@@ -187,8 +201,15 @@ template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
     const int chain = arch::uniform_value(to.unit / x.value_heads);
     const int first = min_of(max_of(arch::uniform(x.chains + 2 * chain), 0), x.summaries);
     const int count = min_of(arch::uniform(x.chains + 2 * chain + 1), x.summaries - first);
-    if (count > 1) {
-        Chain<Keys>(x, exchange, first, to.unit - chain * x.value_heads, to.member).run(count);
+    const int head = to.unit - chain * x.value_heads;
+    // Runs of segments that do not forget, each after one whose state is known.
+#pragma unroll 1
+    for (int segment = 1; segment < count;) {
+        const int begin = next_that(false, x, first, head, segment, count);
+        segment = next_that(true, x, first, head, begin, count);
+        if (begin < segment) {
+            Chain<Keys>(x, exchange, first + begin - 1, head, to.member).run(segment - begin + 1);
+        }
     }
 }
 

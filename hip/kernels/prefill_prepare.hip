@@ -190,6 +190,10 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
         k_norm = shared.factors.k_norm[token];
         unit = power_of_two_below(arch::chunk_max(bits<int>(k_norm), (int *)shared.scratch));
     }
+    if (x.retained && !norm) {
+        products.key_squares(shared.factors);
+        arch::team_sync<waves>();
+    }
 
     const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
     const GateReader read_gates(x, sequence, begin + token, token < rows);
@@ -219,6 +223,19 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
         factors[prefill::read_row * prefill::chunk + place] = gates.beta * k_norm * arch::exp2(sum);
         factors[prefill::output_row * prefill::chunk + place] = q_norm * arch::exp2(sum);
         factors[prefill::write_row * prefill::chunk + place] = k_norm * per_unit * arch::exp2(total - sum);
+        if (y.retained) {
+            // A token multiplies what lies along k by exp(g) (1 - beta |k|^2), and the rest of a state by exp(g).
+            const float key_square = y.flags & DW_QK_L2NORM ? 1.0f : shared.factors.k_norm[token];
+            const float along = math::abs(1.0f - gates.beta * key_square);
+            const int greatest = arch::chunk_max(bits<int>(along < 1.0f ? 1.0f : along), (int *)shared.scratch);
+            float bound = total;
+            if (greatest != bits<int>(1.0f)) {
+                bound += prefill::chunk * math::log2e * arch::log(bits<float>(greatest));
+            }
+            if (token == 0) {
+                *prefill::retained_by(y, slot, head) = bound;
+            }
+        }
         if (token == 0) {
             *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
         }

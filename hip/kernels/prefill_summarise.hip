@@ -1,19 +1,30 @@
 // Prefill of segments, first part: what a segment does to the state before it, S -> M S + N. One workgroup per
 // (segment, value head, slab of columns) walks the chunks as prefill_scan does, without outputs: N is the state that
 // zeros become, and M, which starts from the identity and with v = 0, evolves like it. The first segment of a sequence
-// starts from its initial state, and needs no M: that state is put there for prefill_scan.
+// starts from its initial state, and needs no M: that state is put there for prefill_scan. Where the gates leave
+// nothing of the state before, there is no M, and the walk begins where the state after the segment does.
 //
 // k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M [K, K] or the initial state [V, K] for each (segment that another
 // follows, value head).
+#include "../tile/prefill_forget.h"
 #include "../tile/prefill_parts.h"
 
 namespace {
 
 using namespace prefill;
 
+template <class T, int Keys> DEVICE void clear(typename Chunk<T, Keys>::State &state) {
+    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
+        for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
+            state[t][j] = Tile{};
+        }
+    }
+}
+
 // The work of the warps that multiply, for columns of N or of M.
 template <class T, int Keys>
-DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs) {
+DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
+                              bool from_zeros) {
     constexpr int across = Chunk<T, Keys>::across;
     const bool of_m = work.slab >= n_slabs;
     const int slab = work.slab - (of_m ? n_slabs : 0);
@@ -22,8 +33,6 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
     const int columns = of_m ? x.key_dim : x.value_dim;
     const u32 column_offset = !of_m && column < columns ? 2 * column : Window::nowhere;
 
-    arch::wait_for_previous_kernel();
-    arch::let_next_kernel_begin();
     typename Chunk<T, Keys>::State state;
     for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
         for (int j = 0; j < across; ++j) {
@@ -37,6 +46,9 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
         first_state<T, Keys>(state, x, segment.sequence, work.head, column);
         float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
         store_matrix<T, Keys>(state, second_part(summary, x), column, columns, x.key_dim);
+    }
+    if (from_zeros) {
+        clear<T, Keys>(state);
     }
     Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
                                   column_offset);
@@ -55,17 +67,29 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
 
 template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
-    const Segment segment = segment_of(x, work.item);
+    Segment segment = segment_of(x, work.item);
     // The slabs of N, then those of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
     if (work.slab >= n_slabs && segment.first) {
         return;
     }
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
+    bool from_zeros;
+    const bool forgotten = forget(x, work.head, segment, from_zeros);
+    if (work.slab >= n_slabs) {
+        if (work.slab == n_slabs && arch::thread() == 0) {
+            *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
+        }
+        if (forgotten) {
+            return;
+        }
+    }
     // Columns of V that do not exist are zeros.
     copy_chunks<Keys, false>(x, segment, work);
     multiply_chunks<Keys, false>(
-        [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs); });
+        [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, from_zeros); });
 }
 
 } // namespace

@@ -65,6 +65,11 @@ DEVICE int sequence_of_slot(const int32_t *cu_seqlens, int sequences, int slot) 
     return low;
 }
 
+// Where the bounds of a value head lie from a slot on.
+template <class Arguments> DEVICE float *retained_by(const Arguments &x, int slot, int head) {
+    return x.retained + (int64_t)head * first_slot(x.tokens, x.sequences) + slot;
+}
+
 // A run of chunks of one sequence: all of it, or one of its segments.
 struct Segment {
     int sequence;
@@ -144,6 +149,10 @@ template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summ
 // M^T, or the state before.
 template <class Arguments> DEVICE float *second_part(float *summary, const Arguments &x) {
     return summary + x.value_dim * x.key_dim;
+}
+// Whether a segment leaves nothing of the state before it.
+template <class Arguments> DEVICE auto *forgotten_by(const Arguments &x, int summary, int head) {
+    return x.forgotten + (int64_t)summary * x.value_heads + head;
 }
 // Where the state before a segment of a sequence that is cut lies.
 DEVICE const float *state_before(const dw_prefill_scan_args &x, const Segment &segment, int head) {

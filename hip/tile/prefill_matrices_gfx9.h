@@ -66,16 +66,20 @@ template <class T> struct Products {
         }
     }
 
+    // |k|^2 of every token, from the diagonal, in the place of its norm.
+    DEVICE_MEMBER void key_squares(ChunkFactors &factors) const {
+        const Place at(arch::lane());
+        for (int i = 0; i < tiles; ++i) {
+            on_diagonal(kk[lower_block(i, i)], i, at, [&](int token, float x) { factors.k_norm[token] = x; });
+        }
+    }
+
     // Scales rows and columns by 1 / |q| and 1 / |k|, whose squares stand on the diagonals.
     DEVICE_MEMBER void normalise(ChunkFactors &factors) {
         const Place at(arch::lane());
+        key_squares(factors);
         for (int i = 0; i < tiles; ++i) {
-            for (int e = 0; e < elements; ++e) {
-                if (at.row(e) == at.column(e)) {
-                    factors.k_norm[16 * i + at.column(e)] = kk[lower_block(i, i)][e];
-                    factors.q_norm[16 * i + at.column(e)] = qq[i][e];
-                }
-            }
+            on_diagonal(qq[i], i, at, [&](int token, float x) { factors.q_norm[token] = x; });
         }
         arch::team_sync<1>();
         invert_norms(factors);

@@ -50,12 +50,21 @@ template <class T> struct Products {
         }
     }
 
+    // |k|^2 of every token, from the diagonal, in the place of its norm.
+    DEVICE_MEMBER void key_squares(ChunkFactors &factors) const {
+        const Place at(arch::lane());
+        const OwnBlocks own(arch::wave());
+        for (int i = 0; i < 2; ++i) {
+            on_diagonal(kk[2 * i], own.row(2 * i), at, [&](int token, float x) { factors.k_norm[token] = x; });
+        }
+    }
+
     // Scales rows and columns by 1 / |q| and 1 / |k|, whose squares stand on the diagonals.
     DEVICE_MEMBER void normalise(ChunkFactors &factors) {
         const Place at(arch::lane());
         const OwnBlocks own(arch::wave());
+        key_squares(factors);
         for (int i = 0; i < 2; ++i) {
-            on_diagonal(kk[2 * i], own.row(i), at, [&](int token, float x) { factors.k_norm[token] = x; });
             on_diagonal(qq[i], own.row(i), at, [&](int token, float x) { factors.q_norm[token] = x; });
         }
         arch::workgroup_sync();

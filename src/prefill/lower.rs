@@ -48,6 +48,15 @@ pub(super) struct Counts {
     pub(super) longest: u32,
 }
 
+/// Offsets of the parts of the workspace, in bytes.
+pub(super) struct WorkspaceParts {
+    states: usize,
+    retained: usize,
+    forgotten: usize,
+    /// All of it.
+    pub(super) bytes: usize,
+}
+
 /// Names of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernels {
@@ -238,6 +247,22 @@ impl Shape {
         summaries * value_heads * words * size_of::<f32>()
     }
 
+    /// Where the parts of the workspace lie: the records and, if sequences are cut, N and M of the summaries, a bound for
+    /// each record, a word for each summary and value head.
+    pub(super) fn workspace(&self, counts: Counts) -> WorkspaceParts {
+        let heads = self.spec.value_heads;
+        let states = self.record_bytes();
+        let retained = states + self.summary_bytes(counts.summaries);
+        let cut = usize::from(counts.summaries > 0);
+        let forgotten = retained + cut * self.slots() * heads * size_of::<f32>();
+        WorkspaceParts {
+            states,
+            retained,
+            forgotten,
+            bytes: forgotten + counts.summaries * heads * size_of::<i32>(),
+        }
+    }
+
     /// Checks the tensors and makes the kernels' arguments. Touches no device.
     pub(super) fn lower(
         &self,
@@ -270,12 +295,18 @@ impl Shape {
         }
         let gates = x.gating.lower(value_heads, |_| self.batch)?;
         flags |= gates.flags;
+        let parts = self.workspace(counts);
+        let retained = match counts.summaries {
+            0 => ptr::null_mut(),
+            _ => records.wrapping_byte_add(parts.retained).cast(),
+        };
         let mut prepare = dw_prefill_prepare_args {
             q: x.q.0.address,
             k: x.k.0.address,
             o: x.o.0.0.address,
             cu_seqlens,
             records,
+            retained,
             q_strides,
             k_strides,
             o_strides,
@@ -333,7 +364,9 @@ impl Shape {
             tokens: self.batch.rows() as i32,
             items: tables.items,
             items_count: counts.items as i32,
-            states: records.wrapping_byte_add(self.record_bytes()).cast(),
+            states: records.wrapping_byte_add(parts.states).cast(),
+            retained,
+            forgotten: records.wrapping_byte_add(parts.forgotten).cast(),
             summaries: counts.summaries as i32,
             dies: self.dies as i32,
             ..Default::default()
@@ -356,6 +389,7 @@ impl Shape {
         };
         let combine = dw_prefill_combine_args {
             states: scan.states,
+            forgotten: scan.forgotten,
             chains: tables.chains,
             chains_count: counts.chains as i32,
             value_heads: value_heads as i32,

@@ -87,3 +87,38 @@ fn profile_counts_what_the_kernels_do() {
         &["mi308x"],
     );
 }
+
+/// Segments whose gates leave nothing of the state before them cost their last chunks alone, and are not combined.
+#[test]
+fn segments_that_forget_cost_little() {
+    if !kernels() {
+        return;
+    }
+    let counts = |gates: &str| {
+        let output = deltawave(&[
+            "profile",
+            "--json",
+            "--heads",
+            "1,2",
+            "--seqlens",
+            "8192",
+            "--segments",
+            "4",
+            "--gates",
+            gates,
+        ]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let profile = json(&output);
+        let kernels = profile["kernels"].as_array().expect("a list");
+        let count = |i: usize| kernels[i]["wave_instructions"].as_f64().expect("a number");
+        assert_eq!(kernels.len(), 4);
+        [1, 2].map(count)
+    };
+    let [summarise, combine] = counts("normal");
+    let [of_all, combining_all] = counts("zero");
+    assert!(summarise < 0.2 * of_all, "{summarise} of {of_all}");
+    assert!(
+        combine < 0.3 * combining_all,
+        "{combine} of {combining_all}"
+    );
+}

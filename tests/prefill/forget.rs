@@ -1,0 +1,159 @@
+//! Segments whose gates leave nothing of the state before them: their M is left out, and they are walked from where their
+//! last state begins. What is left, however little, counts.
+
+use std::f32::consts::LN_2;
+
+use deltawave::inputs::{Gates, Tensor as HostTensor};
+use deltawave::metrics::compare;
+use deltawave::oracle;
+use deltawave::prefill::{Prefill, PrefillSpec};
+use deltawave::types::{Dtype, StateLayout};
+
+use crate::common::{
+    Case, Data, GateKind, Output, StateKind, check, check_output, context, judge, run, spec,
+};
+
+const BOTH: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+
+fn cut(spec: PrefillSpec, lengths: &[usize], segments: usize) -> Case {
+    let mut case = Case::new(spec, lengths);
+    case.spec.segments = Some(segments);
+    case.initial = Some(StateKind {
+        dtype: Dtype::F32,
+        layout: StateLayout::KeyMajor,
+        pad: 0,
+    });
+    case
+}
+
+/// Data whose gates are a function of token and head.
+fn with_gates(case: &Case, g: impl Fn(usize, usize) -> f32) -> Data {
+    let mut data = case.data();
+    let heads = case.spec.value_heads;
+    for (i, x) in data.inputs.g.iter_mut().enumerate() {
+        *x = g(i / heads, i % heads);
+    }
+    data
+}
+
+fn scaled(t: &HostTensor, by: f32) -> HostTensor {
+    HostTensor::new(t.dtype, t.values.iter().map(|x| x * by).collect())
+}
+
+/// Heads that forget in a chunk, in some, just so, or never, in one launch; segments that forget before, between and after
+/// others that do not; more chunks than a wave reads bounds of at once.
+#[test]
+fn gates_of_every_strength() {
+    for dtype in BOTH {
+        let mut case = cut(spec(dtype, 3, 6, 64, 48), &[64 * 9 + 5, 130, 64 * 8], 5);
+        let data = with_gates(&case, |t, h| match h {
+            0 => 0.0,
+            1 => -0.4,
+            2 => -0.75,
+            3 => -1.5,
+            4 => [-30.0, 0.0][t / 128 % 2],
+            _ => [-0.01, -3.0, -0.01][t % 128 / 43],
+        });
+        check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+        case.spec.qk_l2norm = true;
+        check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+    }
+    // Summaries of 300 and of 280 chunks, of which the last 62 or so count, and of 2.
+    let mut case = cut(spec(Dtype::Bf16, 1, 2, 16, 16), &[64 * 580, 64 * 302], 2);
+    case.gates = Gates::Mixed;
+    check(&context(), &case);
+    case.gates = Gates::Zero;
+    check(&context(), &case);
+    let mut case = cut(spec(Dtype::F16, 2, 4, 128, 128), &[1000], 3);
+    (case.gates, case.gate_kind) = (
+        Gates::Strong,
+        GateKind::Raw {
+            dtype: Dtype::F32,
+            dt_bias: true,
+            allow_neg_eigval: true,
+        },
+    );
+    check(&context(), &case);
+}
+
+/// Holds the outputs from a token on, and the final state, to the accuracy that a chunk's rounding allows.
+fn check_from(case: &Case, data: &Data, token: usize) -> Output {
+    let output = run(&context(), case, data);
+    let expected = oracle::prefill(&data.problem(case)).expect("a problem");
+    let from = token * case.spec.value_heads * case.spec.value_dim;
+    let o = compare(&output.o[from..], &expected.o[from..]);
+    assert!(o.rms_ratio < 1.5e-2, "o: {o:?}");
+    let state = compare(
+        output.state.as_ref().expect("a state"),
+        &expected.final_state,
+    );
+    assert!(state.rms_ratio < 1.5e-2, "state: {state:?}");
+    output
+}
+
+/// A state far above all others that decays by up to 2^-120 within a segment, or by 2^-200 since the beginning of a
+/// segment: as little as is left of it, it is all that there is.
+#[test]
+fn what_is_left_counts() {
+    for decay in [-100.0f32, -110.0, -120.0] {
+        // Segments of four chunks, of which the second decays. Tokens add nothing.
+        let mut case = cut(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
+        let mut data = with_gates(&case, |t, _| match t / 256 {
+            1 => decay * LN_2 / 256.0,
+            _ => 0.0,
+        });
+        data.inputs.beta.fill(0.0);
+        let initial = data.initial.take().expect("an initial state");
+        data.initial = Some(scaled(&initial, 100f32.exp2()));
+        check_from(&case, &data, 512);
+
+        // Values of the first chunk that decay in the rest of the first segment.
+        case.initial = None;
+        let mut data = with_gates(&case, |t, _| match t / 64 {
+            1..4 => (decay - 80.0) * LN_2 / 192.0,
+            _ => 0.0,
+        });
+        data.inputs.beta[64..].fill(0.0);
+        data.inputs.v = scaled(&data.inputs.v, 100f32.exp2());
+        check_from(&case, &data, 256);
+    }
+}
+
+/// Gates that alone would leave nothing, on keys so long that the state along them does not decay: beta |k|^2 - 1 is what
+/// exp(-g) is.
+#[test]
+fn long_keys_remember() {
+    for dtype in BOTH {
+        let case = cut(spec(dtype, 1, 2, 64, 32), &[64 * 16], 4);
+        let along: f32 = 0.75 * 4.0 - 1.0;
+        let mut data = with_gates(&case, |_, _| -along.ln());
+        data.inputs.beta.fill(0.75);
+        let mut keys = vec![0.0; data.inputs.k.values.len()];
+        for row in keys.chunks_exact_mut(64) {
+            row[3] = 2.0;
+        }
+        data.inputs.k = HostTensor::new(dtype, keys);
+        // Tokens add less to it than it is.
+        let initial = data.initial.take().expect("an initial state");
+        data.initial = Some(scaled(&initial, 100.0));
+        check_from(&case, &data, 64 * 12);
+    }
+}
+
+/// Segments that forget cost no accuracy, as the planner cuts them: it does not know of gates.
+#[test]
+fn forgetting_costs_no_accuracy() {
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 64), &[6000, 0, 100]);
+    case.gates = Gates::Normal;
+    let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
+    assert!(plan.expect("a plan").segments() > 4);
+    let data = case.data();
+    let [cut, whole] = [None, Some(1)].map(|segments| {
+        case.spec.segments = segments;
+        let judged = judge(&case, &data, &run(&context(), &case, &data));
+        [judged.o.rms_ratio, judged.state.rms_ratio]
+    });
+    for (cut, whole) in cut.into_iter().zip(whole) {
+        assert!(cut <= 1.05 * whole, "{cut:.3e}, whole {whole:.3e}");
+    }
+}
