@@ -215,19 +215,14 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
         } else {
             gates = read_gates.made(head, [&]() __attribute__((always_inline)) { return loaded; });
         }
-        float total;
-        const float sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch); // G / ln 2
-        shared.factors.gate_sum[token] = sum;
-        shared.factors.beta[token] = -gates.beta;
-        factors[prefill::beta_row * prefill::chunk + place] = gates.beta;
-        factors[prefill::read_row * prefill::chunk + place] = gates.beta * k_norm * arch::exp2(sum);
-        factors[prefill::output_row * prefill::chunk + place] = q_norm * arch::exp2(sum);
-        factors[prefill::write_row * prefill::chunk + place] = k_norm * per_unit * arch::exp2(total - sum);
+        float total, sum; // G / ln 2
         if (y.retained) {
             // A token multiplies what lies along k by exp(g) (1 - beta |k|^2), and the rest of a state by exp(g).
             const float key_square = y.flags & DW_QK_L2NORM ? 1.0f : shared.factors.k_norm[token];
             const float along = math::abs(1.0f - gates.beta * key_square);
-            const int greatest = arch::chunk_max(bits<int>(along < 1.0f ? 1.0f : along), (int *)shared.scratch);
+            int greatest;
+            sum = arch::chunk_sum(gates.g * math::log2e, total, bits<int>(along < 1.0f ? 1.0f : along), greatest,
+                                  shared.scratch);
             float bound = total;
             if (greatest != bits<int>(1.0f)) {
                 bound += prefill::chunk * math::log2e * arch::log(bits<float>(greatest));
@@ -235,7 +230,15 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
             if (token == 0) {
                 *prefill::retained_by(y, slot, head) = bound;
             }
+        } else {
+            sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch);
         }
+        shared.factors.gate_sum[token] = sum;
+        shared.factors.beta[token] = -gates.beta;
+        factors[prefill::beta_row * prefill::chunk + place] = gates.beta;
+        factors[prefill::read_row * prefill::chunk + place] = gates.beta * k_norm * arch::exp2(sum);
+        factors[prefill::output_row * prefill::chunk + place] = q_norm * arch::exp2(sum);
+        factors[prefill::write_row * prefill::chunk + place] = k_norm * per_unit * arch::exp2(total - sum);
         if (token == 0) {
             *(f32x2 *)(record + prefill::record_decay) = f32x2{arch::exp2(total) * per_unit, unit};
         }

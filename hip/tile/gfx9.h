@@ -150,6 +150,11 @@ DEVICE float chunk_sum(float x, float &total, float *) {
     return sum;
 }
 DEVICE int chunk_max(int x, int *) { return read_lane(inclusive_max(x), lanes - 1); }
+// The sum of some and the greatest of others, in one exchange.
+DEVICE float chunk_sum(float x, float &total, int of, int &greatest, float *scratch) {
+    greatest = chunk_max(of, (int *)scratch);
+    return chunk_sum(x, total, scratch);
+}
 
 // 16 or 8 bytes at an even address. This target takes every such address, `in_one_access` or not.
 typedef i32x4 Even16 __attribute__((aligned(2)));

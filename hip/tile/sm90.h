@@ -192,6 +192,16 @@ DEVICE int chunk_max(int x, int *scratch) {
     workgroup_sync();
     return max_of(scratch[2], scratch[3]);
 }
+// The sum of some and the greatest of others, in one exchange.
+DEVICE float chunk_sum(float x, float &total, int of, int &greatest, float *scratch) {
+    const int of_warp = __nvvm_redux_sync_max(of, 0xffffffff);
+    if (lane() == 0) {
+        ((int *)scratch)[2 + thread() / lanes] = of_warp;
+    }
+    const float sum = chunk_sum(x, total, scratch);
+    greatest = max_of(((int *)scratch)[2], ((int *)scratch)[3]);
+    return sum;
+}
 
 // The low, or the high, 16 bits of two words: first in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)((a & 0xffff) | b << 16); }
