@@ -86,6 +86,8 @@ typedef struct dw_prefill_prepare_args {
     void *records;             /* [slots, HV] records of DW_RECORD_BYTES */
     float *retained;           /* [HV, slots]: log2 of a bound on how much a chunk scales the norm of any state;
                                   null: not wanted */
+    const int32_t *read_slots; /* [N]: as prefill_scan has them */
+    const int32_t *write_slots;
     dw_token_strides q_strides;
     dw_token_strides k_strides;
     dw_token_strides g_strides;
@@ -107,6 +109,8 @@ typedef struct dw_prefill_prepare_args {
     int32_t parts;      /* workgroups that share the value heads of a (chunk, key head) */
     int32_t part_heads; /* value heads of each, at most */
     int32_t dies;       /* to which the GPU deals workgroups in turn */
+    int32_t slots;      /* of states */
+    int32_t pad0;
 } dw_prefill_prepare_args;
 
 /* A segment: a run of chunks of one sequence, what a workgroup of prefill_scan or prefill_summarise walks. */

@@ -121,6 +121,8 @@ pub struct dw_prefill_prepare_args {
     pub cu_seqlens: *const i32,
     pub records: *mut ::core::ffi::c_void,
     pub retained: *mut f32,
+    pub read_slots: *const i32,
+    pub write_slots: *const i32,
     pub q_strides: dw_token_strides,
     pub k_strides: dw_token_strides,
     pub g_strides: dw_token_strides,
@@ -142,11 +144,13 @@ pub struct dw_prefill_prepare_args {
     pub parts: i32,
     pub part_heads: i32,
     pub dies: i32,
+    pub slots: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_prefill_prepare_args"]
-        [::core::mem::size_of::<dw_prefill_prepare_args>() - 272usize];
+        [::core::mem::size_of::<dw_prefill_prepare_args>() - 296usize];
     ["Alignment of dw_prefill_prepare_args"]
         [::core::mem::align_of::<dw_prefill_prepare_args>() - 8usize];
     ["Offset of field: dw_prefill_prepare_args::q"]
@@ -169,48 +173,56 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_prepare_args, records) - 64usize];
     ["Offset of field: dw_prefill_prepare_args::retained"]
         [::core::mem::offset_of!(dw_prefill_prepare_args, retained) - 72usize];
+    ["Offset of field: dw_prefill_prepare_args::read_slots"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, read_slots) - 80usize];
+    ["Offset of field: dw_prefill_prepare_args::write_slots"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, write_slots) - 88usize];
     ["Offset of field: dw_prefill_prepare_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, q_strides) - 80usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, q_strides) - 96usize];
     ["Offset of field: dw_prefill_prepare_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, k_strides) - 104usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, k_strides) - 120usize];
     ["Offset of field: dw_prefill_prepare_args::g_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g_strides) - 128usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g_strides) - 144usize];
     ["Offset of field: dw_prefill_prepare_args::beta_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_strides) - 152usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_strides) - 168usize];
     ["Offset of field: dw_prefill_prepare_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, o_strides) - 176usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, o_strides) - 192usize];
     ["Offset of field: dw_prefill_prepare_args::a_log_stride"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_stride) - 200usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_stride) - 216usize];
     ["Offset of field: dw_prefill_prepare_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_stride) - 208usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_stride) - 224usize];
     ["Offset of field: dw_prefill_prepare_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, sequences) - 216usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, sequences) - 232usize];
     ["Offset of field: dw_prefill_prepare_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, tokens) - 220usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, tokens) - 236usize];
     ["Offset of field: dw_prefill_prepare_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, key_heads) - 224usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, key_heads) - 240usize];
     ["Offset of field: dw_prefill_prepare_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, value_heads) - 228usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, value_heads) - 244usize];
     ["Offset of field: dw_prefill_prepare_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, key_dim) - 232usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, key_dim) - 248usize];
     ["Offset of field: dw_prefill_prepare_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, value_dim) - 236usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, value_dim) - 252usize];
     ["Offset of field: dw_prefill_prepare_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, flags) - 240usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, flags) - 256usize];
     ["Offset of field: dw_prefill_prepare_args::g_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g_type) - 244usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, g_type) - 260usize];
     ["Offset of field: dw_prefill_prepare_args::beta_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_type) - 248usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_type) - 264usize];
     ["Offset of field: dw_prefill_prepare_args::a_log_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 252usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 268usize];
     ["Offset of field: dw_prefill_prepare_args::dt_bias_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 256usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 272usize];
     ["Offset of field: dw_prefill_prepare_args::parts"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, parts) - 260usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, parts) - 276usize];
     ["Offset of field: dw_prefill_prepare_args::part_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, part_heads) - 264usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, part_heads) - 280usize];
     ["Offset of field: dw_prefill_prepare_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dies) - 268usize];
+        [::core::mem::offset_of!(dw_prefill_prepare_args, dies) - 284usize];
+    ["Offset of field: dw_prefill_prepare_args::slots"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, slots) - 288usize];
+    ["Offset of field: dw_prefill_prepare_args::pad0"]
+        [::core::mem::offset_of!(dw_prefill_prepare_args, pad0) - 292usize];
 };
 impl Default for dw_prefill_prepare_args {
     fn default() -> Self {

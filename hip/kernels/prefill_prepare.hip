@@ -279,6 +279,9 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
         }
         return;
     }
+    if (prefill::is_padding(x, sequence)) {
+        return;
+    }
     const prefill::Rows range = prefill::rows_of(x.cu_seqlens, sequence, x.tokens);
     const int chunk = slot - prefill::first_slot(range.begin, sequence);
     if (chunk < 0 || chunk >= (range.end - range.begin + prefill::chunk - 1) / prefill::chunk) {

@@ -110,7 +110,7 @@ DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, 
 template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
-    if (slot_of(x, x.read_slots, segment.sequence) < 0 && slot_of(x, x.write_slots, segment.sequence) < 0) {
+    if (is_padding(x, segment.sequence)) {
         arch::wait_for_previous_kernel();
         clear_outputs<Keys>(x, segment, work);
         return;

@@ -76,15 +76,15 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
     }
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    bool from_zeros;
-    const bool forgotten = forget(x, work.head, segment, from_zeros);
-    if (work.slab >= n_slabs) {
-        if (work.slab == n_slabs && arch::thread() == 0) {
-            *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
-        }
-        if (forgotten) {
-            return;
-        }
+    // Padding has no records, and nobody reads its states: combine passes over what is forgotten.
+    const bool padding = is_padding(x, segment.sequence);
+    bool from_zeros = false;
+    const bool forgotten = padding || forget(x, work.head, segment, from_zeros);
+    if (work.slab == n_slabs && arch::thread() == 0) {
+        *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
+    }
+    if (padding || (work.slab >= n_slabs && forgotten)) {
+        return;
     }
     // Columns of V that do not exist are zeros.
     copy_chunks<Keys, false>(x, segment, work);

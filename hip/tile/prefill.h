@@ -161,12 +161,17 @@ DEVICE const float *state_before(const dw_prefill_scan_args &x, const Segment &s
 }
 
 // The slot of a sequence's state: `slots` are the caller's and may hold anything. Negative: it has none.
-DEVICE int slot_of(const dw_prefill_scan_args &x, const int32_t *slots, int sequence) {
+template <class Arguments> DEVICE int slot_of(const Arguments &x, const int32_t *slots, int sequence) {
     if (!slots) {
         return sequence;
     }
     const int slot = arch::uniform(slots + sequence);
     return slot < x.slots ? slot : -1;
+}
+
+// A sequence that has no state, neither before nor after. Nothing is made of its tokens but zeros.
+template <class Arguments> DEVICE bool is_padding(const Arguments &x, int sequence) {
+    return x.read_slots && slot_of(x, x.read_slots, sequence) < 0 && slot_of(x, x.write_slots, sequence) < 0;
 }
 
 // Byte address of (token of a sequence, head) in a 16-bit token tensor.

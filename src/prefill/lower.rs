@@ -374,6 +374,8 @@ impl Shape {
         flags |= self.lower_states(x, plan, &mut scan)?;
         flags |= self.lower_snapshots(x, plan, &mut scan)?;
         prepare.flags = flags;
+        [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
+        prepare.slots = scan.slots;
         scan.flags = flags;
         let [
             prepare_groups,

@@ -310,9 +310,14 @@ impl Loaded {
         }
     }
 
+    /// What a launch left in its workspace.
+    pub fn workspace(&self, stream: &Stream) -> Vec<u8> {
+        self.workspace.download(stream).expect("a copy")
+    }
+
     /// The status word of a [`DevicePrefill`].
     pub fn status(&self, stream: &Stream) -> u32 {
-        let bytes = self.workspace.download(stream).expect("a copy");
+        let bytes = self.workspace(stream);
         u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 

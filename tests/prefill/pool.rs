@@ -2,7 +2,7 @@
 
 use deltawave::error::{ArgumentKind, Error};
 use deltawave::inputs::Gates;
-use deltawave::prefill::{Part, Prefill};
+use deltawave::prefill::{CHUNK, Part, Prefill};
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
@@ -107,6 +107,51 @@ fn padding() {
         &[-1, 0, 1, 2, 3],
     );
     check_pool(&context(), &case(Dtype::Bf16, 1), &pool);
+}
+
+/// Nothing is made of the tokens of padding: where its records and summaries would be, the workspace is as it was.
+#[test]
+fn padding_is_not_prepared() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let slots = [-1, 2, 3, -1, 0];
+    let mut pool = PoolCase::new(kind(Dtype::F32, StateLayout::KeyMajor), 3, &slots);
+    // The third is none: it leaves a state.
+    pool.write_slots = Some(vec![3, 2, 1, i32::MIN, 0]);
+    let padding = [true, false, false, true, false];
+    for segments in [1, 3, 5] {
+        let mut case = case(Dtype::Bf16, segments);
+        case.lengths = vec![200, 0, 130, 70, 260];
+        case.initial = Some(pool.kind);
+        let cu_seqlens = case.cu_seqlens();
+        let mut spec = case.spec;
+        spec.segments = Some(1);
+        let whole = Prefill::packed(&context, spec, &cu_seqlens, case.tokens()).unwrap();
+        let record_bytes = whole.workspace_bytes();
+        let mut loaded = Loaded::on_pool(&context, &case, &case.data(), &pool);
+        loaded.poison(&stream);
+        loaded.launch(&case, &stream).unwrap();
+        let workspace = loaded.workspace(&stream);
+        let (records, summaries) = workspace.split_at(record_bytes);
+        let each = record_bytes / whole.chunk_entries();
+        let summary = spec.value_heads * (48 + 64) * 64 * size_of::<f32>();
+        let segment = 5usize.div_ceil(segments);
+        let mut before = 0;
+        for (n, &length) in case.lengths.iter().enumerate() {
+            let chunks = length.div_ceil(CHUNK);
+            let first = cu_seqlens[n] as usize / CHUNK + n;
+            let followed = chunks.saturating_sub(1) / segment;
+            let of_this = [
+                &records[first * each..(first + chunks) * each],
+                &summaries[before * summary..(before + followed) * summary],
+            ];
+            before += followed;
+            for made in of_this.into_iter().filter(|made| !made.is_empty()) {
+                let untouched = made.iter().all(|&byte| byte == 0xff);
+                assert_eq!(untouched, padding[n], "{n}, {segments} segments");
+            }
+        }
+    }
 }
 
 /// Slots that are read apart from those that are written, several sequences starting from one.
