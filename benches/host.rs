@@ -17,6 +17,8 @@ use null_runtime::{Layer, Shape};
 /// Key and value heads of Qwen3.5-35B-A3B, and what one of eight GPUs has of them.
 const WHOLE: [usize; 2] = [16, 32];
 const SHARED: [usize; 2] = [2, 4];
+/// One of each: the most room for segments.
+const FEWEST: [usize; 2] = [1, 1];
 
 /// Lengths of sequences, summed up.
 fn summed(lengths: impl Iterator<Item = usize>) -> Vec<i32> {
@@ -55,6 +57,14 @@ fn mixed(sequences: usize, tokens: usize) -> Vec<i32> {
     summed((0..sequences).map(|n| 1 + ((part(n) * tokens) >> 32)))
 }
 
+/// As [`mixed`], and one that is four times as long as the others are at most: where the planner has most to try.
+fn mixed_and_long(sequences: usize, tokens: usize) -> Vec<i32> {
+    let mut out = mixed(sequences, tokens);
+    let end = out[sequences] + 4 * tokens as i32;
+    out.push(end);
+    out
+}
+
 fn host(c: &mut Criterion) {
     let context = null_runtime::context().expect("a build with kernels for gfx942");
     let stream = context.stream().expect("a stream");
@@ -69,6 +79,7 @@ fn host(c: &mut Criterion) {
         ("skewed", SHARED, skewed(256, 1 << 20)),
         ("one long", SHARED, one_long(256, 1 << 20)),
         ("mixed", SHARED, mixed(256, 32768)),
+        ("mixed and long", FEWEST, mixed_and_long(255, 32768)),
     ];
     for (lengths, [key_heads, value_heads], cu_seqlens) in all {
         let s = Shape {

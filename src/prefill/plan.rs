@@ -160,9 +160,7 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let walked = chunks.iter().sum();
     let costs = machine.costs;
     let worthwhile = costs.worthwhile * machine.scan(chunks.len(), longest, walked);
-    // As if no compute unit were ever idle.
-    let at_best = costs.launch + machine.scan_at_best(walked);
-    if at_best > worthwhile {
+    if machine.at_best(walked, &[], longest) > worthwhile {
         return 1;
     }
     // Long ones first: what is no longer than a segment is counted, not looked at.
@@ -178,12 +176,12 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let mut most = worthwhile;
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
         let segment = longest.div_ceil(segments);
-        let combined = followed(longest, segment).saturating_sub(1);
-        // More segments take more steps and more memory.
-        if at_best + combined as f64 * costs.combine > most {
+        let cut = &long[..long.partition_point(|&n| n > segment)];
+        // More segments take more work, more steps and more memory.
+        if machine.at_best(walked, cut, segment) > most {
             break;
         }
-        let cost = machine.cost(&long, chunks.len(), walked, segment);
+        let cost = machine.cost(chunks.len(), walked, cut, segment);
         if cost.summaries.saturating_mul(machine.summary_bytes) > MOST_SUMMARY_BYTES {
             break;
         }
@@ -192,6 +190,11 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     }
     let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
     chosen.map_or(1, |(segments, _)| segments)
+}
+
+/// Steps of combining the segments of the first sequence that is cut, the longest.
+fn steps(cut: &[usize], segment: usize) -> usize {
+    cut.first().map_or(0, |&n| followed(n, segment) - 1)
 }
 
 /// What a way to cut a batch takes.
@@ -212,25 +215,38 @@ impl Machine {
         )
     }
 
-    /// What it takes at least, into whichever segments so many chunks are cut.
-    fn scan_at_best(&self, walked: usize) -> f64 {
-        let cost = &self.costs.scan;
-        let chunk = cost.chunk.min(cost.chunk_shared / cost.residency as f64);
-        (walked * self.scan) as f64 * chunk / self.compute_units as f64
+    /// What all kernels take at least, as if no compute unit were ever idle: for sequences of `walked` chunks in all, some
+    /// of which are cut, long ones first. Shorter segments never take less.
+    fn at_best(&self, walked: usize, cut: &[usize], segment: usize) -> f64 {
+        let Costs {
+            scan,
+            summarise,
+            combine,
+            launch,
+            ..
+        } = self.costs;
+        let work = |cost: &KernelCost, chunks: usize| {
+            let chunk = cost.chunk.min(cost.chunk_shared / cost.residency as f64);
+            chunks as f64 * chunk / self.compute_units as f64
+        };
+        // All but a segment of each, or more.
+        let summarised = cut.iter().sum::<usize>() - cut.len() * segment;
+        launch
+            + work(scan, walked * self.scan)
+            + work(summarise, summarised * self.summarise)
+            + steps(cut, segment) as f64 * combine
     }
 
     /// What scan and, where sequences are cut, the two kernels before it take, modelled, for so many sequences of `walked`
-    /// chunks in all: those of the ones that are longer than a segment, and maybe others, long ones first.
-    fn cost(&self, long: &[usize], sequences: usize, walked: usize, segment: usize) -> Cost {
-        let longest = long.first().copied().unwrap_or(0);
-        let long = &long[..long.partition_point(|&n| n > segment)];
+    /// chunks in all, some of which are cut, long ones first, and the longest segment.
+    fn cost(&self, sequences: usize, walked: usize, cut: &[usize], segment: usize) -> Cost {
         let (mut summaries, mut chained) = (0, 0);
-        for &n in long {
+        for &n in cut {
             let followed = followed(n, segment);
             summaries += followed;
             chained += usize::from(followed > 1);
         }
-        let mut us = self.scan(sequences + summaries, longest.min(segment), walked);
+        let mut us = self.scan(sequences + summaries, segment, walked);
         if summaries > 0 {
             let workgroups = summaries * self.summarise;
             us += self.costs.launch;
@@ -244,7 +260,7 @@ impl Machine {
         }
         if chained > 0 {
             let rounds = (chained * self.combine).div_ceil(self.compute_units);
-            let steps = (followed(longest, segment) - 1) * rounds;
+            let steps = steps(cut, segment) * rounds;
             us += self.costs.launch + steps as f64 * self.costs.combine;
         }
         Cost { us, summaries }

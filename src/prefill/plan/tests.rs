@@ -157,12 +157,7 @@ fn a_choice_costs_no_more_than_none() {
     for heads in [1, 3, 8, 32, 64] {
         for lengths in [&[16][..], &[128, 70, 3], &[512; 4], &[1000, 10]] {
             let machine = machine(304, heads);
-            let cost = |s| {
-                let segment = segment_chunks(lengths, s);
-                machine
-                    .cost(lengths, lengths.len(), lengths.iter().sum(), segment)
-                    .us
-            };
+            let cost = |s| cost(lengths, &machine, s).us;
             let chosen = choose(lengths, &machine);
             assert!(cost(chosen) <= cost(1), "{heads} heads, {lengths:?}");
             assert_eq!(chosen, choose(lengths, &machine));
@@ -170,15 +165,18 @@ fn a_choice_costs_no_more_than_none() {
     }
 }
 
+/// What so many segments of the longest sequence cost.
+fn cost(lengths: &[usize], machine: &Machine, segments: usize) -> Cost {
+    let segment = segment_chunks(lengths, segments);
+    let mut cut: Vec<usize> = lengths.iter().copied().filter(|&n| n > segment).collect();
+    cut.sort_unstable_by(|a, b| b.cmp(a));
+    machine.cost(lengths.len(), lengths.iter().sum(), &cut, segment)
+}
+
 /// What [`choose`] says it finds, of all numbers that it may try.
 fn best(lengths: &[usize], machine: &Machine) -> usize {
-    let mut sorted = lengths.to_vec();
-    sorted.sort_unstable_by(|a, b| b.cmp(a));
-    let (longest, walked) = (sorted[0], sorted.iter().sum());
-    let cost = |segments: usize| {
-        let segment = longest.div_ceil(segments).max(1);
-        machine.cost(&sorted, sorted.len(), walked, segment)
-    };
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let cost = |segments| cost(lengths, machine, segments);
     let numbers = (1..14).flat_map(|power| [1 << power, 3 << (power - 1)]);
     let affordable: Vec<(usize, f64)> = numbers
         .filter(|s| s * LEAST_CHUNKS <= longest)
@@ -221,11 +219,7 @@ fn fewer_segments_may_take_a_little_longer() {
     let segments = choose(&lengths, &machine);
     machine.costs = &PATIENT;
     let fewer = choose(&lengths, &machine);
-    let cost = |s| {
-        machine
-            .cost(&lengths, 1, 512, segment_chunks(&lengths, s))
-            .us
-    };
+    let cost = |s| cost(&lengths, &machine, s).us;
     assert!(1 < fewer && fewer < segments, "{fewer} of {segments}");
     assert!(cost(fewer) <= 1.5 * cost(segments));
 }
