@@ -70,22 +70,28 @@ static CDNA: LaunchShape = {
         columns: 32,
         shared_bytes: 0,
     };
+    // Half of the waves make the outputs.
+    const SCAN: Walk = Walk {
+        threads: 512,
+        wide_threads: 512,
+        ..WALK
+    };
     LaunchShape {
         lengths_threads: 64,
         prepare_threads: 64,
         prepare_room: 4,
-        scan: [WALK; KEY_BUCKETS.len()],
+        scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
-                chunk: 1.3,
-                chunk_shared: 2.0,
-                residency: 2,
+                chunk: 1.0,
+                chunk_shared: 1.0,
+                residency: 1,
             },
             summarise: KernelCost {
-                chunk: 1.0,
-                chunk_shared: 2.05,
+                chunk: 0.95,
+                chunk_shared: 2.0,
                 residency: 3,
             },
             combine: 1.9,

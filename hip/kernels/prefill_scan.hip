@@ -88,7 +88,7 @@ DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, 
         if (arch::reread(x).snapshot_slots) {
             rest = next_stop(arch::reread(x), chunks.left());
         }
-        walk<T, Keys>(state, chunks, x, wave_column < x.value_dim, rest);
+        walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
             take_snapshot<T, Keys>(state, arch::reread(x), chunks.left(), column);
         }
@@ -115,7 +115,7 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    copy_chunks<Keys, true>(x, segment, work);
+    accompany_chunks<T, Keys, true>(x, segment, work);
     multiply_chunks<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
 }
 

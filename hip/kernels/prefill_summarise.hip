@@ -53,7 +53,7 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
     Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
                                   column_offset);
     chunks.begin(state);
-    walk<T, Keys, false>(state, chunks, x, wave_column < columns, 0);
+    walk<T, Keys, false>(state, chunks, x, 0);
     chunks.finish();
 
     const dw_prefill_scan_args &y = arch::reread(x);
@@ -87,7 +87,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
         return;
     }
     // Columns of V that do not exist are zeros.
-    copy_chunks<Keys, false>(x, segment, work);
+    accompany_chunks<T, Keys, false>(x, segment, work);
     multiply_chunks<Keys, false>(
         [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, from_zeros); });
 }

@@ -58,6 +58,23 @@ template <class X> DEVICE X held(X x) {
 // Nothing is moved from after this point to before it.
 DEVICE void phase() { __builtin_amdgcn_sched_barrier(0); }
 
+// Of the instructions between two such points, so many of a kind come next.
+enum class Kind { vector = 2, product = 8, load = 32 };
+template <Kind Which, int Count> DEVICE void schedule() {
+    if constexpr (Count > 0) {
+        __builtin_amdgcn_sched_group_barrier((int)Which, Count, 0);
+    }
+}
+
+// Waits for all loads and stores of memory.
+DEVICE void loads_done() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+
+// Of this wave, from 0 to 3: it goes first where several can go on. Waves of different priorities have different parts
+// in a kernel, and meet at barriers of their own: the hardware counts waves.
+template <int Priority> DEVICE void set_priority() { __builtin_amdgcn_s_setprio(Priority); }
+
+DEVICE void end_wave() { __builtin_amdgcn_endpgm(); }
+
 // The kernel's arguments once more, read anew: for what is used before and after a loop, and not worth holding through
 // it.
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &) {
@@ -197,9 +214,9 @@ class Window {
 
     // From so many bytes further on.
     DEVICE_MEMBER void advance(u64 bytes) {
-        const u64 base = ((u64)(u32)rsrc.y << 32 | (u32)rsrc.x) + bytes;
-        rsrc.x = (int)base;
-        rsrc.y = (int)(base >> 32);
+        const i32x2 base = bits<i32x2>(bits<u64>(i32x2{rsrc.x, rsrc.y}) + bytes);
+        rsrc.x = base.x;
+        rsrc.y = base.y;
     }
     DEVICE_MEMBER void limit(u32 bytes) { rsrc.z = (int)bytes; }
 
@@ -207,7 +224,9 @@ class Window {
     DEVICE_MEMBER i32x4 load_b128(u32 offset, int uniform = 0) const {
         return raw_buffer_load(rsrc, (int)offset, uniform, 0);
     }
-    DEVICE_MEMBER i32x2 load_b64(u32 offset) const { return raw_buffer_load_b64(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER i32x2 load_b64(u32 offset, int uniform = 0) const {
+        return raw_buffer_load_b64(rsrc, (int)offset, uniform, 0);
+    }
     DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
 
@@ -229,6 +248,12 @@ constexpr int elements = 4;
 // Elements that lie in consecutive rows, as one vector.
 typedef f32x4 Run;
 constexpr int run = 4;
+
+// c - a b. As a whole, half of the signs would take instructions of their own.
+DEVICE Tile minus_product(Tile c, Tile a, Tile b) {
+    const f32x2 low = __builtin_elementwise_fma(-a.xy, b.xy, c.xy), high = __builtin_elementwise_fma(-a.zw, b.zw, c.zw);
+    return Tile{low.x, low.y, high.x, high.y};
+}
 
 // The 16-bit element types: what the matrix unit takes and how f32 is rounded to it (to nearest even). `join` takes
 // what `nearest` gave, or numbers that are of the type anyway; `pack` takes any.
@@ -255,6 +280,11 @@ struct Bf16 {
 #pragma clang fp contract(fast)
         return 65536.0f * x - 65535.0f * x;
     }
+    // Of x times a power of two.
+    static DEVICE_MEMBER Tile nearest(Tile x, float unit) {
+#pragma clang fp contract(fast)
+        return 65536.0f * unit * x - 65535.0f * unit * x;
+    }
     static DEVICE_MEMBER int join(float low, float high) {
         return (int)__builtin_amdgcn_perm(bits<u32>(high), bits<u32>(low), 0x07060302);
     }
@@ -271,6 +301,7 @@ struct F16 {
     static DEVICE_MEMBER int pack(float low, float high) { return bits<int>(half2{(_Float16)low, (_Float16)high}); }
     // `join` rounds.
     static DEVICE_MEMBER Tile nearest(Tile x) { return x; }
+    static DEVICE_MEMBER Tile nearest(Tile x, float unit) { return unit * x; }
     static DEVICE_MEMBER int join(float low, float high) { return pack(low, high); }
 };
 

@@ -1,7 +1,8 @@
-// How prefill moves its operands on CDNA. The waves of a workgroup of prefill_scan share its value columns and divide
-// the rows: each owns a tile of tokens and some key elements of the state. So a wave reads its own rows of K, Q, T, P
-// and K^T alone, straight from memory, a whole chunk before it multiplies with them; what a product makes, rounded,
-// goes through LDS, in operand order, to all waves.
+// How prefill moves its operands on CDNA. The waves of a workgroup that walks chunks share its value columns and divide
+// the rows, twice: four hold the state, each a tile of tokens and some key elements, and in prefill_scan four make the
+// outputs, each of a tile of tokens. So a wave reads its own rows of K, T and K^T, or of Q and P, straight from memory,
+// a whole chunk before it multiplies with them; what a product makes, rounded, goes through LDS, in operand order, to
+// all.
 #pragma once
 
 #include "prefill.h"
@@ -54,22 +55,19 @@ constexpr int scan_threads = scan_waves * arch::lanes;
 DEVICE int row_place(int row) { return row; }
 // Column tiles of a workgroup.
 constexpr int scan_tiles(int) { return 2; }
-// Whether registers do not allow to hold operands of the whole state, and of the next chunk what this one has used.
+// Whether registers do not allow to hold operands of the whole state.
 constexpr bool registers_are_short(int keys) { return keys > 128; }
 
-// Columns of a workgroup of scan or, without outputs, of summarise, its threads, as it is launched and at most, and how
-// many workgroups share a SIMD.
+// Columns of a workgroup of scan or, without outputs, of summarise, its threads, at most and as it is launched, and how
+// many waves share a SIMD.
 template <int Keys, bool Outputs> constexpr int slab_columns() { return 16 * scan_tiles(Keys); }
-template <int Keys, bool Outputs> constexpr int walking_threads() { return scan_waves * arch::lanes; }
-template <int Keys, bool Outputs> constexpr int walk_threads() { return scan_waves * arch::lanes; }
+template <int Keys, bool Outputs> constexpr int walk_threads() { return (Outputs ? 2 : 1) * scan_threads; }
+template <int Keys, bool Outputs> constexpr int walking_threads() { return walk_threads<Keys, Outputs>(); }
 template <int Keys, bool Outputs> constexpr int walk_residency() {
     return Outputs || registers_are_short(Keys) ? 2 : 3;
 }
 // The first of a wave's columns, from its slab's on.
 DEVICE int wave_column_of_slab(int) { return 0; }
-// Whether T and P have more than two blocks in a wave's rows, and whether the last two are whole (t_pair).
-DEVICE bool has_second_pair(int wave) { return wave >= 2; }
-DEVICE bool last_pair_is_whole(int wave) { return wave % 2 == 1; }
 
 // Pairs of key tiles, of which wave w owns w, w + 4, ...
 constexpr int key_pairs(int keys) { return keys / 32; }
@@ -90,14 +88,92 @@ constexpr int smallest_key_dim(int bucket) {
     return bucket == 256 ? 208 : bucket == 192 ? 144 : bucket == 128 ? 112 : bucket == 96 ? 80 : 16;
 }
 
-// What the waves of a workgroup hand each other, each a quarter of every part: right operands, 16 bytes a lane, of a
-// key pair of a column tile of the state, or of two column tiles of a token tile of X, U and the state's update.
-template <int Keys> struct Exchange {
-    static constexpr int state_quarters = own_pairs(Keys) * scan_tiles(Keys);
-    i32x4 state[state_quarters][scan_threads];
+// What the waves of a workgroup that hold the state hand each other, each a quarter of every part: right operands, 16
+// bytes a lane, of a key pair of a column tile of the state, or of two column tiles of a token tile of X and of the
+// state's update. Those that make outputs read a state while the next one is written.
+template <int Keys, bool Outputs> struct Exchange {
+    static constexpr int states = Outputs ? 2 : 1;
+    i32x4 state[states][own_pairs(Keys) * scan_tiles(Keys)][scan_threads];
     i32x4 x[scan_threads];
-    i32x4 u[scan_threads];
     i32x4 update[scan_threads];
+
+    DEVICE_MEMBER OperandPair operand(int parity, int pair, int j) const {
+        const int from = pair % scan_waves * arch::lanes + arch::lane();
+        return OperandPair{state[parity][pair / scan_waves * scan_tiles(Keys) + j][from]};
+    }
+};
+// What those that make outputs are handed, U in f32, and hand each other, U as operands.
+struct Values {
+    i32x4 exact[scan_tiles(0)][scan_threads];
+    i32x4 operands[scan_threads];
+};
+
+template <int Keys, bool Outputs> DEVICE Exchange<Keys, Outputs> &exchange() {
+    __attribute__((shared)) static Exchange<Keys, Outputs> shared;
+    return shared;
+}
+DEVICE Values &shared_values() {
+    __attribute__((shared)) static Values shared;
+    return shared;
+}
+
+// The lower blocks of T or P in the rows of one wave: two up to the diagonal, of which an even row has one, and those
+// before, of the lower half.
+class LowerBlocks {
+  public:
+    // Where they are.
+    class Place {
+      public:
+        Place() = default;
+        static DEVICE_MEMBER Place of_t(int row) { return Place(row, t_pair(row, 0), t_pair(row, row / 2)); }
+        static DEVICE_MEMBER Place of_p(int row) {
+            return Place(row, p_pair(row, 0), p_pair(row, row / 2) + (row % 2 == 0 ? 8 : 0));
+        }
+
+      private:
+        friend LowerBlocks;
+        DEVICE_MEMBER Place(int row, int first, int last)
+            : before(row < 2 ? Window::nowhere : arch::lane() * 16),
+              second(row % 2 == 0 ? Window::nowhere : arch::lane() * 16 + 8),
+              first(arch::opaque_uniform(arch::uniform_value(first))),
+              last(arch::opaque_uniform(arch::uniform_value(last))) {}
+        u32 before, second;
+        int first, last; // offsets that all lanes share
+    };
+
+    DEVICE_MEMBER void load(const Window &record, const Place &from) {
+        before.data = record.load_b128(from.before, from.first);
+        last[0] = record.load_b64(arch::lane() * 16, from.last);
+        last[1] = record.load_b64(from.second, from.last);
+    }
+    // out += blocks times tokens that all waves have made, as `take` has found them. No branch is behind the last
+    // products: clang 19 would forget to wait for them.
+    template <class T> DEVICE_MEMBER void multiply(Tile (&out)[2], const OperandPair (&tokens)[tiles], int row) const {
+        if (row >= 2) {
+            multiply<T>(out, before.first(), tokens[0]);
+            multiply<T>(out, before.second(), tokens[1]);
+        }
+        multiply<T>(out, last[0], tokens[2]);
+        multiply<T>(out, last[1], tokens[3]);
+    }
+    static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[scan_threads], int row) {
+        const i32x4 *const first = from + arch::lane(), *const last = first + row / 2 * 2 * arch::lanes;
+        to[0].data = first[0];
+        to[1].data = first[arch::lanes];
+        arch::phase();
+        to[2].data = last[0];
+        to[3].data = last[arch::lanes];
+        arch::phase();
+    }
+
+  private:
+    template <class T> static DEVICE_MEMBER void multiply(Tile (&out)[2], Operand block, OperandPair tokens) {
+        out[0] = T::mma(block, tokens.first(), out[0]);
+        out[1] = T::mma(block, tokens.second(), out[1]);
+    }
+
+    Operand last[2];
+    OperandPair before;
 };
 
 // The rows of a token tensor for one sequence and head, from some chunk on. Rows that the chunk does not have read as
@@ -120,138 +196,24 @@ class TokenRows {
     Window memory;
 };
 
-// What a wave reads of a chunk, in registers.
-template <int Keys> struct Part {
-    OperandPair k[key_pairs(Keys)]; // its rows
-    OperandPair q[key_pairs(Keys)];
-    OperandPair columns[own_pairs(Keys)][tiles]; // its key elements of all rows of K
-    OperandPair t[tiles / 2];                    // its blocks of T and P
-    OperandPair p[tiles / 2];
-    int v[elements];
-    Tile factor[row_factors];
-    f32x2 decay;
-    // Operands of the state, which all waves have shared.
-    OperandPair state[registers_are_short(Keys) ? 1 : key_pairs(Keys)][scan_tiles(Keys)];
-};
-
-// Where a wave finds its part of a chunk.
-template <class T, int Keys> class Source {
+// The records of a value head, from some chunk on.
+class Records {
   public:
-    DEVICE_MEMBER Source(const dw_prefill_scan_args &x, int sequence, int begin, int slot, int head, int key_head,
-                         u32 value_offset)
-        : q(x.q, x.q_strides, sequence, begin, key_head, x.key_dim),
-          k(x.k, x.k_strides, sequence, begin, key_head, x.key_dim),
-          v(x.v, x.v_strides, sequence, begin, head, x.value_dim), record_step((u64)x.value_heads * DW_RECORD_BYTES),
-          key_dim(x.key_dim) {
-        const int lane = arch::lane(), wave = arch::wave(), row = lane % 16, eighth = arch::eighth(lane) * 16;
-        q_offset = (16 * wave + row) * q.stride + eighth;
-        k_offset = (16 * wave + row) * k.stride + eighth;
-        column_offset = row * k.stride + eighth + 64 * wave;
-        for (int c = 0; c < tiles; ++c) {
-            columns[c] = column_of(column_offset, 0, c);
-        }
-        for (int r = 0; r < elements; ++r) {
-            v_offset[r] = (16 * wave + Place(lane).row(r)) * v.stride + value_offset;
-        }
-        factor_offset = (16 * wave + Place(lane).row(0)) * 4;
-        first_pair = lane * 16;
-        second_pair = has_second_pair(wave) ? first_pair : Window::nowhere;
-        t_rows = arch::opaque_uniform(t_pair(wave, 0));
-        p_rows = arch::opaque_uniform(p_pair(wave, 0));
-        p_second = arch::opaque_uniform(p_pair(wave, 1));
-        record = Window((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES);
-    }
+    DEVICE_MEMBER Records(const dw_prefill_scan_args &x, int slot, int head)
+        : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES),
+          step((u64)x.value_heads * DW_RECORD_BYTES) {}
 
-    // The first of so many rows, which may be none.
-    DEVICE_MEMBER void limit(int rows) {
-        if (rows < chunk) {
-            rows = arch::opaque_uniform(arch::uniform_value(rows)); // or three limits are counted down through the loop
-            q.limit(rows);
-            k.limit(rows);
-            v.limit(rows);
-        }
-    }
-    DEVICE_MEMBER void advance(int rows) {
-        q.advance();
-        k.advance();
-        v.advance();
-        limit(rows);
-    }
-    // Its record.
-    DEVICE_MEMBER void advance_record(int rows) {
-        record.advance(record_step);
-        if (rows <= 0) {
-            record.limit(0);
-        }
-    }
+    DEVICE_MEMBER void advance() { memory.advance(step); }
 
-    DEVICE_MEMBER void load_k(Part<Keys> &to) const {
-        const u32 offset = fresh(k_offset);
-        for (int b = 0; b < key_pairs(Keys); ++b) {
-            to.k[b].data = k.memory.load_b128(inside(b) ? offset + 64 * b : Window::nowhere);
-        }
-    }
-    DEVICE_MEMBER void load_q(Part<Keys> &to) const {
-        const u32 offset = fresh(q_offset);
-        for (int b = 0; b < key_pairs(Keys); ++b) {
-            to.q[b].data = q.memory.load_b128(inside(b) ? offset + 64 * b : Window::nowhere);
-        }
-    }
-    template <int B> DEVICE_MEMBER void load_k(Part<Keys> &to) const {
-        to.k[B].data = k.memory.load_b128(inside(B) ? fresh(k_offset) + 64 * B : Window::nowhere);
-    }
-    template <int C> DEVICE_MEMBER void load_column(Part<Keys> &to) const {
-        to.columns[0][C].data = k.memory.load_b128(columns[C]);
-    }
-    template <int R> DEVICE_MEMBER void load_value(Part<Keys> &to) const { to.v[R] = v.memory.load_b32(v_offset[R]); }
-    DEVICE_MEMBER void load_columns(Part<Keys> &to) const {
-        const u32 offset = fresh(column_offset);
-        for (int p = 0; p < own_pairs(Keys); ++p) {
-            for (int c = 0; c < tiles; ++c) {
-                to.columns[p][c].data =
-                    k.memory.load_b128(registers_are_short(Keys) ? column_of(offset, p, c) : columns[c]);
-            }
-        }
-    }
-    DEVICE_MEMBER void load_t(Part<Keys> &to) const {
-        to.t[0].data = record.load_b128(first_pair, t_rows);
-        to.t[1].data = record.load_b128(second_pair + pair_bytes, t_rows);
-    }
-    DEVICE_MEMBER void load_p(Part<Keys> &to) const {
-        to.p[0].data = record.load_b128(first_pair, p_rows);
-        to.p[1].data = record.load_b128(second_pair, p_second);
-    }
-    DEVICE_MEMBER void load_values(Part<Keys> &to) const {
-        for (int r = 0; r < elements; ++r) {
-            to.v[r] = v.memory.load_b32(v_offset[r]);
-        }
-    }
-    DEVICE_MEMBER void load_factor(Part<Keys> &to, RowFactor which) const {
-        to.factor[which] = bits<Tile>(record.load_b128(record_rows + which * chunk * 4 + fresh(factor_offset)));
-    }
-    DEVICE_MEMBER void load_decay(Part<Keys> &to) const { to.decay = bits<f32x2>(record.load_b64(record_decay)); }
+    Window memory;
 
   private:
-    // Registers that are short do not hold the sums of an offset and constants.
-    static DEVICE_MEMBER u32 fresh(u32 offset) {
-        return registers_are_short(Keys) ? (u32)arch::opaque((int)offset) : offset;
-    }
-    // Token tile c of the wave's key pair p.
-    DEVICE_MEMBER u32 column_of(u32 offset, int p, int c) const {
-        return inside(p * scan_waves + arch::wave()) ? offset + 16 * c * k.stride + 64 * scan_waves * p
-                                                     : Window::nowhere;
-    }
-    // Whether this lane's eighth of a key pair is part of the rows.
-    DEVICE_MEMBER bool inside(int pair) const {
-        return 32 * pair + 32 <= smallest_key_dim(Keys) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;
-    }
-
-    TokenRows q, k, v;
-    const u64 record_step;
-    const int key_dim;
-    u32 q_offset, k_offset, column_offset, columns[tiles], v_offset[elements], factor_offset, first_pair, second_pair;
-    int t_rows, p_rows, p_second; // offsets that all lanes share
-    Window record;
+    const u64 step;
 };
+
+// Whether this lane's eighth of a key pair is part of the rows of Q and K.
+template <int Keys> DEVICE bool inside_keys(int pair, int key_dim) {
+    return 32 * pair + 32 <= smallest_key_dim(Keys) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;
+}
 
 } // namespace prefill

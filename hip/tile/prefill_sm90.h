@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prefill_sm90_registers.h"
+#include "prefill_sm90_step.h"
 
 namespace prefill {
 
@@ -64,14 +65,13 @@ constexpr bool registers_are_short(int keys) { return keys > 128; }
 // together. Products are queued in the order in which their results are needed, and what does not wait for one is done
 // while it runs:
 //   K S0, half of Q S0 | (T - I) X, the rest of Q S0 | K^T U, P U
-template <class T, int Keys, bool Outputs = true> class Chunk {
+template <class T, int Keys, bool Outputs> class Chunk {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
   public:
     static constexpr int across = 1;
     static constexpr int row_tiles = tiles;
     static constexpr int key_tiles = Stage::panels * 4;
-    static constexpr bool asynchronous = true;
     // Whether the state's product is queued before that of P, which needs registers for both.
     static constexpr bool state_first = !registers_are_short(Keys);
     typedef Tile State[key_tiles][across];
@@ -343,19 +343,36 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
           rest(s.end - s.begin), group(prefill::group<Stage>()) {}
 
-    DEVICE_MEMBER float scale(const dw_prefill_scan_args &x) const { return x.scale; }
     // Tokens that are left.
     DEVICE_MEMBER int left() const { return rest; }
-    DEVICE_MEMBER bool last() const { return rest <= chunk; }
-    // Every warp takes its part in the products.
-    static DEVICE_MEMBER bool works(bool) { return true; }
 
-    DEVICE_MEMBER void wait() { Handover<Stage>::wait_full(group, stage); }
+    // One chunk. Every warp takes its part in the products, columns or none.
+    DEVICE_MEMBER void step(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x) {
+        const dw_prefill_scan_args &y = arch::reread(x);
+        Handover<Stage>::wait_full(group, stage);
+        const Next next(*this);
+        prefill::step<T, Keys, Outputs>(state, current(), next, y.scale, rest <= chunk);
+        advance();
+    }
+    // After some chunks.
+    DEVICE_MEMBER void settle(typename Chunk<T, Keys>::State &) {}
+    // Before the first chunk.
+    DEVICE_MEMBER void begin(const typename Chunk<T, Keys, Outputs>::State &state) {
+        Chunk<T, Keys, Outputs>(memory, has_values, o, reads).prepare_reads(state);
+    }
+    // After the last chunk.
+    DEVICE_MEMBER void finish() {
+        if (Outputs && !registers_are_short(Keys) && before >= 0) {
+            o.store_some(rest + chunk);
+        }
+    }
+
+  private:
     // The stage of the chunk before is given back when the first product of this one is complete: its copies, which
     // take turns with other accesses to shared memory, then do not meet the loads that the product waits for.
     class Next {
       public:
-        DEVICE_MEMBER Next(Chunks &chunks, const dw_prefill_scan_args &) : chunks(chunks) {}
+        DEVICE_MEMBER explicit Next(Chunks &chunks) : chunks(chunks) {}
         // The outputs of the chunk before, where they were not stored at its end.
         DEVICE_MEMBER void store() const {
             if (Outputs && chunks.before >= 0) {
@@ -371,15 +388,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
       private:
         Chunks &chunks;
     };
-    DEVICE_MEMBER Chunk<T, Keys, Outputs> current(const dw_prefill_scan_args &) {
+    DEVICE_MEMBER Chunk<T, Keys, Outputs> current() {
         return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, has_values, o, reads);
     }
-    // Before the first chunk.
-    DEVICE_MEMBER void begin(const typename Chunk<T, Keys, Outputs>::State &state) {
-        Chunk<T, Keys, Outputs>(memory, has_values, o, reads).prepare_reads(state);
-    }
-    // After a chunk.
-    DEVICE_MEMBER void advance(const dw_prefill_scan_args &) {
+    DEVICE_MEMBER void advance() {
         if (Outputs && registers_are_short(Keys)) {
             o.store_some(rest);
         }
@@ -388,14 +400,6 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         stage = stage + 1 == Stage::count ? 0 : stage + 1;
     }
 
-    // After the last chunk.
-    DEVICE_MEMBER void finish() {
-        if (Outputs && !registers_are_short(Keys) && before >= 0) {
-            o.store_some(rest + chunk);
-        }
-    }
-
-  private:
     char *const memory;
     const bool has_values;
     Output o;
@@ -412,8 +416,8 @@ static_assert(copying_registers + 2 * shared_registers <= 3 * 168 && copying_reg
               "setmaxnreg would wait for registers that there are not");
 
 // The work of the warps that copy, which end with it; the others go on.
-template <int Keys, bool Outputs>
-DEVICE void copy_chunks(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+template <class T, int Keys, bool Outputs>
+DEVICE void accompany_chunks(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
     typedef prefill::Stage<Keys, Outputs> Stage;
     if (arch::wave() < scan_waves * groups<Stage>()) {
         return;

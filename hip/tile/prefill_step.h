@@ -4,8 +4,8 @@
 //   X  = beta (V - exp(G) R)                           U  = X + (T - I) X
 //   O  = scale (exp(G) O + diag(P) U + (P - diag) U)   S1 = exp(G_C) S0 + K^T (exp(G_C - G) U)
 // with T, P and the row factors from prefill_prepare. R, X, U and S never leave the compute unit: each, rounded, is an
-// operand of the next product. How a target moves K, Q, T and P to where its matrix unit takes them is
-// prefill_*.h.
+// operand of the next product. How a target moves K, Q, T and P to where its matrix unit takes them, and the step of a
+// chunk, is prefill_*.h.
 #pragma once
 
 #include "prefill.h"
@@ -136,154 +136,16 @@ DEVICE void first_state(typename Chunk<T, Keys>::State &state, const dw_prefill_
     }
 }
 
-// One chunk: reads and updates the state; with `Outputs`, writes the outputs of this wave's columns.
-template <class T, int Keys, bool Outputs, class Next>
-DEVICE void step(typename Chunk<T, Keys>::State &state, Chunk<T, Keys, Outputs> chunk, const Next &next, float scale,
-                 bool last) {
-    constexpr int across = Chunk<T, Keys>::across, rows = Chunk<T, Keys>::row_tiles;
-    typename Chunk<T, Keys>::Slab read, out;
-    typename Chunk<T, Keys>::SlabOperands x;
-    chunk.read_state(read, out, state, next);
-
-    // X, in place of R, and its operands.
-    for (int i = 0; i < rows; ++i) {
-        const Tile decay = chunk.factor(read_row, i);
-        Tile weighted[across];
-        chunk.load_weighted(i, weighted);
-        for (int j = 0; j < across; ++j) {
-            read[i][j] = weighted[j] - decay * read[i][j];
-            x[i][j] = rounded<T>(read[i][j]);
-        }
-    }
-
-    // exp(G_C) and the unit of the record.
-    f32x2 decay;
-    if constexpr (Chunk<T, Keys>::asynchronous) {
-        decay = chunk.decay();
-    }
-    const auto scale_state = [&](float by) __attribute__((always_inline)) {
-        for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-            for (int j = 0; j < across; ++j) {
-                state[t][j] *= by;
-            }
-        }
-    };
-    // U = X + (T - I) X. An asynchronous product leaves time for other work.
-    chunk.multiply_t(read, x, out, next, [&]() __attribute__((always_inline)) { scale_state(decay.x); });
-
-    // O = exp(G) (Q S0) + diag(P) U + (P - diag) U.
-    const auto make_outputs = [&]() __attribute__((always_inline)) {
-        if constexpr (Chunk<T, Keys>::asynchronous) {
-            chunk.finish_reads(out);
-        }
-        for (int i = 0; i < rows; ++i) {
-            const Tile decay = chunk.factor(output_row, i), diagonal = chunk.factor(diagonal_row, i);
-            for (int j = 0; j < across; ++j) {
-                out[i][j] = decay * out[i][j] + diagonal * read[i][j];
-                x[i][j] = rounded<T>(read[i][j]);
-            }
-        }
-        chunk.multiply_p(out, x);
-    };
-
-    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record. What decays leaves the final state to its last
-    // chunk: there the rounding of the update is made good.
-    typename Chunk<T, Keys>::SlabOperands update;
-    const auto update_state = [&]() __attribute__((always_inline)) {
-        typename Chunk<T, Keys>::Slab change;
-        for (int i = 0; i < rows; ++i) {
-            const Tile decay = chunk.factor(write_row, i);
-            for (int j = 0; j < across; ++j) {
-                change[i][j] = decay * read[i][j];
-                update[i][j] = rounded<T>(change[i][j]);
-            }
-        }
-        if constexpr (!Chunk<T, Keys>::asynchronous) {
-            chunk.template accumulate<true>(state, update,
-                                            [&]() __attribute__((always_inline)) { scale_state(decay.x); });
-        }
-        if (last) {
-            typename Chunk<T, Keys>::SlabOperands rest;
-            for (int i = 0; i < rows; ++i) {
-                for (int j = 0; j < across; ++j) {
-                    rest[i][j] = rounded<T>(change[i][j] - widened<T>(update[i][j]));
-                }
-            }
-            if constexpr (Chunk<T, Keys>::asynchronous) {
-                chunk.accumulate(state, rest);
-            } else {
-                chunk.template accumulate<false>(state, rest, []() {});
-            }
-            if constexpr (Chunk<T, Keys>::asynchronous) {
-                chunk.finish_all(state, rest);
-            }
-        }
-        if constexpr (Chunk<T, Keys>::asynchronous) {
-            chunk.accumulate(state, update);
-        }
-    };
-    const auto finish_state = [&]() __attribute__((always_inline)) {
-        chunk.finish_state(state, update);
-        // Without outputs the branch would be so near to the last products that clang 19 forgets to wait for them.
-        if ((!Outputs && !Chunk<T, Keys>::asynchronous) || decay.y != 1.0f) {
-            scale_state(decay.y);
-        }
-    };
-    if constexpr (Outputs && !Chunk<T, Keys>::state_first) {
-        make_outputs();
-    }
-    if constexpr (!Chunk<T, Keys>::asynchronous) {
-        decay = chunk.decay();
-    }
-    update_state();
-    if constexpr (Chunk<T, Keys>::asynchronous) {
-        if constexpr (Chunk<T, Keys>::state_first) {
-            if constexpr (Outputs) {
-                make_outputs();
-            }
-            finish_state();
-            chunk.prepare_reads(state);
-        }
-        if constexpr (Outputs) {
-            chunk.finish_outputs(out, x);
-            chunk.store_outputs(out, scale);
-        }
-        if constexpr (!Chunk<T, Keys>::state_first) {
-            finish_state();
-        }
-    } else {
-        finish_state();
-        // The other waves wait for the state, not for the outputs.
-        chunk.share_state(state);
-        if constexpr (Outputs) {
-            chunk.finish_outputs(out, x);
-        }
-        chunk.take_state();
-        if constexpr (Outputs) {
-            for (int i = 0; i < rows; ++i) {
-                chunk.store_outputs(i, out[i], scale);
-            }
-        }
-        chunk.finish();
-    }
-}
-
 // The chunks of a segment, one after the other, until `rest` of its tokens are left; between chunks.begin and
-// chunks.finish. Waves without columns may still have to help the others.
+// chunks.finish.
 template <class T, int Keys, bool Outputs>
 DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs> &chunks, const dw_prefill_scan_args &x,
-                 bool has_columns, int rest) {
-    const bool works = chunks.works(has_columns);
+                 int rest) {
 #pragma unroll 1
     while (chunks.left() > rest) {
-        const dw_prefill_scan_args &y = arch::reread(x);
-        chunks.wait();
-        if (works) {
-            const typename Chunks<T, Keys, Outputs>::Next next(chunks, y);
-            step<T, Keys, Outputs>(state, chunks.current(y), next, chunks.scale(y), chunks.last());
-        }
-        chunks.advance(y);
+        chunks.step(state, x);
     }
+    chunks.settle(state);
 }
 
 } // namespace prefill

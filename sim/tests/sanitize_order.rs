@@ -303,6 +303,12 @@ fn waves_come_to_the_same_barrier() {
         assert_eq!(text_at(&code, other_pc), "s_barrier");
         assert_ne!(fault.pc, other_pc);
     }
+    clean(
+        "barriers_of_parts",
+        1,
+        |i| i as u32 + if i < 64 { 1 } else { 2 },
+        256,
+    );
 }
 
 #[test]

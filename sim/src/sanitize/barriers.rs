@@ -4,7 +4,8 @@
 //! ended come to it, and compilers build on that: they keep the barriers of a program apart (LLVM does not duplicate
 //! what is `convergent` into branches that were not there). So different barriers are reported, and lanes that
 //! were off at a barrier and are on again later: they went around it. Lanes and waves that have returned for good
-//! before a barrier are not missed.
+//! before a barrier are not missed. Waves that have given themselves different priorities (`s_setprio`) have different
+//! parts in the kernel, written for a machine that counts: they meet at whatever barriers they come to.
 
 use crate::exec::Env;
 use crate::fault::FaultKind;
@@ -27,6 +28,8 @@ struct Lanes {
     /// Those of them that were off at a barrier, and at which.
     missing: u64,
     barrier: u32,
+    /// What `s_setprio` set.
+    priority: u8,
     /// All lanes are on for the compiler's own sake (whole wave mode), returned ones included.
     whole: bool,
 }
@@ -37,6 +40,7 @@ impl Barriers {
             start: w.exec(),
             missing: 0,
             barrier: 0,
+            priority: 0,
             whole: false,
         };
         Barriers {
@@ -54,29 +58,30 @@ impl Barriers {
         if barrier {
             lanes.missing |= lanes.start & !w.exec();
             lanes.barrier = at;
+        } else if inst.op == Op::S_SETPRIO {
+            lanes.priority = (inst.imm & 3) as u8;
         }
         Ok(())
     }
 
     /// Where the waves wait; `None` for those that have ended.
     pub fn opens(&self, at: &[Option<u32>], env: &Env) -> Result<(), (usize, FaultKind)> {
-        let mut waiting = at
-            .iter()
-            .enumerate()
-            .filter_map(|(i, at)| Some((i, (*at)?)));
-        let Some((first, place)) = waiting.next() else {
-            return Ok(());
-        };
-        match waiting.find(|(_, at)| *at != place) {
-            None => Ok(()),
-            Some((wave, _)) => Err((
-                wave,
-                FaultKind::DifferentBarriers {
-                    other_wave: first as u32,
-                    other_pc: pc(env, place),
-                },
-            )),
+        let mut first = [None; 4];
+        for (wave, place) in at.iter().enumerate() {
+            let Some(place) = *place else { continue };
+            let (other, at) =
+                *first[usize::from(self.waves[wave].priority)].get_or_insert((wave, place));
+            if at != place {
+                return Err((
+                    wave,
+                    FaultKind::DifferentBarriers {
+                        other_wave: other as u32,
+                        other_pc: pc(env, at),
+                    },
+                ));
+            }
         }
+        Ok(())
     }
 }
 

@@ -247,6 +247,16 @@ KERNEL different_barriers(u32 *out, u32 *in) {
     out[tid()] = x;
 }
 
+// The same by waves that say that they have different parts.
+KERNEL barriers_of_parts(u32 *out, u32 *in) {
+    u32 x = in[tid()];
+    if (__builtin_amdgcn_readfirstlane(tid()) < 64)
+        asm volatile("s_setprio 1\ns_barrier\nv_add_u32 %0, 1, %0" : "+v"(x)::"memory");
+    else
+        asm volatile("s_barrier\nv_add_u32 %0, 2, %0" : "+v"(x)::"memory");
+    out[tid()] = x;
+}
+
 // --- Kernels that do not end ---
 
 // Waits for what nobody writes; the other waves wait at a barrier.
