@@ -8,11 +8,11 @@ namespace prefill {
 // Bounds of several chunks that a lane reads together.
 constexpr int bounds_of_lane = 4;
 
-// Where the bounds of a segment's last chunks, added up, are below this, M is 0 in f32: no element is greater than its
-// norm. One or two for the rounding of the sum.
+// Where all bounds of a segment, added up, are below this, M is 0 in f32: no element is greater than its norm. The rest
+// is for the sum's rounding.
 constexpr float nothing_of_one = -152.0f;
-// And here no state leaves anything: its elements are less than 2^128, so that a column of up to 256 has at most 16
-// times that as its norm. The rest is for the sum's rounding.
+// Where those of its last chunks are below this, these leave nothing of any state: its elements are less than 2^128, so
+// that a column of up to 256 has at most 16 times that as its norm, and what is below 2^-150 is 0.
 constexpr float nothing_of_any = -288.0f;
 
 // Whether M of a segment is 0. If its last chunks leave nothing of any state before them, the segment is made to begin
@@ -21,7 +21,6 @@ DEVICE bool forget(const dw_prefill_scan_args &x, int head, Segment &segment, bo
     const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
     const float *const bounds = retained_by(x, segment.slot, head);
     float later = 0.0f; // sum of the chunks behind
-    bool forgets = false;
     from_zeros = false;
 #pragma unroll 1
     for (int end = chunks; end > 0; end -= bounds_of_lane * arch::lanes) {
@@ -35,24 +34,21 @@ DEVICE bool forget(const dw_prefill_scan_args &x, int head, Segment &segment, bo
         }
         const float sum = later + arch::inclusive_sum(own[bounds_of_lane - 1]);
         const float before = sum - own[bounds_of_lane - 1];
-        bool of_one = false;
         int first = -1;
         for (int i = bounds_of_lane - 1; i >= 0; --i) {
-            of_one |= before + own[i] < nothing_of_one;
             first = before + own[i] < nothing_of_any ? last - i : first;
         }
-        forgets |= arch::ballot(of_one) != 0;
-        const u64 of_any = arch::ballot(first >= 0);
-        if (of_any) {
-            const int chosen = arch::read_lane(first, __builtin_ctzll(of_any));
+        const u64 lanes_that_forget = arch::ballot(first >= 0);
+        if (lanes_that_forget) {
+            const int chosen = arch::read_lane(first, __builtin_ctzll(lanes_that_forget));
             segment.begin += chosen * chunk;
             segment.slot += chosen;
             from_zeros = true;
-            break;
+            return true;
         }
         later = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
     }
-    return forgets;
+    return later < nothing_of_one;
 }
 
 } // namespace prefill

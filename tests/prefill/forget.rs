@@ -119,6 +119,46 @@ fn what_is_left_counts() {
     }
 }
 
+/// The same over more chunks than a wave reads bounds of at once.
+#[test]
+fn what_is_left_of_long_segments_counts() {
+    let case = cut(spec(Dtype::Bf16, 1, 1, 16, 16), &[64 * 960], 3);
+    let mut data = with_gates(&case, |t, _| match t / (64 * 320) {
+        1 => -110.0 * LN_2 / (64.0 * 320.0),
+        _ => 0.0,
+    });
+    data.inputs.beta.fill(0.0);
+    let initial = data.initial.take().expect("an initial state");
+    data.initial = Some(scaled(&initial, 60f32.exp2()));
+    check_from(&case, &data, 64 * 640);
+}
+
+/// A segment in which a state first grows along long keys, and then decays by more than M could: it is the product that
+/// counts.
+#[test]
+fn growth_before_decay_counts() {
+    let case = cut(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
+    // In the first chunk of the second segment the state along the key is doubled by every token.
+    let mut data = with_gates(&case, |t, _| match t / 64 {
+        5..8 => -160.0 * LN_2 / 192.0,
+        _ => 0.0,
+    });
+    for (t, beta) in data.inputs.beta.iter_mut().enumerate() {
+        *beta = if t / 64 == 4 { 0.75 } else { 0.0 };
+    }
+    let mut keys = vec![0.0; data.inputs.k.values.len()];
+    for row in keys.chunks_exact_mut(64) {
+        row[3] = 2.0;
+    }
+    data.inputs.k = HostTensor::new(Dtype::Bf16, keys);
+    data.inputs.v = scaled(&data.inputs.v, 0.0);
+    let output = run(&context(), &case, &data);
+    let expected = oracle::prefill(&data.problem(&case)).expect("a problem");
+    let from = 512 * 32;
+    let o = compare(&output.o[from..], &expected.o[from..]);
+    assert!(o.rms_ratio < 3e-2, "{o:?}");
+}
+
 /// Gates that alone would leave nothing, on keys so long that the state along them does not decay: beta |k|^2 - 1 is what
 /// exp(-g) is.
 #[test]
