@@ -215,14 +215,15 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
         } else {
             gates = read_gates.made(head, [&]() __attribute__((always_inline)) { return loaded; });
         }
+        // Opaque, or it is fused into the sum, and that in other ways with bounds than without.
+        const float log2_gate = bits<float>(arch::opaque(bits<int>(gates.g * math::log2e)));
         float total, sum; // G / ln 2
         if (y.retained) {
             // A token multiplies what lies along k by exp(g) (1 - beta |k|^2), and the rest of a state by exp(g).
             const float key_square = y.flags & DW_QK_L2NORM ? 1.0f : shared.factors.k_norm[token];
             const float along = math::abs(1.0f - gates.beta * key_square);
             int greatest;
-            sum = arch::chunk_sum(gates.g * math::log2e, total, bits<int>(along < 1.0f ? 1.0f : along), greatest,
-                                  shared.scratch);
+            sum = arch::chunk_sum(log2_gate, total, bits<int>(along < 1.0f ? 1.0f : along), greatest, shared.scratch);
             float bound = total;
             if (greatest != bits<int>(1.0f)) {
                 bound += prefill::chunk * math::log2e * arch::log(bits<float>(greatest));
@@ -231,7 +232,7 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
                 *prefill::retained_by(y, slot, head) = bound;
             }
         } else {
-            sum = arch::chunk_sum(gates.g * math::log2e, total, shared.scratch);
+            sum = arch::chunk_sum(log2_gate, total, shared.scratch);
         }
         shared.factors.gate_sum[token] = sum;
         shared.factors.beta[token] = -gates.beta;
