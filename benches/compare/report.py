@@ -50,6 +50,8 @@ def markdown(rows):
         "batch). Instructions, clocks and bytes are counted, exactly; times are modelled, not measured (docs/timing-model.md says how far the model is",
         "off). FLA's kernels have the best of their autotuning configurations, by modelled time. Clocks are sums over all",
         "waves; vector clocks include transcendental functions. FLA's clearing of its triangular factor is not counted.",
+        "Gates are `normal`, logsigmoid(N(0, 1)): segments forget what was before them (docs/architecture.md), FLA's work does not",
+        "depend on gates.",
         "",
         "![Modelled time](compare.svg)",
     ]
