@@ -203,7 +203,7 @@ class Records {
         : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES),
           step((u64)x.value_heads * DW_RECORD_BYTES) {}
 
-    DEVICE_MEMBER void advance() { memory.advance(step); }
+    DEVICE_MEMBER void advance(bool there = true) { memory.advance(there ? step : 0); }
 
     Window memory;
 

@@ -48,15 +48,14 @@ template <int Keys> class Source {
             rows = arch::opaque_uniform(arch::uniform_value(rows)); // or three limits are counted down through the loop
             k.limit(rows);
             v.limit(rows);
-            if (rows <= 0) {
-                record.memory.limit(0);
-            }
         }
     }
     DEVICE_MEMBER void advance(int rows) {
         k.advance();
         v.advance();
-        record.advance();
+        // Where there is no further chunk, the last record is read once more: whether a limit of 0 bytes holds for
+        // offsets that all lanes share, no source says.
+        record.advance(rows > 0);
         limit(rows);
     }
 
