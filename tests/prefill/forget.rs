@@ -58,7 +58,7 @@ fn gates_of_every_strength() {
         case.spec.qk_l2norm = true;
         check_output(&case, &data, &run(&context(), &case, &data), 1.15);
     }
-    // Summaries of 300 and of 280 chunks, of which the last 62 or so count, and of 2.
+    // Summaries of 290 chunks, of which the last 62 or so count, or all.
     let mut case = cut(spec(Dtype::Bf16, 1, 2, 16, 16), &[64 * 580, 64 * 302], 2);
     case.gates = Gates::Mixed;
     check(&context(), &case);
