@@ -14,6 +14,7 @@ use crate::check::{self, Checked};
 use crate::conv::{self, ConvInput, ConvStateLayout};
 use crate::decode::{DecodeSpec, MAX_TOKENS, lower as decode};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::kernels;
 use crate::runtime::{Context, Stream};
 use crate::sequences::PerSequence;
 use crate::tensor::{Tensor, TensorMut};
@@ -76,7 +77,7 @@ impl Commit {
 
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
-        "dw_commit"
+        kernels::commit().name()
     }
 
     /// Enqueues the commit: one kernel, nothing else.
@@ -93,7 +94,7 @@ impl Commit {
         }
         self.context.make_current()?;
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
-        unsafe { (self.context).launch(stream, self.kernel(), groups, THREADS, &arguments) }
+        unsafe { (self.context).launch(stream, kernels::commit(), groups, THREADS, &arguments) }
     }
 
     /// Checks the tensors and makes the kernel's arguments and grid.

@@ -284,7 +284,7 @@ impl Conv {
 
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
-        self.shape.kernel()
+        self.shape.kernel().name()
     }
 
     /// Enqueues the convolution: one kernel, nothing else.
@@ -331,7 +331,7 @@ impl DeviceConv {
 
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
-        self.shape.kernel()
+        self.shape.kernel().name()
     }
 
     /// Enqueues the convolution: one kernel, nothing else.

@@ -21,8 +21,10 @@ pub(crate) mod lower;
 pub(crate) use lower::Lowered;
 use lower::Shape;
 
+use crate::abi::dw_decode_args;
 use crate::check;
 use crate::error::Result;
+use crate::kernels::Kernel;
 use crate::norm;
 use crate::prefill::{Gating, HostSlots, StatePool};
 use crate::runtime::{Context, Stream};
@@ -142,7 +144,7 @@ impl Decode {
 
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
-        self.shape.kernel()
+        self.shape.kernel().name()
     }
 
     /// Workgroups of a launch: one for every sequence, value head and 32 value columns.
@@ -173,13 +175,14 @@ impl Decode {
         if lowered.groups == 0 {
             return Ok(());
         }
-        let (kernel, groups, threads) = (lowered.kernel, lowered.groups, lowered.threads);
+        let (kernel, groups) = (lowered.kernel, lowered.groups);
+        let threads = self.context.target().threads(kernel.role());
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
         unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
     }
 
     /// The kernel that has the gated norm in it, where there is one for the shape.
-    pub(crate) fn norm_kernel(&self) -> Option<&'static str> {
+    pub(crate) fn norm_kernel(&self) -> Option<Kernel<dw_decode_args>> {
         self.shape.norm_kernel()
     }
 

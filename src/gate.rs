@@ -12,6 +12,7 @@ use std::ptr;
 use crate::abi::{self, dw_gate_args, dw_token_strides};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::kernels;
 use crate::runtime::{Context, Stream};
 use crate::tensor::{Tensor, TokenScalars, TokenScalarsMut};
 use crate::types::Dtype;
@@ -189,7 +190,7 @@ impl Gate<'_> {
         }
         context.make_current()?;
         // SAFETY: the tensors were checked against each other, and lie in the memory that they were made from.
-        unsafe { context.launch(stream, "dw_gate", groups, THREADS, &arguments) }
+        unsafe { context.launch(stream, kernels::gate(), groups, THREADS, &arguments) }
     }
 }
 

@@ -14,6 +14,7 @@
 //! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
 //! | lengths, and numbers per sequence | [`sequences`] | `sequences.rs` |
 //! | element types, head maps, state layouts | [`types`] | `types.rs` |
+//! | table of kernels | `kernels::Kernel`, `kernels::TABLE` | `kernels.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
 //! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
 //! | the f64 reference | [`oracle`] | `oracle/` |
@@ -32,7 +33,8 @@ pub mod error;
 pub mod gate;
 mod gating;
 pub mod inputs;
-mod launch;
+#[doc(hidden)]
+pub mod kernels;
 pub mod layer;
 pub mod metrics;
 pub mod norm;

@@ -12,6 +12,7 @@ use std::ptr;
 use crate::abi::{self, dw_norm_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::kernels::{self, Kernel};
 use crate::runtime::{Context, Stream};
 use crate::tensor::{Tensor, Tokens, TokensMut};
 use crate::types::Dtype;
@@ -56,17 +57,9 @@ pub struct GatedNorm<'a> {
 
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
-    kernel: &'static str,
+    kernel: Kernel<dw_norm_args>,
     arguments: dw_norm_args,
     groups: u32,
-}
-
-/// The name of the kernel for a type.
-pub(crate) fn kernel(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F16 => "dw_norm_f16",
-        _ => "dw_norm_bf16",
-    }
 }
 
 /// What is added to the mean of the squares keeps its root away from numbers that are not normal.
@@ -80,7 +73,7 @@ pub(crate) fn check_eps(eps: f32) -> Checked<()> {
 impl GatedNorm<'_> {
     /// The name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
-        kernel(self.y.0.0.dtype)
+        kernels::norm(self.y.0.0.dtype).name()
     }
 
     fn lower_tensors(&self, compute_units: u32) -> Checked<Lowered> {
@@ -157,7 +150,7 @@ impl GatedNorm<'_> {
             pad0: 0,
         };
         Ok(Lowered {
-            kernel: self.kernel(),
+            kernel: kernels::norm(dtype),
             arguments,
             groups: groups(run) as u32,
         })

@@ -24,7 +24,7 @@ mod states;
 mod workspace;
 
 pub use device::DevicePrefill;
-pub(crate) use lengths::{DeviceLengths, Lowered as LoweredLengths};
+pub(crate) use lengths::DeviceLengths;
 pub(crate) use lower::Lowered;
 use lower::{Counts, Kernels, Shape, Tables};
 pub use snapshots::{Snapshot, Snapshots};
@@ -37,7 +37,7 @@ pub use workspace::{WORKSPACE_ALIGN, Workspace};
 use crate::abi;
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::launch::KEY_BUCKETS;
+use crate::kernels;
 use crate::runtime::{Context, Stream};
 use crate::sequences::{PerSequence, checked_cu_seqlens};
 use crate::tensor::{Buffer, Tensor, TokenScalars, Tokens, TokensMut};
@@ -158,35 +158,12 @@ impl PrefillSpec {
             .unwrap_or_else(|| (self.key_dim as f32).powf(-0.5))
     }
 
-    /// The smallest key bucket that holds the key dimension.
-    fn key_bucket(&self) -> usize {
-        let fits = KEY_BUCKETS.into_iter().find(|&b| self.key_dim <= b);
-        fits.unwrap_or(KEY_BUCKETS[KEY_BUCKETS.len() - 1])
-    }
-
-    fn dtype_name(&self) -> &'static str {
-        if self.dtype == Dtype::Bf16 {
-            "bf16"
-        } else {
-            "f16"
-        }
-    }
-
     fn kernels(&self) -> Kernels {
-        let find = |wanted: String| {
-            let all = crate::runtime::KERNELS
-                .iter()
-                .flat_map(|(_, kernels)| kernels.iter());
-            all.copied()
-                .find(|k| *k == wanted)
-                .expect("every bucket has its kernels")
-        };
-        let (dtype, bucket) = (self.dtype_name(), self.key_bucket());
         Kernels {
-            prepare: find(format!("dw_prefill_prepare_{dtype}")),
-            summarise: find(format!("dw_prefill_summarise_{dtype}_k{bucket}")),
-            combine: find(format!("dw_prefill_combine_k{bucket}")),
-            scan: find(format!("dw_prefill_scan_{dtype}_k{bucket}")),
+            prepare: kernels::prefill_prepare(self.dtype),
+            summarise: kernels::prefill_summarise(self.dtype, self.key_dim),
+            combine: kernels::prefill_combine(self.key_dim),
+            scan: kernels::prefill_scan(self.dtype, self.key_dim),
         }
     }
 }
@@ -402,7 +379,9 @@ impl Prefill {
     /// Names of the kernels that a launch runs, in order: two, or up to four where sequences are cut.
     pub fn kernels(&self) -> Vec<&'static str> {
         let parts = self.parts().into_iter();
-        parts.filter_map(|part| self.kernels.of(part)).collect()
+        parts
+            .filter_map(|part| self.kernels.name_of(part))
+            .collect()
     }
 
     fn tables(&self) -> Tables {

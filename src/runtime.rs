@@ -1,6 +1,5 @@
 //! Devices, streams, events and graphs: what a launch needs, and nothing that a launch does by itself.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
 use std::ptr;
@@ -14,7 +13,7 @@ use hip_sys::{
 
 use crate::code_objects;
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
-use crate::launch::{self, LaunchShape};
+use crate::kernels::{self, Kernel, TABLE, Target};
 
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -67,77 +66,14 @@ pub struct KernelInfo {
     pub private_bytes: u32,
 }
 
-/// The kernels of this crate, by code object.
-pub(crate) const KERNELS: &[(&str, &[&str])] = &[
-    ("commit", &["dw_commit"]),
-    ("conv", &["dw_conv_bf16", "dw_conv_f16"]),
-    (
-        "decode",
-        &[
-            "dw_decode_bf16_k128",
-            "dw_decode_bf16_k256",
-            "dw_decode_f16_k128",
-            "dw_decode_f16_k256",
-            "dw_decode_norm_bf16",
-            "dw_decode_norm_f16",
-        ],
-    ),
-    ("gate", &["dw_gate"]),
-    ("norm", &["dw_norm_bf16", "dw_norm_f16"]),
-    ("prefill_lengths", &["dw_prefill_lengths"]),
-    (
-        "prefill_prepare",
-        &["dw_prefill_prepare_bf16", "dw_prefill_prepare_f16"],
-    ),
-    (
-        "prefill_scan",
-        &[
-            "dw_prefill_scan_bf16_k64",
-            "dw_prefill_scan_bf16_k96",
-            "dw_prefill_scan_bf16_k128",
-            "dw_prefill_scan_bf16_k192",
-            "dw_prefill_scan_bf16_k256",
-            "dw_prefill_scan_f16_k64",
-            "dw_prefill_scan_f16_k96",
-            "dw_prefill_scan_f16_k128",
-            "dw_prefill_scan_f16_k192",
-            "dw_prefill_scan_f16_k256",
-        ],
-    ),
-    (
-        "prefill_summarise",
-        &[
-            "dw_prefill_summarise_bf16_k64",
-            "dw_prefill_summarise_bf16_k96",
-            "dw_prefill_summarise_bf16_k128",
-            "dw_prefill_summarise_bf16_k192",
-            "dw_prefill_summarise_bf16_k256",
-            "dw_prefill_summarise_f16_k64",
-            "dw_prefill_summarise_f16_k96",
-            "dw_prefill_summarise_f16_k128",
-            "dw_prefill_summarise_f16_k192",
-            "dw_prefill_summarise_f16_k256",
-        ],
-    ),
-    (
-        "prefill_combine",
-        &[
-            "dw_prefill_combine_k64",
-            "dw_prefill_combine_k96",
-            "dw_prefill_combine_k128",
-            "dw_prefill_combine_k192",
-            "dw_prefill_combine_k256",
-        ],
-    ),
-];
-
 struct Inner {
     hip: Hip,
     backend: Backend,
     device: c_int,
     info: DeviceInfo,
-    launch_shape: &'static LaunchShape,
-    functions: HashMap<&'static str, Function>,
+    target: &'static Target,
+    /// The rows of [`TABLE`], in its order.
+    functions: Vec<Function>,
 }
 
 /// A loaded kernel, and the shared memory with which it is launched.
@@ -261,25 +197,22 @@ impl Context {
             compute_units: u32::try_from(properties.multiProcessorCount).unwrap_or(0),
             memory_bytes: properties.totalGlobalMem as u64,
         };
-        let launch_shape = LaunchShape::of(&info.arch);
-        let functions = Self::load_functions(&hip, &info, launch_shape)?;
+        let target = Target::of(&info.arch);
+        let functions = Self::load_functions(&hip, &info, target)?;
         Ok(Context(Arc::new(Inner {
             hip,
             backend,
             device,
             info,
-            launch_shape,
+            target,
             functions,
         })))
     }
 
-    fn load_functions(
-        hip: &Hip,
-        info: &DeviceInfo,
-        launch_shape: &LaunchShape,
-    ) -> Result<HashMap<&'static str, Function>> {
-        let mut functions = HashMap::new();
-        for &(object, kernels) in KERNELS {
+    fn load_functions(hip: &Hip, info: &DeviceInfo, target: &Target) -> Result<Vec<Function>> {
+        let mut functions = Vec::with_capacity(TABLE.len());
+        for rows in TABLE.chunk_by(|a, b| a.object == b.object) {
+            let object = rows[0].object;
             let code = code_objects::for_arch(&info.arch)
                 .find(|c| c.name == object)
                 .ok_or_else(|| Error::MissingKernels {
@@ -291,17 +224,17 @@ impl Context {
             let mut module = hipModule_t::NULL;
             // SAFETY: the bytes are a whole code object, which the runtime copies.
             unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
-            for &kernel in kernels {
-                let name = CString::new(kernel).expect("kernel names have no NUL");
+            for row in rows {
+                let name = CString::new(row.name).expect("kernel names have no NUL");
                 let mut handle = hipFunction_t::NULL;
                 // SAFETY: the module was just loaded, the name is a C string.
                 let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
                 found.map_err(|source| Error::MissingKernel {
                     object,
-                    kernel: kernel.to_owned(),
+                    kernel: row.name.to_owned(),
                     source,
                 })?;
-                let shared_bytes = launch_shape.shared_bytes(kernel);
+                let shared_bytes = target.shared_bytes(row.role);
                 if shared_bytes > 0 {
                     // SAFETY: the function was just loaded.
                     unsafe {
@@ -312,11 +245,10 @@ impl Context {
                         )?
                     };
                 }
-                let function = Function {
+                functions.push(Function {
                     handle,
                     shared_bytes,
-                };
-                functions.insert(kernel, function);
+                });
             }
         }
         Ok(functions)
@@ -364,27 +296,23 @@ impl Context {
             };
             Ok(u32::try_from(value).unwrap_or(0))
         };
-        let names = KERNELS.iter().flat_map(|(_, kernels)| kernels.iter());
-        names
-            .map(|&name| {
-                let function = self.0.functions[name].handle;
-                Ok(KernelInfo {
-                    name,
-                    registers: attribute(
-                        function,
-                        hipFunction_attribute::HIP_FUNC_ATTRIBUTE_NUM_REGS,
-                    )?,
-                    lds_bytes: attribute(
-                        function,
-                        hipFunction_attribute::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                    )?,
-                    private_bytes: attribute(
-                        function,
-                        hipFunction_attribute::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
-                    )?,
-                })
+        let rows = TABLE.iter().zip(&self.0.functions);
+        rows.map(|(row, loaded)| {
+            let function = loaded.handle;
+            Ok(KernelInfo {
+                name: row.name,
+                registers: attribute(function, hipFunction_attribute::HIP_FUNC_ATTRIBUTE_NUM_REGS)?,
+                lds_bytes: attribute(
+                    function,
+                    hipFunction_attribute::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                )?,
+                private_bytes: attribute(
+                    function,
+                    hipFunction_attribute::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+                )?,
             })
-            .collect()
+        })
+        .collect()
     }
 
     /// A stream of its own.
@@ -447,12 +375,12 @@ impl Context {
     pub(crate) unsafe fn launch<A>(
         &self,
         stream: &Stream,
-        kernel: &str,
+        kernel: Kernel<A>,
         workgroups: u32,
         threads: u32,
         arguments: &A,
     ) -> Result<()> {
-        let function = self.0.functions[kernel];
+        let function = self.0.functions[kernel.index()];
         let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: the function is loaded; the runtime copies the one argument, whose size the code object states.
         let launched = unsafe {
@@ -480,12 +408,12 @@ impl Context {
     pub(crate) unsafe fn launch_overlapping<A>(
         &self,
         stream: &Stream,
-        kernel: &str,
+        kernel: Kernel<A>,
         workgroups: u32,
         threads: u32,
         arguments: &A,
     ) -> Result<()> {
-        let function = self.0.functions[kernel];
+        let function = self.0.functions[kernel.index()];
         let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: as in `launch`.
         let launched = unsafe {
@@ -502,13 +430,13 @@ impl Context {
     }
 
     /// How the kernels of this device divide work.
-    pub(crate) fn launch_shape(&self) -> &'static LaunchShape {
-        self.0.launch_shape
+    pub(crate) fn target(&self) -> &'static Target {
+        self.0.target
     }
 
     /// Dies to which the device deals workgroups in turn.
     pub(crate) fn dies(&self) -> u32 {
-        launch::dies(&self.0.info.arch, self.0.info.compute_units)
+        kernels::dies(&self.0.info.arch, self.0.info.compute_units)
     }
 
     pub(crate) fn is_same(&self, other: &Context) -> bool {

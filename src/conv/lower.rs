@@ -8,6 +8,7 @@ use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_N
 use crate::abi::{self, dw_conv_args, dw_conv_part};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
+use crate::kernels::{self, Kernel};
 use crate::runtime::Context;
 use crate::tensor::{Tensor, TensorMut, TokensMut};
 use crate::types::Dtype;
@@ -187,12 +188,8 @@ impl Shape {
         })
     }
 
-    pub(super) fn kernel(&self) -> &'static str {
-        if self.spec.dtype == Dtype::Bf16 {
-            "dw_conv_bf16"
-        } else {
-            "dw_conv_f16"
-        }
+    pub(super) fn kernel(&self) -> Kernel<dw_conv_args> {
+        kernels::conv(self.spec.dtype)
     }
 
     /// Checks the tensors and makes the kernel's arguments, with `cu_seqlens` and whether its entries have 64 bits.

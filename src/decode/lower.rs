@@ -6,13 +6,12 @@ use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
 use crate::abi::{self, dw_decode_args, dw_norm_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
+use crate::kernels::{self, Kernel};
 use crate::prefill::{HostSlots, PrefillSpec};
 use crate::runtime::Context;
 use crate::tensor::{Tensor, TensorMut};
-use crate::types::{Dtype, HeadMap, StateLayout};
+use crate::types::{HeadMap, StateLayout};
 
-/// Threads of a workgroup.
-const THREADS: u32 = 64;
 /// Value columns of a workgroup.
 const COLUMNS: usize = 32;
 /// With the norm in it: workgroups have whole rows, of so many numbers, and states of up to so many keys.
@@ -33,19 +32,16 @@ pub(crate) struct Shape {
 
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
-    pub(super) kernel: &'static str,
-    pub(super) threads: u32,
+    pub(super) kernel: Kernel<dw_decode_args>,
     pub(super) arguments: dw_decode_args,
     pub(super) groups: u32,
 }
 
 impl Lowered {
     /// With a norm of o in the output's place, of the same tensors and a shape that has a kernel for it.
-    pub(super) fn fuse(&mut self, kernel: &'static str, norm: &dw_norm_args) {
-        let slabs = self.arguments.slabs as u32;
+    pub(super) fn fuse(&mut self, kernel: Kernel<dw_decode_args>, norm: &dw_norm_args) {
         self.kernel = kernel;
-        self.threads *= slabs;
-        self.groups /= slabs;
+        self.groups /= self.arguments.slabs as u32;
         self.arguments.slabs = 1;
         self.arguments.norm = *norm;
     }
@@ -88,22 +84,14 @@ impl Shape {
         Ok(shape)
     }
 
-    pub(super) fn kernel(&self) -> &'static str {
-        match (self.spec.dtype, self.spec.key_dim) {
-            (Dtype::Bf16, ..=128) => "dw_decode_bf16_k128",
-            (Dtype::Bf16, _) => "dw_decode_bf16_k256",
-            (_, ..=128) => "dw_decode_f16_k128",
-            _ => "dw_decode_f16_k256",
-        }
+    pub(super) fn kernel(&self) -> Kernel<dw_decode_args> {
+        kernels::decode(self.spec.dtype, self.spec.key_dim)
     }
 
     /// The kernel that has the gated norm in it, where there is one.
-    pub(super) fn norm_kernel(&self) -> Option<&'static str> {
+    pub(super) fn norm_kernel(&self) -> Option<Kernel<dw_decode_args>> {
         let fits = self.spec.value_dim == NORM_VALUE_DIM && self.spec.key_dim <= NORM_KEY_DIM;
-        fits.then_some(match self.spec.dtype {
-            Dtype::Bf16 => "dw_decode_norm_bf16",
-            _ => "dw_decode_norm_f16",
-        })
+        fits.then(|| kernels::decode_norm(self.spec.dtype))
     }
 
     fn slabs(&self) -> usize {
@@ -194,7 +182,6 @@ impl Shape {
         }
         Ok(Lowered {
             kernel: self.kernel(),
-            threads: THREADS,
             arguments,
             groups: self.workgroups() as u32,
         })

@@ -4,9 +4,8 @@ use super::stages::Stages;
 use super::{LayerSpec, LayerTensors};
 use crate::check;
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::prefill::{
-    DeviceLengths, DevicePrefill, LoweredLengths, PrefillTensors, Workspace, check_workspace,
-};
+use crate::kernels;
+use crate::prefill::{DeviceLengths, DevicePrefill, PrefillTensors, Workspace, check_workspace};
 use crate::runtime::{Context, Stream};
 use crate::sequences::CuSeqlens;
 
@@ -68,9 +67,9 @@ impl DeviceLayer {
     /// Names of the kernels that a launch runs, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
         let prefill = self.prefill.iter().flat_map(DevicePrefill::kernels);
-        let mut kernels = self.stages.kernels(prefill);
-        kernels.insert(0, LoweredLengths::KERNEL);
-        kernels
+        let mut names = self.stages.kernels(prefill);
+        names.insert(0, kernels::prefill_lengths().name());
+        names
     }
 
     /// Enqueues the layer: the kernels that [`DeviceLayer::kernels`] names, nothing else. The first 4 bytes of the workspace

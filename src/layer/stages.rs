@@ -5,6 +5,7 @@ use super::lower::Lowered;
 use crate::conv::DeviceConv;
 use crate::decode::Decode;
 use crate::error::Result;
+use crate::kernels::{self, Kernel};
 use crate::norm;
 use crate::prefill::{self, HostSlots};
 use crate::runtime::{Context, Stream};
@@ -70,9 +71,10 @@ impl Stages {
         prefill: impl IntoIterator<Item = &'static str>,
     ) -> Vec<&'static str> {
         let normed = self.decode.as_ref().and_then(Decode::norm_kernel);
+        let normed = normed.map(Kernel::name);
         let decode = self.decode.iter().map(|d| normed.unwrap_or(d.kernel()));
         let rest = normed.is_none() || self.tokens > self.decodes;
-        let norm = rest.then(|| norm::kernel(self.spec.dtype));
+        let norm = rest.then(|| kernels::norm(self.spec.dtype).name());
         std::iter::once(self.conv.kernel())
             .chain(decode)
             .chain(prefill)

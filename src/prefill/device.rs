@@ -71,7 +71,7 @@ impl DevicePrefill {
 
     /// The names of these.
     pub(crate) fn kernels(&self) -> [&'static str; 2] {
-        [self.kernels.prepare, self.kernels.scan]
+        [self.kernels.prepare.name(), self.kernels.scan.name()]
     }
 
     /// Enqueues the prefill: three kernels. The first 4 bytes of the workspace are the status afterwards: 0, or 1 + the

@@ -3,7 +3,7 @@
 
 use super::lower::{Counts, Shape};
 use super::plan;
-use crate::launch::{KernelCost, Walk};
+use crate::kernels::{KernelCost, Walk, bucket_index};
 
 /// The columns of a segment and head.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +50,8 @@ impl Shape {
     /// Of scan: of the columns of V.
     pub(super) fn scan_division(&self, counts: Counts) -> Division {
         self.divide(
-            self.launch.scan(self.spec.key_bucket()),
-            &self.launch.costs.scan,
+            self.target.scan(bucket_index(self.spec.key_dim)),
+            &self.target.costs.scan,
             &[self.spec.value_dim],
             (counts.items, counts.longest as usize, self.slots()),
         )
@@ -61,8 +61,8 @@ impl Shape {
     pub(super) fn summarise_division(&self, counts: Counts) -> Division {
         let longest = counts.longest as usize;
         self.divide(
-            self.launch.summarise(self.spec.key_bucket()),
-            &self.launch.costs.summarise,
+            self.target.summarise(bucket_index(self.spec.key_dim)),
+            &self.target.costs.summarise,
             &[self.spec.value_dim, self.spec.key_dim],
             (counts.summaries, longest, counts.summaries * longest),
         )
@@ -70,9 +70,9 @@ impl Shape {
 
     /// The most workgroups that scan and summarise have for a segment and head.
     pub(super) fn most_slabs(&self) -> (usize, usize) {
-        let bucket = self.spec.key_bucket();
+        let bucket = bucket_index(self.spec.key_dim);
         let slabs = |n: usize, walk: &Walk| n.div_ceil(walk.columns);
-        let (scan, summarise) = (self.launch.scan(bucket), self.launch.summarise(bucket));
+        let (scan, summarise) = (self.target.scan(bucket), self.target.summarise(bucket));
         let of_m = slabs(self.spec.key_dim, summarise);
         (
             slabs(self.spec.value_dim, scan),

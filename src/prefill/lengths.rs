@@ -7,6 +7,7 @@ use super::WORKSPACE_ALIGN;
 use crate::abi::dw_prefill_lengths_args;
 use crate::check::{self, Checked};
 use crate::error::Result;
+use crate::kernels;
 use crate::runtime::{Context, Stream};
 use crate::sequences::CuSeqlens;
 
@@ -70,8 +71,6 @@ impl DeviceLengths {
 }
 
 impl Lowered {
-    pub(crate) const KERNEL: &'static str = "dw_prefill_lengths";
-
     /// `cu_seqlens` of all sequences, which the launch writes.
     pub(crate) fn checked(&self) -> *const i32 {
         self.0.checked
@@ -87,8 +86,9 @@ impl Lowered {
 
     /// The launch, on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
-        let threads = context.launch_shape().lengths_threads;
+        let kernel = kernels::prefill_lengths();
+        let threads = context.target().threads(kernel.role());
         // SAFETY: whoever lowered it answers for the workspace; lengths are borrowed, or their maker answered for them.
-        unsafe { context.launch(stream, Self::KERNEL, 1, threads, &self.0) }
+        unsafe { context.launch(stream, kernel, 1, threads, &self.0) }
     }
 }

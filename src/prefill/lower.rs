@@ -11,7 +11,7 @@ use crate::abi::{
 };
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::launch::{COMBINE_COLUMNS, LaunchShape, combine_threads};
+use crate::kernels::{COMBINE_COLUMNS, Kernel, Target};
 use crate::runtime::{Context, Stream};
 use crate::types::HeadMap;
 
@@ -23,7 +23,7 @@ pub(super) struct Shape {
     pub(super) spec: PrefillSpec,
     pub(super) batch: Batch,
     pub(super) sequences: usize,
-    pub(super) launch: &'static LaunchShape,
+    pub(super) target: &'static Target,
     dies: u32,
     pub(super) compute_units: usize,
 }
@@ -57,24 +57,24 @@ pub(super) struct WorkspaceParts {
     pub(super) bytes: usize,
 }
 
-/// Names of the kernels.
+/// The kernels of a prefill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernels {
-    pub(super) prepare: &'static str,
-    pub(super) summarise: &'static str,
-    pub(super) combine: &'static str,
-    pub(super) scan: &'static str,
+    pub(super) prepare: Kernel<dw_prefill_prepare_args>,
+    pub(super) summarise: Kernel<dw_prefill_scan_args>,
+    pub(super) combine: Kernel<dw_prefill_combine_args>,
+    pub(super) scan: Kernel<dw_prefill_scan_args>,
 }
 
 impl Kernels {
-    /// The kernel that is a part.
-    pub(super) fn of(&self, part: Part) -> Option<&'static str> {
+    /// The name of the kernel that is a part.
+    pub(super) fn name_of(&self, part: Part) -> Option<&'static str> {
         match part {
             Part::Whole => None,
-            Part::Prepare => Some(self.prepare),
-            Part::Summarise => Some(self.summarise),
-            Part::Combine => Some(self.combine),
-            Part::Scan => Some(self.scan),
+            Part::Prepare => Some(self.prepare.name()),
+            Part::Summarise => Some(self.summarise.name()),
+            Part::Combine => Some(self.combine.name()),
+            Part::Scan => Some(self.scan.name()),
         }
     }
 }
@@ -130,7 +130,7 @@ impl Shape {
             spec,
             batch,
             sequences,
-            launch: context.launch_shape(),
+            target: context.target(),
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
         };
@@ -180,7 +180,7 @@ impl Shape {
         let (scan, summarise) = self.most_slabs();
         Machine {
             compute_units: self.compute_units,
-            costs: &self.launch.costs,
+            costs: &self.target.costs,
             scan: heads * scan,
             summarise: heads * summarise,
             combine: heads * self.combine_slabs(),
@@ -221,7 +221,7 @@ impl Shape {
     /// workgroups beside each other, though each makes the products of q and k.
     fn prepare_heads(&self) -> usize {
         let group = self.spec.value_heads / self.spec.key_heads;
-        let room = self.compute_units * self.launch.prepare_room;
+        let room = self.compute_units * self.target.prepare_room;
         let parts = room / (self.slots() * self.spec.key_heads).max(1);
         group.div_ceil(parts.max(1))
     }
@@ -440,15 +440,18 @@ impl Shape {
     ) -> Result<()> {
         let wants = |kernel| part == Part::Whole || part == kernel;
         let x = lowered;
-        let bucket = self.spec.key_bucket();
         // Kernel, workgroups and their threads.
         let prepare = (
             kernels.prepare,
             x.prepare_groups,
-            self.launch.prepare_threads,
+            self.target.threads(kernels.prepare.role()),
         );
         let summarise = (kernels.summarise, x.summarise_groups, x.summarise_threads);
-        let combine = (kernels.combine, x.combine_groups, combine_threads(bucket));
+        let combine = (
+            kernels.combine,
+            x.combine_groups,
+            self.target.threads(kernels.combine.role()),
+        );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
         // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
@@ -477,7 +480,7 @@ impl Shape {
 /// As for [`Context::launch`].
 unsafe fn launch<A>(
     (context, stream, part): (&Context, &Stream, Part),
-    (kernel, workgroups, threads): (&str, u32, u32),
+    (kernel, workgroups, threads): (Kernel<A>, u32, u32),
     arguments: &A,
 ) -> Result<()> {
     // SAFETY: the caller keeps the contract; every kernel of a prefill waits for the one before.

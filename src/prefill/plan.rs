@@ -9,7 +9,7 @@ use super::lower::Counts;
 use crate::abi::dw_prefill_item;
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::launch::{Costs, KernelCost};
+use crate::kernels::{Costs, KernelCost};
 
 /// The numbers of workgroups that a kernel has for a unit of its work, and the device that shares them out.
 #[derive(Clone, Copy, Debug)]

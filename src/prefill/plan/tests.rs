@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::launch::LaunchShape;
+use crate::kernels::Target;
 
 static COSTS: Costs = costs(1.03);
 
@@ -202,7 +202,7 @@ proptest! {
         others in (0u32..12).prop_flat_map(|bits| vec(0..=1usize << bits, 0..200)),
     ) {
         let machine = Machine {
-            costs: &LaunchShape::of(arch).costs,
+            costs: &Target::of(arch).costs,
             ..machine(compute_units, heads)
         };
         let mut lengths = others;

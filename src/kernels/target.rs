@@ -1,13 +1,13 @@
-//! How each architecture's kernels divide work: what the host has to know of them besides their names. The tests hold
-//! the code objects to it.
+//! How the kernels of each architecture divide work: threads, value columns and shared memory of a workgroup, and the
+//! costs that the planner of segments assumes. The tests hold the code objects to it.
 
-/// Threads of a workgroup, columns and shared memory of the kernels of an architecture.
+use super::{KEY_BUCKETS, Role};
+
+/// An architecture, as far as the host has to know its kernels.
 #[derive(Debug, PartialEq)]
-pub(crate) struct LaunchShape {
-    /// Of `prefill_lengths`.
-    pub(crate) lengths_threads: u32,
-    /// Of `prefill_prepare`.
-    pub(crate) prepare_threads: u32,
+pub struct Target {
+    /// Threads of `prefill_lengths`: one wave.
+    lengths_threads: u32,
     /// Workgroups of `prefill_prepare` for a compute unit, up to which more of them save time.
     pub(crate) prepare_room: usize,
     /// `prefill_scan`, for each of [`KEY_BUCKETS`].
@@ -53,17 +53,14 @@ pub(crate) struct Walk {
     /// Value columns; of `prefill_summarise`, those of M too.
     pub(crate) columns: usize,
     /// Bytes of shared memory that the launch asks for, besides what the code object states.
-    shared_bytes: u32,
+    pub(crate) shared_bytes: u32,
 }
 
 /// Value columns of a workgroup of `prefill_combine`.
 pub(crate) const COMBINE_COLUMNS: usize = 16;
 
-/// The key dimensions for which there is a `prefill_scan`.
-pub(crate) const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
-
 /// CDNA, `hip/tile/prefill_gfx9.h`.
-static CDNA: LaunchShape = {
+static CDNA: Target = {
     const WALK: Walk = Walk {
         threads: 256,
         wide_threads: 256,
@@ -76,9 +73,8 @@ static CDNA: LaunchShape = {
         wide_threads: 512,
         ..WALK
     };
-    LaunchShape {
+    Target {
         lengths_threads: 64,
-        prepare_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
@@ -103,7 +99,7 @@ static CDNA: LaunchShape = {
 };
 
 /// NVIDIA, `hip/tile/prefill_sm90.h`.
-static SM90: LaunchShape = {
+static SM90: Target = {
     // Four warps multiply, or twice four; as many copy.
     const fn walk(wide_threads: u32, shared_bytes: u32) -> Walk {
         Walk {
@@ -113,9 +109,8 @@ static SM90: LaunchShape = {
             shared_bytes,
         }
     }
-    LaunchShape {
+    Target {
         lengths_threads: 32,
-        prepare_threads: 64,
         prepare_room: 0,
         scan: [
             walk(384, 154_624),
@@ -163,9 +158,9 @@ pub(crate) fn dies(arch: &str, compute_units: u32) -> u32 {
     (compute_units / each).max(1)
 }
 
-impl LaunchShape {
-    /// The shape of an architecture's kernels.
-    pub(crate) fn of(arch: &str) -> &'static LaunchShape {
+impl Target {
+    /// The kernels of an architecture.
+    pub fn of(arch: &str) -> &'static Target {
         if arch.starts_with("sm_") {
             &SM90
         } else {
@@ -173,68 +168,54 @@ impl LaunchShape {
         }
     }
 
-    /// A workgroup of `prefill_scan` for a key bucket.
-    pub(crate) fn scan(&self, bucket: usize) -> &Walk {
-        of_bucket(&self.scan, bucket)
+    /// A workgroup of `prefill_scan` for a bucket of [`KEY_BUCKETS`].
+    pub(crate) fn scan(&self, bucket_index: usize) -> &Walk {
+        &self.scan[bucket_index]
     }
 
-    /// A workgroup of `prefill_summarise` for a key bucket.
-    pub(crate) fn summarise(&self, bucket: usize) -> &Walk {
-        of_bucket(&self.summarise, bucket)
+    /// A workgroup of `prefill_summarise` for a bucket of [`KEY_BUCKETS`].
+    pub(crate) fn summarise(&self, bucket_index: usize) -> &Walk {
+        &self.summarise[bucket_index]
     }
 
-    /// Threads of a workgroup of a kernel of prefill; none for others.
-    pub(crate) fn threads(&self, kernel: &str) -> Option<u32> {
-        let part = kernel.strip_prefix("dw_prefill_")?;
-        match part.split('_').next()? {
-            "lengths" => Some(self.lengths_threads),
-            "prepare" => Some(self.prepare_threads),
-            "scan" | "summarise" => self.walking(kernel).map(|walk| walk.threads),
-            "combine" => bucket_of(kernel).map(combine_threads),
-            _ => None,
+    /// Threads of a workgroup. Kernels that walk chunks have more where they own twice the columns:
+    /// [`Target::most_threads`].
+    pub fn threads(&self, role: Role) -> u32 {
+        match role {
+            Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
+            Role::Decode(_) | Role::PrefillPrepare => 64,
+            Role::PrefillLengths => self.lengths_threads,
+            Role::PrefillSummarise(_) | Role::PrefillScan(_) => {
+                self.walk(role).map_or(0, |walk| walk.threads)
+            }
+            // 64 lanes own 32 rows of M, 32 lanes own 16.
+            Role::PrefillCombine(bucket) => 2 * bucket as u32,
         }
     }
 
-    /// Threads of a workgroup of a kernel of prefill, at most; none for others.
-    #[allow(dead_code, reason = "for the tests of the kernels")]
-    pub(crate) fn most_threads(&self, kernel: &str) -> Option<u32> {
-        (self.walking(kernel).map(|walk| walk.wide_threads)).or_else(|| self.threads(kernel))
+    /// The most threads with which a workgroup is launched.
+    pub fn most_threads(&self, role: Role) -> u32 {
+        self.walk(role)
+            .map_or(self.threads(role), |walk| walk.wide_threads)
     }
 
     /// Value columns of a workgroup of a kernel that walks chunks; 0 of others.
-    pub(crate) fn columns(&self, kernel: &str) -> usize {
-        self.walking(kernel).map_or(0, |walk| walk.columns)
+    pub fn columns(&self, role: Role) -> usize {
+        self.walk(role).map_or(0, |walk| walk.columns)
     }
 
     /// Bytes of shared memory with which a kernel is launched.
-    pub(crate) fn shared_bytes(&self, kernel: &str) -> u32 {
-        self.walking(kernel).map_or(0, |walk| walk.shared_bytes)
+    pub fn shared_bytes(&self, role: Role) -> u32 {
+        self.walk(role).map_or(0, |walk| walk.shared_bytes)
     }
 
     /// For kernels that walk the chunks of a segment.
-    fn walking(&self, kernel: &str) -> Option<&Walk> {
-        let part = kernel.strip_prefix("dw_prefill_")?;
-        let bucket = bucket_of(kernel)?;
-        match part.split('_').next()? {
-            "scan" => Some(self.scan(bucket)),
-            "summarise" => Some(self.summarise(bucket)),
-            _ => None,
-        }
+    fn walk(&self, role: Role) -> Option<&Walk> {
+        let (walks, bucket) = match role {
+            Role::PrefillScan(bucket) => (&self.scan, bucket),
+            Role::PrefillSummarise(bucket) => (&self.summarise, bucket),
+            _ => return None,
+        };
+        Some(&walks[super::bucket_index(bucket)])
     }
-}
-
-/// What there is for a key bucket.
-fn of_bucket(walks: &[Walk; KEY_BUCKETS.len()], bucket: usize) -> &Walk {
-    let larger = KEY_BUCKETS.iter().filter(|&&b| b > bucket).count();
-    &walks[(KEY_BUCKETS.len() - 1).saturating_sub(larger)]
-}
-
-/// Threads of a workgroup of `prefill_combine`: 64 lanes own 32 rows of M, 32 lanes own 16.
-pub(crate) fn combine_threads(bucket: usize) -> u32 {
-    2 * bucket as u32
-}
-
-/// The key bucket in a kernel's name.
-fn bucket_of(kernel: &str) -> Option<usize> {
-    kernel.rsplit_once("_k")?.1.parse().ok()
 }
