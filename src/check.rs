@@ -1,6 +1,7 @@
 //! Checks that operations share. Each refuses with the name of the argument.
 
 use crate::abi::{dw_state_strides, dw_token_strides};
+use crate::batch::Batch;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::runtime::{Context, Stream};
 use crate::tensor::{Owner, Tensor, TokenScalars, Tokens};
@@ -10,25 +11,6 @@ pub(crate) type Checked<T> = Result<T, ArgumentError>;
 
 /// Largest stride from token to token: the 64 rows of a chunk are addressed by 31-bit byte offsets.
 pub(crate) const MAX_TOKEN_STRIDE: usize = (1 << 24) - 16;
-
-/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Batch {
-    /// `tokens` rows, shared by all sequences.
-    Packed { tokens: usize },
-    /// `batch` sequences of `tokens` rows each.
-    Dense { batch: usize, tokens: usize },
-}
-
-impl Batch {
-    /// Rows in all.
-    pub fn rows(self) -> usize {
-        match self {
-            Batch::Packed { tokens } => tokens,
-            Batch::Dense { batch, tokens } => batch * tokens,
-        }
-    }
-}
 
 pub(crate) fn ensure(condition: bool, error: impl FnOnce() -> ArgumentError) -> Checked<()> {
     if condition { Ok(()) } else { Err(error()) }
@@ -183,6 +165,14 @@ fn token_shape(
             was,
             format!("it must be {}", show(wanted, wants_dense)),
         )
+    })
+}
+
+/// A factor of outputs, where one is given.
+pub(crate) fn scale(scale: Option<f32>) -> Checked<()> {
+    let given = scale.unwrap_or(1.0);
+    ensure(given.is_finite(), || {
+        ArgumentError::new("scale", ArgumentKind::Value, given, "it must be finite")
     })
 }
 

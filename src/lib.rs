@@ -24,27 +24,26 @@
 
 #[doc(hidden)]
 pub mod abi;
+pub mod batch;
 mod check;
 pub mod code_objects;
-pub mod commit;
-pub mod conv;
-pub mod decode;
 pub mod error;
-pub mod gate;
-mod gating;
+pub mod gates;
 pub mod inputs;
 #[doc(hidden)]
 pub mod kernels;
-pub mod layer;
 pub mod metrics;
-pub mod norm;
+pub mod model;
+mod ops;
 pub mod oracle;
-pub mod prefill;
 pub mod runtime;
 pub mod safetensors_io;
-pub mod sequences;
+pub mod state;
 pub mod tensor;
 pub mod types;
+pub mod workspace;
+
+pub use ops::{commit, conv, decode, gate, layer, norm, prefill};
 
 pub use error::{ArgumentError, Error, Result};
 

@@ -5,7 +5,6 @@
 //! two more kernels find the state that each segment starts from.
 
 use super::SEGMENTS_VARIABLE;
-use super::lower::Counts;
 use crate::abi::dw_prefill_item;
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
@@ -24,6 +23,16 @@ pub(super) struct Machine {
     pub(super) combine: usize,
     /// Bytes of workspace of a segment that another follows.
     pub(super) summary_bytes: usize,
+}
+
+/// How many segments there are, how many of them another follows, and how many sequences are of more than two; the
+/// chunks of the longest segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) items: usize,
+    pub(super) summaries: usize,
+    pub(super) chains: u32,
+    pub(super) longest: u32,
 }
 
 /// How a batch is cut.

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 
 use super::lower::Shape;
 use super::states::PlanSlots;
-use super::{CHUNK, PrefillTensors, StateMut};
+use super::{CHUNK, PrefillTensors};
 use crate::abi::{self, dw_prefill_scan_args};
+use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::sequences::PerSequence;
+use crate::state::StateMut;
 use crate::types::StateLayout;
 
 /// A state in the course of a sequence, and the slot that it goes to.
@@ -138,7 +139,7 @@ impl Shape {
                 return Err(refuse("snapshot_slots", Presence, was, allowed));
             }
         };
-        let (name, to, layout) = match (&snapshots.to, &x.pool) {
+        let (name, to, layout) = match (&snapshots.to, x.states.pool()) {
             (Some(to), _) => ("snapshots", &to.tensor.0, to.layout),
             (None, Some(pool)) => ("pool", &pool.tensor.0, pool.layout),
             (None, None) => {

@@ -10,7 +10,8 @@
 use std::ptr;
 
 use crate::abi::{self, dw_gate_args, dw_token_strides};
-use crate::check::{self, Batch, Checked};
+use crate::batch::Batch;
+use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels;
 use crate::runtime::{Context, Stream};

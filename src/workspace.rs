@@ -14,7 +14,7 @@ pub const WORKSPACE_ALIGN: usize = 256;
 /// after; launches on one stream may share it.
 #[derive(Debug)]
 pub struct Workspace<'a> {
-    pub(super) address: *mut c_void,
+    address: *mut c_void,
     bytes: usize,
     owner: Owner,
     borrow: PhantomData<&'a mut ()>,
@@ -31,7 +31,7 @@ impl<'a> Workspace<'a> {
         }
     }
 
-    /// The address of the first bytes, of which the caller knows that they are there, and the rest.
+    /// The address of the first `bytes` bytes, and the rest. Not bounds-checked.
     pub(crate) fn split(self, bytes: usize) -> (*mut c_void, Self) {
         let rest = Workspace {
             address: self.address.wrapping_byte_add(bytes),
@@ -39,6 +39,10 @@ impl<'a> Workspace<'a> {
             ..self
         };
         (self.address, rest)
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.address
     }
 
     /// The caller's own memory.

@@ -10,13 +10,13 @@
 use std::ptr;
 
 use crate::abi::dw_commit_args;
+use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::conv::{self, ConvInput, ConvStateLayout};
 use crate::decode::{DecodeSpec, MAX_TOKENS, lower as decode};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels;
 use crate::runtime::{Context, Stream};
-use crate::sequences::PerSequence;
 use crate::tensor::{Tensor, TensorMut};
 use crate::types::StateLayout;
 
@@ -106,13 +106,13 @@ impl Commit {
             &x.states,
             batch,
             spec.tokens,
-            spec.value_heads,
+            spec.heads.value,
             [rows, columns],
         )?;
         let pool = &x.pool.0;
         let least = if x.slots.is_some() { 1 } else { batch };
         decode::check_slot_count("pool", pool, least)?;
-        let shape = [pool.shape[0], spec.value_heads, rows, columns];
+        let shape = [pool.shape[0], spec.heads.value, rows, columns];
         let pool_strides = check::state("pool", pool, shape, true)?;
         decode::check_row_stride("pool", pool.strides[2])?;
         let mut arguments = dw_commit_args {
@@ -129,7 +129,7 @@ impl Commit {
             batch: batch as i32,
             tokens: spec.tokens as i32,
             pool_slots: pool.shape[0] as i32,
-            value_heads: spec.value_heads as i32,
+            value_heads: spec.heads.value as i32,
             rows: rows as i32,
             columns: columns as i32,
             states_type: check::type_code(x.states.dtype),
@@ -139,7 +139,7 @@ impl Commit {
         if let Some(conv) = &x.conv {
             self.lower_conv(conv, least, &mut arguments)?;
         }
-        let of_sequence = spec.value_heads as u64 + arguments.blocks as u64;
+        let of_sequence = spec.heads.value as u64 + arguments.blocks as u64;
         let groups = batch as u64 * of_sequence;
         check::ensure(groups < 1 << 24, || {
             let was = format!("{batch} sequences of {of_sequence} workgroups each");
@@ -156,8 +156,8 @@ impl Commit {
         out: &mut dw_commit_args,
     ) -> Checked<()> {
         let spec = &self.spec;
-        let keys = spec.key_heads * spec.key_dim;
-        let values = spec.value_heads * spec.value_dim;
+        let keys = spec.heads.key * spec.heads.key_dim;
+        let values = spec.heads.value * spec.heads.value_dim;
         let tokens = self.batch * spec.tokens;
         let part = |name, t: &Tensor<'_, 3>, channels| {
             conv::projection(name, t, spec.dtype, tokens, channels)

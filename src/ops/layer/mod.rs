@@ -12,41 +12,35 @@
 //! workspace, and so do g and beta where a or b lies in blocks: then they are the convolution's. Where V is 128 and K at
 //! most that, decode has the norm in it: the same bits, one launch less.
 
-mod device;
 mod lower;
 mod stages;
 
-pub use device::DeviceLayer;
 use stages::Stages;
 
+use std::ptr;
+
+use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::check;
-use crate::conv::{ConvInput, ConvSpec, ConvStateLayout};
-use crate::decode::DecodeSpec;
+use crate::conv::{Activation, ConvInput, ConvSpec, ConvStateLayout};
+use crate::decode::{DecodeSpec, Draft};
 use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::kernels;
+use crate::model::Heads;
 use crate::norm::OutputGate;
-use crate::prefill::{
-    HostSlots, Part, Prefill, PrefillSpec, PrefillTensors, Workspace, check_workspace,
-};
+use crate::prefill::{DeviceLengths, Part, Prefill, PrefillSpec, PrefillTensors};
 use crate::runtime::{Context, Stream};
-use crate::sequences::{PerSequence, checked_cu_seqlens};
+use crate::state::HostSlots;
 use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
-use crate::types::{Dtype, HeadMap, StateLayout};
+use crate::types::{Dtype, StateLayout};
+use crate::workspace::{Workspace, check_workspace};
 
 /// What a layer computes, whatever the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Element type of x, z, y and of the conv state: [`Dtype::Bf16`] or [`Dtype::F16`].
     pub dtype: Dtype,
-    /// `HK`, at least 1.
-    pub key_heads: usize,
-    /// `HV`, a multiple of `HK`.
-    pub value_heads: usize,
-    /// `K`, a multiple of 16 up to 256.
-    pub key_dim: usize,
-    /// `V`, a multiple of 16 up to 256.
-    pub value_dim: usize,
-    /// Which key head a value head reads.
-    pub head_map: HeadMap,
+    /// Heads; `K` and `V` are multiples of 16 up to [`MAX_HEAD_DIM`](crate::model::MAX_HEAD_DIM).
+    pub heads: Heads,
     /// Tokens that an output of the convolution depends on: 2, 3 or 4.
     pub width: usize,
     /// Whether rows of q and k are l2-normalised.
@@ -68,11 +62,7 @@ impl LayerSpec {
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         LayerSpec {
             dtype: Dtype::Bf16,
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            head_map: HeadMap::Grouped,
+            heads: Heads::new(key_heads, value_heads, key_dim, value_dim),
             width: 4,
             qk_l2norm: true,
             scale: None,
@@ -87,44 +77,32 @@ impl LayerSpec {
     pub fn conv(&self) -> ConvSpec {
         ConvSpec {
             dtype: self.dtype,
+            heads: self.heads,
             width: self.width,
-            ..ConvSpec::new(
-                self.key_heads,
-                self.value_heads,
-                self.key_dim,
-                self.value_dim,
-            )
+            activation: Activation::Silu,
+            qk_l2norm: false,
         }
     }
 
     fn decode(&self) -> DecodeSpec {
         DecodeSpec {
             dtype: self.dtype,
-            head_map: self.head_map,
+            heads: self.heads,
             qk_l2norm: self.qk_l2norm,
             scale: self.scale,
-            ..DecodeSpec::new(
-                self.key_heads,
-                self.value_heads,
-                self.key_dim,
-                self.value_dim,
-            )
+            tokens: 1,
+            draft: Draft::Chain,
         }
     }
 
     fn prefill(&self) -> PrefillSpec {
         PrefillSpec {
             dtype: self.dtype,
-            head_map: self.head_map,
+            heads: self.heads,
             qk_l2norm: self.qk_l2norm,
             scale: self.scale,
             segments: self.segments,
-            ..PrefillSpec::new(
-                self.key_heads,
-                self.value_heads,
-                self.key_dim,
-                self.value_dim,
-            )
+            compute_units: None,
         }
     }
 }
@@ -167,6 +145,8 @@ pub struct LayerStates<'a> {
 /// The tensors of one layer over `T` packed rows.
 #[derive(Debug)]
 pub struct LayerTensors<'a> {
+    /// `[N + 1]`, the lengths of a plan of [`Layer::device`]; absent for plans that have their lengths.
+    pub cu_seqlens: Option<CuSeqlens<'a>>,
     /// q, k and v as the projections give them: [`ConvInput::flat`], [`ConvInput::interleaved`] or tensors of their own.
     pub x: ConvInput<'a>,
     /// z: [`ConvInput::flat_z`], [`ConvInput::interleaved_z`] or any other `[T, blocks, heads * V]`.
@@ -184,12 +164,20 @@ pub struct LayerTensors<'a> {
     pub y: TokensMut<'a>,
 }
 
-/// A layer over batches whose lengths the host knows: validated and uploaded once, launched any number of times.
+/// A layer over packed batches of one shape: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Layer {
     stages: Stages,
-    cu_seqlens: Buffer<i32>,
+    lengths: Lengths,
     prefill: Option<Prefill>,
+}
+
+/// Who knows the lengths of the sequences.
+#[derive(Debug)]
+enum Lengths {
+    /// `cu_seqlens`, uploaded.
+    Host(Buffer<i32>),
+    Device(DeviceLengths),
 }
 
 impl Layer {
@@ -221,17 +209,63 @@ impl Layer {
             .transpose()?;
         Ok(Layer {
             stages,
-            cu_seqlens: context.upload(&cu_seqlens)?,
+            lengths: Lengths::Host(context.upload(&cu_seqlens)?),
             prefill,
         })
     }
 
-    /// The slots of the pools that the sequences have: what [`LayerStates::slots`] says for a launch, for all that follow,
-    /// checked and uploaded once. Launches refuse those beyond their pools. Not for plans that a captured graph needs.
+    /// Packed batches of exactly `sequences` sequences in `tokens` rows, whose lengths launches read on the device
+    /// ([`LayerTensors::cu_seqlens`]), so that a graph that was captured once serves batches of varying lengths.
+    ///
+    /// The first `decodes` sequences have one token each, others any number, also none. Absent decodes have a negative slot,
+    /// absent prefills have no tokens, absent rows lie past the last sequence.
+    ///
+    /// One kernel more checks the lengths: entries that are not 0, 1, 2, ... up to the decodes, that decrease or exceed the
+    /// tokens are replaced by the nearest allowed ones. The first 4 bytes of the workspace are the status after a launch: 0,
+    /// or 1 + the index of the first entry that was replaced. No sequence is cut into segments.
     ///
     /// # Errors
-    /// Not as many slots as sequences; a slot of two sequences, where it is not negative. No memory for the slots.
+    /// A spec or sizes that are not allowed; more than one segment; no memory for the plan.
+    pub fn device(
+        context: &Context,
+        spec: LayerSpec,
+        tokens: usize,
+        sequences: usize,
+        decodes: usize,
+    ) -> Result<Self> {
+        check::ensure(decodes <= sequences && decodes <= tokens, || {
+            let allowed =
+                format!("at most the {sequences} sequences, and at most the {tokens} tokens");
+            ArgumentError::new("decodes", ArgumentKind::Lengths, decodes, allowed)
+        })?;
+        let stages = Stages::new(context, spec, tokens, sequences, decodes)?;
+        let (rows, rest) = (tokens - decodes, sequences - decodes);
+        let prefill = (stages.prefills())
+            .then(|| Prefill::device(context, spec.prefill(), rows, rest))
+            .transpose()?;
+        Ok(Layer {
+            stages,
+            lengths: Lengths::Device(DeviceLengths {
+                sequences,
+                tokens,
+                singles: decodes,
+            }),
+            prefill,
+        })
+    }
+
+    /// Sets the slots of the pools for all launches that follow, checked and uploaded once, in place of
+    /// [`LayerStates::slots`]. Launches refuse slots beyond their pools. Not for plans that a captured graph needs.
+    ///
+    /// # Errors
+    /// A plan of [`Layer::device`]. Not as many slots as sequences; a slot of two sequences, where it is not negative. No
+    /// memory for the slots.
     pub fn set_slots(&mut self, slots: &[i32]) -> Result<()> {
+        check::ensure(matches!(self.lengths, Lengths::Host(_)), || {
+            let was = "given to a plan whose lengths are on the device";
+            let allowed = "launches of such a plan take them";
+            ArgumentError::new("slots", ArgumentKind::Presence, was, allowed)
+        })?;
         let Stages {
             context, sequences, ..
         } = &self.stages;
@@ -241,14 +275,28 @@ impl Layer {
 
     /// Bytes of workspace that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
-        let prefill = (self.prefill.as_ref()).map_or(0, Prefill::workspace_bytes);
-        self.stages.activations().bytes + prefill
+        let records = (self.prefill.as_ref()).map_or(0, Prefill::record_bytes);
+        self.lengths_bytes() + self.stages.activations().bytes + records
+    }
+
+    /// The part of the workspace that holds checked lengths.
+    fn lengths_bytes(&self) -> usize {
+        match &self.lengths {
+            Lengths::Host(_) => 0,
+            Lengths::Device(lengths) => lengths.bytes(),
+        }
     }
 
     /// Names of the kernels that a launch runs, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
-        let prefill = self.prefill.iter().flat_map(Prefill::kernels);
-        self.stages.kernels(prefill)
+        let lengths = match &self.lengths {
+            Lengths::Host(_) => None,
+            Lengths::Device(_) => Some(kernels::prefill_lengths().name()),
+        };
+        let prefill = self.prefill.iter().flat_map(Prefill::kernels_after_lengths);
+        (lengths.into_iter())
+            .chain(self.stages.kernels(prefill))
+            .collect()
     }
 
     /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else.
@@ -265,12 +313,30 @@ impl Layer {
         let (context, stages) = (&self.stages.context, &self.stages);
         check::stream(stream, context)?;
         check_workspace(&workspace, self.workspace_bytes(), context)?;
-        let (address, scratch) = workspace.split(stages.activations().bytes);
-        let cu_seqlens = self.cu_seqlens.address().cast_const().cast();
+        let (address, rest) = workspace.split(self.lengths_bytes());
+        let lengths = match &self.lengths {
+            Lengths::Host(_) => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                None
+            }
+            Lengths::Device(lengths) => {
+                let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
+                Some(lengths.lower(context, cu_seqlens, address)?)
+            }
+        };
+        let (all, of_prefills) = match (&self.lengths, &lengths) {
+            (_, Some(lengths)) => (lengths.checked(), lengths.rest()),
+            (Lengths::Host(own), None) => (own.address().cast_const().cast(), ptr::null()),
+            (Lengths::Device(_), None) => (ptr::null(), ptr::null()),
+        };
+        let (activations, records) = rest.split(stages.activations().bytes);
         let prefill = (self.prefill.as_ref())
-            .map(|plan| |x: &PrefillTensors<'_>| plan.lower(stream, x, scratch));
-        let lowered = stages.lower(stream, tensors, cu_seqlens, address, prefill)?;
+            .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, of_prefills, records.address()));
+        let lowered = stages.lower(stream, tensors, all, activations, prefill)?;
         context.make_current()?;
+        if let Some(lengths) = lengths {
+            lengths.enqueue(context, stream)?;
+        }
         stages.enqueue(stream, &lowered, |prefill| match &self.prefill {
             Some(plan) => plan.enqueue(stream, prefill, Part::Whole),
             None => Ok(()),

@@ -3,15 +3,17 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::plan::{self, Machine, Partition};
+use super::plan::{self, Counts, Machine, Partition};
 use super::states::{self, PlanSlots};
 use super::{CHUNK, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{
     self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
 };
-use crate::check::{self, Batch, Checked};
+use crate::batch::Batch;
+use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::kernels::{COMBINE_COLUMNS, Kernel, Target};
+use crate::kernels::{self, COMBINE_COLUMNS, Kernel, Target};
+use crate::model::Heads;
 use crate::runtime::{Context, Stream};
 use crate::types::HeadMap;
 
@@ -38,16 +40,6 @@ pub(super) struct Tables {
     pub(super) counts: Counts,
 }
 
-/// How many segments there are, how many of them another follows, and how many sequences are of more than two; the
-/// chunks of the longest segment.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Counts {
-    pub(super) items: usize,
-    pub(super) summaries: usize,
-    pub(super) chains: u32,
-    pub(super) longest: u32,
-}
-
 /// Offsets of the parts of the workspace, in bytes.
 pub(super) struct WorkspaceParts {
     states: usize,
@@ -71,6 +63,7 @@ impl Kernels {
     pub(super) fn name_of(&self, part: Part) -> Option<&'static str> {
         match part {
             Part::Whole => None,
+            Part::Lengths => Some(kernels::prefill_lengths().name()),
             Part::Prepare => Some(self.prepare.name()),
             Part::Summarise => Some(self.summarise.name()),
             Part::Combine => Some(self.combine.name()),
@@ -148,7 +141,7 @@ impl Shape {
                 self.batch.rows(),
                 self.sequences,
                 counts.items,
-                self.spec.value_heads
+                self.spec.heads.value
             );
             ArgumentError::new(
                 "tokens, sequences, segments and heads",
@@ -176,7 +169,7 @@ impl Shape {
 
     /// What the planner of segments takes the device for.
     pub(super) fn machine(&self) -> Machine {
-        let heads = self.spec.value_heads;
+        let heads = self.spec.heads.value;
         let (scan, summarise) = self.most_slabs();
         Machine {
             compute_units: self.compute_units,
@@ -202,15 +195,15 @@ impl Shape {
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
-        self.spec.value_dim.div_ceil(COMBINE_COLUMNS)
+        self.spec.heads.value_dim.div_ceil(COMBINE_COLUMNS)
     }
 
     /// Workgroups of prepare (one more slot for rows past the last sequence), summarise, combine and scan.
     pub(super) fn grids(&self, counts: Counts) -> [u64; 4] {
         let of_heads =
-            |items: usize, slabs: usize| items as u64 * self.spec.value_heads as u64 * slabs as u64;
+            |items: usize, slabs: usize| items as u64 * self.spec.heads.value as u64 * slabs as u64;
         [
-            (self.slots() as u64 + 1) * (self.spec.key_heads * self.prepare_parts()) as u64,
+            (self.slots() as u64 + 1) * (self.spec.heads.key * self.prepare_parts()) as u64,
             of_heads(counts.summaries, self.summarise_division(counts).slabs),
             of_heads(counts.chains as usize, self.combine_slabs()),
             of_heads(counts.items, self.scan_division(counts).slabs),
@@ -220,29 +213,29 @@ impl Shape {
     /// Value heads of a workgroup of prepare: all that read its key head, or fewer where the device has room for more
     /// workgroups beside each other, though each makes the products of q and k.
     fn prepare_heads(&self) -> usize {
-        let group = self.spec.value_heads / self.spec.key_heads;
+        let group = self.spec.heads.value / self.spec.heads.key;
         let room = self.compute_units * self.target.prepare_room;
-        let parts = room / (self.slots() * self.spec.key_heads).max(1);
+        let parts = room / (self.slots() * self.spec.heads.key).max(1);
         group.div_ceil(parts.max(1))
     }
 
     /// Workgroups of prepare for a (chunk, key head).
     fn prepare_parts(&self) -> usize {
-        (self.spec.value_heads / self.spec.key_heads).div_ceil(self.prepare_heads())
+        (self.spec.heads.value / self.spec.heads.key).div_ceil(self.prepare_heads())
     }
 
     pub(super) fn record_bytes(&self) -> usize {
-        self.slots() * self.spec.value_heads * RECORD_BYTES
+        self.slots() * self.spec.heads.value * RECORD_BYTES
     }
 
     /// N of every summary, and M or the initial state.
     pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
-        let PrefillSpec {
-            value_heads,
+        let Heads {
+            value: value_heads,
             key_dim,
             value_dim,
             ..
-        } = self.spec;
+        } = self.spec.heads;
         let words = (value_dim + key_dim.max(value_dim)) * key_dim;
         summaries * value_heads * words * size_of::<f32>()
     }
@@ -250,7 +243,7 @@ impl Shape {
     /// Where the parts of the workspace lie: the records and, if sequences are cut, N and M of the summaries, a bound for
     /// each record, a word for each summary and value head.
     pub(super) fn workspace(&self, counts: Counts) -> WorkspaceParts {
-        let heads = self.spec.value_heads;
+        let heads = self.spec.heads.value;
         let states = self.record_bytes();
         let retained = states + self.summary_bytes(counts.summaries);
         let cut = usize::from(counts.summaries > 0);
@@ -272,14 +265,14 @@ impl Shape {
         records: *mut c_void,
     ) -> Checked<Lowered> {
         let (cu_seqlens, counts) = (tables.cu_seqlens, tables.counts);
-        let PrefillSpec {
-            dtype,
-            key_heads,
-            value_heads,
+        let dtype = self.spec.dtype;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
             key_dim,
             value_dim,
-            ..
-        } = self.spec;
+            map,
+        } = self.spec.heads;
         let q_strides = check::tokens("q", &x.q, self.batch, key_heads, key_dim, &[dtype])?;
         let k_strides = check::tokens("k", &x.k, self.batch, key_heads, key_dim, &[dtype])?;
         let v_strides = check::tokens("v", &x.v, self.batch, value_heads, value_dim, &[dtype])?;
@@ -290,7 +283,7 @@ impl Shape {
         if self.spec.qk_l2norm {
             flags |= abi::DW_QK_L2NORM;
         }
-        if self.spec.head_map == HeadMap::Tiled {
+        if map == HeadMap::Tiled {
             flags |= abi::DW_TILED_HEADS;
         }
         let gates = x.gating.lower(value_heads, |_| self.batch)?;

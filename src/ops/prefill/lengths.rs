@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::WORKSPACE_ALIGN;
 use crate::abi::dw_prefill_lengths_args;
+use crate::batch::CuSeqlens;
 use crate::check::{self, Checked};
 use crate::error::Result;
 use crate::kernels;
 use crate::runtime::{Context, Stream};
-use crate::sequences::CuSeqlens;
+use crate::workspace::WORKSPACE_ALIGN;
 
 /// Bytes of the workspace before the checked lengths: the status word.
 const STATUS_BYTES: usize = WORKSPACE_ALIGN;

@@ -1,4 +1,4 @@
-//! What a batch has for each of its sequences: lengths, and numbers on the device.
+//! Batches: tokens, lengths of sequences (`cu_seqlens`), and one number per sequence on the device.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -7,6 +7,25 @@ use std::ops::Range;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::tensor::{Buffer, Element, Owner};
+
+/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Batch {
+    /// `tokens` rows, shared by all sequences.
+    Packed { tokens: usize },
+    /// `batch` sequences of `tokens` rows each.
+    Dense { batch: usize, tokens: usize },
+}
+
+impl Batch {
+    /// Rows in all.
+    pub fn rows(self) -> usize {
+        match self {
+            Batch::Packed { tokens } => tokens,
+            Batch::Dense { batch, tokens } => batch * tokens,
+        }
+    }
+}
 
 /// One number for each sequence, on the device: `u8` flags, `i32` slots.
 #[derive(Clone, Debug)]
@@ -46,7 +65,7 @@ impl<T: Element> PerSequence<'_, T> {
         &self.owner
     }
 
-    /// Those of some of the sequences, of which the caller knows that they are there.
+    /// The entries of a range of sequences. Not bounds-checked.
     pub(crate) fn part(&self, sequences: Range<usize>) -> Self {
         PerSequence {
             address: self.address.wrapping_add(sequences.start),
@@ -81,7 +100,28 @@ pub enum CuSeqlens<'a> {
     I64(PerSequence<'a, i64>),
 }
 
-impl CuSeqlens<'_> {
+impl<'a> CuSeqlens<'a> {
+    /// The lengths that a launch must be given.
+    pub(crate) fn required(given: &'a Option<Self>) -> Checked<&'a Self> {
+        given.as_ref().ok_or_else(|| {
+            let allowed = "the plan's lengths are on the device";
+            ArgumentError::new("cu_seqlens", ArgumentKind::Presence, "absent", allowed)
+        })
+    }
+
+    /// Launches of plans that have their lengths are given none.
+    pub(crate) fn refuse(given: &Option<Self>) -> Checked<()> {
+        check::ensure(given.is_none(), || {
+            let was = "given to a plan that has its lengths";
+            ArgumentError::new(
+                "cu_seqlens",
+                ArgumentKind::Presence,
+                was,
+                "it must be absent",
+            )
+        })
+    }
+
     pub(crate) fn owner(&self) -> &Owner {
         match self {
             CuSeqlens::I32(x) => x.owner(),

@@ -6,7 +6,8 @@ use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
 use crate::abi::{self, dw_conv_args, dw_conv_part};
-use crate::check::{self, Batch, Checked};
+use crate::batch::Batch;
+use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{self, Kernel};
 use crate::runtime::Context;
@@ -56,8 +57,12 @@ impl Team {
             let lanes = [q, k, v].map(octets);
             return Team { log2: 0, lanes };
         }
-        let log2 = if octets(spec.key_dim) <= 16 { 4 } else { 5 };
-        let keys = spec.key_heads << log2;
+        let log2 = if octets(spec.heads.key_dim) <= 16 {
+            4
+        } else {
+            5
+        };
+        let keys = spec.heads.key << log2;
         // All of them a multiple of a team, so that none crosses a wave.
         let lanes = [keys, keys, octets(v).next_multiple_of(1 << log2)];
         Team { log2, lanes }
@@ -116,18 +121,18 @@ impl Division {
 /// At least one key head, and value heads that are a multiple of them.
 pub(super) fn check_heads(spec: &ConvSpec) -> Checked<()> {
     for (name, number) in [
-        ("key_heads", spec.key_heads),
-        ("key_dim", spec.key_dim),
-        ("value_heads", spec.value_heads),
-        ("value_dim", spec.value_dim),
+        ("key_heads", spec.heads.key),
+        ("key_dim", spec.heads.key_dim),
+        ("value_heads", spec.heads.value),
+        ("value_dim", spec.heads.value_dim),
     ] {
         check::ensure(number > 0, || {
             ArgumentError::new(name, ArgumentKind::Shape, number, "it must be at least 1")
         })?;
     }
-    check::ensure(spec.value_heads.is_multiple_of(spec.key_heads), || {
-        let allowed = format!("it must be a multiple of the {} key heads", spec.key_heads);
-        let was = spec.value_heads;
+    check::ensure(spec.heads.value.is_multiple_of(spec.heads.key), || {
+        let allowed = format!("it must be a multiple of the {} key heads", spec.heads.key);
+        let was = spec.heads.value;
         ArgumentError::new("value_heads", ArgumentKind::Shape, was, allowed)
     })
 }
@@ -161,10 +166,13 @@ impl Shape {
             let allowed = "fewer than 2^24 sequences";
             ArgumentError::new("sequences", ArgumentKind::Lengths, sequences, allowed)
         })?;
-        check::ensure(!spec.qk_l2norm || spec.key_dim <= MAX_NORM_DIM, || {
-            let allowed = format!("at most {MAX_NORM_DIM} with norms");
-            ArgumentError::new("key_dim", ArgumentKind::Shape, spec.key_dim, allowed)
-        })?;
+        check::ensure(
+            !spec.qk_l2norm || spec.heads.key_dim <= MAX_NORM_DIM,
+            || {
+                let allowed = format!("at most {MAX_NORM_DIM} with norms");
+                ArgumentError::new("key_dim", ArgumentKind::Shape, spec.heads.key_dim, allowed)
+            },
+        )?;
         let team = Team::new(&spec);
         let lanes = team.lanes.iter().sum();
         let (compute_units, dies) = (context.device().compute_units, context.dies());
@@ -214,8 +222,8 @@ impl Shape {
             }
             None => 0,
         };
-        let (key_heads, value_heads) = (spec.key_heads, spec.value_heads);
-        let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
+        let (key_heads, value_heads) = (spec.heads.key, spec.heads.value);
+        let (key_dim, value_dim) = (spec.heads.key_dim, spec.heads.value_dim);
         let flag = |set: bool, bit| if set { bit } else { 0 };
         let mut arguments = dw_conv_args {
             q: self.part(["x.q", "q"], &x.x.q, &x.q, key_heads, key_dim)?,

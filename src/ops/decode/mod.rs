@@ -22,15 +22,17 @@ pub(crate) use lower::Lowered;
 use lower::Shape;
 
 use crate::abi::dw_decode_args;
+use crate::batch::PerSequence;
 use crate::check;
 use crate::error::Result;
+use crate::gates::Gating;
 use crate::kernels::Kernel;
+use crate::model::Heads;
 use crate::norm;
-use crate::prefill::{Gating, HostSlots, StatePool};
 use crate::runtime::{Context, Stream};
-use crate::sequences::PerSequence;
+use crate::state::{HostSlots, StatePool};
 use crate::tensor::{TensorMut, Tokens, TokensMut};
-use crate::types::{Dtype, HeadMap};
+use crate::types::Dtype;
 
 /// Most tokens of a sequence in a launch.
 pub const MAX_TOKENS: usize = 16;
@@ -50,16 +52,8 @@ pub enum Draft {
 pub struct DecodeSpec {
     /// Element type of q, k, v and o: [`Dtype::Bf16`] or [`Dtype::F16`].
     pub dtype: Dtype,
-    /// `HK`, at least 1.
-    pub key_heads: usize,
-    /// `HV`, a multiple of `HK`.
-    pub value_heads: usize,
-    /// `K`, a multiple of 16 up to 256.
-    pub key_dim: usize,
-    /// `V`, a multiple of 16 up to 256.
-    pub value_dim: usize,
-    /// Which key head a value head reads.
-    pub head_map: HeadMap,
+    /// Heads; `K` and `V` are multiples of 16 up to [`MAX_HEAD_DIM`](crate::model::MAX_HEAD_DIM).
+    pub heads: Heads,
     /// Whether rows of q and k are l2-normalised inside: `x / sqrt(sum(x^2) + 1e-6)`, in f32 and never rounded.
     pub qk_l2norm: bool,
     /// Factor of the output; absent is `K^-0.5`.
@@ -75,11 +69,7 @@ impl DecodeSpec {
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         DecodeSpec {
             dtype: Dtype::Bf16,
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            head_map: HeadMap::Grouped,
+            heads: Heads::new(key_heads, value_heads, key_dim, value_dim),
             qk_l2norm: false,
             scale: None,
             tokens: 1,

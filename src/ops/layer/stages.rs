@@ -2,13 +2,14 @@
 
 use super::LayerSpec;
 use super::lower::Lowered;
-use crate::conv::DeviceConv;
+use crate::conv::Conv;
 use crate::decode::Decode;
 use crate::error::Result;
 use crate::kernels::{self, Kernel};
 use crate::norm;
-use crate::prefill::{self, HostSlots};
+use crate::prefill;
 use crate::runtime::{Context, Stream};
+use crate::state::HostSlots;
 use crate::tensor::Buffer;
 
 /// Plans of the stages, and the batch that they are for.
@@ -19,7 +20,7 @@ pub(super) struct Stages {
     pub(super) tokens: usize,
     pub(super) sequences: usize,
     pub(super) decodes: usize,
-    pub(super) conv: DeviceConv,
+    pub(super) conv: Conv,
     pub(super) decode: Option<Decode>,
     /// 0, 1, 2, ...: of callers without slots, where decodes and prefills share the pool.
     pub(super) counted: Option<Buffer<i32>>,
@@ -37,7 +38,7 @@ impl Stages {
         decodes: usize,
     ) -> Result<Self> {
         norm::check_eps(spec.eps)?;
-        let conv = DeviceConv::new(context, spec.conv(), tokens, sequences)?;
+        let conv = Conv::device(context, spec.conv(), tokens, sequences)?;
         let decode = (decodes > 0)
             .then(|| Decode::new(context, spec.decode(), decodes))
             .transpose()?;

@@ -4,13 +4,15 @@ use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
 use crate::abi::{self, dw_decode_args, dw_norm_args};
-use crate::check::{self, Batch, Checked};
+use crate::batch::Batch;
+use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{self, Kernel};
-use crate::prefill::{HostSlots, PrefillSpec};
+use crate::model::Heads;
 use crate::runtime::Context;
+use crate::state::HostSlots;
 use crate::tensor::{Tensor, TensorMut};
-use crate::types::{HeadMap, StateLayout};
+use crate::types::{Dtype, HeadMap, StateLayout};
 
 /// Value columns of a workgroup.
 const COLUMNS: usize = 32;
@@ -49,19 +51,9 @@ impl Lowered {
 
 impl Shape {
     pub(crate) fn new(spec: DecodeSpec, batch: usize, context: &Context) -> Checked<Shape> {
-        let layer = PrefillSpec {
-            dtype: spec.dtype,
-            head_map: spec.head_map,
-            qk_l2norm: spec.qk_l2norm,
-            scale: spec.scale,
-            ..PrefillSpec::new(
-                spec.key_heads,
-                spec.value_heads,
-                spec.key_dim,
-                spec.value_dim,
-            )
-        };
-        layer.validate()?;
+        check::dtype("dtype", spec.dtype, &[Dtype::Bf16, Dtype::F16])?;
+        spec.heads.check_recurrence()?;
+        check::scale(spec.scale)?;
         check::ensure((1..=MAX_TOKENS).contains(&spec.tokens), || {
             let allowed = format!("it must be from 1 to {MAX_TOKENS}");
             ArgumentError::new("tokens", ArgumentKind::Shape, spec.tokens, allowed)
@@ -73,11 +65,11 @@ impl Shape {
         let shape = Shape {
             spec,
             batch,
-            scale: layer.scale(),
+            scale: spec.scale.unwrap_or_else(|| spec.heads.default_scale()),
             dies: context.dies(),
         };
         check::ensure(batch < 1 << 24 && shape.workgroups() < 1 << 26, || {
-            let was = format!("{batch} sequences of {} value heads", spec.value_heads);
+            let was = format!("{batch} sequences of {} value heads", spec.heads.value);
             let allowed = "a launch must have fewer than 2^32 threads";
             ArgumentError::new("batch", ArgumentKind::Shape, was, allowed)
         })?;
@@ -85,22 +77,23 @@ impl Shape {
     }
 
     pub(super) fn kernel(&self) -> Kernel<dw_decode_args> {
-        kernels::decode(self.spec.dtype, self.spec.key_dim)
+        kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
     }
 
     /// The kernel that has the gated norm in it, where there is one.
     pub(super) fn norm_kernel(&self) -> Option<Kernel<dw_decode_args>> {
-        let fits = self.spec.value_dim == NORM_VALUE_DIM && self.spec.key_dim <= NORM_KEY_DIM;
+        let fits =
+            self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM;
         fits.then(|| kernels::decode_norm(self.spec.dtype))
     }
 
     fn slabs(&self) -> usize {
-        self.spec.value_dim.div_ceil(COLUMNS)
+        self.spec.heads.value_dim.div_ceil(COLUMNS)
     }
 
     pub(super) fn workgroups(&self) -> u64 {
         (self.batch as u64)
-            .saturating_mul(self.spec.value_heads as u64)
+            .saturating_mul(self.spec.heads.value as u64)
             .saturating_mul(self.slabs() as u64)
     }
 
@@ -110,15 +103,14 @@ impl Shape {
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
     ) -> Checked<Lowered> {
-        let DecodeSpec {
-            dtype,
-            key_heads,
-            value_heads,
+        let DecodeSpec { dtype, tokens, .. } = self.spec;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
             key_dim,
             value_dim,
-            tokens,
-            ..
-        } = self.spec;
+            map,
+        } = self.spec.heads;
         let batch_of = |dense| match dense {
             true => Batch::Dense {
                 batch: self.batch,
@@ -138,7 +130,7 @@ impl Shape {
         let flag = |set: bool, bit| if set { bit } else { 0 };
         let flags = gates.flags
             | flag(self.spec.qk_l2norm, abi::DW_QK_L2NORM)
-            | flag(self.spec.head_map == HeadMap::Tiled, abi::DW_TILED_HEADS);
+            | flag(map == HeadMap::Tiled, abi::DW_TILED_HEADS);
         let mut arguments = dw_decode_args {
             q: x.q.0.address,
             k: x.k.0.address,
@@ -206,7 +198,7 @@ impl Shape {
         let least = if given { 1 } else { self.batch };
         check_slot_count("pool", tensor, least)?;
         let [rows, columns] = self.matrix(pool.layout);
-        let shape = [slots, self.spec.value_heads, rows, columns];
+        let shape = [slots, self.spec.heads.value, rows, columns];
         out.state_strides = check::state("pool", tensor, shape, true)?;
         check_row_stride("pool", tensor.strides[2])?;
         out.state = tensor.address;
@@ -238,7 +230,7 @@ impl Shape {
             &states.0,
             self.batch,
             self.spec.tokens,
-            self.spec.value_heads,
+            self.spec.heads.value,
             self.matrix(layout),
         )?;
         check::no_overlap("states", &states.0.shape, &states.0.strides)?;
@@ -253,8 +245,8 @@ impl Shape {
 /// Rows and columns of the state of a head, as it lies in memory.
 pub(crate) fn matrix(spec: &DecodeSpec, layout: StateLayout) -> [usize; 2] {
     match layout {
-        StateLayout::KeyMajor => [spec.key_dim, spec.value_dim],
-        StateLayout::ValueMajor => [spec.value_dim, spec.key_dim],
+        StateLayout::KeyMajor => [spec.heads.key_dim, spec.heads.value_dim],
+        StateLayout::ValueMajor => [spec.heads.value_dim, spec.heads.key_dim],
     }
 }
 

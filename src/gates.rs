@@ -1,14 +1,39 @@
-//! The gates that a recurrence is given, as its kernels take them.
+//! Gates of the recurrence: g and beta, or the projections that they are computed from.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use crate::abi::{self, dw_token_strides};
-use crate::check::{self, Batch, Checked};
-use crate::prefill::Gating;
+use crate::batch::Batch;
+use crate::check::{self, Checked};
 use crate::runtime::Context;
-use crate::tensor::TokenScalars;
+use crate::tensor::{Tensor, TokenScalars};
 use crate::types::Dtype;
+
+/// The gates of a recurrence.
+#[derive(Clone, Debug)]
+pub enum Gating<'a> {
+    /// g and beta themselves.
+    Given {
+        /// `[T, HV]`, f32, natural logarithms, at most 0; absent: no decay.
+        g: Option<TokenScalars<'a>>,
+        /// `[T, HV]`, f32; absent: 1.
+        beta: Option<TokenScalars<'a>>,
+    },
+    /// What the projections give; g and beta are computed inside.
+    Raw {
+        /// `[T, HV]`, f32, bf16 or fp16.
+        a: TokenScalars<'a>,
+        /// `[T, HV]`, f32, bf16 or fp16.
+        b: TokenScalars<'a>,
+        /// `[HV]`, f32, bf16 or fp16.
+        a_log: Tensor<'a, 1>,
+        /// `[HV]`; absent: 0.
+        dt_bias: Option<Tensor<'a, 1>>,
+        /// Whether beta is `2 sigmoid(b)`.
+        allow_neg_eigval: bool,
+    },
+}
 
 /// Addresses, strides and types of g and beta, or of what they are computed from.
 pub(crate) struct LoweredGating {

@@ -13,8 +13,8 @@
 //! With [`ConvTensors::gates`] the same launch computes g and beta. A [`prefill`](crate::prefill) that follows then takes
 //! given gates, and norms nothing.
 //!
-//! A [`Conv`] is made once for a batch whose lengths the host knows, a [`DeviceConv`] for one whose lengths are on the
-//! device alone.
+//! A [`Conv`] is made once for a batch shape, whose lengths the host knows ([`Conv::packed`]) or the device alone
+//! ([`Conv::device`]).
 
 mod lower;
 
@@ -23,11 +23,12 @@ use std::ffi::c_void;
 use lower::Shape;
 pub(crate) use lower::{Lowered, projection, state_strides};
 
+use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::gate::Gate;
+use crate::model::Heads;
 use crate::runtime::{Context, Stream};
-use crate::sequences::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::tensor::{Buffer, Tensor, TensorMut, TokensMut};
 use crate::types::Dtype;
 
@@ -52,14 +53,8 @@ pub enum Activation {
 pub struct ConvSpec {
     /// Element type of x, q, k, v and of the conv state: [`Dtype::Bf16`] or [`Dtype::F16`].
     pub dtype: Dtype,
-    /// `HK`, at least 1.
-    pub key_heads: usize,
-    /// `HV`, a multiple of `HK`.
-    pub value_heads: usize,
-    /// `K`, any number from 1 on.
-    pub key_dim: usize,
-    /// `V`, any number from 1 on.
-    pub value_dim: usize,
+    /// Heads; `K` and `V` are any numbers from 1 on. The head map has no effect here.
+    pub heads: Heads,
     /// Tokens that an output depends on: 2, 3 or 4.
     pub width: usize,
     /// What is done with the sums.
@@ -73,10 +68,7 @@ impl ConvSpec {
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         ConvSpec {
             dtype: Dtype::Bf16,
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
+            heads: Heads::new(key_heads, value_heads, key_dim, value_dim),
             width: 4,
             activation: Activation::Silu,
             qk_l2norm: false,
@@ -85,8 +77,7 @@ impl ConvSpec {
 
     /// Channels of q, k and v. Weights, biases and states have them in this order.
     pub fn channels(&self) -> [usize; 3] {
-        let keys = self.key_heads.saturating_mul(self.key_dim);
-        [keys, keys, self.value_heads.saturating_mul(self.value_dim)]
+        self.heads.channels()
     }
 
     /// Channels in all: `2 HK K + HV V`.
@@ -140,13 +131,13 @@ impl<'a> ConvInput<'a> {
     pub fn interleaved(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Self> {
         lower::check_heads(spec)?;
         let (keys, values) = (
-            spec.key_dim,
-            (spec.value_heads / spec.key_heads).saturating_mul(spec.value_dim),
+            spec.heads.key_dim,
+            (spec.heads.value / spec.heads.key).saturating_mul(spec.heads.value_dim),
         );
         let group = keys.saturating_add(values).saturating_mul(2);
-        check_columns(x, group.saturating_mul(spec.key_heads))?;
+        check_columns(x, group.saturating_mul(spec.heads.key))?;
         let view = |channels, offset| {
-            let shape = [x.shape[0], spec.key_heads, channels];
+            let shape = [x.shape[0], spec.heads.key, channels];
             x.part(shape, [x.strides[0], group, 1], offset)
         };
         Ok(ConvInput {
@@ -222,6 +213,8 @@ pub struct ConvState<'a> {
 /// The tensors of one convolution over `T` packed rows.
 #[derive(Debug)]
 pub struct ConvTensors<'a> {
+    /// `[N + 1]`, the lengths of a plan of [`Conv::device`]; absent for plans that have their lengths.
+    pub cu_seqlens: Option<CuSeqlens<'a>>,
     /// The projections. No output may overlap them.
     pub x: ConvInput<'a>,
     /// `[channels, width]`, f32, bf16 or fp16, any strides; the newest token's weight last. Dense rows of the type of x
@@ -244,12 +237,13 @@ pub struct ConvTensors<'a> {
     pub gates: Option<Gate<'a>>,
 }
 
-/// A convolution of batches whose lengths the host knows: validated and uploaded once, launched any number of times.
+/// A convolution of packed batches of one shape: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Conv {
     context: Context,
     shape: Shape,
-    cu_seqlens: Buffer<i32>,
+    /// Absent: launches read [`ConvTensors::cu_seqlens`].
+    cu_seqlens: Option<Buffer<i32>>,
 }
 
 impl Conv {
@@ -270,7 +264,28 @@ impl Conv {
         Ok(Conv {
             context: context.clone(),
             shape,
-            cu_seqlens,
+            cu_seqlens: Some(cu_seqlens),
+        })
+    }
+
+    /// Packed batches of exactly `sequences` sequences, some of which may be empty, in `tokens` rows. Launches read
+    /// [`ConvTensors::cu_seqlens`] on the device.
+    ///
+    /// Entries that decrease or exceed the tokens never lead out of bounds; which outputs the sequences beside them have is
+    /// then not specified. A [`Prefill`](crate::prefill::Prefill), given the same, reports them.
+    ///
+    /// # Errors
+    /// A spec or sizes that are not allowed.
+    pub fn device(
+        context: &Context,
+        spec: ConvSpec,
+        tokens: usize,
+        sequences: usize,
+    ) -> Result<Self> {
+        Ok(Conv {
+            context: context.clone(),
+            shape: Shape::new(spec, tokens, sequences, context)?,
+            cu_seqlens: None,
         })
     }
 
@@ -293,99 +308,42 @@ impl Conv {
     /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
     /// the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
-        let lengths = (self.cu_seqlens.address().cast_const(), false);
-        let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
+        let lengths = match &self.cu_seqlens {
+            Some(own) => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                (own.address().cast_const(), false)
+            }
+            None => {
+                let given = CuSeqlens::required(&tensors.cu_seqlens)?;
+                check::device("cu_seqlens", given.owner(), &self.context)?;
+                given.checked(self.shape.sequences)?
+            }
+        };
+        let lowered = self.lower(stream, lengths, tensors)?;
         self.context.make_current()?;
-        enqueue(&self.context, &self.shape, stream, &lowered)
-    }
-}
-
-/// A convolution of packed batches whose lengths are on the device alone.
-///
-/// Entries of `cu_seqlens` that decrease or exceed the tokens never lead out of bounds; which outputs the sequences beside
-/// them have is then not specified. [`DevicePrefill`](crate::prefill::DevicePrefill), given the same, reports them.
-#[derive(Debug)]
-pub struct DeviceConv {
-    context: Context,
-    shape: Shape,
-}
-
-impl DeviceConv {
-    /// Batches of exactly `sequences` sequences (some may be empty) in `tokens` rows.
-    ///
-    /// # Errors
-    /// A spec or sizes that are not allowed.
-    pub fn new(context: &Context, spec: ConvSpec, tokens: usize, sequences: usize) -> Result<Self> {
-        Ok(DeviceConv {
-            context: context.clone(),
-            shape: Shape::new(spec, tokens, sequences, context)?,
-        })
+        self.enqueue(stream, &lowered)
     }
 
-    /// As [`Conv::keeping_states`].
-    #[must_use]
-    pub fn keeping_states(mut self) -> Self {
-        self.shape.keeps_states = true;
-        self
-    }
-
-    /// The name of the kernel that a launch runs.
-    pub fn kernel(&self) -> &'static str {
-        self.shape.kernel().name()
-    }
-
-    /// Enqueues the convolution: one kernel, nothing else.
-    ///
-    /// # Errors
-    /// As [`Conv::launch`].
-    pub fn launch<'a>(
-        &self,
-        stream: &Stream,
-        cu_seqlens: impl Into<CuSeqlens<'a>>,
-        tensors: &ConvTensors<'_>,
-    ) -> Result<()> {
-        let cu_seqlens = cu_seqlens.into();
-        check::device("cu_seqlens", cu_seqlens.owner(), &self.context)?;
-        let lengths = cu_seqlens.checked(self.shape.sequences)?;
-        let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
-        self.context.make_current()?;
-        enqueue(&self.context, &self.shape, stream, &lowered)
-    }
-
-    /// All checks of [`DeviceConv::launch`], with lengths that are known to be good, or will be.
+    /// All checks of [`Conv::launch`] but those of the lengths: their address, and whether entries have 64 bits.
     pub(crate) fn lower(
         &self,
         stream: &Stream,
-        cu_seqlens: *const i32,
+        lengths: (*const c_void, bool),
         tensors: &ConvTensors<'_>,
     ) -> Result<Lowered> {
-        let lengths = (cu_seqlens.cast(), false);
-        lower(&self.context, &self.shape, stream, tensors, lengths)
+        check::stream(stream, &self.context)?;
+        lower::check_devices(tensors, &self.context)?;
+        Ok(self.shape.lower(tensors, lengths)?)
     }
 
     /// The rest of it, on the current device.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
-        enqueue(&self.context, &self.shape, stream, lowered)
+        let Lowered { arguments, groups } = lowered;
+        if *groups == 0 {
+            return Ok(());
+        }
+        let (kernel, threads) = (self.shape.kernel(), lower::THREADS);
+        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        unsafe { (self.context).launch(stream, kernel, *groups, threads, arguments) }
     }
-}
-
-fn lower(
-    context: &Context,
-    shape: &Shape,
-    stream: &Stream,
-    tensors: &ConvTensors<'_>,
-    lengths: (*const c_void, bool),
-) -> Result<Lowered> {
-    check::stream(stream, context)?;
-    lower::check_devices(tensors, context)?;
-    Ok(shape.lower(tensors, lengths)?)
-}
-
-fn enqueue(context: &Context, shape: &Shape, stream: &Stream, lowered: &Lowered) -> Result<()> {
-    let Lowered { arguments, groups } = lowered;
-    if *groups == 0 {
-        return Ok(());
-    }
-    // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
-    unsafe { context.launch(stream, shape.kernel(), *groups, lower::THREADS, arguments) }
 }

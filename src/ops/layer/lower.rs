@@ -5,17 +5,20 @@ use std::ops::Range;
 
 use super::LayerTensors;
 use super::stages::Stages;
-use crate::check::{self, Batch};
+use crate::batch::{Batch, PerSequence};
+use crate::check;
 use crate::conv::{self, ConvInput, ConvState, ConvTensors};
 use crate::decode::{self, DecodeTensors};
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 use crate::gate::Gate;
+use crate::gates::Gating;
 use crate::norm::{self, GatedNorm};
-use crate::prefill::{self, Gating, HostSlots, PrefillTensors, StatePool, WORKSPACE_ALIGN};
+use crate::prefill::{self, PrefillTensors};
 use crate::runtime::Stream;
-use crate::sequences::PerSequence;
+use crate::state::{HostSlots, StatePool, States};
 use crate::tensor::{Tensor, TensorMut, TokenScalars, Tokens, TokensMut, dense_strides};
 use crate::types::Dtype;
+use crate::workspace::WORKSPACE_ALIGN;
 
 /// What is enqueued.
 pub(super) struct Lowered {
@@ -50,7 +53,7 @@ impl Stages {
     pub(super) fn activations(&self) -> Activations {
         let element = self.spec.dtype.size();
         let [q, k, v] = self.spec.conv().channels().map(|n| n * element);
-        let gate = self.spec.value_heads * Dtype::F32.size();
+        let gate = self.spec.heads.value * Dtype::F32.size();
         let mut bytes = 0;
         let offsets = [q, k, v, gate, gate].map(|row| {
             let offset = bytes;
@@ -111,7 +114,7 @@ impl Stages {
         let batch = Batch::Packed {
             tokens: self.tokens,
         };
-        let (heads, dim) = (self.spec.value_heads, self.spec.value_dim);
+        let (heads, dim) = (self.spec.heads.value, self.spec.heads.value_dim);
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         check::output_tokens("y", &x.y.0, batch, heads, dim, &[self.spec.dtype])?;
         // In blocks they are the convolution's alone.
@@ -158,14 +161,15 @@ impl Stages {
     }
 
     fn convolved<'a>(&self, address: *mut c_void, gates: bool) -> Convolved<'a> {
-        let (s, [q, k, v, g, beta]) = (&self.spec, self.activations().offsets);
-        let of_keys = [self.tokens, s.key_heads, s.key_dim];
-        let of_values = [self.tokens, s.value_heads, s.value_dim];
-        let of_heads = [self.tokens, s.value_heads];
+        let [q, k, v, g, beta] = self.activations().offsets;
+        let (dtype, heads) = (self.spec.dtype, &self.spec.heads);
+        let of_keys = [self.tokens, heads.key, heads.key_dim];
+        let of_values = [self.tokens, heads.value, heads.value_dim];
+        let of_heads = [self.tokens, heads.value];
         let at = |offset: usize| address.wrapping_byte_add(offset);
         let rows = |(offset, shape)| {
             // SAFETY: the workspace holds it, and its maker answered for that.
-            unsafe { Tensor::from_raw(at(offset), s.dtype, shape, dense_strides(shape)) }
+            unsafe { Tensor::from_raw(at(offset), dtype, shape, dense_strides(shape)) }
         };
         let scalars = |offset| {
             // SAFETY: as above.
@@ -195,6 +199,7 @@ impl Stages {
             beta: TensorMut(beta.clone()).into(),
         });
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput {
                 q: x.x.q.clone(),
                 k: x.x.k.clone(),
@@ -222,7 +227,11 @@ impl Stages {
             ("a_log", "weights.a_log"),
             ("dt_bias", "weights.dt_bias"),
         ];
-        renamed(self.conv.lower(stream, cu_seqlens, &tensors), &names)
+        renamed(
+            self.conv
+                .lower(stream, (cu_seqlens.cast(), false), &tensors),
+            &names,
+        )
     }
 
     /// The norm of some rows.
@@ -327,15 +336,16 @@ fn decode_tensors(x: Recurrence<'_>) -> DecodeTensors<'_> {
 
 fn prefill_tensors(x: Recurrence<'_>) -> PrefillTensors<'_> {
     PrefillTensors {
+        cu_seqlens: None,
         q: x.q,
         k: x.k,
         v: x.v,
         gating: x.gating,
-        initial_state: None,
-        has_initial_state: x.has_initial_state,
+        states: States::Pool {
+            pool: x.pool,
+            has_initial_state: x.has_initial_state,
+        },
         o: x.o,
-        final_state: None,
-        pool: Some(x.pool),
         snapshots: None,
     }
 }

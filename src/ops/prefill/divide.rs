@@ -1,8 +1,8 @@
 //! How the kernels that walk chunks divide columns among workgroups: slabs of a workgroup's columns or, where that takes
 //! longer because not all of them fit on the device at once, of twice as many, which share what is copied of K, Q, T and P.
 
-use super::lower::{Counts, Shape};
-use super::plan;
+use super::lower::Shape;
+use super::plan::{self, Counts};
 use crate::kernels::{KernelCost, Walk, bucket_index};
 
 /// The columns of a segment and head.
@@ -31,7 +31,7 @@ impl Shape {
                 cost,
                 self.compute_units,
                 items,
-                [narrow, wide].map(|slabs| self.spec.value_heads * slabs),
+                [narrow, wide].map(|slabs| self.spec.heads.value * slabs),
                 longest,
                 chunks,
             )
@@ -50,9 +50,9 @@ impl Shape {
     /// Of scan: of the columns of V.
     pub(super) fn scan_division(&self, counts: Counts) -> Division {
         self.divide(
-            self.target.scan(bucket_index(self.spec.key_dim)),
+            self.target.scan(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.scan,
-            &[self.spec.value_dim],
+            &[self.spec.heads.value_dim],
             (counts.items, counts.longest as usize, self.slots()),
         )
     }
@@ -61,22 +61,22 @@ impl Shape {
     pub(super) fn summarise_division(&self, counts: Counts) -> Division {
         let longest = counts.longest as usize;
         self.divide(
-            self.target.summarise(bucket_index(self.spec.key_dim)),
+            self.target.summarise(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.summarise,
-            &[self.spec.value_dim, self.spec.key_dim],
+            &[self.spec.heads.value_dim, self.spec.heads.key_dim],
             (counts.summaries, longest, counts.summaries * longest),
         )
     }
 
     /// The most workgroups that scan and summarise have for a segment and head.
     pub(super) fn most_slabs(&self) -> (usize, usize) {
-        let bucket = bucket_index(self.spec.key_dim);
+        let bucket = bucket_index(self.spec.heads.key_dim);
         let slabs = |n: usize, walk: &Walk| n.div_ceil(walk.columns);
         let (scan, summarise) = (self.target.scan(bucket), self.target.summarise(bucket));
-        let of_m = slabs(self.spec.key_dim, summarise);
+        let of_m = slabs(self.spec.heads.key_dim, summarise);
         (
-            slabs(self.spec.value_dim, scan),
-            slabs(self.spec.value_dim, summarise) + of_m,
+            slabs(self.spec.heads.value_dim, scan),
+            slabs(self.spec.heads.value_dim, summarise) + of_m,
         )
     }
 }
