@@ -8,10 +8,12 @@ mod common;
 use cases::{Case, Data, check, check_output, run, run_once, spec};
 use common::{GateKind, context};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
+use deltawave::gates::Gating;
 use deltawave::inputs::{Gates, Keys};
 use deltawave::metrics::compare;
+use deltawave::model::Heads;
 use deltawave::oracle;
-use deltawave::prefill::{Gating, StatePool};
+use deltawave::state::StatePool;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use proptest::prelude::*;
 
@@ -91,12 +93,12 @@ fn gates_norms_and_heads() {
             (false, HeadMap::Grouped, Some(1.0)),
             (true, HeadMap::Tiled, None),
         ] {
-            let s = DecodeSpec {
+            let mut s = DecodeSpec {
                 qk_l2norm,
-                head_map,
                 scale,
                 ..spec(Dtype::F16, [2, 6], [32, 32], 2)
             };
+            s.heads.map = head_map;
             let case = Case {
                 gate_kind,
                 gates,
@@ -420,10 +422,13 @@ fn any_case() -> impl Strategy<Value = Case> {
         Case {
             spec: DecodeSpec {
                 qk_l2norm,
-                head_map: if tiled {
-                    HeadMap::Tiled
-                } else {
-                    HeadMap::Grouped
+                heads: Heads {
+                    map: if tiled {
+                        HeadMap::Tiled
+                    } else {
+                        HeadMap::Grouped
+                    },
+                    ..Heads::new(key_heads, key_heads * group, key_dim, value_dim)
                 },
                 scale,
                 ..spec(

@@ -105,10 +105,11 @@ impl Batch {
     fn fused(&mut self, context: &Context, stream: &Stream) -> Fallible<()> {
         let (s, tokens, columns) = (self.spec, self.tokens, self.columns());
         let x = (self.x).tensor_of(s.dtype, [tokens, columns], [columns, 1], 0)?;
-        let keys = [tokens, s.key_heads, s.key_dim];
-        let values = [tokens, s.value_heads, s.value_dim];
+        let keys = [tokens, s.heads.key, s.heads.key_dim];
+        let values = [tokens, s.heads.value, s.heads.value_dim];
         let [q, k, v] = &mut self.out;
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&x, &s)?,
             weight: (self.weight).tensor_of(
                 s.dtype,

@@ -31,8 +31,8 @@ pub fn judge(case: &Case, data: &Data, output: &Output) -> Judged {
     let Solution { o, final_state } = oracle::prefill(&problem).expect("a problem");
     let unfused = oracle::unfused(&problem, case.spec.dtype).expect("a problem");
     let end = *data.cu_seqlens.last().expect("not empty") as usize
-        * case.spec.value_heads
-        * case.spec.value_dim;
+        * case.spec.heads.value
+        * case.spec.heads.value_dim;
     assert!(
         output.o[end..].iter().all(|x| x.to_bits() == 0),
         "rows past the last sequence must be zeros"

@@ -373,7 +373,7 @@ fn options_are_not_ignored() {
     assert!(differs(&|c| c.spec.qk_l2norm = true));
     assert!(differs(&|c| c.spec.scale = Some(0.5)));
     assert!(differs(
-        &|c| c.spec.head_map = deltawave::types::HeadMap::Tiled
+        &|c| c.spec.heads.map = deltawave::types::HeadMap::Tiled
     ));
     assert!(differs(&|c| c.gate_kind = GateKind::NoDecay));
     assert!(differs(&|c| c.gate_kind = GateKind::NoBeta));

@@ -134,7 +134,7 @@ fn padding_is_not_prepared() {
         let workspace = loaded.workspace(&stream);
         let (records, summaries) = workspace.split_at(record_bytes);
         let each = record_bytes / whole.chunk_entries();
-        let summary = spec.value_heads * (48 + 64) * 64 * size_of::<f32>();
+        let summary = spec.heads.value * (48 + 64) * 64 * size_of::<f32>();
         let segment = 5usize.div_ceil(segments);
         let mut before = 0;
         for (n, &length) in case.lengths.iter().enumerate() {
