@@ -1,4 +1,4 @@
-//! Batches: tokens, lengths of sequences (`cu_seqlens`), and one number per sequence on the device.
+//! Batches: lengths of sequences (`cu_seqlens`), and one number per sequence on the device.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -7,25 +7,6 @@ use std::ops::Range;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::tensor::{Buffer, Element, Owner};
-
-/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Batch {
-    /// `tokens` rows, shared by all sequences.
-    Packed { tokens: usize },
-    /// `batch` sequences of `tokens` rows each.
-    Dense { batch: usize, tokens: usize },
-}
-
-impl Batch {
-    /// Rows in all.
-    pub fn rows(self) -> usize {
-        match self {
-            Batch::Packed { tokens } => tokens,
-            Batch::Dense { batch, tokens } => batch * tokens,
-        }
-    }
-}
 
 /// One number for each sequence, on the device: `u8` flags, `i32` slots.
 #[derive(Clone, Debug)]

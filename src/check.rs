@@ -1,10 +1,9 @@
 //! Checks that operations share. Each refuses with the name of the argument.
 
 use crate::abi::{dw_state_strides, dw_token_strides};
-use crate::batch::Batch;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::runtime::{Context, Stream};
-use crate::tensor::{Owner, Tensor, TokenScalars, Tokens};
+use crate::tensor::{Batch, Owner, Tensor, TokenScalars, Tokens};
 use crate::types::Dtype;
 
 pub(crate) type Checked<T> = Result<T, ArgumentError>;

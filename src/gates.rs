@@ -4,10 +4,9 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::abi::{self, dw_token_strides};
-use crate::batch::Batch;
 use crate::check::{self, Checked};
 use crate::runtime::Context;
-use crate::tensor::{Tensor, TokenScalars};
+use crate::tensor::{Batch, Tensor, TokenScalars};
 use crate::types::Dtype;
 
 /// The gates of a recurrence.

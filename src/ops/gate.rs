@@ -10,12 +10,11 @@
 use std::ptr;
 
 use crate::abi::{self, dw_gate_args, dw_token_strides};
-use crate::batch::Batch;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels;
 use crate::runtime::{Context, Stream};
-use crate::tensor::{Tensor, TokenScalars, TokenScalarsMut};
+use crate::tensor::{Batch, Tensor, TokenScalars, TokenScalarsMut};
 use crate::types::Dtype;
 
 const THREADS: u32 = 256;

@@ -10,12 +10,11 @@
 use std::ptr;
 
 use crate::abi::{self, dw_norm_args};
-use crate::batch::Batch;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels::{self, Kernel};
 use crate::runtime::{Context, Stream};
-use crate::tensor::{Tensor, Tokens, TokensMut};
+use crate::tensor::{Batch, Tensor, Tokens, TokensMut};
 use crate::types::Dtype;
 
 /// Largest row.

@@ -7,7 +7,7 @@ use deltawave::conv::{
 use deltawave::inputs::{Tensor as HostTensor, random_normal};
 use deltawave::metrics::{UlpComparison, compare_ulps};
 use deltawave::oracle::conv::{ConvProblem, RowNorms, conv};
-use deltawave::runtime::{Context, Stream};
+use deltawave::runtime::Context;
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
 

@@ -6,12 +6,11 @@ use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
 use crate::abi::{self, dw_conv_args, dw_conv_part};
-use crate::batch::Batch;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{self, Kernel};
 use crate::runtime::Context;
-use crate::tensor::{Tensor, TensorMut, TokensMut};
+use crate::tensor::{Batch, Tensor, TensorMut, TokensMut};
 use crate::types::Dtype;
 
 /// Threads of a workgroup.

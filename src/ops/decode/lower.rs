@@ -4,14 +4,13 @@ use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
 use crate::abi::{self, dw_decode_args, dw_norm_args};
-use crate::batch::Batch;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{self, Kernel};
 use crate::model::Heads;
 use crate::runtime::Context;
 use crate::state::HostSlots;
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Batch, Tensor, TensorMut};
 use crate::types::{Dtype, HeadMap, StateLayout};
 
 /// Value columns of a workgroup.

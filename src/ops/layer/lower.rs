@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::ops::Range;
 
 use super::LayerTensors;
-use super::stages::Stages;
-use crate::batch::{Batch, PerSequence};
+use super::stages::{Lowered, Stages};
+use crate::batch::PerSequence;
 use crate::check;
 use crate::conv::{self, ConvInput, ConvState, ConvTensors};
 use crate::decode::{self, DecodeTensors};
@@ -16,18 +16,9 @@ use crate::norm::{self, GatedNorm};
 use crate::prefill::{self, PrefillTensors};
 use crate::runtime::Stream;
 use crate::state::{HostSlots, StatePool, States};
-use crate::tensor::{Tensor, TensorMut, TokenScalars, Tokens, TokensMut, dense_strides};
+use crate::tensor::{Batch, Tensor, TensorMut, TokenScalars, Tokens, TokensMut, dense_strides};
 use crate::types::Dtype;
 use crate::workspace::WORKSPACE_ALIGN;
-
-/// What is enqueued.
-pub(super) struct Lowered {
-    pub(super) conv: conv::Lowered,
-    pub(super) decode: Option<decode::Lowered>,
-    pub(super) prefill: Option<prefill::Lowered>,
-    /// Of the rows that decode does not norm.
-    pub(super) norm: Option<norm::Lowered>,
-}
 
 /// Where q, k, v, g and beta begin in the workspace, and where they end.
 pub(super) struct Activations {

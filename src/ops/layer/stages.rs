@@ -1,9 +1,8 @@
 //! The stages of a layer that do not depend on who knows the lengths: all but prefill.
 
 use super::LayerSpec;
-use super::lower::Lowered;
-use crate::conv::Conv;
-use crate::decode::Decode;
+use crate::conv::{self, Conv};
+use crate::decode::{self, Decode};
 use crate::error::Result;
 use crate::kernels::{self, Kernel};
 use crate::norm;
@@ -11,6 +10,15 @@ use crate::prefill;
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::Buffer;
+
+/// Arguments of the stages of one launch.
+pub(super) struct Lowered {
+    pub(super) conv: conv::Lowered,
+    pub(super) decode: Option<decode::Lowered>,
+    pub(super) prefill: Option<prefill::Lowered>,
+    /// Of the rows that decode does not norm.
+    pub(super) norm: Option<norm::Lowered>,
+}
 
 /// Plans of the stages, and the batch that they are for.
 #[derive(Debug)]

@@ -14,17 +14,18 @@
 //! the host knows ([`Prefill::packed`], [`Prefill::dense`]) or the device alone ([`Prefill::device`]).
 //! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
 
-mod divide;
 mod lengths;
 mod lower;
 mod plan;
+mod shape;
 mod snapshots;
 mod states;
 
 pub(crate) use lengths::{DeviceLengths, Lowered as LoweredLengths};
 pub(crate) use lower::Lowered;
-use lower::{Kernels, Shape, Tables};
+use lower::{Kernels, Tables};
 use plan::Counts;
+use shape::Shape;
 pub use snapshots::{Snapshot, Snapshots};
 use states::PlanSlots;
 
@@ -32,7 +33,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::abi;
-use crate::batch::{Batch, CuSeqlens, checked_cu_seqlens};
+use crate::batch::{CuSeqlens, checked_cu_seqlens};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::gates::Gating;
@@ -40,7 +41,7 @@ use crate::kernels;
 use crate::model::Heads;
 use crate::runtime::{Context, Stream};
 use crate::state::{HostSlots, States};
-use crate::tensor::{Buffer, Tokens, TokensMut};
+use crate::tensor::{Batch, Buffer, Tokens, TokensMut};
 use crate::types::Dtype;
 use crate::workspace::{Workspace, check_workspace};
 

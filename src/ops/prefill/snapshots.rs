@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use super::lower::Shape;
+use super::shape::Shape;
 use super::states::PlanSlots;
 use super::{CHUNK, PrefillTensors};
 use crate::abi::{self, dw_prefill_scan_args};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::state::StateMut;
+use crate::state::{StateMut, state_shape};
 use crate::types::StateLayout;
 
 /// A state in the course of a sequence, and the slot that it goes to.
@@ -112,68 +112,71 @@ pub(super) fn table(
     Ok(table)
 }
 
-impl Shape {
-    /// Checks snapshots, and makes the arguments of `prefill_scan` that are of them. Returns its flags.
-    pub(super) fn lower_snapshots(
-        &self,
-        x: &PrefillTensors<'_>,
-        plan: &PlanSlots,
-        scan: &mut dw_prefill_scan_args,
-    ) -> Checked<u32> {
-        use ArgumentKind::{Presence, Value};
-        let Some(snapshots) = &x.snapshots else {
-            check::ensure(plan.snapshots.is_none(), || {
-                let allowed = "the plan has slots of them";
-                refuse("snapshots", Presence, "absent", allowed)
-            })?;
-            return Ok(0);
-        };
-        scan.snapshot_slots = match (&snapshots.slots, &plan.snapshots) {
-            (Some(slots), None) => slots.checked("snapshot_slots", self.slots())?,
-            (None, Some(table)) => table.address().cast_const().cast(),
-            (given, _) => {
-                let (was, allowed) = match given {
-                    Some(_) => ("given to a plan that has them", "they must be absent"),
-                    None => ("absent", "the plan has none"),
-                };
-                return Err(refuse("snapshot_slots", Presence, was, allowed));
-            }
-        };
-        let (name, to, layout) = match (&snapshots.to, x.states.pool()) {
-            (Some(to), _) => ("snapshots", &to.tensor.0, to.layout),
-            (None, Some(pool)) => ("pool", &pool.tensor.0, pool.layout),
-            (None, None) => {
-                let was = "given without a tensor";
-                return Err(refuse(
-                    "snapshots",
-                    Presence,
-                    was,
-                    "only a pool takes its place",
-                ));
-            }
-        };
-        let slots = to.shape[0];
-        scan.snapshot_strides = check::state(name, to, self.state_shape(slots, layout), true)?;
-        check::ensure(slots <= i32::MAX as usize, || {
-            let was = format!("{slots} slots");
-            refuse(name, ArgumentKind::Shape, &was, "fewer than 2^31 slots")
+/// Checks snapshots, and makes the arguments of `prefill_scan` that are of them. Returns its flags.
+pub(super) fn lower(
+    batch: &Shape,
+    x: &PrefillTensors<'_>,
+    plan: &PlanSlots,
+    scan: &mut dw_prefill_scan_args,
+) -> Checked<u32> {
+    use ArgumentKind::{Presence, Value};
+    let Some(snapshots) = &x.snapshots else {
+        check::ensure(plan.snapshots.is_none(), || {
+            let allowed = "the plan has slots of them";
+            refuse("snapshots", Presence, "absent", allowed)
         })?;
-        let own = match scan.read_slots.is_null() {
-            true => self.sequences,
-            false => 0,
-        };
-        let conflict = plan.snapshot_conflict(slots, snapshots.to.is_none(), own);
-        check::ensure(conflict.is_none(), || {
-            let was = format!("slot {}", conflict.unwrap_or_default());
-            let allowed = format!("a slot of the {slots}, and of no sequence");
-            refuse("snapshots", Value, &was, &allowed)
-        })?;
-        scan.snapshots = to.address;
-        scan.snapshot_type = check::type_code(to.dtype);
-        scan.snapshot_count = slots as i32;
-        Ok(match layout {
-            StateLayout::KeyMajor => 0,
-            StateLayout::ValueMajor => abi::DW_SNAPSHOT_VALUE_MAJOR,
-        })
-    }
+        return Ok(0);
+    };
+    scan.snapshot_slots = match (&snapshots.slots, &plan.snapshots) {
+        (Some(slots), None) => slots.checked("snapshot_slots", batch.slots())?,
+        (None, Some(table)) => table.address().cast_const().cast(),
+        (given, _) => {
+            let (was, allowed) = match given {
+                Some(_) => ("given to a plan that has them", "they must be absent"),
+                None => ("absent", "the plan has none"),
+            };
+            return Err(refuse("snapshot_slots", Presence, was, allowed));
+        }
+    };
+    let (name, to, layout) = match (&snapshots.to, x.states.pool()) {
+        (Some(to), _) => ("snapshots", &to.tensor.0, to.layout),
+        (None, Some(pool)) => ("pool", &pool.tensor.0, pool.layout),
+        (None, None) => {
+            let was = "given without a tensor";
+            return Err(refuse(
+                "snapshots",
+                Presence,
+                was,
+                "only a pool takes its place",
+            ));
+        }
+    };
+    let slots = to.shape[0];
+    scan.snapshot_strides = check::state(
+        name,
+        to,
+        state_shape(&batch.spec.heads, slots, layout),
+        true,
+    )?;
+    check::ensure(slots <= i32::MAX as usize, || {
+        let was = format!("{slots} slots");
+        refuse(name, ArgumentKind::Shape, &was, "fewer than 2^31 slots")
+    })?;
+    let own = match scan.read_slots.is_null() {
+        true => batch.sequences,
+        false => 0,
+    };
+    let conflict = plan.snapshot_conflict(slots, snapshots.to.is_none(), own);
+    check::ensure(conflict.is_none(), || {
+        let was = format!("slot {}", conflict.unwrap_or_default());
+        let allowed = format!("a slot of the {slots}, and of no sequence");
+        refuse("snapshots", Value, &was, &allowed)
+    })?;
+    scan.snapshots = to.address;
+    scan.snapshot_type = check::type_code(to.dtype);
+    scan.snapshot_count = slots as i32;
+    Ok(match layout {
+        StateLayout::KeyMajor => 0,
+        StateLayout::ValueMajor => abi::DW_SNAPSHOT_VALUE_MAJOR,
+    })
 }

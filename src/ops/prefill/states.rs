@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::PrefillTensors;
-use super::lower::Shape;
+use super::shape::Shape;
 use crate::abi::{self, dw_prefill_scan_args};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
@@ -36,102 +36,98 @@ impl PlanSlots {
     }
 }
 
-impl Shape {
-    /// Checks states and slots, and fills in the arguments of `prefill_scan` that name them. Returns its flags.
-    pub(super) fn lower_states(
-        &self,
-        x: &PrefillTensors<'_>,
-        plan: &PlanSlots,
-        scan: &mut dw_prefill_scan_args,
-    ) -> Checked<u32> {
-        let mut flags = 0;
-        let mut has_initial_state = None;
-        match &x.states {
-            States::None => {}
-            States::Separate { initial, last } => {
-                if let Some(InitialState {
-                    state,
-                    has_initial_state: has,
-                }) = initial
-                {
-                    let shape = self.state_shape(self.sequences, state.layout);
-                    scan.initial_strides =
-                        check::state("initial_state", &state.tensor, shape, false)?;
-                    scan.initial_state = state.tensor.address;
-                    scan.initial_type = check::type_code(state.tensor.dtype);
-                    flags |= initial_flag(state.layout);
-                    has_initial_state = has.as_ref();
-                }
-                if let Some(state) = last {
-                    let shape = self.state_shape(self.sequences, state.layout);
-                    scan.final_strides = check::state("final_state", &state.tensor.0, shape, true)?;
-                    scan.final_state = state.tensor.0.address;
-                    scan.final_type = check::type_code(state.tensor.0.dtype);
-                    flags |= final_flag(state.layout);
-                }
-            }
-            States::Pool {
-                pool,
+/// Checks states and slots, and fills in the arguments of `prefill_scan` that name them. Returns its flags.
+pub(super) fn lower(
+    batch: &Shape,
+    x: &PrefillTensors<'_>,
+    plan: &PlanSlots,
+    scan: &mut dw_prefill_scan_args,
+) -> Checked<u32> {
+    let mut flags = 0;
+    let mut has_initial_state = None;
+    match &x.states {
+        States::None => {}
+        States::Separate { initial, last } => {
+            if let Some(InitialState {
+                state,
                 has_initial_state: has,
-            } => {
-                flags |= self.lower_pool(pool, plan, scan)?;
+            }) = initial
+            {
+                let shape = state_shape(&batch.spec.heads, batch.sequences, state.layout);
+                scan.initial_strides = check::state("initial_state", &state.tensor, shape, false)?;
+                scan.initial_state = state.tensor.address;
+                scan.initial_type = check::type_code(state.tensor.dtype);
+                flags |= initial_flag(state.layout);
                 has_initial_state = has.as_ref();
             }
-        }
-        if x.states.pool().is_none() {
-            check::ensure(plan.pool.is_none(), || {
-                let allowed = "the plan has slots of one";
-                ArgumentError::new("pool", ArgumentKind::Presence, "absent", allowed)
-            })?;
-        }
-        if let Some(has) = has_initial_state {
-            scan.has_initial_state = has.checked("has_initial_state", self.sequences)?;
-        }
-        Ok(flags)
-    }
-
-    fn lower_pool(
-        &self,
-        pool: &StatePool<'_>,
-        plan: &PlanSlots,
-        scan: &mut dw_prefill_scan_args,
-    ) -> Checked<u32> {
-        let tensor = &pool.tensor.0;
-        let slots = tensor.shape[0];
-        scan.final_strides =
-            check::state("pool", tensor, self.state_shape(slots, pool.layout), true)?;
-        scan.initial_strides = scan.final_strides;
-        scan.final_state = tensor.address;
-        scan.initial_state = tensor.address;
-        scan.final_type = check::type_code(tensor.dtype);
-        scan.initial_type = scan.final_type;
-        if let Some(slots) = &plan.pool {
-            [scan.read_slots, scan.write_slots] = slots.lower(pool)?;
-        } else {
-            if let Some(slots) = &pool.slots {
-                scan.read_slots = slots.checked("slots", self.sequences)?;
+            if let Some(state) = last {
+                let shape = state_shape(&batch.spec.heads, batch.sequences, state.layout);
+                scan.final_strides = check::state("final_state", &state.tensor.0, shape, true)?;
+                scan.final_state = state.tensor.0.address;
+                scan.final_type = check::type_code(state.tensor.0.dtype);
+                flags |= final_flag(state.layout);
             }
-            scan.write_slots = match &pool.write_slots {
-                Some(slots) => slots.checked("write_slots", self.sequences)?,
-                None => scan.read_slots,
-            };
         }
-        // Where one of them is absent, every sequence has a slot of its own.
-        let all_have = scan.read_slots.is_null() || scan.write_slots.is_null();
-        let least = if all_have { self.sequences } else { 0 };
-        check::ensure((least..1 << 31).contains(&slots), || {
-            let was = format!("{slots} slots");
-            let allowed = format!("at least {least} slots and fewer than 2^31");
-            ArgumentError::new("pool", ArgumentKind::Shape, was, allowed)
+        States::Pool {
+            pool,
+            has_initial_state: has,
+        } => {
+            flags |= lower_pool(batch, pool, plan, scan)?;
+            has_initial_state = has.as_ref();
+        }
+    }
+    if x.states.pool().is_none() {
+        check::ensure(plan.pool.is_none(), || {
+            let allowed = "the plan has slots of one";
+            ArgumentError::new("pool", ArgumentKind::Presence, "absent", allowed)
         })?;
-        scan.slots = slots as i32;
-        Ok(initial_flag(pool.layout) | final_flag(pool.layout))
     }
+    if let Some(has) = has_initial_state {
+        scan.has_initial_state = has.checked("has_initial_state", batch.sequences)?;
+    }
+    Ok(flags)
+}
 
-    /// The shape of a tensor of `slots` states of every value head.
-    pub(super) fn state_shape(&self, slots: usize, layout: StateLayout) -> [usize; 4] {
-        state_shape(&self.spec.heads, slots, layout)
+fn lower_pool(
+    batch: &Shape,
+    pool: &StatePool<'_>,
+    plan: &PlanSlots,
+    scan: &mut dw_prefill_scan_args,
+) -> Checked<u32> {
+    let tensor = &pool.tensor.0;
+    let slots = tensor.shape[0];
+    scan.final_strides = check::state(
+        "pool",
+        tensor,
+        state_shape(&batch.spec.heads, slots, pool.layout),
+        true,
+    )?;
+    scan.initial_strides = scan.final_strides;
+    scan.final_state = tensor.address;
+    scan.initial_state = tensor.address;
+    scan.final_type = check::type_code(tensor.dtype);
+    scan.initial_type = scan.final_type;
+    if let Some(slots) = &plan.pool {
+        [scan.read_slots, scan.write_slots] = slots.lower(pool)?;
+    } else {
+        if let Some(slots) = &pool.slots {
+            scan.read_slots = slots.checked("slots", batch.sequences)?;
+        }
+        scan.write_slots = match &pool.write_slots {
+            Some(slots) => slots.checked("write_slots", batch.sequences)?,
+            None => scan.read_slots,
+        };
     }
+    // Where one of them is absent, every sequence has a slot of its own.
+    let all_have = scan.read_slots.is_null() || scan.write_slots.is_null();
+    let least = if all_have { batch.sequences } else { 0 };
+    check::ensure((least..1 << 31).contains(&slots), || {
+        let was = format!("{slots} slots");
+        let allowed = format!("at least {least} slots and fewer than 2^31");
+        ArgumentError::new("pool", ArgumentKind::Shape, was, allowed)
+    })?;
+    scan.slots = slots as i32;
+    Ok(initial_flag(pool.layout) | final_flag(pool.layout))
 }
 
 fn initial_flag(layout: StateLayout) -> u32 {
