@@ -8,7 +8,7 @@ use super::stages::{Lowered, Stages};
 use crate::batch::PerSequence;
 use crate::check;
 use crate::conv::{self, ConvInput, ConvState, ConvTensors};
-use crate::decode::{self, DecodeTensors};
+use crate::decode::DecodeTensors;
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 use crate::gate::Gate;
 use crate::gates::Gating;
