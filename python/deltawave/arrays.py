@@ -30,7 +30,7 @@ def dtype_name(dtype, name="dtype", allowed=tuple(SIZES)):
     for errors, and `allowed` what it may be."""
     try:
         found = _dtype_name(dtype)
-    except TypeError:  # it has no hash
+    except Exception:  # it has no hash, or whatever a caller's class does
         found = None
     if found not in allowed:
         # Dtypes have a size, words have not.
