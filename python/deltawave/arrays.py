@@ -214,8 +214,11 @@ def numbers(name, values):
 
 
 def converted(name, values, dtype=None):
-    """A dense NumPy array of a type here with the values of another one. What is too large for a type of floats becomes
-    infinite, as in NumPy; what whole numbers of the type cannot hold is refused. Without a type f64 becomes f32, and nothing else is converted: uint16 stays bits of bf16."""
+    """A dense NumPy array of a type here with the values of another one.
+
+    What is too large for a type of floats becomes infinite, as in NumPy; what whole numbers of the type cannot hold is
+    refused. Without a type f64 becomes f32, and nothing else is converted: uint16 stays bits of bf16.
+    """
     import numpy
 
     values = numbers(name, values)

@@ -151,8 +151,10 @@ class Context:
         if not self.is_simulator or on_card:
             if on_card and not self.is_simulator and x.device.index == self.device:
                 return None
-            where, wanted = getattr(x, "device", "the host"), "made by this context: array, empty or zeros"
-            return f"memory of {where}; it must be " + (wanted if self.is_simulator else f"a tensor of device {self.device}")
+            where, wanted = getattr(x, "device", "the host"), f"a tensor of device {self.device}"
+            if self.is_simulator:
+                wanted = "made by this context: array, empty or zeros"
+            return f"memory of {where}; it must be {wanted}"
         size = a.extent()
         # What has no elements lies nowhere, and negative strides are the library's to refuse.
         if not size or a.has_negative_strides() or self.memories.contains(a.address, size):

@@ -51,7 +51,10 @@ class Library:
 
     def call(self, name, *arguments):
         """Calls a function that returns a status."""
-        status = getattr(self.c, name)(*arguments)
+        try:
+            status = getattr(self.c, name)(*arguments)
+        except (AttributeError, TypeError, ctypes.ArgumentError) as problem:  # no such function, or not its arguments
+            raise ArgumentError(f"{name}: {problem}") from None
         if status != _abi.DW_OK:
             text = self.c.dw_last_error().decode(errors="replace")
             raise OF_STATUS.get(status, InternalError)(text)

@@ -52,7 +52,7 @@ def odd():
 
 
 class Named(unittest.TestCase):
-    def refused(self, name, call, but=None):
+    def refused(self, name, call):
         """`call` raises an ArgumentError that begins with the name."""
         try:
             call()
@@ -276,6 +276,8 @@ class Named(unittest.TestCase):
         for path in (5, ["x"], 1.5, object()):
             self.refused("path", lambda: dw.Library(path))
             self.refused("path", lambda: dw.Context("simulator", path=path))
+        for name, arguments in (("dw_none", ()), ("dw_free", ("x",)), ("dw_copy", (None, 1j, None, 4, 0))):
+            self.refused(name, lambda: c.library.call(name, *arguments))
         for path in ("/nowhere.so", "a\0b", __file__):
             with self.assertRaises(dw.LibraryError):
                 dw.Library(path)
@@ -368,8 +370,8 @@ class Numbers(unittest.TestCase):
         for dtype, low, high in (("i32", -2 ** 31, 2 ** 31 - 1), ("i64", -2 ** 63, 2 ** 63 - 1), ("u8", 0, 255)):
             for good in ([low, high], [[low], [high]], [True, False], [1.0, 0.0], np.array([low, 7]), []):
                 self.assertEqual(c.array(good, dtype).tolist(), np.array(good).tolist())
-            for wrong in ([high + 1], [low - 1], [1e10 if dtype != "i64" else 2.0 ** 63], [-1e30], [0.5], [np.nan], [np.inf],
-                          [-np.inf], [0, 1j], ["1"], [None], [10 ** 30], [[1], [1, 2]], [0, b"1"],
+            for wrong in ([high + 1], [low - 1], [1e10 if dtype != "i64" else 2.0 ** 63], [-1e30], [0.5], [np.nan],
+                          [np.inf], [-np.inf], [0, 1j], ["1"], [None], [10 ** 30], [[1], [1, 2]], [0, b"1"],
                           np.array([1.5], np.float16), np.array(["2020"], "M8[D]"), {1}, object(), NoNumber()):
                 with self.subTest(dtype=dtype, wrong=type(wrong)):
                     self.refused("values", lambda: c.array(wrong, dtype))

@@ -106,7 +106,8 @@ class OnStandIn(unittest.TestCase):
                 if value.dtype in (self.torch.int32, self.torch.uint8):
                     wrong["floats"] = self.tensor(tuple(value.shape), "float32")
                 if name == "cu_seqlens":
-                    for what, numbers in (("of none", []), ("negative", [0, -1]), ("beyond", [0, 99]), ("falls", [0, 3, 2])):
+                    several = {"of none": [], "negative": [0, -1], "beyond": [0, 99], "falls": [0, 3, 2]}
+                    for what, numbers in several.items():
                         wrong[what] = self.torch.tensor(numbers, dtype=self.torch.int64)
                 for what, x in wrong.items():
                     # A shape that is one may be refused of the tensor that does not match it.
