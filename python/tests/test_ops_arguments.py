@@ -1,6 +1,7 @@
 """The torch custom ops on arguments that they refuse, and on first use by several threads: on torch where that is
 installed, and on a stand-in."""
 
+import functools
 import threading
 import unittest
 from unittest import mock
@@ -124,6 +125,18 @@ class OnStandIn(unittest.TestCase):
             wanted = f"{name}: dtype torch.float32; it must be one of bf16, fp16"
             self.assertEqual(str(caught.exception), wanted)
 
+    def test_tensors_of_another_device(self):
+        stranger = torch_stand_in.Tensor
+        for op, good in self.calls().items():
+            first = next(iter(name for name in ("q", "x", "states", "a") if name in good and (op, name) != ("commit", "x")))
+            for name, value in good.items():
+                # q, or what stands for it, decides where the others must be; on the host lengths may always be.
+                if name in (first, "cu_seqlens") or not isinstance(value, stranger):
+                    continue
+                with self.subTest(op=op, name=name):
+                    elsewhere = stranger(value.values, value.dtype, "cuda:0")
+                    self.refused(name, lambda: getattr(self.ops, op)(**{**good, name: elsewhere}))
+
     def test_words_and_numbers(self):
         calls = self.calls()
         for op, names in {"prefill": ("head_map", "state_layout"), "prefill_pool": ("head_map", "pool_layout"),
@@ -154,8 +167,9 @@ class OnStandIn(unittest.TestCase):
         self.assertEqual(tuple(self.ops.empty(3, self.torch.float32).shape), (3,))
 
     def test_first_use_by_several_threads(self):
-        with mock.patch.object(self.ops, "_plans", Plans(most=256)):
-            self.ops._context.cache_clear()
+        # As in a new process; the contexts and plans of other tests stay.
+        none_yet = functools.lru_cache(maxsize=None)(self.ops._context.__wrapped__)
+        with mock.patch.multiple(self.ops, _plans=Plans(most=256), _context=none_yet):
             context = dw.Context
             made = []
 
@@ -181,6 +195,9 @@ class OnTorch(OnStandIn):
         from deltawave import ops
 
         self.torch, self.ops = real, ops
+
+    # torch takes an op on tensors of several devices to the function of one of them.
+    test_tensors_of_another_device = None
 
 
 class FirstUse(unittest.TestCase):
