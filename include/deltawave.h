@@ -104,7 +104,7 @@ typedef struct dw_tensor {
     int32_t dtype; /* DW_F32, DW_BF16, DW_F16 */
     int32_t rank;  /* how many entries of shape and strides count */
     int64_t shape[4];
-    int64_t strides[4]; /* in elements */
+    int64_t strides[4]; /* in elements; any for a dimension of length 0 or 1 */
 } dw_tensor;
 
 /* cu_seqlens: sequence n has rows [n] to [n + 1]. */

@@ -7,9 +7,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use hip_sys::{
-    HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipEvent_t, hipFuncAttribute,
-    hipFunction_attribute, hipFunction_t, hipGraph_t, hipGraphExec_t, hipModule_t, hipStream_t,
-    hipStreamCaptureMode,
+    HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipError_t, hipEvent_t,
+    hipFuncAttribute, hipFunction_attribute, hipFunction_t, hipGraph_t, hipGraphExec_t,
+    hipModule_t, hipStream_t, hipStreamCaptureMode,
 };
 
 use crate::code_objects;
@@ -470,7 +470,7 @@ impl Context {
                 ptr::null_mut(),
             )
         };
-        Ok(launched?)
+        launched.map_err(|error| stream.refusal(error))
     }
 
     /// Launches a kernel that waits by itself for those before it in the stream, so that it may begin while they end.
@@ -498,7 +498,7 @@ impl Context {
                 parameters.as_mut_ptr(),
             )
         };
-        Ok(launched?)
+        launched.map_err(|error| stream.refusal(error))
     }
 
     /// How the kernels of this device divide work.
@@ -547,14 +547,28 @@ impl Stream {
         self.handle.0
     }
 
+    /// What a call on this stream failed with: an error of the argument where the runtime does not know a caller's handle.
+    fn refusal(&self, error: HipError) -> Error {
+        match error.code() {
+            Some(
+                code @ (hipError_t::hipErrorContextIsDestroyed | hipError_t::hipErrorInvalidHandle),
+            ) if !self.owned && !self.handle.is_null() => {
+                let was = format!("{:p}, for which the runtime says {code}", self.handle.0);
+                let allowed = "it must be a stream of the device, or null";
+                ArgumentError::new("stream", ArgumentKind::Device, was, allowed).into()
+            }
+            _ => error.into(),
+        }
+    }
+
     /// Waits for all its work.
     ///
     /// # Errors
     /// Work that failed.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: the stream is alive.
-        unsafe { self.context.0.hip.hipStreamSynchronize(self.handle)? };
-        Ok(())
+        // SAFETY: the stream is alive, or the runtime refuses it.
+        let waited = unsafe { self.context.0.hip.hipStreamSynchronize(self.handle) };
+        waited.map_err(|error| self.refusal(error))
     }
 
     /// Records an event after the work so far.
@@ -574,7 +588,8 @@ impl Stream {
                 context: self.context.clone(),
                 handle,
             };
-            self.context.0.hip.hipEventRecord(handle, self.handle)?;
+            let recorded = self.context.0.hip.hipEventRecord(handle, self.handle);
+            recorded.map_err(|error| self.refusal(error))?;
             Ok(event)
         }
     }
@@ -606,7 +621,8 @@ impl Stream {
             hip.hipStreamBeginCapture(
                 self.handle,
                 hipStreamCaptureMode::hipStreamCaptureModeThreadLocal,
-            )?
+            )
+            .map_err(|error| self.refusal(error))?
         };
         // A panic in `work` must not leave the stream, and with it the device, recording for ever.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self)));

@@ -263,7 +263,11 @@ impl Argument {
         };
         for i in 0..rank {
             view.shape[i] = natural(format_args!("{name}.shape[{i}]"), t.shape[i])?;
-            view.strides[i] = natural(format_args!("{name}.strides[{i}]"), t.strides[i])?;
+            // A dimension without a second element has a stride of any kind, which leads nowhere.
+            view.strides[i] = match view.shape[i] {
+                0 | 1 => 1,
+                _ => natural(format_args!("{name}.strides[{i}]"), t.strides[i])?,
+            };
         }
         Ok(view)
     }

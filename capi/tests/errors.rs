@@ -563,3 +563,85 @@ fn gates() {
     );
     refused(run(&|t| t.allow_neg_eigval = 3), "allow_neg_eigval: 3");
 }
+
+/// A dimension of length 1 has a stride of any kind: NumPy and torch leave what they like there.
+#[test]
+fn strides_that_lead_nowhere() {
+    let x = Launch::new(false);
+    let one = dw_prefill_spec {
+        key_heads: 1,
+        value_heads: 1,
+        ..spec()
+    };
+    let ends = [0i64, 1];
+    let lengths = dw_lengths {
+        data: ends.as_ptr().cast(),
+        entries: 2,
+        ..lengths()
+    };
+    let mut plan = null_mut();
+    // SAFETY: the pointers are valid.
+    fine(unsafe { dw_prefill_packed(x.context, &one, &lengths, 1, &mut plan) });
+    for wild in [i64::MAX, i64::MIN, 1 << 41, -3, 0] {
+        let make = |like: &dw_tensor, shape: &[i64]| {
+            let mut made = tensor(like.data, like.dtype as u32, shape);
+            for i in (0..shape.len()).filter(|i| shape[*i] == 1) {
+                made.strides[i] = wild;
+            }
+            made
+        };
+        let (q, k) = (make(&x.q, &[1, 1, K]), make(&x.k, &[1, 1, K]));
+        let (v, o) = (make(&x.v, &[1, 1, V]), make(&x.o, &[1, 1, V]));
+        let (g, state) = (make(&x.g, &[1, 1]), make(&x.state, &[1, 1, K, V]));
+        fine(x.run(plan, |t| {
+            (t.q, t.k, t.v, t.o, t.g) = (&q, &k, &v, &o, &g);
+            (t.initial_state, t.final_state) = (&state, &state);
+        }));
+        // SAFETY: the context is alive.
+        fine(unsafe { dw_synchronize(x.context, null_mut()) });
+    }
+    // SAFETY: made above.
+    unsafe { dw_prefill_destroy(plan) };
+}
+
+/// A handle that the runtime does not know is an error of the argument `stream`, and nothing is enqueued.
+#[test]
+fn streams_that_are_none() {
+    let x = Launch::new(false);
+    let mut plan = null_mut();
+    // SAFETY: the pointers are valid.
+    fine(unsafe { dw_prefill_packed(x.context, &spec(), &lengths(), TOKENS, &mut plan) });
+    let gate = dw_gate_tensors {
+        size: size_of::<dw_gate_tensors>(),
+        a: &x.g,
+        b: &x.g,
+        a_log: &x.per_head,
+        g: &x.g,
+        beta: &x.g,
+        ..Default::default()
+    };
+    for handle in [0xdead_usize, usize::MAX, 3] {
+        let stream = std::ptr::without_provenance_mut(handle);
+        let wanted = format!("stream: 0x{handle:x}, for which the runtime says");
+        // SAFETY: the pointers are valid; the simulator looks streams up.
+        unsafe {
+            refused(dw_prefill_launch(plan, stream, &x.tensors()), &wanted);
+            refused(dw_synchronize(x.context, stream), &wanted);
+            let gate = dw_gate_tensors {
+                g: &dw_tensor {
+                    data: x.memory.wrapping_byte_add(10 << 14),
+                    ..x.g
+                },
+                beta: &dw_tensor {
+                    data: x.memory.wrapping_byte_add(11 << 14),
+                    ..x.g
+                },
+                ..gate
+            };
+            refused(dw_gate_launch(x.context, stream, &gate), &wanted);
+        }
+    }
+    fine(x.run(plan, |_| {}));
+    // SAFETY: made above.
+    unsafe { dw_prefill_destroy(plan) };
+}

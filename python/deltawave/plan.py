@@ -2,9 +2,12 @@
 
 from collections import OrderedDict
 from ctypes import byref, c_size_t, c_void_p
+from numbers import Integral
+from threading import RLock
 
 from . import structs
-from .context import Memory, stream_of
+from .context import Memory, checked, stream_address, stream_of
+from .errors import ArgumentError
 
 
 class Plan:
@@ -14,20 +17,25 @@ class Plan:
     NAME, TENSORS, CHOICES = "", None, {}
 
     def __init__(self, context, sequences, constructor, *arguments):
-        self.context, self.sequences, self.handle = context, sequences, c_void_p()
+        self.context, self.sequences, self.handle = checked(context), sequences, c_void_p()
         context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
 
     def entries(self, name):
         """How many entries a vector among the tensors has: one per sequence."""
         return self.sequences
 
+    def unwritten(self, tensors):
+        """Outputs of the struct that a launch on these tensors only reads."""
+        return ()
+
     def bind(self, **tensors):
         """A function of a stream's address that launches on these tensors, with all prepared that can be."""
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
-        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors)
+        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors,
+                                    self.unwritten(tensors))
 
         def launch(stream=None):
-            call(name, self.handle, stream, byref(arguments))
+            call(name, self.handle, stream_address(stream), byref(arguments))
 
         launch.kept = (self, tensors)
         return launch
@@ -53,13 +61,19 @@ class PlanWithWorkspace(Plan):
         self.workspace_bytes, self._own = size.value, None
 
     def bind(self, workspace=None, **tensors):
+        if "workspace_bytes" in tensors:
+            raise ArgumentError("workspace_bytes: no argument of a launch; it is what the workspace has")
         if workspace is None:
             self._own = self._own or Memory(self.context, self.workspace_bytes)
             address, size = self._own.address, self.workspace_bytes
-        elif isinstance(workspace, int):
+        elif isinstance(workspace, Integral):
             address, size = workspace, self.workspace_bytes
+        elif isinstance(workspace, Memory):
+            address, size = workspace.address, workspace.nbytes
         else:
             found = self.context.describe("workspace", workspace)
+            if not found.is_dense():
+                raise ArgumentError(f"workspace: strides {list(found.strides)}; it must be dense")
             address, size = found.address, found.extent()
         launch = super().bind(workspace=address, workspace_bytes=size, **tensors)
         launch.kept += (workspace,)
@@ -71,14 +85,17 @@ class Plans:
 
     def __init__(self, most):
         self.most, self.latest, self.captured = most, OrderedDict(), {}
+        # Reentrant: a collection of garbage may run other code of this thread in here.
+        self.lock = RLock()
 
     def get(self, key, make, capturing):
-        """The plan of a key, made where there is none. None is dropped while a stream is being captured: that frees
-        memory, which a capture does not allow."""
-        plan = self.captured.get(key)
-        if plan is None:
-            plan = self.latest.pop(key, None) or make()
-            (self.captured if capturing else self.latest)[key] = plan
-        while not capturing and len(self.latest) > self.most:
-            self.latest.popitem(last=False)
-        return plan
+        """The plan of a key, made where there is none, by one thread. None is dropped while a stream is being captured:
+        that frees memory, which a capture does not allow."""
+        with self.lock:
+            plan = self.captured.get(key)
+            if plan is None:
+                plan = self.latest.pop(key, None) or make()
+                (self.captured if capturing else self.latest)[key] = plan
+            while not capturing and len(self.latest) > self.most:
+                self.latest.popitem(last=False)
+            return plan
