@@ -16,9 +16,11 @@ thread_local! {
 
 /// Runs the body of a function of the C interface.
 pub(crate) fn guard(body: impl FnOnce() -> Result<()>) -> c_int {
-    let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
+    // What an error says is put together, and the error dropped, where a panic is caught too.
+    let outcome = || body().map_err(|error| (status_of(&error), chain(&error)));
+    let (status, text) = match catch_unwind(AssertUnwindSafe(outcome)) {
         Ok(Ok(())) => return abi::DW_OK as c_int,
-        Ok(Err(error)) => (status_of(&error), chain(&error)),
+        Ok(Err(said)) => said,
         Err(panic) => (abi::DW_ERROR_INTERNAL, panic_text(&*panic)),
     };
     let text = CString::new(text.replace('\0', "")).unwrap_or_default();

@@ -123,6 +123,58 @@ fn contexts() {
     }
 }
 
+/// Reading or writing through such a pointer would be undefined behaviour.
+#[test]
+fn pointers_that_are_not_aligned() {
+    let context = simulator();
+    let mut room = [null_mut::<c_void>(); 2];
+    let odd = room.as_mut_ptr().wrapping_byte_add(1);
+    let mut plan = null_mut();
+    let mut bytes = 0usize;
+    let odd_bytes = (&raw mut bytes).wrapping_byte_add(2);
+    let simulator_code = abi::DW_BACKEND_SIMULATOR as c_int;
+    // SAFETY: pointers are valid, or not aligned.
+    unsafe {
+        refused(
+            dw_context_create(simulator_code, 0, odd.cast()),
+            "context: address 0x",
+        );
+        refused(dw_malloc(context, 4, odd), "address: address 0x");
+        assert!(
+            last_error().ends_with("it must be aligned to 8 bytes"),
+            "{}",
+            last_error()
+        );
+        refused(
+            dw_malloc(context.wrapping_byte_add(4), 4, room.as_mut_ptr()),
+            "context: address 0x",
+        );
+        refused(
+            dw_prefill_packed(context, &spec(), &lengths(), TOKENS, odd.cast()),
+            "plan: address 0x",
+        );
+        let odd_spec = (&raw const room).wrapping_byte_add(1).cast();
+        refused(
+            dw_prefill_packed(context, odd_spec, &lengths(), TOKENS, &mut plan),
+            "spec: address 0x",
+        );
+        fine(dw_prefill_packed(
+            context,
+            &spec(),
+            &lengths(),
+            TOKENS,
+            &mut plan,
+        ));
+        refused(
+            dw_prefill_workspace_bytes(plan, odd_bytes),
+            "bytes: address 0x",
+        );
+        dw_prefill_destroy(plan);
+        dw_context_destroy(context);
+    }
+    assert_eq!((room, bytes), ([null_mut(); 2], 0));
+}
+
 #[test]
 fn memory() {
     // SAFETY: pointers are valid, or null.
@@ -401,6 +453,9 @@ fn launches() {
     }));
 
     refused(run(&|t| t.size = 4), "tensors.size: 4");
+    // Half of a field more than there is.
+    let cut = size_of::<dw_prefill_tensors>() + 4;
+    refused(run(&|t| t.size = cut), &format!("tensors.size: {cut}"));
     refused(run(&|t| t.q = null()), "q: a null pointer");
     refused(run(&|t| t.o = null()), "o: a null pointer");
     refused(
