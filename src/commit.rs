@@ -92,6 +92,7 @@ impl Commit {
             return Ok(());
         }
         self.context.make_current()?;
+        let _turn = stream.turn();
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
         unsafe { (self.context).launch(stream, self.kernel(), groups, THREADS, &arguments) }
     }

@@ -296,6 +296,7 @@ impl Conv {
         let lengths = (self.cu_seqlens.address().cast_const(), false);
         let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         enqueue(&self.context, &self.shape, stream, &lowered)
     }
 }
@@ -349,6 +350,7 @@ impl DeviceConv {
         let lengths = cu_seqlens.checked(self.shape.sequences)?;
         let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         enqueue(&self.context, &self.shape, stream, &lowered)
     }
 

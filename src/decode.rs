@@ -158,6 +158,7 @@ impl Decode {
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
         let lowered = self.lower(stream, tensors)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         self.enqueue(stream, &lowered)
     }
 

@@ -188,6 +188,7 @@ impl Gate<'_> {
             return Ok(());
         }
         context.make_current()?;
+        let _turn = stream.turn();
         // SAFETY: the tensors were checked against each other, and lie in the memory that they were made from.
         unsafe { context.launch(stream, "dw_gate", groups, THREADS, &arguments) }
     }

@@ -159,8 +159,8 @@ pub struct LayerStates<'a> {
     /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
     /// as many. Of slots that the host knows, [`Layer::set_slots`] checks that.
     pub slots: Option<PerSequence<'a, i32>>,
-    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. Of a new
-    /// sequence without tokens the recurrent state becomes zeros, the conv state stays as it is.
+    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. The states of a
+    /// sequence without tokens stay as they are, whatever this says.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
@@ -251,7 +251,8 @@ impl Layer {
         self.stages.kernels(prefill)
     }
 
-    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else.
+    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this
+    /// crate on the stream, from whatever thread, comes between them.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
@@ -271,6 +272,7 @@ impl Layer {
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(stream, x, scratch));
         let lowered = stages.lower(stream, tensors, cu_seqlens, address, prefill)?;
         context.make_current()?;
+        let _turn = stream.turn();
         stages.enqueue(stream, &lowered, |prefill| match &self.prefill {
             Some(plan) => plan.enqueue(stream, prefill, Part::Whole),
             None => Ok(()),

@@ -210,6 +210,7 @@ impl GatedNorm<'_> {
     pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
         let lowered = self.lower(context, stream)?;
         context.make_current()?;
+        let _turn = stream.turn();
         lowered.enqueue(context, stream)
     }
 

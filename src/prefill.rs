@@ -233,7 +233,8 @@ pub struct PrefillTensors<'a> {
     pub has_initial_state: Option<PerSequence<'a, u8>>,
     /// `[T, HV, V]`. Rows past the last sequence become zeros.
     pub o: TokensMut<'a>,
-    /// The states after the last token; absent: not wanted. For an empty sequence the initial one. It may be the memory
+    /// The states after the last token; absent: not wanted. For a sequence without tokens what it starts from: its
+    /// initial state, or zeros. It may be the memory
     /// of `initial_state`, where both have the same type, layout and strides.
     pub final_state: Option<StateMut<'a>>,
     /// States that are updated in place, instead of `initial_state` and `final_state`.
@@ -416,7 +417,8 @@ impl Prefill {
         }
     }
 
-    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else.
+    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else. No other launch of this
+    /// crate on the stream, from whatever thread, comes between them.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
@@ -443,6 +445,7 @@ impl Prefill {
     ) -> Result<()> {
         let lowered = self.lower(stream, tensors, workspace)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         self.enqueue(stream, &lowered, part)
     }
 

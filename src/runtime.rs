@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use deltawave_sim::hip::Session;
 use hip_sys::{
     HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipError_t, hipEvent_t,
     hipFuncAttribute, hipFunction_attribute, hipFunction_t, hipGraph_t, hipGraphExec_t,
@@ -138,6 +139,81 @@ struct Inner {
     info: DeviceInfo,
     launch_shape: &'static LaunchShape,
     functions: HashMap<&'static str, Function>,
+    modules: Vec<hipModule_t>,
+    /// On the simulator: faults of other contexts are not this one's.
+    session: Option<Session>,
+}
+
+impl Inner {
+    /// Loads the kernels. What was loaded before a failure is unloaded with this value.
+    fn load_functions(&mut self) -> Result<()> {
+        let (hip, info) = (&self.hip, &self.info);
+        for &(object, kernels) in KERNELS {
+            let code = code_objects::for_arch(&info.arch)
+                .find(|c| c.name == object)
+                .ok_or_else(|| Error::MissingKernels {
+                    arch: info.arch.clone(),
+                    device: info.name.clone(),
+                    object,
+                    reason: code_objects::why_missing(&info.arch),
+                })?;
+            let mut module = hipModule_t::NULL;
+            // SAFETY: the bytes are a whole code object, which the runtime copies.
+            unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
+            self.modules.push(module);
+            for &kernel in kernels {
+                let name = CString::new(kernel).expect("kernel names have no NUL");
+                let mut handle = hipFunction_t::NULL;
+                // SAFETY: the module was just loaded, the name is a C string.
+                let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
+                found.map_err(|source| Error::MissingKernel {
+                    object,
+                    kernel: kernel.to_owned(),
+                    source,
+                })?;
+                let shared_bytes = self.launch_shape.shared_bytes(kernel);
+                if shared_bytes > 0 {
+                    // SAFETY: the function was just loaded.
+                    unsafe {
+                        hip.hipFuncSetAttribute(
+                            handle.0.cast_const().cast(),
+                            hipFuncAttribute::hipFuncAttributeMaxDynamicSharedMemorySize,
+                            shared_bytes as c_int,
+                        )?
+                    };
+                }
+                let function = Function {
+                    handle,
+                    shared_bytes,
+                };
+                self.functions.insert(kernel, function);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    /// Unloads the kernels once the device is done with them. A failure leaves nothing to do.
+    fn drop(&mut self) {
+        if self.modules.is_empty() {
+            return;
+        }
+        let mut current = self.device;
+        // SAFETY: `current` is valid for a write; nobody can launch the kernels any more.
+        unsafe {
+            let _ = self.hip.hipGetDevice(&mut current);
+            let _ = self.hip.hipSetDevice(self.device);
+            let _ = self.hip.hipDeviceSynchronize();
+            for module in self.modules.drain(..) {
+                let _ = self.hip.hipModuleUnload(module);
+            }
+            // Whoever drops the last handle keeps the device that was current.
+            if current != self.device {
+                let _ = self.hip.hipSetDevice(current);
+            }
+        }
+    }
 }
 
 /// A loaded kernel, and the shared memory with which it is launched.
@@ -154,7 +230,11 @@ unsafe impl Sync for Inner {}
 
 /// One device with all kernels loaded: made once, shared by everything.
 ///
-/// Making it loads the code objects; no later call of this crate loads, compiles or allocates on its own account.
+/// Making it loads the code objects; no later call of this crate loads, compiles or allocates on its own account. They
+/// are unloaded with the last value that needs them: clones, plans, buffers, streams, events and [`Graph`]s keep the
+/// context. Dropping that last value waits for the device, as freeing memory does: not while a stream is being captured.
+///
+/// On the simulator each context has faults of its own: after one, its calls fail, and a new context works.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
@@ -229,14 +309,22 @@ impl Context {
     }
 
     fn on_simulator(device: usize) -> Result<Context> {
-        Self::load(deltawave_sim::hip::runtime(), Backend::Simulator, device)
+        let session = Session::new();
+        session.enter();
+        let hip = deltawave_sim::hip::runtime();
+        Self::load(hip, Backend::Simulator, device, Some(session))
     }
 
     fn on_hip(hip: Hip, device: usize) -> Result<Context> {
-        Self::load(hip, Backend::Hip, device)
+        Self::load(hip, Backend::Hip, device, None)
     }
 
-    fn load(hip: Hip, backend: Backend, device: usize) -> Result<Context> {
+    fn load(
+        hip: Hip,
+        backend: Backend,
+        device: usize,
+        session: Option<Session>,
+    ) -> Result<Context> {
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for a write.
         unsafe { hip.hipGetDeviceCount(&mut count)? };
@@ -262,64 +350,18 @@ impl Context {
             memory_bytes: properties.totalGlobalMem as u64,
         };
         let launch_shape = LaunchShape::of(&info.arch);
-        let functions = Self::load_functions(&hip, &info, launch_shape)?;
-        Ok(Context(Arc::new(Inner {
+        let mut inner = Inner {
             hip,
             backend,
             device,
             info,
             launch_shape,
-            functions,
-        })))
-    }
-
-    fn load_functions(
-        hip: &Hip,
-        info: &DeviceInfo,
-        launch_shape: &LaunchShape,
-    ) -> Result<HashMap<&'static str, Function>> {
-        let mut functions = HashMap::new();
-        for &(object, kernels) in KERNELS {
-            let code = code_objects::for_arch(&info.arch)
-                .find(|c| c.name == object)
-                .ok_or_else(|| Error::MissingKernels {
-                    arch: info.arch.clone(),
-                    device: info.name.clone(),
-                    object,
-                    reason: code_objects::why_missing(&info.arch),
-                })?;
-            let mut module = hipModule_t::NULL;
-            // SAFETY: the bytes are a whole code object, which the runtime copies.
-            unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
-            for &kernel in kernels {
-                let name = CString::new(kernel).expect("kernel names have no NUL");
-                let mut handle = hipFunction_t::NULL;
-                // SAFETY: the module was just loaded, the name is a C string.
-                let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
-                found.map_err(|source| Error::MissingKernel {
-                    object,
-                    kernel: kernel.to_owned(),
-                    source,
-                })?;
-                let shared_bytes = launch_shape.shared_bytes(kernel);
-                if shared_bytes > 0 {
-                    // SAFETY: the function was just loaded.
-                    unsafe {
-                        hip.hipFuncSetAttribute(
-                            handle.0.cast_const().cast(),
-                            hipFuncAttribute::hipFuncAttributeMaxDynamicSharedMemorySize,
-                            shared_bytes as c_int,
-                        )?
-                    };
-                }
-                let function = Function {
-                    handle,
-                    shared_bytes,
-                };
-                functions.insert(kernel, function);
-            }
-        }
-        Ok(functions)
+            functions: HashMap::new(),
+            modules: Vec::with_capacity(KERNELS.len()),
+            session,
+        };
+        inner.load_functions()?;
+        Ok(Context(Arc::new(inner)))
     }
 
     /// The runtime's table of functions, for callers that need more of it than this crate wraps.
@@ -435,6 +477,9 @@ impl Context {
     /// # Errors
     /// The runtime refuses.
     pub fn make_current(&self) -> Result<()> {
+        if let Some(session) = &self.0.session {
+            session.enter();
+        }
         // SAFETY: the device exists.
         unsafe { self.0.hip.hipSetDevice(self.0.device)? };
         Ok(())
@@ -536,7 +581,25 @@ impl std::fmt::Debug for Stream {
     }
 }
 
+/// Threads that launch on one stream take turns at the lock of its handle, so that the kernels of a launch are enqueued
+/// without another launch's between them. Contexts may borrow one stream, so the locks are the process's; streams that
+/// share one wait for each other's calls of the runtime, never for the device.
+static TURNS: [Turn; 64] = [const { Turn(Mutex::new(())) }; 64];
+
+/// A lock in a cache line of its own.
+#[repr(align(64))]
+struct Turn(Mutex<()>);
+
 impl Stream {
+    /// The right to enqueue a whole launch: other launches on the stream wait until it is dropped.
+    pub(crate) fn turn(&self) -> MutexGuard<'static, ()> {
+        // Handles are addresses or small numbers; Fibonacci hashing spreads both.
+        let hash = (self.handle.0.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let Turn(lock) = &TURNS[(hash >> 58) as usize];
+        // Whoever panicked holding it left nothing behind but a launch of its own.
+        lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
         &self.context
@@ -749,9 +812,12 @@ impl Graph {
     ///
     /// # Safety
     /// All memory that the captured work uses is still allocated when it runs: the tensors, the workspace, and the plan
-    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths.
+    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths. The kernels are: a graph keeps its context. What
+    /// the graph shares with launches or graphs on other streams, such as a workspace, they use in an order that the
+    /// caller makes.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         same_context("stream", &stream.context, &self.context)?;
+        let _turn = stream.turn();
         // SAFETY: graph and stream are alive; the caller answers for the memory.
         unsafe {
             self.context

@@ -176,6 +176,7 @@ impl<T: Element> Buffer<T> {
         let mut values = vec![T::default(); self.len];
         stream.synchronize()?;
         if self.len > 0 {
+            self.context.make_current()?;
             let kind = hipMemcpyKind::hipMemcpyDeviceToHost;
             let bytes = self.len * size_of::<T>();
             // SAFETY: both sides hold `len` elements, and every bit pattern is an element.

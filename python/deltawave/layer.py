@@ -52,7 +52,7 @@ class Layer(PlanWithWorkspace):
     - conv_weight `[channels, width]`, conv_bias `[channels]`, a_log, dt_bias `[HV]`, norm_weight `[V]`, of any type;
       biases may be absent, and so may norm_weight: it is 1
     - conv_state `[slots, channels, columns]`, with `conv_layout`, and pool `[slots, HV, K, V]`, with `pool_layout`: both
-      are updated in place
+      are updated in place; a sequence without tokens writes to neither, whatever has_initial_state says
     - slots `[N]` i32, of both pools, negative or beyond them: padding; absent: slot n for sequence n; and has_initial_state
       `[N]`, bytes or booleans
     - y `[T, HV, V]`, which is written; rows past the last sequence become 0

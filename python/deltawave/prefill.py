@@ -46,8 +46,13 @@ class Prefill(PlanWithWorkspace):
     - snapshots `[slots, HV, K, V]`, with `snapshot_layout`: states after chunks of 64 tokens, in the slots of
       snapshot_slots `[chunk_entries]` i32 or of `set_snapshots`; without the tensor, in the pool
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
-    - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Without one the plan makes its
-      own, which launches on different streams must not share.
+    - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Launches on one stream may share
+      it, from several threads, too; those on different streams only in an order that the caller makes. Without one the
+      plan makes its own, one for each stream. Before a stream is captured by other means than torch's, launch on it once,
+      or give one.
+
+    In a pool, a sequence without tokens writes nothing, whatever `has_initial_state` says; its `final_state` is its
+    initial state, or zeros.
     """
 
     NAME, TENSORS = "prefill", _abi.dw_prefill_tensors

@@ -96,6 +96,7 @@ impl DeviceLayer {
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, lengths.rest(), records));
         let lowered = stages.lower(stream, tensors, lengths.checked(), address, prefill)?;
         context.make_current()?;
+        let _turn = stream.turn();
         lengths.enqueue(context, stream)?;
         stages.enqueue(stream, &lowered, |prefill| match &self.prefill {
             Some(plan) => plan.enqueue(stream, prefill),

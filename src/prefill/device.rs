@@ -94,6 +94,7 @@ impl DevicePrefill {
         let lengths = lengths.lower(&self.context, &cu_seqlens.into(), address)?;
         let lowered = self.lower(tensors, lengths.checked(), records)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         lengths.enqueue(&self.context, stream)?;
         self.enqueue(stream, &lowered)
     }

@@ -34,7 +34,8 @@ pub struct StateMut<'a> {
 ///
 /// A slot that is negative is none, and so is one on the device that is beyond the pool. A sequence that has none to read
 /// starts from zeros, one that has none to write leaves no state behind, and one that has neither is padding: its outputs
-/// become zeros. A sequence without tokens leaves behind what it starts from. Slots that no sequence writes keep their bits.
+/// become zeros. A sequence without tokens writes nothing, whatever it starts from. Slots that no sequence writes keep their
+/// bits.
 ///
 /// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
 /// the caller. Those that the host knows are checked: [`Prefill::set_slots`](super::Prefill::set_slots) and

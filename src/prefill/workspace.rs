@@ -11,7 +11,8 @@ use crate::tensor::{Buffer, Owner};
 pub const WORKSPACE_ALIGN: usize = 256;
 
 /// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
-/// after; launches on one stream may share it.
+/// after. Launches on one stream may share it, from several threads, too: each is enqueued whole, in some order. Launches
+/// on different streams may share it only in an order that the caller makes.
 #[derive(Debug)]
 pub struct Workspace<'a> {
     pub(super) address: *mut c_void,
