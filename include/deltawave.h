@@ -101,7 +101,8 @@ int dw_synchronize(const dw_context *context, void *stream);
 
 /* ---- tensors ---- */
 
-/* A tensor in device memory. Strides are free, but for the innermost one of q, k, v, o and states, which must be 1. */
+/* A tensor in device memory. Strides are free, but for the innermost one of q, k, v, o and states, which must be 1.
+ * An output that shares memory with another argument is refused, but for what docs/reference/aliasing.md lists. */
 typedef struct dw_tensor {
     size_t size;
     void *data;

@@ -23,6 +23,7 @@ use std::ffi::c_void;
 use lower::Shape;
 pub(crate) use lower::{Lowered, projection, state_strides};
 
+use crate::alias::Span;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::gate::Gate;
@@ -220,9 +221,11 @@ pub struct ConvState<'a> {
 }
 
 /// The tensors of one convolution over `T` packed rows.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct ConvTensors<'a> {
-    /// The projections. No output may overlap them.
+    /// The projections.
     pub x: ConvInput<'a>,
     /// `[channels, width]`, f32, bf16 or fp16, any strides; the newest token's weight last. Dense rows of the type of x
     /// are the fastest.
@@ -295,6 +298,7 @@ impl Conv {
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
         let lengths = (self.cu_seqlens.address().cast_const(), false);
         let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
+        self.shape.check_overlaps(tensors, Span::NONE)?;
         self.context.make_current()?;
         let _turn = stream.turn();
         enqueue(&self.context, &self.shape, stream, &lowered)
@@ -349,12 +353,14 @@ impl DeviceConv {
         check::device("cu_seqlens", cu_seqlens.owner(), &self.context)?;
         let lengths = cu_seqlens.checked(self.shape.sequences)?;
         let lowered = lower(&self.context, &self.shape, stream, tensors, lengths)?;
+        (self.shape).check_overlaps(tensors, Span::lengths(&cu_seqlens))?;
         self.context.make_current()?;
         let _turn = stream.turn();
         enqueue(&self.context, &self.shape, stream, &lowered)
     }
 
-    /// All checks of [`DeviceConv::launch`], with lengths that are known to be good, or will be.
+    /// All checks of [`DeviceConv::launch`] but those of memory that arguments share, with lengths that are known to be
+    /// good, or will be.
     pub(crate) fn lower(
         &self,
         stream: &Stream,

@@ -19,6 +19,7 @@ mod stages;
 pub use device::DeviceLayer;
 use stages::Stages;
 
+use crate::alias::Span;
 use crate::check;
 use crate::conv::{ConvInput, ConvSpec, ConvStateLayout};
 use crate::decode::DecodeSpec;
@@ -165,6 +166,8 @@ pub struct LayerStates<'a> {
 }
 
 /// The tensors of one layer over `T` packed rows.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct LayerTensors<'a> {
     /// q, k and v as the projections give them: [`ConvInput::flat`], [`ConvInput::interleaved`] or tensors of their own.
@@ -180,7 +183,7 @@ pub struct LayerTensors<'a> {
     pub weights: LayerWeights<'a>,
     /// Where sequences start from and what they leave behind.
     pub states: LayerStates<'a>,
-    /// `[T, HV, V]`. Rows past the last sequence become zeros. Other memory than x and z.
+    /// `[T, HV, V]`. Rows past the last sequence become zeros.
     pub y: TokensMut<'a>,
 }
 
@@ -266,11 +269,13 @@ impl Layer {
         let (context, stages) = (&self.stages.context, &self.stages);
         check::stream(stream, context)?;
         check_workspace(&workspace, self.workspace_bytes(), context)?;
+        let span = workspace.span();
         let (address, scratch) = workspace.split(stages.activations().bytes);
         let cu_seqlens = self.cu_seqlens.address().cast_const().cast();
         let prefill = (self.prefill.as_ref())
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(stream, x, scratch));
         let lowered = stages.lower(stream, tensors, cu_seqlens, address, prefill)?;
+        Stages::check_overlaps(tensors, span, Span::NONE)?;
         context.make_current()?;
         let _turn = stream.turn();
         stages.enqueue(stream, &lowered, |prefill| match &self.prefill {

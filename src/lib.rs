@@ -23,6 +23,7 @@
 
 #[doc(hidden)]
 pub mod abi;
+mod alias;
 mod check;
 pub mod code_objects;
 pub mod commit;

@@ -35,6 +35,7 @@ pub(crate) use workspace::check_workspace;
 pub use workspace::{WORKSPACE_ALIGN, Workspace};
 
 use crate::abi;
+use crate::alias::Span;
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::launch::KEY_BUCKETS;
@@ -217,6 +218,8 @@ pub enum Gating<'a> {
 }
 
 /// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct PrefillTensors<'a> {
     /// `[T, HK, K]`.
@@ -231,7 +234,7 @@ pub struct PrefillTensors<'a> {
     pub initial_state: Option<State<'a>>,
     /// One byte per sequence, 0: it starts from zeros whatever `initial_state` or `pool` holds; absent: all have a state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
-    /// `[T, HV, V]`. Rows past the last sequence become zeros.
+    /// `[T, HV, V]`. Rows past the last sequence become zeros. It may be v.
     pub o: TokensMut<'a>,
     /// The states after the last token; absent: not wanted. For a sequence without tokens what it starts from: its
     /// initial state, or zeros. It may be the memory
@@ -443,13 +446,15 @@ impl Prefill {
         workspace: Workspace<'_>,
         part: Part,
     ) -> Result<()> {
+        let scratch = workspace.span();
         let lowered = self.lower(stream, tensors, workspace)?;
+        Shape::check_overlaps(tensors, scratch, Span::NONE)?;
         self.context.make_current()?;
         let _turn = stream.turn();
         self.enqueue(stream, &lowered, part)
     }
 
-    /// All checks of [`Prefill::launch`].
+    /// All checks of [`Prefill::launch`] but those of memory that arguments share.
     pub(crate) fn lower(
         &self,
         stream: &Stream,

@@ -46,6 +46,12 @@ impl<T: Element> PerSequence<'_, T> {
         &self.owner
     }
 
+    /// Where it lies: address and bytes.
+    pub(crate) fn memory(&self) -> (usize, usize) {
+        let bytes = self.len.saturating_mul(size_of::<T>());
+        (self.address.addr(), bytes)
+    }
+
     /// Those of some of the sequences, of which the caller knows that they are there.
     pub(crate) fn part(&self, sequences: Range<usize>) -> Self {
         PerSequence {

@@ -83,6 +83,28 @@ pub(crate) fn refuse(
     }
 }
 
+/// An error by the names that arguments have in C, where `c_name` knows another than in Rust: of the argument and, where
+/// that overlaps another, of the other.
+pub(crate) fn renamed(
+    error: ArgumentError,
+    c_name: impl Fn(&str) -> Option<&'static str>,
+) -> ArgumentError {
+    const BEFORE: &str = "it overlaps ";
+    let argument = c_name(&error.argument).map_or(error.argument, str::to_owned);
+    let other = (error.was.strip_prefix(BEFORE))
+        .filter(|_| error.kind == ArgumentKind::Overlap)
+        .and_then(|rest| rest.split_once(','));
+    let was = match other.and_then(|(name, rest)| Some((c_name(name)?, rest))) {
+        Some((name, rest)) => format!("{BEFORE}{name},{rest}"),
+        None => error.was,
+    };
+    ArgumentError {
+        argument,
+        was,
+        ..error
+    }
+}
+
 /// `DW_ABI_VERSION` of this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn dw_abi_version() -> c_int {

@@ -1,5 +1,8 @@
 //! What is refused, with which status and text: null pointers, sizes, numbers and shapes. A text names the argument.
 
+#[path = "errors/overlaps.rs"]
+mod overlaps;
+
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
 

@@ -2,6 +2,7 @@
 
 use super::stages::Stages;
 use super::{LayerSpec, LayerTensors};
+use crate::alias::Span;
 use crate::check;
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::prefill::{
@@ -88,13 +89,16 @@ impl DeviceLayer {
         let (context, stages) = (&self.stages.context, &self.stages);
         check::stream(stream, context)?;
         check_workspace(&workspace, self.workspace_bytes(), context)?;
+        let cu_seqlens = cu_seqlens.into();
+        let spans = (workspace.span(), Span::lengths(&cu_seqlens));
         let (address, rest) = workspace.split(self.lengths.bytes());
-        let lengths = self.lengths.lower(context, &cu_seqlens.into(), address)?;
+        let lengths = self.lengths.lower(context, &cu_seqlens, address)?;
         let (address, _) = rest.split(stages.activations().bytes);
         let records = address.wrapping_byte_add(stages.activations().bytes);
         let prefill = (self.prefill.as_ref())
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, lengths.rest(), records));
         let lowered = stages.lower(stream, tensors, lengths.checked(), address, prefill)?;
+        Stages::check_overlaps(tensors, spans.0, spans.1)?;
         context.make_current()?;
         let _turn = stream.turn();
         lengths.enqueue(context, stream)?;

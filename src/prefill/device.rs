@@ -7,6 +7,7 @@ use super::lengths::DeviceLengths;
 use super::lower::{Kernels, Lowered, Shape, Tables};
 use super::states::PlanSlots;
 use super::{Part, PrefillSpec, PrefillTensors, Workspace, check_workspace};
+use crate::alias::Span;
 use crate::check::{self, Batch};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::runtime::{Context, Stream};
@@ -88,18 +89,22 @@ impl DevicePrefill {
     ) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        let cu_seqlens = cu_seqlens.into();
+        let spans = (workspace.span(), Span::lengths(&cu_seqlens));
         let lengths = self.lengths();
         let (address, _) = workspace.split(lengths.bytes());
         let records = address.wrapping_byte_add(lengths.bytes());
-        let lengths = lengths.lower(&self.context, &cu_seqlens.into(), address)?;
+        let lengths = lengths.lower(&self.context, &cu_seqlens, address)?;
         let lowered = self.lower(tensors, lengths.checked(), records)?;
+        Shape::check_overlaps(tensors, spans.0, spans.1)?;
         self.context.make_current()?;
         let _turn = stream.turn();
         lengths.enqueue(&self.context, stream)?;
         self.enqueue(stream, &lowered)
     }
 
-    /// All checks of a launch but those of the stream and of the workspace, which holds records.
+    /// All checks of a launch but those of the stream, of the workspace, which holds records, and of memory that arguments
+    /// share.
     pub(crate) fn lower(
         &self,
         tensors: &PrefillTensors<'_>,

@@ -9,6 +9,7 @@ use super::{CHUNK, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{
     self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
 };
+use crate::alias::{self, Span};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::launch::{COMBINE_COLUMNS, LaunchShape, combine_threads};
@@ -414,6 +415,51 @@ impl Shape {
             scan_groups,
             scan_threads: scan_division.threads,
         })
+    }
+
+    /// No output may share memory with another argument, but o may be v, whose elements a workgroup reads before it
+    /// writes those of o, and the final state may be the initial one.
+    pub(super) fn check_overlaps(
+        x: &PrefillTensors<'_>,
+        workspace: Span<'_>,
+        cu_seqlens: Span<'_>,
+    ) -> Checked<()> {
+        let pool = x.pool.as_ref();
+        let snapshots = x.snapshots.as_ref();
+        let to = snapshots.and_then(|s| s.to.as_ref());
+        let outputs = [
+            Span::of("o", &x.o.0.0),
+            Span::maybe("snapshots", to.map(|to| &to.tensor.0)),
+            Span::maybe("final_state", x.final_state.as_ref().map(|s| &s.tensor.0)),
+            Span::maybe("pool", pool.map(|p| &p.tensor.0)),
+            workspace,
+        ];
+        let [g, beta, a_log, dt_bias] = x.gating.spans();
+        let inputs = [
+            Span::of("q", &x.q.0),
+            Span::of("k", &x.k.0),
+            Span::of("v", &x.v.0),
+            g,
+            beta,
+            a_log,
+            dt_bias,
+            Span::maybe("initial_state", x.initial_state.as_ref().map(|s| &s.tensor)),
+            Span::numbers("has_initial_state", x.has_initial_state.as_ref()),
+            Span::numbers("slots", pool.and_then(|p| p.slots.as_ref())),
+            Span::numbers("write_slots", pool.and_then(|p| p.write_slots.as_ref())),
+            Span::numbers("snapshot_slots", snapshots.and_then(|s| s.slots.as_ref())),
+            cu_seqlens,
+        ];
+        let same = [("o", "v"), ("final_state", "initial_state")];
+        let layouts = (
+            x.initial_state.as_ref().map(|s| s.layout),
+            x.final_state.as_ref().map(|s| s.layout),
+        );
+        let same = match layouts.0 == layouts.1 {
+            true => &same[..],
+            false => &same[..1],
+        };
+        alias::check(&outputs, &inputs, same)
     }
 
     /// Every tensor whose context is known must be of `context`.

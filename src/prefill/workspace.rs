@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
+use crate::alias::Span;
 use crate::check::{self, Checked};
 use crate::runtime::Context;
 use crate::tensor::{Buffer, Owner};
@@ -30,6 +31,11 @@ impl<'a> Workspace<'a> {
             owner: buffer.owner(),
             borrow: PhantomData,
         }
+    }
+
+    /// All of it, whatever a launch needs: nothing else may use it meanwhile.
+    pub(crate) fn span(&self) -> Span<'static> {
+        Span::bytes("workspace", self.address.addr(), self.bytes)
     }
 
     /// The address of the first bytes, of which the caller knows that they are there, and the rest.
