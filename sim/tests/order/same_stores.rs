@@ -159,5 +159,8 @@ fn stores_of_the_same_bytes_are_noted() {
     let found = notes("global_clean", true);
     assert!(found.len() == 1 && !found[0].lds, "{found:?}");
     let text = found[0].to_string();
-    assert!(text.starts_with("stores of the same bytes to memory"), "{text}");
+    assert!(
+        text.starts_with("stores of the same bytes to memory"),
+        "{text}"
+    );
 }

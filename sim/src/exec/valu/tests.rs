@@ -685,7 +685,17 @@ fn sdwa_selects() {
 #[test]
 fn sdwa_shifts_of_16_bits() {
     let old = 0x1234_5678;
-    for value in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x8000_7fff, 0x7fff_8000, !0] {
+    for value in [
+        0u32,
+        1,
+        0x7fff,
+        0x8000,
+        0x8001,
+        0xffff,
+        0x8000_7fff,
+        0x7fff_8000,
+        !0,
+    ] {
         for by in [0u32, 1, 7, 8, 15, 16, 17, 31, !0] {
             let mut w = wave();
             w.vgpr[1].0 = [by; LANES];
@@ -720,10 +730,7 @@ fn sdwa_shifts_of_16_bits() {
                     i.flags = flag::SDWA;
                     i.ctrl = sel << 8 | unused << 11 | 6 << 16 | select << 24;
                     let got = run(&i, &w).vgpr[3].0[5];
-                    assert_eq!(
-                        got, want,
-                        "{value:#x} >> {by}, {sel} {unused} {select}"
-                    );
+                    assert_eq!(got, want, "{value:#x} >> {by}, {sel} {unused} {select}");
                 }
             }
         }

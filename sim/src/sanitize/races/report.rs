@@ -25,7 +25,10 @@ pub(crate) struct Notes(BTreeMap<(bool, u32, u32), u64>);
 
 impl Notes {
     pub fn add(&mut self, lds: bool, at: u32, other: u32) {
-        *self.0.entry((lds, at.min(other), at.max(other))).or_default() += 1;
+        *self
+            .0
+            .entry((lds, at.min(other), at.max(other)))
+            .or_default() += 1;
     }
 
     pub fn join(&mut self, from: Notes) {
