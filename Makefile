@@ -13,7 +13,7 @@ BENCH_OUT = target/bench
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels lint fmt doc setup clean
+.PHONY: help demo test dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -83,6 +83,10 @@ $(CARRIED)/peers.tar.xz: benches/peers/pack.py
 
 calibrate: ## the timing model beside published times, from the data in sim/calibration
 	@python3 sim/calibration/calibrate.py
+
+sanitize: ## look for undefined behaviour on the host: AddressSanitizer, valgrind, Miri
+	@scripts/setup sanitize
+	CARGO='$(CARGO)' PROFILE=$(PROFILE) scripts/sanitize $(SANITIZE)
 
 lint: ## check formats, lints and documentation
 	@scripts/setup lint

@@ -8,6 +8,8 @@
  * - The first field of a struct is its size in the header that the caller was compiled with: set it to sizeof, set what
  *   is not wanted to zero, and the struct may grow in later versions.
  * - Handles may be used by several threads at once. Destroying one that is in use is an error of the caller.
+ * - Launches of several threads on one stream are each enqueued whole, in some order: no launch of this library comes
+ *   between the kernels of another. On different streams the caller orders what shares memory.
  *
  * Link with -ldeltawave_c. capi/examples/prefill.c shows the order of the calls, layer.c a step of an engine.
  */
@@ -81,7 +83,9 @@ typedef struct dw_device_info {
 } dw_device_info;
 
 int dw_context_create(int backend, int device, dw_context **context);
-/* NULL does nothing. Plans keep what they need of it. */
+/* NULL does nothing. Plans keep what they need of it: its kernels are unloaded with the last of them, after waiting for
+ * the device, so not while a stream is being captured. A captured graph of dw_gate_launch or dw_norm_launch needs the
+ * context as long as it may be replayed. On the simulator a fault is that of one context: others go on. */
 void dw_context_destroy(dw_context *context);
 int dw_context_info(const dw_context *context, dw_device_info *info);
 
@@ -97,14 +101,15 @@ int dw_synchronize(const dw_context *context, void *stream);
 
 /* ---- tensors ---- */
 
-/* A tensor in device memory. Strides are free, but for the innermost one of q, k, v, o and states, which must be 1. */
+/* A tensor in device memory. Strides are free, but for the innermost one of q, k, v, o and states, which must be 1.
+ * An output that shares memory with another argument is refused, but for what docs/reference/aliasing.md lists. */
 typedef struct dw_tensor {
     size_t size;
     void *data;
     int32_t dtype; /* DW_F32, DW_BF16, DW_F16 */
     int32_t rank;  /* how many entries of shape and strides count */
     int64_t shape[4];
-    int64_t strides[4]; /* in elements */
+    int64_t strides[4]; /* in elements; any for a dimension of length 0 or 1 */
 } dw_tensor;
 
 /* cu_seqlens: sequence n has rows [n] to [n + 1]. */
@@ -162,19 +167,23 @@ typedef struct dw_prefill_tensors {
     int32_t initial_layout;           /* DW_STATE_*, of initial_state */
     const dw_tensor *initial_state;   /* f32 or bf16; NULL: zeros */
     const uint8_t *has_initial_state; /* [N] on the device, 0: the sequence starts from zeros; NULL: all have one */
-    const dw_tensor *final_state;     /* f32 or bf16, written, may be initial_state itself; NULL: not wanted */
-    int32_t final_layout;             /* DW_STATE_*, of final_state */
+    /* f32 or bf16, written, may be initial_state itself; NULL: not wanted. A sequence without tokens leaves its initial
+     * state, or zeros. */
+    const dw_tensor *final_state;
+    int32_t final_layout; /* DW_STATE_*, of final_state */
     int32_t pad0;
 
     const dw_lengths *cu_seqlens; /* on the device: for plans of dw_prefill_device, NULL for others */
 
-    /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it. */
+    /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it, from several threads, too; those on
+     * different streams only one after the other, in an order that the caller makes. */
     void *workspace;
     size_t workspace_bytes;
 
     /* A pool, updated in place: instead of initial_state and final_state. A slot that is negative or beyond the pool is
      * none: without one to read a sequence starts from zeros, without one to write it leaves no state, and without both
-     * it is padding, whose outputs become zeros. None may be written by two, or read by one and written by another. */
+     * it is padding, whose outputs become zeros. None may be written by two, or read by one and written by another. A
+     * sequence without tokens writes nothing, whatever has_initial_state says. */
     const dw_tensor *pool;      /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
     const int32_t *slots;       /* [N] on the device, to read; NULL: those of the plan, or slot n for sequence n */
     const int32_t *write_slots; /* [N] on the device; NULL: the same */
@@ -483,7 +492,8 @@ typedef struct dw_layer_tensors {
     const dw_tensor *dt_bias;     /* [HV]; NULL: 0 */
     const dw_tensor *norm_weight; /* [V]; NULL: 1 */
 
-    /* Pools, updated in place, both of as many slots. */
+    /* Pools, updated in place, both of as many slots. A sequence without tokens writes to neither, whatever
+     * has_initial_state says. */
     const dw_tensor *conv_state; /* [slots, channels, columns] or [slots, columns, channels], of the dtype of x */
     const dw_tensor *pool;       /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
     /* [N] on the device, of both pools; no two sequences may share one. Negative, or beyond the pools: padding, whose
@@ -495,7 +505,8 @@ typedef struct dw_layer_tensors {
 
     const dw_lengths *cu_seqlens; /* on the device: for plans of dw_layer_device, NULL for others */
 
-    /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it. */
+    /* Scratch memory, aligned to 256 bytes. Launches on one stream may share it, from several threads, too; those on
+     * different streams only one after the other, in an order that the caller makes. */
     void *workspace;
     size_t workspace_bytes;
 

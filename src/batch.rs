@@ -46,6 +46,12 @@ impl<T: Element> PerSequence<'_, T> {
         &self.owner
     }
 
+    /// Where it lies: address and bytes.
+    pub(crate) fn memory(&self) -> (usize, usize) {
+        let bytes = self.len.saturating_mul(size_of::<T>());
+        (self.address.addr(), bytes)
+    }
+
     /// The entries of a range of sequences. Not bounds-checked.
     pub(crate) fn part(&self, sequences: Range<usize>) -> Self {
         PerSequence {

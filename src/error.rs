@@ -27,6 +27,8 @@ pub enum ArgumentKind {
     Value,
     /// Memory or a stream of another device.
     Device,
+    /// An output that shares memory with another argument.
+    Overlap,
 }
 
 /// An argument that was refused. Nothing was launched, written or lost.

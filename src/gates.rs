@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::abi::{self, dw_token_strides};
+use crate::alias::Span;
 use crate::check::{self, Checked};
 use crate::runtime::Context;
 use crate::tensor::{Batch, Tensor, TokenScalars};
@@ -121,6 +122,31 @@ impl Gating<'_> {
             }
         }
         Ok(out)
+    }
+
+    /// What is read.
+    #[inline]
+    pub(crate) fn spans(&self) -> [Span<'_>; 4] {
+        match self {
+            Gating::Given { g, beta } => [
+                Span::maybe("g", g.as_ref().map(|t| &t.0)),
+                Span::maybe("beta", beta.as_ref().map(|t| &t.0)),
+                Span::NONE,
+                Span::NONE,
+            ],
+            Gating::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                ..
+            } => [
+                Span::of("a", &a.0),
+                Span::of("b", &b.0),
+                Span::of("a_log", a_log),
+                Span::maybe("dt_bias", dt_bias.as_ref()),
+            ],
+        }
     }
 
     /// Every tensor whose context is known must be of `context`.

@@ -24,6 +24,7 @@
 
 #[doc(hidden)]
 pub mod abi;
+mod alias;
 pub mod batch;
 mod check;
 pub mod code_objects;

@@ -3,12 +3,13 @@
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use deltawave_sim::hip::Session;
 use hip_sys::{
-    HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipEvent_t, hipFuncAttribute,
-    hipFunction_attribute, hipFunction_t, hipGraph_t, hipGraphExec_t, hipModule_t, hipStream_t,
-    hipStreamCaptureMode,
+    HIP_STREAM_NON_BLOCKING, Hip, HipError, hipDeviceProp_tR0600, hipError_t, hipEvent_t,
+    hipFuncAttribute, hipFunction_attribute, hipFunction_t, hipGraph_t, hipGraphExec_t,
+    hipModule_t, hipStream_t, hipStreamCaptureMode,
 };
 
 use crate::code_objects;
@@ -74,6 +75,81 @@ struct Inner {
     target: &'static Target,
     /// The rows of [`TABLE`], in its order.
     functions: Vec<Function>,
+    modules: Vec<hipModule_t>,
+    /// On the simulator: faults of other contexts are not this one's.
+    session: Option<Session>,
+}
+
+impl Inner {
+    /// Loads the kernels. What was loaded before a failure is unloaded with this value.
+    fn load_functions(&mut self) -> Result<()> {
+        let (hip, info) = (&self.hip, &self.info);
+        for rows in TABLE.chunk_by(|a, b| a.object == b.object) {
+            let object = rows[0].object;
+            let code = code_objects::for_arch(&info.arch)
+                .find(|c| c.name == object)
+                .ok_or_else(|| Error::MissingKernels {
+                    arch: info.arch.clone(),
+                    device: info.name.clone(),
+                    object,
+                    reason: code_objects::why_missing(&info.arch),
+                })?;
+            let mut module = hipModule_t::NULL;
+            // SAFETY: the bytes are a whole code object, which the runtime copies.
+            unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
+            self.modules.push(module);
+            for row in rows {
+                let name = CString::new(row.name).expect("kernel names have no NUL");
+                let mut handle = hipFunction_t::NULL;
+                // SAFETY: the module was just loaded, the name is a C string.
+                let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
+                found.map_err(|source| Error::MissingKernel {
+                    object,
+                    kernel: row.name.to_owned(),
+                    source,
+                })?;
+                let shared_bytes = self.target.shared_bytes(row.role);
+                if shared_bytes > 0 {
+                    // SAFETY: the function was just loaded.
+                    unsafe {
+                        hip.hipFuncSetAttribute(
+                            handle.0.cast_const().cast(),
+                            hipFuncAttribute::hipFuncAttributeMaxDynamicSharedMemorySize,
+                            shared_bytes as c_int,
+                        )?
+                    };
+                }
+                self.functions.push(Function {
+                    handle,
+                    shared_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    /// Unloads the kernels once the device is done with them. A failure leaves nothing to do.
+    fn drop(&mut self) {
+        if self.modules.is_empty() {
+            return;
+        }
+        let mut current = self.device;
+        // SAFETY: `current` is valid for a write; nobody can launch the kernels any more.
+        unsafe {
+            let _ = self.hip.hipGetDevice(&mut current);
+            let _ = self.hip.hipSetDevice(self.device);
+            let _ = self.hip.hipDeviceSynchronize();
+            for module in self.modules.drain(..) {
+                let _ = self.hip.hipModuleUnload(module);
+            }
+            // Whoever drops the last handle keeps the device that was current.
+            if current != self.device {
+                let _ = self.hip.hipSetDevice(current);
+            }
+        }
+    }
 }
 
 /// A loaded kernel, and the shared memory with which it is launched.
@@ -90,7 +166,11 @@ unsafe impl Sync for Inner {}
 
 /// One device with all kernels loaded: made once, shared by everything.
 ///
-/// Making it loads the code objects; no later call of this crate loads, compiles or allocates on its own account.
+/// Making it loads the code objects; no later call of this crate loads, compiles or allocates on its own account. They
+/// are unloaded with the last value that needs them: clones, plans, buffers, streams, events and [`Graph`]s keep the
+/// context. Dropping that last value waits for the device, as freeing memory does: not while a stream is being captured.
+///
+/// On the simulator each context has faults of its own: after one, its calls fail, and a new context works.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
@@ -165,14 +245,22 @@ impl Context {
     }
 
     fn on_simulator(device: usize) -> Result<Context> {
-        Self::load(deltawave_sim::hip::runtime(), Backend::Simulator, device)
+        let session = Session::new();
+        session.enter();
+        let hip = deltawave_sim::hip::runtime();
+        Self::load(hip, Backend::Simulator, device, Some(session))
     }
 
     fn on_hip(hip: Hip, device: usize) -> Result<Context> {
-        Self::load(hip, Backend::Hip, device)
+        Self::load(hip, Backend::Hip, device, None)
     }
 
-    fn load(hip: Hip, backend: Backend, device: usize) -> Result<Context> {
+    fn load(
+        hip: Hip,
+        backend: Backend,
+        device: usize,
+        session: Option<Session>,
+    ) -> Result<Context> {
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for a write.
         unsafe { hip.hipGetDeviceCount(&mut count)? };
@@ -198,60 +286,18 @@ impl Context {
             memory_bytes: properties.totalGlobalMem as u64,
         };
         let target = Target::of(&info.arch);
-        let functions = Self::load_functions(&hip, &info, target)?;
-        Ok(Context(Arc::new(Inner {
+        let mut inner = Inner {
             hip,
             backend,
             device,
             info,
             target,
-            functions,
-        })))
-    }
-
-    fn load_functions(hip: &Hip, info: &DeviceInfo, target: &Target) -> Result<Vec<Function>> {
-        let mut functions = Vec::with_capacity(TABLE.len());
-        for rows in TABLE.chunk_by(|a, b| a.object == b.object) {
-            let object = rows[0].object;
-            let code = code_objects::for_arch(&info.arch)
-                .find(|c| c.name == object)
-                .ok_or_else(|| Error::MissingKernels {
-                    arch: info.arch.clone(),
-                    device: info.name.clone(),
-                    object,
-                    reason: code_objects::why_missing(&info.arch),
-                })?;
-            let mut module = hipModule_t::NULL;
-            // SAFETY: the bytes are a whole code object, which the runtime copies.
-            unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
-            for row in rows {
-                let name = CString::new(row.name).expect("kernel names have no NUL");
-                let mut handle = hipFunction_t::NULL;
-                // SAFETY: the module was just loaded, the name is a C string.
-                let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
-                found.map_err(|source| Error::MissingKernel {
-                    object,
-                    kernel: row.name.to_owned(),
-                    source,
-                })?;
-                let shared_bytes = target.shared_bytes(row.role);
-                if shared_bytes > 0 {
-                    // SAFETY: the function was just loaded.
-                    unsafe {
-                        hip.hipFuncSetAttribute(
-                            handle.0.cast_const().cast(),
-                            hipFuncAttribute::hipFuncAttributeMaxDynamicSharedMemorySize,
-                            shared_bytes as c_int,
-                        )?
-                    };
-                }
-                functions.push(Function {
-                    handle,
-                    shared_bytes,
-                });
-            }
-        }
-        Ok(functions)
+            functions: Vec::with_capacity(TABLE.len()),
+            modules: Vec::new(),
+            session,
+        };
+        inner.load_functions()?;
+        Ok(Context(Arc::new(inner)))
     }
 
     /// The runtime's table of functions, for callers that need more of it than this crate wraps.
@@ -363,6 +409,9 @@ impl Context {
     /// # Errors
     /// The runtime refuses.
     pub fn make_current(&self) -> Result<()> {
+        if let Some(session) = &self.0.session {
+            session.enter();
+        }
         // SAFETY: the device exists.
         unsafe { self.0.hip.hipSetDevice(self.0.device)? };
         Ok(())
@@ -398,7 +447,7 @@ impl Context {
                 ptr::null_mut(),
             )
         };
-        Ok(launched?)
+        launched.map_err(|error| stream.refusal(error))
     }
 
     /// Launches a kernel that waits by itself for those before it in the stream, so that it may begin while they end.
@@ -426,7 +475,7 @@ impl Context {
                 parameters.as_mut_ptr(),
             )
         };
-        Ok(launched?)
+        launched.map_err(|error| stream.refusal(error))
     }
 
     /// How the kernels of this device divide work.
@@ -464,7 +513,25 @@ impl std::fmt::Debug for Stream {
     }
 }
 
+/// Threads that launch on one stream take turns at the lock of its handle, so that the kernels of a launch are enqueued
+/// without another launch's between them. Contexts may borrow one stream, so the locks are the process's; streams that
+/// share one wait for each other's calls of the runtime, never for the device.
+static TURNS: [Turn; 64] = [const { Turn(Mutex::new(())) }; 64];
+
+/// A lock in a cache line of its own.
+#[repr(align(64))]
+struct Turn(Mutex<()>);
+
 impl Stream {
+    /// The right to enqueue a whole launch: other launches on the stream wait until it is dropped.
+    pub(crate) fn turn(&self) -> MutexGuard<'static, ()> {
+        // Handles are addresses or small numbers; Fibonacci hashing spreads both.
+        let hash = (self.handle.0.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let Turn(lock) = &TURNS[(hash >> 58) as usize];
+        // Whoever panicked holding it left nothing behind but a launch of its own.
+        lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
         &self.context
@@ -475,14 +542,28 @@ impl Stream {
         self.handle.0
     }
 
+    /// What a call on this stream failed with: an error of the argument where the runtime does not know a caller's handle.
+    fn refusal(&self, error: HipError) -> Error {
+        match error.code() {
+            Some(
+                code @ (hipError_t::hipErrorContextIsDestroyed | hipError_t::hipErrorInvalidHandle),
+            ) if !self.owned && !self.handle.is_null() => {
+                let was = format!("{:p}, for which the runtime says {code}", self.handle.0);
+                let allowed = "it must be a stream of the device, or null";
+                ArgumentError::new("stream", ArgumentKind::Device, was, allowed).into()
+            }
+            _ => error.into(),
+        }
+    }
+
     /// Waits for all its work.
     ///
     /// # Errors
     /// Work that failed.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: the stream is alive.
-        unsafe { self.context.0.hip.hipStreamSynchronize(self.handle)? };
-        Ok(())
+        // SAFETY: the stream is alive, or the runtime refuses it.
+        let waited = unsafe { self.context.0.hip.hipStreamSynchronize(self.handle) };
+        waited.map_err(|error| self.refusal(error))
     }
 
     /// Records an event after the work so far.
@@ -502,7 +583,8 @@ impl Stream {
                 context: self.context.clone(),
                 handle,
             };
-            self.context.0.hip.hipEventRecord(handle, self.handle)?;
+            let recorded = self.context.0.hip.hipEventRecord(handle, self.handle);
+            recorded.map_err(|error| self.refusal(error))?;
             Ok(event)
         }
     }
@@ -534,7 +616,8 @@ impl Stream {
             hip.hipStreamBeginCapture(
                 self.handle,
                 hipStreamCaptureMode::hipStreamCaptureModeThreadLocal,
-            )?
+            )
+            .map_err(|error| self.refusal(error))?
         };
         // A panic in `work` must not leave the stream, and with it the device, recording for ever.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self)));
@@ -661,9 +744,12 @@ impl Graph {
     ///
     /// # Safety
     /// All memory that the captured work uses is still allocated when it runs: the tensors, the workspace, and the plan
-    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths.
+    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths. The kernels are: a graph keeps its context. What
+    /// the graph shares with launches or graphs on other streams, such as a workspace, they use in an order that the
+    /// caller makes.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         same_context("stream", &stream.context, &self.context)?;
+        let _turn = stream.turn();
         // SAFETY: graph and stream are alive; the caller answers for the memory.
         unsafe {
             self.context

@@ -32,7 +32,8 @@ pub struct StateMut<'a> {
 ///
 /// A slot that is negative is none, and so is one on the device that is beyond the pool. A sequence that has none to read
 /// starts from zeros, one that has none to write leaves no state behind, and one that has neither is padding: its outputs
-/// become zeros. A sequence without tokens leaves behind what it starts from. Slots that no sequence writes keep their bits.
+/// become zeros. A sequence without tokens writes nothing, whatever it starts from. Slots that no sequence writes keep their
+/// bits.
 ///
 /// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
 /// the caller. Those that the host knows are checked: [`Prefill::set_slots`](crate::prefill::Prefill::set_slots) and
@@ -67,7 +68,8 @@ pub enum States<'a> {
     Separate {
         /// Absent: sequences start from zeros.
         initial: Option<InitialState<'a>>,
-        /// The states after the last token; absent: not wanted. A sequence without tokens keeps its initial state. It may be
+        /// The states after the last token; absent: not wanted. For a sequence without tokens its
+        /// initial state, or zeros. It may be
         /// the memory of `initial`, where both have the same type, layout and strides.
         last: Option<StateMut<'a>>,
     },

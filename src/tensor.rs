@@ -2,7 +2,7 @@
 //!
 //! A [`Buffer`] owns memory. A [`Tensor`] or [`TensorMut`] borrows a buffer, or stands for memory of the caller's
 //! ([`Tensor::from_raw`]). Strides count elements; only the last one must be 1, and which others are allowed is said
-//! by the operation that takes the tensor.
+//! by the operation that takes the tensor. The stride of a dimension of length 0 or 1 leads nowhere: it may be any.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -176,6 +176,7 @@ impl<T: Element> Buffer<T> {
         let mut values = vec![T::default(); self.len];
         stream.synchronize()?;
         if self.len > 0 {
+            self.context.make_current()?;
             let kind = hipMemcpyKind::hipMemcpyDeviceToHost;
             let bytes = self.len * size_of::<T>();
             // SAFETY: both sides hold `len` elements, and every bit pattern is an element.
@@ -226,7 +227,7 @@ impl<T: Float> Buffer<T> {
             address,
             dtype: T::DTYPE,
             shape,
-            strides,
+            strides: meaningful_strides(shape, strides),
             owner: self.owner(),
             borrow: PhantomData,
         })
@@ -253,6 +254,7 @@ impl<T: Float> Buffer<T> {
         let Tensor {
             address,
             dtype,
+            strides,
             owner,
             ..
         } = self.tensor_strided(shape, strides, offset)?;
@@ -291,7 +293,7 @@ impl Buffer<u8> {
             address,
             dtype,
             shape,
-            strides,
+            strides: meaningful_strides(shape, strides),
             owner: self.owner(),
             borrow: PhantomData,
         })
@@ -308,7 +310,12 @@ impl Buffer<u8> {
         strides: [usize; R],
         offset: usize,
     ) -> Result<TensorMut<'_, R>> {
-        let Tensor { address, owner, .. } = self.tensor_of(dtype, shape, strides, offset)?;
+        let Tensor {
+            address,
+            strides,
+            owner,
+            ..
+        } = self.tensor_of(dtype, shape, strides, offset)?;
         Ok(TensorMut(Tensor {
             address,
             dtype,
@@ -362,7 +369,7 @@ impl<const R: usize> Tensor<'_, R> {
             address: address.cast_mut(),
             dtype,
             shape,
-            strides,
+            strides: meaningful_strides(shape, strides),
             owner: None,
             borrow: PhantomData,
         }
@@ -373,7 +380,7 @@ impl<const R: usize> Tensor<'_, R> {
         self.shape
     }
 
-    /// The strides, in elements.
+    /// The strides, in elements. That of a dimension of length 0 or 1 is a dense tensor's, whatever was given.
     pub fn strides(&self) -> [usize; R] {
         self.strides
     }
@@ -435,6 +442,16 @@ pub fn dense_strides<const R: usize>(shape: [usize; R]) -> [usize; R] {
         strides[i] = strides[i + 1].saturating_mul(shape[i + 1].max(1));
     }
     strides
+}
+
+/// Strides with those of a dense tensor where a dimension has no second element. NumPy and torch leave any number there,
+/// and no check of an operation may refuse it.
+fn meaningful_strides<const R: usize>(shape: [usize; R], strides: [usize; R]) -> [usize; R] {
+    let dense = dense_strides(shape);
+    std::array::from_fn(|i| match shape[i] {
+        0 | 1 => dense[i],
+        _ => strides[i],
+    })
 }
 
 /// Elements from the first to past the last one of a view; `None` where that overflows.

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
+use crate::alias::Span;
 use crate::check::{self, Checked};
 use crate::runtime::Context;
 use crate::tensor::{Buffer, Owner};
@@ -11,7 +12,8 @@ use crate::tensor::{Buffer, Owner};
 pub const WORKSPACE_ALIGN: usize = 256;
 
 /// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
-/// after; launches on one stream may share it.
+/// after. Launches on one stream may share it, from several threads, too: each is enqueued whole, in some order. Launches
+/// on different streams may share it only in an order that the caller makes.
 #[derive(Debug)]
 pub struct Workspace<'a> {
     address: *mut c_void,
@@ -29,6 +31,11 @@ impl<'a> Workspace<'a> {
             owner: buffer.owner(),
             borrow: PhantomData,
         }
+    }
+
+    /// All of it, whatever a launch needs: nothing else may use it meanwhile.
+    pub(crate) fn span(&self) -> Span<'static> {
+        Span::bytes("workspace", self.address.addr(), self.bytes)
     }
 
     /// The address of the first `bytes` bytes, and the rest. Not bounds-checked.

@@ -41,6 +41,37 @@ fn prefill_of_models() {
     }
 }
 
+/// Whatever `has_initial_state` says: also where all buffers of a captured batch are zeros, so that all sequences are new
+/// and slot 0 is somebody else's.
+#[test]
+fn sequences_without_tokens_keep_their_states() {
+    let spec = LayerSpec::new(1, 2, 16, 128);
+    for (i, has_initial) in [0, 0xff, 0b0101_0101].into_iter().enumerate() {
+        for device in [false, true] {
+            for (lengths, decodes) in [(&[1, 0, 0, 5, 0][..], 1), (&[1, 1, 0, 0], 2), (&[0; 3], 0)]
+            {
+                let case = Case {
+                    has_initial,
+                    device,
+                    has_slots: i < 2,
+                    tail: i,
+                    ..Case::new(spec, lengths, decodes)
+                };
+                if lengths[0] > 0 {
+                    check(&context(), &case);
+                    continue;
+                }
+                let data = Data::new(&case);
+                let output = run(&context(), &case, &data);
+                assert!(
+                    output.pools == cases::loaded::pools(&case, &data),
+                    "{case:?}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn decode_of_models() {
     for spec in models() {

@@ -168,3 +168,32 @@ fn views_of_z() {
         expect(make(&rows(72, 2).unwrap(), &spec), "x", Stride);
     }
 }
+
+/// A dimension of length 1 has no second element: its stride leads nowhere, and may be any.
+#[test]
+fn strides_that_lead_nowhere() {
+    let context = context();
+    let stream = context.stream().unwrap();
+    let ones = context.upload(&vec![0x80u8; 64]).unwrap();
+    for wild in [usize::MAX, 1 << 41, 1 << 24, 7, 0] {
+        let mut y = context.upload(&vec![0xffu8; 32]).unwrap();
+        let z = ones
+            .tensor_of(Dtype::Bf16, [1, 1, 16], [wild, wild, 1], 0)
+            .unwrap();
+        let to = y.tensor_of_mut(Dtype::Bf16, [1, 1, 16], [wild, wild, 1], 0);
+        let norm = GatedNorm {
+            x: Some(z.clone().into()),
+            z,
+            weight: None,
+            eps: 1e-6,
+            gate: OutputGate::Silu,
+            y: to.unwrap().into(),
+        };
+        norm.launch(&context, &stream).unwrap();
+        let found = y.download(&stream).unwrap();
+        assert!(!found.contains(&0xff), "a stride of {wild}: {found:?}");
+        // Column after column, where there is one row.
+        let column = ones.tensor_of::<2>(Dtype::Bf16, [16, 1], [1, wild], 0);
+        assert_eq!(column.unwrap().strides(), [1, 1]);
+    }
+}

@@ -7,7 +7,7 @@ use deltawave::batch::PerSequence;
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave::error::{ArgumentError, ArgumentKind, Error, Result};
+use deltawave::error::{ArgumentKind, Error, Result};
 use deltawave::gate::Gate;
 use deltawave::model::Heads;
 use deltawave::runtime::Context;
@@ -19,7 +19,7 @@ use crate::context::context;
 use crate::gate::gate;
 use crate::lengths::Lengths;
 use crate::read::{self, Argument, Checked};
-use crate::status::{guard, guard_silent, refuse};
+use crate::status::{self, guard, guard_silent, refuse};
 
 /// What a `dw_conv` points to.
 struct Plan {
@@ -281,14 +281,14 @@ pub(crate) fn renamed(error: Error, x_layout: i32) -> Error {
     let separate = i64::from(x_layout) == i64::from(abi::DW_CONV_SEPARATE);
     match error {
         Error::Argument(error) => {
-            let argument = match error.argument.as_str() {
-                "x.q" if separate => "x_q".to_owned(),
-                "x.k" if separate => "x_k".to_owned(),
-                "x.v" if separate => "x_v".to_owned(),
-                "conv.state" => "conv_state".to_owned(),
-                _ => error.argument,
+            let c_name = |name: &str| match name {
+                "x.q" if separate => Some("x_q"),
+                "x.k" if separate => Some("x_k"),
+                "x.v" if separate => Some("x_v"),
+                "conv.state" => Some("conv_state"),
+                _ => None,
             };
-            Error::Argument(ArgumentError { argument, ..error })
+            Error::Argument(status::renamed(error, c_name))
         }
         other => other,
     }

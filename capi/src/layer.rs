@@ -18,7 +18,7 @@ use crate::lengths::Lengths;
 use crate::norm::output_gate;
 use crate::prefill::heads_map;
 use crate::read::{self, Argument, Checked, numbers};
-use crate::status::{guard, guard_silent, refuse};
+use crate::status::{self, guard, guard_silent, refuse};
 
 /// What a `dw_layer` points to.
 struct Plan {
@@ -265,9 +265,9 @@ fn renamed(error: Error) -> Error {
     ];
     match error {
         Error::Argument(error) => {
-            let name = names.iter().find(|(rust, _)| *rust == error.argument);
+            let c_name = |name: &str| Some(names.iter().find(|(rust, _)| *rust == name)?.1);
+            let error = status::renamed(error, c_name);
             Error::Argument(ArgumentError {
-                argument: name.map_or(error.argument, |(_, c)| (*c).to_owned()),
                 allowed: error.allowed.replace("states.recurrent", "pool"),
                 ..error
             })

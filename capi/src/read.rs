@@ -74,22 +74,35 @@ pub(crate) fn given<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
     Ok(pointer)
 }
 
+/// A pointer that must be given and aligned: a reference to a value that is not aligned is undefined behaviour.
+fn aligned<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
+    given(argument, pointer)?;
+    if !pointer.is_aligned() {
+        let allowed = format!("it must be aligned to {} bytes", align_of::<T>());
+        let was = format!("address {pointer:p}");
+        return Err(refuse(argument, ArgumentKind::Pointer, was, allowed));
+    }
+    Ok(pointer)
+}
+
 /// What a pointer points to.
 ///
 /// # Safety
-/// It is null or points to a `T` that nobody writes meanwhile.
+/// It is null, not aligned, or points to a `T` that nobody writes meanwhile.
 pub(crate) unsafe fn reference<'a, T>(argument: &str, pointer: *const T) -> Checked<&'a T> {
-    // SAFETY: the caller answers for it.
-    unsafe { pointer.as_ref() }.ok_or_else(|| null(argument))
+    aligned(argument, pointer)?;
+    // SAFETY: not null, aligned; the caller answers for the rest.
+    Ok(unsafe { &*pointer })
 }
 
 /// Where an output goes.
 ///
 /// # Safety
-/// It is null or valid for writes.
+/// It is null, not aligned, or valid for writes.
 pub(crate) unsafe fn output<'a, T>(argument: &str, pointer: *mut T) -> Checked<&'a mut T> {
-    // SAFETY: the caller answers for it.
-    unsafe { pointer.as_mut() }.ok_or_else(|| null(argument))
+    aligned(argument, pointer)?;
+    // SAFETY: not null, aligned; the caller answers for the rest.
+    Ok(unsafe { &mut *pointer })
 }
 
 /// The size that a caller gives a struct, if it is one that this library can read.
@@ -100,16 +113,13 @@ pub(crate) unsafe fn size_of_caller<T: Versioned>(
     argument: &str,
     pointer: *const T,
 ) -> Checked<usize> {
-    given(argument, pointer)?;
-    if !pointer.is_aligned() {
-        let allowed = format!("it must be aligned to {} bytes", align_of::<T>());
-        let was = format!("address {pointer:p}");
-        return Err(refuse(argument, ArgumentKind::Pointer, was, allowed));
-    }
+    aligned(argument, pointer)?;
     // SAFETY: the size is the first field.
     let size = unsafe { pointer.cast::<usize>().read() };
-    // A caller of the future may have a larger one, but not this large: it is then not a size.
-    if !(T::FIRST..=1 << 16).contains(&size) {
+    // A caller of the future may have a larger one, but not this large: it is then not a size. Nor is a size that no
+    // struct of this alignment has, which would cut a pointer in two.
+    let whole = size.is_multiple_of(align_of::<T>());
+    if !whole || !(T::FIRST..=1 << 16).contains(&size) {
         let name = format!("{argument}.size");
         let allowed = format!("it must be sizeof the struct, at least {}", T::FIRST);
         return Err(refuse(&name, ArgumentKind::Size, size, allowed));
@@ -263,7 +273,11 @@ impl Argument {
         };
         for i in 0..rank {
             view.shape[i] = natural(format_args!("{name}.shape[{i}]"), t.shape[i])?;
-            view.strides[i] = natural(format_args!("{name}.strides[{i}]"), t.strides[i])?;
+            // A dimension without a second element has a stride of any kind, which leads nowhere.
+            view.strides[i] = match view.shape[i] {
+                0 | 1 => 1,
+                _ => natural(format_args!("{name}.strides[{i}]"), t.strides[i])?,
+            };
         }
         Ok(view)
     }

@@ -16,9 +16,11 @@ thread_local! {
 
 /// Runs the body of a function of the C interface.
 pub(crate) fn guard(body: impl FnOnce() -> Result<()>) -> c_int {
-    let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
+    // What an error says is put together, and the error dropped, where a panic is caught too.
+    let outcome = || body().map_err(|error| (status_of(&error), chain(&error)));
+    let (status, text) = match catch_unwind(AssertUnwindSafe(outcome)) {
         Ok(Ok(())) => return abi::DW_OK as c_int,
-        Ok(Err(error)) => (status_of(&error), chain(&error)),
+        Ok(Err(said)) => said,
         Err(panic) => (abi::DW_ERROR_INTERNAL, panic_text(&*panic)),
     };
     let text = CString::new(text.replace('\0', "")).unwrap_or_default();
@@ -78,6 +80,28 @@ pub(crate) fn refuse(
         kind,
         was: was.to_string(),
         allowed: allowed.to_string(),
+    }
+}
+
+/// An error by the names that arguments have in C, where `c_name` knows another than in Rust: of the argument and, where
+/// that overlaps another, of the other.
+pub(crate) fn renamed(
+    error: ArgumentError,
+    c_name: impl Fn(&str) -> Option<&'static str>,
+) -> ArgumentError {
+    const BEFORE: &str = "it overlaps ";
+    let argument = c_name(&error.argument).map_or(error.argument, str::to_owned);
+    let other = (error.was.strip_prefix(BEFORE))
+        .filter(|_| error.kind == ArgumentKind::Overlap)
+        .and_then(|rest| rest.split_once(','));
+    let was = match other.and_then(|(name, rest)| Some((c_name(name)?, rest))) {
+        Some((name, rest)) => format!("{BEFORE}{name},{rest}"),
+        None => error.was,
+    };
+    ArgumentError {
+        argument,
+        was,
+        ..error
     }
 }
 

@@ -165,6 +165,16 @@ impl Launch {
     }
 }
 
+impl Drop for Launch {
+    fn drop(&mut self) {
+        // SAFETY: made with it, and plans have a share of the context of their own.
+        unsafe {
+            dw_free(self.context, self.memory);
+            dw_context_destroy(self.context);
+        }
+    }
+}
+
 #[test]
 fn sums_of_ones() {
     let x = Launch::new();
@@ -348,6 +358,12 @@ fn refusals_name_the_argument() {
     flat.shape[1] = 19;
     let lines = x.state;
     refused(x.run(plan, |t| t.size = 8), "tensors.size: 8");
+    // Half of a pointer is none.
+    let cut = std::mem::offset_of!(dw_conv_tensors, b) + 4;
+    refused(
+        x.run(plan, |t| t.size = cut),
+        &format!("tensors.size: {cut}"),
+    );
     refused(x.run(plan, |t| t.x = null()), "x: a null pointer");
     refused(x.run(plan, |t| t.x = &flat), "x: shape [6, 19]");
     refused(x.run(plan, |t| t.x = &lines), "x: shape [2, 20, 2]");

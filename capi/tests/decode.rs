@@ -128,6 +128,16 @@ impl Device {
     }
 }
 
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: made with it, and plans have a share of the context of their own.
+        unsafe {
+            dw_free(self.context, self.memory);
+            dw_context_destroy(self.context);
+        }
+    }
+}
+
 const ONES: usize = 0;
 const O: usize = 1;
 const POOL: usize = 2;

@@ -1,5 +1,8 @@
 //! What is refused, with which status and text: null pointers, sizes, numbers and shapes. A text names the argument.
 
+#[path = "errors/overlaps.rs"]
+mod overlaps;
+
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
 
@@ -121,6 +124,58 @@ fn contexts() {
         );
         dw_context_destroy(context);
     }
+}
+
+/// Reading or writing through such a pointer would be undefined behaviour.
+#[test]
+fn pointers_that_are_not_aligned() {
+    let context = simulator();
+    let mut room = [null_mut::<c_void>(); 2];
+    let odd = room.as_mut_ptr().wrapping_byte_add(1);
+    let mut plan = null_mut();
+    let mut bytes = 0usize;
+    let odd_bytes = (&raw mut bytes).wrapping_byte_add(2);
+    let simulator_code = abi::DW_BACKEND_SIMULATOR as c_int;
+    // SAFETY: pointers are valid, or not aligned.
+    unsafe {
+        refused(
+            dw_context_create(simulator_code, 0, odd.cast()),
+            "context: address 0x",
+        );
+        refused(dw_malloc(context, 4, odd), "address: address 0x");
+        assert!(
+            last_error().ends_with("it must be aligned to 8 bytes"),
+            "{}",
+            last_error()
+        );
+        refused(
+            dw_malloc(context.wrapping_byte_add(4), 4, room.as_mut_ptr()),
+            "context: address 0x",
+        );
+        refused(
+            dw_prefill_packed(context, &spec(), &lengths(), TOKENS, odd.cast()),
+            "plan: address 0x",
+        );
+        let odd_spec = (&raw const room).wrapping_byte_add(1).cast();
+        refused(
+            dw_prefill_packed(context, odd_spec, &lengths(), TOKENS, &mut plan),
+            "spec: address 0x",
+        );
+        fine(dw_prefill_packed(
+            context,
+            &spec(),
+            &lengths(),
+            TOKENS,
+            &mut plan,
+        ));
+        refused(
+            dw_prefill_workspace_bytes(plan, odd_bytes),
+            "bytes: address 0x",
+        );
+        dw_prefill_destroy(plan);
+        dw_context_destroy(context);
+    }
+    assert_eq!((room, bytes), ([null_mut(); 2], 0));
 }
 
 #[test]
@@ -401,6 +456,9 @@ fn launches() {
     }));
 
     refused(run(&|t| t.size = 4), "tensors.size: 4");
+    // Half of a field more than there is.
+    let cut = size_of::<dw_prefill_tensors>() + 4;
+    refused(run(&|t| t.size = cut), &format!("tensors.size: {cut}"));
     refused(run(&|t| t.q = null()), "q: a null pointer");
     refused(run(&|t| t.o = null()), "o: a null pointer");
     refused(
@@ -562,4 +620,86 @@ fn gates() {
         "a_log: shape [9, 4]; it must be [HV]",
     );
     refused(run(&|t| t.allow_neg_eigval = 3), "allow_neg_eigval: 3");
+}
+
+/// A dimension of length 1 has a stride of any kind: NumPy and torch leave what they like there.
+#[test]
+fn strides_that_lead_nowhere() {
+    let x = Launch::new(false);
+    let one = dw_prefill_spec {
+        key_heads: 1,
+        value_heads: 1,
+        ..spec()
+    };
+    let ends = [0i64, 1];
+    let lengths = dw_lengths {
+        data: ends.as_ptr().cast(),
+        entries: 2,
+        ..lengths()
+    };
+    let mut plan = null_mut();
+    // SAFETY: the pointers are valid.
+    fine(unsafe { dw_prefill_packed(x.context, &one, &lengths, 1, &mut plan) });
+    for wild in [i64::MAX, i64::MIN, 1 << 41, -3, 0] {
+        let make = |like: &dw_tensor, shape: &[i64]| {
+            let mut made = tensor(like.data, like.dtype as u32, shape);
+            for i in (0..shape.len()).filter(|i| shape[*i] == 1) {
+                made.strides[i] = wild;
+            }
+            made
+        };
+        let (q, k) = (make(&x.q, &[1, 1, K]), make(&x.k, &[1, 1, K]));
+        let (v, o) = (make(&x.v, &[1, 1, V]), make(&x.o, &[1, 1, V]));
+        let (g, state) = (make(&x.g, &[1, 1]), make(&x.state, &[1, 1, K, V]));
+        fine(x.run(plan, |t| {
+            (t.q, t.k, t.v, t.o, t.g) = (&q, &k, &v, &o, &g);
+            (t.initial_state, t.final_state) = (&state, &state);
+        }));
+        // SAFETY: the context is alive.
+        fine(unsafe { dw_synchronize(x.context, null_mut()) });
+    }
+    // SAFETY: made above.
+    unsafe { dw_prefill_destroy(plan) };
+}
+
+/// A handle that the runtime does not know is an error of the argument `stream`, and nothing is enqueued.
+#[test]
+fn streams_that_are_none() {
+    let x = Launch::new(false);
+    let mut plan = null_mut();
+    // SAFETY: the pointers are valid.
+    fine(unsafe { dw_prefill_packed(x.context, &spec(), &lengths(), TOKENS, &mut plan) });
+    let gate = dw_gate_tensors {
+        size: size_of::<dw_gate_tensors>(),
+        a: &x.g,
+        b: &x.g,
+        a_log: &x.per_head,
+        g: &x.g,
+        beta: &x.g,
+        ..Default::default()
+    };
+    for handle in [0xdead_usize, usize::MAX, 3] {
+        let stream = std::ptr::without_provenance_mut(handle);
+        let wanted = format!("stream: 0x{handle:x}, for which the runtime says");
+        // SAFETY: the pointers are valid; the simulator looks streams up.
+        unsafe {
+            refused(dw_prefill_launch(plan, stream, &x.tensors()), &wanted);
+            refused(dw_synchronize(x.context, stream), &wanted);
+            let gate = dw_gate_tensors {
+                g: &dw_tensor {
+                    data: x.memory.wrapping_byte_add(10 << 14),
+                    ..x.g
+                },
+                beta: &dw_tensor {
+                    data: x.memory.wrapping_byte_add(11 << 14),
+                    ..x.g
+                },
+                ..gate
+            };
+            refused(dw_gate_launch(x.context, stream, &gate), &wanted);
+        }
+    }
+    fine(x.run(plan, |_| {}));
+    // SAFETY: made above.
+    unsafe { dw_prefill_destroy(plan) };
 }

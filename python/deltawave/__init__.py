@@ -12,7 +12,7 @@ Tensors are torch's on a card, and NumPy arrays that the context made on the sim
 as torch custom ops. README.md says more.
 """
 
-from .arrays import Array, array, to_bf16, to_float
+from .arrays import Array, array, bf16_bits, to_bf16, to_float
 from .context import Context, Memory
 from .conv import Conv, ConvSpec
 from .decode import Decode, DecodeSpec
@@ -27,4 +27,4 @@ __version__ = "0.1.0"
 
 __all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
            "DriverError", "Error", "InternalError", "Layer", "LayerSpec", "Library", "LibraryError", "Memory", "Prefill",
-           "PrefillSpec", "array", "gate", "norm", "to_bf16", "to_float"]
+           "PrefillSpec", "array", "bf16_bits", "gate", "norm", "to_bf16", "to_float"]

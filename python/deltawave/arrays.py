@@ -1,40 +1,54 @@
 """NumPy arrays and torch tensors as the C library takes them: an address, an element type, a shape and strides.
 
 Nothing here needs either package: arrays are known by what they offer. bf16, which NumPy lacks, is ml_dtypes' where that
-is installed, and arrays of uint16 with the same bits are taken too.
+is installed. Elsewhere it is uint16 with the same bits, and dtype metadata that says so: launches and `to_float` take any
+uint16 array as bf16, but conversions refuse one without the mark, because it may hold numbers (`bf16_bits`).
 """
 
 import ctypes
 import functools
+import operator
 from typing import NamedTuple, Tuple
 
 from . import _abi
 from .errors import ArgumentError
-from .values import whole, wholes
+from .values import shown, whole, wholes
 
 DTYPES = {"f32": _abi.DW_F32, "bf16": _abi.DW_BF16, "fp16": _abi.DW_F16, "i32": _abi.DW_I32, "i64": _abi.DW_I64}
 SIZES = {"f32": 4, "bf16": 2, "fp16": 2, "i32": 4, "i64": 8, "u8": 1}
 FOUR = ctypes.c_int64 * 4
+FLOATS = ("f32", "bf16", "fp16")
 # Other packages' names of them.
 ALIASES = {"float32": "f32", "bfloat16": "bf16", "uint16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64",
-           "uint8": "u8", "bool": "u8"}
+           "uint8": "u8", "bool": "u8", "bool_": "u8"}
+# The metadata of a uint16 dtype whose numbers are the bits of bf16.
+BITS_OF = {"bits_of": "bf16"}
 
 
-def dtype_name(dtype):
-    """The name here of an element type: a NumPy or torch dtype, or a name."""
+def dtype_name(dtype, name="dtype", allowed=tuple(SIZES)):
+    """The name here of an element type: a NumPy or torch dtype, a class of scalars, or a name. `name` is the argument's,
+    for errors, and `allowed` what it may be."""
     try:
-        return _dtype_name(dtype)
-    except TypeError:  # it has no hash
-        raise ArgumentError(f"dtype: {dtype!r}; it must be one of {', '.join(SIZES)}") from None
+        found = _dtype_name(dtype)
+    except Exception:  # it has no hash, or whatever a caller's class does
+        found = None
+    if found not in allowed:
+        # Dtypes have a size, words have not.
+        was = dtype if hasattr(dtype, "itemsize") else shown(dtype)
+        raise ArgumentError(f"{name}: {'' if name == 'dtype' else 'dtype '}{was}; it must be one of {', '.join(allowed)}")
+    return found
 
 
 @functools.lru_cache(maxsize=None)
 def _dtype_name(dtype):
-    name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
-    name = ALIASES.get(name, name)
-    if name not in SIZES:
-        raise ArgumentError(f"dtype: {dtype}; it must be one of {', '.join(SIZES)}")
-    return name
+    if isinstance(dtype, type):
+        word = dtype.__name__  # numpy.float16, ml_dtypes.bfloat16
+    elif not getattr(dtype, "isnative", True):
+        return None  # numbers of the other byte order
+    else:
+        word = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    word = ALIASES.get(word, word)
+    return word if word in SIZES else None
 
 
 class Array(NamedTuple):
@@ -53,7 +67,12 @@ class Array(NamedTuple):
         return (last + 1) * SIZES[self.dtype]
 
     def is_dense(self):
-        return self.strides == dense(self.shape)
+        """Whether elements follow one another. A dimension of one element has a stride that leads nowhere."""
+        return 0 in self.shape or all(n == 1 or stride == wanted
+                                      for n, stride, wanted in zip(self.shape, self.strides, dense(self.shape)))
+
+    def has_negative_strides(self):
+        return 0 not in self.shape and any(n > 1 and stride < 0 for n, stride in zip(self.shape, self.strides))
 
 
 def dense(shape):
@@ -65,11 +84,22 @@ def dense(shape):
     return tuple(reversed(strides))
 
 
+def dimensions(name, shape):
+    """A shape of whole numbers; one number is a vector's."""
+    try:
+        shape = (operator.index(shape),)
+    except Exception:  # not one number; torch has errors of its own
+        pass
+    return tuple(wholes(name, shape, 64, least=0))
+
+
 def array(address, dtype, shape, strides=None):
     """Memory that no package has an array of."""
-    shape = tuple(wholes("shape", shape, 64))
+    shape = dimensions("shape", shape)
     strides = dense(shape) if strides is None else tuple(wholes("strides", strides, 64))
-    return Array(whole("address", address, 64), dtype_name(dtype), shape, strides)
+    if len(strides) != len(shape):
+        raise ArgumentError(f"strides: {shown(strides)}; they must be as many as dimensions of the shape {list(shape)}")
+    return Array(whole("address", address, 64, least=0), dtype_name(dtype), shape, strides)
 
 
 def is_torch(x):
@@ -80,12 +110,20 @@ def is_torch(x):
 def describe(name, x):
     """An argument as an `Array`; the name is for errors."""
     if isinstance(x, Array):
-        return x
+        try:
+            return array(*x)  # checked again: callers may have made it without `array`
+        except ArgumentError as problem:
+            raise ArgumentError(f"{name}: {problem}") from None
     if is_torch(x):
-        return Array(x.data_ptr(), dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()))
-    if not hasattr(x, "__array_interface__"):
+        try:
+            return Array(x.data_ptr(), dtype_name(x.dtype, name), tuple(x.shape), tuple(x.stride()))
+        except (AttributeError, RuntimeError, NotImplementedError) as problem:  # storages, sparse and fake tensors
+            was = f"a {type(x).__name__} without addresses of elements ({problem})"
+            raise ArgumentError(f"{name}: {was}; it must be a strided tensor") from None
+    # Scalars have an interface as well; memory that is no array has no dtype.
+    if not hasattr(x, "__array_interface__") or not hasattr(x, "dtype"):
         raise ArgumentError(f"{name}: a {type(x).__name__}; it must be an array or a tensor")
-    dtype = dtype_name(x.dtype)
+    dtype = dtype_name(x.dtype, name)
     if any(stride % x.itemsize for stride in x.strides):
         raise ArgumentError(f"{name}: strides of {x.strides} bytes; they must be multiples of the {x.itemsize} bytes of "
                             "an element")
@@ -95,7 +133,7 @@ def describe(name, x):
 
 def tensor_struct(name, a):
     """A `dw_tensor`."""
-    if a.dtype not in ("f32", "bf16", "fp16") or len(a.shape) > 4:
+    if a.dtype not in FLOATS or len(a.shape) > 4:
         allowed = "it must be f32, bf16 or fp16, of at most 4 dimensions"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return _abi.dw_tensor(data=a.address, dtype=DTYPES[a.dtype], rank=len(a.shape), shape=FOUR(*a.shape),
@@ -119,14 +157,29 @@ def host_lengths(cu_seqlens):
 
 
 def bf16_dtype():
-    """What NumPy calls bf16 here: ml_dtypes' type, or uint16 with its bits."""
+    """What NumPy calls bf16 here: ml_dtypes' type, or uint16 with its bits and a mark."""
     import numpy
 
     try:
         from ml_dtypes import bfloat16
     except ImportError:
-        return numpy.dtype(numpy.uint16)
+        return numpy.dtype(numpy.uint16, metadata=BITS_OF)
     return numpy.dtype(bfloat16)
+
+
+def is_bf16(dtype):
+    """Whether a NumPy dtype is bf16 for sure: ml_dtypes', or uint16 with the mark."""
+    return dtype.name == "bfloat16" or (dtype.metadata or {}).items() >= BITS_OF.items()
+
+
+def bf16_bits(bits):
+    """A uint16 array whose numbers are the bits of bf16, as a bf16 array: a view, not a copy."""
+    import numpy
+
+    if not isinstance(bits, numpy.ndarray) or bits.dtype.newbyteorder("=") != numpy.uint16 and not is_bf16(bits.dtype):
+        was = bits.dtype if isinstance(bits, numpy.ndarray) else f"a {type(bits).__name__}"
+        raise ArgumentError(f"bits: {was}; it must be a NumPy array of uint16")
+    return bits.astype(bits.dtype.newbyteorder("="), copy=False).view(bf16_dtype())
 
 
 def numpy_dtype(dtype):
@@ -139,23 +192,94 @@ def numpy_dtype(dtype):
     return numpy.dtype({"f32": "float32", "fp16": "float16", "i32": "int32", "i64": "int64", "u8": "uint8"}[name])
 
 
-def to_bf16(values):
-    """A NumPy array rounded to bf16, to nearest, ties to even; NaN stays NaN."""
+def numbers(name, values):
+    """A NumPy array of real numbers in this machine's byte order, of what may become one."""
     import numpy
 
-    values = numpy.ascontiguousarray(values, dtype=numpy.float32)
+    if is_torch(values):
+        try:
+            values = values.detach().cpu()
+            # NumPy has no type for it.
+            values = values.float() if _dtype_name(values.dtype) == "bf16" else values
+        except (AttributeError, RuntimeError) as problem:
+            raise ArgumentError(f"{name}: a {type(values).__name__} ({problem}); it must be numbers") from None
+    try:
+        values = numpy.asarray(values)
+    except Exception as problem:  # what a caller's object or lists of several lengths raise
+        raise ArgumentError(f"{name}: {shown(values)}; it must be numbers in an array or in lists of one length "
+                            f"({problem})") from None
+    if values.dtype.kind not in "biuf" and not is_bf16(values.dtype):
+        raise ArgumentError(f"{name}: dtype {values.dtype}; it must be real numbers of at most 64 bits")
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def converted(name, values, dtype=None):
+    """A dense NumPy array of a type here with the values of another one.
+
+    What is too large for a type of floats becomes infinite, as in NumPy; what whole numbers of the type cannot hold is
+    refused. Without a type f64 becomes f32, and nothing else is converted: uint16 stays bits of bf16.
+    """
+    import numpy
+
+    values = numbers(name, values)
+    if dtype is None:
+        dtype = "f32" if values.dtype == numpy.float64 else dtype_name(values.dtype, name)
+        values = bf16_bits(values) if values.dtype == numpy.uint16 else values
+    if is_bf16(values.dtype):
+        if dtype == "bf16":
+            return numpy.asarray(values.view(bf16_dtype()), order="C")
+        values = to_float(values)
+    elif values.dtype == numpy.uint16 and dtype in FLOATS:
+        raise ArgumentError(f"{name}: dtype uint16, which may be numbers or bits of bf16; deltawave.bf16_bits({name}) says "
+                            f"that they are bits, {name}.astype('f4') that they are numbers")
+    if dtype not in FLOATS:
+        return _whole_numbers(name, values, dtype)
+    with numpy.errstate(over="ignore", under="ignore"):
+        if dtype != "bf16":
+            return numpy.asarray(values, dtype=numpy_dtype(dtype), order="C")
+        values = numpy.asarray(values, dtype=numpy.float32, order="C")
     bits = values.view(numpy.uint32)
     rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(numpy.uint16)
     rounded = numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), rounded)
     return rounded.view(bf16_dtype())
 
 
-def to_float(values):
-    """A NumPy array of any type here as f32. Whole numbers of 16 bits are those of bf16."""
+def _whole_numbers(name, values, dtype):
+    """Numbers in a type of whole numbers, which must hold all of them."""
     import numpy
 
-    values = numpy.asarray(values)
-    if dtype_name(values.dtype) != "bf16":
-        return values.astype(numpy.float32)
-    bits = numpy.ascontiguousarray(values).view(numpy.uint16)
+    to = numpy_dtype(dtype)
+    limits = numpy.iinfo(to)
+    wrong = None
+    if values.dtype.kind == "f":
+        with numpy.errstate(invalid="ignore"):
+            wrong = ~(numpy.isfinite(values) & (numpy.trunc(values) == values))
+    if values.size and (wrong is None or not wrong.any()):
+        # Python's numbers are compared: limits of 64 bits have no exact float.
+        for extreme in (values.argmin(), values.argmax()):
+            if not limits.min <= int(values.flat[extreme]) <= limits.max:
+                wrong = numpy.zeros(values.shape, bool)
+                wrong.flat[extreme] = True
+                break
+    if wrong is not None and wrong.any():
+        at = numpy.unravel_index(int(wrong.argmax()), values.shape)
+        where = f" at {[int(i) for i in at]}" if at else ""
+        raise ArgumentError(f"{name}: {values[at]}{where}; {dtype} holds whole numbers from {limits.min} to {limits.max}")
+    return numpy.asarray(values, dtype=to, order="C")
+
+
+def to_bf16(values):
+    """A NumPy array rounded to bf16, to nearest, ties to even; NaN stays NaN."""
+    return converted("values", values, "bf16")
+
+
+def to_float(values):
+    """A NumPy array of real numbers as f32. An array of uint16 holds the bits of bf16."""
+    import numpy
+
+    values = numbers("values", values)
+    if values.dtype != numpy.uint16 and not is_bf16(values.dtype):
+        with numpy.errstate(over="ignore", under="ignore"):
+            return values.astype(numpy.float32)
+    bits = numpy.asarray(values, order="C").view(numpy.uint16)
     return (bits.astype(numpy.uint32) << 16).view(numpy.float32)

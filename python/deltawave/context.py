@@ -7,7 +7,7 @@ from ctypes import byref, c_void_p
 
 from . import _abi, arrays, library
 from .errors import ArgumentError
-from .values import choice, whole, wholes
+from .values import address as address_of, choice, shown, whole
 
 BACKENDS = {"auto": _abi.DW_BACKEND_AUTO, "hip": _abi.DW_BACKEND_HIP, "simulator": _abi.DW_BACKEND_SIMULATOR}
 
@@ -16,10 +16,11 @@ class Memory:
     """Memory of a device, freed with this object. On the simulator NumPy can look into it."""
 
     def __init__(self, context, nbytes):
-        self.context, self.nbytes, address = context, whole("nbytes", nbytes, 64), c_void_p()
-        context.library.call("dw_malloc", context.handle, max(nbytes, 1), byref(address))
+        self.context, address = checked(context), c_void_p()
+        self.nbytes = whole("nbytes", nbytes, 64, least=0)
+        context.library.call("dw_malloc", context.handle, max(self.nbytes, 1), byref(address))
         self.address = address.value
-        context.memories.add(self.address, nbytes)
+        context.memories.add(self.address, self.nbytes)
 
     @property
     def __array_interface__(self):
@@ -89,12 +90,13 @@ class Context:
             self.library.c.dw_context_destroy(handle)
 
     def synchronize(self, stream=None):
-        """Waits for all work of a stream; None is the default one."""
-        self.library.call("dw_synchronize", self.handle, stream)
+        """Waits for all work of a stream, an address or a torch stream; None is the default one."""
+        self.library.call("dw_synchronize", self.handle, stream_address(stream))
 
     def copy(self, to, source, nbytes, direction):
         """Copies between addresses; the direction is one of DW_TO_DEVICE, DW_TO_HOST, DW_ON_DEVICE."""
-        nbytes, direction = whole("nbytes", nbytes, 64), whole("direction", direction, 32)
+        nbytes, direction = whole("nbytes", nbytes, 64, least=0), whole("direction", direction, 32)
+        to, source = address_of("to", to), address_of("source", source)
         self.library.call("dw_copy", self.handle, to, source, nbytes, direction)
 
     def empty(self, shape, dtype="f32"):
@@ -104,23 +106,27 @@ class Context:
         if not self.is_simulator:
             raise ArgumentError(f"context: {self.name}; NumPy arrays are for the simulator, cards take torch tensors")
         dtype = arrays.numpy_dtype(dtype)
-        shape = tuple(wholes("shape", (shape,) if isinstance(shape, int) else shape, 64))
-        count = 1
+        shape, count = arrays.dimensions("shape", shape), 1
         for n in shape:
             count *= n
-        memory = Memory(self, count * dtype.itemsize)
-        return numpy.asarray(memory).view(dtype).reshape(shape)
+        if count * dtype.itemsize >= 1 << 63:
+            raise ArgumentError(f"shape: {list(shape)}; it must have less than 2^63 bytes")
+        memory = numpy.asarray(Memory(self, count * dtype.itemsize))
+        try:
+            return memory.view(dtype).reshape(shape)
+        except ValueError as problem:  # more dimensions than NumPy has
+            raise ArgumentError(f"shape: {list(shape)}; {problem}") from None
 
     def array(self, values, dtype=None):
-        """A copy of a NumPy array, or of what becomes one, in the simulator's memory. With a dtype it is converted."""
-        import numpy
+        """A copy of a NumPy array, of a tensor, or of what becomes one, in the simulator's memory.
 
-        values = numpy.asarray(values)
-        name = arrays.dtype_name(values.dtype if dtype is None else dtype)
-        if name == "bf16" and values.dtype.name not in ("bfloat16", "uint16"):
-            values = arrays.to_bf16(values)
-        values = numpy.ascontiguousarray(values, dtype=None if name == "bf16" else arrays.numpy_dtype(name))
-        made = self.empty(values.shape, name)
+        With a dtype it is converted; without one f64 becomes f32, and other types stay, uint16 as bits of bf16.
+        Conversions never wrap: i32, i64 and u8 take whole numbers that they hold, f32, fp16 and bf16 round to nearest and
+        to infinity. Complex numbers are refused. A uint16 array is refused for types of floats, because it may be numbers
+        or bits of bf16: `deltawave.bf16_bits` marks bits, and `empty`, `zeros`, `array` and `to_bf16` mark theirs.
+        """
+        values = arrays.converted("values", values, None if dtype is None else arrays.dtype_name(dtype))
+        made = self.empty(values.shape, values.dtype)
         self.copy(made.ctypes.data, values.ctypes.data, values.nbytes, _abi.DW_TO_DEVICE)
         return made
 
@@ -128,7 +134,10 @@ class Context:
         """A NumPy array of zeros in the simulator's memory."""
         import numpy
 
-        return self.array(numpy.zeros(shape, arrays.numpy_dtype(dtype)))
+        made = self.empty(shape, dtype)
+        zeros = numpy.zeros(made.shape, made.dtype)
+        self.copy(made.ctypes.data, zeros.ctypes.data, zeros.nbytes, _abi.DW_TO_DEVICE)
+        return made
 
     def owns(self, x):
         """Whether an array lies in memory of this device, as far as that can be told."""
@@ -138,14 +147,17 @@ class Context:
         """What is wrong with where an array lies, or None."""
         if isinstance(x, arrays.Array):
             return None
-        if not self.is_simulator:
-            if arrays.is_torch(x) and x.is_cuda and x.device.index == self.device:
+        on_card = arrays.is_torch(x) and x.is_cuda
+        if not self.is_simulator or on_card:
+            if on_card and not self.is_simulator and x.device.index == self.device:
                 return None
-            where = getattr(x, "device", "the host")
-            return f"memory of {where}; it must be a tensor of device {self.device}"
+            where, wanted = getattr(x, "device", "the host"), f"a tensor of device {self.device}"
+            if self.is_simulator:
+                wanted = "made by this context: array, empty or zeros"
+            return f"memory of {where}; it must be {wanted}"
         size = a.extent()
         # What has no elements lies nowhere, and negative strides are the library's to refuse.
-        if not size or any(stride < 0 for stride in a.strides) or self.memories.contains(a.address, size):
+        if not size or a.has_negative_strides() or self.memories.contains(a.address, size):
             return None
         return "memory of the host; it must be made by this context: array, empty or zeros"
 
@@ -158,10 +170,28 @@ class Context:
         return a
 
 
+def checked(context):
+    """A caller's context."""
+    if not isinstance(context, Context):
+        raise ArgumentError(f"context: a {type(context).__name__}; it must be a deltawave.Context")
+    return context
+
+
+def stream_address(stream):
+    """The address of a stream: None, an address or what has one, as torch's streams have."""
+    if stream is None:
+        return None
+    try:
+        return address_of("stream", getattr(stream, "cuda_stream", stream))
+    except ArgumentError:
+        allowed = "it must be None, the address of a stream, or a torch stream"
+        raise ArgumentError(f"stream: {shown(stream)}; {allowed}") from None
+
+
 def stream_of(stream, tensors):
     """The address of a stream: what is given, else torch's current one where there are tensors of a card."""
     if stream is not None:
-        return getattr(stream, "cuda_stream", stream)
+        return stream_address(stream)
     for x in tensors:
         if arrays.is_torch(x) and x.is_cuda:
             import torch

@@ -21,7 +21,7 @@ class ConvSpec:
     key_dim: int
     value_dim: int
     width: int = 4  # tokens that an output depends on: 2, 3 or 4
-    dtype: str = "bf16"  # of x, q, k, v and the states: "bf16" or "fp16"
+    dtype: str = "bf16"  # of x, q, k, v and the states: "bf16" or "fp16", or torch's or NumPy's dtype
     activation: str = "silu"  # or "none"
     keep_states: bool = False  # states are read and not written: `Decode.commit` makes up for it
     qk_l2norm: bool = False  # rows of q and k, of key_dim up to 256, are normed before they are rounded
@@ -54,15 +54,24 @@ class Conv(Plan):
 
     NAME, TENSORS = "conv", _abi.dw_conv_tensors
     CHOICES = {"x_layout": X_LAYOUTS, "state_layout": STATE_LAYOUTS}
+    keep_states = False
 
     @classmethod
     def packed(cls, context, spec, cu_seqlens, tokens):
         """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
         lengths = arrays.host_lengths(cu_seqlens)
-        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), whole("tokens", tokens, 64))
+        tokens, struct = whole("tokens", tokens, 64), structs.made(spec, ConvSpec)
+        made = cls(context, lengths.entries - 1, "packed", struct, byref(lengths), tokens)
+        made.keep_states = bool(spec.keep_states)
+        return made
 
     @classmethod
     def device(cls, context, spec, tokens, sequences):
         """Of packed sequences whose lengths are on the device alone."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
-        return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)
+        made = cls(context, sequences, "device", structs.made(spec, ConvSpec), tokens, sequences)
+        made.keep_states = bool(spec.keep_states)
+        return made
+
+    def unwritten(self, tensors):
+        return ("state",) if self.keep_states else ()

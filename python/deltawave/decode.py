@@ -21,10 +21,10 @@ class DecodeSpec:
     value_heads: int  # a multiple of key_heads
     key_dim: int  # a multiple of 16 up to 256
     value_dim: int  # a multiple of 16 up to 256
-    dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16"
+    dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16", or torch's or NumPy's dtype
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     qk_l2norm: bool = False  # rows of q and k are l2-normalised inside
-    scale: Optional[float] = None  # None: K ** -0.5
+    scale: Optional[float] = None  # None or 0: K ** -0.5
     tokens: int = 1  # T, of every sequence: 1 to 16
     draft: str = "chain"  # what several tokens are to each other; "tree" is refused, for now
 
@@ -51,7 +51,10 @@ class Decode(Plan):
 
     def __init__(self, context, spec, batch):
         batch = whole("batch", batch, 64)
-        super().__init__(context, batch, "create", byref(spec.struct()), batch)
+        super().__init__(context, batch, "create", structs.made(spec, DecodeSpec), batch)
+
+    def unwritten(self, tensors):
+        return ("pool",) if tensors.get("states") is not None else ()
 
     def commit(self, stream=None, **tensors):
         """Enqueues what the accepted ones of verified tokens leave behind.

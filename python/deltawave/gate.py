@@ -3,7 +3,7 @@
 from ctypes import byref
 
 from . import _abi, structs
-from .context import stream_of
+from .context import checked, stream_of
 
 
 def gate(context, stream=None, **tensors):
@@ -12,5 +12,5 @@ def gate(context, stream=None, **tensors):
     a, b `[T, HV]`, or `[T, blocks, heads of a block]` with blocks at any distance, a_log and dt_bias `[HV]` have any type; g
     and beta `[T, HV]`, f32, are written.
     """
-    arguments = structs.tensors(_abi.dw_gate_tensors, {}, context, None, tensors)
+    arguments = structs.tensors(_abi.dw_gate_tensors, {}, checked(context), None, tensors)
     context.library.call("dw_gate_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))

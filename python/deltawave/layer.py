@@ -19,11 +19,11 @@ class LayerSpec:
     value_heads: int  # a multiple of key_heads
     key_dim: int  # a multiple of 16 up to 256
     value_dim: int  # a multiple of 16 up to 256
-    dtype: str = "bf16"  # of x, z, y and the conv states: "bf16" or "fp16"
+    dtype: str = "bf16"  # of x, z, y and the conv states: "bf16" or "fp16", or torch's or NumPy's dtype
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     width: int = 4  # tokens that an output of the convolution depends on: 2, 3 or 4
     qk_l2norm: bool = True  # rows of q and k are l2-normalised
-    scale: Optional[float] = None  # None: K ** -0.5
+    scale: Optional[float] = None  # None or 0: K ** -0.5
     allow_neg_eigval: bool = False  # beta is 2 sigmoid(b)
     eps: float = 1e-6  # of the norm
     gate: str = "silu"  # of the norm; or "sigmoid"
@@ -52,7 +52,7 @@ class Layer(PlanWithWorkspace):
     - conv_weight `[channels, width]`, conv_bias `[channels]`, a_log, dt_bias `[HV]`, norm_weight `[V]`, of any type;
       biases may be absent, and so may norm_weight: it is 1
     - conv_state `[slots, channels, columns]`, with `conv_layout`, and pool `[slots, HV, K, V]`, with `pool_layout`: both
-      are updated in place
+      are updated in place; a sequence without tokens writes to neither, whatever has_initial_state says
     - slots `[N]` i32, of both pools, negative or beyond them: padding; absent: slot n for sequence n; and has_initial_state
       `[N]`, bytes or booleans
     - y `[T, HV, V]`, which is written; rows past the last sequence become 0
@@ -68,7 +68,7 @@ class Layer(PlanWithWorkspace):
         """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
         lengths = arrays.host_lengths(cu_seqlens)
         tokens, decodes = whole("tokens", tokens, 64), whole("decodes", decodes, 64)
-        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), tokens, decodes)
+        return cls(context, lengths.entries - 1, "packed", structs.made(spec, LayerSpec), byref(lengths), tokens, decodes)
 
     @classmethod
     def device(cls, context, spec, tokens, sequences, decodes=0):
@@ -77,4 +77,4 @@ class Layer(PlanWithWorkspace):
         entries are replaced and reported as those of `Prefill.device`."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         decodes = whole("decodes", decodes, 64)
-        return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences, decodes)
+        return cls(context, sequences, "device", structs.made(spec, LayerSpec), tokens, sequences, decodes)

@@ -3,10 +3,11 @@
 import ctypes
 import functools
 import os
+import threading
 from pathlib import Path
 
 from . import _abi
-from .errors import OF_STATUS, InternalError, LibraryError
+from .errors import OF_STATUS, ArgumentError, InternalError, LibraryError
 
 NAME = "libdeltawave_c.so"
 HERE = Path(__file__).resolve().parent
@@ -29,13 +30,16 @@ class Library:
     """The functions of the header. `call` raises where they return a status."""
 
     def __init__(self, path=None):
-        self.path = Path(path or find())
+        try:
+            self.path = Path(path or find())
+        except TypeError:
+            raise ArgumentError(f"path: {path!r}; it must be a path") from None
         try:
             self.c = ctypes.CDLL(str(self.path))
             for name, (result, parameters) in _abi.FUNCTIONS.items():
                 function = getattr(self.c, name)
                 function.restype, function.argtypes = result, parameters
-        except (OSError, AttributeError) as problem:
+        except (OSError, AttributeError, ValueError) as problem:
             raise LibraryError(f"{self.path}: {problem}") from problem
         version = self.c.dw_abi_version()
         if version != _abi.DW_ABI_VERSION:
@@ -47,13 +51,24 @@ class Library:
 
     def call(self, name, *arguments):
         """Calls a function that returns a status."""
-        status = getattr(self.c, name)(*arguments)
+        try:
+            status = getattr(self.c, name)(*arguments)
+        except (AttributeError, TypeError, ctypes.ArgumentError) as problem:  # no such function, or not its arguments
+            raise ArgumentError(f"{name}: {problem}") from None
         if status != _abi.DW_OK:
             text = self.c.dw_last_error().decode(errors="replace")
             raise OF_STATUS.get(status, InternalError)(text)
 
 
+_lock = threading.Lock()
+
+
 @functools.lru_cache(maxsize=None)
-def default():
-    """The library that `find` finds, loaded once."""
+def _default():
     return Library()
+
+
+def default():
+    """The library that `find` finds, loaded once, whichever threads ask for it first."""
+    with _lock:
+        return _default()

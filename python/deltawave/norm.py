@@ -3,7 +3,7 @@
 from ctypes import byref
 
 from . import _abi, structs
-from .context import stream_of
+from .context import checked, stream_of
 
 GATES = {"silu": _abi.DW_GATE_SILU, "sigmoid": _abi.DW_GATE_SIGMOID}
 
@@ -14,5 +14,6 @@ def norm(context, stream=None, *, eps=1e-6, gate="silu", **tensors):
     x and y, which is written, are `[T, HV, V]`; without x it is y, in place. z is `[T, HV, V]`, or `[T, blocks, heads * V]`
     where it lies in the projections; weight `[V]` has any type, absent: 1. `gate` is "silu" or "sigmoid".
     """
-    arguments = structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, context, None, {**tensors, "eps": eps, "gate": gate})
+    values = {**tensors, "eps": eps, "gate": gate}
+    arguments = structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, checked(context), None, values)
     context.library.call("dw_norm_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))

@@ -15,6 +15,7 @@ Tensors of the CPU run on the simulator, for tests: what does not lie in its mem
 import ctypes
 import functools
 import os
+import threading
 from typing import Optional, Tuple
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from . import arrays
 from .context import Context, Memory
+from .conv import STATE_LAYOUTS as CONV_LAYOUTS
 from .conv import Conv, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError
@@ -30,8 +32,12 @@ from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
 from .plan import Plans
 from .prefill import Prefill, PrefillSpec
+from .structs import STATE_LAYOUTS
+from .values import choice, shown
 
 _plans = Plans(most=256)
+# Making a context, of which a device has one: memory of another one would be a stranger's.
+_lock = threading.Lock()
 
 
 @functools.lru_cache(maxsize=None)
@@ -45,15 +51,24 @@ def _context(kind, index):
 
 def context_of(device):
     """The context of a torch device; the simulator is that of the CPU."""
-    index = device.index
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device: {device}; it must be a card, cuda, or the simulator, cpu")
+    index = None if device.type == "cpu" else device.index
     if device.type == "cuda" and index is None:
         index = torch.cuda.current_device()
-    return _context(device.type, index)
+    with _lock:
+        return _context(device.type, index)
 
 
 def empty(shape, dtype, device="cpu"):
     """A tensor that kernels can use; one of the CPU is in the simulator's memory. It is not initialised."""
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(f"device: {shown(device)}; it must be one of torch's") from None
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"dtype: {shown(dtype)}; it must be one of torch's")
+    shape = arrays.dimensions("shape", shape)
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     count = 1
@@ -67,18 +82,67 @@ def empty(shape, dtype, device="cpu"):
     return torch.frombuffer(bytes_there, dtype=dtype, count=count).view(shape)
 
 
-def _reachable(x, device):
+def _reachable(name, x, device):
     """A tensor where the device can reach it: itself, but for those of the CPU, which may have to be copied."""
-    if x is None or device.type != "cpu" or context_of(device).owns(x):
+    if x is None or device.type != "cpu":
         return x
-    return empty(x.shape, x.dtype).copy_(x)
+    arrays.describe(name, x)
+    if x.device.type != "cpu":
+        raise ArgumentError(f"{name}: memory of {x.device}; it must be of the device of the others, {device}")
+    return x if context_of(device).owns(x) else empty(tuple(x.shape), x.dtype).copy_(x)
 
 
-def _of_rank(name, x, rank):
+def _all_reachable(tensors, device):
+    """`_reachable` of tensors by their names."""
+    return {name: _reachable(name, x, device) for name, x in tensors.items()}
+
+
+def _of_rank(name, x, *ranks):
     """A tensor, if it has so many dimensions."""
-    if x.dim() != rank:
-        raise ArgumentError(f"{name}: shape {list(x.shape)}; it must have {rank} dimensions")
+    if x.dim() not in ranks:
+        allowed = " or ".join(map(str, ranks))
+        raise ArgumentError(f"{name}: shape {list(x.shape)}; it must have {allowed} dimension{'s' * (ranks != (1,))}")
     return x
+
+
+def _rows(q, k, v):
+    """Checks of q, k and v what the shapes of outputs and plans are made of."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _of_rank(name, x, 3, 4)
+
+
+class _OfShapes:
+    """A context in which what is refused of a spec or an output, which callers of an op do not give, is refused of the
+    tensor whose shape it was taken from: `_OfShapes(key_dim=("k", k))`."""
+
+    def __init__(self, **sources):
+        self.sources = sources
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, problem, traceback):
+        if isinstance(problem, ArgumentError):
+            source = self.sources.get(str(problem).partition(":")[0])
+            if source:
+                raise ArgumentError(f"{source[0]}: shape {list(source[1].shape)}; {problem}") from None
+
+
+def _dims_of(k, v):
+    """Where prefill and decode take the numbers of a spec from."""
+    return _OfShapes(key_heads=("k", k), key_dim=("k", k), value_heads=("v", v), value_dim=("v", v))
+
+
+def _dtype_of(name, x):
+    """The name of the element type of a tensor that makes that of a plan."""
+    return arrays.dtype_name(x.dtype, name, ("bf16", "fp16"))
+
+
+def _sequences_of(cu_seqlens):
+    """How many sequences lengths are of."""
+    if _of_rank("cu_seqlens", cu_seqlens, 1).shape[0] < 1:
+        raise ArgumentError("cu_seqlens: it is empty; it must have an entry more than there are sequences")
+    return cu_seqlens.shape[0] - 1
 
 
 def _plan(key, make):
@@ -91,13 +155,16 @@ def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
     that the device has are not; without any the rows after the decodes are one sequence. `decodes` is a layer's number of
     them, if it is one."""
     context = context_of(device)
+    if cu_seqlens is not None:
+        _sequences_of(cu_seqlens)
+        arrays.dtype_name(cu_seqlens.dtype, "cu_seqlens", ("i32", "i64"))
     on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
                                      and not (device.type == "cpu" and context.owns(cu_seqlens)))
     if on_host:
-        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(_of_rank("cu_seqlens", cu_seqlens, 1).tolist())
+        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
         key = (kind, device, spec, tokens, lengths, decodes)
         return _plan(key, lambda: kind.packed(context, spec, lengths, tokens, *decodes)), {}
-    sequences = cu_seqlens.shape[0] - 1
+    sequences = _sequences_of(cu_seqlens)
     key = (kind, device, spec, tokens, sequences, decodes)
     return _plan(key, lambda: kind.device(context, spec, tokens, sequences, *decodes)), {"cu_seqlens": cu_seqlens}
 
@@ -110,7 +177,7 @@ def _lengths(tokens, decodes=0):
 
 def _sequences(q, cu_seqlens):
     if cu_seqlens is not None:
-        return cu_seqlens.shape[0] - 1
+        return _of_rank("cu_seqlens", cu_seqlens, 1).shape[0] - 1
     return q.shape[0] if q.dim() == 4 else 1
 
 
@@ -126,6 +193,9 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     q is `[T, HK, K]`, of one sequence without cu_seqlens, or `[B, T, HK, K]`: B sequences, or with cu_seqlens one batch
     of B = 1. On a CPU tensor cu_seqlens is read, and long sequences may be cut into segments; on a device it is not.
     """
+    choice("state_layout", state_layout, STATE_LAYOUTS)
+    if cu_seqlens is not None:
+        _sequences_of(cu_seqlens)
     o, final_state = prefill_outputs(q, k, v, cu_seqlens, state_layout, empty)
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
     others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state,
@@ -143,21 +213,24 @@ def _launch_prefill(spec, per_token, others, cu_seqlens, **numbers):
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
     qk_l2norm, head_map, scale, segments = spec
-    spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), head_map,
+    spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map,
                        qk_l2norm, scale, segments)
     if dense:
         batch, tokens = q.shape[:2]
         key = (Prefill, device, spec, tokens, "dense", batch)
-        plan, lengths = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens)), {}
+        with _dims_of(k, v):
+            plan, lengths = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens)), {}
     else:
-        plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
+        with _dims_of(k, v):
+            plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
         per_token = {name: x if x is None or q.dim() == 3 else x.squeeze(0) for name, x in per_token.items()}
-    tensors = {name: _reachable(x, device) for name, x in {**per_token, **others}.items()}
+    tensors = _all_reachable({**per_token, **others}, device)
     plan.launch(**tensors, **lengths, **numbers, workspace=empty((plan.workspace_bytes,), torch.uint8, device))
 
 
 def prefill_outputs(q, k, v, cu_seqlens, state_layout, make):
     """What a prefill returns, not initialised."""
+    _rows(q, k, v)
     dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
     state = (_sequences(q, cu_seqlens), v.shape[-2], *dims)
     return make(tuple(v.shape), v.dtype, device=v.device), make(state, torch.float32, device=v.device)
@@ -183,7 +256,8 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
                  qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major",
                  snapshot_slots: Optional[Tensor] = None, segments: Optional[int] = None) -> Tensor:
     """o, of `prefill` on a pool of states that is updated in place; snapshots go to the pool, too."""
-    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable(pool, v.device)
+    _rows(q, k, v)
+    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
     others = {"a_log": a_log, "dt_bias": dt_bias, "pool": states, "slots": slots, "write_slots": write_slots,
               "has_initial_state": has_initial_state, "snapshot_slots": snapshot_slots}
@@ -210,7 +284,8 @@ def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            pool_layout: str = "key_major") -> Tensor:
     """o of the next tokens of every sequence; the pool is updated in place. `deltawave.Decode` says what the arguments
     are. q is `[B, HK, K]`, of one token each, or `[B, T, HK, K]`."""
-    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable(pool, v.device)
+    _rows(q, k, v)
+    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
               "slots": slots, "write_slots": write_slots, "has_initial_state": has_initial_state}
     _launch_decode((head_map, qk_l2norm, scale), inputs, pool=states, o=o, pool_layout=pool_layout,
@@ -224,9 +299,10 @@ def _launch_decode(spec, inputs, **others):
     """Launches a decode on inputs that may have to be copied to where the device can reach them, and others."""
     q, k, v = (inputs[name] for name in "qkv")
     device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
-    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], arrays.dtype_name(q.dtype), *spec, tokens)
-    plan = _decode_plan(device, spec, q.shape[0])
-    plan.launch(**{name: _reachable(x, device) for name, x in inputs.items()}, **others)
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), *spec, tokens)
+    with _OfShapes(**_dims_of(k, v).sources, tokens=("q", q), batch=("q", q)):
+        plan = _decode_plan(device, spec, q.shape[0])
+    plan.launch(**_all_reachable(inputs, device), **others)
 
 
 def _decode_plan(device, spec, batch):
@@ -247,6 +323,7 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major") -> Tuple[Tensor, Tensor]:
     """o of `decode` of drafts, and the state after every token, `[B, T, HV, K, V]` in the order of the pool and of its type,
     for `commit`; the pool is not written. q is `[B, T, HK, K]`. Of padding the states are not initialised."""
+    _rows(q, k, v)
     o, states = verify_outputs(q, v, pool, empty)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
               "slots": slots, "has_initial_state": has_initial_state, "pool": pool}
@@ -257,7 +334,8 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
 
 def verify_outputs(q, v, pool, make):
     """What verification returns, not initialised."""
-    tokens = q.shape[1] if q.dim() == 4 else 1
+    tokens = _of_rank("q", q, 3, 4).shape[1] if q.dim() == 4 else 1
+    _of_rank("pool", pool, 4)
     states = (q.shape[0], tokens, *pool.shape[1:])
     return make(tuple(v.shape), v.dtype, device=v.device), make(states, pool.dtype, device=v.device)
 
@@ -274,12 +352,14 @@ def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tenso
            pool_layout: str = "key_major", x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
     """Moves what the first accepted tokens of each sequence leave behind into the pool and, if it is given, conv_state:
     the states of `verify`, and the rows x `[B T, columns]` of a `conv` that kept the states. accepted is `[B]` i32."""
+    choice("pool_layout", pool_layout, STATE_LAYOUTS)
+    choice("conv_layout", conv_layout, CONV_LAYOUTS)
     device, (batch, tokens, value_heads, *matrix) = states.device, _of_rank("states", states, 5).shape
     key_dim, value_dim = matrix if pool_layout == "key_major" else reversed(matrix)
     key_heads, dtype = 1, "bf16"
     if conv_state is not None:
         channels = _of_rank("conv_state", conv_state, 3).shape[1 if conv_layout == "channel_major" else 2]
-        keys, dtype = channels - value_heads * value_dim, arrays.dtype_name(conv_state.dtype)
+        keys, dtype = channels - value_heads * value_dim, _dtype_of("conv_state", conv_state)
         if keys <= 0 or not key_dim or keys % (2 * key_dim):
             allowed = f"it must have those of q and k, of heads of {key_dim}, and {value_heads * value_dim} of v"
             raise ArgumentError(f"conv_state: {channels} channels; {allowed}")
@@ -288,9 +368,11 @@ def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tenso
     inputs = {"accepted": accepted, "states": states.flatten(0, 1), "slots": slots, "x": x,
               "has_initial_state": has_initial_state}
     written = {"pool": pool, "conv_state": conv_state}
-    reached = {name: _reachable(t, device) for name, t in {**inputs, **written}.items()}
-    _decode_plan(device, spec, batch).commit(**reached, pool_layout=pool_layout, x_layout=x_layout,
-                                             conv_layout=conv_layout)
+    reached = _all_reachable({**inputs, **written}, device)
+    taken = ("key_heads", "value_heads", "key_dim", "value_dim", "tokens", "batch")
+    with _OfShapes(**{name: ("states", states) for name in taken}):
+        plan = _decode_plan(device, spec, batch)
+    plan.commit(**reached, pool_layout=pool_layout, x_layout=x_layout, conv_layout=conv_layout)
     for name, tensor in written.items():
         if tensor is not reached[name]:
             tensor.copy_(reached[name])
@@ -309,14 +391,14 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
          state_layout: str = "channel_major", keep_states: bool = False) -> Tuple[Tensor, Tensor, Tensor]:
     """q, k and v of packed rows x `[T, columns]`; the pool `state` is updated in place, unless it is kept for `commit`.
     `deltawave.Conv` says what the arguments are; without cu_seqlens x is one sequence."""
-    device = x.device
-    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, weight.shape[-1], arrays.dtype_name(x.dtype), activation,
-                    keep_states)
-    plan, lengths = _packed_plan(Conv, spec, x.shape[0], cu_seqlens, device)
-    pool = _reachable(state, device)
+    device, tokens, width = x.device, _of_rank("x", x, 2, 3).shape[0], _of_rank("weight", weight, 2).shape[1]
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, _dtype_of("x", x), activation, keep_states)
+    with _OfShapes(width=("weight", weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Conv, spec, tokens, cu_seqlens, device)
+    pool = _reachable("state", state, device)
     q, k, v = conv_outputs(x, key_heads, value_heads, key_dim, value_dim, empty)
     inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state}
-    plan.launch(**{name: _reachable(t, device) for name, t in inputs.items()}, **lengths, state=pool, q=q, k=k, v=v,
+    plan.launch(**_all_reachable(inputs, device), **lengths, state=pool, q=q, k=k, v=v,
                 x_layout=x_layout, state_layout=state_layout)
     if pool is not state and not keep_states:
         state.copy_(pool)
@@ -325,6 +407,7 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
 
 def conv_outputs(x, key_heads, value_heads, key_dim, value_dim, make):
     """What a convolution returns, not initialised."""
+    _of_rank("x", x, 2, 3)
     heads = ((key_heads, key_dim), (key_heads, key_dim), (value_heads, value_dim))
     return tuple(make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
 
@@ -335,15 +418,30 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, cu_seq
     return conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty)
 
 
+def _has_heads(name, x, trailing):
+    """A tensor, if it has at least so many dimensions, none of the last of which is empty."""
+    if x.dim() < trailing or 0 in x.shape[-trailing:]:
+        allowed = ("[..., HV]", "[..., HV, V]")[trailing - 1]
+        raise ArgumentError(f"{name}: shape {list(x.shape)}; it must be {allowed}, neither of them 0")
+    return x
+
+
+def _of_heads(name, x, heads):
+    """A tensor `[..., heads]` as `[rows, heads]`."""
+    if x.dim() < 1 or x.shape[-1] != heads:
+        raise ArgumentError(f"{name}: shape {list(x.shape)}; it must end with {heads} heads, as a does")
+    return x.reshape(-1, heads)
+
+
 @torch.library.custom_op("deltawave::gate", mutates_args=())
 def gate(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Optional[Tensor] = None,
          allow_neg_eigval: bool = False) -> Tuple[Tensor, Tensor]:
     """g and beta in f32, of the shape of a. `deltawave.gate` says what the arguments are."""
-    device = a.device
+    device = _has_heads("a", a, 1).device
     g, beta = (empty(tuple(a.shape), torch.float32, device) for _ in range(2))
     heads = a.shape[-1]
-    inputs = {"a": a.reshape(-1, heads), "b": b.reshape(-1, heads), "a_log": a_log, "dt_bias": dt_bias}
-    launch_gate(context_of(device), **{name: _reachable(t, device) for name, t in inputs.items()},
+    inputs = {"a": a.reshape(-1, heads), "b": _of_heads("b", b, heads), "a_log": a_log, "dt_bias": dt_bias}
+    launch_gate(context_of(device), **_all_reachable(inputs, device),
                 g=g.view(-1, heads), beta=beta.view(-1, heads), allow_neg_eigval=allow_neg_eigval)
     return g, beta
 
@@ -356,11 +454,13 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
 @torch.library.custom_op("deltawave::norm", mutates_args=())
 def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu") -> Tensor:
     """The gated RMS norm of x `[..., HV, V]`, of its shape. `deltawave.norm` says what the arguments are."""
-    device, shape = x.device, x.shape
+    device, shape = _has_heads("x", x, 2).device, x.shape
+    _dtype_of("x", x)
+    _has_heads("z", z, 2)
     y = empty(tuple(shape), x.dtype, device)
     inputs = {"x": x.reshape(-1, *shape[-2:]), "z": z.reshape(-1, *z.shape[-2:]), "weight": weight}
-    launch_norm(context_of(device), **{name: _reachable(t, device) for name, t in inputs.items()},
-                y=y.view(-1, *shape[-2:]), eps=eps, gate=gate)
+    with _OfShapes(y=("x", x)):
+        launch_norm(context_of(device), **_all_reachable(inputs, device), y=y.view(-1, *shape[-2:]), eps=eps, gate=gate)
     return y
 
 
@@ -380,14 +480,15 @@ def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, con
     """y `[T, HV, V]` of packed rows x `[T, columns]`, the first of which, `decodes`, are sequences of their own; both pools
     are updated in place. `deltawave.Layer` says what the arguments are. Without cu_seqlens the rows after the decodes are
     one sequence."""
-    device = x.device
-    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, arrays.dtype_name(x.dtype), head_map,
-                     conv_weight.shape[-1], qk_l2norm, scale, allow_neg_eigval, eps, gate, segments)
-    plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (decodes,))
+    device, width = _of_rank("x", x, 2, 3).device, _of_rank("conv_weight", conv_weight, 2).shape[1]
+    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
+                     allow_neg_eigval, eps, gate, segments)
+    with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (decodes,))
     written = {"conv_state": conv_state, "pool": pool}
     inputs = {"x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
               "dt_bias": dt_bias, "norm_weight": norm_weight, "slots": slots, "has_initial_state": has_initial_state}
-    reached = {name: _reachable(t, device) for name, t in {**inputs, **written}.items()}
+    reached = _all_reachable({**inputs, **written}, device)
     y = empty((x.shape[0], value_heads, value_dim), x.dtype, device)
     plan.launch(**reached, **lengths, y=y, x_layout=x_layout, conv_layout=conv_layout, pool_layout=pool_layout,
                 workspace=empty((plan.workspace_bytes,), torch.uint8, device))

@@ -2,9 +2,12 @@
 
 from collections import OrderedDict
 from ctypes import byref, c_size_t, c_void_p
+from numbers import Integral
+from threading import Lock, RLock, get_ident
 
-from . import structs
-from .context import Memory, stream_of
+from . import arrays, structs
+from .context import Memory, checked, stream_address, stream_of
+from .errors import ArgumentError
 
 
 class Plan:
@@ -14,22 +17,27 @@ class Plan:
     NAME, TENSORS, CHOICES = "", None, {}
 
     def __init__(self, context, sequences, constructor, *arguments):
-        self.context, self.sequences, self.handle = context, sequences, c_void_p()
+        self.context, self.sequences, self.handle = checked(context), sequences, c_void_p()
         context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
 
     def entries(self, name):
         """How many entries a vector among the tensors has: one per sequence."""
         return self.sequences
 
+    def unwritten(self, tensors):
+        """Outputs of the struct that a launch on these tensors only reads."""
+        return ()
+
     def bind(self, **tensors):
         """A function of a stream's address that launches on these tensors, with all prepared that can be."""
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
-        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors)
+        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors,
+                                    self.unwritten(tensors))
 
         def launch(stream=None):
-            call(name, self.handle, stream, byref(arguments))
+            call(name, self.handle, stream_address(stream), byref(arguments))
 
-        launch.kept = (self, tensors)
+        launch.kept, launch.arguments = (self, tensors), arguments
         return launch
 
     def launch(self, stream=None, **tensors):
@@ -43,27 +51,79 @@ class Plan:
             getattr(self.context.library.c, f"dw_{self.NAME}_destroy")(handle)
 
 
+# hipStreamPerThread and CU_STREAM_PER_THREAD: one address, a stream for each thread.
+PER_THREAD = 2
+
+
 class PlanWithWorkspace(Plan):
-    """One whose launches need scratch memory."""
+    """One whose launches need scratch memory. Launches of several threads on one stream may share it: each is enqueued
+    whole. Without any the plan makes its own, one for each stream."""
 
     def __init__(self, context, sequences, constructor, *arguments):
         super().__init__(context, sequences, constructor, *arguments)
         size = c_size_t()
         context.library.call(f"dw_{self.NAME}_workspace_bytes", self.handle, byref(size))
-        self.workspace_bytes, self._own = size.value, None
+        self.workspace_bytes, self._own, self._lock = size.value, {}, Lock()
 
     def bind(self, workspace=None, **tensors):
+        if "workspace_bytes" in tensors:
+            raise ArgumentError("workspace_bytes: no argument of a launch; it is what the workspace has")
         if workspace is None:
-            self._own = self._own or Memory(self.context, self.workspace_bytes)
-            address, size = self._own.address, self.workspace_bytes
-        elif isinstance(workspace, int):
+            return self._bind_own(tensors)
+        if isinstance(workspace, Integral):
             address, size = workspace, self.workspace_bytes
+        elif isinstance(workspace, Memory):
+            address, size = workspace.address, workspace.nbytes
         else:
             found = self.context.describe("workspace", workspace)
+            if not found.is_dense():
+                raise ArgumentError(f"workspace: strides {list(found.strides)}; it must be dense")
             address, size = found.address, found.extent()
         launch = super().bind(workspace=address, workspace_bytes=size, **tensors)
         launch.kept += (workspace,)
         return launch
+
+    def _bind_own(self, tensors):
+        """`bind` with the plan's own memory, which depends on the stream of the launch."""
+        bound = super().bind(workspace_bytes=self.workspace_bytes, **tensors)
+        arguments, of_stream = bound.arguments, {}
+        call, name = self.context.library.call, f"dw_{self.NAME}_launch"
+        card = next((x.device for x in tensors.values() if arrays.is_torch(x) and x.is_cuda), None)
+
+        def with_workspace(address):
+            own = type(arguments).from_buffer_copy(arguments)
+            own.workspace = address
+            return own
+
+        if card is not None:
+            import torch
+
+        def launch(stream=None):
+            stream = stream_address(stream)
+            if card is not None and torch.cuda.is_current_stream_capturing():
+                # The graph's own memory, which launches outside of it do not use. It is freed in stream order.
+                scratch = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=card)
+                return call(name, self.handle, stream, byref(with_workspace(scratch.data_ptr())))
+            key = _key(stream)
+            if key not in of_stream:
+                of_stream[key] = with_workspace(self._workspace(stream).address)
+            return call(name, self.handle, stream, byref(of_stream[key]))
+
+        launch.kept = bound.kept + (arguments,)
+        return launch
+
+    def _workspace(self, stream):
+        """The plan's memory for launches on a stream, kept as long as the plan."""
+        key = _key(stream)
+        with self._lock:
+            if key not in self._own:
+                self._own[key] = Memory(self.context, self.workspace_bytes)
+            return self._own[key]
+
+
+def _key(stream):
+    stream = stream or 0
+    return (stream, get_ident()) if stream == PER_THREAD else stream
 
 
 class Plans:
@@ -71,14 +131,17 @@ class Plans:
 
     def __init__(self, most):
         self.most, self.latest, self.captured = most, OrderedDict(), {}
+        # Reentrant: a collection of garbage may run other code of this thread in here.
+        self.lock = RLock()
 
     def get(self, key, make, capturing):
-        """The plan of a key, made where there is none. None is dropped while a stream is being captured: that frees
-        memory, which a capture does not allow."""
-        plan = self.captured.get(key)
-        if plan is None:
-            plan = self.latest.pop(key, None) or make()
-            (self.captured if capturing else self.latest)[key] = plan
-        while not capturing and len(self.latest) > self.most:
-            self.latest.popitem(last=False)
-        return plan
+        """The plan of a key, made where there is none, by one thread. None is dropped while a stream is being captured:
+        that frees memory, which a capture does not allow."""
+        with self.lock:
+            plan = self.captured.get(key)
+            if plan is None:
+                plan = self.latest.pop(key, None) or make()
+                (self.captured if capturing else self.latest)[key] = plan
+            while not capturing and len(self.latest) > self.most:
+                self.latest.popitem(last=False)
+            return plan

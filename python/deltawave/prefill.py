@@ -7,7 +7,7 @@ from typing import Optional
 from . import _abi, arrays, structs
 from .errors import ArgumentError
 from .plan import PlanWithWorkspace
-from .values import whole, wholes
+from .values import shown, whole, wholes
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class PrefillSpec:
     value_heads: int  # a multiple of key_heads
     key_dim: int  # a multiple of 16 up to 256
     value_dim: int  # a multiple of 16 up to 256
-    dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16"
+    dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16", or torch's or NumPy's dtype
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     qk_l2norm: bool = False  # rows of q and k are l2-normalised inside
-    scale: Optional[float] = None  # None: K ** -0.5
+    scale: Optional[float] = None  # None or 0: K ** -0.5
     segments: Optional[int] = None  # into which the longest sequence is cut; None: as many as take least time
     compute_units: Optional[int] = None  # that the launches will have; None: all of the device
 
@@ -46,8 +46,13 @@ class Prefill(PlanWithWorkspace):
     - snapshots `[slots, HV, K, V]`, with `snapshot_layout`: states after chunks of 64 tokens, in the slots of
       snapshot_slots `[chunk_entries]` i32 or of `set_snapshots`; without the tensor, in the pool
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
-    - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Without one the plan makes its
-      own, which launches on different streams must not share.
+    - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Launches on one stream may share
+      it, from several threads, too; those on different streams only in an order that the caller makes. Without one the
+      plan makes its own, one for each stream. Before a stream is captured by other means than torch's, launch on it once,
+      or give one.
+
+    In a pool, a sequence without tokens writes nothing, whatever `has_initial_state` says; its `final_state` is its
+    initial state, or zeros.
     """
 
     NAME, TENSORS = "prefill", _abi.dw_prefill_tensors
@@ -64,13 +69,14 @@ class Prefill(PlanWithWorkspace):
     def packed(cls, context, spec, cu_seqlens, tokens):
         """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
         lengths = arrays.host_lengths(cu_seqlens)
-        return cls(context, lengths.entries - 1, "packed", byref(spec.struct()), byref(lengths), whole("tokens", tokens, 64))
+        tokens, spec = whole("tokens", tokens, 64), structs.made(spec, PrefillSpec)
+        return cls(context, lengths.entries - 1, "packed", spec, byref(lengths), tokens)
 
     @classmethod
     def dense(cls, context, spec, batch, tokens):
         """Of `batch` sequences of `tokens` rows each."""
         batch, tokens = whole("batch", batch, 64), whole("tokens", tokens, 64)
-        return cls(context, batch, "dense", byref(spec.struct()), batch, tokens)
+        return cls(context, batch, "dense", structs.made(spec, PrefillSpec), batch, tokens)
 
     @classmethod
     def device(cls, context, spec, tokens, sequences):
@@ -78,7 +84,7 @@ class Prefill(PlanWithWorkspace):
         replaced by the nearest allowed ones; the first 4 bytes of the workspace are 0 afterwards, or 1 + the index of the
         first of them."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
-        return cls(context, sequences, "device", byref(spec.struct()), tokens, sequences)
+        return cls(context, sequences, "device", structs.made(spec, PrefillSpec), tokens, sequences)
 
     def set_slots(self, slots, write_slots=None):
         """Slots that the host knows, for all later launches that are given none: two sequences that write one, and one
@@ -93,9 +99,13 @@ class Prefill(PlanWithWorkspace):
     def set_snapshots(self, snapshots):
         """Snapshots for all later launches that are given no slots for them: `(sequence, tokens, slot)`, where tokens are
         those of the sequence before the state, a multiple of 64. Otherwise as `set_slots`."""
+        try:
+            snapshots = list(snapshots)
+        except Exception:  # what iterating over a caller's object may raise
+            raise ArgumentError(f"snapshots: {shown(snapshots)}; it must be a list of (sequence, tokens, slot)") from None
         each = [tuple(wholes("snapshots", one, 64)) for one in snapshots]
         if any(len(one) != 3 for one in each):
-            raise ArgumentError(f"snapshots: {snapshots}; each must be (sequence, tokens, slot)")
+            raise ArgumentError(f"snapshots: {shown(snapshots)}; each must be (sequence, tokens, slot)")
         found = (_abi.dw_snapshot * len(each))(*each)
         self.context.library.call("dw_prefill_set_snapshots", self.handle, found, len(found))
 

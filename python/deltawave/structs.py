@@ -3,11 +3,11 @@ of their name wants: tensors, lengths, vectors."""
 
 import ctypes
 import functools
-from ctypes import POINTER
+from ctypes import POINTER, byref
 
 from . import _abi, arrays
 from .errors import ArgumentError
-from .values import choice, number
+from .values import choice, number, scale, shown
 
 # Words for the numbers of fields that are choices.
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
@@ -17,17 +17,36 @@ STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_ST
 VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32"}
 
 
+# Fields that launches write, by their structs.
+WRITTEN = {
+    _abi.dw_prefill_tensors: {"o", "final_state", "pool", "snapshots"},
+    _abi.dw_gate_tensors: {"g", "beta"},
+    _abi.dw_conv_tensors: {"q", "k", "v", "g", "beta", "state"},
+    _abi.dw_decode_tensors: {"o", "pool", "states"},
+    _abi.dw_commit_tensors: {"pool", "conv_state"},
+    _abi.dw_norm_tensors: {"y"},
+    _abi.dw_layer_tensors: {"y", "pool", "conv_state"},
+}
+
+
 def spec(struct, choices, **values):
     """A struct of numbers and words. None is 0, which the header gives a meaning."""
-    made, kinds, choices = struct(), fields(struct), {"dtype": arrays.DTYPES, **choices}
+    made, kinds = struct(), fields(struct)
     for name, value in values.items():
-        if name in choices:
+        if name == "dtype":
+            made.dtype = arrays.DTYPES[arrays.dtype_name(value, allowed=("bf16", "fp16"))]
+        elif name in choices:
             setattr(made, name, choice(name, value, choices[name]))
         elif value is not None:
-            setattr(made, name, number(name, value, kinds[name]))
-            if name == "scale" and made.scale == 0:
-                raise ArgumentError(f"scale: {value!r}; it must be other than 0 in f32, or None for K ** -0.5")
+            setattr(made, name, scale(value) if name == "scale" else number(name, value, kinds[name]))
     return made
+
+
+def made(value, kind):
+    """The C struct of a caller's spec, for a call."""
+    if not isinstance(value, kind):
+        raise ArgumentError(f"spec: {shown(value)}; it must be a {kind.__name__}")
+    return byref(value.struct())
 
 
 @functools.lru_cache(maxsize=None)
@@ -36,16 +55,18 @@ def fields(struct):
     return {name: kind for name, kind in struct._fields_ if name != "size" and not name.startswith("pad")}
 
 
-def tensors(struct, choices, context, entries, values):
+def tensors(struct, choices, context, entries, values, unwritten=()):
     """A struct of a launch's tensors. It keeps what it points to, but for the arrays' memory. `entries` says how many a
-    vector has."""
+    vector has, `unwritten` which outputs this launch leaves alone."""
     made, kept, kinds = struct(), [], fields(struct)
     for name, value in values.items():
         if name not in kinds:
-            raise TypeError(f"{struct.__name__} has no {name!r}")
+            raise ArgumentError(f"{name}: no argument of this launch; they are {', '.join(kinds)}")
         if value is None:
             continue
         kind = kinds[name]
+        if name in WRITTEN[struct] and name not in unwritten and is_read_only(value):
+            raise ArgumentError(f"{name}: a read-only array; it is written")
         if kind is POINTER(_abi.dw_tensor):
             value = arrays.tensor_struct(name, context.describe(name, value))
         elif kind is POINTER(_abi.dw_lengths):
@@ -62,6 +83,11 @@ def tensors(struct, choices, context, entries, values):
         setattr(made, name, value)
     made.kept = kept
     return made
+
+
+def is_read_only(x):
+    """Whether a NumPy array must not be written; others do not say so."""
+    return getattr(getattr(x, "flags", None), "writeable", True) is False
 
 
 def vector(name, a, entries):

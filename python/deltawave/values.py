@@ -1,6 +1,7 @@
 """Numbers and words of callers, checked before ctypes sees them: it would cut off the bits that a field does not have."""
 
 import ctypes
+import numbers
 import operator
 
 from .errors import ArgumentError
@@ -8,43 +9,80 @@ from .errors import ArgumentError
 INTEGERS = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
-def whole(name, value, bits):
-    """A whole number that `bits` hold, with a sign; those of NumPy and torch become Python's."""
+def shown(value):
+    """A value in an error's text: its start, where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of thousands of digits, or whatever a caller's class does
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def whole(name, value, bits, least=None):
+    """A whole number that `bits` hold, with a sign, and no less than `least`; those of NumPy and torch become Python's."""
     try:
         number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"{name}: {value!r}; it must be a whole number") from None
+    except Exception:  # torch has errors of its own for tensors that are no number
+        raise ArgumentError(f"{name}: {shown(value)}; it must be a whole number") from None
     end = 1 << (bits - 1)
-    if not -end <= number < end:
-        raise ArgumentError(f"{name}: {number}; it must be a whole number from {-end} to {end - 1}")
+    start = -end if least is None else least
+    if not start <= number < end:
+        raise ArgumentError(f"{name}: {shown(number)}; it must be a whole number from {start} to {end - 1}")
     return number
 
 
-def wholes(name, values, bits):
+def wholes(name, values, bits, least=None):
     """A ctypes array of whole numbers that the host has: a list, a NumPy array, a tensor."""
     try:
         values = list(values.tolist() if hasattr(values, "tolist") else values)
-    except TypeError:
-        raise ArgumentError(f"{name}: {values!r}; it must be a list of whole numbers") from None
-    return (INTEGERS[bits] * len(values))(*(whole(name, value, bits) for value in values))
+    except Exception:  # what iterating over a caller's object or copying a tensor may raise
+        raise ArgumentError(f"{name}: {shown(values)}; it must be a list of whole numbers") from None
+    return (INTEGERS[bits] * len(values))(*(whole(name, value, bits, least) for value in values))
+
+
+def address(name, value):
+    """An address of 64 bits, or None: a whole number or a `ctypes.c_void_p`."""
+    if value is None or isinstance(value, ctypes.c_void_p):
+        return value
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except Exception:
+        number = None
+    if number is None or not 0 <= number < 1 << 64:
+        raise ArgumentError(f"{name}: {shown(value)}; it must be an address, from 0 to {(1 << 64) - 1}")
+    return number
 
 
 def single(name, value):
     """A number rounded to f32."""
     try:
+        # Python's and NumPy's complex numbers would lose a part.
+        if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+            raise TypeError
         return ctypes.c_float(value).value
-    except (TypeError, OverflowError):
-        raise ArgumentError(f"{name}: {value!r}; it must be a number") from None
+    except Exception:
+        raise ArgumentError(f"{name}: {shown(value)}; it must be a number") from None
+
+
+def scale(value):
+    """The factor of q, rounded to f32. 0 stands for the default, as in C, so that no other number may become it."""
+    rounded = single("scale", value)
+    if rounded == 0 and value != 0:
+        allowed = "it must not vanish in f32, where 0 stands for K ** -0.5, as None does"
+        raise ArgumentError(f"scale: {shown(value)}; {allowed}")
+    return rounded
 
 
 def number(name, value, kind):
     """A number for a field of a ctypes type. Addresses and sizes of more than 63 bits there are not."""
-    return single(name, value) if kind is ctypes.c_float else whole(name, value, 8 * ctypes.sizeof(kind))
+    if kind is ctypes.c_float:
+        return single(name, value)
+    return whole(name, value, 8 * ctypes.sizeof(kind), 0 if kind in (ctypes.c_void_p, ctypes.c_size_t) else None)
 
 
 def choice(name, value, choices):
     """The number of a word."""
     try:
         return choices[value]
-    except (KeyError, TypeError):  # what has no hash is a TypeError
-        raise ArgumentError(f"{name}: {value!r}; it must be one of {', '.join(choices)}") from None
+    except Exception:  # what has no hash is a TypeError
+        raise ArgumentError(f"{name}: {shown(value)}; it must be one of {', '.join(choices)}") from None

@@ -34,8 +34,8 @@ class Step:
         make("norm_weight", 0.5, 1.5, (V,), "f32")
         make("conv_state", -1, 1, (SLOTS, CHANNELS, WIDTH - 1), "bf16")
         make("pool", -1, 1, (SLOTS, HV, K, V), "f32")
-        # The second decode is padding, the last prefill starts anew.
-        self.slots, self.has = np.array([4, -1, 0, 3, 1], np.int32), np.array([1, 1, 1, 1, 0], bool)
+        # The second decode is padding, the last prefills, the empty one too, start anew.
+        self.slots, self.has = np.array([4, -1, 0, 3, 1], np.int32), np.array([1, 1, 1, 0, 0], bool)
         self.tensors["slots"], self.tensors["has_initial_state"] = map(simulator().array, (self.slots, self.has))
         self.y = poisoned((TOKENS, HV, V), "bf16")
 
@@ -67,7 +67,7 @@ class Layer(unittest.TestCase):
         after = {name: dw.to_float(step.tensors[name]) for name in before}
         self.assertTrue((after["conv_state"][step.slots[used]] == conv_states[used]).all())
         self.assertLess(reference.error(after["pool"][step.slots[used]], states[used]), 1e-2)
-        # A sequence without tokens keeps its states, and so do slots of nobody.
+        # A sequence without tokens keeps its states, though it is new, and so do slots of nobody.
         for name, pool in before.items():
             self.assertTrue((after[name][[2, 3, 5]] == pool[[2, 3, 5]]).all(), name)
 

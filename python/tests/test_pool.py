@@ -25,7 +25,7 @@ def i32(values):
 class Pool(unittest.TestCase):
     def test_slots_of_the_device(self):
         x, exact = inputs("bf16")
-        slots, has = np.array([3, -1, 0]), np.array([True, True, False])
+        slots, has = np.array([3, -1, 0]), np.array([False, True, False])
         packed = dw.Prefill.packed(simulator(), spec(), OFFSETS, TOKENS)
         device = dw.Prefill.device(simulator(), spec(), TOKENS, 3)
         for plan, more in ((packed, {}), (device, {"cu_seqlens": i32(OFFSETS)})):
@@ -39,7 +39,7 @@ class Pool(unittest.TestCase):
             self.assertTrue((found[0] == 0).all(), "padding")
             self.assertLess(reference.error(found[1:], wanted[1:]), BARS["bf16"])
             self.assertLess(reference.error(after[0], states[2]), BARS["bf16"])
-            self.assertTrue((after[1:] == before[1:]).all(), "slots of nobody, and of the empty sequence")
+            self.assertTrue((after[1:] == before[1:]).all(), "slots of nobody, and of the new sequence without tokens")
 
     def test_slots_of_the_host(self):
         x, _ = inputs("bf16")

@@ -1,5 +1,7 @@
 """Kernels written for this test, compiled by Triton, against NumPy."""
 
+import sys
+
 import numpy as np
 import triton
 import triton.language as tl
@@ -78,7 +80,7 @@ def sort_kernel(y, x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def atomics_kernel(counts, sums, most, least, bits, half, swaps, x, n, BINS: tl.constexpr, BLOCK: tl.constexpr):
+def atomics_kernel(counts, sums, most, least, bits, swaps, x, n, BINS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     v = tl.load(x + at, mask=inside, other=0)
@@ -88,9 +90,16 @@ def atomics_kernel(counts, sums, most, least, bits, half, swaps, x, n, BINS: tl.
     tl.atomic_max(most + bin, v, mask=inside)
     tl.atomic_min(least + bin, v, mask=inside)
     tl.atomic_or(bits + bin, (1 << (v % 31)), mask=inside)
-    tl.atomic_add(half + bin, (v % 2).to(half.dtype.element_ty), mask=inside)
     # A lock-free running maximum.
     tl.atomic_cas(swaps + at, v, v + 1)
+
+
+@triton.jit
+def half_atomics_kernel(half, x, n, BINS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    v = tl.load(x + at, mask=inside, other=0)
+    tl.atomic_add(half + v % BINS, (v % 2).to(half.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -219,25 +228,32 @@ def sort():
 def atomics():
     n, bins = 5000, 17
     x = RANDOM.integers(0, 1000, size=n).astype(np.int32)
+    zeros = np.zeros(bins, np.int32)
+    counts, most, bits = (Buffer(zeros, "i32") for _ in range(3))
+    least, sums = Buffer(zeros + 2**30, "i32"), Buffer(zeros, "fp32")
+    blocks = triton.cdiv(n, 256)
+    swaps = Buffer(np.pad(x, (0, blocks * 256 - n)), "i32")
+    run(atomics_kernel, (blocks,), counts=counts, sums=sums, most=most, least=least, bits=bits, swaps=swaps,
+        x=Buffer(x, "i32"), n=n, BINS=bins, BLOCK=256, num_warps=4)
+    at = [x[x % bins == i] for i in range(bins)]
+    equal("atomic counts", counts.get(), np.array([len(v) for v in at]))
+    equal("atomic f32 sums", sums.get(), np.array([v.sum() for v in at], np.float32))
+    equal("atomic maxima", most.get(), np.array([v.max() for v in at]))
+    equal("atomic minima", least.get(), np.array([v.min() for v in at]))
+    equal("atomic bits", bits.get(), np.array([np.bitwise_or.reduce(1 << (v % 31)) for v in at]))
+    equal("compare and swap", swaps.get()[:n], x + 1)
+
+
+def half_atomics():
+    n, bins = 5000, 17
+    x = RANDOM.integers(0, 1000, size=n).astype(np.int32)
     for kind in ("fp16", "bf16"):
-        zeros = np.zeros(bins, np.int32)
-        counts, most, bits = (Buffer(zeros, "i32") for _ in range(3))
-        least = Buffer(zeros + 2**30, "i32")
         # 16-bit atomics touch the whole dword: one element more, so that the last one lies inside.
-        sums, half = Buffer(zeros, "fp32"), Buffer(np.zeros(bins + 1, np.float32), kind)
-        blocks = triton.cdiv(n, 256)
-        swaps = Buffer(np.pad(x, (0, blocks * 256 - n)), "i32")
-        run(atomics_kernel, (blocks,), counts=counts, sums=sums, most=most, least=least, bits=bits, half=half,
-            swaps=swaps, x=Buffer(x, "i32"), n=n, BINS=bins, BLOCK=256, num_warps=4)
-        at = [x[x % bins == i] for i in range(bins)]
-        equal("atomic counts", counts.get(), np.array([len(v) for v in at]))
-        equal("atomic f32 sums", sums.get(), np.array([v.sum() for v in at], np.float32))
-        equal("atomic maxima", most.get(), np.array([v.max() for v in at]))
-        equal("atomic minima", least.get(), np.array([v.min() for v in at]))
-        equal("atomic bits", bits.get(), np.array([np.bitwise_or.reduce(1 << (v % 31)) for v in at]))
-        expected = np.array([(v % 2).sum() for v in at])
+        half = Buffer(np.zeros(bins + 1, np.float32), kind)
+        run(half_atomics_kernel, (triton.cdiv(n, 256),), half=half, x=Buffer(x, "i32"), n=n, BINS=bins, BLOCK=256,
+            num_warps=4)
+        expected = np.array([(x[x % bins == i] % 2).sum() for i in range(bins)])
         equal(f"atomic {kind} sums", half.get()[:bins].astype(np.int64), expected)
-        equal("compare and swap", swaps.get()[:n], x + 1)
 
 
 def integers():
@@ -258,5 +274,6 @@ def integers():
 
 
 if __name__ == "__main__":
-    for test in (softmax, layer_norm, matmul, reduction, scan, sort, atomics, integers):
+    tests = (softmax, layer_norm, matmul, reduction, scan, sort, atomics, integers)
+    for test in (half_atomics,) if "half-atomics" in sys.argv else tests:
         test()

@@ -217,6 +217,26 @@ pub enum RaceReason {
     NoAcquire,
 }
 
+/// Stores by two waves that nothing orders, of the same bytes to the same place: no race, as memory holds these bytes
+/// whichever is the last. [`Options::notes`](crate::launch::Options::notes) asks for them.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error(
+    "stores of the same bytes to {} by two {}, not ordered, {times} times: pc {pc:#x} ({instruction}) and pc {other_pc:#x} ({other_instruction})",
+    if *lds { "LDS" } else { "memory" },
+    if *lds { "waves" } else { "waves or workgroups" }
+)]
+#[allow(missing_docs)]
+pub struct SameStores {
+    pub lds: bool,
+    /// Byte offsets in `.text`; both are the same if waves execute one instruction.
+    pub pc: u64,
+    pub instruction: String,
+    pub other_pc: u64,
+    pub other_instruction: String,
+    /// How often a store met one of another wave.
+    pub times: u64,
+}
+
 /// A fault, and where it happened.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(

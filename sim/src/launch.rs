@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::code_object::{CodeObject, Image, Kernel, property};
 use crate::count::{Counting, Counts};
 use crate::exec::{Level, MfmaMode};
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind, SameStores};
 use crate::memory::Memory;
 use crate::occupancy::Occupancy;
 use crate::sanitize::Checks;
@@ -68,6 +68,8 @@ pub struct Options {
     pub dynamic_stack: u32,
     /// What is checked while a launch runs.
     pub checks: Checks,
+    /// Whether the check of races notes stores of the same bytes ([`Stats::notes`]).
+    pub notes: bool,
     /// Whether a launch counts what its instructions do ([`Stats::counts`]).
     pub count: bool,
     /// Which workgroups are recorded ([`Stats::traces`]).
@@ -85,6 +87,7 @@ impl Default for Options {
             xccs: 8,
             dynamic_stack: 16 << 10,
             checks: Checks::default(),
+            notes: false,
             count: false,
             record: Record::default(),
         }
@@ -116,6 +119,8 @@ pub struct Stats {
     pub counts: Option<Box<Counts>>,
     /// What the workgroups that [`Options::record`] names executed.
     pub traces: Vec<Trace>,
+    /// Stores of the same bytes that nothing orders, if [`Options::notes`] asks for them.
+    pub notes: Vec<SameStores>,
 }
 
 /// Why a launch was refused or stopped.
@@ -303,6 +308,9 @@ impl Launch<'_> {
                 Box::new(counting.finish(occupancy))
             }),
             traces: recording.map_or_else(Vec::new, Recording::finish),
+            notes: shared
+                .ledger
+                .map_or_else(Vec::new, |ledger| ledger.notes().tell(program)),
         })
     }
 

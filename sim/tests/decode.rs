@@ -85,7 +85,7 @@ fn variants() -> u32 {
 
 #[test]
 fn every_opcode_agrees_with_llvm() {
-    let Some(mc) = llvm::tool(&["llvm-mc-19"]) else {
+    let Some(mc) = llvm::reference("llvm-mc") else {
         return;
     };
     let mut r = Random(1);
@@ -109,7 +109,7 @@ fn every_opcode_agrees_with_llvm() {
 
 #[test]
 fn random_dwords_agree_with_llvm() {
-    let Some(mc) = llvm::tool(&["llvm-mc-19"]) else {
+    let Some(mc) = llvm::reference("llvm-mc") else {
         return;
     };
     let mut r = Random(2);
@@ -138,6 +138,19 @@ fn random_dwords_never_panic() {
     assert_eq!(decode::decode(&[]).op, Op::INVALID);
 }
 
+/// LLVM 20 and later mark literals that would fit in the instruction itself: `lit(0xffffffff)` for -1.
+fn without_lit(text: String) -> String {
+    let Some((before, rest)) = text.split_once("lit(0x") else {
+        return text;
+    };
+    let (digits, after) = rest.split_once(')').expect("a closing parenthesis");
+    let value = u32::from_str_radix(digits, 16).expect("hex") as i32;
+    match value {
+        -16..=64 => format!("{before}{value}{after}"),
+        _ => format!("{before}0x{digits}{after}"),
+    }
+}
+
 /// Compares the listing of a code object with llvm-objdump's: how many instructions there are.
 fn compare_listing(objdump: &str, object: &Path) -> usize {
     let name = object.display().to_string();
@@ -160,6 +173,7 @@ fn compare_listing(objdump: &str, object: &Path) -> usize {
         let words = code.split('<').next().unwrap_or_default();
         let size = 4 * words.split_whitespace().count();
         let expected = expected.split_whitespace().collect::<Vec<_>>().join(" ");
+        let expected = without_lit(expected);
         if expected == "..." || size == 0 {
             continue;
         }
@@ -181,8 +195,8 @@ fn compare_listing(objdump: &str, object: &Path) -> usize {
 
 /// Compiles a source for gfx942 and compares the listings.
 fn compile_and_compare(source: &Path, flags: &[&str]) -> Option<usize> {
-    let clang = llvm::tool(&["clang++-19", "clang++-20", "clang++-21", "clang++"])?;
-    let objdump = llvm::tool(&["llvm-objdump-19"])?;
+    let clang = llvm::tool("clang++")?;
+    let objdump = llvm::tool("llvm-objdump")?;
     let stem = source.file_stem().expect("a file").to_string_lossy();
     let name = format!("{stem}{}-{}.co", flags.concat(), std::process::id());
     let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -252,7 +266,7 @@ fn foreign_code_objects_print_as_llvm_prints_them() {
     let Some(folders) = std::env::var_os("DELTAWAVE_CODE_OBJECTS") else {
         return;
     };
-    let Some(objdump) = llvm::tool(&["llvm-objdump-19"]) else {
+    let Some(objdump) = llvm::tool("llvm-objdump") else {
         return;
     };
     let mut count = 0;

@@ -148,6 +148,36 @@ fn refusals_and_faults() {
         launcher.saxpy(4, 256, 0, 1000).unwrap();
         hip.hipDeviceSynchronize().unwrap();
 
+        // A fault is that of one session: another one goes on, and its streams do in whatever thread.
+        let session = deltawave_sim::hip::Session::new();
+        let mut own = hipStream_t::NULL;
+        session.enter();
+        hip.hipStreamCreateWithFlags(&mut own, 0).unwrap();
+        launcher.saxpy(4, 256, 0, 1001).unwrap();
+        assert_eq!(
+            code(hip.hipDeviceSynchronize()),
+            hipError_t::hipErrorIllegalAddress
+        );
+        std::thread::scope(|scope| {
+            let process = scope.spawn(|| {
+                let hip = deltawave_sim::hip::runtime();
+                hip.hipDeviceSynchronize().unwrap();
+                code(hip.hipStreamSynchronize(own))
+            });
+            let of_stream = process.join().expect("a thread");
+            assert_eq!(of_stream, hipError_t::hipErrorIllegalAddress);
+        });
+        let other = deltawave_sim::hip::Session::new();
+        other.enter();
+        launcher.saxpy(4, 256, 0, 1000).unwrap();
+        hip.hipDeviceSynchronize().unwrap();
+        assert!(deltawave_sim::hip::last_fault().is_some());
+        session.enter();
+        assert!(hip.hipDeviceSynchronize().is_err());
+        drop(session);
+        assert_eq!(deltawave_sim::hip::last_fault(), None);
+        hip.hipDeviceSynchronize().unwrap();
+
         // Reset: everything is gone, and the device works.
         launcher.saxpy(4, 256, 0, 1001).unwrap();
         assert_eq!(

@@ -1,6 +1,8 @@
 //! Races and barriers: each kernel that has a fault is caught, in every order of waves, and its clean twin is not.
 
 mod common;
+#[path = "order/same_stores.rs"]
+mod same_stores;
 
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::fault::{Fault, FaultKind, Race, RacePlace, RaceReason};
@@ -88,14 +90,24 @@ fn race(
     reasons: &[RaceReason],
     sides: [&str; 2],
 ) -> Option<Box<Race>> {
-    let code = code()?;
+    race_in(&code()?, name, workgroups, reasons, sides)
+}
+
+/// The same, for a kernel of any code object.
+fn race_in(
+    code: &CodeObject,
+    name: &str,
+    workgroups: u32,
+    reasons: &[RaceReason],
+    sides: [&str; 2],
+) -> Option<Box<Race>> {
     let mut last = None;
     for order in ORDERS {
         for threads in [1, 2] {
             let mut options = options(order);
             options.threads = Some(threads);
-            let fault = fault(run(&code, name, workgroups, &options));
-            let again = self::fault(run(&code, name, workgroups, &options));
+            let fault = fault(run(code, name, workgroups, &options));
+            let again = self::fault(run(code, name, workgroups, &options));
             let place = |f: &Fault| (f.workgroup, f.wave, f.pc);
             assert_eq!(place(&fault), place(&again), "{name}, {order:?}");
             let FaultKind::Race(race) = &fault.kind else {
@@ -103,8 +115,8 @@ fn race(
             };
             println!("{name}, {order:?}: {fault}");
             assert!(reasons.contains(&race.reason), "{name}, {order:?}: {fault}");
-            assert_eq!(text_at(&code, fault.pc), fault.instruction);
-            assert_eq!(text_at(&code, race.other_pc), race.other_instruction);
+            assert_eq!(text_at(code, fault.pc), fault.instruction);
+            assert_eq!(text_at(code, race.other_pc), race.other_instruction);
             let found = [&fault.instruction, &race.other_instruction];
             let is = |a: usize, b: usize| {
                 found[a].starts_with(sides[0]) && found[b].starts_with(sides[1])
@@ -123,12 +135,24 @@ fn race(
 
 /// The kernel passes in every order, with what `expected` says in the first places of its output.
 fn clean(name: &str, workgroups: u32, expected: impl Fn(usize) -> u32, count: usize) {
-    let Some(code) = code() else { return };
+    if let Some(code) = code() {
+        clean_in(&code, name, workgroups, expected, count);
+    }
+}
+
+/// The same, for a kernel of any code object.
+fn clean_in(
+    code: &CodeObject,
+    name: &str,
+    workgroups: u32,
+    expected: impl Fn(usize) -> u32,
+    count: usize,
+) {
     for order in ORDERS {
         for threads in [1, 2] {
             let mut options = options(order);
             options.threads = Some(threads);
-            match run(&code, name, workgroups, &options) {
+            match run(code, name, workgroups, &options) {
                 Ok(out) => {
                     let expected: Vec<u32> = (0..count).map(&expected).collect();
                     assert_eq!(out[..count], expected, "{name}, {order:?}");

@@ -10,6 +10,7 @@
 use std::ptr;
 
 use crate::abi::dw_commit_args;
+use crate::alias::{self, Span};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::conv::{self, ConvInput, ConvStateLayout};
@@ -36,6 +37,8 @@ pub struct CommitConv<'a> {
 }
 
 /// The tensors of one commit of `B` sequences.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct CommitTensors<'a> {
     /// `[B]`, accepted tokens of each sequence: 0 to `T`. What lies outside counts as the nearest of these.
@@ -89,10 +92,12 @@ impl Commit {
         check::stream(stream, &self.context)?;
         check_devices(tensors, &self.context)?;
         let (arguments, groups) = self.lower(tensors)?;
+        check_overlaps(tensors)?;
         if groups == 0 {
             return Ok(());
         }
         self.context.make_current()?;
+        let _turn = stream.turn();
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
         unsafe { (self.context).launch(stream, kernels::commit(), groups, THREADS, &arguments) }
     }
@@ -186,6 +191,26 @@ impl Commit {
         }
         Ok(())
     }
+}
+
+/// No output may share memory with another argument.
+fn check_overlaps(x: &CommitTensors<'_>) -> Checked<()> {
+    let conv = x.conv.as_ref();
+    let outputs = [
+        Span::of("pool", &x.pool.0),
+        Span::maybe("conv.state", conv.map(|c| &c.state.0)),
+    ];
+    let has_initial_state = conv.and_then(|c| c.has_initial_state.as_ref());
+    let inputs = [
+        Span::of("states", &x.states),
+        Span::maybe("x.q", conv.map(|c| &c.x.q)),
+        Span::maybe("x.k", conv.map(|c| &c.x.k)),
+        Span::maybe("x.v", conv.map(|c| &c.x.v)),
+        Span::numbers("accepted", Some(&x.accepted)),
+        Span::numbers("slots", x.slots.as_ref()),
+        Span::numbers("has_initial_state", has_initial_state),
+    ];
+    alias::check(&outputs, &inputs, &[])
 }
 
 /// Every tensor whose context is known must be of `context`.

@@ -10,6 +10,7 @@
 use std::ptr;
 
 use crate::abi::{self, dw_gate_args, dw_token_strides};
+use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels;
@@ -19,7 +20,12 @@ use crate::types::Dtype;
 
 const THREADS: u32 = 256;
 
+/// Outputs that may be an input: the thread that writes an element is the one that has read it.
+pub(crate) const SAME: &[(&str, &str)] = &[("g", "a"), ("beta", "b")];
+
 /// The tensors of a gate computation over `T` tokens and `HV` value heads.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct Gate<'a> {
     /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks ([`TokenScalars::in_blocks`]).
@@ -32,9 +38,9 @@ pub struct Gate<'a> {
     pub dt_bias: Option<Tensor<'a, 1>>,
     /// Whether beta is doubled (OLMo-Hybrid).
     pub allow_neg_eigval: bool,
-    /// `[T, HV]`, f32: natural logarithms, at most 0.
+    /// `[T, HV]`, f32: natural logarithms, at most 0. It may be a, where that is f32.
     pub g: TokenScalarsMut<'a>,
-    /// `[T, HV]`, f32.
+    /// `[T, HV]`, f32. It may be b, where that is f32.
     pub beta: TokenScalarsMut<'a>,
 }
 
@@ -156,6 +162,20 @@ impl Gate<'_> {
         }
     }
 
+    /// What is written, and what is read.
+    #[inline]
+    pub(crate) fn spans(&self) -> ([Span<'_>; 2], [Span<'_>; 4]) {
+        (
+            [Span::of("g", &self.g.0.0), Span::of("beta", &self.beta.0.0)],
+            [
+                Span::of("a", &self.a.0),
+                Span::of("b", &self.b.0),
+                Span::of("a_log", &self.a_log),
+                Span::maybe("dt_bias", self.dt_bias.as_ref()),
+            ],
+        )
+    }
+
     /// Every tensor whose context is known must be of `context`.
     pub(crate) fn check_devices(&self, context: &Context) -> Checked<()> {
         let owners = [
@@ -184,11 +204,14 @@ impl Gate<'_> {
         ensure_packed("a", &self.a)?;
         let [_, tokens, blocks, heads] = self.a.0.shape;
         let arguments = self.lower(tokens, blocks.saturating_mul(heads))?;
+        let (outputs, inputs) = self.spans();
+        alias::check(&outputs, &inputs, SAME)?;
         let groups = arguments.groups as u32;
         if groups == 0 {
             return Ok(());
         }
         context.make_current()?;
+        let _turn = stream.turn();
         // SAFETY: the tensors were checked against each other, and lie in the memory that they were made from.
         unsafe { context.launch(stream, kernels::gate(), groups, THREADS, &arguments) }
     }

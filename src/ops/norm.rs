@@ -10,6 +10,7 @@
 use std::ptr;
 
 use crate::abi::{self, dw_norm_args};
+use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels::{self, Kernel};
@@ -37,6 +38,8 @@ pub enum OutputGate {
 }
 
 /// The tensors of a gated norm over `T` tokens and `HV` value heads. All but the weight are of one type, bf16 or fp16.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct GatedNorm<'a> {
     /// `[T, HV, V]`, V a multiple of 16 up to 256; absent: y, in place.
@@ -51,7 +54,7 @@ pub struct GatedNorm<'a> {
     pub eps: f32,
     /// What is made of z.
     pub gate: OutputGate,
-    /// `[T, HV, V]`. Other memory than z, and than x where that is given.
+    /// `[T, HV, V]`. It may be x.
     pub y: TokensMut<'a>,
 }
 
@@ -202,11 +205,24 @@ impl GatedNorm<'_> {
     /// enqueued. A launch that the runtime refuses.
     pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
         let lowered = self.lower(context, stream)?;
+        self.check_overlaps()?;
         context.make_current()?;
+        let _turn = stream.turn();
         lowered.enqueue(context, stream)
     }
 
-    /// All checks.
+    /// No output may share memory with another argument, but y may be x: a lane writes what it has read itself.
+    fn check_overlaps(&self) -> Checked<()> {
+        let outputs = [Span::of("y", &self.y.0.0)];
+        let inputs = [
+            Span::maybe("x", self.x.as_ref().map(|t| &t.0)),
+            Span::of("z", &self.z),
+            Span::maybe("weight", self.weight.as_ref()),
+        ];
+        alias::check(&outputs, &inputs, &[("y", "x")])
+    }
+
+    /// All checks but those of memory that arguments share.
     pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<Lowered> {
         check::stream(stream, context)?;
         let owners = [

@@ -230,6 +230,16 @@ pub fn check_pool(context: &Context, case: &Case, pool: &PoolCase) -> Output {
     let mut begin = 0;
     for (n, length) in case.lengths.iter().enumerate() {
         let end = begin + length * row;
+        // In a pool, a sequence without tokens writes nothing: its slot holds what it may be read as, or NaN.
+        if *length == 0 && pool.write(n).is_some() {
+            let state = &mut states[n * each..(n + 1) * each];
+            match (&data.initial, pool.read(n) == pool.write(n)) {
+                (Some(initial), true) => {
+                    state.copy_from_slice(&initial.values[n * each..(n + 1) * each]);
+                }
+                _ => state.fill(nan),
+            }
+        }
         if pool.write(n).is_none() {
             states[n * each..(n + 1) * each].fill(nan);
             if pool.read(n).is_none() {

@@ -66,7 +66,8 @@ macro_rules! nothing {
             })*
         }
 
-        fn resolver(name: &str) -> *const c_void {
+        /// The function of a name; null if there is none.
+        pub fn resolver(name: &str) -> *const c_void {
             match name {
                 // What the library reads an answer of.
                 "hipGetDeviceCount" => {

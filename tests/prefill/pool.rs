@@ -2,11 +2,12 @@
 
 use deltawave::error::{ArgumentKind, Error};
 use deltawave::inputs::Gates;
-use deltawave::prefill::{CHUNK, Part, Prefill};
+use deltawave::prefill::{CHUNK, Part, Prefill, Snapshot};
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
-    Case, Entry, Loaded, PoolCase, StateKind, check_output, check_pool, context, spec,
+    Case, Entry, Loaded, PoolCase, SnapshotCase, StateKind, check_output, check_pool, context,
+    run_snapshots, spec,
 };
 
 const LAYOUTS: [StateLayout; 2] = [StateLayout::KeyMajor, StateLayout::ValueMajor];
@@ -68,6 +69,66 @@ fn in_place_of_segments() {
         loaded.launch_part(&case, &stream, Part::Scan).unwrap();
         assert_eq!(expected.o, loaded.read(&case, &stream).o);
     }
+}
+
+/// A sequence without tokens writes nothing, whether it has an initial state, shares its slot with nobody, or would leave
+/// its state elsewhere. A captured batch, of which no sequence has tokens, leaves even slot 0 as it was.
+#[test]
+fn sequences_without_tokens_write_nothing() {
+    let device = |wide| Entry::Device { wide };
+    for (i, entry) in [Entry::Packed, device(false), device(true), Entry::Dense]
+        .into_iter()
+        .enumerate()
+    {
+        for has in [None, Some(0), Some(1)] {
+            for (lengths, write) in [
+                (&[0, 70, 0][..], None),
+                (&[70, 0, 3], Some(vec![1, 4, 0])),
+                (&[0, 0, 0], Some(vec![5, 0, 1])),
+                (&[0, 0, 0], None),
+            ] {
+                if entry == Entry::Dense && lengths.iter().any(|n| *n > 0) {
+                    continue;
+                }
+                let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), lengths);
+                (case.entry, case.padding) = (entry, if entry == Entry::Dense { 0 } else { i });
+                case.has_initial = has.map(|has| vec![has; 3]);
+                let types = [Dtype::F32, Dtype::Bf16];
+                let mut pool = PoolCase::new(kind(types[i % 2], LAYOUTS[i % 2]), 6, &[3, 0, 2]);
+                pool.write_slots = write;
+                check_pool(&context(), &case, &pool);
+                (pool.slots, pool.size) = (None, 3 + 3 * usize::from(pool.write_slots.is_some()));
+                if pool.write_slots.is_none() {
+                    check_pool(&context(), &case, &pool);
+                }
+            }
+        }
+    }
+}
+
+/// Nor do snapshots of the others change that.
+#[test]
+fn sequences_without_tokens_have_no_snapshots() {
+    let pool = PoolCase::new(kind(Dtype::F32, LAYOUTS[0]), 4, &[3, 0, 2]);
+    let snapshots = SnapshotCase {
+        to: None,
+        list: vec![Snapshot {
+            sequence: 1,
+            tokens: 64,
+            slot: 1,
+        }],
+        planned: false,
+    };
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 1, 32, 48), &[0, 70, 0]);
+    case.initial = Some(pool.kind);
+    case.has_initial = Some(vec![0; 3]);
+    let data = case.data();
+    let (output, taken) = run_snapshots(&context(), &case, &data, Some(&pool), &snapshots);
+    let (states, before) = (output.state.unwrap(), data.initial.unwrap().values);
+    let each = 32 * 48;
+    assert!(states[..each] == before[..each] && states[2 * each..] == before[2 * each..]);
+    assert!(states[each..2 * each] != before[each..2 * each]);
+    assert!(taken.iter().all(|x| x.is_finite()));
 }
 
 /// Without slots, sequence n has slot n of a pool that may be larger.

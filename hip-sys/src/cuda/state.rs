@@ -49,12 +49,12 @@ fn answer(outcome: Outcome) -> hipError_t {
     };
     let code = status(failure.code);
     // 'Not yet' is an answer, not an error.
-    if failure.code == NOT_READY {
-        LAST_FAILURE.set(None);
-    } else {
+    let kept = (failure.code != NOT_READY).then_some(failure);
+    if kept.is_some() {
         LAST_ERROR.set(code);
-        LAST_FAILURE.set(Some(failure));
     }
+    // A thread that is ending has no place for the text any more, and a panic here would end the process.
+    let _ = LAST_FAILURE.try_with(|last| last.replace(kept));
     code
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn last_failure() -> Option<String> {
         function,
         code,
         log,
-    } = LAST_FAILURE.take()?;
+    } = LAST_FAILURE.try_with(RefCell::take).ok()??;
     if function.is_empty() {
         return None;
     }
@@ -213,6 +213,36 @@ pub(crate) fn given<T>(pointer: *mut T) -> Outcome<*mut T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Values of thread-local variables may own memory of a device, which is freed when their thread ends.
+    #[test]
+    fn calls_that_fail_while_a_thread_ends_return_their_status() {
+        use std::sync::mpsc::{Sender, channel};
+
+        struct Late(Sender<(hipError_t, Option<String>)>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                assert!(LAST_FAILURE.try_with(|_| ()).is_err(), "it is still there");
+                let status = answer(Err(Failure::refused(INVALID_DEVICE)));
+                self.0
+                    .send((status, last_failure()))
+                    .expect("the test waits");
+            }
+        }
+        thread_local! {
+            static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+        }
+        let (to, from) = channel();
+        // Destructors run in the opposite order of first uses.
+        std::thread::spawn(move || {
+            LATE.set(Some(Late(to)));
+            LAST_FAILURE.set(None);
+        })
+        .join()
+        .expect("no panic");
+        let expected = (hipError_t::hipErrorInvalidDevice, None);
+        assert_eq!(from.recv().expect("one status"), expected);
+    }
 
     /// Numbers that both interfaces use, from the headers of CUDA 13 and ROCm 6. The first name is the driver's.
     #[test]

@@ -4,7 +4,9 @@
 // As HIP documents them: pointers are null or valid.
 #![allow(clippy::missing_safety_doc)]
 
-use super::state::{Device, Event, Instant, Outcome, Stream, call, device as state, put, working};
+use super::state::{
+    Device, Event, Instant, Outcome, Stream, call, current_session, device as state, put, working,
+};
 use super::work::run;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use hip_sys::{hipError_t, types::*};
@@ -30,6 +32,7 @@ pub unsafe extern "C" fn hipStreamCreateWithFlags(
         let key = state.handle();
         let new = Stream {
             flags,
+            session: Some(current_session()),
             ..Stream::default()
         };
         state.streams.insert(key, new);
@@ -61,7 +64,7 @@ pub unsafe extern "C" fn hipStreamSynchronize(stream: hipStream_t) -> hipError_t
         if key == 0 {
             state.outside_captures()?;
         }
-        state.alive()
+        state.alive_for(state.session_of(key))
     })
 }
 
@@ -70,7 +73,7 @@ pub unsafe extern "C" fn hipStreamQuery(stream: hipStream_t) -> hipError_t {
         let mut state = state();
         let key = state.stream(stream)?;
         state.may_wait(key)?;
-        state.alive()
+        state.alive_for(state.session_of(key))
     })
 }
 
@@ -81,11 +84,11 @@ pub unsafe extern "C" fn hipStreamWaitEvent(
 ) -> hipError_t {
     call(|| {
         let mut state = state();
-        state.alive()?;
+        let key = state.stream(stream)?;
+        state.alive_for(state.session_of(key))?;
         if flags != 0 {
             return Err(INVALID);
         }
-        let key = state.stream(stream)?;
         let event = find(&state, event)?;
         if event.recorded.is_none() && event.captured.is_none() {
             return Ok(());
@@ -112,8 +115,8 @@ pub unsafe extern "C" fn hipStreamBeginCapture(
 ) -> hipError_t {
     call(|| {
         let mut state = state();
-        state.alive()?;
         let key = state.stream(stream)?;
+        state.alive_for(state.session_of(key))?;
         state.begin_capture(key, mode)
     })
 }
@@ -182,8 +185,8 @@ pub unsafe extern "C" fn hipGraphLaunch(
     call(|| {
         let work = working();
         let mut state = state();
-        state.alive()?;
         let key = state.stream(stream)?;
+        state.alive_for(state.session_of(key))?;
         let found = state.executables.get(&executable.0.addr());
         let graph = found.ok_or(INVALID)?.clone();
         if state.is_capturing(key) {
@@ -194,7 +197,8 @@ pub unsafe extern "C" fn hipGraphLaunch(
         drop(state);
         for node in &graph.nodes {
             run(&work, key, &node.operation)?;
-            if super::state::device().fault.is_some() {
+            let state = super::state::device();
+            if state.alive_for(state.session_of(key)).is_err() {
                 break;
             }
         }
@@ -234,6 +238,7 @@ pub unsafe extern "C" fn hipEventCreateWithFlags(
         let key = state.handle();
         let new = Event {
             flags,
+            session: current_session(),
             ..Event::default()
         };
         state.events.insert(key, new);
@@ -245,8 +250,8 @@ pub unsafe extern "C" fn hipEventCreateWithFlags(
 pub unsafe extern "C" fn hipEventRecord(event: hipEvent_t, stream: hipStream_t) -> hipError_t {
     call(|| {
         let mut state = state();
-        state.alive()?;
         let key = state.stream(stream)?;
+        state.alive_for(state.session_of(key))?;
         find(&state, event)?;
         if state.is_capturing(key) {
             return state.capture_event(key, event.0.addr());
@@ -268,11 +273,13 @@ pub unsafe extern "C" fn hipEventRecord(event: hipEvent_t, stream: hipStream_t) 
 /// Whether an event may be waited for: all work is done when it is enqueued.
 fn happened(event: hipEvent_t) -> Outcome {
     let mut state = state();
-    if let Some(captured) = find(&state, event)?.captured.clone() {
+    let event = find(&state, event)?;
+    let session = event.session;
+    if let Some(captured) = event.captured.clone() {
         state.spoil(captured.capture);
         return Err(hipError_t::hipErrorCapturedEvent);
     }
-    state.alive()
+    state.alive_for(session)
 }
 
 pub unsafe extern "C" fn hipEventSynchronize(event: hipEvent_t) -> hipError_t {
@@ -293,7 +300,7 @@ pub unsafe extern "C" fn hipEventElapsedTime(
 ) -> hipError_t {
     call(|| {
         let state = state();
-        state.alive()?;
+        state.alive_for(find(&state, stop)?.session)?;
         let instant = |event| {
             let event = find(&state, event)?;
             if event.captured.is_some() {

@@ -14,7 +14,8 @@
 //! Work is done when it is enqueued, in the order of the calls: one legal execution of every program.
 //! As on a real device, a kernel's fault is not an error of the launch but of what follows it:
 //! every later call fails with `hipErrorIllegalAddress` or `hipErrorLaunchFailure` until
-//! `hipDeviceReset` or [`clear_fault`]. [`last_fault`] tells what happened where.
+//! `hipDeviceReset` or [`clear_fault`]. [`last_fault`] tells what happened where. Users of one process that must not
+//! share a fault each make a [`Session`].
 //!
 //! | what | file |
 //! |---|---|
@@ -42,6 +43,7 @@ mod work;
 
 pub use counted::CountedLaunch;
 pub use hip_sys;
+pub use state::Session;
 
 use core::ffi::c_void;
 use hip_sys::address_of_function;
@@ -146,15 +148,17 @@ pub fn set_gpu(gpu: crate::gpu::Gpu) {
     state::device().options.xccs = gpu.xcds;
 }
 
-/// The first fault of a kernel since the last `hipDeviceReset` or [`clear_fault`].
+/// The first fault of a kernel since the last `hipDeviceReset` or [`clear_fault`]; of several [`Session`]s, that of the
+/// one that faulted last.
 pub fn last_fault() -> Option<String> {
-    state::device().fault.as_ref().map(|f| f.text.clone())
+    let state = state::device();
+    state.faults.last().map(|(_, fault)| fault.text.clone())
 }
 
-/// Forgets a fault, so that the device works again. Unlike `hipDeviceReset`, memory, streams and
+/// Forgets the faults of all sessions, so that the device works again. Unlike `hipDeviceReset`, memory, streams and
 /// modules stay as they are.
 pub fn clear_fault() {
-    state::device().fault = None;
+    state::device().faults.clear();
 }
 
 /// Why the calling thread's last call failed, where the simulator knows more than the status code.

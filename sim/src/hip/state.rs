@@ -9,6 +9,7 @@ use crate::code_object::CodeObject;
 use hip_sys::hipError_t;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// What a function answers.
@@ -23,6 +24,8 @@ pub(super) struct Stream {
     pub busy: f64,
     /// The capture that it is part of.
     pub capture: Option<Captured>,
+    /// Who made it. Nobody made the default streams: they belong to whoever calls.
+    pub session: Option<u64>,
 }
 
 /// The place of a stream or an event in a capture.
@@ -48,6 +51,7 @@ pub(super) struct Event {
     pub flags: u32,
     pub recorded: Option<Instant>,
     pub captured: Option<Captured>,
+    pub session: u64,
 }
 
 /// Why the device no longer works.
@@ -73,7 +77,8 @@ pub(super) struct Device {
     pub graphs: HashMap<usize, Graph>,
     pub executables: HashMap<usize, Arc<Graph>>,
     pub captures: HashMap<usize, Capture>,
-    pub fault: Option<Poison>,
+    /// The first fault of each session, the latest last.
+    pub faults: Vec<(u64, Poison)>,
     pub options: crate::launch::Options,
     pub statistics: BTreeMap<String, KernelStatistics>,
     pub counted: Counted,
@@ -96,7 +101,7 @@ impl Device {
             graphs: HashMap::new(),
             executables: HashMap::new(),
             captures: HashMap::new(),
-            fault: None,
+            faults: Vec::new(),
             options: super::options_from_environment(),
             statistics: BTreeMap::new(),
             counted: Counted::from_environment(),
@@ -134,19 +139,38 @@ impl Device {
         self.next
     }
 
-    /// The error that every call has to return since a kernel faulted.
+    /// The error that every call of the thread's session has to return since a kernel faulted.
     pub fn alive(&self) -> Outcome {
-        match &self.fault {
-            Some(fault) => Err(fault.code),
+        self.alive_for(current_session())
+    }
+
+    /// The same for a session.
+    pub fn alive_for(&self, session: u64) -> Outcome {
+        match self.faults.iter().find(|(s, _)| *s == session) {
+            Some((_, fault)) => Err(fault.code),
             None => Ok(()),
         }
     }
 
-    /// Records the first fault.
-    pub fn poison(&mut self, code: hipError_t, text: String) {
-        if self.fault.is_none() {
+    /// The session that work of a stream belongs to.
+    pub fn session_of(&self, stream: usize) -> u64 {
+        let stream = self.streams.get(&stream);
+        stream
+            .and_then(|s| s.session)
+            .unwrap_or_else(current_session)
+    }
+
+    /// Records the first fault of the stream's session, and of the caller's, who may have borrowed the stream.
+    pub fn poison(&mut self, stream: usize, code: hipError_t, text: String) {
+        let (owner, caller) = (self.session_of(stream), current_session());
+        if self.alive_for(owner).is_ok() || self.alive_for(caller).is_ok() {
             eprintln!("gfx942 simulator: {text}");
-            self.fault = Some(Poison { code, text });
+        }
+        for session in [owner, caller] {
+            if self.alive_for(session).is_ok() {
+                let text = text.clone();
+                self.faults.push((session, Poison { code, text }));
+            }
         }
     }
 
@@ -177,7 +201,41 @@ pub(super) fn working() -> Working {
     Working(WORK.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Whose calls a thread makes. A fault is that of one session: the others go on.
+///
+/// A process has one session unless it makes more: what HIP says of a process holds for it.
+#[derive(Debug)]
+pub struct Session(u64);
+
+impl Session {
+    /// A session without a fault.
+    #[allow(clippy::new_without_default, reason = "each is another one")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Session(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Later calls of this thread are the session's, and so are streams and events that it makes. Calls that name one of
+    /// these are of its session, whoever makes them.
+    pub fn enter(&self) {
+        let _ = SESSION.try_with(|session| session.set(self.0));
+    }
+}
+
+impl Drop for Session {
+    /// Nobody will ask for its fault.
+    fn drop(&mut self) {
+        device().faults.retain(|(session, _)| *session != self.0);
+    }
+}
+
+/// The calling thread's session; 0 is the process's.
+pub(super) fn current_session() -> u64 {
+    SESSION.try_with(Cell::get).unwrap_or(0)
+}
+
 thread_local! {
+    static SESSION: Cell<u64> = const { Cell::new(0) };
     static LAST: Cell<hipError_t> = const { Cell::new(hipError_t::hipSuccess) };
     static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
 }

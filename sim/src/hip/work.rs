@@ -67,8 +67,8 @@ pub(super) fn enqueue(
 ) -> Outcome {
     let work = working();
     let mut state = device();
-    state.alive()?;
     let stream = state.stream(stream)?;
+    state.alive_for(state.session_of(stream))?;
     let Some(operation) = prepare(&state)? else {
         return Ok(());
     };
@@ -85,8 +85,8 @@ pub(super) fn enqueue(
 pub(super) fn run(work: &Working, stream: usize, operation: &Operation) -> Outcome {
     let start = Instant::now();
     let outcome = match operation {
-        Operation::Launch(launch) => run_kernel(work, launch),
-        _ => run_transfer(work, operation),
+        Operation::Launch(launch) => run_kernel(work, stream, launch),
+        _ => run_transfer(work, stream, operation),
     };
     let seconds = start.elapsed().as_secs_f64();
     let mut state = device();
@@ -158,11 +158,12 @@ impl Operation {
     }
 }
 
-fn run_transfer(_: &Working, operation: &Operation) -> Outcome {
+fn run_transfer(_: &Working, stream: usize, operation: &Operation) -> Outcome {
     {
         let mut state = device();
         if operation.check(&state).is_err() {
             state.poison(
+                stream,
                 hipError_t::hipErrorIllegalAddress,
                 format!("memory of a captured {operation:x?} is no longer allocated"),
             );
@@ -205,7 +206,7 @@ fn run_transfer(_: &Working, operation: &Operation) -> Outcome {
     Ok(())
 }
 
-fn run_kernel(_: &Working, launch: &KernelLaunch) -> Outcome {
+fn run_kernel(_: &Working, stream: usize, launch: &KernelLaunch) -> Outcome {
     let (memory, options) = {
         let mut state = device();
         if !state.options.checks.uninitialized {
@@ -255,8 +256,9 @@ fn run_kernel(_: &Working, launch: &KernelLaunch) -> Outcome {
                 });
             }
         }
-        Ok(Err(error)) => state.poison(code_of(&error), error.to_string()),
+        Ok(Err(error)) => state.poison(stream, code_of(&error), error.to_string()),
         Err(_) => state.poison(
+            stream,
             hipError_t::hipErrorLaunchFailure,
             format!("kernel {}: the simulator itself failed", kernel.name()),
         ),

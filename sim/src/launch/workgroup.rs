@@ -48,6 +48,7 @@ impl Shared<'_> {
             program: self.launch.code.program(),
             memory: self.memory,
             counts: self.launch.workgroups(),
+            notes: self.options.notes,
         }
     }
 }

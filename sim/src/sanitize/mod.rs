@@ -193,7 +193,7 @@ impl<'a> Sanitizer<'a> {
             barriers.before(w, at, inst, env)?;
         }
         if let Some(races) = &mut self.races {
-            races.before(w.id as usize, at, inst, &self.accesses)?;
+            races.before(w, at, inst, &self.accesses, env)?;
         }
         Ok(())
     }

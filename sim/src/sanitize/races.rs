@@ -12,6 +12,9 @@
 //! `s_waitcnt vmcnt(0)`; then a flag is written (sc1 or an atomic) and read (sc1 or an atomic), and then `buffer_inv sc1`
 //! lets plain loads see it, `s_dcache_inv` scalar loads.
 //! LLVM: AMDGPU usage, memory model GFX942.
+//!
+//! Two stores of the same bytes ([`stored`]) are no race: memory holds them whichever is the last. Loads to LDS and
+//! atomics are not compared.
 
 mod check;
 mod dwords;
@@ -21,11 +24,12 @@ mod order;
 mod progress;
 mod report;
 mod shadow;
+mod stored;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use ledger::{Found, Ledger};
-pub(crate) use report::Scene;
+pub(crate) use report::{Notes, Scene};
 
 use super::accesses::{Access, Accesses, Action, Space};
 use crate::fault::FaultKind;
@@ -36,6 +40,10 @@ use dwords::Dwords;
 use ledger::Set;
 use order::{Clocks, Foreign, Party, View, join};
 use shadow::{ByAddress, Shadow, Tag, Touch, WAVES};
+use stored::{Changes, Store};
+
+use crate::exec::Env;
+use crate::wave::Wave;
 
 /// The check of one workgroup while it runs.
 pub(crate) struct Races<'a> {
@@ -47,6 +55,10 @@ pub(crate) struct Races<'a> {
     lds_flags: ByAddress<View>,
     /// Stretches between barriers before which everything is ordered, counted from 1.
     epoch: u32,
+    /// What the access that is being recorded changes of what was stored.
+    changes: Changes,
+    /// Stores of the same bytes, where they are asked for.
+    notes: Notes,
     /// The wave and the instruction that a fault is about, if not the one that was checked.
     pub blame: Option<(u32, u32)>,
 }
@@ -73,6 +85,8 @@ impl<'a> Races<'a> {
             lds: Shadow::default(),
             lds_flags: ByAddress::default(),
             epoch: 1,
+            changes: Changes::default(),
+            notes: Notes::default(),
             blame: None,
         }
     }
@@ -81,15 +95,16 @@ impl<'a> Races<'a> {
     #[inline]
     pub fn before(
         &mut self,
-        wave: usize,
+        w: &Wave,
         at: u32,
         inst: &Inst,
         accesses: &Accesses,
+        env: &Env,
     ) -> Result<(), FaultKind> {
         match inst.format {
             Format::Sopp => {
                 if inst.op == Op::S_WAITCNT {
-                    self.wait(wave, inst.imm);
+                    self.wait(w.id as usize, inst.imm);
                 }
                 Ok(())
             }
@@ -99,7 +114,7 @@ impl<'a> Races<'a> {
             | Format::Global
             | Format::Scratch
             | Format::Mubuf
-            | Format::Mtbuf => self.memory(wave, at, inst, accesses),
+            | Format::Mtbuf => self.memory(w, at, inst, accesses, env),
             _ => Ok(()),
         }
     }
@@ -117,11 +132,13 @@ impl<'a> Races<'a> {
 
     fn memory(
         &mut self,
-        wave: usize,
+        w: &Wave,
         at: u32,
         inst: &Inst,
         accesses: &Accesses,
+        env: &Env,
     ) -> Result<(), FaultKind> {
+        let wave = w.id as usize;
         let time = self.set.parties[wave].progress.issue(inst);
         match inst.op {
             Op::BUFFER_WBL2 if inst.has(flag::SC1) => {
@@ -161,7 +178,11 @@ impl<'a> Races<'a> {
                     tag |= Tag::DMA;
                 }
             }
-            self.record(wave, access, Tag(tag), time)?;
+            let store = match access.action {
+                Action::Store => Store::new(w, inst, access),
+                _ => None,
+            };
+            self.record(wave, access, Tag(tag), time, (store, env.lds))?;
             if coherent {
                 self.synchronise(wave, access, Tag(tag), time)?;
             }
@@ -175,6 +196,7 @@ impl<'a> Races<'a> {
         access: &Access,
         tag: Tag,
         time: u32,
+        (store, lds_bytes): (Option<Store>, &[u8]),
     ) -> Result<(), FaultKind> {
         let lds = access.space == Space::Lds;
         let write = access.action != Action::Load;
@@ -194,17 +216,39 @@ impl<'a> Races<'a> {
         shadow.begin();
         // What barriers have ordered matters to the ledger, and so only in global memory.
         access.stretches(|start, end| shadow.add(&touch, start, end, lds));
+        let changes = &mut self.changes;
+        changes.clear();
+        let alone = self.set.parties.len() == 1;
+        if write && !(lds && alone) {
+            let overwrites = shadow.overwrites();
+            match (&store, lds) {
+                (Some(store), false) => changes.add_global(store, shadow),
+                (Some(store), true) if overwrites => changes.add_lds(store, lds_bytes),
+                (None, _) if overwrites && shadow.touched().any(|page| page.stores) => {
+                    changes.add_all(access);
+                }
+                _ => {}
+            }
+        }
         let party = &self.set.parties[wave];
         let check = Check {
             touch: &touch,
             lds,
             view: &party.view,
             scalar: access.scalar.then_some(&party.scalar_view),
+            changes: (store.is_some() && tag.is_plain()).then_some(changes),
         };
-        if shadow.touched().any(|page| check.may_conflict(page))
-            && let Some(conflict) = check.conflict(shadow, access)
-        {
-            return Err(conflict.report(&check, &self.scene, self.set.workgroup));
+        if shadow.touched().any(|page| check.may_conflict(page)) {
+            if let Some(conflict) = check.conflict(shadow, access) {
+                return Err(conflict.report(&check, &self.scene, self.set.workgroup));
+            }
+            if self.scene.notes && check.changes.is_some() {
+                let notes = &mut self.notes;
+                check.same_stores(shadow, |other| notes.add(lds, tag.at(), other));
+            }
+        }
+        if !changes.is_empty() && !alone {
+            shadow.lose(changes);
         }
         Ok(())
     }
@@ -255,6 +299,6 @@ impl<'a> Races<'a> {
 
     /// The workgroup has ended.
     pub fn end(self) -> Result<(), Found> {
-        self.ledger.end(self.set, &self.scene)
+        self.ledger.end(self.set, &self.scene, self.notes)
     }
 }

@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub mod asm;
+#[path = "../llvm/compiler.rs"]
+mod found;
+
+pub use found::compiler;
 
 /// The code object of a `.hip` or `.s` file of `tests/kernels`, or `None`, said aloud, if no compiler
 /// for gfx942 is installed. With `DELTAWAVE_REQUIRE_KERNELS=1` that is a failure.
@@ -80,15 +84,4 @@ fn output(source: &str, flags: &[&str]) -> PathBuf {
     (source, flags, std::thread::current().id()).hash(&mut hash);
     let name = format!("{}-{:x}.co", std::process::id(), hash.finish());
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
-}
-
-/// A clang that compiles for the simulated device.
-pub fn compiler() -> Option<String> {
-    let mut names: Vec<String> = (19..=24).map(|v| format!("clang++-{v}")).collect();
-    names.push("clang++".into());
-    names.push("/opt/rocm/llvm/bin/clang++".into());
-    names.into_iter().find(|name| {
-        let targets = Command::new(name).arg("--print-targets").output();
-        targets.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("amdgcn"))
-    })
 }

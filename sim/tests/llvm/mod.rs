@@ -1,5 +1,8 @@
 //! LLVM's disassembler as the reference.
 
+#[allow(dead_code)]
+pub mod compiler;
+
 use std::io::Write;
 use std::process::{Command, Stdio};
 
@@ -26,17 +29,37 @@ pub fn pipe(program: &str, arguments: &[&str], input: &str) -> Option<(String, S
     ))
 }
 
-/// The first of some programs that starts; skips (or fails, if `DELTAWAVE_REQUIRE_KERNELS=1`) without one.
-pub fn tool(names: &[&str]) -> Option<String> {
-    let found = names
-        .iter()
-        .find(|name| Command::new(name).arg("--version").output().is_ok());
+/// A tool of the compiler's LLVM; skips (or fails, if `DELTAWAVE_REQUIRE_KERNELS=1`) without one.
+pub fn tool(name: &str) -> Option<String> {
+    let compiler = compiler::compiler();
+    let found = compiler.as_deref().and_then(|c| compiler::tool_of(c, name));
     if found.is_none() {
         let required = std::env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref() == Ok("1");
-        assert!(!required, "none of {names:?} is installed");
-        println!("skipped: none of {names:?} is installed");
+        let compiler = compiler.as_deref().unwrap_or("no compiler");
+        assert!(
+            !required,
+            "{name} of the LLVM of {compiler} is not installed"
+        );
+        println!("skipped: {name} of the LLVM of {compiler} is not installed");
     }
-    found.map(|name| name.to_string())
+    found.map(|path| path.display().to_string())
+}
+
+/// A tool of LLVM 19, whatever the compiler: about bits that no compiler emits versions of LLVM disagree, and the tests
+/// know what this one says.
+pub fn reference(name: &str) -> Option<String> {
+    let found = compiler::tool_of("clang++-19", name).map(|path| path.display().to_string());
+    let versioned = format!("{name}-19");
+    let found = found.or_else(|| {
+        let starts = Command::new(&versioned).arg("--version").output().is_ok();
+        starts.then_some(versioned)
+    });
+    if found.is_none() {
+        let required = std::env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref() == Ok("1");
+        assert!(!required, "{name} of LLVM 19 is not installed");
+        println!("skipped: {name} of LLVM 19 is not installed");
+    }
+    found
 }
 
 /// What LLVM makes of two dwords.

@@ -206,7 +206,7 @@ pub struct PrefillArgs {
     /// Element type of the final state
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
-    /// Keep the states in a pool of so many slots, in place; --check: those of no sequence stay as they are
+    /// Keep the states in a pool of so many slots, in place; --check: those of no sequence, or of one without tokens, stay as they are
     #[arg(long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = OPERATION)]
     pub pool: Option<u32>,
     /// Keep the state after every N tokens, a multiple of 64; --check: sequences are continued from their last one

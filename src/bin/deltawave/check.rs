@@ -145,8 +145,8 @@ pub fn check(
     }
     if let Some(others) = outcome.others.filter(|others| others.changed > 0) {
         objections.push(format!(
-            "pool: {} of {} slots of no sequence have changed",
-            others.changed, others.slots
+            "pool: {} slots of no sequence, or of one without tokens, have changed",
+            others.changed
         ));
     }
     if let Some(resumed) = resumed {

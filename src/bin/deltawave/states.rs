@@ -57,7 +57,7 @@ pub struct Pool {
 pub struct Others {
     /// How many there are.
     pub slots: usize,
-    /// How many have other bits than before.
+    /// How many of them, and of the slots of sequences without tokens, have other bits than before.
     pub changed: usize,
 }
 
@@ -111,13 +111,23 @@ impl Pool {
         let now = self.buffer.download(stream)?;
         let each = now.len() / self.slots.max(1);
         let own = slots(w.sequences(), self.slots);
-        let state = |slot: &i32| &now[*slot as usize * each..][..each];
-        let states = own.iter().flat_map(state).copied().collect();
+        let range = |slot: usize| slot * each..(slot + 1) * each;
+        // A sequence without tokens writes nothing: without a state to start from, its slot may hold anything.
+        let empty = |n: usize| w.data.cu_seqlens[n] == w.data.cu_seqlens[n + 1];
+        let zeros = vec![0; each];
+        let states = (own.iter().enumerate()).flat_map(|(n, &slot)| {
+            match empty(n) && w.data.initial_state.is_none() {
+                true => &zeros[..],
+                false => &now[range(slot as usize)],
+            }
+        });
+        let states = states.copied().collect();
         let StateFormat { layout, dtype } = self.format;
         // Those of the sequences are the last ones.
         let slots = self.slots - own.len();
-        let pairs = (0..slots).map(|slot| slot * each..(slot + 1) * each);
-        let changed = pairs.filter(|slot| now[slot.clone()] != self.before[slot.clone()]);
+        let of_empty = (own.iter().enumerate()).filter(|(n, _)| empty(*n));
+        let kept = (0..slots).chain(of_empty.map(|(_, &slot)| slot as usize));
+        let changed = kept.filter(|&slot| now[range(slot)] != self.before[range(slot)]);
         let others = Others {
             slots,
             changed: changed.count(),

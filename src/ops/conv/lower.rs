@@ -6,8 +6,10 @@ use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
 use crate::abi::{self, dw_conv_args, dw_conv_part};
+use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
+use crate::gate;
 use crate::kernels::{self, Kernel};
 use crate::runtime::Context;
 use crate::tensor::{Batch, Tensor, TensorMut, TokensMut};
@@ -276,6 +278,43 @@ impl Shape {
         })?;
         let groups = if self.tokens == 0 { 0 } else { grid };
         Ok(Lowered { arguments, groups })
+    }
+
+    /// No output may share memory with another argument, but g may be a, and beta b.
+    pub(super) fn check_overlaps(&self, x: &ConvTensors<'_>) -> Checked<()> {
+        let state = x.state.as_ref();
+        let tensor = Span::maybe("state", state.map(|s| &s.tensor.0));
+        let [written, read] = match self.keeps_states {
+            false => [tensor, Span::NONE],
+            true => [Span::NONE, tensor],
+        };
+        let ([g, beta], [a, b, a_log, dt_bias]) =
+            (x.gates.as_ref()).map_or(([Span::NONE; 2], [Span::NONE; 4]), |gates| gates.spans());
+        let outputs = [
+            Span::of("q", &x.q.0.0),
+            Span::of("k", &x.k.0.0),
+            Span::of("v", &x.v.0.0),
+            written,
+            g,
+            beta,
+        ];
+        let has_initial_state = state.and_then(|s| s.has_initial_state.as_ref());
+        let inputs = [
+            Span::of("x.q", &x.x.q),
+            Span::of("x.k", &x.x.k),
+            Span::of("x.v", &x.x.v),
+            Span::of("weight", &x.weight),
+            Span::maybe("bias", x.bias.as_ref()),
+            read,
+            a,
+            b,
+            a_log,
+            dt_bias,
+            Span::numbers("slots", x.slots.as_ref()),
+            Span::numbers("has_initial_state", has_initial_state),
+            Span::lengths(x.cu_seqlens.as_ref()),
+        ];
+        alias::check(&outputs, &inputs, gate::SAME)
     }
 
     /// q, k or v: where it is read, and where it goes.

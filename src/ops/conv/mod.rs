@@ -211,11 +211,13 @@ pub struct ConvState<'a> {
 }
 
 /// The tensors of one convolution over `T` packed rows.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct ConvTensors<'a> {
     /// `[N + 1]`, the lengths of a plan of [`Conv::device`]; absent for plans that have their lengths.
     pub cu_seqlens: Option<CuSeqlens<'a>>,
-    /// The projections. No output may overlap them.
+    /// The projections.
     pub x: ConvInput<'a>,
     /// `[channels, width]`, f32, bf16 or fp16, any strides; the newest token's weight last. Dense rows of the type of x
     /// are the fastest.
@@ -320,11 +322,14 @@ impl Conv {
             }
         };
         let lowered = self.lower(stream, lengths, tensors)?;
+        self.shape.check_overlaps(tensors)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         self.enqueue(stream, &lowered)
     }
 
-    /// All checks of [`Conv::launch`] but those of the lengths: their address, and whether entries have 64 bits.
+    /// All checks of [`Conv::launch`] but those of memory that arguments share, and of the lengths: their address, and
+    /// whether entries have 64 bits.
     pub(crate) fn lower(
         &self,
         stream: &Stream,

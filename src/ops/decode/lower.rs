@@ -4,6 +4,7 @@ use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
 use crate::abi::{self, dw_decode_args, dw_norm_args};
+use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{self, Kernel};
@@ -303,6 +304,29 @@ pub(crate) fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
         let allowed = format!("it must be at most {MAX_ROW_STRIDE} elements");
         ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
     })
+}
+
+/// No output may share memory with another argument, but o may be v, of which a workgroup reads what it then writes.
+pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
+    let outputs = [
+        Span::of("o", &x.o.0.0),
+        Span::maybe("states", x.states.as_ref().map(|t| &t.0)),
+        Span::of("pool", &x.pool.tensor.0),
+    ];
+    let [g, beta, a_log, dt_bias] = x.gating.spans();
+    let inputs = [
+        Span::of("q", &x.q.0),
+        Span::of("k", &x.k.0),
+        Span::of("v", &x.v.0),
+        g,
+        beta,
+        a_log,
+        dt_bias,
+        Span::numbers("slots", x.pool.slots.as_ref()),
+        Span::numbers("write_slots", x.pool.write_slots.as_ref()),
+        Span::numbers("has_initial_state", x.has_initial_state.as_ref()),
+    ];
+    alias::check(&outputs, &inputs, &[("o", "v")])
 }
 
 /// Every tensor whose context is known must be of `context`.

@@ -80,6 +80,8 @@ impl DecodeSpec {
 
 /// The tensors of one decode of `B` sequences. A tensor over tokens is `[B, T, ...]`, or `[B T, ...]` with the tokens of
 /// a sequence one after the other, as [`conv`](crate::conv) leaves them.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct DecodeTensors<'a> {
     /// `[B, T, HK, K]`.
@@ -97,7 +99,7 @@ pub struct DecodeTensors<'a> {
     /// `[B, T, HV, K, V]`, or with the last two exchanged as in the pool; f32 or bf16: the state after every token, for
     /// [`Commit`](crate::commit::Commit). The pool is then not written; of padding nothing is written here.
     pub states: Option<TensorMut<'a, 5>>,
-    /// `[B, T, HV, V]`.
+    /// `[B, T, HV, V]`. It may be v.
     pub o: TokensMut<'a>,
 }
 
@@ -149,11 +151,13 @@ impl Decode {
     /// the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
         let lowered = self.lower(stream, tensors)?;
+        lower::check_overlaps(tensors)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         self.enqueue(stream, &lowered)
     }
 
-    /// All checks of [`Decode::launch`].
+    /// All checks of [`Decode::launch`] but those of memory that arguments share.
     pub(crate) fn lower(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<Lowered> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::LayerTensors;
 use super::stages::{Lowered, Stages};
+use crate::alias::{self, Span};
 use crate::batch::PerSequence;
 use crate::check;
 use crate::conv::{self, ConvInput, ConvState, ConvTensors};
@@ -98,6 +99,35 @@ impl Stages {
             lowered.prefill = Some(renamed(lower(&tensors), &RECURRENCE)?);
         }
         Ok(lowered)
+    }
+
+    /// No output may share memory with another argument. What the stages do in place, o in y and y after it, is their own.
+    pub(super) fn check_overlaps(x: &LayerTensors<'_>, workspace: Span<'_>) -> Result<()> {
+        let (weights, states) = (&x.weights, &x.states);
+        let outputs = [
+            Span::of("y", &x.y.0.0),
+            Span::of("states.conv", &states.conv.0),
+            Span::of("states.recurrent", &states.recurrent.0),
+            workspace,
+        ];
+        let has_initial_state = states.has_initial_state.as_ref();
+        let inputs = [
+            Span::of("x.q", &x.x.q),
+            Span::of("x.k", &x.x.k),
+            Span::of("x.v", &x.x.v),
+            Span::of("z", &x.z),
+            Span::of("a", &x.a.0),
+            Span::of("b", &x.b.0),
+            Span::of("weights.conv", &weights.conv),
+            Span::maybe("weights.conv_bias", weights.conv_bias.as_ref()),
+            Span::of("weights.a_log", &weights.a_log),
+            Span::maybe("weights.dt_bias", weights.dt_bias.as_ref()),
+            Span::maybe("weights.norm", weights.norm.as_ref()),
+            Span::numbers("states.slots", states.slots.as_ref()),
+            Span::numbers("states.has_initial_state", has_initial_state),
+            Span::lengths(x.cu_seqlens.as_ref()),
+        ];
+        Ok(alias::check(&outputs, &inputs, &[])?)
     }
 
     /// What is taken apart here has to be of the right size.

@@ -137,12 +137,14 @@ pub struct LayerStates<'a> {
     /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
     /// as many. Of slots that the host knows, [`Layer::set_slots`] checks that.
     pub slots: Option<PerSequence<'a, i32>>,
-    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. Of a new
-    /// sequence without tokens the recurrent state becomes zeros, the conv state stays as it is.
+    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. The states of a
+    /// sequence without tokens stay as they are, whatever this says.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
 /// The tensors of one layer over `T` packed rows.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct LayerTensors<'a> {
     /// `[N + 1]`, the lengths of a plan of [`Layer::device`]; absent for plans that have their lengths.
@@ -160,7 +162,7 @@ pub struct LayerTensors<'a> {
     pub weights: LayerWeights<'a>,
     /// Where sequences start from and what they leave behind.
     pub states: LayerStates<'a>,
-    /// `[T, HV, V]`. Rows past the last sequence become zeros. Other memory than x and z.
+    /// `[T, HV, V]`. Rows past the last sequence become zeros.
     pub y: TokensMut<'a>,
 }
 
@@ -299,7 +301,8 @@ impl Layer {
             .collect()
     }
 
-    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else.
+    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this
+    /// crate on the stream, from whatever thread, comes between them.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
@@ -313,6 +316,7 @@ impl Layer {
         let (context, stages) = (&self.stages.context, &self.stages);
         check::stream(stream, context)?;
         check_workspace(&workspace, self.workspace_bytes(), context)?;
+        let scratch = workspace.span();
         let (address, rest) = workspace.split(self.lengths_bytes());
         let lengths = match &self.lengths {
             Lengths::Host(_) => {
@@ -333,7 +337,9 @@ impl Layer {
         let prefill = (self.prefill.as_ref())
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, of_prefills, records.address()));
         let lowered = stages.lower(stream, tensors, all, activations, prefill)?;
+        Stages::check_overlaps(tensors, scratch)?;
         context.make_current()?;
+        let _turn = stream.turn();
         if let Some(lengths) = lengths {
             lengths.enqueue(context, stream)?;
         }

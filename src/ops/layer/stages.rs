@@ -68,10 +68,9 @@ impl Stages {
         Ok(stages)
     }
 
-    /// Whether there is a prefill: it makes zeros of rows past the last sequence, too, and of the states of new sequences
-    /// without tokens.
+    /// Whether there is a prefill: it makes zeros of rows past the last sequence, too. Sequences without tokens need none.
     pub(super) fn prefills(&self) -> bool {
-        self.tokens > self.decodes || self.sequences > self.decodes || self.decodes == 0
+        self.tokens > self.decodes || self.decodes == 0
     }
 
     /// Names of the kernels, with those of the prefill.

@@ -10,11 +10,13 @@ use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
     self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
 };
+use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::Result;
 use crate::kernels::{self, Kernel};
 use crate::model::Heads;
 use crate::runtime::{Context, Stream};
+use crate::state::States;
 use crate::types::HeadMap;
 
 /// What the kernels read of the batch's lengths, on the device.
@@ -294,4 +296,51 @@ unsafe fn launch<A>(
             _ => context.launch(stream, kernel, workgroups, threads, arguments),
         }
     }
+}
+
+/// No output may share memory with another argument, but o may be v, whose elements a workgroup reads before it writes those
+/// of o, and the final state may be the initial one.
+pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Checked<()> {
+    let pool = x.states.pool();
+    let (initial, last, has_initial_state) = match &x.states {
+        States::None => (None, None, None),
+        States::Separate { initial, last } => {
+            let has = initial.as_ref().and_then(|i| i.has_initial_state.as_ref());
+            (initial.as_ref().map(|i| &i.state), last.as_ref(), has)
+        }
+        States::Pool {
+            has_initial_state, ..
+        } => (None, None, has_initial_state.as_ref()),
+    };
+    let snapshots = x.snapshots.as_ref();
+    let to = snapshots.and_then(|s| s.to.as_ref());
+    let outputs = [
+        Span::of("o", &x.o.0.0),
+        Span::maybe("snapshots", to.map(|to| &to.tensor.0)),
+        Span::maybe("final_state", last.map(|s| &s.tensor.0)),
+        Span::maybe("pool", pool.map(|p| &p.tensor.0)),
+        workspace,
+    ];
+    let [g, beta, a_log, dt_bias] = x.gating.spans();
+    let inputs = [
+        Span::of("q", &x.q.0),
+        Span::of("k", &x.k.0),
+        Span::of("v", &x.v.0),
+        g,
+        beta,
+        a_log,
+        dt_bias,
+        Span::maybe("initial_state", initial.map(|s| &s.tensor)),
+        Span::numbers("has_initial_state", has_initial_state),
+        Span::numbers("slots", pool.and_then(|p| p.slots.as_ref())),
+        Span::numbers("write_slots", pool.and_then(|p| p.write_slots.as_ref())),
+        Span::numbers("snapshot_slots", snapshots.and_then(|s| s.slots.as_ref())),
+        Span::lengths(x.cu_seqlens.as_ref()),
+    ];
+    let same = [("o", "v"), ("final_state", "initial_state")];
+    let same = match initial.map(|s| s.layout) == last.map(|s| s.layout) {
+        true => &same[..],
+        false => &same[..1],
+    };
+    alias::check(&outputs, &inputs, same)
 }

@@ -113,6 +113,8 @@ impl PrefillSpec {
 }
 
 /// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct PrefillTensors<'a> {
     /// `[N + 1]`, the lengths of a plan of [`Prefill::device`]; absent for plans that have their lengths.
@@ -127,7 +129,7 @@ pub struct PrefillTensors<'a> {
     pub gating: Gating<'a>,
     /// Where sequences start from, and where their final states go.
     pub states: States<'a>,
-    /// `[T, HV, V]`. Rows past the last sequence become zeros.
+    /// `[T, HV, V]`. Rows past the last sequence become zeros. It may be v.
     pub o: TokensMut<'a>,
     /// States in the course of sequences that are wanted, too.
     pub snapshots: Option<Snapshots<'a>>,
@@ -421,7 +423,8 @@ impl Prefill {
         }
     }
 
-    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else.
+    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else. No other launch of this crate on the
+    /// stream, from whatever thread, comes between them.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
@@ -448,11 +451,14 @@ impl Prefill {
     ) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        let scratch = workspace.span();
         let (address, records) = workspace.split(self.lengths_bytes());
         let lengths = self.lower_lengths(tensors, address)?;
         let checked = lengths.as_ref().map_or(ptr::null(), |l| l.checked());
         let lowered = self.lower(tensors, checked, records.address())?;
+        lower::check_overlaps(tensors, scratch)?;
         self.context.make_current()?;
+        let _turn = stream.turn();
         if let Some(lengths) = lengths
             && matches!(part, Part::Whole | Part::Lengths)
         {
@@ -479,7 +485,8 @@ impl Prefill {
         }
     }
 
-    /// All checks of a launch but those of the stream, of lengths on the device and of the workspace, which holds records.
+    /// All checks of a launch but those of the stream, of lengths on the device, of the workspace, which holds records, and
+    /// of memory that arguments share.
     pub(crate) fn lower(
         &self,
         tensors: &PrefillTensors<'_>,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use deltawave_sim::code_object::{Arg, Kernel};
 use deltawave_sim::exec::MfmaMode;
-use deltawave_sim::fault::{Fault, FaultKind};
+use deltawave_sim::fault::{Fault, FaultKind, SameStores};
 use deltawave_sim::launch::{Launch, LaunchError, Options, Stats, WaveOrder};
 use deltawave_sim::memory::Memory;
 use deltawave_sim::sanitize::Checks;
@@ -46,6 +46,7 @@ Checks stop the launch where hardware would go on and might be lucky:
 They cost time: --checks none is the fastest. Accesses outside of buffers, LDS
 and scratch, and launches that hang, are found in any case. A race is found
 in every --order; results that change with the order hint at other faults.
+Stores of the same bytes are no race: --notes lists them.
 
 Examples:
   wavesim run saxpy.co --kernel saxpy --grid 4 --block 256 \\
@@ -87,6 +88,9 @@ pub struct Args {
     /// hazards, races, barriers, separated by commas [default: all; profile, model: none]
     #[arg(long)]
     checks: Option<Checks>,
+    /// Tell of stores of the same bytes by several waves, which are no race
+    #[arg(long)]
+    notes: bool,
     /// Host threads; all cores if absent
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
@@ -165,7 +169,7 @@ pub fn run(args: &Args) -> Result<String, Failure> {
         let (kernel, stats, seconds) = (launch.kernel, &done.stats, done.seconds);
         Ok(if args.json {
             let outputs: Vec<Json> = outputs.iter().map(Output::json).collect();
-            crate::json(&json!({
+            let mut json = json!({
                 "kernel": kernel.name(),
                 "grid": args.grid,
                 "block": args.block,
@@ -177,7 +181,11 @@ pub fn run(args: &Args) -> Result<String, Failure> {
                 "wave_instructions": stats.wave_instructions,
                 "seconds": seconds,
                 "outputs": outputs,
-            }))
+            });
+            if args.notes {
+                json["notes"] = stats.notes.iter().map(note).collect();
+            }
+            crate::json(&json)
         } else {
             report(kernel, stats, seconds, &outputs)
         })
@@ -201,6 +209,7 @@ impl Args {
             order: self.order,
             instruction_limit: self.instruction_limit,
             checks: self.checks.unwrap_or(checks),
+            notes: self.notes,
             ..Options::default()
         }
     }
@@ -307,6 +316,17 @@ pub fn launch(
     )
 }
 
+/// A note for scripts.
+fn note(note: &SameStores) -> Json {
+    json!({
+        "place": if note.lds { "LDS" } else { "memory" },
+        "pc": note.pc,
+        "instruction": note.instruction,
+        "other": { "pc": note.other_pc, "instruction": note.other_instruction },
+        "times": note.times,
+    })
+}
+
 /// A fault for scripts. A race has the pc and the text of either instruction.
 fn finding(fault: &Fault) -> Json {
     let mut json = json!({
@@ -343,6 +363,9 @@ fn report(kernel: &Kernel, stats: &Stats, seconds: f64, outputs: &[Output]) -> S
         stats.wave_instructions,
         stats.wave_instructions as f64 / seconds.max(1e-9) / 1e6
     );
+    for note in &stats.notes {
+        let _ = writeln!(out, "note: {note}");
+    }
     for o in outputs {
         match o.place {
             Place::Print => {

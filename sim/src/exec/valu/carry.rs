@@ -108,14 +108,15 @@ unsafe fn subbrev(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     unsafe { carry(w, i, true, |a, b, c| sub(b, a, c)) }
 }
 
-/// `a * b + c` with a 64-bit sum; `f` gives the product as 64 bits.
+/// `a * b + c`: the low 64 bits of the sum, and bit 64 of it as carry. `product` gives 64 bits; `top` gives bit 64 from
+/// the product, `c` and the low bits of the sum.
 #[inline(always)]
 unsafe fn mad64(
     w: &mut Wave,
     i: &Inst,
     ty: Ty,
     product: impl Fn(u32, u32) -> u64,
-    overflow: impl Fn(u64, u64, u64) -> bool,
+    top: impl Fn(u64, u64, u64) -> bool,
 ) -> Flow {
     let mut s = Scratch::<4>::new();
     let (mut lo, mut hi, mut o) = ([0; LANES], [0; LANES], [0u8; LANES]);
@@ -129,7 +130,7 @@ unsafe fn mad64(
             let (p, c) = (product(at(a, l), at(b, l)), at64(c, l));
             let sum = p.wrapping_add(c);
             (lo[l], hi[l]) = (sum as u32, (sum >> 32) as u32);
-            o[l] = u8::from(overflow(p, c, sum));
+            o[l] = u8::from(top(p, c, sum));
         }
     }
     put64(w, i, &lo, &hi);
@@ -160,7 +161,8 @@ unsafe fn mad_i64(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
             i,
             Ty::I64,
             |a, b| (i64::from(a as i32) * i64::from(b as i32)) as u64,
-            |p, c, s| ((p ^ s) & (c ^ s)) >> 63 != 0,
+            // The operands are extended by their signs: bit 64 is the sign of the sum, also where 63 bits cannot hold it.
+            |p, c, s| (p & c | (p | c) & s) >> 63 != 0,
         )
     }
 }

@@ -505,6 +505,46 @@ fn select_and_carry() {
     }
 }
 
+/// The sum of 65 bits of the instruction set's document: 64 bits of result, and bit 64 as carry.
+#[test]
+fn multiply_adds_of_64_bits_carry_bit_64() {
+    let factors: [u32; 8] = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, !0 - 1, !0];
+    let addends: [u64; 8] = [
+        0,
+        1,
+        0x7fff_ffff_ffff_ffff,
+        0x8000_0000_0000_0000,
+        0x8000_0000_0000_0001,
+        0xc000_0000_0000_0000,
+        0x4000_0000_0000_0000,
+        !0,
+    ];
+    for c in addends {
+        let mut w = wave();
+        for (l, (a, b)) in (0..LANES).map(|l| (l, (factors[l / 8], factors[l % 8]))) {
+            (w.vgpr[1].0[l], w.vgpr[2].0[l]) = (a, b);
+            (w.vgpr[6].0[l], w.vgpr[7].0[l]) = (c as u32, (c >> 32) as u32);
+        }
+        for op in [Op::V_MAD_U64_U32, Op::V_MAD_I64_I32] {
+            let mut i = inst(op, Format::Vop3, V + 4, &[V + 1, V + 2, V + 6]);
+            i.sdst = 22;
+            let r = run(&i, &w);
+            for l in 0..LANES {
+                let (a, b) = (w.vgpr[1].0[l], w.vgpr[2].0[l]);
+                let sum = if op == Op::V_MAD_U64_U32 {
+                    i128::from(a) * i128::from(b) + i128::from(c)
+                } else {
+                    i128::from(a as i32) * i128::from(b as i32) + i128::from(c as i64)
+                };
+                let got = u64::from(r.vgpr[4].0[l]) | u64::from(r.vgpr[5].0[l]) << 32;
+                let carry = r.s64(22) >> l & 1;
+                let want = (sum as u64, (sum >> 64) as u64 & 1);
+                assert_eq!((got, carry), want, "{op:?} {a:#x} * {b:#x} + {c:#x}");
+            }
+        }
+    }
+}
+
 #[test]
 fn packed_f32_selects_and_negates_halves() {
     let mut w = wave();
@@ -637,6 +677,63 @@ fn sdwa_selects() {
     for (unused, want) in [(2, 0x1111_a011), (1, 0xffff_a000), (0, 0x0000_a000)] {
         i.ctrl = 1 << 8 | unused << 11;
         assert_eq!(run(&i, &w).vgpr[2].0[3], want);
+    }
+}
+
+/// A result of 16 bits has zeros above it in the whole register, as LLVM's `zeroesHigh16BitsOfDest` says of gfx9, and in
+/// a selected part of it what SDWA says.
+#[test]
+fn sdwa_shifts_of_16_bits() {
+    let old = 0x1234_5678;
+    for value in [
+        0u32,
+        1,
+        0x7fff,
+        0x8000,
+        0x8001,
+        0xffff,
+        0x8000_7fff,
+        0x7fff_8000,
+        !0,
+    ] {
+        for by in [0u32, 1, 7, 8, 15, 16, 17, 31, !0] {
+            let mut w = wave();
+            w.vgpr[1].0 = [by; LANES];
+            w.vgpr[2].0 = [value; LANES];
+            w.vgpr[3].0 = [old; LANES];
+            // What the source's select and sign extension make of the operand, and its low half.
+            for (select, operand) in [
+                (6, value as i16),
+                (4, value as i16),
+                (5, (value >> 16) as i16),
+                (0, value as u8 as i16),
+                (8, value as i8 as i16),
+                (3 | 8, (value >> 24) as i8 as i16),
+            ] {
+                let result = u32::from((operand >> (by & 15)) as u16);
+                let byte = (result & 0xff) << 8;
+                for (sel, unused, want) in [
+                    (6, 0, result),
+                    (6, 1, result),
+                    (6, 2, result),
+                    (4, 0, result),
+                    (4, 1, result as u16 as i16 as u32),
+                    (4, 2, old & 0xffff_0000 | result),
+                    (5, 0, result << 16),
+                    (5, 1, result << 16),
+                    (5, 2, old & 0xffff | result << 16),
+                    (1, 0, byte),
+                    (1, 1, byte as u16 as i16 as u32),
+                    (1, 2, old & 0xffff_00ff | byte),
+                ] {
+                    let mut i = inst(Op::V_ASHRREV_I16, Format::Vop2, V + 3, &[V + 1, V + 2]);
+                    i.flags = flag::SDWA;
+                    i.ctrl = sel << 8 | unused << 11 | 6 << 16 | select << 24;
+                    let got = run(&i, &w).vgpr[3].0[5];
+                    assert_eq!(got, want, "{value:#x} >> {by}, {sel} {unused} {select}");
+                }
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::order::{Clocks, View};
 use super::report::{Scene, Site, action};
 use super::shadow::{Mark, Page, Shadow, Tag, Touch};
+use super::stored::Changes;
 use crate::exec::lanes::lanes;
 use crate::fault::{FaultKind, RaceReason};
 use crate::sanitize::accesses::Access;
@@ -16,6 +17,8 @@ pub(super) struct Check<'a> {
     pub view: &'a View,
     /// For scalar loads: what they see of the workgroup's stores.
     pub scalar: Option<&'a Clocks>,
+    /// For plain stores: what they change of earlier ones. Stores of the same bytes do not conflict.
+    pub changes: Option<&'a Changes>,
 }
 
 /// Another wave's access that is not ordered with this one.
@@ -77,12 +80,57 @@ impl Check<'_> {
         (others != 0 && self.meets(page)) || self.scalar.is_some() && page.written
     }
 
+    /// The accesses of other waves that those of the instruction may conflict with.
+    fn others<'p>(&self, page: &'p Page) -> impl Iterator<Item = &'p Touch> {
+        let (wave, write) = (self.touch.wave, self.touch.write);
+        let other = page.unordered().filter(move |t| t.wave != wave);
+        other.filter(move |t| write || t.write)
+    }
+
+    /// Whether the instruction touches bytes of an earlier access that is not ordered with it.
+    fn touches(&self, page: &Page, other: &Touch) -> bool {
+        let mut now = page.touches[page.since..].iter();
+        self.races_with(other.wave.into(), other.time, other.tag)
+            && now.any(|n| {
+                n.tag.bytes() & other.tag.bytes() != 0 && n.dwords.intersects(&other.dwords)
+            })
+    }
+
+    /// Whether a store that changes nothing may conflict with anything in a page: with anything but stores, or with
+    /// one whose bytes are lost.
+    fn meets_more_than_stores(&self, page: &Page) -> bool {
+        let others = self.others(page);
+        let more = others.filter(|t| !(t.write && t.tag.is_plain()));
+        let lost = page.lost.iter().filter(|t| t.wave != self.touch.wave);
+        more.chain(lost).any(|t| self.touches(page, t))
+    }
+
+    /// The instructions whose stores, of the same bytes, are not ordered with this one.
+    #[cold]
+    pub fn same_stores(&self, shadow: &Shadow, mut visit: impl FnMut(u32)) {
+        for page in shadow.touched() {
+            let stores = self.others(page).filter(|t| t.write && t.tag.is_plain());
+            for store in stores.filter(|t| self.touches(page, t)) {
+                visit(store.tag.at());
+            }
+        }
+    }
+
+    /// The bytes of a dword that another wave has written in other ways than this store does.
+    fn unlike(&self, changes: &Changes, page: &Page, wave: usize, dword: usize) -> u8 {
+        let by_wave = |t: &&Touch| t.is_by(wave, true) && t.dwords.contains(dword);
+        let others = page.unordered().filter(|t| !t.tag.is_plain());
+        others
+            .chain(&page.lost)
+            .filter(by_wave)
+            .filter(|t| self.races_with(wave, t.time, t.tag))
+            .fold(changes.of_dword(page.base, dword), |bytes, t| {
+                bytes | t.tag.bytes()
+            })
+    }
+
     fn meets(&self, page: &Page) -> bool {
-        let others = || {
-            let wanted = |t: &&Touch| self.touch.write || t.write;
-            let other = page.unordered().filter(|t| t.wave != self.touch.wave);
-            other.filter(wanted)
-        };
+        let others = || self.others(page);
         let now = &page.touches[page.since..];
         others()
             .filter(|t| self.races_with(t.wave.into(), t.time, t.tag))
@@ -102,6 +150,11 @@ impl Check<'_> {
     /// The first conflict in the order of the lanes.
     #[cold]
     pub fn conflict(&self, shadow: &mut Shadow, access: &Access) -> Option<Conflict> {
+        if self.changes.is_some_and(Changes::is_empty)
+            && !shadow.touched().any(|p| self.meets_more_than_stores(p))
+        {
+            return None;
+        }
         let mut stretches = Vec::new();
         access.stretches(|start, end| stretches.push((start, end)));
         for (start, end) in stretches {
@@ -134,8 +187,14 @@ impl Check<'_> {
                     let Some(mark) = page.mark(write, wave, dword) else {
                         continue;
                     };
-                    let bytes = mark.tag.bytes() & wanted;
-                    if bytes != 0 && self.races_with(wave, mark.time, mark.tag) {
+                    let mut bytes = mark.tag.bytes() & wanted;
+                    if bytes == 0 || !self.races_with(wave, mark.time, mark.tag) {
+                        continue;
+                    }
+                    if let Some(changes) = self.changes.filter(|_| write) {
+                        bytes &= self.unlike(changes, page, wave, dword);
+                    }
+                    if bytes != 0 {
                         return Some(Conflict {
                             address: page.address(dword, bytes),
                             wave,

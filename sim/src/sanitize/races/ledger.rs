@@ -8,8 +8,9 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::dwords::{DWORDS, Dwords, PAGE};
 use super::order::{Clocks, Foreign, Party, View};
-use super::report::{Scene, Site, action};
+use super::report::{Notes, Scene, Site, action};
 use super::shadow::{ByAddress, Mark, Page, Shadow, Tag, WAVES, WHOLE};
+use super::stored::Values;
 use crate::exec::lanes::lanes;
 use crate::fault::{FaultKind, RaceReason};
 
@@ -20,6 +21,8 @@ struct Entry {
     /// Time of the wave, times 16, plus the wave.
     when: u32,
     tag: Tag,
+    /// It stands for plain stores only.
+    plain: bool,
 }
 
 impl Entry {
@@ -48,8 +51,15 @@ struct Known {
     dwords: Dwords,
     entry: Entry,
     write: bool,
-    /// Another workgroup has written some other bytes of the dwords since.
+    /// Another workgroup has written the dwords since, some other bytes or the same ones in no order.
     older: bool,
+}
+
+/// What is known of a page.
+#[derive(Default)]
+struct KnownPage {
+    known: Vec<Known>,
+    values: Option<Box<Values>>,
 }
 
 /// A flag that workgroups, or waves, synchronise by.
@@ -62,11 +72,13 @@ pub(super) struct Flag {
 
 #[derive(Default)]
 pub(super) struct State {
-    pages: ByAddress<Vec<Known>>,
+    pages: ByAddress<KnownPage>,
     pub flags: ByAddress<Flag>,
     /// Ended workgroups whose turn has not come.
     ended: BTreeMap<u64, Set>,
     next: u64,
+    /// Stores of the same bytes, where they are asked for.
+    pub notes: Notes,
 }
 
 /// What all workgroups of a launch share.
@@ -96,9 +108,15 @@ impl Ledger {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// The stores of the same bytes of all workgroups.
+    pub fn notes(self) -> Notes {
+        self.0.into_inner().unwrap_or_else(|e| e.into_inner()).notes
+    }
+
     /// Enters a workgroup that has ended, once all before it have.
-    pub(super) fn end(&self, set: Set, scene: &Scene) -> Result<(), Found> {
+    pub(super) fn end(&self, set: Set, scene: &Scene, notes: Notes) -> Result<(), Found> {
         let mut state = self.lock();
+        state.notes.join(notes);
         state.ended.insert(set.workgroup, set);
         while let Some(mut set) = {
             let next = state.next;
@@ -133,25 +151,43 @@ impl State {
     pub fn enter(&mut self, set: &mut Set, scene: &Scene) -> Result<(), Found> {
         let mut first = First::default();
         let mut news = Vec::new();
+        let mut same = Vec::new();
         for page in &mut set.global.pages {
             if page.entered == page.touches.len() {
                 continue;
             }
             let number = page.base / PAGE;
-            let known = self.pages.entry(number).or_default();
+            let KnownPage { known, values } = self.pages.entry(number).or_default();
             for write in [true, false] {
                 news.clear();
                 newest(page, write, set.workgroup as u32, &set.entered, &mut news);
                 for (dwords, new) in &news {
                     let party = &set.parties[new.wave()];
+                    same.clear();
                     for k in known.iter().filter(|k| k.write || write) {
-                        let Some(dword) = dwords.and(&k.dwords).first() else {
+                        let both = dwords.and(&k.dwords);
+                        let Some(mut dword) = both.first() else {
                             continue;
                         };
                         let Some(reason) = conflict(k.entry, k.write, *new, write, party) else {
                             continue;
                         };
-                        let bytes = k.entry.tag.bytes() & new.tag.bytes();
+                        let mut bytes = k.entry.tag.bytes() & new.tag.bytes();
+                        if k.entry.plain
+                            && new.plain
+                            && let (Some(old), Some(now)) = (&*values, &page.values)
+                        {
+                            let unlike = |d: &usize| old.unlike(now, *d) & bytes;
+                            let Some(first) = both.iter().find(|d| unlike(d) != 0) else {
+                                same.push(k.entry);
+                                if scene.notes {
+                                    self.notes.add(false, new.tag.at(), k.entry.tag.at());
+                                }
+                                continue;
+                            };
+                            bytes = unlike(&first);
+                            dword = first;
+                        }
                         let at = page.address(dword, bytes);
                         let Some(key) = first.is(k.entry, *new, number, at) else {
                             continue;
@@ -166,8 +202,19 @@ impl State {
                         };
                         first.0 = Some((key, at, found));
                     }
-                    replace(known, *dwords, *new, write);
+                    // Only flags can put a third workgroup after one of two, and not after the other.
+                    if self.flags.is_empty() {
+                        same.clear();
+                    }
+                    replace(known, *dwords, *new, write, &same);
+                    if let Some(now) = page.values.as_deref().filter(|_| write) {
+                        let values = values.get_or_insert_with(Box::default);
+                        values.take(now, dwords, new.tag.bytes());
+                    }
                 }
+            }
+            if let Some(values) = &mut page.values {
+                values.entered();
             }
             page.entered = page.touches.len();
         }
@@ -178,8 +225,8 @@ impl State {
     }
 }
 
-/// A new access takes the place of the last ones of its kind.
-fn replace(known: &mut Vec<Known>, dwords: Dwords, new: Entry, write: bool) {
+/// A new access takes the place of the last ones of its kind, but for those that stored the `same` in no order.
+fn replace(known: &mut Vec<Known>, dwords: Dwords, new: Entry, write: bool, same: &[Entry]) {
     for i in 0..known.len() {
         let old = &mut known[i];
         if old.write != write || old.older {
@@ -192,7 +239,7 @@ fn replace(known: &mut Vec<Known>, dwords: Dwords, new: Entry, write: bool) {
         old.dwords = old.dwords.without(&dwords);
         let entry = old.entry;
         let covered = entry.tag.bytes() & !new.tag.bytes() == 0;
-        if write && entry.workgroup != new.workgroup && !covered {
+        if write && entry.workgroup != new.workgroup && (!covered || same.contains(&entry)) {
             known.push(Known {
                 dwords: both,
                 entry,
@@ -225,10 +272,11 @@ fn newest(
             .filter(|t| t.write == write)
     };
     let waves = fresh().fold(0u64, |waves, t| waves | 1 << t.wave);
-    let entry = |wave: usize, time: u32, tag: Tag| Entry {
+    let entry = |wave: usize, time: u32, tag: Tag, plain: bool| Entry {
         workgroup,
         when: time * WAVES as u32 + wave as u32,
         tag,
+        plain,
     };
     if fresh().all(|t| t.tag.bytes() == WHOLE && !t.tag.has(Tag::COHERENT)) {
         let mut taken = Dwords::default();
@@ -237,7 +285,7 @@ fn newest(
                 let dwords = touch.dwords.without(&taken);
                 if !dwords.is_empty() {
                     taken = taken.or(&dwords);
-                    news.push((dwords, entry(wave, touch.time, touch.tag)));
+                    news.push((dwords, entry(wave, touch.time, touch.tag, write)));
                 }
             }
         }
@@ -258,8 +306,10 @@ fn newest(
             continue;
         };
         let touched = fresh().filter(|t| t.dwords.contains(dword));
-        let bytes = touched.fold(0, |bytes, t| bytes | t.tag.bytes());
-        let entry = entry(wave, mark.time, mark.tag.with_bytes(bytes));
+        let (bytes, plain) = touched.fold((0, write), |(bytes, plain), t| {
+            (bytes | t.tag.bytes(), plain && t.tag.is_plain())
+        });
+        let entry = entry(wave, mark.time, mark.tag.with_bytes(bytes), plain);
         let mut one = Dwords::default();
         one.insert(dword, dword);
         match news.iter_mut().find(|(_, same)| *same == entry) {

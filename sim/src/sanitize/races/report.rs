@@ -1,8 +1,10 @@
 //! The texts of races.
 
+use std::collections::BTreeMap;
+
 use super::shadow::Tag;
 use crate::disasm;
-use crate::fault::{FaultKind, Race, RacePlace, RaceReason};
+use crate::fault::{FaultKind, Race, RacePlace, RaceReason, SameStores};
 use crate::inst::Program;
 use crate::memory::Memory;
 
@@ -13,6 +15,49 @@ pub(crate) struct Scene<'a> {
     pub memory: &'a Memory,
     /// Workgroups in x, y, z.
     pub counts: [u32; 3],
+    /// Stores of the same bytes are noted.
+    pub notes: bool,
+}
+
+/// Stores of the same bytes that nothing orders: whether in LDS, the two instructions, and how often a store met one.
+#[derive(Clone, Default)]
+pub(crate) struct Notes(BTreeMap<(bool, u32, u32), u64>);
+
+impl Notes {
+    pub fn add(&mut self, lds: bool, at: u32, other: u32) {
+        *self
+            .0
+            .entry((lds, at.min(other), at.max(other)))
+            .or_default() += 1;
+    }
+
+    pub fn join(&mut self, from: Notes) {
+        for (key, count) in from.0 {
+            *self.0.entry(key).or_default() += count;
+        }
+    }
+
+    /// For those who asked.
+    pub fn tell(&self, program: &Program) -> Vec<SameStores> {
+        let tell = |(&(lds, first, second), &times): (&(bool, u32, u32), &u64)| {
+            let place = |at: u32| {
+                let pc = program.offsets.get(at as usize).copied();
+                let pc = u64::from(pc.unwrap_or_default());
+                let inst = program.insts.get(at as usize);
+                (pc, inst.map(|i| disasm::text(i, pc)).unwrap_or_default())
+            };
+            let ((pc, instruction), (other_pc, other_instruction)) = (place(first), place(second));
+            SameStores {
+                lds,
+                pc,
+                instruction,
+                other_pc,
+                other_instruction,
+                times,
+            }
+        };
+        self.0.iter().map(tell).collect()
+    }
 }
 
 /// Where one of two racing accesses was made.

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::dwords::{DWORDS, Dwords, PAGE};
+use super::stored::{Changes, Values};
+use crate::exec::lanes::lanes;
 
 /// Waves of a workgroup at most.
 pub(super) const WAVES: usize = 16;
@@ -38,6 +40,10 @@ impl Tag {
     }
     pub fn has(self, bit: u32) -> bool {
         self.0 & bit != 0
+    }
+    /// Of a write: a store whose bytes come from registers, and no more than that.
+    pub fn is_plain(self) -> bool {
+        !self.has(Tag::COHERENT | Tag::DMA)
     }
     pub fn with_bytes(self, bytes: u8) -> Self {
         Tag(self.0 & !(15 << 24) | u32::from(bytes) << 24)
@@ -97,6 +103,8 @@ impl Touch {
             && self.write == old.write
             && old.tag.bytes() & !self.tag.bytes() == 0
             && (!self.tag.has(Tag::COHERENT) || old.tag.has(Tag::COHERENT))
+            // A store may be no race where an atomic is one.
+            && (!self.write || self.tag.is_plain() == old.tag.is_plain())
     }
 }
 
@@ -117,6 +125,14 @@ pub(super) struct Page {
     pub readers: u16,
     /// Any wave wrote here in any epoch.
     pub written: bool,
+    /// The dwords that were written: all of them if it is never forgotten what was done, else those of the epoch.
+    stored: Dwords,
+    /// There were plain stores in the epoch.
+    pub stores: bool,
+    /// Stores of the epoch whose bytes others, or later ones of the wave, have changed since.
+    pub lost: Vec<Touch>,
+    /// Of global memory: what was stored.
+    pub values: Option<Box<Values>>,
     /// The list is made shorter when it gets this long.
     limit: usize,
 }
@@ -135,6 +151,10 @@ impl Page {
             writers: 0,
             readers: 0,
             written: false,
+            stored: Dwords::default(),
+            stores: false,
+            lost: Vec::new(),
+            values: None,
             limit: Page::SHORT,
         }
     }
@@ -146,8 +166,11 @@ impl Page {
             self.epoch = touch.epoch;
             self.writers = 0;
             self.readers = 0;
+            self.stores = false;
+            self.lost.clear();
             if forget {
                 self.touches.clear();
+                self.stored = Dwords::default();
             }
         }
         if self.touches.len() >= self.limit {
@@ -157,6 +180,7 @@ impl Page {
         self.since = self.touches.len();
         let waves = if touch.write {
             self.written = true;
+            self.stores |= touch.tag.is_plain();
             &mut self.writers
         } else {
             &mut self.readers
@@ -217,6 +241,65 @@ impl Page {
     pub fn unordered(&self) -> impl Iterator<Item = &Touch> {
         let before = self.touches[..self.since].iter().rev();
         before.take_while(|t| t.epoch == self.epoch)
+    }
+
+    /// The instruction writes; whether any of its dwords was written before.
+    #[inline]
+    fn overwrites(&mut self) -> bool {
+        let mut before = false;
+        for touch in &self.touches[self.since..] {
+            before |= touch.dwords.intersects(&self.stored);
+            self.stored = self.stored.or(&touch.dwords);
+        }
+        before
+    }
+
+    /// The instruction changes what stores of the epoch have written.
+    #[inline(never)]
+    fn lose(&mut self, changes: &Changes) {
+        let changed = changes.of_page(self.base);
+        let all = changed
+            .clone()
+            .fold(Dwords::default(), |all, c| all.or(&c.dwords));
+        for wave in lanes(u64::from(self.writers)) {
+            let mut left = all;
+            for i in (0..self.since).rev() {
+                let touch = self.touches[i];
+                if touch.epoch != self.epoch || left.is_empty() {
+                    break;
+                }
+                if !touch.is_by(wave, true) || !touch.tag.is_plain() {
+                    continue;
+                }
+                let of_touch = changed
+                    .clone()
+                    .filter(|c| c.bytes & touch.tag.bytes() != 0)
+                    .fold(Dwords::default(), |all, c| all.or(&c.dwords));
+                let dwords = of_touch.and(&touch.dwords).and(&left);
+                if dwords.is_empty() {
+                    continue;
+                }
+                if touch.tag.bytes() == WHOLE {
+                    left = left.without(&dwords);
+                }
+                self.remember_lost(Touch { dwords, ..touch });
+            }
+        }
+    }
+
+    /// Of a wave's stores to a dword that were lost, the last one is enough.
+    fn remember_lost(&mut self, new: Touch) {
+        for old in &mut self.lost {
+            if old.time <= new.time && new.covers(old) {
+                old.dwords = old.dwords.without(&new.dwords);
+            }
+        }
+        self.lost.retain(|t| !t.dwords.is_empty());
+        let same = |t: &&mut Touch| t.wave == new.wave && t.time == new.time && t.tag == new.tag;
+        match self.lost.iter_mut().find(same) {
+            Some(old) => old.dwords = old.dwords.or(&new.dwords),
+            None => self.lost.push(new),
+        }
     }
 
     /// What a wave did last to a dword.
@@ -342,6 +425,23 @@ impl Shadow {
         self.touched.iter().map(|i| &self.pages[*i as usize])
     }
 
+    /// The instruction writes; whether any of its dwords was written before.
+    #[inline]
+    pub fn overwrites(&mut self) -> bool {
+        let mut before = false;
+        for &i in &self.touched {
+            before |= self.pages[i as usize].overwrites();
+        }
+        before
+    }
+
+    /// The instruction changes what stores have written.
+    pub fn lose(&mut self, changes: &Changes) {
+        for &i in &self.touched {
+            self.pages[i as usize].lose(changes);
+        }
+    }
+
     /// The page of an address.
     pub fn page(&mut self, address: u64) -> &Page {
         let i = self.find(address);
@@ -349,7 +449,7 @@ impl Shadow {
     }
 
     #[inline(always)]
-    fn find(&mut self, address: u64) -> u32 {
+    pub fn find(&mut self, address: u64) -> u32 {
         let number = address / PAGE;
         let (recent, i) = self.recent[number as usize % RECENT];
         if recent == number {
