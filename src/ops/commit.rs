@@ -92,10 +92,10 @@ impl Commit {
         check::stream(stream, &self.context)?;
         check_devices(tensors, &self.context)?;
         let (arguments, groups) = self.lower(tensors)?;
-        check_overlaps(tensors)?;
         if groups == 0 {
             return Ok(());
         }
+        check_overlaps(tensors)?;
         self.context.make_current()?;
         let _turn = stream.turn();
         // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.

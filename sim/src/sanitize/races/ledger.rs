@@ -158,6 +158,7 @@ impl State {
             }
             let number = page.base / PAGE;
             let KnownPage { known, values } = self.pages.entry(number).or_default();
+            let mut taken = false;
             for write in [true, false] {
                 news.clear();
                 newest(page, write, set.workgroup as u32, &set.entered, &mut news);
@@ -208,8 +209,14 @@ impl State {
                     }
                     replace(known, *dwords, *new, write, &same);
                     if let Some(now) = page.values.as_deref().filter(|_| write) {
-                        let values = values.get_or_insert_with(Box::default);
-                        values.take(now, dwords, new.tag.bytes());
+                        // The first workgroup's are taken together: those of other dwords mean nothing.
+                        if values.is_none() {
+                            *values = page.values.clone();
+                            taken = true;
+                        }
+                        if let Some(values) = values.as_mut().filter(|_| !taken) {
+                            values.take(now, dwords, new.tag.bytes());
+                        }
                     }
                 }
             }
