@@ -6,6 +6,8 @@ mod conv;
 mod decode;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/golden.rs"]
+mod golden;
 #[path = "cli/info.rs"]
 mod info;
 #[path = "cli/layer.rs"]
