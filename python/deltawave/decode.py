@@ -24,7 +24,7 @@ class DecodeSpec:
     dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16"
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     qk_l2norm: bool = False  # rows of q and k are l2-normalised inside
-    scale: Optional[float] = None  # None: K ** -0.5
+    scale: Optional[float] = None  # None or 0: K ** -0.5
     tokens: int = 1  # T, of every sequence: 1 to 16
     draft: str = "chain"  # what several tokens are to each other; "tree" is refused, for now
 

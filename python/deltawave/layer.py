@@ -23,7 +23,7 @@ class LayerSpec:
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     width: int = 4  # tokens that an output of the convolution depends on: 2, 3 or 4
     qk_l2norm: bool = True  # rows of q and k are l2-normalised
-    scale: Optional[float] = None  # None: K ** -0.5
+    scale: Optional[float] = None  # None or 0: K ** -0.5
     allow_neg_eigval: bool = False  # beta is 2 sigmoid(b)
     eps: float = 1e-6  # of the norm
     gate: str = "silu"  # of the norm; or "sigmoid"

@@ -21,7 +21,7 @@ class PrefillSpec:
     dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16"
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     qk_l2norm: bool = False  # rows of q and k are l2-normalised inside
-    scale: Optional[float] = None  # None: K ** -0.5
+    scale: Optional[float] = None  # None or 0: K ** -0.5
     segments: Optional[int] = None  # into which the longest sequence is cut; None: as many as take least time
     compute_units: Optional[int] = None  # that the launches will have; None: all of the device
 

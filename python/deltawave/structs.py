@@ -25,8 +25,8 @@ def spec(struct, choices, **values):
             setattr(made, name, choice(name, value, choices[name]))
         elif value is not None:
             setattr(made, name, number(name, value, kinds[name]))
-            if name == "scale" and made.scale == 0:
-                raise ArgumentError(f"scale: {value!r}; it must be other than 0 in f32, or None for K ** -0.5")
+            if name == "scale" and made.scale == 0 and value != 0:
+                raise ArgumentError(f"scale: {value!r}; it must not round to 0 in f32; 0 and None are K ** -0.5")
     return made
 
 

@@ -87,7 +87,7 @@ class Decode(unittest.TestCase):
 
     def test_what_is_refused(self):
         for start, changed in (("draft", {"draft": "tree", "tokens": 3}), ("tokens", {"tokens": 17}),
-                               ("scale: 0", {"scale": 0.0})):
+                               ("scale: 1e-50", {"scale": 1e-50})):
             with self.assertRaises(dw.ArgumentError) as caught:
                 dw.Decode(simulator(), spec(**changed), 2)
             self.assertTrue(str(caught.exception).startswith(start), caught.exception)

@@ -32,7 +32,8 @@ class Refused(unittest.TestCase):
         self.refused("dtype: 'int8'", lambda: plan(dtype="int8"))
         self.refused("dtype: dtype f32", lambda: plan(dtype="f32"))
         self.refused("head_map: 'mixed'", lambda: plan(head_map="mixed"))
-        self.refused("scale: 0", lambda: plan(scale=0.0))
+        self.refused("scale: 1e-50", lambda: plan(scale=1e-50))
+        plan(scale=0.0)  # as in C: K ** -0.5
         # Not 0, but in f32.
         self.refused("scale: 1e-50", lambda: plan(scale=1e-50))
         self.refused("scale: inf", lambda: plan(scale=1e50))

@@ -89,3 +89,37 @@ fn files_are_not_written_over_each_other() {
     assert_eq!(fs::read(&path).expect("still there"), b"mine");
     fs::remove_file(&path).expect("removed");
 }
+
+/// Links do not hide that a file would be overwritten.
+#[cfg(unix)]
+#[test]
+fn files_are_not_written_over_each_other_through_links() {
+    let [input, hard, soft, dangling, absent] =
+        ["linked", "hard", "soft", "dangling", "absent"].map(file);
+    for path in [&input, &hard, &soft, &dangling, &absent] {
+        let _ = fs::remove_file(path);
+    }
+    fs::write(&input, "mine").expect("a file");
+    fs::hard_link(&input, &hard).expect("a link");
+    std::os::unix::fs::symlink(&hard, &soft).expect("a link");
+    std::os::unix::fs::symlink(&absent, &dangling).expect("a link");
+    let names = [&input, &hard, &soft, &dangling, &absent].map(|p| p.to_str().expect("UTF-8"));
+    let [input_name, hard_name, soft_name, dangling_name, absent_name] = names;
+    for (from, to) in [
+        (input_name, hard_name),
+        (hard_name, input_name),
+        (input_name, soft_name),
+        (soft_name, hard_name),
+    ] {
+        let arguments = ["prefill", "--input", from, "--output", to];
+        refused(&arguments, 2, &["--output", "would overwrite", "--input"]);
+    }
+    let drawn = ["prefill", "--heads", "1,1", "--dims", "16,16"];
+    let both = ["--save-input", absent_name, "--output", dangling_name];
+    refused(
+        &[&drawn[..], &both].concat(),
+        2,
+        &["--output", "would overwrite", "--save-input"],
+    );
+    assert_eq!(fs::read(&input).expect("still there"), b"mine");
+}

@@ -58,6 +58,20 @@ fn info_describes_device_and_kernels() {
     }
 }
 
+/// A device that does not exist fails, and what there is is said all the same.
+#[test]
+fn info_of_a_device_that_does_not_exist() {
+    if !kernels() {
+        return;
+    }
+    for json in [&[][..], &["--json"]] {
+        let output = deltawave(&[&["info", "--device", "7"], json].concat());
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).starts_with("error: device 7 does not exist"));
+        assert!(text(&output.stdout).contains("dw_prefill_scan_bf16_k128"));
+    }
+}
+
 #[test]
 fn info_saves_the_kernels() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("saved_kernels");

@@ -61,6 +61,8 @@ fn sequences_are_continued_from_snapshots() {
     // Without --check none is continued.
     let output = deltawave(&[&["prefill", "--json"], &SMALL[..], &lengths[..4]].concat());
     assert!(json(&output)["snapshots"]["resumed_tokens"].is_null());
-    let arguments = [&["prefill", "--snapshots", "32"], &SMALL[..]].concat();
-    refused(&arguments, 1, &["32 tokens", "multiple of 64"]);
+    for wrong in ["0", "32", "65"] {
+        let arguments = [&["prefill", "--snapshots", wrong], &SMALL[..]].concat();
+        refused(&arguments, 2, &["--snapshots <N>", "multiple of 64"]);
+    }
 }

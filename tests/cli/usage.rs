@@ -1,6 +1,6 @@
 //! Help, and what is said where something is wrong.
 
-use super::{deltawave, kernels, refused, text};
+use super::{deltawave, json, kernels, refused, text};
 
 #[test]
 fn help_teaches() {
@@ -131,6 +131,25 @@ fn failures_say_why() {
             1,
             &["because: "],
         );
+    }
+}
+
+/// 0 is the default, as in C and Python.
+#[test]
+fn a_scale_of_0_is_the_default() {
+    if !kernels() {
+        return;
+    }
+    for command in ["prefill", "decode"] {
+        let shape = [
+            command, "--heads", "1,1", "--dims", "16,16", "--check", "--json",
+        ];
+        let [default, zero] = [&[][..], &["--scale", "0"]].map(|more| {
+            let mut report = json(&deltawave(&[&shape[..], more].concat()));
+            assert_eq!(report["passed"], true, "{report}");
+            [report["scale"].take(), report["o_rms_ratio"].take()]
+        });
+        assert_eq!(default, zero, "{command}");
     }
 }
 

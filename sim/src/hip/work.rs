@@ -416,7 +416,7 @@ unsafe fn pack(
 }
 
 /// The options that the environment asks for: `DELTAWAVE_SIM_MFMA` (`fast`, `exact`),
-/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`),
+/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seeded:SEED`),
 /// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)),
 /// `DELTAWAVE_SIM_PROFILE` (a file to which each launch adds its counters as a line of JSON), `DELTAWAVE_SIM_GPU`
 /// (`mi300x`, `mi325x`, `mi308x`: which GPU the device is, and for which one times are modelled).
@@ -444,11 +444,7 @@ pub fn options_from_environment() -> Options {
         Some(())
     });
     read("DELTAWAVE_SIM_ORDER", &mut |options, value| {
-        options.order = match value {
-            "run-ahead" => WaveOrder::RunAhead,
-            "in-step" => WaveOrder::InStep,
-            _ => WaveOrder::Seeded(value.strip_prefix("seed:")?.parse().ok()?),
-        };
+        options.order = value.parse().ok()?;
         Some(())
     });
     read("DELTAWAVE_SIM_CHECKS", &mut |options, value| {

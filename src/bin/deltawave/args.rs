@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use deltawave::inputs::{Gates, Keys};
-use deltawave::prefill::MAX_HEAD_DIM;
+use deltawave::prefill::{CHUNK, MAX_HEAD_DIM};
 use deltawave::runtime::Backend;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_sim::gpu::Gpu;
@@ -197,7 +197,7 @@ pub struct PrefillArgs {
     /// Normalise q and k inside: x / sqrt(sum(x^2) + 1e-6)
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
-    /// Factor of the output [default: K^-0.5]
+    /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
     #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
     pub scale: Option<f32>,
     /// Order of the states' dimensions in memory: [N, HV, K, V], or [N, HV, V, K]
@@ -213,7 +213,7 @@ pub struct PrefillArgs {
     ///
     /// Continued from a state in f32, which these are, a sequence has the bits of the whole where that was not cut into
     /// segments (--segments 1); cut ones may differ by rounding.
-    #[arg(long, value_name = "N", value_parser = length, help_heading = OPERATION)]
+    #[arg(long, value_name = "N", value_parser = snapshot_interval, help_heading = OPERATION)]
     pub snapshots: Option<usize>,
 
     /// Segments of the longest sequence, walked in parallel; 1: no sequence is cut [default: as many as take least time]
@@ -391,6 +391,16 @@ pub fn length(text: &str) -> Result<usize, String> {
         return Err("a length must be below 2^31".to_owned());
     }
     Ok(n)
+}
+
+/// Tokens from one snapshot to the next.
+pub fn snapshot_interval(text: &str) -> Result<usize, String> {
+    match length(text)? {
+        n if n > 0 && n.is_multiple_of(CHUNK) => Ok(n),
+        n => Err(format!(
+            "it must be a multiple of {CHUNK} above 0, and is {n}"
+        )),
+    }
 }
 
 pub fn finite(text: &str) -> Result<f32, String> {

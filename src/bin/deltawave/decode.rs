@@ -125,7 +125,7 @@ fn request(args: &DecodeArgs) -> Result<DecodeSpec, Failure> {
         dtype: args.dtype,
         head_map: args.head_map.into(),
         qk_l2norm: args.l2norm,
-        scale: args.scale,
+        scale: args.scale.filter(|x| *x != 0.0),
         tokens: args.tokens.into(),
         ..DecodeSpec::new(hk, hv, k, v)
     })

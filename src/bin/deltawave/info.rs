@@ -32,6 +32,9 @@ pub struct Info {
     unusable: Option<Vec<String>>,
     code_objects: Vec<CodeObjectInfo>,
     missing: Vec<Missing>,
+    /// Why the device or backend that was asked for cannot be had.
+    #[serde(skip)]
+    pub refusal: Vec<String>,
 }
 
 /// The HIP runtime.
@@ -81,6 +84,10 @@ impl Info {
         };
         let context = chosen.as_ref().ok();
         let device = context.map(Context::device);
+        let refusal = match &chosen {
+            Err(error @ (Error::NoSuchDevice { .. } | Error::Argument(_))) => causes(error),
+            _ => Vec::new(),
+        };
         let running = context.map(resources::of_context).unwrap_or_default();
         Info {
             version: env!("CARGO_PKG_VERSION"),
@@ -122,6 +129,7 @@ impl Info {
             missing: (MISSING.iter())
                 .map(|&(arch, reason)| Missing { arch, reason })
                 .collect(),
+            refusal,
         }
     }
 

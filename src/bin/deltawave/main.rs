@@ -12,6 +12,7 @@
 //! | `conv` | `conv.rs`, `conv/` |
 //! | `decode` | `decode.rs`, `decode/` |
 //! | `layer` | `layer.rs`, `layer/` |
+//! | which files are the same | `files.rs` |
 //! | runs that are repeated | `repeat.rs` |
 //! | errors and exit statuses | `failure.rs` |
 
@@ -20,6 +21,7 @@ mod check;
 mod conv;
 mod decode;
 mod failure;
+mod files;
 mod info;
 mod layer;
 mod models;
@@ -92,7 +94,7 @@ fn info(args: &InfoArgs) -> Result<ExitCode, Failure> {
     }
     let info = Info::new(args);
     print(&if args.json { json(&info) } else { info.text() });
-    Ok(ExitCode::SUCCESS)
+    Ok(conclude_with(&info.refusal))
 }
 
 /// A prefill that ran.
@@ -279,11 +281,7 @@ fn refuse_overwriting(args: &PrefillArgs, roofline: Option<&PathBuf>) -> Result<
     for (i, (first, a)) in files.iter().enumerate() {
         for (second, b) in &files[i + 1..] {
             let (Some(a), Some(b)) = (a, b) else { continue };
-            let same = match (a.canonicalize(), b.canonicalize()) {
-                (Ok(a), Ok(b)) => a == b && a.is_file(),
-                _ => a == b,
-            };
-            if same {
+            if files::same(a, b) {
                 let path = b.display();
                 return Err(workload::usage(format!(
                     "{second} {path} would overwrite the file of {first}"

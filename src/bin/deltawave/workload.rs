@@ -240,7 +240,7 @@ fn spec(args: &PrefillArgs, [hk, hv]: [usize; 2], [k, v]: [usize; 2]) -> Prefill
     PrefillSpec {
         head_map: args.head_map.into(),
         qk_l2norm: args.l2norm,
-        scale: args.scale,
+        scale: args.scale.filter(|x| *x != 0.0),
         segments: args.segments.map(|n| n as usize),
         ..PrefillSpec::new(hk, hv, k, v)
     }

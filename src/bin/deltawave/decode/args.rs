@@ -70,7 +70,7 @@ pub struct DecodeArgs {
     /// Normalise the rows of q and k inside
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
-    /// Factor of the output [default: K^-0.5]
+    /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
     #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
     pub scale: Option<f32>,
     /// Order of the states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
