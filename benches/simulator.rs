@@ -5,10 +5,10 @@
 
 use std::error::Error;
 
-use deltawave::inputs::{InputSpec, Inputs};
 use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, StateMut, Workspace};
 use deltawave::runtime::Context;
 use deltawave::types::StateLayout;
+use deltawave_lab::inputs::{InputSpec, Inputs};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::hip;
 use half::bf16;

@@ -8,13 +8,13 @@
 use std::error::Error;
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::inputs::random_normal;
 use deltawave::layer::{DeviceLayer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave::metrics::compare;
 use deltawave::prefill::Workspace;
 use deltawave::runtime::{Backend, Context, Graph, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::random_normal;
+use deltawave_lab::metrics::compare;
 use half::bf16;
 
 /// What the graph holds at most: rows, and sequences, of which the first are decodes.

@@ -16,10 +16,10 @@
 //! | element types, head maps, state layouts | [`types`] | `types.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
 //! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
-//! | the f64 reference | [`oracle`] | `oracle/` |
-//! | standard test inputs | [`inputs`] | `inputs.rs` |
-//! | error figures | [`metrics`] | `metrics.rs` |
-//! | tensors in files | [`safetensors_io`] | `safetensors_io.rs` |
+//!
+//! The feature `simulator`, on by default, is what [`Backend::Simulator`](runtime::Backend::Simulator) needs. Without it
+//! neither the simulator nor its dependencies are compiled. References, test inputs and error measures are the crate
+//! `deltawave-lab` of the repository, the program `deltawave` is `deltawave-cli`.
 
 #[doc(hidden)]
 pub mod abi;
@@ -31,15 +31,11 @@ pub mod decode;
 pub mod error;
 pub mod gate;
 mod gating;
-pub mod inputs;
 mod launch;
 pub mod layer;
-pub mod metrics;
 pub mod norm;
-pub mod oracle;
 pub mod prefill;
 pub mod runtime;
-pub mod safetensors_io;
 pub mod sequences;
 pub mod tensor;
 pub mod types;

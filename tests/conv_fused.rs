@@ -10,12 +10,12 @@ use common::{Memory, View, context, expect, view};
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
 use deltawave::error::ArgumentKind::{Device, Shape, Stride};
 use deltawave::gate::Gate;
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::UlpComparison;
 use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, Workspace};
 use deltawave::runtime::Context;
 use deltawave::tensor::{Buffer, Tensor, TokenScalars, dense_strides};
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::UlpComparison;
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 

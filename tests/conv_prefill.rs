@@ -6,13 +6,13 @@ mod common;
 use common::context;
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
 use deltawave::gate::Gate;
-use deltawave::inputs::{Gates, Tensor as HostTensor, random_normal};
-use deltawave::metrics::{bar, compare, rounding_ratio};
-use deltawave::oracle::gates::l2_factor;
 use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, StateMut, Workspace};
 use deltawave::runtime::Context;
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{bar, compare, rounding_ratio};
+use deltawave_lab::oracle::gates::l2_factor;
 
 /// A layer's shape, and the batch.
 #[derive(Clone, Copy)]

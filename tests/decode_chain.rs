@@ -7,15 +7,15 @@ use common::{Case, Entry, bar, context};
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
-use deltawave::inputs::{
-    Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
-};
-use deltawave::metrics::compare;
-use deltawave::oracle;
 use deltawave::prefill::{Gating, PrefillSpec, StatePool};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{
+    Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
+};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 use half::bf16;
 
 /// The prompt's part ends within a chunk, at its ends, and nowhere.

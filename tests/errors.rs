@@ -7,17 +7,17 @@ use std::path::Path;
 
 use common::context;
 use deltawave::gate::Gate;
-use deltawave::oracle::ProblemError;
 use deltawave::prefill::{
     DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, State, StateMut, StatePool,
     Workspace,
 };
 use deltawave::runtime::Context;
-use deltawave::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
 use deltawave::sequences::{CuSeqlens, PerSequence};
 use deltawave::tensor::{Buffer, Tensor, TensorMut, TokenScalars, Tokens};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::{ArgumentError, Error};
+use deltawave_lab::oracle::ProblemError;
+use deltawave_lab::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
 use hip_sys::{Hip, hipDeviceProp_tR0600, hipError_t};
 
 use deltawave::error::ArgumentKind::{

@@ -11,12 +11,12 @@ use deltawave::conv::{Conv, ConvState, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
-use deltawave::metrics::compare;
 use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::Dtype;
+use deltawave_lab::metrics::compare;
 
 /// Qwen3.5-35B-A3B, Qwen3.5-27B and OLMo-Hybrid-7B.
 fn models() -> [LayerSpec; 3] {

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{
     Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
 };
-use deltawave::inputs::{Gates, Keys};
 use deltawave::prefill::PrefillSpec;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 

@@ -2,15 +2,15 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
-use deltawave::inputs::{
-    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
-};
-use deltawave::metrics::{compare, rounding_ratio};
-use deltawave::oracle::{self, Beta, Gate, Problem};
 use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::Context;
 use deltawave::tensor::{Buffer, TokenScalars, Tokens, TokensMut};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{
+    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
+};
+use deltawave_lab::metrics::{compare, rounding_ratio};
+use deltawave_lab::oracle::{self, Beta, Gate, Problem};
 
 use crate::common::GateKind;
 

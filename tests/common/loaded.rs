@@ -1,12 +1,12 @@
 //! A case's tensors and plan on the device: launched, poisoned, read.
 
-use deltawave::inputs::Tensor as HostTensor;
 use deltawave::prefill::{
     DevicePrefill, Gating, Part, Prefill, PrefillTensors, State, StateMut, Workspace,
 };
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::case::state_shape;
 use super::placement::{OnDevice, gather, spread, state_place};

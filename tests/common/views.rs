@@ -1,10 +1,10 @@
 //! Batches on views of one's own making.
 
-use deltawave::inputs::Tensor as HostTensor;
 use deltawave::prefill::{Gating, Prefill, PrefillTensors, StateMut, Workspace};
 use deltawave::runtime::Context;
 use deltawave::tensor::{TokenScalars, Tokens, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::case::state_shape;
 use super::{Case, Output};

@@ -1,10 +1,10 @@
 //! Shapes, head maps, states and views of every kind.
 
-use deltawave::inputs::{Gates, Tensor as HostTensor};
 use deltawave::prefill::{Gating, Prefill, PrefillTensors, State, StateMut, Workspace};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use hip_sys::hipMemcpyKind;
 
 use crate::common::{

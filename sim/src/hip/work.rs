@@ -5,7 +5,7 @@ use super::state::{Device, Outcome, Working, device, explain, working};
 use crate::code_object::CodeObject;
 use crate::exec::MfmaMode;
 use crate::fault::FaultKind;
-use crate::launch::{Launch, LaunchError, Options, Record, WaveOrder};
+use crate::launch::{Launch, LaunchError, Options, Record};
 use crate::memory::Memory;
 use crate::timing;
 use core::ffi::c_void;

@@ -1,0 +1,111 @@
+//! What the command line says of a decode.
+
+use clap::{ArgGroup, Args};
+use deltawave::types::Dtype;
+use deltawave_lab::inputs::Gates;
+use deltawave_sim::gpu::Gpu;
+
+use crate::args::{
+    BackendArg, HeadMapArg, INPUTS, OPERATION, RESULTS, RUN, SHAPE, StateLayoutArg, dims, finite,
+    gpu, heads, words,
+};
+use crate::models::{self, Model};
+
+/// What `--help` ends with.
+pub const EXAMPLES: &str = "\
+Examples:
+  A step of eight sequences of a model, checked:
+    deltawave decode --model qwen3.5-35b-a3b --batch 8 --raw-gates --check
+
+  The bytes that are moved, and how long that would take, modelled:
+    deltawave decode --heads 16,32 --batch 32 --count mi300x --json
+
+  Four tokens of each sequence are verified, the state after every one kept:
+    deltawave decode --heads 16,32 --batch 8 --tokens 4 --verify --check
+
+Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
+
+/// `deltawave decode`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("shape").required(true).args(["model", "heads"]))]
+pub struct DecodeArgs {
+    /// Heads and dimensions of a model's Gated DeltaNet layer
+    #[arg(long, value_name = "NAME", value_parser = models::parser(), ignore_case = true, help_heading = SHAPE)]
+    pub model: Option<&'static Model>,
+    /// Number of devices that share the model's heads (tensor parallelism): run the part of one
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "heads", help_heading = SHAPE)]
+    pub tp: usize,
+    /// Key heads and value heads; HV is a multiple of HK
+    #[arg(long, value_name = "HK,HV", value_parser = heads, help_heading = SHAPE)]
+    pub heads: Option<[usize; 2]>,
+    /// Head dimensions of keys and of values: multiples of 16 up to 256
+    #[arg(long, value_name = "K,V", value_parser = dims, default_value = "128,128", conflicts_with = "model", help_heading = SHAPE)]
+    pub dims: [usize; 2],
+    /// Sequences
+    #[arg(long, value_name = "B", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = SHAPE)]
+    pub batch: u32,
+    /// Tokens of each sequence
+    #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16), help_heading = SHAPE)]
+    pub tokens: u8,
+    /// Which key head a value head reads: h / (HV / HK), or h % HK
+    #[arg(long, value_name = "MAP", value_enum, default_value_t = HeadMapArg::Grouped, help_heading = SHAPE)]
+    pub head_map: HeadMapArg,
+
+    /// Element type of q, k, v and o
+    #[arg(long, value_parser = words::<Dtype>(&["bf16", "fp16"]), default_value = "bf16", help_heading = INPUTS)]
+    pub dtype: Dtype,
+    /// Seed of the drawn inputs
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = INPUTS)]
+    pub seed: u64,
+    /// Log gates: logsigmoid(N(0,1)); a sixteenth of that, and 0 on every fourth head; 0; about -22 per token
+    #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong"]), default_value = "normal", conflicts_with = "raw_gates", help_heading = INPUTS)]
+    pub gates: Gates,
+    /// Hand over a, b, A_log and dt_bias; the kernel computes g and beta
+    #[arg(long, help_heading = INPUTS)]
+    pub raw_gates: bool,
+    /// beta up to 2: twice the sigmoid of b
+    #[arg(long, requires = "raw_gates", help_heading = INPUTS)]
+    pub neg_eigval: bool,
+
+    /// Normalise the rows of q and k inside
+    #[arg(long, help_heading = OPERATION)]
+    pub l2norm: bool,
+    /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
+    #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
+    pub scale: Option<f32>,
+    /// Order of the states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
+    #[arg(long, value_name = "LAYOUT", value_enum, default_value_t = StateLayoutArg::KeyMajor, help_heading = OPERATION)]
+    pub state_layout: StateLayoutArg,
+    /// Element type of the states
+    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
+    pub state_dtype: Dtype,
+    /// Leave the pool as it is and write the state after every token elsewhere, to be committed later
+    #[arg(long, help_heading = OPERATION)]
+    pub verify: bool,
+
+    /// Where to run; hip is a GPU, NVIDIA's too; auto takes one where there is one, else the simulator
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto, help_heading = RUN)]
+    pub backend: BackendArg,
+    /// The device, where the HIP runtime has several
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = RUN)]
+    pub device: usize,
+    /// Host threads at most: simulator, oracle, inputs [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = RUN)]
+    pub threads: Option<u16>,
+    /// Run the kernel N times, each from the same states; the fastest run counts, and all have to give the same bits
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = RUN)]
+    pub repeat: u32,
+    /// Measure N runs on a GPU: replays of a graph, caches flushed before each; the median counts
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = RUN)]
+    pub time: Option<u32>,
+    /// Count on the simulator what the kernel does, set against a GPU's units; only times are modelled
+    #[arg(long, value_name = "GPU", value_parser = gpu, conflicts_with_all = ["time", "repeat"], help_heading = RUN)]
+    pub count: Option<Gpu>,
+
+    /// Compare with the recurrence in f64; fail if outputs or states are further off than rounding alone
+    #[arg(long, help_heading = RESULTS)]
+    pub check: bool,
+    /// Print one JSON object
+    #[arg(long, help_heading = RESULTS)]
+    pub json: bool,
+}

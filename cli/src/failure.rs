@@ -1,0 +1,107 @@
+//! Why a command did not do what was asked.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use deltawave_lab::safetensors_io::FileError;
+
+/// What ends a command.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The arguments make no sense. Help and version texts arrive here too.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// A file that an argument names cannot be used.
+    #[error("{argument} {}", path.display())]
+    File {
+        /// The argument.
+        argument: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<FileError>,
+    },
+    /// The library or the runtime refused.
+    #[error("{what}")]
+    Run {
+        /// What was being done.
+        what: &'static str,
+        /// The refusal.
+        source: Box<deltawave::Error>,
+        /// What the simulator knows beyond the status code.
+        detail: Option<String>,
+    },
+    /// The reference refused the problem.
+    #[error("the reference cannot be computed")]
+    Oracle(#[from] deltawave_lab::oracle::ProblemError),
+    /// The problem does not fit this machine.
+    #[error(
+        "the tensors (and their reference, where one is computed) take about {needed} of host memory, and this machine has {available}"
+    )]
+    Memory {
+        /// What it takes.
+        needed: String,
+        /// What there is.
+        available: String,
+    },
+    /// Two runs of the same kernels gave different bits.
+    #[error("run {run} gave other bits than run 1")]
+    Unsteady {
+        /// The run, counted from 1.
+        run: u32,
+    },
+}
+
+impl Failure {
+    /// Makes a failure of a refusal.
+    pub fn during(what: &'static str) -> impl Fn(deltawave::Error) -> Failure {
+        move |source| {
+            let simulated =
+                matches!(&source, deltawave::Error::Hip(e) if e.library() == "simulator");
+            let detail = simulated
+                .then(|| deltawave_sim::hip::last_fault().or_else(deltawave_sim::hip::last_message))
+                .flatten();
+            Failure::Run {
+                what,
+                source: source.into(),
+                detail,
+            }
+        }
+    }
+
+    /// The status that the process ends with.
+    pub fn status(&self) -> u8 {
+        match self {
+            Failure::Usage(error) => u8::try_from(error.exit_code()).unwrap_or(2),
+            _ => 1,
+        }
+    }
+
+    /// What went wrong, then why, step by step.
+    pub fn chain(&self) -> Vec<String> {
+        let mut lines = causes(self);
+        if let Failure::Run {
+            detail: Some(detail),
+            ..
+        } = self
+        {
+            lines.push(detail.clone());
+        }
+        lines
+    }
+}
+
+/// The texts of an error and of its sources.
+pub fn causes(error: &dyn Error) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let text = error.to_string();
+        // Some errors repeat their cause in their own text.
+        if lines.last().is_none_or(|line| !line.ends_with(&text)) {
+            lines.push(text);
+        }
+        next = error.source();
+    }
+    lines
+}
