@@ -1,9 +1,14 @@
 //! Why a command did not do what was asked.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use clap::CommandFactory as _;
+use clap::error::ErrorKind;
 use deltawave_lab::safetensors_io::FileError;
+
+use crate::args::Cli;
 
 /// What ends a command.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +16,9 @@ pub enum Failure {
     /// The arguments make no sense. Help and version texts arrive here too.
     #[error(transparent)]
     Usage(#[from] clap::Error),
+    /// Arguments fit their types, but not each other.
+    #[error("{0}")]
+    Wrong(String),
     /// A file that an argument names cannot be used.
     #[error("{argument} {}", path.display())]
     File {
@@ -25,7 +33,7 @@ pub enum Failure {
     #[error("{what}")]
     Run {
         /// What was being done.
-        what: &'static str,
+        what: String,
         /// The refusal.
         source: Box<deltawave::Error>,
         /// What the simulator knows beyond the status code.
@@ -53,8 +61,49 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Wrong usage that the parser of arguments does not see.
+    pub fn wrong(message: impl Into<String>) -> Failure {
+        Failure::Wrong(message.into())
+    }
+
+    /// A file that cannot be read or written.
+    pub fn file(argument: &'static str, path: &Path) -> impl FnOnce(FileError) -> Failure + use<> {
+        let path = path.to_owned();
+        move |source| Failure::File {
+            argument,
+            path,
+            source: source.into(),
+        }
+    }
+
+    /// The same, of a plain file.
+    pub fn io(argument: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure + use<> {
+        let path = path.to_owned();
+        move |source| {
+            let source = FileError::Io {
+                path: path.clone(),
+                source,
+            };
+            Failure::file(argument, &path)(source)
+        }
+    }
+
+    /// Says wrong usage as the parser of a subcommand's arguments does.
+    pub fn of_command(self, name: &str) -> Failure {
+        let Failure::Wrong(message) = self else {
+            return self;
+        };
+        let mut command = Cli::command();
+        command.build();
+        let command = command
+            .find_subcommand_mut(name)
+            .expect("every operation is a subcommand");
+        command.error(ErrorKind::ValueValidation, message).into()
+    }
+
     /// Makes a failure of a refusal.
-    pub fn during(what: &'static str) -> impl Fn(deltawave::Error) -> Failure {
+    pub fn during(what: impl Into<String>) -> impl Fn(deltawave::Error) -> Failure {
+        let what = what.into();
         move |source| {
             let simulated =
                 matches!(&source, deltawave::Error::Hip(e) if e.library() == "simulator");
@@ -62,7 +111,7 @@ impl Failure {
                 .then(|| deltawave_sim::hip::last_fault().or_else(deltawave_sim::hip::last_message))
                 .flatten();
             Failure::Run {
-                what,
+                what: what.clone(),
                 source: source.into(),
                 detail,
             }

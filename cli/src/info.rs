@@ -10,14 +10,32 @@ use hip_sys::LoadError;
 use serde::Serialize;
 
 use crate::args::InfoArgs;
-use crate::failure::causes;
-use crate::report::mfma_mode;
+use crate::failure::{Failure, causes};
+use crate::report::{Report, mfma_mode, pretty};
 use crate::resources::{self, Resources, cell};
 use crate::table::{Table, bytes};
 
+/// Looks around, and saves the kernels if that is asked for.
+pub fn run(args: &InfoArgs) -> Result<Report, Failure> {
+    if let Some(folder) = &args.save_kernels {
+        deltawave::code_objects::save(folder).map_err(Failure::io("--save-kernels", folder))?;
+    }
+    let context = Context::new(Backend::Auto, args.device);
+    let objections = match &context {
+        Err(error @ (Error::NoSuchDevice { .. } | Error::Argument(_))) => causes(error),
+        _ => Vec::new(),
+    };
+    let info = Info::new(args.device, context);
+    Ok(Report {
+        json: pretty(&info),
+        text: info.text(),
+        objections,
+    })
+}
+
 /// What this program can run, and on what.
 #[derive(Serialize)]
-pub struct Info {
+struct Info {
     version: &'static str,
     backend: Option<&'static str>,
     library: Option<String>,
@@ -32,9 +50,6 @@ pub struct Info {
     unusable: Option<Vec<String>>,
     code_objects: Vec<CodeObjectInfo>,
     missing: Vec<Missing>,
-    /// Why the device or backend that was asked for cannot be had.
-    #[serde(skip)]
-    pub refusal: Vec<String>,
 }
 
 /// The HIP runtime.
@@ -70,24 +85,19 @@ struct Missing {
 }
 
 impl Info {
-    /// Looks around. A runtime or device that is missing is part of the answer.
-    pub fn new(args: &InfoArgs) -> Self {
-        let chosen = Context::new(Backend::Auto, args.device);
+    /// Describes a device; one that is missing is part of the answer.
+    fn new(device: usize, chosen: Result<Context, Error>) -> Self {
         let hip = match &chosen {
             Ok(context) if context.backend() == Backend::Hip => HipInfo {
                 library: Some(context.hip().library().to_owned()),
                 error: None,
                 tried: Vec::new(),
             },
-            Ok(_) => HipInfo::probe(args.device),
+            Ok(_) => HipInfo::probe(device),
             Err(error) => HipInfo::failed(error),
         };
         let context = chosen.as_ref().ok();
         let device = context.map(Context::device);
-        let refusal = match &chosen {
-            Err(error @ (Error::NoSuchDevice { .. } | Error::Argument(_))) => causes(error),
-            _ => Vec::new(),
-        };
         let running = context.map(resources::of_context).unwrap_or_default();
         Info {
             version: env!("CARGO_PKG_VERSION"),
@@ -129,12 +139,11 @@ impl Info {
             missing: (MISSING.iter())
                 .map(|&(arch, reason)| Missing { arch, reason })
                 .collect(),
-            refusal,
         }
     }
 
     /// The tables.
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         let mut out = format!("deltawave {}\n\n", self.version);
         let mut table = Table::new(2, &[]);
         let mut line = |name: &str, text: String| table.row([name.to_owned(), text]);

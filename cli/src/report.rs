@@ -1,447 +1,334 @@
-//! What is said about a prefill: one JSON object, or tables.
+//! Reports of operations: JSON with the same frame for all, and tables.
 
 use std::fmt::Write as _;
 
+use deltawave::code_objects::is_ptx;
 use deltawave::runtime::{Backend, Context};
-use deltawave::types::{Dtype, HeadMap, StateLayout};
-use deltawave_lab::metrics::{Comparison, HeadComparison};
-use deltawave_lab::safetensors_io::{FileBeta, FileGate};
-use serde::Serialize;
+use deltawave_sim::count::Totals;
+use deltawave_sim::exec::MfmaMode;
+use deltawave_sim::gpu::Gpu;
+use deltawave_sim::hip::CountedLaunch;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-use crate::args::PrefillArgs;
-use crate::check::{Judged, Verdict};
-use crate::reported::Reported;
+use crate::args::word;
+use crate::driver::{Done, Options, Ran, Workload};
+use crate::prefill::args::MFMA_MODES;
 use crate::resources::{self, Resources, cell};
-use crate::run::{Outcome, StateFormat};
-use crate::states::{PoolLine, Resumed, SnapshotLine};
 use crate::table::{Table, bytes, count};
-use crate::time::Times;
-use crate::workload::Workload;
 
-/// Everything that is known about a prefill that ran.
-#[derive(Serialize)]
-pub struct Report {
-    backend: &'static str,
-    library: String,
-    runtime: String,
-    device: String,
-    arch: String,
-    mfma_mode: Option<&'static str>,
-    model: Option<&'static str>,
-    tp: Option<usize>,
-    input: Option<String>,
-    tokens: usize,
-    sequences: usize,
-    batch: &'static str,
-    dtype: &'static str,
-    key_heads: usize,
-    value_heads: usize,
-    key_dim: usize,
-    value_dim: usize,
-    head_map: &'static str,
-    qk_l2norm: bool,
-    scale: f32,
-    neg_eigval: bool,
-    state_layout: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pool: Option<PoolLine>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshots: Option<SnapshotLine>,
-    tensors: Vec<TensorLine>,
-    workspace_bytes: usize,
-    checked: bool,
-    passed: Option<bool>,
-    o_rms_ratio: Option<f64>,
-    o_max_abs: Option<f64>,
-    state_rms_ratio: Option<f64>,
-    state_max_abs: Option<f64>,
-    unfused_o_rms_ratio: Option<f64>,
-    unfused_state_rms_ratio: Option<f64>,
-    o_rms_ratio_limit: Option<f64>,
-    state_rms_ratio_limit: Option<f64>,
-    o_worst: Option<Worst>,
-    state_worst: Option<Worst>,
-    non_finite: Option<usize>,
-    repeat: u32,
-    kernel_seconds: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    times: Option<Times>,
-    wave_instructions: Option<u64>,
-    kernels: Vec<Kernel>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    causes: Vec<String>,
-    #[serde(skip)]
-    judged: Option<[Judged; 2]>,
-    #[serde(skip)]
-    lengths: String,
-}
+/// The cause that a check reports first.
+const FAILED: &str = "the result is further from the reference than allowed";
 
-#[derive(Serialize)]
-struct TensorLine {
-    name: &'static str,
-    shape: Vec<usize>,
-    dtype: &'static str,
-}
+/// Named values in the order in which they are printed.
+#[derive(Default)]
+pub struct Figures(pub Vec<(&'static str, Value)>);
 
-#[derive(Serialize)]
-struct Worst {
-    sequence: usize,
-    head: usize,
-    rms_ratio: f64,
-    max_abs: f64,
-}
-
-impl From<HeadComparison> for Worst {
-    fn from(h: HeadComparison) -> Self {
-        Worst {
-            sequence: h.sequence,
-            head: h.head,
-            rms_ratio: h.comparison.rms_ratio,
-            max_abs: h.comparison.max_abs,
-        }
+impl Figures {
+    /// Adds a value, unless there is none.
+    fn add(&mut self, name: &'static str, value: Option<impl Serialize>) {
+        self.0.extend(value.map(|value| (name, json!(value))));
     }
 }
 
+impl Serialize for Figures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+/// Makes [`Figures`] of `name: value` pairs.
+macro_rules! figures {
+    ($($name:ident: $value:expr),* $(,)?) => {
+        $crate::report::Figures(vec![$((stringify!($name), serde_json::json!($value))),*])
+    };
+}
+pub(crate) use figures;
+
+/// What a command says in the end.
+pub struct Report {
+    /// One JSON object.
+    pub json: String,
+    /// Tables, for people.
+    pub text: String,
+    /// What was found wrong, a summary first; empty where nothing was.
+    pub objections: Vec<String>,
+}
+
+/// What an operation says of itself.
+pub struct Description {
+    /// The headline, without its first word and the model's name.
+    pub title: [String; 2],
+    /// Paragraphs before the kernels.
+    pub tensors: String,
+    pub figures: Figures,
+    /// Paragraphs after the check.
+    pub notes: Vec<String>,
+}
+
+/// What a check found.
+pub struct Verdict {
+    /// Its figures; those of [`Workload::CHECKED`], and maybe more.
+    pub figures: Figures,
+    /// A paragraph, or a table.
+    pub text: String,
+    /// Why the result does not pass; empty where it does.
+    pub objections: Vec<String>,
+}
+
+/// A value as text.
+pub fn pretty(value: &impl Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(value).expect("reports have string keys");
+    text.push('\n');
+    text
+}
+
+/// One kernel of an operation.
 #[derive(Serialize)]
 struct Kernel {
     launches: u64,
     wave_instructions: Option<u64>,
     seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modelled_us: Option<f64>,
     #[serde(flatten)]
     resources: Resources,
 }
 
-const FAILED: &str = "the result is further from the reference than allowed";
-
 impl Report {
-    /// Collects it.
-    pub fn new(
-        args: &PrefillArgs,
-        context: &Context,
-        workload: &Workload,
-        format: StateFormat,
-        outcome: &Outcome,
-        resumed: Option<Resumed>,
-        verdict: Option<&Verdict>,
-    ) -> Self {
-        let (d, s) = (&workload.data, &workload.spec);
+    /// Of an operation that ran.
+    pub fn of<W: Workload>(done: &Done<W>, options: &Options) -> Self {
+        let (context, ran, verdict) = (&done.context, &done.ran, done.verdict.as_ref());
+        let description = done.workload.describe(&done.plan, &ran.output);
+        let kernels = kernels(context, ran, options.count);
+        let minimal_bytes = done.workload.minimal_bytes();
+        let counts = (options.count).map(|gpu| Counts::new(gpu, &ran.counted, minimal_bytes));
+        let instructions: Option<u64> = kernels.iter().map(|k| k.wave_instructions).sum();
+        let objections = verdict.map_or(&[][..], |v| &v.objections);
+        let failed = !objections.is_empty();
         let device = context.device();
-        let simulated = context.backend() == Backend::Simulator;
-        let known = resources::of_context(context);
-        let kernels: Vec<Kernel> = (outcome.kernels.iter())
-            .map(|k| Kernel {
-                launches: k.launches,
-                wave_instructions: k.simulated.map(|s| s.wave_instructions),
-                seconds: k.simulated.map(|s| s.seconds),
-                resources: (known.iter().find(|r| r.name == k.name).cloned())
-                    .unwrap_or_else(|| Resources::unknown(k.name)),
-            })
-            .collect();
-        let judged = verdict.map(|v| v.tensors);
-        let passed = verdict.map(|v| v.objections.is_empty());
-        let pooled = |i: usize, f: fn(&Comparison) -> f64| judged.map(|t| f(&t[i].pooled));
-        let unfused = |i: usize| judged.map(|t| t[i].unfused.rms_ratio);
-        Report {
+        let model = options.model.model;
+
+        let mut all = figures! {
             backend: context.backend().name(),
-            library: context.hip().library().to_owned(),
+            library: context.hip().library(),
             runtime: context.runtime(),
-            device: device.name.clone(),
-            arch: device.arch.clone(),
-            mfma_mode: simulated.then(mfma_mode),
-            model: args.model.map(|m| m.name),
-            tp: args.model.map(|_| args.tp),
-            input: args.input.as_ref().map(|p| p.display().to_string()),
-            tokens: d.tokens,
-            sequences: workload.sequences(),
-            batch: if workload.dense.is_some() {
-                "dense"
-            } else {
-                "packed"
-            },
-            dtype: s.dtype.name(),
-            key_heads: d.key_heads,
-            value_heads: d.value_heads,
-            key_dim: d.key_dim,
-            value_dim: d.value_dim,
-            head_map: match s.head_map {
-                HeadMap::Grouped => "grouped",
-                HeadMap::Tiled => "tiled",
-            },
-            qk_l2norm: s.qk_l2norm,
-            scale: s.scale.unwrap_or_else(|| (s.key_dim as f32).powf(-0.5)),
-            neg_eigval: workload.neg_eigval,
-            state_layout: match format.layout {
-                StateLayout::KeyMajor => "key-major",
-                StateLayout::ValueMajor => "value-major",
-            },
-            pool: PoolLine::new(args, outcome),
-            snapshots: SnapshotLine::new(args, outcome, resumed),
-            tensors: tensor_lines(workload, format),
-            workspace_bytes: outcome.workspace_bytes,
-            checked: verdict.is_some(),
-            passed,
-            o_rms_ratio: pooled(0, |c| c.rms_ratio),
-            o_max_abs: pooled(0, |c| c.max_abs),
-            state_rms_ratio: pooled(1, |c| c.rms_ratio),
-            state_max_abs: pooled(1, |c| c.max_abs),
-            unfused_o_rms_ratio: unfused(0),
-            unfused_state_rms_ratio: unfused(1),
-            o_rms_ratio_limit: judged.map(|t| t[0].limit),
-            state_rms_ratio_limit: judged.map(|t| t[1].limit),
-            o_worst: judged.and_then(|t| t[0].worst).map(Worst::from),
-            state_worst: judged.and_then(|t| t[1].worst).map(Worst::from),
-            non_finite: judged.map(|t| t.iter().map(|j| j.pooled.non_finite).sum()),
-            repeat: args.repeat,
-            kernel_seconds: outcome.seconds,
-            times: outcome.times.clone(),
-            wave_instructions: kernels.iter().map(|k| k.wave_instructions).sum(),
-            kernels,
-            error: (passed == Some(false)).then_some(FAILED),
-            causes: verdict.map(|v| v.objections.clone()).unwrap_or_default(),
-            judged,
-            lengths: lengths(workload),
-        }
-    }
-
-    fn tensor_table(&self) -> Table {
-        let mut table = Table::new(3, &["tensor", "shape", "dtype"]);
-        // Tensors that look alike share a line.
-        let mut lines: Vec<(String, &TensorLine)> = Vec::new();
-        for t in &self.tensors {
-            match lines.last_mut() {
-                Some((names, last)) if (&last.shape, last.dtype) == (&t.shape, t.dtype) => {
-                    *names += ", ";
-                    *names += t.name;
-                }
-                _ => lines.push((t.name.to_owned(), t)),
+            device: device.name,
+            arch: device.arch,
+            model: model.map(|m| m.name),
+            tp: model.map(|_| options.model.tp),
+        };
+        all.0.extend(description.figures.0);
+        all.0.extend(
+            figures! {
+                minimal_bytes: minimal_bytes,
+                checked: verdict.is_some(),
+                passed: verdict.map(|_| !failed),
             }
+            .0,
+        );
+        match verdict {
+            Some(verdict) => all.0.extend(verdict.figures.0.iter().cloned()),
+            None => (all.0).extend(W::CHECKED.iter().map(|name| (*name, Value::Null))),
         }
-        for (names, t) in lines {
-            table.row([names, format!("{:?}", t.shape), t.dtype.to_owned()]);
-        }
-        table.row([
-            "workspace".to_owned(),
-            bytes(self.workspace_bytes as u64),
-            String::new(),
-        ]);
-        table
-    }
+        all.add("repeat", Some(options.run.repeat));
+        all.add("kernel_seconds", Some(ran.seconds));
+        all.add("times", ran.times.as_ref());
+        all.add("wave_instructions", Some(instructions));
+        all.add("kernels", Some(&kernels));
+        all.add("counts", counts.as_ref());
+        all.add("error", failed.then_some(FAILED));
+        all.add("causes", failed.then_some(objections));
 
-    fn backend_text(&self) -> String {
-        match self.mfma_mode {
-            Some(mode) => format!(
-                "simulator: the {} code objects, executed on this host; MFMA mode {mode}",
-                self.arch
-            ),
-            None => self.runtime.clone(),
-        }
-    }
-
-    fn kernel_table(&self) -> Table {
-        let simulated = self.mfma_mode.is_some();
-        let nvidia = deltawave::code_objects::is_ptx(&self.arch);
-        let mut titles = vec!["kernel", "launches"];
-        titles.extend(match nvidia {
-            true => &["registers", "shared", "local"][..],
-            false => &["VGPRs", "AGPRs", "SGPRs", "LDS", "spills"],
-        });
-        if simulated {
-            titles.extend(["wave instructions", "seconds"]);
-        }
-        let mut table = Table::new(1, &titles);
-        for k in &self.kernels {
-            let r = &k.resources;
-            let lds = r.lds_bytes.map_or("-".to_owned(), |n| bytes(n.into()));
-            let mut row = vec![r.name.clone(), k.launches.to_string()];
-            row.extend(match nvidia {
-                true => vec![cell(r.vgprs), lds, cell(r.private_bytes)],
-                false => vec![
-                    cell(r.vgprs),
-                    cell(r.agprs),
-                    cell(r.sgprs),
-                    lds,
-                    cell(r.spills),
-                ],
-            });
-            row.extend(k.wave_instructions.map(count));
-            row.extend(k.seconds.map(|s| format!("{s:.3}")));
-            table.row(row);
-        }
-        table
-    }
-
-    fn time_text(&self) -> String {
-        let runs = match self.repeat {
-            1 => String::new(),
-            n => format!(", fastest of {n} runs"),
+        let mut text = String::new();
+        let [operation, rest] = &description.title;
+        let of = match (model, options.model.tp) {
+            (None, _) => String::new(),
+            (Some(model), 1) => format!(" of {}", model.name),
+            (Some(model), tp) => format!(" of {}, one of {tp} devices", model.name),
         };
-        let Some(instructions) = self.wave_instructions else {
-            let us = self.kernel_seconds * 1e6;
-            return format!("  time  {us:.1} us on the device{runs}");
-        };
-        let rate = instructions as f64 / self.kernel_seconds.max(1e-9) / 1e6;
+        let _ = writeln!(text, "{operation}{of}: {rest}\n");
+        text += &description.tensors;
+        let _ = writeln!(
+            text,
+            "{}\n{}",
+            place(context),
+            kernel_table(context, &kernels)
+        );
+        let counted = counts.map(|counts| counts.text(minimal_bytes));
+        let checked = verdict.map(|verdict| verdict.text.clone());
+        for paragraph in counted.into_iter().chain(checked).chain(description.notes) {
+            let _ = writeln!(text, "{paragraph}");
+        }
+        text += &time_line(ran, options.run.repeat, instructions);
+        if let Some(times) = &ran.times {
+            let _ = write!(text, "\n{}", times.text());
+        }
+        let objections = failed.then_some(FAILED.to_owned()).into_iter();
+        Report {
+            json: pretty(&all),
+            text,
+            objections: objections
+                .chain(verdict.into_iter().flat_map(|v| v.objections.clone()))
+                .collect(),
+        }
+    }
+}
+
+/// The kernels of a run. Where all launches were counted, launch `i` is of kernel `i`.
+fn kernels<T>(context: &Context, ran: &Ran<T>, gpu: Option<Gpu>) -> Vec<Kernel> {
+    let known = resources::of_context(context);
+    let modelled = |i: usize| Some(ran.counted.get(i)?.estimate(gpu?)?.modelled_us);
+    let kernels = ran.kernels.iter().enumerate();
+    let kernel = |(i, (name, simulated)): (usize, &(&'static str, Option<_>))| {
+        let resources = known.iter().find(|r| r.name == *name).cloned();
+        let simulated: Option<deltawave_sim::hip::KernelStatistics> = *simulated;
+        Kernel {
+            launches: simulated.map_or(1, |s| s.launches),
+            wave_instructions: simulated.map(|s| s.wave_instructions),
+            seconds: simulated.map(|s| s.seconds),
+            modelled_us: modelled(i),
+            resources: resources.unwrap_or_else(|| Resources::unknown(name)),
+        }
+    };
+    kernels.map(kernel).collect()
+}
+
+/// Counters of all launches, set against a GPU.
+#[derive(Serialize)]
+struct Counts {
+    gpu: &'static str,
+    workgroups: u64,
+    /// Lines that a launch touches, each once whether read or written, summed over the launches.
+    hbm_unique_bytes: u64,
+    hbm_read_bytes: u64,
+    hbm_write_bytes: u64,
+    l2_fill_bytes: u64,
+    /// Bytes above, each as a multiple of the minimal bytes; `hbm_ratio` is of what is read and written.
+    hbm_unique_ratio: f64,
+    hbm_ratio: f64,
+    l2_fill_ratio: f64,
+    valu_clk: u64,
+    /// Of the kernels, one after the other, without what lies between them.
+    modelled_us: f64,
+    /// The minimal bytes at the GPU's bandwidth.
+    least_us: f64,
+}
+
+impl Counts {
+    fn new(gpu: Gpu, launches: &[CountedLaunch], minimal_bytes: usize) -> Self {
+        let mut totals = Totals::default();
+        launches
+            .iter()
+            .for_each(|launch| totals += &launch.totals());
+        let traffic = &totals.traffic;
+        let ratio = |n: u64| n as f64 / minimal_bytes.max(1) as f64;
+        let modelled = launches.iter().filter_map(|launch| launch.estimate(gpu));
+        Counts {
+            gpu: gpu.name,
+            workgroups: launches.iter().map(|launch| launch.stats.workgroups).sum(),
+            hbm_unique_bytes: traffic.unique_bytes,
+            hbm_read_bytes: traffic.read_bytes,
+            hbm_write_bytes: traffic.write_bytes,
+            l2_fill_bytes: traffic.l2_fill_bytes,
+            hbm_unique_ratio: ratio(traffic.unique_bytes),
+            hbm_ratio: ratio(traffic.read_bytes + traffic.write_bytes),
+            l2_fill_ratio: ratio(traffic.l2_fill_bytes),
+            valu_clk: totals.valu_clk,
+            modelled_us: modelled.map(|e| e.modelled_us).sum(),
+            least_us: minimal_bytes as f64 / gpu.hbm * 1e6,
+        }
+    }
+
+    fn text(&self, minimal_bytes: usize) -> String {
         format!(
-            "  time  {:.2} s{runs}: simulated on this host, not a GPU time ({rate:.1} million wave-instructions/s)",
-            self.kernel_seconds
+            "  counted for {}: {} workgroups; {} read and {} written, {:.3} of the minimal {}; {} into the dies\n  \
+             modelled, not measured: {:.1} us; the minimal bytes alone take {:.1} us\n",
+            self.gpu,
+            self.workgroups,
+            bytes(self.hbm_read_bytes),
+            bytes(self.hbm_write_bytes),
+            self.hbm_ratio,
+            bytes(minimal_bytes as u64),
+            bytes(self.l2_fill_bytes),
+            self.modelled_us,
+            self.least_us
         )
     }
 }
 
-fn error_table(judged: &[Judged; 2]) -> Table {
-    let titles = [
-        "error against f64",
-        "rms ratio",
-        "unfused form",
-        "limit",
-        "max abs",
-        "worst head",
-        "of sequence, head",
-        "",
-    ];
-    let mut table = Table::new(1, &titles);
-    let number = |x: f64| format!("{x:.2e}");
-    for j in judged {
-        let (ratio, place) = match j.worst {
-            Some(w) => (
-                number(w.comparison.rms_ratio),
-                format!("{}, {}", w.sequence, w.head),
-            ),
-            None => Default::default(),
-        };
-        let verdict = if j.objection().is_some() {
-            "FAILED"
-        } else {
-            "ok"
-        };
-        table.row([
-            j.name.to_owned(),
-            number(j.pooled.rms_ratio),
-            number(j.unfused.rms_ratio),
-            number(j.limit),
-            number(j.pooled.max_abs),
-            ratio,
-            place,
-            verdict.to_owned(),
-        ]);
+/// Where an operation ran.
+fn place(context: &Context) -> Table {
+    let device = context.device();
+    let backend = match context.backend() {
+        Backend::Simulator => format!(
+            "simulator: the {} code objects, executed on this host; MFMA mode {}",
+            device.arch,
+            mfma_mode()
+        ),
+        _ => context.runtime(),
+    };
+    let mut table = Table::new(2, &[]);
+    for (what, which) in [
+        ("backend", &backend),
+        ("device", &device.name),
+        ("arch", &device.arch),
+    ] {
+        table.row([what.to_owned(), which.clone()]);
     }
     table
 }
 
-fn tensor_lines(w: &Workload, format: StateFormat) -> Vec<TensorLine> {
-    let d = &w.data;
-    let mut lines = Vec::new();
-    let mut line = |name, shape: &[usize], dtype: Dtype| {
-        lines.push(TensorLine {
-            name,
-            shape: shape.to_vec(),
-            dtype: dtype.name(),
+fn kernel_table(context: &Context, kernels: &[Kernel]) -> Table {
+    let nvidia = is_ptx(&context.device().arch);
+    let simulated = context.backend() == Backend::Simulator;
+    let modelled = kernels.iter().any(|k| k.modelled_us.is_some());
+    let mut titles = vec!["kernel", "launches"];
+    titles.extend(match nvidia {
+        true => &["registers", "shared", "local"][..],
+        false => &["VGPRs", "AGPRs", "SGPRs", "LDS", "spills"],
+    });
+    titles.extend(if simulated {
+        &["wave instructions", "seconds"][..]
+    } else {
+        &[]
+    });
+    titles.extend(modelled.then_some("modelled us"));
+    let mut table = Table::new(1, &titles);
+    for k in kernels {
+        let r = &k.resources;
+        let lds = r.lds_bytes.map_or("-".to_owned(), |n| bytes(n.into()));
+        let mut row = vec![r.name.clone(), k.launches.to_string(), cell(r.vgprs)];
+        row.extend(match nvidia {
+            true => vec![lds, cell(r.private_bytes)],
+            false => vec![cell(r.agprs), cell(r.sgprs), lds, cell(r.spills)],
         });
-    };
-    let rows: Vec<usize> = w.dense.map_or(vec![d.tokens], |dense| dense.to_vec());
-    let over = |tail: &[usize]| [&rows[..], tail].concat();
-    let keys = over(&[d.key_heads, d.key_dim]);
-    let values = over(&[d.value_heads, d.value_dim]);
-    let scalars = over(&[d.value_heads]);
-    let states = match format.layout {
-        StateLayout::KeyMajor => [w.sequences(), d.value_heads, d.key_dim, d.value_dim],
-        StateLayout::ValueMajor => [w.sequences(), d.value_heads, d.value_dim, d.key_dim],
-    };
-    line("q", &keys, d.q.dtype);
-    line("k", &keys, d.k.dtype);
-    line("v", &values, d.v.dtype);
-    line("o", &values, w.spec.dtype);
-    match &d.gate {
-        FileGate::None => {}
-        FileGate::Log(g) => line("g", &scalars, g.dtype),
-        FileGate::Raw { a, a_log, dt_bias } => {
-            line("A_log", &[d.value_heads], a_log.dtype);
-            if let Some(dt_bias) = dt_bias {
-                line("dt_bias", &[d.value_heads], dt_bias.dtype);
-            }
-            line("a", &scalars, a.dtype);
-        }
+        row.extend(k.wave_instructions.map(count));
+        row.extend(k.seconds.map(|s| format!("{s:.3}")));
+        row.extend(k.modelled_us.map(|us| format!("{us:.1}")));
+        table.row(row);
     }
-    match &d.beta {
-        FileBeta::One => {}
-        FileBeta::Given(beta) => line("beta", &scalars, beta.dtype),
-        FileBeta::Logits(b) => line("b", &scalars, b.dtype),
-    }
-    if let Some(initial) = &d.initial_state {
-        line("initial_state", &states, initial.dtype);
-    }
-    line("final_state", &states, format.dtype);
-    lines
+    table
 }
 
-/// How many tokens in which sequences.
-fn lengths(w: &Workload) -> String {
-    const SHOWN: usize = 12;
-    let tokens = w.data.tokens;
-    let tokens_text = match tokens {
-        1 => "1 token".to_owned(),
-        n => format!("{n} tokens"),
+/// How long the kernels took.
+fn time_line<T>(ran: &Ran<T>, repeat: u32, instructions: Option<u64>) -> String {
+    let runs = match repeat {
+        1 => String::new(),
+        n => format!(", fastest of {n} runs"),
     };
-    let lengths: Vec<String> = (w.data.cu_seqlens.windows(2))
-        .take(SHOWN + 1)
-        .map(|w| (w[1] - w[0]).to_string())
-        .collect();
-    match (w.dense, w.sequences()) {
-        (Some([b, n]), _) => format!("{tokens_text}, dense, {b} sequences of {n}"),
-        (None, 1) => format!("{tokens_text}, one sequence"),
-        (None, n) if n <= SHOWN => {
-            format!("{tokens_text}, {n} sequences of {}", lengths.join(", "))
-        }
-        (None, n) => format!(
-            "{tokens_text}, {n} sequences of {}, ...",
-            lengths[..SHOWN].join(", ")
-        ),
-    }
+    let Some(instructions) = instructions else {
+        return format!("  time  {:.1} us on the device{runs}\n", ran.seconds * 1e6);
+    };
+    let rate = instructions as f64 / ran.seconds.max(1e-9) / 1e6;
+    format!(
+        "  time  {:.2} s{runs}: simulated on this host, not a GPU time ({rate:.1} million wave-instructions/s)\n",
+        ran.seconds
+    )
 }
 
 /// The simulator's matrix arithmetic.
 pub fn mfma_mode() -> &'static str {
-    match deltawave_sim::hip::options().mfma {
-        deltawave_sim::exec::MfmaMode::Fast => "fast",
-        deltawave_sim::exec::MfmaMode::Exact => "exact",
-    }
-}
-
-impl Reported for Report {
-    fn found(&self) -> (Option<&str>, &[String]) {
-        (self.error, &self.causes)
-    }
-
-    fn text(&self) -> String {
-        let mut out = String::new();
-        let title = match (&self.model, &self.input) {
-            (Some(model), _) if self.tp == Some(1) => format!(" of {model}"),
-            (Some(model), _) => format!(" of {model}, one of {} devices", self.tp.unwrap_or(1)),
-            (None, Some(path)) => format!(" of {path}"),
-            (None, None) => String::new(),
-        };
-        let _ = writeln!(out, "Gated DeltaNet prefill{title}: {}\n", self.lengths);
-        let _ = writeln!(out, "{}", self.tensor_table());
-        let mut place = Table::new(2, &[]);
-        place.row(["backend".to_owned(), self.backend_text()]);
-        place.row(["device".to_owned(), self.device.clone()]);
-        place.row(["arch".to_owned(), self.arch.clone()]);
-        let _ = writeln!(out, "{place}");
-        let _ = writeln!(out, "{}", self.kernel_table());
-        if let Some(judged) = &self.judged {
-            let _ = writeln!(out, "{}", error_table(judged));
-        }
-        if let Some(pool) = &self.pool {
-            let _ = writeln!(out, "  pool  {}\n", pool.text());
-        }
-        if let Some(snapshots) = &self.snapshots {
-            let _ = writeln!(out, "  snapshots  {}\n", snapshots.text());
-        }
-        let _ = writeln!(out, "{}", self.time_text());
-        if let Some(times) = &self.times {
-            let _ = write!(out, "\n{}", times.text());
-        }
-        out
-    }
+    let mode: MfmaMode = deltawave_sim::hip::options().mfma;
+    word(MFMA_MODES, &mode)
 }

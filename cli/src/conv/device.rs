@@ -2,179 +2,220 @@
 
 use deltawave::conv::{Conv, ConvInput, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::gate::Gate;
-use deltawave::runtime::{Backend, Context, Stream};
-use deltawave::tensor::{Buffer, dense_strides};
+use deltawave::prefill::Part;
+use deltawave::runtime::{Context, Stream};
+use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
 
-use super::args::LayoutArg;
-use super::{GateInputs, Outcome, Workload, columns};
+use super::args::RowLayout;
+use super::{GateInputs, Workload, columns};
+use crate::device::{DeviceTensor, Fallible};
+use crate::driver;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::report::{Description, Verdict};
 
-type Fallible<T> = deltawave::Result<T>;
-
-/// The workload on the device.
+/// The tensors of a convolution.
 pub(super) struct Device {
-    x: Buffer<u8>,
-    weight: Buffer<u8>,
-    bias: Option<Buffer<u8>>,
-    state: Buffer<u8>,
+    x: DeviceTensor,
+    weight: DeviceTensor,
+    bias: Option<DeviceTensor>,
+    state: DeviceTensor,
     /// The pool before a run, in its layout.
     before: Vec<u8>,
     has_initial_state: Buffer<u8>,
-    out: [Buffer<u8>; 3],
+    out: [DeviceTensor; 3],
     gates: Option<Gates>,
 }
 
-/// What g and beta are made of, and they themselves.
+/// Inputs of g and beta, and they themselves.
 struct Gates {
-    ba: Buffer<u8>,
-    a_log: Buffer<u8>,
-    dt_bias: Buffer<u8>,
-    out: [Buffer<f32>; 2],
+    ba: DeviceTensor,
+    a_log: DeviceTensor,
+    dt_bias: DeviceTensor,
+    out: [DeviceTensor; 2],
 }
 
-impl Device {
-    pub(super) fn new(context: &Context, w: &Workload) -> Fallible<Self> {
-        let (size, rows) = (w.spec.dtype.size(), w.tokens);
-        let states = w.sequences() * w.spec.total_channels() * (w.spec.width - 1);
-        let before = match &w.state {
-            Some(state) => w.reordered(&state.bytes, true),
-            None => vec![0xff; states * size],
+/// Results of a convolution.
+pub(super) struct Output {
+    /// q, k and v.
+    pub out: [HostTensor; 3],
+    /// `[N, channels, width - 1]`.
+    pub state: HostTensor,
+    /// g and beta, `[T, HV]`.
+    pub gates: Option<[HostTensor; 2]>,
+}
+
+impl driver::Workload for Workload<'_> {
+    type Plan = Conv;
+    type Device = Device;
+    type Output = Output;
+
+    const NAME: &'static str = "convolution";
+    const CHECKED: &'static [&'static str] = &[
+        "equal_share",
+        "equal_share_limit",
+        "max_ulps",
+        "max_ulps_limit",
+        "wrong_states",
+    ];
+
+    fn kernels(plan: &Conv) -> Vec<&'static str> {
+        vec![plan.kernel()]
+    }
+
+    fn parts(_: &Conv) -> Vec<(&'static str, Part)> {
+        vec![("conv", Part::Whole)]
+    }
+
+    fn minimal_bytes(&self) -> usize {
+        self.bytes_at_least()
+    }
+
+    fn upload(&self, context: &Context, _: &Conv) -> Fallible<Device> {
+        let dtype = self.spec.dtype;
+        let states = self.sequences() * self.spec.total_channels() * (self.spec.width - 1);
+        let before = match &self.state {
+            Some(state) => self.reordered(&state.bytes, true),
+            None => vec![0xff; states * dtype.size()],
         };
-        let [q, k, v] = w
-            .spec
-            .channels()
-            .map(|n| context.alloc::<u8>(rows * n * size));
+        let out = self.spec.channels();
+        let [q, k, v] = out.map(|n| DeviceTensor::empty(context, dtype, self.tokens * n));
+        let starts = vec![u8::from(self.state.is_some()); self.sequences()];
         Ok(Device {
-            x: context.upload(&w.x.bytes)?,
-            weight: context.upload(&w.weight.bytes)?,
-            bias: (w.bias.as_ref())
-                .map(|b| context.upload(&b.bytes))
-                .transpose()?,
-            state: context.alloc(before.len())?,
+            x: DeviceTensor::copy(context, &self.x)?,
+            weight: DeviceTensor::copy(context, &self.weight)?,
+            bias: DeviceTensor::copy_some(context, self.bias.as_ref())?,
+            state: DeviceTensor::empty(context, dtype, states)?,
             before,
-            has_initial_state: context.upload(&vec![u8::from(w.state.is_some()); w.sequences()])?,
+            has_initial_state: context.upload(&starts)?,
             out: [q?, k?, v?],
-            gates: (w.gates.as_ref())
+            gates: (self.gates.as_ref())
                 .map(|inputs| Gates::new(context, inputs))
                 .transpose()?,
         })
     }
 
-    pub(super) fn run(&mut self, stream: &Stream, plan: &Conv, w: &Workload) -> Fallible<Outcome> {
-        for out in &mut self.out {
-            out.fill_bytes(0xff, stream)?;
-        }
-        for out in self.gates.iter_mut().flat_map(|gates| &mut gates.out) {
-            out.fill_bytes(0xff, stream)?;
+    fn reset(&self, device: &mut Device, stream: &Stream) -> Fallible<()> {
+        let gates = device.gates.iter_mut().flat_map(|gates| &mut gates.out);
+        for out in device.out.iter_mut().chain(gates) {
+            out.poison(stream)?;
         }
         stream.synchronize()?;
-        self.state.write(&self.before)?;
-        let simulated = stream.context().backend() == Backend::Simulator;
-        deltawave_sim::hip::reset_statistics();
-        deltawave_sim::hip::take_counted_launches();
-        let start = stream.record()?;
-        self.launch(stream, plan, w)?;
-        let end = stream.record()?;
-        end.synchronize()?;
-        let statistics = deltawave_sim::hip::statistics();
-        let statistics = statistics.get(plan.kernel()).copied().unwrap_or_default();
-        let seconds = match simulated {
-            true => statistics.seconds,
-            false => f64::from(end.milliseconds_since(&start)?) / 1e3,
-        };
-        let tensor = |b: &Buffer<u8>| -> Fallible<HostTensor> {
-            Ok(HostTensor::from_bytes(w.spec.dtype, b.download(stream)?))
-        };
-        let [q, k, v] = &self.out;
-        let states = w.reordered(&self.state.download(stream)?, false);
-        Ok(Outcome {
-            out: [tensor(q)?, tensor(k)?, tensor(v)?],
-            state: HostTensor::from_bytes(w.spec.dtype, states),
-            gates: match &self.gates {
-                Some(Gates { out: [g, beta], .. }) => {
-                    Some([g.download(stream)?, beta.download(stream)?])
-                }
-                None => None,
-            },
-            seconds,
-            simulated: simulated.then_some(statistics),
-            counted: deltawave_sim::hip::take_counted_launches().pop(),
-            times: None,
-        })
+        device.state.buffer.write(&device.before)
     }
 
-    pub(super) fn launch(&mut self, stream: &Stream, plan: &Conv, w: &Workload) -> Fallible<()> {
-        let (s, dtype) = (&w.spec, w.spec.dtype);
+    fn launch(&self, device: &mut Device, stream: &Stream, plan: &Conv, _: Part) -> Fallible<()> {
+        let s = &self.spec;
         let (channels, columns) = (s.total_channels(), columns(s));
-        let x = self
-            .x
-            .tensor_of(dtype, [w.tokens, columns], [columns, 1], 0)?;
-        let shape = match w.state_layout {
-            ConvStateLayout::ChannelMajor => [w.sequences(), channels, s.width - 1],
-            ConvStateLayout::TokenMajor => [w.sequences(), s.width - 1, channels],
+        let x = device.x.view([self.tokens, columns])?;
+        let states = match self.args.state_layout {
+            ConvStateLayout::ChannelMajor => [self.sequences(), channels, s.width - 1],
+            ConvStateLayout::TokenMajor => [self.sequences(), s.width - 1, channels],
         };
-        let keys = [w.tokens, s.key_heads, s.key_dim];
-        let values = [w.tokens, s.value_heads, s.value_dim];
-        let [q, k, v] = &mut self.out;
-        let bias = self.bias.as_ref();
+        let keys = [self.tokens, s.key_heads, s.key_dim];
+        let [q, k, v] = &mut device.out;
         let tensors = ConvTensors {
-            x: match w.layout {
-                LayoutArg::Flat => ConvInput::flat(&x, s)?,
-                LayoutArg::Interleaved => ConvInput::interleaved(&x, s)?,
+            x: match self.args.layout {
+                RowLayout::Flat => ConvInput::flat(&x, s)?,
+                RowLayout::Interleaved => ConvInput::interleaved(&x, s)?,
             },
-            weight: self
-                .weight
-                .tensor_of(dtype, [channels, s.width], [s.width, 1], 0)?,
-            bias: bias
-                .map(|b| b.tensor_of(dtype, [channels], [1], 0))
+            weight: device.weight.view([channels, s.width])?,
+            bias: (device.bias.as_ref())
+                .map(|bias| bias.view([channels]))
                 .transpose()?,
             state: Some(ConvState {
-                tensor: self
-                    .state
-                    .tensor_of_mut(dtype, shape, dense_strides(shape), 0)?,
-                layout: w.state_layout,
-                has_initial_state: Some((&self.has_initial_state).into()),
+                tensor: device.state.view_mut(states)?,
+                layout: self.args.state_layout,
+                has_initial_state: Some((&device.has_initial_state).into()),
             }),
             slots: None,
-            q: q.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
-            k: k.tensor_of_mut(dtype, keys, dense_strides(keys), 0)?.into(),
-            v: v.tensor_of_mut(dtype, values, dense_strides(values), 0)?
-                .into(),
-            gates: match &mut self.gates {
-                Some(gates) => Some(gates.view(w)?),
+            q: q.view_mut(keys)?.into(),
+            k: k.view_mut(keys)?.into(),
+            v: (v.view_mut([self.tokens, s.value_heads, s.value_dim])?).into(),
+            gates: match &mut device.gates {
+                Some(gates) => Some(gates.view(self)?),
                 None => None,
             },
         };
         plan.launch(stream, &tensors)
+    }
+
+    fn read(&self, device: &Device, stream: &Stream) -> Fallible<Output> {
+        let [q, k, v] = &device.out;
+        let states = self.reordered(&device.state.buffer.download(stream)?, false);
+        Ok(Output {
+            out: [q.read(stream)?, k.read(stream)?, v.read(stream)?],
+            state: HostTensor::from_bytes(self.spec.dtype, states),
+            gates: match &device.gates {
+                Some(Gates { out: [g, beta], .. }) => Some([g.read(stream)?, beta.read(stream)?]),
+                None => None,
+            },
+        })
+    }
+
+    fn results(output: &Output) -> Vec<&HostTensor> {
+        let gates = output.gates.iter().flatten();
+        output
+            .out
+            .iter()
+            .chain([&output.state])
+            .chain(gates)
+            .collect()
+    }
+
+    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
+        progress.step("reference", || self.judge(output))
+    }
+
+    fn describe(&self, _: &Conv, _: &Output) -> Description {
+        self.description()
     }
 }
 
 impl Gates {
     fn new(context: &Context, inputs: &GateInputs) -> Fallible<Self> {
         let elements = inputs.ba.values.len() / 2;
+        let out = || DeviceTensor::empty(context, Dtype::F32, elements);
         Ok(Gates {
-            ba: context.upload(&inputs.ba.bytes)?,
-            a_log: context.upload(&inputs.a_log.bytes)?,
-            dt_bias: context.upload(&inputs.dt_bias.bytes)?,
-            out: [context.alloc(elements)?, context.alloc(elements)?],
+            ba: DeviceTensor::copy(context, &inputs.ba)?,
+            a_log: DeviceTensor::copy(context, &inputs.a_log)?,
+            dt_bias: DeviceTensor::copy(context, &inputs.dt_bias)?,
+            out: [out()?, out()?],
         })
     }
 
     fn view(&mut self, w: &Workload) -> Fallible<Gate<'_>> {
         let heads = w.spec.value_heads;
-        let row = 2 * heads;
-        let ba = (self.ba).tensor_of(w.spec.dtype, [w.tokens, row], [row, 1], 0)?;
-        let [a, b] = Gate::interleaved(&ba, w.gate_groups(), heads)?;
+        let ba = self.ba.view([w.tokens, 2 * heads])?;
+        let [a, b] = Gate::interleaved(&ba, w.args.layout.groups(w.spec.key_heads), heads)?;
         let [g, beta] = &mut self.out;
         Ok(Gate {
             a,
             b,
-            a_log: self.a_log.tensor_of(Dtype::F32, [heads], [1], 0)?,
-            dt_bias: Some(self.dt_bias.tensor_of(Dtype::F32, [heads], [1], 0)?),
+            a_log: self.a_log.view([heads])?,
+            dt_bias: Some(self.dt_bias.view([heads])?),
             allow_neg_eigval: false,
-            g: g.tensor_mut([w.tokens, heads])?.into(),
-            beta: beta.tensor_mut([w.tokens, heads])?.into(),
+            g: g.view_mut([w.tokens, heads])?.into(),
+            beta: beta.view_mut([w.tokens, heads])?.into(),
         })
+    }
+}
+
+impl Workload<'_> {
+    /// Bytes of states `[N, channels, width - 1]` in the layout of the pool, or the other way.
+    pub(super) fn reordered(&self, bytes: &[u8], to_pool: bool) -> Vec<u8> {
+        let (channels, columns) = (self.spec.total_channels(), self.spec.width - 1);
+        if self.args.state_layout == ConvStateLayout::ChannelMajor {
+            return bytes.to_vec();
+        }
+        let (rows, size) = (if to_pool { columns } else { channels }, channels * columns);
+        let from =
+            |i: usize| i / size * size + i % size % (size / rows) * rows + i % size / (size / rows);
+        let elements = (0..bytes.len() / 2).map(from);
+        elements
+            .flat_map(|i| [bytes[2 * i], bytes[2 * i + 1]])
+            .collect()
     }
 }

@@ -1,15 +1,13 @@
 //! What the command line says of a decode.
 
 use clap::{ArgGroup, Args};
-use deltawave::types::Dtype;
+use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::Gates;
-use deltawave_sim::gpu::Gpu;
 
 use crate::args::{
-    BackendArg, HeadMapArg, INPUTS, OPERATION, RESULTS, RUN, SHAPE, StateLayoutArg, dims, finite,
-    gpu, heads, words,
+    CountArgs, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE,
+    STATE_LAYOUTS, choice, finite, words,
 };
-use crate::models::{self, Model};
 
 /// What `--help` ends with.
 pub const EXAMPLES: &str = "\
@@ -29,18 +27,10 @@ Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usa
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("shape").required(true).args(["model", "heads"]))]
 pub struct DecodeArgs {
-    /// Heads and dimensions of a model's Gated DeltaNet layer
-    #[arg(long, value_name = "NAME", value_parser = models::parser(), ignore_case = true, help_heading = SHAPE)]
-    pub model: Option<&'static Model>,
-    /// Number of devices that share the model's heads (tensor parallelism): run the part of one
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "heads", help_heading = SHAPE)]
-    pub tp: usize,
-    /// Key heads and value heads; HV is a multiple of HK
-    #[arg(long, value_name = "HK,HV", value_parser = heads, help_heading = SHAPE)]
-    pub heads: Option<[usize; 2]>,
-    /// Head dimensions of keys and of values: multiples of 16 up to 256
-    #[arg(long, value_name = "K,V", value_parser = dims, default_value = "128,128", conflicts_with = "model", help_heading = SHAPE)]
-    pub dims: [usize; 2],
+    #[command(flatten)]
+    pub shape: ModelArgs,
+    #[command(flatten)]
+    pub dims: DimsArgs,
     /// Sequences
     #[arg(long, value_name = "B", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = SHAPE)]
     pub batch: u32,
@@ -48,8 +38,8 @@ pub struct DecodeArgs {
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16), help_heading = SHAPE)]
     pub tokens: u8,
     /// Which key head a value head reads: h / (HV / HK), or h % HK
-    #[arg(long, value_name = "MAP", value_enum, default_value_t = HeadMapArg::Grouped, help_heading = SHAPE)]
-    pub head_map: HeadMapArg,
+    #[arg(long, value_name = "MAP", value_parser = choice(HEAD_MAPS), default_value = "grouped", help_heading = SHAPE)]
+    pub head_map: HeadMap,
 
     /// Element type of q, k, v and o
     #[arg(long, value_parser = words::<Dtype>(&["bf16", "fp16"]), default_value = "bf16", help_heading = INPUTS)]
@@ -74,8 +64,8 @@ pub struct DecodeArgs {
     #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
     pub scale: Option<f32>,
     /// Order of the states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
-    #[arg(long, value_name = "LAYOUT", value_enum, default_value_t = StateLayoutArg::KeyMajor, help_heading = OPERATION)]
-    pub state_layout: StateLayoutArg,
+    #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
+    pub state_layout: StateLayout,
     /// Element type of the states
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
@@ -83,24 +73,10 @@ pub struct DecodeArgs {
     #[arg(long, help_heading = OPERATION)]
     pub verify: bool,
 
-    /// Where to run; hip is a GPU, NVIDIA's too; auto takes one where there is one, else the simulator
-    #[arg(long, value_enum, default_value_t = BackendArg::Auto, help_heading = RUN)]
-    pub backend: BackendArg,
-    /// The device, where the HIP runtime has several
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = RUN)]
-    pub device: usize,
-    /// Host threads at most: simulator, oracle, inputs [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = RUN)]
-    pub threads: Option<u16>,
-    /// Run the kernel N times, each from the same states; the fastest run counts, and all have to give the same bits
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = RUN)]
-    pub repeat: u32,
-    /// Measure N runs on a GPU: replays of a graph, caches flushed before each; the median counts
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = RUN)]
-    pub time: Option<u32>,
-    /// Count on the simulator what the kernel does, set against a GPU's units; only times are modelled
-    #[arg(long, value_name = "GPU", value_parser = gpu, conflicts_with_all = ["time", "repeat"], help_heading = RUN)]
-    pub count: Option<Gpu>,
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub count: CountArgs,
 
     /// Compare with the recurrence in f64; fail if outputs or states are further off than rounding alone
     #[arg(long, help_heading = RESULTS)]

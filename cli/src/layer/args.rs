@@ -1,16 +1,14 @@
 //! What the command line says of a layer.
 
-use clap::{ArgGroup, Args, ValueEnum};
+use clap::{ArgGroup, Args};
 use deltawave::norm::OutputGate;
-use deltawave::types::Dtype;
-use deltawave_sim::gpu::Gpu;
+use deltawave::types::{Dtype, StateLayout};
 
 use crate::args::{
-    BackendArg, INPUTS, OPERATION, RESULTS, RUN, SHAPE, StateLayoutArg, dims, gpu, heads, length,
-    words,
+    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE,
+    STATE_LAYOUTS, choice, length, words,
 };
-use crate::conv::args::LayoutArg;
-use crate::models::{self, Model};
+use crate::conv::args::{ROW_LAYOUTS, RowLayout};
 
 /// What `--help` ends with.
 pub const EXAMPLES: &str = "\
@@ -27,18 +25,10 @@ Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usa
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("shape").required(true).args(["model", "heads"]))]
 pub struct LayerArgs {
-    /// Heads and dimensions of a model's Gated DeltaNet layer
-    #[arg(long, value_name = "NAME", value_parser = models::parser(), ignore_case = true, help_heading = SHAPE)]
-    pub model: Option<&'static Model>,
-    /// Number of devices that share the model's heads (tensor parallelism): run the part of one
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "heads", help_heading = SHAPE)]
-    pub tp: usize,
-    /// Key heads and value heads; HV is a multiple of HK
-    #[arg(long, value_name = "HK,HV", value_parser = heads, help_heading = SHAPE)]
-    pub heads: Option<[usize; 2]>,
-    /// Head dimensions of keys and of values, multiples of 16 up to 256
-    #[arg(long, value_name = "K,V", value_parser = dims, default_value = "128,128", conflicts_with = "model", help_heading = SHAPE)]
-    pub dims: [usize; 2],
+    #[command(flatten)]
+    pub shape: ModelArgs,
+    #[command(flatten)]
+    pub dims: DimsArgs,
     /// Sequences of one token each, which are decoded, before those of --seqlens
     #[arg(long, value_name = "N", value_parser = length, default_value_t = 0, help_heading = SHAPE)]
     pub decodes: usize,
@@ -46,8 +36,8 @@ pub struct LayerArgs {
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',', value_parser = length, help_heading = SHAPE)]
     pub seqlens: Vec<usize>,
     /// Rows of the projections: q | k | v | z and b | a, or those of each key head and its value heads
-    #[arg(long, value_enum, default_value_t = LayoutArg::Flat, help_heading = SHAPE)]
-    pub layout: LayoutArg,
+    #[arg(long, value_parser = choice(ROW_LAYOUTS), default_value = "flat", help_heading = SHAPE)]
+    pub layout: RowLayout,
 
     /// Element type of the projections, y, the weights of the convolution and its states
     #[arg(long, value_parser = words::<Dtype>(&["bf16", "fp16"]), default_value = "bf16", help_heading = INPUTS)]
@@ -66,11 +56,11 @@ pub struct LayerArgs {
     #[arg(long, help_heading = OPERATION)]
     pub neg_eigval: bool,
     /// What the norm makes of z
-    #[arg(long, value_enum, default_value_t = GateArg::Silu, help_heading = OPERATION)]
-    pub output_gate: GateArg,
+    #[arg(long, value_parser = choice(OUTPUT_GATES), default_value = "silu", help_heading = OPERATION)]
+    pub output_gate: OutputGate,
     /// Order of the recurrent states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
-    #[arg(long, value_name = "LAYOUT", value_enum, default_value_t = StateLayoutArg::KeyMajor, help_heading = OPERATION)]
-    pub state_layout: StateLayoutArg,
+    #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
+    pub state_layout: StateLayout,
     /// Element type of the recurrent states
     #[arg(long, value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
@@ -78,24 +68,10 @@ pub struct LayerArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
     pub segments: Option<u32>,
 
-    /// Where to run; hip is a GPU, NVIDIA's too; auto takes one where there is one, else the simulator
-    #[arg(long, value_enum, default_value_t = BackendArg::Auto, help_heading = RUN)]
-    pub backend: BackendArg,
-    /// The device, where the HIP runtime has several
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = RUN)]
-    pub device: usize,
-    /// Host threads at most: simulator, oracle, inputs [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = RUN)]
-    pub threads: Option<u16>,
-    /// Run the kernels N times, each from the same states; the fastest run counts, and all have to give the same bits
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = RUN)]
-    pub repeat: u32,
-    /// Measure N runs on a GPU: replays of a graph, caches flushed before each; the median counts
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = RUN)]
-    pub time: Option<u32>,
-    /// Count on the simulator what the kernels do, set against a GPU's units; only times are modelled
-    #[arg(long, value_name = "GPU", value_parser = gpu, conflicts_with_all = ["time", "repeat"], help_heading = RUN)]
-    pub count: Option<Gpu>,
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub count: CountArgs,
 
     /// Compare with the f64 layer; fail if the error is above that of the chain of kernels that others use
     #[arg(long, help_heading = RESULTS)]
@@ -106,17 +82,5 @@ pub struct LayerArgs {
 }
 
 /// `--output-gate`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum GateArg {
-    Silu,
-    Sigmoid,
-}
-
-impl From<GateArg> for OutputGate {
-    fn from(x: GateArg) -> Self {
-        match x {
-            GateArg::Silu => OutputGate::Silu,
-            GateArg::Sigmoid => OutputGate::Sigmoid,
-        }
-    }
-}
+pub const OUTPUT_GATES: Choices<OutputGate> =
+    &[("silu", OutputGate::Silu), ("sigmoid", OutputGate::Sigmoid)];

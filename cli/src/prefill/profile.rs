@@ -1,9 +1,9 @@
-//! What a prefill's kernels did, counted on the simulator, and how long they would take, modelled: one JSON object, or
-//! tables.
+//! `deltawave profile`: counters of a prefill's kernels on the simulator, and modelled times.
 
 use std::fmt::Write as _;
 
 use deltawave::prefill::CHUNK;
+use deltawave::runtime::Backend;
 use deltawave_lab::safetensors_io::{FileBeta, FileGate};
 use deltawave_sim::count::roofline::{self, Point};
 use deltawave_sim::count::{Busy, Totals};
@@ -12,12 +12,39 @@ use deltawave_sim::hip::CountedLaunch;
 use deltawave_sim::occupancy::Occupancy;
 use serde_json::{Map, Value, json};
 
-use crate::run::StateFormat;
+use super::args::ProfileArgs;
+use super::{Planned, Workload, options, refuse_overwriting};
+use crate::driver::{self, limit_threads};
+use crate::failure::Failure;
+use crate::report::{Figures, Report, figures, pretty};
 use crate::table::{Table, bytes, count};
-use crate::workload::Workload;
+
+/// Runs what the arguments ask for.
+pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
+    let prefill = &args.prefill;
+    if prefill.run.backend == Backend::Hip || prefill.run.repeat > 1 {
+        let why =
+            "profile counts one run on the simulator: --backend hip and --repeat are not for it";
+        return Err(Failure::wrong(why));
+    }
+    refuse_overwriting(prefill, args.roofline.as_ref())?;
+    limit_threads(&prefill.run);
+    let options = options(prefill, Some(args.gpu));
+    let done = driver::execute(Planned::new(prefill)?, &options)?;
+    let profile = Profile::new(args.gpu, &done.workload, &done.ran.counted);
+    if let Some(path) = &args.roofline {
+        let written = std::fs::write(path, profile.roofline());
+        written.map_err(Failure::io("--roofline", path))?;
+    }
+    Ok(Report {
+        json: pretty(&profile.figures()),
+        text: profile.text(),
+        objections: done.verdict.map(|v| v.objections).unwrap_or_default(),
+    })
+}
 
 /// The counters of a prefill, kernel by kernel.
-pub struct Profile {
+struct Profile {
     gpu: Gpu,
     tokens: usize,
     sequences: usize,
@@ -49,38 +76,40 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(w: &Workload, format: StateFormat) -> Self {
-        let d = &w.data;
-        let size = |n: usize, bytes: usize| (n * bytes) as f64;
-        let keys = d.tokens * d.key_heads * d.key_dim;
-        let values = d.tokens * d.value_heads * d.value_dim;
-        let scalars = d.tokens * d.value_heads;
-        let states = w.sequences() * d.value_heads * d.key_dim * d.value_dim;
-        let mut bytes = size(2 * keys, d.q.dtype.size())
-            + size(values, d.v.dtype.size())
-            + size(values, w.spec.dtype.size())
-            + size(states, format.dtype.size());
-        if let Some(initial) = &d.initial_state {
-            bytes += size(states, initial.dtype.size());
-        }
-        bytes += match &d.gate {
-            FileGate::None => 0.0,
-            FileGate::Log(g) => size(scalars, g.dtype.size()),
-            FileGate::Raw { a, .. } => size(scalars, a.dtype.size()),
-        };
-        bytes += match &d.beta {
-            FileBeta::One => 0.0,
-            FileBeta::Given(beta) => size(scalars, beta.dtype.size()),
-            FileBeta::Logits(b) => size(scalars, b.dtype.size()),
-        };
+    fn new(w: &Workload) -> Self {
         Bound {
-            bytes,
+            bytes: w.bytes_at_least() as f64,
             flops: chunks(w).map(|n| flops(w, n as f64)).sum(),
         }
     }
 
     fn us(&self, gpu: &Gpu) -> f64 {
         (self.bytes / gpu.hbm).max(self.flops / gpu.bf16()) * 1e6
+    }
+}
+
+impl Workload<'_> {
+    /// Inputs, outputs and states: each once.
+    pub(super) fn bytes_at_least(&self) -> usize {
+        let d = &self.data;
+        let keys = d.tokens * d.key_heads * d.key_dim;
+        let values = d.tokens * d.value_heads * d.value_dim;
+        let scalars = d.tokens * d.value_heads;
+        let states = self.sequences() * self.states(1).each();
+        let gate = match &d.gate {
+            FileGate::None => 0,
+            FileGate::Log(g) => g.dtype.size(),
+            FileGate::Raw { a, .. } => a.dtype.size(),
+        };
+        let beta = match &d.beta {
+            FileBeta::One => 0,
+            FileBeta::Given(beta) | FileBeta::Logits(beta) => beta.dtype.size(),
+        };
+        let initial = (d.initial_state.as_ref()).map_or(0, |t| t.dtype.size());
+        2 * keys * d.q.dtype.size()
+            + values * (d.v.dtype.size() + self.spec.dtype.size())
+            + scalars * (gate + beta)
+            + states * (self.args.state_dtype.size() + initial)
     }
 }
 
@@ -95,14 +124,14 @@ fn flops(w: &Workload, n: f64) -> f64 {
 }
 
 /// Tokens of every chunk.
-fn chunks(w: &Workload) -> impl Iterator<Item = usize> + '_ {
+fn chunks(w: &Workload) -> impl Iterator<Item = usize> {
     let lengths = w.data.cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
     lengths.flat_map(|n| (0..n).step_by(CHUNK).map(move |at| CHUNK.min(n - at)))
 }
 
 impl Profile {
     /// Of the launches of one run.
-    pub fn new(gpu: Gpu, w: &Workload, format: StateFormat, launches: &[CountedLaunch]) -> Self {
+    fn new(gpu: Gpu, w: &Workload, launches: &[CountedLaunch]) -> Self {
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
         for launch in launches {
@@ -136,7 +165,7 @@ impl Profile {
             key_heads: w.data.key_heads,
             value_heads: w.data.value_heads,
             chunk_heads: (chunks(w).count() * w.data.value_heads) as u64,
-            bound: Bound::new(w, format),
+            bound: Bound::new(w),
             kernels,
             total,
         }
@@ -158,27 +187,29 @@ impl Profile {
         ]
     }
 
-    /// One JSON object.
-    pub fn json(&self) -> Value {
+    fn figures(&self) -> Figures {
         let kernels: Vec<Value> = self.kernels.iter().map(|k| k.json(&self.gpu)).collect();
-        json!({
-            "gpu": self.gpu.name,
-            "tokens": self.tokens,
-            "sequences": self.sequences,
-            "key_heads": self.key_heads,
-            "value_heads": self.value_heads,
-            "chunk_heads": self.chunk_heads,
-            "kernels": kernels,
-            "total": figures(&self.total, self.modelled_us(), &self.gpu),
-            "per_chunk_head": Map::from_iter(self.per_chunk_head().map(|(k, v)| (k.to_owned(), v.into()))),
-            "minimal_bytes": self.bound.bytes,
-            "t_form_flops": self.bound.flops,
-            "roofline_us": self.bound.us(&self.gpu),
-        })
+        let per_chunk_head = self
+            .per_chunk_head()
+            .map(|(name, n)| (name.to_owned(), n.into()));
+        figures! {
+            gpu: self.gpu.name,
+            tokens: self.tokens,
+            sequences: self.sequences,
+            key_heads: self.key_heads,
+            value_heads: self.value_heads,
+            chunk_heads: self.chunk_heads,
+            kernels: kernels,
+            total: counters(&self.total, self.modelled_us(), &self.gpu),
+            per_chunk_head: Map::from_iter(per_chunk_head),
+            minimal_bytes: self.bound.bytes,
+            t_form_flops: self.bound.flops,
+            roofline_us: self.bound.us(&self.gpu),
+        }
     }
 
     /// The tables.
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         let mut out = format!(
             "Gated DeltaNet prefill, {} tokens in {} sequences, heads {}/{}: counted for {}\n\n",
             self.tokens, self.sequences, self.key_heads, self.value_heads, self.gpu.name
@@ -246,7 +277,7 @@ impl Profile {
     }
 
     /// A diagram as SVG.
-    pub fn roofline(&self) -> String {
+    fn roofline(&self) -> String {
         let point = |k: &Kernel| Point {
             name: k.name.clone(),
             flops: k.totals.mfma_flops as f64,
@@ -274,7 +305,7 @@ impl Kernel {
             value["occupancy_limit"] = o.limit.name().into();
         }
         if let (Value::Object(all), Value::Object(figures)) =
-            (&mut value, figures(&self.totals, self.modelled_us, gpu))
+            (&mut value, counters(&self.totals, self.modelled_us, gpu))
         {
             all.extend(figures);
         }
@@ -283,7 +314,7 @@ impl Kernel {
 }
 
 /// The counters, and how long the units are busy.
-fn figures(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Value {
+fn counters(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Value {
     let figures = totals.figures();
     let mut all: Map<String, Value> = figures
         .into_iter()
