@@ -23,12 +23,12 @@ use crate::prefill::args::{self as prefill, PrefillArgs, ProfileArgs};
 #[derive(Debug, Parser)]
 #[command(name = "deltawave", version, max_term_width = 110)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the runtime, the device and the kernels in this program
@@ -45,20 +45,20 @@ pub enum Command {
     /// Run the convolution before a prefill and check it against its reference
     ///
     /// Draws the projections, runs the causal depthwise convolution with SiLU that splits them into q, k and v and updates
-    /// the conv states, and reports time and, with --check, how many outputs are the reference rounded once.
+    /// the conv states, and reports time and, with --check, how many outputs equal the reference rounded once.
     #[command(after_long_help = conv::EXAMPLES)]
     Conv(Box<ConvArgs>),
     /// Run a decode, one or a few tokens of each sequence, and check it against an f64 recurrence
     ///
     /// Draws q, k, v, gates and states, runs the kernel in place on the states, and reports time and, with --check, the
-    /// error against the token recurrence in f64 beside the error that rounding alone has.
+    /// error against the token recurrence in f64 beside the error of rounding alone.
     #[command(after_long_help = decode::EXAMPLES)]
     Decode(Box<DecodeArgs>),
     /// Run a whole layer, from the input projections to the output projection, and check it against an f64 layer
     ///
     /// Draws projections, weights and states, runs convolution, decode, prefill and gated norm in place on the states, and
-    /// reports time and, with --check, the error against the layer in f64 beside the error that it may have: 1.15 times
-    /// that of the same layer with the unfused chunk form that other implementations use.
+    /// reports time and, with --check, the error against the layer in f64. The limit is 1.15 times the error of the same
+    /// layer with the unfused chunk form that other implementations use.
     #[command(after_long_help = layer::EXAMPLES)]
     Layer(Box<LayerArgs>),
     /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
@@ -74,13 +74,13 @@ pub enum Command {
 /// `deltawave info`.
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    /// The device, where the HIP runtime has several
+    /// Number of the device, counted from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: usize,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Write the kernels to DIR/ARCH, with a list of how they are launched, for programs that load them themselves
+    /// Write the kernels and a list of their launch parameters to DIR/ARCH, for programs that load them
     #[arg(long, value_name = "DIR")]
     pub save_kernels: Option<PathBuf>,
 }
@@ -97,7 +97,7 @@ pub struct ModelArgs {
     /// Heads and dimensions of a model's Gated DeltaNet layer
     #[arg(long, value_name = "NAME", value_parser = models::parser(), ignore_case = true, help_heading = SHAPE)]
     pub model: Option<&'static Model>,
-    /// Number of devices that share the model's heads (tensor parallelism): run the part of one
+    /// Number of devices that share the model's heads (tensor parallelism); one device's heads run
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "heads", help_heading = SHAPE)]
     pub tp: usize,
     /// Key heads and value heads; HV is a multiple of HK
@@ -115,7 +115,7 @@ impl ModelArgs {
         let (hk, hv) = model.heads_per_rank(self.tp).ok_or_else(|| {
             let ranks: Vec<_> = model.ranks().iter().map(usize::to_string).collect();
             Failure::wrong(format!(
-                "invalid value '{}' for '--tp <N>': the {} key and {} value heads of {} can be shared out to {} devices",
+                "invalid value '{}' for '--tp <N>': the {} key and {} value heads of {} can be divided among {} devices",
                 self.tp,
                 model.key_heads,
                 model.value_heads,
@@ -143,19 +143,19 @@ pub struct DimsArgs {
 /// Where and how often an operation runs.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Where to run; hip is a GPU, NVIDIA's too; auto takes one where there is one, else the simulator
+    /// Where to run. hip: a GPU, AMD's or NVIDIA's; auto: a GPU if there is one, else the simulator
     #[arg(long, value_parser = choice(BACKENDS), default_value = "auto", help_heading = RUN)]
     pub backend: Backend,
-    /// The device, where the HIP runtime has several
+    /// Number of the device, counted from 0
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = RUN)]
     pub device: usize,
-    /// Host threads at most: simulator, oracle, inputs [default: all cores]
+    /// Maximum number of host threads for simulator, oracle and inputs [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = RUN)]
     pub threads: Option<u16>,
-    /// Run N times, each from the same states; the fastest run counts, and all have to give the same bits
+    /// Run N times from the same states and report the fastest run; all runs must give the same bits
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = RUN)]
     pub repeat: u32,
-    /// Measure N runs on a GPU: replays of a graph, caches flushed before each; the median counts
+    /// Measure N replays of a graph on a GPU, with flushed caches before each, and report the median
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = RUN)]
     pub time: Option<u32>,
 }
@@ -163,7 +163,7 @@ pub struct RunArgs {
 /// Counters of the simulator.
 #[derive(Debug, Args)]
 pub struct CountArgs {
-    /// Count on the simulator what the kernels do, set against a GPU's units; only times are modelled
+    /// Count instructions, clocks and bytes on the simulator, for the units of GPU; times are modelled
     #[arg(long, value_name = "GPU", value_parser = gpu, conflicts_with_all = ["time", "repeat"], help_heading = RUN)]
     pub count: Option<Gpu>,
 }
@@ -212,7 +212,7 @@ pub fn cu_seqlens(flag: &str, lengths: &[usize]) -> Result<Vec<i32>, Failure> {
     offsets.collect::<Result<_, _>>().map_err(|_| {
         let tokens: usize = lengths.iter().sum();
         Failure::wrong(format!(
-            "invalid value for '{flag}': {tokens} tokens in all, they must be below 2^31"
+            "invalid value for '{flag}': {tokens} tokens in total, which must be below 2^31"
         ))
     })
 }
@@ -224,7 +224,7 @@ pub fn gpu(name: &str) -> Result<Gpu, String> {
     })
 }
 
-/// Words that the library parses, of which some are allowed here.
+/// The parser of words of the library; only `allowed` ones pass.
 pub fn words<T>(allowed: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: std::str::FromStr + Clone + Send + Sync + 'static,
@@ -246,7 +246,9 @@ pub fn heads(text: &str) -> Result<[usize; 2], String> {
         return Err("HK must be at least 1".to_owned());
     }
     if hv == 0 || !hv.is_multiple_of(hk) {
-        return Err(format!("HV must be a multiple of HK: {hv} is none of {hk}"));
+        return Err(format!(
+            "HV must be a multiple of HK, and {hv} is not a multiple of {hk}"
+        ));
     }
     if hv >= 1 << 20 {
         return Err("HV must be below 2^20".to_owned());

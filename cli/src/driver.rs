@@ -1,7 +1,7 @@
 //! From arguments to a report: plan, draw, launch, check, time.
 //!
-//! An operation is a [`Request`], which its arguments make and which knows shapes alone, and a [`Workload`], which has
-//! the tensors. [`run`] takes it through all steps.
+//! An operation is a [`Request`], which knows the shapes that its arguments ask for, and a [`Workload`], which has the
+//! tensors. [`run`] takes it through all steps.
 
 use deltawave::prefill::Part;
 use deltawave::runtime::{Backend, Context, Stream};
@@ -12,7 +12,7 @@ use deltawave_sim::hip::{self as simulator, CountedLaunch, KernelStatistics};
 use deltawave_sim::launch::Record;
 use deltawave_sim::timing::SAMPLE;
 
-use crate::args::{ModelArgs, RunArgs};
+use crate::args::{CountArgs, ModelArgs, RunArgs};
 use crate::device::Fallible;
 use crate::failure::Failure;
 use crate::progress::Progress;
@@ -30,6 +30,19 @@ pub struct Options<'a> {
     pub check: bool,
 }
 
+impl<'a> Options<'a> {
+    /// Options of an operation that may be counted.
+    pub fn new(run: &'a RunArgs, model: &'a ModelArgs, count: &CountArgs, check: bool) -> Self {
+        Options {
+            run,
+            model,
+            mfma: None,
+            count: count.count,
+            check,
+        }
+    }
+}
+
 /// An operation whose shapes are known, and whose tensors do not exist yet.
 pub trait Request {
     type Workload: Workload;
@@ -42,10 +55,10 @@ pub trait Request {
 }
 
 /// The plan of a request.
-pub type PlanOf<R> = <<R as Request>::Workload as Workload>::Plan;
+pub type PlanOf<R> = <<R as Request>::Workload as Launch>::Plan;
 
-/// An operation with its tensors on the host.
-pub trait Workload {
+/// The launch of an operation whose tensors are on the host.
+pub trait Launch {
     /// The library's plan.
     type Plan;
     /// Its tensors on the device.
@@ -53,27 +66,13 @@ pub trait Workload {
     /// Its results on the host.
     type Output;
 
-    /// How failures and times name it: `prefill`.
-    const NAME: &'static str;
-    /// Figures of a check, which are `null` without one.
-    const CHECKED: &'static [&'static str];
-    /// Steps of a check that [`Progress`] shows.
-    const CHECK_STEPS: usize = 1;
-
     /// Names of the kernels of a launch, in order.
     fn kernels(plan: &Self::Plan) -> Vec<&'static str>;
-    /// The launches that `--time` measures.
-    fn parts(_: &Self::Plan) -> Vec<(&'static str, Part)> {
-        vec![(Self::NAME, Part::Whole)]
-    }
-    /// Bytes that any implementation moves.
-    fn minimal_bytes(&self) -> usize;
-
     /// Copies the tensors to the device.
     fn upload(&self, context: &Context, plan: &Self::Plan) -> Fallible<Self::Device>;
     /// Brings states to where a run starts, and makes everything else that kernels write NaN.
     fn reset(&self, device: &mut Self::Device, stream: &Stream) -> Fallible<()>;
-    /// Enqueues a part; operations of one kernel have only the whole.
+    /// Enqueues a part; only a prefill has others than the whole.
     fn launch(
         &self,
         device: &mut Self::Device,
@@ -85,7 +84,21 @@ pub trait Workload {
     fn read(&self, device: &Self::Device, stream: &Stream) -> Fallible<Self::Output>;
     /// The results whose bits must be the same in all runs.
     fn results(output: &Self::Output) -> Vec<&HostTensor>;
+}
 
+/// An operation with its tensors on the host.
+pub trait Workload: Launch {
+    /// The operation's name in failures: `the NAME failed`.
+    const NAME: &'static str;
+    /// Figures of a check, which are `null` without one.
+    const CHECKED: &'static [&'static str];
+    /// Steps of a check that [`Progress`] shows.
+    const CHECK_STEPS: usize = 1;
+
+    /// The launches that `--time` measures.
+    fn parts(plan: &Self::Plan) -> Vec<(&'static str, Part)>;
+    /// Bytes that any implementation moves.
+    fn minimal_bytes(&self) -> usize;
     /// Anything else to do with the results before they are checked.
     fn follow_up(
         &self,
@@ -98,7 +111,7 @@ pub trait Workload {
     }
     /// Compares the results with the reference.
     fn check(&self, output: &Self::Output, progress: &mut Progress) -> Result<Verdict, Failure>;
-    /// What was run, for the report.
+    /// Title, figures and notes for the report.
     fn describe(&self, plan: &Self::Plan, output: &Self::Output) -> Description;
 }
 
@@ -133,7 +146,7 @@ pub fn run<R: Request>(request: R, options: &Options) -> Result<Report, Failure>
 pub fn execute<R: Request>(request: R, options: &Options) -> Result<Done<R::Workload>, Failure> {
     let backend = match (options.count, options.run.backend) {
         (Some(_), Backend::Hip) => {
-            let why = "--count counts on the simulator: --backend hip is not for it";
+            let why = "--count needs the simulator: --backend hip cannot be used";
             return Err(Failure::wrong(why));
         }
         (Some(_), _) => Backend::Simulator,
@@ -144,7 +157,7 @@ pub fn execute<R: Request>(request: R, options: &Options) -> Result<Done<R::Work
         simulator::set_gpu(gpu);
     }
     let context = Context::new(backend, options.run.device)
-        .map_err(Failure::during("there is nothing to run on"))?;
+        .map_err(Failure::during("no device can be used"))?;
     configure_simulator(&context, options)?;
     let plan = request.plan(&context)?;
     let check_steps = <R::Workload as Workload>::CHECK_STEPS;
@@ -186,7 +199,7 @@ fn configure_simulator(context: &Context, wanted: &Options) -> Result<(), Failur
     }
     if wanted.run.time.is_some() {
         return Err(Failure::wrong(
-            "--time measures a GPU, and this runs on the simulator, whose times are those of this host",
+            "--time measures a GPU, and this runs on the simulator",
         ));
     }
     let mut options = simulator::options();
@@ -207,7 +220,7 @@ fn measure<W: Workload>(
     workload: &W,
     options: &Options,
 ) -> Result<Ran<W::Output>, Failure> {
-    let upload = Failure::during("the tensors cannot be brought to the device");
+    let upload = Failure::during("copying the tensors to the device failed");
     let failed = Failure::during(format!("the {} failed", W::NAME));
     let mut device = workload.upload(context, plan).map_err(&upload)?;
     let stream = context.stream().map_err(&upload)?;
@@ -274,7 +287,7 @@ fn run_once<W: Workload>(
     })
 }
 
-/// The fastest outcome of so many runs, at least one.
+/// The fastest outcome of `runs` runs, at least one.
 fn fastest<T>(
     runs: u32,
     mut run: impl FnMut() -> Result<T, Failure>,

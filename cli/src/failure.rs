@@ -1,4 +1,4 @@
-//! Why a command did not do what was asked.
+//! Errors of commands, and their exit statuses.
 
 use std::error::Error;
 use std::io;
@@ -10,7 +10,7 @@ use deltawave_lab::safetensors_io::FileError;
 
 use crate::args::Cli;
 
-/// What ends a command.
+/// Reasons why a command ends early.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The arguments make no sense. Help and version texts arrive here too.
@@ -26,17 +26,17 @@ pub enum Failure {
         argument: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the file.
         source: Box<FileError>,
     },
     /// The library or the runtime refused.
     #[error("{what}")]
     Run {
-        /// What was being done.
+        /// The step that failed.
         what: String,
         /// The refusal.
         source: Box<deltawave::Error>,
-        /// What the simulator knows beyond the status code.
+        /// The simulator's message beyond the status code.
         detail: Option<String>,
     },
     /// The reference refused the problem.
@@ -47,13 +47,13 @@ pub enum Failure {
         "the tensors (and their reference, where one is computed) take about {needed} of host memory, and this machine has {available}"
     )]
     Memory {
-        /// What it takes.
+        /// The tensors' size.
         needed: String,
-        /// What there is.
+        /// The memory's size.
         available: String,
     },
     /// Two runs of the same kernels gave different bits.
-    #[error("run {run} gave other bits than run 1")]
+    #[error("the results of run {run} differ from those of run 1")]
     Unsteady {
         /// The run, counted from 1.
         run: u32,
@@ -126,7 +126,7 @@ impl Failure {
         }
     }
 
-    /// What went wrong, then why, step by step.
+    /// The failure, then its causes.
     pub fn chain(&self) -> Vec<String> {
         let mut lines = causes(self);
         if let Failure::Run {

@@ -1,4 +1,4 @@
-//! What is being done, on a terminal.
+//! Progress of a command, on a terminal.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A command of so many steps.
+    /// A command of `steps` steps.
     pub fn new(steps: usize) -> Self {
         Progress {
             visible: std::io::stderr().is_terminal(),

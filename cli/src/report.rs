@@ -45,17 +45,17 @@ macro_rules! figures {
 }
 pub(crate) use figures;
 
-/// What a command says in the end.
+/// The output of a command.
 pub struct Report {
     /// One JSON object.
     pub json: String,
     /// Tables, for people.
     pub text: String,
-    /// What was found wrong, a summary first; empty where nothing was.
+    /// Failed checks, a summary first; empty if the command succeeded.
     pub objections: Vec<String>,
 }
 
-/// What an operation says of itself.
+/// An operation's part of a report.
 pub struct Description {
     /// The headline, without its first word and the model's name.
     pub title: [String; 2],
@@ -66,13 +66,13 @@ pub struct Description {
     pub notes: Vec<String>,
 }
 
-/// What a check found.
+/// The result of a check.
 pub struct Verdict {
-    /// Its figures; those of [`Workload::CHECKED`], and maybe more.
+    /// Figures named by [`Workload::CHECKED`], and maybe more.
     pub figures: Figures,
     /// A paragraph, or a table.
     pub text: String,
-    /// Why the result does not pass; empty where it does.
+    /// Reasons to fail; empty if the check passed.
     pub objections: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ struct Kernel {
 }
 
 impl Report {
-    /// Of an operation that ran.
+    /// The report of an operation that ran.
     pub fn of<W: Workload>(done: &Done<W>, options: &Options) -> Self {
         let (context, ran, verdict) = (&done.context, &done.ran, done.verdict.as_ref());
         let description = done.workload.describe(&done.plan, &ran.output);
@@ -209,7 +209,7 @@ struct Counts {
     hbm_ratio: f64,
     l2_fill_ratio: f64,
     valu_clk: u64,
-    /// Of the kernels, one after the other, without what lies between them.
+    /// Sum over the kernels, without gaps between them.
     modelled_us: f64,
     /// The minimal bytes at the GPU's bandwidth.
     least_us: f64,

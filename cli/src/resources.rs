@@ -1,12 +1,11 @@
-//! What kernels take of a compute unit: as their code objects state it, or, where those are PTX, which the driver has yet
-//! to compile, as the driver says.
+//! Registers, LDS and private memory of kernels, from their code objects; those of PTX from the driver that compiles it.
 
 use deltawave::code_objects::{self, CodeObject, is_ptx};
 use deltawave::runtime::{Context, KernelInfo};
 use deltawave_sim::code_object::{KernelMetadata, LoadError};
 use serde::Serialize;
 
-/// One kernel of one architecture. What nobody knows, or the architecture has not, is absent.
+/// One kernel of one architecture; figures that are unknown or do not exist there are absent.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Resources {
     /// Its name.
@@ -54,7 +53,7 @@ impl From<&KernelInfo> for Resources {
 }
 
 impl Resources {
-    /// Of a kernel whose code object says nothing.
+    /// A kernel whose code object says nothing.
     pub fn unknown(name: &str) -> Self {
         Resources {
             name: name.to_owned(),

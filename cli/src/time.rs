@@ -9,7 +9,7 @@ use crate::table::{Table, bytes};
 
 /// Bytes that are filled before each run. Larger than any last-level cache: MI300X has 256 MiB of it.
 const FLUSHED: usize = 512 << 20;
-/// What it takes until clocks are up.
+/// Time until clocks are up.
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Runs between two looks at the clock while warming up.
 const BATCH: u32 = 8;
@@ -21,7 +21,7 @@ pub struct Times {
     runs: u32,
     /// Bytes that were filled before each run.
     flushed_bytes: usize,
-    /// What was measured: of a prefill the whole, then each kernel alone.
+    /// Measured parts: the whole operation, then its kernels.
     parts: Vec<Timed>,
 }
 

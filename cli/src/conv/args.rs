@@ -1,4 +1,4 @@
-//! What the command line says of a convolution.
+//! Arguments of a convolution.
 
 use clap::{ArgGroup, Args};
 use deltawave::conv::{Activation, ConvStateLayout};
@@ -9,16 +9,16 @@ use crate::args::{
     pair, words,
 };
 
-/// What `--help` ends with.
+/// The end of `--help`.
 pub const EXAMPLES: &str = "\
 Examples:
   One layer of a model, a batch of sequences of mixed lengths, checked:
     deltawave conv --model qwen3.5-35b-a3b --seqlens 1,3,64,500 --initial-state --check
 
-  All that comes before a prefill in one launch, the norms of q and k and the gates, too:
+  Convolution, norms of q and k, and gates in one launch:
     deltawave conv --model qwen3.5-35b-a3b --l2norm --gates --check
 
-  The bytes that are moved, and how long that would take, modelled:
+  Bytes moved, and modelled time:
     deltawave conv --heads 16,32 --seqlens 8192 --count mi300x --json
 
 Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
@@ -35,7 +35,7 @@ pub struct ConvArgs {
     /// Lengths of the sequences of a packed batch, 0 allowed [default: 1024]
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',', value_parser = length, help_heading = SHAPE)]
     pub seqlens: Vec<usize>,
-    /// Rows of the projections: q | k | v | z, or that of each key head and its value heads
+    /// Order of a projection row. flat: q | k | v | z; interleaved: the same for each key head and its value heads
     #[arg(long, value_parser = choice(ROW_LAYOUTS), default_value = "flat", help_heading = SHAPE)]
     pub layout: RowLayout,
 
@@ -45,23 +45,23 @@ pub struct ConvArgs {
     /// Seed of the drawn inputs
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = INPUTS)]
     pub seed: u64,
-    /// With a bias for each channel
+    /// Add a bias to each channel
     #[arg(long, help_heading = INPUTS)]
     pub bias: bool,
-    /// Sequences start from drawn states, not from zeros
+    /// Start sequences from drawn states instead of zeros
     #[arg(long, help_heading = INPUTS)]
     pub initial_state: bool,
 
-    /// Tokens that an output depends on
+    /// Width of the convolution's window, in tokens
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4), default_value_t = 4, help_heading = OPERATION)]
     pub width: u8,
-    /// What is done with the sums
+    /// Activation of the sums
     #[arg(long, value_parser = choice(ACTIVATIONS), default_value = "silu", help_heading = OPERATION)]
     pub activation: Activation,
-    /// Normalise the rows of q and k, of K up to 256: x / sqrt(sum(x^2) + 1e-6)
+    /// Normalise the rows of q and k (K at most 256): x / sqrt(sum(x^2) + 1e-6)
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
-    /// Compute g and beta in the same launch, of rows b | a, or those of each key head and its value heads
+    /// Compute g and beta in the same launch, from rows b | a in the order of --layout
     #[arg(long, help_heading = OPERATION)]
     pub gates: bool,
     /// Order of the states' dimensions in memory: [slots, channels, width - 1], or [slots, width - 1, channels]
@@ -73,7 +73,7 @@ pub struct ConvArgs {
     #[command(flatten)]
     pub count: CountArgs,
 
-    /// Compare with the reference; fail if the outputs differ more than allowed, or the states at all
+    /// Compare with the reference; fail if outputs exceed their error limit or any state differs
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,
     /// Print one JSON object

@@ -11,10 +11,7 @@ use deltawave_lab::inputs::Tensor as HostTensor;
 use super::args::RowLayout;
 use super::{GateInputs, Workload, columns};
 use crate::device::{DeviceTensor, Fallible};
-use crate::driver;
-use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::report::{Description, Verdict};
+use crate::driver::Launch;
 
 /// The tensors of a convolution.
 pub(super) struct Device {
@@ -47,30 +44,13 @@ pub(super) struct Output {
     pub gates: Option<[HostTensor; 2]>,
 }
 
-impl driver::Workload for Workload<'_> {
+impl Launch for Workload<'_> {
     type Plan = Conv;
     type Device = Device;
     type Output = Output;
 
-    const NAME: &'static str = "convolution";
-    const CHECKED: &'static [&'static str] = &[
-        "equal_share",
-        "equal_share_limit",
-        "max_ulps",
-        "max_ulps_limit",
-        "wrong_states",
-    ];
-
     fn kernels(plan: &Conv) -> Vec<&'static str> {
         vec![plan.kernel()]
-    }
-
-    fn parts(_: &Conv) -> Vec<(&'static str, Part)> {
-        vec![("conv", Part::Whole)]
-    }
-
-    fn minimal_bytes(&self) -> usize {
-        self.bytes_at_least()
     }
 
     fn upload(&self, context: &Context, _: &Conv) -> Fallible<Device> {
@@ -163,14 +143,6 @@ impl driver::Workload for Workload<'_> {
             .chain([&output.state])
             .chain(gates)
             .collect()
-    }
-
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        progress.step("reference", || self.judge(output))
-    }
-
-    fn describe(&self, _: &Conv, _: &Output) -> Description {
-        self.description()
     }
 }
 

@@ -7,16 +7,19 @@ mod device;
 pub use self::check::wrong_states;
 
 use deltawave::conv::{Conv, ConvSpec};
+use deltawave::prefill::Part;
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
 
 use self::args::{ACTIVATIONS, CONV_STATE_LAYOUTS, ConvArgs, ROW_LAYOUTS};
+use self::device::Output;
 use crate::args::{cu_seqlens, word};
 use crate::driver::{self, Options, Request, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
-use crate::report::{Description, Report, figures};
+use crate::progress::Progress;
+use crate::report::{Description, Report, Verdict, figures};
 
 /// A convolution whose tensors do not exist yet.
 struct Planned<'a> {
@@ -55,13 +58,7 @@ struct GateInputs {
 /// Runs what the arguments ask for.
 pub fn run(args: &ConvArgs) -> Result<Report, Failure> {
     limit_threads(&args.run);
-    let options = Options {
-        run: &args.run,
-        model: &args.shape,
-        mfma: None,
-        count: args.count.count,
-        check: args.check,
-    };
+    let options = Options::new(&args.run, &args.shape, &args.count, args.check);
     driver::run(Planned::new(args)?, &options)
 }
 
@@ -96,7 +93,7 @@ impl<'a> Request for Planned<'a> {
 
     fn plan(&self, context: &Context) -> Result<Conv, Failure> {
         let plan = Conv::packed(context, self.spec, &self.cu_seqlens, self.tokens())
-            .map_err(Failure::during("the convolution is refused"))?;
+            .map_err(Failure::during("planning the convolution failed"))?;
         let each = if self.args.check { 32 } else { 16 };
         let rows = self.tokens() + self.cu_seqlens.len() * self.spec.width;
         memory::check(each * rows as u128 * columns(&self.spec) as u128)?;
@@ -138,8 +135,30 @@ impl Workload<'_> {
         self.cu_seqlens.len() - 1
     }
 
+    /// The column of x that holds a channel.
+    fn column(&self, channel: usize) -> usize {
+        let s = &self.spec;
+        let (heads, dims) = ([s.key_heads, s.value_heads], [s.key_dim, s.value_dim]);
+        self.args.layout.column(heads, dims, channel)
+    }
+}
+
+impl driver::Workload for Workload<'_> {
+    const NAME: &'static str = "convolution";
+    const CHECKED: &'static [&'static str] = &[
+        "equal_share",
+        "equal_share_limit",
+        "max_ulps",
+        "max_ulps_limit",
+        "wrong_states",
+    ];
+
+    fn parts(_: &Conv) -> Vec<(&'static str, Part)> {
+        vec![("conv", Part::Whole)]
+    }
+
     /// Channels of x and outputs, weights, states, gates: each once.
-    fn bytes_at_least(&self) -> usize {
+    fn minimal_bytes(&self) -> usize {
         let channels = self.spec.total_channels();
         let states = self.sequences() * channels * (self.spec.width - 1);
         let read = if self.state.is_some() { states } else { 0 };
@@ -152,14 +171,11 @@ impl Workload<'_> {
         (2 * self.tokens * channels + weights + states + read) * size + gates
     }
 
-    /// The column of x that holds a channel.
-    fn column(&self, channel: usize) -> usize {
-        let s = &self.spec;
-        let (heads, dims) = ([s.key_heads, s.value_heads], [s.key_dim, s.value_dim]);
-        self.args.layout.column(heads, dims, channel)
+    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
+        progress.step("reference", || self.judge(output))
     }
 
-    fn description(&self) -> Description {
+    fn describe(&self, _: &Conv, _: &Output) -> Description {
         let (s, args) = (&self.spec, self.args);
         let layout = word(ROW_LAYOUTS, &args.layout);
         let title = format!(
@@ -210,6 +226,7 @@ mod tests {
 
     use super::*;
     use crate::args::{Cli, Command};
+    use crate::driver::Workload as _;
 
     fn parsed(arguments: &[&str]) -> Workload<'static> {
         let all = ["deltawave", "conv", "--heads", "1,2", "--dims", "2,3"];
@@ -236,7 +253,7 @@ mod tests {
     fn columns_of_channels() {
         let flat = parsed(&["--seqlens", "2"]);
         assert_eq!(flat.column(9), 9);
-        assert_eq!(flat.bytes_at_least(), 2 * (2 * 2 * 10 + 40 + 30));
+        assert_eq!(flat.minimal_bytes(), 2 * (2 * 2 * 10 + 40 + 30));
         let mut grouped = parsed(&["--seqlens", "2", "--layout", "interleaved"]);
         (grouped.spec.key_heads, grouped.spec.value_heads) = (2, 4);
         // Groups of 2 + 2 + 6 + 6 columns.

@@ -1,4 +1,4 @@
-//! What the command line says of a decode.
+//! Arguments of a decode.
 
 use clap::{ArgGroup, Args};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
@@ -9,16 +9,16 @@ use crate::args::{
     STATE_LAYOUTS, choice, finite, words,
 };
 
-/// What `--help` ends with.
+/// The end of `--help`.
 pub const EXAMPLES: &str = "\
 Examples:
   A step of eight sequences of a model, checked:
     deltawave decode --model qwen3.5-35b-a3b --batch 8 --raw-gates --check
 
-  The bytes that are moved, and how long that would take, modelled:
+  Bytes moved, and modelled time:
     deltawave decode --heads 16,32 --batch 32 --count mi300x --json
 
-  Four tokens of each sequence are verified, the state after every one kept:
+  Verify four tokens of each sequence, and keep the state after every one:
     deltawave decode --heads 16,32 --batch 8 --tokens 4 --verify --check
 
 Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
@@ -31,10 +31,10 @@ pub struct DecodeArgs {
     pub shape: ModelArgs,
     #[command(flatten)]
     pub dims: DimsArgs,
-    /// Sequences
+    /// Number of sequences
     #[arg(long, value_name = "B", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = SHAPE)]
     pub batch: u32,
-    /// Tokens of each sequence
+    /// Number of tokens of each sequence
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16), help_heading = SHAPE)]
     pub tokens: u8,
     /// Which key head a value head reads: h / (HV / HK), or h % HK
@@ -47,17 +47,18 @@ pub struct DecodeArgs {
     /// Seed of the drawn inputs
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = INPUTS)]
     pub seed: u64,
-    /// Log gates: logsigmoid(N(0,1)); a sixteenth of that, and 0 on every fourth head; 0; about -22 per token
+    /// Log gates. normal: logsigmoid(N(0,1)); mixed: a sixteenth of that, 0 in every fourth head; zero: 0; strong: about
+    /// -22 per token
     #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong"]), default_value = "normal", conflicts_with = "raw_gates", help_heading = INPUTS)]
     pub gates: Gates,
-    /// Hand over a, b, A_log and dt_bias; the kernel computes g and beta
+    /// Pass a, b, A_log and dt_bias; the kernel computes g and beta
     #[arg(long, help_heading = INPUTS)]
     pub raw_gates: bool,
-    /// beta up to 2: twice the sigmoid of b
+    /// Double beta, up to 2 (negative eigenvalues)
     #[arg(long, requires = "raw_gates", help_heading = INPUTS)]
     pub neg_eigval: bool,
 
-    /// Normalise the rows of q and k inside
+    /// Normalise the rows of q and k in the kernel
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
     /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
@@ -69,7 +70,7 @@ pub struct DecodeArgs {
     /// Element type of the states
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
-    /// Leave the pool as it is and write the state after every token elsewhere, to be committed later
+    /// Write the state after every token to its own tensor, for a later commit; the pool stays unchanged
     #[arg(long, help_heading = OPERATION)]
     pub verify: bool,
 
@@ -78,7 +79,7 @@ pub struct DecodeArgs {
     #[command(flatten)]
     pub count: CountArgs,
 
-    /// Compare with the recurrence in f64; fail if outputs or states are further off than rounding alone
+    /// Compare with the f64 recurrence; fail if the error of outputs or states exceeds rounding
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,
     /// Print one JSON object

@@ -8,10 +8,7 @@ use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::Workload;
 use crate::device::{DeviceTensor, Fallible};
-use crate::driver;
-use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::report::{Description, Verdict};
+use crate::driver::Launch;
 
 /// The tensors of a decode.
 pub(super) struct Device {
@@ -38,25 +35,13 @@ pub(super) struct Output {
     pub state: HostTensor,
 }
 
-impl driver::Workload for Workload<'_> {
+impl Launch for Workload<'_> {
     type Plan = Decode;
     type Device = Device;
     type Output = Output;
 
-    const NAME: &'static str = "decode";
-    const CHECKED: &'static [&'static str] = &[
-        "o_rms_ratio",
-        "o_rms_ratio_limit",
-        "state_rms_ratio",
-        "state_rms_ratio_limit",
-    ];
-
     fn kernels(plan: &Decode) -> Vec<&'static str> {
         vec![plan.kernel()]
-    }
-
-    fn minimal_bytes(&self) -> usize {
-        self.bytes_at_least()
     }
 
     fn upload(&self, context: &Context, _: &Decode) -> Fallible<Device> {
@@ -156,13 +141,5 @@ impl driver::Workload for Workload<'_> {
 
     fn results(output: &Output) -> Vec<&HostTensor> {
         vec![&output.o, &output.state]
-    }
-
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        progress.step("reference", || self.judge(output))
-    }
-
-    fn describe(&self, _: &Decode, _: &Output) -> Description {
-        self.description()
     }
 }

@@ -4,6 +4,7 @@ pub mod args;
 mod device;
 
 use deltawave::decode::{Decode, DecodeSpec};
+use deltawave::prefill::Part;
 use deltawave::runtime::Context;
 use deltawave_lab::inputs::{GateInputs, InputSpec, Inputs, Tensor as HostTensor, random_state};
 use deltawave_lab::metrics::{compare, rounding_ratio};
@@ -16,6 +17,7 @@ use crate::device::States;
 use crate::driver::{self, Options, Request, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
+use crate::progress::Progress;
 use crate::report::{Description, Report, Verdict, figures};
 use crate::verdict::{Error, of_errors};
 
@@ -52,13 +54,7 @@ pub fn run(args: &DecodeArgs) -> Result<Report, Failure> {
         tokens: args.tokens.into(),
         ..DecodeSpec::new(hk, hv, k, v)
     };
-    let options = Options {
-        run: &args.run,
-        model: &args.shape,
-        mfma: None,
-        count: args.count.count,
-        check: args.check,
-    };
+    let options = Options::new(&args.run, &args.shape, &args.count, args.check);
     driver::run(Planned { args, spec }, &options)
 }
 
@@ -68,7 +64,7 @@ impl<'a> Request for Planned<'a> {
     fn plan(&self, context: &Context) -> Result<Decode, Failure> {
         let (args, s) = (self.args, &self.spec);
         let plan = Decode::new(context, *s, args.batch as usize)
-            .map_err(Failure::during("the decode is refused"))?;
+            .map_err(Failure::during("planning the decode failed"))?;
         let rows = u128::from(args.batch) * u128::from(args.tokens);
         let (keys, values) = (s.key_heads * s.key_dim, s.value_heads * s.value_dim);
         let state = (s.value_heads * s.key_dim * s.value_dim) as u128;
@@ -122,21 +118,6 @@ impl Workload<'_> {
         }
     }
 
-    /// q, k, v, o and gates, the states in, and out after the last token or every one: each once.
-    fn bytes_at_least(&self) -> usize {
-        let s = &self.spec;
-        let elements = 2 * s.key_heads * s.key_dim + 2 * s.value_heads * s.value_dim;
-        let gate = (self.gate_inputs.as_ref()).map_or(4, |raw| raw.a.dtype.size());
-        let token = elements * s.dtype.size() + 2 * s.value_heads * gate;
-        let written = if self.args.verify {
-            self.rows()
-        } else {
-            self.batch
-        };
-        let states = (self.batch + written) * self.state.values.len();
-        self.rows() * token + states * self.args.state_dtype.size()
-    }
-
     fn judge(&self, output: &Output) -> Result<Verdict, Failure> {
         let s = &self.spec;
         let cu_seqlens: Vec<i32> = (0..=self.batch).map(|n| (n * s.tokens) as i32).collect();
@@ -164,8 +145,41 @@ impl Workload<'_> {
         let state = error(&output.state, &exact.final_state);
         Ok(of_errors("o", error(&output.o, &exact.o), state, None))
     }
+}
 
-    fn description(&self) -> Description {
+impl driver::Workload for Workload<'_> {
+    const NAME: &'static str = "decode";
+    const CHECKED: &'static [&'static str] = &[
+        "o_rms_ratio",
+        "o_rms_ratio_limit",
+        "state_rms_ratio",
+        "state_rms_ratio_limit",
+    ];
+
+    fn parts(_: &Decode) -> Vec<(&'static str, Part)> {
+        vec![("decode", Part::Whole)]
+    }
+
+    /// q, k, v, o and gates, the states in, and out after the last token or every one: each once.
+    fn minimal_bytes(&self) -> usize {
+        let s = &self.spec;
+        let elements = 2 * s.key_heads * s.key_dim + 2 * s.value_heads * s.value_dim;
+        let gate = (self.gate_inputs.as_ref()).map_or(4, |raw| raw.a.dtype.size());
+        let token = elements * s.dtype.size() + 2 * s.value_heads * gate;
+        let written = if self.args.verify {
+            self.rows()
+        } else {
+            self.batch
+        };
+        let states = (self.batch + written) * self.state.values.len();
+        self.rows() * token + states * self.args.state_dtype.size()
+    }
+
+    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
+        progress.step("reference", || self.judge(output))
+    }
+
+    fn describe(&self, _: &Decode, _: &Output) -> Description {
         let (s, args) = (&self.spec, self.args);
         let layout = word(STATE_LAYOUTS, &args.state_layout);
         let title = format!(

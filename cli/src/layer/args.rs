@@ -1,4 +1,4 @@
-//! What the command line says of a layer.
+//! Arguments of a layer.
 
 use clap::{ArgGroup, Args};
 use deltawave::norm::OutputGate;
@@ -10,13 +10,13 @@ use crate::args::{
 };
 use crate::conv::args::{ROW_LAYOUTS, RowLayout};
 
-/// What `--help` ends with.
+/// The end of `--help`.
 pub const EXAMPLES: &str = "\
 Examples:
-  One layer of a model: two sequences that are decoded, two that are prefilled, checked:
+  One layer of a model, two decodes and two prefills, checked:
     deltawave layer --model qwen3.5-35b-a3b --decodes 2 --seqlens 64,100 --initial-state --check
 
-  Decoding a batch of 32, its bytes and how long it would take, modelled:
+  A decode of 32 sequences: bytes moved, and modelled time:
     deltawave layer --heads 16,32 --decodes 32 --initial-state --count mi300x --json
 
 Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
@@ -29,13 +29,13 @@ pub struct LayerArgs {
     pub shape: ModelArgs,
     #[command(flatten)]
     pub dims: DimsArgs,
-    /// Sequences of one token each, which are decoded, before those of --seqlens
+    /// Number of sequences of one token, which are decoded; they come before the sequences of --seqlens
     #[arg(long, value_name = "N", value_parser = length, default_value_t = 0, help_heading = SHAPE)]
     pub decodes: usize,
-    /// Lengths of the sequences that are prefilled, 0 allowed [default: 1024 without --decodes]
+    /// Lengths of prefilled sequences, 0 allowed [default: 1024 without --decodes]
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',', value_parser = length, help_heading = SHAPE)]
     pub seqlens: Vec<usize>,
-    /// Rows of the projections: q | k | v | z and b | a, or those of each key head and its value heads
+    /// Order of projection rows. flat: q | k | v | z and b | a; interleaved: the same for each key head and its value heads
     #[arg(long, value_parser = choice(ROW_LAYOUTS), default_value = "flat", help_heading = SHAPE)]
     pub layout: RowLayout,
 
@@ -45,17 +45,17 @@ pub struct LayerArgs {
     /// Seed of the drawn inputs
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = INPUTS)]
     pub seed: u64,
-    /// Sequences start from drawn states, not from zeros
+    /// Start sequences from drawn states instead of zeros
     #[arg(long, help_heading = INPUTS)]
     pub initial_state: bool,
 
-    /// Tokens that an output of the convolution depends on
+    /// Width of the convolution's window, in tokens
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4), default_value_t = 4, help_heading = OPERATION)]
     pub width: u8,
-    /// Double beta, as OLMo-Hybrid does
+    /// Double beta, up to 2 (negative eigenvalues)
     #[arg(long, help_heading = OPERATION)]
     pub neg_eigval: bool,
-    /// What the norm makes of z
+    /// Activation of z, the gate of the norm
     #[arg(long, value_parser = choice(OUTPUT_GATES), default_value = "silu", help_heading = OPERATION)]
     pub output_gate: OutputGate,
     /// Order of the recurrent states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
@@ -64,7 +64,7 @@ pub struct LayerArgs {
     /// Element type of the recurrent states
     #[arg(long, value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
-    /// Segments of the longest sequence that is prefilled [default: as many as take least time]
+    /// Number of segments of the longest prefilled sequence [default: the fastest number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
     pub segments: Option<u32>,
 
@@ -73,7 +73,7 @@ pub struct LayerArgs {
     #[command(flatten)]
     pub count: CountArgs,
 
-    /// Compare with the f64 layer; fail if the error is above that of the chain of kernels that others use
+    /// Compare with the f64 layer; fail if the error exceeds the unfused chunk form's
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,
     /// Print one JSON object

@@ -11,10 +11,7 @@ use deltawave_lab::inputs::Tensor as HostTensor;
 use super::Workload;
 use crate::conv::args::RowLayout;
 use crate::device::{DeviceTensor, Fallible};
-use crate::driver;
-use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::report::{Description, Verdict};
+use crate::driver::Launch;
 
 /// The tensors of a layer.
 pub(super) struct Device {
@@ -44,26 +41,13 @@ pub(super) struct Output {
     pub state: HostTensor,
 }
 
-impl driver::Workload for Workload<'_> {
+impl Launch for Workload<'_> {
     type Plan = Layer;
     type Device = Device;
     type Output = Output;
 
-    const NAME: &'static str = "layer";
-    const CHECKED: &'static [&'static str] = &[
-        "y_rms_ratio",
-        "y_rms_ratio_limit",
-        "state_rms_ratio",
-        "state_rms_ratio_limit",
-        "wrong_states",
-    ];
-
     fn kernels(plan: &Layer) -> Vec<&'static str> {
         plan.kernels()
-    }
-
-    fn minimal_bytes(&self) -> usize {
-        self.bytes_at_least()
     }
 
     fn upload(&self, context: &Context, plan: &Layer) -> Fallible<Device> {
@@ -159,14 +143,6 @@ impl driver::Workload for Workload<'_> {
 
     fn results(output: &Output) -> Vec<&HostTensor> {
         vec![&output.y, &output.conv_state, &output.state]
-    }
-
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        progress.step("reference", || self.judge(output))
-    }
-
-    fn describe(&self, plan: &Layer, _: &Output) -> Description {
-        self.description(plan.workspace_bytes())
     }
 }
 

@@ -5,18 +5,21 @@ mod check;
 mod device;
 
 use deltawave::layer::{Layer, LayerSpec};
+use deltawave::prefill::Part;
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
 
 use self::args::{LayerArgs, OUTPUT_GATES};
+use self::device::Output;
 use crate::args::{STATE_LAYOUTS, cu_seqlens, word};
 use crate::conv::args::ROW_LAYOUTS;
 use crate::device::States;
 use crate::driver::{self, Options, Request, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
-use crate::report::{Description, Report, figures};
+use crate::progress::Progress;
+use crate::report::{Description, Report, Verdict, figures};
 
 /// A layer whose tensors do not exist yet.
 struct Planned<'a> {
@@ -48,13 +51,7 @@ struct Workload<'a> {
 /// Runs what the arguments ask for.
 pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
     limit_threads(&args.run);
-    let options = Options {
-        run: &args.run,
-        model: &args.shape,
-        mfma: None,
-        count: args.count.count,
-        check: args.check,
-    };
+    let options = Options::new(&args.run, &args.shape, &args.count, args.check);
     driver::run(Planned::new(args)?, &options)
 }
 
@@ -106,7 +103,7 @@ impl<'a> Request for Planned<'a> {
     fn plan(&self, context: &Context) -> Result<Layer, Failure> {
         let decodes = self.args.decodes;
         Layer::packed(context, self.spec, &self.cu_seqlens, self.tokens(), decodes)
-            .map_err(Failure::during("the layer is refused"))
+            .map_err(Failure::during("planning the layer failed"))
     }
 
     fn load(self, _: &Layer) -> Result<Workload<'a>, Failure> {
@@ -156,9 +153,24 @@ impl Workload<'_> {
     fn sequences(&self) -> usize {
         self.cu_seqlens.len() - 1
     }
+}
+
+impl driver::Workload for Workload<'_> {
+    const NAME: &'static str = "layer";
+    const CHECKED: &'static [&'static str] = &[
+        "y_rms_ratio",
+        "y_rms_ratio_limit",
+        "state_rms_ratio",
+        "state_rms_ratio_limit",
+        "wrong_states",
+    ];
+
+    fn parts(_: &Layer) -> Vec<(&'static str, Part)> {
+        vec![("layer", Part::Whole)]
+    }
 
     /// Rows of the projections, a, b and y; states that there are; weights: each once.
-    fn bytes_at_least(&self) -> usize {
+    fn minimal_bytes(&self) -> usize {
         let s = &self.spec;
         let (channels, values) = (s.conv().total_channels(), s.value_heads * s.value_dim);
         let row = channels + 2 * values + 2 * s.value_heads;
@@ -171,7 +183,11 @@ impl Workload<'_> {
         self.tokens * row * s.dtype.size() + self.sequences() * accesses * state + weights
     }
 
-    fn description(&self, workspace_bytes: usize) -> Description {
+    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
+        progress.step("reference", || self.judge(output))
+    }
+
+    fn describe(&self, plan: &Layer, _: &Output) -> Description {
         let (s, args) = (&self.spec, self.args);
         let title = format!(
             "{} decodes, {} prefills, {} tokens in all, {} and {} heads of {} and {}, {}",
@@ -204,7 +220,7 @@ impl Workload<'_> {
                 initial_state: args.initial_state,
                 state_layout: word(STATE_LAYOUTS, &args.state_layout),
                 state_dtype: args.state_dtype.name(),
-                workspace_bytes: workspace_bytes,
+                workspace_bytes: plan.workspace_bytes(),
             },
             notes: Vec::new(),
         }

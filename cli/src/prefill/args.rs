@@ -1,4 +1,4 @@
-//! The command line of a prefill, and of its profile.
+//! Arguments of a prefill, and of its profile.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::args::{
     STATE_LAYOUTS, choice, finite, gpu, length, snapshot_interval, words,
 };
 
-/// What `--help` of a prefill ends with.
+/// The end of `prefill --help`.
 pub const EXAMPLES: &str = "\
 Examples:
   One layer of a model, a batch of sequences of mixed lengths, checked:
@@ -25,13 +25,13 @@ Examples:
   Your own tensors (safetensors with q, k, v and g, beta or a, A_log, b), the results to a file, figures as JSON:
     deltawave prefill --input layer.safetensors --output result.safetensors --check --json
 
---time measures the whole prefill, then each kernel alone: the time between two events of the device around one launch of
-a graph, before which a buffer larger than the last-level cache is filled. Replays before the first measured one bring the
-clocks up.
+--time measures the whole prefill, then each kernel: the time between two device events around
+one launch of a graph. Before each launch a buffer larger than the last-level cache is filled.
+Unmeasured replays bring the clocks up first.
 
 Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
 
-/// What `--help` of a profile ends with.
+/// The end of `profile --help`.
 pub const PROFILE_EXAMPLES: &str = "\
 Examples:
   Where the clocks of a layer's prefill go:
@@ -45,10 +45,10 @@ Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usa
 /// `deltawave profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// What is run.
+    /// The prefill that is counted.
     #[command(flatten)]
     pub prefill: PrefillArgs,
-    /// The GPU whose dies and units the counts are set against
+    /// GPU whose dies and units the model assumes
     #[arg(long, value_name = "GPU", value_parser = gpu, default_value = "mi300x", help_heading = RUN)]
     pub gpu: Gpu,
     /// Write a roofline diagram to FILE, as SVG
@@ -84,20 +84,20 @@ pub struct PrefillArgs {
     /// Seed of the drawn inputs [default: 0]
     #[arg(long, value_name = "N", help_heading = INPUTS)]
     pub seed: Option<u64>,
-    /// Log gates: logsigmoid(N(0,1)); a sixteenth of that, and 0 on every fourth head; 0; about -22 per token [default:
-    /// normal]
+    /// Log gates. normal: logsigmoid(N(0,1)); mixed: a sixteenth of that, 0 in every fourth head; zero: 0; strong: about
+    /// -22 per token [default: normal]
     #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong"]), conflicts_with = "raw_gates", help_heading = INPUTS)]
     pub gates: Option<Gates>,
-    /// Rows of q and k before their norm: N(0,1), or silu(N(0,1)) [default: normal]
+    /// Rows of q and k before their norm. normal: N(0,1); silu: silu(N(0,1)) [default: normal]
     #[arg(long, value_parser = words::<Keys>(&["normal", "silu"]), help_heading = INPUTS)]
     pub keys: Option<Keys>,
-    /// Hand over a, b, A_log and dt_bias; the kernels compute g and beta
+    /// Pass a, b, A_log and dt_bias; the kernels compute g and beta
     #[arg(long, help_heading = INPUTS)]
     pub raw_gates: bool,
-    /// beta up to 2: twice the sigmoid of b
+    /// Double beta, up to 2 (negative eigenvalues)
     #[arg(long, help_heading = INPUTS)]
     pub neg_eigval: bool,
-    /// The states that sequences start from: zeros, or drawn
+    /// Element type of drawn initial states; none: sequences start from zeros
     #[arg(long, value_name = "DTYPE", value_parser = choice(INITIAL_STATES), help_heading = INPUTS)]
     pub initial_state: Option<InitialState>,
     /// Take the inputs from a safetensors file
@@ -111,7 +111,7 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "FILE", help_heading = INPUTS)]
     pub save_input: Option<PathBuf>,
 
-    /// Normalise q and k inside: x / sqrt(sum(x^2) + 1e-6)
+    /// Normalise q and k in the kernels: x / sqrt(sum(x^2) + 1e-6)
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
     /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
@@ -123,30 +123,30 @@ pub struct PrefillArgs {
     /// Element type of the final state
     #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
-    /// Keep the states in a pool of so many slots, in place; --check: those of no sequence stay as they are
+    /// Keep the states in place, in a pool of SLOTS states; --check: unused slots must not change
     #[arg(long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = OPERATION)]
     pub pool: Option<u32>,
-    /// Keep the state after every N tokens, a multiple of 64; --check: sequences are continued from their last one
+    /// Keep the state after every N tokens (a multiple of 64); --check continues each sequence from its last snapshot
     ///
-    /// Continued from a state in f32, which these are, a sequence has the bits of the whole where that was not cut into
-    /// segments (--segments 1); cut ones may differ by rounding.
+    /// Snapshots are f32. A continued sequence has the same bits as the whole one if that was not cut into segments
+    /// (--segments 1); otherwise it may differ by rounding.
     #[arg(long, value_name = "N", value_parser = snapshot_interval, help_heading = OPERATION)]
     pub snapshots: Option<usize>,
 
-    /// Segments of the longest sequence, walked in parallel; 1: no sequence is cut [default: as many as take least time]
+    /// Number of segments of the longest sequence, computed in parallel; 1 cuts no sequence [default: the fastest number]
     ///
-    /// Shorter sequences are cut into segments as long, and stay whole where they are not longer than that. The
-    /// environment variable DELTAWAVE_SEGMENTS overrides this.
+    /// Shorter sequences are cut into segments of the same length, or stay whole if they are not longer. The environment
+    /// variable DELTAWAVE_SEGMENTS overrides this.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
     pub segments: Option<u32>,
 
     #[command(flatten)]
     pub run: RunArgs,
-    /// Matrix arithmetic of the simulator: f32 chains, or the published model of the hardware's rounding [default: fast]
+    /// Matrix arithmetic of the simulator. fast: f32 chains; exact: the published model of the rounding [default: fast]
     #[arg(long, value_parser = choice(MFMA_MODES), help_heading = RUN)]
     pub mfma: Option<MfmaMode>,
 
-    /// Compare with the f64 recurrence; fail if the error is larger than allowed
+    /// Compare with the f64 recurrence; fail if the error exceeds its limit
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,
     /// Write o and final_state ([N, HV, K, V], whatever --state-layout) to a safetensors file

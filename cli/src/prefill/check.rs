@@ -143,7 +143,7 @@ impl Workload<'_> {
         }
         if let Some(others) = output.others.filter(|others| others.changed > 0) {
             objections.push(format!(
-                "pool: {} of {} slots of no sequence have changed",
+                "pool: {} of {} unused slots have changed",
                 others.changed, others.slots
             ));
         }
@@ -151,10 +151,10 @@ impl Workload<'_> {
             let limit = judged[0].limit;
             if resumed.must && !resumed.same_bits {
                 objections
-                    .push("snapshots: what is continued has other bits than the whole".to_owned());
+                    .push("snapshots: continued sequences differ from the whole ones".to_owned());
             } else if resumed.rms_ratio > limit || resumed.rms_ratio.is_nan() {
                 objections.push(format!(
-                    "snapshots: what is continued is {:.2e} off the whole, above {limit:.2e}",
+                    "snapshots: the error of continued sequences, {:.2e}, is above {limit:.2e}",
                     resumed.rms_ratio
                 ));
             }

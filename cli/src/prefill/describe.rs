@@ -1,5 +1,7 @@
 //! Words and figures of a prefill, and its results as a file.
 
+use deltawave::prefill::{Part, Prefill};
+use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_lab::safetensors_io::{self, FileBeta, FileGate, Named};
 use serde_json::{Value, json};
@@ -7,8 +9,10 @@ use serde_json::{Value, json};
 use super::Workload;
 use super::device::Output;
 use crate::args::{HEAD_MAPS, STATE_LAYOUTS, word};
+use crate::driver::{self, Options, Ran};
 use crate::failure::Failure;
-use crate::report::{Description, figures, mfma_mode};
+use crate::progress::Progress;
+use crate::report::{Description, Verdict, figures, mfma_mode};
 use crate::table::{Table, bytes};
 
 /// A tensor of the operation.
@@ -18,8 +22,70 @@ struct Line {
     dtype: Dtype,
 }
 
-impl Workload<'_> {
-    pub(super) fn description(&self, output: &Output) -> Description {
+impl driver::Workload for Workload<'_> {
+    const NAME: &'static str = "prefill";
+    const CHECKED: &'static [&'static str] = &[
+        "o_rms_ratio",
+        "o_max_abs",
+        "state_rms_ratio",
+        "state_max_abs",
+        "unfused_o_rms_ratio",
+        "unfused_state_rms_ratio",
+        "o_rms_ratio_limit",
+        "state_rms_ratio_limit",
+        "o_worst",
+        "state_worst",
+        "non_finite",
+    ];
+    const CHECK_STEPS: usize = 2;
+
+    fn parts(plan: &Prefill) -> Vec<(&'static str, Part)> {
+        (plan.parts().into_iter().map(|part| (part.name(), part))).collect()
+    }
+
+    /// Inputs, outputs and states: each once.
+    fn minimal_bytes(&self) -> usize {
+        let d = &self.data;
+        let keys = d.tokens * d.key_heads * d.key_dim;
+        let values = d.tokens * d.value_heads * d.value_dim;
+        let scalars = d.tokens * d.value_heads;
+        let states = self.sequences() * self.states(1).each();
+        let gate = match &d.gate {
+            FileGate::None => 0,
+            FileGate::Log(g) => g.dtype.size(),
+            FileGate::Raw { a, .. } => a.dtype.size(),
+        };
+        let beta = match &d.beta {
+            FileBeta::One => 0,
+            FileBeta::Given(beta) | FileBeta::Logits(beta) => beta.dtype.size(),
+        };
+        let initial = (d.initial_state.as_ref()).map_or(0, |t| t.dtype.size());
+        2 * keys * d.q.dtype.size()
+            + values * (d.v.dtype.size() + self.spec.dtype.size())
+            + scalars * (gate + beta)
+            + states * (self.args.state_dtype.size() + initial)
+    }
+
+    fn follow_up(
+        &self,
+        context: &Context,
+        plan: &Prefill,
+        ran: &mut Ran<Output>,
+        options: &Options,
+    ) -> Result<(), Failure> {
+        self.write_output(&ran.output)?;
+        // A profile counts the launches of the whole alone.
+        if options.check && options.count.is_none() {
+            ran.output.resumed = self.resume(context, plan, &ran.output)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
+        self.judge(output, progress)
+    }
+
+    fn describe(&self, _: &Prefill, output: &Output) -> Description {
         let (d, s, args) = (&self.data, &self.spec, self.args);
         let input = args.input.as_ref().map(|path| path.display().to_string());
         let of = input
@@ -68,7 +134,9 @@ impl Workload<'_> {
             notes,
         }
     }
+}
 
+impl Workload<'_> {
     fn tensors(&self) -> Vec<Line> {
         let d = &self.data;
         let mut lines = Vec::new();
@@ -131,7 +199,7 @@ impl Workload<'_> {
     }
 
     /// Writes the results to the file of `--output`.
-    pub(super) fn write_output(&self, output: &Output) -> Result<(), Failure> {
+    fn write_output(&self, output: &Output) -> Result<(), Failure> {
         let (d, Some(path)) = (&self.data, &self.args.output) else {
             return Ok(());
         };

@@ -13,10 +13,7 @@ use deltawave_lab::safetensors_io::{FileBeta, FileGate};
 use super::Workload;
 use super::states::{Others, Resumed};
 use crate::device::{DeviceTensor, Fallible};
-use crate::driver::{self, Options, Ran};
-use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::report::{Description, Verdict};
+use crate::driver::Launch;
 
 /// The tensors of a prefill.
 pub(super) struct Device {
@@ -66,37 +63,13 @@ pub(super) struct Output {
     pub simulated: bool,
 }
 
-impl driver::Workload for Workload<'_> {
+impl Launch for Workload<'_> {
     type Plan = Prefill;
     type Device = Device;
     type Output = Output;
 
-    const NAME: &'static str = "prefill";
-    const CHECKED: &'static [&'static str] = &[
-        "o_rms_ratio",
-        "o_max_abs",
-        "state_rms_ratio",
-        "state_max_abs",
-        "unfused_o_rms_ratio",
-        "unfused_state_rms_ratio",
-        "o_rms_ratio_limit",
-        "state_rms_ratio_limit",
-        "o_worst",
-        "state_worst",
-        "non_finite",
-    ];
-    const CHECK_STEPS: usize = 2;
-
     fn kernels(plan: &Prefill) -> Vec<&'static str> {
         plan.kernels()
-    }
-
-    fn parts(plan: &Prefill) -> Vec<(&'static str, Part)> {
-        (plan.parts().into_iter().map(|part| (part.name(), part))).collect()
-    }
-
-    fn minimal_bytes(&self) -> usize {
-        self.bytes_at_least()
     }
 
     fn upload(&self, context: &Context, plan: &Prefill) -> Fallible<Device> {
@@ -221,29 +194,6 @@ impl driver::Workload for Workload<'_> {
     fn results(output: &Output) -> Vec<&HostTensor> {
         let results = [&output.o, &output.final_state];
         results.into_iter().chain(&output.snapshots).collect()
-    }
-
-    fn follow_up(
-        &self,
-        context: &Context,
-        plan: &Prefill,
-        ran: &mut Ran<Output>,
-        options: &Options,
-    ) -> Result<(), Failure> {
-        self.write_output(&ran.output)?;
-        // A profile counts the launches of the whole alone.
-        if options.check && options.count.is_none() {
-            ran.output.resumed = self.resume(context, plan, &ran.output)?;
-        }
-        Ok(())
-    }
-
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        self.judge(output, progress)
-    }
-
-    fn describe(&self, _: &Prefill, output: &Output) -> Description {
-        self.description(output)
     }
 }
 

@@ -45,7 +45,7 @@ enum Source {
     File(Box<PrefillFile>),
 }
 
-/// What is drawn.
+/// Drawn tensors.
 #[derive(Clone, Copy, Debug)]
 struct Draw {
     /// Distributions and seed.
@@ -112,7 +112,7 @@ fn refuse_overwriting(args: &PrefillArgs, roofline: Option<&PathBuf>) -> Result<
 }
 
 impl<'a> Planned<'a> {
-    /// What the arguments ask for; a file is read and checked here.
+    /// Reads the arguments, and the file of `--input`.
     fn new(args: &'a PrefillArgs) -> Result<Self, Failure> {
         let request = match &args.input {
             Some(path) => {
@@ -225,7 +225,7 @@ impl<'a> Planned<'a> {
         let dtype = self.args.state_dtype;
         if let Some(initial) = self.initial_state().filter(|initial| *initial != dtype) {
             return Err(Failure::wrong(format!(
-                "a pool has states of one type: the initial ones are {initial}, --state-dtype is {dtype}"
+                "a pool has states of one type, and --initial-state is {initial}, --state-dtype {dtype}"
             )));
         }
         plan.set_slots(&states::slots(sequences, slots), None)
@@ -241,7 +241,7 @@ impl<'a> Request for Planned<'a> {
             Some([batch, len]) => Prefill::dense(context, self.spec, batch, len),
             None => Prefill::packed(context, self.spec, &self.cu_seqlens, self.tokens),
         };
-        let mut plan = plan.map_err(Failure::during("the prefill cannot be planned"))?;
+        let mut plan = plan.map_err(Failure::during("planning the prefill failed"))?;
         if let Some(slots) = self.args.pool {
             self.plan_pool(&mut plan, slots as usize)?;
         }
@@ -314,7 +314,7 @@ impl Workload<'_> {
     }
 }
 
-/// What the arguments say about the operation, whatever the source of the tensors.
+/// Operation options, the same for drawn tensors and a file's.
 fn spec(args: &PrefillArgs, dtype: Dtype, [hk, hv]: [usize; 2], [k, v]: [usize; 2]) -> PrefillSpec {
     PrefillSpec {
         dtype,

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
-use deltawave_lab::safetensors_io::{FileBeta, FileGate};
 use deltawave_sim::count::roofline::{self, Point};
 use deltawave_sim::count::{Busy, Totals};
 use deltawave_sim::gpu::Gpu;
@@ -14,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::args::ProfileArgs;
 use super::{Planned, Workload, options, refuse_overwriting};
-use crate::driver::{self, limit_threads};
+use crate::driver::{self, Workload as _, limit_threads};
 use crate::failure::Failure;
 use crate::report::{Figures, Report, figures, pretty};
 use crate::table::{Table, bytes, count};
@@ -24,7 +23,7 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
     let prefill = &args.prefill;
     if prefill.run.backend == Backend::Hip || prefill.run.repeat > 1 {
         let why =
-            "profile counts one run on the simulator: --backend hip and --repeat are not for it";
+            "profile counts one run on the simulator; --backend hip and --repeat cannot be used";
         return Err(Failure::wrong(why));
     }
     refuse_overwriting(prefill, args.roofline.as_ref())?;
@@ -67,7 +66,7 @@ struct Kernel {
     modelled_us: f64,
 }
 
-/// What the operation needs whoever computes it.
+/// The least that any implementation needs.
 struct Bound {
     /// Inputs, outputs and states, each once.
     bytes: f64,
@@ -78,38 +77,13 @@ struct Bound {
 impl Bound {
     fn new(w: &Workload) -> Self {
         Bound {
-            bytes: w.bytes_at_least() as f64,
+            bytes: w.minimal_bytes() as f64,
             flops: chunks(w).map(|n| flops(w, n as f64)).sum(),
         }
     }
 
     fn us(&self, gpu: &Gpu) -> f64 {
         (self.bytes / gpu.hbm).max(self.flops / gpu.bf16()) * 1e6
-    }
-}
-
-impl Workload<'_> {
-    /// Inputs, outputs and states: each once.
-    pub(super) fn bytes_at_least(&self) -> usize {
-        let d = &self.data;
-        let keys = d.tokens * d.key_heads * d.key_dim;
-        let values = d.tokens * d.value_heads * d.value_dim;
-        let scalars = d.tokens * d.value_heads;
-        let states = self.sequences() * self.states(1).each();
-        let gate = match &d.gate {
-            FileGate::None => 0,
-            FileGate::Log(g) => g.dtype.size(),
-            FileGate::Raw { a, .. } => a.dtype.size(),
-        };
-        let beta = match &d.beta {
-            FileBeta::One => 0,
-            FileBeta::Given(beta) | FileBeta::Logits(beta) => beta.dtype.size(),
-        };
-        let initial = (d.initial_state.as_ref()).map_or(0, |t| t.dtype.size());
-        2 * keys * d.q.dtype.size()
-            + values * (d.v.dtype.size() + self.spec.dtype.size())
-            + scalars * (gate + beta)
-            + states * (self.args.state_dtype.size() + initial)
     }
 }
 
@@ -130,7 +104,7 @@ fn chunks(w: &Workload) -> impl Iterator<Item = usize> {
 }
 
 impl Profile {
-    /// Of the launches of one run.
+    /// Sums the launches of one run by kernel.
     fn new(gpu: Gpu, w: &Workload, launches: &[CountedLaunch]) -> Self {
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
@@ -261,7 +235,7 @@ impl Profile {
         }
         let _ = writeln!(
             out,
-            "\n{times}\n  modelled: not measured. The others: how long each kind of unit is busy if nothing waits."
+            "\n{times}\n  modelled is not measured; the other columns are how long each kind of unit is busy, without waiting."
         );
         let _ = writeln!(
             out,

@@ -115,9 +115,7 @@ impl Workload<'_> {
             snapshots: None,
         };
         let again = Prefill::packed(context, part.spec, &part.data.cu_seqlens, rows.len());
-        let again = again.map_err(Failure::during(
-            "the rest of the sequences cannot be planned",
-        ))?;
+        let again = again.map_err(Failure::during("planning the rest of the sequences failed"))?;
         let found = driver::run_alone(context, &again, &part)
             .map_err(Failure::during("the prefill failed"))?;
         let whole = taken(&output.o, d.value_heads * d.value_dim, &rows);
@@ -138,7 +136,7 @@ impl Workload<'_> {
         let pool = self.pool.zip(output.others).map(|(all, others)| {
             let Others { slots, changed } = others;
             let figures = json!({"slots": all, "other_slots": slots, "changed_slots": changed});
-            let text = format!("{all} slots, {slots} of no sequence, of which {changed} changed");
+            let text = format!("{all} slots, {slots} unused, {changed} of them changed");
             (figures, text)
         });
         let snapshots = (self.args.snapshots.zip(self.snapshots.as_ref())).map(|(every, all)| {
@@ -171,7 +169,7 @@ impl Workload<'_> {
     }
 }
 
-/// Some rows of a tensor that has so many elements in each.
+/// Rows of a tensor; `row`: elements of each.
 fn taken(t: &HostTensor, row: usize, rows: &[usize]) -> HostTensor {
     let size = row * t.dtype.size();
     let of = |n: &usize| &t.bytes[n * size..(n + 1) * size];
