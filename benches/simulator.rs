@@ -6,7 +6,7 @@
 use std::error::Error;
 
 use deltawave::gates::Gating;
-use deltawave::inputs::{InputSpec, Inputs};
+use deltawave_lab::inputs::{InputSpec, Inputs};
 use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::StateMut;

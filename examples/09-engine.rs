@@ -8,10 +8,10 @@
 use std::error::Error;
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::inputs::random_normal;
+use deltawave_lab::inputs::random_normal;
 use deltawave::layer::Layer;
 use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave::metrics::compare;
+use deltawave_lab::metrics::compare;
 use deltawave::runtime::{Backend, Context, Graph, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};

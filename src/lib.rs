@@ -17,10 +17,10 @@
 //! | table of kernels | `kernels::Kernel`, `kernels::TABLE` | `kernels.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
 //! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
-//! | the f64 reference | [`oracle`] | `oracle/` |
-//! | standard test inputs | [`inputs`] | `inputs.rs` |
-//! | error figures | [`metrics`] | `metrics.rs` |
-//! | tensors in files | [`safetensors_io`] | `safetensors_io.rs` |
+//!
+//! The feature `simulator`, on by default, is what [`Backend::Simulator`](runtime::Backend::Simulator) needs. Without it
+//! neither the simulator nor its dependencies are compiled. References, test inputs and error measures are the crate
+//! `deltawave-lab` of the repository, the program `deltawave` is `deltawave-cli`.
 
 #[doc(hidden)]
 pub mod abi;
@@ -30,15 +30,11 @@ mod check;
 pub mod code_objects;
 pub mod error;
 pub mod gates;
-pub mod inputs;
 #[doc(hidden)]
 pub mod kernels;
-pub mod metrics;
 pub mod model;
 mod ops;
-pub mod oracle;
 pub mod runtime;
-pub mod safetensors_io;
 pub mod state;
 pub mod tensor;
 pub mod types;

@@ -26,7 +26,7 @@ pub enum Backend {
     /// A GPU: an AMD one through the HIP runtime, or an NVIDIA one through the CUDA driver under HIP's names
     /// ([`Hip::load`] says which; [`Context::runtime`] says it for people).
     Hip,
-    /// The gfx942 simulator.
+    /// The gfx942 simulator, if the crate is built with its feature `simulator`, which is on by default.
     Simulator,
 }
 
@@ -213,7 +213,11 @@ impl Context {
                     }
                     // Nor is one of several devices.
                     Err(error @ Error::NoSuchDevice { count: 1.., .. }) => Err(error),
-                    Err(_) => Self::on_simulator(device),
+                    Err(error) => match Self::on_simulator(device) {
+                        // Without a simulator it is the GPU that is missing.
+                        Err(Error::NoSimulator) => Err(error),
+                        other => other,
+                    },
                 },
             },
         }
@@ -239,11 +243,17 @@ impl Context {
     /// A context on the simulator.
     ///
     /// # Errors
-    /// The crate was built without kernels for gfx942.
+    /// The crate was built without kernels for gfx942, or without its feature `simulator` ([`Error::NoSimulator`]).
     pub fn simulator() -> Result<Context> {
         Self::on_simulator(0)
     }
 
+    #[cfg(not(feature = "simulator"))]
+    fn on_simulator(_: usize) -> Result<Context> {
+        Err(Error::NoSimulator)
+    }
+
+    #[cfg(feature = "simulator")]
     fn on_simulator(device: usize) -> Result<Context> {
         let session = Session::new();
         session.enter();

@@ -10,8 +10,8 @@ use common::{context, has_room};
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::metrics::UlpComparison;
+use deltawave_lab::inputs::Tensor as HostTensor;
+use deltawave_lab::metrics::UlpComparison;
 use deltawave::model::Heads;
 use deltawave::types::Dtype;
 use half::bf16;

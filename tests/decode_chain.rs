@@ -8,11 +8,11 @@ use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gates::Gating;
-use deltawave::inputs::{
+use deltawave_lab::inputs::{
     Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
 };
-use deltawave::metrics::compare;
-use deltawave::oracle;
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 use deltawave::prefill::PrefillSpec;
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::StatePool;

@@ -12,7 +12,7 @@ use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
-use deltawave::metrics::compare;
+use deltawave_lab::metrics::compare;
 use deltawave::model::Heads;
 use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::runtime::{Context, Stream};

@@ -8,8 +8,8 @@ use common::{
     Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, check_output, context, run,
     run_pool, simulated, spec,
 };
-use deltawave::inputs::{Gates, Keys};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::launch::{Options, WaveOrder};
 use deltawave_sim::sanitize::Checks;

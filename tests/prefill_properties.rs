@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{
     Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
 };
-use deltawave::inputs::{Gates, Keys};
+use deltawave_lab::inputs::{Gates, Keys};
 use deltawave::model::Heads;
 use deltawave::prefill::PrefillSpec;
 use deltawave::types::{Dtype, HeadMap, StateLayout};

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::{fs, ptr};
 
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::{UlpComparison, compare_ulps};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{UlpComparison, compare_ulps};
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{self, CountedLaunch};
 use deltawave_sim::launch::{Options, Record};

@@ -1,11 +1,11 @@
 //! A case: what is run, its inputs on the host, and what a device made of them.
 
-use deltawave::inputs::{
-    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
-};
-use deltawave::oracle::{Beta, Gate, Problem};
 use deltawave::prefill::PrefillSpec;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{
+    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
+};
+use deltawave_lab::oracle::{Beta, Gate, Problem};
 
 /// Where the lengths come from.
 #[derive(Clone, Copy, Debug, PartialEq)]

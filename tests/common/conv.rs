@@ -4,9 +4,9 @@
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::{UlpComparison, compare_ulps};
-use deltawave::oracle::conv::{ConvProblem, RowNorms, conv};
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{UlpComparison, compare_ulps};
+use deltawave_lab::oracle::conv::{ConvProblem, RowNorms, conv};
 use deltawave::runtime::Context;
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;

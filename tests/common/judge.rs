@@ -1,11 +1,11 @@
 //! Results beside the oracle.
 
-use deltawave::inputs::Gates;
-pub use deltawave::metrics::bar;
-use deltawave::metrics::{Comparison, compare};
-use deltawave::oracle::{self, Solution};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Gates;
+pub use deltawave_lab::metrics::bar;
+use deltawave_lab::metrics::{Comparison, compare};
+use deltawave_lab::oracle::{self, Solution};
 
 use super::{Case, Data, Output, run};
 

@@ -1,7 +1,7 @@
 //! A case's tensors and plan on the device: launched, poisoned, read.
 
 use deltawave::gates::Gating;
-use deltawave::inputs::Tensor as HostTensor;
+use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::prefill::{Part, Prefill, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::InitialState;

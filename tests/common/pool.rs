@@ -1,6 +1,6 @@
 //! A case whose states are slots of a pool, updated in place.
 
-use deltawave::inputs::Tensor as HostTensor;
+use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::{StateMut, StatePool};
 use deltawave::tensor::Buffer;

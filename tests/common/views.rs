@@ -1,7 +1,7 @@
 //! Batches on views of one's own making.
 
 use deltawave::gates::Gating;
-use deltawave::inputs::Tensor as HostTensor;
+use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::prefill::{Prefill, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::StateMut;

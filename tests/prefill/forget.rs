@@ -3,11 +3,11 @@
 
 use std::f32::consts::LN_2;
 
-use deltawave::inputs::{Gates, Tensor as HostTensor};
-use deltawave::metrics::compare;
-use deltawave::oracle;
 use deltawave::prefill::{Prefill, PrefillSpec};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 
 use crate::common::{
     Case, Data, GateKind, Output, StateKind, check, check_output, context, judge, run, spec,

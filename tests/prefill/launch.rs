@@ -1,6 +1,6 @@
 //! Workspaces, streams, graphs, and the same bits every time.
 
-use deltawave::inputs::Gates;
+use deltawave_lab::inputs::Gates;
 use deltawave::prefill::{Part, Prefill};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 
@@ -253,12 +253,12 @@ fn later_chunks_are_as_accurate() {
         case.gates = Gates::Mixed;
         let data = case.data();
         let output = run(&context, &case, &data);
-        let reference = deltawave::oracle::prefill(&data.problem(&case)).unwrap();
+        let reference = deltawave_lab::oracle::prefill(&data.problem(&case)).unwrap();
         let row = 4 * 64;
         let limit = if dtype == Dtype::Bf16 { 5.5e-3 } else { 7e-4 };
         for chunk in 0..3 {
             let rows = chunk * 64 * row..(chunk + 1) * 64 * row;
-            let c = deltawave::metrics::compare(&output.o[rows.clone()], &reference.o[rows]);
+            let c = deltawave_lab::metrics::compare(&output.o[rows.clone()], &reference.o[rows]);
             assert!(c.rms_ratio < limit, "chunk {chunk}: {c:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! Shapes, head maps, states and views of every kind.
 
 use deltawave::gates::Gating;
-use deltawave::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use deltawave::prefill::{Prefill, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::InitialState;

@@ -1,9 +1,9 @@
 //! Gates, keys and values that break careless arithmetic.
 
-use deltawave::inputs::{Gates, Keys, Tensor as HostTensor};
-use deltawave::metrics::compare;
-use deltawave::oracle;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 
 use crate::common::{
     Case, GateKind, StateKind, assert_same_bits, check, check_data, check_output, context, judge,

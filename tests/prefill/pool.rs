@@ -1,7 +1,7 @@
 //! States in a pool, read and written in place: the bits of a run with states of their own, and no other byte changes.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave::inputs::Gates;
+use deltawave_lab::inputs::Gates;
 use deltawave::prefill::{CHUNK, Part, Prefill, Snapshot};
 use deltawave::types::{Dtype, StateLayout};
 
@@ -230,7 +230,7 @@ fn shared_prefixes() {
         for n in [2, 4] {
             initial.values.copy_within(0..each, n * each);
         }
-        *initial = deltawave::inputs::Tensor::new(Dtype::F32, initial.values.clone());
+        *initial = deltawave_lab::inputs::Tensor::new(Dtype::F32, initial.values.clone());
         let expected = crate::common::run(&context(), &case, &data);
         case.initial = Some(pool.kind);
         let output = crate::common::run_pool(&context(), &case, &data, &pool);
@@ -276,7 +276,7 @@ fn halves_of_sequences() {
     let first = crate::common::run(&context, &case, &data);
     let mut again = case.data();
     let values = first.state.unwrap();
-    again.initial = Some(deltawave::inputs::Tensor::new(Dtype::F32, values));
+    again.initial = Some(deltawave_lab::inputs::Tensor::new(Dtype::F32, values));
     let second = crate::common::run(&context, &case, &again);
     assert_eq!(second.state.unwrap(), twice);
 }

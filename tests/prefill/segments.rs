@@ -1,8 +1,8 @@
 //! Sequences that are cut into segments: the state passes from one to the next through summaries.
 
 use deltawave::error::Error;
-use deltawave::inputs::{Gates, Keys, Tensor as HostTensor};
-use deltawave::metrics::compare;
+use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
 use deltawave::prefill::{Part, Prefill};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 

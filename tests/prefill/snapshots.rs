@@ -1,11 +1,11 @@
 //! States in the course of sequences: those that the walk goes on with, on every path of the planner.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave::inputs::{Gates, Tensor as HostTensor};
-use deltawave::metrics::compare;
-use deltawave::oracle;
 use deltawave::prefill::{Prefill, Snapshot};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 
 use crate::common::{
     Case, Data, Entry, Loaded, Output, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,

@@ -1,7 +1,7 @@
 //! Sequences of every length, and lengths that only the device knows.
 
-use deltawave::inputs::{Gates, Tensor as HostTensor};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
     Case, Data, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,

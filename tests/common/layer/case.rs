@@ -1,10 +1,10 @@
 //! A layer's batch, and its tensors on the host.
 
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
 use deltawave::layer::LayerSpec;
 use deltawave::norm::OutputGate;
-use deltawave::oracle::layer::LayerProblem;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::oracle::layer::LayerProblem;
 
 use super::Output;
 

@@ -1,7 +1,7 @@
 //! A layer on the device: its memory, poisoned where it is written, and what a launch left there.
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::inputs::Tensor as HostTensor;
+use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::layer::{Layer, LayerStates, LayerTensors, LayerWeights};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, Tensor, dense_strides};
