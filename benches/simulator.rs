@@ -6,13 +6,13 @@
 use std::error::Error;
 
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::{InputSpec, Inputs};
 use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::StateMut;
 use deltawave::state::States;
 use deltawave::types::StateLayout;
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{InputSpec, Inputs};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::hip;
 use half::bf16;

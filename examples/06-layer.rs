@@ -8,13 +8,13 @@ use std::error::Error;
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
 use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave_lab::metrics::compare;
-use deltawave_lab::oracle::layer::{LayerProblem, layer};
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave::workspace::Workspace;
 use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle::layer::{LayerProblem, layer};
 use half::bf16;
 
 /// Tokens of the first prompt, to which one is added, and of the second.

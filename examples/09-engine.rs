@@ -8,14 +8,14 @@
 use std::error::Error;
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave_lab::inputs::random_normal;
 use deltawave::layer::Layer;
 use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave_lab::metrics::compare;
 use deltawave::runtime::{Backend, Context, Graph, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::random_normal;
+use deltawave_lab::metrics::compare;
 use half::bf16;
 
 /// What the graph holds at most: rows, and sequences, of which the first are decodes.

@@ -10,10 +10,10 @@ use common::{context, has_room};
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave_lab::inputs::Tensor as HostTensor;
-use deltawave_lab::metrics::UlpComparison;
 use deltawave::model::Heads;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Tensor as HostTensor;
+use deltawave_lab::metrics::UlpComparison;
 use half::bf16;
 use proptest::prelude::*;
 

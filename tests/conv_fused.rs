@@ -11,14 +11,14 @@ use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
 use deltawave::error::ArgumentKind::{Device, Shape, Stride};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
-use deltawave_lab::metrics::UlpComparison;
 use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::States;
 use deltawave::tensor::{Buffer, Tensor, TokenScalars, dense_strides};
 use deltawave::types::Dtype;
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::UlpComparison;
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 

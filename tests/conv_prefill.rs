@@ -7,9 +7,6 @@ use common::context;
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::{Gates, Tensor as HostTensor, random_normal};
-use deltawave_lab::metrics::{bar, compare, rounding_ratio};
-use deltawave_lab::oracle::gates::l2_factor;
 use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::StateMut;
@@ -17,6 +14,9 @@ use deltawave::state::States;
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{bar, compare, rounding_ratio};
+use deltawave_lab::oracle::gates::l2_factor;
 
 /// A layer's shape, and the batch.
 #[derive(Clone, Copy)]

@@ -9,12 +9,12 @@ use cases::{Case, Data, check, check_output, run, run_once, spec};
 use common::{GateKind, context};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::{Gates, Keys};
-use deltawave_lab::metrics::compare;
 use deltawave::model::Heads;
-use deltawave_lab::oracle;
 use deltawave::state::StatePool;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 use proptest::prelude::*;
 
 const LAYOUTS: [StateLayout; 2] = [StateLayout::KeyMajor, StateLayout::ValueMajor];

@@ -8,16 +8,16 @@ use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::{
-    Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
-};
-use deltawave_lab::metrics::compare;
-use deltawave_lab::oracle;
 use deltawave::prefill::PrefillSpec;
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::StatePool;
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{
+    Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
+};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 use half::bf16;
 
 /// The prompt's part ends within a chunk, at its ends, and nowhere.

@@ -9,10 +9,8 @@ use common::context;
 use deltawave::batch::{CuSeqlens, PerSequence};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
-use deltawave_lab::oracle::ProblemError;
 use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
-use deltawave_lab::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
 use deltawave::state::InitialState;
 use deltawave::state::States;
 use deltawave::state::{State, StateMut, StatePool};
@@ -20,6 +18,8 @@ use deltawave::tensor::{Buffer, Tensor, TensorMut, TokenScalars, Tokens};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
 use deltawave::{ArgumentError, Error};
+use deltawave_lab::oracle::ProblemError;
+use deltawave_lab::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
 use hip_sys::{Hip, hipDeviceProp_tR0600, hipError_t};
 
 use deltawave::error::ArgumentKind::{

@@ -12,7 +12,6 @@ use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
-use deltawave_lab::metrics::compare;
 use deltawave::model::Heads;
 use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::runtime::{Context, Stream};
@@ -20,6 +19,7 @@ use deltawave::state::StatePool;
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::Dtype;
 use deltawave::types::HeadMap;
+use deltawave_lab::metrics::compare;
 
 /// Qwen3.5-35B-A3B, Qwen3.5-27B and OLMo-Hybrid-7B.
 fn models() -> [LayerSpec; 3] {

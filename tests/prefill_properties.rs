@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{
     Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
 };
-use deltawave_lab::inputs::{Gates, Keys};
 use deltawave::model::Heads;
 use deltawave::prefill::PrefillSpec;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use deltawave::prefill::{CHUNK, MAX_HEAD_DIM};
+use deltawave::model::MAX_HEAD_DIM;
+use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
 use deltawave::types::{HeadMap, StateLayout};
 use deltawave_sim::gpu::Gpu;

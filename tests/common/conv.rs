@@ -4,12 +4,12 @@
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
-use deltawave_lab::metrics::{UlpComparison, compare_ulps};
-use deltawave_lab::oracle::conv::{ConvProblem, RowNorms, conv};
 use deltawave::runtime::Context;
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{UlpComparison, compare_ulps};
+use deltawave_lab::oracle::conv::{ConvProblem, RowNorms, conv};
 
 /// Where q, k and v lie in a row of x.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,15 +3,15 @@
 
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gates::Gating;
+use deltawave::runtime::Context;
+use deltawave::state::StatePool;
+use deltawave::tensor::{Buffer, TokenScalars, Tokens, TokensMut};
+use deltawave::types::{Dtype, StateLayout};
 use deltawave_lab::inputs::{
     GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
 };
 use deltawave_lab::metrics::{compare, rounding_ratio};
 use deltawave_lab::oracle::{self, Beta, Gate, Problem};
-use deltawave::runtime::Context;
-use deltawave::state::StatePool;
-use deltawave::tensor::{Buffer, TokenScalars, Tokens, TokensMut};
-use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::GateKind;
 

@@ -1,7 +1,6 @@
 //! A case's tensors and plan on the device: launched, poisoned, read.
 
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::prefill::{Part, Prefill, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::InitialState;
@@ -10,6 +9,7 @@ use deltawave::state::{State, StateMut};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::case::state_shape;
 use super::placement::{OnDevice, gather, spread, state_place};

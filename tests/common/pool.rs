@@ -1,10 +1,10 @@
 //! A case whose states are slots of a pool, updated in place.
 
-use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::{StateMut, StatePool};
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::{Case, Data, Loaded, Output, StateKind, assert_same_bits, run};
 

@@ -1,7 +1,6 @@
 //! Batches on views of one's own making.
 
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::prefill::{Prefill, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::StateMut;
@@ -9,6 +8,7 @@ use deltawave::state::States;
 use deltawave::tensor::{TokenScalars, Tokens, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::case::state_shape;
 use super::{Case, Output};

@@ -1,8 +1,8 @@
 //! Workspaces, streams, graphs, and the same bits every time.
 
-use deltawave_lab::inputs::Gates;
 use deltawave::prefill::{Part, Prefill};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::Gates;
 
 use crate::common::{
     Case, Entry, GateKind, Loaded, Output, StateKind, assert_same_bits, bits, check_output,

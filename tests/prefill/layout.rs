@@ -1,7 +1,6 @@
 //! Shapes, head maps, states and views of every kind.
 
 use deltawave::gates::Gating;
-use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use deltawave::prefill::{Prefill, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::InitialState;
@@ -10,6 +9,7 @@ use deltawave::state::{State, StateMut};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use hip_sys::hipMemcpyKind;
 
 use crate::common::{

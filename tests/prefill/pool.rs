@@ -1,9 +1,9 @@
 //! States in a pool, read and written in place: the bits of a run with states of their own, and no other byte changes.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave_lab::inputs::Gates;
 use deltawave::prefill::{CHUNK, Part, Prefill, Snapshot};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::Gates;
 
 use crate::common::{
     Case, Entry, Loaded, PoolCase, SnapshotCase, StateKind, check_output, check_pool, context,

@@ -1,10 +1,10 @@
 //! Sequences that are cut into segments: the state passes from one to the next through summaries.
 
 use deltawave::error::Error;
-use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
-use deltawave_lab::metrics::compare;
 use deltawave::prefill::{Part, Prefill};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
 
 use crate::common::{
     Case, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,

@@ -36,8 +36,8 @@ impl Workload<'_> {
             bias: self.bias.as_ref().map(|b| &b.values[..]),
             silu: s.activation == Activation::Silu,
             norms: s.qk_l2norm.then_some(RowNorms {
-                channels: 2 * s.key_heads * s.key_dim,
-                dim: s.key_dim,
+                channels: 2 * s.heads.key * s.heads.key_dim,
+                dim: s.heads.key_dim,
             }),
             cu_seqlens: &self.cu_seqlens,
             state: self.state.as_ref().map(|t| &t.values[..]),
@@ -65,8 +65,8 @@ impl Workload<'_> {
 
     /// The largest relative error of g and beta.
     fn gate_error(&self, inputs: &GateInputs, [g, beta]: &[HostTensor; 2]) -> f64 {
-        let heads = self.spec.value_heads;
-        let each = heads / self.args.layout.groups(self.spec.key_heads);
+        let heads = self.spec.heads.value;
+        let each = heads / self.args.layout.groups(self.spec.heads.key);
         let relative = |found: f32, exact: f64| {
             let error = (f64::from(found) - exact).abs() / exact.abs();
             if error.is_nan() { f64::INFINITY } else { error }

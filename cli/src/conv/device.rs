@@ -94,9 +94,10 @@ impl Launch for Workload<'_> {
             ConvStateLayout::ChannelMajor => [self.sequences(), channels, s.width - 1],
             ConvStateLayout::TokenMajor => [self.sequences(), s.width - 1, channels],
         };
-        let keys = [self.tokens, s.key_heads, s.key_dim];
+        let keys = [self.tokens, s.heads.key, s.heads.key_dim];
         let [q, k, v] = &mut device.out;
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: match self.args.layout {
                 RowLayout::Flat => ConvInput::flat(&x, s)?,
                 RowLayout::Interleaved => ConvInput::interleaved(&x, s)?,
@@ -113,7 +114,7 @@ impl Launch for Workload<'_> {
             slots: None,
             q: q.view_mut(keys)?.into(),
             k: k.view_mut(keys)?.into(),
-            v: (v.view_mut([self.tokens, s.value_heads, s.value_dim])?).into(),
+            v: (v.view_mut([self.tokens, s.heads.value, s.heads.value_dim])?).into(),
             gates: match &mut device.gates {
                 Some(gates) => Some(gates.view(self)?),
                 None => None,
@@ -159,9 +160,9 @@ impl Gates {
     }
 
     fn view(&mut self, w: &Workload) -> Fallible<Gate<'_>> {
-        let heads = w.spec.value_heads;
+        let heads = w.spec.heads.value;
         let ba = self.ba.view([w.tokens, 2 * heads])?;
-        let [a, b] = Gate::interleaved(&ba, w.args.layout.groups(w.spec.key_heads), heads)?;
+        let [a, b] = Gate::interleaved(&ba, w.args.layout.groups(w.spec.heads.key), heads)?;
         let [g, beta] = &mut self.out;
         Ok(Gate {
             a,

@@ -110,7 +110,7 @@ impl<'a> Planned<'a> {
         let (args, spec, tokens) = (self.args, self.spec, self.tokens());
         let channels = spec.total_channels();
         let draw = |name: &str, n: usize| random_normal(spec.dtype, name, n, args.seed);
-        let heads = |name: &str| random_normal(Dtype::F32, name, spec.value_heads, args.seed);
+        let heads = |name: &str| random_normal(Dtype::F32, name, spec.heads.value, args.seed);
         let states = (self.cu_seqlens.len() - 1) * channels * (spec.width - 1);
         Workload {
             args,
@@ -121,7 +121,7 @@ impl<'a> Planned<'a> {
             bias: args.bias.then(|| draw("bias", channels)),
             state: args.initial_state.then(|| draw("conv_state", states)),
             gates: args.gates.then(|| GateInputs {
-                ba: draw("ba", 2 * tokens * spec.value_heads),
+                ba: draw("ba", 2 * tokens * spec.heads.value),
                 a_log: heads("a_log"),
                 dt_bias: heads("dt_bias"),
             }),
@@ -138,7 +138,10 @@ impl Workload<'_> {
     /// The column of x that holds a channel.
     fn column(&self, channel: usize) -> usize {
         let s = &self.spec;
-        let (heads, dims) = ([s.key_heads, s.value_heads], [s.key_dim, s.value_dim]);
+        let (heads, dims) = (
+            [s.heads.key, s.heads.value],
+            [s.heads.key_dim, s.heads.value_dim],
+        );
         self.args.layout.column(heads, dims, channel)
     }
 }
@@ -165,7 +168,7 @@ impl driver::Workload for Workload<'_> {
         let weights = self.weight.values.len() + self.bias.as_ref().map_or(0, |b| b.values.len());
         let size = self.spec.dtype.size();
         let gates = match &self.gates {
-            Some(_) => 2 * self.tokens * self.spec.value_heads * (size + 4),
+            Some(_) => 2 * self.tokens * self.spec.heads.value * (size + 4),
             None => 0,
         };
         (2 * self.tokens * channels + weights + states + read) * size + gates
@@ -195,10 +198,10 @@ impl driver::Workload for Workload<'_> {
                 tokens: self.tokens,
                 sequences: self.sequences(),
                 dtype: s.dtype.name(),
-                key_heads: s.key_heads,
-                value_heads: s.value_heads,
-                key_dim: s.key_dim,
-                value_dim: s.value_dim,
+                key_heads: s.heads.key,
+                value_heads: s.heads.value,
+                key_dim: s.heads.key_dim,
+                value_dim: s.heads.value_dim,
                 channels: s.total_channels(),
                 width: s.width,
                 bias: args.bias,
@@ -255,7 +258,7 @@ mod tests {
         assert_eq!(flat.column(9), 9);
         assert_eq!(flat.minimal_bytes(), 2 * (2 * 2 * 10 + 40 + 30));
         let mut grouped = parsed(&["--seqlens", "2", "--layout", "interleaved"]);
-        (grouped.spec.key_heads, grouped.spec.value_heads) = (2, 4);
+        (grouped.spec.heads.key, grouped.spec.heads.value) = (2, 4);
         // Groups of 2 + 2 + 6 + 6 columns.
         let columns = [0, 3, 4, 7, 8, 13, 14].map(|c| grouped.column(c));
         assert_eq!(columns, [0, 17, 2, 19, 4, 9, 20]);

@@ -1,8 +1,10 @@
 //! A decode on the device.
 
 use deltawave::decode::{Decode, DecodeTensors};
-use deltawave::prefill::{Gating, Part, StatePool};
+use deltawave::gates::Gating;
+use deltawave::prefill::Part;
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::StatePool;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
 
@@ -82,9 +84,9 @@ impl Launch for Workload<'_> {
     }
 
     fn launch(&self, device: &mut Device, stream: &Stream, plan: &Decode, _: Part) -> Fallible<()> {
-        let (s, rows, heads) = (&self.spec, self.rows(), self.spec.value_heads);
-        let keys = [rows, s.key_heads, s.key_dim];
-        let values = [rows, heads, s.value_dim];
+        let (s, rows, heads) = (&self.spec, self.rows(), self.spec.heads.value);
+        let keys = [rows, s.heads.key, s.heads.key_dim];
+        let values = [rows, heads, s.heads.value_dim];
         let pool = self.states(self.batch).shape();
         let [batch, hv, a, b] = pool;
         let [g, beta] = &device.gates;

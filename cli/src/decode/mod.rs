@@ -4,6 +4,7 @@ pub mod args;
 mod device;
 
 use deltawave::decode::{Decode, DecodeSpec};
+use deltawave::model::Heads;
 use deltawave::prefill::Part;
 use deltawave::runtime::Context;
 use deltawave_lab::inputs::{GateInputs, InputSpec, Inputs, Tensor as HostTensor, random_state};
@@ -48,7 +49,10 @@ pub fn run(args: &DecodeArgs) -> Result<Report, Failure> {
     let ([hk, hv], [k, v]) = args.shape.shape(args.dims.dims)?;
     let spec = DecodeSpec {
         dtype: args.dtype,
-        head_map: args.head_map,
+        heads: Heads {
+            map: args.head_map,
+            ..Heads::new(hk, hv, k, v)
+        },
         qk_l2norm: args.l2norm,
         scale: args.scale.filter(|x| *x != 0.0),
         tokens: args.tokens.into(),
@@ -66,8 +70,11 @@ impl<'a> Request for Planned<'a> {
         let plan = Decode::new(context, *s, args.batch as usize)
             .map_err(Failure::during("planning the decode failed"))?;
         let rows = u128::from(args.batch) * u128::from(args.tokens);
-        let (keys, values) = (s.key_heads * s.key_dim, s.value_heads * s.value_dim);
-        let state = (s.value_heads * s.key_dim * s.value_dim) as u128;
+        let (keys, values) = (
+            s.heads.key * s.heads.key_dim,
+            s.heads.value * s.heads.value_dim,
+        );
+        let state = (s.heads.value * s.heads.key_dim * s.heads.value_dim) as u128;
         let after_tokens = if args.verify { rows } else { 0 };
         let each = if args.check { 24 } else { 12 };
         let elements = rows * 2 * (keys + values) as u128 + u128::from(args.batch) * state;
@@ -80,16 +87,16 @@ impl<'a> Request for Planned<'a> {
         let input = InputSpec {
             dtype: spec.dtype,
             tokens: args.batch as usize * spec.tokens,
-            key_heads: spec.key_heads,
-            value_heads: spec.value_heads,
-            key_dim: spec.key_dim,
-            value_dim: spec.value_dim,
+            key_heads: spec.heads.key,
+            value_heads: spec.heads.value,
+            key_dim: spec.heads.key_dim,
+            value_dim: spec.heads.value_dim,
             gates: args.gates,
             unit_rows: !spec.qk_l2norm,
             seed: args.seed,
             ..Default::default()
         };
-        let each = spec.value_heads * spec.key_dim * spec.value_dim;
+        let each = spec.heads.value * spec.heads.key_dim * spec.heads.value_dim;
         Ok(Workload {
             args,
             spec,
@@ -111,9 +118,9 @@ impl Workload<'_> {
     fn states(&self, count: usize) -> States {
         States {
             count,
-            heads: self.spec.value_heads,
-            key_dim: self.spec.key_dim,
-            value_dim: self.spec.value_dim,
+            heads: self.spec.heads.value,
+            key_dim: self.spec.heads.key_dim,
+            value_dim: self.spec.heads.value_dim,
             layout: self.args.state_layout,
         }
     }
@@ -136,7 +143,7 @@ impl Workload<'_> {
         }
         problem.initial_state = Some(&initial);
         problem.scale = s.scale.map(f64::from);
-        problem.head_map = s.head_map;
+        problem.head_map = s.heads.map;
         let exact = oracle::prefill(&problem)?;
         let error = |found: &HostTensor, reference: &[f64]| Error {
             ratio: compare(&found.values, reference).rms_ratio,
@@ -163,9 +170,9 @@ impl driver::Workload for Workload<'_> {
     /// q, k, v, o and gates, the states in, and out after the last token or every one: each once.
     fn minimal_bytes(&self) -> usize {
         let s = &self.spec;
-        let elements = 2 * s.key_heads * s.key_dim + 2 * s.value_heads * s.value_dim;
+        let elements = 2 * s.heads.key * s.heads.key_dim + 2 * s.heads.value * s.heads.value_dim;
         let gate = (self.gate_inputs.as_ref()).map_or(4, |raw| raw.a.dtype.size());
-        let token = elements * s.dtype.size() + 2 * s.value_heads * gate;
+        let token = elements * s.dtype.size() + 2 * s.heads.value * gate;
         let written = if self.args.verify {
             self.rows()
         } else {
@@ -186,10 +193,10 @@ impl driver::Workload for Workload<'_> {
             "{} sequences of {} tokens, {} and {} heads of {} and {}, {}, states {} {layout}",
             self.batch,
             s.tokens,
-            s.key_heads,
-            s.value_heads,
-            s.key_dim,
-            s.value_dim,
+            s.heads.key,
+            s.heads.value,
+            s.heads.key_dim,
+            s.heads.value_dim,
             s.dtype,
             args.state_dtype
         );
@@ -200,10 +207,10 @@ impl driver::Workload for Workload<'_> {
                 tokens: self.rows(),
                 sequences: self.batch,
                 dtype: s.dtype.name(),
-                key_heads: s.key_heads,
-                value_heads: s.value_heads,
-                key_dim: s.key_dim,
-                value_dim: s.value_dim,
+                key_heads: s.heads.key,
+                value_heads: s.heads.value,
+                key_dim: s.heads.key_dim,
+                value_dim: s.heads.value_dim,
                 raw_gates: args.raw_gates,
                 l2norm: s.qk_l2norm,
                 state_layout: layout,

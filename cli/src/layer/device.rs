@@ -3,9 +3,10 @@
 use deltawave::conv::{ConvInput, ConvStateLayout};
 use deltawave::gate::Gate;
 use deltawave::layer::{Layer, LayerStates, LayerTensors, LayerWeights};
-use deltawave::prefill::{Part, Workspace};
+use deltawave::prefill::Part;
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
+use deltawave::workspace::Workspace;
 use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::Workload;
@@ -65,7 +66,7 @@ impl Launch for Workload<'_> {
         };
         let copy = |t: &HostTensor| DeviceTensor::copy(context, t);
         let starts = vec![u8::from(self.states.is_some()); self.sequences()];
-        let outputs = self.tokens * s.value_heads * s.value_dim;
+        let outputs = self.tokens * s.heads.value * s.heads.value_dim;
         Ok(Device {
             projections: copy(&self.rows())?,
             ba: copy(&self.gate_rows())?,
@@ -92,11 +93,11 @@ impl Launch for Workload<'_> {
 
     fn launch(&self, device: &mut Device, stream: &Stream, plan: &Layer, _: Part) -> Fallible<()> {
         let (s, conv) = (&self.spec, self.spec.conv());
-        let (channels, heads) = (conv.total_channels(), s.value_heads);
-        let row = channels + heads * s.value_dim;
+        let (channels, heads) = (conv.total_channels(), s.heads.value);
+        let row = channels + heads * s.heads.value_dim;
         let rows = device.projections.view([self.tokens, row])?;
         let ba = device.ba.view([self.tokens, 2 * heads])?;
-        let [a, b] = Gate::interleaved(&ba, self.args.layout.groups(s.key_heads), heads)?;
+        let [a, b] = Gate::interleaved(&ba, self.args.layout.groups(s.heads.key), heads)?;
         let (x, z) = match self.args.layout {
             RowLayout::Flat => (
                 ConvInput::flat(&rows, &conv)?,
@@ -109,6 +110,7 @@ impl Launch for Workload<'_> {
         };
         let conv_states = [self.sequences(), channels, s.width - 1];
         let tensors = LayerTensors {
+            cu_seqlens: None,
             x,
             z,
             a,
@@ -118,7 +120,7 @@ impl Launch for Workload<'_> {
                 conv_bias: None,
                 a_log: device.a_log.view([heads])?,
                 dt_bias: Some(device.dt_bias.view([heads])?),
-                norm: Some(device.norm_weight.view([s.value_dim])?),
+                norm: Some(device.norm_weight.view([s.heads.value_dim])?),
             },
             states: LayerStates {
                 conv: device.conv_state.view_mut(conv_states)?,
@@ -128,7 +130,7 @@ impl Launch for Workload<'_> {
                 slots: None,
                 has_initial_state: Some((&device.has_initial_state).into()),
             },
-            y: (device.y.view_mut([self.tokens, heads, s.value_dim])?).into(),
+            y: (device.y.view_mut([self.tokens, heads, s.heads.value_dim])?).into(),
         };
         plan.launch(stream, &tensors, Workspace::new(&mut device.workspace))
     }
@@ -150,16 +152,19 @@ impl Workload<'_> {
     /// Rows of q, k, v and z as they lie on the device.
     fn rows(&self) -> HostTensor {
         let s = &self.spec;
-        let row = s.conv().total_channels() + s.value_heads * s.value_dim;
-        let (heads, dims) = ([s.key_heads, s.value_heads], [s.key_dim, s.value_dim]);
+        let row = s.conv().total_channels() + s.heads.value * s.heads.value_dim;
+        let (heads, dims) = (
+            [s.heads.key, s.heads.value],
+            [s.heads.key_dim, s.heads.value_dim],
+        );
         let column = |c| self.args.layout.column(heads, dims, c);
         placed(&self.projections, row, column)
     }
 
     /// Rows of b and a as they lie on the device.
     fn gate_rows(&self) -> HostTensor {
-        let heads = self.spec.value_heads;
-        let each = heads / self.args.layout.groups(self.spec.key_heads);
+        let heads = self.spec.heads.value;
+        let each = heads / self.args.layout.groups(self.spec.heads.key);
         let b = self.b.values.chunks_exact(heads);
         let rows = b.zip(self.a.values.chunks_exact(heads));
         let flat: Vec<f32> = rows.flat_map(|(b, a)| [b, a].concat()).collect();

@@ -88,9 +88,9 @@ impl<'a> Planned<'a> {
     fn check_memory(&self) -> Result<(), Failure> {
         let s = &self.spec;
         let sequences = self.cu_seqlens.len() as u128 - 1;
-        let values = (s.value_heads * s.value_dim) as u128;
+        let values = (s.heads.value * s.heads.value_dim) as u128;
         let channels = s.conv().total_channels() as u128;
-        let state = values * s.key_dim as u128 + channels * s.width as u128;
+        let state = values * s.heads.key_dim as u128 + channels * s.width as u128;
         let each = if self.args.check { 32 } else { 16 };
         let rows = self.tokens() as u128;
         memory::check(each * (rows * (channels + 2 * values) + sequences * state))
@@ -109,15 +109,15 @@ impl<'a> Request for Planned<'a> {
     fn load(self, _: &Layer) -> Result<Workload<'a>, Failure> {
         let (args, spec, tokens) = (self.args, self.spec, self.tokens());
         let sequences = self.cu_seqlens.len() - 1;
-        let (channels, heads) = (spec.conv().total_channels(), spec.value_heads);
-        let values = heads * spec.value_dim;
+        let (channels, heads) = (spec.conv().total_channels(), spec.heads.value);
+        let values = heads * spec.heads.value_dim;
         let draw = |name: &str, n: usize| random_normal(spec.dtype, name, n, args.seed);
         // Gates as models begin with: A from 1 to 16, softplus(dt_bias) from 0.001 to 0.1.
         let a_log = (0..heads).map(|h| ((h % 16 + 1) as f32).ln());
         let dt_bias = (0..heads).map(|h| (0.001 * 100f32.powf(h as f32 / heads as f32)).ln());
         let states = || {
             let conv = sequences * channels * (spec.width - 1);
-            let recurrent = sequences * values * spec.key_dim;
+            let recurrent = sequences * values * spec.heads.key_dim;
             let recurrent = random_normal(args.state_dtype, "state", recurrent, args.seed);
             [draw("conv_state", conv), recurrent]
         };
@@ -131,7 +131,7 @@ impl<'a> Request for Planned<'a> {
             conv_weight: draw("weight", channels * spec.width),
             a_log: HostTensor::new(Dtype::F32, a_log.collect()),
             dt_bias: HostTensor::new(Dtype::F32, dt_bias.collect()),
-            norm_weight: random_normal(Dtype::F32, "norm_weight", spec.value_dim, args.seed),
+            norm_weight: random_normal(Dtype::F32, "norm_weight", spec.heads.value_dim, args.seed),
             states: args.initial_state.then(states),
             cu_seqlens: self.cu_seqlens,
         })
@@ -143,9 +143,9 @@ impl Workload<'_> {
     fn states(&self) -> States {
         States {
             count: self.sequences(),
-            heads: self.spec.value_heads,
-            key_dim: self.spec.key_dim,
-            value_dim: self.spec.value_dim,
+            heads: self.spec.heads.value,
+            key_dim: self.spec.heads.key_dim,
+            value_dim: self.spec.heads.value_dim,
             layout: self.args.state_layout,
         }
     }
@@ -172,9 +172,9 @@ impl driver::Workload for Workload<'_> {
     /// Rows of the projections, a, b and y; states that there are; weights: each once.
     fn minimal_bytes(&self) -> usize {
         let s = &self.spec;
-        let (channels, values) = (s.conv().total_channels(), s.value_heads * s.value_dim);
-        let row = channels + 2 * values + 2 * s.value_heads;
-        let state = values * s.key_dim * self.args.state_dtype.size()
+        let (channels, values) = (s.conv().total_channels(), s.heads.value * s.heads.value_dim);
+        let row = channels + 2 * values + 2 * s.heads.value;
+        let state = values * s.heads.key_dim * self.args.state_dtype.size()
             + channels * (s.width - 1) * s.dtype.size();
         let accesses = 1 + usize::from(self.states.is_some());
         let vectors = [&self.a_log, &self.dt_bias, &self.norm_weight];
@@ -194,10 +194,10 @@ impl driver::Workload for Workload<'_> {
             args.decodes,
             self.sequences() - args.decodes,
             self.tokens,
-            s.key_heads,
-            s.value_heads,
-            s.key_dim,
-            s.value_dim,
+            s.heads.key,
+            s.heads.value,
+            s.heads.key_dim,
+            s.heads.value_dim,
             s.dtype
         );
         Description {
@@ -208,10 +208,10 @@ impl driver::Workload for Workload<'_> {
                 sequences: self.sequences(),
                 decodes: args.decodes,
                 dtype: s.dtype.name(),
-                key_heads: s.key_heads,
-                value_heads: s.value_heads,
-                key_dim: s.key_dim,
-                value_dim: s.value_dim,
+                key_heads: s.heads.key,
+                value_heads: s.heads.value,
+                key_dim: s.heads.key_dim,
+                value_dim: s.heads.value_dim,
                 channels: s.conv().total_channels(),
                 width: s.width,
                 neg_eigval: s.allow_neg_eigval,

@@ -143,8 +143,8 @@ impl Workload<'_> {
         }
         if let Some(others) = output.others.filter(|others| others.changed > 0) {
             objections.push(format!(
-                "pool: {} of {} unused slots have changed",
-                others.changed, others.slots
+                "pool: {} slots that no sequence writes have changed",
+                others.changed
             ));
         }
         if let Some(resumed) = output.resumed {
@@ -234,10 +234,10 @@ fn error_table(judged: &[Judged; 2]) -> Table {
 /// have no bar of their own and few samples: a little more than the larger of the two.
 fn limits(w: &Workload, unfused: [f64; 2]) -> [f64; 2] {
     let s = &w.spec;
-    let large = s.value_heads >= 8 && w.data.tokens >= 1024;
+    let large = s.heads.value >= 8 && w.data.tokens >= 1024;
     let standard = w.drawn.filter(|d| {
         large
-            && (s.key_dim, s.value_dim) == (128, 128)
+            && (s.heads.key_dim, s.heads.value_dim) == (128, 128)
             && d.input.keys == Keys::Normal
             && !d.raw_gates
             && !w.neg_eigval

@@ -94,7 +94,9 @@ impl driver::Workload for Workload<'_> {
         let lines = self.tensors();
         let json = |line: &Line| json!({"name": line.name, "shape": line.shape, "dtype": line.dtype.name()});
         let json: Vec<Value> = lines.iter().map(json).collect();
-        let scale = s.scale.unwrap_or_else(|| (s.key_dim as f32).powf(-0.5));
+        let scale = s
+            .scale
+            .unwrap_or_else(|| (s.heads.key_dim as f32).powf(-0.5));
         // As f32 is printed, not as the f64 that has its value.
         let scale: Option<f64> = scale.to_string().parse().ok();
         let mut figures = figures! {
@@ -108,7 +110,7 @@ impl driver::Workload for Workload<'_> {
             value_heads: d.value_heads,
             key_dim: d.key_dim,
             value_dim: d.value_dim,
-            head_map: word(HEAD_MAPS, &s.head_map),
+            head_map: word(HEAD_MAPS, &s.heads.map),
             qk_l2norm: s.qk_l2norm,
             scale: scale,
             neg_eigval: self.neg_eigval,

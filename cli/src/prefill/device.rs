@@ -1,11 +1,12 @@
 //! A prefill on the device.
 
-use deltawave::prefill::{
-    Gating, Part, Prefill, PrefillTensors, Snapshots, State, StateMut, StatePool, Workspace,
-};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Part, Prefill, PrefillTensors, Snapshots};
 use deltawave::runtime::{Backend, Context, Stream};
+use deltawave::state::{InitialState, State, StateMut, StatePool, States};
 use deltawave::tensor::{Buffer, TokenScalars, Tokens, TokensMut};
 use deltawave::types::Dtype;
+use deltawave::workspace::Workspace;
 use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave_lab::oracle::gates;
 use deltawave_lab::safetensors_io::{FileBeta, FileGate};
@@ -121,40 +122,41 @@ impl Launch for Workload<'_> {
         let keys = [d.key_heads, d.key_dim];
         let values = [d.value_heads, d.value_dim];
         let shape = self.states(self.sequences()).shape();
-        let initial = (device.initial.as_ref()).filter(|_| self.pool.is_none());
-        let (mut final_state, mut pool) = (None, None);
-        match self.pool {
-            Some(slots) => {
-                pool = Some(StatePool {
+        let states = match self.pool {
+            Some(slots) => States::Pool {
+                pool: StatePool {
                     tensor: device.states.view_mut(self.states(slots).shape())?,
                     layout,
                     slots: None,
                     write_slots: None,
-                });
-            }
-            None => {
-                final_state = Some(StateMut {
+                },
+                has_initial_state: Some((&device.has_initial_state).into()),
+            },
+            None => States::Separate {
+                initial: match &device.initial {
+                    Some(t) => Some(InitialState {
+                        state: State {
+                            tensor: t.view(shape)?,
+                            layout,
+                        },
+                        has_initial_state: None,
+                    }),
+                    None => None,
+                },
+                last: Some(StateMut {
                     tensor: device.states.view_mut(shape)?,
                     layout,
-                });
-            }
-        }
+                }),
+            },
+        };
         let tensors = PrefillTensors {
+            cu_seqlens: None,
             q: self.tokens(&device.q, keys)?,
             k: self.tokens(&device.k, keys)?,
             v: self.tokens(&device.v, values)?,
             gating: self.gating(&device.gating)?,
-            initial_state: match initial {
-                Some(t) => Some(State {
-                    tensor: t.view(shape)?,
-                    layout,
-                }),
-                None => None,
-            },
-            has_initial_state: self.pool.map(|_| (&device.has_initial_state).into()),
+            states,
             o: self.tokens_mut(&mut device.o, values)?,
-            final_state,
-            pool,
             snapshots: match (&mut device.snapshots, &self.snapshots) {
                 (Some(t), Some(all)) => Some(Snapshots {
                     to: Some(StateMut {

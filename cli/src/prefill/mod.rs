@@ -9,6 +9,7 @@ mod states;
 
 use std::path::PathBuf;
 
+use deltawave::model::Heads;
 use deltawave::prefill::{Prefill, PrefillSpec, Snapshot};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
@@ -200,15 +201,19 @@ impl<'a> Planned<'a> {
         let each = if self.args.check { 24 } else { 12 };
         let s = &self.spec;
         let tokens = self.tokens as u128;
-        let keys = 2 * tokens * (s.key_heads * s.key_dim) as u128;
-        let values = 2 * tokens * (s.value_heads * s.value_dim) as u128;
+        let keys = 2 * tokens * (s.heads.key * s.heads.key_dim) as u128;
+        let values = 2 * tokens * (s.heads.value * s.heads.value_dim) as u128;
         let sequences = self.cu_seqlens.len() as u128;
-        let states = sequences * s.value_heads as u128 * (s.key_dim * s.value_dim) as u128;
-        let records = (tokens / 64 + sequences) * s.value_heads as u128;
+        let states =
+            sequences * s.heads.value as u128 * (s.heads.key_dim * s.heads.value_dim) as u128;
+        let records = (tokens / 64 + sequences) * s.heads.value as u128;
         // The planner chooses segments of four chunks or more.
         let chunks = tokens / 64;
         let followed = (s.segments).map_or(chunks / 4, |n| sequences * (n as u128 - 1));
-        let summary = s.value_heads * (s.value_dim + s.key_dim.max(s.value_dim)) * s.key_dim * 4;
+        let summary = s.heads.value
+            * (s.heads.value_dim + s.heads.key_dim.max(s.heads.value_dim))
+            * s.heads.key_dim
+            * 4;
         let summaries = followed.min(chunks) * summary as u128;
         let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES) + summaries;
         memory::check(each * (keys + values + states) + workspace)
@@ -286,7 +291,7 @@ impl Workload<'_> {
     fn problem(&self) -> Problem<'_> {
         let mut problem = self.data.problem();
         problem.scale = self.spec.scale.map(f64::from);
-        problem.head_map = self.spec.head_map;
+        problem.head_map = self.spec.heads.map;
         problem.l2_norm = self.spec.qk_l2norm;
         if let Beta::Logits {
             allow_neg_eigval, ..
@@ -306,9 +311,9 @@ impl Workload<'_> {
     fn states(&self, count: usize) -> States {
         States {
             count,
-            heads: self.spec.value_heads,
-            key_dim: self.spec.key_dim,
-            value_dim: self.spec.value_dim,
+            heads: self.spec.heads.value,
+            key_dim: self.spec.heads.key_dim,
+            value_dim: self.spec.heads.value_dim,
             layout: self.args.state_layout,
         }
     }
@@ -318,7 +323,10 @@ impl Workload<'_> {
 fn spec(args: &PrefillArgs, dtype: Dtype, [hk, hv]: [usize; 2], [k, v]: [usize; 2]) -> PrefillSpec {
     PrefillSpec {
         dtype,
-        head_map: args.head_map,
+        heads: Heads {
+            map: args.head_map,
+            ..Heads::new(hk, hv, k, v)
+        },
         qk_l2norm: args.l2norm,
         scale: args.scale.filter(|x| *x != 0.0),
         segments: args.segments.map(|n| n as usize),

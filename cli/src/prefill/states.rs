@@ -21,7 +21,7 @@ pub(super) fn slots(sequences: usize, pool: usize) -> Vec<i32> {
 #[derive(Clone, Copy)]
 pub(super) struct Others {
     pub slots: usize,
-    /// How many have other bits than before.
+    /// How many of them, and of the slots of sequences without tokens, have other bits than before.
     pub changed: usize,
 }
 
@@ -59,12 +59,22 @@ impl Workload<'_> {
         let slots = self.pool.unwrap_or(0);
         let each = now.bytes.len() / slots.max(1);
         let own = self::slots(self.sequences(), slots);
-        let state = |slot: &i32| &now.bytes[*slot as usize * each..][..each];
-        let states = own.iter().flat_map(state).copied().collect();
+        let range = |slot: usize| slot * each..(slot + 1) * each;
+        // A sequence without tokens writes nothing: without a state to start from, its slot may hold anything.
+        let empty = |n: usize| self.data.cu_seqlens[n] == self.data.cu_seqlens[n + 1];
+        let zeros = vec![0; each];
+        let states = own.iter().enumerate().flat_map(|(n, &slot)| {
+            match empty(n) && self.data.initial_state.is_none() {
+                true => &zeros[..],
+                false => &now.bytes[range(slot as usize)],
+            }
+        });
+        let states = states.copied().collect();
         // The sequences have the last slots.
         let others = slots - own.len();
-        let pairs = now.bytes.chunks_exact(each).zip(before.chunks_exact(each));
-        let changed = pairs.take(others).filter(|(now, before)| now != before);
+        let of_empty = own.iter().enumerate().filter(|(n, _)| empty(*n));
+        let kept = (0..others).chain(of_empty.map(|(_, &slot)| slot as usize));
+        let changed = kept.filter(|&slot| now.bytes[range(slot)] != before[range(slot)]);
         let others = Others {
             slots: others,
             changed: changed.count(),

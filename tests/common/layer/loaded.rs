@@ -1,12 +1,12 @@
 //! A layer on the device: its memory, poisoned where it is written, and what a launch left there.
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave::layer::{Layer, LayerStates, LayerTensors, LayerWeights};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, Tensor, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::{Case, Data};
 
