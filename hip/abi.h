@@ -164,8 +164,8 @@ typedef struct dw_prefill_scan_args {
     int32_t tokens;
     int32_t items_count;
     int32_t summaries;
-    int32_t dies; /* to which the GPU deals workgroups in turn */
-    int32_t slots;
+    int32_t dies;           /* to which the GPU deals workgroups in turn */
+    int32_t slots;          /* of the pool; 0: states are tensors of their own */
     int32_t snapshot_count; /* slots of snapshots */
     int32_t snapshot_type;  /* DW_F32 or DW_BF16 */
     int32_t pad0;

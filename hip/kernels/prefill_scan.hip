@@ -110,6 +110,11 @@ DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, 
 template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
+    // A sequence without tokens writes no slot of a pool, whatever it would start from.
+    if (x.slots > 0 && segment.begin == segment.end) {
+        arch::wait_for_previous_kernel();
+        return;
+    }
     if (is_padding(x, segment.sequence)) {
         arch::wait_for_previous_kernel();
         clear_outputs<Keys>(x, segment, work);
