@@ -68,7 +68,7 @@ pub fn why_missing(arch: &str) -> String {
 /// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of a prefill without
 /// segments are launched: a line for each, of its name, its file, the threads of a workgroup, the value columns that one
 /// owns (0: it does not divide them), the bytes of shared memory that the launch asks for, and the bytes of its
-/// arguments (`hip/abi.h`).
+/// arguments (`hip/kernel_args.h`).
 ///
 /// # Errors
 /// What the file system says. Files of these names are overwritten.
@@ -108,9 +108,9 @@ pub fn save(folder: &Path) -> io::Result<()> {
 fn argument_bytes(kernel: &str) -> Option<usize> {
     let part = kernel.strip_prefix("dw_prefill_")?;
     match part.split('_').next()? {
-        "lengths" => Some(size_of::<abi::dw_prefill_lengths_args>()),
-        "prepare" => Some(size_of::<abi::dw_prefill_prepare_args>()),
-        "scan" => Some(size_of::<abi::dw_prefill_scan_args>()),
+        "lengths" => Some(size_of::<abi::dwk_prefill_lengths_args>()),
+        "prepare" => Some(size_of::<abi::dwk_prefill_prepare_args>()),
+        "scan" => Some(size_of::<abi::dwk_prefill_scan_args>()),
         _ => None,
     }
 }

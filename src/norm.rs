@@ -9,7 +9,7 @@
 
 use std::ptr;
 
-use crate::abi::{self, dw_norm_args};
+use crate::abi::{self, dwk_norm_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::runtime::{Context, Stream};
@@ -57,7 +57,7 @@ pub struct GatedNorm<'a> {
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
     kernel: &'static str,
-    arguments: dw_norm_args,
+    arguments: dwk_norm_args,
     groups: u32,
 }
 
@@ -132,7 +132,7 @@ impl GatedNorm<'_> {
             groups(run) < 1 << 24 && i32::try_from(tokens).is_ok(),
             || refuse_shape("a launch must have fewer than 2^32 threads".to_owned()),
         )?;
-        let arguments = dw_norm_args {
+        let arguments = dwk_norm_args {
             x,
             z: self.z.address,
             weight: (self.weight.as_ref()).map_or(ptr::null(), |t| t.address.cast_const()),
@@ -151,7 +151,7 @@ impl GatedNorm<'_> {
             mean: 1.0 / value_dim as f32,
             eps: self.eps,
             flags: match self.gate {
-                OutputGate::Silu => abi::DW_NORM_SILU,
+                OutputGate::Silu => abi::DWK_NORM_SILU,
                 OutputGate::Sigmoid => 0,
             },
             pad0: 0,
@@ -231,7 +231,7 @@ impl GatedNorm<'_> {
 
 impl Lowered {
     /// For kernels that have the norm in them.
-    pub(crate) fn arguments(&self) -> &dw_norm_args {
+    pub(crate) fn arguments(&self) -> &dwk_norm_args {
         &self.arguments
     }
 

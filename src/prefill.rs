@@ -44,7 +44,7 @@ use crate::tensor::{Buffer, Tensor, TokenScalars, Tokens, TokensMut};
 use crate::types::{Dtype, HeadMap};
 
 /// Tokens of a chunk.
-pub const CHUNK: usize = abi::DW_CHUNK as usize;
+pub const CHUNK: usize = abi::DWK_CHUNK as usize;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 

@@ -25,7 +25,7 @@ struct Launched {
     name: String,
     /// Stem of its source, and of the code object that holds it.
     stem: &'static str,
-    /// Size of its argument struct in `hip/abi.h`.
+    /// Size of its argument struct in `hip/kernel_args.h`.
     arguments: usize,
     /// Vector registers, architectural and accumulation, that it may use.
     registers: u32,
@@ -39,15 +39,15 @@ fn launched() -> Vec<Launched> {
         arguments,
         registers,
     };
-    let commit = size_of::<abi::dw_commit_args>();
-    let conv = size_of::<abi::dw_conv_args>();
-    let decode = size_of::<abi::dw_decode_args>();
-    let gate = size_of::<abi::dw_gate_args>();
-    let norm = size_of::<abi::dw_norm_args>();
-    let lengths = size_of::<abi::dw_prefill_lengths_args>();
-    let prepare = size_of::<abi::dw_prefill_prepare_args>();
-    let scan = size_of::<abi::dw_prefill_scan_args>();
-    let combine = size_of::<abi::dw_prefill_combine_args>();
+    let commit = size_of::<abi::dwk_commit_args>();
+    let conv = size_of::<abi::dwk_conv_args>();
+    let decode = size_of::<abi::dwk_decode_args>();
+    let gate = size_of::<abi::dwk_gate_args>();
+    let norm = size_of::<abi::dwk_norm_args>();
+    let lengths = size_of::<abi::dwk_prefill_lengths_args>();
+    let prepare = size_of::<abi::dwk_prefill_prepare_args>();
+    let scan = size_of::<abi::dwk_prefill_scan_args>();
+    let combine = size_of::<abi::dwk_prefill_combine_args>();
     let mut all = vec![
         kernel("dw_commit".into(), "commit", commit, 128),
         kernel("dw_gate".into(), "gate", gate, 32),

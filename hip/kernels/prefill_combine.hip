@@ -28,7 +28,7 @@ template <int Keys> class Chain {
     static constexpr int matrices = arch::lanes == 32 && ahead == key_tiles ? 2 : 1;
 
     // Of a summary of this head, and this slab's columns.
-    DEVICE_MEMBER Chain(const dw_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int first, int head,
+    DEVICE_MEMBER Chain(const dwk_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int first, int head,
                         int slab)
         : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
           has_rows(first_row + row_tiles * at.row(0) < key_dim),
@@ -179,7 +179,7 @@ template <int Keys> class Chain {
 };
 
 // The first segment from `from` on that forgets, or does not; `count` if none of them does.
-DEVICE int next_that(bool forgets, const dw_prefill_combine_args &x, int first, int head, int from, int count) {
+DEVICE int next_that(bool forgets, const dwk_prefill_combine_args &x, int first, int head, int from, int count) {
 #pragma unroll 1
     for (; from < count; from += arch::lanes) {
         const int own = from + arch::lane();
@@ -192,7 +192,7 @@ DEVICE int next_that(bool forgets, const dw_prefill_combine_args &x, int first, 
     return count;
 }
 
-template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
+template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
@@ -219,7 +219,7 @@ template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
 constexpr int residency = arch::lanes == 64 ? 2 : 1;
 
 #define COMBINE(keys)                                                                                                  \
-    KERNEL(keys / wave_rows * arch::lanes, residency) void dw_prefill_combine_k##keys(dw_prefill_combine_args x) {     \
+    KERNEL(keys / wave_rows * arch::lanes, residency) void dw_prefill_combine_k##keys(dwk_prefill_combine_args x) {     \
         combine<keys>(x);                                                                                              \
     }
 

@@ -4,7 +4,7 @@
 //   A = strictly lower part of -beta_i D_ij (k_i . k_j)       f32
 //   T = (I - A)^-1                                            f32, then its strictly lower part in 16 bits
 //   P = strictly lower part of D_ij (q_i . k_j)               16 bits
-// and the row factors that prefill_scan multiplies by (prefill.h). With DW_QK_L2NORM the norms of q and k are factors
+// and the row factors that prefill_scan multiplies by (prefill.h). With DWK_QK_L2NORM the norms of q and k are factors
 // of rows and columns of these, so that neither q nor k is ever rounded again.
 //
 // q, k [T, HK, K] 16-bit; g, beta [T, HV] f32 (or a, b); records [slots, HV].
@@ -51,7 +51,7 @@ DEVICE float power_of_two_below(int number) {
 // g and beta of this lane's token, for any value head. Rows past the end: no decay, nothing written.
 class GateReader {
   public:
-    DEVICE_MEMBER GateReader(const dw_prefill_prepare_args &x, int sequence, int64_t token, bool inside)
+    DEVICE_MEMBER GateReader(const dwk_prefill_prepare_args &x, int sequence, int64_t token, bool inside)
         : x(x), inside(inside), g_index(sequence * x.g_strides.sequence + token * x.g_strides.token),
           beta_index(sequence * x.beta_strides.sequence + token * x.beta_strides.token) {}
 
@@ -92,11 +92,11 @@ class GateReader {
         const u32 flags = arch::opaque_uniform(x.flags);
         if (inside) {
             out = loaded();
-            if (flags & DW_RAW_GATES) {
+            if (flags & DWK_RAW_GATES) {
                 const float a_log = load_scalar(x.a_log, head * x.a_log_stride, x.a_log_type);
                 const float dt_bias =
                     x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
-                out = Gates{gate(out.g, a_log, dt_bias), beta_of(out.beta, flags & DW_NEGATIVE_EIGENVALUES)};
+                out = Gates{gate(out.g, a_log, dt_bias), beta_of(out.beta, flags & DWK_NEGATIVE_EIGENVALUES)};
             }
         }
         out.g = math::canonical(out.g);
@@ -106,14 +106,14 @@ class GateReader {
     }
 
   private:
-    const dw_prefill_prepare_args &x;
+    const dwk_prefill_prepare_args &x;
     const bool inside;
     const int64_t g_index;
     const int64_t beta_index;
 };
 
 // Rows of o past the last sequence become zeros: `slot` counts the slots past its chunks.
-DEVICE void clear_rows(const dw_prefill_prepare_args &x, int end, int slot, int key_head) {
+DEVICE void clear_rows(const dwk_prefill_prepare_args &x, int end, int slot, int key_head) {
     const int group = x.value_heads / x.key_heads;
     const int64_t first = end + (int64_t)slot * prefill::chunk;
 #pragma unroll 1
@@ -133,8 +133,8 @@ DEVICE void clear_rows(const dw_prefill_prepare_args &x, int end, int slot, int 
 }
 
 // The v-th of the value heads that read a key head, `group` of them.
-DEVICE int value_head(const dw_prefill_prepare_args &x, int key_head, int group, int v) {
-    return x.flags & DW_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
+DEVICE int value_head(const dwk_prefill_prepare_args &x, int key_head, int group, int v) {
+    return x.flags & DWK_TILED_HEADS ? v * x.key_heads + key_head : key_head * group + v;
 }
 
 // One chunk of a key head, and a run of its value heads.
@@ -147,11 +147,11 @@ struct Unit {
     int rows;
 };
 
-template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, const Unit &unit_of, Shared<T> &shared) {
+template <class T> DEVICE void prepare_unit(const dwk_prefill_prepare_args &x, const Unit &unit_of, Shared<T> &shared) {
     const int slot = unit_of.slot, key_head = unit_of.key_head, sequence = unit_of.sequence;
     const int first_head = unit_of.first_head, end_head = unit_of.end_head;
     const int begin = unit_of.begin, rows = unit_of.rows;
-    const bool norm = x.flags & DW_QK_L2NORM;
+    const bool norm = x.flags & DWK_QK_L2NORM;
     const int group = arch::uniform_value(x.value_heads / x.key_heads);
     const int token = arch::thread();
 
@@ -161,10 +161,10 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
     // A token's gates for several heads lie in one line of memory, which other accesses drive out of the caches.
     constexpr int at_once = prefill::gates_at_once;
     Gates loaded{}, several[at_once > 0 ? at_once : 1];
-    const auto load_several = [&](const dw_prefill_prepare_args &y, int v) __attribute__((always_inline)) {
+    const auto load_several = [&](const dwk_prefill_prepare_args &y, int v) __attribute__((always_inline)) {
         if constexpr (at_once > 0) {
             GateReader(y, sequence, begin + token, token < rows)
-                .load_ahead(several, value_head(y, key_head, group, v), y.flags & DW_TILED_HEADS ? y.key_heads : 1,
+                .load_ahead(several, value_head(y, key_head, group, v), y.flags & DWK_TILED_HEADS ? y.key_heads : 1,
                             end_head - v);
         }
     };
@@ -200,9 +200,9 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
     const prefill::Maker<T> maker(products, shared.made);
 #pragma unroll 1
     for (int v = first_head; v < end_head; ++v) {
-        const dw_prefill_prepare_args &y = arch::reread(x); // or scalar registers are short
+        const dwk_prefill_prepare_args &y = arch::reread(x); // or scalar registers are short
         const int head = value_head(y, key_head, group, v);
-        char *record = (char *)y.records + ((int64_t)slot * y.value_heads + head) * DW_RECORD_BYTES;
+        char *record = (char *)y.records + ((int64_t)slot * y.value_heads + head) * DWK_RECORD_BYTES;
         float *factors = (float *)(record + prefill::record_rows);
         const int place = prefill::row_place(token);
 
@@ -220,7 +220,7 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
         float total, sum; // G / ln 2
         if (y.retained) {
             // A token multiplies what lies along k by exp(g) (1 - beta |k|^2), and the rest of a state by exp(g).
-            const float key_square = y.flags & DW_QK_L2NORM ? 1.0f : shared.factors.k_norm[token];
+            const float key_square = y.flags & DWK_QK_L2NORM ? 1.0f : shared.factors.k_norm[token];
             const float along = math::abs(1.0f - gates.beta * key_square);
             int greatest;
             sum = arch::chunk_sum(log2_gate, total, bits<int>(along < 1.0f ? 1.0f : along), greatest, shared.scratch);
@@ -261,7 +261,7 @@ template <class T> DEVICE void prepare_unit(const dw_prefill_prepare_args &x, co
     }
 }
 
-template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
+template <class T> DEVICE void prepare(const dwk_prefill_prepare_args &x) {
     __attribute__((shared)) static Shared<T> shared;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
@@ -295,9 +295,9 @@ template <class T> DEVICE void prepare(const dw_prefill_prepare_args &x) {
 
 } // namespace
 
-KERNEL(prefill::chunk, prefill::prepare_residency) void dw_prefill_prepare_bf16(dw_prefill_prepare_args x) {
+KERNEL(prefill::chunk, prefill::prepare_residency) void dw_prefill_prepare_bf16(dwk_prefill_prepare_args x) {
     prepare<Bf16>(x);
 }
-KERNEL(prefill::chunk, prefill::prepare_residency) void dw_prefill_prepare_f16(dw_prefill_prepare_args x) {
+KERNEL(prefill::chunk, prefill::prepare_residency) void dw_prefill_prepare_f16(dwk_prefill_prepare_args x) {
     prepare<F16>(x);
 }

@@ -10,7 +10,7 @@ namespace {
 using namespace prefill;
 
 // A sequence that has no state, neither before nor after, is padding: its outputs are zeros.
-template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+template <int Keys> DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     const int columns = slab_columns<Keys, true>();
     const int column = work.slab * columns + arch::thread() % columns;
     if (column >= x.value_dim) {
@@ -27,13 +27,13 @@ template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, con
 struct Again {
     Work work;
     Segment segment;
-    DEVICE_MEMBER explicit Again(const dw_prefill_scan_args &x)
+    DEVICE_MEMBER explicit Again(const dwk_prefill_scan_args &x)
         : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
 };
 
 // Where the walk has to stop next, as tokens that are left then: after the next chunk whose state is wanted, or to look
 // for one among further chunks.
-DEVICE int next_stop(const dw_prefill_scan_args &x, int left) {
+DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
     const Segment segment = Again(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
@@ -48,13 +48,13 @@ DEVICE int next_stop(const dw_prefill_scan_args &x, int left) {
 
 // The state after the chunks so far, if it is wanted.
 template <class T, int Keys>
-DEVICE void take_snapshot(const typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, int left,
+DEVICE void take_snapshot(const typename Chunk<T, Keys>::State &state, const dwk_prefill_scan_args &x, int left,
                           int column) {
     const Again again(x);
     const int done = (again.segment.end - again.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + again.segment.slot + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
-        const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DW_SNAPSHOT_VALUE_MAJOR, slot,
+        const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DWK_SNAPSHOT_VALUE_MAJOR, slot,
                            again.work.head);
         store_state<T, Keys>(state, to, column, x.key_dim, x.value_dim);
     }
@@ -62,7 +62,7 @@ DEVICE void take_snapshot(const typename Chunk<T, Keys>::State &state, const dw_
 
 // The work of the warps that multiply.
 template <class T, int Keys>
-DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     constexpr int across = Chunk<T, Keys>::across;
     const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(across);
     const int column = wave_column + first_column(arch::lane(), across);
@@ -95,19 +95,19 @@ DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, 
     } while (chunks.left() > 0);
     chunks.finish();
 
-    const dw_prefill_scan_args &y = arch::reread(x);
+    const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
         const Again ended(y);
         const int slot = slot_of(y, y.write_slots, ended.segment.sequence);
         if (ended.segment.last && slot >= 0) {
-            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR, slot,
+            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,
                                ended.work.head);
             store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
         }
     }
 }
 
-template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
+template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool, whatever it would start from.
@@ -128,7 +128,7 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
 
 #define SCAN(name, type, keys)                                                                                         \
     KERNEL((prefill::walk_threads<keys, true>()), (prefill::walk_residency<keys, true>()))                             \
-    void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) { scan<type, keys>(x); }
+    void dw_prefill_scan_##name##_k##keys(dwk_prefill_scan_args x) { scan<type, keys>(x); }
 
 SCAN_SHARED_BYTES(64)
 SCAN_SHARED_BYTES(96)

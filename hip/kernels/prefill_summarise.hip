@@ -23,7 +23,7 @@ template <class T, int Keys> DEVICE void clear(typename Chunk<T, Keys>::State &s
 
 // The work of the warps that multiply, for columns of N or of M.
 template <class T, int Keys>
-DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
+DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
                               bool from_zeros) {
     constexpr int across = Chunk<T, Keys>::across;
     const bool of_m = work.slab >= n_slabs;
@@ -56,7 +56,7 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
     walk<T, Keys, false>(state, chunks, x, 0);
     chunks.finish();
 
-    const dw_prefill_scan_args &y = arch::reread(x);
+    const dwk_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
     if (of_m) {
         store_parts<T, Keys>(state, second_part(summary, y), column, y.key_dim);
@@ -65,7 +65,7 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
     }
 }
 
-template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x) {
+template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     Segment segment = segment_of(x, work.item);
     // The slabs of N, then those of M.
@@ -96,7 +96,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
 
 #define SUMMARISE(name, type, keys)                                                                                    \
     KERNEL((prefill::walk_threads<keys, false>()), (prefill::walk_residency<keys, false>()))                           \
-    void dw_prefill_summarise_##name##_k##keys(dw_prefill_scan_args x) { summarise<type, keys>(x); }
+    void dw_prefill_summarise_##name##_k##keys(dwk_prefill_scan_args x) { summarise<type, keys>(x); }
 
 SUMMARISE_SHARED_BYTES(64)
 SUMMARISE_SHARED_BYTES(96)

@@ -2,7 +2,7 @@
 // Freestanding: compiler builtins only, no HIP headers, no device libraries.
 #pragma once
 
-#include "../abi.h"
+#include "../kernel_args.h"
 
 #define DEVICE static inline __attribute__((device, always_inline))
 #define DEVICE_MEMBER inline __attribute__((device, always_inline))

@@ -60,7 +60,7 @@ template <class T, int Width, int N> class Filter {
     typedef typename Channels<N>::Values Values;
     typedef typename Channels<N>::Bits Bits;
 
-    DEVICE_MEMBER Filter(const dw_conv_args &x, int channel) : bias{}, silu_follows(x.flags & DW_CONV_SILU) {
+    DEVICE_MEMBER Filter(const dwk_conv_args &x, int channel) : bias{}, silu_follows(x.flags & DWK_CONV_SILU) {
         if (!load_dense(x, (const char *)x.weight + 2 * Width * (int64_t)channel)) {
             for (int j = 0; j < Width; ++j) {
                 weight[j] = Values{};
@@ -109,8 +109,8 @@ template <class T, int Width, int N> class Filter {
 
   private:
     // Weights of the type of x that are dense, in few loads.
-    DEVICE_MEMBER bool load_dense(const dw_conv_args &x, const char *p) {
-        constexpr int own_type = __is_same(T, tile::Bf16) ? DW_BF16 : DW_F16;
+    DEVICE_MEMBER bool load_dense(const dwk_conv_args &x, const char *p) {
+        constexpr int own_type = __is_same(T, tile::Bf16) ? DWK_BF16 : DWK_F16;
         if constexpr (N == octet) {
             if (x.weight_type == own_type && x.weight_tap == 1 && x.weight_channel == Width && arch::in_one_access(p)) {
                 i32x4 raw[Width];

@@ -10,7 +10,7 @@ namespace gates {
 constexpr int threads = 256;
 
 // What the threads of one of so many workgroups compute.
-DEVICE void compute(const dw_gate_args &x, int workgroup, int workgroups) {
+DEVICE void compute(const dwk_gate_args &x, int workgroup, int workgroups) {
     const int64_t elements = x.tokens * x.value_heads, step = (int64_t)workgroups * threads;
 #pragma unroll 1
     for (int64_t index = (int64_t)workgroup * threads + arch::thread(); index < elements; index += step) {
@@ -18,7 +18,7 @@ DEVICE void compute(const dw_gate_args &x, int workgroup, int workgroups) {
         const int h = (int)(index - t * x.value_heads);
         // Heads of a and b lie in blocks; without any all are one.
         const int block = h / x.block_heads, of_block = h - block * x.block_heads;
-        const auto at = [&](const dw_token_strides &strides, int64_t block_stride) __attribute__((always_inline)) {
+        const auto at = [&](const dwk_token_strides &strides, int64_t block_stride) __attribute__((always_inline)) {
             return t * strides.token + block * block_stride + of_block * strides.head;
         };
         const float a = load_scalar(x.a, at(x.a_strides, x.a_block), x.a_type);
@@ -26,7 +26,7 @@ DEVICE void compute(const dw_gate_args &x, int workgroup, int workgroups) {
         const float a_log = load_scalar(x.a_log, h * x.a_log_stride, x.a_log_type);
         const float dt_bias = x.dt_bias ? load_scalar(x.dt_bias, h * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
         x.g[t * x.g_strides.token + h * x.g_strides.head] = gate(a, a_log, dt_bias);
-        x.beta[t * x.beta_strides.token + h * x.beta_strides.head] = beta_of(b, x.flags & DW_NEGATIVE_EIGENVALUES);
+        x.beta[t * x.beta_strides.token + h * x.beta_strides.head] = beta_of(b, x.flags & DWK_NEGATIVE_EIGENVALUES);
     }
 }
 

@@ -5,7 +5,7 @@
 
 namespace prefill {
 
-constexpr int chunk = DW_CHUNK;
+constexpr int chunk = DWK_CHUNK;
 constexpr int tiles = chunk / 16;
 
 // Lower 16x16 blocks of a 64x64 matrix, row by row: (0,0) (1,0) (1,1) (2,0) ...
@@ -29,7 +29,7 @@ enum RowFactor {
 constexpr int record_decay = record_rows + row_factors * chunk * 4;
 constexpr int record_matrices = 1536;
 static_assert(record_decay + 8 <= record_matrices, "a record holds all parts");
-static_assert(DW_RECORD_BYTES % 256 == 0, "records are aligned");
+static_assert(DWK_RECORD_BYTES % 256 == 0, "records are aligned");
 
 // The rows of one sequence. Its chunks own the slots first_slot, first_slot + 1, ...: token / 64 + sequence is an
 // increasing function of the sequence that leaves room for all chunks before it, so no table is needed.
@@ -83,11 +83,11 @@ struct Segment {
 };
 
 // An item only chooses among the chunks of a sequence: whatever it holds, it does not lead out of bounds.
-DEVICE Segment segment_of(const dw_prefill_scan_args &x, int index) {
-    dw_prefill_item item{index, 0, 1 << 30, 0};
+DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
+    dwk_prefill_item item{index, 0, 1 << 30, 0};
     if (x.items) {
         const i32x4 stored = arch::uniform((const i32x4 *)(x.items + index));
-        item = dw_prefill_item{min_of(max_of(stored.x, 0), x.sequences - 1), stored.y, stored.z, stored.w};
+        item = dwk_prefill_item{min_of(max_of(stored.x, 0), x.sequences - 1), stored.y, stored.z, stored.w};
     }
     const Rows range = rows_of(x.cu_seqlens, item.sequence, x.tokens);
     const int chunks = (range.end - range.begin + chunk - 1) / chunk;
@@ -127,12 +127,12 @@ struct Work {
 };
 
 // The value heads and slabs of an (item, key head) read the same K and Q.
-DEVICE Work work_of(const dw_prefill_scan_args &x, int workgroup) {
+DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
     const int group = x.value_heads / x.key_heads;
     const Dealt to = dealt(workgroup, x.items_count * x.key_heads, group * x.slabs, x.dies);
     const int item = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - item * x.key_heads;
     const int of_group = arch::uniform_value(to.member / x.slabs);
-    return Work{item, x.flags & DW_TILED_HEADS ? of_group * x.key_heads + key_head : key_head * group + of_group,
+    return Work{item, x.flags & DWK_TILED_HEADS ? of_group * x.key_heads + key_head : key_head * group + of_group,
                 key_head, to.member - of_group * x.slabs};
 }
 
@@ -155,7 +155,7 @@ template <class Arguments> DEVICE auto *forgotten_by(const Arguments &x, int sum
     return x.forgotten + (int64_t)summary * x.value_heads + head;
 }
 // Where the state before a segment of a sequence that is cut lies.
-DEVICE const float *state_before(const dw_prefill_scan_args &x, const Segment &segment, int head) {
+DEVICE const float *state_before(const dwk_prefill_scan_args &x, const Segment &segment, int head) {
     return segment.first ? second_part(summary_of(x, min_of(segment.summary, x.summaries - 1), head), x)
                          : summary_of(x, max_of(segment.summary - 1, 0), head);
 }
@@ -175,7 +175,7 @@ template <class Arguments> DEVICE bool is_padding(const Arguments &x, int sequen
 }
 
 // Byte address of (token of a sequence, head) in a 16-bit token tensor.
-DEVICE const char *row_address(const void *base, const dw_token_strides &strides, int sequence, int token, int head) {
+DEVICE const char *row_address(const void *base, const dwk_token_strides &strides, int sequence, int token, int head) {
     return (const char *)base + 2 * (sequence * strides.sequence + token * strides.token + head * strides.head);
 }
 

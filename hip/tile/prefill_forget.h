@@ -17,7 +17,7 @@ constexpr float nothing_of_any = -288.0f;
 
 // Whether M of a segment is 0. If its last chunks leave nothing of any state before them, the segment is made to begin
 // with these: walked from zeros, they end in the same state.
-DEVICE bool forget(const dw_prefill_scan_args &x, int head, Segment &segment, bool &from_zeros) {
+DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, bool &from_zeros) {
     const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
     const float *const bounds = retained_by(x, segment.slot, head);
     float later = 0.0f; // sum of the chunks behind

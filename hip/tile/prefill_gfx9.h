@@ -22,7 +22,7 @@ constexpr int record_p = record_t + 6 * pair_bytes;
 DEVICE constexpr int p_pair(int row, int pair) {
     return row % 2 == 0 && 2 * pair == row ? t_pair(row, pair) : record_p + (row - (row > 0) + pair) * pair_bytes;
 }
-static_assert(p_pair(3, 1) + pair_bytes <= DW_RECORD_BYTES, "a record holds all parts");
+static_assert(p_pair(3, 1) + pair_bytes <= DWK_RECORD_BYTES, "a record holds all parts");
 
 // Lower blocks of T and P, given transposed (an accumulator tile, rounded, is then a left operand), to a record.
 template <class T> class RecordWriter {
@@ -180,7 +180,7 @@ class LowerBlocks {
 // zeros and are not written.
 class TokenRows {
   public:
-    DEVICE_MEMBER TokenRows(const void *p, const dw_token_strides &s, int sequence, int begin, int head, int dim)
+    DEVICE_MEMBER TokenRows(const void *p, const dwk_token_strides &s, int sequence, int begin, int head, int dim)
         : stride((u32)s.token * 2), row_bytes(2 * dim),
           memory(row_address(p, s, sequence, begin, head), (chunk - 1) * stride + row_bytes) {}
 
@@ -199,9 +199,9 @@ class TokenRows {
 // The records of a value head, from some chunk on.
 class Records {
   public:
-    DEVICE_MEMBER Records(const dw_prefill_scan_args &x, int slot, int head)
-        : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DW_RECORD_BYTES),
-          step((u64)x.value_heads * DW_RECORD_BYTES) {}
+    DEVICE_MEMBER Records(const dwk_prefill_scan_args &x, int slot, int head)
+        : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DWK_RECORD_BYTES),
+          step((u64)x.value_heads * DWK_RECORD_BYTES) {}
 
     DEVICE_MEMBER void advance(bool there = true) { memory.advance(there ? step : 0); }
 

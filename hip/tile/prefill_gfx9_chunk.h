@@ -26,7 +26,7 @@ template <int Keys> struct Part {
 // Where a wave finds its part of a chunk.
 template <int Keys> class Source {
   public:
-    DEVICE_MEMBER Source(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, u32 value_offset)
+    DEVICE_MEMBER Source(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, u32 value_offset)
         : k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim),
           v(x.v, x.v_strides, s.sequence, s.begin, head, x.value_dim), record(x, s.slot, head), key_dim(x.key_dim) {
         const int lane = arch::lane(), wave = arch::wave(), row = lane % 16, eighth = arch::eighth(lane) * 16;
@@ -120,7 +120,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef Tile Slab[across];
 
   public:
-    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int,
+    DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int,
                          u32 column_offset)
         : shared(exchange<Keys, Outputs>()), next(x, s, head, key_head, column_offset), tokens(s.end - s.begin),
           rest(tokens) {
@@ -144,7 +144,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 
     // One chunk. Between barriers there is one long chain of products and roundings; everything else is put where the
     // wave would wait for the matrix unit, for LDS or for the other waves.
-    DEVICE_MEMBER void step(State &state, const dw_prefill_scan_args &) {
+    DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &) {
         rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
         // R = K S0, of the wave's rows, and X in its place.
         Slab weighted, x;

@@ -12,7 +12,7 @@ template <class T, int Keys> class OutputChunks {
     typedef Tile Slab[across];
 
   public:
-    DEVICE_MEMBER OutputChunks(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head,
+    DEVICE_MEMBER OutputChunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head,
                                u32 value_offset)
         : shared(exchange<Keys, true>()), values(shared_values()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
@@ -49,7 +49,7 @@ template <class T, int Keys> class OutputChunks {
 
   private:
     // A single token may have any stride; rows that are not there must not lie in its place.
-    static DEVICE_MEMBER dw_token_strides apart(dw_token_strides s, int dim) {
+    static DEVICE_MEMBER dwk_token_strides apart(dwk_token_strides s, int dim) {
         s.token = max_of(s.token, (int64_t)dim);
         return s;
     }
@@ -170,7 +170,7 @@ template <class T, int Keys> class OutputChunks {
 
 // The work of the waves that make outputs, which end with it; the others go on.
 template <class T, int Keys, bool Outputs>
-DEVICE void accompany_chunks(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void accompany_chunks(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     if constexpr (Outputs) {
         if (arch::wave() < scan_waves) {
             arch::set_priority<1>();

@@ -338,7 +338,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
   public:
-    DEVICE_MEMBER Chunks(const dw_prefill_scan_args &x, const Segment &s, int head, int, int wave_column,
+    DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int wave_column,
                          u32 column_offset)
         : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
           rest(s.end - s.begin), group(prefill::group<Stage>()) {}
@@ -347,8 +347,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER int left() const { return rest; }
 
     // One chunk. Every warp takes its part in the products, columns or none.
-    DEVICE_MEMBER void step(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x) {
-        const dw_prefill_scan_args &y = arch::reread(x);
+    DEVICE_MEMBER void step(typename Chunk<T, Keys>::State &state, const dwk_prefill_scan_args &x) {
+        const dwk_prefill_scan_args &y = arch::reread(x);
         Handover<Stage>::wait_full(group, stage);
         const Next next(*this);
         prefill::step<T, Keys, Outputs>(state, current(), next, y.scale, rest <= chunk);
@@ -417,7 +417,7 @@ static_assert(copying_registers + 2 * shared_registers <= 3 * 168 && copying_reg
 
 // The work of the warps that copy, which end with it; the others go on.
 template <class T, int Keys, bool Outputs>
-DEVICE void accompany_chunks(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void accompany_chunks(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     typedef prefill::Stage<Keys, Outputs> Stage;
     if (arch::wave() < scan_waves * groups<Stage>()) {
         return;

@@ -85,7 +85,7 @@ DEVICE int wave_of_group() { return arch::wave() % (u32)scan_waves; }
 class RowsOfThread {
   public:
     static constexpr int at_once = group_threads / 8, times = chunk / at_once;
-    DEVICE_MEMBER RowsOfThread(const void *p, const dw_token_strides &s, const Segment &segment, int head, u32 offset)
+    DEVICE_MEMBER RowsOfThread(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 offset)
         : stride((u32)s.token * 2) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         aligned = arch::aligned_rows(base, stride);
@@ -135,11 +135,11 @@ template <int Keys, bool Outputs> class Copier {
 
   public:
     // `column`: the workgroup's first one.
-    DEVICE_MEMBER Copier(const dw_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
+    DEVICE_MEMBER Copier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
           v(x.v, x.v_strides, s, head, column * 2),
-          record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DW_RECORD_BYTES),
-          record_step(x.value_heads * DW_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - column),
+          record((const char *)x.records + ((int64_t)s.slot * x.value_heads + head) * DWK_RECORD_BYTES),
+          record_step(x.value_heads * DWK_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - column),
           groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + thread_of_group() % 8 * 8 < x.key_dim),
           aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {
         for (int i = 0; i < parts_of_warp; ++i) {

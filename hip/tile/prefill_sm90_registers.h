@@ -48,7 +48,7 @@ template <int N> DEVICE void pin(Operand (&x)[N][1]) {
 // chunk's first product runs.
 class Output {
   public:
-    DEVICE_MEMBER Output(const void *p, const dw_token_strides &s, const Segment &segment, int head, u32 column_offset)
+    DEVICE_MEMBER Output(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 column_offset)
         : stride((u32)s.token * 2), has_columns(column_offset != Window::nowhere) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         words = (((u32)(u64)base | stride) & 3) == 0;

@@ -19,9 +19,9 @@ struct StateView {
     int64_t value_step;
     bool wide; // f32, not bf16
 
-    DEVICE_MEMBER StateView(const void *p, const dw_state_strides &s, int type, bool value_major, int slot, int head)
+    DEVICE_MEMBER StateView(const void *p, const dwk_state_strides &s, int type, bool value_major, int slot, int head)
         : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
-          wide(type == DW_F32) {
+          wide(type == DWK_F32) {
         base += (wide ? 4 : 2) * (slot * s.sequence + head * s.head);
     }
 };
@@ -126,11 +126,11 @@ DEVICE void store_matrix(const typename Chunk<T, Keys>::State &s, float *to, int
 
 // The state that a sequence starts from, where it does not start from zeros.
 template <class T, int Keys>
-DEVICE void first_state(typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, int sequence, int head,
+DEVICE void first_state(typename Chunk<T, Keys>::State &state, const dwk_prefill_scan_args &x, int sequence, int head,
                         int column) {
     const int slot = slot_of(x, x.read_slots, sequence);
     if (x.initial_state && slot >= 0 && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence))) {
-        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DW_INITIAL_VALUE_MAJOR, slot,
+        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DWK_INITIAL_VALUE_MAJOR, slot,
                              head);
         load_state<T, Keys>(state, from, column, x.key_dim, x.value_dim);
     }
@@ -139,7 +139,7 @@ DEVICE void first_state(typename Chunk<T, Keys>::State &state, const dw_prefill_
 // The chunks of a segment, one after the other, until `rest` of its tokens are left; between chunks.begin and
 // chunks.finish.
 template <class T, int Keys, bool Outputs>
-DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs> &chunks, const dw_prefill_scan_args &x,
+DEVICE void walk(typename Chunk<T, Keys>::State &state, Chunks<T, Keys, Outputs> &chunks, const dwk_prefill_scan_args &x,
                  int rest) {
 #pragma unroll 1
     while (chunks.left() > rest) {

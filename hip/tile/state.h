@@ -9,7 +9,7 @@ using tile::Bf16;
 
 constexpr int piece_bytes = 16;
 
-DEVICE int size_of(int type) { return type == DW_F32 ? 4 : 2; }
+DEVICE int size_of(int type) { return type == DWK_F32 ? 4 : 2; }
 
 // 16 bytes at the alignment of their elements; `whole`: they may be accessed at once.
 template <bool Wide> DEVICE i32x4 load_piece(const char *p, bool whole) {
@@ -44,7 +44,7 @@ DEVICE int narrowed(float a, float b) { return Bf16::pack(math::canonical(a), ma
 
 // N numbers (4 or 8) to a row of elements of a type.
 template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool whole) {
-    if (type == DW_F32) {
+    if (type == DWK_F32) {
         for (int i = 0; i < N; i += 4) {
             const i32x4 some{bits<int>(x[i]), bits<int>(x[i + 1]), bits<int>(x[i + 2]), bits<int>(x[i + 3])};
             store_piece<true>(p + 4 * i, some, whole);
@@ -67,7 +67,7 @@ template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool 
 
 // Eight elements of a type.
 DEVICE void load_eight(float (&out)[8], const char *p, int type, bool whole) {
-    if (type == DW_F32) {
+    if (type == DWK_F32) {
         for (int i = 0; i < 8; i += 4) {
             const i32x4 some = load_piece<true>(p + 4 * i, whole);
             for (int n = 0; n < 4; ++n) {

@@ -95,20 +95,20 @@ DEVICE float canonical(float x) { return x == x ? x : __builtin_nanf(""); }
 
 } // namespace math
 
-// A [T, heads] element of type DW_F32, DW_BF16 or DW_F16.
+// A [T, heads] element of type DWK_F32, DWK_BF16 or DWK_F16.
 DEVICE float load_scalar(const void *p, int64_t index, int type) {
-    if (type == DW_F32) {
+    if (type == DWK_F32) {
         return ((const float *)p)[index];
     }
     const int raw = ((const unsigned short *)p)[index];
-    return type == DW_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
+    return type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }
 
 // Those that are `step` apart, of which the first `count` are wanted.
 template <int N>
 DEVICE void load_scalars(float (&out)[N], const void *p, int64_t index, int64_t step, int count, int type) {
     const auto at = [&](int i) __attribute__((always_inline)) { return index + (i < count ? i * step : 0); };
-    if (type == DW_F32) {
+    if (type == DWK_F32) {
         for (int i = 0; i < N; ++i) {
             out[i] = ((const float *)p)[at(i)];
         }
@@ -119,7 +119,7 @@ DEVICE void load_scalars(float (&out)[N], const void *p, int64_t index, int64_t 
         raw[i] = ((const unsigned short *)p)[at(i)];
     }
     for (int i = 0; i < N; ++i) {
-        out[i] = type == DW_BF16 ? arch::Bf16::low(raw[i]) : arch::F16::low(raw[i]);
+        out[i] = type == DWK_BF16 ? arch::Bf16::low(raw[i]) : arch::F16::low(raw[i]);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
-use crate::abi::{self, dw_decode_args, dw_norm_args};
+use crate::abi::{self, dwk_decode_args, dwk_norm_args};
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::prefill::{HostSlots, PrefillSpec};
@@ -35,13 +35,13 @@ pub(crate) struct Shape {
 pub(crate) struct Lowered {
     pub(super) kernel: &'static str,
     pub(super) threads: u32,
-    pub(super) arguments: dw_decode_args,
+    pub(super) arguments: dwk_decode_args,
     pub(super) groups: u32,
 }
 
 impl Lowered {
     /// With a norm of o in the output's place, of the same tensors and a shape that has a kernel for it.
-    pub(super) fn fuse(&mut self, kernel: &'static str, norm: &dw_norm_args) {
+    pub(super) fn fuse(&mut self, kernel: &'static str, norm: &dwk_norm_args) {
         let slabs = self.arguments.slabs as u32;
         self.kernel = kernel;
         self.threads *= slabs;
@@ -149,9 +149,9 @@ impl Shape {
         let gates = x.gating.lower(value_heads, |t| batch_of(t.1))?;
         let flag = |set: bool, bit| if set { bit } else { 0 };
         let flags = gates.flags
-            | flag(self.spec.qk_l2norm, abi::DW_QK_L2NORM)
-            | flag(self.spec.head_map == HeadMap::Tiled, abi::DW_TILED_HEADS);
-        let mut arguments = dw_decode_args {
+            | flag(self.spec.qk_l2norm, abi::DWK_QK_L2NORM)
+            | flag(self.spec.head_map == HeadMap::Tiled, abi::DWK_TILED_HEADS);
+        let mut arguments = dwk_decode_args {
             q: x.q.0.address,
             k: x.k.0.address,
             v: x.v.0.address,
@@ -209,7 +209,7 @@ impl Shape {
         &self,
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
-        out: &mut dw_decode_args,
+        out: &mut dwk_decode_args,
     ) -> Checked<()> {
         let pool = &x.pool;
         let tensor = &pool.tensor.0;
@@ -226,7 +226,7 @@ impl Shape {
         out.state_type = check::type_code(tensor.dtype);
         out.slot_count = slots as i32;
         if pool.layout == StateLayout::ValueMajor {
-            out.flags |= abi::DW_INITIAL_VALUE_MAJOR;
+            out.flags |= abi::DWK_INITIAL_VALUE_MAJOR;
         }
         if let Some(plan) = plan_slots {
             [out.slots, out.write_slots] = plan.lower(pool)?;
@@ -244,7 +244,7 @@ impl Shape {
         &self,
         states: &TensorMut<'_, 5>,
         layout: StateLayout,
-        out: &mut dw_decode_args,
+        out: &mut dwk_decode_args,
     ) -> Checked<()> {
         let (strides, token) = check_states(
             "states",
@@ -279,7 +279,7 @@ pub(crate) fn check_states(
     tokens: usize,
     heads: usize,
     [rows, columns]: [usize; 2],
-) -> Checked<(abi::dw_state_strides, i64)> {
+) -> Checked<(abi::dwk_state_strides, i64)> {
     let wanted = [batch, tokens, heads, rows, columns];
     check::ensure(t.shape == wanted, || {
         let was = format!("shape {:?}", t.shape);

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::WORKSPACE_ALIGN;
-use crate::abi::dw_prefill_lengths_args;
+use crate::abi::dwk_prefill_lengths_args;
 use crate::check::{self, Checked};
 use crate::error::Result;
 use crate::runtime::{Context, Stream};
@@ -23,7 +23,7 @@ pub(crate) struct DeviceLengths {
 }
 
 /// The arguments of a launch.
-pub(crate) struct Lowered(dw_prefill_lengths_args);
+pub(crate) struct Lowered(dwk_prefill_lengths_args);
 
 impl DeviceLengths {
     fn checked_bytes(&self) -> usize {
@@ -56,7 +56,7 @@ impl DeviceLengths {
             0 => ptr::null_mut(),
             _ => checked.wrapping_byte_add(self.checked_bytes()),
         };
-        Ok(Lowered(dw_prefill_lengths_args {
+        Ok(Lowered(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
             status: workspace.cast(),

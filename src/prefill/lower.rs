@@ -7,7 +7,7 @@ use super::plan::{self, Machine, Partition};
 use super::states::{self, PlanSlots};
 use super::{CHUNK, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{
-    self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
+    self, dwk_prefill_combine_args, dwk_prefill_item, dwk_prefill_prepare_args, dwk_prefill_scan_args,
 };
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -15,7 +15,7 @@ use crate::launch::{COMBINE_COLUMNS, LaunchShape, combine_threads};
 use crate::runtime::{Context, Stream};
 use crate::types::HeadMap;
 
-const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
+const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
 
 /// A batch, as far as it decides launches: a pure value, no device.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Shape {
 pub(super) struct Tables {
     pub(super) cu_seqlens: *const i32,
     /// Null: every sequence is one.
-    pub(super) items: *const dw_prefill_item,
+    pub(super) items: *const dwk_prefill_item,
     pub(super) chains: *const i32,
     pub(super) counts: Counts,
 }
@@ -81,14 +81,14 @@ impl Kernels {
 
 /// Arguments and grids of one launch; a grid of no workgroups is not launched.
 pub(crate) struct Lowered {
-    prepare: dw_prefill_prepare_args,
+    prepare: dwk_prefill_prepare_args,
     prepare_groups: u32,
-    summarise: dw_prefill_scan_args,
+    summarise: dwk_prefill_scan_args,
     summarise_groups: u32,
     summarise_threads: u32,
-    combine: dw_prefill_combine_args,
+    combine: dwk_prefill_combine_args,
     combine_groups: u32,
-    scan: dw_prefill_scan_args,
+    scan: dwk_prefill_scan_args,
     scan_groups: u32,
     scan_threads: u32,
 }
@@ -288,10 +288,10 @@ impl Shape {
 
         let mut flags = 0;
         if self.spec.qk_l2norm {
-            flags |= abi::DW_QK_L2NORM;
+            flags |= abi::DWK_QK_L2NORM;
         }
         if self.spec.head_map == HeadMap::Tiled {
-            flags |= abi::DW_TILED_HEADS;
+            flags |= abi::DWK_TILED_HEADS;
         }
         let gates = x.gating.lower(value_heads, |_| self.batch)?;
         flags |= gates.flags;
@@ -300,7 +300,7 @@ impl Shape {
             0 => ptr::null_mut(),
             _ => records.wrapping_byte_add(parts.retained).cast(),
         };
-        let mut prepare = dw_prefill_prepare_args {
+        let mut prepare = dwk_prefill_prepare_args {
             q: x.q.0.address,
             k: x.k.0.address,
             o: x.o.0.0.address,
@@ -336,7 +336,7 @@ impl Shape {
 
         let (scan_division, summarise_division) =
             (self.scan_division(counts), self.summarise_division(counts));
-        let mut scan = dw_prefill_scan_args {
+        let mut scan = dwk_prefill_scan_args {
             q: prepare.q,
             k: prepare.k,
             v: x.v.0.address,
@@ -384,12 +384,12 @@ impl Shape {
             scan_groups,
         ] = self.grids(counts).map(|groups| groups as u32);
         // Segments that another follows are the first items.
-        let summarise = dw_prefill_scan_args {
+        let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,
             slabs: summarise_division.slabs as i32,
             ..scan
         };
-        let combine = dw_prefill_combine_args {
+        let combine = dwk_prefill_combine_args {
             states: scan.states,
             forgotten: scan.forgotten,
             chains: tables.chains,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::lower::Shape;
 use super::states::PlanSlots;
 use super::{CHUNK, PrefillTensors, StateMut};
-use crate::abi::{self, dw_prefill_scan_args};
+use crate::abi::{self, dwk_prefill_scan_args};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::sequences::PerSequence;
@@ -117,7 +117,7 @@ impl Shape {
         &self,
         x: &PrefillTensors<'_>,
         plan: &PlanSlots,
-        scan: &mut dw_prefill_scan_args,
+        scan: &mut dwk_prefill_scan_args,
     ) -> Checked<u32> {
         use ArgumentKind::{Presence, Value};
         let Some(snapshots) = &x.snapshots else {
@@ -172,7 +172,7 @@ impl Shape {
         scan.snapshot_count = slots as i32;
         Ok(match layout {
             StateLayout::KeyMajor => 0,
-            StateLayout::ValueMajor => abi::DW_SNAPSHOT_VALUE_MAJOR,
+            StateLayout::ValueMajor => abi::DWK_SNAPSHOT_VALUE_MAJOR,
         })
     }
 }

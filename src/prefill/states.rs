@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::PrefillTensors;
 use super::lower::Shape;
-use crate::abi::{self, dw_prefill_scan_args};
+use crate::abi::{self, dwk_prefill_scan_args};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::runtime::Context;
@@ -182,7 +182,7 @@ impl Shape {
         &self,
         x: &PrefillTensors<'_>,
         plan: &PlanSlots,
-        scan: &mut dw_prefill_scan_args,
+        scan: &mut dwk_prefill_scan_args,
     ) -> Checked<u32> {
         use ArgumentKind::Presence;
         let mut flags = 0;
@@ -226,7 +226,7 @@ impl Shape {
         &self,
         pool: &StatePool<'_>,
         plan: &PlanSlots,
-        scan: &mut dw_prefill_scan_args,
+        scan: &mut dwk_prefill_scan_args,
     ) -> Checked<u32> {
         let tensor = &pool.tensor.0;
         let slots = tensor.shape[0];
@@ -277,14 +277,14 @@ impl Shape {
 fn initial_flag(layout: StateLayout) -> u32 {
     match layout {
         StateLayout::KeyMajor => 0,
-        StateLayout::ValueMajor => abi::DW_INITIAL_VALUE_MAJOR,
+        StateLayout::ValueMajor => abi::DWK_INITIAL_VALUE_MAJOR,
     }
 }
 
 fn final_flag(layout: StateLayout) -> u32 {
     match layout {
         StateLayout::KeyMajor => 0,
-        StateLayout::ValueMajor => abi::DW_FINAL_VALUE_MAJOR,
+        StateLayout::ValueMajor => abi::DWK_FINAL_VALUE_MAJOR,
     }
 }
 

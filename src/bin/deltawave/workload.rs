@@ -189,7 +189,7 @@ impl Request {
             .map_or(chunks / 4, |n| sequences * (n as u128).saturating_sub(1));
         let summary = s.value_heads * (s.value_dim + s.key_dim.max(s.value_dim)) * s.key_dim * 4;
         let summaries = followed.min(chunks) * summary as u128;
-        let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES) + summaries;
+        let workspace = records * u128::from(deltawave::abi::DWK_RECORD_BYTES) + summaries;
         let needed = each * (keys + values + states) + workspace;
         check_host_memory(needed)
     }

@@ -5,8 +5,8 @@
  * batch: s * sequence + t * token + h * head + d. `sequence` is 0 for packed batches; a dense batch [B, T, ...]
  * with its own batch stride has sequence = batch stride - T * token.
  */
-#ifndef DELTAWAVE_ABI_H
-#define DELTAWAVE_ABI_H
+#ifndef DELTAWAVE_KERNEL_ARGS_H
+#define DELTAWAVE_KERNEL_ARGS_H
 
 #include <stdint.h>
 
@@ -15,54 +15,54 @@ extern "C" {
 #endif
 
 /* Element types of arguments that a kernel distinguishes at run time. */
-enum { DW_F32 = 0, DW_BF16 = 1, DW_F16 = 2 };
+enum { DWK_F32 = 0, DWK_BF16 = 1, DWK_F16 = 2 };
 
 /* Bits of `flags`. */
 enum {
-    DW_QK_L2NORM = 1,            /* divide q and k by sqrt(sum of squares + 1e-6) */
-    DW_RAW_GATES = 2,            /* g, beta point to a, b: compute both */
-    DW_NEGATIVE_EIGENVALUES = 4, /* beta = 2 sigmoid(b) */
-    DW_TILED_HEADS = 8,          /* value head h reads key head h % HK, not h / (HV / HK) */
-    DW_INITIAL_VALUE_MAJOR = 16, /* initial_state is [N, HV, V, K] */
-    DW_FINAL_VALUE_MAJOR = 32,   /* final_state is [N, HV, V, K] */
-    DW_SNAPSHOT_VALUE_MAJOR = 64 /* snapshots is [slots, HV, V, K] */
+    DWK_QK_L2NORM = 1,            /* divide q and k by sqrt(sum of squares + 1e-6) */
+    DWK_RAW_GATES = 2,            /* g, beta point to a, b: compute both */
+    DWK_NEGATIVE_EIGENVALUES = 4, /* beta = 2 sigmoid(b) */
+    DWK_TILED_HEADS = 8,          /* value head h reads key head h % HK, not h / (HV / HK) */
+    DWK_INITIAL_VALUE_MAJOR = 16, /* initial_state is [N, HV, V, K] */
+    DWK_FINAL_VALUE_MAJOR = 32,   /* final_state is [N, HV, V, K] */
+    DWK_SNAPSHOT_VALUE_MAJOR = 64 /* snapshots is [slots, HV, V, K] */
 };
 
 /* Bits of `flags` of conv. */
 enum {
-    DW_CONV_SILU = 1,         /* silu of the sums */
-    DW_CONV_WIDE_LENGTHS = 2, /* cu_seqlens is i64 */
-    DW_CONV_KEEP_STATES = 4,  /* states are read and not written */
-    DW_CONV_QK_L2NORM = 8     /* rows of q and k are divided by sqrt(sum of squares + 1e-6) */
+    DWK_CONV_SILU = 1,         /* silu of the sums */
+    DWK_CONV_WIDE_LENGTHS = 2, /* cu_seqlens is i64 */
+    DWK_CONV_KEEP_STATES = 4,  /* states are read and not written */
+    DWK_CONV_QK_L2NORM = 8     /* rows of q and k are divided by sqrt(sum of squares + 1e-6) */
 };
 
 /* Bits of `flags` of norm. */
 enum {
-    DW_NORM_SILU = 1 /* the gate is silu, not sigmoid */
+    DWK_NORM_SILU = 1 /* the gate is silu, not sigmoid */
 };
 
 /* Sizes of the workspace's parts. */
 enum {
-    DW_CHUNK = 64,
-    DW_RECORD_BYTES = 11776 /* what prepare hands to scan for a (chunk, value head) */
+    DWK_CHUNK = 64,
+    DWK_RECORD_BYTES = 11776 /* what prepare hands to scan for a (chunk, value head) */
 };
 
 /* Strides of a token tensor. */
-typedef struct dw_token_strides {
+typedef struct dwk_token_strides {
     int64_t sequence;
     int64_t token;
     int64_t head;
-} dw_token_strides;
+} dwk_token_strides;
 
 /* Strides of a state tensor; `row` steps along K (key-major) or V (value-major). */
-typedef struct dw_state_strides {
+typedef struct dwk_state_strides {
     int64_t sequence;
     int64_t head;
     int64_t row;
-} dw_state_strides;
+} dwk_state_strides;
 
 /* prefill_lengths: cu_seqlens of the caller to cu_seqlens that cannot lead out of bounds. */
-typedef struct dw_prefill_lengths_args {
+typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
     int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
     uint32_t *status;       /* 0, or 1 + index of the first entry that had to be changed */
@@ -71,28 +71,28 @@ typedef struct dw_prefill_lengths_args {
     int32_t tokens;
     int32_t wide;    /* 1: cu_seqlens is i64 */
     int32_t singles; /* the first so many sequences must have one row each; at most tokens and sequences */
-} dw_prefill_lengths_args;
+} dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
-typedef struct dw_prefill_prepare_args {
+typedef struct dwk_prefill_prepare_args {
     const void *q;             /* [T, HK, K] */
     const void *k;             /* [T, HK, K] */
-    const void *g;             /* [T, HV]: g, or a with DW_RAW_GATES; null: no decay */
-    const void *beta;          /* [T, HV]: beta, or b with DW_RAW_GATES; null: 1 */
-    const void *a_log;         /* [HV], with DW_RAW_GATES */
-    const void *dt_bias;       /* [HV], with DW_RAW_GATES; null: 0 */
+    const void *g;             /* [T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
+    const void *beta;          /* [T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
+    const void *a_log;         /* [HV], with DWK_RAW_GATES */
+    const void *dt_bias;       /* [HV], with DWK_RAW_GATES; null: 0 */
     void *o;                   /* [T, HV, V]: rows past the last sequence become 0 */
     const int32_t *cu_seqlens; /* [sequences + 1], checked */
-    void *records;             /* [slots, HV] records of DW_RECORD_BYTES */
+    void *records;             /* [slots, HV] records of DWK_RECORD_BYTES */
     float *retained;           /* [HV, slots]: log2 of a bound on how much a chunk scales the norm of any state;
                                   null: not wanted */
     const int32_t *read_slots; /* [N]: as prefill_scan has them */
     const int32_t *write_slots;
-    dw_token_strides q_strides;
-    dw_token_strides k_strides;
-    dw_token_strides g_strides;
-    dw_token_strides beta_strides;
-    dw_token_strides o_strides;
+    dwk_token_strides q_strides;
+    dwk_token_strides k_strides;
+    dwk_token_strides g_strides;
+    dwk_token_strides beta_strides;
+    dwk_token_strides o_strides;
     int64_t a_log_stride;
     int64_t dt_bias_stride;
     int32_t sequences;
@@ -111,21 +111,21 @@ typedef struct dw_prefill_prepare_args {
     int32_t dies;       /* to which the GPU deals workgroups in turn */
     int32_t slots;      /* of states */
     int32_t pad0;
-} dw_prefill_prepare_args;
+} dwk_prefill_prepare_args;
 
 /* A segment: a run of chunks of one sequence, what a workgroup of prefill_scan or prefill_summarise walks. */
-typedef struct dw_prefill_item {
+typedef struct dwk_prefill_item {
     int32_t sequence;
     int32_t first_chunk; /* of the sequence */
     int32_t chunks;
     int32_t summary; /* its summary, if a segment follows it; the segment before it has the summary before this one */
-} dw_prefill_item;
+} dwk_prefill_item;
 
 /* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
  * value columns).
  * prefill_summarise, of the same types and sizes: N and M of items that another follows, one workgroup per (item, value
  * head, slab of the columns of N and M). It does without q, o and final_state. */
-typedef struct dw_prefill_scan_args {
+typedef struct dwk_prefill_scan_args {
     const void *q;                    /* [T, HK, K] */
     const void *k;                    /* [T, HK, K] */
     const void *v;                    /* [T, HV, V] */
@@ -140,17 +140,17 @@ typedef struct dw_prefill_scan_args {
                                          the order of records; others than there are: not wanted; null: none are */
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
-    const dw_prefill_item *items;     /* [items]; null: every sequence is one item */
+    const dwk_prefill_item *items;     /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
     float *retained; /* what prefill_prepare wrote; null where there are no summaries */
     int32_t *forgotten; /* [summaries, HV]: 1: M is 0, and left out; not of first segments */
-    dw_token_strides q_strides;
-    dw_token_strides k_strides;
-    dw_token_strides v_strides;
-    dw_token_strides o_strides;
-    dw_state_strides initial_strides;
-    dw_state_strides final_strides;
-    dw_state_strides snapshot_strides;
+    dwk_token_strides q_strides;
+    dwk_token_strides k_strides;
+    dwk_token_strides v_strides;
+    dwk_token_strides o_strides;
+    dwk_state_strides initial_strides;
+    dwk_state_strides final_strides;
+    dwk_state_strides snapshot_strides;
     int32_t sequences;
     int32_t key_heads;
     int32_t value_heads;
@@ -158,8 +158,8 @@ typedef struct dw_prefill_scan_args {
     int32_t value_dim;
     uint32_t flags;
     float scale;
-    int32_t initial_type; /* DW_F32 or DW_BF16 */
-    int32_t final_type;   /* DW_F32 or DW_BF16 */
+    int32_t initial_type; /* DWK_F32 or DWK_BF16 */
+    int32_t final_type;   /* DWK_F32 or DWK_BF16 */
     int32_t slabs;        /* workgroups along the columns */
     int32_t tokens;
     int32_t items_count;
@@ -167,13 +167,13 @@ typedef struct dw_prefill_scan_args {
     int32_t dies;           /* to which the GPU deals workgroups in turn */
     int32_t slots;          /* of the pool; 0: states are tensors of their own */
     int32_t snapshot_count; /* slots of snapshots */
-    int32_t snapshot_type;  /* DW_F32 or DW_BF16 */
+    int32_t snapshot_type;  /* DWK_F32 or DWK_BF16 */
     int32_t pad0;
-} dw_prefill_scan_args;
+} dwk_prefill_scan_args;
 
 /* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N, for sequences of more
  * than two segments; one workgroup per (such a sequence, value head, 16 value columns). */
-typedef struct dw_prefill_combine_args {
+typedef struct dwk_prefill_combine_args {
     float *states; /* as prefill_summarise wrote them */
     const int32_t *forgotten;
     const int32_t *chains; /* [chains, 2]: first summary of a sequence, and how many it has */
@@ -185,20 +185,20 @@ typedef struct dw_prefill_combine_args {
     int32_t summaries;
     int32_t dies;
     int32_t pad0;
-} dw_prefill_combine_args;
+} dwk_prefill_combine_args;
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
-typedef struct dw_gate_args {
+typedef struct dwk_gate_args {
     const void *a;       /* [T, blocks, block_heads], HV in all; the `head` of its strides is within a block */
     const void *b;       /* likewise */
     const void *a_log;   /* [HV] */
     const void *dt_bias; /* [HV]; null: 0 */
     float *g;            /* [T, HV] */
     float *beta;         /* [T, HV] */
-    dw_token_strides a_strides;
-    dw_token_strides b_strides;
-    dw_token_strides g_strides;
-    dw_token_strides beta_strides;
+    dwk_token_strides a_strides;
+    dwk_token_strides b_strides;
+    dwk_token_strides g_strides;
+    dwk_token_strides beta_strides;
     int64_t a_block;
     int64_t b_block;
     int64_t a_log_stride;
@@ -206,17 +206,17 @@ typedef struct dw_gate_args {
     int64_t tokens;
     int32_t value_heads;
     int32_t block_heads; /* heads of a block of a and b */
-    uint32_t flags;      /* DW_NEGATIVE_EIGENVALUES */
+    uint32_t flags;      /* DWK_NEGATIVE_EIGENVALUES */
     int32_t a_type;
     int32_t b_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
     int32_t groups; /* workgroups that share the work */
-} dw_gate_args;
+} dwk_gate_args;
 
 /* The channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
  * (c / dim) * out_head + c % dim of a row of the output. */
-typedef struct dw_conv_part {
+typedef struct dwk_conv_part {
     const void *x;
     void *out;
     int64_t x_token;
@@ -227,16 +227,16 @@ typedef struct dw_conv_part {
     int32_t dim;
     int32_t channels;
     int32_t lanes; /* threads of conv that share the channels of a token */
-} dw_conv_part;
+} dwk_conv_part;
 
 /* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight,
- * bias and state are those of q, then k, then v. With DW_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
+ * bias and state are those of q, then k, then v. With DWK_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
  * The first workgroups, `gates.groups` of them, a multiple of the dies, compute g and beta. */
-typedef struct dw_conv_args {
-    dw_conv_part q;
-    dw_conv_part k;
-    dw_conv_part v;
-    dw_gate_args gates;               /* of all rows; 0 groups: not wanted */
+typedef struct dwk_conv_args {
+    dwk_conv_part q;
+    dwk_conv_part k;
+    dwk_conv_part v;
+    dwk_gate_args gates;               /* of all rows; 0 groups: not wanted */
     const void *weight;               /* [channels, width], the newest token's last */
     const void *bias;                 /* [channels]; null: 0 */
     void *state;                      /* [slots, channels, columns], the newest token's column last; null: none */
@@ -261,18 +261,18 @@ typedef struct dw_conv_args {
     int32_t groups;     /* workgroups of a block of tokens */
     int32_t dies;       /* to which the device deals workgroups in turn */
     int32_t die_groups; /* workgroups of each */
-    uint32_t flags;     /* DW_CONV_* */
-    int32_t team_log2;  /* threads of a head of q or k, with DW_CONV_QK_L2NORM: 16 or 32 */
-} dw_conv_args;
+    uint32_t flags;     /* DWK_CONV_* */
+    int32_t team_log2;  /* threads of a head of q or k, with DWK_CONV_QK_L2NORM: 16 or 32 */
+} dwk_conv_args;
 
 /* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */
-typedef struct dw_norm_args {
+typedef struct dwk_norm_args {
     const void *x;      /* [T, HV, V] */
     const void *z;      /* [T, blocks, block_heads, V], dense from block_heads on */
     const void *weight; /* [V]; null: 1 */
     void *y;            /* [T, HV, V], may be x */
-    dw_token_strides x_strides;
-    dw_token_strides y_strides;
+    dwk_token_strides x_strides;
+    dwk_token_strides y_strides;
     int64_t z_token;
     int64_t z_block;
     int64_t weight_stride;
@@ -284,37 +284,37 @@ typedef struct dw_norm_args {
     int32_t weight_type;
     float mean; /* 1 / V */
     float eps;
-    uint32_t flags; /* DW_NORM_* */
+    uint32_t flags; /* DWK_NORM_* */
     int32_t pad0;
-} dw_norm_args;
+} dwk_norm_args;
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over the same few tokens of every sequence, on a pool of states. One
- * workgroup per (sequence, value head, 32 value columns). flags: DW_QK_L2NORM, DW_RAW_GATES, DW_NEGATIVE_EIGENVALUES,
- * DW_TILED_HEADS, and DW_INITIAL_VALUE_MAJOR for `state` and `states`.
+ * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES, DWK_NEGATIVE_EIGENVALUES,
+ * DWK_TILED_HEADS, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
  * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
  * head), `slabs` is 1. */
-typedef struct dw_decode_args {
+typedef struct dwk_decode_args {
     const void *q;              /* [B, T, HK, K] */
     const void *k;              /* [B, T, HK, K] */
     const void *v;              /* [B, T, HV, V] */
-    const void *g;              /* [B, T, HV]: g, or a with DW_RAW_GATES; null: no decay */
-    const void *beta;           /* [B, T, HV]: beta, or b with DW_RAW_GATES; null: 1 */
-    const void *a_log;          /* [HV], with DW_RAW_GATES */
-    const void *dt_bias;        /* [HV], with DW_RAW_GATES; null: 0 */
+    const void *g;              /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
+    const void *beta;           /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
+    const void *a_log;          /* [HV], with DWK_RAW_GATES */
+    const void *dt_bias;        /* [HV], with DWK_RAW_GATES; null: 0 */
     void *o;                    /* [B, T, HV, V] */
     void *state;                /* [slots, HV, K, V] or [slots, HV, V, K] */
     void *states;               /* [B, T, HV, ...] as `state`: after every token, which is then not written; or null */
     const int32_t *slots;       /* [B]: where each sequence's state is read; null: sequence n has slot n */
     const int32_t *write_slots; /* [B]: where it is written; null: where it was read */
     const uint8_t *has_initial_state; /* [B], 0: the sequence starts from zeros; null: all have a state */
-    dw_token_strides q_strides;
-    dw_token_strides k_strides;
-    dw_token_strides v_strides;
-    dw_token_strides g_strides;
-    dw_token_strides beta_strides;
-    dw_token_strides o_strides;
-    dw_state_strides state_strides;
-    dw_state_strides states_strides;
+    dwk_token_strides q_strides;
+    dwk_token_strides k_strides;
+    dwk_token_strides v_strides;
+    dwk_token_strides g_strides;
+    dwk_token_strides beta_strides;
+    dwk_token_strides o_strides;
+    dwk_state_strides state_strides;
+    dwk_state_strides states_strides;
     int64_t states_token;
     int64_t a_log_stride;
     int64_t dt_bias_stride;
@@ -331,28 +331,28 @@ typedef struct dw_decode_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t state_type;  /* DW_F32 or DW_BF16 */
-    int32_t states_type; /* DW_F32 or DW_BF16 */
+    int32_t state_type;  /* DWK_F32 or DWK_BF16 */
+    int32_t states_type; /* DWK_F32 or DWK_BF16 */
     int32_t slabs;       /* workgroups along V */
     int32_t dies;        /* to which the device deals workgroups in turn */
     int32_t pad0;
-    dw_norm_args norm; /* of decode_norm: the gated norm of o, where V is 128 */
-} dw_decode_args;
+    dwk_norm_args norm; /* of decode_norm: the gated norm of o, where V is 128 */
+} dwk_decode_args;
 
 /* commit: the state after the last accepted token of each sequence to its slot, and the accepted tokens' columns to its
  * conv state. One workgroup per (sequence, value head), then one per (sequence, 256 channels). */
-typedef struct dw_commit_args {
+typedef struct dwk_commit_args {
     const int32_t *accepted;          /* [B]: tokens, 0: the slot stays as it is */
     const int32_t *slots;             /* [B]: slot of each sequence, or negative: none; null: n */
     const uint8_t *has_initial_state; /* [B], 0: the conv state reads as zeros; null: all have one */
     const void *states;               /* [B, T, HV, rows, columns] */
     void *pool;                       /* [slots, HV, rows, columns] */
     void *conv_state;                 /* [slots, channels, columns], the newest token's column last; null: none */
-    dw_conv_part q;                   /* of x [B T]; nothing is written to `out` */
-    dw_conv_part k;
-    dw_conv_part v;
-    dw_state_strides states_strides;
-    dw_state_strides pool_strides;
+    dwk_conv_part q;                   /* of x [B T]; nothing is written to `out` */
+    dwk_conv_part k;
+    dwk_conv_part v;
+    dwk_state_strides states_strides;
+    dwk_state_strides pool_strides;
     int64_t states_token;
     int64_t conv_slot;
     int64_t conv_channel;
@@ -364,12 +364,12 @@ typedef struct dw_commit_args {
     int32_t value_heads;
     int32_t rows;
     int32_t columns;
-    int32_t states_type; /* DW_F32 or DW_BF16 */
-    int32_t pool_type;   /* DW_F32 or DW_BF16 */
+    int32_t states_type; /* DWK_F32 or DWK_BF16 */
+    int32_t pool_type;   /* DWK_F32 or DWK_BF16 */
     int32_t conv_columns;
     int32_t blocks; /* of 256 channels */
     int32_t pad0;
-} dw_commit_args;
+} dwk_commit_args;
 
 #ifdef __cplusplus
 }
