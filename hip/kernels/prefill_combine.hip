@@ -1,18 +1,18 @@
 // Prefill of segments, second part: the state after each segment but the last,
-//   S_1 = N_0, S_{i+1} = M_i S_i + N_i
-// written where N_i was, between segments that forget: after these it is N_i already. One workgroup per (sequence of
-// more than two segments, value head, 16 value columns); a wave owns some rows of M, and S passes from wave to wave
-// through shared memory. M and S are sums of two bf16 numbers each (prefill_parts.h), of whose products three count: an
-// accuracy of 2^-17, where one bf16 would cost that of a whole chunk.
+//   S_1 = N_0,   S_{i+1} = M_i S_i + N_i       S, N [K, 16 columns], M [K, K]
+// written where N_i was. After a segment that forgets, N_i is the state already: the chain runs between such segments.
+// One workgroup per (sequence of more than two segments, value head, 16 value columns); a wave owns some rows of M, and
+// S passes from wave to wave through shared memory. M and S are sums of two bf16 numbers each (prefill/parts.h), of
+// whose products three count: accurate to 2^-17, where one bf16 would cost the accuracy of a whole chunk.
 //
-// N, S [V, K] f32; M [K, K] in two parts.
-#include "../tile/prefill_parts.h"
+// N, S [V, K] f32; M^T [K, K] in two parts.
+#include "../prefill/parts.h"
 
 namespace {
 
 using namespace tile;
 
-using prefill::Left;
+using prefill::MatrixTile;
 using prefill::row_tiles;
 using prefill::wave_rows;
 
@@ -21,13 +21,13 @@ constexpr int columns = 16;
 template <int Keys> class Chain {
   public:
     static constexpr int key_tiles = Keys / 16;
-    // Column tiles of M that are under way while one is multiplied.
-    static constexpr int ahead = key_tiles / (key_tiles <= 8 ? 1 : arch::lanes == 64 ? 2 : key_tiles <= 12 ? 4 : 8);
+    // Column tiles of M that are loaded while one is multiplied, and matrices in registers.
+    static constexpr int ahead = prefill::tiles_ahead(key_tiles);
+    static constexpr int matrices = prefill::matrices_held(key_tiles);
     static_assert(key_tiles % ahead == 0, "a tile's place in the ring is known to the compiler");
-    // Matrices in registers, or on their way there: sm_90a has room for two, and its loads take longer than a product.
-    static constexpr int matrices = arch::lanes == 32 && ahead == key_tiles ? 2 : 1;
+    static_assert(matrices == 1 || ahead == key_tiles, "two matrices are held whole");
 
-    // Of a summary of this head, and this slab's columns.
+    // The chain of summaries from `first` on, for this head and this slab's columns.
     DEVICE_MEMBER Chain(const dwk_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int first, int head,
                         int slab)
         : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
@@ -36,7 +36,7 @@ template <int Keys> class Chain {
           m(arch::uniform_pointer(prefill::second_part(prefill::summary_of(x, first + 1, head), x))),
           step((int64_t)x.value_heads * prefill::summary_size(x)) {}
 
-    // Of so many summaries.
+    // Combines `count` summaries.
     DEVICE_MEMBER void run(int count) {
         Tile state[row_tiles];
         load(state, n);
@@ -61,7 +61,7 @@ template <int Keys> class Chain {
     }
 
   private:
-    // State i, with the matrix in a slot.
+    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with the matrix in `Slot`.
     template <int Slot> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
         n += step;
         const float *const current = m;
@@ -113,11 +113,11 @@ template <int Keys> class Chain {
         }
     }
 
-    DEVICE_MEMBER Left left(const float *matrix, int tile) const {
-        return prefill::left_tile(matrix, first_row, tile, key_dim, lane);
+    DEVICE_MEMBER MatrixTile left(const float *matrix, int tile) const {
+        return prefill::load_matrix_tile(matrix, first_row, tile, key_dim, lane);
     }
 
-    // M S, S as published in a buffer; the first tiles of the next M are under way afterwards.
+    // to = M S, S from a buffer of the exchange. Loads the first tiles of the next M.
     template <int Slot> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
         Tile sums[prefill::product_sums][row_tiles];
         for (auto &sum : sums) {
@@ -130,14 +130,14 @@ template <int Keys> class Chain {
             const bool over = first + ahead == key_tiles;
             const float *const following = over ? m : current;
             const int following_tile = over ? 0 : first + ahead;
-            // All at once, before the products: sm_90a waits for loads in groups, not one by one.
-            Left next[ahead];
+            // All loads before the products: sm_90a waits for loads in groups, not one by one.
+            MatrixTile next[ahead];
             for (int t = 0; t < ahead && matrices == 1; ++t) {
                 next[t] = left(following, following_tile + t);
             }
 #pragma unroll
             for (int t = 0; t < ahead; ++t) {
-                const Left m = tiles_of_m[Slot][t];
+                const MatrixTile m = tiles_of_m[Slot][t];
                 const prefill::StateParts s = exchange.get(buffer, first + t, lane);
                 const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
                     Tile &sum = sums[term % prefill::product_sums][r];
@@ -170,15 +170,15 @@ template <int Keys> class Chain {
     const int lane;
     const Place at;
     const int first_row;
-    const bool has_rows; // all rows of a lane, or none: K is a multiple of 16
-    float *n;            // of the segment at hand, and this slab's columns
-    const float *m;      // the next to be loaded
+    const bool has_rows; // all rows of a lane or none: K is a multiple of 16
+    float *n;            // of the current segment, this slab's columns
+    const float *m;      // the next to load
     const int64_t step;
-    Left tiles_of_m[matrices][ahead];
+    MatrixTile tiles_of_m[matrices][ahead];
     Tile added[row_tiles]; // N of the next state
 };
 
-// The first segment from `from` on that forgets, or does not; `count` if none of them does.
+// The first segment from `from` on that forgets (or, `forgets` false, does not); `count` if there is none.
 DEVICE int next_that(bool forgets, const dwk_prefill_combine_args &x, int first, int head, int from, int count) {
 #pragma unroll 1
     for (; from < count; from += arch::lanes) {
@@ -197,12 +197,12 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
     // The slabs of a (sequence, value head) read the same M.
-    const prefill::Dealt to = prefill::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
+    const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
     const int chain = arch::uniform_value(to.unit / x.value_heads);
     const int first = min_of(max_of(arch::uniform(x.chains + 2 * chain), 0), x.summaries);
     const int count = min_of(arch::uniform(x.chains + 2 * chain + 1), x.summaries - first);
     const int head = to.unit - chain * x.value_heads;
-    // Runs of segments that do not forget, each after one whose state is known.
+    // Runs of segments that do not forget, each after a segment whose state is known.
 #pragma unroll 1
     for (int segment = 1; segment < count;) {
         const int begin = next_that(false, x, first, head, segment, count);
@@ -215,13 +215,9 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
 
 } // namespace
 
-// On CDNA, where one alone would be given accumulation registers.
-constexpr int residency = arch::lanes == 64 ? 2 : 1;
-
 #define COMBINE(keys)                                                                                                  \
-    KERNEL(keys / wave_rows * arch::lanes, residency) void dw_prefill_combine_k##keys(dwk_prefill_combine_args x) {     \
-        combine<keys>(x);                                                                                              \
-    }
+    KERNEL(keys / wave_rows * arch::lanes, prefill::combine_residency)                                                 \
+    void dw_prefill_combine_k##keys(dwk_prefill_combine_args x) { combine<keys>(x); }
 
 COMBINE(64)
 COMBINE(96)
