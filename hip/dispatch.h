@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/contract.h"
+#include "kernel_args.h"
 
 namespace dispatch {
 
@@ -20,9 +21,10 @@ DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
     return Dealt{turn * dies + within - member * width, member};
 }
 
-// Value head of a (key head, index in its group): value heads of a key head are neighbours, or `tiled` over all groups.
-DEVICE int value_head(bool tiled, int key_heads, int group, int key_head, int index) {
-    return tiled ? index * key_heads + key_head : key_head * group + index;
+// The `index`-th of the `group` value heads that read a key head: neighbours, or one of every key_heads
+// (DWK_TILED_HEADS).
+template <class Arguments> DEVICE int value_head(const Arguments &x, int key_head, int group, int index) {
+    return x.flags & DWK_TILED_HEADS ? index * x.key_heads + key_head : key_head * group + index;
 }
 
 } // namespace dispatch

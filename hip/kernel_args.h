@@ -140,7 +140,7 @@ typedef struct dwk_prefill_scan_args {
                                          the order of records; others than there are: not wanted; null: none are */
     const int32_t *cu_seqlens;        /* [sequences + 1], checked */
     const void *records;              /* what prefill_prepare wrote */
-    const dwk_prefill_item *items;     /* [items]; null: every sequence is one item */
+    const dwk_prefill_item *items;    /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
     float *retained; /* what prefill_prepare wrote; null where there are no summaries */
     int32_t *forgotten; /* [summaries, HV]: 1: M is 0, and left out; not of first segments */
@@ -236,7 +236,7 @@ typedef struct dwk_conv_args {
     dwk_conv_part q;
     dwk_conv_part k;
     dwk_conv_part v;
-    dwk_gate_args gates;               /* of all rows; 0 groups: not wanted */
+    dwk_gate_args gates;              /* of all rows; 0 groups: not wanted */
     const void *weight;               /* [channels, width], the newest token's last */
     const void *bias;                 /* [channels]; null: 0 */
     void *state;                      /* [slots, channels, columns], the newest token's column last; null: none */
@@ -289,8 +289,8 @@ typedef struct dwk_norm_args {
 } dwk_norm_args;
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over the same few tokens of every sequence, on a pool of states. One
- * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES, DWK_NEGATIVE_EIGENVALUES,
- * DWK_TILED_HEADS, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
+ * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES,
+ * DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
  * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
  * head), `slabs` is 1. */
 typedef struct dwk_decode_args {
@@ -348,7 +348,7 @@ typedef struct dwk_commit_args {
     const void *states;               /* [B, T, HV, rows, columns] */
     void *pool;                       /* [slots, HV, rows, columns] */
     void *conv_state;                 /* [slots, channels, columns], the newest token's column last; null: none */
-    dwk_conv_part q;                   /* of x [B T]; nothing is written to `out` */
+    dwk_conv_part q;                  /* of x [B T]; nothing is written to `out` */
     dwk_conv_part k;
     dwk_conv_part v;
     dwk_state_strides states_strides;

@@ -61,7 +61,7 @@ DEVICE Place place_of(const dwk_decode_args &x) {
     const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.batch * x.key_heads, group * x.slabs, x.dies);
     const int sequence = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - sequence * x.key_heads;
     const int of_group = arch::uniform_value(to.member / x.slabs);
-    const int head = dispatch::value_head(x.flags & DWK_TILED_HEADS, x.key_heads, group, key_head, of_group);
+    const int head = dispatch::value_head(x, key_head, group, of_group);
     return Place{sequence, head, key_head, (to.member - of_group * x.slabs + team()) * columns};
 }
 

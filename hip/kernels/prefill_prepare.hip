@@ -29,9 +29,9 @@ template <class T> struct Shared {
     GateLoader::Memory gates;
 };
 
-// 1 / |q| and 1 / |k| of this thread's row, or 1, and the unit of the state update.
+// The unit of the state update, and 1 / |k| and 1 / |q| of this thread's row, or 1.
 struct Norms {
-    float q, k, unit;
+    float unit, k, q;
 };
 
 // Divides the products by the norms of q and k, where asked for. Leaves |k|^2 in factors.k_norm where bounds need it.
@@ -83,15 +83,16 @@ DEVICE GateSums sum_gates(const dwk_prefill_prepare_args &y, Gates gates, int re
 
 // The factors of this thread's row: to shared memory for A and P, and to the record for the walk.
 template <class T>
-DEVICE void write_factors(char *record, Gates gates, GateSums g, Norms norms, float per_unit, Shared<T> &shared) {
+DEVICE void write_factors(char *record, int place, Gates gates, GateSums g, Norms norms, float per_unit,
+                          Shared<T> &shared) {
     const int row = arch::thread();
     shared.factors.gate_sum[row] = g.sum;
     shared.factors.beta[row] = -gates.beta;
-    float *const factors = (float *)(record + record_rows) + row_place(row);
-    factors[beta_row * chunk] = gates.beta;
-    factors[read_row * chunk] = read_factor(gates.beta, norms.k, g.sum);
-    factors[output_row * chunk] = output_factor(norms.q, g.sum);
-    factors[write_row * chunk] = write_factor(norms.k, per_unit, g.total, g.sum);
+    float *const factors = (float *)(record + record_rows);
+    factors[beta_row * chunk + place] = gates.beta;
+    factors[read_row * chunk + place] = read_factor(gates.beta, norms.k, g.sum);
+    factors[output_row * chunk + place] = output_factor(norms.q, g.sum);
+    factors[write_row * chunk + place] = write_factor(norms.k, per_unit, g.total, g.sum);
     if (row == 0) {
         *(f32x2 *)(record + record_decay) = f32x2{arch::exp2(g.total) * per_unit, norms.unit};
     }
@@ -101,6 +102,7 @@ DEVICE void write_factors(char *record, Gates gates, GateSums g, Norms norms, fl
 template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, const Unit &unit, Shared<T> &shared) {
     const bool norm = x.flags & DWK_QK_L2NORM;
     const int group = arch::uniform_value(x.value_heads / x.key_heads);
+    const int row = arch::thread();
     ChunkRows rows(row_address(x.q, x.q_strides, unit.sequence, unit.begin, unit.key_head),
                    row_address(x.k, x.k_strides, unit.sequence, unit.begin, unit.key_head), (u32)x.q_strides.token * 2,
                    (u32)x.k_strides.token * 2, unit.rows, x.key_dim, shared.rows);
@@ -116,17 +118,18 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
 #pragma unroll 1
     for (int v = unit.first_head; v < unit.end_head; ++v) {
         const dwk_prefill_prepare_args &y = arch::reread(x); // scalar registers are short
-        const int head = value_head(y, unit.key_head, group, v);
+        const int head = dispatch::value_head(y, unit.key_head, group, v);
         char *record = (char *)y.records + ((int64_t)unit.record * y.value_heads + head) * DWK_RECORD_BYTES;
+        const int place = row_place(row);
         const Gates gates = gates_of_heads.of(y, v, head);
         const GateSums g = sum_gates(y, gates, unit.record, head, shared);
-        write_factors(record, gates, g, norms, per_unit, shared);
+        write_factors(record, place, gates, g, norms, per_unit, shared);
         gates_of_heads.request_next(y, v);
         arch::team_sync<waves>();
         // T = (I - A)^-1, P                                         [64, 64]
         solver.write_t_and_p(shared.factors, RecordWriter<T>(record),
-                             [&](int row, float product) __attribute__((always_inline)) {
-                                 ((float *)(record + record_rows))[diagonal_row * chunk + row_place(row)] = product;
+                             [&](int of_row, float product) __attribute__((always_inline)) {
+                                 ((float *)(record + record_rows))[diagonal_row * chunk + row_place(of_row)] = product;
                              });
         arch::team_sync<waves>();
     }

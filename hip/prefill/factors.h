@@ -55,10 +55,8 @@ DEVICE void invert_norms(ChunkFactors &factors) {
     factors.q_norm[token] = math::inverse_norm(factors.q_norm[token]);
 }
 
-// A_ij^T = -beta_i D_ij (k_i . k_j), block (i, j) transposed. `kk` = K K^T of the block, transposed.
-DEVICE Tile block_of_a(const ChunkFactors &factors, Tile decayed, Tile kk, int i, Place at) {
-    return decayed * (columns_at(factors.beta + 16 * i, at) * kk);
-}
+// A_ij^T = -beta_i D_ij (k_i . k_j), block (i, j) transposed. `minus_beta`: of its rows i; `kk`: K K^T, transposed.
+DEVICE Tile block_of_a(Tile decayed, ColumnFactor minus_beta, Tile kk) { return decayed * (minus_beta * kk); }
 
 // P_ij^T = D_ij (q_i . k_j), block (i, j) transposed. `kq` = Q K^T of the block, transposed.
 DEVICE Tile block_of_p(Tile decayed, Tile kq) { return decayed * kq; }

@@ -56,8 +56,7 @@ DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
     const dispatch::Dealt to = dispatch::dealt(workgroup, x.items_count * x.key_heads, group * x.slabs, x.dies);
     const int item = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - item * x.key_heads;
     const int of_group = arch::uniform_value(to.member / x.slabs);
-    return Work{item, dispatch::value_head(x.flags & DWK_TILED_HEADS, x.key_heads, group, key_head, of_group), key_head,
-                to.member - of_group * x.slabs};
+    return Work{item, dispatch::value_head(x, key_head, group, of_group), key_head, to.member - of_group * x.slabs};
 }
 
 // The summary of a (segment that another follows, value head), in the workspace: the segment maps a state S to M S + N.

@@ -15,11 +15,6 @@ struct Unit {
     int rows;
 };
 
-// The v-th of the `group` value heads that read a key head.
-DEVICE int value_head(const dwk_prefill_prepare_args &x, int key_head, int group, int v) {
-    return dispatch::value_head(x.flags & DWK_TILED_HEADS, x.key_heads, group, key_head, v);
-}
-
 // Zeros 64 rows of o past the last sequence, which ends at token `end`: `index` counts the chunks past it.
 DEVICE void clear_rows(const dwk_prefill_prepare_args &x, int end, int index, int key_head) {
     const int group = x.value_heads / x.key_heads;

@@ -34,7 +34,7 @@ class GateLoader {
         return GateReader(y, unit.sequence, unit.begin + token, token < unit.rows);
     }
     DEVICE_MEMBER void request(const dwk_prefill_prepare_args &y, int v) {
-        reader(y).load_ahead(several, value_head(y, unit.key_head, group, v),
+        reader(y).load_ahead(several, dispatch::value_head(y, unit.key_head, group, v),
                              y.flags & DWK_TILED_HEADS ? y.key_heads : 1, unit.end_head - v);
     }
     DEVICE_MEMBER void keep() const {

@@ -117,7 +117,7 @@ template <class T> class ChunkSolver {
             for (int j = 0; j <= i; ++j) {
                 const Tile decayed = chunk_decay(factors, i, j, at);
                 const int block = lower_block(i, j);
-                blocks[block] = block_of_a(factors, decayed, products.kk[block], i, at);
+                blocks[block] = block_of_a(decayed, columns_at(factors.beta + 16 * i, at), products.kk[block]);
                 const Tile p = block_of_p(decayed, products.kq[block]);
                 write.put_p(i, j, i == j ? strictly_lower(p, at) : p);
                 if (i == j) {

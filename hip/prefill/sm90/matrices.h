@@ -145,7 +145,7 @@ template <class T> class ChunkSolver {
         for (int b = 0; b < blocks_of_warp; ++b) {
             const int row = own.row(b), column = own.column(b);
             const Tile decayed = chunk_decay(factors, row, column, at);
-            a[b] = block_of_a(factors, decayed, memory.kk[own.half][b].get(), row, at);
+            a[b] = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), memory.kk[own.half][b].get());
             const Tile product = memory.kq[own.half][b].get();
             const Tile p = block_of_p(decayed, product);
             write.put_p(row, column, own.on_diagonal(b) ? strictly_lower(p, at) : p);
