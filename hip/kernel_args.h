@@ -44,7 +44,7 @@ enum {
 /* Sizes of the workspace's parts. */
 enum {
     DWK_CHUNK = 64,
-    DWK_RECORD_BYTES = 11776 /* what prepare hands to scan for a (chunk, value head) */
+    DWK_RECORD_BYTES = 11776 /* record of a (chunk, value head): prepare writes it, summarise and scan read it */
 };
 
 /* Strides of a token tensor. */
@@ -66,11 +66,11 @@ typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
     int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
     uint32_t *status;       /* 0, or 1 + index of the first entry that had to be changed */
-    int32_t *rest; /* [sequences - singles + 1]: checked from entry singles on, less singles; null: not wanted */
+    int32_t *rest;          /* [sequences - singles + 1]: checked[singles + i] - singles; null: not wanted */
     int32_t sequences;
     int32_t tokens;
     int32_t wide;    /* 1: cu_seqlens is i64 */
-    int32_t singles; /* the first so many sequences must have one row each; at most tokens and sequences */
+    int32_t singles; /* the first `singles` sequences must have one row each; at most tokens and sequences */
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
@@ -86,7 +86,7 @@ typedef struct dwk_prefill_prepare_args {
     void *records;             /* [slots, HV] records of DWK_RECORD_BYTES */
     float *retained;           /* [HV, slots]: log2 of a bound on how much a chunk scales the norm of any state;
                                   null: not wanted */
-    const int32_t *read_slots; /* [N]: as prefill_scan has them */
+    const int32_t *read_slots; /* [N]: as in prefill_scan */
     const int32_t *write_slots;
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
@@ -108,17 +108,17 @@ typedef struct dwk_prefill_prepare_args {
     int32_t dt_bias_type;
     int32_t parts;      /* workgroups that share the value heads of a (chunk, key head) */
     int32_t part_heads; /* value heads of each, at most */
-    int32_t dies;       /* to which the GPU deals workgroups in turn */
-    int32_t slots;      /* of states */
+    int32_t dies;       /* of the GPU, which deals workgroups to them in turn */
+    int32_t slots;      /* of the pool of states */
     int32_t pad0;
 } dwk_prefill_prepare_args;
 
-/* A segment: a run of chunks of one sequence, what a workgroup of prefill_scan or prefill_summarise walks. */
+/* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
 typedef struct dwk_prefill_item {
     int32_t sequence;
     int32_t first_chunk; /* of the sequence */
     int32_t chunks;
-    int32_t summary; /* its summary, if a segment follows it; the segment before it has the summary before this one */
+    int32_t summary; /* its summary, if a segment follows it; the segment before it has summary - 1 */
 } dwk_prefill_item;
 
 /* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
@@ -133,17 +133,18 @@ typedef struct dwk_prefill_scan_args {
     const void *initial_state;        /* [slots, HV, K, V] or [slots, HV, V, K]; null: zeros */
     const uint8_t *has_initial_state; /* [N], 0: the sequence starts from zeros; null: all have one */
     void *final_state;                /* as initial_state, and may be the same memory; null: not wanted */
-    const int32_t *read_slots;        /* [N]: slot of each sequence in initial_state; null: n */
-    const int32_t *write_slots;       /* [N]: in final_state. One that there is not: nothing is read or written. */
-    void *snapshots;                  /* as final_state: states in the course of sequences */
-    const int32_t *snapshot_slots;    /* [tokens / 64 + sequences]: slot in snapshots of the state after each chunk, in
-                                         the order of records; others than there are: not wanted; null: none are */
-    const int32_t *cu_seqlens;        /* [sequences + 1], checked */
-    const void *records;              /* what prefill_prepare wrote */
-    const dwk_prefill_item *items;    /* [items]; null: every sequence is one item */
+    const int32_t *read_slots;  /* [N]: slot of each sequence in initial_state; null: n. Out of range: none, it starts
+                                   from zeros. */
+    const int32_t *write_slots; /* [N]: slot of each sequence in final_state; null: n. Out of range: skipped. */
+    void *snapshots;            /* as final_state: states in the course of sequences */
+    const int32_t *snapshot_slots; /* [tokens / 64 + sequences]: slot in snapshots of the state after each chunk, in
+                                      the order of records; out of range: not wanted; null: none wanted */
+    const int32_t *cu_seqlens;     /* [sequences + 1], checked */
+    const void *records;           /* as prefill_prepare wrote them */
+    const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
-    float *retained; /* what prefill_prepare wrote; null where there are no summaries */
-    int32_t *forgotten; /* [summaries, HV]: 1: M is 0, and left out; not of first segments */
+    float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
+    int32_t *forgotten; /* [summaries, HV]: 1: M is 0, and left out. Unused for first segments. */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
     dwk_token_strides v_strides;
@@ -164,7 +165,7 @@ typedef struct dwk_prefill_scan_args {
     int32_t tokens;
     int32_t items_count;
     int32_t summaries;
-    int32_t dies;           /* to which the GPU deals workgroups in turn */
+    int32_t dies;           /* of the GPU, which deals workgroups to them in turn */
     int32_t slots;          /* of the pool; 0: states are tensors of their own */
     int32_t snapshot_count; /* slots of snapshots */
     int32_t snapshot_type;  /* DWK_F32 or DWK_BF16 */
@@ -259,7 +260,7 @@ typedef struct dwk_conv_args {
     int32_t run_log2;   /* consecutive tokens of a thread */
     int32_t block_log2; /* consecutive tokens of the workgroups of a block of tokens */
     int32_t groups;     /* workgroups of a block of tokens */
-    int32_t dies;       /* to which the device deals workgroups in turn */
+    int32_t dies;       /* of the GPU, which deals workgroups to them in turn */
     int32_t die_groups; /* workgroups of each */
     uint32_t flags;     /* DWK_CONV_* */
     int32_t team_log2;  /* threads of a head of q or k, with DWK_CONV_QK_L2NORM: 16 or 32 */
@@ -334,7 +335,7 @@ typedef struct dwk_decode_args {
     int32_t state_type;  /* DWK_F32 or DWK_BF16 */
     int32_t states_type; /* DWK_F32 or DWK_BF16 */
     int32_t slabs;       /* workgroups along V */
-    int32_t dies;        /* to which the device deals workgroups in turn */
+    int32_t dies;        /* of the GPU, which deals workgroups to them in turn */
     int32_t pad0;
     dwk_norm_args norm; /* of decode_norm: the gated norm of o, where V is 128 */
 } dwk_decode_args;

@@ -1,10 +1,5 @@
 //! Arguments of the kernels, generated from `hip/kernel_args.h` by bindgen. Do not edit: see `tests/abi.rs`.
-#![allow(
-    missing_docs,
-    non_camel_case_types,
-    dead_code,
-    clippy::undocumented_unsafe_blocks
-)]
+#![allow(missing_docs, non_camel_case_types, dead_code, clippy::undocumented_unsafe_blocks)]
 
 pub const DWK_F32: _bindgen_ty_1 = 0;
 pub const DWK_BF16: _bindgen_ty_1 = 1;
@@ -303,7 +298,8 @@ pub struct dwk_prefill_scan_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_scan_args"][::core::mem::size_of::<dwk_prefill_scan_args>() - 376usize];
-    ["Alignment of dwk_prefill_scan_args"][::core::mem::align_of::<dwk_prefill_scan_args>() - 8usize];
+    ["Alignment of dwk_prefill_scan_args"]
+        [::core::mem::align_of::<dwk_prefill_scan_args>() - 8usize];
     ["Offset of field: dwk_prefill_scan_args::q"]
         [::core::mem::offset_of!(dwk_prefill_scan_args, q) - 0usize];
     ["Offset of field: dwk_prefill_scan_args::k"]
@@ -489,7 +485,8 @@ const _: () = {
     ["Offset of field: dwk_gate_args::dt_bias"]
         [::core::mem::offset_of!(dwk_gate_args, dt_bias) - 24usize];
     ["Offset of field: dwk_gate_args::g"][::core::mem::offset_of!(dwk_gate_args, g) - 32usize];
-    ["Offset of field: dwk_gate_args::beta"][::core::mem::offset_of!(dwk_gate_args, beta) - 40usize];
+    ["Offset of field: dwk_gate_args::beta"]
+        [::core::mem::offset_of!(dwk_gate_args, beta) - 40usize];
     ["Offset of field: dwk_gate_args::a_strides"]
         [::core::mem::offset_of!(dwk_gate_args, a_strides) - 48usize];
     ["Offset of field: dwk_gate_args::b_strides"]
@@ -624,7 +621,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_conv_args, gates) - 192usize];
     ["Offset of field: dwk_conv_args::weight"]
         [::core::mem::offset_of!(dwk_conv_args, weight) - 408usize];
-    ["Offset of field: dwk_conv_args::bias"][::core::mem::offset_of!(dwk_conv_args, bias) - 416usize];
+    ["Offset of field: dwk_conv_args::bias"]
+        [::core::mem::offset_of!(dwk_conv_args, bias) - 416usize];
     ["Offset of field: dwk_conv_args::state"]
         [::core::mem::offset_of!(dwk_conv_args, state) - 424usize];
     ["Offset of field: dwk_conv_args::slots"]
@@ -665,7 +663,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_conv_args, block_log2) - 536usize];
     ["Offset of field: dwk_conv_args::groups"]
         [::core::mem::offset_of!(dwk_conv_args, groups) - 540usize];
-    ["Offset of field: dwk_conv_args::dies"][::core::mem::offset_of!(dwk_conv_args, dies) - 544usize];
+    ["Offset of field: dwk_conv_args::dies"]
+        [::core::mem::offset_of!(dwk_conv_args, dies) - 544usize];
     ["Offset of field: dwk_conv_args::die_groups"]
         [::core::mem::offset_of!(dwk_conv_args, die_groups) - 548usize];
     ["Offset of field: dwk_conv_args::flags"]
@@ -735,11 +734,13 @@ const _: () = {
     ["Offset of field: dwk_norm_args::run"][::core::mem::offset_of!(dwk_norm_args, run) - 120usize];
     ["Offset of field: dwk_norm_args::weight_type"]
         [::core::mem::offset_of!(dwk_norm_args, weight_type) - 124usize];
-    ["Offset of field: dwk_norm_args::mean"][::core::mem::offset_of!(dwk_norm_args, mean) - 128usize];
+    ["Offset of field: dwk_norm_args::mean"]
+        [::core::mem::offset_of!(dwk_norm_args, mean) - 128usize];
     ["Offset of field: dwk_norm_args::eps"][::core::mem::offset_of!(dwk_norm_args, eps) - 132usize];
     ["Offset of field: dwk_norm_args::flags"]
         [::core::mem::offset_of!(dwk_norm_args, flags) - 136usize];
-    ["Offset of field: dwk_norm_args::pad0"][::core::mem::offset_of!(dwk_norm_args, pad0) - 140usize];
+    ["Offset of field: dwk_norm_args::pad0"]
+        [::core::mem::offset_of!(dwk_norm_args, pad0) - 140usize];
 };
 impl Default for dwk_norm_args {
     fn default() -> Self {

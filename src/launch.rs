@@ -62,7 +62,7 @@ pub(crate) const COMBINE_COLUMNS: usize = 16;
 /// The key dimensions for which there is a `prefill_scan`.
 pub(crate) const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
 
-/// CDNA, `hip/tile/prefill_gfx9.h`.
+/// CDNA, `hip/prefill/gfx9/layout.h`.
 static CDNA: LaunchShape = {
     const WALK: Walk = Walk {
         threads: 256,
@@ -102,7 +102,7 @@ static CDNA: LaunchShape = {
     }
 };
 
-/// NVIDIA, `hip/tile/prefill_sm90.h`.
+/// NVIDIA, `hip/prefill/sm90/layout.h`.
 static SM90: LaunchShape = {
     // Four warps multiply, or twice four; as many copy.
     const fn walk(wide_threads: u32, shared_bytes: u32) -> Walk {

@@ -16,7 +16,7 @@
 //   spread_column<C>(out, own, four)    column C of a 16x16 matrix to all lanes of a row of 16
 //   -- barriers.h
 //   wave_sync() workgroup_sync()        barriers that make shared memory visible
-//   team_sync<Waves>()                  barrier of a workgroup of so many waves
+//   team_sync<Waves>()                  barrier of a workgroup of `Waves` waves
 //   end_wave()                          ends this wave; the others go on
 //   wait_for_previous_kernel()          returns when the kernels before this one in the stream are complete
 //   let_next_kernel_begin()             the next kernel may be started; nothing where kernels never overlap
@@ -61,7 +61,7 @@
 namespace arch {
 namespace contract {
 
-// Traits say what the names have.
+// Traits agree with the names.
 static_assert(Traits::wave_lanes == lanes && (lanes == 32 || lanes == 64), "a wave has 32 or 64 lanes");
 static_assert(Traits::tile_elements == elements && Traits::tile_run == run, "elements of a tile");
 static_assert(Traits::words_of_operand == operand_words, "words of an operand");
@@ -74,7 +74,7 @@ static_assert(sizeof(Tile) == 4 * elements && sizeof(Run) == 4 * run, "a tile an
 static_assert(sizeof(Operand) == 4 * operand_words, "an operand is a vector of words");
 static_assert(Window::nowhere >= 1u << 31, "tensors of a (sequence, head) are below 2^31 bytes");
 
-// Types of what the kernels call.
+// Types of the functions that kernels call.
 template <class T> struct Products {
     static_assert(__is_same(decltype(T::mma(Operand{}, Operand{}, Tile{})), Tile), "mma gives a tile");
     static_assert(__is_same(decltype(T::low(0)), float) && __is_same(decltype(T::high(0)), float), "widening");

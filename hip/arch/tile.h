@@ -1,5 +1,5 @@
-// The vocabulary of the kernels: tiles and operands of the target (arch/contract.h), and what is done with them
-// everywhere.
+// The vocabulary of the kernels: tiles and operands of the target (arch/contract.h), and operations common to all
+// targets.
 #pragma once
 
 #include "contract.h"

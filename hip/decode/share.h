@@ -11,7 +11,7 @@ namespace decode {
 namespace { // internal: so the compiler knows the ranges of results before it inlines
 
 constexpr int threads = 64;
-constexpr int columns = 32; // value columns of a team of so many threads
+constexpr int columns = 32; // value columns of a team
 constexpr int waves = threads / arch::lanes;
 
 // With the gated norm of the output, which takes whole rows, a workgroup is several teams. Without, it is one.

@@ -1,4 +1,4 @@
-// g and beta of rows of tokens from what the projections give, each (token t, value head h) by one thread:
+// g and beta of rows of tokens from the projections a and b, each (token t, value head h) by one thread:
 //   g[t, h]    = -exp(A_log[h]) softplus(a[t, h] + dt_bias[h])       f32 [T, HV]
 //   beta[t, h] = sigmoid(b[t, h]), or 2 sigmoid(b[t, h])             f32 [T, HV]
 #pragma once

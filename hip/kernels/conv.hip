@@ -53,7 +53,7 @@ template <class T> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
     if (!share_of(work, part, group, y, blocks_before, next())) {
         return;
     }
-    // Threads are added to those of v until teams never cross a wave.
+    // v has extra threads, without channels, so that teams never cross a wave.
     if (y.flags & DWK_CONV_QK_L2NORM && (part < 2 || group * octet >= y.v.channels)) {
         return;
     }

@@ -3,7 +3,7 @@
 // in f32, rounded once. x, y, z [T, HV, V] bf16 or f16; weight [V] f32, bf16 or f16.
 //
 // Sixteen lanes own a row, eight numbers each, or twice eight where V > 128. They walk over `run` tokens of one head;
-// neighbouring heads are the neighbouring sixteen lanes. A lane writes only what it has read itself, so that y may be
+// neighbouring heads are the neighbouring sixteen lanes. A lane writes only numbers that it has read itself: y may be
 // x.
 #include "../kernel_args.h"
 #include "../math/activations.h"

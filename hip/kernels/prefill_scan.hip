@@ -36,8 +36,8 @@ struct Located {
         : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
 };
 
-// The walk's next stop, as tokens that are left then: after the next chunk whose state is wanted, or after as many
-// chunks as a wave has lanes, to look through further ones.
+// The walk's next stop, in tokens that are left: after the next chunk whose state is wanted. A wave looks through as
+// many chunks as it has lanes and stops after them if it finds none.
 DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
     const Segment segment = Located(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;

@@ -62,7 +62,7 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     Segment segment = segment_of(x, work.item);
-    // The slabs of N, then those of M.
+    // The slabs of N, then the slabs of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
     if (work.slab >= n_slabs && segment.first) {

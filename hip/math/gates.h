@@ -1,4 +1,4 @@
-// The gates of a Gated DeltaNet layer from what its projections give.
+// The gates of a Gated DeltaNet layer from its projections a and b.
 #pragma once
 
 #include "activations.h"

@@ -61,7 +61,7 @@ struct UnitColumn {
 
 // (I - a)^-1 of a strictly upper triangular 16x16 matrix by backward substitution, column by column:
 //   t[i] += a[i][c] t[c] for i < c, c = 15, 14, ..., 1
-// A lane has a column of the inverse, `t`, that begins as one of the identity, and a column of a, of which only the
+// A lane has a column of the inverse, `t`, that begins as a column of the identity, and a column of a. Only the
 // part above the diagonal is read. 16 lanes have one matrix.
 template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const float (&a)[16], const Memory &memory) {
     if constexpr (Column > 0) {

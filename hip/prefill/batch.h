@@ -46,7 +46,7 @@ DEVICE int sequence_of_record(const int32_t *cu_seqlens, int sequences, int reco
     return low;
 }
 
-// Bounds of a value head on what chunks retain of a state, log2, from a record on.
+// Bounds on how much chunks scale the norm of a state, log2, for a value head from a record on.
 template <class Arguments> DEVICE float *retained_by(const Arguments &x, int record, int head) {
     return x.retained + (int64_t)head * first_record(x.tokens, x.sequences) + record;
 }

@@ -13,7 +13,7 @@ constexpr int bounds_of_lane = 4;
 // 2^-149. The rest is for the sum's rounding.
 constexpr float nothing_of_one = -152.0f;
 // Chunks whose bounds add up to less leave nothing of any state in f32: its elements are below 2^128, so the norm of a
-// column of up to 256 is below 2^132, and what is below 2^-150 is 0.
+// column of up to 256 is below 2^132, and numbers below 2^-150 are 0.
 constexpr float nothing_of_any = -288.0f;
 
 // Whether M of a segment is 0. Where its last chunks alone leave nothing of any state, the segment is shortened to

@@ -42,7 +42,7 @@ class GateReader {
     }
     DEVICE_MEMBER Gates load_ahead(int64_t head) const { return inside ? load(head) : Gates{}; }
 
-    // The same of N heads that are `step` apart, of which the first `count` exist.
+    // The same of N heads that are `step` apart; only the first `count` exist.
     template <int N> DEVICE_MEMBER void load_ahead(Gates (&out)[N], int64_t head, int64_t step, int count) const {
         float g[N] = {}, beta[N];
         for (int i = 0; i < N; ++i) {

@@ -1,4 +1,4 @@
-// The record of a (chunk, value head), DWK_RECORD_BYTES in the workspace: what prefill_prepare hands to
+// The record of a (chunk, value head), DWK_RECORD_BYTES in the workspace: prefill_prepare hands it to
 // prefill_summarise and prefill_scan.
 //
 //   offset 0                five factors a row of the chunk, f32 (RowFactor), each 64 of them

@@ -69,8 +69,8 @@ DEVICE Tile output_of(Tile output, Tile q_state, Tile diagonal, Tile u) { return
 // exp(G_C - G) U / unit, a tile.
 DEVICE Tile change_of(Tile write, Tile u) { return write * u; }
 
-// What rounding took from the last update of a walk. States decay, so that errors of earlier updates shrink; that of
-// the last is added once more.
+// Rounding error of the last update of a walk. States decay, so that errors of earlier updates shrink; the last one is
+// made good by a further product.
 template <class T> DEVICE Operand rounding_of(Tile change, Operand update) {
     return rounded<T>(change - widened<T>(update));
 }

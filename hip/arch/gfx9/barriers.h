@@ -16,7 +16,7 @@ DEVICE void workgroup_sync() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-// Makes what the lanes of one wave wrote to LDS visible to each other.
+// Makes writes of the lanes of one wave to LDS visible to each other.
 DEVICE void wave_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();

@@ -1,4 +1,4 @@
-// What the compiler is told on CDNA: where values are computed, in which order, and what it must not conclude.
+// Hints to the compiler on CDNA: where values are computed, in which order, and what it must not conclude.
 #pragma once
 
 #include "../base.h"

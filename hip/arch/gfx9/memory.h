@@ -37,11 +37,11 @@ class Window {
     static constexpr u32 nowhere = 0x80000000u;
 
     Window() = default;
-    // Of so many bytes.
+    // `bytes`: accesses beyond load 0 or store nothing.
     DEVICE_MEMBER explicit Window(const void *base, u32 bytes = 0x7fffffff)
         : rsrc{(int)(u64)base, (int)((u64)base >> 32 & 0xffff), (int)bytes, 0x00020000} {}
 
-    // From so many bytes further on.
+    // Moves the base `bytes` further on.
     DEVICE_MEMBER void advance(u64 bytes) {
         const i32x2 base = bits<i32x2>(bits<u64>(i32x2{rsrc.x, rsrc.y}) + bytes);
         rsrc.x = base.x;
@@ -49,7 +49,7 @@ class Window {
     }
     DEVICE_MEMBER void limit(u32 bytes) { rsrc.z = (int)bytes; }
 
-    // `uniform`: further bytes, the same for all lanes, which the range counts too.
+    // `uniform`: bytes beside `offset`, the same in all lanes; the range check counts them.
     DEVICE_MEMBER i32x4 load_b128(u32 offset, int uniform = 0) const {
         return raw_buffer_load(rsrc, (int)offset, uniform, 0);
     }

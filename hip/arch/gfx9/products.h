@@ -30,7 +30,7 @@ struct Bf16 {
 #pragma clang fp contract(fast)
         return 65536.0f * x - 65535.0f * x;
     }
-    // Of x times a power of two.
+    // The same of x times `unit`, a power of two.
     static DEVICE_MEMBER Tile nearest(Tile x, float unit) {
 #pragma clang fp contract(fast)
         return 65536.0f * unit * x - 65535.0f * unit * x;

@@ -13,7 +13,7 @@ DEVICE void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_depend
 
 // Barrier of all waves of the workgroup.
 DEVICE void workgroup_sync() { __syncthreads(); }
-// Makes what the lanes of one wave wrote to shared memory visible to each other.
+// Makes writes of the lanes of one wave to shared memory visible to each other.
 DEVICE void wave_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 // Barrier of a workgroup of `Waves` waves.

@@ -1,4 +1,4 @@
-// What the compiler is told on sm_90a. Hints that only CDNA's compiler needs do nothing.
+// Hints to the compiler on sm_90a. Hints that only CDNA's compiler needs do nothing.
 #pragma once
 
 #include "../base.h"
@@ -26,7 +26,7 @@ template <class X> DEVICE X held(X x) { return x; }
 DEVICE void phase() {}
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
 
-// What is computed so far stays before this point, and what depends on it after.
+// Pins a register: computations before this point stay before it, and uses of x after.
 DEVICE void pin(float &x) { asm volatile("" : "+f"(x)); }
 DEVICE void pin(int &x) { asm volatile("" : "+r"(x)); }
 // A register's present contents.

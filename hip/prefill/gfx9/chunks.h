@@ -153,8 +153,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         update_state(state, all, turned);
     }
 
-    // Completes the state after some chunks: in its own unit and, after the segment's last chunk, with what rounding
-    // took from the last update (recurrence.h).
+    // Completes the state after some chunks: in its own unit and, after the segment's last chunk, with the rounding
+    // error of the last update (rounding_of).
     DEVICE_MEMBER void complete(State &state) {
         if (rest <= 0 && tokens > 0) {
             Operand lost[across];

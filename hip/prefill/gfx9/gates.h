@@ -1,4 +1,4 @@
-// Gates of a unit on CDNA: those of four value heads are loaded together and wait in LDS. They lie in one line of
+// Gates of a unit on CDNA: the gates of four value heads are loaded together and wait in LDS. They lie in one line of
 // memory, which other accesses would drive out of the caches between the heads.
 #pragma once
 

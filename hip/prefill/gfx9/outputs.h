@@ -40,7 +40,7 @@ template <class T, int Keys> class OutputChunks {
         limit(rest);
         load_q<0, pairs>();
         read_state<false>();
-        arch::loads_done(); // else the compiler counts loads of the first chunk with those of every other
+        arch::loads_done(); // else the compiler waits for them in every chunk
         while (rest > chunk) {
             rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
             read_state<true>();

@@ -15,7 +15,7 @@ class TokenRows {
         : stride((u32)s.token * 2), row_bytes(2 * dim),
           memory(row_address(p, s, sequence, begin, head), (chunk - 1) * stride + row_bytes) {}
 
-    // This chunk, or the next one, has the first of so many rows.
+    // The chunk has `rows` rows: loads of further rows give 0, and stores are dropped.
     DEVICE_MEMBER void limit(int rows) {
         if (rows < chunk) {
             memory.limit(rows > 0 ? (rows - 1) * stride + row_bytes : 0);

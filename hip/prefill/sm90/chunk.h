@@ -6,7 +6,7 @@
 
 namespace prefill {
 
-// The products of one chunk for the columns of one warp; without `Outputs`, those of the state alone. The four warps of
+// The products of one chunk for the columns of one warp; without `Outputs`, for the state alone. The four warps of
 // a warpgroup multiply together. Products are queued in the order in which their results are needed; work that waits
 // for none is done while they run (step.h):
 //   K S0, half of Q S0 | (T - I) X, the rest of Q S0 | K^T U, P U

@@ -9,8 +9,7 @@
 
 namespace prefill {
 
-// What a thread copies of a 16-bit token tensor, chunk after chunk: 16 bytes of as many rows as the chunk has more than
-// the copying warps copy at once.
+// A thread's share of the rows of a 16-bit token tensor, chunk after chunk: 16 bytes of every `at_once`-th row.
 class RowsOfThread {
   public:
     static constexpr int at_once = group_threads / 8, times = chunk / at_once;

@@ -1,4 +1,4 @@
-// Gates of a unit on sm_90a: those of a value head are loaded while the one before is worked on.
+// Gates of a unit on sm_90a: the gates of a value head are loaded while the head before is worked on.
 #pragma once
 
 #include "../gates.h"

@@ -1,4 +1,5 @@
-// The ring in shared memory through which chunks reach the matrix unit on sm_90a: what a stage holds and who owns it.
+// The ring in shared memory through which chunks reach the matrix unit on sm_90a: the parts of a stage, and who owns
+// it.
 #pragma once
 
 #include "../../arch/tile.h"

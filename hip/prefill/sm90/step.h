@@ -52,8 +52,8 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
         chunk.multiply_p(out, x);
     };
 
-    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record  [K, 16]; at the end of a walk also what rounding
-    // took
+    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record  [K, 16]
+    // After the last chunk the rounding error of the update is added first.
     typename Products::SlabOperands update;
     const auto update_state = [&]() __attribute__((always_inline)) {
         typename Products::Slab change;
