@@ -106,8 +106,8 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
     ChunkRows rows(row_address(x.q, x.q_strides, unit.sequence, unit.begin, unit.key_head),
                    row_address(x.k, x.k_strides, unit.sequence, unit.begin, unit.key_head), (u32)x.q_strides.token * 2,
                    (u32)x.k_strides.token * 2, unit.rows, x.key_dim, shared.rows);
-    GateLoader gates_of_heads(x, unit, group, shared.gates);
-    gates_of_heads.request_first();
+    GateLoader gates_of_heads(unit, group, shared.gates);
+    gates_of_heads.request_first(x);
     // K K^T, Q K^T                                                  [64, 64]
     Products<T> products;
     products.multiply(rows, x.key_dim, norm);

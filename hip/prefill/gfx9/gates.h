@@ -13,10 +13,10 @@ class GateLoader {
     struct Memory {
         Gates at[at_once][chunk];
     };
-    DEVICE_MEMBER GateLoader(const dwk_prefill_prepare_args &x, const Unit &unit, int group, Memory &memory)
-        : x(x), unit(unit), group(group), token(arch::thread()), memory(memory) {}
+    DEVICE_MEMBER GateLoader(const Unit &unit, int group, Memory &memory)
+        : unit(unit), group(group), token(arch::thread()), memory(memory) {}
 
-    DEVICE_MEMBER void request_first() { request(x, unit.first_head); }
+    DEVICE_MEMBER void request_first(const dwk_prefill_prepare_args &x) { request(x, unit.first_head); }
     DEVICE_MEMBER void keep_first() { keep(); }
     DEVICE_MEMBER Gates of(const dwk_prefill_prepare_args &y, int v, int head) const {
         return reader(y).gates_of(
@@ -43,8 +43,7 @@ class GateLoader {
         }
     }
 
-    const dwk_prefill_prepare_args &x;
-    const Unit &unit;
+    const Unit unit;
     const int group, token;
     Memory &memory;
     Gates several[at_once];
