@@ -22,7 +22,8 @@
 //   let_next_kernel_begin()             the next kernel may be started; nothing where kernels never overlap
 //   -- compiler.h
 //   uniform(p)                          load of memory that nobody writes, at an address equal in all lanes
-//   uniform_value(x) uniform_pointer(p) the same value, declared equal in all lanes
+//   uniform_value(x)                    the same value, declared equal in all lanes
+//   uniform_pointer(p)                  the same pointer, likewise
 //   opaque(x) opaque_uniform(x)         the same value, about which the compiler concludes nothing
 //   held(x)                             the same value, computed here
 //   phase()                             no instruction moves across
@@ -38,13 +39,13 @@
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
 //   Run, run                            its elements in consecutive rows: `run` of them
 //   Place(lane).row(e) .column(e)       where element e is
-//   ColumnFactor, columns_at(values, p) a number for each column: multiplies a tile
+//   ColumnFactor, columns_at(v, place)  a number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element
 //   Operand, operand_words              16x16 numbers of 16 bits: `operand_words` words a lane
 //   operand_element, operand_row        where the two numbers of a word are
 //   -- products.h
 //   Bf16, F16                           types of 16 bits: mma(left, right, c), low(word), high(word), pack(a, b)
-//   Bf16::narrow(x)                     the type's bits
+//   narrow(x)                           bits of x as bf16, in Bf16
 //   rounded<T>(tile), widened<T>(op)    a tile as the right operand of a product over its rows; and back
 //   multiply_transposed_f32(x, y, c)    c + x^T y in f32, x and y tiles
 //

@@ -1,10 +1,4 @@
-// The gates g and beta of a chunk's tokens for prefill_prepare. <target>/gates.h loads them ahead:
-//
-//   GateLoader(unit, group, memory)      the gates of a unit's value heads; GateLoader::Memory is shared
-//       .request_first(x)                before the products of Q and K
-//       .keep_first()                    after them
-//       .of(y, v, head)                  gates of the v-th value head; y: the arguments, reread
-//       .request_next(y, v)              once the v-th value head's are used
+// The gates g and beta of a chunk's tokens for prefill_prepare, each by one thread.
 #pragma once
 
 #include "../math/gates.h"

@@ -27,8 +27,8 @@
 // factors of K^T, the state is kept in units of a power of two (record.h).
 //
 // A segment of several chunks maps S to M S + N (prefill_summarise): N is the state that zeros become, and a column of
-// M is the state that a column of the identity becomes with V = 0. prefill_combine chains them: S_{i+1} = M_i S_i +
-// N_i.
+// M is the state that a column of the identity becomes with V = 0. prefill_combine chains them:
+// S_{i+1} = M_i S_i + N_i.
 #pragma once
 
 #include "../arch/tile.h"
@@ -39,8 +39,8 @@ namespace prefill {
 
 using namespace tile;
 
-// Factors of row i of a chunk, as record.h lists them. `sum` = G_i / ln 2, `total` = G_C / ln 2; `k_norm`, `q_norm`: 1
-// / |k_i| and 1 / |q_i|, or 1; `per_unit` = 1 / unit.
+// Factors of row i of a chunk, as record.h lists them. `sum` = G_i / ln 2 and `total` = G_C / ln 2. `k_norm` and
+// `q_norm`: 1 / |k_i| and 1 / |q_i|, or 1. `per_unit` = 1 / unit.
 DEVICE float read_factor(float beta, float k_norm, float sum) { return beta * k_norm * arch::exp2(sum); }
 DEVICE float output_factor(float q_norm, float sum) { return q_norm * arch::exp2(sum); }
 DEVICE float write_factor(float k_norm, float per_unit, float total, float sum) {

@@ -94,7 +94,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
 
     // U += (T - I) X                                                 [64, 16]; blocks above the diagonal are zeros
     template <class Next, class F>
-    DEVICE_MEMBER void multiply_t(Slab &u, SlabOperands &x, Slab &out, const Next &, const F &meanwhile) {
+    DEVICE_MEMBER void solve_u(Slab &u, SlabOperands &x, Slab &out, const Next &, const F &meanwhile) {
         for (int i = 0; i < tiles && reads_ahead; ++i) {
             ahead[write_row][i] = rows_of(write_row, i);
         }

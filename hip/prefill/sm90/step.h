@@ -37,10 +37,10 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
         }
     };
     // U = X + (T - I) X                                              [64, 16]; meanwhile S <- exp(G_C) S0 / unit
-    chunk.multiply_t(read, x, out, next, [&]() __attribute__((always_inline)) { scale_state(decay.x); });
+    chunk.solve_u(read, x, out, next, [&]() __attribute__((always_inline)) { scale_state(decay.x); });
 
     // O = exp(G) Q S0 + diag(P) U + (P - diag(P)) U                  [64, 16]
-    const auto make_outputs = [&]() __attribute__((always_inline)) {
+    const auto write_outputs = [&]() __attribute__((always_inline)) {
         chunk.finish_reads(out);
         for (int i = 0; i < rows; ++i) {
             const Tile decay = chunk.factor(output_row, i), diagonal = chunk.factor(diagonal_row, i);
@@ -83,12 +83,12 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
         }
     };
     if constexpr (Outputs && !state_first) {
-        make_outputs();
+        write_outputs();
     }
     update_state();
     if constexpr (state_first) {
         if constexpr (Outputs) {
-            make_outputs();
+            write_outputs();
         }
         finish_state();
         chunk.prepare_reads(state);
