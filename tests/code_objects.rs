@@ -14,11 +14,11 @@ use deltawave_sim::code_object::KernelMetadata;
 
 #[path = "../src/abi.rs"]
 mod abi;
+#[path = "code_objects/headers.rs"]
+mod headers;
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
 mod kernels;
-#[path = "code_objects/headers.rs"]
-mod headers;
 
 use kernels::Compiler;
 

@@ -7,7 +7,8 @@ use super::plan::{self, Machine, Partition};
 use super::states::{self, PlanSlots};
 use super::{CHUNK, Part, PrefillSpec, PrefillTensors};
 use crate::abi::{
-    self, dwk_prefill_combine_args, dwk_prefill_item, dwk_prefill_prepare_args, dwk_prefill_scan_args,
+    self, dwk_prefill_combine_args, dwk_prefill_item, dwk_prefill_prepare_args,
+    dwk_prefill_scan_args,
 };
 use crate::check::{self, Batch, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};

@@ -145,12 +145,14 @@ fn only_contracts_know_the_targets() {
                 "{name}:{}: asks for the target",
                 number + 1
             );
-            let asks = ["lanes ==", "lanes !=", "lanes <", "lanes >"].iter().any(|pattern| {
-                code.match_indices(pattern).any(|(at, _)| {
-                    let before = code[..at].chars().next_back();
-                    !before.is_some_and(|c| c.is_alphanumeric() || c == '_')
-                })
-            });
+            let asks = ["lanes ==", "lanes !=", "lanes <", "lanes >"]
+                .iter()
+                .any(|pattern| {
+                    code.match_indices(pattern).any(|(at, _)| {
+                        let before = code[..at].chars().next_back();
+                        !before.is_some_and(|c| c.is_alphanumeric() || c == '_')
+                    })
+                });
             assert!(
                 own.is_some() || contract || !asks,
                 "{name}:{}: asks how many lanes a wave has; let the target's contract say what differs",
@@ -178,7 +180,11 @@ fn names_of_the_contract(text: &str) -> Vec<String> {
             .chars()
             .map(|c| {
                 depth += i32::from("(<".contains(c)) - i32::from(")>".contains(c));
-                if depth > 0 || ")>,.".contains(c) { ' ' } else { c }
+                if depth > 0 || ")>,.".contains(c) {
+                    ' '
+                } else {
+                    c
+                }
             })
             .collect();
         names.extend(column.split_whitespace().map(str::to_owned));
