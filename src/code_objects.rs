@@ -66,7 +66,7 @@ pub fn why_missing(arch: &str) -> String {
 /// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of a prefill without
 /// segments are launched: a line for each, of its name, its file, the threads of a workgroup, the value columns that one
 /// owns (0: it does not divide them), the bytes of shared memory that the launch asks for, and the bytes of its
-/// arguments (`hip/abi.h`).
+/// arguments (`hip/kernel_args.h`).
 ///
 /// # Errors
 /// What the file system says. Files of these names are overwritten.

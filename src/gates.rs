@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::abi::{self, dw_token_strides};
+use crate::abi::{self, dwk_token_strides};
 use crate::alias::Span;
 use crate::check::{self, Checked};
 use crate::runtime::Context;
@@ -41,8 +41,8 @@ pub(crate) struct LoweredGating {
     pub(crate) beta: *const c_void,
     pub(crate) a_log: *const c_void,
     pub(crate) dt_bias: *const c_void,
-    pub(crate) g_strides: dw_token_strides,
-    pub(crate) beta_strides: dw_token_strides,
+    pub(crate) g_strides: dwk_token_strides,
+    pub(crate) beta_strides: dwk_token_strides,
     pub(crate) a_log_stride: i64,
     pub(crate) dt_bias_stride: i64,
     pub(crate) g_type: i32,
@@ -59,8 +59,8 @@ impl Default for LoweredGating {
             beta: ptr::null(),
             a_log: ptr::null(),
             dt_bias: ptr::null(),
-            g_strides: dw_token_strides::default(),
-            beta_strides: dw_token_strides::default(),
+            g_strides: dwk_token_strides::default(),
+            beta_strides: dwk_token_strides::default(),
             a_log_stride: 0,
             dt_bias_stride: 0,
             g_type: 0,
@@ -115,9 +115,9 @@ impl Gating<'_> {
                     out.dt_bias = dt_bias.address;
                     out.dt_bias_type = check::type_code(dt_bias.dtype);
                 }
-                out.flags = abi::DW_RAW_GATES;
+                out.flags = abi::DWK_RAW_GATES;
                 if *allow_neg_eigval {
-                    out.flags |= abi::DW_NEGATIVE_EIGENVALUES;
+                    out.flags |= abi::DWK_NEGATIVE_EIGENVALUES;
                 }
             }
         }

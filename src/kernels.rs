@@ -54,7 +54,7 @@ pub struct Entry {
     pub name: &'static str,
     /// Stem of its source in `hip/kernels/`, and name of its code object.
     pub object: &'static str,
-    /// Bytes of its argument struct in `hip/abi.h`.
+    /// Bytes of its argument struct in `hip/kernel_args.h`.
     pub argument_bytes: usize,
     /// Its computation.
     pub role: Role,
@@ -135,38 +135,38 @@ macro_rules! kernels {
 }
 
 kernels! {
-    COMMIT: dw_commit_args in "commit" {
+    COMMIT: dwk_commit_args in "commit" {
         "dw_commit" => Role::Commit,
     }
-    CONV: dw_conv_args in "conv" {
+    CONV: dwk_conv_args in "conv" {
         "dw_conv_bf16" => Role::Conv,
         "dw_conv_f16" => Role::Conv,
     }
-    DECODE: dw_decode_args in "decode" {
+    DECODE: dwk_decode_args in "decode" {
         "dw_decode_bf16_k128" => Role::Decode(128),
         "dw_decode_bf16_k256" => Role::Decode(256),
         "dw_decode_f16_k128" => Role::Decode(128),
         "dw_decode_f16_k256" => Role::Decode(256),
     }
-    DECODE_NORM: dw_decode_args in "decode" {
+    DECODE_NORM: dwk_decode_args in "decode" {
         "dw_decode_norm_bf16" => Role::DecodeNorm,
         "dw_decode_norm_f16" => Role::DecodeNorm,
     }
-    GATE: dw_gate_args in "gate" {
+    GATE: dwk_gate_args in "gate" {
         "dw_gate" => Role::Gate,
     }
-    NORM: dw_norm_args in "norm" {
+    NORM: dwk_norm_args in "norm" {
         "dw_norm_bf16" => Role::Norm,
         "dw_norm_f16" => Role::Norm,
     }
-    PREFILL_LENGTHS: dw_prefill_lengths_args in "prefill_lengths" {
+    PREFILL_LENGTHS: dwk_prefill_lengths_args in "prefill_lengths" {
         "dw_prefill_lengths" => Role::PrefillLengths,
     }
-    PREFILL_PREPARE: dw_prefill_prepare_args in "prefill_prepare" {
+    PREFILL_PREPARE: dwk_prefill_prepare_args in "prefill_prepare" {
         "dw_prefill_prepare_bf16" => Role::PrefillPrepare,
         "dw_prefill_prepare_f16" => Role::PrefillPrepare,
     }
-    PREFILL_SUMMARISE: dw_prefill_scan_args in "prefill_summarise" {
+    PREFILL_SUMMARISE: dwk_prefill_scan_args in "prefill_summarise" {
         "dw_prefill_summarise_bf16_k64" => Role::PrefillSummarise(64),
         "dw_prefill_summarise_bf16_k96" => Role::PrefillSummarise(96),
         "dw_prefill_summarise_bf16_k128" => Role::PrefillSummarise(128),
@@ -178,14 +178,14 @@ kernels! {
         "dw_prefill_summarise_f16_k192" => Role::PrefillSummarise(192),
         "dw_prefill_summarise_f16_k256" => Role::PrefillSummarise(256),
     }
-    PREFILL_COMBINE: dw_prefill_combine_args in "prefill_combine" {
+    PREFILL_COMBINE: dwk_prefill_combine_args in "prefill_combine" {
         "dw_prefill_combine_k64" => Role::PrefillCombine(64),
         "dw_prefill_combine_k96" => Role::PrefillCombine(96),
         "dw_prefill_combine_k128" => Role::PrefillCombine(128),
         "dw_prefill_combine_k192" => Role::PrefillCombine(192),
         "dw_prefill_combine_k256" => Role::PrefillCombine(256),
     }
-    PREFILL_SCAN: dw_prefill_scan_args in "prefill_scan" {
+    PREFILL_SCAN: dwk_prefill_scan_args in "prefill_scan" {
         "dw_prefill_scan_bf16_k64" => Role::PrefillScan(64),
         "dw_prefill_scan_bf16_k96" => Role::PrefillScan(96),
         "dw_prefill_scan_bf16_k128" => Role::PrefillScan(128),
@@ -211,47 +211,50 @@ pub(crate) fn bucket_index(key_dim: usize) -> usize {
     KEY_BUCKETS.len() - larger.count().max(1)
 }
 
-pub(crate) fn commit() -> Kernel<abi::dw_commit_args> {
+pub(crate) fn commit() -> Kernel<abi::dwk_commit_args> {
     COMMIT[0]
 }
 
-pub(crate) fn conv(dtype: Dtype) -> Kernel<abi::dw_conv_args> {
+pub(crate) fn conv(dtype: Dtype) -> Kernel<abi::dwk_conv_args> {
     typed(CONV, dtype)[0]
 }
 
-pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dw_decode_args> {
+pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_args> {
     typed(DECODE, dtype)[usize::from(key_dim > 128)]
 }
 
-pub(crate) fn decode_norm(dtype: Dtype) -> Kernel<abi::dw_decode_args> {
+pub(crate) fn decode_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
     typed(DECODE_NORM, dtype)[0]
 }
 
-pub(crate) fn gate() -> Kernel<abi::dw_gate_args> {
+pub(crate) fn gate() -> Kernel<abi::dwk_gate_args> {
     GATE[0]
 }
 
-pub(crate) fn norm(dtype: Dtype) -> Kernel<abi::dw_norm_args> {
+pub(crate) fn norm(dtype: Dtype) -> Kernel<abi::dwk_norm_args> {
     typed(NORM, dtype)[0]
 }
 
-pub(crate) fn prefill_lengths() -> Kernel<abi::dw_prefill_lengths_args> {
+pub(crate) fn prefill_lengths() -> Kernel<abi::dwk_prefill_lengths_args> {
     PREFILL_LENGTHS[0]
 }
 
-pub(crate) fn prefill_prepare(dtype: Dtype) -> Kernel<abi::dw_prefill_prepare_args> {
+pub(crate) fn prefill_prepare(dtype: Dtype) -> Kernel<abi::dwk_prefill_prepare_args> {
     typed(PREFILL_PREPARE, dtype)[0]
 }
 
-pub(crate) fn prefill_summarise(dtype: Dtype, key_dim: usize) -> Kernel<abi::dw_prefill_scan_args> {
+pub(crate) fn prefill_summarise(
+    dtype: Dtype,
+    key_dim: usize,
+) -> Kernel<abi::dwk_prefill_scan_args> {
     typed(PREFILL_SUMMARISE, dtype)[bucket_index(key_dim)]
 }
 
-pub(crate) fn prefill_combine(key_dim: usize) -> Kernel<abi::dw_prefill_combine_args> {
+pub(crate) fn prefill_combine(key_dim: usize) -> Kernel<abi::dwk_prefill_combine_args> {
     PREFILL_COMBINE[bucket_index(key_dim)]
 }
 
-pub(crate) fn prefill_scan(dtype: Dtype, key_dim: usize) -> Kernel<abi::dw_prefill_scan_args> {
+pub(crate) fn prefill_scan(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_prefill_scan_args> {
     typed(PREFILL_SCAN, dtype)[bucket_index(key_dim)]
 }
 

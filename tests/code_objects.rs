@@ -15,6 +15,8 @@ use deltawave_sim::code_object::KernelMetadata;
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
 mod build;
+#[path = "code_objects/headers.rs"]
+mod headers;
 
 use build::Compiler;
 
@@ -217,6 +219,19 @@ fn code_objects_are_few_small_and_aligned() {
     }
 }
 
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("the target folder can be written");
+    for entry in fs::read_dir(from).expect("hip can be read") {
+        let path = entry.expect("hip can be read").path();
+        let copy = to.join(path.file_name().expect("an entry has a name"));
+        if path.is_dir() {
+            copy_folder(&path, &copy);
+        } else {
+            fs::copy(&path, copy).expect("the target folder can be written");
+        }
+    }
+}
+
 #[test]
 fn compiling_is_quick_and_reproducible() {
     let arch = VERIFIED_ARCHS[0];
@@ -237,17 +252,7 @@ fn compiling_is_quick_and_reproducible() {
 
     // Another output folder, and sources that lie elsewhere.
     let elsewhere = folder("sources");
-    for part in ["hip", "hip/kernels", "hip/tile"] {
-        let to = elsewhere.join(part);
-        fs::create_dir_all(&to).expect("the target folder can be written");
-        for entry in fs::read_dir(root().join(part)).expect("hip can be read") {
-            let path = entry.expect("hip can be read").path();
-            if path.is_file() {
-                let name = path.file_name().expect("a file has a name");
-                fs::copy(&path, to.join(name)).expect("the target folder can be written");
-            }
-        }
-    }
+    copy_folder(&root().join("hip"), &elsewhere.join("hip"));
     let moved = build::sources(&elsewhere).expect("the copies can be read");
     let second = compile_all(&compiler, &moved, arch, "second");
     assert_same(&first, &second, "sources and outputs in different folders");

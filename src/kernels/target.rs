@@ -59,7 +59,7 @@ pub(crate) struct Walk {
 /// Value columns of a workgroup of `prefill_combine`.
 pub(crate) const COMBINE_COLUMNS: usize = 16;
 
-/// CDNA, `hip/tile/prefill_gfx9.h`.
+/// CDNA, `hip/prefill/gfx9/layout.h`.
 static CDNA: Target = {
     const WALK: Walk = Walk {
         threads: 256,
@@ -98,7 +98,7 @@ static CDNA: Target = {
     }
 };
 
-/// NVIDIA, `hip/tile/prefill_sm90.h`.
+/// NVIDIA, `hip/prefill/sm90/layout.h`.
 static SM90: Target = {
     // Four warps multiply, or twice four; as many copy.
     const fn walk(wide_threads: u32, shared_bytes: u32) -> Walk {

@@ -9,7 +9,7 @@
 
 use std::ptr;
 
-use crate::abi::dw_commit_args;
+use crate::abi::dwk_commit_args;
 use crate::alias::{self, Span};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
@@ -103,7 +103,7 @@ impl Commit {
     }
 
     /// Checks the tensors and makes the kernel's arguments and grid.
-    fn lower(&self, x: &CommitTensors<'_>) -> Checked<(dw_commit_args, u32)> {
+    fn lower(&self, x: &CommitTensors<'_>) -> Checked<(dwk_commit_args, u32)> {
         let (spec, batch) = (&self.spec, self.batch);
         let [rows, columns] = decode::matrix(spec, x.layout);
         let (states_strides, states_token) = decode::check_states(
@@ -120,7 +120,7 @@ impl Commit {
         let shape = [pool.shape[0], spec.heads.value, rows, columns];
         let pool_strides = check::state("pool", pool, shape, true)?;
         decode::check_row_stride("pool", pool.strides[2])?;
-        let mut arguments = dw_commit_args {
+        let mut arguments = dwk_commit_args {
             accepted: x.accepted.checked("accepted", batch)?,
             slots: match &x.slots {
                 Some(slots) => slots.checked("slots", batch)?,
@@ -158,7 +158,7 @@ impl Commit {
         &self,
         x: &CommitConv<'_>,
         least_slots: usize,
-        out: &mut dw_commit_args,
+        out: &mut dwk_commit_args,
     ) -> Checked<()> {
         let spec = &self.spec;
         let keys = spec.heads.key * spec.heads.key_dim;

@@ -9,7 +9,7 @@
 
 use std::ptr;
 
-use crate::abi::{self, dw_gate_args, dw_token_strides};
+use crate::abi::{self, dwk_gate_args, dwk_token_strides};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -88,7 +88,7 @@ impl<'a> Gate<'a> {
 
 impl Gate<'_> {
     /// The kernel's arguments for so many tokens and heads, with a workgroup for every 256 elements.
-    pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<dw_gate_args> {
+    pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<dwk_gate_args> {
         let batch = Batch::Packed { tokens };
         let block_heads = self.block_heads(heads)?;
         let (a_strides, a_block) = in_blocks("a", &self.a, tokens, heads, block_heads)?;
@@ -110,7 +110,7 @@ impl Gate<'_> {
             let was = format!("{tokens} tokens of {heads} heads");
             ArgumentError::new("a", ArgumentKind::Shape, was, "fewer than 2^32 elements")
         })?;
-        let arguments = dw_gate_args {
+        let arguments = dwk_gate_args {
             a: self.a.0.address,
             b: self.b.0.address,
             a_log: self.a_log.address,
@@ -133,7 +133,7 @@ impl Gate<'_> {
             // Not 0, by which the kernel would divide.
             block_heads: block_heads.max(1) as i32,
             flags: if self.allow_neg_eigval {
-                abi::DW_NEGATIVE_EIGENVALUES
+                abi::DWK_NEGATIVE_EIGENVALUES
             } else {
                 0
             },
@@ -224,7 +224,7 @@ fn in_blocks(
     tokens: usize,
     heads: usize,
     block_heads: usize,
-) -> Checked<(dw_token_strides, i64)> {
+) -> Checked<(dwk_token_strides, i64)> {
     let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
     let batch = Batch::Packed { tokens };
     let [_, rows, blocks, of_block] = t.0.shape;

@@ -9,7 +9,7 @@
 
 use std::ptr;
 
-use crate::abi::{self, dw_norm_args};
+use crate::abi::{self, dwk_norm_args};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -60,8 +60,8 @@ pub struct GatedNorm<'a> {
 
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
-    kernel: Kernel<dw_norm_args>,
-    arguments: dw_norm_args,
+    kernel: Kernel<dwk_norm_args>,
+    arguments: dwk_norm_args,
     groups: u32,
 }
 
@@ -128,7 +128,7 @@ impl GatedNorm<'_> {
             groups(run) < 1 << 24 && i32::try_from(tokens).is_ok(),
             || refuse_shape("a launch must have fewer than 2^32 threads".to_owned()),
         )?;
-        let arguments = dw_norm_args {
+        let arguments = dwk_norm_args {
             x,
             z: self.z.address,
             weight: (self.weight.as_ref()).map_or(ptr::null(), |t| t.address.cast_const()),
@@ -147,7 +147,7 @@ impl GatedNorm<'_> {
             mean: 1.0 / value_dim as f32,
             eps: self.eps,
             flags: match self.gate {
-                OutputGate::Silu => abi::DW_NORM_SILU,
+                OutputGate::Silu => abi::DWK_NORM_SILU,
                 OutputGate::Sigmoid => 0,
             },
             pad0: 0,
@@ -240,7 +240,7 @@ impl GatedNorm<'_> {
 
 impl Lowered {
     /// For kernels that have the norm in them.
-    pub(crate) fn arguments(&self) -> &dw_norm_args {
+    pub(crate) fn arguments(&self) -> &dwk_norm_args {
         &self.arguments
     }
 

@@ -215,7 +215,7 @@ impl<'a> Planned<'a> {
             * s.heads.key_dim
             * 4;
         let summaries = followed.min(chunks) * summary as u128;
-        let workspace = records * u128::from(deltawave::abi::DW_RECORD_BYTES) + summaries;
+        let workspace = records * u128::from(deltawave::abi::DWK_RECORD_BYTES) + summaries;
         memory::check(each * (keys + values + states) + workspace)
     }
 

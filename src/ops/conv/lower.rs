@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
-use crate::abi::{self, dw_conv_args, dw_conv_part};
+use crate::abi::{self, dwk_conv_args, dwk_conv_part};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -86,7 +86,7 @@ struct Division {
 
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
-    pub(super) arguments: dw_conv_args,
+    pub(super) arguments: dwk_conv_args,
     pub(super) groups: u32,
 }
 
@@ -197,7 +197,7 @@ impl Shape {
         })
     }
 
-    pub(super) fn kernel(&self) -> Kernel<dw_conv_args> {
+    pub(super) fn kernel(&self) -> Kernel<dwk_conv_args> {
         kernels::conv(self.spec.dtype)
     }
 
@@ -226,7 +226,7 @@ impl Shape {
         let (key_heads, value_heads) = (spec.heads.key, spec.heads.value);
         let (key_dim, value_dim) = (spec.heads.key_dim, spec.heads.value_dim);
         let flag = |set: bool, bit| if set { bit } else { 0 };
-        let mut arguments = dw_conv_args {
+        let mut arguments = dwk_conv_args {
             q: self.part(["x.q", "q"], &x.x.q, &x.q, key_heads, key_dim)?,
             k: self.part(["x.k", "k"], &x.x.k, &x.k, key_heads, key_dim)?,
             v: self.part(["x.v", "v"], &x.x.v, &x.v, value_heads, value_dim)?,
@@ -251,10 +251,10 @@ impl Shape {
             dies: self.division.dies as i32,
             die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
             team_log2: self.team.log2 as i32,
-            flags: flag(spec.activation == Activation::Silu, abi::DW_CONV_SILU)
-                | flag(spec.qk_l2norm, abi::DW_CONV_QK_L2NORM)
-                | flag(wide, abi::DW_CONV_WIDE_LENGTHS)
-                | flag(self.keeps_states, abi::DW_CONV_KEEP_STATES),
+            flags: flag(spec.activation == Activation::Silu, abi::DWK_CONV_SILU)
+                | flag(spec.qk_l2norm, abi::DWK_CONV_QK_L2NORM)
+                | flag(wide, abi::DWK_CONV_WIDE_LENGTHS)
+                | flag(self.keeps_states, abi::DWK_CONV_KEEP_STATES),
             ..Default::default()
         };
         if let Some(state) = &x.state {
@@ -328,14 +328,14 @@ impl Shape {
         out: &TokensMut<'_>,
         heads: usize,
         dim: usize,
-    ) -> Checked<dw_conv_part> {
+    ) -> Checked<dwk_conv_part> {
         let dtype = [self.spec.dtype];
         let batch = Batch::Packed {
             tokens: self.tokens,
         };
         let out_strides = check::output_tokens(to, &out.0, batch, heads, dim, &dtype)?;
         let from = projection(from, x, self.spec.dtype, self.tokens, heads * dim)?;
-        Ok(dw_conv_part {
+        Ok(dwk_conv_part {
             out: out.0.0.address,
             out_token: out_strides.token,
             out_head: out_strides.head,
@@ -348,7 +348,7 @@ impl Shape {
         &self,
         state: &ConvState<'_>,
         has_slots: bool,
-        out: &mut dw_conv_args,
+        out: &mut dwk_conv_args,
     ) -> Checked<()> {
         // Without slots every sequence has one of its own.
         let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
@@ -381,7 +381,7 @@ pub(crate) fn projection(
     dtype: Dtype,
     tokens: usize,
     channels: usize,
-) -> Checked<dw_conv_part> {
+) -> Checked<dwk_conv_part> {
     check::dtype(argument, x.dtype, &[dtype])?;
     let [rows, blocks, block] = x.shape;
     check::ensure(
@@ -401,7 +401,7 @@ pub(crate) fn projection(
     })?;
     check::pointer(argument, x.address, x.dtype.size(), tokens == 0)?;
     let [x_token, x_block] = check::element_strides(argument, [x.strides[0], x.strides[1]])?;
-    Ok(dw_conv_part {
+    Ok(dwk_conv_part {
         x: x.address,
         x_token,
         x_block,

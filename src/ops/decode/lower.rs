@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
-use crate::abi::{self, dw_decode_args, dw_norm_args};
+use crate::abi::{self, dwk_decode_args, dwk_norm_args};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -34,14 +34,14 @@ pub(crate) struct Shape {
 
 /// Arguments and grid of one launch.
 pub(crate) struct Lowered {
-    pub(super) kernel: Kernel<dw_decode_args>,
-    pub(super) arguments: dw_decode_args,
+    pub(super) kernel: Kernel<dwk_decode_args>,
+    pub(super) arguments: dwk_decode_args,
     pub(super) groups: u32,
 }
 
 impl Lowered {
     /// With a norm of o in the output's place, of the same tensors and a shape that has a kernel for it.
-    pub(super) fn fuse(&mut self, kernel: Kernel<dw_decode_args>, norm: &dw_norm_args) {
+    pub(super) fn fuse(&mut self, kernel: Kernel<dwk_decode_args>, norm: &dwk_norm_args) {
         self.kernel = kernel;
         self.groups /= self.arguments.slabs as u32;
         self.arguments.slabs = 1;
@@ -76,12 +76,12 @@ impl Shape {
         Ok(shape)
     }
 
-    pub(super) fn kernel(&self) -> Kernel<dw_decode_args> {
+    pub(super) fn kernel(&self) -> Kernel<dwk_decode_args> {
         kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
     }
 
     /// The kernel that has the gated norm in it, where there is one.
-    pub(super) fn norm_kernel(&self) -> Option<Kernel<dw_decode_args>> {
+    pub(super) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         let fits =
             self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM;
         fits.then(|| kernels::decode_norm(self.spec.dtype))
@@ -129,9 +129,9 @@ impl Shape {
         let gates = x.gating.lower(value_heads, |t| batch_of(t.1))?;
         let flag = |set: bool, bit| if set { bit } else { 0 };
         let flags = gates.flags
-            | flag(self.spec.qk_l2norm, abi::DW_QK_L2NORM)
-            | flag(map == HeadMap::Tiled, abi::DW_TILED_HEADS);
-        let mut arguments = dw_decode_args {
+            | flag(self.spec.qk_l2norm, abi::DWK_QK_L2NORM)
+            | flag(map == HeadMap::Tiled, abi::DWK_TILED_HEADS);
+        let mut arguments = dwk_decode_args {
             q: x.q.0.address,
             k: x.k.0.address,
             v: x.v.0.address,
@@ -188,7 +188,7 @@ impl Shape {
         &self,
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
-        out: &mut dw_decode_args,
+        out: &mut dwk_decode_args,
     ) -> Checked<()> {
         let pool = &x.pool;
         let tensor = &pool.tensor.0;
@@ -205,7 +205,7 @@ impl Shape {
         out.state_type = check::type_code(tensor.dtype);
         out.slot_count = slots as i32;
         if pool.layout == StateLayout::ValueMajor {
-            out.flags |= abi::DW_INITIAL_VALUE_MAJOR;
+            out.flags |= abi::DWK_INITIAL_VALUE_MAJOR;
         }
         if let Some(plan) = plan_slots {
             [out.slots, out.write_slots] = plan.lower(pool)?;
@@ -223,7 +223,7 @@ impl Shape {
         &self,
         states: &TensorMut<'_, 5>,
         layout: StateLayout,
-        out: &mut dw_decode_args,
+        out: &mut dwk_decode_args,
     ) -> Checked<()> {
         let (strides, token) = check_states(
             "states",
@@ -258,7 +258,7 @@ pub(crate) fn check_states(
     tokens: usize,
     heads: usize,
     [rows, columns]: [usize; 2],
-) -> Checked<(abi::dw_state_strides, i64)> {
+) -> Checked<(abi::dwk_state_strides, i64)> {
     let wanted = [batch, tokens, heads, rows, columns];
     check::ensure(t.shape == wanted, || {
         let was = format!("shape {:?}", t.shape);

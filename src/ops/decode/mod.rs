@@ -21,7 +21,7 @@ pub(crate) mod lower;
 pub(crate) use lower::Lowered;
 use lower::Shape;
 
-use crate::abi::dw_decode_args;
+use crate::abi::dwk_decode_args;
 use crate::batch::PerSequence;
 use crate::check;
 use crate::error::Result;
@@ -178,7 +178,7 @@ impl Decode {
     }
 
     /// The kernel that has the gated norm in it, where there is one for the shape.
-    pub(crate) fn norm_kernel(&self) -> Option<Kernel<dw_decode_args>> {
+    pub(crate) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         self.shape.norm_kernel()
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::abi::dw_prefill_lengths_args;
+use crate::abi::dwk_prefill_lengths_args;
 use crate::batch::CuSeqlens;
 use crate::check::{self, Checked};
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub(crate) struct DeviceLengths {
 }
 
 /// The arguments of a launch.
-pub(crate) struct Lowered(dw_prefill_lengths_args);
+pub(crate) struct Lowered(dwk_prefill_lengths_args);
 
 impl DeviceLengths {
     fn checked_bytes(&self) -> usize {
@@ -57,7 +57,7 @@ impl DeviceLengths {
             0 => ptr::null_mut(),
             _ => checked.wrapping_byte_add(self.checked_bytes()),
         };
-        Ok(Lowered(dw_prefill_lengths_args {
+        Ok(Lowered(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
             status: workspace.cast(),

@@ -8,7 +8,8 @@ use super::shape::Shape;
 use super::states::{self, PlanSlots};
 use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
-    self, dw_prefill_combine_args, dw_prefill_item, dw_prefill_prepare_args, dw_prefill_scan_args,
+    self, dwk_prefill_combine_args, dwk_prefill_item, dwk_prefill_prepare_args,
+    dwk_prefill_scan_args,
 };
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
@@ -24,7 +25,7 @@ use crate::types::HeadMap;
 pub(super) struct Tables {
     pub(super) cu_seqlens: *const i32,
     /// Null: every sequence is one.
-    pub(super) items: *const dw_prefill_item,
+    pub(super) items: *const dwk_prefill_item,
     pub(super) chains: *const i32,
     pub(super) counts: Counts,
 }
@@ -32,10 +33,10 @@ pub(super) struct Tables {
 /// The kernels of a prefill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernels {
-    pub(super) prepare: Kernel<dw_prefill_prepare_args>,
-    pub(super) summarise: Kernel<dw_prefill_scan_args>,
-    pub(super) combine: Kernel<dw_prefill_combine_args>,
-    pub(super) scan: Kernel<dw_prefill_scan_args>,
+    pub(super) prepare: Kernel<dwk_prefill_prepare_args>,
+    pub(super) summarise: Kernel<dwk_prefill_scan_args>,
+    pub(super) combine: Kernel<dwk_prefill_combine_args>,
+    pub(super) scan: Kernel<dwk_prefill_scan_args>,
 }
 
 impl Kernels {
@@ -54,14 +55,14 @@ impl Kernels {
 
 /// Arguments and grids of one launch; a grid of no workgroups is not launched.
 pub(crate) struct Lowered {
-    prepare: dw_prefill_prepare_args,
+    prepare: dwk_prefill_prepare_args,
     prepare_groups: u32,
-    summarise: dw_prefill_scan_args,
+    summarise: dwk_prefill_scan_args,
     summarise_groups: u32,
     summarise_threads: u32,
-    combine: dw_prefill_combine_args,
+    combine: dwk_prefill_combine_args,
     combine_groups: u32,
-    scan: dw_prefill_scan_args,
+    scan: dwk_prefill_scan_args,
     scan_groups: u32,
     scan_threads: u32,
 }
@@ -92,10 +93,10 @@ impl Shape {
 
         let mut flags = 0;
         if self.spec.qk_l2norm {
-            flags |= abi::DW_QK_L2NORM;
+            flags |= abi::DWK_QK_L2NORM;
         }
         if map == HeadMap::Tiled {
-            flags |= abi::DW_TILED_HEADS;
+            flags |= abi::DWK_TILED_HEADS;
         }
         let gates = x.gating.lower(value_heads, |_| self.batch)?;
         flags |= gates.flags;
@@ -104,7 +105,7 @@ impl Shape {
             0 => ptr::null_mut(),
             _ => records.wrapping_byte_add(parts.retained).cast(),
         };
-        let mut prepare = dw_prefill_prepare_args {
+        let mut prepare = dwk_prefill_prepare_args {
             q: x.q.0.address,
             k: x.k.0.address,
             o: x.o.0.0.address,
@@ -140,7 +141,7 @@ impl Shape {
 
         let (scan_division, summarise_division) =
             (self.scan_division(counts), self.summarise_division(counts));
-        let mut scan = dw_prefill_scan_args {
+        let mut scan = dwk_prefill_scan_args {
             q: prepare.q,
             k: prepare.k,
             v: x.v.0.address,
@@ -188,12 +189,12 @@ impl Shape {
             scan_groups,
         ] = self.grids(counts).map(|groups| groups as u32);
         // Segments that another follows are the first items.
-        let summarise = dw_prefill_scan_args {
+        let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,
             slabs: summarise_division.slabs as i32,
             ..scan
         };
-        let combine = dw_prefill_combine_args {
+        let combine = dwk_prefill_combine_args {
             states: scan.states,
             forgotten: scan.forgotten,
             chains: tables.chains,

@@ -46,7 +46,7 @@ use crate::types::Dtype;
 use crate::workspace::{Workspace, check_workspace};
 
 /// Tokens of a chunk.
-pub const CHUNK: usize = abi::DW_CHUNK as usize;
+pub const CHUNK: usize = abi::DWK_CHUNK as usize;
 
 /// What a prefill computes, whatever the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,7 +5,7 @@
 //! two more kernels find the state that each segment starts from.
 
 use super::SEGMENTS_VARIABLE;
-use crate::abi::dw_prefill_item;
+use crate::abi::dwk_prefill_item;
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{Costs, KernelCost};
@@ -39,7 +39,7 @@ pub(super) struct Counts {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Partition {
     /// The segments: those that another follows, sequence by sequence, then the others, long ones first.
-    pub(super) items: Vec<dw_prefill_item>,
+    pub(super) items: Vec<dwk_prefill_item>,
     /// Segments that another follows: each has a summary, of its own number.
     pub(super) summaries: usize,
     /// First summary and number of summaries of each sequence of more than two segments.
@@ -53,7 +53,7 @@ const LEAST_CHUNKS: usize = 4;
 pub(super) const MOST_SUMMARY_BYTES: usize = 1 << 30;
 
 /// Words of an item and of a chain.
-pub(super) const ITEM_WORDS: usize = size_of::<dw_prefill_item>() / size_of::<i32>();
+pub(super) const ITEM_WORDS: usize = size_of::<dwk_prefill_item>() / size_of::<i32>();
 pub(super) const CHAIN_WORDS: usize = 2;
 
 impl Partition {
@@ -125,7 +125,7 @@ pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
     for (sequence, &n) in chunks.iter().enumerate() {
         let first = out.items.len();
         let followed = followed(n, segment);
-        let item = |i: usize, chunks: usize| dw_prefill_item {
+        let item = |i: usize, chunks: usize| dwk_prefill_item {
             sequence: sequence as i32,
             first_chunk: (i * segment) as i32,
             chunks: chunks as i32,
@@ -138,7 +138,7 @@ pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
         }
     }
     // Long ones first, else in order: numbers are sorted sooner than items.
-    let key = |i: &dw_prefill_item| u64::from(!(i.chunks as u32)) << 32 | i.sequence as u64;
+    let key = |i: &dwk_prefill_item| u64::from(!(i.chunks as u32)) << 32 | i.sequence as u64;
     let mut order: Vec<u64> = last.iter().map(key).collect();
     order.sort_unstable();
     let ordered = order.iter().map(|&key| last[key as u32 as usize]);

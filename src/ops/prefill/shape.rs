@@ -13,7 +13,7 @@ use crate::model::Heads;
 use crate::runtime::Context;
 use crate::tensor::Batch;
 
-const RECORD_BYTES: usize = abi::DW_RECORD_BYTES as usize;
+const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
 
 /// A batch, as far as it decides launches: a pure value, no device.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::shape::Shape;
 use super::states::PlanSlots;
 use super::{CHUNK, PrefillTensors};
-use crate::abi::{self, dw_prefill_scan_args};
+use crate::abi::{self, dwk_prefill_scan_args};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -117,7 +117,7 @@ pub(super) fn lower(
     batch: &Shape,
     x: &PrefillTensors<'_>,
     plan: &PlanSlots,
-    scan: &mut dw_prefill_scan_args,
+    scan: &mut dwk_prefill_scan_args,
 ) -> Checked<u32> {
     use ArgumentKind::{Presence, Value};
     let Some(snapshots) = &x.snapshots else {
@@ -177,6 +177,6 @@ pub(super) fn lower(
     scan.snapshot_count = slots as i32;
     Ok(match layout {
         StateLayout::KeyMajor => 0,
-        StateLayout::ValueMajor => abi::DW_SNAPSHOT_VALUE_MAJOR,
+        StateLayout::ValueMajor => abi::DWK_SNAPSHOT_VALUE_MAJOR,
     })
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::PrefillTensors;
 use super::shape::Shape;
-use crate::abi::{self, dw_prefill_scan_args};
+use crate::abi::{self, dwk_prefill_scan_args};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -41,7 +41,7 @@ pub(super) fn lower(
     batch: &Shape,
     x: &PrefillTensors<'_>,
     plan: &PlanSlots,
-    scan: &mut dw_prefill_scan_args,
+    scan: &mut dwk_prefill_scan_args,
 ) -> Checked<u32> {
     let mut flags = 0;
     let mut has_initial_state = None;
@@ -92,7 +92,7 @@ fn lower_pool(
     batch: &Shape,
     pool: &StatePool<'_>,
     plan: &PlanSlots,
-    scan: &mut dw_prefill_scan_args,
+    scan: &mut dwk_prefill_scan_args,
 ) -> Checked<u32> {
     let tensor = &pool.tensor.0;
     let slots = tensor.shape[0];
@@ -133,14 +133,14 @@ fn lower_pool(
 fn initial_flag(layout: StateLayout) -> u32 {
     match layout {
         StateLayout::KeyMajor => 0,
-        StateLayout::ValueMajor => abi::DW_INITIAL_VALUE_MAJOR,
+        StateLayout::ValueMajor => abi::DWK_INITIAL_VALUE_MAJOR,
     }
 }
 
 fn final_flag(layout: StateLayout) -> u32 {
     match layout {
         StateLayout::KeyMajor => 0,
-        StateLayout::ValueMajor => abi::DW_FINAL_VALUE_MAJOR,
+        StateLayout::ValueMajor => abi::DWK_FINAL_VALUE_MAJOR,
     }
 }
 

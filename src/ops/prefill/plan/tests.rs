@@ -55,7 +55,7 @@ fn every_chunk_is_in_one_segment() {
         assert!(covered.iter().flatten().all(|&c| c), "{segment}");
         // Every sequence ends in one of the items, also where it is empty.
         let ends = |n: usize| {
-            let ending = |i: &&dw_prefill_item| i.sequence as usize == n;
+            let ending = |i: &&dwk_prefill_item| i.sequence as usize == n;
             let mut items = cut.items.iter().filter(ending);
             items.any(|i| (i.first_chunk + i.chunks) as usize == lengths[n])
         };
