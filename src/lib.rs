@@ -46,7 +46,7 @@ pub mod types;
 
 pub use error::{ArgumentError, Error, Result};
 
-/// The README's example, run by the tests.
+/// The README's example, run by the tests. `scripts/check-docs` wants each page with Rust in it included here.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
