@@ -13,7 +13,7 @@ BENCH_OUT = target/bench
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint fmt doc setup clean
+.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -78,7 +78,7 @@ bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA
 bench-compare: ## compare prefill with FLA's chain on the simulator: counters, modelled times (fetches packages from PyPI)
 	@scripts/setup test
 	CARGO='$(CARGO)' benches/compare/run $(COMPARE)
-	cp target/compare/compare.md target/compare/compare.svg docs/
+	cp target/compare/compare.md target/compare/compare.svg docs/results/
 
 peers-library:
 	DELTAWAVE_ARCHS=$${DELTAWAVE_ARCHS:-gfx942,sm_90a} $(CARGO) build --profile $(PROFILE) -p deltawave-c
@@ -102,6 +102,18 @@ lint: ## check formats, lints and documentation
 	clang-format-19 --dry-run -Werror $(HIP_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --profile $(PROFILE) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --profile $(PROFILE)
+	python3 docs/draw.py --check
+	python3 scripts/check-docs --static
+
+check-docs: ## run the command blocks of README.md, python/README.md and docs/ on the simulator
+	@scripts/setup test
+	$(CARGO) build --release
+	$(CARGO) build --release -p deltawave-c
+	python3 scripts/check-docs
+
+release-check: ## do all of a release but publish: package every crate, compile it from its archive, build the docs
+	@scripts/setup build
+	CARGO='$(CARGO)' python3 scripts/release-check
 
 fmt: ## format Rust and HIP sources
 	@scripts/setup lint
