@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use deltawave::model::MAX_HEAD_DIM;
 use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
-use deltawave::types::{HeadMap, StateLayout};
+use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_sim::gpu::Gpu;
 
 use crate::conv::args::{self as conv, ConvArgs};
@@ -139,6 +139,35 @@ pub struct DimsArgs {
     /// Head dimensions of keys and of values: multiples of 16 up to 256
     #[arg(long, value_name = "K,V", value_parser = dims, default_value = "128,128", conflicts_with = "model", help_heading = SHAPE)]
     pub dims: [usize; 2],
+}
+
+/// Scale and norm of the recurrence's inputs.
+#[derive(Debug, Args)]
+pub struct ScaleArgs {
+    /// Normalise q and k in the kernels: x / sqrt(sum(x^2) + 1e-6)
+    #[arg(long, help_heading = OPERATION)]
+    pub l2norm: bool,
+    /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
+    #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
+    scale: Option<f32>,
+}
+
+impl ScaleArgs {
+    /// The scale, unless it is the default one.
+    pub fn scale(&self) -> Option<f32> {
+        self.scale.filter(|x| *x != 0.0)
+    }
+}
+
+/// Recurrent states in memory.
+#[derive(Debug, Args)]
+pub struct StateArgs {
+    /// Order of the states' dimensions in memory. key-major: [.., HV, K, V]; value-major: [.., HV, V, K]
+    #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
+    pub state_layout: StateLayout,
+    /// Element type of the states that are written
+    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
+    pub state_dtype: Dtype,
 }
 
 /// Where and how often an operation runs.

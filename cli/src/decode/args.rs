@@ -1,12 +1,12 @@
 //! Arguments of a decode.
 
 use clap::{ArgGroup, Args};
-use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave::types::{Dtype, HeadMap};
 use deltawave_lab::inputs::Gates;
 
 use crate::args::{
     CountArgs, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE,
-    STATE_LAYOUTS, choice, finite, words,
+    ScaleArgs, StateArgs, choice, words,
 };
 
 /// The end of `--help`.
@@ -58,18 +58,10 @@ pub struct DecodeArgs {
     #[arg(long, requires = "raw_gates", help_heading = INPUTS)]
     pub neg_eigval: bool,
 
-    /// Normalise the rows of q and k in the kernel
-    #[arg(long, help_heading = OPERATION)]
-    pub l2norm: bool,
-    /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
-    #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
-    pub scale: Option<f32>,
-    /// Order of the states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
-    #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
-    pub state_layout: StateLayout,
-    /// Element type of the states
-    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
-    pub state_dtype: Dtype,
+    #[command(flatten)]
+    pub scale: ScaleArgs,
+    #[command(flatten)]
+    pub state: StateArgs,
     /// Write the state after every token to its own tensor, for a later commit; the pool stays unchanged
     #[arg(long, help_heading = OPERATION)]
     pub verify: bool,

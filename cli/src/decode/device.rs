@@ -57,7 +57,7 @@ impl Launch for Workload<'_> {
             ),
             None => ([f32s(&inputs.g)?, f32s(&inputs.beta)?], None),
         };
-        let dtype = self.args.state_dtype;
+        let dtype = self.args.state.state_dtype;
         let state = self.states(1).laid_out(&self.state, dtype);
         let each = self.state.values.len();
         let states = || DeviceTensor::empty(context, dtype, self.rows() * each);
@@ -110,7 +110,7 @@ impl Launch for Workload<'_> {
             },
             pool: StatePool {
                 tensor: device.pool.view_mut(pool)?,
-                layout: self.args.state_layout,
+                layout: self.args.state.state_layout,
                 slots: None,
                 write_slots: None,
             },

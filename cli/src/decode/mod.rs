@@ -53,8 +53,8 @@ pub fn run(args: &DecodeArgs) -> Result<Report, Failure> {
             map: args.head_map,
             ..Heads::new(hk, hv, k, v)
         },
-        qk_l2norm: args.l2norm,
-        scale: args.scale.filter(|x| *x != 0.0),
+        qk_l2norm: args.scale.l2norm,
+        scale: args.scale.scale(),
         tokens: args.tokens.into(),
         ..DecodeSpec::new(hk, hv, k, v)
     };
@@ -103,7 +103,7 @@ impl<'a> Request for Planned<'a> {
             batch: args.batch as usize,
             inputs: Inputs::new(input),
             gate_inputs: args.raw_gates.then(|| GateInputs::new(input)),
-            state: random_state(args.state_dtype, each, args.seed),
+            state: random_state(args.state.state_dtype, each, args.seed),
         })
     }
 }
@@ -121,7 +121,7 @@ impl Workload<'_> {
             heads: self.spec.heads.value,
             key_dim: self.spec.heads.key_dim,
             value_dim: self.spec.heads.value_dim,
-            layout: self.args.state_layout,
+            layout: self.args.state.state_layout,
         }
     }
 
@@ -179,7 +179,7 @@ impl driver::Workload for Workload<'_> {
             self.batch
         };
         let states = (self.batch + written) * self.state.values.len();
-        self.rows() * token + states * self.args.state_dtype.size()
+        self.rows() * token + states * self.args.state.state_dtype.size()
     }
 
     fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
@@ -188,7 +188,7 @@ impl driver::Workload for Workload<'_> {
 
     fn describe(&self, _: &Decode, _: &Output) -> Description {
         let (s, args) = (&self.spec, self.args);
-        let layout = word(STATE_LAYOUTS, &args.state_layout);
+        let layout = word(STATE_LAYOUTS, &args.state.state_layout);
         let title = format!(
             "{} sequences of {} tokens, {} and {} heads of {} and {}, {}, states {} {layout}",
             self.batch,
@@ -198,7 +198,7 @@ impl driver::Workload for Workload<'_> {
             s.heads.key_dim,
             s.heads.value_dim,
             s.dtype,
-            args.state_dtype
+            args.state.state_dtype
         );
         Description {
             title: ["Decode".to_owned(), title],
@@ -214,7 +214,7 @@ impl driver::Workload for Workload<'_> {
                 raw_gates: args.raw_gates,
                 l2norm: s.qk_l2norm,
                 state_layout: layout,
-                state_dtype: args.state_dtype.name(),
+                state_dtype: args.state.state_dtype.name(),
                 verify: args.verify,
             },
             notes: Vec::new(),

@@ -2,11 +2,11 @@
 
 use clap::{ArgGroup, Args};
 use deltawave::norm::OutputGate;
-use deltawave::types::{Dtype, StateLayout};
+use deltawave::types::Dtype;
 
 use crate::args::{
-    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE,
-    STATE_LAYOUTS, choice, length, words,
+    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE, StateArgs,
+    choice, length, words,
 };
 use crate::conv::args::{ROW_LAYOUTS, RowLayout};
 
@@ -58,12 +58,8 @@ pub struct LayerArgs {
     /// Activation of z, the gate of the norm
     #[arg(long, value_parser = choice(OUTPUT_GATES), default_value = "silu", help_heading = OPERATION)]
     pub output_gate: OutputGate,
-    /// Order of the recurrent states' dimensions in memory: [slots, HV, K, V], or [slots, HV, V, K]
-    #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
-    pub state_layout: StateLayout,
-    /// Element type of the recurrent states
-    #[arg(long, value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
-    pub state_dtype: Dtype,
+    #[command(flatten)]
+    pub state: StateArgs,
     /// Number of segments of the longest prefilled sequence [default: the fastest number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
     pub segments: Option<u32>,

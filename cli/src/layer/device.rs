@@ -54,7 +54,7 @@ impl Launch for Workload<'_> {
     fn upload(&self, context: &Context, plan: &Layer) -> Fallible<Device> {
         let (s, states) = (&self.spec, self.states());
         let conv_states = self.sequences() * s.conv().total_channels() * (s.width - 1);
-        let state_dtype = self.args.state_dtype;
+        let state_dtype = self.args.state.state_dtype;
         let conv_state = DeviceTensor::empty(context, s.dtype, conv_states)?;
         let state = DeviceTensor::empty(context, state_dtype, states.count * states.each())?;
         let before = match &self.states {
@@ -126,7 +126,7 @@ impl Launch for Workload<'_> {
                 conv: device.conv_state.view_mut(conv_states)?,
                 conv_layout: ConvStateLayout::ChannelMajor,
                 recurrent: device.state.view_mut(self.states().shape())?,
-                recurrent_layout: self.args.state_layout,
+                recurrent_layout: self.args.state.state_layout,
                 slots: None,
                 has_initial_state: Some((&device.has_initial_state).into()),
             },

@@ -118,7 +118,7 @@ impl<'a> Request for Planned<'a> {
         let states = || {
             let conv = sequences * channels * (spec.width - 1);
             let recurrent = sequences * values * spec.heads.key_dim;
-            let recurrent = random_normal(args.state_dtype, "state", recurrent, args.seed);
+            let recurrent = random_normal(args.state.state_dtype, "state", recurrent, args.seed);
             [draw("conv_state", conv), recurrent]
         };
         Ok(Workload {
@@ -146,7 +146,7 @@ impl Workload<'_> {
             heads: self.spec.heads.value,
             key_dim: self.spec.heads.key_dim,
             value_dim: self.spec.heads.value_dim,
-            layout: self.args.state_layout,
+            layout: self.args.state.state_layout,
         }
     }
 
@@ -174,7 +174,7 @@ impl driver::Workload for Workload<'_> {
         let s = &self.spec;
         let (channels, values) = (s.conv().total_channels(), s.heads.value * s.heads.value_dim);
         let row = channels + 2 * values + 2 * s.heads.value;
-        let state = values * s.heads.key_dim * self.args.state_dtype.size()
+        let state = values * s.heads.key_dim * self.args.state.state_dtype.size()
             + channels * (s.width - 1) * s.dtype.size();
         let accesses = 1 + usize::from(self.states.is_some());
         let vectors = [&self.a_log, &self.dt_bias, &self.norm_weight];
@@ -218,8 +218,8 @@ impl driver::Workload for Workload<'_> {
                 output_gate: word(OUTPUT_GATES, &s.gate),
                 layout: word(ROW_LAYOUTS, &args.layout),
                 initial_state: args.initial_state,
-                state_layout: word(STATE_LAYOUTS, &args.state_layout),
-                state_dtype: args.state_dtype.name(),
+                state_layout: word(STATE_LAYOUTS, &args.state.state_layout),
+                state_dtype: args.state.state_dtype.name(),
                 workspace_bytes: plan.workspace_bytes(),
             },
             notes: Vec::new(),

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave::types::{Dtype, HeadMap};
 use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
 
 use crate::args::{
     Choices, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, RESULTS, RUN, RunArgs, SHAPE,
-    STATE_LAYOUTS, choice, finite, gpu, length, snapshot_interval, words,
+    ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
 };
 
 /// The end of `prefill --help`.
@@ -111,18 +111,10 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "FILE", help_heading = INPUTS)]
     pub save_input: Option<PathBuf>,
 
-    /// Normalise q and k in the kernels: x / sqrt(sum(x^2) + 1e-6)
-    #[arg(long, help_heading = OPERATION)]
-    pub l2norm: bool,
-    /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
-    #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
-    pub scale: Option<f32>,
-    /// Order of the states' dimensions in memory: [N, HV, K, V], or [N, HV, V, K]
-    #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
-    pub state_layout: StateLayout,
-    /// Element type of the final state
-    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
-    pub state_dtype: Dtype,
+    #[command(flatten)]
+    pub scale: ScaleArgs,
+    #[command(flatten)]
+    pub state: StateArgs,
     /// Keep the states in place, in a pool of SLOTS states; --check: unused slots must not change
     #[arg(long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = OPERATION)]
     pub pool: Option<u32>,

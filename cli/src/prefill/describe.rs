@@ -63,7 +63,7 @@ impl driver::Workload for Workload<'_> {
         2 * keys * d.q.dtype.size()
             + values * (d.v.dtype.size() + self.spec.dtype.size())
             + scalars * (gate + beta)
-            + states * (self.args.state_dtype.size() + initial)
+            + states * (self.args.state.state_dtype.size() + initial)
     }
 
     fn follow_up(
@@ -114,7 +114,7 @@ impl driver::Workload for Workload<'_> {
             qk_l2norm: s.qk_l2norm,
             scale: scale,
             neg_eigval: self.neg_eigval,
-            state_layout: word(STATE_LAYOUTS, &args.state_layout),
+            state_layout: word(STATE_LAYOUTS, &args.state.state_layout),
         };
         let mut notes = Vec::new();
         for (name, part) in ["pool", "snapshots"]
@@ -178,7 +178,7 @@ impl Workload<'_> {
         if let Some(initial) = &d.initial_state {
             line("initial_state", &states, initial.dtype);
         }
-        line("final_state", &states, self.args.state_dtype);
+        line("final_state", &states, self.args.state.state_dtype);
         lines
     }
 

@@ -74,7 +74,7 @@ impl Launch for Workload<'_> {
     }
 
     fn upload(&self, context: &Context, plan: &Prefill) -> Fallible<Device> {
-        let (d, dtype) = (&self.data, self.args.state_dtype);
+        let (d, dtype) = (&self.data, self.args.state.state_dtype);
         let copy = |t: &HostTensor| DeviceTensor::copy(context, t);
         let empty = |dtype, elements| DeviceTensor::empty(context, dtype, elements);
         let states = self.states(self.pool.unwrap_or(self.sequences()));
@@ -118,7 +118,7 @@ impl Launch for Workload<'_> {
         plan: &Prefill,
         part: Part,
     ) -> Fallible<()> {
-        let (d, layout) = (&self.data, self.args.state_layout);
+        let (d, layout) = (&self.data, self.args.state.state_layout);
         let keys = [d.key_heads, d.key_dim];
         let values = [d.value_heads, d.value_dim];
         let shape = self.states(self.sequences()).shape();

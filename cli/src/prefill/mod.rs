@@ -165,7 +165,7 @@ impl<'a> Planned<'a> {
             value_dim: dims[1],
             gates: args.gates.unwrap_or(Gates::Normal),
             keys: args.keys.unwrap_or(Keys::Normal),
-            unit_rows: !args.l2norm,
+            unit_rows: !args.scale.l2norm,
             seed: args.seed.unwrap_or(0),
         };
         Ok(Planned {
@@ -227,7 +227,7 @@ impl<'a> Planned<'a> {
                 "invalid value '{slots}' for '--pool <SLOTS>': {sequences} sequences need as many slots"
             )));
         }
-        let dtype = self.args.state_dtype;
+        let dtype = self.args.state.state_dtype;
         if let Some(initial) = self.initial_state().filter(|initial| *initial != dtype) {
             return Err(Failure::wrong(format!(
                 "a pool has states of one type, and --initial-state is {initial}, --state-dtype {dtype}"
@@ -314,7 +314,7 @@ impl Workload<'_> {
             heads: self.spec.heads.value,
             key_dim: self.spec.heads.key_dim,
             value_dim: self.spec.heads.value_dim,
-            layout: self.args.state_layout,
+            layout: self.args.state.state_layout,
         }
     }
 }
@@ -327,8 +327,8 @@ fn spec(args: &PrefillArgs, dtype: Dtype, [hk, hv]: [usize; 2], [k, v]: [usize; 
             map: args.head_map,
             ..Heads::new(hk, hv, k, v)
         },
-        qk_l2norm: args.l2norm,
-        scale: args.scale.filter(|x| *x != 0.0),
+        qk_l2norm: args.scale.l2norm,
+        scale: args.scale.scale(),
         segments: args.segments.map(|n| n as usize),
         ..PrefillSpec::new(hk, hv, k, v)
     }

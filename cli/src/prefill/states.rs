@@ -43,7 +43,7 @@ impl Workload<'_> {
     /// The bytes of the pool before a run, given the initial states in its layout.
     pub(super) fn pool_before(&self, initial: Option<&HostTensor>) -> Vec<u8> {
         let slots = self.pool.unwrap_or(0);
-        let each = self.states(1).each() * self.args.state_dtype.size();
+        let each = self.states(1).each() * self.args.state.state_dtype.size();
         let mut before = vec![0xff; slots * each];
         if let Some(initial) = initial {
             let states = initial.bytes.chunks_exact(each.max(1));
