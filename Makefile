@@ -109,7 +109,7 @@ check-docs: ## run the command blocks of README.md, python/README.md and docs/ o
 	@scripts/setup test
 	$(CARGO) build --release
 	$(CARGO) build --release -p deltawave-c
-	python3 scripts/check-docs
+	CHECK_DOCS_PATH="$$PATH" python3 scripts/check-docs
 
 release-check: ## do all of a release but publish: package every crate, compile it from its archive, build the docs
 	@scripts/setup build
