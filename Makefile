@@ -13,7 +13,7 @@ BENCH_OUT = target/bench
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
 
-.PHONY: help demo test dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint fmt doc setup clean
+.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -21,12 +21,20 @@ help: ## list the targets
 
 demo: ## run a Gated DeltaNet prefill of Qwen3.5-35B-A3B and check it against the oracle
 	@scripts/setup build
-	$(CARGO) run --profile $(PROFILE) --bin deltawave -- prefill --model qwen3.5-35b-a3b \
+	$(CARGO) run --profile $(PROFILE) -p deltawave-cli -- prefill --model qwen3.5-35b-a3b \
 		--seqlens 1,63,64,65,129,300,500,926 --dtype bf16 --check
 
 test: ## run every test that this machine can run
 	@scripts/setup test
 	$(CARGO) test --workspace --profile $(PROFILE)
+	@$(MAKE) --no-print-directory test-engine
+
+# What an engine links. No kernels: its tests run none.
+test-engine:
+	@! $(CARGO) tree -p deltawave --no-default-features -e normal --prefix none | \
+		grep -E '^(deltawave-sim|deltawave-lab|rayon|safetensors|libm|clap) '
+	DELTAWAVE_ARCHS= DELTAWAVE_REQUIRE_KERNELS=0 $(CARGO) test -p deltawave --no-default-features \
+		--profile $(PROFILE) --test without_simulator
 
 dropin: ## build the simulator as libamdhip64.so, .so.5, .so.6 and .so.7 in target/dropin
 	$(CARGO) build --profile $(PROFILE) -p deltawave-sim-dropin
@@ -56,7 +64,7 @@ gpu-bundle: ## pack what make gpu needs where there is no Rust into target/gpu
 
 bench: ## measure prefill from C++ through the HIP runtime; without a GPU: a small sweep on the simulator
 	@scripts/setup test
-	$(CARGO) run --profile $(PROFILE) --bin deltawave -- info --save-kernels $(BENCH_OUT)/kernels >/dev/null
+	$(CARGO) run --profile $(PROFILE) -p deltawave-cli -- info --save-kernels $(BENCH_OUT)/kernels >/dev/null
 	benches/gdn_bench/build $(BENCH_OUT)/gdn_bench
 	@$(BENCH_OUT)/gdn_bench $(BENCH) || { \
 		status=$$?; [ $$status = 3 ] || exit $$status; \
@@ -70,7 +78,7 @@ bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA
 bench-compare: ## compare prefill with FLA's chain on the simulator: counters, modelled times (fetches packages from PyPI)
 	@scripts/setup test
 	CARGO='$(CARGO)' benches/compare/run $(COMPARE)
-	cp target/compare/compare.md target/compare/compare.svg docs/
+	cp target/compare/compare.md target/compare/compare.svg docs/results/
 
 peers-library:
 	DELTAWAVE_ARCHS=$${DELTAWAVE_ARCHS:-gfx942,sm_90a} $(CARGO) build --profile $(PROFILE) -p deltawave-c
@@ -94,6 +102,18 @@ lint: ## check formats, lints and documentation
 	clang-format-19 --dry-run -Werror $(HIP_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --profile $(PROFILE) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --profile $(PROFILE)
+	python3 docs/draw.py --check
+	python3 scripts/check-docs --static
+
+check-docs: ## run the command blocks of README.md, python/README.md and docs/ on the simulator
+	@scripts/setup test
+	$(CARGO) build --release
+	$(CARGO) build --release -p deltawave-c
+	CHECK_DOCS_PATH="$$PATH" python3 scripts/check-docs
+
+release-check: ## do all of a release but publish: package every crate, compile it from its archive, build the docs
+	@scripts/setup build
+	CARGO='$(CARGO)' python3 scripts/release-check
 
 fmt: ## format Rust and HIP sources
 	@scripts/setup lint

@@ -7,7 +7,7 @@
 // | inputs; the result that they must have | inputs, reference |
 // | devices, memory, events; errors | device, failure |
 // | tensors; what launches a prefill | prefill |
-// | the kernels and their arguments (hip/abi.h) | kernels |
+// | the kernels and their arguments (hip/kernel_args.h) | kernels |
 // | or the C library and its plans (include/deltawave.h) | library |
 // | one shape: checked, then timed; what it needs at least | measure |
 // | table, JSON, peaks of devices | report |

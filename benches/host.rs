@@ -10,7 +10,8 @@ mod null_runtime;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use deltawave::prefill::{DevicePrefill, Prefill, Workspace};
+use deltawave::prefill::Prefill;
+use deltawave::workspace::Workspace;
 
 use null_runtime::{Layer, Shape};
 
@@ -107,14 +108,15 @@ fn host(c: &mut Criterion) {
             });
         });
 
-        let plan = DevicePrefill::new(&context, s.spec(), s.tokens, s.sequences).expect("a plan");
+        let plan = Prefill::device(&context, s.spec(), s.tokens, s.sequences).expect("a plan");
         let mut layer = Layer::new(&context, s, plan.workspace_bytes()).expect("memory");
         let lengths = context.upload(&cu_seqlens).expect("memory");
-        let (tensors, workspace) = layer.parts(true).expect("tensors");
+        let (mut tensors, workspace) = layer.parts(true).expect("tensors");
+        tensors.cu_seqlens = Some((&lengths).into());
         c.bench_function(&format!("launch, lengths on the device/{what}"), |b| {
             b.iter(|| {
                 let workspace = Workspace::new(workspace);
-                plan.launch(&stream, &lengths, black_box(&tensors), workspace)
+                plan.launch(&stream, black_box(&tensors), workspace)
                     .expect("a launch");
             });
         });

@@ -5,10 +5,14 @@
 
 use std::error::Error;
 
-use deltawave::inputs::{InputSpec, Inputs};
-use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, StateMut, Workspace};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
+use deltawave::state::StateMut;
+use deltawave::state::States;
 use deltawave::types::StateLayout;
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{InputSpec, Inputs};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::hip;
 use half::bf16;
@@ -70,6 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for _ in 0..5 {
             hip::reset_statistics();
             let tensors = PrefillTensors {
+                cu_seqlens: None,
                 q: q.tensor([TOKENS, KEY_HEADS, DIM])?.into(),
                 k: k.tensor([TOKENS, KEY_HEADS, DIM])?.into(),
                 v: v.tensor([TOKENS, VALUE_HEADS, DIM])?.into(),
@@ -77,14 +82,14 @@ fn main() -> Result<(), Box<dyn Error>> {
                     g: Some(g.tensor([TOKENS, VALUE_HEADS])?.into()),
                     beta: Some(beta.tensor([TOKENS, VALUE_HEADS])?.into()),
                 },
-                initial_state: None,
-                has_initial_state: None,
+                states: States::Separate {
+                    initial: None,
+                    last: Some(StateMut {
+                        tensor: state.tensor_mut([1, VALUE_HEADS, DIM, DIM])?,
+                        layout: StateLayout::KeyMajor,
+                    }),
+                },
                 o: o.tensor_mut([TOKENS, VALUE_HEADS, DIM])?.into(),
-                final_state: Some(StateMut {
-                    tensor: state.tensor_mut([1, VALUE_HEADS, DIM, DIM])?,
-                    layout: StateLayout::KeyMajor,
-                }),
-                pool: None,
                 snapshots: None,
             };
             plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;

@@ -5,9 +5,13 @@
 
 use std::error::Error;
 
-use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, StateMut, Workspace};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::{Backend, Context};
+use deltawave::state::StateMut;
+use deltawave::state::States;
 use deltawave::types::StateLayout;
+use deltawave::workspace::Workspace;
 use half::bf16;
 
 /// Keys and values of 16 numbers, the fewest that there can be.
@@ -52,21 +56,24 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let mut workspace = context.alloc::<u8>(plan.workspace_bytes())?;
 
     let tensors = PrefillTensors {
-        q: k.tensor([n, 1, DIM])?.into(), // [tokens, key heads, K]
+        cu_seqlens: None,
+        q: k.tensor([n, 1, DIM])?.into(),
+        // [tokens, key heads, K]
         k: k.tensor([n, 1, DIM])?.into(),
-        v: v.tensor([n, 1, DIM])?.into(), // [tokens, value heads, V]
+        v: v.tensor([n, 1, DIM])?.into(),
+        // [tokens, value heads, V]
         gating: Gating::Given {
             g: Some(g.tensor([n, 1])?.into()), // natural logarithms
             beta: Some(beta.tensor([n, 1])?.into()),
         },
-        initial_state: None, // zeros
-        has_initial_state: None,
+        states: States::Separate {
+            initial: None,
+            last: Some(StateMut {
+                tensor: state.tensor_mut([1, 1, DIM, DIM])?,
+                layout: StateLayout::KeyMajor,
+            }),
+        },
         o: o.tensor_mut([n, 1, DIM])?.into(),
-        final_state: Some(StateMut {
-            tensor: state.tensor_mut([1, 1, DIM, DIM])?,
-            layout: StateLayout::KeyMajor, // [N, HV, K, V]
-        }),
-        pool: None,
         snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;

@@ -5,12 +5,15 @@
 
 use std::error::Error;
 
-use deltawave::prefill::{
-    Gating, Prefill, PrefillSpec, PrefillTensors, State, StateMut, Workspace,
-};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::{Backend, Context};
+use deltawave::state::InitialState;
+use deltawave::state::States;
+use deltawave::state::{State, StateMut};
 use deltawave::tensor::Buffer;
 use deltawave::types::StateLayout;
+use deltawave::workspace::Workspace;
 use half::bf16;
 
 const HEADS: usize = 2;
@@ -85,6 +88,7 @@ fn prefill(
     let (rows, shape) = ([tokens, HEADS, DIM], [sequences, HEADS, DIM, DIM]);
     let layout = StateLayout::KeyMajor;
     let tensors = PrefillTensors {
+        cu_seqlens: None,
         q: q.tensor(rows)?.into(),
         k: k.tensor(rows)?.into(),
         v: v.tensor(rows)?.into(),
@@ -92,20 +96,25 @@ fn prefill(
             g: Some(g.tensor([tokens, HEADS])?.into()),
             beta: None, // 1
         },
-        initial_state: match &initial {
-            Some(x) => Some(State {
-                tensor: x.tensor(shape)?,
+        states: States::Separate {
+            initial: (match &initial {
+                Some(x) => Some(State {
+                    tensor: x.tensor(shape)?,
+                    layout,
+                }),
+                None => None,
+            })
+            .map(|state| InitialState {
+                state,
+                has_initial_state: None,
+            }),
+            last: Some(StateMut {
+                tensor: states.tensor_mut(shape)?,
                 layout,
             }),
-            None => None,
         },
-        has_initial_state: None, // all have one, if any has
+        // all have one, if any has
         o: o.tensor_mut(rows)?.into(),
-        final_state: Some(StateMut {
-            tensor: states.tensor_mut(shape)?,
-            layout,
-        }),
-        pool: None,
         snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;

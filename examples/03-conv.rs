@@ -47,6 +47,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let mut v = context.alloc::<bf16>(n * heads * dim)?;
         let shape = [n, heads, dim];
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&x.tensor([n, columns])?, &spec)?,
             weight: weight.tensor([channels, 4])?,
             bias: None,

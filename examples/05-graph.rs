@@ -33,6 +33,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let graph = stream.capture(|stream| {
         let projections = x.tensor([tokens, columns])?;
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&projections, &spec)?,
             weight: weight.tensor([3 * dim, 4])?,
             bias: None,

@@ -7,14 +7,14 @@
 use std::error::Error;
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
 use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave::metrics::compare;
-use deltawave::oracle::layer::{LayerProblem, layer};
-use deltawave::prefill::Workspace;
 use deltawave::runtime::{Backend, Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle::layer::{LayerProblem, layer};
 use half::bf16;
 
 /// Tokens of the first prompt, to which one is added, and of the second.
@@ -70,8 +70,8 @@ impl Model {
     fn new(context: &Context, spec: LayerSpec) -> deltawave::Result<Self> {
         let channels = spec.conv().total_channels();
         let conv = random_normal(spec.dtype, "conv", channels * spec.width, 0);
-        let a_log = random_normal(Dtype::F32, "a_log", spec.value_heads, 0);
-        let norm = random_normal(Dtype::F32, "norm", spec.value_dim, 0);
+        let a_log = random_normal(Dtype::F32, "a_log", spec.heads.value, 0);
+        let norm = random_normal(Dtype::F32, "norm", spec.heads.value_dim, 0);
         Ok(Model {
             spec,
             conv: context.upload(&conv.bytes)?,
@@ -87,9 +87,12 @@ impl Model {
         Ok(LayerWeights {
             conv: self.conv.tensor_of(s.dtype, shape, [s.width, 1], 0)?,
             conv_bias: None,
-            a_log: self.a_log.tensor_of(Dtype::F32, [s.value_heads], [1], 0)?,
+            a_log: self.a_log.tensor_of(Dtype::F32, [s.heads.value], [1], 0)?,
             dt_bias: None,
-            norm: Some(self.norm.tensor_of(Dtype::F32, [s.value_dim], [1], 0)?),
+            norm: Some(
+                self.norm
+                    .tensor_of(Dtype::F32, [s.heads.value_dim], [1], 0)?,
+            ),
         })
     }
 
@@ -103,10 +106,10 @@ impl Model {
         let problem = LayerProblem {
             dtype: s.dtype,
             tokens: inputs.tokens(),
-            key_heads: s.key_heads,
-            value_heads: s.value_heads,
-            key_dim: s.key_dim,
-            value_dim: s.value_dim,
+            key_heads: s.heads.key,
+            value_heads: s.heads.value,
+            key_dim: s.heads.key_dim,
+            value_dim: s.heads.value_dim,
             width: s.width,
             x: &x.concat(),
             z: &z.concat(),
@@ -143,8 +146,8 @@ struct Inputs {
 
 impl Inputs {
     fn new(spec: &LayerSpec, tokens: usize) -> Self {
-        let heads = spec.value_heads;
-        let columns = spec.conv().total_channels() + heads * spec.value_dim;
+        let heads = spec.heads.value;
+        let columns = spec.conv().total_channels() + heads * spec.heads.value_dim;
         let draw = |name, n| random_normal(spec.dtype, name, n, 0);
         Inputs {
             columns,
@@ -182,7 +185,7 @@ struct Pools {
 impl Pools {
     fn new(context: &Context, spec: &LayerSpec) -> deltawave::Result<Self> {
         let channels = spec.conv().total_channels();
-        let state = spec.value_heads * spec.key_dim * spec.value_dim;
+        let state = spec.heads.value * spec.heads.key_dim * spec.heads.value_dim;
         Ok(Pools {
             conv: context.alloc(SLOTS * channels * (spec.width - 1))?,
             recurrent: context.alloc(SLOTS * state)?,
@@ -209,10 +212,11 @@ impl Pools {
             context.upload(&inputs.b.bytes)?,
         );
         let scalars = [tokens, inputs.heads];
-        let mut y = context.alloc::<bf16>(tokens * s.value_heads * s.value_dim)?;
+        let mut y = context.alloc::<bf16>(tokens * s.heads.value * s.heads.value_dim)?;
         let mut workspace = context.alloc::<u8>(plan.workspace_bytes())?;
         let (channels, columns) = (s.conv().total_channels(), s.width - 1);
         let tensors = LayerTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&rows, &s.conv())?,
             z: ConvInput::flat_z(&rows, &s.conv())?,
             a: a.tensor_of(s.dtype, scalars, [inputs.heads, 1], 0)?.into(),
@@ -223,15 +227,16 @@ impl Pools {
                 conv_layout: ConvStateLayout::ChannelMajor,
                 recurrent: (self.recurrent).tensor_mut([
                     SLOTS,
-                    s.value_heads,
-                    s.key_dim,
-                    s.value_dim,
+                    s.heads.value,
+                    s.heads.key_dim,
+                    s.heads.value_dim,
                 ])?,
                 recurrent_layout: StateLayout::KeyMajor,
                 slots: Some((&slots).into()),
                 has_initial_state: Some((&has).into()),
             },
-            y: y.tensor_mut([tokens, s.value_heads, s.value_dim])?.into(),
+            y: y.tensor_mut([tokens, s.heads.value, s.heads.value_dim])?
+                .into(),
         };
         plan.launch(&self.stream, &tensors, Workspace::new(&mut workspace))?;
         let y = y.download(&self.stream)?;

@@ -6,12 +6,14 @@
 
 use std::error::Error;
 
-use deltawave::prefill::{
-    Gating, Prefill, PrefillSpec, PrefillTensors, Snapshot, Snapshots, StatePool, Workspace,
-};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors, Snapshot, Snapshots};
 use deltawave::runtime::{Backend, Context};
+use deltawave::state::StatePool;
+use deltawave::state::States;
 use deltawave::tensor::Buffer;
 use deltawave::types::StateLayout;
+use deltawave::workspace::Workspace;
 use half::bf16;
 
 const HEADS: usize = 2;
@@ -87,6 +89,7 @@ fn launch(
     let mut o = context.alloc::<bf16>(rows.len())?;
     let mut workspace = context.alloc::<u8>(plan.workspace_bytes())?;
     let tensors = PrefillTensors {
+        cu_seqlens: None,
         q: x.tensor(shape)?.into(),
         k: x.tensor(shape)?.into(),
         v: x.tensor(shape)?.into(),
@@ -94,16 +97,16 @@ fn launch(
             g: None,
             beta: None,
         },
-        initial_state: None,
-        has_initial_state: None,
+        states: States::Pool {
+            pool: StatePool {
+                tensor: pool.tensor_mut([SLOTS, HEADS, DIM, DIM])?,
+                layout: StateLayout::KeyMajor,
+                slots: None,
+                write_slots: None,
+            },
+            has_initial_state: None,
+        },
         o: o.tensor_mut(shape)?.into(),
-        final_state: None,
-        pool: Some(StatePool {
-            tensor: pool.tensor_mut([SLOTS, HEADS, DIM, DIM])?,
-            layout: StateLayout::KeyMajor,
-            slots: None, // those of the plan
-            write_slots: None,
-        }),
         snapshots,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))?;

@@ -6,8 +6,9 @@
 use std::error::Error;
 
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
-use deltawave::prefill::{Gating, StatePool};
+use deltawave::gates::Gating;
 use deltawave::runtime::{Backend, Context};
+use deltawave::state::StatePool;
 use deltawave::types::StateLayout;
 use half::bf16;
 

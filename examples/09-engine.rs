@@ -1,6 +1,6 @@
 //! Steps of an engine, all of them replays of one graph. `cargo run --release --example 09-engine`
 //!
-//! A [`DeviceLayer`] reads its lengths on the device, so that what was captured once serves steps of varying lengths: a decode
+//! A [`Layer`] reads its lengths on the device, so that what was captured once serves steps of varying lengths: a decode
 //! that is not there has a negative slot, a prefill that is not there has no tokens. Two prompts are prefilled, then one
 //! step decodes a token of each beside the prefill of a third; and a prompt with its next token, prefilled at once, has the
 //! same output within the rounding of its type.
@@ -8,13 +8,14 @@
 use std::error::Error;
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::inputs::random_normal;
-use deltawave::layer::{DeviceLayer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave::metrics::compare;
-use deltawave::prefill::Workspace;
+use deltawave::layer::Layer;
+use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::runtime::{Backend, Context, Graph, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::random_normal;
+use deltawave_lab::metrics::compare;
 use half::bf16;
 
 /// What the graph holds at most: rows, and sequences, of which the first are decodes.
@@ -75,7 +76,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 struct Engine {
     stream: Stream,
     spec: LayerSpec,
-    plan: DeviceLayer,
+    plan: Layer,
     conv: Buffer<u8>,
     a_log: Buffer<u8>,
     norm: Buffer<u8>,
@@ -93,16 +94,16 @@ struct Engine {
 
 impl Engine {
     fn new(context: &Context, spec: LayerSpec) -> deltawave::Result<Self> {
-        let (channels, heads) = (spec.conv().total_channels(), spec.value_heads);
+        let (channels, heads) = (spec.conv().total_channels(), spec.heads.value);
         let weights = |dtype, name, n| context.upload(&random_normal(dtype, name, n, 0).bytes);
-        let plan = DeviceLayer::new(context, spec, ROWS, SEQUENCES, DECODES)?;
-        let values = heads * spec.value_dim;
+        let plan = Layer::device(context, spec, ROWS, SEQUENCES, DECODES)?;
+        let values = heads * spec.heads.value_dim;
         Ok(Engine {
             stream: context.stream()?,
             spec,
             conv: weights(spec.dtype, "conv", channels * spec.width)?,
             a_log: weights(Dtype::F32, "a_log", heads)?,
-            norm: weights(Dtype::F32, "norm", spec.value_dim)?,
+            norm: weights(Dtype::F32, "norm", spec.heads.value_dim)?,
             x: context.alloc(2 * ROWS * (channels + values))?,
             a: context.alloc(2 * ROWS * heads)?,
             b: context.alloc(2 * ROWS * heads)?,
@@ -110,7 +111,7 @@ impl Engine {
             slots: context.alloc(SEQUENCES)?,
             has_initial_state: context.alloc(SEQUENCES)?,
             conv_pool: context.alloc(SLOTS * channels * (spec.width - 1))?,
-            pool: context.alloc(SLOTS * values * spec.key_dim)?,
+            pool: context.alloc(SLOTS * values * spec.heads.key_dim)?,
             y: context.alloc(ROWS * values)?,
             workspace: context.alloc(plan.workspace_bytes())?,
             plan,
@@ -119,16 +120,17 @@ impl Engine {
 
     /// Numbers of a row of y.
     fn row(&self) -> usize {
-        self.spec.value_heads * self.spec.value_dim
+        self.spec.heads.value * self.spec.heads.value_dim
     }
 
     fn capture(&mut self) -> deltawave::Result<Graph> {
         let (s, channels) = (self.spec, self.spec.conv().total_channels());
-        let (heads, columns) = (s.value_heads, channels + self.row());
+        let (heads, columns) = (s.heads.value, channels + self.row());
         let x = (self.x).tensor_of(s.dtype, [ROWS, columns], [columns, 1], 0)?;
         let scalars = |b| Buffer::<u8>::tensor_of(b, s.dtype, [ROWS, heads], [heads, 1], 0);
         let conv_shape = [SLOTS, channels, s.width - 1];
         let tensors = LayerTensors {
+            cu_seqlens: Some((&self.cu_seqlens).into()),
             x: ConvInput::flat(&x, &s.conv())?,
             z: ConvInput::flat_z(&x, &s.conv())?,
             a: scalars(&self.a)?.into(),
@@ -138,21 +140,28 @@ impl Engine {
                 conv_bias: None,
                 a_log: self.a_log.tensor_of(Dtype::F32, [heads], [1], 0)?,
                 dt_bias: None,
-                norm: Some(self.norm.tensor_of(Dtype::F32, [s.value_dim], [1], 0)?),
+                norm: Some(
+                    self.norm
+                        .tensor_of(Dtype::F32, [s.heads.value_dim], [1], 0)?,
+                ),
             },
             states: LayerStates {
                 conv: self.conv_pool.tensor_mut(conv_shape)?,
                 conv_layout: ConvStateLayout::ChannelMajor,
-                recurrent: (self.pool).tensor_mut([SLOTS, heads, s.key_dim, s.value_dim])?,
+                recurrent: (self.pool).tensor_mut([
+                    SLOTS,
+                    heads,
+                    s.heads.key_dim,
+                    s.heads.value_dim,
+                ])?,
                 recurrent_layout: StateLayout::KeyMajor,
                 slots: Some((&self.slots).into()),
                 has_initial_state: Some((&self.has_initial_state).into()),
             },
-            y: self.y.tensor_mut([ROWS, heads, s.value_dim])?.into(),
+            y: self.y.tensor_mut([ROWS, heads, s.heads.value_dim])?.into(),
         };
-        let (plan, lengths, workspace) = (&self.plan, &self.cu_seqlens, &mut self.workspace);
-        (self.stream)
-            .capture(|stream| plan.launch(stream, lengths, &tensors, Workspace::new(workspace)))
+        let (plan, workspace) = (&self.plan, &mut self.workspace);
+        (self.stream).capture(|stream| plan.launch(stream, &tensors, Workspace::new(workspace)))
     }
 
     /// Writes what a step takes to where the graph reads it, replays it, and returns y. In a model it is kernels before
@@ -175,8 +184,8 @@ impl Engine {
             cu_seqlens[n + 1] = cu_seqlens[n] + q.tokens as i32;
         }
         self.x.write(&rows("x", columns))?;
-        self.a.write(&rows("a", s.value_heads))?;
-        self.b.write(&rows("b", s.value_heads))?;
+        self.a.write(&rows("a", s.heads.value))?;
+        self.b.write(&rows("b", s.heads.value))?;
         self.cu_seqlens.write(&cu_seqlens)?;
         self.slots.write(&batch.map(|q| q.slot))?;
         (self.has_initial_state).write(&batch.map(|q| u8::from(q.first > 0)))?;

@@ -162,7 +162,9 @@ typedef struct dw_prefill_tensors {
     const dw_tensor *b;       /* [T, HV] */
     const dw_tensor *a_log;   /* [HV] */
     const dw_tensor *dt_bias; /* [HV]; NULL: 0 */
-    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    /* 1: beta = 2 sigmoid(b). Beta of 1.5 to 2 on repeated keys without decay is ill-conditioned: in bf16 o and states
+     * then have errors of 20% to 80% of their rms and more, here and in unfused kernels (docs/results/accuracy.md). */
+    int32_t allow_neg_eigval;
 
     int32_t initial_layout;           /* DW_STATE_*, of initial_state */
     const dw_tensor *initial_state;   /* f32 or bf16; NULL: zeros */

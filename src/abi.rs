@@ -1,4 +1,4 @@
-//! Arguments of the kernels, generated from `hip/abi.h` by bindgen. Do not edit: see `tests/abi.rs`.
+//! Arguments of the kernels, generated from `hip/kernel_args.h` by bindgen. Do not edit: see `tests/abi.rs`.
 #![allow(
     missing_docs,
     non_camel_case_types,
@@ -6,67 +6,67 @@
     clippy::undocumented_unsafe_blocks
 )]
 
-pub const DW_F32: _bindgen_ty_1 = 0;
-pub const DW_BF16: _bindgen_ty_1 = 1;
-pub const DW_F16: _bindgen_ty_1 = 2;
+pub const DWK_F32: _bindgen_ty_1 = 0;
+pub const DWK_BF16: _bindgen_ty_1 = 1;
+pub const DWK_F16: _bindgen_ty_1 = 2;
 pub type _bindgen_ty_1 = ::core::ffi::c_uint;
-pub const DW_QK_L2NORM: _bindgen_ty_2 = 1;
-pub const DW_RAW_GATES: _bindgen_ty_2 = 2;
-pub const DW_NEGATIVE_EIGENVALUES: _bindgen_ty_2 = 4;
-pub const DW_TILED_HEADS: _bindgen_ty_2 = 8;
-pub const DW_INITIAL_VALUE_MAJOR: _bindgen_ty_2 = 16;
-pub const DW_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
-pub const DW_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
+pub const DWK_QK_L2NORM: _bindgen_ty_2 = 1;
+pub const DWK_RAW_GATES: _bindgen_ty_2 = 2;
+pub const DWK_NEGATIVE_EIGENVALUES: _bindgen_ty_2 = 4;
+pub const DWK_TILED_HEADS: _bindgen_ty_2 = 8;
+pub const DWK_INITIAL_VALUE_MAJOR: _bindgen_ty_2 = 16;
+pub const DWK_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
+pub const DWK_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
-pub const DW_CONV_SILU: _bindgen_ty_3 = 1;
-pub const DW_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
-pub const DW_CONV_KEEP_STATES: _bindgen_ty_3 = 4;
-pub const DW_CONV_QK_L2NORM: _bindgen_ty_3 = 8;
+pub const DWK_CONV_SILU: _bindgen_ty_3 = 1;
+pub const DWK_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
+pub const DWK_CONV_KEEP_STATES: _bindgen_ty_3 = 4;
+pub const DWK_CONV_QK_L2NORM: _bindgen_ty_3 = 8;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
-pub const DW_NORM_SILU: _bindgen_ty_4 = 1;
+pub const DWK_NORM_SILU: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
-pub const DW_CHUNK: _bindgen_ty_5 = 64;
-pub const DW_RECORD_BYTES: _bindgen_ty_5 = 11776;
+pub const DWK_CHUNK: _bindgen_ty_5 = 64;
+pub const DWK_RECORD_BYTES: _bindgen_ty_5 = 11776;
 pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
-pub struct dw_token_strides {
+pub struct dwk_token_strides {
     pub sequence: i64,
     pub token: i64,
     pub head: i64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_token_strides"][::core::mem::size_of::<dw_token_strides>() - 24usize];
-    ["Alignment of dw_token_strides"][::core::mem::align_of::<dw_token_strides>() - 8usize];
-    ["Offset of field: dw_token_strides::sequence"]
-        [::core::mem::offset_of!(dw_token_strides, sequence) - 0usize];
-    ["Offset of field: dw_token_strides::token"]
-        [::core::mem::offset_of!(dw_token_strides, token) - 8usize];
-    ["Offset of field: dw_token_strides::head"]
-        [::core::mem::offset_of!(dw_token_strides, head) - 16usize];
+    ["Size of dwk_token_strides"][::core::mem::size_of::<dwk_token_strides>() - 24usize];
+    ["Alignment of dwk_token_strides"][::core::mem::align_of::<dwk_token_strides>() - 8usize];
+    ["Offset of field: dwk_token_strides::sequence"]
+        [::core::mem::offset_of!(dwk_token_strides, sequence) - 0usize];
+    ["Offset of field: dwk_token_strides::token"]
+        [::core::mem::offset_of!(dwk_token_strides, token) - 8usize];
+    ["Offset of field: dwk_token_strides::head"]
+        [::core::mem::offset_of!(dwk_token_strides, head) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
-pub struct dw_state_strides {
+pub struct dwk_state_strides {
     pub sequence: i64,
     pub head: i64,
     pub row: i64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_state_strides"][::core::mem::size_of::<dw_state_strides>() - 24usize];
-    ["Alignment of dw_state_strides"][::core::mem::align_of::<dw_state_strides>() - 8usize];
-    ["Offset of field: dw_state_strides::sequence"]
-        [::core::mem::offset_of!(dw_state_strides, sequence) - 0usize];
-    ["Offset of field: dw_state_strides::head"]
-        [::core::mem::offset_of!(dw_state_strides, head) - 8usize];
-    ["Offset of field: dw_state_strides::row"]
-        [::core::mem::offset_of!(dw_state_strides, row) - 16usize];
+    ["Size of dwk_state_strides"][::core::mem::size_of::<dwk_state_strides>() - 24usize];
+    ["Alignment of dwk_state_strides"][::core::mem::align_of::<dwk_state_strides>() - 8usize];
+    ["Offset of field: dwk_state_strides::sequence"]
+        [::core::mem::offset_of!(dwk_state_strides, sequence) - 0usize];
+    ["Offset of field: dwk_state_strides::head"]
+        [::core::mem::offset_of!(dwk_state_strides, head) - 8usize];
+    ["Offset of field: dwk_state_strides::row"]
+        [::core::mem::offset_of!(dwk_state_strides, row) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_prefill_lengths_args {
+pub struct dwk_prefill_lengths_args {
     pub cu_seqlens: *const ::core::ffi::c_void,
     pub checked: *mut i32,
     pub status: *mut u32,
@@ -78,28 +78,28 @@ pub struct dw_prefill_lengths_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_lengths_args"]
-        [::core::mem::size_of::<dw_prefill_lengths_args>() - 48usize];
-    ["Alignment of dw_prefill_lengths_args"]
-        [::core::mem::align_of::<dw_prefill_lengths_args>() - 8usize];
-    ["Offset of field: dw_prefill_lengths_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, cu_seqlens) - 0usize];
-    ["Offset of field: dw_prefill_lengths_args::checked"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, checked) - 8usize];
-    ["Offset of field: dw_prefill_lengths_args::status"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, status) - 16usize];
-    ["Offset of field: dw_prefill_lengths_args::rest"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, rest) - 24usize];
-    ["Offset of field: dw_prefill_lengths_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, sequences) - 32usize];
-    ["Offset of field: dw_prefill_lengths_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, tokens) - 36usize];
-    ["Offset of field: dw_prefill_lengths_args::wide"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, wide) - 40usize];
-    ["Offset of field: dw_prefill_lengths_args::singles"]
-        [::core::mem::offset_of!(dw_prefill_lengths_args, singles) - 44usize];
+    ["Size of dwk_prefill_lengths_args"]
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 48usize];
+    ["Alignment of dwk_prefill_lengths_args"]
+        [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
+    ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, cu_seqlens) - 0usize];
+    ["Offset of field: dwk_prefill_lengths_args::checked"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, checked) - 8usize];
+    ["Offset of field: dwk_prefill_lengths_args::status"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, status) - 16usize];
+    ["Offset of field: dwk_prefill_lengths_args::rest"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, rest) - 24usize];
+    ["Offset of field: dwk_prefill_lengths_args::sequences"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, sequences) - 32usize];
+    ["Offset of field: dwk_prefill_lengths_args::tokens"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, tokens) - 36usize];
+    ["Offset of field: dwk_prefill_lengths_args::wide"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, wide) - 40usize];
+    ["Offset of field: dwk_prefill_lengths_args::singles"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, singles) - 44usize];
 };
-impl Default for dw_prefill_lengths_args {
+impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -110,7 +110,7 @@ impl Default for dw_prefill_lengths_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_prefill_prepare_args {
+pub struct dwk_prefill_prepare_args {
     pub q: *const ::core::ffi::c_void,
     pub k: *const ::core::ffi::c_void,
     pub g: *const ::core::ffi::c_void,
@@ -123,11 +123,11 @@ pub struct dw_prefill_prepare_args {
     pub retained: *mut f32,
     pub read_slots: *const i32,
     pub write_slots: *const i32,
-    pub q_strides: dw_token_strides,
-    pub k_strides: dw_token_strides,
-    pub g_strides: dw_token_strides,
-    pub beta_strides: dw_token_strides,
-    pub o_strides: dw_token_strides,
+    pub q_strides: dwk_token_strides,
+    pub k_strides: dwk_token_strides,
+    pub g_strides: dwk_token_strides,
+    pub beta_strides: dwk_token_strides,
+    pub o_strides: dwk_token_strides,
     pub a_log_stride: i64,
     pub dt_bias_stride: i64,
     pub sequences: i32,
@@ -149,82 +149,82 @@ pub struct dw_prefill_prepare_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_prepare_args"]
-        [::core::mem::size_of::<dw_prefill_prepare_args>() - 296usize];
-    ["Alignment of dw_prefill_prepare_args"]
-        [::core::mem::align_of::<dw_prefill_prepare_args>() - 8usize];
-    ["Offset of field: dw_prefill_prepare_args::q"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, q) - 0usize];
-    ["Offset of field: dw_prefill_prepare_args::k"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, k) - 8usize];
-    ["Offset of field: dw_prefill_prepare_args::g"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g) - 16usize];
-    ["Offset of field: dw_prefill_prepare_args::beta"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta) - 24usize];
-    ["Offset of field: dw_prefill_prepare_args::a_log"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log) - 32usize];
-    ["Offset of field: dw_prefill_prepare_args::dt_bias"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias) - 40usize];
-    ["Offset of field: dw_prefill_prepare_args::o"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, o) - 48usize];
-    ["Offset of field: dw_prefill_prepare_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, cu_seqlens) - 56usize];
-    ["Offset of field: dw_prefill_prepare_args::records"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, records) - 64usize];
-    ["Offset of field: dw_prefill_prepare_args::retained"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, retained) - 72usize];
-    ["Offset of field: dw_prefill_prepare_args::read_slots"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, read_slots) - 80usize];
-    ["Offset of field: dw_prefill_prepare_args::write_slots"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, write_slots) - 88usize];
-    ["Offset of field: dw_prefill_prepare_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, q_strides) - 96usize];
-    ["Offset of field: dw_prefill_prepare_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, k_strides) - 120usize];
-    ["Offset of field: dw_prefill_prepare_args::g_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g_strides) - 144usize];
-    ["Offset of field: dw_prefill_prepare_args::beta_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_strides) - 168usize];
-    ["Offset of field: dw_prefill_prepare_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, o_strides) - 192usize];
-    ["Offset of field: dw_prefill_prepare_args::a_log_stride"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_stride) - 216usize];
-    ["Offset of field: dw_prefill_prepare_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_stride) - 224usize];
-    ["Offset of field: dw_prefill_prepare_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, sequences) - 232usize];
-    ["Offset of field: dw_prefill_prepare_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, tokens) - 236usize];
-    ["Offset of field: dw_prefill_prepare_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, key_heads) - 240usize];
-    ["Offset of field: dw_prefill_prepare_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, value_heads) - 244usize];
-    ["Offset of field: dw_prefill_prepare_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, key_dim) - 248usize];
-    ["Offset of field: dw_prefill_prepare_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, value_dim) - 252usize];
-    ["Offset of field: dw_prefill_prepare_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, flags) - 256usize];
-    ["Offset of field: dw_prefill_prepare_args::g_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, g_type) - 260usize];
-    ["Offset of field: dw_prefill_prepare_args::beta_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, beta_type) - 264usize];
-    ["Offset of field: dw_prefill_prepare_args::a_log_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, a_log_type) - 268usize];
-    ["Offset of field: dw_prefill_prepare_args::dt_bias_type"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dt_bias_type) - 272usize];
-    ["Offset of field: dw_prefill_prepare_args::parts"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, parts) - 276usize];
-    ["Offset of field: dw_prefill_prepare_args::part_heads"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, part_heads) - 280usize];
-    ["Offset of field: dw_prefill_prepare_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, dies) - 284usize];
-    ["Offset of field: dw_prefill_prepare_args::slots"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, slots) - 288usize];
-    ["Offset of field: dw_prefill_prepare_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_prepare_args, pad0) - 292usize];
+    ["Size of dwk_prefill_prepare_args"]
+        [::core::mem::size_of::<dwk_prefill_prepare_args>() - 296usize];
+    ["Alignment of dwk_prefill_prepare_args"]
+        [::core::mem::align_of::<dwk_prefill_prepare_args>() - 8usize];
+    ["Offset of field: dwk_prefill_prepare_args::q"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, q) - 0usize];
+    ["Offset of field: dwk_prefill_prepare_args::k"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, k) - 8usize];
+    ["Offset of field: dwk_prefill_prepare_args::g"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, g) - 16usize];
+    ["Offset of field: dwk_prefill_prepare_args::beta"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, beta) - 24usize];
+    ["Offset of field: dwk_prefill_prepare_args::a_log"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, a_log) - 32usize];
+    ["Offset of field: dwk_prefill_prepare_args::dt_bias"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, dt_bias) - 40usize];
+    ["Offset of field: dwk_prefill_prepare_args::o"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, o) - 48usize];
+    ["Offset of field: dwk_prefill_prepare_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, cu_seqlens) - 56usize];
+    ["Offset of field: dwk_prefill_prepare_args::records"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, records) - 64usize];
+    ["Offset of field: dwk_prefill_prepare_args::retained"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, retained) - 72usize];
+    ["Offset of field: dwk_prefill_prepare_args::read_slots"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, read_slots) - 80usize];
+    ["Offset of field: dwk_prefill_prepare_args::write_slots"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, write_slots) - 88usize];
+    ["Offset of field: dwk_prefill_prepare_args::q_strides"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, q_strides) - 96usize];
+    ["Offset of field: dwk_prefill_prepare_args::k_strides"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, k_strides) - 120usize];
+    ["Offset of field: dwk_prefill_prepare_args::g_strides"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, g_strides) - 144usize];
+    ["Offset of field: dwk_prefill_prepare_args::beta_strides"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, beta_strides) - 168usize];
+    ["Offset of field: dwk_prefill_prepare_args::o_strides"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, o_strides) - 192usize];
+    ["Offset of field: dwk_prefill_prepare_args::a_log_stride"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, a_log_stride) - 216usize];
+    ["Offset of field: dwk_prefill_prepare_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, dt_bias_stride) - 224usize];
+    ["Offset of field: dwk_prefill_prepare_args::sequences"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, sequences) - 232usize];
+    ["Offset of field: dwk_prefill_prepare_args::tokens"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, tokens) - 236usize];
+    ["Offset of field: dwk_prefill_prepare_args::key_heads"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, key_heads) - 240usize];
+    ["Offset of field: dwk_prefill_prepare_args::value_heads"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, value_heads) - 244usize];
+    ["Offset of field: dwk_prefill_prepare_args::key_dim"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, key_dim) - 248usize];
+    ["Offset of field: dwk_prefill_prepare_args::value_dim"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, value_dim) - 252usize];
+    ["Offset of field: dwk_prefill_prepare_args::flags"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, flags) - 256usize];
+    ["Offset of field: dwk_prefill_prepare_args::g_type"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, g_type) - 260usize];
+    ["Offset of field: dwk_prefill_prepare_args::beta_type"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, beta_type) - 264usize];
+    ["Offset of field: dwk_prefill_prepare_args::a_log_type"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, a_log_type) - 268usize];
+    ["Offset of field: dwk_prefill_prepare_args::dt_bias_type"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, dt_bias_type) - 272usize];
+    ["Offset of field: dwk_prefill_prepare_args::parts"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, parts) - 276usize];
+    ["Offset of field: dwk_prefill_prepare_args::part_heads"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, part_heads) - 280usize];
+    ["Offset of field: dwk_prefill_prepare_args::dies"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, dies) - 284usize];
+    ["Offset of field: dwk_prefill_prepare_args::slots"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, slots) - 288usize];
+    ["Offset of field: dwk_prefill_prepare_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, pad0) - 292usize];
 };
-impl Default for dw_prefill_prepare_args {
+impl Default for dwk_prefill_prepare_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -235,7 +235,7 @@ impl Default for dw_prefill_prepare_args {
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
-pub struct dw_prefill_item {
+pub struct dwk_prefill_item {
     pub sequence: i32,
     pub first_chunk: i32,
     pub chunks: i32,
@@ -243,20 +243,20 @@ pub struct dw_prefill_item {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_item"][::core::mem::size_of::<dw_prefill_item>() - 16usize];
-    ["Alignment of dw_prefill_item"][::core::mem::align_of::<dw_prefill_item>() - 4usize];
-    ["Offset of field: dw_prefill_item::sequence"]
-        [::core::mem::offset_of!(dw_prefill_item, sequence) - 0usize];
-    ["Offset of field: dw_prefill_item::first_chunk"]
-        [::core::mem::offset_of!(dw_prefill_item, first_chunk) - 4usize];
-    ["Offset of field: dw_prefill_item::chunks"]
-        [::core::mem::offset_of!(dw_prefill_item, chunks) - 8usize];
-    ["Offset of field: dw_prefill_item::summary"]
-        [::core::mem::offset_of!(dw_prefill_item, summary) - 12usize];
+    ["Size of dwk_prefill_item"][::core::mem::size_of::<dwk_prefill_item>() - 16usize];
+    ["Alignment of dwk_prefill_item"][::core::mem::align_of::<dwk_prefill_item>() - 4usize];
+    ["Offset of field: dwk_prefill_item::sequence"]
+        [::core::mem::offset_of!(dwk_prefill_item, sequence) - 0usize];
+    ["Offset of field: dwk_prefill_item::first_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_item, first_chunk) - 4usize];
+    ["Offset of field: dwk_prefill_item::chunks"]
+        [::core::mem::offset_of!(dwk_prefill_item, chunks) - 8usize];
+    ["Offset of field: dwk_prefill_item::summary"]
+        [::core::mem::offset_of!(dwk_prefill_item, summary) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_prefill_scan_args {
+pub struct dwk_prefill_scan_args {
     pub q: *const ::core::ffi::c_void,
     pub k: *const ::core::ffi::c_void,
     pub v: *const ::core::ffi::c_void,
@@ -270,17 +270,17 @@ pub struct dw_prefill_scan_args {
     pub snapshot_slots: *const i32,
     pub cu_seqlens: *const i32,
     pub records: *const ::core::ffi::c_void,
-    pub items: *const dw_prefill_item,
+    pub items: *const dwk_prefill_item,
     pub states: *mut f32,
     pub retained: *mut f32,
     pub forgotten: *mut i32,
-    pub q_strides: dw_token_strides,
-    pub k_strides: dw_token_strides,
-    pub v_strides: dw_token_strides,
-    pub o_strides: dw_token_strides,
-    pub initial_strides: dw_state_strides,
-    pub final_strides: dw_state_strides,
-    pub snapshot_strides: dw_state_strides,
+    pub q_strides: dwk_token_strides,
+    pub k_strides: dwk_token_strides,
+    pub v_strides: dwk_token_strides,
+    pub o_strides: dwk_token_strides,
+    pub initial_strides: dwk_state_strides,
+    pub final_strides: dwk_state_strides,
+    pub snapshot_strides: dwk_state_strides,
     pub sequences: i32,
     pub key_heads: i32,
     pub value_heads: i32,
@@ -302,94 +302,95 @@ pub struct dw_prefill_scan_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_scan_args"][::core::mem::size_of::<dw_prefill_scan_args>() - 376usize];
-    ["Alignment of dw_prefill_scan_args"][::core::mem::align_of::<dw_prefill_scan_args>() - 8usize];
-    ["Offset of field: dw_prefill_scan_args::q"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, q) - 0usize];
-    ["Offset of field: dw_prefill_scan_args::k"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, k) - 8usize];
-    ["Offset of field: dw_prefill_scan_args::v"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, v) - 16usize];
-    ["Offset of field: dw_prefill_scan_args::o"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, o) - 24usize];
-    ["Offset of field: dw_prefill_scan_args::initial_state"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_state) - 32usize];
-    ["Offset of field: dw_prefill_scan_args::has_initial_state"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, has_initial_state) - 40usize];
-    ["Offset of field: dw_prefill_scan_args::final_state"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_state) - 48usize];
-    ["Offset of field: dw_prefill_scan_args::read_slots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, read_slots) - 56usize];
-    ["Offset of field: dw_prefill_scan_args::write_slots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, write_slots) - 64usize];
-    ["Offset of field: dw_prefill_scan_args::snapshots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshots) - 72usize];
-    ["Offset of field: dw_prefill_scan_args::snapshot_slots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_slots) - 80usize];
-    ["Offset of field: dw_prefill_scan_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, cu_seqlens) - 88usize];
-    ["Offset of field: dw_prefill_scan_args::records"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, records) - 96usize];
-    ["Offset of field: dw_prefill_scan_args::items"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items) - 104usize];
-    ["Offset of field: dw_prefill_scan_args::states"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, states) - 112usize];
-    ["Offset of field: dw_prefill_scan_args::retained"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, retained) - 120usize];
-    ["Offset of field: dw_prefill_scan_args::forgotten"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, forgotten) - 128usize];
-    ["Offset of field: dw_prefill_scan_args::q_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, q_strides) - 136usize];
-    ["Offset of field: dw_prefill_scan_args::k_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, k_strides) - 160usize];
-    ["Offset of field: dw_prefill_scan_args::v_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, v_strides) - 184usize];
-    ["Offset of field: dw_prefill_scan_args::o_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, o_strides) - 208usize];
-    ["Offset of field: dw_prefill_scan_args::initial_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_strides) - 232usize];
-    ["Offset of field: dw_prefill_scan_args::final_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_strides) - 256usize];
-    ["Offset of field: dw_prefill_scan_args::snapshot_strides"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_strides) - 280usize];
-    ["Offset of field: dw_prefill_scan_args::sequences"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, sequences) - 304usize];
-    ["Offset of field: dw_prefill_scan_args::key_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_heads) - 308usize];
-    ["Offset of field: dw_prefill_scan_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_heads) - 312usize];
-    ["Offset of field: dw_prefill_scan_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, key_dim) - 316usize];
-    ["Offset of field: dw_prefill_scan_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, value_dim) - 320usize];
-    ["Offset of field: dw_prefill_scan_args::flags"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, flags) - 324usize];
-    ["Offset of field: dw_prefill_scan_args::scale"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, scale) - 328usize];
-    ["Offset of field: dw_prefill_scan_args::initial_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, initial_type) - 332usize];
-    ["Offset of field: dw_prefill_scan_args::final_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, final_type) - 336usize];
-    ["Offset of field: dw_prefill_scan_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slabs) - 340usize];
-    ["Offset of field: dw_prefill_scan_args::tokens"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, tokens) - 344usize];
-    ["Offset of field: dw_prefill_scan_args::items_count"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, items_count) - 348usize];
-    ["Offset of field: dw_prefill_scan_args::summaries"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, summaries) - 352usize];
-    ["Offset of field: dw_prefill_scan_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, dies) - 356usize];
-    ["Offset of field: dw_prefill_scan_args::slots"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, slots) - 360usize];
-    ["Offset of field: dw_prefill_scan_args::snapshot_count"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_count) - 364usize];
-    ["Offset of field: dw_prefill_scan_args::snapshot_type"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, snapshot_type) - 368usize];
-    ["Offset of field: dw_prefill_scan_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_scan_args, pad0) - 372usize];
+    ["Size of dwk_prefill_scan_args"][::core::mem::size_of::<dwk_prefill_scan_args>() - 376usize];
+    ["Alignment of dwk_prefill_scan_args"]
+        [::core::mem::align_of::<dwk_prefill_scan_args>() - 8usize];
+    ["Offset of field: dwk_prefill_scan_args::q"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, q) - 0usize];
+    ["Offset of field: dwk_prefill_scan_args::k"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, k) - 8usize];
+    ["Offset of field: dwk_prefill_scan_args::v"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, v) - 16usize];
+    ["Offset of field: dwk_prefill_scan_args::o"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, o) - 24usize];
+    ["Offset of field: dwk_prefill_scan_args::initial_state"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, initial_state) - 32usize];
+    ["Offset of field: dwk_prefill_scan_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, has_initial_state) - 40usize];
+    ["Offset of field: dwk_prefill_scan_args::final_state"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, final_state) - 48usize];
+    ["Offset of field: dwk_prefill_scan_args::read_slots"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, read_slots) - 56usize];
+    ["Offset of field: dwk_prefill_scan_args::write_slots"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, write_slots) - 64usize];
+    ["Offset of field: dwk_prefill_scan_args::snapshots"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, snapshots) - 72usize];
+    ["Offset of field: dwk_prefill_scan_args::snapshot_slots"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_slots) - 80usize];
+    ["Offset of field: dwk_prefill_scan_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, cu_seqlens) - 88usize];
+    ["Offset of field: dwk_prefill_scan_args::records"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, records) - 96usize];
+    ["Offset of field: dwk_prefill_scan_args::items"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, items) - 104usize];
+    ["Offset of field: dwk_prefill_scan_args::states"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, states) - 112usize];
+    ["Offset of field: dwk_prefill_scan_args::retained"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, retained) - 120usize];
+    ["Offset of field: dwk_prefill_scan_args::forgotten"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, forgotten) - 128usize];
+    ["Offset of field: dwk_prefill_scan_args::q_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, q_strides) - 136usize];
+    ["Offset of field: dwk_prefill_scan_args::k_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, k_strides) - 160usize];
+    ["Offset of field: dwk_prefill_scan_args::v_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, v_strides) - 184usize];
+    ["Offset of field: dwk_prefill_scan_args::o_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, o_strides) - 208usize];
+    ["Offset of field: dwk_prefill_scan_args::initial_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, initial_strides) - 232usize];
+    ["Offset of field: dwk_prefill_scan_args::final_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, final_strides) - 256usize];
+    ["Offset of field: dwk_prefill_scan_args::snapshot_strides"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_strides) - 280usize];
+    ["Offset of field: dwk_prefill_scan_args::sequences"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, sequences) - 304usize];
+    ["Offset of field: dwk_prefill_scan_args::key_heads"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, key_heads) - 308usize];
+    ["Offset of field: dwk_prefill_scan_args::value_heads"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, value_heads) - 312usize];
+    ["Offset of field: dwk_prefill_scan_args::key_dim"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, key_dim) - 316usize];
+    ["Offset of field: dwk_prefill_scan_args::value_dim"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, value_dim) - 320usize];
+    ["Offset of field: dwk_prefill_scan_args::flags"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, flags) - 324usize];
+    ["Offset of field: dwk_prefill_scan_args::scale"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, scale) - 328usize];
+    ["Offset of field: dwk_prefill_scan_args::initial_type"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, initial_type) - 332usize];
+    ["Offset of field: dwk_prefill_scan_args::final_type"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, final_type) - 336usize];
+    ["Offset of field: dwk_prefill_scan_args::slabs"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, slabs) - 340usize];
+    ["Offset of field: dwk_prefill_scan_args::tokens"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, tokens) - 344usize];
+    ["Offset of field: dwk_prefill_scan_args::items_count"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, items_count) - 348usize];
+    ["Offset of field: dwk_prefill_scan_args::summaries"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, summaries) - 352usize];
+    ["Offset of field: dwk_prefill_scan_args::dies"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, dies) - 356usize];
+    ["Offset of field: dwk_prefill_scan_args::slots"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, slots) - 360usize];
+    ["Offset of field: dwk_prefill_scan_args::snapshot_count"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_count) - 364usize];
+    ["Offset of field: dwk_prefill_scan_args::snapshot_type"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_type) - 368usize];
+    ["Offset of field: dwk_prefill_scan_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, pad0) - 372usize];
 };
-impl Default for dw_prefill_scan_args {
+impl Default for dwk_prefill_scan_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -400,7 +401,7 @@ impl Default for dw_prefill_scan_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_prefill_combine_args {
+pub struct dwk_prefill_combine_args {
     pub states: *mut f32,
     pub forgotten: *const i32,
     pub chains: *const i32,
@@ -415,34 +416,34 @@ pub struct dw_prefill_combine_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_combine_args"]
-        [::core::mem::size_of::<dw_prefill_combine_args>() - 56usize];
-    ["Alignment of dw_prefill_combine_args"]
-        [::core::mem::align_of::<dw_prefill_combine_args>() - 8usize];
-    ["Offset of field: dw_prefill_combine_args::states"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, states) - 0usize];
-    ["Offset of field: dw_prefill_combine_args::forgotten"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, forgotten) - 8usize];
-    ["Offset of field: dw_prefill_combine_args::chains"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, chains) - 16usize];
-    ["Offset of field: dw_prefill_combine_args::chains_count"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, chains_count) - 24usize];
-    ["Offset of field: dw_prefill_combine_args::value_heads"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, value_heads) - 28usize];
-    ["Offset of field: dw_prefill_combine_args::key_dim"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, key_dim) - 32usize];
-    ["Offset of field: dw_prefill_combine_args::value_dim"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, value_dim) - 36usize];
-    ["Offset of field: dw_prefill_combine_args::slabs"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, slabs) - 40usize];
-    ["Offset of field: dw_prefill_combine_args::summaries"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, summaries) - 44usize];
-    ["Offset of field: dw_prefill_combine_args::dies"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, dies) - 48usize];
-    ["Offset of field: dw_prefill_combine_args::pad0"]
-        [::core::mem::offset_of!(dw_prefill_combine_args, pad0) - 52usize];
+    ["Size of dwk_prefill_combine_args"]
+        [::core::mem::size_of::<dwk_prefill_combine_args>() - 56usize];
+    ["Alignment of dwk_prefill_combine_args"]
+        [::core::mem::align_of::<dwk_prefill_combine_args>() - 8usize];
+    ["Offset of field: dwk_prefill_combine_args::states"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, states) - 0usize];
+    ["Offset of field: dwk_prefill_combine_args::forgotten"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, forgotten) - 8usize];
+    ["Offset of field: dwk_prefill_combine_args::chains"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, chains) - 16usize];
+    ["Offset of field: dwk_prefill_combine_args::chains_count"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, chains_count) - 24usize];
+    ["Offset of field: dwk_prefill_combine_args::value_heads"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, value_heads) - 28usize];
+    ["Offset of field: dwk_prefill_combine_args::key_dim"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, key_dim) - 32usize];
+    ["Offset of field: dwk_prefill_combine_args::value_dim"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, value_dim) - 36usize];
+    ["Offset of field: dwk_prefill_combine_args::slabs"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, slabs) - 40usize];
+    ["Offset of field: dwk_prefill_combine_args::summaries"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, summaries) - 44usize];
+    ["Offset of field: dwk_prefill_combine_args::dies"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, dies) - 48usize];
+    ["Offset of field: dwk_prefill_combine_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_combine_args, pad0) - 52usize];
 };
-impl Default for dw_prefill_combine_args {
+impl Default for dwk_prefill_combine_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -453,17 +454,17 @@ impl Default for dw_prefill_combine_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_gate_args {
+pub struct dwk_gate_args {
     pub a: *const ::core::ffi::c_void,
     pub b: *const ::core::ffi::c_void,
     pub a_log: *const ::core::ffi::c_void,
     pub dt_bias: *const ::core::ffi::c_void,
     pub g: *mut f32,
     pub beta: *mut f32,
-    pub a_strides: dw_token_strides,
-    pub b_strides: dw_token_strides,
-    pub g_strides: dw_token_strides,
-    pub beta_strides: dw_token_strides,
+    pub a_strides: dwk_token_strides,
+    pub b_strides: dwk_token_strides,
+    pub g_strides: dwk_token_strides,
+    pub beta_strides: dwk_token_strides,
     pub a_block: i64,
     pub b_block: i64,
     pub a_log_stride: i64,
@@ -480,52 +481,53 @@ pub struct dw_gate_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_gate_args"][::core::mem::size_of::<dw_gate_args>() - 216usize];
-    ["Alignment of dw_gate_args"][::core::mem::align_of::<dw_gate_args>() - 8usize];
-    ["Offset of field: dw_gate_args::a"][::core::mem::offset_of!(dw_gate_args, a) - 0usize];
-    ["Offset of field: dw_gate_args::b"][::core::mem::offset_of!(dw_gate_args, b) - 8usize];
-    ["Offset of field: dw_gate_args::a_log"]
-        [::core::mem::offset_of!(dw_gate_args, a_log) - 16usize];
-    ["Offset of field: dw_gate_args::dt_bias"]
-        [::core::mem::offset_of!(dw_gate_args, dt_bias) - 24usize];
-    ["Offset of field: dw_gate_args::g"][::core::mem::offset_of!(dw_gate_args, g) - 32usize];
-    ["Offset of field: dw_gate_args::beta"][::core::mem::offset_of!(dw_gate_args, beta) - 40usize];
-    ["Offset of field: dw_gate_args::a_strides"]
-        [::core::mem::offset_of!(dw_gate_args, a_strides) - 48usize];
-    ["Offset of field: dw_gate_args::b_strides"]
-        [::core::mem::offset_of!(dw_gate_args, b_strides) - 72usize];
-    ["Offset of field: dw_gate_args::g_strides"]
-        [::core::mem::offset_of!(dw_gate_args, g_strides) - 96usize];
-    ["Offset of field: dw_gate_args::beta_strides"]
-        [::core::mem::offset_of!(dw_gate_args, beta_strides) - 120usize];
-    ["Offset of field: dw_gate_args::a_block"]
-        [::core::mem::offset_of!(dw_gate_args, a_block) - 144usize];
-    ["Offset of field: dw_gate_args::b_block"]
-        [::core::mem::offset_of!(dw_gate_args, b_block) - 152usize];
-    ["Offset of field: dw_gate_args::a_log_stride"]
-        [::core::mem::offset_of!(dw_gate_args, a_log_stride) - 160usize];
-    ["Offset of field: dw_gate_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dw_gate_args, dt_bias_stride) - 168usize];
-    ["Offset of field: dw_gate_args::tokens"]
-        [::core::mem::offset_of!(dw_gate_args, tokens) - 176usize];
-    ["Offset of field: dw_gate_args::value_heads"]
-        [::core::mem::offset_of!(dw_gate_args, value_heads) - 184usize];
-    ["Offset of field: dw_gate_args::block_heads"]
-        [::core::mem::offset_of!(dw_gate_args, block_heads) - 188usize];
-    ["Offset of field: dw_gate_args::flags"]
-        [::core::mem::offset_of!(dw_gate_args, flags) - 192usize];
-    ["Offset of field: dw_gate_args::a_type"]
-        [::core::mem::offset_of!(dw_gate_args, a_type) - 196usize];
-    ["Offset of field: dw_gate_args::b_type"]
-        [::core::mem::offset_of!(dw_gate_args, b_type) - 200usize];
-    ["Offset of field: dw_gate_args::a_log_type"]
-        [::core::mem::offset_of!(dw_gate_args, a_log_type) - 204usize];
-    ["Offset of field: dw_gate_args::dt_bias_type"]
-        [::core::mem::offset_of!(dw_gate_args, dt_bias_type) - 208usize];
-    ["Offset of field: dw_gate_args::groups"]
-        [::core::mem::offset_of!(dw_gate_args, groups) - 212usize];
+    ["Size of dwk_gate_args"][::core::mem::size_of::<dwk_gate_args>() - 216usize];
+    ["Alignment of dwk_gate_args"][::core::mem::align_of::<dwk_gate_args>() - 8usize];
+    ["Offset of field: dwk_gate_args::a"][::core::mem::offset_of!(dwk_gate_args, a) - 0usize];
+    ["Offset of field: dwk_gate_args::b"][::core::mem::offset_of!(dwk_gate_args, b) - 8usize];
+    ["Offset of field: dwk_gate_args::a_log"]
+        [::core::mem::offset_of!(dwk_gate_args, a_log) - 16usize];
+    ["Offset of field: dwk_gate_args::dt_bias"]
+        [::core::mem::offset_of!(dwk_gate_args, dt_bias) - 24usize];
+    ["Offset of field: dwk_gate_args::g"][::core::mem::offset_of!(dwk_gate_args, g) - 32usize];
+    ["Offset of field: dwk_gate_args::beta"]
+        [::core::mem::offset_of!(dwk_gate_args, beta) - 40usize];
+    ["Offset of field: dwk_gate_args::a_strides"]
+        [::core::mem::offset_of!(dwk_gate_args, a_strides) - 48usize];
+    ["Offset of field: dwk_gate_args::b_strides"]
+        [::core::mem::offset_of!(dwk_gate_args, b_strides) - 72usize];
+    ["Offset of field: dwk_gate_args::g_strides"]
+        [::core::mem::offset_of!(dwk_gate_args, g_strides) - 96usize];
+    ["Offset of field: dwk_gate_args::beta_strides"]
+        [::core::mem::offset_of!(dwk_gate_args, beta_strides) - 120usize];
+    ["Offset of field: dwk_gate_args::a_block"]
+        [::core::mem::offset_of!(dwk_gate_args, a_block) - 144usize];
+    ["Offset of field: dwk_gate_args::b_block"]
+        [::core::mem::offset_of!(dwk_gate_args, b_block) - 152usize];
+    ["Offset of field: dwk_gate_args::a_log_stride"]
+        [::core::mem::offset_of!(dwk_gate_args, a_log_stride) - 160usize];
+    ["Offset of field: dwk_gate_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dwk_gate_args, dt_bias_stride) - 168usize];
+    ["Offset of field: dwk_gate_args::tokens"]
+        [::core::mem::offset_of!(dwk_gate_args, tokens) - 176usize];
+    ["Offset of field: dwk_gate_args::value_heads"]
+        [::core::mem::offset_of!(dwk_gate_args, value_heads) - 184usize];
+    ["Offset of field: dwk_gate_args::block_heads"]
+        [::core::mem::offset_of!(dwk_gate_args, block_heads) - 188usize];
+    ["Offset of field: dwk_gate_args::flags"]
+        [::core::mem::offset_of!(dwk_gate_args, flags) - 192usize];
+    ["Offset of field: dwk_gate_args::a_type"]
+        [::core::mem::offset_of!(dwk_gate_args, a_type) - 196usize];
+    ["Offset of field: dwk_gate_args::b_type"]
+        [::core::mem::offset_of!(dwk_gate_args, b_type) - 200usize];
+    ["Offset of field: dwk_gate_args::a_log_type"]
+        [::core::mem::offset_of!(dwk_gate_args, a_log_type) - 204usize];
+    ["Offset of field: dwk_gate_args::dt_bias_type"]
+        [::core::mem::offset_of!(dwk_gate_args, dt_bias_type) - 208usize];
+    ["Offset of field: dwk_gate_args::groups"]
+        [::core::mem::offset_of!(dwk_gate_args, groups) - 212usize];
 };
-impl Default for dw_gate_args {
+impl Default for dwk_gate_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -536,7 +538,7 @@ impl Default for dw_gate_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_conv_part {
+pub struct dwk_conv_part {
     pub x: *const ::core::ffi::c_void,
     pub out: *mut ::core::ffi::c_void,
     pub x_token: i64,
@@ -550,27 +552,27 @@ pub struct dw_conv_part {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_part"][::core::mem::size_of::<dw_conv_part>() - 64usize];
-    ["Alignment of dw_conv_part"][::core::mem::align_of::<dw_conv_part>() - 8usize];
-    ["Offset of field: dw_conv_part::x"][::core::mem::offset_of!(dw_conv_part, x) - 0usize];
-    ["Offset of field: dw_conv_part::out"][::core::mem::offset_of!(dw_conv_part, out) - 8usize];
-    ["Offset of field: dw_conv_part::x_token"]
-        [::core::mem::offset_of!(dw_conv_part, x_token) - 16usize];
-    ["Offset of field: dw_conv_part::x_block"]
-        [::core::mem::offset_of!(dw_conv_part, x_block) - 24usize];
-    ["Offset of field: dw_conv_part::out_token"]
-        [::core::mem::offset_of!(dw_conv_part, out_token) - 32usize];
-    ["Offset of field: dw_conv_part::out_head"]
-        [::core::mem::offset_of!(dw_conv_part, out_head) - 40usize];
-    ["Offset of field: dw_conv_part::block"]
-        [::core::mem::offset_of!(dw_conv_part, block) - 48usize];
-    ["Offset of field: dw_conv_part::dim"][::core::mem::offset_of!(dw_conv_part, dim) - 52usize];
-    ["Offset of field: dw_conv_part::channels"]
-        [::core::mem::offset_of!(dw_conv_part, channels) - 56usize];
-    ["Offset of field: dw_conv_part::lanes"]
-        [::core::mem::offset_of!(dw_conv_part, lanes) - 60usize];
+    ["Size of dwk_conv_part"][::core::mem::size_of::<dwk_conv_part>() - 64usize];
+    ["Alignment of dwk_conv_part"][::core::mem::align_of::<dwk_conv_part>() - 8usize];
+    ["Offset of field: dwk_conv_part::x"][::core::mem::offset_of!(dwk_conv_part, x) - 0usize];
+    ["Offset of field: dwk_conv_part::out"][::core::mem::offset_of!(dwk_conv_part, out) - 8usize];
+    ["Offset of field: dwk_conv_part::x_token"]
+        [::core::mem::offset_of!(dwk_conv_part, x_token) - 16usize];
+    ["Offset of field: dwk_conv_part::x_block"]
+        [::core::mem::offset_of!(dwk_conv_part, x_block) - 24usize];
+    ["Offset of field: dwk_conv_part::out_token"]
+        [::core::mem::offset_of!(dwk_conv_part, out_token) - 32usize];
+    ["Offset of field: dwk_conv_part::out_head"]
+        [::core::mem::offset_of!(dwk_conv_part, out_head) - 40usize];
+    ["Offset of field: dwk_conv_part::block"]
+        [::core::mem::offset_of!(dwk_conv_part, block) - 48usize];
+    ["Offset of field: dwk_conv_part::dim"][::core::mem::offset_of!(dwk_conv_part, dim) - 52usize];
+    ["Offset of field: dwk_conv_part::channels"]
+        [::core::mem::offset_of!(dwk_conv_part, channels) - 56usize];
+    ["Offset of field: dwk_conv_part::lanes"]
+        [::core::mem::offset_of!(dwk_conv_part, lanes) - 60usize];
 };
-impl Default for dw_conv_part {
+impl Default for dwk_conv_part {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -581,11 +583,11 @@ impl Default for dw_conv_part {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_conv_args {
-    pub q: dw_conv_part,
-    pub k: dw_conv_part,
-    pub v: dw_conv_part,
-    pub gates: dw_gate_args,
+pub struct dwk_conv_args {
+    pub q: dwk_conv_part,
+    pub k: dwk_conv_part,
+    pub v: dwk_conv_part,
+    pub gates: dwk_gate_args,
     pub weight: *const ::core::ffi::c_void,
     pub bias: *const ::core::ffi::c_void,
     pub state: *mut ::core::ffi::c_void,
@@ -615,65 +617,67 @@ pub struct dw_conv_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_args"][::core::mem::size_of::<dw_conv_args>() - 560usize];
-    ["Alignment of dw_conv_args"][::core::mem::align_of::<dw_conv_args>() - 8usize];
-    ["Offset of field: dw_conv_args::q"][::core::mem::offset_of!(dw_conv_args, q) - 0usize];
-    ["Offset of field: dw_conv_args::k"][::core::mem::offset_of!(dw_conv_args, k) - 64usize];
-    ["Offset of field: dw_conv_args::v"][::core::mem::offset_of!(dw_conv_args, v) - 128usize];
-    ["Offset of field: dw_conv_args::gates"]
-        [::core::mem::offset_of!(dw_conv_args, gates) - 192usize];
-    ["Offset of field: dw_conv_args::weight"]
-        [::core::mem::offset_of!(dw_conv_args, weight) - 408usize];
-    ["Offset of field: dw_conv_args::bias"][::core::mem::offset_of!(dw_conv_args, bias) - 416usize];
-    ["Offset of field: dw_conv_args::state"]
-        [::core::mem::offset_of!(dw_conv_args, state) - 424usize];
-    ["Offset of field: dw_conv_args::slots"]
-        [::core::mem::offset_of!(dw_conv_args, slots) - 432usize];
-    ["Offset of field: dw_conv_args::has_initial_state"]
-        [::core::mem::offset_of!(dw_conv_args, has_initial_state) - 440usize];
-    ["Offset of field: dw_conv_args::cu_seqlens"]
-        [::core::mem::offset_of!(dw_conv_args, cu_seqlens) - 448usize];
-    ["Offset of field: dw_conv_args::weight_channel"]
-        [::core::mem::offset_of!(dw_conv_args, weight_channel) - 456usize];
-    ["Offset of field: dw_conv_args::weight_tap"]
-        [::core::mem::offset_of!(dw_conv_args, weight_tap) - 464usize];
-    ["Offset of field: dw_conv_args::bias_stride"]
-        [::core::mem::offset_of!(dw_conv_args, bias_stride) - 472usize];
-    ["Offset of field: dw_conv_args::state_slot"]
-        [::core::mem::offset_of!(dw_conv_args, state_slot) - 480usize];
-    ["Offset of field: dw_conv_args::state_channel"]
-        [::core::mem::offset_of!(dw_conv_args, state_channel) - 488usize];
-    ["Offset of field: dw_conv_args::state_column"]
-        [::core::mem::offset_of!(dw_conv_args, state_column) - 496usize];
-    ["Offset of field: dw_conv_args::tokens"]
-        [::core::mem::offset_of!(dw_conv_args, tokens) - 504usize];
-    ["Offset of field: dw_conv_args::sequences"]
-        [::core::mem::offset_of!(dw_conv_args, sequences) - 508usize];
-    ["Offset of field: dw_conv_args::state_slots"]
-        [::core::mem::offset_of!(dw_conv_args, state_slots) - 512usize];
-    ["Offset of field: dw_conv_args::state_columns"]
-        [::core::mem::offset_of!(dw_conv_args, state_columns) - 516usize];
-    ["Offset of field: dw_conv_args::width"]
-        [::core::mem::offset_of!(dw_conv_args, width) - 520usize];
-    ["Offset of field: dw_conv_args::weight_type"]
-        [::core::mem::offset_of!(dw_conv_args, weight_type) - 524usize];
-    ["Offset of field: dw_conv_args::bias_type"]
-        [::core::mem::offset_of!(dw_conv_args, bias_type) - 528usize];
-    ["Offset of field: dw_conv_args::run_log2"]
-        [::core::mem::offset_of!(dw_conv_args, run_log2) - 532usize];
-    ["Offset of field: dw_conv_args::block_log2"]
-        [::core::mem::offset_of!(dw_conv_args, block_log2) - 536usize];
-    ["Offset of field: dw_conv_args::groups"]
-        [::core::mem::offset_of!(dw_conv_args, groups) - 540usize];
-    ["Offset of field: dw_conv_args::dies"][::core::mem::offset_of!(dw_conv_args, dies) - 544usize];
-    ["Offset of field: dw_conv_args::die_groups"]
-        [::core::mem::offset_of!(dw_conv_args, die_groups) - 548usize];
-    ["Offset of field: dw_conv_args::flags"]
-        [::core::mem::offset_of!(dw_conv_args, flags) - 552usize];
-    ["Offset of field: dw_conv_args::team_log2"]
-        [::core::mem::offset_of!(dw_conv_args, team_log2) - 556usize];
+    ["Size of dwk_conv_args"][::core::mem::size_of::<dwk_conv_args>() - 560usize];
+    ["Alignment of dwk_conv_args"][::core::mem::align_of::<dwk_conv_args>() - 8usize];
+    ["Offset of field: dwk_conv_args::q"][::core::mem::offset_of!(dwk_conv_args, q) - 0usize];
+    ["Offset of field: dwk_conv_args::k"][::core::mem::offset_of!(dwk_conv_args, k) - 64usize];
+    ["Offset of field: dwk_conv_args::v"][::core::mem::offset_of!(dwk_conv_args, v) - 128usize];
+    ["Offset of field: dwk_conv_args::gates"]
+        [::core::mem::offset_of!(dwk_conv_args, gates) - 192usize];
+    ["Offset of field: dwk_conv_args::weight"]
+        [::core::mem::offset_of!(dwk_conv_args, weight) - 408usize];
+    ["Offset of field: dwk_conv_args::bias"]
+        [::core::mem::offset_of!(dwk_conv_args, bias) - 416usize];
+    ["Offset of field: dwk_conv_args::state"]
+        [::core::mem::offset_of!(dwk_conv_args, state) - 424usize];
+    ["Offset of field: dwk_conv_args::slots"]
+        [::core::mem::offset_of!(dwk_conv_args, slots) - 432usize];
+    ["Offset of field: dwk_conv_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_conv_args, has_initial_state) - 440usize];
+    ["Offset of field: dwk_conv_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_conv_args, cu_seqlens) - 448usize];
+    ["Offset of field: dwk_conv_args::weight_channel"]
+        [::core::mem::offset_of!(dwk_conv_args, weight_channel) - 456usize];
+    ["Offset of field: dwk_conv_args::weight_tap"]
+        [::core::mem::offset_of!(dwk_conv_args, weight_tap) - 464usize];
+    ["Offset of field: dwk_conv_args::bias_stride"]
+        [::core::mem::offset_of!(dwk_conv_args, bias_stride) - 472usize];
+    ["Offset of field: dwk_conv_args::state_slot"]
+        [::core::mem::offset_of!(dwk_conv_args, state_slot) - 480usize];
+    ["Offset of field: dwk_conv_args::state_channel"]
+        [::core::mem::offset_of!(dwk_conv_args, state_channel) - 488usize];
+    ["Offset of field: dwk_conv_args::state_column"]
+        [::core::mem::offset_of!(dwk_conv_args, state_column) - 496usize];
+    ["Offset of field: dwk_conv_args::tokens"]
+        [::core::mem::offset_of!(dwk_conv_args, tokens) - 504usize];
+    ["Offset of field: dwk_conv_args::sequences"]
+        [::core::mem::offset_of!(dwk_conv_args, sequences) - 508usize];
+    ["Offset of field: dwk_conv_args::state_slots"]
+        [::core::mem::offset_of!(dwk_conv_args, state_slots) - 512usize];
+    ["Offset of field: dwk_conv_args::state_columns"]
+        [::core::mem::offset_of!(dwk_conv_args, state_columns) - 516usize];
+    ["Offset of field: dwk_conv_args::width"]
+        [::core::mem::offset_of!(dwk_conv_args, width) - 520usize];
+    ["Offset of field: dwk_conv_args::weight_type"]
+        [::core::mem::offset_of!(dwk_conv_args, weight_type) - 524usize];
+    ["Offset of field: dwk_conv_args::bias_type"]
+        [::core::mem::offset_of!(dwk_conv_args, bias_type) - 528usize];
+    ["Offset of field: dwk_conv_args::run_log2"]
+        [::core::mem::offset_of!(dwk_conv_args, run_log2) - 532usize];
+    ["Offset of field: dwk_conv_args::block_log2"]
+        [::core::mem::offset_of!(dwk_conv_args, block_log2) - 536usize];
+    ["Offset of field: dwk_conv_args::groups"]
+        [::core::mem::offset_of!(dwk_conv_args, groups) - 540usize];
+    ["Offset of field: dwk_conv_args::dies"]
+        [::core::mem::offset_of!(dwk_conv_args, dies) - 544usize];
+    ["Offset of field: dwk_conv_args::die_groups"]
+        [::core::mem::offset_of!(dwk_conv_args, die_groups) - 548usize];
+    ["Offset of field: dwk_conv_args::flags"]
+        [::core::mem::offset_of!(dwk_conv_args, flags) - 552usize];
+    ["Offset of field: dwk_conv_args::team_log2"]
+        [::core::mem::offset_of!(dwk_conv_args, team_log2) - 556usize];
 };
-impl Default for dw_conv_args {
+impl Default for dwk_conv_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -684,13 +688,13 @@ impl Default for dw_conv_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_norm_args {
+pub struct dwk_norm_args {
     pub x: *const ::core::ffi::c_void,
     pub z: *const ::core::ffi::c_void,
     pub weight: *const ::core::ffi::c_void,
     pub y: *mut ::core::ffi::c_void,
-    pub x_strides: dw_token_strides,
-    pub y_strides: dw_token_strides,
+    pub x_strides: dwk_token_strides,
+    pub y_strides: dwk_token_strides,
     pub z_token: i64,
     pub z_block: i64,
     pub weight_stride: i64,
@@ -707,41 +711,43 @@ pub struct dw_norm_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_norm_args"][::core::mem::size_of::<dw_norm_args>() - 144usize];
-    ["Alignment of dw_norm_args"][::core::mem::align_of::<dw_norm_args>() - 8usize];
-    ["Offset of field: dw_norm_args::x"][::core::mem::offset_of!(dw_norm_args, x) - 0usize];
-    ["Offset of field: dw_norm_args::z"][::core::mem::offset_of!(dw_norm_args, z) - 8usize];
-    ["Offset of field: dw_norm_args::weight"]
-        [::core::mem::offset_of!(dw_norm_args, weight) - 16usize];
-    ["Offset of field: dw_norm_args::y"][::core::mem::offset_of!(dw_norm_args, y) - 24usize];
-    ["Offset of field: dw_norm_args::x_strides"]
-        [::core::mem::offset_of!(dw_norm_args, x_strides) - 32usize];
-    ["Offset of field: dw_norm_args::y_strides"]
-        [::core::mem::offset_of!(dw_norm_args, y_strides) - 56usize];
-    ["Offset of field: dw_norm_args::z_token"]
-        [::core::mem::offset_of!(dw_norm_args, z_token) - 80usize];
-    ["Offset of field: dw_norm_args::z_block"]
-        [::core::mem::offset_of!(dw_norm_args, z_block) - 88usize];
-    ["Offset of field: dw_norm_args::weight_stride"]
-        [::core::mem::offset_of!(dw_norm_args, weight_stride) - 96usize];
-    ["Offset of field: dw_norm_args::tokens"]
-        [::core::mem::offset_of!(dw_norm_args, tokens) - 104usize];
-    ["Offset of field: dw_norm_args::value_heads"]
-        [::core::mem::offset_of!(dw_norm_args, value_heads) - 108usize];
-    ["Offset of field: dw_norm_args::value_dim"]
-        [::core::mem::offset_of!(dw_norm_args, value_dim) - 112usize];
-    ["Offset of field: dw_norm_args::block_heads"]
-        [::core::mem::offset_of!(dw_norm_args, block_heads) - 116usize];
-    ["Offset of field: dw_norm_args::run"][::core::mem::offset_of!(dw_norm_args, run) - 120usize];
-    ["Offset of field: dw_norm_args::weight_type"]
-        [::core::mem::offset_of!(dw_norm_args, weight_type) - 124usize];
-    ["Offset of field: dw_norm_args::mean"][::core::mem::offset_of!(dw_norm_args, mean) - 128usize];
-    ["Offset of field: dw_norm_args::eps"][::core::mem::offset_of!(dw_norm_args, eps) - 132usize];
-    ["Offset of field: dw_norm_args::flags"]
-        [::core::mem::offset_of!(dw_norm_args, flags) - 136usize];
-    ["Offset of field: dw_norm_args::pad0"][::core::mem::offset_of!(dw_norm_args, pad0) - 140usize];
+    ["Size of dwk_norm_args"][::core::mem::size_of::<dwk_norm_args>() - 144usize];
+    ["Alignment of dwk_norm_args"][::core::mem::align_of::<dwk_norm_args>() - 8usize];
+    ["Offset of field: dwk_norm_args::x"][::core::mem::offset_of!(dwk_norm_args, x) - 0usize];
+    ["Offset of field: dwk_norm_args::z"][::core::mem::offset_of!(dwk_norm_args, z) - 8usize];
+    ["Offset of field: dwk_norm_args::weight"]
+        [::core::mem::offset_of!(dwk_norm_args, weight) - 16usize];
+    ["Offset of field: dwk_norm_args::y"][::core::mem::offset_of!(dwk_norm_args, y) - 24usize];
+    ["Offset of field: dwk_norm_args::x_strides"]
+        [::core::mem::offset_of!(dwk_norm_args, x_strides) - 32usize];
+    ["Offset of field: dwk_norm_args::y_strides"]
+        [::core::mem::offset_of!(dwk_norm_args, y_strides) - 56usize];
+    ["Offset of field: dwk_norm_args::z_token"]
+        [::core::mem::offset_of!(dwk_norm_args, z_token) - 80usize];
+    ["Offset of field: dwk_norm_args::z_block"]
+        [::core::mem::offset_of!(dwk_norm_args, z_block) - 88usize];
+    ["Offset of field: dwk_norm_args::weight_stride"]
+        [::core::mem::offset_of!(dwk_norm_args, weight_stride) - 96usize];
+    ["Offset of field: dwk_norm_args::tokens"]
+        [::core::mem::offset_of!(dwk_norm_args, tokens) - 104usize];
+    ["Offset of field: dwk_norm_args::value_heads"]
+        [::core::mem::offset_of!(dwk_norm_args, value_heads) - 108usize];
+    ["Offset of field: dwk_norm_args::value_dim"]
+        [::core::mem::offset_of!(dwk_norm_args, value_dim) - 112usize];
+    ["Offset of field: dwk_norm_args::block_heads"]
+        [::core::mem::offset_of!(dwk_norm_args, block_heads) - 116usize];
+    ["Offset of field: dwk_norm_args::run"][::core::mem::offset_of!(dwk_norm_args, run) - 120usize];
+    ["Offset of field: dwk_norm_args::weight_type"]
+        [::core::mem::offset_of!(dwk_norm_args, weight_type) - 124usize];
+    ["Offset of field: dwk_norm_args::mean"]
+        [::core::mem::offset_of!(dwk_norm_args, mean) - 128usize];
+    ["Offset of field: dwk_norm_args::eps"][::core::mem::offset_of!(dwk_norm_args, eps) - 132usize];
+    ["Offset of field: dwk_norm_args::flags"]
+        [::core::mem::offset_of!(dwk_norm_args, flags) - 136usize];
+    ["Offset of field: dwk_norm_args::pad0"]
+        [::core::mem::offset_of!(dwk_norm_args, pad0) - 140usize];
 };
-impl Default for dw_norm_args {
+impl Default for dwk_norm_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -752,7 +758,7 @@ impl Default for dw_norm_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_decode_args {
+pub struct dwk_decode_args {
     pub q: *const ::core::ffi::c_void,
     pub k: *const ::core::ffi::c_void,
     pub v: *const ::core::ffi::c_void,
@@ -766,14 +772,14 @@ pub struct dw_decode_args {
     pub slots: *const i32,
     pub write_slots: *const i32,
     pub has_initial_state: *const u8,
-    pub q_strides: dw_token_strides,
-    pub k_strides: dw_token_strides,
-    pub v_strides: dw_token_strides,
-    pub g_strides: dw_token_strides,
-    pub beta_strides: dw_token_strides,
-    pub o_strides: dw_token_strides,
-    pub state_strides: dw_state_strides,
-    pub states_strides: dw_state_strides,
+    pub q_strides: dwk_token_strides,
+    pub k_strides: dwk_token_strides,
+    pub v_strides: dwk_token_strides,
+    pub g_strides: dwk_token_strides,
+    pub beta_strides: dwk_token_strides,
+    pub o_strides: dwk_token_strides,
+    pub state_strides: dwk_state_strides,
+    pub states_strides: dwk_state_strides,
     pub states_token: i64,
     pub a_log_stride: i64,
     pub dt_bias_stride: i64,
@@ -795,95 +801,95 @@ pub struct dw_decode_args {
     pub slabs: i32,
     pub dies: i32,
     pub pad0: i32,
-    pub norm: dw_norm_args,
+    pub norm: dwk_norm_args,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_decode_args"][::core::mem::size_of::<dw_decode_args>() - 536usize];
-    ["Alignment of dw_decode_args"][::core::mem::align_of::<dw_decode_args>() - 8usize];
-    ["Offset of field: dw_decode_args::q"][::core::mem::offset_of!(dw_decode_args, q) - 0usize];
-    ["Offset of field: dw_decode_args::k"][::core::mem::offset_of!(dw_decode_args, k) - 8usize];
-    ["Offset of field: dw_decode_args::v"][::core::mem::offset_of!(dw_decode_args, v) - 16usize];
-    ["Offset of field: dw_decode_args::g"][::core::mem::offset_of!(dw_decode_args, g) - 24usize];
-    ["Offset of field: dw_decode_args::beta"]
-        [::core::mem::offset_of!(dw_decode_args, beta) - 32usize];
-    ["Offset of field: dw_decode_args::a_log"]
-        [::core::mem::offset_of!(dw_decode_args, a_log) - 40usize];
-    ["Offset of field: dw_decode_args::dt_bias"]
-        [::core::mem::offset_of!(dw_decode_args, dt_bias) - 48usize];
-    ["Offset of field: dw_decode_args::o"][::core::mem::offset_of!(dw_decode_args, o) - 56usize];
-    ["Offset of field: dw_decode_args::state"]
-        [::core::mem::offset_of!(dw_decode_args, state) - 64usize];
-    ["Offset of field: dw_decode_args::states"]
-        [::core::mem::offset_of!(dw_decode_args, states) - 72usize];
-    ["Offset of field: dw_decode_args::slots"]
-        [::core::mem::offset_of!(dw_decode_args, slots) - 80usize];
-    ["Offset of field: dw_decode_args::write_slots"]
-        [::core::mem::offset_of!(dw_decode_args, write_slots) - 88usize];
-    ["Offset of field: dw_decode_args::has_initial_state"]
-        [::core::mem::offset_of!(dw_decode_args, has_initial_state) - 96usize];
-    ["Offset of field: dw_decode_args::q_strides"]
-        [::core::mem::offset_of!(dw_decode_args, q_strides) - 104usize];
-    ["Offset of field: dw_decode_args::k_strides"]
-        [::core::mem::offset_of!(dw_decode_args, k_strides) - 128usize];
-    ["Offset of field: dw_decode_args::v_strides"]
-        [::core::mem::offset_of!(dw_decode_args, v_strides) - 152usize];
-    ["Offset of field: dw_decode_args::g_strides"]
-        [::core::mem::offset_of!(dw_decode_args, g_strides) - 176usize];
-    ["Offset of field: dw_decode_args::beta_strides"]
-        [::core::mem::offset_of!(dw_decode_args, beta_strides) - 200usize];
-    ["Offset of field: dw_decode_args::o_strides"]
-        [::core::mem::offset_of!(dw_decode_args, o_strides) - 224usize];
-    ["Offset of field: dw_decode_args::state_strides"]
-        [::core::mem::offset_of!(dw_decode_args, state_strides) - 248usize];
-    ["Offset of field: dw_decode_args::states_strides"]
-        [::core::mem::offset_of!(dw_decode_args, states_strides) - 272usize];
-    ["Offset of field: dw_decode_args::states_token"]
-        [::core::mem::offset_of!(dw_decode_args, states_token) - 296usize];
-    ["Offset of field: dw_decode_args::a_log_stride"]
-        [::core::mem::offset_of!(dw_decode_args, a_log_stride) - 304usize];
-    ["Offset of field: dw_decode_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dw_decode_args, dt_bias_stride) - 312usize];
-    ["Offset of field: dw_decode_args::batch"]
-        [::core::mem::offset_of!(dw_decode_args, batch) - 320usize];
-    ["Offset of field: dw_decode_args::tokens"]
-        [::core::mem::offset_of!(dw_decode_args, tokens) - 324usize];
-    ["Offset of field: dw_decode_args::slot_count"]
-        [::core::mem::offset_of!(dw_decode_args, slot_count) - 328usize];
-    ["Offset of field: dw_decode_args::key_heads"]
-        [::core::mem::offset_of!(dw_decode_args, key_heads) - 332usize];
-    ["Offset of field: dw_decode_args::value_heads"]
-        [::core::mem::offset_of!(dw_decode_args, value_heads) - 336usize];
-    ["Offset of field: dw_decode_args::key_dim"]
-        [::core::mem::offset_of!(dw_decode_args, key_dim) - 340usize];
-    ["Offset of field: dw_decode_args::value_dim"]
-        [::core::mem::offset_of!(dw_decode_args, value_dim) - 344usize];
-    ["Offset of field: dw_decode_args::flags"]
-        [::core::mem::offset_of!(dw_decode_args, flags) - 348usize];
-    ["Offset of field: dw_decode_args::scale"]
-        [::core::mem::offset_of!(dw_decode_args, scale) - 352usize];
-    ["Offset of field: dw_decode_args::g_type"]
-        [::core::mem::offset_of!(dw_decode_args, g_type) - 356usize];
-    ["Offset of field: dw_decode_args::beta_type"]
-        [::core::mem::offset_of!(dw_decode_args, beta_type) - 360usize];
-    ["Offset of field: dw_decode_args::a_log_type"]
-        [::core::mem::offset_of!(dw_decode_args, a_log_type) - 364usize];
-    ["Offset of field: dw_decode_args::dt_bias_type"]
-        [::core::mem::offset_of!(dw_decode_args, dt_bias_type) - 368usize];
-    ["Offset of field: dw_decode_args::state_type"]
-        [::core::mem::offset_of!(dw_decode_args, state_type) - 372usize];
-    ["Offset of field: dw_decode_args::states_type"]
-        [::core::mem::offset_of!(dw_decode_args, states_type) - 376usize];
-    ["Offset of field: dw_decode_args::slabs"]
-        [::core::mem::offset_of!(dw_decode_args, slabs) - 380usize];
-    ["Offset of field: dw_decode_args::dies"]
-        [::core::mem::offset_of!(dw_decode_args, dies) - 384usize];
-    ["Offset of field: dw_decode_args::pad0"]
-        [::core::mem::offset_of!(dw_decode_args, pad0) - 388usize];
-    ["Offset of field: dw_decode_args::norm"]
-        [::core::mem::offset_of!(dw_decode_args, norm) - 392usize];
+    ["Size of dwk_decode_args"][::core::mem::size_of::<dwk_decode_args>() - 536usize];
+    ["Alignment of dwk_decode_args"][::core::mem::align_of::<dwk_decode_args>() - 8usize];
+    ["Offset of field: dwk_decode_args::q"][::core::mem::offset_of!(dwk_decode_args, q) - 0usize];
+    ["Offset of field: dwk_decode_args::k"][::core::mem::offset_of!(dwk_decode_args, k) - 8usize];
+    ["Offset of field: dwk_decode_args::v"][::core::mem::offset_of!(dwk_decode_args, v) - 16usize];
+    ["Offset of field: dwk_decode_args::g"][::core::mem::offset_of!(dwk_decode_args, g) - 24usize];
+    ["Offset of field: dwk_decode_args::beta"]
+        [::core::mem::offset_of!(dwk_decode_args, beta) - 32usize];
+    ["Offset of field: dwk_decode_args::a_log"]
+        [::core::mem::offset_of!(dwk_decode_args, a_log) - 40usize];
+    ["Offset of field: dwk_decode_args::dt_bias"]
+        [::core::mem::offset_of!(dwk_decode_args, dt_bias) - 48usize];
+    ["Offset of field: dwk_decode_args::o"][::core::mem::offset_of!(dwk_decode_args, o) - 56usize];
+    ["Offset of field: dwk_decode_args::state"]
+        [::core::mem::offset_of!(dwk_decode_args, state) - 64usize];
+    ["Offset of field: dwk_decode_args::states"]
+        [::core::mem::offset_of!(dwk_decode_args, states) - 72usize];
+    ["Offset of field: dwk_decode_args::slots"]
+        [::core::mem::offset_of!(dwk_decode_args, slots) - 80usize];
+    ["Offset of field: dwk_decode_args::write_slots"]
+        [::core::mem::offset_of!(dwk_decode_args, write_slots) - 88usize];
+    ["Offset of field: dwk_decode_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_decode_args, has_initial_state) - 96usize];
+    ["Offset of field: dwk_decode_args::q_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, q_strides) - 104usize];
+    ["Offset of field: dwk_decode_args::k_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, k_strides) - 128usize];
+    ["Offset of field: dwk_decode_args::v_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, v_strides) - 152usize];
+    ["Offset of field: dwk_decode_args::g_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, g_strides) - 176usize];
+    ["Offset of field: dwk_decode_args::beta_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, beta_strides) - 200usize];
+    ["Offset of field: dwk_decode_args::o_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, o_strides) - 224usize];
+    ["Offset of field: dwk_decode_args::state_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, state_strides) - 248usize];
+    ["Offset of field: dwk_decode_args::states_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, states_strides) - 272usize];
+    ["Offset of field: dwk_decode_args::states_token"]
+        [::core::mem::offset_of!(dwk_decode_args, states_token) - 296usize];
+    ["Offset of field: dwk_decode_args::a_log_stride"]
+        [::core::mem::offset_of!(dwk_decode_args, a_log_stride) - 304usize];
+    ["Offset of field: dwk_decode_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dwk_decode_args, dt_bias_stride) - 312usize];
+    ["Offset of field: dwk_decode_args::batch"]
+        [::core::mem::offset_of!(dwk_decode_args, batch) - 320usize];
+    ["Offset of field: dwk_decode_args::tokens"]
+        [::core::mem::offset_of!(dwk_decode_args, tokens) - 324usize];
+    ["Offset of field: dwk_decode_args::slot_count"]
+        [::core::mem::offset_of!(dwk_decode_args, slot_count) - 328usize];
+    ["Offset of field: dwk_decode_args::key_heads"]
+        [::core::mem::offset_of!(dwk_decode_args, key_heads) - 332usize];
+    ["Offset of field: dwk_decode_args::value_heads"]
+        [::core::mem::offset_of!(dwk_decode_args, value_heads) - 336usize];
+    ["Offset of field: dwk_decode_args::key_dim"]
+        [::core::mem::offset_of!(dwk_decode_args, key_dim) - 340usize];
+    ["Offset of field: dwk_decode_args::value_dim"]
+        [::core::mem::offset_of!(dwk_decode_args, value_dim) - 344usize];
+    ["Offset of field: dwk_decode_args::flags"]
+        [::core::mem::offset_of!(dwk_decode_args, flags) - 348usize];
+    ["Offset of field: dwk_decode_args::scale"]
+        [::core::mem::offset_of!(dwk_decode_args, scale) - 352usize];
+    ["Offset of field: dwk_decode_args::g_type"]
+        [::core::mem::offset_of!(dwk_decode_args, g_type) - 356usize];
+    ["Offset of field: dwk_decode_args::beta_type"]
+        [::core::mem::offset_of!(dwk_decode_args, beta_type) - 360usize];
+    ["Offset of field: dwk_decode_args::a_log_type"]
+        [::core::mem::offset_of!(dwk_decode_args, a_log_type) - 364usize];
+    ["Offset of field: dwk_decode_args::dt_bias_type"]
+        [::core::mem::offset_of!(dwk_decode_args, dt_bias_type) - 368usize];
+    ["Offset of field: dwk_decode_args::state_type"]
+        [::core::mem::offset_of!(dwk_decode_args, state_type) - 372usize];
+    ["Offset of field: dwk_decode_args::states_type"]
+        [::core::mem::offset_of!(dwk_decode_args, states_type) - 376usize];
+    ["Offset of field: dwk_decode_args::slabs"]
+        [::core::mem::offset_of!(dwk_decode_args, slabs) - 380usize];
+    ["Offset of field: dwk_decode_args::dies"]
+        [::core::mem::offset_of!(dwk_decode_args, dies) - 384usize];
+    ["Offset of field: dwk_decode_args::pad0"]
+        [::core::mem::offset_of!(dwk_decode_args, pad0) - 388usize];
+    ["Offset of field: dwk_decode_args::norm"]
+        [::core::mem::offset_of!(dwk_decode_args, norm) - 392usize];
 };
-impl Default for dw_decode_args {
+impl Default for dwk_decode_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -894,18 +900,18 @@ impl Default for dw_decode_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct dw_commit_args {
+pub struct dwk_commit_args {
     pub accepted: *const i32,
     pub slots: *const i32,
     pub has_initial_state: *const u8,
     pub states: *const ::core::ffi::c_void,
     pub pool: *mut ::core::ffi::c_void,
     pub conv_state: *mut ::core::ffi::c_void,
-    pub q: dw_conv_part,
-    pub k: dw_conv_part,
-    pub v: dw_conv_part,
-    pub states_strides: dw_state_strides,
-    pub pool_strides: dw_state_strides,
+    pub q: dwk_conv_part,
+    pub k: dwk_conv_part,
+    pub v: dwk_conv_part,
+    pub states_strides: dwk_state_strides,
+    pub pool_strides: dwk_state_strides,
     pub states_token: i64,
     pub conv_slot: i64,
     pub conv_channel: i64,
@@ -925,61 +931,61 @@ pub struct dw_commit_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_commit_args"][::core::mem::size_of::<dw_commit_args>() - 368usize];
-    ["Alignment of dw_commit_args"][::core::mem::align_of::<dw_commit_args>() - 8usize];
-    ["Offset of field: dw_commit_args::accepted"]
-        [::core::mem::offset_of!(dw_commit_args, accepted) - 0usize];
-    ["Offset of field: dw_commit_args::slots"]
-        [::core::mem::offset_of!(dw_commit_args, slots) - 8usize];
-    ["Offset of field: dw_commit_args::has_initial_state"]
-        [::core::mem::offset_of!(dw_commit_args, has_initial_state) - 16usize];
-    ["Offset of field: dw_commit_args::states"]
-        [::core::mem::offset_of!(dw_commit_args, states) - 24usize];
-    ["Offset of field: dw_commit_args::pool"]
-        [::core::mem::offset_of!(dw_commit_args, pool) - 32usize];
-    ["Offset of field: dw_commit_args::conv_state"]
-        [::core::mem::offset_of!(dw_commit_args, conv_state) - 40usize];
-    ["Offset of field: dw_commit_args::q"][::core::mem::offset_of!(dw_commit_args, q) - 48usize];
-    ["Offset of field: dw_commit_args::k"][::core::mem::offset_of!(dw_commit_args, k) - 112usize];
-    ["Offset of field: dw_commit_args::v"][::core::mem::offset_of!(dw_commit_args, v) - 176usize];
-    ["Offset of field: dw_commit_args::states_strides"]
-        [::core::mem::offset_of!(dw_commit_args, states_strides) - 240usize];
-    ["Offset of field: dw_commit_args::pool_strides"]
-        [::core::mem::offset_of!(dw_commit_args, pool_strides) - 264usize];
-    ["Offset of field: dw_commit_args::states_token"]
-        [::core::mem::offset_of!(dw_commit_args, states_token) - 288usize];
-    ["Offset of field: dw_commit_args::conv_slot"]
-        [::core::mem::offset_of!(dw_commit_args, conv_slot) - 296usize];
-    ["Offset of field: dw_commit_args::conv_channel"]
-        [::core::mem::offset_of!(dw_commit_args, conv_channel) - 304usize];
-    ["Offset of field: dw_commit_args::conv_column"]
-        [::core::mem::offset_of!(dw_commit_args, conv_column) - 312usize];
-    ["Offset of field: dw_commit_args::batch"]
-        [::core::mem::offset_of!(dw_commit_args, batch) - 320usize];
-    ["Offset of field: dw_commit_args::tokens"]
-        [::core::mem::offset_of!(dw_commit_args, tokens) - 324usize];
-    ["Offset of field: dw_commit_args::pool_slots"]
-        [::core::mem::offset_of!(dw_commit_args, pool_slots) - 328usize];
-    ["Offset of field: dw_commit_args::conv_slots"]
-        [::core::mem::offset_of!(dw_commit_args, conv_slots) - 332usize];
-    ["Offset of field: dw_commit_args::value_heads"]
-        [::core::mem::offset_of!(dw_commit_args, value_heads) - 336usize];
-    ["Offset of field: dw_commit_args::rows"]
-        [::core::mem::offset_of!(dw_commit_args, rows) - 340usize];
-    ["Offset of field: dw_commit_args::columns"]
-        [::core::mem::offset_of!(dw_commit_args, columns) - 344usize];
-    ["Offset of field: dw_commit_args::states_type"]
-        [::core::mem::offset_of!(dw_commit_args, states_type) - 348usize];
-    ["Offset of field: dw_commit_args::pool_type"]
-        [::core::mem::offset_of!(dw_commit_args, pool_type) - 352usize];
-    ["Offset of field: dw_commit_args::conv_columns"]
-        [::core::mem::offset_of!(dw_commit_args, conv_columns) - 356usize];
-    ["Offset of field: dw_commit_args::blocks"]
-        [::core::mem::offset_of!(dw_commit_args, blocks) - 360usize];
-    ["Offset of field: dw_commit_args::pad0"]
-        [::core::mem::offset_of!(dw_commit_args, pad0) - 364usize];
+    ["Size of dwk_commit_args"][::core::mem::size_of::<dwk_commit_args>() - 368usize];
+    ["Alignment of dwk_commit_args"][::core::mem::align_of::<dwk_commit_args>() - 8usize];
+    ["Offset of field: dwk_commit_args::accepted"]
+        [::core::mem::offset_of!(dwk_commit_args, accepted) - 0usize];
+    ["Offset of field: dwk_commit_args::slots"]
+        [::core::mem::offset_of!(dwk_commit_args, slots) - 8usize];
+    ["Offset of field: dwk_commit_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_commit_args, has_initial_state) - 16usize];
+    ["Offset of field: dwk_commit_args::states"]
+        [::core::mem::offset_of!(dwk_commit_args, states) - 24usize];
+    ["Offset of field: dwk_commit_args::pool"]
+        [::core::mem::offset_of!(dwk_commit_args, pool) - 32usize];
+    ["Offset of field: dwk_commit_args::conv_state"]
+        [::core::mem::offset_of!(dwk_commit_args, conv_state) - 40usize];
+    ["Offset of field: dwk_commit_args::q"][::core::mem::offset_of!(dwk_commit_args, q) - 48usize];
+    ["Offset of field: dwk_commit_args::k"][::core::mem::offset_of!(dwk_commit_args, k) - 112usize];
+    ["Offset of field: dwk_commit_args::v"][::core::mem::offset_of!(dwk_commit_args, v) - 176usize];
+    ["Offset of field: dwk_commit_args::states_strides"]
+        [::core::mem::offset_of!(dwk_commit_args, states_strides) - 240usize];
+    ["Offset of field: dwk_commit_args::pool_strides"]
+        [::core::mem::offset_of!(dwk_commit_args, pool_strides) - 264usize];
+    ["Offset of field: dwk_commit_args::states_token"]
+        [::core::mem::offset_of!(dwk_commit_args, states_token) - 288usize];
+    ["Offset of field: dwk_commit_args::conv_slot"]
+        [::core::mem::offset_of!(dwk_commit_args, conv_slot) - 296usize];
+    ["Offset of field: dwk_commit_args::conv_channel"]
+        [::core::mem::offset_of!(dwk_commit_args, conv_channel) - 304usize];
+    ["Offset of field: dwk_commit_args::conv_column"]
+        [::core::mem::offset_of!(dwk_commit_args, conv_column) - 312usize];
+    ["Offset of field: dwk_commit_args::batch"]
+        [::core::mem::offset_of!(dwk_commit_args, batch) - 320usize];
+    ["Offset of field: dwk_commit_args::tokens"]
+        [::core::mem::offset_of!(dwk_commit_args, tokens) - 324usize];
+    ["Offset of field: dwk_commit_args::pool_slots"]
+        [::core::mem::offset_of!(dwk_commit_args, pool_slots) - 328usize];
+    ["Offset of field: dwk_commit_args::conv_slots"]
+        [::core::mem::offset_of!(dwk_commit_args, conv_slots) - 332usize];
+    ["Offset of field: dwk_commit_args::value_heads"]
+        [::core::mem::offset_of!(dwk_commit_args, value_heads) - 336usize];
+    ["Offset of field: dwk_commit_args::rows"]
+        [::core::mem::offset_of!(dwk_commit_args, rows) - 340usize];
+    ["Offset of field: dwk_commit_args::columns"]
+        [::core::mem::offset_of!(dwk_commit_args, columns) - 344usize];
+    ["Offset of field: dwk_commit_args::states_type"]
+        [::core::mem::offset_of!(dwk_commit_args, states_type) - 348usize];
+    ["Offset of field: dwk_commit_args::pool_type"]
+        [::core::mem::offset_of!(dwk_commit_args, pool_type) - 352usize];
+    ["Offset of field: dwk_commit_args::conv_columns"]
+        [::core::mem::offset_of!(dwk_commit_args, conv_columns) - 356usize];
+    ["Offset of field: dwk_commit_args::blocks"]
+        [::core::mem::offset_of!(dwk_commit_args, blocks) - 360usize];
+    ["Offset of field: dwk_commit_args::pad0"]
+        [::core::mem::offset_of!(dwk_commit_args, pad0) - 364usize];
 };
-impl Default for dw_commit_args {
+impl Default for dwk_commit_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

@@ -4,9 +4,9 @@
 //! compared exactly, dimension by dimension. A comparison that takes more than [`MOST_STEPS`] counts as an overlap:
 //! views with the same stride from row to row, and from head to head, take far fewer.
 
+use crate::batch::{CuSeqlens, PerSequence};
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::sequences::{CuSeqlens, PerSequence};
 use crate::tensor::{Element, Tensor};
 
 /// Pairs of positions that one comparison looks at, at most.
@@ -98,12 +98,13 @@ impl<'a> Span<'a> {
         Span::bytes(name, address, bytes)
     }
 
-    /// Lengths.
+    /// Lengths, which may be absent.
     #[inline]
-    pub(crate) fn lengths(cu_seqlens: &CuSeqlens<'_>) -> Self {
+    pub(crate) fn lengths(cu_seqlens: Option<&CuSeqlens<'_>>) -> Self {
         let (address, bytes) = match cu_seqlens {
-            CuSeqlens::I32(x) => x.memory(),
-            CuSeqlens::I64(x) => x.memory(),
+            None => (0, 0),
+            Some(CuSeqlens::I32(x)) => x.memory(),
+            Some(CuSeqlens::I64(x)) => x.memory(),
         };
         Span::bytes("cu_seqlens", address, bytes)
     }

@@ -1,34 +1,15 @@
 //! Checks that operations share. Each refuses with the name of the argument.
 
-use crate::abi::{dw_state_strides, dw_token_strides};
+use crate::abi::{dwk_state_strides, dwk_token_strides};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::runtime::{Context, Stream};
-use crate::tensor::{Owner, Tensor, TokenScalars, Tokens};
+use crate::tensor::{Batch, Owner, Tensor, TokenScalars, Tokens};
 use crate::types::Dtype;
 
 pub(crate) type Checked<T> = Result<T, ArgumentError>;
 
 /// Largest stride from token to token: the 64 rows of a chunk are addressed by 31-bit byte offsets.
 pub(crate) const MAX_TOKEN_STRIDE: usize = (1 << 24) - 16;
-
-/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Batch {
-    /// `tokens` rows, shared by all sequences.
-    Packed { tokens: usize },
-    /// `batch` sequences of `tokens` rows each.
-    Dense { batch: usize, tokens: usize },
-}
-
-impl Batch {
-    /// Rows in all.
-    pub fn rows(self) -> usize {
-        match self {
-            Batch::Packed { tokens } => tokens,
-            Batch::Dense { batch, tokens } => batch * tokens,
-        }
-    }
-}
 
 pub(crate) fn ensure(condition: bool, error: impl FnOnce() -> ArgumentError) -> Checked<()> {
     if condition { Ok(()) } else { Err(error()) }
@@ -123,7 +104,7 @@ pub(crate) fn no_overlap<const R: usize>(
     Ok(())
 }
 
-fn token_strides(argument: &str, t: &Tensor<'_, 4>, batch: Batch) -> Checked<dw_token_strides> {
+fn token_strides(argument: &str, t: &Tensor<'_, 4>, batch: Batch) -> Checked<dwk_token_strides> {
     let [batch_stride, token, head, _] = t.strides;
     ensure(token <= MAX_TOKEN_STRIDE, || {
         let allowed = format!("at most {MAX_TOKEN_STRIDE} elements from token to token");
@@ -151,7 +132,7 @@ fn token_strides(argument: &str, t: &Tensor<'_, 4>, batch: Batch) -> Checked<dw_
         // Kernels count tokens through the whole batch: token b * tokens + t lies b * (stride - tokens * token) further.
         Batch::Dense { tokens, .. } => batch_stride - tokens as i64 * token,
     };
-    Ok(dw_token_strides {
+    Ok(dwk_token_strides {
         sequence,
         token,
         head,
@@ -186,6 +167,14 @@ fn token_shape(
     })
 }
 
+/// A factor of outputs, where one is given.
+pub(crate) fn scale(scale: Option<f32>) -> Checked<()> {
+    let given = scale.unwrap_or(1.0);
+    ensure(given.is_finite(), || {
+        ArgumentError::new("scale", ArgumentKind::Value, given, "it must be finite")
+    })
+}
+
 /// A tensor `[T, heads, dim]` or `[B, T, heads, dim]`: its address and strides.
 pub(crate) fn tokens(
     argument: &str,
@@ -194,7 +183,7 @@ pub(crate) fn tokens(
     heads: usize,
     dim: usize,
     allowed: &[Dtype],
-) -> Checked<dw_token_strides> {
+) -> Checked<dwk_token_strides> {
     dtype(argument, t.0.dtype, allowed)?;
     token_shape(argument, &t.0, t.1, batch, heads, Some(dim))?;
     pointer(argument, t.0.address, t.0.dtype.size(), batch.rows() == 0)?;
@@ -218,7 +207,7 @@ pub(crate) fn output_tokens(
     heads: usize,
     dim: usize,
     allowed: &[Dtype],
-) -> Checked<dw_token_strides> {
+) -> Checked<dwk_token_strides> {
     let strides = tokens(argument, t, batch, heads, dim, allowed)?;
     no_overlap(argument, &t.0.shape, &t.0.strides)?;
     Ok(strides)
@@ -231,7 +220,7 @@ pub(crate) fn scalars(
     batch: Batch,
     heads: usize,
     allowed: &[Dtype],
-) -> Checked<dw_token_strides> {
+) -> Checked<dwk_token_strides> {
     dtype(argument, t.0.dtype, allowed)?;
     ensure(t.0.shape[3] == 1, || {
         let was = format!("blocks of {} heads", t.0.shape[3]);
@@ -250,7 +239,7 @@ pub(crate) fn output_scalars(
     batch: Batch,
     heads: usize,
     allowed: &[Dtype],
-) -> Checked<dw_token_strides> {
+) -> Checked<dwk_token_strides> {
     let strides = scalars(argument, t, batch, heads, allowed)?;
     no_overlap(argument, &t.0.shape, &t.0.strides)?;
     Ok(strides)
@@ -302,7 +291,7 @@ pub(crate) fn state(
     t: &Tensor<'_, 4>,
     shape: [usize; 4],
     output: bool,
-) -> Checked<dw_state_strides> {
+) -> Checked<dwk_state_strides> {
     dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16])?;
     ensure(t.shape == shape, || {
         ArgumentError::new(
@@ -335,7 +324,7 @@ pub(crate) fn state(
                 )
             })
     };
-    let strides = dw_state_strides {
+    let strides = dwk_state_strides {
         sequence: limit("sequence", t.strides[0])?,
         head: limit("head", t.strides[1])?,
         row: limit("row", t.strides[2])?,
@@ -368,9 +357,9 @@ pub(crate) fn region(
 /// The kernels' number of an element type.
 pub(crate) fn type_code(dtype: Dtype) -> i32 {
     let code = match dtype {
-        Dtype::F32 => crate::abi::DW_F32,
-        Dtype::Bf16 => crate::abi::DW_BF16,
-        Dtype::F16 => crate::abi::DW_F16,
+        Dtype::F32 => crate::abi::DWK_F32,
+        Dtype::Bf16 => crate::abi::DWK_BF16,
+        Dtype::F16 => crate::abi::DWK_F16,
     };
     code as i32
 }

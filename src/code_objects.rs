@@ -4,9 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{fs, io};
 
-use crate::abi;
-use crate::launch::LaunchShape;
-use crate::runtime::KERNELS;
+use crate::kernels::{Role, TABLE, Target};
 
 /// A code object: the kernels of one source file for one architecture.
 #[derive(Clone, Copy)]
@@ -68,7 +66,7 @@ pub fn why_missing(arch: &str) -> String {
 /// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of a prefill without
 /// segments are launched: a line for each, of its name, its file, the threads of a workgroup, the value columns that one
 /// owns (0: it does not divide them), the bytes of shared memory that the launch asks for, and the bytes of its
-/// arguments (`hip/abi.h`).
+/// arguments (`hip/kernel_args.h`).
 ///
 /// # Errors
 /// What the file system says. Files of these names are overwritten.
@@ -78,24 +76,22 @@ pub fn save(folder: &Path) -> io::Result<()> {
     for arch in archs {
         let folder = folder.join(arch);
         fs::create_dir_all(&folder)?;
-        let shape = LaunchShape::of(arch);
+        let target = Target::of(arch);
         let mut list = String::new();
         for code in for_arch(arch) {
             let extension = if is_ptx(arch) { "ptx" } else { "co" };
             let file = format!("{}.{extension}", code.name);
             fs::write(folder.join(&file), code.bytes)?;
-            let kernels = KERNELS.iter().filter(|(object, _)| *object == code.name);
-            for &kernel in kernels.flat_map(|(_, kernels)| kernels.iter()) {
-                let (Some(threads), Some(arguments)) =
-                    (shape.threads(kernel), argument_bytes(kernel))
-                else {
+            for row in TABLE.iter().filter(|row| row.object == code.name) {
+                if !is_of_whole_prefill(row.role) {
                     continue;
-                };
-                let columns = shape.columns(kernel);
-                let shared = shape.shared_bytes(kernel);
+                }
+                let (threads, columns) = (target.threads(row.role), target.columns(row.role));
+                let shared = target.shared_bytes(row.role);
                 let _ = writeln!(
                     list,
-                    "{kernel} {file} {threads} {columns} {shared} {arguments}"
+                    "{} {file} {threads} {columns} {shared} {}",
+                    row.name, row.argument_bytes
                 );
             }
         }
@@ -104,13 +100,10 @@ pub fn save(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of the arguments of a kernel of prefill; none for others.
-fn argument_bytes(kernel: &str) -> Option<usize> {
-    let part = kernel.strip_prefix("dw_prefill_")?;
-    match part.split('_').next()? {
-        "lengths" => Some(size_of::<abi::dw_prefill_lengths_args>()),
-        "prepare" => Some(size_of::<abi::dw_prefill_prepare_args>()),
-        "scan" => Some(size_of::<abi::dw_prefill_scan_args>()),
-        _ => None,
-    }
+/// Whether a prefill whose sequences are not cut into segments launches it.
+fn is_of_whole_prefill(role: Role) -> bool {
+    matches!(
+        role,
+        Role::PrefillLengths | Role::PrefillPrepare | Role::PrefillScan(_)
+    )
 }

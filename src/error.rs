@@ -74,6 +74,9 @@ pub enum Error {
     /// No runtime was found.
     #[error("no HIP runtime could be loaded")]
     Load(#[from] LoadError),
+    /// The simulator was asked for, and this crate was built without its feature `simulator`.
+    #[error("this build has no simulator: the feature `simulator` of the crate deltawave is off")]
+    NoSimulator,
     /// The runtime has no such device.
     #[error("device {device} does not exist: the runtime {library} has {count}")]
     NoSuchDevice {

@@ -2,52 +2,54 @@
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | chunked prefill | [`prefill::Prefill`], [`prefill::DevicePrefill`] | `prefill.rs`, `hip/kernels/prefill_*.hip` |
-//! | decode, one or a few tokens at a time | [`decode::Decode`] | `decode.rs`, `hip/kernels/decode.hip` |
-//! | what accepted tokens leave behind | [`commit::Commit`] | `commit.rs`, `hip/kernels/commit.hip` |
-//! | convolution of q, k and v | [`conv::Conv`], [`conv::DeviceConv`] | `conv.rs`, `hip/kernels/conv.hip` |
-//! | gated norm of the outputs | [`norm::GatedNorm`] | `norm.rs`, `hip/kernels/norm.hip` |
-//! | a whole layer | [`layer::Layer`] | `layer.rs` |
-//! | gates | [`gate::Gate`] | `gate.rs`, `hip/kernels/gate.hip` |
+//! | chunked prefill | [`prefill::Prefill`] | `ops/prefill/`, `hip/kernels/prefill_*.hip` |
+//! | decode, one or a few tokens at a time | [`decode::Decode`] | `ops/decode/`, `hip/kernels/decode.hip` |
+//! | what accepted tokens leave behind | [`commit::Commit`] | `ops/commit.rs`, `hip/kernels/commit.hip` |
+//! | convolution of q, k and v | [`conv::Conv`] | `ops/conv/`, `hip/kernels/conv.hip` |
+//! | gated norm of the outputs | [`norm::GatedNorm`] | `ops/norm.rs`, `hip/kernels/norm.hip` |
+//! | gates as values | [`gate::Gate`] | `ops/gate.rs`, `hip/kernels/gate.hip` |
+//! | a whole layer | [`layer::Layer`] | `ops/layer/` |
+//! | heads and dimensions | [`model::Heads`] | `model.rs` |
+//! | gates of the recurrence | [`gates::Gating`] | `gates.rs` |
+//! | recurrent states: tensors, pools | [`state::States`], [`state::StatePool`] | `state.rs` |
+//! | lengths, and numbers per sequence | [`batch::CuSeqlens`], [`batch::PerSequence`] | `batch.rs` |
+//! | scratch memory of launches | [`workspace::Workspace`] | `workspace.rs` |
+//! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
+//! | element types, head maps, state layouts | [`types`] | `types.rs` |
 //! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
 //! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
-//! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
-//! | lengths, and numbers per sequence | [`sequences`] | `sequences.rs` |
-//! | element types, head maps, state layouts | [`types`] | `types.rs` |
+//! | table of kernels | `kernels::Kernel`, `kernels::TABLE` | `kernels.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
+//! | outputs that share memory with other arguments | `alias::check` | `alias.rs` |
 //! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
-//! | the f64 reference | [`oracle`] | `oracle/` |
-//! | standard test inputs | [`inputs`] | `inputs.rs` |
-//! | error figures | [`metrics`] | `metrics.rs` |
-//! | tensors in files | [`safetensors_io`] | `safetensors_io.rs` |
+//!
+//! The feature `simulator`, on by default, is what [`Backend::Simulator`](runtime::Backend::Simulator) needs. Without it
+//! neither the simulator nor its dependencies are compiled. References, test inputs and error measures are the crate
+//! `deltawave-lab` of the repository, the program `deltawave` is `deltawave-cli`.
 
 #[doc(hidden)]
 pub mod abi;
 mod alias;
+pub mod batch;
 mod check;
 pub mod code_objects;
-pub mod commit;
-pub mod conv;
-pub mod decode;
 pub mod error;
-pub mod gate;
-mod gating;
-pub mod inputs;
-mod launch;
-pub mod layer;
-pub mod metrics;
-pub mod norm;
-pub mod oracle;
-pub mod prefill;
+pub mod gates;
+#[doc(hidden)]
+pub mod kernels;
+pub mod model;
+mod ops;
 pub mod runtime;
-pub mod safetensors_io;
-pub mod sequences;
+pub mod state;
 pub mod tensor;
 pub mod types;
+pub mod workspace;
+
+pub use ops::{commit, conv, decode, gate, layer, norm, prefill};
 
 pub use error::{ArgumentError, Error, Result};
 
-/// The README's example, run by the tests.
+/// The README's example, run by the tests. `scripts/check-docs` wants each page with Rust in it included here.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

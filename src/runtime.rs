@@ -1,6 +1,5 @@
 //! Devices, streams, events and graphs: what a launch needs, and nothing that a launch does by itself.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
 use std::ptr;
@@ -15,7 +14,7 @@ use hip_sys::{
 
 use crate::code_objects;
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
-use crate::launch::{self, LaunchShape};
+use crate::kernels::{self, Kernel, TABLE, Target};
 
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -27,7 +26,7 @@ pub enum Backend {
     /// A GPU: an AMD one through the HIP runtime, or an NVIDIA one through the CUDA driver under HIP's names
     /// ([`Hip::load`] says which; [`Context::runtime`] says it for people).
     Hip,
-    /// The gfx942 simulator.
+    /// The gfx942 simulator, if the crate is built with its feature `simulator`, which is on by default.
     Simulator,
 }
 
@@ -68,77 +67,14 @@ pub struct KernelInfo {
     pub private_bytes: u32,
 }
 
-/// The kernels of this crate, by code object.
-pub(crate) const KERNELS: &[(&str, &[&str])] = &[
-    ("commit", &["dw_commit"]),
-    ("conv", &["dw_conv_bf16", "dw_conv_f16"]),
-    (
-        "decode",
-        &[
-            "dw_decode_bf16_k128",
-            "dw_decode_bf16_k256",
-            "dw_decode_f16_k128",
-            "dw_decode_f16_k256",
-            "dw_decode_norm_bf16",
-            "dw_decode_norm_f16",
-        ],
-    ),
-    ("gate", &["dw_gate"]),
-    ("norm", &["dw_norm_bf16", "dw_norm_f16"]),
-    ("prefill_lengths", &["dw_prefill_lengths"]),
-    (
-        "prefill_prepare",
-        &["dw_prefill_prepare_bf16", "dw_prefill_prepare_f16"],
-    ),
-    (
-        "prefill_scan",
-        &[
-            "dw_prefill_scan_bf16_k64",
-            "dw_prefill_scan_bf16_k96",
-            "dw_prefill_scan_bf16_k128",
-            "dw_prefill_scan_bf16_k192",
-            "dw_prefill_scan_bf16_k256",
-            "dw_prefill_scan_f16_k64",
-            "dw_prefill_scan_f16_k96",
-            "dw_prefill_scan_f16_k128",
-            "dw_prefill_scan_f16_k192",
-            "dw_prefill_scan_f16_k256",
-        ],
-    ),
-    (
-        "prefill_summarise",
-        &[
-            "dw_prefill_summarise_bf16_k64",
-            "dw_prefill_summarise_bf16_k96",
-            "dw_prefill_summarise_bf16_k128",
-            "dw_prefill_summarise_bf16_k192",
-            "dw_prefill_summarise_bf16_k256",
-            "dw_prefill_summarise_f16_k64",
-            "dw_prefill_summarise_f16_k96",
-            "dw_prefill_summarise_f16_k128",
-            "dw_prefill_summarise_f16_k192",
-            "dw_prefill_summarise_f16_k256",
-        ],
-    ),
-    (
-        "prefill_combine",
-        &[
-            "dw_prefill_combine_k64",
-            "dw_prefill_combine_k96",
-            "dw_prefill_combine_k128",
-            "dw_prefill_combine_k192",
-            "dw_prefill_combine_k256",
-        ],
-    ),
-];
-
 struct Inner {
     hip: Hip,
     backend: Backend,
     device: c_int,
     info: DeviceInfo,
-    launch_shape: &'static LaunchShape,
-    functions: HashMap<&'static str, Function>,
+    target: &'static Target,
+    /// The rows of [`TABLE`], in its order.
+    functions: Vec<Function>,
     modules: Vec<hipModule_t>,
     /// On the simulator: faults of other contexts are not this one's.
     session: Option<Session>,
@@ -148,7 +84,8 @@ impl Inner {
     /// Loads the kernels. What was loaded before a failure is unloaded with this value.
     fn load_functions(&mut self) -> Result<()> {
         let (hip, info) = (&self.hip, &self.info);
-        for &(object, kernels) in KERNELS {
+        for rows in TABLE.chunk_by(|a, b| a.object == b.object) {
+            let object = rows[0].object;
             let code = code_objects::for_arch(&info.arch)
                 .find(|c| c.name == object)
                 .ok_or_else(|| Error::MissingKernels {
@@ -161,17 +98,17 @@ impl Inner {
             // SAFETY: the bytes are a whole code object, which the runtime copies.
             unsafe { hip.hipModuleLoadData(&mut module, code.bytes.as_ptr().cast())? };
             self.modules.push(module);
-            for &kernel in kernels {
-                let name = CString::new(kernel).expect("kernel names have no NUL");
+            for row in rows {
+                let name = CString::new(row.name).expect("kernel names have no NUL");
                 let mut handle = hipFunction_t::NULL;
                 // SAFETY: the module was just loaded, the name is a C string.
                 let found = unsafe { hip.hipModuleGetFunction(&mut handle, module, name.as_ptr()) };
                 found.map_err(|source| Error::MissingKernel {
                     object,
-                    kernel: kernel.to_owned(),
+                    kernel: row.name.to_owned(),
                     source,
                 })?;
-                let shared_bytes = self.launch_shape.shared_bytes(kernel);
+                let shared_bytes = self.target.shared_bytes(row.role);
                 if shared_bytes > 0 {
                     // SAFETY: the function was just loaded.
                     unsafe {
@@ -182,11 +119,10 @@ impl Inner {
                         )?
                     };
                 }
-                let function = Function {
+                self.functions.push(Function {
                     handle,
                     shared_bytes,
-                };
-                self.functions.insert(kernel, function);
+                });
             }
         }
         Ok(())
@@ -277,7 +213,11 @@ impl Context {
                     }
                     // Nor is one of several devices.
                     Err(error @ Error::NoSuchDevice { count: 1.., .. }) => Err(error),
-                    Err(_) => Self::on_simulator(device),
+                    Err(error) => match Self::on_simulator(device) {
+                        // Without a simulator it is the GPU that is missing.
+                        Err(Error::NoSimulator) => Err(error),
+                        other => other,
+                    },
                 },
             },
         }
@@ -303,11 +243,17 @@ impl Context {
     /// A context on the simulator.
     ///
     /// # Errors
-    /// The crate was built without kernels for gfx942.
+    /// The crate was built without kernels for gfx942, or without its feature `simulator` ([`Error::NoSimulator`]).
     pub fn simulator() -> Result<Context> {
         Self::on_simulator(0)
     }
 
+    #[cfg(not(feature = "simulator"))]
+    fn on_simulator(_: usize) -> Result<Context> {
+        Err(Error::NoSimulator)
+    }
+
+    #[cfg(feature = "simulator")]
     fn on_simulator(device: usize) -> Result<Context> {
         let session = Session::new();
         session.enter();
@@ -349,15 +295,15 @@ impl Context {
             compute_units: u32::try_from(properties.multiProcessorCount).unwrap_or(0),
             memory_bytes: properties.totalGlobalMem as u64,
         };
-        let launch_shape = LaunchShape::of(&info.arch);
+        let target = Target::of(&info.arch);
         let mut inner = Inner {
             hip,
             backend,
             device,
             info,
-            launch_shape,
-            functions: HashMap::new(),
-            modules: Vec::with_capacity(KERNELS.len()),
+            target,
+            functions: Vec::with_capacity(TABLE.len()),
+            modules: Vec::new(),
             session,
         };
         inner.load_functions()?;
@@ -406,27 +352,23 @@ impl Context {
             };
             Ok(u32::try_from(value).unwrap_or(0))
         };
-        let names = KERNELS.iter().flat_map(|(_, kernels)| kernels.iter());
-        names
-            .map(|&name| {
-                let function = self.0.functions[name].handle;
-                Ok(KernelInfo {
-                    name,
-                    registers: attribute(
-                        function,
-                        hipFunction_attribute::HIP_FUNC_ATTRIBUTE_NUM_REGS,
-                    )?,
-                    lds_bytes: attribute(
-                        function,
-                        hipFunction_attribute::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                    )?,
-                    private_bytes: attribute(
-                        function,
-                        hipFunction_attribute::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
-                    )?,
-                })
+        let rows = TABLE.iter().zip(&self.0.functions);
+        rows.map(|(row, loaded)| {
+            let function = loaded.handle;
+            Ok(KernelInfo {
+                name: row.name,
+                registers: attribute(function, hipFunction_attribute::HIP_FUNC_ATTRIBUTE_NUM_REGS)?,
+                lds_bytes: attribute(
+                    function,
+                    hipFunction_attribute::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                )?,
+                private_bytes: attribute(
+                    function,
+                    hipFunction_attribute::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+                )?,
             })
-            .collect()
+        })
+        .collect()
     }
 
     /// A stream of its own.
@@ -492,12 +434,12 @@ impl Context {
     pub(crate) unsafe fn launch<A>(
         &self,
         stream: &Stream,
-        kernel: &str,
+        kernel: Kernel<A>,
         workgroups: u32,
         threads: u32,
         arguments: &A,
     ) -> Result<()> {
-        let function = self.0.functions[kernel];
+        let function = self.0.functions[kernel.index()];
         let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: the function is loaded; the runtime copies the one argument, whose size the code object states.
         let launched = unsafe {
@@ -525,12 +467,12 @@ impl Context {
     pub(crate) unsafe fn launch_overlapping<A>(
         &self,
         stream: &Stream,
-        kernel: &str,
+        kernel: Kernel<A>,
         workgroups: u32,
         threads: u32,
         arguments: &A,
     ) -> Result<()> {
-        let function = self.0.functions[kernel];
+        let function = self.0.functions[kernel.index()];
         let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: as in `launch`.
         let launched = unsafe {
@@ -547,13 +489,13 @@ impl Context {
     }
 
     /// How the kernels of this device divide work.
-    pub(crate) fn launch_shape(&self) -> &'static LaunchShape {
-        self.0.launch_shape
+    pub(crate) fn target(&self) -> &'static Target {
+        self.0.target
     }
 
     /// Dies to which the device deals workgroups in turn.
     pub(crate) fn dies(&self) -> u32 {
-        launch::dies(&self.0.info.arch, self.0.info.compute_units)
+        kernels::dies(&self.0.info.arch, self.0.info.compute_units)
     }
 
     pub(crate) fn is_same(&self, other: &Context) -> bool {

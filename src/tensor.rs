@@ -466,6 +466,25 @@ fn extent<const R: usize>(shape: [usize; R], strides: [usize; R]) -> Option<usiz
     last.checked_add(1)
 }
 
+/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Batch {
+    /// `tokens` rows, shared by all sequences.
+    Packed { tokens: usize },
+    /// `batch` sequences of `tokens` rows each.
+    Dense { batch: usize, tokens: usize },
+}
+
+impl Batch {
+    /// Rows in all.
+    pub fn rows(self) -> usize {
+        match self {
+            Batch::Packed { tokens } => tokens,
+            Batch::Dense { batch, tokens } => batch * tokens,
+        }
+    }
+}
+
 /// A tensor over the tokens of a batch with a head dimension and rows: `[T, H, D]` of a packed batch, or
 /// `[B, T, H, D]` of a dense one.
 #[derive(Clone, Debug)]

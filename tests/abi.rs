@@ -1,4 +1,4 @@
-//! `src/abi.rs` is what bindgen makes of `hip/abi.h` today. `DELTAWAVE_BLESS=1` rewrites it.
+//! `src/abi.rs` is what bindgen makes of `hip/kernel_args.h` today. `DELTAWAVE_BLESS=1` rewrites it.
 
 mod bindings;
 
@@ -8,9 +8,9 @@ use std::path::Path;
 fn bindings_are_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     bindings::assert_current(
-        &root.join("hip/abi.h"),
+        &root.join("hip/kernel_args.h"),
         &root.join("src/abi.rs"),
-        "//! Arguments of the kernels, generated from `hip/abi.h` by bindgen. Do not edit: see `tests/abi.rs`.",
+        "//! Arguments of the kernels, generated from `hip/kernel_args.h` by bindgen. Do not edit: see `tests/abi.rs`.",
         "cargo test --test abi",
     );
 }

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Case, bar, context, judge, run, simulated, spec};
-use deltawave::inputs::{Gates, Keys};
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
 
 const HEADS: usize = 16;

@@ -2,7 +2,6 @@
 //! without spills, and bytes that depend on the sources and the compiler alone. No device is needed.
 
 use std::ffi::OsString;
-use std::mem::size_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,80 +9,33 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, VERIFIED_ARCHS};
+use deltawave::kernels::{Role, TABLE};
 use deltawave_sim::code_object::KernelMetadata;
 
-#[path = "../src/abi.rs"]
-mod abi;
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
-mod kernels;
+mod build;
+#[path = "code_objects/headers.rs"]
+mod headers;
 
-use kernels::Compiler;
+use build::Compiler;
 
-/// A kernel that the crate launches.
-struct Launched {
-    name: String,
-    /// Stem of its source, and of the code object that holds it.
-    stem: &'static str,
-    /// Size of its argument struct in `hip/abi.h`.
-    arguments: usize,
-    /// Vector registers, architectural and accumulation, that it may use.
-    registers: u32,
-}
-
-/// Every kernel that the crate launches. Budgets: two workgroups of four waves fit a compute unit up to 256 registers.
-fn launched() -> Vec<Launched> {
-    let kernel = |name: String, stem, arguments, registers| Launched {
-        name,
-        stem,
-        arguments,
-        registers,
-    };
-    let commit = size_of::<abi::dw_commit_args>();
-    let conv = size_of::<abi::dw_conv_args>();
-    let decode = size_of::<abi::dw_decode_args>();
-    let gate = size_of::<abi::dw_gate_args>();
-    let norm = size_of::<abi::dw_norm_args>();
-    let lengths = size_of::<abi::dw_prefill_lengths_args>();
-    let prepare = size_of::<abi::dw_prefill_prepare_args>();
-    let scan = size_of::<abi::dw_prefill_scan_args>();
-    let combine = size_of::<abi::dw_prefill_combine_args>();
-    let mut all = vec![
-        kernel("dw_commit".into(), "commit", commit, 128),
-        kernel("dw_gate".into(), "gate", gate, 32),
-        kernel("dw_prefill_lengths".into(), "prefill_lengths", lengths, 32),
-    ];
-    for dtype in ["bf16", "f16"] {
+/// Vector registers, architectural and accumulation, that a kernel may use: two workgroups of four waves fit a compute unit
+/// up to 256.
+fn most_registers(role: Role) -> u32 {
+    match role {
+        Role::Gate | Role::PrefillLengths => 32,
+        Role::Norm => 96,
         // Four waves per SIMD.
-        all.push(kernel(format!("dw_conv_{dtype}"), "conv", conv, 128));
-        all.push(kernel(format!("dw_norm_{dtype}"), "norm", norm, 96));
-        // Three waves per SIMD, or two.
-        for (k, registers) in [(128, 168), (256, 256)] {
-            let name = format!("dw_decode_{dtype}_k{k}");
-            all.push(kernel(name, "decode", decode, registers));
-        }
-        all.push(kernel(
-            format!("dw_decode_norm_{dtype}"),
-            "decode",
-            decode,
-            168,
-        ));
-        let name = format!("dw_prefill_prepare_{dtype}");
-        all.push(kernel(name, "prefill_prepare", prepare, 208));
-        for k in [64, 96, 128, 192, 256] {
-            let name = format!("dw_prefill_scan_{dtype}_k{k}");
-            all.push(kernel(name, "prefill_scan", scan, 256));
-            let name = format!("dw_prefill_summarise_{dtype}_k{k}");
-            // Three waves per SIMD, or two: more than that LDS does not hold of these.
-            let registers = if k <= 128 { 168 } else { 256 };
-            all.push(kernel(name, "prefill_summarise", scan, registers));
-        }
+        Role::Commit | Role::Conv => 128,
+        // Three waves per SIMD: LDS does not hold more of summarise.
+        Role::DecodeNorm | Role::Decode(..=128) | Role::PrefillSummarise(..=128) => 168,
+        Role::PrefillPrepare => 208,
+        Role::Decode(_)
+        | Role::PrefillSummarise(_)
+        | Role::PrefillCombine(_)
+        | Role::PrefillScan(_) => 256,
     }
-    for k in [64, 96, 128, 192, 256] {
-        let name = format!("dw_prefill_combine_k{k}");
-        all.push(kernel(name, "prefill_combine", combine, 256));
-    }
-    all
 }
 
 const MAX_LDS: u32 = 64 << 10;
@@ -161,7 +113,7 @@ fn compile_all(
     name: &str,
 ) -> Vec<(String, Vec<u8>)> {
     let out = folder(name);
-    let (_, objects) = kernels::build(arch, sources, &out, Some(compiler.0.clone().into()))
+    let (_, objects) = build::build(arch, sources, &out, Some(compiler.0.clone().into()))
         .unwrap_or_else(|e| panic!("{e}"));
     let read =
         |(name, path): (String, PathBuf)| (name, fs::read(path).expect("the compiler's output"));
@@ -169,7 +121,7 @@ fn compile_all(
 }
 
 fn sources() -> Vec<PathBuf> {
-    kernels::sources(root()).expect("hip/kernels can be read")
+    build::sources(root()).expect("hip/kernels can be read")
 }
 
 /// Fails with the names of the code objects that differ, not with their bytes.
@@ -183,18 +135,18 @@ fn assert_same(left: &[(String, Vec<u8>)], right: &[(String, Vec<u8>)], what: &s
 #[test]
 fn every_launched_kernel_is_embedded_with_its_arguments() {
     let Some(embedded) = embedded() else { return };
-    for expected in launched() {
+    for expected in TABLE {
         let (_, kernels) = embedded
             .iter()
-            .find(|(object, _)| object.name == expected.stem)
-            .unwrap_or_else(|| panic!("no code object {}", expected.stem));
+            .find(|(object, _)| object.name == expected.object)
+            .unwrap_or_else(|| panic!("no code object {}", expected.object));
         let kernel = kernels
             .iter()
             .find(|k| k.name == expected.name)
-            .unwrap_or_else(|| panic!("no kernel {} in {}", expected.name, expected.stem));
+            .unwrap_or_else(|| panic!("no kernel {} in {}", expected.name, expected.object));
         // Hidden arguments would follow the struct: the kernels use none, so that nobody has to supply them.
         assert_eq!(
-            kernel.kernarg_segment_size as usize, expected.arguments,
+            kernel.kernarg_segment_size as usize, expected.argument_bytes,
             "argument bytes of {}",
             expected.name
         );
@@ -205,12 +157,12 @@ fn every_launched_kernel_is_embedded_with_its_arguments() {
 #[test]
 fn nothing_is_embedded_that_is_not_launched() {
     let Some(embedded) = embedded() else { return };
-    let known: Vec<_> = launched().into_iter().map(|k| k.name).collect();
+    let known: Vec<_> = TABLE.iter().map(|row| row.name).collect();
     for (object, kernels) in embedded {
         for kernel in kernels {
             assert!(
-                known.contains(&kernel.name),
-                "{} of {} is missing from the table of this test",
+                known.contains(&kernel.name.as_str()),
+                "{} of {} is missing from the table of kernels",
                 kernel.name,
                 object.name
             );
@@ -221,7 +173,7 @@ fn nothing_is_embedded_that_is_not_launched() {
 #[test]
 fn kernels_stay_within_their_resources() {
     let Some(embedded) = embedded() else { return };
-    let budgets = launched();
+    let budgets = TABLE;
     for (object, kernels) in embedded {
         for kernel in kernels {
             let who = format!("{}, compiled by {}", kernel.name, object.compiler);
@@ -244,10 +196,10 @@ fn kernels_stay_within_their_resources() {
             );
             if let Some(budget) = budgets.iter().find(|b| b.name == kernel.name) {
                 assert!(
-                    kernel.vgpr_count <= budget.registers,
+                    kernel.vgpr_count <= most_registers(budget.role),
                     "{who} uses {} registers of {}",
                     kernel.vgpr_count,
-                    budget.registers
+                    most_registers(budget.role)
                 );
             }
         }
@@ -264,6 +216,19 @@ fn code_objects_are_few_small_and_aligned() {
     for object in CODE_OBJECTS {
         let address = object.bytes.as_ptr().addr();
         assert_eq!(address % 4096, 0, "{} for {}", object.name, object.arch);
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("the target folder can be written");
+    for entry in fs::read_dir(from).expect("hip can be read") {
+        let path = entry.expect("hip can be read").path();
+        let copy = to.join(path.file_name().expect("an entry has a name"));
+        if path.is_dir() {
+            copy_folder(&path, &copy);
+        } else {
+            fs::copy(&path, copy).expect("the target folder can be written");
+        }
     }
 }
 
@@ -287,18 +252,8 @@ fn compiling_is_quick_and_reproducible() {
 
     // Another output folder, and sources that lie elsewhere.
     let elsewhere = folder("sources");
-    for part in ["hip", "hip/kernels", "hip/tile"] {
-        let to = elsewhere.join(part);
-        fs::create_dir_all(&to).expect("the target folder can be written");
-        for entry in fs::read_dir(root().join(part)).expect("hip can be read") {
-            let path = entry.expect("hip can be read").path();
-            if path.is_file() {
-                let name = path.file_name().expect("a file has a name");
-                fs::copy(&path, to.join(name)).expect("the target folder can be written");
-            }
-        }
-    }
-    let moved = kernels::sources(&elsewhere).expect("the copies can be read");
+    copy_folder(&root().join("hip"), &elsewhere.join("hip"));
+    let moved = build::sources(&elsewhere).expect("the copies can be read");
     let second = compile_all(&compiler, &moved, arch, "second");
     assert_same(&first, &second, "sources and outputs in different folders");
 
@@ -374,7 +329,7 @@ fn hipcc_as_driver_makes_the_same_bytes() {
             let name = source.file_stem().expect("a source has a stem");
             let output = out.join(name);
             let result = Command::new(&hipcc)
-                .args(kernels::arguments(source, arch, &output))
+                .args(build::arguments(source, arch, &output))
                 .env("HIP_PLATFORM", "amd")
                 .env("HIP_CLANG_PATH", &programs)
                 .output()
@@ -435,7 +390,7 @@ fn unverified_architectures_compile() {
 fn without_a_compiler_the_error_says_how_to_get_one() {
     let out = folder("no-compiler");
     let named = OsString::from("/nonexistent/hipcc");
-    let error = kernels::build("gfx942", &sources(), &out, Some(named))
+    let error = build::build("gfx942", &sources(), &out, Some(named))
         .expect_err("there is no such program");
     for part in [
         "DELTAWAVE_HIPCC",
@@ -447,11 +402,11 @@ fn without_a_compiler_the_error_says_how_to_get_one() {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     // A program that is no compiler.
-    let error = kernels::build("gfx942", &sources(), &out, Some("false".into()))
+    let error = build::build("gfx942", &sources(), &out, Some("false".into()))
         .expect_err("false does not compile");
     assert!(error.contains("apt-get install clang-19 lld-19"), "{error}");
     // An architecture that no compiler knows.
-    let error = kernels::build("gfx0", &sources(), &out, None).expect_err("no such architecture");
+    let error = build::build("gfx0", &sources(), &out, None).expect_err("no such architecture");
     assert!(error.contains("--offload-arch=gfx0"), "{error}");
 }
 
@@ -471,7 +426,7 @@ fn code_that_does_not_compile_is_shown_with_its_message() {
     let out = folder("broken");
     let source = out.join("broken.hip");
     fs::write(&source, "this is not C++\n").expect("the target folder can be written");
-    let error = kernels::build(VERIFIED_ARCHS[0], &[source], &out, Some(compiler.0.into()))
+    let error = build::build(VERIFIED_ARCHS[0], &[source], &out, Some(compiler.0.into()))
         .expect_err("that is not C++");
     assert!(error.contains("broken.hip"), "{error}");
     assert!(error.contains("error:"), "{error}");

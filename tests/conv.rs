@@ -10,9 +10,10 @@ use common::{context, has_room};
 use deltawave::conv::{
     Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::metrics::UlpComparison;
+use deltawave::model::Heads;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Tensor as HostTensor;
+use deltawave_lab::metrics::UlpComparison;
 use half::bf16;
 use proptest::prelude::*;
 
@@ -289,6 +290,7 @@ fn offsets_beyond_31_bits() {
         out.unwrap().into()
     });
     let tensors = ConvTensors {
+        cu_seqlens: None,
         x: ConvInput::flat(&view, &s).unwrap(),
         weight: weight
             .tensor_of(Dtype::Bf16, [channels, 4], [4, 1], 0)
@@ -376,10 +378,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         Case {
             spec: ConvSpec {
                 dtype,
-                key_heads,
-                value_heads: key_heads * group,
-                key_dim,
-                value_dim,
+                heads: Heads::new(key_heads, key_heads * group, key_dim, value_dim),
                 width,
                 activation: if silu {
                     Activation::Silu

@@ -3,14 +3,12 @@
 mod common;
 
 use common::{Memory, View, context, expect, view};
-use deltawave::conv::{
-    Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
-};
+use deltawave::batch::{CuSeqlens, PerSequence};
+use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::error::ArgumentKind::{
-    self, Device, Dtype as WrongDtype, Lengths, Pointer, Shape, Stride,
+    self, Device, Dtype as WrongDtype, Lengths, Pointer, Presence, Shape, Stride,
 };
 use deltawave::runtime::{Backend, Context};
-use deltawave::sequences::{CuSeqlens, PerSequence};
 use deltawave::tensor::TokensMut;
 use deltawave::types::Dtype;
 
@@ -52,6 +50,7 @@ fn tensors<'a>(r: &Request, memory: &'a Memory) -> ConvTensors<'a> {
     let has = memory.per_sequence(r.has_initial_state);
     let [q, k, v] = r.out.map(|v| TokensMut::from(memory.tensor_mut(v)));
     ConvTensors {
+        cu_seqlens: None,
         x: ConvInput {
             q: memory.tensor(r.x[0]),
             k: memory.tensor(r.x[1]),
@@ -134,20 +133,24 @@ fn tensors_are_refused_by_name() {
     request.q = dense.into();
     expect(plan.launch(&stream, &request), "q", Shape);
 
-    let plan = DeviceConv::new(&context, spec(), TOKENS, 2).unwrap();
+    let plan = Conv::device(&context, spec(), TOKENS, 2).unwrap();
     let two = context.upload(&[0i32, 9]).unwrap();
-    let request = tensors(&valid(), &memory);
+    let given = |lengths| ConvTensors {
+        cu_seqlens: Some(CuSeqlens::from(lengths)),
+        ..tensors(&valid(), &memory)
+    };
     let foreign = other.upload(&[0i32, 5, 9]).unwrap();
-    expect(plan.launch(&stream, &two, &request), "cu_seqlens", Lengths);
-    expect(
-        plan.launch(&stream, &foreign, &request),
-        "cu_seqlens",
-        Device,
-    );
+    expect(plan.launch(&stream, &given(&two)), "cu_seqlens", Lengths);
+    expect(plan.launch(&stream, &given(&foreign)), "cu_seqlens", Device);
     // SAFETY: as above.
     let null = unsafe { PerSequence::from_raw(std::ptr::null(), 3) };
-    let outcome = plan.launch(&stream, CuSeqlens::I32(null), &request);
-    expect(outcome, "cu_seqlens", Pointer);
+    let null = ConvTensors {
+        cu_seqlens: Some(CuSeqlens::I32(null)),
+        ..tensors(&valid(), &memory)
+    };
+    expect(plan.launch(&stream, &null), "cu_seqlens", Pointer);
+    let absent = tensors(&valid(), &memory);
+    expect(plan.launch(&stream, &absent), "cu_seqlens", Presence);
 }
 
 #[test]
@@ -174,10 +177,10 @@ fn specs_and_lengths_are_refused_by_name() {
     expect(lengths(&[0, 10], 9), "cu_seqlens", Lengths);
     expect(lengths(&[0], usize::MAX), "tokens", Shape);
     expect(lengths(&[0], i32::MAX as usize), "tokens", Shape);
-    let many = DeviceConv::new(&context, s, 9, 1 << 24);
+    let many = Conv::device(&context, s, 9, 1 << 24);
     expect(many, "sequences", Lengths);
     let wide = ConvSpec::new(64, 64, 4096, 4096);
-    let many = DeviceConv::new(&context, wide, 1 << 30, 1);
+    let many = Conv::device(&context, wide, 1 << 30, 1);
     expect(many, "tokens, sequences and heads", Shape);
 
     let x = context.alloc::<half::bf16>(1 << 12).unwrap();

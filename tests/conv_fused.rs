@@ -10,12 +10,15 @@ use common::{Memory, View, context, expect, view};
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
 use deltawave::error::ArgumentKind::{Device, Shape, Stride};
 use deltawave::gate::Gate;
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::UlpComparison;
-use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, Workspace};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
+use deltawave::state::States;
 use deltawave::tensor::{Buffer, Tensor, TokenScalars, dense_strides};
 use deltawave::types::Dtype;
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::UlpComparison;
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 
@@ -222,10 +225,11 @@ fn convolve(
         .unwrap();
     let poisoned = |n| context.upload(&vec![0xffu8; 2 * tokens * n]).unwrap();
     let mut outs = s.channels().map(poisoned);
-    let keys = [tokens, s.key_heads, s.key_dim];
-    let values = [tokens, s.value_heads, s.value_dim];
+    let keys = [tokens, s.heads.key, s.heads.key_dim];
+    let values = [tokens, s.heads.value, s.heads.value_dim];
     let [q, k, v] = &mut outs;
     let tensors = ConvTensors {
+        cu_seqlens: None,
         x: ConvInput::flat(&x, &s).unwrap(),
         weight: weight
             .tensor_of(s.dtype, [channels, s.width], [s.width, 1], 0)
@@ -338,6 +342,7 @@ fn refusals() {
     let launch = |gates: Gate<'_>| {
         let part = |heads: usize| memory.tensor_mut(view([4, heads, 8])).into();
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&memory.tensor(view([4, 64])), &s).unwrap(),
             weight: memory.tensor(view([64, 4])),
             bias: None,
@@ -386,6 +391,7 @@ fn refusals() {
     let part = |heads: usize| memory.tensor(view([4, heads, 16])).into();
     let mut workspace = context.alloc(plan.workspace_bytes()).unwrap();
     let tensors = PrefillTensors {
+        cu_seqlens: None,
         q: part(2),
         k: part(2),
         v: part(4),
@@ -396,11 +402,8 @@ fn refusals() {
             dt_bias: None,
             allow_neg_eigval: false,
         },
-        initial_state: None,
-        has_initial_state: None,
+        states: States::None,
         o: memory.tensor_mut(view([4, 4, 16])).into(),
-        final_state: None,
-        pool: None,
         snapshots: None,
     };
     expect(

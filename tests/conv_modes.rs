@@ -7,7 +7,8 @@ mod common;
 
 use cases::{Case, Data, Entry, Layout, check_output, run, spec};
 use common::{context, simulated};
-use deltawave::conv::{ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv};
+use deltawave::conv::Conv;
+use deltawave::conv::{ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_sim::launch::{Options, WaveOrder};
@@ -136,7 +137,7 @@ fn senseless_lengths_stay_within_bounds(context: &Context) {
         .upload(&vec![half::bf16::ONE; 3 * channels * 3])
         .unwrap();
     let mut outs = [8, 8, 16].map(|n| context.upload(&vec![half::bf16::ONE; tokens * n]).unwrap());
-    let plan = DeviceConv::new(context, s, tokens, 3).unwrap();
+    let plan = Conv::device(context, s, tokens, 3).unwrap();
     for lengths in [
         [i64::MIN, i64::MAX, -5, 1 << 40],
         [50, 10, 90, 20],
@@ -147,6 +148,7 @@ fn senseless_lengths_stay_within_bounds(context: &Context) {
         let x = x.tensor([tokens, channels]).unwrap();
         let [q, k, v] = &mut outs;
         let tensors = ConvTensors {
+            cu_seqlens: Some((&lengths).into()),
             x: ConvInput::flat(&x, &s).unwrap(),
             weight: weight.tensor([channels, 4]).unwrap(),
             bias: None,
@@ -161,7 +163,7 @@ fn senseless_lengths_stay_within_bounds(context: &Context) {
             v: v.tensor_mut([tokens, 1, 16]).unwrap().into(),
             gates: None,
         };
-        plan.launch(&stream, &lengths, &tensors).unwrap();
+        plan.launch(&stream, &tensors).unwrap();
         stream.synchronize().unwrap();
     }
 }

@@ -6,13 +6,17 @@ mod common;
 use common::context;
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
 use deltawave::gate::Gate;
-use deltawave::inputs::{Gates, Tensor as HostTensor, random_normal};
-use deltawave::metrics::{bar, compare, rounding_ratio};
-use deltawave::oracle::gates::l2_factor;
-use deltawave::prefill::{Gating, Prefill, PrefillSpec, PrefillTensors, StateMut, Workspace};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
+use deltawave::state::StateMut;
+use deltawave::state::States;
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{bar, compare, rounding_ratio};
+use deltawave_lab::oracle::gates::l2_factor;
 
 /// A layer's shape, and the batch.
 #[derive(Clone, Copy)]
@@ -137,6 +141,7 @@ impl Projected {
             beta: beta.tensor_mut(of_heads).unwrap().into(),
         };
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(
                 &dense(&self.x, dtype, [tokens, spec.total_channels()]),
                 &spec,
@@ -174,18 +179,19 @@ impl Projected {
         let mut last = context.alloc::<f32>(states.iter().product()).unwrap();
         let mut workspace = poisoned(plan.workspace_bytes());
         let tensors = PrefillTensors {
+            cu_seqlens: None,
             q: dense(&q, dtype, keys).into(),
             k: dense(&k, dtype, keys).into(),
             v: dense(&v, dtype, values).into(),
             gating,
-            initial_state: None,
-            has_initial_state: None,
+            states: States::Separate {
+                initial: None,
+                last: Some(StateMut {
+                    tensor: last.tensor_mut(states).unwrap(),
+                    layout: StateLayout::KeyMajor,
+                }),
+            },
             o: dense_mut(&mut o, dtype, values).into(),
-            final_state: Some(StateMut {
-                tensor: last.tensor_mut(states).unwrap(),
-                layout: StateLayout::KeyMajor,
-            }),
-            pool: None,
             snapshots: None,
         };
         plan.launch(&stream, &tensors, Workspace::new(&mut workspace))

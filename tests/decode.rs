@@ -8,11 +8,13 @@ mod common;
 use cases::{Case, Data, check, check_output, run, run_once, spec};
 use common::{GateKind, context};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
-use deltawave::inputs::{Gates, Keys};
-use deltawave::metrics::compare;
-use deltawave::oracle;
-use deltawave::prefill::{Gating, StatePool};
+use deltawave::gates::Gating;
+use deltawave::model::Heads;
+use deltawave::state::StatePool;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 use proptest::prelude::*;
 
 const LAYOUTS: [StateLayout; 2] = [StateLayout::KeyMajor, StateLayout::ValueMajor];
@@ -91,12 +93,12 @@ fn gates_norms_and_heads() {
             (false, HeadMap::Grouped, Some(1.0)),
             (true, HeadMap::Tiled, None),
         ] {
-            let s = DecodeSpec {
+            let mut s = DecodeSpec {
                 qk_l2norm,
-                head_map,
                 scale,
                 ..spec(Dtype::F16, [2, 6], [32, 32], 2)
             };
+            s.heads.map = head_map;
             let case = Case {
                 gate_kind,
                 gates,
@@ -174,7 +176,7 @@ fn half_padding_of(planned: bool) {
     let state: Vec<f32> = data.initial.values[..256].to_vec();
     let before = [vec![7.0f32; 256], state.clone(), vec![7.0; 256]].concat();
     let mut pool = context.upload(&before).unwrap();
-    let token = |t: &deltawave::inputs::Tensor| context.upload(&t.bytes).unwrap();
+    let token = |t: &deltawave_lab::inputs::Tensor| context.upload(&t.bytes).unwrap();
     let [q, k, v] = [&data.inputs.q, &data.inputs.k, &data.inputs.v].map(token);
     let view = |b: &'_ deltawave::tensor::Buffer<u8>| {
         // SAFETY: the buffer has these elements, and lives as long as the launch.
@@ -218,7 +220,7 @@ fn half_padding_of(planned: bool) {
     let shifted = [vec![0.0; 256], state].concat();
     problem.initial_state = Some(&shifted);
     let solution = oracle::prefill(&problem).unwrap();
-    let o = deltawave::inputs::Tensor::from_bytes(Dtype::Bf16, o.download(&stream).unwrap());
+    let o = deltawave_lab::inputs::Tensor::from_bytes(Dtype::Bf16, o.download(&stream).unwrap());
     assert!(compare(&o.values, &solution.o).rms_ratio < 3e-3);
     let after = pool.download(&stream).unwrap();
     assert!(after[..512] == before[..512], "slots that nobody writes");
@@ -322,7 +324,7 @@ fn a_long_run_keeps_its_state() {
         let error = compare(&state, &solution.final_state);
         println!("{gates:?}: state after {STEPS} tokens {error:?}");
         assert!(error.rms_ratio < 1e-5, "{error:?}");
-        let o = deltawave::inputs::Tensor::from_bytes(s.dtype, o.download(&stream).unwrap());
+        let o = deltawave_lab::inputs::Tensor::from_bytes(s.dtype, o.download(&stream).unwrap());
         let error = compare(&o.values, &solution.o);
         assert!(
             error.rms_ratio < cases::limit(&solution.o, s.dtype),
@@ -420,10 +422,13 @@ fn any_case() -> impl Strategy<Value = Case> {
         Case {
             spec: DecodeSpec {
                 qk_l2norm,
-                head_map: if tiled {
-                    HeadMap::Tiled
-                } else {
-                    HeadMap::Grouped
+                heads: Heads {
+                    map: if tiled {
+                        HeadMap::Tiled
+                    } else {
+                        HeadMap::Grouped
+                    },
+                    ..Heads::new(key_heads, key_heads * group, key_dim, value_dim)
                 },
                 scale,
                 ..spec(

@@ -7,15 +7,17 @@ use common::{Case, Entry, bar, context};
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
-use deltawave::inputs::{
-    Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
-};
-use deltawave::metrics::compare;
-use deltawave::oracle;
-use deltawave::prefill::{Gating, PrefillSpec, StatePool};
+use deltawave::gates::Gating;
+use deltawave::prefill::PrefillSpec;
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::StatePool;
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{
+    Gates, InputSpec, Inputs, Tensor as HostTensor, random_normal, random_state,
+};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 use half::bf16;
 
 /// The prompt's part ends within a chunk, at its ends, and nowhere.
@@ -237,6 +239,7 @@ impl Layer {
                 unsafe { deltawave::tensor::TensorMut::from_raw(base, Dtype::Bf16, shape, strides) }
             };
             let tensors = ConvTensors {
+                cu_seqlens: None,
                 x: ConvInput::flat(&x, &spec).unwrap(),
                 weight: self.weight.tensor([CHANNELS, 4]).unwrap(),
                 bias: None,

@@ -9,7 +9,8 @@ use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
 use deltawave::error::ArgumentKind::{
     self, Device, Dtype as WrongDtype, Pointer, Presence, Shape, Stride, Value,
 };
-use deltawave::prefill::{Gating, StatePool};
+use deltawave::gates::Gating;
+use deltawave::state::StatePool;
 use deltawave::types::{Dtype, StateLayout};
 
 const BATCH: usize = 3;

@@ -6,18 +6,20 @@ use std::ffi::c_int;
 use std::path::Path;
 
 use common::context;
+use deltawave::batch::{CuSeqlens, PerSequence};
 use deltawave::gate::Gate;
-use deltawave::oracle::ProblemError;
-use deltawave::prefill::{
-    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, State, StateMut, StatePool,
-    Workspace,
-};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
-use deltawave::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
-use deltawave::sequences::{CuSeqlens, PerSequence};
+use deltawave::state::InitialState;
+use deltawave::state::States;
+use deltawave::state::{State, StateMut, StatePool};
 use deltawave::tensor::{Buffer, Tensor, TensorMut, TokenScalars, Tokens};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
 use deltawave::{ArgumentError, Error};
+use deltawave_lab::oracle::ProblemError;
+use deltawave_lab::safetensors_io::{FileError, Named, PrefillFile, to_bytes};
 use hip_sys::{Hip, hipDeviceProp_tR0600, hipError_t};
 
 use deltawave::error::ArgumentKind::{
@@ -296,25 +298,18 @@ impl Fixture {
             &context
         }
         .stream()?;
-        enum Plan {
-            Host(Prefill),
-            Device(DevicePrefill),
-        }
         let plan = match r.entry {
             Entry::Packed => {
                 let mut plan = Prefill::packed(&context, r.spec, &r.cu_seqlens, r.tokens)?;
                 if let Some(slots) = &r.plan_slots {
                     plan.set_slots(slots, None)?;
                 }
-                Plan::Host(plan)
+                plan
             }
-            Entry::Dense => Plan::Host(Prefill::dense(&context, r.spec, 2, r.tokens)?),
-            Entry::Device => Plan::Device(DevicePrefill::new(&context, r.spec, r.tokens, 2)?),
+            Entry::Dense => Prefill::dense(&context, r.spec, 2, r.tokens)?,
+            Entry::Device => Prefill::device(&context, r.spec, r.tokens, 2)?,
         };
-        let bytes = match &plan {
-            Plan::Host(p) => p.workspace_bytes(),
-            Plan::Device(p) => p.workspace_bytes(),
-        };
+        let bytes = plan.workspace_bytes();
         let (input, foreign) = (&self.input, &self.foreign);
         let [o, last, workspace] = &mut self.outputs;
         let optional = |v: &Option<View>| v.as_ref().map(|v| scalars(v, input, foreign));
@@ -358,49 +353,57 @@ impl Fixture {
             // SAFETY: refused.
             place => unsafe { PerSequence::from_raw(address(input, place).cast(), n) },
         };
+        let has_initial_state = r.has_initial.map(|(n, place)| match place {
+            Place::Foreign => (&self.flags[2]).into(),
+            Place::Own => (&self.flags[usize::from(n != 2)]).into(),
+            // SAFETY: refused.
+            place => unsafe { PerSequence::from_raw(address(input, place).cast(), n) },
+        });
+        let states = match &r.pool {
+            Some(v) => States::Pool {
+                pool: StatePool {
+                    tensor: tensor_mut(v, &mut own_pool, &mut foreign_pool),
+                    layout: StateLayout::KeyMajor,
+                    slots: r.slots.map(slots),
+                    write_slots: r.write_slots.map(slots),
+                },
+                has_initial_state,
+            },
+            None => States::Separate {
+                initial: r.initial.as_ref().map(|v| InitialState {
+                    state: State {
+                        tensor: tensor(v, input, foreign),
+                        layout: StateLayout::KeyMajor,
+                    },
+                    has_initial_state,
+                }),
+                last: r.last.as_ref().map(|v| StateMut {
+                    tensor: tensor_mut(v, last, &mut foreign_last),
+                    layout: StateLayout::KeyMajor,
+                }),
+            },
+        };
+        let device_lengths = match r.device_lengths {
+            (_, Place::Foreign) => CuSeqlens::from(&self.foreign_lengths),
+            (2, _) => CuSeqlens::from(&self.short_lengths),
+            (_, Place::Own) => CuSeqlens::from(&self.lengths),
+            // SAFETY: refused.
+            (n, place) => unsafe {
+                CuSeqlens::I32(PerSequence::from_raw(address(input, place).cast(), n))
+            },
+        };
+        let cu_seqlens = (r.entry == Entry::Device).then_some(device_lengths);
         let tensors = PrefillTensors {
+            cu_seqlens,
             q: tokens(&r.q, input, foreign),
             k: tokens(&r.k, input, foreign),
             v: tokens(&r.v, input, foreign),
             gating,
-            initial_state: r.initial.as_ref().map(|v| State {
-                tensor: tensor(v, input, foreign),
-                layout: StateLayout::KeyMajor,
-            }),
-            has_initial_state: r.has_initial.map(|(n, place)| match place {
-                Place::Foreign => (&self.flags[2]).into(),
-                Place::Own => (&self.flags[usize::from(n != 2)]).into(),
-                // SAFETY: refused.
-                place => unsafe { PerSequence::from_raw(address(input, place).cast(), n) },
-            }),
+            states,
             o,
-            final_state: r.last.as_ref().map(|v| StateMut {
-                tensor: tensor_mut(v, last, &mut foreign_last),
-                layout: StateLayout::KeyMajor,
-            }),
-            pool: r.pool.as_ref().map(|v| StatePool {
-                tensor: tensor_mut(v, &mut own_pool, &mut foreign_pool),
-                layout: StateLayout::KeyMajor,
-                slots: r.slots.map(slots),
-                write_slots: r.write_slots.map(slots),
-            }),
             snapshots: None,
         };
-        match plan {
-            Plan::Host(plan) => plan.launch(&stream, &tensors, workspace),
-            Plan::Device(plan) => {
-                let lengths = match r.device_lengths {
-                    (_, Place::Foreign) => CuSeqlens::from(&self.foreign_lengths),
-                    (2, _) => CuSeqlens::from(&self.short_lengths),
-                    (_, Place::Own) => CuSeqlens::from(&self.lengths),
-                    // SAFETY: refused.
-                    (n, place) => unsafe {
-                        CuSeqlens::I32(PerSequence::from_raw(address(input, place).cast(), n))
-                    },
-                };
-                plan.launch(&stream, lengths, &tensors, workspace)
-            }
-        }?;
+        plan.launch(&stream, &tensors, workspace)?;
         stream.synchronize()?;
         Ok(())
     }
@@ -462,16 +465,16 @@ type Row = (
 #[rustfmt::skip]
 const REQUESTS: &[Row] = &[
     // What is computed.
-    ("no key dimension", valid, |r| r.spec.key_dim = 0, "key_dim", Shape),
-    ("K not a multiple of 16", valid, |r| r.spec.key_dim = 24, "key_dim", Shape),
-    ("K too large", valid, |r| r.spec.key_dim = 272, "key_dim", Shape),
-    ("V not a multiple of 16", valid, |r| r.spec.value_dim = 8, "value_dim", Shape),
-    ("V too large", valid, |r| r.spec.value_dim = 512, "value_dim", Shape),
-    ("no key heads", valid, |r| r.spec.key_heads = 0, "key_heads", Shape),
-    ("no value heads", valid, |r| r.spec.value_heads = 0, "value_heads", Shape),
-    ("fewer value heads than key heads", valid, |r| (r.spec.key_heads, r.spec.value_heads) = (6, 4), "value_heads", Shape),
-    ("value heads not a multiple", valid, |r| (r.spec.key_heads, r.spec.value_heads) = (4, 6), "value_heads", Shape),
-    ("too many value heads", valid, |r| r.spec.value_heads = 1 << 20, "value_heads", Shape),
+    ("no key dimension", valid, |r| r.spec.heads.key_dim = 0, "key_dim", Shape),
+    ("K not a multiple of 16", valid, |r| r.spec.heads.key_dim = 24, "key_dim", Shape),
+    ("K too large", valid, |r| r.spec.heads.key_dim = 272, "key_dim", Shape),
+    ("V not a multiple of 16", valid, |r| r.spec.heads.value_dim = 8, "value_dim", Shape),
+    ("V too large", valid, |r| r.spec.heads.value_dim = 512, "value_dim", Shape),
+    ("no key heads", valid, |r| r.spec.heads.key = 0, "key_heads", Shape),
+    ("no value heads", valid, |r| r.spec.heads.value = 0, "value_heads", Shape),
+    ("fewer value heads than key heads", valid, |r| (r.spec.heads.key, r.spec.heads.value) = (6, 4), "value_heads", Shape),
+    ("value heads not a multiple", valid, |r| (r.spec.heads.key, r.spec.heads.value) = (4, 6), "value_heads", Shape),
+    ("too many value heads", valid, |r| r.spec.heads.value = 1 << 20, "value_heads", Shape),
     ("f32 inputs", valid, |r| r.spec.dtype = Dtype::F32, "dtype", WrongDtype),
     ("a scale that is NaN", valid, |r| r.spec.scale = Some(f32::NAN), "scale", Value),
     ("an infinite scale", valid, |r| r.spec.scale = Some(f32::INFINITY), "scale", Value),
@@ -485,7 +488,7 @@ const REQUESTS: &[Row] = &[
     ("an entry of the largest value", valid, |r| r.cu_seqlens[1] = i64::MAX, "cu_seqlens", Lengths),
     ("too many tokens", valid, |r| r.tokens = 1 << 31, "tokens", Shape),
     ("too many tokens in a batch", dense, |r| r.tokens = usize::MAX / 2 + 1, "tokens", Shape),
-    ("too many workgroups", valid, |r| { r.spec.value_heads = 1 << 19; r.tokens = 1 << 30; r.spec.key_heads = 1 << 19 }, "tokens, sequences, segments and heads", Shape),
+    ("too many workgroups", valid, |r| { r.spec.heads.value = 1 << 19; r.tokens = 1 << 30; r.spec.heads.key = 1 << 19 }, "tokens, sequences, segments and heads", Shape),
     // Shapes.
     ("q with a token too few", valid, |r| r.q.shape[0] = 8, "q", Shape),
     ("q with a head too many", valid, |r| r.q.shape[1] = 3, "q", Shape),
@@ -570,9 +573,6 @@ const REQUESTS: &[Row] = &[
     ("a workspace a byte too small", valid, |r| r.workspace_less = 1, "workspace", Size),
     ("a device workspace a byte too small", device, |r| r.workspace_less = 1, "workspace", Size),
     ("lengths of other sequences", device, |r| r.device_lengths = (2, Place::Own), "cu_seqlens", Lengths),
-    ("flags without a state", valid, |r| r.initial = None, "has_initial_state", Presence),
-    ("a pool beside an initial state", pool, |r| r.initial = valid().initial, "pool", Presence),
-    ("a pool beside a final state", pool, |r| r.last = valid().last, "pool", Presence),
     ("slots beside those of the plan", planned, |r| r.slots = Some((2, Place::Own)), "slots", Presence),
     ("slots to write beside those of the plan", planned, |r| r.write_slots = Some((2, Place::Own)), "write_slots", Presence),
     ("slots of a plan without a pool", planned, |r| (r.pool, r.has_initial) = (None, None), "pool", Presence),

@@ -4,11 +4,11 @@ mod common;
 
 use common::{context, has_room};
 use deltawave::gate::Gate;
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::oracle::gates::{beta, log_gate};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Tensor as HostTensor;
+use deltawave_lab::oracle::gates::{beta, log_gate};
 
 /// Inputs as the host has them, all of one shape `[T, HV]`.
 struct Problem {

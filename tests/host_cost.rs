@@ -7,11 +7,14 @@ mod null_runtime;
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
-use deltawave::layer::{DeviceLayer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
+use deltawave::gates::Gating;
+use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::prefill::{DevicePrefill, Gating, Prefill, StatePool, Workspace};
+use deltawave::prefill::Prefill;
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::StatePool;
 use deltawave::types::StateLayout;
+use deltawave::workspace::Workspace;
 
 use allocations::allocations;
 use null_runtime::{Layer, Shape, assert_only_launches, take_calls};
@@ -79,12 +82,13 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
         }
 
         let lengths = context.upload(&cu_seqlens)?;
-        let plan = DevicePrefill::new(&context, shape.spec(), tokens, sequences)?;
+        let plan = Prefill::device(&context, shape.spec(), tokens, sequences)?;
         let mut layer = Layer::new(&context, shape, plan.workspace_bytes())?;
-        let (tensors, workspace) = layer.parts(false)?;
+        let (mut tensors, workspace) = layer.parts(false)?;
+        tensors.cu_seqlens = Some((&lengths).into());
         take_calls();
         let count = allocations(|| {
-            plan.launch(&stream, &lengths, &tensors, Workspace::new(workspace))
+            plan.launch(&stream, &tensors, Workspace::new(workspace))
                 .expect("a launch");
         });
         assert_eq!(count, 0, "lengths on the device");
@@ -114,6 +118,7 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
     let [x, state, q, k, v] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
     let slots = context.alloc::<i32>(2)?;
     let tensors = ConvTensors {
+        cu_seqlens: None,
         x: ConvInput::flat(&x.tensor([tokens, channels])?, &spec)?,
         weight: x.tensor([channels, 4])?,
         bias: Some(x.tensor([channels])?),
@@ -193,7 +198,8 @@ fn layers(context: &Context, stream: &Stream) -> deltawave::Result<()> {
     let mut pool = context.alloc::<f32>(slots * 2 * 16 * 128)?;
     let slots_of = context.alloc::<i32>(4)?;
     let mut y = context.alloc::<half::bf16>(tokens * 2 * 128)?;
-    let tensors = LayerTensors {
+    let mut tensors = LayerTensors {
+        cu_seqlens: None,
         x: ConvInput::flat(&x2, &conv)?,
         z: ConvInput::flat_z(&x2, &conv)?,
         a: gates.tensor([tokens, 2])?.into(),
@@ -225,13 +231,14 @@ fn layers(context: &Context, stream: &Stream) -> deltawave::Result<()> {
     assert_eq!(count, 0, "layer");
     assert_only_launches(5, "layer");
 
-    let plan = DeviceLayer::new(context, spec, tokens, 4, 2)?;
+    let plan = deltawave::layer::Layer::device(context, spec, tokens, 4, 2)?;
     let lengths = context.upload(&cu_seqlens)?;
+    tensors.cu_seqlens = Some((&lengths).into());
     let mut workspace = context.alloc::<u8>(plan.workspace_bytes())?;
     take_calls();
     let count = allocations(|| {
         let workspace = Workspace::new(&mut workspace);
-        let outcome = plan.launch(stream, &lengths, &tensors, workspace);
+        let outcome = plan.launch(stream, &tensors, workspace);
         outcome.expect("a launch");
     });
     assert_eq!(count, 0, "layer with lengths on the device");

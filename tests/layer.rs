@@ -10,13 +10,16 @@ use common::context;
 use deltawave::conv::{Conv, ConvState, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
+use deltawave::gates::Gating;
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
-use deltawave::metrics::compare;
+use deltawave::model::Heads;
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::prefill::{Gating, StatePool};
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::StatePool;
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
 use deltawave::types::Dtype;
+use deltawave::types::HeadMap;
+use deltawave_lab::metrics::compare;
 
 /// Qwen3.5-35B-A3B, Qwen3.5-27B and OLMo-Hybrid-7B.
 fn models() -> [LayerSpec; 3] {
@@ -119,7 +122,10 @@ fn other_layers() {
         ),
         (
             LayerSpec {
-                head_map: deltawave::types::HeadMap::Tiled,
+                heads: Heads {
+                    map: HeadMap::Tiled,
+                    ..small.heads
+                },
                 width: 3,
                 ..small
             },
@@ -170,7 +176,7 @@ fn gates_in_blocks() {
         };
         let data = Data::new(&case);
         let expected = run(&context, &case, &data);
-        let (heads, group) = (spec.value_heads, spec.value_heads / spec.key_heads);
+        let (heads, group) = (spec.heads.value, spec.heads.value / spec.heads.key);
         let mut ba = vec![0u8; 2 * 2 * case.tokens() * heads];
         for (offset, part) in [(0, &data.b.bytes), (group, &data.a.bytes)] {
             for (i, value) in part.chunks_exact(2).enumerate() {
@@ -185,7 +191,7 @@ fn gates_in_blocks() {
         let rows = unsafe { Tensor::from_raw(ba.address(), dtype, shape, dense_strides(shape)) };
         let mut loaded = Loaded::new(&context, &case, &data);
         let launch = loaded.launch_changed(&case, &stream, |t| {
-            [t.a, t.b] = Gate::interleaved(&rows, spec.key_heads, heads).unwrap();
+            [t.a, t.b] = Gate::interleaved(&rows, spec.heads.key, heads).unwrap();
         });
         launch.unwrap();
         assert!(loaded.output(&case, &stream) == expected, "{case:?}");
@@ -274,9 +280,9 @@ fn apart(context: &Context, stream: &Stream, case: &Case, t: &mut LayerTensors<'
         )
     };
     let shapes = [
-        [tokens, s.key_heads, s.key_dim],
-        [tokens, s.key_heads, s.key_dim],
-        [tokens, s.value_heads, s.value_dim],
+        [tokens, s.heads.key, s.heads.key_dim],
+        [tokens, s.heads.key, s.heads.key_dim],
+        [tokens, s.heads.value, s.heads.value_dim],
     ];
     let bytes = |shape: [usize; 3]| vec![0xffu8; 2 * shape.iter().product::<usize>()];
     let mut parts = shapes.map(|shape| context.upload(&bytes(shape)).unwrap());
@@ -287,6 +293,7 @@ fn apart(context: &Context, stream: &Stream, case: &Case, t: &mut LayerTensors<'
         unsafe { TensorMut::from_raw(b.address(), s.dtype, shapes[i], strides) }
     };
     let conv = ConvTensors {
+        cu_seqlens: None,
         x: t.x.clone(),
         weight: t.weights.conv.clone(),
         bias: t.weights.conv_bias.clone(),
@@ -331,7 +338,12 @@ fn apart(context: &Context, stream: &Stream, case: &Case, t: &mut LayerTensors<'
     let spec = DecodeSpec {
         dtype: s.dtype,
         qk_l2norm: s.qk_l2norm,
-        ..DecodeSpec::new(s.key_heads, s.value_heads, s.key_dim, s.value_dim)
+        ..DecodeSpec::new(
+            s.heads.key,
+            s.heads.value,
+            s.heads.key_dim,
+            s.heads.value_dim,
+        )
     };
     let plan = Decode::new(context, spec, tokens).unwrap();
     plan.launch(stream, &decode).unwrap();

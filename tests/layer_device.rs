@@ -9,7 +9,8 @@ use cases::{Case, Data, Loaded, check, run};
 use common::context;
 use deltawave::ArgumentError;
 use deltawave::Error;
-use deltawave::layer::{DeviceLayer, LayerSpec};
+use deltawave::layer::Layer;
+use deltawave::layer::LayerSpec;
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 
@@ -127,7 +128,7 @@ fn kernels_and_refusals() {
     let context = context();
     let spec = LayerSpec::new(16, 32, 128, 128);
     let kernels = |decodes| {
-        let plan = DeviceLayer::new(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
+        let plan = Layer::device(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
         plan.kernels().len()
     };
     assert_eq!([kernels(0), kernels(DECODES)], [5, 6]);
@@ -150,7 +151,7 @@ fn with_segments(spec: LayerSpec) -> LayerSpec {
 
 /// The argument that a plan is refused for.
 fn refused(context: &Context, spec: LayerSpec, sequences: usize, decodes: usize) -> String {
-    match DeviceLayer::new(context, spec, TOKENS, sequences, decodes) {
+    match Layer::device(context, spec, TOKENS, sequences, decodes) {
         Err(Error::Argument(ArgumentError { argument, .. })) => argument,
         other => panic!("{other:?}"),
     }

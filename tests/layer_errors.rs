@@ -6,14 +6,14 @@ mod common;
 
 use cases::{Case, Data, Loaded};
 use common::context;
+use deltawave::batch::PerSequence;
 use deltawave::error::ArgumentKind::{
     self, Dtype as WrongDtype, Lengths, Presence, Shape, Size, Value,
 };
 use deltawave::layer::{Layer, LayerSpec, LayerTensors};
-use deltawave::prefill::Workspace;
-use deltawave::sequences::PerSequence;
 use deltawave::tensor::{Tensor, TensorMut, TokenScalars, dense_strides};
 use deltawave::types::Dtype;
+use deltawave::workspace::Workspace;
 use deltawave::{ArgumentError, Error};
 
 #[track_caller]

@@ -8,6 +8,7 @@ mod common;
 use cases::{Case, check_within};
 use common::context;
 use deltawave::layer::LayerSpec;
+use deltawave::model::Heads;
 use deltawave::norm::OutputGate;
 use deltawave::types::{Dtype, HeadMap};
 use proptest::prelude::*;
@@ -33,9 +34,12 @@ fn any_spec() -> impl Strategy<Value = LayerSpec> {
         // Keys are l2-normalised: a recurrence of longer ones amplifies any error.
         LayerSpec {
             dtype,
-            head_map: match tiled {
-                true => HeadMap::Tiled,
-                false => HeadMap::Grouped,
+            heads: Heads {
+                map: match tiled {
+                    true => HeadMap::Tiled,
+                    false => HeadMap::Grouped,
+                },
+                ..Heads::new(key_heads, key_heads * group, key_dim, value_dim)
             },
             width,
             allow_neg_eigval,

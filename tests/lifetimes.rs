@@ -10,12 +10,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deltawave::Error;
 use deltawave::conv::{ConvInput, ConvStateLayout};
+use deltawave::gates::Gating;
 use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::prefill::{DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, Workspace};
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::States;
 use deltawave::tensor::{Buffer, Tensor, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
 use half::bf16;
 use hip_sys::{Hip, hipError_t, types::*};
 
@@ -58,7 +61,7 @@ unsafe fn nowhere(shape: [usize; 3]) -> Tensor<'static, 3> {
 fn life() -> deltawave::Result<()> {
     let context = Context::simulator()?;
     let plan = Prefill::packed(&context, PrefillSpec::new(HK, HV, K, V), &[0, 130], TOKENS)?;
-    let on_device = DevicePrefill::new(&context, PrefillSpec::new(HK, HV, K, V), TOKENS, 1)?;
+    let on_device = Prefill::device(&context, PrefillSpec::new(HK, HV, K, V), TOKENS, 1)?;
     let layer = Layer::packed(
         &context,
         LayerSpec::new(HK, HV, K, V),
@@ -251,6 +254,7 @@ impl Own {
 
     fn of_prefill(&mut self) -> deltawave::Result<PrefillTensors<'_>> {
         Ok(PrefillTensors {
+            cu_seqlens: None,
             q: self.given.tensor([TOKENS, HK, K])?.into(),
             k: self.given.tensor([TOKENS, HK, K])?.into(),
             v: self.given.tensor([TOKENS, HV, V])?.into(),
@@ -258,11 +262,8 @@ impl Own {
                 g: Some(self.numbers.tensor([TOKENS, HV])?.into()),
                 beta: None,
             },
-            initial_state: None,
-            has_initial_state: None,
+            states: States::None,
             o: self.out.tensor_mut([TOKENS, HV, V])?.into(),
-            final_state: None,
-            pool: None,
             snapshots: None,
         })
     }
@@ -271,6 +272,7 @@ impl Own {
         let (conv, channels) = (spec.conv(), spec.conv().total_channels());
         let x = self.given.tensor([TOKENS, COLUMNS])?;
         Ok(LayerTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&x, &conv)?,
             z: ConvInput::flat_z(&x, &conv)?,
             a: self.numbers.tensor([TOKENS, HV])?.into(),
@@ -314,7 +316,7 @@ fn threads_share_a_workspace_on_one_stream() -> deltawave::Result<()> {
     };
     let of_layer = LayerSpec::new(HK, HV, K, V);
     let prefill = Prefill::packed(&context, spec, &[0, TOKENS as i32], TOKENS)?;
-    let on_device = DevicePrefill::new(&context, whole, TOKENS, 1)?;
+    let on_device = Prefill::device(&context, whole, TOKENS, 1)?;
     let layer = Layer::packed(&context, of_layer, &[0, 1, TOKENS as i32], TOKENS, 1)?;
     let lengths = context.upload(&[0, TOKENS as i32])?;
     let sizes = [
@@ -331,7 +333,11 @@ fn threads_share_a_workspace_on_one_stream() -> deltawave::Result<()> {
         let shared = unsafe { Workspace::from_raw(address, bytes) };
         match which {
             0 => prefill.launch(&stream, &own.of_prefill()?, shared)?,
-            1 => on_device.launch(&stream, &lengths, &own.of_prefill()?, shared)?,
+            1 => {
+                let mut tensors = own.of_prefill()?;
+                tensors.cu_seqlens = Some((&lengths).into());
+                on_device.launch(&stream, &tensors, shared)?
+            }
             _ => layer.launch(&stream, &own.of_layer(&of_layer)?, shared)?,
         }
         own.out.download(&stream)

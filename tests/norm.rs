@@ -5,13 +5,13 @@ mod common;
 
 use common::{context, simulated};
 use deltawave::conv::{ConvInput, ConvSpec};
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::{UlpComparison, compare_ulps};
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::oracle::norm::{NormProblem, gated_norm};
 use deltawave::runtime::Context;
 use deltawave::tensor::{Buffer, Tensor};
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{UlpComparison, compare_ulps};
+use deltawave_lab::oracle::norm::{NormProblem, gated_norm};
 use deltawave_sim::launch::{Options, WaveOrder};
 use proptest::prelude::*;
 

@@ -174,9 +174,9 @@ fn views_of_z() {
 fn strides_that_lead_nowhere() {
     let context = context();
     let stream = context.stream().unwrap();
-    let ones = context.upload(&vec![0x80u8; 64]).unwrap();
+    let ones = context.upload(&[0x80u8; 64]).unwrap();
     for wild in [usize::MAX, 1 << 41, 1 << 24, 7, 0] {
-        let mut y = context.upload(&vec![0xffu8; 32]).unwrap();
+        let mut y = context.upload(&[0xffu8; 32]).unwrap();
         let z = ones
             .tensor_of(Dtype::Bf16, [1, 1, 16], [wild, wild, 1], 0)
             .unwrap();

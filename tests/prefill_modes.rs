@@ -8,8 +8,8 @@ use common::{
     Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, check_output, context, run,
     run_pool, simulated, spec,
 };
-use deltawave::inputs::{Gates, Keys};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::launch::{Options, WaveOrder};
 use deltawave_sim::sanitize::Checks;
@@ -93,7 +93,7 @@ fn every_way_of_execution() {
             let base = Options { mfma, ..usual };
             let expected = with(base, &case);
             check_output(&case, &data, &expected, 1.15);
-            if mfma == MfmaMode::Exact && case.spec.key_dim > 100 {
+            if mfma == MfmaMode::Exact && case.spec.heads.key_dim > 100 {
                 continue;
             }
             // What depends on the order would also show as other bits.

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{
     Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
 };
-use deltawave::inputs::{Gates, Keys};
+use deltawave::model::Heads;
 use deltawave::prefill::PrefillSpec;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
@@ -52,7 +53,10 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
     let options = (head_map, any::<bool>(), scale, segments());
     (dtype(), 1usize..=3, 1usize..=4, dim(), dim(), options).prop_map(
         |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale, segments))| PrefillSpec {
-            head_map,
+            heads: Heads {
+                map: head_map,
+                ..Heads::new(key_heads, key_heads * group, k, v)
+            },
             qk_l2norm,
             scale,
             segments,
@@ -152,7 +156,7 @@ fn case() -> impl Strategy<Value = Case> {
                 if matches!(entry, Entry::Device { .. }) {
                     spec.segments = None;
                 }
-                let state = spec.value_heads * spec.key_dim * spec.value_dim;
+                let state = spec.heads.value * spec.heads.key_dim * spec.heads.value_dim;
                 while lengths.len() > 1 && lengths.iter().sum::<usize>() * state > WORK {
                     lengths.pop();
                 }

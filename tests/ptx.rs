@@ -6,14 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+use deltawave::kernels::{Role, TABLE, Target};
+
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
-mod kernels;
-#[allow(dead_code, reason = "the test looks at a part of it")]
-#[path = "../src/launch.rs"]
-mod launch;
-
-use launch::{KEY_BUCKETS, LaunchShape};
+mod build;
 
 const ARCH: &str = "sm_90a";
 
@@ -22,7 +19,7 @@ fn compile(name: &str) -> Option<Vec<(String, PathBuf)>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ptx-{name}"));
     fs::create_dir_all(&out).expect("the target folder can be written");
-    if let Err(reason) = kernels::Compiler::for_arch(ARCH, &out, env::var_os("DELTAWAVE_HIPCC")) {
+    if let Err(reason) = build::Compiler::for_arch(ARCH, &out, env::var_os("DELTAWAVE_HIPCC")) {
         assert_ne!(
             env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref(),
             Ok("1"),
@@ -31,8 +28,8 @@ fn compile(name: &str) -> Option<Vec<(String, PathBuf)>> {
         println!("skipped: {reason}");
         return None;
     }
-    let sources = kernels::sources(root).expect("hip/kernels can be read");
-    let (_, objects) = kernels::build(ARCH, &sources, &out, env::var_os("DELTAWAVE_HIPCC"))
+    let sources = build::sources(root).expect("hip/kernels can be read");
+    let (_, objects) = build::build(ARCH, &sources, &out, env::var_os("DELTAWAVE_HIPCC"))
         .unwrap_or_else(|e| panic!("{e}"));
     Some(objects)
 }
@@ -57,7 +54,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
     let Some(objects) = compile("launch") else {
         return;
     };
-    let shape = LaunchShape::of(ARCH);
+    let target = Target::of(ARCH);
     let mut kernels = 0;
     for (stem, path) in &objects {
         let bytes = fs::read(path).expect("the compiler's output");
@@ -67,26 +64,20 @@ fn ptx_divides_work_as_the_host_launches_it() {
         let module = str::from_utf8(text).expect("PTX is text without other NULs");
         assert!(!module.contains(".local"), "{stem} uses local memory");
         for (name, entry) in entries(module) {
-            let threads = match stem.as_str() {
-                "commit" | "conv" | "gate" | "norm" => 256,
-                "decode" if name.starts_with("dw_decode_norm_") => 256,
-                "decode" => 64,
-                "prefill_lengths" => shape.lengths_threads,
-                "prefill_prepare" => shape.prepare_threads,
-                _ => shape.most_threads(name).expect("a kernel of prefill"),
-            };
+            let row = TABLE.iter().find(|row| row.name == name);
+            let row = row.unwrap_or_else(|| panic!("{name} is not in the table of kernels"));
+            assert_eq!(row.object, stem, "{name}");
+            let threads = target.most_threads(row.role);
             assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
+            if let Role::PrefillScan(keys) | Role::PrefillSummarise(keys) = row.role {
+                let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
+                assert_eq!(stated, Some(target.shared_bytes(row.role)), "{name}");
+                assert!(target.columns(row.role) > 0, "{name}");
+            }
             kernels += 1;
         }
-        let walks = ["prefill_scan", "prefill_summarise"].contains(&stem.as_str());
-        for keys in KEY_BUCKETS.into_iter().filter(|_| walks) {
-            let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
-            let kernel = format!("dw_{stem}_bf16_k{keys}");
-            assert_eq!(stated, Some(shape.shared_bytes(&kernel)), "{kernel}");
-            assert!(shape.columns(&kernel) > 0, "{kernel}");
-        }
     }
-    assert_eq!(kernels, 1 + 2 + 6 + 1 + 2 + 1 + 2 + 5 * KEY_BUCKETS.len());
+    assert_eq!(kernels, TABLE.len());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 
 use common::context;
-use deltawave::abi::dw_prefill_lengths_args;
+use deltawave::abi::dwk_prefill_lengths_args;
 use deltawave::code_objects;
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::Buffer;
@@ -53,8 +53,8 @@ impl Lengths {
         }
     }
 
-    fn arguments(&self) -> dw_prefill_lengths_args {
-        dw_prefill_lengths_args {
+    fn arguments(&self) -> dwk_prefill_lengths_args {
+        dwk_prefill_lengths_args {
             cu_seqlens: self.given.address(),
             checked: self.checked.address().cast(),
             status: self.status.address().cast(),

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::{fs, ptr};
 
 use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvTensors};
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::{UlpComparison, compare_ulps};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{UlpComparison, compare_ulps};
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{self, CountedLaunch};
 use deltawave_sim::launch::{Options, Record};
@@ -105,10 +105,11 @@ impl Batch {
     fn fused(&mut self, context: &Context, stream: &Stream) -> Fallible<()> {
         let (s, tokens, columns) = (self.spec, self.tokens, self.columns());
         let x = (self.x).tensor_of(s.dtype, [tokens, columns], [columns, 1], 0)?;
-        let keys = [tokens, s.key_heads, s.key_dim];
-        let values = [tokens, s.value_heads, s.value_dim];
+        let keys = [tokens, s.heads.key, s.heads.key_dim];
+        let values = [tokens, s.heads.value, s.heads.value_dim];
         let [q, k, v] = &mut self.out;
         let tensors = ConvTensors {
+            cu_seqlens: None,
             x: ConvInput::flat(&x, &s)?,
             weight: (self.weight).tensor_of(
                 s.dtype,

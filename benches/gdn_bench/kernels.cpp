@@ -4,19 +4,19 @@
 #include <fstream>
 #include <sstream>
 
-#include "../../hip/abi.h"
+#include "../../hip/kernel_args.h"
 #include "failure.h"
 
 namespace bench {
 namespace {
 
 // Chunks of all sequences, at most: their own, rounded up where they lie unfavourably.
-int64_t slots(const Shape &s) { return s.tokens() / DW_CHUNK + s.sequences(); }
+int64_t slots(const Shape &s) { return s.tokens() / DWK_CHUNK + s.sequences(); }
 
 int64_t slabs(const Shape &s, const Kernel &scan) { return (s.value_dim + scan.columns - 1) / scan.columns; }
 
 // Of a dense [T, H, D].
-dw_token_strides dense(int64_t heads, int64_t dim) { return {0, heads * dim, dim}; }
+dwk_token_strides dense(int64_t heads, int64_t dim) { return {0, heads * dim, dim}; }
 
 template <typename Arguments>
 void enqueue(const Stream &stream, const Kernel &kernel, int64_t workgroups, Arguments arguments) {
@@ -37,18 +37,18 @@ class Unpartitioned : public Prefill {
           scan_(kernels.scan_for(shape.key_dim)), offsets_(Buffer::of(shape.offsets())) {}
 
     size_t workspace_bytes() const override {
-        return static_cast<size_t>(slots(shape_)) * static_cast<size_t>(shape_.value_heads) * DW_RECORD_BYTES;
+        return static_cast<size_t>(slots(shape_)) * static_cast<size_t>(shape_.value_heads) * DWK_RECORD_BYTES;
     }
     bool has_parts() const override { return true; }
 
     void launch(const Stream &stream, const Tensors &x, const Buffer &workspace, Part part) const override {
         const Shape &s = shape_;
-        const dw_token_strides keys = dense(s.key_heads, s.key_dim), values = dense(s.value_heads, s.value_dim);
-        const dw_token_strides scalars = dense(s.value_heads, 1);
-        const dw_state_strides states = {int64_t{s.value_heads} * s.key_dim * s.value_dim,
+        const dwk_token_strides keys = dense(s.key_heads, s.key_dim), values = dense(s.value_heads, s.value_dim);
+        const dwk_token_strides scalars = dense(s.value_heads, 1);
+        const dwk_state_strides states = {int64_t{s.value_heads} * s.key_dim * s.value_dim,
                                          int64_t{s.key_dim} * s.value_dim, s.value_dim};
 
-        dw_prefill_prepare_args prepare = {};
+        dwk_prefill_prepare_args prepare = {};
         prepare.q = x.q.address();
         prepare.k = x.k.address();
         prepare.g = x.g.address();
@@ -65,12 +65,12 @@ class Unpartitioned : public Prefill {
         prepare.value_heads = s.value_heads;
         prepare.key_dim = s.key_dim;
         prepare.value_dim = s.value_dim;
-        prepare.g_type = prepare.beta_type = DW_F32;
+        prepare.g_type = prepare.beta_type = DWK_F32;
         prepare.parts = 1;
         prepare.part_heads = s.value_heads / s.key_heads;
         prepare.dies = dies_;
 
-        dw_prefill_scan_args scan = {};
+        dwk_prefill_scan_args scan = {};
         scan.q = prepare.q;
         scan.k = prepare.k;
         scan.v = x.v.address();
@@ -88,7 +88,7 @@ class Unpartitioned : public Prefill {
         scan.key_dim = s.key_dim;
         scan.value_dim = s.value_dim;
         scan.scale = 1.0f / std::sqrt(static_cast<float>(s.key_dim));
-        scan.initial_type = scan.final_type = DW_F32;
+        scan.initial_type = scan.final_type = DWK_F32;
         scan.slabs = static_cast<int32_t>(slabs(s, scan_));
         scan.tokens = prepare.tokens;
         scan.items_count = prepare.sequences;

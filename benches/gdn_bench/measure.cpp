@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "../../hip/abi.h"
+#include "../../hip/kernel_args.h"
 #include "failure.h"
 
 namespace bench {
@@ -64,9 +64,9 @@ Bound::Bound(const Shape &s) {
                s.value_heads * (n * n * n / 3 + 2 * 2 * n * n * v + 3 * 2 * n * k * v);
     };
     for (const int64_t length : s.lengths) {
-        flops += double(length / DW_CHUNK) * chunk(DW_CHUNK);
-        if (length % DW_CHUNK != 0)
-            flops += chunk(double(length % DW_CHUNK));
+        flops += double(length / DWK_CHUNK) * chunk(DWK_CHUNK);
+        if (length % DWK_CHUNK != 0)
+            flops += chunk(double(length % DWK_CHUNK));
     }
 }
 

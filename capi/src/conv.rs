@@ -3,13 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use deltawave::batch::PerSequence;
 use deltawave::conv::{
-    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
+    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
 use deltawave::error::{ArgumentKind, Error, Result};
 use deltawave::gate::Gate;
+use deltawave::model::Heads;
 use deltawave::runtime::Context;
-use deltawave::sequences::PerSequence;
 
 use crate::abi::{
     self, dw_context, dw_conv, dw_conv_spec, dw_conv_tensors, dw_gate_tensors, dw_lengths,
@@ -25,7 +26,7 @@ struct Plan {
     context: Context,
     spec: ConvSpec,
     sequences: usize,
-    kind: Kind,
+    plan: Conv,
 }
 
 /// The projections of a convolution or of a commit, as the caller describes them.
@@ -35,11 +36,6 @@ pub(crate) struct Projections {
     pub(crate) x: *const abi::dw_tensor,
     /// Or three: q, k and v.
     pub(crate) separate: [*const abi::dw_tensor; 3],
-}
-
-enum Kind {
-    Host(Conv),
-    Device(DeviceConv),
 }
 
 fn spec(s: &dw_conv_spec) -> Checked<ConvSpec> {
@@ -57,10 +53,12 @@ fn spec(s: &dw_conv_spec) -> Checked<ConvSpec> {
     ];
     Ok(ConvSpec {
         dtype: read::dtype("dtype", s.dtype)?,
-        key_heads: read::natural("key_heads", s.key_heads)?,
-        value_heads: read::natural("value_heads", s.value_heads)?,
-        key_dim: read::natural("key_dim", s.key_dim)?,
-        value_dim: read::natural("value_dim", s.value_dim)?,
+        heads: Heads::new(
+            read::natural("key_heads", s.key_heads)?,
+            read::natural("value_heads", s.value_heads)?,
+            read::natural("key_dim", s.key_dim)?,
+            read::natural("value_dim", s.value_dim)?,
+        ),
         width: read::natural("width", s.width)?,
         activation: read::choice("activation", s.activation, &activations)?,
         qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
@@ -75,7 +73,7 @@ unsafe fn create(
     context: *const dw_context,
     spec: *const dw_conv_spec,
     plan: *mut *mut dw_conv,
-    make: impl FnOnce(&Context, ConvSpec, bool) -> Result<(usize, Kind)>,
+    make: impl FnOnce(&Context, ConvSpec, bool) -> Result<(usize, Conv)>,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller answers for the pointers.
@@ -85,13 +83,13 @@ unsafe fn create(
         let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
         let spec = self::spec(&given)?;
         let keeps = read::flag("keep_states", given.keep_states)?;
-        let (sequences, kind) = make(context, spec, keeps)?;
+        let (sequences, plan) = make(context, spec, keeps)?;
         let context = context.clone();
         let made = Plan {
             context,
             spec,
             sequences,
-            kind,
+            plan,
         };
         *out = Box::into_raw(Box::new(made)).cast();
         Ok(())
@@ -116,7 +114,7 @@ pub unsafe extern "C" fn dw_conv_packed(
         if keeps {
             plan = plan.keeping_states();
         }
-        Ok((lengths.sequences(), Kind::Host(plan)))
+        Ok((lengths.sequences(), plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -134,11 +132,11 @@ pub unsafe extern "C" fn dw_conv_device(
     let make = |context: &Context, spec, keeps| {
         let tokens = read::natural("tokens", tokens)?;
         let sequences = read::natural("sequences", sequences)?;
-        let mut plan = DeviceConv::new(context, spec, tokens, sequences)?;
+        let mut plan = Conv::device(context, spec, tokens, sequences)?;
         if keeps {
             plan = plan.keeping_states();
         }
-        Ok((sequences, Kind::Device(plan)))
+        Ok((sequences, plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -171,21 +169,7 @@ pub unsafe extern "C" fn dw_conv_launch(
         let arguments = unsafe { self::tensors(&t, plan) }?;
         // SAFETY: the caller says that it is a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
-        let outcome = match &plan.kind {
-            Kind::Host(plan) if t.cu_seqlens.is_null() => plan.launch(&stream, &arguments),
-            Kind::Host(_) => Err(refuse(
-                "cu_seqlens",
-                ArgumentKind::Presence,
-                "given to a plan that has its lengths",
-                "it must be null",
-            )
-            .into()),
-            Kind::Device(plan) => {
-                // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
-                let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
-                plan.launch(&stream, lengths, &arguments)
-            }
-        };
+        let outcome = plan.plan.launch(&stream, &arguments);
         outcome.map_err(|error| renamed(error, t.x_layout))
     })
 }
@@ -213,6 +197,8 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
         return Err(refuse("has_initial_state", ArgumentKind::Presence, was, allowed).into());
     }
     Ok(ConvTensors {
+        // SAFETY: as above.
+        cu_seqlens: unsafe { Lengths::given(t.cu_seqlens) }?,
         x: input(
             &Projections {
                 layout: t.x_layout,

@@ -3,13 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use deltawave::batch::PerSequence;
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::ConvSpec;
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
 use deltawave::error::{ArgumentKind, Result};
-use deltawave::prefill::StatePool;
+use deltawave::model::Heads;
 use deltawave::runtime::Context;
-use deltawave::sequences::PerSequence;
+use deltawave::state::StatePool;
 
 use crate::abi::{
     self, dw_commit_tensors, dw_context, dw_decode, dw_decode_spec, dw_decode_tensors, dw_tensor,
@@ -36,11 +37,13 @@ fn spec(s: &dw_decode_spec) -> Checked<DecodeSpec> {
     ];
     Ok(DecodeSpec {
         dtype: read::dtype("dtype", s.dtype)?,
-        head_map: heads_map(s.head_map)?,
-        key_heads: read::natural("key_heads", s.key_heads)?,
-        value_heads: read::natural("value_heads", s.value_heads)?,
-        key_dim: read::natural("key_dim", s.key_dim)?,
-        value_dim: read::natural("value_dim", s.value_dim)?,
+        heads: Heads {
+            key: read::natural("key_heads", s.key_heads)?,
+            value: read::natural("value_heads", s.value_heads)?,
+            key_dim: read::natural("key_dim", s.key_dim)?,
+            value_dim: read::natural("value_dim", s.value_dim)?,
+            map: heads_map(s.head_map)?,
+        },
         qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
         scale: (s.scale != 0.0).then_some(s.scale),
         tokens: read::natural("tokens", s.tokens)?,
@@ -195,7 +198,12 @@ unsafe fn commit_tensors(t: &dw_commit_tensors, plan: &Plan) -> Result<CommitTen
                 x: t.x,
                 separate: [t.x_q, t.x_k, t.x_v],
             };
-            let spec = ConvSpec::new(s.key_heads, s.value_heads, s.key_dim, s.value_dim);
+            let spec = ConvSpec::new(
+                s.heads.key,
+                s.heads.value,
+                s.heads.key_dim,
+                s.heads.value_dim,
+            );
             Some(CommitConv {
                 x: conv::input(&projections, &spec, argument)?,
                 state: state.states_mut()?,

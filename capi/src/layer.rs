@@ -5,10 +5,11 @@ use std::ptr;
 
 use deltawave::conv::ConvInput;
 use deltawave::error::{ArgumentError, ArgumentKind, Error, Result};
-use deltawave::layer::{DeviceLayer, Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
-use deltawave::prefill::Workspace;
+use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
+use deltawave::model::Heads;
 use deltawave::runtime::Context;
 use deltawave::tensor::Tensor;
+use deltawave::workspace::Workspace;
 
 use crate::abi::{self, dw_context, dw_layer, dw_layer_spec, dw_layer_tensors, dw_lengths};
 use crate::context::context;
@@ -24,24 +25,20 @@ struct Plan {
     context: Context,
     spec: LayerSpec,
     sequences: usize,
-    kind: Kind,
-}
-
-#[allow(clippy::large_enum_variant, reason = "a plan is in a box as a whole")]
-enum Kind {
-    Host(Layer),
-    Device(DeviceLayer),
+    plan: Layer,
 }
 
 fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
     let segments = read::natural("segments", s.segments)?;
     Ok(LayerSpec {
         dtype: read::dtype("dtype", s.dtype)?,
-        key_heads: read::natural("key_heads", s.key_heads)?,
-        value_heads: read::natural("value_heads", s.value_heads)?,
-        key_dim: read::natural("key_dim", s.key_dim)?,
-        value_dim: read::natural("value_dim", s.value_dim)?,
-        head_map: heads_map(s.head_map)?,
+        heads: Heads {
+            key: read::natural("key_heads", s.key_heads)?,
+            value: read::natural("value_heads", s.value_heads)?,
+            key_dim: read::natural("key_dim", s.key_dim)?,
+            value_dim: read::natural("value_dim", s.value_dim)?,
+            map: heads_map(s.head_map)?,
+        },
         width: read::natural("width", s.width)?,
         qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
         scale: (s.scale != 0.0).then_some(s.scale),
@@ -60,7 +57,7 @@ unsafe fn create(
     context: *const dw_context,
     spec: *const dw_layer_spec,
     plan: *mut *mut dw_layer,
-    make: impl FnOnce(&Context, LayerSpec) -> Result<(usize, Kind)>,
+    make: impl FnOnce(&Context, LayerSpec) -> Result<(usize, Layer)>,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller answers for the pointers.
@@ -69,12 +66,12 @@ unsafe fn create(
         // SAFETY: as above.
         let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
         let spec = self::spec(&given)?;
-        let (sequences, kind) = make(context, spec)?;
+        let (sequences, plan) = make(context, spec)?;
         let made = Plan {
             context: context.clone(),
             spec,
             sequences,
-            kind,
+            plan,
         };
         *out = Box::into_raw(Box::new(made)).cast();
         Ok(())
@@ -99,7 +96,7 @@ pub unsafe extern "C" fn dw_layer_packed(
         // SAFETY: the caller says that the entries lie there.
         let entries = unsafe { lengths.host() }?;
         let plan = Layer::packed(context, spec, &entries, tokens, decodes)?;
-        Ok((lengths.sequences(), Kind::Host(plan)))
+        Ok((lengths.sequences(), plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -119,8 +116,8 @@ pub unsafe extern "C" fn dw_layer_device(
         let tokens = read::natural("tokens", tokens)?;
         let sequences = read::natural("sequences", sequences)?;
         let decodes = read::natural("decodes", decodes)?;
-        let plan = DeviceLayer::new(context, spec, tokens, sequences, decodes)?;
-        Ok((sequences, Kind::Device(plan)))
+        let plan = Layer::device(context, spec, tokens, sequences, decodes)?;
+        Ok((sequences, plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -151,10 +148,7 @@ pub unsafe extern "C" fn dw_layer_workspace_bytes(
                 read::output("bytes", bytes)?,
             )
         };
-        *out = match &plan.kind {
-            Kind::Host(plan) => plan.workspace_bytes(),
-            Kind::Device(plan) => plan.workspace_bytes(),
-        };
+        *out = plan.plan.workspace_bytes();
         Ok(())
     })
 }
@@ -180,23 +174,7 @@ pub unsafe extern "C" fn dw_layer_launch(
                 Workspace::from_raw(t.workspace, t.workspace_bytes),
             )
         };
-        let outcome = match &plan.kind {
-            Kind::Host(plan) if t.cu_seqlens.is_null() => {
-                plan.launch(&stream, &arguments, workspace)
-            }
-            Kind::Host(_) => Err(refuse(
-                "cu_seqlens",
-                ArgumentKind::Presence,
-                "given to a plan that has its lengths",
-                "it must be null",
-            )
-            .into()),
-            Kind::Device(plan) => {
-                // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
-                let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
-                plan.launch(&stream, lengths, &arguments, workspace)
-            }
-        };
+        let outcome = plan.plan.launch(&stream, &arguments, workspace);
         outcome.map_err(|error| conv::renamed(renamed(error), t.x_layout))
     })
 }
@@ -227,6 +205,8 @@ unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'sta
         )
     };
     Ok(LayerTensors {
+        // SAFETY: as above.
+        cu_seqlens: unsafe { Lengths::given(t.cu_seqlens) }?,
         x: conv::input(&projections, &plan.spec.conv(), argument)?,
         z: z(t, &plan.spec, argument)?,
         a: argument("a", t.a).scalars_in_blocks()?,

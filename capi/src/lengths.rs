@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::slice;
 
+use deltawave::batch::{CuSeqlens, PerSequence};
 use deltawave::error::ArgumentKind;
-use deltawave::sequences::{CuSeqlens, PerSequence};
 
 use crate::abi::{self, dw_lengths};
 use crate::read::{self, Checked};
@@ -34,6 +34,18 @@ impl Lengths {
         })
     }
 
+    /// The entries in the device's memory that a launch is given, where it is given any.
+    ///
+    /// # Safety
+    /// The pointer is null or valid, and the entries lie in the device's memory while work that reads them is under way.
+    pub unsafe fn given(pointer: *const dw_lengths) -> Checked<Option<CuSeqlens<'static>>> {
+        if pointer.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: the caller answers for it.
+        unsafe { Ok(Some(Self::read(pointer)?.device())) }
+    }
+
     pub fn sequences(&self) -> usize {
         self.entries.saturating_sub(1)
     }
@@ -58,7 +70,7 @@ impl Lengths {
     ///
     /// # Safety
     /// They are, while work that reads them is under way.
-    pub unsafe fn device(&self) -> CuSeqlens<'static> {
+    unsafe fn device(&self) -> CuSeqlens<'static> {
         // SAFETY: the caller answers for it.
         unsafe {
             if self.wide {

@@ -3,14 +3,15 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use deltawave::batch::PerSequence;
 use deltawave::error::{ArgumentKind, Result};
-use deltawave::prefill::{
-    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, Snapshot, State, StateMut,
-    Workspace,
-};
+use deltawave::gates::Gating;
+use deltawave::model::Heads;
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors, Snapshot};
 use deltawave::runtime::Context;
-use deltawave::sequences::PerSequence;
+use deltawave::state::{InitialState, State, StateMut, States};
 use deltawave::types::HeadMap;
+use deltawave::workspace::Workspace;
 
 use crate::abi::{
     self, dw_context, dw_lengths, dw_prefill, dw_prefill_spec, dw_prefill_tensors, dw_snapshot,
@@ -27,34 +28,7 @@ struct Plan {
     sequences: usize,
     /// Whether the plan has snapshots.
     snapshots: bool,
-    kind: Kind,
-}
-
-enum Kind {
-    Host(Prefill),
-    Device(DevicePrefill),
-}
-
-impl Plan {
-    /// The entries of `snapshot_slots`.
-    fn entries(&self) -> usize {
-        match &self.kind {
-            Kind::Host(plan) => plan.chunk_entries(),
-            Kind::Device(plan) => plan.chunk_entries(),
-        }
-    }
-
-    /// The plan, if the host knows its lengths.
-    fn of_host(&mut self, argument: &str) -> Checked<&mut Prefill> {
-        match &mut self.kind {
-            Kind::Host(plan) => Ok(plan),
-            Kind::Device(_) => {
-                let was = "given to a plan whose lengths are on the device";
-                let allowed = "launches of such a plan take them";
-                Err(refuse(argument, ArgumentKind::Presence, was, allowed))
-            }
-        }
-    }
+    plan: Prefill,
 }
 
 pub(crate) fn heads_map(map: i32) -> Checked<HeadMap> {
@@ -68,11 +42,13 @@ pub(crate) fn heads_map(map: i32) -> Checked<HeadMap> {
 fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
     Ok(PrefillSpec {
         dtype: read::dtype("dtype", s.dtype)?,
-        key_heads: read::natural("key_heads", s.key_heads)?,
-        value_heads: read::natural("value_heads", s.value_heads)?,
-        key_dim: read::natural("key_dim", s.key_dim)?,
-        value_dim: read::natural("value_dim", s.value_dim)?,
-        head_map: heads_map(s.head_map)?,
+        heads: Heads {
+            key: read::natural("key_heads", s.key_heads)?,
+            value: read::natural("value_heads", s.value_heads)?,
+            key_dim: read::natural("key_dim", s.key_dim)?,
+            value_dim: read::natural("value_dim", s.value_dim)?,
+            map: heads_map(s.head_map)?,
+        },
         qk_l2norm: read::flag("qk_l2norm", s.qk_l2norm)?,
         scale: (s.scale != 0.0).then_some(s.scale),
         segments: Some(read::natural("segments", s.segments)?).filter(|&n| n != 0),
@@ -89,7 +65,7 @@ unsafe fn create(
     context: *const dw_context,
     spec: *const dw_prefill_spec,
     plan: *mut *mut dw_prefill,
-    make: impl FnOnce(&Context, PrefillSpec) -> Result<(usize, Kind)>,
+    make: impl FnOnce(&Context, PrefillSpec) -> Result<(usize, Prefill)>,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller answers for the pointers.
@@ -97,13 +73,13 @@ unsafe fn create(
         *out = ptr::null_mut();
         // SAFETY: as above.
         let (context, given) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
-        let (sequences, kind) = make(context, self::spec(&given)?)?;
+        let (sequences, plan) = make(context, self::spec(&given)?)?;
         let context = context.clone();
         let made = Plan {
             context,
             sequences,
             snapshots: false,
-            kind,
+            plan,
         };
         *out = Box::into_raw(Box::new(made)).cast();
         Ok(())
@@ -125,7 +101,7 @@ pub unsafe extern "C" fn dw_prefill_packed(
         let tokens = read::natural("tokens", tokens)?;
         // SAFETY: the caller says that the entries lie there.
         let plan = Prefill::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
-        Ok((lengths.sequences(), Kind::Host(plan)))
+        Ok((lengths.sequences(), plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -144,7 +120,7 @@ pub unsafe extern "C" fn dw_prefill_dense(
         let batch = read::natural("batch", batch)?;
         let tokens = read::natural("tokens", tokens)?;
         let plan = Prefill::dense(context, spec, batch, tokens)?;
-        Ok((batch, Kind::Host(plan)))
+        Ok((batch, plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -162,8 +138,8 @@ pub unsafe extern "C" fn dw_prefill_device(
     let make = |context: &Context, spec| {
         let tokens = read::natural("tokens", tokens)?;
         let sequences = read::natural("sequences", sequences)?;
-        let plan = DevicePrefill::new(context, spec, tokens, sequences)?;
-        Ok((sequences, Kind::Device(plan)))
+        let plan = Prefill::device(context, spec, tokens, sequences)?;
+        Ok((sequences, plan))
     };
     // SAFETY: the caller answers for the pointers.
     unsafe { create(context, spec, plan, make) }
@@ -191,10 +167,7 @@ pub unsafe extern "C" fn dw_prefill_workspace_bytes(
         let out = unsafe { read::output("bytes", bytes) }?;
         // SAFETY: as above.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
-        *out = match &plan.kind {
-            Kind::Host(plan) => plan.workspace_bytes(),
-            Kind::Device(plan) => plan.workspace_bytes(),
-        };
+        *out = plan.plan.workspace_bytes();
         Ok(())
     })
 }
@@ -217,23 +190,7 @@ pub unsafe extern "C" fn dw_prefill_launch(
         let stream = unsafe { plan.context.borrow_stream(stream) };
         // SAFETY: the caller says that this memory is the device's, and that nothing else uses it.
         let workspace = unsafe { Workspace::from_raw(t.workspace, t.workspace_bytes) };
-        match &plan.kind {
-            Kind::Host(plan) if t.cu_seqlens.is_null() => {
-                plan.launch(&stream, &arguments, workspace)
-            }
-            Kind::Host(_) => Err(refuse(
-                "cu_seqlens",
-                ArgumentKind::Presence,
-                "given to a plan that has its lengths",
-                "it must be null",
-            )
-            .into()),
-            Kind::Device(plan) => {
-                // SAFETY: the caller answers for the pointer, and says that the entries lie in the device's memory.
-                let lengths = unsafe { Lengths::read(t.cu_seqlens)?.device() };
-                plan.launch(&stream, lengths, &arguments, workspace)
-            }
-        }
+        plan.plan.launch(&stream, &arguments, workspace)
     })
 }
 
@@ -248,7 +205,7 @@ pub unsafe extern "C" fn dw_prefill_chunk_entries(
         let out = unsafe { read::output("entries", entries) }?;
         // SAFETY: as above.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
-        *out = plan.entries() as i64;
+        *out = plan.plan.chunk_entries() as i64;
         Ok(())
     })
 }
@@ -272,7 +229,7 @@ pub unsafe extern "C" fn dw_prefill_set_slots(
             // SAFETY: as above.
             false => Some(unsafe { host_slice("write_slots", write_slots, count) }?),
         };
-        plan.of_host("slots")?.set_slots(slots, write_slots)
+        plan.plan.set_slots(slots, write_slots)
     })
 }
 
@@ -297,7 +254,7 @@ pub unsafe extern "C" fn dw_prefill_set_snapshots(
             })
         });
         let list: Vec<_> = list.collect::<Checked<_>>()?;
-        plan.of_host("snapshots")?.set_snapshots(&list)?;
+        plan.plan.set_snapshots(&list)?;
         plan.snapshots = true;
         Ok(())
     })
@@ -323,7 +280,48 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
     let last = state("final_state", t.final_state, "final_layout", t.final_layout)?;
     // SAFETY: as above.
     let has = unsafe { PerSequence::from_raw(t.has_initial_state, plan.sequences) };
+    let has_initial_state = (!t.has_initial_state.is_null()).then_some(has);
+    let presence = |name, was, allowed| Err(refuse(name, ArgumentKind::Presence, was, allowed));
+    // SAFETY: as above.
+    let pool = unsafe { states::pool(t, plan.sequences) }?;
+    if pool.is_some() && (initial.is_some() || last.is_some()) {
+        let was = "given with an initial_state or a final_state";
+        return presence("pool", was, "it takes the place of both");
+    }
+    if has_initial_state.is_some() && pool.is_none() && initial.is_none() {
+        let allowed = "it is for batches with an initial_state or a pool";
+        return presence(
+            "has_initial_state",
+            "given without an initial_state",
+            allowed,
+        );
+    }
+    let states = match pool {
+        Some(pool) => States::Pool {
+            pool,
+            has_initial_state,
+        },
+        None => {
+            let initial = initial.map(|(argument, layout)| {
+                let tensor = argument.state()?;
+                Ok(InitialState {
+                    state: State { tensor, layout },
+                    has_initial_state,
+                })
+            });
+            let last = last.map(|(argument, layout)| {
+                let tensor = argument.state_mut()?;
+                Ok(StateMut { tensor, layout })
+            });
+            States::Separate {
+                initial: initial.transpose()?,
+                last: last.transpose()?,
+            }
+        }
+    };
     Ok(PrefillTensors {
+        // SAFETY: as above.
+        cu_seqlens: unsafe { Lengths::given(t.cu_seqlens) }?,
         q: argument("q", t.q).tokens()?,
         k: argument("k", t.k).tokens()?,
         v: argument("v", t.v).tokens()?,
@@ -339,24 +337,10 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
             },
             argument,
         )?,
-        initial_state: initial
-            .map(|(argument, layout)| {
-                let tensor = argument.state()?;
-                Ok(State { tensor, layout })
-            })
-            .transpose()?,
-        has_initial_state: (!t.has_initial_state.is_null()).then_some(has),
+        states,
         o: argument("o", t.o).tokens_mut()?,
-        final_state: last
-            .map(|(argument, layout)| {
-                let tensor = argument.state_mut()?;
-                Ok(StateMut { tensor, layout })
-            })
-            .transpose()?,
         // SAFETY: as above.
-        pool: unsafe { states::pool(t, plan.sequences) }?,
-        // SAFETY: as above.
-        snapshots: unsafe { states::snapshots(t, plan.entries(), plan.snapshots) }?,
+        snapshots: unsafe { states::snapshots(t, plan.plan.chunk_entries(), plan.snapshots) }?,
     })
 }
 

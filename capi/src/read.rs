@@ -5,8 +5,8 @@ use std::fmt::Display;
 use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
+use deltawave::batch::PerSequence;
 use deltawave::error::{ArgumentError, ArgumentKind};
-use deltawave::sequences::PerSequence;
 use deltawave::tensor::{
     Element, Tensor, TensorMut, TokenScalars, TokenScalarsMut, Tokens, TokensMut,
 };

@@ -1,7 +1,8 @@
 //! Pools of states, and snapshots, of prefill.
 
 use deltawave::error::ArgumentKind;
-use deltawave::prefill::{Snapshots, StateMut, StatePool};
+use deltawave::prefill::Snapshots;
+use deltawave::state::{StateMut, StatePool};
 
 use crate::abi::dw_prefill_tensors;
 use crate::read::{self, Argument, Checked, numbers};

@@ -41,6 +41,7 @@ fn status_of(error: &Error) -> u32 {
     match error {
         Error::Argument(_) => abi::DW_ERROR_ARGUMENT,
         Error::Load(_)
+        | Error::NoSimulator
         | Error::NoSuchDevice { .. }
         | Error::MissingKernels { .. }
         | Error::MissingKernel { .. } => abi::DW_ERROR_DEVICE,

@@ -284,7 +284,7 @@ fn specs_and_lengths() {
         );
         refused(
             dw_prefill_packed(context, &spec, null(), TOKENS, &mut plan),
-            "cu_seqlens: a null pointer",
+            "cu_seqlens: absent",
         );
         refused(
             dw_prefill_packed(null(), &spec, &lengths, TOKENS, &mut plan),
@@ -554,7 +554,7 @@ fn dense_and_device_plans() {
     let x = Launch::new(false);
     // SAFETY: the pointers are valid.
     fine(unsafe { dw_prefill_device(x.context, &spec(), TOKENS, 2, &mut plan) });
-    refused(x.run(plan, |_| {}), "cu_seqlens: a null pointer");
+    refused(x.run(plan, |_| {}), "cu_seqlens: absent");
     let mut there = lengths();
     there.data = x.memory;
     fine(x.run(plan, |t| t.cu_seqlens = &there));

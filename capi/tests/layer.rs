@@ -36,10 +36,10 @@ fn spec(s: &LayerSpec) -> dw_layer_spec {
     dw_layer_spec {
         size: size_of::<dw_layer_spec>(),
         dtype: abi::DW_BF16 as i32,
-        key_heads: s.key_heads as i32,
-        value_heads: s.value_heads as i32,
-        key_dim: s.key_dim as i32,
-        value_dim: s.value_dim as i32,
+        key_heads: s.heads.key as i32,
+        value_heads: s.heads.value as i32,
+        key_dim: s.heads.key_dim as i32,
+        value_dim: s.heads.value_dim as i32,
         width: s.width as i32,
         qk_l2norm: 1,
         eps: s.eps,
@@ -117,21 +117,21 @@ impl Layer {
         // SAFETY: the pointer is valid.
         fine(unsafe { dw_context_create(simulator, 0, &mut context) });
         let s = &case.spec;
-        let (tokens, heads, channels) = (case.tokens(), s.value_heads, case.channels());
+        let (tokens, heads, channels) = (case.tokens(), s.heads.value, case.channels());
         let up = |bytes: &[u8]| upload(context, bytes);
         let x = up(&projections(case, data));
         let x = tensor(x, abi::DW_BF16, &[tokens, channels + case.values()]);
-        let keys = s.key_heads * s.key_dim;
+        let keys = s.heads.key * s.heads.key_dim;
         let ends = [0, keys, 2 * keys, channels, channels + case.values()];
         let [conv, vectors @ ..] = weights(data).map(|t| up(&t.bytes));
-        let mut sizes = [channels, heads, heads, s.value_dim].into_iter();
+        let mut sizes = [channels, heads, heads, s.heads.value_dim].into_iter();
         let vectors = vectors.map(|t| {
             let size = sizes.next().expect("four vectors");
             tensor(t, abi::DW_F32, &[size])
         });
         let [bias, a_log, dt_bias, norm] = vectors;
         let [conv_state, pool] = pools(case, data).map(|bytes| up(&bytes));
-        let of_pool = [case.pool(), heads, s.key_dim, s.value_dim];
+        let of_pool = [case.pool(), heads, s.heads.key_dim, s.heads.value_dim];
         Layer {
             context,
             case: case.clone(),
@@ -155,7 +155,7 @@ impl Layer {
             y: tensor(
                 up(&vec![0xff; 2 * tokens * case.values()]),
                 abi::DW_BF16,
-                &[tokens, heads, s.value_dim],
+                &[tokens, heads, s.heads.value_dim],
             ),
             slots: up(&bytes_of(&slots(case))),
             has: up(&has_initial(case)),
@@ -269,7 +269,7 @@ impl Drop for Layer {
 /// b and a of each key head behind one another, as Qwen3-Next's projections have them: views of them.
 fn in_blocks(layer: &Layer, data: &Data) -> [dw_tensor; 2] {
     let (spec, tokens) = (&layer.case.spec, layer.case.tokens());
-    let (heads, group) = (spec.value_heads, spec.value_heads / spec.key_heads);
+    let (heads, group) = (spec.heads.value, spec.heads.value / spec.heads.key);
     let mut ba = Vec::new();
     for t in 0..tokens {
         for first in (0..heads).step_by(group) {
@@ -281,7 +281,7 @@ fn in_blocks(layer: &Layer, data: &Data) -> [dw_tensor; 2] {
     let ba = upload(layer.context, &ba);
     [2 * group, 0].map(|bytes| {
         let data = ba.wrapping_byte_add(bytes);
-        let mut t = tensor(data, abi::DW_BF16, &[tokens, spec.key_heads, group]);
+        let mut t = tensor(data, abi::DW_BF16, &[tokens, spec.heads.key, group]);
         (t.strides[0], t.strides[1]) = (2 * heads as i64, 2 * group as i64);
         t
     })
@@ -427,7 +427,7 @@ fn launches_that_are_refused() {
     let layer = Layer::new(&device, &Data::new(&device));
     let plan = layer.plan();
     let refuse = layer.launch(plan, |t| t.cu_seqlens = null());
-    refused(refuse, "cu_seqlens: a null pointer");
+    refused(refuse, "cu_seqlens: absent");
     // SAFETY: as above.
     unsafe { dw_layer_destroy(plan) };
 }

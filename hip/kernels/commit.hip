@@ -1,28 +1,30 @@
-// What verified tokens leave behind, once it is known how many of each sequence are accepted: the state after the last
-// of them goes from where decode put it to the sequence's slot, and their columns to its conv state, whose columns are
-// the last ones of (old state, accepted tokens). A sequence without accepted tokens keeps both.
+// Commits verified tokens, once it is known how many of each sequence are accepted, n[b] of T:
+//   pool[slot[b]] = states[b, n[b] - 1]                               the recurrent state after the last of them
+//   conv_state[slot[b]] = last columns of (conv_state[slot[b]], x[b, :n[b]])
+// A sequence without accepted tokens keeps both.
 //
 // Copies: rows of states [B, T, HV, rows, columns] and [slots, HV, rows, columns], eight elements a thread at a time;
 // conv states [slots, channels, columns] of 16 bits, a channel a thread.
-#include "../tile/state.h"
+#include "../kernel_args.h"
+#include "../tensor/states.h"
 
 namespace {
 
 constexpr int threads = 256;
 constexpr int at_once = 8; // elements
-constexpr int loads = 4;   // that are under way together
+constexpr int loads = 4;   // under way together
 
-// Accepted tokens of a sequence, and its slot: what the device holds, within bounds.
-DEVICE int accepted_of(const dw_commit_args &x, int sequence) {
+// Accepted tokens of a sequence, and its slot (-1: none), clamped: the device's memory may hold anything.
+DEVICE int accepted_of(const dwk_commit_args &x, int sequence) {
     return max_of(0, min_of(arch::uniform(x.accepted + sequence), x.tokens));
 }
-DEVICE int slot_of(const dw_commit_args &x, int sequence, int slots) {
+DEVICE int slot_of(const dwk_commit_args &x, int sequence, int slots) {
     const int slot = x.slots ? arch::uniform(x.slots + sequence) : sequence;
     return slot < slots ? slot : -1;
 }
 
-DEVICE void copy_state(const dw_commit_args &x, int sequence, int head, int accepted, int slot) {
-    const dw_state_strides &of_states = x.states_strides, &of_pool = x.pool_strides;
+DEVICE void copy_state(const dwk_commit_args &x, int sequence, int head, int accepted, int slot) {
+    const dwk_state_strides &of_states = x.states_strides, &of_pool = x.pool_strides;
     const int64_t first = sequence * of_states.sequence + (accepted - 1) * x.states_token + head * of_states.head;
     const state::Head from(x.states, first, of_states.row, x.states_type);
     const state::Head to(x.pool, slot * of_pool.sequence + head * of_pool.head, of_pool.row, x.pool_type);
@@ -44,22 +46,22 @@ DEVICE void copy_state(const dw_commit_args &x, int sequence, int head, int acce
     }
 }
 
-// A field of the part that a channel belongs to.
-template <class Field> DEVICE Field of_part(const dw_commit_args &x, int channel, Field dw_conv_part::*field) {
+// Field of the part, q, k or v, that a channel belongs to.
+template <class Field> DEVICE Field of_part(const dwk_commit_args &x, int channel, Field dwk_conv_part::*field) {
     const Field q = x.q.*field, k = x.k.*field, v = x.v.*field;
     return channel < x.q.channels ? q : channel < x.q.channels + x.k.channels ? k : v;
 }
 
-DEVICE void move_columns(const dw_commit_args &x, int sequence, int channel, int accepted, int slot) {
+DEVICE void move_columns(const dwk_commit_args &x, int sequence, int channel, int accepted, int slot) {
     if (channel >= x.q.channels + x.k.channels + x.v.channels) {
         return;
     }
     const int of_q = x.q.channels, of_k = x.k.channels;
     const u32 c = channel - (channel < of_q ? 0 : channel < of_q + of_k ? of_q : of_q + of_k);
-    const u32 block = of_part(x, channel, &dw_conv_part::block);
-    const int64_t token_stride = of_part(x, channel, &dw_conv_part::x_token);
-    const unsigned short *from = (const unsigned short *)of_part(x, channel, &dw_conv_part::x) +
-                                 c / block * of_part(x, channel, &dw_conv_part::x_block) + c % block +
+    const u32 block = of_part(x, channel, &dwk_conv_part::block);
+    const int64_t token_stride = of_part(x, channel, &dwk_conv_part::x_token);
+    const unsigned short *from = (const unsigned short *)of_part(x, channel, &dwk_conv_part::x) +
+                                 c / block * of_part(x, channel, &dwk_conv_part::x_block) + c % block +
                                  (int64_t)sequence * x.tokens * token_stride;
     short *state = (short *)x.conv_state + slot * x.conv_slot + channel * x.conv_channel;
     const bool initial = !x.has_initial_state || arch::uniform(x.has_initial_state + sequence);
@@ -79,7 +81,7 @@ DEVICE void move_columns(const dw_commit_args &x, int sequence, int channel, int
 
 } // namespace
 
-KERNEL(threads, 2) void dw_commit(dw_commit_args x) {
+KERNEL(threads, 2) void dw_commit(dwk_commit_args x) {
     const int heads = x.batch * x.value_heads;
     if (arch::workgroup() < heads) {
         const int sequence = arch::uniform_value(arch::workgroup() / x.value_heads);

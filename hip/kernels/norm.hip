@@ -1,48 +1,30 @@
 // Gated RMS norm of the outputs of a Gated DeltaNet layer, row by row of V numbers, for token t and value head h:
 //   y[t, h] = x[t, h] / sqrt(mean(x[t, h]^2) + eps) * weight * gate(z[t, h]),   gate: silu or sigmoid
-// in f32, rounded once.
+// in f32, rounded once. x, y, z [T, HV, V] bf16 or f16; weight [V] f32, bf16 or f16.
 //
 // Sixteen lanes own a row, eight numbers each, or twice eight where V > 128. They walk over `run` tokens of one head;
-// neighbouring heads are the neighbouring sixteen lanes. A lane writes only what it has read itself, so that y may be
+// neighbouring heads are the neighbouring sixteen lanes. A lane writes only numbers that it has read itself: y may be
 // x.
-#include "../tile/tile.h"
+#include "../kernel_args.h"
+#include "../math/activations.h"
+#include "../math/norms.h"
+#include "../tensor/pieces.h"
+#include "../tensor/scalar.h"
 
 namespace {
 
+using piece::octet;
+typedef piece::Octet Values;
+
 constexpr int threads = 256;
 constexpr int row_lanes = 16;
-constexpr int octet = 8;
-constexpr int octets_at_once = 4; // whose loads are under way together
+constexpr int octets_at_once = 4; // loads under way together
+static_assert(threads % row_lanes == 0 && arch::lanes % row_lanes == 0, "a row is within a wave");
 
-typedef float Values __attribute__((ext_vector_type(octet)));
+DEVICE i32x4 load(const char *p) { return piece::load<false>(p, arch::in_one_access(p)); }
+DEVICE void store(char *p, i32x4 x) { piece::store<false>(p, x, arch::in_one_access(p)); }
 
-template <class T> DEVICE Values widened(i32x4 x) {
-    return Values{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
-                  T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
-}
-
-DEVICE i32x4 load(const char *p) {
-    if (arch::in_one_access(p)) {
-        return arch::load_b128(p);
-    }
-    i32x4 out;
-    for (int i = 0; i < octet / 2; ++i) {
-        out[i] = *(const unsigned short *)(p + 4 * i) | *(const unsigned short *)(p + 4 * i + 2) << 16;
-    }
-    return out;
-}
-
-DEVICE void store(char *p, i32x4 x) {
-    if (arch::in_one_access(p)) {
-        return arch::store_b128(p, x);
-    }
-    for (int i = 0; i < octet / 2; ++i) {
-        *(short *)(p + 4 * i) = (short)x[i];
-        *(short *)(p + 4 * i + 2) = (short)(x[i] >> 16);
-    }
-}
-
-// Rows of a head: where this lane's part of token 0 lies, and of each further token.
+// Rows of a head: address of this lane's part of token 0, and bytes from token to token.
 struct Rows {
     const char *x;
     const char *z;
@@ -52,18 +34,18 @@ struct Rows {
     int64_t y_stride;
 };
 
-// Octet o of a lane begins 128 o columns further on.
+// A lane's part of rows: octet o begins at column + 128 o.
 template <class T, int Octets> class Norm {
   public:
-    DEVICE_MEMBER explicit Norm(const dw_norm_args &x, int column)
-        : mean(x.mean), eps(x.eps), silu_gates(x.flags & DW_NORM_SILU) {
+    DEVICE_MEMBER explicit Norm(const dwk_norm_args &x, int column)
+        : mean(x.mean), eps(x.eps), silu_gates(x.flags & DWK_NORM_SILU) {
         for (int o = 0; o < Octets; ++o) {
             inside[o] = column + o * row_lanes * octet < x.value_dim;
             weight[o] = inside[o] ? read_weight(x, column + o * row_lanes * octet) : Values{};
         }
     }
 
-    // So many tokens, from this one on.
+    // y = x / rms(x) * weight * gate(z) of N tokens, from token t on.
     template <int N> DEVICE_MEMBER void apply(const Rows &rows, int t) const {
         i32x4 x[N][Octets], z[N][Octets];
         for (int i = 0; i < N; ++i) {
@@ -78,17 +60,16 @@ template <class T, int Octets> class Norm {
         for (int i = 0; i < N; ++i) {
             float squares = 0.0f;
             for (int o = 0; o < Octets; ++o) {
-                const Values v = widened<T>(x[i][o]);
+                const Values v = piece::widened<T>(x[i][o]);
                 for (int e = 0; e < octet; ++e) {
                     squares = __builtin_fmaf(v[e], v[e], squares);
                 }
             }
-            const float factor = arch::rsqrt(__builtin_fmaf(arch::row_sum(squares), mean, eps));
+            const float factor = math::inverse_rms(arch::row_sum(squares), mean, eps);
             for (int o = 0; o < Octets; ++o) {
                 if (inside[o]) {
-                    const Values y = gated(widened<T>(x[i][o]) * factor * weight[o], widened<T>(z[i][o]));
-                    store(rows.y + (t + i) * rows.y_stride + o * bytes,
-                          i32x4{T::pack(y[0], y[1]), T::pack(y[2], y[3]), T::pack(y[4], y[5]), T::pack(y[6], y[7])});
+                    const Values y = gated(piece::widened<T>(x[i][o]) * factor * weight[o], piece::widened<T>(z[i][o]));
+                    store(rows.y + (t + i) * rows.y_stride + o * bytes, piece::rounded<T>(y));
                 }
             }
         }
@@ -107,16 +88,16 @@ template <class T, int Octets> class Norm {
         return y;
     }
 
-    static DEVICE_MEMBER Values read_weight(const dw_norm_args &x, int column) {
-        constexpr int own_type = __is_same(T, tile::Bf16) ? DW_BF16 : DW_F16;
+    static DEVICE_MEMBER Values read_weight(const dwk_norm_args &x, int column) {
+        constexpr int own_type = __is_same(T, arch::Bf16) ? DWK_BF16 : DWK_F16;
         if (!x.weight) {
             return (Values)1.0f;
         }
         if (x.weight_stride == 1 && x.weight_type == own_type) {
-            return widened<T>(load((const char *)x.weight + 2 * column));
+            return piece::widened<T>(load((const char *)x.weight + 2 * column));
         }
         Values out{};
-        if (x.weight_stride == 1 && x.weight_type == DW_F32) {
+        if (x.weight_stride == 1 && x.weight_type == DWK_F32) {
             const char *p = (const char *)x.weight + 4 * column;
             out.lo = bits<f32x4>(load(p));
             out.hi = bits<f32x4>(load(p + 16));
@@ -138,7 +119,7 @@ template <class T, int Octets> class Norm {
     bool silu_gates;
 };
 
-template <class T, int Octets> DEVICE void walk(const dw_norm_args &x) {
+template <class T, int Octets> DEVICE void walk(const dwk_norm_args &x) {
     const int index = arch::workgroup() * (threads / row_lanes) + arch::thread() / row_lanes;
     const int run = index / x.value_heads, head = index - run * x.value_heads;
     const int column = arch::thread() % row_lanes * octet;
@@ -168,7 +149,7 @@ template <class T, int Octets> DEVICE void walk(const dw_norm_args &x) {
     }
 }
 
-template <class T> DEVICE void norm(const dw_norm_args &x) {
+template <class T> DEVICE void norm(const dwk_norm_args &x) {
     if (x.value_dim <= row_lanes * octet) {
         walk<T, 1>(x);
     } else {
@@ -178,5 +159,5 @@ template <class T> DEVICE void norm(const dw_norm_args &x) {
 
 } // namespace
 
-KERNEL(threads, 2) void dw_norm_bf16(dw_norm_args x) { norm<tile::Bf16>(x); }
-KERNEL(threads, 2) void dw_norm_f16(dw_norm_args x) { norm<tile::F16>(x); }
+KERNEL(threads, 2) void dw_norm_bf16(dwk_norm_args x) { norm<arch::Bf16>(x); }
+KERNEL(threads, 2) void dw_norm_f16(dwk_norm_args x) { norm<arch::F16>(x); }

@@ -1,185 +1,23 @@
 // Prefill of segments, second part: the state after each segment but the last,
-//   S_1 = N_0, S_{i+1} = M_i S_i + N_i
-// written where N_i was, between segments that forget: after these it is N_i already. One workgroup per (sequence of
-// more than two segments, value head, 16 value columns); a wave owns some rows of M, and S passes from wave to wave
-// through shared memory. M and S are sums of two bf16 numbers each (prefill_parts.h), of whose products three count: an
-// accuracy of 2^-17, where one bf16 would cost that of a whole chunk.
+//   S_1 = N_0,   S_{i+1} = M_i S_i + N_i       S, N [K, 16 columns], M [K, K]
+// written where N_i was. After a segment that forgets, N_i is the state
+// already: the chain runs between such segments. One workgroup per (sequence of
+// more than two segments, value head, 16 value columns); a wave owns some rows
+// of M, and S passes from wave to wave through shared memory. M and S are sums
+// of two bf16 numbers each (prefill/parts.h), of whose products three count:
+// accurate to 2^-17, where one bf16 would cost the accuracy of a whole chunk.
 //
-// N, S [V, K] f32; M [K, K] in two parts.
-#include "../tile/prefill_parts.h"
+// N, S [V, K] f32; M^T [K, K] in two parts.
+#include "../prefill/chain.h"
 
 namespace {
 
-using namespace tile;
-
-using prefill::Left;
-using prefill::row_tiles;
+using prefill::Chain;
 using prefill::wave_rows;
 
-constexpr int columns = 16;
-
-template <int Keys> class Chain {
-  public:
-    static constexpr int key_tiles = Keys / 16;
-    // Column tiles of M that are under way while one is multiplied.
-    static constexpr int ahead = key_tiles / (key_tiles <= 8 ? 1 : arch::lanes == 64 ? 2 : key_tiles <= 12 ? 4 : 8);
-    static_assert(key_tiles % ahead == 0, "a tile's place in the ring is known to the compiler");
-    // Matrices in registers, or on their way there: sm_90a has room for two, and its loads take longer than a product.
-    static constexpr int matrices = arch::lanes == 32 && ahead == key_tiles ? 2 : 1;
-
-    // Of a summary of this head, and this slab's columns.
-    DEVICE_MEMBER Chain(const dw_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int first, int head,
-                        int slab)
-        : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
-          has_rows(first_row + row_tiles * at.row(0) < key_dim),
-          n(arch::uniform_pointer(prefill::summary_of(x, first, head) + slab * columns * key_dim)),
-          m(arch::uniform_pointer(prefill::second_part(prefill::summary_of(x, first + 1, head), x))),
-          step((int64_t)x.value_heads * prefill::summary_size(x)) {}
-
-    // Of so many summaries.
-    DEVICE_MEMBER void run(int count) {
-        Tile state[row_tiles];
-        load(state, n);
-        if (matrices > 1) {
-            load(added, n + step);
-        }
-        publish(state, 0);
-        for (int slot = 0; slot < matrices; ++slot) {
-            m += slot > 0 && slot + 1 < count ? step : 0;
-            for (int t = 0; t < ahead; ++t) {
-                tiles_of_m[slot][t] = left(m, t);
-            }
-        }
-        arch::workgroup_sync();
-#pragma unroll 1
-        for (int i = 1; i < count; i += matrices) {
-            next_state<0>(state, i, count);
-            if (matrices > 1 && i + 1 < count) {
-                next_state<matrices - 1>(state, i + 1, count);
-            }
-        }
-    }
-
-  private:
-    // State i, with the matrix in a slot.
-    template <int Slot> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
-        n += step;
-        const float *const current = m;
-        m += i + matrices < count ? step : 0;
-        if (matrices == 1) {
-            load(added, n);
-        }
-        multiply<Slot>(state, (i - 1) & 1, current);
-        for (int r = 0; r < row_tiles; ++r) {
-            state[r] += added[r];
-        }
-        if (matrices > 1 && i + 1 < count) {
-            load(added, n + step);
-        }
-        store(state);
-        publish(state, i & 1);
-        arch::workgroup_sync();
-    }
-
-    // Calls f(tile, element, row, column) for each element of this wave's rows, neighbours in memory in turn.
-    template <class F> DEVICE_MEMBER void for_each(F f) const {
-        for (int e = 0; e < elements; e += arch::run) {
-            for (int q = 0; q < arch::run * row_tiles; ++q) {
-                f(q % row_tiles, e + q / row_tiles, first_row + row_tiles * at.row(e) + q, at.column(e));
-            }
-        }
-    }
-    DEVICE_MEMBER void load(Tile (&to)[row_tiles], const float *from) const {
-        for (int r = 0; r < row_tiles; ++r) {
-            to[r] = Tile{};
-        }
-        if (has_rows) {
-            for_each([&](int t, int e, int row, int column) { to[t][e] = from[column * key_dim + row]; });
-        }
-    }
-    DEVICE_MEMBER void store(const Tile (&from)[row_tiles]) const {
-        if (has_rows) {
-            for_each([&](int t, int e, int row, int column) { n[column * key_dim + row] = from[t][e]; });
-        }
-    }
-    DEVICE_MEMBER void publish(const Tile (&from)[row_tiles], int buffer) const {
-        if constexpr (prefill::tiles_are_operands) {
-            exchange.put(from[0], buffer, first_row);
-        } else {
-            for_each([&](int t, int e, int row, int column) {
-                const float value = from[t][e];
-                exchange.put(value, buffer, row, column);
-            });
-        }
-    }
-
-    DEVICE_MEMBER Left left(const float *matrix, int tile) const {
-        return prefill::left_tile(matrix, first_row, tile, key_dim, lane);
-    }
-
-    // M S, S as published in a buffer; the first tiles of the next M are under way afterwards.
-    template <int Slot> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
-        Tile sums[prefill::product_sums][row_tiles];
-        for (auto &sum : sums) {
-            for (int r = 0; r < row_tiles; ++r) {
-                sum[r] = Tile{};
-            }
-        }
-#pragma unroll 1
-        for (int first = 0; first < key_tiles; first += ahead) {
-            const bool over = first + ahead == key_tiles;
-            const float *const following = over ? m : current;
-            const int following_tile = over ? 0 : first + ahead;
-            // All at once, before the products: sm_90a waits for loads in groups, not one by one.
-            Left next[ahead];
-            for (int t = 0; t < ahead && matrices == 1; ++t) {
-                next[t] = left(following, following_tile + t);
-            }
-#pragma unroll
-            for (int t = 0; t < ahead; ++t) {
-                const Left m = tiles_of_m[Slot][t];
-                const prefill::StateParts s = exchange.get(buffer, first + t, lane);
-                const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
-                    Tile &sum = sums[term % prefill::product_sums][r];
-                    sum = arch::Bf16::mma(left, right, sum);
-                };
-                for (int r = 0; r < row_tiles; ++r) {
-                    add(0, r, m.low(r), s.high);
-                }
-                for (int r = 0; r < row_tiles; ++r) {
-                    add(1, r, m.high(r), s.low);
-                }
-                for (int r = 0; r < row_tiles; ++r) {
-                    add(2, r, m.high(r), s.high);
-                }
-            }
-            for (int t = 0; t < ahead; ++t) {
-                tiles_of_m[Slot][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
-            }
-        }
-        for (int r = 0; r < row_tiles; ++r) {
-            to[r] = sums[0][r];
-            for (int i = 1; i < prefill::product_sums; ++i) {
-                to[r] += sums[i][r];
-            }
-        }
-    }
-
-    prefill::StateExchange<Keys> &exchange;
-    const int key_dim;
-    const int lane;
-    const Place at;
-    const int first_row;
-    const bool has_rows; // all rows of a lane, or none: K is a multiple of 16
-    float *n;            // of the segment at hand, and this slab's columns
-    const float *m;      // the next to be loaded
-    const int64_t step;
-    Left tiles_of_m[matrices][ahead];
-    Tile added[row_tiles]; // N of the next state
-};
-
-// The first segment from `from` on that forgets, or does not; `count` if none of them does.
-DEVICE int next_that(bool forgets, const dw_prefill_combine_args &x, int first, int head, int from, int count) {
+// The first segment from `from` on that forgets (or, `forgets` false, does
+// not); `count` if there is none.
+DEVICE int next_that(bool forgets, const dwk_prefill_combine_args &x, int first, int head, int from, int count) {
 #pragma unroll 1
     for (; from < count; from += arch::lanes) {
         const int own = from + arch::lane();
@@ -192,17 +30,18 @@ DEVICE int next_that(bool forgets, const dw_prefill_combine_args &x, int first, 
     return count;
 }
 
-template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
+template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
     // The slabs of a (sequence, value head) read the same M.
-    const prefill::Dealt to = prefill::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
+    const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
     const int chain = arch::uniform_value(to.unit / x.value_heads);
     const int first = min_of(max_of(arch::uniform(x.chains + 2 * chain), 0), x.summaries);
     const int count = min_of(arch::uniform(x.chains + 2 * chain + 1), x.summaries - first);
     const int head = to.unit - chain * x.value_heads;
-    // Runs of segments that do not forget, each after one whose state is known.
+    // Runs of segments that do not forget, each after a segment whose state is
+    // known.
 #pragma unroll 1
     for (int segment = 1; segment < count;) {
         const int begin = next_that(false, x, first, head, segment, count);
@@ -215,13 +54,9 @@ template <int Keys> DEVICE void combine(const dw_prefill_combine_args &x) {
 
 } // namespace
 
-// On CDNA, where one alone would be given accumulation registers.
-constexpr int residency = arch::lanes == 64 ? 2 : 1;
-
 #define COMBINE(keys)                                                                                                  \
-    KERNEL(keys / wave_rows * arch::lanes, residency) void dw_prefill_combine_k##keys(dw_prefill_combine_args x) {     \
-        combine<keys>(x);                                                                                              \
-    }
+    KERNEL(keys / wave_rows * arch::lanes, prefill::combine_residency)                                                 \
+    void dw_prefill_combine_k##keys(dwk_prefill_combine_args x) { combine<keys>(x); }
 
 COMBINE(64)
 COMBINE(96)

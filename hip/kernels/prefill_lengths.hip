@@ -1,11 +1,12 @@
-// cu_seqlens that cannot lead out of bounds, for callers whose lengths are known on the device alone:
+// Checks cu_seqlens [sequences + 1], i32 or i64, whose values only the device knows, so that none leads out of bounds:
 //   checked[i] = i where i <= singles, else max over j <= i of clamp(cu_seqlens[j], singles, tokens)
 //   rest[i] = checked[singles + i] - singles
-// and a status word: 0, or 1 + the index of the first entry that was out of order, out of range or, up to the one after
-// the single rows, not its own index.
-#include "../tile/tile.h"
+// and a status word: 0, or 1 + the index of the first entry that had to be changed: one out of order, out of range or,
+// for i <= singles, not i.
+#include "../arch/contract.h"
+#include "../kernel_args.h"
 
-KERNEL(arch::lanes, 1) void dw_prefill_lengths(dw_prefill_lengths_args x) {
+KERNEL(arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
     const int lane = arch::lane();
     int longest = 0; // the running maximum of all blocks before
     int bad = 0x7fffffff;

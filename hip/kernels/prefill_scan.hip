@@ -1,16 +1,21 @@
-// Prefill, second part: outputs and final states. One workgroup per (segment, value head, slab of value columns) walks
-// the chunks of its segment, from the state that the sequence starts with or, where sequences are cut, from what
-// prefill_summarise and prefill_combine left.
+// Prefill, last part: outputs and final states. One workgroup per (segment, value head, slab of value columns) walks
+// the chunks of its segment. It starts from the sequence's initial state or, where sequences are cut, from the state
+// that prefill_summarise and prefill_combine left. Per chunk of 64 tokens (prefill/recurrence.h; the phases are in
+// prefill/<target>/):
+//   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
+//   (exp(G_C - G) U)
 //
-// q, k [T, HK, K], v, o [T, HV, V] 16-bit; states [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16.
-#include "../tile/prefill_step.h"
+// q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; states [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16.
+#include "../prefill/walk.h"
+#include "../tensor/rows.h"
 
 namespace {
 
 using namespace prefill;
 
-// A sequence that has no state, neither before nor after, is padding: its outputs are zeros.
-template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
+// Zeros the outputs of padding.
+template <int Keys>
+DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     const int columns = slab_columns<Keys, true>();
     const int column = work.slab * columns + arch::thread() % columns;
     if (column >= x.value_dim) {
@@ -23,63 +28,58 @@ template <int Keys> DEVICE void clear_outputs(const dw_prefill_scan_args &x, con
     }
 }
 
-// What a workgroup walks, found once more: not worth holding through the loop.
-struct Again {
+// Work and segment of this workgroup, derived again: not worth registers through the walk.
+struct Located {
     Work work;
     Segment segment;
-    DEVICE_MEMBER explicit Again(const dw_prefill_scan_args &x)
+    DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x)
         : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
 };
 
-// Where the walk has to stop next, as tokens that are left then: after the next chunk whose state is wanted, or to look
-// for one among further chunks.
-DEVICE int next_stop(const dw_prefill_scan_args &x, int left) {
-    const Segment segment = Again(x).segment;
+// The walk's next stop, in tokens that are left: after the next chunk whose state is wanted. A wave looks through as
+// many chunks as it has lanes and stops after them if it finds none.
+DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
+    const Segment segment = Located(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
     if (ahead * chunk < tokens) {
-        wanted = (u32)x.snapshot_slots[segment.slot + ahead] < (u32)x.snapshot_count;
+        wanted = (u32)x.snapshot_slots[segment.record + ahead] < (u32)x.snapshot_count;
     }
     const u64 found = arch::ballot(wanted);
     const int stop = done + (found ? __builtin_ctzll(found) + 1 : arch::lanes);
     return arch::uniform_value(max_of(tokens - stop * chunk, 0));
 }
 
-// The state after the chunks so far, if it is wanted.
-template <class T, int Keys>
-DEVICE void take_snapshot(const typename Chunk<T, Keys>::State &state, const dw_prefill_scan_args &x, int left,
-                          int column) {
-    const Again again(x);
-    const int done = (again.segment.end - again.segment.begin - left) / chunk;
-    const int slot = done > 0 ? arch::uniform(x.snapshot_slots + again.segment.slot + done - 1) : -1;
+// Stores the state after the chunks so far, if it is wanted.
+template <int Keys>
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
+    const Located at(x);
+    const int done = (at.segment.end - at.segment.begin - left) / chunk;
+    const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
-        const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DW_SNAPSHOT_VALUE_MAJOR, slot,
-                           again.work.head);
-        store_state<T, Keys>(state, to, column, x.key_dim, x.value_dim);
+        const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DWK_SNAPSHOT_VALUE_MAJOR, slot,
+                           at.work.head);
+        store_state<Keys>(state, to, column, x.key_dim, x.value_dim);
     }
 }
 
-// The work of the warps that multiply.
+// The walk of the waves that hold the state.
 template <class T, int Keys>
-DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work) {
-    constexpr int across = Chunk<T, Keys>::across;
-    const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(across);
-    const int column = wave_column + first_column(arch::lane(), across);
+DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    constexpr int column_tiles = StateLayout<Keys>::column_tiles;
+    const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
+    const int column = wave_column + first_column(arch::lane(), column_tiles);
     const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
 
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    typename Chunk<T, Keys>::State state;
-    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-        for (int j = 0; j < across; ++j) {
-            state[t][j] = Tile{};
-        }
-    }
+    State<Keys> state;
+    clear_state<Keys>(state);
     if (segment.summarised) {
-        load_matrix<T, Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
+        load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else {
-        first_state<T, Keys>(state, x, segment.sequence, work.head, column);
+        first_state<Keys>(state, x, segment.sequence, work.head, column);
     }
     Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
     chunks.begin(state);
@@ -90,24 +90,24 @@ DEVICE void scan_columns(const dw_prefill_scan_args &x, const Segment &segment, 
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<T, Keys>(state, arch::reread(x), chunks.left(), column);
+            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column);
         }
     } while (chunks.left() > 0);
     chunks.finish();
 
-    const dw_prefill_scan_args &y = arch::reread(x);
+    const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const Again ended(y);
-        const int slot = slot_of(y, y.write_slots, ended.segment.sequence);
-        if (ended.segment.last && slot >= 0) {
-            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DW_FINAL_VALUE_MAJOR, slot,
-                               ended.work.head);
-            store_state<T, Keys>(state, to, column, y.key_dim, y.value_dim);
+        const Located at(y);
+        const int slot = slot_of(y, y.write_slots, at.segment.sequence);
+        if (at.segment.last && slot >= 0) {
+            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,
+                               at.work.head);
+            store_state<Keys>(state, to, column, y.key_dim, y.value_dim);
         }
     }
 }
 
-template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
+template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool, whatever it would start from.
@@ -120,15 +120,15 @@ template <class T, int Keys> DEVICE void scan(const dw_prefill_scan_args &x) {
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    accompany_chunks<T, Keys, true>(x, segment, work);
-    multiply_chunks<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
+    run_other_waves<T, Keys, true>(x, segment, work);
+    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
 }
 
 } // namespace
 
 #define SCAN(name, type, keys)                                                                                         \
     KERNEL((prefill::walk_threads<keys, true>()), (prefill::walk_residency<keys, true>()))                             \
-    void dw_prefill_scan_##name##_k##keys(dw_prefill_scan_args x) { scan<type, keys>(x); }
+    void dw_prefill_scan_##name##_k##keys(dwk_prefill_scan_args x) { scan<type, keys>(x); }
 
 SCAN_SHARED_BYTES(64)
 SCAN_SHARED_BYTES(96)

@@ -1,41 +1,35 @@
-// Prefill of segments, first part: what a segment does to the state before it, S -> M S + N. One workgroup per
-// (segment, value head, slab of columns) walks the chunks as prefill_scan does, without outputs: N is the state that
-// zeros become, and M, which starts from the identity and with v = 0, evolves like it. The first segment of a sequence
-// starts from its initial state, and needs no M: that state is put there for prefill_scan. Where the gates leave
-// nothing of the state before, there is no M, and the walk begins where the state after the segment does.
+// Prefill of segments, first part: the map S -> M S + N of a segment. One workgroup per (segment that another follows,
+// value head, slab of columns of N or M) walks the chunks as prefill_scan does, without outputs (prefill/recurrence.h):
+//   N [K, V]   the state that zeros become
+//   M [K, K]   the state that the identity becomes with v = 0
+// The first segment of a sequence starts from its initial state and needs no M: that state is put in its place, for
+// prefill_scan. Where the gates forget the state before the segment (prefill/forget.h), M is 0 and left out, and the
+// walk begins after the last chunk that the state behind the segment does not depend on.
 //
-// k [T, HK, K], v [T, HV, V] 16-bit; N [V, K], M [K, K] or the initial state [V, K] for each (segment that another
-// follows, value head).
-#include "../tile/prefill_forget.h"
-#include "../tile/prefill_parts.h"
+// k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M^T [K, K], or the initial state [V, K], f32.
+#include "../prefill/forget.h"
+#include "../prefill/parts.h"
+#include "../prefill/walk.h"
 
 namespace {
 
 using namespace prefill;
 
-template <class T, int Keys> DEVICE void clear(typename Chunk<T, Keys>::State &state) {
-    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-        for (int j = 0; j < Chunk<T, Keys>::across; ++j) {
-            state[t][j] = Tile{};
-        }
-    }
-}
-
-// The work of the warps that multiply, for columns of N or of M.
+// The walk of the waves that hold the state, for columns of N or of M.
 template <class T, int Keys>
-DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
+DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
                               bool from_zeros) {
-    constexpr int across = Chunk<T, Keys>::across;
+    constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const bool of_m = work.slab >= n_slabs;
     const int slab = work.slab - (of_m ? n_slabs : 0);
-    const int wave_column = slab * slab_columns<Keys, false>() + wave_column_of_slab(across);
-    const int column = wave_column + first_column(arch::lane(), across);
+    const int wave_column = slab * slab_columns<Keys, false>() + wave_column_of_slab(column_tiles);
+    const int column = wave_column + first_column(arch::lane(), column_tiles);
     const int columns = of_m ? x.key_dim : x.value_dim;
     const u32 column_offset = !of_m && column < columns ? 2 * column : Window::nowhere;
 
-    typename Chunk<T, Keys>::State state;
-    for (int t = 0; t < Chunk<T, Keys>::key_tiles; ++t) {
-        for (int j = 0; j < across; ++j) {
+    State<Keys> state;
+    for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
+        for (int j = 0; j < column_tiles; ++j) {
             for (int e = 0; e < elements; ++e) {
                 const bool diagonal = of_m && state_key(t, e, arch::lane()) == column + state_column(j, e);
                 state[t][j][e] = diagonal ? 1.0f : 0.0f;
@@ -43,12 +37,12 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
         }
     }
     if (segment.first) {
-        first_state<T, Keys>(state, x, segment.sequence, work.head, column);
+        first_state<Keys>(state, x, segment.sequence, work.head, column);
         float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
-        store_matrix<T, Keys>(state, second_part(summary, x), column, columns, x.key_dim);
+        store_matrix<Keys>(state, second_part(summary, x), column, columns, x.key_dim);
     }
     if (from_zeros) {
-        clear<T, Keys>(state);
+        clear_state<Keys>(state);
     }
     Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
                                   column_offset);
@@ -56,19 +50,19 @@ DEVICE void summarise_columns(const dw_prefill_scan_args &x, const Segment &segm
     walk<T, Keys, false>(state, chunks, x, 0);
     chunks.finish();
 
-    const dw_prefill_scan_args &y = arch::reread(x);
+    const dwk_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
     if (of_m) {
-        store_parts<T, Keys>(state, second_part(summary, y), column, y.key_dim);
+        store_parts<Keys>(state, second_part(summary, y), column, y.key_dim);
     } else {
-        store_matrix<T, Keys>(state, summary, column, columns, y.key_dim);
+        store_matrix<Keys>(state, summary, column, columns, y.key_dim);
     }
 }
 
-template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x) {
+template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     Segment segment = segment_of(x, work.item);
-    // The slabs of N, then those of M.
+    // The slabs of N, then the slabs of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
     if (work.slab >= n_slabs && segment.first) {
@@ -76,7 +70,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
     }
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    // Padding has no records, and nobody reads its states: combine passes over what is forgotten.
+    // Padding has no records, and nobody reads its states: combine skips segments that are forgotten.
     const bool padding = is_padding(x, segment.sequence);
     bool from_zeros = false;
     const bool forgotten = padding || forget(x, work.head, segment, from_zeros);
@@ -87,8 +81,8 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
         return;
     }
     // Columns of V that do not exist are zeros.
-    accompany_chunks<T, Keys, false>(x, segment, work);
-    multiply_chunks<Keys, false>(
+    run_other_waves<T, Keys, false>(x, segment, work);
+    run_state_waves<Keys, false>(
         [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, from_zeros); });
 }
 
@@ -96,7 +90,7 @@ template <class T, int Keys> DEVICE void summarise(const dw_prefill_scan_args &x
 
 #define SUMMARISE(name, type, keys)                                                                                    \
     KERNEL((prefill::walk_threads<keys, false>()), (prefill::walk_residency<keys, false>()))                           \
-    void dw_prefill_summarise_##name##_k##keys(dw_prefill_scan_args x) { summarise<type, keys>(x); }
+    void dw_prefill_summarise_##name##_k##keys(dwk_prefill_scan_args x) { summarise<type, keys>(x); }
 
 SUMMARISE_SHARED_BYTES(64)
 SUMMARISE_SHARED_BYTES(96)

@@ -24,7 +24,7 @@ class LayerSpec:
     width: int = 4  # tokens that an output of the convolution depends on: 2, 3 or 4
     qk_l2norm: bool = True  # rows of q and k are l2-normalised
     scale: Optional[float] = None  # None or 0: K ** -0.5
-    allow_neg_eigval: bool = False  # beta is 2 sigmoid(b)
+    allow_neg_eigval: bool = False  # beta is 2 sigmoid(b); Prefill says what that does to errors
     eps: float = 1e-6  # of the norm
     gate: str = "silu"  # of the norm; or "sigmoid"
     segments: Optional[int] = None  # into which the longest sequence is cut; None: as many as take least time

@@ -37,7 +37,9 @@ class Prefill(PlanWithWorkspace):
 
     - q, k `[T, HK, K]`, v `[T, HV, V]`, and o `[T, HV, V]`, which is written; rows past the last sequence become 0
     - g, beta `[T, HV]` f32, natural logarithms and factors; absent: no decay, 1
-    - or a, b `[T, HV]` with a_log, dt_bias `[HV]`, as the projections give them; `allow_neg_eigval=True` doubles beta
+    - or a, b `[T, HV]` with a_log, dt_bias `[HV]`, as the projections give them; `allow_neg_eigval=True` doubles beta.
+      Beta of 1.5 to 2 on repeated keys without decay is ill-conditioned: bf16 then has errors of 20% to 80% and more, here
+      and in unfused kernels (docs/results/accuracy.md)
     - initial_state and final_state `[N, HV, K, V]`, f32 or bf16; `[N, HV, V, K]` with `initial_layout` and
       `final_layout="value_major"`
     - or a pool `[slots, HV, K, V]` that is updated in place, with slots `[N]` i32 and write_slots, if others, or `set_slots`:

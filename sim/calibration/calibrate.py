@@ -1,4 +1,4 @@
-"""Fits the timing model's two free parameters to published times, and writes the tables of docs/timing-model.md.
+"""Fits the timing model's two free parameters to published times, and writes the tables of docs/results/timing-model.md.
 
     calibrate.py                   from the data file alone
     calibrate.py --code FOLDER     models every launch again first, with the code objects in FOLDER
@@ -20,7 +20,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = os.path.join(HERE, "rows.json")
-DOCUMENT = os.path.join(HERE, "../../docs/timing-model.md")
+DOCUMENT = os.path.join(HERE, "../../docs/results/timing-model.md")
 SOURCE = os.path.join(HERE, "../src/timing/mod.rs")
 
 

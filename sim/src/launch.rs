@@ -49,6 +49,32 @@ pub enum WaveOrder {
     Seeded(u64),
 }
 
+impl std::str::FromStr for WaveOrder {
+    type Err = String;
+
+    /// `run-ahead`, `in-step` or `seeded:SEED`; `seed:SEED` is an older spelling of the latter.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seed = || text.strip_prefix("seeded:").or(text.strip_prefix("seed:"));
+        match text {
+            "run-ahead" => Ok(WaveOrder::RunAhead),
+            "in-step" => Ok(WaveOrder::InStep),
+            _ => (seed().and_then(|seed| seed.parse().ok()))
+                .map(WaveOrder::Seeded)
+                .ok_or_else(|| "expected run-ahead, in-step or seeded:SEED".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for WaveOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            WaveOrder::RunAhead => f.write_str("run-ahead"),
+            WaveOrder::InStep => f.write_str("in-step"),
+            WaveOrder::Seeded(seed) => write!(f, "seeded:{seed}"),
+        }
+    }
+}
+
 /// How to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -535,5 +561,22 @@ fn describe(shared: &Shared, workgroup: [u32; 3], stopped: Stopped) -> Fault {
         wave: stopped.wave,
         pc,
         instruction,
+    }
+}
+
+#[cfg(test)]
+mod order_tests {
+    use super::WaveOrder;
+
+    #[test]
+    fn one_spelling_everywhere() {
+        for text in ["run-ahead", "in-step", "seeded:7"] {
+            assert_eq!(text.parse::<WaveOrder>().unwrap().to_string(), text);
+        }
+        assert_eq!("seed:7".parse(), Ok(WaveOrder::Seeded(7)));
+        for wrong in ["", "seeded", "seeded:x", "random"] {
+            let error = wrong.parse::<WaveOrder>().unwrap_err();
+            assert!(error.contains("seeded:SEED"), "{error}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `docs/opcodes.md` says what the simulator executes today. `DELTAWAVE_BLESS=1` rewrites it.
+//! `docs/reference/opcodes.md` says what the simulator executes today. `DELTAWAVE_BLESS=1` rewrites it.
 
 mod encodings;
 
@@ -166,18 +166,18 @@ fn every_opcode_is_reached() {
 
 #[test]
 fn table_of_opcodes_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/opcodes.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/opcodes.md");
     if !path.parent().is_some_and(Path::exists) {
         println!("skipped: the documents are in the repository, not in this package");
         return;
     }
     let current = document();
     if std::env::var_os("DELTAWAVE_BLESS").is_some() {
-        std::fs::write(&path, &current).expect("docs/opcodes.md can be written");
+        std::fs::write(&path, &current).expect("docs/reference/opcodes.md can be written");
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         committed == current,
-        "docs/opcodes.md is stale: run `DELTAWAVE_BLESS=1 cargo test -p deltawave-sim --test opcodes`"
+        "docs/reference/opcodes.md is stale: run `DELTAWAVE_BLESS=1 cargo test -p deltawave-sim --test opcodes`"
     );
 }

@@ -3,22 +3,20 @@
 use std::ffi::c_void;
 
 use deltawave::Error;
+use deltawave::batch::{CuSeqlens, PerSequence};
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
-use deltawave::conv::{
-    Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
-};
+use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
-use deltawave::layer::{DeviceLayer, Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
+use deltawave::gates::Gating;
+use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::prefill::{
-    DevicePrefill, Gating, Prefill, PrefillSpec, PrefillTensors, Snapshots, State, StateMut,
-    StatePool, Workspace,
-};
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors, Snapshots};
 use deltawave::runtime::Context;
-use deltawave::sequences::{CuSeqlens, PerSequence};
+use deltawave::state::{InitialState, State, StateMut, StatePool, States};
 use deltawave::tensor::{Buffer, Element, Tensor, TensorMut};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
 use half::bf16;
 
 use super::common::{View, context, view};
@@ -275,10 +273,35 @@ impl PrefillRequest {
         }
     }
 
-    fn tensors<'a>(&self, m: &'a Arena) -> PrefillTensors<'a> {
+    fn tensors<'a>(&self, m: &'a Arena, device: bool) -> PrefillTensors<'a> {
         let (g, beta) = (m.tensor(self.g).into(), m.tensor(self.beta).into());
-        let own = self.pool.is_none();
+        let has_initial_state = Some(m.numbers(self.has, 2));
+        let states = match self.pool {
+            Some(pool) => States::Pool {
+                pool: StatePool {
+                    tensor: m.tensor_mut(pool),
+                    layout: StateLayout::KeyMajor,
+                    slots: Some(m.numbers(self.slots, 2)),
+                    write_slots: Some(m.numbers(self.write_slots, 2)),
+                },
+                has_initial_state,
+            },
+            None => States::Separate {
+                initial: Some(InitialState {
+                    state: State {
+                        tensor: m.tensor(self.initial),
+                        layout: StateLayout::KeyMajor,
+                    },
+                    has_initial_state,
+                }),
+                last: Some(StateMut {
+                    tensor: m.tensor_mut(self.last),
+                    layout: self.last_layout,
+                }),
+            },
+        };
         PrefillTensors {
+            cu_seqlens: device.then(|| m.lengths(self.lengths)),
             q: m.tensor(self.q).into(),
             k: m.tensor(self.k).into(),
             v: m.tensor(self.v).into(),
@@ -295,22 +318,8 @@ impl PrefillRequest {
                     beta: Some(beta),
                 },
             },
-            initial_state: own.then(|| State {
-                tensor: m.tensor(self.initial),
-                layout: StateLayout::KeyMajor,
-            }),
-            has_initial_state: Some(m.numbers(self.has, 2)),
+            states,
             o: m.tensor_mut(self.o).into(),
-            final_state: own.then(|| StateMut {
-                tensor: m.tensor_mut(self.last),
-                layout: self.last_layout,
-            }),
-            pool: self.pool.map(|pool| StatePool {
-                tensor: m.tensor_mut(pool),
-                layout: StateLayout::KeyMajor,
-                slots: Some(m.numbers(self.slots, 2)),
-                write_slots: Some(m.numbers(self.write_slots, 2)),
-            }),
             snapshots: self.snapshots.map(|to| Snapshots {
                 to: Some(StateMut {
                     tensor: m.tensor_mut(to),
@@ -329,11 +338,11 @@ impl PrefillRequest {
         };
         arena.run(|m| {
             let stream = m.context.stream()?;
-            let tensors = self.tensors(m);
+            let tensors = self.tensors(m, device);
             if device {
-                let plan = DevicePrefill::new(&m.context, spec, TOKENS, 2)?;
+                let plan = Prefill::device(&m.context, spec, TOKENS, 2)?;
                 let workspace = m.workspace(self.workspace, plan.workspace_bytes());
-                plan.launch(&stream, m.lengths(self.lengths), &tensors, workspace)?;
+                plan.launch(&stream, &tensors, workspace)?;
             } else {
                 let plan = Prefill::packed(&m.context, spec, &LENGTHS, TOKENS)?;
                 let workspace = m.workspace(self.workspace, plan.workspace_bytes());
@@ -621,6 +630,7 @@ impl ConvRequest {
             let stream = m.context.stream()?;
             let [q, k, v] = self.x.map(|v| m.tensor(v));
             let tensors = ConvTensors {
+                cu_seqlens: device.then(|| m.lengths(self.lengths)),
                 x: ConvInput { q, k, v },
                 weight: m.tensor(self.weight),
                 bias: Some(m.tensor(self.bias)),
@@ -636,11 +646,11 @@ impl ConvRequest {
                 gates: Some(self.gate.tensors(m)),
             };
             if device {
-                let mut plan = DeviceConv::new(&m.context, spec, TOKENS, 2)?;
+                let mut plan = Conv::device(&m.context, spec, TOKENS, 2)?;
                 if self.keeps_states {
                     plan = plan.keeping_states();
                 }
-                plan.launch(&stream, m.lengths(self.lengths), &tensors)?;
+                plan.launch(&stream, &tensors)?;
             } else {
                 let mut plan = Conv::packed(&m.context, spec, &LENGTHS, TOKENS)?;
                 if self.keeps_states {
@@ -770,6 +780,7 @@ impl LayerRequest {
             let stream = m.context.stream()?;
             let [q, k, v] = self.x.map(|v| m.tensor(v));
             let tensors = LayerTensors {
+                cu_seqlens: device.then(|| m.lengths(self.lengths)),
                 x: ConvInput { q, k, v },
                 z: m.tensor(self.z),
                 a: m.tensor(self.a).into(),
@@ -792,9 +803,9 @@ impl LayerRequest {
                 y: m.tensor_mut(self.y).into(),
             };
             if device {
-                let plan = DeviceLayer::new(&m.context, spec, TOKENS, 2, 0)?;
+                let plan = Layer::device(&m.context, spec, TOKENS, 2, 0)?;
                 let workspace = m.workspace(self.workspace, plan.workspace_bytes());
-                plan.launch(&stream, m.lengths(self.lengths), &tensors, workspace)?;
+                plan.launch(&stream, &tensors, workspace)?;
             } else {
                 let plan = Layer::packed(&m.context, spec, &LENGTHS, TOKENS, 0)?;
                 let workspace = m.workspace(self.workspace, plan.workspace_bytes());

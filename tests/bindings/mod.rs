@@ -14,7 +14,7 @@ pub fn assert_current(header: &Path, bindings: &Path, title: &str, bless: &str) 
     }
     let current = bindgen::Builder::default()
         .header(header.to_str().expect("the path is UTF-8"))
-        .allowlist_item("(dw|DW)_.*")
+        .allowlist_item("(dwk?|DWK?)_.*")
         .derive_default(true)
         .layout_tests(true)
         .prepend_enum_name(false)

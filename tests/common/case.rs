@@ -1,11 +1,11 @@
 //! A case: what is run, its inputs on the host, and what a device made of them.
 
-use deltawave::inputs::{
-    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
-};
-use deltawave::oracle::{Beta, Gate, Problem};
 use deltawave::prefill::PrefillSpec;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{
+    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
+};
+use deltawave_lab::oracle::{Beta, Gate, Problem};
 
 /// Where the lengths come from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,15 +106,15 @@ impl Case {
              keys: Keys::{:?}, gate_kind: GateKind::{}, layout: Layout::{:?}, batch_gap: {}, initial: {}, \
              has_initial: {has}, final_state: {}, entry: Entry::{:?}, seed: {}, \
              ..Case::new(common::spec(Dtype::Bf16, 1, 1, 16, 16), &{:?}) }});",
-            s.head_map,
+            s.heads.map,
             s.qk_l2norm,
             s.scale,
             s.segments,
             s.dtype,
-            s.key_heads,
-            s.value_heads,
-            s.key_dim,
-            s.value_dim,
+            s.heads.key,
+            s.heads.value,
+            s.heads.key_dim,
+            s.heads.value_dim,
             self.padding,
             self.gates,
             self.keys,
@@ -147,10 +147,10 @@ impl Case {
         let input = InputSpec {
             dtype: s.dtype,
             tokens: self.tokens(),
-            key_heads: s.key_heads,
-            value_heads: s.value_heads,
-            key_dim: s.key_dim,
-            value_dim: s.value_dim,
+            key_heads: s.heads.key,
+            value_heads: s.heads.value,
+            key_dim: s.heads.key_dim,
+            value_dim: s.heads.value_dim,
             gates: self.gates,
             keys: self.keys,
             unit_rows: !s.qk_l2norm,
@@ -160,7 +160,7 @@ impl Case {
             GateKind::Raw { dtype, .. } => dtype,
             _ => s.dtype,
         };
-        let states = self.lengths.len() * s.value_heads * s.key_dim * s.value_dim;
+        let states = self.lengths.len() * s.heads.value * s.heads.key_dim * s.heads.value_dim;
         Data {
             inputs: Inputs::new(input),
             gate_inputs: GateInputs::new(InputSpec {
@@ -213,7 +213,7 @@ impl Data {
         p.initial_state = self.initial.as_ref().map(|t| &t.values[..]);
         p.has_initial_state = self.has.as_deref();
         p.scale = case.spec.scale.map(f64::from);
-        p.head_map = case.spec.head_map;
+        p.head_map = case.spec.heads.map;
         p
     }
 }
@@ -237,7 +237,6 @@ pub fn spec(
 ) -> PrefillSpec {
     PrefillSpec {
         dtype,
-        head_map: HeadMap::Grouped,
         ..PrefillSpec::new(key_heads, value_heads, key_dim, value_dim)
     }
 }
@@ -247,7 +246,7 @@ pub(super) fn state_shape(case: &Case, layout: StateLayout) -> [usize; 4] {
     let s = &case.spec;
     let n = case.lengths.len();
     match layout {
-        StateLayout::KeyMajor => [n, s.value_heads, s.key_dim, s.value_dim],
-        StateLayout::ValueMajor => [n, s.value_heads, s.value_dim, s.key_dim],
+        StateLayout::KeyMajor => [n, s.heads.value, s.heads.key_dim, s.heads.value_dim],
+        StateLayout::ValueMajor => [n, s.heads.value, s.heads.value_dim, s.heads.key_dim],
     }
 }

@@ -2,14 +2,14 @@
 #![allow(dead_code)]
 
 use deltawave::conv::{
-    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors, DeviceConv,
+    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
-use deltawave::metrics::{UlpComparison, compare_ulps};
-use deltawave::oracle::conv::{ConvProblem, RowNorms, conv};
-use deltawave::runtime::{Context, Stream};
+use deltawave::runtime::Context;
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::metrics::{UlpComparison, compare_ulps};
+use deltawave_lab::oracle::conv::{ConvProblem, RowNorms, conv};
 
 /// Where q, k and v lie in a row of x.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,8 +102,8 @@ impl Case {
     pub fn norms(&self) -> Option<RowNorms> {
         let s = &self.spec;
         let norms = RowNorms {
-            channels: 2 * s.key_heads * s.key_dim,
-            dim: s.key_dim,
+            channels: 2 * s.heads.key * s.heads.key_dim,
+            dim: s.heads.key_dim,
         };
         s.qk_l2norm.then_some(norms)
     }
@@ -140,20 +140,20 @@ impl Case {
     /// Column of x that channel `c` of (q, k, v) is read from, and columns in all.
     pub fn column(&self, c: usize) -> usize {
         let s = &self.spec;
-        let keys = s.key_heads * s.key_dim;
+        let keys = s.heads.key * s.heads.key_dim;
         match self.layout {
             Layout::Flat => c,
             Layout::Interleaved => {
-                let values = s.value_heads / s.key_heads * s.value_dim;
-                let group = 2 * s.key_dim + 2 * values;
+                let values = s.heads.value / s.heads.key * s.heads.value_dim;
+                let group = 2 * s.heads.key_dim + 2 * values;
                 if c < keys {
-                    c / s.key_dim * group + c % s.key_dim
+                    c / s.heads.key_dim * group + c % s.heads.key_dim
                 } else if c < 2 * keys {
                     let c = c - keys;
-                    c / s.key_dim * group + s.key_dim + c % s.key_dim
+                    c / s.heads.key_dim * group + s.heads.key_dim + c % s.heads.key_dim
                 } else {
                     let c = c - 2 * keys;
-                    c / values * group + 2 * s.key_dim + c % values
+                    c / values * group + 2 * s.heads.key_dim + c % values
                 }
             }
         }
@@ -162,7 +162,7 @@ impl Case {
     /// Columns of x: those of z, too.
     pub fn columns_of_x(&self) -> usize {
         let s = &self.spec;
-        2 * s.key_heads * s.key_dim + 2 * s.value_heads * s.value_dim
+        2 * s.heads.key * s.heads.key_dim + 2 * s.heads.value * s.heads.value_dim
     }
 
     /// Strides of a pool `[slots, channels, columns]`, in this order whatever the layout.
@@ -285,9 +285,9 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
 
     // Outputs, each in a buffer of its own.
     let outs = [
-        (s.key_heads, s.key_dim),
-        (s.key_heads, s.key_dim),
-        (s.value_heads, s.value_dim),
+        (s.heads.key, s.heads.key_dim),
+        (s.heads.key, s.heads.key_dim),
+        (s.heads.value, s.heads.value_dim),
     ];
     let strides = outs.map(|(heads, dim)| {
         let head = dim + case.head_pad;
@@ -335,7 +335,12 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
                 has_initial_state: Some((&has).into()),
             }
         });
+        let lengths = device_lengths(context, case);
         let tensors = ConvTensors {
+            cu_seqlens: lengths.as_ref().map(|lengths| match lengths {
+                DeviceLengths::Narrow(x) => x.into(),
+                DeviceLengths::Wide(x) => x.into(),
+            }),
             x: match case.layout {
                 Layout::Flat => ConvInput::flat(&x, &s).unwrap(),
                 Layout::Interleaved => ConvInput::interleaved(&x, &s).unwrap(),
@@ -353,7 +358,12 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
             v: out(v, 2).into(),
             gates: None,
         };
-        launch(context, case, &stream, &tensors);
+        let plan = match case.entry {
+            Entry::Host => Conv::packed(context, s, &case.cu_seqlens(), tokens),
+            _ => Conv::device(context, s, tokens, case.sequences()),
+        };
+        plan.unwrap().launch(&stream, &tensors).unwrap();
+        stream.synchronize().unwrap();
     }
 
     assert!(x.download(&stream).unwrap() == x_before, "x was written to");
@@ -384,22 +394,21 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
     }
 }
 
-pub fn launch(context: &Context, case: &Case, stream: &Stream, tensors: &ConvTensors<'_>) {
-    let (lengths, tokens) = (case.cu_seqlens(), case.tokens());
-    if case.entry == Entry::Host {
-        let plan = Conv::packed(context, case.spec, &lengths, tokens).unwrap();
-        return plan.launch(stream, tensors).unwrap();
-    }
-    let plan = DeviceConv::new(context, case.spec, tokens, case.sequences()).unwrap();
-    if case.entry == Entry::Device {
-        let lengths = context.upload(&lengths).unwrap();
-        plan.launch(stream, &lengths, tensors).unwrap();
-        stream.synchronize().unwrap();
-    } else {
-        let wide: Vec<i64> = lengths.iter().map(|n| i64::from(*n)).collect();
-        let lengths = context.upload(&wide).unwrap();
-        plan.launch(stream, &lengths, tensors).unwrap();
-        stream.synchronize().unwrap();
+/// `cu_seqlens` on the device, with 32 or 64 bits, for plans that read them there.
+enum DeviceLengths {
+    Narrow(Buffer<i32>),
+    Wide(Buffer<i64>),
+}
+
+fn device_lengths(context: &Context, case: &Case) -> Option<DeviceLengths> {
+    let lengths = case.cu_seqlens();
+    match case.entry {
+        Entry::Host => None,
+        Entry::Device => Some(DeviceLengths::Narrow(context.upload(&lengths).unwrap())),
+        Entry::DeviceWide => {
+            let wide: Vec<i64> = lengths.iter().map(|n| i64::from(*n)).collect();
+            Some(DeviceLengths::Wide(context.upload(&wide).unwrap()))
+        }
     }
 }
 

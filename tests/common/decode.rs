@@ -2,15 +2,16 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
-use deltawave::inputs::{
-    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
-};
-use deltawave::metrics::{compare, rounding_ratio};
-use deltawave::oracle::{self, Beta, Gate, Problem};
-use deltawave::prefill::{Gating, StatePool};
+use deltawave::gates::Gating;
 use deltawave::runtime::Context;
+use deltawave::state::StatePool;
 use deltawave::tensor::{Buffer, TokenScalars, Tokens, TokensMut};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{
+    GateInputs, Gates, InputSpec, Inputs, Keys, Tensor as HostTensor, random_state,
+};
+use deltawave_lab::metrics::{compare, rounding_ratio};
+use deltawave_lab::oracle::{self, Beta, Gate, Problem};
 
 use crate::common::GateKind;
 
@@ -111,8 +112,8 @@ impl Case {
     pub fn matrix(&self) -> [usize; 2] {
         let s = &self.spec;
         match self.layout {
-            StateLayout::KeyMajor => [s.key_dim, s.value_dim],
-            StateLayout::ValueMajor => [s.value_dim, s.key_dim],
+            StateLayout::KeyMajor => [s.heads.key_dim, s.heads.value_dim],
+            StateLayout::ValueMajor => [s.heads.value_dim, s.heads.key_dim],
         }
     }
 
@@ -121,7 +122,7 @@ impl Case {
         let [rows, columns] = self.matrix();
         let row = columns + self.row_pad;
         let head = rows * row;
-        [self.spec.value_heads * head + self.slot_pad, head, row, 1]
+        [self.spec.heads.value * head + self.slot_pad, head, row, 1]
     }
 
     /// Where element (row, head) of a token tensor lies.
@@ -154,10 +155,10 @@ impl Data {
         let input = InputSpec {
             dtype: s.dtype,
             tokens: case.rows(),
-            key_heads: s.key_heads,
-            value_heads: s.value_heads,
-            key_dim: s.key_dim,
-            value_dim: s.value_dim,
+            key_heads: s.heads.key,
+            value_heads: s.heads.value,
+            key_dim: s.heads.key_dim,
+            value_dim: s.heads.value_dim,
             gates: case.gates,
             keys: case.keys,
             unit_rows: !s.qk_l2norm,
@@ -167,7 +168,7 @@ impl Data {
             GateKind::Raw { dtype, .. } => dtype,
             _ => s.dtype,
         };
-        let elements = case.batch * s.value_heads * s.key_dim * s.value_dim;
+        let elements = case.batch * s.heads.value * s.heads.key_dim * s.heads.value_dim;
         Data {
             inputs: Inputs::new(input),
             gate_inputs: GateInputs::new(InputSpec {
@@ -208,7 +209,7 @@ impl Data {
         p.initial_state = Some(&self.initial.values);
         p.has_initial_state = Some(has_initial);
         p.scale = case.spec.scale.map(f64::from);
-        p.head_map = case.spec.head_map;
+        p.head_map = case.spec.heads.map;
         p
     }
 }
@@ -320,7 +321,7 @@ fn take_state(case: &Case, bytes: &mut [u8], dtype: Dtype, first: usize) -> Vec<
     let [_, head, row, _] = case.state_strides();
     let size = dtype.size();
     let mut out = Vec::new();
-    for h in 0..case.spec.value_heads {
+    for h in 0..case.spec.heads.value {
         for r in 0..rows {
             let at = (first + h * head + r * row) * size;
             let run = &mut bytes[at..at + columns * size];
@@ -329,7 +330,8 @@ fn take_state(case: &Case, bytes: &mut [u8], dtype: Dtype, first: usize) -> Vec<
         }
     }
     let s = &case.spec;
-    case.layout.to_key_major(&out, s.key_dim, s.value_dim)
+    case.layout
+        .to_key_major(&out, s.heads.key_dim, s.heads.value_dim)
 }
 
 /// The pool: initial states in the slots that are read, the rest poisoned.
@@ -339,13 +341,15 @@ pub fn pool_bytes(case: &Case, data: &Data) -> Vec<u8> {
     let [slot, head, row, _] = case.state_strides();
     let size = case.state_dtype.size();
     let mut bytes = vec![POISON; (case.pool() * slot + 3) * size];
-    let each = s.value_heads * s.key_dim * s.value_dim;
+    let each = s.heads.value * s.heads.key_dim * s.heads.value_dim;
     let has_initial = case.has_initial();
     for (n, state) in data.initial.values.chunks_exact(each).enumerate() {
         if !has_initial[n] || case.is_padding(n) {
             continue;
         }
-        let ordered = case.layout.from_key_major(state, s.key_dim, s.value_dim);
+        let ordered = case
+            .layout
+            .from_key_major(state, s.heads.key_dim, s.heads.value_dim);
         let ordered = HostTensor::new(case.state_dtype, ordered).bytes;
         for (i, run) in ordered.chunks_exact(columns * size).enumerate() {
             let at = (case.read_slot(n) * slot + i / rows * head + i % rows * row) * size;
@@ -369,13 +373,13 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
 pub fn run_once(context: &Context, case: &Case, data: &Data) -> Output {
     let stream = context.stream().unwrap();
     let s = case.spec;
-    let (hk, hv) = (s.key_heads, s.value_heads);
+    let (hk, hv) = (s.heads.key, s.heads.value);
     let place = |t: &HostTensor, heads, dim| Placed::new(context, case, t, heads, dim);
     let f32s = |x: &[f32]| HostTensor::new(Dtype::F32, x.to_vec());
     let (inputs, raw) = (&data.inputs, &data.gate_inputs);
-    let q = place(&inputs.q, hk, s.key_dim);
-    let k = place(&inputs.k, hk, s.key_dim);
-    let v = place(&inputs.v, hv, s.value_dim);
+    let q = place(&inputs.q, hk, s.heads.key_dim);
+    let k = place(&inputs.k, hk, s.heads.key_dim);
+    let v = place(&inputs.v, hv, s.heads.value_dim);
     let (g, beta) = (
         place(&f32s(&inputs.g), hv, 1),
         place(&f32s(&inputs.beta), hv, 1),
@@ -400,7 +404,7 @@ pub fn run_once(context: &Context, case: &Case, data: &Data) -> Output {
     let has: Vec<u8> = case.has_initial().iter().map(|x| u8::from(*x)).collect();
     let has = context.upload(&has).unwrap();
     let empty = HostTensor::new(s.dtype, Vec::new());
-    let mut o = Placed::new(context, case, &empty, hv, s.value_dim);
+    let mut o = Placed::new(context, case, &empty, hv, s.heads.value_dim);
     let [rows, columns] = case.matrix();
     let states_shape = [case.batch, s.tokens, hv, rows, columns];
     let elements: usize = states_shape.iter().product();
@@ -456,10 +460,10 @@ pub fn run_once(context: &Context, case: &Case, data: &Data) -> Output {
     }
     // Outputs, gathered; what lies between them must be as it was.
     let mut bytes = o.buffer.download(&stream).unwrap();
-    let run = s.value_dim * s.dtype.size();
+    let run = s.heads.value_dim * s.dtype.size();
     let mut dense = Vec::with_capacity(case.rows() * hv * run);
     for i in 0..case.rows() * hv {
-        let at = case.at(hv, s.value_dim, i / hv, i % hv) * s.dtype.size();
+        let at = case.at(hv, s.heads.value_dim, i / hv, i % hv) * s.dtype.size();
         dense.extend_from_slice(&bytes[at..at + run]);
         bytes[at..at + run].fill(POISON);
     }
@@ -498,8 +502,8 @@ pub fn check_output(case: &Case, data: &Data, output: &Output) {
     let solution = oracle::prefill(&data.problem(case, &cu_seqlens, &has_initial)).unwrap();
     let (mut o, mut wanted_o) = (Vec::new(), Vec::new());
     let (mut state, mut wanted_state) = (Vec::new(), Vec::new());
-    let of_sequence = s.tokens * s.value_heads * s.value_dim;
-    let each = s.value_heads * s.key_dim * s.value_dim;
+    let of_sequence = s.tokens * s.heads.value * s.heads.value_dim;
+    let each = s.heads.value * s.heads.key_dim * s.heads.value_dim;
     let mut pool = output.pool.clone();
     let mut before = output.before.clone();
     let slot_stride = case.state_strides()[0];
@@ -532,7 +536,10 @@ pub fn check_output(case: &Case, data: &Data, output: &Output) {
                 assert!(untouched, "states of padding: {case:?}");
             } else {
                 let last = &of_sequence[(s.tokens - 1) * each..];
-                state.extend(case.layout.to_key_major(last, s.key_dim, s.value_dim));
+                state.extend(
+                    case.layout
+                        .to_key_major(last, s.heads.key_dim, s.heads.value_dim),
+                );
             }
         }
     }

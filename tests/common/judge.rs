@@ -1,11 +1,11 @@
 //! Results beside the oracle.
 
-use deltawave::inputs::Gates;
-pub use deltawave::metrics::bar;
-use deltawave::metrics::{Comparison, compare};
-use deltawave::oracle::{self, Solution};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Gates;
+pub use deltawave_lab::metrics::bar;
+use deltawave_lab::metrics::{Comparison, compare};
+use deltawave_lab::oracle::{self, Solution};
 
 use super::{Case, Data, Output, run};
 
@@ -31,8 +31,8 @@ pub fn judge(case: &Case, data: &Data, output: &Output) -> Judged {
     let Solution { o, final_state } = oracle::prefill(&problem).expect("a problem");
     let unfused = oracle::unfused(&problem, case.spec.dtype).expect("a problem");
     let end = *data.cu_seqlens.last().expect("not empty") as usize
-        * case.spec.value_heads
-        * case.spec.value_dim;
+        * case.spec.heads.value
+        * case.spec.heads.value_dim;
     assert!(
         output.o[end..].iter().all(|x| x.to_bits() == 0),
         "rows past the last sequence must be zeros"

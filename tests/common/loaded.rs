@@ -1,12 +1,15 @@
 //! A case's tensors and plan on the device: launched, poisoned, read.
 
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::prefill::{
-    DevicePrefill, Gating, Part, Prefill, PrefillTensors, State, StateMut, Workspace,
-};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Part, Prefill, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::InitialState;
+use deltawave::state::States;
+use deltawave::state::{State, StateMut};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::case::state_shape;
 use super::placement::{OnDevice, gather, spread, state_place};
@@ -34,24 +37,21 @@ pub struct Loaded {
     lengths: (Buffer<i32>, Buffer<i64>),
     pub(super) pool: Option<LoadedPool>,
     pub(super) snapshots: Option<LoadedSnapshots>,
-    plan: Plan,
-}
-
-enum Plan {
-    Host(Prefill),
-    Device(DevicePrefill, bool),
+    plan: Prefill,
+    /// Lengths that launches read on the device; whether these are 64-bit.
+    device_lengths: Option<bool>,
 }
 
 impl Loaded {
     pub fn new(context: &Context, case: &Case, data: &Data) -> Self {
         let s = &case.spec;
         let tokens = case.tokens();
-        let key = [tokens, s.key_heads, s.key_dim];
-        let value = [tokens, s.value_heads, s.value_dim];
-        let scalar = [tokens, s.value_heads, 1];
+        let key = [tokens, s.heads.key, s.heads.key_dim];
+        let value = [tokens, s.heads.value, s.heads.value_dim];
+        let scalar = [tokens, s.heads.value, 1];
         let plan = match case.entry {
             Entry::Packed => {
-                Plan::Host(Prefill::packed(context, *s, &data.cu_seqlens, tokens).expect("a plan"))
+                Prefill::packed(context, *s, &data.cu_seqlens, tokens).expect("a plan")
             }
             Entry::Dense => {
                 let n = case.lengths.first().copied().unwrap_or(0);
@@ -59,21 +59,21 @@ impl Loaded {
                     case.lengths.iter().all(|l| *l == n) && case.padding == 0,
                     "a dense case"
                 );
-                Plan::Host(Prefill::dense(context, *s, case.lengths.len(), n).expect("a plan"))
+                Prefill::dense(context, *s, case.lengths.len(), n).expect("a plan")
             }
-            Entry::Device { wide } => Plan::Device(
-                DevicePrefill::new(context, *s, tokens, case.lengths.len()).expect("a plan"),
-                wide,
-            ),
+            Entry::Device { .. } => {
+                Prefill::device(context, *s, tokens, case.lengths.len()).expect("a plan")
+            }
         };
-        let bytes = match &plan {
-            Plan::Host(p) => p.workspace_bytes(),
-            Plan::Device(p, _) => p.workspace_bytes(),
+        let device_lengths = match case.entry {
+            Entry::Device { wide } => Some(wide),
+            _ => None,
         };
+        let bytes = plan.workspace_bytes();
         let initial = case.initial.zip(data.initial.as_ref()).map(|(kind, t)| {
             let shape = state_shape(case, kind.layout);
             let (rows, place) = state_place(kind, shape);
-            let ordered = reorder(&t.values, kind.layout, s.key_dim, s.value_dim);
+            let ordered = reorder(&t.values, kind.layout, s.heads.key_dim, s.heads.value_dim);
             let bytes = HostTensor::new(kind.dtype, ordered).bytes;
             (
                 context
@@ -96,6 +96,7 @@ impl Loaded {
         });
         let wide: Vec<i64> = data.cu_seqlens.iter().map(|x| i64::from(*x)).collect();
         Loaded {
+            device_lengths,
             q: OnDevice::new(context, case, &data.inputs.q, key),
             k: OnDevice::new(context, case, &data.inputs.k, key),
             v: OnDevice::new(context, case, &data.inputs.v, value),
@@ -128,9 +129,10 @@ impl Loaded {
         let mut loaded = Loaded::new(context, case, data);
         (loaded.initial, loaded.last) = (None, None);
         loaded.pool = Some(LoadedPool::new(context, case, data, pool));
-        if let (true, Some(slots), Plan::Host(plan)) = (pool.planned, &pool.slots, &mut loaded.plan)
-        {
-            plan.set_slots(slots, pool.write_slots.as_deref())
+        if let (true, Some(slots), None) = (pool.planned, &pool.slots, loaded.device_lengths) {
+            loaded
+                .plan
+                .set_slots(slots, pool.write_slots.as_deref())
                 .expect("slots");
         }
         loaded
@@ -144,8 +146,8 @@ impl Loaded {
         snapshots: &SnapshotCase,
     ) -> Self {
         self.snapshots = Some(LoadedSnapshots::new(context, case, snapshots));
-        if let (true, Plan::Host(plan)) = (snapshots.planned, &mut self.plan) {
-            plan.set_snapshots(&snapshots.list).expect("snapshots");
+        if snapshots.planned && self.device_lengths.is_none() {
+            self.plan.set_snapshots(&snapshots.list).expect("snapshots");
         }
         self
     }
@@ -180,7 +182,7 @@ impl Loaded {
         loaded.read(case, &pool.written(case), stream)
     }
 
-    /// Replaces the lengths that a [`DevicePrefill`] reads.
+    /// Replaces the lengths that a [`Prefill`] reads.
     pub fn set_lengths(&mut self, values: &[i32]) {
         self.lengths.0.write(values).expect("as many entries");
         let wide: Vec<i64> = values.iter().map(|x| i64::from(*x)).collect();
@@ -255,9 +257,9 @@ impl Loaded {
             } => Gating::Raw {
                 a: self.a.scalars(),
                 b: self.b.scalars(),
-                a_log: self.a_log.tensor([case.spec.value_heads])?,
+                a_log: self.a_log.tensor([case.spec.heads.value])?,
                 dt_bias: if dt_bias {
-                    Some(self.dt_bias.tensor([case.spec.value_heads])?)
+                    Some(self.dt_bias.tensor([case.spec.heads.value])?)
                 } else {
                     None
                 },
@@ -282,32 +284,39 @@ impl Loaded {
             }),
             None => None,
         };
-        let pool = match &mut self.pool {
-            Some(pool) => Some(pool.view()?),
-            None => None,
+        let has_initial_state = self.has.as_ref().map(Into::into);
+        let states = match &mut self.pool {
+            Some(pool) => States::Pool {
+                pool: pool.view()?,
+                has_initial_state,
+            },
+            None => States::Separate {
+                initial: initial_state.map(|state| InitialState {
+                    state,
+                    has_initial_state,
+                }),
+                last: final_state,
+            },
         };
         let snapshots = match &mut self.snapshots {
             Some(snapshots) => Some(snapshots.view()?),
             None => None,
         };
         let tensors = PrefillTensors {
+            cu_seqlens: self.device_lengths.map(|wide| match wide {
+                true => (&self.lengths.1).into(),
+                false => (&self.lengths.0).into(),
+            }),
             q: self.q.tokens(),
             k: self.k.tokens(),
             v: self.v.tokens(),
             gating,
-            initial_state,
-            has_initial_state: self.has.as_ref().map(Into::into),
+            states,
             o: self.o.tokens_mut(),
-            final_state,
-            pool,
             snapshots,
         };
         let workspace = Workspace::new(&mut self.workspace);
-        match &self.plan {
-            Plan::Host(plan) => plan.launch_part(stream, &tensors, workspace, part),
-            Plan::Device(plan, true) => plan.launch(stream, &self.lengths.1, &tensors, workspace),
-            Plan::Device(plan, false) => plan.launch(stream, &self.lengths.0, &tensors, workspace),
-        }
+        self.plan.launch_part(stream, &tensors, workspace, part)
     }
 
     /// What a launch left in its workspace.
@@ -315,7 +324,7 @@ impl Loaded {
         self.workspace.download(stream).expect("a copy")
     }
 
-    /// The status word of a [`DevicePrefill`].
+    /// The status word of a [`Prefill`].
     pub fn status(&self, stream: &Stream) -> u32 {
         let bytes = self.workspace(stream);
         u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
@@ -335,7 +344,8 @@ impl Loaded {
                 place,
             );
             let values = HostTensor::from_bytes(kind.dtype, bytes).values;
-            kind.layout.to_key_major(&values, s.key_dim, s.value_dim)
+            kind.layout
+                .to_key_major(&values, s.heads.key_dim, s.heads.value_dim)
         });
         Output {
             o: HostTensor::from_bytes(s.dtype, o).values,

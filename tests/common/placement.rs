@@ -1,9 +1,9 @@
 //! Where the elements of tensors lie in device memory: strides, gaps, poison between them.
 
-use deltawave::inputs::Tensor as HostTensor;
 use deltawave::runtime::Context;
 use deltawave::tensor::{Buffer, TokenScalars, Tokens, TokensMut};
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::{Case, Entry, Layout, StateKind};
 

@@ -1,10 +1,10 @@
 //! A case whose states are slots of a pool, updated in place.
 
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::prefill::{StateMut, StatePool};
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::{StateMut, StatePool};
 use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::{Case, Data, Loaded, Output, StateKind, assert_same_bits, run};
 
@@ -74,8 +74,12 @@ impl LoadedPool {
         let mut out = Self::of_strides(context, case, pool.kind, pool.size, pool.gaps);
         let size = pool.kind.dtype.size();
         let initial = data.initial.as_ref().expect("initial states");
-        let ordered =
-            super::loaded::reorder(&initial.values, pool.kind.layout, s.key_dim, s.value_dim);
+        let ordered = super::loaded::reorder(
+            &initial.values,
+            pool.kind.layout,
+            s.heads.key_dim,
+            s.heads.value_dim,
+        );
         let dense = HostTensor::new(pool.kind.dtype, ordered).bytes;
         for (n, slot) in (0..case.lengths.len()).filter_map(|n| Some((n, pool.read(n)?))) {
             let [_, heads, rows, _] = out.shape;
@@ -164,7 +168,7 @@ impl LoadedPool {
                 });
             }
             let values = HostTensor::from_bytes(self.kind.dtype, bytes).values;
-            let (k, v) = (case.spec.key_dim, case.spec.value_dim);
+            let (k, v) = (case.spec.heads.key_dim, case.spec.heads.value_dim);
             out.extend(self.kind.layout.to_key_major(&values, k, v));
         }
         assert!(
@@ -218,7 +222,7 @@ pub fn check_pool(context: &Context, case: &Case, pool: &PoolCase) -> Output {
     let expected = run(context, &apart, &data);
     let (mut wanted, row) = (
         expected.clone(),
-        case.spec.value_heads * case.spec.value_dim,
+        case.spec.heads.value * case.spec.heads.value_dim,
     );
     let states = wanted.state.as_mut().expect("states");
     let each = states.len() / sequences;

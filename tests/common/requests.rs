@@ -1,8 +1,8 @@
 //! Requests that are to be refused: tensors at addresses, and with owners, that a valid one does not have.
 
+use deltawave::batch::PerSequence;
 use deltawave::error::ArgumentKind;
 use deltawave::runtime::{Backend, Context};
-use deltawave::sequences::PerSequence;
 use deltawave::tensor::{Buffer, Element, Tensor, TensorMut, dense_strides};
 use deltawave::types::Dtype;
 use deltawave::{ArgumentError, Error};

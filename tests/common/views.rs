@@ -1,10 +1,14 @@
 //! Batches on views of one's own making.
 
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::prefill::{Gating, Prefill, PrefillTensors, StateMut, Workspace};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillTensors};
 use deltawave::runtime::Context;
+use deltawave::state::StateMut;
+use deltawave::state::States;
 use deltawave::tensor::{TokenScalars, Tokens, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::case::state_shape;
 use super::{Case, Output};
@@ -23,7 +27,7 @@ pub fn run_views(context: &Context, case: &Case, views: Views<'_>) -> Output {
     let s = &case.spec;
     let stream = context.stream().expect("a stream");
     let plan = Prefill::packed(context, *s, &case.cu_seqlens(), case.tokens()).expect("a plan");
-    let shape = [case.tokens(), s.value_heads, s.value_dim];
+    let shape = [case.tokens(), s.heads.value, s.heads.value_dim];
     let elements: usize = shape.iter().product();
     let poison = |bytes: usize| context.upload(&vec![0xffu8; bytes]).expect("memory");
     let mut o = poison(elements * s.dtype.size());
@@ -31,6 +35,7 @@ pub fn run_views(context: &Context, case: &Case, views: Views<'_>) -> Output {
     let mut last = poison(states.iter().product::<usize>() * 4);
     let mut workspace = poison(plan.workspace_bytes());
     let tensors = PrefillTensors {
+        cu_seqlens: None,
         q: views.q,
         k: views.k,
         v: views.v,
@@ -38,18 +43,18 @@ pub fn run_views(context: &Context, case: &Case, views: Views<'_>) -> Output {
             g: views.g,
             beta: views.beta,
         },
-        initial_state: None,
-        has_initial_state: None,
+        states: States::Separate {
+            initial: None,
+            last: Some(StateMut {
+                tensor: last
+                    .tensor_of_mut(Dtype::F32, states, dense_strides(states), 0)
+                    .expect("in range"),
+                layout: StateLayout::KeyMajor,
+            }),
+        },
         o: o.tensor_of_mut(s.dtype, shape, dense_strides(shape), 0)
             .expect("in range")
             .into(),
-        final_state: Some(StateMut {
-            tensor: last
-                .tensor_of_mut(Dtype::F32, states, dense_strides(states), 0)
-                .expect("in range"),
-            layout: StateLayout::KeyMajor,
-        }),
-        pool: None,
         snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))

@@ -4,8 +4,12 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use deltawave::prefill::{Gating, PrefillSpec, PrefillTensors, State, StateMut};
+use deltawave::gates::Gating;
+use deltawave::prefill::{PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
+use deltawave::state::InitialState;
+use deltawave::state::States;
+use deltawave::state::{State, StateMut};
 use deltawave::tensor::Buffer;
 use deltawave::types::StateLayout;
 use half::bf16;
@@ -209,21 +213,25 @@ impl Layer {
             },
         };
         let tensors = PrefillTensors {
+            cu_seqlens: None,
             q: self.q.tensor(keys)?.into(),
             k: self.k.tensor(keys)?.into(),
             v: self.v.tensor(values)?.into(),
             gating,
-            initial_state: Some(State {
-                tensor: self.initial.tensor(states)?,
-                layout: StateLayout::KeyMajor,
-            }),
-            has_initial_state: Some((&self.has_initial).into()),
+            states: States::Separate {
+                initial: Some(InitialState {
+                    state: State {
+                        tensor: self.initial.tensor(states)?,
+                        layout: StateLayout::KeyMajor,
+                    },
+                    has_initial_state: Some((&self.has_initial).into()),
+                }),
+                last: Some(StateMut {
+                    tensor: self.last.tensor_mut(states)?,
+                    layout: StateLayout::ValueMajor,
+                }),
+            },
             o: self.o.tensor_mut(values)?.into(),
-            final_state: Some(StateMut {
-                tensor: self.last.tensor_mut(states)?,
-                layout: StateLayout::ValueMajor,
-            }),
-            pool: None,
             snapshots: None,
         };
         Ok((tensors, &mut self.workspace))

@@ -3,11 +3,11 @@
 
 use std::f32::consts::LN_2;
 
-use deltawave::inputs::{Gates, Tensor as HostTensor};
-use deltawave::metrics::compare;
-use deltawave::oracle;
 use deltawave::prefill::{Prefill, PrefillSpec};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 
 use crate::common::{
     Case, Data, GateKind, Output, StateKind, check, check_output, context, judge, run, spec,
@@ -29,7 +29,7 @@ fn cut(spec: PrefillSpec, lengths: &[usize], segments: usize) -> Case {
 /// Data whose gates are a function of token and head.
 fn with_gates(case: &Case, g: impl Fn(usize, usize) -> f32) -> Data {
     let mut data = case.data();
-    let heads = case.spec.value_heads;
+    let heads = case.spec.heads.value;
     for (i, x) in data.inputs.g.iter_mut().enumerate() {
         *x = g(i / heads, i % heads);
     }
@@ -80,7 +80,7 @@ fn gates_of_every_strength() {
 fn check_from(case: &Case, data: &Data, token: usize) -> Output {
     let output = run(&context(), case, data);
     let expected = oracle::prefill(&data.problem(case)).expect("a problem");
-    let from = token * case.spec.value_heads * case.spec.value_dim;
+    let from = token * case.spec.heads.value * case.spec.heads.value_dim;
     let o = compare(&output.o[from..], &expected.o[from..]);
     assert!(o.rms_ratio < 1.5e-2, "o: {o:?}");
     let state = compare(

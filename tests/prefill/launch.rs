@@ -1,8 +1,8 @@
 //! Workspaces, streams, graphs, and the same bits every time.
 
-use deltawave::inputs::Gates;
-use deltawave::prefill::{DevicePrefill, Part, Prefill};
+use deltawave::prefill::{Part, Prefill};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::Gates;
 
 use crate::common::{
     Case, Entry, GateKind, Loaded, Output, StateKind, assert_same_bits, bits, check_output,
@@ -94,7 +94,7 @@ fn value_heads_share_a_workgroup_or_do_not() {
     ] {
         let mut case = mixed_case(Entry::Packed);
         case.spec = spec(Dtype::Bf16, key_heads, value_heads, 64, 48);
-        case.spec.head_map = head_map;
+        case.spec.heads.map = head_map;
         case.spec.segments = Some(1);
         case.gate_kind = gate_kind;
         let data = case.data();
@@ -125,7 +125,7 @@ fn workspace_bytes_follow_the_shape() {
     assert_eq!(bytes(&[0, 10, 100], 100), bytes(&[0, 64, 99], 100));
     assert!(bytes(&[0, 100], 100) < bytes(&[0, 100], 1000));
     assert_eq!(bytes(&[0], 0), 0);
-    let device = DevicePrefill::new(&context, s, 100, 2).unwrap();
+    let device = Prefill::device(&context, s, 100, 2).unwrap();
     assert!(device.workspace_bytes() > bytes(&[0, 10, 100], 100));
     // The worst case of chunks for tokens: every sequence ends just past a boundary.
     for lengths in [&[65, 65, 65, 65][..], &[1; 20], &[64, 1, 127, 1, 63, 66]] {
@@ -253,12 +253,12 @@ fn later_chunks_are_as_accurate() {
         case.gates = Gates::Mixed;
         let data = case.data();
         let output = run(&context, &case, &data);
-        let reference = deltawave::oracle::prefill(&data.problem(&case)).unwrap();
+        let reference = deltawave_lab::oracle::prefill(&data.problem(&case)).unwrap();
         let row = 4 * 64;
         let limit = if dtype == Dtype::Bf16 { 5.5e-3 } else { 7e-4 };
         for chunk in 0..3 {
             let rows = chunk * 64 * row..(chunk + 1) * 64 * row;
-            let c = deltawave::metrics::compare(&output.o[rows.clone()], &reference.o[rows]);
+            let c = deltawave_lab::metrics::compare(&output.o[rows.clone()], &reference.o[rows]);
             assert!(c.rms_ratio < limit, "chunk {chunk}: {c:?}");
         }
     }

@@ -1,10 +1,15 @@
 //! Shapes, head maps, states and views of every kind.
 
-use deltawave::inputs::{Gates, Tensor as HostTensor};
-use deltawave::prefill::{Gating, Prefill, PrefillTensors, State, StateMut, Workspace};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Prefill, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
+use deltawave::state::InitialState;
+use deltawave::state::States;
+use deltawave::state::{State, StateMut};
 use deltawave::tensor::{Buffer, dense_strides};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use hip_sys::hipMemcpyKind;
 
 use crate::common::{
@@ -66,7 +71,7 @@ fn head_counts() {
         let mut outputs = Vec::new();
         for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
             let mut case = Case::new(spec(Dtype::Bf16, key_heads, value_heads, 48, 32), &[75, 20]);
-            case.spec.head_map = head_map;
+            case.spec.heads.map = head_map;
             let data = case.data();
             let output = run(&context(), &case, &data);
             check_output(&case, &data, &output, 1.15);
@@ -530,7 +535,12 @@ fn far_apart(
     (sequence_stride, state_head_stride): (usize, usize),
 ) {
     let s = &case.spec;
-    let (hk, hv, k, v) = (s.key_heads, s.value_heads, s.key_dim, s.value_dim);
+    let (hk, hv, k, v) = (
+        s.heads.key,
+        s.heads.value,
+        s.heads.key_dim,
+        s.heads.value_dim,
+    );
     let tokens = case.tokens();
     let of = |heads: usize| move |i: usize| place(i / heads, i % heads);
     let (st, sh) = (place(1, 0), place(0, 1));
@@ -576,6 +586,7 @@ fn far_apart(
         }
     };
     let tensors = PrefillTensors {
+        cu_seqlens: None,
         q: key(&q.buffer).into(),
         k: key(&kk.buffer).into(),
         v: vv
@@ -597,26 +608,29 @@ fn far_apart(
                     .into(),
             ),
         },
-        initial_state: Some(State {
-            tensor: initial
-                .buffer
-                .tensor_of(Dtype::F32, shape, strides, 0)
-                .unwrap(),
-            layout: StateLayout::KeyMajor,
-        }),
-        has_initial_state: None,
+        states: States::Separate {
+            initial: Some(InitialState {
+                state: State {
+                    tensor: initial
+                        .buffer
+                        .tensor_of(Dtype::F32, shape, strides, 0)
+                        .unwrap(),
+                    layout: StateLayout::KeyMajor,
+                },
+                has_initial_state: None,
+            }),
+            last: Some(StateMut {
+                tensor: last
+                    .buffer
+                    .tensor_of_mut(Dtype::F32, shape, strides, 0)
+                    .unwrap(),
+                layout: StateLayout::KeyMajor,
+            }),
+        },
         o: o.buffer
             .tensor_of_mut(s.dtype, [tokens, hv, v], [st, sh, 1], 0)
             .unwrap()
             .into(),
-        final_state: Some(StateMut {
-            tensor: last
-                .buffer
-                .tensor_of_mut(Dtype::F32, shape, strides, 0)
-                .unwrap(),
-            layout: StateLayout::KeyMajor,
-        }),
-        pool: None,
         snapshots: None,
     };
     plan.launch(stream, &tensors, Workspace::new(&mut workspace))
@@ -677,6 +691,7 @@ fn a_batch_stride_beyond_32_bits() {
         .into()
     };
     let tensors = PrefillTensors {
+        cu_seqlens: None,
         q: rows(&q.buffer, k),
         k: rows(&kk.buffer, k),
         v: rows(&vv.buffer, v),
@@ -684,19 +699,19 @@ fn a_batch_stride_beyond_32_bits() {
             g: Some(g.tensor([batch, tokens, h]).unwrap().into()),
             beta: Some(beta.tensor([batch, tokens, h]).unwrap().into()),
         },
-        initial_state: None,
-        has_initial_state: None,
+        states: States::Separate {
+            initial: None,
+            last: Some(StateMut {
+                tensor: last
+                    .tensor_strided_mut(states, dense_strides(states), 0)
+                    .unwrap(),
+                layout: StateLayout::KeyMajor,
+            }),
+        },
         o: o.buffer
             .tensor_of_mut(Dtype::Bf16, [batch, tokens, h, v], [apart, v, v, 1], 0)
             .unwrap()
             .into(),
-        final_state: Some(StateMut {
-            tensor: last
-                .tensor_strided_mut(states, dense_strides(states), 0)
-                .unwrap(),
-            layout: StateLayout::KeyMajor,
-        }),
-        pool: None,
         snapshots: None,
     };
     plan.launch(&stream, &tensors, Workspace::new(&mut workspace))

@@ -1,9 +1,9 @@
 //! States in a pool, read and written in place: the bits of a run with states of their own, and no other byte changes.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave::inputs::Gates;
 use deltawave::prefill::{CHUNK, Part, Prefill, Snapshot};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::Gates;
 
 use crate::common::{
     Case, Entry, Loaded, PoolCase, SnapshotCase, StateKind, check_output, check_pool, context,
@@ -195,7 +195,7 @@ fn padding_is_not_prepared() {
         let workspace = loaded.workspace(&stream);
         let (records, summaries) = workspace.split_at(record_bytes);
         let each = record_bytes / whole.chunk_entries();
-        let summary = spec.value_heads * (48 + 64) * 64 * size_of::<f32>();
+        let summary = spec.heads.value * (48 + 64) * 64 * size_of::<f32>();
         let segment = 5usize.div_ceil(segments);
         let mut before = 0;
         for (n, &length) in case.lengths.iter().enumerate() {
@@ -230,7 +230,7 @@ fn shared_prefixes() {
         for n in [2, 4] {
             initial.values.copy_within(0..each, n * each);
         }
-        *initial = deltawave::inputs::Tensor::new(Dtype::F32, initial.values.clone());
+        *initial = deltawave_lab::inputs::Tensor::new(Dtype::F32, initial.values.clone());
         let expected = crate::common::run(&context(), &case, &data);
         case.initial = Some(pool.kind);
         let output = crate::common::run_pool(&context(), &case, &data, &pool);
@@ -276,7 +276,7 @@ fn halves_of_sequences() {
     let first = crate::common::run(&context, &case, &data);
     let mut again = case.data();
     let values = first.state.unwrap();
-    again.initial = Some(deltawave::inputs::Tensor::new(Dtype::F32, values));
+    again.initial = Some(deltawave_lab::inputs::Tensor::new(Dtype::F32, values));
     let second = crate::common::run(&context, &case, &again);
     assert_eq!(second.state.unwrap(), twice);
 }

@@ -1,10 +1,10 @@
 //! Sequences that are cut into segments: the state passes from one to the next through summaries.
 
 use deltawave::error::Error;
-use deltawave::inputs::{Gates, Keys, Tensor as HostTensor};
-use deltawave::metrics::compare;
-use deltawave::prefill::{DevicePrefill, Part, Prefill};
+use deltawave::prefill::{Part, Prefill};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
 
 use crate::common::{
     Case, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,
@@ -77,7 +77,7 @@ fn all_options() {
             case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][i % 4];
             case.keys = [Keys::Normal, Keys::Silu][i % 2];
             case.spec.qk_l2norm = i % 2 == 0;
-            case.spec.head_map = [HeadMap::Grouped, HeadMap::Tiled][i % 2];
+            case.spec.heads.map = [HeadMap::Grouped, HeadMap::Tiled][i % 2];
             let state = [Dtype::F32, Dtype::Bf16][i % 2];
             let layouts = [StateLayout::KeyMajor, StateLayout::ValueMajor];
             case.initial = Some(StateKind {
@@ -270,9 +270,9 @@ fn refusals() {
     case.spec.compute_units = Some(0);
     refused(packed(&case), "compute_units: 0; it must be at least 1");
     case.spec.compute_units = None;
-    assert!(DevicePrefill::new(&context(), case.spec, 200, 1).is_ok());
+    assert!(Prefill::device(&context(), case.spec, 200, 1).is_ok());
     case.spec.segments = Some(2);
-    let device = DevicePrefill::new(&context(), case.spec, 200, 1).map(drop);
+    let device = Prefill::device(&context(), case.spec, 200, 1).map(drop);
     refused(device, "segments: 2; sequences whose lengths");
     // More threads than a launch can have.
     let many = cut(spec(Dtype::Bf16, 1, 1 << 19, 16, 16), &[64 * 64], 64);

@@ -1,11 +1,11 @@
 //! States in the course of sequences: those that the walk goes on with, on every path of the planner.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave::inputs::{Gates, Tensor as HostTensor};
-use deltawave::metrics::compare;
-use deltawave::oracle;
 use deltawave::prefill::{Prefill, Snapshot};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 
 use crate::common::{
     Case, Data, Entry, Loaded, Output, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
@@ -49,13 +49,16 @@ fn part(case: &Case, data: &Data, n: usize, [from, to]: [usize; 2], state: &[f32
     let cut =
         |t: &HostTensor, w: usize| HostTensor::new(t.dtype, t.values[from * w..to * w].to_vec());
     let (i, whole) = (&mut rest.inputs, &data.inputs);
-    let (keys, values) = (s.key_heads * s.key_dim, s.value_heads * s.value_dim);
+    let (keys, values) = (
+        s.heads.key * s.heads.key_dim,
+        s.heads.value * s.heads.value_dim,
+    );
     (i.q, i.k, i.v) = (
         cut(&whole.q, keys),
         cut(&whole.k, keys),
         cut(&whole.v, values),
     );
-    let heads = s.value_heads;
+    let heads = s.heads.value;
     i.g = whole.g[from * heads..to * heads].to_vec();
     i.beta = whole.beta[from * heads..to * heads].to_vec();
     i.spec.tokens = to - from;
@@ -109,7 +112,7 @@ fn snapshots_are_states() {
     {
         for segments in [1, 2, 5] {
             let mut case = case([Dtype::Bf16, Dtype::F16][i % 2], segments);
-            (case.spec.key_dim, case.spec.value_dim) = (k, v);
+            (case.spec.heads.key_dim, case.spec.heads.value_dim) = (k, v);
             case.lengths = vec![330, 70];
             let data = case.data();
             let expected = run(&context(), &case, &data);
@@ -375,7 +378,7 @@ fn refusals() {
         "elements",
     );
     let mut other = case.clone();
-    other.spec.value_dim = 32;
+    other.spec.heads.value_dim = 32;
     let mut loaded =
         Loaded::new(&context(), &case, &data).with_snapshots(&context(), &other, &given);
     refused(loaded.launch(&case, &stream), "snapshots", Shape, "shape");

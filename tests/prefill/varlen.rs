@@ -1,7 +1,7 @@
 //! Sequences of every length, and lengths that only the device knows.
 
-use deltawave::inputs::{Gates, Tensor as HostTensor};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
     Case, Data, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,
@@ -98,8 +98,12 @@ fn neighbours_do_not_leak() {
 pub fn check_isolation(mut case: Case) {
     case.initial = Some(F32_STATE);
     let s = case.spec;
-    let row = s.value_heads * s.value_dim;
-    let widths = [s.key_heads * s.key_dim, s.key_heads * s.key_dim, row];
+    let row = s.heads.value * s.heads.value_dim;
+    let widths = [
+        s.heads.key * s.heads.key_dim,
+        s.heads.key * s.heads.key_dim,
+        row,
+    ];
     let (begin, end) = (case.lengths[0], case.lengths[0] + case.lengths[1]);
     let expected = run(&context(), &case, &case.data());
     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -111,9 +115,9 @@ pub fn check_isolation(mut case: Case) {
             *t = HostTensor::new(s.dtype, values);
         }
         for gates in [&mut i.g, &mut i.beta] {
-            gates[begin * s.value_heads..end * s.value_heads].fill(poison);
+            gates[begin * s.heads.value..end * s.heads.value].fill(poison);
         }
-        let size = row * s.key_dim;
+        let size = row * s.heads.key_dim;
         dirty.initial.as_mut().expect("states").values[size..2 * size].fill(poison);
         let output = run(&context(), &case, &dirty);
         let (a, b) = (bits(&expected.o), bits(&output.o));
@@ -139,7 +143,7 @@ fn padding_rows_become_zeros() {
                 let mut case = Case::new(spec(Dtype::Bf16, 2, 6, 32, 48), lengths);
                 case.padding = padding;
                 case.entry = entry;
-                case.spec.head_map = head_map;
+                case.spec.heads.map = head_map;
                 case.layout = Layout::Padded(8, 24, 16);
                 let used: usize = lengths.iter().sum();
                 let clean = case.data();

@@ -5,7 +5,7 @@ use super::state::{Device, Outcome, Working, device, explain, working};
 use crate::code_object::CodeObject;
 use crate::exec::MfmaMode;
 use crate::fault::FaultKind;
-use crate::launch::{Launch, LaunchError, Options, Record, WaveOrder};
+use crate::launch::{Launch, LaunchError, Options, Record};
 use crate::memory::Memory;
 use crate::timing;
 use core::ffi::c_void;
@@ -418,7 +418,7 @@ unsafe fn pack(
 }
 
 /// The options that the environment asks for: `DELTAWAVE_SIM_MFMA` (`fast`, `exact`),
-/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seed:N`),
+/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seeded:SEED`),
 /// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)),
 /// `DELTAWAVE_SIM_PROFILE` (a file to which each launch adds its counters as a line of JSON), `DELTAWAVE_SIM_GPU`
 /// (`mi300x`, `mi325x`, `mi308x`: which GPU the device is, and for which one times are modelled).
@@ -446,11 +446,7 @@ pub fn options_from_environment() -> Options {
         Some(())
     });
     read("DELTAWAVE_SIM_ORDER", &mut |options, value| {
-        options.order = match value {
-            "run-ahead" => WaveOrder::RunAhead,
-            "in-step" => WaveOrder::InStep,
-            _ => WaveOrder::Seeded(value.strip_prefix("seed:")?.parse().ok()?),
-        };
+        options.order = value.parse().ok()?;
         Some(())
     });
     read("DELTAWAVE_SIM_CHECKS", &mut |options, value| {

@@ -2,7 +2,7 @@
 //!
 //! A few workgroups of the launch are recorded while they are simulated ([`trace::Recording`]), and replayed on a model
 //! of one compute unit, as many at a time as fit on it. What that compute unit needs for its share of the workgroups is
-//! the launch's time. `docs/timing-model.md` says how it is calibrated, and how far it is off.
+//! the launch's time. `docs/results/timing-model.md` says how it is calibrated, and how far it is off.
 //!
 //! | what | file |
 //! |---|---|
@@ -33,7 +33,7 @@ use memory::{Path, Sharing};
 /// Workgroups to record: enough for what neighbours share in L2 to show.
 pub const SAMPLE: u32 = 8;
 
-/// The free parameters, fitted to published times (`docs/timing-model.md`).
+/// The free parameters, fitted to published times (`docs/results/timing-model.md`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
     /// What a compute unit's clocks are multiplied with: what the model leaves out.

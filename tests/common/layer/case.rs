@@ -1,10 +1,10 @@
 //! A layer's batch, and its tensors on the host.
 
-use deltawave::inputs::{Tensor as HostTensor, random_normal};
 use deltawave::layer::LayerSpec;
 use deltawave::norm::OutputGate;
-use deltawave::oracle::layer::LayerProblem;
 use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave_lab::oracle::layer::LayerProblem;
 
 use super::Output;
 
@@ -21,7 +21,7 @@ pub struct Case {
     pub value_major: bool,
     pub token_major: bool,
     pub has_slots: bool,
-    /// Lengths are on the device alone: a `DeviceLayer`.
+    /// Lengths are on the device alone: a `Layer`.
     pub device: bool,
     /// Which sequences have an initial state, and which are padding: bit n % 8.
     pub has_initial: u8,
@@ -101,7 +101,7 @@ impl Case {
     }
 
     pub fn values(&self) -> usize {
-        self.spec.value_heads * self.spec.value_dim
+        self.spec.heads.value * self.spec.heads.value_dim
     }
 
     pub fn columns(&self) -> usize {
@@ -112,7 +112,7 @@ impl Case {
     pub fn sizes(&self) -> (usize, usize) {
         (
             self.channels() * self.columns(),
-            self.values() * self.spec.key_dim,
+            self.values() * self.spec.heads.key_dim,
         )
     }
 
@@ -122,13 +122,13 @@ impl Case {
             return c;
         }
         let s = &self.spec;
-        let (keys, own) = (s.key_heads * s.key_dim, self.values() / s.key_heads);
-        let group = 2 * (s.key_dim + own);
+        let (keys, own) = (s.heads.key * s.heads.key_dim, self.values() / s.heads.key);
+        let group = 2 * (s.heads.key_dim + own);
         let (size, offset, c) = match c {
-            c if c < keys => (s.key_dim, 0, c),
-            c if c < 2 * keys => (s.key_dim, s.key_dim, c - keys),
-            c if c < 2 * keys + self.values() => (own, 2 * s.key_dim, c - 2 * keys),
-            c => (own, 2 * s.key_dim + own, c - 2 * keys - self.values()),
+            c if c < keys => (s.heads.key_dim, 0, c),
+            c if c < 2 * keys => (s.heads.key_dim, s.heads.key_dim, c - keys),
+            c if c < 2 * keys + self.values() => (own, 2 * s.heads.key_dim, c - 2 * keys),
+            c => (own, 2 * s.heads.key_dim + own, c - 2 * keys - self.values()),
         };
         c / size * group + offset + c % size
     }
@@ -158,7 +158,7 @@ pub struct Data {
 impl Data {
     pub fn new(case: &Case) -> Self {
         let s = &case.spec;
-        let (tokens, heads) = (case.tokens(), s.value_heads);
+        let (tokens, heads) = (case.tokens(), s.heads.value);
         let draw = |dtype, name, n| random_normal(dtype, name, n, case.seed);
         let (conv, state) = case.sizes();
         // Gates as models have them: A from 1 to 16, softplus(dt_bias) from 0.001 to 0.1.
@@ -173,7 +173,7 @@ impl Data {
             conv_bias: draw(Dtype::F32, "conv_bias", case.channels()),
             a_log: HostTensor::new(Dtype::F32, a_log.collect()),
             dt_bias: HostTensor::new(Dtype::F32, dt_bias.collect()),
-            norm_weight: draw(Dtype::F32, "norm_weight", s.value_dim),
+            norm_weight: draw(Dtype::F32, "norm_weight", s.heads.value_dim),
             conv_state: draw(s.dtype, "conv_state", case.sequences() * conv),
             state: draw(case.state_dtype, "state", case.sequences() * state),
         }
@@ -185,7 +185,7 @@ impl Data {
             let rows = first * row..(first + case.tokens()) * row;
             HostTensor::new(t.dtype, t.values[rows].to_vec())
         };
-        let heads = case.spec.value_heads;
+        let heads = case.spec.heads.value;
         Data {
             x: pick(&self.x, case.channels()),
             z: pick(&self.z, case.values()),
@@ -219,10 +219,10 @@ impl Data {
         LayerProblem {
             dtype: s.dtype,
             tokens: case.tokens(),
-            key_heads: s.key_heads,
-            value_heads: s.value_heads,
-            key_dim: s.key_dim,
-            value_dim: s.value_dim,
+            key_heads: s.heads.key,
+            value_heads: s.heads.value,
+            key_dim: s.heads.key_dim,
+            value_dim: s.heads.value_dim,
             width: s.width,
             x: &self.x.values,
             z: &self.z.values,
@@ -235,7 +235,7 @@ impl Data {
             norm_weight: Some(&self.norm_weight.values),
             allow_neg_eigval: s.allow_neg_eigval,
             l2_norm: s.qk_l2norm,
-            head_map: s.head_map,
+            head_map: s.heads.map,
             eps: s.eps.into(),
             silu: s.gate == OutputGate::Silu,
             cu_seqlens,

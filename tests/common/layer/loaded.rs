@@ -1,12 +1,12 @@
 //! A layer on the device: its memory, poisoned where it is written, and what a launch left there.
 
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::layer::{DeviceLayer, Layer, LayerStates, LayerTensors, LayerWeights};
-use deltawave::prefill::Workspace;
+use deltawave::layer::{Layer, LayerStates, LayerTensors, LayerWeights};
 use deltawave::runtime::{Context, Stream};
 use deltawave::tensor::{Buffer, Tensor, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::Tensor as HostTensor;
 
 use super::{Case, Data};
 
@@ -29,15 +29,11 @@ impl PartialEq for Output {
     }
 }
 
-/// Who knows the lengths.
-enum Plan {
-    Host(Layer),
-    Device(DeviceLayer, Buffer<i32>),
-}
-
 /// A case on the device.
 pub struct Loaded {
-    plan: Plan,
+    plan: Layer,
+    /// Lengths that launches read on the device.
+    lengths: Option<Buffer<i32>>,
     projections: Buffer<u8>,
     a: Buffer<u8>,
     b: Buffer<u8>,
@@ -69,24 +65,21 @@ impl Loaded {
         let upload = |bytes: &[u8]| context.upload(bytes).unwrap();
         let before = pools(case, data);
         let lengths = case.cu_seqlens();
-        let plan = match case.device {
-            false => {
-                Plan::Host(Layer::packed(context, *s, &lengths, tokens, case.decodes).unwrap())
-            }
-            true => {
-                let plan = DeviceLayer::new(context, *s, tokens, case.sequences(), case.decodes);
-                Plan::Device(plan.unwrap(), context.upload(&lengths).unwrap())
-            }
+        let (plan, device_lengths) = match case.device {
+            false => (
+                Layer::packed(context, *s, &lengths, tokens, case.decodes),
+                None,
+            ),
+            true => (
+                Layer::device(context, *s, tokens, case.sequences(), case.decodes),
+                Some(context.upload(&lengths).unwrap()),
+            ),
         };
+        let plan = plan.unwrap();
         let y = poison(s.dtype, Y_OFFSET + tokens * (case.values() + Y_PAD));
-        let workspace = vec![
-            0xff;
-            match &plan {
-                Plan::Host(plan) => plan.workspace_bytes(),
-                Plan::Device(plan, _) => plan.workspace_bytes(),
-            }
-        ];
+        let workspace = vec![0xff; plan.workspace_bytes()];
         Loaded {
+            lengths: device_lengths,
             projections: upload(&projections(case, data)),
             a: upload(&data.a.bytes),
             b: upload(&data.b.bytes),
@@ -116,14 +109,14 @@ impl Loaded {
         self.set_lengths(&case.cu_seqlens());
     }
 
-    /// What a [`DeviceLayer`] reads for its lengths.
+    /// What a [`Layer`] reads for its lengths.
     pub fn set_lengths(&mut self, cu_seqlens: &[i32]) {
-        if let Plan::Device(_, lengths) = &mut self.plan {
+        if let Some(lengths) = &mut self.lengths {
             lengths.write(cu_seqlens).unwrap();
         }
     }
 
-    /// What a [`DeviceLayer`] says of its lengths.
+    /// What a [`Layer`] says of its lengths.
     pub fn status(&self, stream: &Stream) -> u32 {
         let bytes = self.workspace.download(stream).unwrap();
         u32::from_le_bytes(bytes[..4].try_into().unwrap())
@@ -151,7 +144,7 @@ impl Loaded {
         change: impl FnOnce(&mut LayerTensors<'_>),
     ) -> deltawave::Result<()> {
         let s = case.spec;
-        let (tokens, heads, channels) = (case.tokens(), s.value_heads, case.channels());
+        let (tokens, heads, channels) = (case.tokens(), s.heads.value, case.channels());
         let row = channels + case.values();
         let projections = self
             .projections
@@ -168,8 +161,8 @@ impl Loaded {
         };
         let conv_strides = dense_strides(shape);
         let matrix = match case.value_major {
-            true => [slots, heads, s.value_dim, s.key_dim],
-            false => [slots, heads, s.key_dim, s.value_dim],
+            true => [slots, heads, s.heads.value_dim, s.heads.key_dim],
+            false => [slots, heads, s.heads.key_dim, s.heads.value_dim],
         };
         let strides = dense_strides(matrix);
         let (z, x) = match case.interleaved {
@@ -183,6 +176,7 @@ impl Loaded {
             ),
         };
         let mut tensors = LayerTensors {
+            cu_seqlens: self.lengths.as_ref().map(Into::into),
             x,
             z,
             a: (self.a.tensor_of(s.dtype, [tokens, heads], [heads, 1], 0)?).into(),
@@ -192,7 +186,7 @@ impl Loaded {
                 conv_bias: Some(vector(conv_bias, channels)),
                 a_log: vector(a_log, heads),
                 dt_bias: Some(vector(dt_bias, heads)),
-                norm: Some(vector(norm, s.value_dim)),
+                norm: Some(vector(norm, s.heads.value_dim)),
             },
             states: LayerStates {
                 conv: self
@@ -210,18 +204,15 @@ impl Loaded {
                 .y
                 .tensor_of_mut(
                     s.dtype,
-                    [tokens, heads, s.value_dim],
-                    [case.values() + Y_PAD, s.value_dim, 1],
+                    [tokens, heads, s.heads.value_dim],
+                    [case.values() + Y_PAD, s.heads.value_dim, 1],
                     Y_OFFSET,
                 )?
                 .into(),
         };
         change(&mut tensors);
         let workspace = Workspace::new(&mut self.workspace);
-        match &self.plan {
-            Plan::Host(plan) => plan.launch(stream, &tensors, workspace),
-            Plan::Device(plan, lengths) => plan.launch(stream, lengths, &tensors, workspace),
-        }
+        self.plan.launch(stream, &tensors, workspace)
     }
 
     pub fn output(&self, case: &Case, stream: &Stream) -> Output {
@@ -253,7 +244,7 @@ impl Loaded {
                 false => conv,
             },
             states: match case.value_major && !states.values.is_empty() {
-                true => transposed(states, s.key_dim, s.value_dim),
+                true => transposed(states, s.heads.key_dim, s.heads.value_dim),
                 false => states,
             },
             pools,
@@ -331,7 +322,7 @@ pub fn pools(case: &Case, data: &Data) -> [Vec<u8>; 2] {
         place(
             &data.state,
             state,
-            [s.key_dim, s.value_dim],
+            [s.heads.key_dim, s.heads.value_dim],
             case.value_major,
         ),
     ]

@@ -4,10 +4,10 @@
 mod case;
 pub mod loaded;
 
-use deltawave::inputs::Tensor as HostTensor;
-use deltawave::metrics::{UNFUSED_SLACK, compare};
-use deltawave::oracle::layer::{layer, unfused_layer};
 use deltawave::runtime::Context;
+use deltawave_lab::inputs::Tensor as HostTensor;
+use deltawave_lab::metrics::{UNFUSED_SLACK, compare};
+use deltawave_lab::oracle::layer::{layer, unfused_layer};
 
 pub use case::{Case, Data};
 use loaded::pools;

@@ -26,7 +26,7 @@ Clocks are sums over all waves, of a SIMD's matrix, vector and scalar unit, or o
 a compute unit's LDS: the time that the units are busy, without any waiting.
 'at least' spreads them evenly over the GPU. Memory counts lines of 128 bytes,
 each once for the launch (HBM) and once for each die (L2 fill). What is modelled
-says so: see wavesim model, and docs/timing-model.md for how far it is off.
+says so: see wavesim model, and docs/results/timing-model.md for how far it is off.
 
 Examples:
   wavesim profile saxpy.co --grid 4 --block 256 --arg zeros:4096 \\

@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mfma::Fast)]
     mfma: Mfma,
     /// Order of a workgroup's waves: run-ahead, in-step or seeded:SEED
-    #[arg(long, default_value = "run-ahead", value_parser = order)]
+    #[arg(long, default_value_t)]
     order: WaveOrder,
     /// What to check while it runs: all, none, or some of uninitialized, waits,
     /// hazards, races, barriers, separated by commas [default: all; profile, model: none]
@@ -123,26 +123,6 @@ fn dims(text: &str) -> Result<[u32; 3], String> {
     Ok(dims)
 }
 
-fn order(text: &str) -> Result<WaveOrder, String> {
-    match text {
-        "run-ahead" => Ok(WaveOrder::RunAhead),
-        "in-step" => Ok(WaveOrder::InStep),
-        _ => text
-            .strip_prefix("seeded:")
-            .and_then(|seed| seed.parse().ok())
-            .map(WaveOrder::Seeded)
-            .ok_or_else(|| "expected run-ahead, in-step or seeded:SEED".into()),
-    }
-}
-
-fn order_name(order: WaveOrder) -> String {
-    match order {
-        WaveOrder::RunAhead => "run-ahead".into(),
-        WaveOrder::InStep => "in-step".into(),
-        WaveOrder::Seeded(seed) => format!("seeded:{seed}"),
-    }
-}
-
 /// The parameters of a kernel, a line each.
 pub fn signature<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
     let mut text = String::new();
@@ -175,7 +155,7 @@ pub fn run(args: &Args) -> Result<String, Failure> {
                 "block": args.block,
                 "dynamic_lds_bytes": args.lds,
                 "mfma_mode": match args.mfma { Mfma::Fast => "fast", Mfma::Exact => "exact" },
-                "order": order_name(args.order),
+                "order": args.order.to_string(),
                 "workgroups": stats.workgroups,
                 "waves": stats.waves,
                 "wave_instructions": stats.wave_instructions,

@@ -1,0 +1,163 @@
+//! Arguments of a prefill, and of its profile.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+use deltawave::types::{Dtype, HeadMap};
+use deltawave_lab::inputs::{Gates, Keys};
+use deltawave_sim::exec::MfmaMode;
+use deltawave_sim::gpu::Gpu;
+
+use crate::args::{
+    Choices, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, RESULTS, RUN, RunArgs, SHAPE,
+    ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
+};
+
+/// The end of `prefill --help`.
+pub const EXAMPLES: &str = "\
+Examples:
+  One layer of a model, a batch of sequences of mixed lengths, checked:
+    deltawave prefill --model qwen3.5-35b-a3b --seqlens 1,63,64,65,500 --check
+
+  In place on a pool of states, with snapshots for a prefix cache:
+    deltawave prefill --heads 2,4 --seqlens 300,100 --pool 8 --initial-state f32 --snapshots 128 --segments 1 --check
+
+  Your own tensors (safetensors with q, k, v and g, beta or a, A_log, b), the results to a file, figures as JSON:
+    deltawave prefill --input layer.safetensors --output result.safetensors --check --json
+
+--time measures the whole prefill, then each kernel: the time between two device events around
+one launch of a graph. Before each launch a buffer larger than the last-level cache is filled.
+Unmeasured replays bring the clocks up first.
+
+Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
+
+/// The end of `profile --help`.
+pub const PROFILE_EXAMPLES: &str = "\
+Examples:
+  Where the clocks of a layer's prefill go:
+    deltawave profile --heads 16,32 --seqlens 8192
+
+  For a GPU of 80 compute units on 4 dies, as JSON, and a roofline diagram:
+    deltawave profile --model qwen3.5-35b-a3b --seqlens 8192 --gpu mi308x --json --roofline prefill.svg
+
+Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
+
+/// `deltawave profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// The prefill that is counted.
+    #[command(flatten)]
+    pub prefill: PrefillArgs,
+    /// GPU whose dies and units the model assumes
+    #[arg(long, value_name = "GPU", value_parser = gpu, default_value = "mi300x", help_heading = RUN)]
+    pub gpu: Gpu,
+    /// Write a roofline diagram to FILE, as SVG
+    #[arg(long, value_name = "FILE", help_heading = RESULTS)]
+    pub roofline: Option<PathBuf>,
+}
+
+/// `deltawave prefill`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("shape").required(true).args(["model", "heads", "input"]))]
+pub struct PrefillArgs {
+    #[command(flatten)]
+    pub shape: ModelArgs,
+    #[command(flatten)]
+    pub dims: DimsArgs,
+    /// Lengths of the sequences of a packed batch, 0 allowed [default: 1024]
+    #[arg(long, value_name = "LENGTHS", value_delimiter = ',', value_parser = length, help_heading = SHAPE)]
+    pub seqlens: Vec<usize>,
+    /// Number of sequences of a dense batch, all of --len tokens
+    #[arg(long, value_name = "B", requires = "len", conflicts_with = "seqlens",
+        value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = SHAPE)]
+    pub batch: Option<u32>,
+    /// Tokens of each sequence of a dense batch
+    #[arg(long, value_name = "T", requires = "batch", value_parser = length, help_heading = SHAPE)]
+    pub len: Option<usize>,
+    /// Which key head a value head reads: h / (HV / HK), or h % HK
+    #[arg(long, value_name = "MAP", value_parser = choice(HEAD_MAPS), default_value = "grouped", help_heading = SHAPE)]
+    pub head_map: HeadMap,
+
+    /// Element type of q, k, v and o [default: bf16]
+    #[arg(long, value_parser = words::<Dtype>(&["bf16", "fp16"]), help_heading = INPUTS)]
+    pub dtype: Option<Dtype>,
+    /// Seed of the drawn inputs [default: 0]
+    #[arg(long, value_name = "N", help_heading = INPUTS)]
+    pub seed: Option<u64>,
+    /// Log gates. normal: logsigmoid(N(0,1)); mixed: a sixteenth of that, 0 in every fourth head; zero: 0; strong: about
+    /// -22 per token [default: normal]
+    #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong"]), conflicts_with = "raw_gates", help_heading = INPUTS)]
+    pub gates: Option<Gates>,
+    /// Rows of q and k before their norm. normal: N(0,1); silu: silu(N(0,1)) [default: normal]
+    #[arg(long, value_parser = words::<Keys>(&["normal", "silu"]), help_heading = INPUTS)]
+    pub keys: Option<Keys>,
+    /// Pass a, b, A_log and dt_bias; the kernels compute g and beta
+    #[arg(long, help_heading = INPUTS)]
+    pub raw_gates: bool,
+    /// Double beta, up to 2 (negative eigenvalues)
+    #[arg(long, help_heading = INPUTS)]
+    pub neg_eigval: bool,
+    /// Element type of drawn initial states; none: sequences start from zeros
+    #[arg(long, value_name = "DTYPE", value_parser = choice(INITIAL_STATES), help_heading = INPUTS)]
+    pub initial_state: Option<InitialState>,
+    /// Take the inputs from a safetensors file
+    ///
+    /// It holds q, k [T, HK, K] and v [T, HV, V] in bf16 or fp16, and optionally g and beta [T, HV] in f32 (or a, b [T,
+    /// HV], A_log, dt_bias [HV]), cu_seqlens [N + 1] in i32 or i64, and initial_state [N, HV, K, V] in f32 or bf16.
+    #[arg(long, value_name = "FILE", help_heading = INPUTS,
+        conflicts_with_all = ["seqlens", "batch", "len", "dtype", "seed", "gates", "keys", "raw_gates", "initial_state", "tp", "dims"])]
+    pub input: Option<PathBuf>,
+    /// Write the inputs to a safetensors file, for --input
+    #[arg(long, value_name = "FILE", help_heading = INPUTS)]
+    pub save_input: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub scale: ScaleArgs,
+    #[command(flatten)]
+    pub state: StateArgs,
+    /// Keep the states in place, in a pool of SLOTS states; --check: unused slots must not change
+    #[arg(long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..1 << 24), help_heading = OPERATION)]
+    pub pool: Option<u32>,
+    /// Keep the state after every N tokens (a multiple of 64); --check continues each sequence from its last snapshot
+    ///
+    /// Snapshots are f32. A continued sequence has the same bits as the whole one if that was not cut into segments
+    /// (--segments 1); otherwise it may differ by rounding.
+    #[arg(long, value_name = "N", value_parser = snapshot_interval, help_heading = OPERATION)]
+    pub snapshots: Option<usize>,
+
+    /// Number of segments of the longest sequence, computed in parallel; 1 cuts no sequence [default: the fastest number]
+    ///
+    /// Shorter sequences are cut into segments of the same length, or stay whole if they are not longer. The environment
+    /// variable DELTAWAVE_SEGMENTS overrides this.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
+    pub segments: Option<u32>,
+
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Matrix arithmetic of the simulator. fast: f32 chains; exact: the published model of the rounding [default: fast]
+    #[arg(long, value_parser = choice(MFMA_MODES), help_heading = RUN)]
+    pub mfma: Option<MfmaMode>,
+
+    /// Compare with the f64 recurrence; fail if the error exceeds its limit
+    #[arg(long, help_heading = RESULTS)]
+    pub check: bool,
+    /// Write o and final_state ([N, HV, K, V], whatever --state-layout) to a safetensors file
+    #[arg(long, value_name = "FILE", help_heading = RESULTS)]
+    pub output: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, help_heading = RESULTS)]
+    pub json: bool,
+}
+
+/// `--initial-state`: the element type, unless there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct InitialState(pub Option<Dtype>);
+
+const INITIAL_STATES: Choices<InitialState> = &[
+    ("none", InitialState(None)),
+    ("f32", InitialState(Some(Dtype::F32))),
+    ("bf16", InitialState(Some(Dtype::Bf16))),
+];
+
+/// `--mfma`.
+pub const MFMA_MODES: Choices<MfmaMode> = &[("fast", MfmaMode::Fast), ("exact", MfmaMode::Exact)];

@@ -1,0 +1,321 @@
+//! `deltawave profile`: counters of a prefill's kernels on the simulator, and modelled times.
+
+use std::fmt::Write as _;
+
+use deltawave::prefill::CHUNK;
+use deltawave::runtime::Backend;
+use deltawave_sim::count::roofline::{self, Point};
+use deltawave_sim::count::{Busy, Totals};
+use deltawave_sim::gpu::Gpu;
+use deltawave_sim::hip::CountedLaunch;
+use deltawave_sim::occupancy::Occupancy;
+use serde_json::{Map, Value, json};
+
+use super::args::ProfileArgs;
+use super::{Planned, Workload, options, refuse_overwriting};
+use crate::driver::{self, Workload as _, limit_threads};
+use crate::failure::Failure;
+use crate::report::{Figures, Report, figures, pretty};
+use crate::table::{Table, bytes, count};
+
+/// Runs what the arguments ask for.
+pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
+    let prefill = &args.prefill;
+    if prefill.run.backend == Backend::Hip || prefill.run.repeat > 1 {
+        let why =
+            "profile counts one run on the simulator; --backend hip and --repeat cannot be used";
+        return Err(Failure::wrong(why));
+    }
+    refuse_overwriting(prefill, args.roofline.as_ref())?;
+    limit_threads(&prefill.run);
+    let options = options(prefill, Some(args.gpu));
+    let done = driver::execute(Planned::new(prefill)?, &options)?;
+    let profile = Profile::new(args.gpu, &done.workload, &done.ran.counted);
+    if let Some(path) = &args.roofline {
+        let written = std::fs::write(path, profile.roofline());
+        written.map_err(Failure::io("--roofline", path))?;
+    }
+    Ok(Report {
+        json: pretty(&profile.figures()),
+        text: profile.text(),
+        objections: done.verdict.map(|v| v.objections).unwrap_or_default(),
+    })
+}
+
+/// The counters of a prefill, kernel by kernel.
+struct Profile {
+    gpu: Gpu,
+    tokens: usize,
+    sequences: usize,
+    key_heads: usize,
+    value_heads: usize,
+    /// Pairs of a chunk and a value head.
+    chunk_heads: u64,
+    bound: Bound,
+    kernels: Vec<Kernel>,
+    total: Totals,
+}
+
+struct Kernel {
+    name: String,
+    workgroups: u64,
+    waves: u64,
+    vgprs: u32,
+    occupancy: Option<Occupancy>,
+    totals: Totals,
+    modelled_us: f64,
+}
+
+/// The least that any implementation needs.
+struct Bound {
+    /// Inputs, outputs and states, each once.
+    bytes: f64,
+    /// Products of the T-form.
+    flops: f64,
+}
+
+impl Bound {
+    fn new(w: &Workload) -> Self {
+        Bound {
+            bytes: w.minimal_bytes() as f64,
+            flops: chunks(w).map(|n| flops(w, n as f64)).sum(),
+        }
+    }
+
+    fn us(&self, gpu: &Gpu) -> f64 {
+        (self.bytes / gpu.hbm).max(self.flops / gpu.bf16()) * 1e6
+    }
+}
+
+/// Operations of the T-form's dense products in a chunk of `n` tokens: K K^T and Q K^T for each key head; the inverse, T X,
+/// P U, and K S, Q S and K^T U for each value head.
+fn flops(w: &Workload, n: f64) -> f64 {
+    let d = &w.data;
+    let (k, v) = (d.key_dim as f64, d.value_dim as f64);
+    let per_key_head = 2.0 * (2.0 * n * n * k);
+    let per_value_head = n * n * n / 3.0 + 2.0 * (2.0 * n * n * v) + 3.0 * (2.0 * n * k * v);
+    d.key_heads as f64 * per_key_head + d.value_heads as f64 * per_value_head
+}
+
+/// Tokens of every chunk.
+fn chunks(w: &Workload) -> impl Iterator<Item = usize> {
+    let lengths = w.data.cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+    lengths.flat_map(|n| (0..n).step_by(CHUNK).map(move |at| CHUNK.min(n - at)))
+}
+
+impl Profile {
+    /// Sums the launches of one run by kernel.
+    fn new(gpu: Gpu, w: &Workload, launches: &[CountedLaunch]) -> Self {
+        let mut kernels: Vec<Kernel> = Vec::new();
+        let mut total = Totals::default();
+        for launch in launches {
+            let totals = launch.totals();
+            total += &totals;
+            let name = launch.kernel().name();
+            let stats = &launch.stats;
+            let modelled_us = launch.estimate(gpu).map_or(0.0, |e| e.modelled_us);
+            match kernels.iter_mut().find(|k| k.name == name) {
+                Some(kernel) => {
+                    kernel.totals += &totals;
+                    kernel.workgroups += stats.workgroups;
+                    kernel.waves += stats.waves;
+                    kernel.modelled_us += modelled_us;
+                }
+                None => kernels.push(Kernel {
+                    name: name.to_owned(),
+                    workgroups: stats.workgroups,
+                    waves: stats.waves,
+                    vgprs: launch.kernel().descriptor.vgprs(),
+                    occupancy: stats.counts.as_ref().map(|c| c.occupancy),
+                    totals,
+                    modelled_us,
+                }),
+            }
+        }
+        Profile {
+            gpu,
+            tokens: w.data.tokens,
+            sequences: w.sequences(),
+            key_heads: w.data.key_heads,
+            value_heads: w.data.value_heads,
+            chunk_heads: (chunks(w).count() * w.data.value_heads) as u64,
+            bound: Bound::new(w),
+            kernels,
+            total,
+        }
+    }
+
+    /// Modelled microseconds of all kernels.
+    fn modelled_us(&self) -> f64 {
+        self.kernels.iter().map(|k| k.modelled_us).sum()
+    }
+
+    /// Figures for each pair of a chunk and a value head.
+    fn per_chunk_head(&self) -> [(&'static str, f64); 3] {
+        let share = |n: u64| n as f64 / self.chunk_heads.max(1) as f64;
+        let t = &self.total;
+        [
+            ("wave_instructions", share(t.wave_instructions)),
+            ("mfma_clk", share(t.mfma_clk)),
+            ("valu_clk", share(t.valu_clk)),
+        ]
+    }
+
+    fn figures(&self) -> Figures {
+        let kernels: Vec<Value> = self.kernels.iter().map(|k| k.json(&self.gpu)).collect();
+        let per_chunk_head = self
+            .per_chunk_head()
+            .map(|(name, n)| (name.to_owned(), n.into()));
+        figures! {
+            gpu: self.gpu.name,
+            tokens: self.tokens,
+            sequences: self.sequences,
+            key_heads: self.key_heads,
+            value_heads: self.value_heads,
+            chunk_heads: self.chunk_heads,
+            kernels: kernels,
+            total: counters(&self.total, self.modelled_us(), &self.gpu),
+            per_chunk_head: Map::from_iter(per_chunk_head),
+            minimal_bytes: self.bound.bytes,
+            t_form_flops: self.bound.flops,
+            roofline_us: self.bound.us(&self.gpu),
+        }
+    }
+
+    /// The tables.
+    fn text(&self) -> String {
+        let mut out = format!(
+            "Gated DeltaNet prefill, {} tokens in {} sequences, heads {}/{}: counted for {}\n\n",
+            self.tokens, self.sequences, self.key_heads, self.value_heads, self.gpu.name
+        );
+        let mut table = Table::new(
+            1,
+            &[
+                "kernel",
+                "workgroups",
+                "waves/SIMD",
+                "limit",
+                "wave instr.",
+                "MFMA clk",
+                "VALU clk",
+                "acc moves",
+                "LDS clk",
+                "conflicts",
+                "HBM unique",
+                "L2 fill",
+            ],
+        );
+        for k in &self.kernels {
+            let (waves, limit) = match k.occupancy {
+                Some(o) => (o.waves_per_simd().to_string(), o.limit.name()),
+                None => Default::default(),
+            };
+            let head = [k.name.clone(), count(k.workgroups), waves, limit.to_owned()];
+            table.row(head.into_iter().chain(cells(&k.totals)));
+        }
+        if self.kernels.len() > 1 {
+            let head = ["total", "", "", ""].map(str::to_owned);
+            table.row(head.into_iter().chain(cells(&self.total)));
+        }
+        let _ = writeln!(out, "{table}");
+        let [instructions, matrix, vector] = self.per_chunk_head().map(|(_, n)| count(n as u64));
+        let _ = writeln!(
+            out,
+            "  for each of {} chunks x value heads: {instructions} wave instructions, {matrix} MFMA clocks, {vector} VALU \
+             clocks",
+            count(self.chunk_heads)
+        );
+        let titles = ["us", "modelled", "matrix", "vector", "LDS", "HBM"];
+        let mut times = Table::new(1, &titles);
+        let rows = (self.kernels.iter()).map(|k| (k.name.as_str(), k.modelled_us, &k.totals));
+        for (name, us, totals) in rows.chain([("total", self.modelled_us(), &self.total)]) {
+            let units = Busy::new(totals, &self.gpu).units().map(|(_, us)| us);
+            let cells = [us].into_iter().chain(units).map(|us| format!("{us:.1}"));
+            times.row([name.to_owned()].into_iter().chain(cells));
+        }
+        let _ = writeln!(
+            out,
+            "\n{times}\n  modelled is not measured; the other columns are how long each kind of unit is busy, without waiting."
+        );
+        let _ = writeln!(
+            out,
+            "  roofline {:.1} us, {:.0}% of the modelled time: {} at least at {:.1} TB/s, {:.1} GFLOP of the T-form at {:.0} TFLOP/s",
+            self.bound.us(&self.gpu),
+            100.0 * self.bound.us(&self.gpu) / self.modelled_us().max(1e-9),
+            bytes(self.bound.bytes as u64),
+            self.gpu.hbm / 1e12,
+            self.bound.flops / 1e9,
+            self.gpu.bf16() / 1e12
+        );
+        out
+    }
+
+    /// A diagram as SVG.
+    fn roofline(&self) -> String {
+        let point = |k: &Kernel| Point {
+            name: k.name.clone(),
+            flops: k.totals.mfma_flops as f64,
+            bytes: k.totals.traffic.unique_bytes as f64,
+            least_us: Busy::new(&k.totals, &self.gpu).most().1,
+            modelled_us: Some(k.modelled_us),
+        };
+        let points: Vec<Point> = self.kernels.iter().map(point).collect();
+        roofline::svg(&self.gpu, &points)
+    }
+}
+
+impl Kernel {
+    fn json(&self, gpu: &Gpu) -> Value {
+        let mut value = json!({
+            "name": self.name,
+            "launches": self.totals.launches,
+            "workgroups": self.workgroups,
+            "waves": self.waves,
+            "vgprs": self.vgprs,
+        });
+        if let Some(o) = self.occupancy {
+            value["workgroups_per_cu"] = o.workgroups.into();
+            value["waves_per_simd"] = o.waves_per_simd().into();
+            value["occupancy_limit"] = o.limit.name().into();
+        }
+        if let (Value::Object(all), Value::Object(figures)) =
+            (&mut value, counters(&self.totals, self.modelled_us, gpu))
+        {
+            all.extend(figures);
+        }
+        value
+    }
+}
+
+/// The counters, and how long the units are busy.
+fn counters(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Value {
+    let figures = totals.figures();
+    let mut all: Map<String, Value> = figures
+        .into_iter()
+        .map(|(name, n)| (name.to_owned(), n.into()))
+        .collect();
+    let classes = deltawave_sim::cost::Class::ALL;
+    let classes = classes.map(|c| (c.name().to_owned(), totals.of_class(c).into()));
+    all.insert("classes".to_owned(), Map::from_iter(classes).into());
+    let busy = Busy::new(totals, gpu).units();
+    let busy = busy.map(|(name, us)| (name.to_owned(), us.into()));
+    all.insert("modelled_us".to_owned(), modelled_us.into());
+    all.insert("busy_us".to_owned(), Map::from_iter(busy).into());
+    all.into()
+}
+
+/// The columns that kernels and their sum share.
+fn cells(t: &Totals) -> [String; 8] {
+    let v = &t.vector;
+    let conflicts = 100.0 * v.lds_conflict_clk as f64 / v.lds_clk.max(1) as f64;
+    [
+        count(t.wave_instructions),
+        count(t.mfma_clk),
+        count(t.valu_clk),
+        count(t.of_class(deltawave_sim::cost::Class::Accvgpr)),
+        count(v.lds_clk),
+        format!("{conflicts:.1}%"),
+        bytes(t.traffic.unique_bytes),
+        bytes(t.traffic.l2_fill_bytes),
+    ]
+}

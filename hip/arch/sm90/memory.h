@@ -1,0 +1,93 @@
+// Memory access on sm_90a: predicated loads, gathers of unaligned rows, and copies to shared memory (cp.async).
+#pragma once
+
+#include "../base.h"
+
+namespace arch {
+
+// Whether 16 bytes at p may be accessed at once.
+DEVICE bool in_one_access(const void *p) { return ((u64)p & 15) == 0; }
+DEVICE i32x4 load_b128(const void *p) { return *(const i32x4 *)p; }
+DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
+DEVICE i32x2 load_b64(const void *p) { return *(const i32x2 *)p; }
+DEVICE void store_b64(void *p, i32x2 x) { *(i32x2 *)p = x; }
+
+// Whether the 16-byte groups of rows may be accessed at once.
+DEVICE bool aligned_rows(const void *base, u32 stride) { return ((u64)base & 15) == 0 && (stride & 15) == 0; }
+
+// Write to global memory, whatever the compiler knows of the pointer.
+template <class T> DEVICE void store_global(char *to, T x) { *(__attribute__((address_space(1))) T *)(u64)to = x; }
+
+// Memory from a pointer on. Offsets are bytes. A load at `nowhere` or beyond gives 0: so rows past the end of a
+// sequence and elements past the head dimension are masked. Nobody writes the memory once the launch has begun, but for
+// load_written_b128.
+class Window {
+  public:
+    static constexpr u32 nowhere = 0x80000000u;
+
+    DEVICE_MEMBER explicit Window(const void *base) : base((u64)base) {}
+
+    // At multiples of 16 bytes.
+    DEVICE_MEMBER i32x4 load_b128(u32 offset) const {
+        int x, y, z, w;
+        asm("{.reg .pred p; setp.ge.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+            "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+            : "=&r"(x), "=&r"(y), "=&r"(z), "=&r"(w)
+            : "l"(base + offset), "r"(offset));
+        return i32x4{x, y, z, w};
+    }
+    // Memory that the kernel before writes, which this one may have overtaken until it waited.
+    DEVICE_MEMBER i32x4 load_written_b128(u32 offset) const {
+        int x, y, z, w;
+        asm volatile(
+            "{.reg .pred p; setp.ge.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+            "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+            : "=&r"(x), "=&r"(y), "=&r"(z), "=&r"(w)
+            : "l"(base + offset), "r"(offset));
+        return i32x4{x, y, z, w};
+    }
+    DEVICE_MEMBER int load_b32(u32 offset) const {
+        int x;
+        asm("{.reg .pred p; setp.ge.s32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
+            : "=&r"(x)
+            : "l"(base + offset), "r"(offset));
+        return x;
+    }
+    DEVICE_MEMBER int load_b16(u32 offset) const {
+        short x;
+        asm("{.reg .pred p; setp.ge.s32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
+            : "=&h"(x)
+            : "l"(base + offset), "r"(offset));
+        return (unsigned short)x;
+    }
+
+    // 16 bytes at any even address.
+    DEVICE_MEMBER i32x4 gather_b128(u32 offset) const {
+        i32x4 out;
+        for (int i = 0; i < 4; ++i) {
+            out[i] = load_b16(offset + 4 * i) | load_b16(offset + 4 * i + 2) << 16;
+        }
+        return out;
+    }
+
+  private:
+    u64 base;
+};
+
+// Address in shared memory, as asynchronous copies and products take it.
+DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
+// Copies 16 bytes from global memory, or zeros where not `inside`. Complete after await_copies.
+DEVICE void copy_async(u32 to, const char *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+DEVICE void copy_async(u32 to, const char *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// All copies of this thread are complete.
+DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void store_shared(u32 to, i32x4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+} // namespace arch

@@ -1,0 +1,148 @@
+// Matrix products of sm_90a and the 16-bit types that they take: mma.sync of one warp, wgmma of a warpgroup, and
+// products of f32 from tf32.
+#pragma once
+
+#include "tiles.h"
+
+namespace arch {
+
+#define DELTAWAVE_MMA(type)                                                                                            \
+    static DEVICE_MEMBER Tile mma(Operand left, Operand right, Tile c) {                                               \
+        float out[8];                                                                                                  \
+        for (int e = 0; e < 8; ++e) {                                                                                  \
+            out[e] = c[e];                                                                                             \
+        }                                                                                                              \
+        for (int h = 0; h < 2; ++h) {                                                                                  \
+            const int low = h ? left.y : left.x, high = h ? left.w : left.z;                                           \
+            float *d = out + 4 * h;                                                                                    \
+            asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "     \
+                "{%8, %9}, {%0, %1, %2, %3};"                                                                          \
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
+                : "r"(right.x), "r"(right.y), "r"(right.z), "r"(right.w), "r"(low), "r"(high));                        \
+        }                                                                                                              \
+        return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};                                   \
+    }
+
+// d = (d +) left right by the four warps of a warpgroup, asynchronously: 64 rows of this warp's 16 columns. The 16
+// contracted elements are in `a`. The left operand lies in shared memory, described by `b`; `Transposed`: its columns
+// are contiguous there.
+#define DELTAWAVE_WGMMA(type)                                                                                          \
+    template <bool Transposed> static DEVICE_MEMBER void multiply_async(float(&d)[32], Operand a, u64 b, bool adds) {  \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                         \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                       \
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "    \
+                     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                                   \
+                     "{%32, %33, %34, %35}, %36, p, 1, 1, %38;}"                                                       \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),      \
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),      \
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                                                           \
+                     : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)adds), "n"((int)Transposed));          \
+    }
+
+// The 16-bit element types: products, and rounding of f32 (to nearest even).
+struct Bf16 {
+    // Whether errors of single f32 operations show beside the rounding of matrices such as T.
+    static constexpr bool rounds_finely = false;
+    DELTAWAVE_MMA("bf16")
+    DELTAWAVE_WGMMA("bf16")
+    static DEVICE_MEMBER float low(int pair) { return bits<float>(pair << 16); }
+    static DEVICE_MEMBER float high(int pair) { return bits<float>((int)(pair & 0xffff0000)); }
+    static DEVICE_MEMBER int pack(float low, float high) {
+        int pair;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        return pair;
+    }
+    static DEVICE_MEMBER short narrow(float x) { return (short)pack(x, 0.0f); }
+};
+
+struct F16 {
+    static constexpr bool rounds_finely = true;
+    DELTAWAVE_MMA("f16")
+    DELTAWAVE_WGMMA("f16")
+    static DEVICE_MEMBER float low(int pair) {
+        float x;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((short)pair));
+        return x;
+    }
+    static DEVICE_MEMBER float high(int pair) { return low(pair >> 16); }
+    static DEVICE_MEMBER int pack(float low, float high) {
+        int pair;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        return pair;
+    }
+};
+#undef DELTAWAVE_MMA
+#undef DELTAWAVE_WGMMA
+
+// An accumulator tile rounded to an operand: the right operand of a product that contracts over its rows, and the left
+// operand whose rows are its columns.
+template <class T> DEVICE Operand rounded(Tile x) {
+    return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
+}
+
+template <class T> DEVICE Tile widened(Operand x) {
+    return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
+                T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
+}
+
+// Asynchronous products of a warpgroup. `begin`: their operands in registers are complete. `commit`: the products since
+// the last commit are a group. `await`: all but the last `Pending` groups are complete; until then nothing may touch
+// their registers.
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending> DEVICE void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Descriptor of a left operand in shared memory: rows of 128 bytes, swizzled (prefill/sm90/stage.h), eight of them 1024
+// bytes.
+DEVICE u64 described(u32 shared) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | shared >> 4; }
+
+// Makes the writes of this thread to shared memory visible to asynchronous products.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// An f32 tile as the sum of two of tf32. The first is rounded to nearest, so that the truncation of the second, by the
+// matrix unit, has no direction.
+struct Split {
+    int high[elements], low[elements];
+    DEVICE_MEMBER explicit Split(Tile x) {
+        for (int e = 0; e < elements; ++e) {
+            high[e] = (bits<int>(x[e]) + 0x1000) & 0xffffe000;
+            low[e] = bits<int>(x[e] - bits<float>(high[e]));
+        }
+    }
+};
+
+// d += x^T y for the eight contracted rows of half h and the eight rows of d of half n. A lane's two neighbouring rows
+// are two of the contracted elements, in an order that is the same for both operands.
+DEVICE void multiply_tf32(float *d, const int (&x)[elements], const int (&y)[elements], int h, int n) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(y[4 * h]), "r"(y[4 * h + 2]), "r"(y[4 * h + 1]), "r"(y[4 * h + 3]), "r"(x[4 * h + 2 * n]),
+          "r"(x[4 * h + 2 * n + 1]));
+}
+
+// c + x^T y in f32, x and y accumulator tiles, accurate to 2^-22 of the greatest terms. The product of the low parts is
+// left out; the product of the high parts comes last.
+DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
+    const Split xs(x), ys(y);
+    float out[elements];
+    for (int e = 0; e < elements; ++e) {
+        out[e] = c[e];
+    }
+    for (int n = 0; n < 2; ++n) {
+        for (int h = 0; h < 2; ++h) {
+            multiply_tf32(out + 4 * n, xs.low, ys.high, h, n);
+            multiply_tf32(out + 4 * n, xs.high, ys.low, h, n);
+        }
+        for (int h = 0; h < 2; ++h) {
+            multiply_tf32(out + 4 * n, xs.high, ys.high, h, n);
+        }
+    }
+    return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
+}
+
+} // namespace arch

@@ -1,0 +1,22 @@
+// The target NVIDIA sm_90a, compiled to PTX, as arch/contract.h asks for it.
+#pragma once
+
+#include "barriers.h"
+#include "compiler.h"
+#include "functions.h"
+#include "lanes.h"
+#include "memory.h"
+#include "products.h"
+#include "tiles.h"
+
+namespace arch {
+
+struct Traits {
+    static constexpr int wave_lanes = lanes;
+    static constexpr int tile_elements = elements;
+    static constexpr int tile_run = run;
+    static constexpr int words_of_operand = operand_words;
+    static constexpr int shared_bytes = 227 << 10; // shared memory of a workgroup, at most
+};
+
+} // namespace arch

@@ -1,0 +1,115 @@
+// How the threads of the convolution share its work. Threads of a block of tokens of one sequence are numbered octet of
+// channels by octet, then run of tokens by run. Sequence n owns the blocks from cu_seqlens[n] / tokens of a block + n
+// on.
+#pragma once
+
+#include "../kernel_args.h"
+#include "channels.h"
+
+namespace conv {
+
+constexpr int threads = 256; // of a workgroup
+
+// The work of a thread: a run of tokens of adjacent channels.
+struct Work {
+    const char *from; // token 0 of x
+    char *to;         // token 0 of the output
+    int64_t from_stride;
+    int64_t to_stride;
+    char *state;  // column 0; null: none
+    bool initial; // whether the state is read
+    int channel;  // of weight, bias and state
+    int first;    // token of the sequence
+    int last;     // past the sequence
+    int begin;    // token of the run
+    int end;      // past the run
+    bool writes;  // the channels are the thread's; false: it only takes part in its team's sums
+};
+
+// Entry of cu_seqlens, clamped: rows stay within the batch, whatever the device's memory holds.
+DEVICE int token_at(const dwk_conv_args &x, int index) {
+    if (index == 0) {
+        return 0;
+    }
+    const int64_t raw = x.flags & DWK_CONV_WIDE_LENGTHS ? arch::uniform((const int64_t *)x.cu_seqlens + index)
+                                                        : arch::uniform((const int32_t *)x.cu_seqlens + index);
+    return (int)max_of<int64_t>(0, min_of<int64_t>(raw, x.tokens));
+}
+
+DEVICE int first_block(const dwk_conv_args &x, int token, int sequence) { return (token >> x.block_log2) + sequence; }
+
+// Sequence of a block: the last one whose first block is at most `block`; `sequences` for rows past them all.
+DEVICE int sequence_of(const dwk_conv_args &x, int block) {
+    int low = 0, high = x.sequences;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (first_block(x, token_at(x, middle), middle) <= block) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+// Field of the part, 0: q, 1: k, 2: v.
+template <class Field> DEVICE Field of_part(const dwk_conv_args &x, int part, Field dwk_conv_part::*field) {
+    const Field q = x.q.*field, k = x.k.*field, v = x.v.*field;
+    return part == 0 ? q : part == 1 ? k : v;
+}
+
+// Sets the addresses of `channel` of a part in x, the output and the state.
+DEVICE void place(Work &work, const dwk_conv_args &x, int part, int channel, bool has_state, int slot) {
+    const u32 block = of_part(x, part, &dwk_conv_part::block), dim = of_part(x, part, &dwk_conv_part::dim), c = channel;
+    work.from = (const char *)of_part(x, part, &dwk_conv_part::x) +
+                2 * (c / block * of_part(x, part, &dwk_conv_part::x_block) + c % block);
+    work.to = (char *)of_part(x, part, &dwk_conv_part::out) +
+              2 * (c / dim * of_part(x, part, &dwk_conv_part::out_head) + c % dim);
+    work.from_stride = 2 * of_part(x, part, &dwk_conv_part::x_token);
+    work.to_stride = 2 * of_part(x, part, &dwk_conv_part::out_token);
+    work.channel = channel + (part > 0 ? x.q.channels : 0) + (part > 1 ? x.k.channels : 0);
+    work.state = nullptr;
+    if (has_state) {
+        work.state = (char *)x.state + 2 * (slot * x.state_slot + work.channel * x.state_channel);
+    }
+}
+
+// Whether an octet from `channel` on can be accessed at once for every token: its channels are neighbours in x and in
+// the output, and aligned where the target needs that.
+DEVICE bool is_one(const Work &work, const dwk_conv_args &x, int part, int channel) {
+    if (channel + octet > of_part(x, part, &dwk_conv_part::channels)) {
+        return false;
+    }
+    Work last;
+    place(last, x, part, channel + octet - 1, false, 0);
+    constexpr int bytes = 2 * (octet - 1);
+    return last.from - work.from == bytes && last.to - work.to == bytes && arch::in_one_access(work.from) &&
+           arch::in_one_access(work.from + work.from_stride) && arch::in_one_access(work.to) &&
+           arch::in_one_access(work.to + work.to_stride);
+}
+
+// Finds the part, the group of channels and the run of tokens of thread `index` of a block. `work` has first and last
+// token of the sequence. False: the thread has no work.
+DEVICE bool share_of(Work &work, int &part, int &group, const dwk_conv_args &x, int blocks_before, int index) {
+    const int q_lanes = x.q.lanes, k_lanes = x.k.lanes, all = q_lanes + k_lanes + x.v.lanes;
+    const int run = index / all;
+    group = index - run * all;
+    part = (group >= q_lanes) + (group >= q_lanes + k_lanes);
+    group -= part == 0 ? 0 : part == 1 ? q_lanes : q_lanes + k_lanes;
+    work.begin = work.first + (blocks_before << x.block_log2) + (run << x.run_log2);
+    work.end = min_of(work.begin + (1 << x.run_log2), work.last);
+    return run >> (x.block_log2 - x.run_log2) == 0 && work.begin < work.end;
+}
+
+// Whether every octet of every row of q or k (`part`) can be accessed at once.
+DEVICE bool rows_are_whole(const dwk_conv_args &x, int part) {
+    const auto field = [&](auto dwk_conv_part::*f) __attribute__((always_inline)) { return of_part(x, part, f); };
+    const auto fits = [&](int64_t elements)
+                          __attribute__((always_inline)) { return arch::in_one_access((const void *)(2 * elements)); };
+    return field(&dwk_conv_part::dim) % octet == 0 && field(&dwk_conv_part::block) % octet == 0 &&
+           arch::in_one_access(field(&dwk_conv_part::x)) && fits(field(&dwk_conv_part::x_token)) &&
+           fits(field(&dwk_conv_part::x_block)) && arch::in_one_access(field(&dwk_conv_part::out)) &&
+           fits(field(&dwk_conv_part::out_token)) && fits(field(&dwk_conv_part::out_head));
+}
+
+} // namespace conv

@@ -1,0 +1,30 @@
+// Which work a workgroup takes. The GPU deals workgroups to its dies in turn; a die has its own L2 cache.
+#pragma once
+
+#include "arch/contract.h"
+#include "kernel_args.h"
+
+namespace dispatch {
+
+// Member of a unit. The members of a unit read the same memory and go to one die, so that its cache holds it once.
+// Units are dealt in order.
+struct Dealt {
+    int unit;
+    int member;
+};
+
+DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
+    const int turn = arch::uniform_value(workgroup / (dies * members));
+    const int width = min_of(dies, units - turn * dies);
+    const int within = workgroup - turn * (dies * members);
+    const int member = arch::uniform_value(within / width);
+    return Dealt{turn * dies + within - member * width, member};
+}
+
+// The `index`-th of the `group` value heads that read a key head: neighbours, or one of every key_heads
+// (DWK_TILED_HEADS).
+template <class Arguments> DEVICE int value_head(const Arguments &x, int key_head, int group, int index) {
+    return x.flags & DWK_TILED_HEADS ? index * x.key_heads + key_head : key_head * group + index;
+}
+
+} // namespace dispatch

@@ -1,0 +1,67 @@
+// sigmoid, silu and softplus in f32, accurate over the whole range.
+#pragma once
+
+#include "../arch/contract.h"
+
+namespace math {
+
+constexpr float log2e = 1.44269504088896340736f;
+
+DEVICE float abs(float x) { return __builtin_fabsf(x); }
+
+// 1 / (1 + e^-x).
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + arch::exp(-x)); }
+
+// 1 / (1 + e^-x) as a product `root` times `rest`, to a few units in the last place of f32, also where e^x is far below
+// the range of f32. With h = e^-|x|/2 it is 1 / (1 + h^2), or h (h / (1 + h^2)) for negative x. A NaN gives a number.
+struct Sigmoid {
+    f32x2 root, rest;
+};
+DEVICE Sigmoid sigmoid(f32x2 x) {
+    constexpr float scale = -0.5f * log2e, scale_rest = -0.5f * 1.92596299e-8f;
+    const f32x2 size{min_of(abs(x[0]), 512.0f), min_of(abs(x[1]), 512.0f)}; // beyond, h is 0
+    const f32x2 exponent = size * scale;
+    // Makes up for the rounding of the exponent, to first order.
+    f32x2 rest = __builtin_elementwise_fma(size, (f32x2)scale, -exponent);
+    rest = __builtin_elementwise_fma(size, (f32x2)scale_rest, rest);
+    f32x2 h{arch::exp2(exponent[0]), arch::exp2(exponent[1])};
+    h = __builtin_elementwise_fma(h, rest * 0.693147181f, h);
+    const f32x2 sum = __builtin_elementwise_fma(h, h, (f32x2)1.0f);
+    const f32x2 factor{arch::reciprocal(sum[0]), arch::reciprocal(sum[1])};
+    h = f32x2{x[0] < 0.0f ? h[0] : 1.0f, x[1] < 0.0f ? h[1] : 1.0f};
+    return Sigmoid{h, h * factor};
+}
+
+// x / (1 + e^-x), as accurate.
+DEVICE f32x2 silu(f32x2 x) {
+    const Sigmoid y = sigmoid(x);
+    return x * y.root * y.rest;
+}
+
+// x silu(z), or x sigmoid(z). 0 stays 0 whatever z is, NaN included: rows of padding hold anything.
+DEVICE f32x2 gated(f32x2 x, f32x2 z, bool with_silu) {
+    const Sigmoid y = sigmoid(z);
+    f32x2 gate;
+    for (int i = 0; i < 2; ++i) {
+        // The sigmoid of a NaN is a number.
+        gate[i] = with_silu || z[i] != z[i] ? z[i] : 1.0f;
+        if (x[i] == 0.0f && !(abs(z[i]) < __builtin_inff())) {
+            gate[i] = 0.0f;
+        }
+    }
+    return x * gate * y.root * y.rest;
+}
+
+// log(1 + e^x), accurate for every x: max(x, 0) + log1p(e^-|x|), with log1p(y) = log(u) y / (u - 1), u = 1 + y,
+// in which the rounding error of u cancels.
+DEVICE float softplus(float x) {
+    const float y = arch::exp(-abs(x));
+    const float u = 1.0f + y;
+    const float log1p = u == 1.0f ? y : arch::log(u) * (y / (u - 1.0f));
+    return (x > 0.0f ? x : 0.0f) + log1p;
+}
+
+// A quiet NaN whose payload survives rounding to 16 bits; other values as they are.
+DEVICE float canonical(float x) { return x == x ? x : __builtin_nanf(""); }
+
+} // namespace math

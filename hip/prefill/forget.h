@@ -1,0 +1,55 @@
+// Forgetting: whether a segment leaves anything of the state before it, from the bounds that prefill_prepare wrote,
+// log2 of how much a chunk scales the norm of any state.
+#pragma once
+
+#include "segment.h"
+
+namespace prefill {
+
+// Bounds that a lane reads together.
+constexpr int bounds_of_lane = 4;
+
+// M is 0 in f32 where the bounds of a segment add up to less: no element is greater than its norm, and f32 ends at
+// 2^-149. The rest is for the sum's rounding.
+constexpr float nothing_of_one = -152.0f;
+// Chunks whose bounds add up to less leave nothing of any state in f32: its elements are below 2^128, so the norm of a
+// column of up to 256 is below 2^132, and numbers below 2^-150 are 0.
+constexpr float nothing_of_any = -288.0f;
+
+// Whether M of a segment is 0. Where its last chunks alone leave nothing of any state, the segment is shortened to
+// these and `from_zeros` is set: walked from zeros, they end in the same state.
+DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, bool &from_zeros) {
+    const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
+    const float *const bounds = retained_by(x, segment.record, head);
+    float later = 0.0f; // sum of the chunks behind
+    from_zeros = false;
+#pragma unroll 1
+    for (int end = chunks; end > 0; end -= bounds_of_lane * arch::lanes) {
+        const int last = end - 1 - bounds_of_lane * arch::lane();
+        float own[bounds_of_lane];
+        for (int i = 0; i < bounds_of_lane; ++i) {
+            own[i] = last >= i ? bounds[last - i] : 0.0f;
+        }
+        for (int i = 1; i < bounds_of_lane; ++i) {
+            own[i] += own[i - 1];
+        }
+        const float sum = later + arch::inclusive_sum(own[bounds_of_lane - 1]);
+        const float before = sum - own[bounds_of_lane - 1];
+        int first = -1;
+        for (int i = bounds_of_lane - 1; i >= 0; --i) {
+            first = before + own[i] < nothing_of_any ? last - i : first;
+        }
+        const u64 lanes_that_forget = arch::ballot(first >= 0);
+        if (lanes_that_forget) {
+            const int chosen = arch::read_lane(first, __builtin_ctzll(lanes_that_forget));
+            segment.begin += chosen * chunk;
+            segment.record += chosen;
+            from_zeros = true;
+            return true;
+        }
+        later = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
+    }
+    return later < nothing_of_one;
+}
+
+} // namespace prefill

@@ -1,0 +1,84 @@
+// The gates g and beta of a chunk's tokens for prefill_prepare, each by one thread.
+#pragma once
+
+#include "../math/gates.h"
+#include "../tensor/scalar.h"
+#include "unit.h"
+
+namespace prefill {
+
+// exp(-120) is 0 in f32, so a token whose gate is below erases the state exactly as this value does, and the sums of a
+// chunk stay small enough to be accurate. -infinity is legal for the same reason.
+constexpr float lowest_gate = -120.0f;
+
+struct Gates {
+    float g;
+    float beta;
+};
+
+// g and beta of this thread's token, for any value head. Rows past the sequence's end: 0 and 0.
+class GateReader {
+  public:
+    DEVICE_MEMBER GateReader(const dwk_prefill_prepare_args &x, int sequence, int64_t token, bool inside)
+        : x(x), inside(inside), g_index(sequence * x.g_strides.sequence + token * x.g_strides.token),
+          beta_index(sequence * x.beta_strides.sequence + token * x.beta_strides.token) {}
+
+    // Numbers as they are in memory; g = 0 or beta = 1 without a tensor.
+    DEVICE_MEMBER Gates load(int64_t head) const {
+        Gates out{0.0f, 1.0f};
+        if (x.beta) {
+            out.beta = load_scalar(x.beta, beta_index + head * x.beta_strides.head, arch::opaque_uniform(x.beta_type));
+        }
+        if (x.g) {
+            out.g = load_scalar(x.g, g_index + head * x.g_strides.head, arch::opaque_uniform(x.g_type));
+        }
+        return out;
+    }
+    DEVICE_MEMBER Gates load_ahead(int64_t head) const { return inside ? load(head) : Gates{}; }
+
+    // The same of N heads that are `step` apart; only the first `count` exist.
+    template <int N> DEVICE_MEMBER void load_ahead(Gates (&out)[N], int64_t head, int64_t step, int count) const {
+        float g[N] = {}, beta[N];
+        for (int i = 0; i < N; ++i) {
+            beta[i] = 1.0f;
+        }
+        if (inside && x.g) {
+            load_scalars(g, x.g, g_index + head * x.g_strides.head, step * x.g_strides.head, count, x.g_type);
+        }
+        if (inside && x.beta) {
+            load_scalars(beta, x.beta, beta_index + head * x.beta_strides.head, step * x.beta_strides.head, count,
+                         x.beta_type);
+        }
+        for (int i = 0; i < N; ++i) {
+            out[i] = Gates{g[i], beta[i]};
+        }
+    }
+
+    // g and beta of a head: computed from a and b with raw gates, canonical, g at least `lowest_gate`. loaded() gives
+    // the numbers in memory.
+    template <class F> DEVICE_MEMBER Gates gates_of(int64_t head, F loaded) const {
+        Gates out{0.0f, 0.0f};
+        const u32 flags = arch::opaque_uniform(x.flags);
+        if (inside) {
+            out = loaded();
+            if (flags & DWK_RAW_GATES) {
+                const float a_log = load_scalar(x.a_log, head * x.a_log_stride, x.a_log_type);
+                const float dt_bias =
+                    x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
+                out = Gates{math::gate(out.g, a_log, dt_bias), math::beta(out.beta, flags & DWK_NEGATIVE_EIGENVALUES)};
+            }
+        }
+        out.g = math::canonical(out.g);
+        out.beta = math::canonical(out.beta);
+        out.g = out.g < lowest_gate ? lowest_gate : out.g;
+        return out;
+    }
+
+  private:
+    const dwk_prefill_prepare_args &x;
+    const bool inside;
+    const int64_t g_index;
+    const int64_t beta_index;
+};
+
+} // namespace prefill

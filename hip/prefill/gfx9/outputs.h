@@ -1,0 +1,193 @@
+// The waves of prefill_scan on CDNA that make outputs: O = scale (exp(G) Q S0 + P U), [16 tokens, slab] each. They
+// follow the waves that hold the state from barrier to barrier, share SIMDs with them, and use the time that these
+// leave of the matrix unit.
+#pragma once
+
+#include "../recurrence.h"
+#include "../segment.h"
+#include "exchange.h"
+#include "record.h"
+#include "rows.h"
+
+namespace prefill {
+
+template <class T, int Keys> class OutputChunks {
+    static constexpr int across = scan_tiles, pairs = key_pairs(Keys), split_x = 1,
+                         split_update = 2; // pairs before X, and before the update
+    typedef Tile Slab[across];
+
+  public:
+    DEVICE_MEMBER OutputChunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head,
+                               u32 value_offset)
+        : shared(exchange<Keys, true>()), values(shared_values()),
+          q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
+          o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), record(x, s.record, head),
+          at_p(LowerBlocks::Place::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin) {
+        const int lane = arch::lane();
+        q_offset = (16 * row + lane % 16) * q.stride + arch::eighth(lane) * 16;
+        factor_offset = (16 * row + Place(lane).row(0)) * 4;
+        for (int r = 0; r < elements; ++r) {
+            o_offset[r] = (16 * row + Place(lane).row(r)) * o.stride + value_offset;
+        }
+    }
+
+    // All chunks of the segment. Outputs of a chunk are finished while the next one is begun.
+    DEVICE_MEMBER void run() {
+        arch::workgroup_sync(); // the state
+        if (rest <= 0) {
+            return;
+        }
+        limit(rest);
+        load_q<0, pairs>();
+        read_state<false>();
+        arch::loads_done(); // else the compiler waits for them in every chunk
+        while (rest > chunk) {
+            rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
+            read_state<true>();
+        }
+        take_values();
+        p.template multiply<T>(done, u, row);
+        o.limit(rest);
+        write_outputs();
+        arch::workgroup_sync(); // the rounding of the last update
+    }
+
+  private:
+    // Strides with distinct rows: a single token may have any stride, and masked rows must not lie in its place.
+    static DEVICE_MEMBER dwk_token_strides apart(dwk_token_strides s, int dim) {
+        s.token = max_of(s.token, (int64_t)dim);
+        return s;
+    }
+
+    DEVICE_MEMBER void limit(int rows) {
+        if (rows < chunk) {
+            q.limit(arch::opaque_uniform(arch::uniform_value(rows)));
+        }
+    }
+    template <int First, int End> DEVICE_MEMBER void load_q() {
+        for (int b = First; b < End; ++b) {
+            part_q[b].data = q.memory.load_b128(inside_keys<Keys>(b, key_dim) ? q_offset + 64 * b : Window::nowhere);
+        }
+    }
+    DEVICE_MEMBER Tile factor(RowFactor which) const {
+        return bits<Tile>(record.memory.load_b128(record_rows + which * chunk * 4 + factor_offset));
+    }
+
+    // Q S0 of a chunk, [16 tokens, slab]. Beside it, with `Finish`, O of the chunk before:
+    // O = scale (exp(G) Q S0 + diag(P) U + (P - diag(P)) U)          [16 tokens, slab]
+    template <bool Finish> DEVICE_MEMBER void read_state() {
+        OperandPair s[pairs][across];
+        take_state<0, split_x>(s);
+        if constexpr (Finish) {
+            take_values();
+        }
+        out[0] = out[1] = Tile{};
+        q.advance();
+        limit(rest - chunk);
+        multiply_q<0, split_x>(s);
+        arch::phase();
+        arch::workgroup_sync(); // X
+        take_state<split_x, split_update>(s);
+        if constexpr (Finish) {
+            p.template multiply<T>(done, u, row);
+            arch::phase();
+        }
+        multiply_q<split_x, split_update>(s);
+        arch::phase();
+        arch::workgroup_sync(); // the update, and U in f32
+        const int own = row * arch::lanes + arch::lane();
+        for (int j = 0; j < across; ++j) {
+            exact[j] = bits<Tile>(values.exact[j][own]);
+            arch::phase();
+        }
+        take_state<split_update, pairs>(s);
+        p.load(record.memory, at_p);
+        arch::phase();
+        output = factor(output_row);
+        diagonal = factor(diagonal_row);
+        record.advance();
+        if constexpr (Finish) {
+            write_outputs();
+            o.advance();
+        }
+        arch::phase();
+        const Operand first = rounded<T>(exact[0]), second = rounded<T>(exact[1]);
+        values.operands[own] = i32x4{first.x, first.y, second.x, second.y};
+        arch::phase();
+        multiply_q<split_update, pairs>(s);
+        parity ^= 1;
+        arch::phase();
+        arch::workgroup_sync(); // the next state, and U
+    }
+    // U of all waves, and O before its product with P.
+    DEVICE_MEMBER void take_values() {
+        LowerBlocks::take(u, values.operands, row);
+        for (int j = 0; j < across; ++j) {
+            done[j] = output_of(output, out[j], diagonal, exact[j]);
+        }
+        arch::phase();
+    }
+    DEVICE_MEMBER void write_outputs() const {
+        const Tile first = arch::held(T::nearest(scale * done[0])), second = arch::held(T::nearest(scale * done[1]));
+        for (int r = 0; r < elements; ++r) {
+            o.memory.store_b32(o_offset[r], T::join(first[r], second[r]));
+        }
+    }
+
+    template <int First, int End> DEVICE_MEMBER void take_state(OperandPair (&s)[pairs][across]) {
+        for (int b = First; b < End; ++b) {
+            for (int j = 0; j < across; ++j) {
+                s[b][j] = shared.operand(parity, b, j);
+                arch::phase();
+            }
+        }
+    }
+    template <int First, int End> DEVICE_MEMBER void multiply_q(const OperandPair (&s)[pairs][across]) {
+        for (int b = First; b < End; ++b) {
+            for (int j = 0; j < across; ++j) {
+                out[j] = T::mma(part_q[b].first(), s[b][j].first(), out[j]);
+            }
+            for (int j = 0; j < across; ++j) {
+                out[j] = T::mma(part_q[b].second(), s[b][j].second(), out[j]);
+            }
+            arch::phase();
+        }
+        load_q<First, End>();
+    }
+
+    // Tile of tokens, in a scalar register. The wave with most blocks of T shares its SIMD with the one with fewest of
+    // P.
+    const int row = arch::opaque_uniform(arch::uniform_value(2 * scan_waves - 1 - arch::wave()));
+    const Exchange<Keys, true> &shared;
+    Values &values;
+    TokenRows q, o;
+    Records record;
+    const LowerBlocks::Place at_p;
+    const int key_dim;
+    const float scale;
+    u32 q_offset, factor_offset, o_offset[elements];
+    OperandPair part_q[pairs];
+    LowerBlocks p;
+    Tile output, diagonal;
+    Slab out, exact, done;
+    OperandPair u[tiles];
+    int rest;
+    int parity = 0;
+};
+
+// Runs the waves that make outputs, which end here; the others return.
+template <class T, int Keys, bool Outputs>
+DEVICE void run_other_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    if constexpr (Outputs) {
+        if (arch::wave() < scan_waves) {
+            arch::set_priority<1>();
+            return;
+        }
+        const int column = work.slab * slab_columns<Keys, true>() + first_column(arch::lane(), scan_tiles);
+        const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
+        OutputChunks<T, Keys>(x, segment, work.head, work.key_head, column_offset).run();
+        arch::end_wave();
+    }
+}
+
+} // namespace prefill

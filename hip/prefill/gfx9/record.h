@@ -1,0 +1,118 @@
+// The record on CDNA: T and P as left operands, which a wave loads straight to registers.
+#pragma once
+
+#include "../record.h"
+#include "layout.h"
+
+namespace prefill {
+
+using arch::OperandPair;
+
+// Place of a row's factors within a factor of the record.
+DEVICE int row_place(int row) { return row; }
+
+// Blocks are stored in pairs of two neighbours in a row of blocks, up to the diagonal, so that a lane's part of a pair
+// is 16 bytes. In even rows the diagonal block has no neighbour: the diagonal blocks of T and P are a pair.
+constexpr int pair_bytes = 2 * 16 * 16 * 2;
+constexpr int record_t = record_matrices;
+DEVICE constexpr int t_pair(int row, int pair) { return record_t + ((row == 3 ? 4 : row) + pair) * pair_bytes; }
+constexpr int record_p = record_t + 6 * pair_bytes;
+DEVICE constexpr int p_pair(int row, int pair) {
+    return row % 2 == 0 && 2 * pair == row ? t_pair(row, pair) : record_p + (row - (row > 0) + pair) * pair_bytes;
+}
+static_assert(p_pair(3, 1) + pair_bytes <= DWK_RECORD_BYTES, "a record holds all parts");
+
+// Writes lower blocks of T and P, given transposed: an accumulator tile, rounded, is then a left operand.
+template <class T> class RecordWriter {
+  public:
+    DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + arch::lane() * 16) {}
+    DEVICE_MEMBER void put_t(int row, int column, Tile transposed) const {
+        put(t_pair(row, column / 2) + column % 2 * 8, transposed);
+    }
+    DEVICE_MEMBER void put_p(int row, int column, Tile transposed) const {
+        const bool with_t = row == column && row % 2 == 0;
+        put(p_pair(row, column / 2) + (with_t ? 1 : column % 2) * 8, transposed);
+    }
+
+  private:
+    DEVICE_MEMBER void put(int at, Tile transposed) const { *(Operand *)(to + at) = rounded<T>(transposed); }
+
+    char *const to;
+};
+
+// The lower blocks of T or P in one row of blocks, which a wave multiplies: `last`, one or two up to the diagonal, and
+// `before`, the two before them in the lower half of the matrix.
+class LowerBlocks {
+  public:
+    // Their offsets in a record.
+    class Place {
+      public:
+        Place() = default;
+        static DEVICE_MEMBER Place of_t(int row) { return Place(row, t_pair(row, 0), t_pair(row, row / 2)); }
+        static DEVICE_MEMBER Place of_p(int row) {
+            return Place(row, p_pair(row, 0), p_pair(row, row / 2) + (row % 2 == 0 ? 8 : 0));
+        }
+
+      private:
+        friend LowerBlocks;
+        DEVICE_MEMBER Place(int row, int first, int last)
+            : before(row < 2 ? Window::nowhere : arch::lane() * 16),
+              second(row % 2 == 0 ? Window::nowhere : arch::lane() * 16 + 8),
+              first(arch::opaque_uniform(arch::uniform_value(first))),
+              last(arch::opaque_uniform(arch::uniform_value(last))) {}
+        u32 before, second;
+        int first, last; // the same in all lanes
+    };
+
+    DEVICE_MEMBER void load(const Window &record, const Place &from) {
+        before.data = record.load_b128(from.before, from.first);
+        last[0] = record.load_b64(arch::lane() * 16, from.last);
+        last[1] = record.load_b64(from.second, from.last);
+    }
+    // out += blocks times `tokens`, as `take` has loaded them. No branch follows the last products: clang 19 would
+    // forget to wait for them.
+    template <class T> DEVICE_MEMBER void multiply(Tile (&out)[2], const OperandPair (&tokens)[tiles], int row) const {
+        if (row >= 2) {
+            multiply<T>(out, before.first(), tokens[0]);
+            multiply<T>(out, before.second(), tokens[1]);
+        }
+        multiply<T>(out, last[0], tokens[2]);
+        multiply<T>(out, last[1], tokens[3]);
+    }
+    // The token tiles that the blocks of a row multiply, as all waves have made them.
+    static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[scan_threads], int row) {
+        const i32x4 *const first = from + arch::lane(), *const last = first + row / 2 * 2 * arch::lanes;
+        to[0].data = first[0];
+        to[1].data = first[arch::lanes];
+        arch::phase();
+        to[2].data = last[0];
+        to[3].data = last[arch::lanes];
+        arch::phase();
+    }
+
+  private:
+    template <class T> static DEVICE_MEMBER void multiply(Tile (&out)[2], Operand block, OperandPair tokens) {
+        out[0] = T::mma(block, tokens.first(), out[0]);
+        out[1] = T::mma(block, tokens.second(), out[1]);
+    }
+
+    Operand last[2];
+    OperandPair before;
+};
+
+// The records of a value head, from some chunk on.
+class Records {
+  public:
+    DEVICE_MEMBER Records(const dwk_prefill_scan_args &x, int slot, int head)
+        : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DWK_RECORD_BYTES),
+          step((u64)x.value_heads * DWK_RECORD_BYTES) {}
+
+    DEVICE_MEMBER void advance(bool there = true) { memory.advance(there ? step : 0); }
+
+    Window memory;
+
+  private:
+    const u64 step;
+};
+
+} // namespace prefill

@@ -1,0 +1,38 @@
+// The contract of a target for walks over chunks (prefill_scan, prefill_summarise), first part: how a workgroup's waves
+// share a slab of value columns, and how the state S [K, slab] lies in their registers. <target>/layout.h supplies
+//
+//   StateLayout<Keys>::key_tiles, column_tiles    16x16 tiles of S that a wave holds
+//   State<Keys>                                   Tile[key_tiles][column_tiles]
+//   state_key(tile, element, lane)                key of an element of S
+//   state_column(column_tile, element)            its column, from the lane's first one on
+//   first_column(lane, column_tiles)              the lane's first column, from its wave's on
+//   wave_column_of_slab(column_tiles)             the wave's first column, from its slab's on
+//   slab_columns<Keys, Outputs>()                 value columns of a workgroup of scan or, without outputs, summarise
+//   walk_threads<Keys, Outputs>()                 its threads at most, as the kernel is compiled
+//   walking_threads<Keys, Outputs>()              its threads as launched
+//   walk_residency<Keys, Outputs>()               for KERNEL
+//   SCAN_SHARED_BYTES(keys) SUMMARISE_SHARED_BYTES(keys)
+//                                                 declare the dynamic shared memory of a kernel; empty if it is static
+#pragma once
+
+#if defined(__NVPTX__)
+#include "sm90/layout.h"
+#else
+#include "gfx9/layout.h"
+#endif
+
+namespace prefill {
+
+template <int Keys> struct CheckedLayout {
+    static_assert(sizeof(State<Keys>) == sizeof(Tile) * StateLayout<Keys>::key_tiles * StateLayout<Keys>::column_tiles,
+                  "a wave's part of the state is an array of tiles");
+    static_assert(walk_threads<Keys, true>() % arch::lanes == 0 && walk_threads<Keys, true>() <= 1024, "whole waves");
+    static_assert(walk_threads<Keys, false>() <= walk_threads<Keys, true>(), "outputs take more waves, not fewer");
+};
+template struct CheckedLayout<64>;
+template struct CheckedLayout<96>;
+template struct CheckedLayout<128>;
+template struct CheckedLayout<192>;
+template struct CheckedLayout<256>;
+
+} // namespace prefill

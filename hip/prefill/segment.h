@@ -1,0 +1,86 @@
+// Segments: runs of chunks of one sequence, which workgroups walk at once, and the summaries by which they hand on
+// states.
+#pragma once
+
+#include "../dispatch.h"
+#include "batch.h"
+
+namespace prefill {
+
+// A run of chunks of one sequence: all of it, or one of its segments.
+struct Segment {
+    int sequence;
+    int begin; // its first token
+    int end;
+    int record;  // of its first chunk
+    int summary; // its own; the segment before has the one before
+    bool first;  // of its sequence
+    bool last;
+    bool summarised; // its sequence is cut: the state before it is in a summary
+};
+
+// Segment of an item, clamped to the chunks of its sequence: no item leads out of bounds. Without items, sequence
+// `index`.
+DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
+    dwk_prefill_item item{index, 0, 1 << 30, 0};
+    if (x.items) {
+        const i32x4 stored = arch::uniform((const i32x4 *)(x.items + index));
+        item = dwk_prefill_item{min_of(max_of(stored.x, 0), x.sequences - 1), stored.y, stored.z, stored.w};
+    }
+    const Rows range = rows_of(x.cu_seqlens, item.sequence, x.tokens);
+    const int chunks = (range.end - range.begin + chunk - 1) / chunk;
+    const int first = min_of(max_of(item.first_chunk, 0), chunks);
+    const int count = min_of(max_of(item.chunks, 0), chunks - first);
+    const int begin = range.begin + first * chunk;
+    return Segment{item.sequence,
+                   min_of(begin, range.end),
+                   min_of(begin + count * chunk, range.end),
+                   first_record(range.begin, item.sequence) + first,
+                   min_of(max_of(item.summary, 0), x.summaries),
+                   first == 0,
+                   first + count == chunks,
+                   x.summaries > 0 && (first > 0 || count < chunks)};
+}
+
+// The work of a workgroup of scan or summarise.
+struct Work {
+    int item;
+    int head;
+    int key_head;
+    int slab;
+};
+
+// The value heads and slabs of an (item, key head) read the same K and Q: they go to one die.
+DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
+    const int group = x.value_heads / x.key_heads;
+    const dispatch::Dealt to = dispatch::dealt(workgroup, x.items_count * x.key_heads, group * x.slabs, x.dies);
+    const int item = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - item * x.key_heads;
+    const int of_group = arch::uniform_value(to.member / x.slabs);
+    return Work{item, dispatch::value_head(x, key_head, group, of_group), key_head, to.member - of_group * x.slabs};
+}
+
+// The summary of a (segment that another follows, value head), in the workspace: the segment maps a state S to M S + N.
+//   N [V, K] f32; once combined, the state after the segment
+//   M^T [K, K], each element in two parts of bf16 (<target>/parts.h). In place of M, a first segment has the state that
+//   the sequence starts from, [V, K] f32: the last segment may overwrite the state's own memory meanwhile.
+template <class Arguments> DEVICE int summary_size(const Arguments &x) {
+    return (x.value_dim + max_of(x.key_dim, x.value_dim)) * x.key_dim;
+}
+template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summary, int head) {
+    return x.states + ((int64_t)summary * x.value_heads + head) * summary_size(x);
+}
+// M^T, or the initial state.
+template <class Arguments> DEVICE float *second_part(float *summary, const Arguments &x) {
+    return summary + x.value_dim * x.key_dim;
+}
+// 1: M of the segment is 0, and left out.
+template <class Arguments> DEVICE auto *forgotten_by(const Arguments &x, int summary, int head) {
+    return x.forgotten + (int64_t)summary * x.value_heads + head;
+}
+// The state before a segment of a sequence that is cut.
+DEVICE const float *state_before(const dwk_prefill_scan_args &x, const Segment &segment, int head) {
+    return segment.first ? second_part(summary_of(x, min_of(segment.summary, x.summaries - 1), head), x)
+                         : summary_of(x, max_of(segment.summary - 1, 0), head);
+}
+
+} // namespace prefill

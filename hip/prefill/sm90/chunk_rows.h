@@ -1,0 +1,88 @@
+// Operands of a chunk's rows of Q and K for prefill_prepare on sm_90a: both warps copy 128 columns at once to shared
+// memory.
+#pragma once
+
+#include "../../arch/contract.h"
+
+namespace prefill {
+
+using arch::Operand;
+using arch::Window;
+
+// Rows of Q and K of a chunk, 16 columns at a time. In shared memory rows of 256 bytes, whose 16-byte groups are
+// swapped by the row's number, so that eight rows of one group lie in different banks.
+class ChunkRows {
+  public:
+    static constexpr int rows_of_chunk = 64, groups = 16, threads = 64, columns_at_once = 8 * groups;
+    struct Memory {
+        i32x4 q[rows_of_chunk * groups], k[rows_of_chunk * groups];
+    };
+    DEVICE_MEMBER ChunkRows(const void *q, const void *k, u32 q_stride, u32 k_stride, int rows, int columns,
+                            Memory &memory)
+        : q_base((const char *)q), k_base((const char *)k), q_stride(q_stride), k_stride(k_stride), rows(rows),
+          columns(columns), memory(memory) {}
+
+    // Copies 128 columns from `column` on. Called by both warps, in order.
+    DEVICE_MEMBER void fetch(int column) const {
+        if (column > 0) {
+            arch::workgroup_sync();
+        }
+        copy(memory.k, k_base, k_stride, column);
+        copy(memory.q, q_base, q_stride, column);
+        arch::await_copies();
+        arch::workgroup_sync();
+    }
+    // 16 rows of 16 columns as a left or right operand of T::mma; `column` counts from the copied ones.
+    DEVICE_MEMBER Operand left_k(int tile, int column) const {
+        const i32x4 x = load(memory.k, tile, column, arch::lane() / 16 * 8, arch::lane() / 8 % 2);
+        return Operand{x.x, x.z, x.y, x.w};
+    }
+    DEVICE_MEMBER Operand right_k(int tile, int column) const { return right(memory.k, tile, column); }
+    DEVICE_MEMBER Operand right_q(int tile, int column) const { return right(memory.q, tile, column); }
+
+  private:
+    static DEVICE_MEMBER int place(int row, int group) { return row * groups + (group ^ (row & 7)); }
+
+    DEVICE_MEMBER void copy(i32x4 *to, const char *from, u32 stride, int column) const {
+        const int own = arch::opaque(arch::thread()) & (threads - 1), group = own % groups, first = own / groups;
+        const bool inside = column + 8 * group < columns;
+        const u32 offset = (column + 8 * group) * 2;
+        if (arch::aligned_rows(from, stride)) {
+#pragma unroll 1
+            for (int some = first; some < rows_of_chunk; some += 4 * (threads / groups)) {
+                for (int i = 0; i < 4; ++i) {
+                    const int row = some + i * (threads / groups);
+                    arch::copy_async(arch::shared_address(to + place(row, group)), from + (row * stride + offset),
+                                     inside && row < rows);
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int row = first; row < rows_of_chunk; row += threads / groups) {
+                to[place(row, group)] =
+                    Window(from).gather_b128(inside && row < rows ? row * stride + offset : Window::nowhere);
+            }
+        }
+    }
+    static DEVICE_MEMBER Operand right(const i32x4 *from, int tile, int column) {
+        return load(from, tile, column, arch::lane() / 8 % 2 * 8, arch::lane() / 16);
+    }
+    // Four 8x8 matrices, a register each. This lane names a row of one, from `first_row` on, and its eight columns.
+    static DEVICE_MEMBER i32x4 load(const i32x4 *from, int tile, int column, int first_row, int second) {
+        const int row = first_row + arch::lane() % 8;
+        const u32 at = arch::shared_address(from) + tile * (16 * groups * 16) + (place(row, second) * 16 ^ column * 2);
+        int x, y, z, w;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                     : "r"(at)
+                     : "memory");
+        return i32x4{x, y, z, w};
+    }
+
+    const char *q_base, *k_base;
+    const u32 q_stride, k_stride;
+    const int rows, columns;
+    Memory &memory;
+};
+
+} // namespace prefill

@@ -1,0 +1,237 @@
+// The warps that copy chunks to shared memory on sm_90a: K, Q, V, T, P and the row factors, while chunks before are
+// worked on.
+#pragma once
+
+#include "../../tensor/rows.h"
+#include "../segment.h"
+#include "layout.h"
+#include "record.h"
+
+namespace prefill {
+
+// A thread's share of the rows of a 16-bit token tensor, chunk after chunk: 16 bytes of every `at_once`-th row.
+class RowsOfThread {
+  public:
+    static constexpr int at_once = group_threads / 8, times = chunk / at_once;
+    DEVICE_MEMBER RowsOfThread(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 offset)
+        : stride((u32)s.token * 2) {
+        const char *base = row_address(p, s, segment.sequence, segment.begin, head);
+        aligned = arch::aligned_rows(base, stride);
+        from = base + ((u64)row(0) * stride + (thread_of_group() % 8 * 16 + offset));
+    }
+    // The i-th row, and the place of this thread's 16 bytes of it in a panel.
+    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() / 8; }
+    static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), thread_of_group() % 8); }
+    // Whether 16 bytes are one access.
+    DEVICE_MEMBER bool in_one_access() const { return aligned; }
+
+    // Calls f(address, i) for each row of a chunk, and moves on to the next chunk.
+    template <class F> DEVICE_MEMBER void all(F f) {
+        for (int i = 0; i < times; ++i) {
+            f(from, i);
+            from += (u64)(at_once * stride);
+        }
+    }
+    // The same in little code.
+    template <class F> DEVICE_MEMBER void each(F f) {
+#pragma unroll 1
+        for (int i = 0; i < times; ++i) {
+            f(from, i);
+            from += (u64)(at_once * stride);
+        }
+    }
+
+  private:
+    const char *from;
+    u32 stride;
+    bool aligned;
+};
+
+// 16 bytes from any even address, or zeros, to shared memory.
+DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
+    if (aligned) {
+        copy_async(to, from, inside);
+    } else {
+        store_shared(to, Window(from).gather_b128(inside ? 0 : Window::nowhere));
+    }
+}
+
+// The warps that copy chunks: one after the other, each to its stage of the ring as soon as that is free.
+template <int Keys, bool Outputs> class Copier {
+    typedef prefill::Stage<Keys, Outputs> Stage;
+    typedef RowsOfThread Rows;
+
+  public:
+    // `column`: the workgroup's first one.
+    DEVICE_MEMBER Copier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
+        : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
+          v(x.v, x.v_strides, s, head, column * 2),
+          record((const char *)x.records + ((int64_t)s.record * x.value_heads + head) * DWK_RECORD_BYTES),
+          record_step(x.value_heads * DWK_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - column),
+          groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + thread_of_group() % 8 * 8 < x.key_dim),
+          aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {
+        for (int i = 0; i < parts_of_warp; ++i) {
+            const int part = min_of(i * scan_waves + wave_of_group(), parts - 1);
+            const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix), groups = 2 * (tile + 1); // of a row
+            const int own = (of_matrix - lower_block(tile, 0)) * arch::lanes + arch::lane();
+            matrix_place[i] = arch::opaque((part < lower_blocks ? Stage::t : Stage::p) +
+                                           swizzled(16 * tile + own / groups, own % groups));
+        }
+    }
+
+    DEVICE_MEMBER void run() {
+        clear_upper_blocks();
+        int stage = 0, copied = -1;
+#pragma unroll 1
+        for (int number = 0; left > 0; ++number) {
+            if constexpr (Stage::count == 2) {
+                hand_over(copied); // else nobody would give back the stage that is waited for
+            }
+            if (number >= Stage::count) {
+                for (int g = 0; g < Stage::most_groups; ++g) {
+                    if (g < groups) {
+                        Handover<Stage>::wait_empty(g, stage);
+                    }
+                }
+            }
+            hand_over(copied);
+            copy(memory + stage * Stage::bytes, number == 0);
+            copied = stage;
+            stage = stage + 1 == Stage::count ? 0 : stage + 1;
+            left -= chunk;
+        }
+        hand_over(copied);
+    }
+
+  private:
+    // Hands over the stage that was copied, if any.
+    DEVICE_MEMBER void hand_over(int &copied) const {
+        if (copied >= 0) {
+            arch::await_copies();
+            arch::publish_shared();
+            for (int g = 0; g < Stage::most_groups; ++g) {
+                if (g < groups) {
+                    Handover<Stage>::full(g, copied);
+                }
+            }
+            copied = -1;
+        }
+    }
+
+    // Zeros the blocks of T and P above the diagonal, which no copy touches.
+    DEVICE_MEMBER void clear_upper_blocks() const {
+        const int row = arch::lane() % 16, half = arch::lane() / 16;
+#pragma unroll 1
+        for (int i = wave_of_group(); i < Stage::count * tiles * tiles; i += scan_waves) {
+            const int block = i % (tiles * tiles), from_row = block / tiles, column = block % tiles;
+            if (from_row < column) {
+                const u32 at =
+                    memory + i / (tiles * tiles) * Stage::bytes + swizzled(from_row * 16 + row, column * 2 + half);
+                store_shared(at + Stage::t, i32x4{});
+                if constexpr (Outputs) {
+                    store_shared(at + Stage::p, i32x4{});
+                }
+            }
+        }
+    }
+
+    DEVICE_MEMBER void copy(u32 to, bool first) {
+        if (left >= chunk && aligned) {
+            copy_keys(to + Stage::k, k);
+            if (Outputs || values > 0) {
+                copy_values(to + Stage::v);
+            }
+            if constexpr (Outputs) {
+                copy_keys(to + Stage::q, q);
+            }
+        } else {
+            copy_some_keys(to + Stage::k, k);
+            if (Outputs || values > 0) {
+                copy_some_values(to + Stage::v);
+            }
+            if constexpr (Outputs) {
+                copy_some_keys(to + Stage::q, q);
+            }
+        }
+        if (first) {
+            arch::wait_for_previous_kernel();
+        }
+        copy_record(to);
+    }
+
+    // Whether V has the columns that this thread copies for a warpgroup.
+    DEVICE_MEMBER bool in_values(int group) const { return group * 64 + thread_of_group() % 8 * 8 < values; }
+
+    DEVICE_MEMBER void copy_keys(u32 to, Rows &rows) {
+        rows.all([&](const char *from, int i) __attribute__((always_inline)) {
+            for (int panel = 0; panel < Stage::panels - 1; ++panel) {
+                copy_async(to + panel * panel_bytes + Rows::place(i), from + panel * 128);
+            }
+            copy_async(to + (Stage::panels - 1) * panel_bytes + Rows::place(i), from + (Stage::panels - 1) * 128,
+                       in_last);
+        });
+    }
+    DEVICE_MEMBER void copy_values(u32 to) {
+        v.all([&](const char *from, int i) __attribute__((always_inline)) {
+            for (int g = 0; g < Stage::most_groups; ++g) {
+                if (g < groups) {
+                    copy_async(to + g * panel_bytes + Rows::place(i), from + g * 128, in_values(g));
+                }
+            }
+        });
+    }
+    DEVICE_MEMBER void copy_some_keys(u32 to, Rows &rows) {
+        rows.each([&](const char *from, int i) __attribute__((always_inline)) {
+            const bool inside = Rows::row(i) < left;
+#pragma unroll 1
+            for (int panel = 0; panel < Stage::panels; ++panel) {
+                copy_any(to + panel * panel_bytes + Rows::place(i), from + panel * 128, rows.in_one_access(),
+                         inside && (panel < Stage::panels - 1 || in_last));
+            }
+        });
+    }
+    DEVICE_MEMBER void copy_some_values(u32 to) {
+        v.each([&](const char *from, int i) __attribute__((always_inline)) {
+#pragma unroll 1
+            for (int g = 0; g < groups; ++g) {
+                copy_any(to + g * panel_bytes + Rows::place(i), from + g * 128, v.in_one_access(),
+                         in_values(g) && Rows::row(i) < left);
+            }
+        });
+    }
+
+    // T, P and the row factors. A record has T and P as rows up to their diagonal blocks, so that a row of shared
+    // memory is contiguous in it.
+    DEVICE_MEMBER void copy_record(u32 to) {
+        const char *from = record + thread_of_group() * 16;
+        constexpr int waves = scan_waves;
+        for (int i = 0; i < parts_of_warp; ++i) {
+            if ((i + 1) * waves <= parts || thread_of_group() < (parts - i * waves) * arch::lanes) {
+                copy_async(to + matrix_place[i], from + record_matrices + i * waves * block_bytes);
+            }
+        }
+        for (int at = 0; at < row_bytes; at += waves * block_bytes) {
+            if (at + thread_of_group() * 16 < row_bytes) {
+                copy_async(to + Stage::rows + at + thread_of_group() * 16, from + record_rows + at);
+            }
+        }
+        record += record_step;
+    }
+
+    // Parts of T and P that a warp copies at once.
+    static_assert(arch::lanes * 16 == block_bytes, "a warp copies a block");
+    static constexpr int parts = Outputs ? 2 * lower_blocks : lower_blocks;
+    static constexpr int parts_of_warp = (parts + scan_waves - 1) / scan_waves;
+    static constexpr int row_bytes = row_factors * chunk * 4 + 16;
+    const u32 memory;
+    Rows k, q, v;
+    const char *record;
+    const u32 record_step;
+    u32 matrix_place[parts_of_warp];
+    int left;
+    const int values; // columns of V from the workgroup's first one on
+    const int groups;
+    const bool in_last, aligned;
+};
+
+} // namespace prefill

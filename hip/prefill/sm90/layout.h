@@ -1,0 +1,40 @@
+// How a slab of value columns lies in a workgroup's warps on sm_90a. Each warp owns 16 columns and all rows of every
+// product; a warpgroup of four multiplies together.
+#pragma once
+
+#include "stage.h"
+
+namespace prefill {
+
+// Columns of as many warpgroups as the launch has.
+template <int Keys, bool Outputs> DEVICE int slab_columns() { return scan_waves * 16 * groups<Stage<Keys, Outputs>>(); }
+template <int Keys, bool Outputs> DEVICE int walking_threads() { return arch::threads(); }
+template <int Keys, bool Outputs> constexpr int walk_threads() {
+    return (Stage<Keys, Outputs>::most_groups + 1) * group_threads;
+}
+template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
+DEVICE int wave_column_of_slab(int column_tiles) { return arch::wave() * 16 * column_tiles; }
+
+template <int Keys> struct StateLayout {
+    static constexpr int key_tiles = Stage<Keys, true>::panels * 4;
+    static constexpr int column_tiles = 1;
+};
+template <int Keys> using State = Tile[StateLayout<Keys>::key_tiles][StateLayout<Keys>::column_tiles];
+
+DEVICE int state_key(int tile_index, int element, int lane) { return 16 * tile_index + Place(lane).row(element); }
+// A lane's two columns are neighbours.
+DEVICE constexpr int state_column(int, int element) { return element / 2 % 2; }
+DEVICE int first_column(int lane, int) { return lane / 4 * 2; }
+
+// Whether operands are loaded when they are needed, not ahead.
+constexpr bool registers_are_short(int keys) { return keys > 128; }
+
+// Dynamic shared memory that the host asks for at a launch; tests/ptx.rs compares it with src/launch.rs.
+#define SCAN_SHARED_BYTES(keys)                                                                                        \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_scan_shared_bytes_k##keys =                          \
+        prefill::Stage<keys, true>::dynamic_bytes;
+#define SUMMARISE_SHARED_BYTES(keys)                                                                                   \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_summarise_shared_bytes_k##keys =                     \
+        prefill::Stage<keys, false>::dynamic_bytes;
+
+} // namespace prefill

@@ -1,0 +1,202 @@
+// The matrices of a chunk on sm_90a: two warps do the same work on different blocks, which wait in shared memory from
+// one value head to the next.
+#pragma once
+
+#include "../../math/inverse.h"
+#include "../factors.h"
+#include "chunk_rows.h"
+#include "record.h"
+
+namespace prefill {
+
+// Workgroups of prefill_prepare that share a multiprocessor.
+constexpr int prepare_residency = 6;
+
+// The lower blocks of warp `half`: the diagonal 32x32 block of this number, then its 16 columns of the 32x32 block
+// below the diagonal.
+constexpr int blocks_of_warp = 5;
+class OwnBlocks {
+  public:
+    DEVICE_MEMBER explicit OwnBlocks(int half) : half(half) {}
+    DEVICE_MEMBER int row(int block) const { return block < 3 ? 2 * half + (block > 0) : block - 1; }
+    DEVICE_MEMBER int column(int block) const { return block < 3 ? 2 * half + (block > 1) : half; }
+    static DEVICE_MEMBER bool on_diagonal(int block) { return block == 0 || block == 2; }
+
+    const int half;
+};
+
+// K K^T and Q K^T [64, 64], this warp's blocks, each transposed, and its diagonal blocks of Q Q^T.
+template <class T> struct Products {
+    Tile kk[blocks_of_warp];
+    Tile kq[blocks_of_warp];
+    Tile qq[2];
+
+    // Sums over K; with `norm` also Q Q^T.
+    DEVICE_MEMBER void multiply(ChunkRows &rows, int key_dim, bool norm) {
+        for (int b = 0; b < blocks_of_warp; ++b) {
+            kk[b] = Tile{};
+            kq[b] = Tile{};
+        }
+        for (int i = 0; i < 2; ++i) {
+            qq[i] = Tile{};
+        }
+        const OwnBlocks own(arch::wave());
+        for (int first = 0; first < key_dim; first += ChunkRows::columns_at_once) {
+            rows.fetch(first);
+            const int columns = min_of(key_dim - first, ChunkRows::columns_at_once);
+#pragma unroll 1
+            for (int column = 0; column < columns; column += 16) {
+                multiply_columns(rows, column, own, norm);
+            }
+        }
+    }
+
+    // factors.k_norm = |k|^2, from the diagonal of K K^T.
+    DEVICE_MEMBER void key_squares(ChunkFactors &factors) const {
+        const Place at(arch::lane());
+        const OwnBlocks own(arch::wave());
+        for (int i = 0; i < 2; ++i) {
+            on_diagonal(kk[2 * i], own.row(2 * i), at, [&](int token, float x) { factors.k_norm[token] = x; });
+        }
+    }
+
+    // Scales rows and columns by 1 / |q| and 1 / |k|, whose squares are the diagonals.
+    DEVICE_MEMBER void normalise(ChunkFactors &factors) {
+        const Place at(arch::lane());
+        const OwnBlocks own(arch::wave());
+        key_squares(factors);
+        for (int i = 0; i < 2; ++i) {
+            on_diagonal(qq[i], own.row(i), at, [&](int token, float x) { factors.q_norm[token] = x; });
+        }
+        arch::workgroup_sync();
+        invert_norms(factors);
+        arch::workgroup_sync();
+        for (int b = 0; b < blocks_of_warp; ++b) {
+            const Tile rows = rows_at(factors.k_norm + 16 * own.column(b), at);
+            kk[b] *= rows * columns_at(factors.k_norm + 16 * own.row(b), at);
+            kq[b] *= rows * columns_at(factors.q_norm + 16 * own.row(b), at);
+        }
+    }
+
+  private:
+    DEVICE_MEMBER void multiply_columns(const ChunkRows &rows, int column, const OwnBlocks &own, bool norm) {
+        const Operand first = rows.left_k(own.column(0), column), second = rows.left_k(own.column(2), column),
+                      below = rows.left_k(own.column(3), column);
+        Operand k, q;
+        for (int b = 0; b < blocks_of_warp; ++b) {
+            const Operand left = b < 2 ? first : b == 2 ? second : below;
+            if (b != 2) {
+                k = rows.right_k(own.row(b), column);
+                q = rows.right_q(own.row(b), column);
+            }
+            if constexpr (T::rounds_finely) {
+                // The matrix unit truncates where it adds to a sum; f32 rounds.
+                kk[b] += T::mma(left, k, Tile{});
+            } else {
+                kk[b] = T::mma(left, k, kk[b]);
+            }
+            kq[b] = T::mma(left, q, kq[b]);
+            if (norm && b < 2) {
+                qq[b] = T::mma(q, q, qq[b]);
+            }
+        }
+    }
+};
+
+// A tile that waits in shared memory: each lane reads its own elements.
+struct KeptTile {
+    f32x4 half[2][arch::lanes];
+    DEVICE_MEMBER void put(Tile x) {
+        half[0][arch::lane()] = x.lo;
+        half[1][arch::lane()] = x.hi;
+    }
+    DEVICE_MEMBER Tile get() const {
+        Tile out;
+        out.lo = half[0][arch::lane()];
+        out.hi = half[1][arch::lane()];
+        return out;
+    }
+};
+
+// T and P of one value head after the other.
+template <class T> class ChunkSolver {
+  public:
+    struct Memory {
+        math::Blocks blocks;
+        KeptTile kk[2][blocks_of_warp], kq[2][blocks_of_warp];
+        KeptTile inverse_below[2], below[2][2]; // written by one warp, read by both
+    };
+    // `memory` overlays the rows of Q and K, which nobody reads any more.
+    DEVICE_MEMBER ChunkSolver(const Products<T> &products, Memory &memory) : memory(memory), own(arch::wave()) {
+        arch::workgroup_sync();
+        for (int b = 0; b < blocks_of_warp; ++b) {
+            memory.kk[own.half][b].put(products.kk[b]);
+            memory.kq[own.half][b].put(products.kq[b]);
+        }
+    }
+
+    // Writes T = (I - A)^-1 and P of a value head, [64, 64] each. Calls diagonal(row, q . k) for each row of this lane.
+    template <class Diagonal>
+    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const RecordWriter<T> &write,
+                                     const Diagonal &diagonal) const {
+        const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1); // whose range the compiler knows
+        const Place at(lane);
+        Tile a[blocks_of_warp];
+        for (int b = 0; b < blocks_of_warp; ++b) {
+            const int row = own.row(b), column = own.column(b);
+            const Tile decayed = chunk_decay(factors, row, column, at);
+            a[b] = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), memory.kk[own.half][b].get());
+            const Tile product = memory.kq[own.half][b].get();
+            const Tile p = block_of_p(decayed, product);
+            write.put_p(row, column, own.on_diagonal(b) ? strictly_lower(p, at) : p);
+            if (own.on_diagonal(b)) {
+                on_diagonal(product, row, at, diagonal);
+            }
+        }
+        invert(a, write, at, lane);
+    }
+
+  private:
+    // This warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed.
+    DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const RecordWriter<T> &write, Place at, int lane) const {
+        const int half = own.half;
+        math::Blocks &blocks = memory.blocks;
+        blocks.put(2 * half, a[0], at);
+        blocks.put(2 * half + 1, a[2], at);
+        for (int i = 0; i < 2; ++i) {
+            memory.below[half][i].put(a[3 + i]);
+        }
+        arch::wave_sync();
+        math::invert_blocks(blocks, math::UnitColumn(lane), lane, 2 * half);
+        const Tile first = blocks.get(2 * half, at), second = blocks.get(2 * half + 1, at);
+        write.put_t(2 * half, 2 * half, strictly_lower(first, at));
+        write.put_t(2 * half + 1, 2 * half + 1, strictly_lower(second, at));
+        const Tile joined = math::join(a[1], blocks.get_transposed(2 * half, at), second);
+        write.put_t(2 * half + 1, 2 * half, joined);
+        memory.inverse_below[half].put(joined);
+        arch::workgroup_sync();
+
+        // w = A21 T11, a column of blocks for each warp; in the first, T11 has two blocks.
+        using math::multiply_transposed;
+        const Tile t11 = blocks.get_transposed(half, at);
+        Tile w[2];
+        for (int i = 0; i < 2; ++i) {
+            w[i] = multiply_transposed(a[3 + i], t11, Tile{});
+        }
+        if (half == 0) {
+            const Tile t10 = math::transposed(joined, at);
+            for (int i = 0; i < 2; ++i) {
+                w[i] = multiply_transposed(memory.below[1][i].get(), t10, w[i]);
+            }
+        }
+        write.put_t(2, half, multiply_transposed(w[0], blocks.get(2, at), Tile{}));
+        write.put_t(3, half,
+                    multiply_transposed(w[1], blocks.get(3, at),
+                                        multiply_transposed(w[0], memory.inverse_below[1].get(), Tile{})));
+    }
+
+    Memory &memory;
+    const OwnBlocks own;
+};
+
+} // namespace prefill

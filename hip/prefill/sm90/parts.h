@@ -1,0 +1,84 @@
+// M and S in two parts of bf16 on sm_90a: operands, the greater parts before the others. In memory M is blocks of
+// 16x16, row of blocks after row, so that a lane loads its part of a block in two accesses.
+#pragma once
+
+#include "../state.h"
+
+namespace prefill {
+
+// Row tiles of a wave of combine.
+constexpr int row_tiles = 1;
+constexpr int wave_rows = 16;
+// Sums into which the terms of a product are divided: products of one sum wait for each other.
+constexpr int product_sums = 3;
+// Whether an accumulator tile, rounded, is an operand of the next product.
+constexpr bool tiles_are_operands = true;
+// Column tiles of M that are loaded while one is multiplied, and matrices that registers hold: where there is room for
+// two, loads may take longer than a product.
+constexpr int tiles_ahead(int key_tiles) { return key_tiles / (key_tiles <= 8 ? 1 : key_tiles <= 12 ? 4 : 8); }
+constexpr int matrices_held(int key_tiles) { return tiles_ahead(key_tiles) == key_tiles ? 2 : 1; }
+// Workgroups of combine that share a multiprocessor, at least.
+constexpr int combine_residency = 1;
+
+// Words of a part of a block, and the first word of a block.
+constexpr int part_words = arch::lanes * arch::operand_words;
+DEVICE int block_of_parts(int row, int column, int key_dim) { return (row * (key_dim / 16) + column) * 2 * part_words; }
+
+// M, in parts, to a summary.
+template <int Keys> DEVICE void store_parts(const State<Keys> &s, float *to, int column, int key_dim) {
+    if (column >= key_dim) {
+        return;
+    }
+    const int lane = arch::opaque(arch::lane());
+    // A lane's two columns are neighbours: a word of its rows' operands, which other lanes will load.
+    const int of_column = column % 16 / 2, reader = lane % 4 * 8 + of_column % 4;
+    for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
+        if (16 * t < key_dim) {
+            int *const block = (int *)to + block_of_parts(t, column / 16, key_dim);
+            for (int e = 0; e < elements; e += 4) {
+                for (int p = 0; p < 2; ++p) {
+                    const float first = s[t][0][e + p], second = s[t][0][e + 2 + p];
+                    const int high = Bf16::pack(first, second);
+                    int *const at = block + (reader + 4 * p) * arch::operand_words + of_column / 4 * 2 + e / 4;
+                    at[0] = high;
+                    at[part_words] = Bf16::pack(first - Bf16::low(high), second - Bf16::high(high));
+                }
+            }
+        }
+    }
+}
+
+// Operand tile of S, both parts.
+struct StateParts {
+    Operand high, low;
+};
+// Column tile of a wave's rows of M, both parts.
+struct MatrixTile {
+    StateParts parts;
+    DEVICE_MEMBER Operand high(int) const { return parts.high; }
+    DEVICE_MEMBER Operand low(int) const { return parts.low; }
+};
+
+DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile, int key_dim, int lane) {
+    const Window memory(matrix);
+    const bool inside = first_row < key_dim && 16 * tile < key_dim;
+    const u32 block = block_of_parts(first_row / 16, tile, key_dim) * 4 + lane * 16;
+    return MatrixTile{StateParts{memory.load_written_b128(inside ? block : Window::nowhere),
+                                 memory.load_written_b128(inside ? block + part_words * 4 : Window::nowhere)}};
+}
+
+// S in shared memory, twice, as operand tiles.
+template <int Keys> struct StateExchange {
+    Operand at[2][Keys / 16][2][arch::lanes];
+
+    DEVICE_MEMBER void put(Tile x, int buffer, int first_row) {
+        const Operand high = rounded<Bf16>(x);
+        at[buffer][first_row / 16][0][arch::lane()] = high;
+        at[buffer][first_row / 16][1][arch::lane()] = rounded<Bf16>(x - widened<Bf16>(high));
+    }
+    DEVICE_MEMBER StateParts get(int buffer, int tile, int lane) const {
+        return StateParts{at[buffer][tile][0][lane], at[buffer][tile][1][lane]};
+    }
+};
+
+} // namespace prefill

@@ -1,0 +1,42 @@
+// The record on sm_90a: T, then P, of each the rows up to the diagonal block, as they are copied to shared memory.
+#pragma once
+
+#include "../../arch/tile.h"
+#include "../record.h"
+
+namespace prefill {
+
+using namespace tile;
+
+// Bytes of a 16x16 block of T or P, and the row of blocks that a lower one is in.
+constexpr int block_bytes = 16 * 16 * 2;
+DEVICE constexpr int tile_row(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
+
+// Place of a row's factors within a factor of the record: a lane's four rows of a tile are neighbours.
+DEVICE int row_place(int row) { return (row & ~15) + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
+
+// Writes lower blocks of T and P, given transposed: an accumulator tile, rounded, has the rows of the matrix in
+// consecutive words.
+template <class T> class RecordWriter {
+  public:
+    DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + record_matrices), lane(arch::lane()) {}
+    DEVICE_MEMBER void put_t(int row, int column, Tile transposed) const { put(to, row, column, transposed); }
+    DEVICE_MEMBER void put_p(int row, int column, Tile transposed) const {
+        put(to + matrix_bytes, row, column, transposed);
+    }
+
+  private:
+    DEVICE_MEMBER void put(char *matrix, int row, int column, Tile transposed) const {
+        const Operand operand = rounded<T>(transposed);
+        const int row_bytes = (row + 1) * 32;
+        char *at = matrix + lower_block(row, 0) * block_bytes + column * 32 + (u32)lane / 4 * row_bytes + lane % 4 * 4;
+        for (int i = 0; i < 4; ++i) {
+            *(int *)(at + i % 2 * 8 * row_bytes + i / 2 * 16) = operand[i];
+        }
+    }
+
+    char *const to;
+    const int lane;
+};
+
+} // namespace prefill

@@ -1,0 +1,141 @@
+// The state of a walk: how the registers of a workgroup's waves are loaded and stored.
+#pragma once
+
+#include "../arch/tile.h"
+#include "../math/activations.h"
+#include "layout.h"
+#include "segment.h"
+
+namespace prefill {
+
+// The state of a (slot, head) in memory, [K, V] or [V, K], f32 or bf16.
+struct StateView {
+    char *base;
+    int64_t key_step;
+    int64_t value_step;
+    bool wide; // f32, not bf16
+
+    DEVICE_MEMBER StateView(const void *p, const dwk_state_strides &s, int type, bool value_major, int slot, int head)
+        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
+          wide(type == DWK_F32) {
+        base += (wide ? 4 : 2) * (slot * s.sequence + head * s.head);
+    }
+};
+
+// Calls f(tile, column tile, element, index) for each element of the state that this lane owns and the tensor has.
+template <int Keys, class F>
+DEVICE void for_each_element(const StateView &view, int column, int key_dim, int value_dim, F f) {
+    // Opaque: else the comparisons of the first use stay in scalar registers up to the second.
+    const int lane = arch::opaque(arch::lane());
+    if (column >= value_dim) {
+        return;
+    }
+#pragma unroll
+    for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
+#pragma unroll
+        for (int run = 0; run < elements; run += arch::run) {
+            const int key = state_key(t, run, lane); // and the next: K is a multiple of 16
+            if (key < key_dim) {
+#pragma unroll
+                for (int r = 0; r < arch::run; ++r) {
+#pragma unroll
+                    for (int j = 0; j < StateLayout<Keys>::column_tiles; ++j) {
+                        f(t, j, run + r, (key + r) * view.key_step + (column + state_column(j, run)) * view.value_step);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// A state from memory, and to it.
+template <int Keys>
+DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
+    if (from.wide) {
+        for_each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+            s[t][j][e] = math::canonical(((const float *)from.base)[index]);
+        });
+    } else {
+        for_each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
+        });
+    }
+}
+
+template <int Keys>
+DEVICE void store_state(const State<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
+    if (to.wide) {
+        for_each_element<Keys>(to, column, key_dim, value_dim,
+                               [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
+    } else {
+        for_each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+            const float value = s[t][j][e];
+            ((short *)to.base)[index] = Bf16::narrow(math::canonical(value));
+        });
+    }
+}
+
+// Calls f(tile, column tile, element, index) for each run of elements of a matrix [columns, K] that this lane owns.
+template <int Keys, class F> DEVICE void for_each_run(int column, int columns, int key_dim, F f) {
+    const int lane = arch::opaque(arch::lane());
+    if (column >= columns) {
+        return;
+    }
+#pragma unroll
+    for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
+#pragma unroll
+        for (int run = 0; run < elements; run += arch::run) {
+            const int key = state_key(t, run, lane);
+            if (key < key_dim) {
+#pragma unroll
+                for (int j = 0; j < StateLayout<Keys>::column_tiles; ++j) {
+                    f(t, j, run, (column + state_column(j, run)) * key_dim + key);
+                }
+            }
+        }
+    }
+}
+
+// A matrix [columns, K] f32 from memory, and to it: a state transposed.
+template <int Keys> DEVICE void load_matrix(State<Keys> &s, const float *from, int column, int columns, int key_dim) {
+    for_each_run<Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
+        const arch::Run x = *(const arch::Run *)(from + index);
+#pragma unroll
+        for (int r = 0; r < arch::run; ++r) {
+            s[t][j][e + r] = x[r];
+        }
+    });
+}
+
+template <int Keys> DEVICE void store_matrix(const State<Keys> &s, float *to, int column, int columns, int key_dim) {
+    for_each_run<Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
+        arch::Run x;
+#pragma unroll
+        for (int r = 0; r < arch::run; ++r) {
+            x[r] = s[t][j][e + r];
+        }
+        *(arch::Run *)(to + index) = x;
+    });
+}
+
+// Loads the state that a sequence starts from, where it does not start from zeros.
+template <int Keys>
+DEVICE void first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head, int column) {
+    const int slot = slot_of(x, x.read_slots, sequence);
+    if (x.initial_state && slot >= 0 && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence))) {
+        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DWK_INITIAL_VALUE_MAJOR,
+                             slot, head);
+        load_state<Keys>(state, from, column, x.key_dim, x.value_dim);
+    }
+}
+
+// S = 0.
+template <int Keys> DEVICE void clear_state(State<Keys> &state) {
+    for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
+        for (int j = 0; j < StateLayout<Keys>::column_tiles; ++j) {
+            state[t][j] = Tile{};
+        }
+    }
+}
+
+} // namespace prefill

@@ -1,0 +1,50 @@
+// Pieces of 16 bytes at the alignment of their elements, and eight numbers of 16 bits in one.
+#pragma once
+
+#include "../arch/contract.h"
+
+namespace piece {
+
+constexpr int bytes = 16;
+constexpr int octet = 8; // numbers of 16 bits
+
+// `Wide`: elements of 32 bits, not 16. `whole`: the piece may be accessed at once.
+template <bool Wide> DEVICE i32x4 load(const char *p, bool whole) {
+    if (whole) {
+        return arch::load_b128(p);
+    }
+    i32x4 out;
+    for (int i = 0; i < 4; ++i) {
+        out[i] = Wide ? ((const int *)p)[i]
+                      : ((const unsigned short *)p)[2 * i] | ((const unsigned short *)p)[2 * i + 1] << 16;
+    }
+    return out;
+}
+
+template <bool Wide> DEVICE void store(char *p, i32x4 x, bool whole) {
+    if (whole) {
+        arch::store_b128(p, x);
+        return;
+    }
+    for (int i = 0; i < 4; ++i) {
+        if (Wide) {
+            ((int *)p)[i] = x[i];
+        } else {
+            ((short *)p)[2 * i] = (short)x[i];
+            ((short *)p)[2 * i + 1] = (short)(x[i] >> 16);
+        }
+    }
+}
+
+typedef float Octet __attribute__((ext_vector_type(octet)));
+
+// Eight numbers of type T as f32, and rounded back.
+template <class T> DEVICE Octet widened(i32x4 x) {
+    return Octet{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y),
+                 T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
+}
+template <class T> DEVICE i32x4 rounded(Octet x) {
+    return i32x4{T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
+}
+
+} // namespace piece

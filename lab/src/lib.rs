@@ -1,0 +1,15 @@
+//! What the operations of deltawave are checked against.
+//!
+//! | concept | file |
+//! |---|---|
+//! | the f64 reference of every operation, and the unfused chunk form with its roundings | `oracle/` |
+//! | standard test inputs | `inputs.rs` |
+//! | error figures, and how large they may be | `metrics.rs` |
+//! | tensors in safetensors files | `safetensors_io.rs` |
+//!
+//! Tests, benches and the program `deltawave` use it; the crate `deltawave` does not, so that an engine links none of it.
+
+pub mod inputs;
+pub mod metrics;
+pub mod oracle;
+pub mod safetensors_io;

@@ -1,0 +1,229 @@
+//! A Gated DeltaNet layer between its input and its output projections: convolution, gates, recurrence, gated norm.
+//!
+//! Each stage is its own oracle's. Between them stand the roundings that any implementation has whose stages hand their
+//! results over in the type of the activations: `q, k, v = [conv(x)]`, `o = [recurrence(q, k, v)]`, `y = norm(o, z)`, `[x]`
+//! for 'x rounded to the dtype'. y is not rounded.
+
+use super::conv::{ConvProblem, conv};
+use super::norm::{NormProblem, gated_norm};
+use super::{Beta, Gate, Problem, ProblemError, Solution, prefill, unfused};
+use deltawave::types::{Dtype, HeadMap};
+
+/// A layer over a packed batch of sequences. All tensors are dense.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerProblem<'a> {
+    /// The type of the activations.
+    pub dtype: Dtype,
+    /// `T`.
+    pub tokens: usize,
+    /// `HK`.
+    pub key_heads: usize,
+    /// `HV`, a multiple of `HK`.
+    pub value_heads: usize,
+    /// `K`.
+    pub key_dim: usize,
+    /// `V`.
+    pub value_dim: usize,
+    /// Tokens that an output of the convolution depends on.
+    pub width: usize,
+    /// `[T, 2 HK K + HV V]`: q, k and v.
+    pub x: &'a [f32],
+    /// `[T, HV, V]`.
+    pub z: &'a [f32],
+    /// `[T, HV]`.
+    pub a: &'a [f32],
+    /// `[T, HV]`.
+    pub b: &'a [f32],
+    /// `[channels, width]`.
+    pub conv_weight: &'a [f32],
+    /// `[channels]`; absent is 0.
+    pub conv_bias: Option<&'a [f32]>,
+    /// `[HV]`.
+    pub a_log: &'a [f32],
+    /// `[HV]`; absent is 0.
+    pub dt_bias: Option<&'a [f32]>,
+    /// `[V]`; absent is 1.
+    pub norm_weight: Option<&'a [f32]>,
+    /// Whether beta is `2 sigmoid(b)`.
+    pub allow_neg_eigval: bool,
+    /// Whether rows of q and k are l2-normalised.
+    pub l2_norm: bool,
+    /// Which key head a value head reads.
+    pub head_map: HeadMap,
+    /// What the gated norm adds to the mean of the squares.
+    pub eps: f64,
+    /// Whether its gate is SiLU, not the sigmoid alone.
+    pub silu: bool,
+    /// `[N + 1]`.
+    pub cu_seqlens: &'a [i32],
+    /// `[N, channels, width - 1]`; absent is 0.
+    pub conv_state: Option<&'a [f32]>,
+    /// `[N, HV, K, V]`; absent is 0.
+    pub state: Option<&'a [f32]>,
+    /// `[N]`: whether a sequence uses its states or starts from 0; absent is 'all do'.
+    pub has_initial_state: Option<&'a [bool]>,
+    /// `[N]`: whether a sequence is padding; absent is 'none is'.
+    pub padding: Option<&'a [bool]>,
+}
+
+/// What a layer computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSolution {
+    /// `[T, HV, V]`; rows of padding and past the last sequence are 0.
+    pub y: Vec<f64>,
+    /// `[N, channels, width - 1]`. Those of padding and of empty sequences are the given ones.
+    pub conv_state: Vec<f32>,
+    /// `[N, HV, K, V]`. Those of padding mean nothing.
+    pub state: Vec<f64>,
+}
+
+/// The layer, with the f64 recurrence.
+///
+/// # Errors
+/// A tensor of another shape than the problem says, or lengths that make no sense.
+pub fn layer(p: &LayerProblem<'_>) -> Result<LayerSolution, ProblemError> {
+    layer_of(p, prefill)
+}
+
+/// The layer with the unfused chunk form for its recurrence: what the errors of a layer are measured against.
+///
+/// # Errors
+/// As [`layer`].
+pub fn unfused_layer(p: &LayerProblem<'_>) -> Result<LayerSolution, ProblemError> {
+    layer_of(p, |problem| unfused(problem, p.dtype))
+}
+
+fn layer_of(
+    p: &LayerProblem<'_>,
+    recurrence: impl Fn(&Problem<'_>) -> Result<Solution, ProblemError>,
+) -> Result<LayerSolution, ProblemError> {
+    let keys = p.key_heads * p.key_dim;
+    let channels = 2 * keys + p.value_heads * p.value_dim;
+    let convolved = conv(&ConvProblem {
+        tokens: p.tokens,
+        channels,
+        width: p.width,
+        x: p.x,
+        weight: p.conv_weight,
+        bias: p.conv_bias,
+        silu: true,
+        norms: None,
+        cu_seqlens: p.cu_seqlens,
+        state: p.conv_state,
+        columns: p.width.saturating_sub(1),
+        has_initial_state: p.has_initial_state,
+        padding: p.padding,
+    })?;
+    let rounded = |x: &f64| p.dtype.round(*x as f32);
+    let part = |first: usize, last: usize| -> Vec<f32> {
+        let rows = convolved.y.chunks_exact(channels);
+        rows.flat_map(|row| row[first..last].iter().map(rounded))
+            .collect()
+    };
+    let (q, k, v) = (
+        part(0, keys),
+        part(keys, 2 * keys),
+        part(2 * keys, channels),
+    );
+    let Solution { o, final_state } = recurrence(&Problem {
+        tokens: p.tokens,
+        key_heads: p.key_heads,
+        value_heads: p.value_heads,
+        key_dim: p.key_dim,
+        value_dim: p.value_dim,
+        q: &q,
+        k: &k,
+        v: &v,
+        gate: Gate::Raw {
+            a: p.a,
+            a_log: p.a_log,
+            dt_bias: p.dt_bias,
+        },
+        beta: Beta::Logits {
+            b: p.b,
+            allow_neg_eigval: p.allow_neg_eigval,
+        },
+        cu_seqlens: p.cu_seqlens,
+        initial_state: p.state,
+        has_initial_state: p.has_initial_state,
+        scale: None,
+        head_map: p.head_map,
+        l2_norm: p.l2_norm,
+    })?;
+    let o: Vec<f32> = o.iter().map(rounded).collect();
+    let y = gated_norm(&NormProblem {
+        value_dim: p.value_dim,
+        x: &o,
+        z: p.z,
+        weight: p.norm_weight,
+        eps: p.eps,
+        silu: p.silu,
+    })?;
+    Ok(LayerSolution {
+        y,
+        conv_state: convolved.state,
+        state: final_state,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One head of one number each, two tokens: by hand.
+    #[test]
+    fn by_hand() {
+        let silu = |x: f64| x / (1.0 + f64::exp(-x));
+        let problem = LayerProblem {
+            dtype: Dtype::F32,
+            tokens: 2,
+            key_heads: 1,
+            value_heads: 1,
+            key_dim: 1,
+            value_dim: 1,
+            width: 2,
+            x: &[1.0, 2.0, 3.0, 0.5, 0.25, -1.0],
+            z: &[1.0, -2.0],
+            a: &[0.0, 0.0],
+            b: &[0.0, 0.0],
+            // The token before, and the token itself.
+            conv_weight: &[0.0, 1.0, 0.0, 1.0, 1.0, 1.0],
+            conv_bias: None,
+            a_log: &[0.0],
+            dt_bias: None,
+            norm_weight: Some(&[3.0]),
+            allow_neg_eigval: true,
+            l2_norm: false,
+            head_map: HeadMap::Grouped,
+            eps: 1e-6,
+            silu: true,
+            cu_seqlens: &[0, 2],
+            conv_state: None,
+            state: None,
+            has_initial_state: None,
+            padding: None,
+        };
+        let solved = layer(&problem).unwrap();
+        // beta is 1, and the gate is exp(-ln 2).
+        let (k, v) = ([silu(2.0), silu(0.25)], [silu(3.0), silu(2.0)]);
+        let first = k[0] * v[0];
+        let second = 0.5 * first + k[1] * (v[1] - 0.5 * first * k[1]);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+        close(solved.state[0], second);
+        for (t, (state, q)) in [(first, silu(1.0)), (second, silu(0.5))]
+            .into_iter()
+            .enumerate()
+        {
+            let (o, z) = (state * q, f64::from(problem.z[t]));
+            close(solved.y[t], o / (o * o + 1e-6).sqrt() * 3.0 * silu(z));
+        }
+        assert_eq!(solved.conv_state, [0.5, 0.25, -1.0]);
+        let padded = layer(&LayerProblem {
+            padding: Some(&[true]),
+            ..problem
+        });
+        assert_eq!(padded.unwrap().y, [0.0, 0.0]);
+        let unfused = unfused_layer(&problem).unwrap();
+        close(unfused.y[1], solved.y[1]);
+    }
+}

@@ -1,0 +1,54 @@
+"""Takes libdeltawave_c.so along: `cargo build --release -p deltawave-c`, then `pip install ./python`.
+
+The library is what DELTAWAVE_C_LIBRARY names, else the one beside the modules, else target/release's. Without any the package
+is installed without a library, and the import says how to get one.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+NAME = "libdeltawave_c.so"
+
+
+def library():
+    """The library to be installed, or None."""
+    named = os.environ.get("DELTAWAVE_C_LIBRARY")
+    if named and not Path(named).is_file():
+        raise SystemExit(f"DELTAWAVE_C_LIBRARY: {named} is not a file; it must be a {NAME}, or unset")
+    places = [Path(named)] if named else [HERE / "deltawave" / NAME, HERE.parent / "target/release" / NAME]
+    return next((path for path in places if path.is_file()), None)
+
+
+class BuildWithLibrary(build_py):
+    """The modules, and the library beside them: never one of an earlier build."""
+
+    def run(self):
+        super().run()
+        to = Path(self.build_lib) / "deltawave" / NAME
+        to.unlink(missing_ok=True)
+        found = library()
+        if found:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found, to)
+        else:
+            self.announce(f"no {NAME}: the package is installed without it; cargo build --release -p deltawave-c makes it", 3)
+
+    def get_outputs(self, include_bytecode=1):
+        to = os.path.join(self.build_lib, "deltawave", NAME)
+        outputs = super().get_outputs(include_bytecode)
+        return outputs + ([to] if os.path.exists(to) and to not in outputs else [])
+
+
+class ForThisPlatform(Distribution):
+    """A wheel with machine code is for one platform."""
+
+    def has_ext_modules(self):
+        return library() is not None
+
+
+setup(cmdclass={"build_py": BuildWithLibrary}, distclass=ForThisPlatform)

@@ -1,0 +1,301 @@
+//! The table of kernels: name, code object, argument struct and role of each, written once.
+//!
+//! The loader, launches, [`save`](crate::code_objects::save) and the tests read it. A [`Kernel`] carries the type of its
+//! argument struct, so that a launch with another struct does not compile. [`Target`] says how many threads, value columns
+//! and bytes of shared memory a role has on an architecture.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::abi;
+use crate::types::Dtype;
+
+mod target;
+
+pub(crate) use target::COMBINE_COLUMNS;
+pub use target::Target;
+pub(crate) use target::{Costs, KernelCost, Walk, dies};
+
+/// Key dimensions for which the kernels that walk chunks are compiled. Rows of other dimensions are padded with zeros in
+/// registers, up to the next of these.
+pub const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
+
+/// The computation of a kernel. `usize` fields are its key bucket, the largest key dimension that it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Moves accepted states into the pools.
+    Commit,
+    /// Convolution, SiLU, split, optionally norms and gates.
+    Conv,
+    /// The recurrence over a few tokens.
+    Decode(usize),
+    /// [`Role::Decode`] with the gated norm of whole output rows.
+    DecodeNorm,
+    /// g and beta from the projections.
+    Gate,
+    /// Gated RMS norm.
+    Norm,
+    /// Checks `cu_seqlens` on the device.
+    PrefillLengths,
+    /// T and P of each chunk.
+    PrefillPrepare,
+    /// M and N of each segment that another one follows.
+    PrefillSummarise(usize),
+    /// The state at the start of each segment.
+    PrefillCombine(usize),
+    /// Outputs and final states.
+    PrefillScan(usize),
+}
+
+/// A row of [`TABLE`].
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its symbol in the code object.
+    pub name: &'static str,
+    /// Stem of its source in `hip/kernels/`, and name of its code object.
+    pub object: &'static str,
+    /// Bytes of its argument struct in `hip/kernel_args.h`.
+    pub argument_bytes: usize,
+    /// Its computation.
+    pub role: Role,
+}
+
+/// A kernel that takes an `Args` by value.
+pub(crate) struct Kernel<Args> {
+    index: usize,
+    args: PhantomData<fn(&Args)>,
+}
+
+impl<Args> Clone for Kernel<Args> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Args> Copy for Kernel<Args> {}
+
+impl<Args> fmt::Debug for Kernel<Args> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl<Args> Kernel<Args> {
+    /// The row of this name, found while this crate is compiled.
+    const fn named(name: &str) -> Self {
+        let mut index = 0;
+        while !same(TABLE[index].name.as_bytes(), name.as_bytes()) {
+            index += 1;
+        }
+        Kernel {
+            index,
+            args: PhantomData,
+        }
+    }
+
+    /// Its row of [`TABLE`].
+    pub(crate) fn index(self) -> usize {
+        self.index
+    }
+
+    /// Its symbol in the code object.
+    pub(crate) fn name(self) -> &'static str {
+        TABLE[self.index].name
+    }
+
+    /// Its computation.
+    pub(crate) fn role(self) -> Role {
+        TABLE[self.index].role
+    }
+}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// Families of kernels: code object, argument struct, and each kernel's name and role.
+macro_rules! kernels {
+    ($($family:ident: $args:ident in $object:literal {
+        $($name:literal => $role:expr,)+
+    })+) => {
+        /// Every kernel of this crate.
+        pub const TABLE: &[Entry] = &[$($(Entry {
+            name: $name,
+            object: $object,
+            argument_bytes: size_of::<abi::$args>(),
+            role: $role,
+        },)+)+];
+
+        $(const $family: &[Kernel<abi::$args>] = &[$(Kernel::named($name),)+];)+
+    };
+}
+
+kernels! {
+    COMMIT: dwk_commit_args in "commit" {
+        "dw_commit" => Role::Commit,
+    }
+    CONV: dwk_conv_args in "conv" {
+        "dw_conv_bf16" => Role::Conv,
+        "dw_conv_f16" => Role::Conv,
+    }
+    DECODE: dwk_decode_args in "decode" {
+        "dw_decode_bf16_k128" => Role::Decode(128),
+        "dw_decode_bf16_k256" => Role::Decode(256),
+        "dw_decode_f16_k128" => Role::Decode(128),
+        "dw_decode_f16_k256" => Role::Decode(256),
+    }
+    DECODE_NORM: dwk_decode_args in "decode" {
+        "dw_decode_norm_bf16" => Role::DecodeNorm,
+        "dw_decode_norm_f16" => Role::DecodeNorm,
+    }
+    GATE: dwk_gate_args in "gate" {
+        "dw_gate" => Role::Gate,
+    }
+    NORM: dwk_norm_args in "norm" {
+        "dw_norm_bf16" => Role::Norm,
+        "dw_norm_f16" => Role::Norm,
+    }
+    PREFILL_LENGTHS: dwk_prefill_lengths_args in "prefill_lengths" {
+        "dw_prefill_lengths" => Role::PrefillLengths,
+    }
+    PREFILL_PREPARE: dwk_prefill_prepare_args in "prefill_prepare" {
+        "dw_prefill_prepare_bf16" => Role::PrefillPrepare,
+        "dw_prefill_prepare_f16" => Role::PrefillPrepare,
+    }
+    PREFILL_SUMMARISE: dwk_prefill_scan_args in "prefill_summarise" {
+        "dw_prefill_summarise_bf16_k64" => Role::PrefillSummarise(64),
+        "dw_prefill_summarise_bf16_k96" => Role::PrefillSummarise(96),
+        "dw_prefill_summarise_bf16_k128" => Role::PrefillSummarise(128),
+        "dw_prefill_summarise_bf16_k192" => Role::PrefillSummarise(192),
+        "dw_prefill_summarise_bf16_k256" => Role::PrefillSummarise(256),
+        "dw_prefill_summarise_f16_k64" => Role::PrefillSummarise(64),
+        "dw_prefill_summarise_f16_k96" => Role::PrefillSummarise(96),
+        "dw_prefill_summarise_f16_k128" => Role::PrefillSummarise(128),
+        "dw_prefill_summarise_f16_k192" => Role::PrefillSummarise(192),
+        "dw_prefill_summarise_f16_k256" => Role::PrefillSummarise(256),
+    }
+    PREFILL_COMBINE: dwk_prefill_combine_args in "prefill_combine" {
+        "dw_prefill_combine_k64" => Role::PrefillCombine(64),
+        "dw_prefill_combine_k96" => Role::PrefillCombine(96),
+        "dw_prefill_combine_k128" => Role::PrefillCombine(128),
+        "dw_prefill_combine_k192" => Role::PrefillCombine(192),
+        "dw_prefill_combine_k256" => Role::PrefillCombine(256),
+    }
+    PREFILL_SCAN: dwk_prefill_scan_args in "prefill_scan" {
+        "dw_prefill_scan_bf16_k64" => Role::PrefillScan(64),
+        "dw_prefill_scan_bf16_k96" => Role::PrefillScan(96),
+        "dw_prefill_scan_bf16_k128" => Role::PrefillScan(128),
+        "dw_prefill_scan_bf16_k192" => Role::PrefillScan(192),
+        "dw_prefill_scan_bf16_k256" => Role::PrefillScan(256),
+        "dw_prefill_scan_f16_k64" => Role::PrefillScan(64),
+        "dw_prefill_scan_f16_k96" => Role::PrefillScan(96),
+        "dw_prefill_scan_f16_k128" => Role::PrefillScan(128),
+        "dw_prefill_scan_f16_k192" => Role::PrefillScan(192),
+        "dw_prefill_scan_f16_k256" => Role::PrefillScan(256),
+    }
+}
+
+/// The family's row for a type: bf16 ones are its first half, fp16 ones its second.
+fn typed<Args>(family: &[Kernel<Args>], dtype: Dtype) -> &[Kernel<Args>] {
+    let (bf16, f16) = family.split_at(family.len() / 2);
+    if dtype == Dtype::F16 { f16 } else { bf16 }
+}
+
+/// The index of the smallest key bucket that holds `key_dim`, which is at most the largest.
+pub(crate) fn bucket_index(key_dim: usize) -> usize {
+    let larger = KEY_BUCKETS.iter().filter(|&&bucket| bucket >= key_dim);
+    KEY_BUCKETS.len() - larger.count().max(1)
+}
+
+pub(crate) fn commit() -> Kernel<abi::dwk_commit_args> {
+    COMMIT[0]
+}
+
+pub(crate) fn conv(dtype: Dtype) -> Kernel<abi::dwk_conv_args> {
+    typed(CONV, dtype)[0]
+}
+
+pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_args> {
+    typed(DECODE, dtype)[usize::from(key_dim > 128)]
+}
+
+pub(crate) fn decode_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
+    typed(DECODE_NORM, dtype)[0]
+}
+
+pub(crate) fn gate() -> Kernel<abi::dwk_gate_args> {
+    GATE[0]
+}
+
+pub(crate) fn norm(dtype: Dtype) -> Kernel<abi::dwk_norm_args> {
+    typed(NORM, dtype)[0]
+}
+
+pub(crate) fn prefill_lengths() -> Kernel<abi::dwk_prefill_lengths_args> {
+    PREFILL_LENGTHS[0]
+}
+
+pub(crate) fn prefill_prepare(dtype: Dtype) -> Kernel<abi::dwk_prefill_prepare_args> {
+    typed(PREFILL_PREPARE, dtype)[0]
+}
+
+pub(crate) fn prefill_summarise(
+    dtype: Dtype,
+    key_dim: usize,
+) -> Kernel<abi::dwk_prefill_scan_args> {
+    typed(PREFILL_SUMMARISE, dtype)[bucket_index(key_dim)]
+}
+
+pub(crate) fn prefill_combine(key_dim: usize) -> Kernel<abi::dwk_prefill_combine_args> {
+    PREFILL_COMBINE[bucket_index(key_dim)]
+}
+
+pub(crate) fn prefill_scan(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_prefill_scan_args> {
+    typed(PREFILL_SCAN, dtype)[bucket_index(key_dim)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_say_what_the_row_says() {
+        for (i, entry) in TABLE.iter().enumerate() {
+            assert!(TABLE[..i].iter().all(|e| e.name != entry.name), "{entry:?}");
+            let family = format!("dw_{}", entry.object);
+            assert!(entry.name.starts_with(&family), "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn kernels_are_found_by_type_and_key_dimension() {
+        assert_eq!(conv(Dtype::F16).name(), "dw_conv_f16");
+        assert_eq!(decode(Dtype::Bf16, 128).name(), "dw_decode_bf16_k128");
+        assert_eq!(decode(Dtype::F16, 144).name(), "dw_decode_f16_k256");
+        for (key_dim, bucket) in [
+            (16, 64),
+            (64, 64),
+            (80, 96),
+            (112, 128),
+            (144, 192),
+            (256, 256),
+        ] {
+            for (dtype, word) in [(Dtype::Bf16, "bf16"), (Dtype::F16, "f16")] {
+                let name = format!("dw_prefill_scan_{word}_k{bucket}");
+                assert_eq!(prefill_scan(dtype, key_dim).name(), name);
+                let name = format!("dw_prefill_summarise_{word}_k{bucket}");
+                assert_eq!(prefill_summarise(dtype, key_dim).name(), name);
+            }
+            let name = format!("dw_prefill_combine_k{bucket}");
+            assert_eq!(prefill_combine(key_dim).name(), name);
+            assert_eq!(
+                prefill_scan(Dtype::F16, key_dim).role(),
+                Role::PrefillScan(bucket)
+            );
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! How the kernels of each architecture divide work: threads, value columns and shared memory of a workgroup, and the
+//! costs that the planner of segments assumes. The tests hold the code objects to it.
+
+use super::{KEY_BUCKETS, Role};
+
+/// An architecture, as far as the host has to know its kernels.
+#[derive(Debug, PartialEq)]
+pub struct Target {
+    /// Threads of `prefill_lengths`: one wave.
+    lengths_threads: u32,
+    /// Workgroups of `prefill_prepare` for a compute unit, up to which more of them save time.
+    pub(crate) prepare_room: usize,
+    /// `prefill_scan`, for each of [`KEY_BUCKETS`].
+    scan: [Walk; KEY_BUCKETS.len()],
+    /// `prefill_summarise`, likewise.
+    summarise: [Walk; KEY_BUCKETS.len()],
+    /// For the planner of segments.
+    pub(crate) costs: Costs,
+}
+
+/// What the planner of segments takes kernels to cost, in microseconds, at K = V = 128.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Costs {
+    pub(crate) scan: KernelCost,
+    pub(crate) summarise: KernelCost,
+    /// A segment of `prefill_combine`.
+    pub(crate) combine: f64,
+    /// Another kernel.
+    pub(crate) launch: f64,
+    /// What segments may cost of a walk without them: they take twice the work and more memory.
+    pub(crate) worthwhile: f64,
+    /// What fewer segments may cost of the number that takes least time: they are less work.
+    pub(crate) fewer: f64,
+}
+
+/// What a kernel that walks chunks takes for one of them.
+#[derive(Debug, PartialEq)]
+pub(crate) struct KernelCost {
+    /// Where a compute unit has one workgroup.
+    pub(crate) chunk: f64,
+    /// Where it has as many as it holds; one with twice the columns counts as two.
+    pub(crate) chunk_shared: f64,
+    /// How many that is.
+    pub(crate) residency: usize,
+}
+
+/// A workgroup that walks the chunks of a segment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Walk {
+    pub(crate) threads: u32,
+    /// Threads with which it has twice as many columns; as many if it cannot.
+    pub(crate) wide_threads: u32,
+    /// Value columns; of `prefill_summarise`, those of M too.
+    pub(crate) columns: usize,
+    /// Bytes of shared memory that the launch asks for, besides what the code object states.
+    pub(crate) shared_bytes: u32,
+}
+
+/// Value columns of a workgroup of `prefill_combine`.
+pub(crate) const COMBINE_COLUMNS: usize = 16;
+
+/// CDNA, `hip/prefill/gfx9/layout.h`.
+static CDNA: Target = {
+    const WALK: Walk = Walk {
+        threads: 256,
+        wide_threads: 256,
+        columns: 32,
+        shared_bytes: 0,
+    };
+    // Half of the waves make the outputs.
+    const SCAN: Walk = Walk {
+        threads: 512,
+        wide_threads: 512,
+        ..WALK
+    };
+    Target {
+        lengths_threads: 64,
+        prepare_room: 4,
+        scan: [SCAN; KEY_BUCKETS.len()],
+        summarise: [WALK; KEY_BUCKETS.len()],
+        costs: Costs {
+            // Modelled for an MI300X.
+            scan: KernelCost {
+                chunk: 1.0,
+                chunk_shared: 1.0,
+                residency: 1,
+            },
+            summarise: KernelCost {
+                chunk: 0.95,
+                chunk_shared: 2.0,
+                residency: 3,
+            },
+            combine: 1.9,
+            launch: 6.2,
+            worthwhile: 0.85,
+            fewer: 1.03,
+        },
+    }
+};
+
+/// NVIDIA, `hip/prefill/sm90/layout.h`.
+static SM90: Target = {
+    // Four warps multiply, or twice four; as many copy.
+    const fn walk(wide_threads: u32, shared_bytes: u32) -> Walk {
+        Walk {
+            threads: 256,
+            wide_threads,
+            columns: 64,
+            shared_bytes,
+        }
+    }
+    Target {
+        lengths_threads: 32,
+        prepare_room: 0,
+        scan: [
+            walk(384, 154_624),
+            walk(384, 203_776),
+            walk(384, 203_776),
+            walk(256, 228_352),
+            walk(256, 185_344),
+        ],
+        summarise: [
+            walk(384, 105_472),
+            walk(384, 130_048),
+            walk(384, 130_048),
+            walk(256, 130_048),
+            walk(256, 154_624),
+        ],
+        costs: Costs {
+            // Measured on an H200.
+            scan: KernelCost {
+                chunk: 1.25,
+                chunk_shared: 2.3,
+                residency: 2,
+            },
+            summarise: KernelCost {
+                chunk: 0.85,
+                chunk_shared: 1.25,
+                residency: 2,
+            },
+            combine: 1.5,
+            launch: 6.5,
+            worthwhile: 0.97,
+            fewer: 1.0,
+        },
+    }
+};
+
+/// Dies of a GPU, to which it deals workgroups in turn: those of MI300 have 38 compute units each, or 20 on MI308X; those
+/// of MI350 have 32.
+pub(crate) fn dies(arch: &str, compute_units: u32) -> u32 {
+    let each = match (arch, compute_units) {
+        ("gfx942", 80) => 20,
+        ("gfx942", _) => 38,
+        ("gfx950", _) => 32,
+        _ => return 1,
+    };
+    (compute_units / each).max(1)
+}
+
+impl Target {
+    /// The kernels of an architecture.
+    pub fn of(arch: &str) -> &'static Target {
+        if arch.starts_with("sm_") {
+            &SM90
+        } else {
+            &CDNA
+        }
+    }
+
+    /// A workgroup of `prefill_scan` for a bucket of [`KEY_BUCKETS`].
+    pub(crate) fn scan(&self, bucket_index: usize) -> &Walk {
+        &self.scan[bucket_index]
+    }
+
+    /// A workgroup of `prefill_summarise` for a bucket of [`KEY_BUCKETS`].
+    pub(crate) fn summarise(&self, bucket_index: usize) -> &Walk {
+        &self.summarise[bucket_index]
+    }
+
+    /// Threads of a workgroup. Kernels that walk chunks have more where they own twice the columns:
+    /// [`Target::most_threads`].
+    pub fn threads(&self, role: Role) -> u32 {
+        match role {
+            Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
+            Role::Decode(_) | Role::PrefillPrepare => 64,
+            Role::PrefillLengths => self.lengths_threads,
+            Role::PrefillSummarise(_) | Role::PrefillScan(_) => {
+                self.walk(role).map_or(0, |walk| walk.threads)
+            }
+            // 64 lanes own 32 rows of M, 32 lanes own 16.
+            Role::PrefillCombine(bucket) => 2 * bucket as u32,
+        }
+    }
+
+    /// The most threads with which a workgroup is launched.
+    pub fn most_threads(&self, role: Role) -> u32 {
+        self.walk(role)
+            .map_or(self.threads(role), |walk| walk.wide_threads)
+    }
+
+    /// Value columns of a workgroup of a kernel that walks chunks; 0 of others.
+    pub fn columns(&self, role: Role) -> usize {
+        self.walk(role).map_or(0, |walk| walk.columns)
+    }
+
+    /// Bytes of shared memory with which a kernel is launched.
+    pub fn shared_bytes(&self, role: Role) -> u32 {
+        self.walk(role).map_or(0, |walk| walk.shared_bytes)
+    }
+
+    /// For kernels that walk the chunks of a segment.
+    fn walk(&self, role: Role) -> Option<&Walk> {
+        let (walks, bucket) = match role {
+            Role::PrefillScan(bucket) => (&self.scan, bucket),
+            Role::PrefillSummarise(bucket) => (&self.summarise, bucket),
+            _ => return None,
+        };
+        Some(&walks[super::bucket_index(bucket)])
+    }
+}

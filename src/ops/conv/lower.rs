@@ -1,0 +1,535 @@
+//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr;
+
+use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
+use crate::abi::{self, dwk_conv_args, dwk_conv_part};
+use crate::alias::{self, Span};
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::gate;
+use crate::kernels::{self, Kernel};
+use crate::runtime::Context;
+use crate::tensor::{Batch, Tensor, TensorMut, TokensMut};
+use crate::types::Dtype;
+
+/// Threads of a workgroup.
+pub(super) const THREADS: u32 = 256;
+/// Channels of a thread.
+const OCTET: usize = 8;
+/// Channels in all, at most: what indexes them stays far below 2^31.
+const MAX_CHANNELS: usize = 1 << 24;
+/// Tokens of a thread, at most. Beside them it reads `width - 1` more.
+const LONGEST_RUN_LOG2: u32 = 5;
+/// Tokens of a thread, at least: as many as it loads at once.
+const SHORTEST_RUN_LOG2: u32 = 2;
+/// Workgroups of the gates, at most: they start first, and have time while the others convolve.
+const MOST_GATE_GROUPS: u32 = 64;
+/// Runs of a block of tokens, at most.
+const MOST_RUNS_LOG2: u32 = 4;
+
+/// A batch, as far as it decides the launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) spec: ConvSpec,
+    pub(super) tokens: usize,
+    pub(super) sequences: usize,
+    /// Conv states are read alone.
+    pub(super) keeps_states: bool,
+    team: Team,
+    division: Division,
+}
+
+/// The threads that share a head of q or k, so as to add up its squares: none do without norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Team {
+    log2: u32,
+    /// Threads that share a token's channels of q, of k, and of v.
+    lanes: [usize; 3],
+}
+
+impl Team {
+    fn new(spec: &ConvSpec) -> Self {
+        let octets = |n: usize| n.div_ceil(OCTET);
+        let [q, k, v] = spec.channels();
+        if !spec.qk_l2norm {
+            let lanes = [q, k, v].map(octets);
+            return Team { log2: 0, lanes };
+        }
+        let log2 = if octets(spec.heads.key_dim) <= 16 {
+            4
+        } else {
+            5
+        };
+        let keys = spec.heads.key << log2;
+        // All of them a multiple of a team, so that none crosses a wave.
+        let lanes = [keys, keys, octets(v).next_multiple_of(1 << log2)];
+        Team { log2, lanes }
+    }
+}
+
+/// How tokens and channels are shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    /// Tokens of a thread.
+    run_log2: u32,
+    /// Tokens of a block, which is `groups` workgroups.
+    block_log2: u32,
+    groups: u32,
+    /// Dies of the device. Neighbouring tokens, of which some are read twice, are for one of them: they share a cache.
+    dies: u32,
+    /// All workgroups, those that make them a multiple of the dies included.
+    grid: u64,
+}
+
+/// Arguments and grid of one launch.
+pub(crate) struct Lowered {
+    pub(super) arguments: dwk_conv_args,
+    pub(super) groups: u32,
+}
+
+impl Division {
+    /// Blocks have as many runs as it takes to leave few threads idle, and runs are shortened until every compute unit
+    /// has work.
+    fn new(lanes: usize, tokens: usize, sequences: usize, compute_units: u32, dies: u32) -> Self {
+        let groups = |runs_log2: u32| (lanes << runs_log2).div_ceil(THREADS as usize);
+        let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (lanes << runs_log2);
+        // Idle threads of 16, so that fewer than one of them count as none.
+        let share =
+            |runs_log2: &u32| 16 * idle(runs_log2) / (groups(*runs_log2) * THREADS as usize);
+        let runs_log2 = (0..=MOST_RUNS_LOG2).min_by_key(share).unwrap_or(0);
+        let of_run = |run_log2: u32| {
+            let block_log2 = run_log2 + runs_log2;
+            // As many blocks as sequences can have at most, and those of the rows past them.
+            let blocks = (tokens >> block_log2) as u64 + sequences as u64 + 1;
+            Division {
+                run_log2,
+                block_log2,
+                groups: groups(runs_log2) as u32,
+                dies,
+                grid: (blocks * groups(runs_log2) as u64).next_multiple_of(dies.into()),
+            }
+        };
+        let enough = |d: &Division| d.grid >= 2 * u64::from(compute_units);
+        let longer = (SHORTEST_RUN_LOG2 + 1..=LONGEST_RUN_LOG2).rev();
+        let found = longer.map(of_run).find(enough);
+        found.unwrap_or_else(|| of_run(SHORTEST_RUN_LOG2))
+    }
+}
+
+/// At least one key head, and value heads that are a multiple of them.
+pub(super) fn check_heads(spec: &ConvSpec) -> Checked<()> {
+    for (name, number) in [
+        ("key_heads", spec.heads.key),
+        ("key_dim", spec.heads.key_dim),
+        ("value_heads", spec.heads.value),
+        ("value_dim", spec.heads.value_dim),
+    ] {
+        check::ensure(number > 0, || {
+            ArgumentError::new(name, ArgumentKind::Shape, number, "it must be at least 1")
+        })?;
+    }
+    check::ensure(spec.heads.value.is_multiple_of(spec.heads.key), || {
+        let allowed = format!("it must be a multiple of the {} key heads", spec.heads.key);
+        let was = spec.heads.value;
+        ArgumentError::new("value_heads", ArgumentKind::Shape, was, allowed)
+    })
+}
+
+impl Shape {
+    pub(super) fn new(
+        spec: ConvSpec,
+        tokens: usize,
+        sequences: usize,
+        context: &Context,
+    ) -> Checked<Shape> {
+        check::dtype("dtype", spec.dtype, &[Dtype::Bf16, Dtype::F16])?;
+        check_heads(&spec)?;
+        check::ensure(spec.total_channels() <= MAX_CHANNELS, || {
+            let was = format!("{} channels", spec.total_channels());
+            let allowed = format!("at most {MAX_CHANNELS} in q, k and v");
+            ArgumentError::new("heads and dims", ArgumentKind::Shape, was, allowed)
+        })?;
+        check::ensure(WIDTHS.contains(&spec.width), || {
+            let allowed = format!("it must be from {} to {}", WIDTHS.start(), WIDTHS.end());
+            ArgumentError::new("width", ArgumentKind::Shape, spec.width, allowed)
+        })?;
+        // Workgroups past the last block, of which there are fewer than dies, count further tokens.
+        let beyond = 32 * (1 << (LONGEST_RUN_LOG2 + MOST_RUNS_LOG2));
+        let most_tokens = i32::MAX as usize - beyond;
+        check::ensure(tokens <= most_tokens, || {
+            let allowed = format!("at most {most_tokens} tokens");
+            ArgumentError::new("tokens", ArgumentKind::Shape, tokens, allowed)
+        })?;
+        check::ensure(sequences < 1 << 24, || {
+            let allowed = "fewer than 2^24 sequences";
+            ArgumentError::new("sequences", ArgumentKind::Lengths, sequences, allowed)
+        })?;
+        check::ensure(
+            !spec.qk_l2norm || spec.heads.key_dim <= MAX_NORM_DIM,
+            || {
+                let allowed = format!("at most {MAX_NORM_DIM} with norms");
+                ArgumentError::new("key_dim", ArgumentKind::Shape, spec.heads.key_dim, allowed)
+            },
+        )?;
+        let team = Team::new(&spec);
+        let lanes = team.lanes.iter().sum();
+        let (compute_units, dies) = (context.device().compute_units, context.dies());
+        let division = Division::new(lanes, tokens, sequences, compute_units, dies);
+        check::ensure(division.grid < 1 << 24, || {
+            let was = format!(
+                "{tokens} tokens, {sequences} sequences, {} channels",
+                spec.total_channels()
+            );
+            let allowed = "a launch must have fewer than 2^32 threads";
+            let argument = "tokens, sequences and heads";
+            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+        })?;
+        Ok(Shape {
+            spec,
+            tokens,
+            sequences,
+            keeps_states: false,
+            team,
+            division,
+        })
+    }
+
+    pub(super) fn kernel(&self) -> Kernel<dwk_conv_args> {
+        kernels::conv(self.spec.dtype)
+    }
+
+    /// Checks the tensors and makes the kernel's arguments, with `cu_seqlens` and whether its entries have 64 bits.
+    pub(super) fn lower(
+        &self,
+        x: &ConvTensors<'_>,
+        (cu_seqlens, wide): (*const c_void, bool),
+    ) -> Checked<Lowered> {
+        let spec = &self.spec;
+        let channels = spec.total_channels();
+        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+        check::dtype("weight", x.weight.dtype, &any)?;
+        check_shape("weight", &x.weight.shape, &[channels, spec.width])?;
+        check::pointer("weight", x.weight.address, x.weight.dtype.size(), false)?;
+        let [weight_channel, weight_tap] = check::element_strides("weight", x.weight.strides)?;
+        let bias_stride = match &x.bias {
+            Some(bias) => {
+                check::dtype("bias", bias.dtype, &any)?;
+                check_shape("bias", &bias.shape, &[channels])?;
+                check::pointer("bias", bias.address, bias.dtype.size(), false)?;
+                check::element_strides("bias", bias.strides)?[0]
+            }
+            None => 0,
+        };
+        let (key_heads, value_heads) = (spec.heads.key, spec.heads.value);
+        let (key_dim, value_dim) = (spec.heads.key_dim, spec.heads.value_dim);
+        let flag = |set: bool, bit| if set { bit } else { 0 };
+        let mut arguments = dwk_conv_args {
+            q: self.part(["x.q", "q"], &x.x.q, &x.q, key_heads, key_dim)?,
+            k: self.part(["x.k", "k"], &x.x.k, &x.k, key_heads, key_dim)?,
+            v: self.part(["x.v", "v"], &x.x.v, &x.v, value_heads, value_dim)?,
+            weight: x.weight.address,
+            bias: (x.bias.as_ref()).map_or(ptr::null(), |t| t.address.cast_const()),
+            slots: match &x.slots {
+                Some(slots) => slots.checked("slots", self.sequences)?,
+                None => ptr::null(),
+            },
+            cu_seqlens,
+            weight_channel,
+            weight_tap,
+            bias_stride,
+            tokens: self.tokens as i32,
+            sequences: self.sequences as i32,
+            width: spec.width as i32,
+            weight_type: check::type_code(x.weight.dtype),
+            bias_type: x.bias.as_ref().map_or(0, |t| check::type_code(t.dtype)),
+            run_log2: self.division.run_log2 as i32,
+            block_log2: self.division.block_log2 as i32,
+            groups: self.division.groups as i32,
+            dies: self.division.dies as i32,
+            die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
+            team_log2: self.team.log2 as i32,
+            flags: flag(spec.activation == Activation::Silu, abi::DWK_CONV_SILU)
+                | flag(spec.qk_l2norm, abi::DWK_CONV_QK_L2NORM)
+                | flag(wide, abi::DWK_CONV_WIDE_LENGTHS)
+                | flag(self.keeps_states, abi::DWK_CONV_KEEP_STATES),
+            ..Default::default()
+        };
+        if let Some(state) = &x.state {
+            self.lower_state(state, x.slots.is_some(), &mut arguments)?;
+        }
+        let [q, k, v] = self.team.lanes.map(|n| n as i32);
+        (arguments.q.lanes, arguments.k.lanes, arguments.v.lanes) = (q, k, v);
+        let mut grid = self.division.grid as u32;
+        if let Some(gates) = &x.gates {
+            arguments.gates = gates.lower(self.tokens, value_heads)?;
+            let groups = (arguments.gates.groups as u32).min(MOST_GATE_GROUPS);
+            // Those that follow go to the same dies as without them.
+            let groups = groups.next_multiple_of(self.division.dies);
+            arguments.gates.groups = groups as i32;
+            grid += groups;
+        }
+        check::ensure(grid < 1 << 24, || {
+            let was = format!("{} tokens of {value_heads} gates", self.tokens);
+            let allowed = "a launch must have fewer than 2^32 threads";
+            ArgumentError::new("gates", ArgumentKind::Shape, was, allowed)
+        })?;
+        let groups = if self.tokens == 0 { 0 } else { grid };
+        Ok(Lowered { arguments, groups })
+    }
+
+    /// No output may share memory with another argument, but g may be a, and beta b. Without tokens nothing is written.
+    pub(super) fn check_overlaps(&self, x: &ConvTensors<'_>) -> Checked<()> {
+        if self.tokens == 0 {
+            return Ok(());
+        }
+        let state = x.state.as_ref();
+        let tensor = Span::maybe("state", state.map(|s| &s.tensor.0));
+        let [written, read] = match self.keeps_states {
+            false => [tensor, Span::NONE],
+            true => [Span::NONE, tensor],
+        };
+        let ([g, beta], [a, b, a_log, dt_bias]) =
+            (x.gates.as_ref()).map_or(([Span::NONE; 2], [Span::NONE; 4]), |gates| gates.spans());
+        let outputs = [
+            Span::of("q", &x.q.0.0),
+            Span::of("k", &x.k.0.0),
+            Span::of("v", &x.v.0.0),
+            written,
+            g,
+            beta,
+        ];
+        let has_initial_state = state.and_then(|s| s.has_initial_state.as_ref());
+        let inputs = [
+            Span::of("x.q", &x.x.q),
+            Span::of("x.k", &x.x.k),
+            Span::of("x.v", &x.x.v),
+            Span::of("weight", &x.weight),
+            Span::maybe("bias", x.bias.as_ref()),
+            read,
+            a,
+            b,
+            a_log,
+            dt_bias,
+            Span::numbers("slots", x.slots.as_ref()),
+            Span::numbers("has_initial_state", has_initial_state),
+            Span::lengths(x.cu_seqlens.as_ref()),
+        ];
+        alias::check(&outputs, &inputs, gate::SAME)
+    }
+
+    /// q, k or v: where it is read, and where it goes.
+    fn part(
+        &self,
+        [from, to]: [&str; 2],
+        x: &Tensor<'_, 3>,
+        out: &TokensMut<'_>,
+        heads: usize,
+        dim: usize,
+    ) -> Checked<dwk_conv_part> {
+        let dtype = [self.spec.dtype];
+        let batch = Batch::Packed {
+            tokens: self.tokens,
+        };
+        let out_strides = check::output_tokens(to, &out.0, batch, heads, dim, &dtype)?;
+        let from = projection(from, x, self.spec.dtype, self.tokens, heads * dim)?;
+        Ok(dwk_conv_part {
+            out: out.0.0.address,
+            out_token: out_strides.token,
+            out_head: out_strides.head,
+            dim: dim as i32,
+            ..from
+        })
+    }
+
+    fn lower_state(
+        &self,
+        state: &ConvState<'_>,
+        has_slots: bool,
+        out: &mut dwk_conv_args,
+    ) -> Checked<()> {
+        // Without slots every sequence has one of its own.
+        let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
+        // The kernel doubles columns, and adds tokens to them, in 32 bits.
+        let most_columns = (i32::MAX as usize - self.tokens).min(1 << 30);
+        let checked = state_strides(
+            "state",
+            &state.tensor,
+            state.layout,
+            self.spec.dtype,
+            self.spec.total_channels(),
+            self.spec.width - 1..most_columns,
+            least_slots,
+        )?;
+        [out.state_slot, out.state_channel, out.state_column] = checked.strides;
+        out.state = state.tensor.0.address;
+        out.state_slots = checked.slots;
+        out.state_columns = checked.columns;
+        if let Some(has) = &state.has_initial_state {
+            out.has_initial_state = has.checked("has_initial_state", self.sequences)?;
+        }
+        Ok(())
+    }
+}
+
+/// q, k or v in the projections of so many tokens: where its channels are read.
+pub(crate) fn projection(
+    argument: &str,
+    x: &Tensor<'_, 3>,
+    dtype: Dtype,
+    tokens: usize,
+    channels: usize,
+) -> Checked<dwk_conv_part> {
+    check::dtype(argument, x.dtype, &[dtype])?;
+    let [rows, blocks, block] = x.shape;
+    check::ensure(
+        rows == tokens && blocks.checked_mul(block) == Some(channels),
+        || {
+            let was = format!("shape {:?}", x.shape);
+            let allowed = format!(
+                "it must be [{tokens}, blocks, channels of a block], of {channels} channels"
+            );
+            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+        },
+    )?;
+    check::ensure(x.strides[2] == 1 || block == 1, || {
+        let was = format!("an innermost stride of {}", x.strides[2]);
+        let allowed = "the innermost stride must be 1";
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
+    check::pointer(argument, x.address, x.dtype.size(), tokens == 0)?;
+    let [x_token, x_block] = check::element_strides(argument, [x.strides[0], x.strides[1]])?;
+    Ok(dwk_conv_part {
+        x: x.address,
+        x_token,
+        x_block,
+        block: block as i32,
+        channels: channels as i32,
+        ..Default::default()
+    })
+}
+
+/// A pool of conv states, as kernels take it.
+pub(crate) struct StateStrides {
+    /// Of slots, channels and columns.
+    pub(crate) strides: [i64; 3],
+    pub(crate) slots: i32,
+    pub(crate) columns: i32,
+}
+
+/// Checks a pool of conv states.
+pub(crate) fn state_strides(
+    argument: &str,
+    tensor: &TensorMut<'_, 3>,
+    layout: ConvStateLayout,
+    dtype: Dtype,
+    wanted: usize,
+    columns_allowed: Range<usize>,
+    least_slots: usize,
+) -> Checked<StateStrides> {
+    let t = &tensor.0;
+    check::dtype(argument, t.dtype, &[dtype])?;
+    // [slots, channels, columns]
+    let ordered = |[slots, a, b]: [usize; 3]| match layout {
+        ConvStateLayout::ChannelMajor => [slots, a, b],
+        ConvStateLayout::TokenMajor => [slots, b, a],
+    };
+    let [slots, channels, columns] = ordered(t.shape);
+    let least = columns_allowed.start;
+    check::ensure(
+        channels == wanted
+            && columns_allowed.contains(&columns)
+            && (least_slots..i32::MAX as usize).contains(&slots),
+        || {
+            let order = match layout {
+                ConvStateLayout::ChannelMajor => "[slots, channels, columns]",
+                ConvStateLayout::TokenMajor => "[slots, columns, channels]",
+            };
+            let allowed = format!(
+                "it must be {order} of {wanted} channels, at least {least} columns and at least {least_slots} slots"
+            );
+            let was = format!("shape {:?}", t.shape);
+            ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+        },
+    )?;
+    check::pointer(argument, t.address, t.dtype.size(), false)?;
+    check::no_overlap(argument, &t.shape, &t.strides)?;
+    Ok(StateStrides {
+        strides: check::element_strides(argument, ordered(t.strides))?,
+        slots: slots as i32,
+        columns: columns as i32,
+    })
+}
+
+fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()> {
+    check::ensure(given == wanted, || {
+        let was = format!("shape {given:?}");
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            was,
+            format!("it must be {wanted:?}"),
+        )
+    })
+}
+
+/// Every tensor whose context is known must be of `context`.
+pub(super) fn check_devices(x: &ConvTensors<'_>, context: &Context) -> Checked<()> {
+    if let Some(gates) = &x.gates {
+        gates.check_devices(context)?;
+    }
+    let always = [
+        ("x.q", &x.x.q.owner),
+        ("x.k", &x.x.k.owner),
+        ("x.v", &x.x.v.owner),
+        ("weight", &x.weight.owner),
+        ("q", &x.q.0.0.owner),
+        ("k", &x.k.0.0.owner),
+        ("v", &x.v.0.0.owner),
+    ];
+    let state = x.state.as_ref();
+    let optional = [
+        ("bias", x.bias.as_ref().map(|t| &t.owner)),
+        ("state", state.map(|s| &s.tensor.0.owner)),
+        ("slots", x.slots.as_ref().map(|s| s.owner())),
+        (
+            "has_initial_state",
+            state.and_then(|s| Some(s.has_initial_state.as_ref()?.owner())),
+        ),
+    ];
+    let optional = optional.into_iter().filter_map(|(n, o)| Some((n, o?)));
+    let mut all = always.into_iter().chain(optional);
+    all.try_for_each(|(name, owner)| check::device(name, owner, context))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn division(octets: usize, tokens: usize, sequences: usize) -> (u32, u32, u32) {
+        let d = Division::new(octets, tokens, sequences, 304, 8);
+        (1 << d.run_log2, 1 << d.block_log2, d.groups)
+    }
+
+    #[test]
+    fn few_threads_are_idle_and_small_batches_are_spread() {
+        // 8192 channels: four workgroups, each thread a run.
+        assert_eq!(division(1024, 8192, 1), (32, 32, 4));
+        assert_eq!(division(1024, 512, 1), (4, 4, 4));
+        // 3072 channels: two runs fill three workgroups.
+        assert_eq!(division(384, 32_768, 1), (32, 64, 3));
+        // 384 channels: sixteen, and shorter ones, so that every compute unit has two workgroups.
+        assert_eq!(division(48, 32_768, 1), (8, 128, 3));
+        assert_eq!(division(1, 7, 3).0, 4);
+        for octets in 1..2000 {
+            let d = Division::new(octets, 8192, 5, 304, 8);
+            let runs = 1 << (d.block_log2 - d.run_log2);
+            assert!(d.groups as usize * THREADS as usize >= octets * runs);
+            assert!(d.grid.is_multiple_of(8));
+            // Every token has a thread.
+            assert!(d.grid >= (8192 >> d.block_log2) * u64::from(d.groups));
+        }
+    }
+}

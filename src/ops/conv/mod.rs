@@ -1,0 +1,354 @@
+//! Causal depthwise convolution of a layer's packed projections, split into q, k and v: one launch, nothing staged.
+//!
+//! ```text
+//! y[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (width - 1) + j, c])
+//! ```
+//!
+//! in f32: products are added to the bias by fused multiply-adds, the oldest token's first, and the result is rounded
+//! once, to nearest even. What precedes a sequence's first token are the last `width - 1` columns of its conv state, or
+//! zeros. Afterwards the conv state holds the last tokens of (old state, sequence): inputs, bit for bit. An empty sequence
+//! leaves its state as it is.
+//!
+//! With [`ConvSpec::qk_l2norm`] every row of q and k is then divided by `sqrt(sum of squares + 1e-6)`, before it is rounded.
+//! With [`ConvTensors::gates`] the same launch computes g and beta. A [`prefill`](crate::prefill) that follows then takes
+//! given gates, and norms nothing.
+//!
+//! A [`Conv`] is made once for a batch shape, whose lengths the host knows ([`Conv::packed`]) or the device alone
+//! ([`Conv::device`]).
+
+mod lower;
+
+use std::ffi::c_void;
+
+use lower::Shape;
+pub(crate) use lower::{Lowered, projection, state_strides};
+
+use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::gate::Gate;
+use crate::model::Heads;
+use crate::runtime::{Context, Stream};
+use crate::tensor::{Buffer, Tensor, TensorMut, TokensMut};
+use crate::types::Dtype;
+
+/// Narrowest and widest convolution.
+pub const WIDTHS: std::ops::RangeInclusive<usize> = 2..=4;
+
+/// Channels of a row of q or k with a norm, at most: as many as the recurrences take.
+pub const MAX_NORM_DIM: usize = 256;
+
+/// What is done with the sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// Nothing.
+    None,
+    /// `x / (1 + exp(-x))`.
+    #[default]
+    Silu,
+}
+
+/// What a convolution computes, whatever the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvSpec {
+    /// Element type of x, q, k, v and of the conv state: [`Dtype::Bf16`] or [`Dtype::F16`].
+    pub dtype: Dtype,
+    /// Heads; `K` and `V` are any numbers from 1 on. The head map has no effect here.
+    pub heads: Heads,
+    /// Tokens that an output depends on: 2, 3 or 4.
+    pub width: usize,
+    /// What is done with the sums.
+    pub activation: Activation,
+    /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most [`MAX_NORM_DIM`].
+    pub qk_l2norm: bool,
+}
+
+impl ConvSpec {
+    /// bf16, width 4, SiLU, no norms.
+    pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
+        ConvSpec {
+            dtype: Dtype::Bf16,
+            heads: Heads::new(key_heads, value_heads, key_dim, value_dim),
+            width: 4,
+            activation: Activation::Silu,
+            qk_l2norm: false,
+        }
+    }
+
+    /// Channels of q, k and v. Weights, biases and states have them in this order.
+    pub fn channels(&self) -> [usize; 3] {
+        self.heads.channels()
+    }
+
+    /// Channels in all: `2 HK K + HV V`.
+    pub fn total_channels(&self) -> usize {
+        self.channels().into_iter().fold(0, usize::saturating_add)
+    }
+}
+
+/// Where q, k and v lie in the projections.
+///
+/// Each is `[T, blocks, size]`: blocks of adjacent channels, `blocks * size` of them in all, at any distance from one
+/// another and from token to token. [`ConvInput::flat`] and [`ConvInput::interleaved`] make them of one packed tensor;
+/// projections that are tensors of their own are their own views.
+#[derive(Clone, Debug)]
+pub struct ConvInput<'a> {
+    /// `HK K` channels.
+    pub q: Tensor<'a, 3>,
+    /// `HK K` channels.
+    pub k: Tensor<'a, 3>,
+    /// `HV V` channels.
+    pub v: Tensor<'a, 3>,
+}
+
+impl<'a> ConvInput<'a> {
+    /// Rows `q | k | v`, as in Qwen3.5; more may follow, such as z. `x` is `[T, columns]`.
+    ///
+    /// # Errors
+    /// Too few columns; columns that are not adjacent.
+    pub fn flat(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Self> {
+        let [q, k, v] = spec.channels();
+        check_columns(x, spec.total_channels())?;
+        let view = |channels, offset| {
+            x.part(
+                [x.shape[0], 1, channels],
+                [x.strides[0], channels, 1],
+                offset,
+            )
+        };
+        Ok(ConvInput {
+            q: view(q, 0),
+            k: view(k, q),
+            v: view(v, q + k),
+        })
+    }
+
+    /// Rows of `HK` groups, each `q | k | v | z` of one key head and its value heads, as in Qwen3-Next. `x` is `[T,
+    /// columns]`.
+    ///
+    /// # Errors
+    /// Too few columns; columns that are not adjacent; heads that cannot be grouped.
+    pub fn interleaved(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Self> {
+        lower::check_heads(spec)?;
+        let (keys, values) = (
+            spec.heads.key_dim,
+            (spec.heads.value / spec.heads.key).saturating_mul(spec.heads.value_dim),
+        );
+        let group = keys.saturating_add(values).saturating_mul(2);
+        check_columns(x, group.saturating_mul(spec.heads.key))?;
+        let view = |channels, offset| {
+            let shape = [x.shape[0], spec.heads.key, channels];
+            x.part(shape, [x.strides[0], group, 1], offset)
+        };
+        Ok(ConvInput {
+            q: view(keys, 0),
+            k: view(keys, keys),
+            v: view(values, 2 * keys),
+        })
+    }
+
+    /// z of rows `q | k | v | z`, for [`GatedNorm::z`](crate::norm::GatedNorm::z). `x` is `[T, columns]`.
+    ///
+    /// # Errors
+    /// As [`ConvInput::flat`].
+    pub fn flat_z(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Tensor<'a, 3>> {
+        let ([.., values], before) = (spec.channels(), spec.total_channels());
+        check_columns(x, before.saturating_add(values))?;
+        let shape = [x.shape[0], 1, values];
+        Ok(x.part(shape, [x.strides[0], values, 1], before))
+    }
+
+    /// z of the rows of [`ConvInput::interleaved`], for [`GatedNorm::z`](crate::norm::GatedNorm::z).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn interleaved_z(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Tensor<'a, 3>> {
+        let v = Self::interleaved(x, spec)?.v;
+        // The values of a group, once more.
+        Ok(v.part(v.shape, v.strides, v.shape[2]))
+    }
+}
+
+fn check_columns(x: &Tensor<'_, 2>, columns: usize) -> Checked<()> {
+    check::ensure(x.shape[1] >= columns, || {
+        let was = format!("shape {:?}", x.shape);
+        let allowed = format!("it must have at least {columns} columns");
+        ArgumentError::new("x", ArgumentKind::Shape, was, allowed)
+    })?;
+    check::ensure(x.strides[1] == 1, || {
+        let was = format!("an innermost stride of {}", x.strides[1]);
+        ArgumentError::new(
+            "x",
+            ArgumentKind::Stride,
+            was,
+            "the innermost stride must be 1",
+        )
+    })
+}
+
+/// The order of the last two dimensions of a pool of conv states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ConvStateLayout {
+    /// `[slots, channels, columns]`: the tokens of a channel are adjacent.
+    #[default]
+    ChannelMajor,
+    /// `[slots, columns, channels]`: the channels of a token are adjacent.
+    TokenMajor,
+}
+
+/// Conv states, updated in place.
+///
+/// A column is a token, the newest one last; there are at least `width - 1`. More of them keep more tokens: a caller whose
+/// states have further columns for other purposes hands over a view without those.
+#[derive(Debug)]
+pub struct ConvState<'a> {
+    /// Of the type of x, any strides.
+    pub tensor: TensorMut<'a, 3>,
+    /// The order of its dimensions.
+    pub layout: ConvStateLayout,
+    /// One byte per sequence, 0: its state reads as zeros, whatever the slot holds; absent: all have one.
+    pub has_initial_state: Option<PerSequence<'a, u8>>,
+}
+
+/// The tensors of one convolution over `T` packed rows.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+#[derive(Debug)]
+pub struct ConvTensors<'a> {
+    /// `[N + 1]`, the lengths of a plan of [`Conv::device`]; absent for plans that have their lengths.
+    pub cu_seqlens: Option<CuSeqlens<'a>>,
+    /// The projections.
+    pub x: ConvInput<'a>,
+    /// `[channels, width]`, f32, bf16 or fp16, any strides; the newest token's weight last. Dense rows of the type of x
+    /// are the fastest.
+    pub weight: Tensor<'a, 2>,
+    /// `[channels]`, f32, bf16 or fp16; absent: 0.
+    pub bias: Option<Tensor<'a, 1>>,
+    /// Where sequences start from and what they leave behind; absent: zeros, and nothing.
+    pub state: Option<ConvState<'a>>,
+    /// The slot of each sequence's state; absent: sequence n has slot n. A sequence with a negative one, or one beyond
+    /// the pool, is padding: its outputs become zeros, and no state is touched. No two sequences may share a slot.
+    pub slots: Option<PerSequence<'a, i32>>,
+    /// `[T, HK, K]`. Rows past the last sequence become zeros, here and in k and v.
+    pub q: TokensMut<'a>,
+    /// `[T, HK, K]`.
+    pub k: TokensMut<'a>,
+    /// `[T, HV, V]`.
+    pub v: TokensMut<'a>,
+    /// g and beta of all rows, whatever sequence they belong to, in the same launch. Absent: not wanted.
+    pub gates: Option<Gate<'a>>,
+}
+
+/// A convolution of packed batches of one shape: validated and uploaded once, launched any number of times.
+#[derive(Debug)]
+pub struct Conv {
+    context: Context,
+    shape: Shape,
+    /// Absent: launches read [`ConvTensors::cu_seqlens`].
+    cu_seqlens: Option<Buffer<i32>>,
+}
+
+impl Conv {
+    /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`. Rows past the last
+    /// sequence belong to none.
+    ///
+    /// # Errors
+    /// A spec or lengths that are not allowed; no memory for the lengths.
+    pub fn packed<L: Copy + Into<i64>>(
+        context: &Context,
+        spec: ConvSpec,
+        cu_seqlens: &[L],
+        tokens: usize,
+    ) -> Result<Self> {
+        let sequences = cu_seqlens.len().saturating_sub(1);
+        let shape = Shape::new(spec, tokens, sequences, context)?;
+        let cu_seqlens = context.upload(&checked_cu_seqlens(cu_seqlens, tokens)?)?;
+        Ok(Conv {
+            context: context.clone(),
+            shape,
+            cu_seqlens: Some(cu_seqlens),
+        })
+    }
+
+    /// Packed batches of exactly `sequences` sequences, some of which may be empty, in `tokens` rows. Launches read
+    /// [`ConvTensors::cu_seqlens`] on the device.
+    ///
+    /// Entries that decrease or exceed the tokens never lead out of bounds; which outputs the sequences beside them have is
+    /// then not specified. A [`Prefill`](crate::prefill::Prefill), given the same, reports them.
+    ///
+    /// # Errors
+    /// A spec or sizes that are not allowed.
+    pub fn device(
+        context: &Context,
+        spec: ConvSpec,
+        tokens: usize,
+        sequences: usize,
+    ) -> Result<Self> {
+        Ok(Conv {
+            context: context.clone(),
+            shape: Shape::new(spec, tokens, sequences, context)?,
+            cu_seqlens: None,
+        })
+    }
+
+    /// The same, but launches leave conv states as they are: of tokens that are yet to be verified.
+    /// [`Commit`](crate::commit::Commit) makes up for it.
+    #[must_use]
+    pub fn keeping_states(mut self) -> Self {
+        self.shape.keeps_states = true;
+        self
+    }
+
+    /// The name of the kernel that a launch runs.
+    pub fn kernel(&self) -> &'static str {
+        self.shape.kernel().name()
+    }
+
+    /// Enqueues the convolution: one kernel, nothing else.
+    ///
+    /// # Errors
+    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
+    /// the runtime refuses.
+    pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
+        let lengths = match &self.cu_seqlens {
+            Some(own) => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                (own.address().cast_const(), false)
+            }
+            None => {
+                let given = CuSeqlens::required(&tensors.cu_seqlens)?;
+                check::device("cu_seqlens", given.owner(), &self.context)?;
+                given.checked(self.shape.sequences)?
+            }
+        };
+        let lowered = self.lower(stream, lengths, tensors)?;
+        self.shape.check_overlaps(tensors)?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        self.enqueue(stream, &lowered)
+    }
+
+    /// All checks of [`Conv::launch`] but those of memory that arguments share, and of the lengths: their address, and
+    /// whether entries have 64 bits.
+    pub(crate) fn lower(
+        &self,
+        stream: &Stream,
+        lengths: (*const c_void, bool),
+        tensors: &ConvTensors<'_>,
+    ) -> Result<Lowered> {
+        check::stream(stream, &self.context)?;
+        lower::check_devices(tensors, &self.context)?;
+        Ok(self.shape.lower(tensors, lengths)?)
+    }
+
+    /// The rest of it, on the current device.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+        let Lowered { arguments, groups } = lowered;
+        if *groups == 0 {
+            return Ok(());
+        }
+        let (kernel, threads) = (self.shape.kernel(), lower::THREADS);
+        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        unsafe { (self.context).launch(stream, kernel, *groups, threads, arguments) }
+    }
+}

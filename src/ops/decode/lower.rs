@@ -1,0 +1,357 @@
+//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+
+use std::ptr;
+
+use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
+use crate::abi::{self, dwk_decode_args, dwk_norm_args};
+use crate::alias::{self, Span};
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::kernels::{self, Kernel};
+use crate::model::Heads;
+use crate::runtime::Context;
+use crate::state::HostSlots;
+use crate::tensor::{Batch, Tensor, TensorMut};
+use crate::types::{Dtype, HeadMap, StateLayout};
+
+/// Value columns of a workgroup.
+const COLUMNS: usize = 32;
+/// With the norm in it: workgroups have whole rows, of so many numbers, and states of up to so many keys.
+const NORM_VALUE_DIM: usize = 128;
+const NORM_KEY_DIM: usize = 128;
+/// Elements from row to row of a head's state, at most: the kernel's offsets within a head have 31 bits.
+const MAX_ROW_STRIDE: usize = 1 << 21;
+
+/// A batch, as far as it decides the launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    spec: DecodeSpec,
+    pub(super) batch: usize,
+    scale: f32,
+    /// Of the device, to which it deals workgroups in turn.
+    dies: u32,
+}
+
+/// Arguments and grid of one launch.
+pub(crate) struct Lowered {
+    pub(super) kernel: Kernel<dwk_decode_args>,
+    pub(super) arguments: dwk_decode_args,
+    pub(super) groups: u32,
+}
+
+impl Lowered {
+    /// With a norm of o in the output's place, of the same tensors and a shape that has a kernel for it.
+    pub(super) fn fuse(&mut self, kernel: Kernel<dwk_decode_args>, norm: &dwk_norm_args) {
+        self.kernel = kernel;
+        self.groups /= self.arguments.slabs as u32;
+        self.arguments.slabs = 1;
+        self.arguments.norm = *norm;
+    }
+}
+
+impl Shape {
+    pub(crate) fn new(spec: DecodeSpec, batch: usize, context: &Context) -> Checked<Shape> {
+        check::dtype("dtype", spec.dtype, &[Dtype::Bf16, Dtype::F16])?;
+        spec.heads.check_recurrence()?;
+        check::scale(spec.scale)?;
+        check::ensure((1..=MAX_TOKENS).contains(&spec.tokens), || {
+            let allowed = format!("it must be from 1 to {MAX_TOKENS}");
+            ArgumentError::new("tokens", ArgumentKind::Shape, spec.tokens, allowed)
+        })?;
+        check::ensure(spec.draft == Draft::Chain, || {
+            let allowed = "chains only: every token must follow the one before it";
+            ArgumentError::new("draft", ArgumentKind::Value, "a tree", allowed)
+        })?;
+        let shape = Shape {
+            spec,
+            batch,
+            scale: spec.scale.unwrap_or_else(|| spec.heads.default_scale()),
+            dies: context.dies(),
+        };
+        check::ensure(batch < 1 << 24 && shape.workgroups() < 1 << 26, || {
+            let was = format!("{batch} sequences of {} value heads", spec.heads.value);
+            let allowed = "a launch must have fewer than 2^32 threads";
+            ArgumentError::new("batch", ArgumentKind::Shape, was, allowed)
+        })?;
+        Ok(shape)
+    }
+
+    pub(super) fn kernel(&self) -> Kernel<dwk_decode_args> {
+        kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
+    }
+
+    /// The kernel that has the gated norm in it, where there is one.
+    pub(super) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
+        let fits =
+            self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM;
+        fits.then(|| kernels::decode_norm(self.spec.dtype))
+    }
+
+    fn slabs(&self) -> usize {
+        self.spec.heads.value_dim.div_ceil(COLUMNS)
+    }
+
+    pub(super) fn workgroups(&self) -> u64 {
+        (self.batch as u64)
+            .saturating_mul(self.spec.heads.value as u64)
+            .saturating_mul(self.slabs() as u64)
+    }
+
+    /// Checks the tensors and makes the kernel's arguments.
+    pub(super) fn lower(
+        &self,
+        x: &DecodeTensors<'_>,
+        plan_slots: Option<&HostSlots>,
+    ) -> Checked<Lowered> {
+        let DecodeSpec { dtype, tokens, .. } = self.spec;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
+            key_dim,
+            value_dim,
+            map,
+        } = self.spec.heads;
+        let batch_of = |dense| match dense {
+            true => Batch::Dense {
+                batch: self.batch,
+                tokens,
+            },
+            false => Batch::Packed {
+                tokens: self.batch * tokens,
+            },
+        };
+        let (batch, types) = (batch_of, [dtype]);
+        let q_strides = check::tokens("q", &x.q, batch(x.q.1), key_heads, key_dim, &types)?;
+        let k_strides = check::tokens("k", &x.k, batch(x.k.1), key_heads, key_dim, &types)?;
+        let v_strides = check::tokens("v", &x.v, batch(x.v.1), value_heads, value_dim, &types)?;
+        let o = &x.o.0;
+        let o_strides = check::output_tokens("o", o, batch(o.1), value_heads, value_dim, &types)?;
+        let gates = x.gating.lower(value_heads, |t| batch_of(t.1))?;
+        let flag = |set: bool, bit| if set { bit } else { 0 };
+        let flags = gates.flags
+            | flag(self.spec.qk_l2norm, abi::DWK_QK_L2NORM)
+            | flag(map == HeadMap::Tiled, abi::DWK_TILED_HEADS);
+        let mut arguments = dwk_decode_args {
+            q: x.q.0.address,
+            k: x.k.0.address,
+            v: x.v.0.address,
+            g: gates.g,
+            beta: gates.beta,
+            a_log: gates.a_log,
+            dt_bias: gates.dt_bias,
+            o: o.0.address,
+            has_initial_state: match &x.has_initial_state {
+                Some(has) => has.checked("has_initial_state", self.batch)?,
+                None => ptr::null(),
+            },
+            q_strides,
+            k_strides,
+            v_strides,
+            g_strides: gates.g_strides,
+            beta_strides: gates.beta_strides,
+            o_strides,
+            a_log_stride: gates.a_log_stride,
+            dt_bias_stride: gates.dt_bias_stride,
+            batch: self.batch as i32,
+            tokens: tokens as i32,
+            key_heads: key_heads as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            flags,
+            scale: self.scale,
+            g_type: gates.g_type,
+            beta_type: gates.beta_type,
+            a_log_type: gates.a_log_type,
+            dt_bias_type: gates.dt_bias_type,
+            slabs: self.slabs() as i32,
+            dies: self.dies as i32,
+            ..Default::default()
+        };
+        self.lower_pool(x, plan_slots, &mut arguments)?;
+        if let Some(states) = &x.states {
+            self.lower_states(states, x.pool.layout, &mut arguments)?;
+        }
+        Ok(Lowered {
+            kernel: self.kernel(),
+            arguments,
+            groups: self.workgroups() as u32,
+        })
+    }
+
+    /// The state of a head.
+    fn matrix(&self, layout: StateLayout) -> [usize; 2] {
+        matrix(&self.spec, layout)
+    }
+
+    fn lower_pool(
+        &self,
+        x: &DecodeTensors<'_>,
+        plan_slots: Option<&HostSlots>,
+        out: &mut dwk_decode_args,
+    ) -> Checked<()> {
+        let pool = &x.pool;
+        let tensor = &pool.tensor.0;
+        let slots = tensor.shape[0];
+        // Without slots every sequence has one of its own.
+        let given = pool.slots.is_some() || plan_slots.is_some();
+        let least = if given { 1 } else { self.batch };
+        check_slot_count("pool", tensor, least)?;
+        let [rows, columns] = self.matrix(pool.layout);
+        let shape = [slots, self.spec.heads.value, rows, columns];
+        out.state_strides = check::state("pool", tensor, shape, true)?;
+        check_row_stride("pool", tensor.strides[2])?;
+        out.state = tensor.address;
+        out.state_type = check::type_code(tensor.dtype);
+        out.slot_count = slots as i32;
+        if pool.layout == StateLayout::ValueMajor {
+            out.flags |= abi::DWK_INITIAL_VALUE_MAJOR;
+        }
+        if let Some(plan) = plan_slots {
+            [out.slots, out.write_slots] = plan.lower(pool)?;
+        }
+        if let Some(slots) = &pool.slots {
+            out.slots = slots.checked("slots", self.batch)?;
+        }
+        if let Some(slots) = &pool.write_slots {
+            out.write_slots = slots.checked("write_slots", self.batch)?;
+        }
+        Ok(())
+    }
+
+    fn lower_states(
+        &self,
+        states: &TensorMut<'_, 5>,
+        layout: StateLayout,
+        out: &mut dwk_decode_args,
+    ) -> Checked<()> {
+        let (strides, token) = check_states(
+            "states",
+            &states.0,
+            self.batch,
+            self.spec.tokens,
+            self.spec.heads.value,
+            self.matrix(layout),
+        )?;
+        check::no_overlap("states", &states.0.shape, &states.0.strides)?;
+        out.states = states.0.address;
+        out.states_strides = strides;
+        out.states_token = token;
+        out.states_type = check::type_code(states.0.dtype);
+        Ok(())
+    }
+}
+
+/// Rows and columns of the state of a head, as it lies in memory.
+pub(crate) fn matrix(spec: &DecodeSpec, layout: StateLayout) -> [usize; 2] {
+    match layout {
+        StateLayout::KeyMajor => [spec.heads.key_dim, spec.heads.value_dim],
+        StateLayout::ValueMajor => [spec.heads.value_dim, spec.heads.key_dim],
+    }
+}
+
+/// States after every token, `[B, T, HV, rows, columns]`: strides, and elements from token to token.
+pub(crate) fn check_states(
+    argument: &str,
+    t: &Tensor<'_, 5>,
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    [rows, columns]: [usize; 2],
+) -> Checked<(abi::dwk_state_strides, i64)> {
+    let wanted = [batch, tokens, heads, rows, columns];
+    check::ensure(t.shape == wanted, || {
+        let was = format!("shape {:?}", t.shape);
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Shape,
+            was,
+            format!("it must be {wanted:?}"),
+        )
+    })?;
+    let [sequence, token, head, row, column] = t.strides;
+    let of_token = t.part(
+        [batch, heads, rows, columns],
+        [sequence, head, row, column],
+        0,
+    );
+    let strides = check::state(argument, &of_token, of_token.shape, false)?;
+    check_row_stride(argument, row)?;
+    check::ensure(token < 1 << 40, || {
+        let was = format!("a token stride of {token}");
+        ArgumentError::new(
+            argument,
+            ArgumentKind::Stride,
+            was,
+            "it must be below 2^40 elements",
+        )
+    })?;
+    Ok((strides, token as i64))
+}
+
+/// A pool of at least so many slots, which 32 bits count.
+pub(crate) fn check_slot_count(argument: &str, t: &Tensor<'_, 4>, least: usize) -> Checked<()> {
+    check::ensure((least..i32::MAX as usize).contains(&t.shape[0]), || {
+        let was = format!("shape {:?}", t.shape);
+        let allowed = format!("it must have at least {least} slots, and fewer than 2^31 - 1");
+        ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+    })
+}
+
+pub(crate) fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
+    check::ensure(row <= MAX_ROW_STRIDE, || {
+        let was = format!("a row stride of {row}");
+        let allowed = format!("it must be at most {MAX_ROW_STRIDE} elements");
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })
+}
+
+/// No output may share memory with another argument, but o may be v, of which a workgroup reads what it then writes.
+pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
+    let outputs = [
+        Span::of("o", &x.o.0.0),
+        Span::maybe("states", x.states.as_ref().map(|t| &t.0)),
+        Span::of("pool", &x.pool.tensor.0),
+    ];
+    let [g, beta, a_log, dt_bias] = x.gating.spans();
+    let inputs = [
+        Span::of("q", &x.q.0),
+        Span::of("k", &x.k.0),
+        Span::of("v", &x.v.0),
+        g,
+        beta,
+        a_log,
+        dt_bias,
+        Span::numbers("slots", x.pool.slots.as_ref()),
+        Span::numbers("write_slots", x.pool.write_slots.as_ref()),
+        Span::numbers("has_initial_state", x.has_initial_state.as_ref()),
+    ];
+    alias::check(&outputs, &inputs, &[("o", "v")])
+}
+
+/// Every tensor whose context is known must be of `context`.
+pub(super) fn check_devices(x: &DecodeTensors<'_>, context: &Context) -> Checked<()> {
+    x.gating.check_devices(context)?;
+    let always = [
+        ("q", &x.q.0.owner),
+        ("k", &x.k.0.owner),
+        ("v", &x.v.0.owner),
+        ("pool", &x.pool.tensor.0.owner),
+        ("o", &x.o.0.0.owner),
+    ];
+    let optional = [
+        ("slots", x.pool.slots.as_ref().map(|s| s.owner())),
+        (
+            "write_slots",
+            x.pool.write_slots.as_ref().map(|s| s.owner()),
+        ),
+        (
+            "has_initial_state",
+            x.has_initial_state.as_ref().map(|s| s.owner()),
+        ),
+        ("states", x.states.as_ref().map(|t| &t.0.owner)),
+    ];
+    let optional = optional.into_iter().filter_map(|(n, o)| Some((n, o?)));
+    let mut all = always.into_iter().chain(optional);
+    all.try_for_each(|(name, owner)| check::device(name, owner, context))
+}

@@ -1,0 +1,351 @@
+//! A Gated DeltaNet layer between its input projections and its output projection, in place on an engine's states.
+//!
+//! ```text
+//! q, k, v = silu(conv(x))                                conv
+//! o       = recurrence(q, k, v, g(a), beta(b), state)    decode, prefill
+//! y       = rmsnorm(o) * weight * gate(z)                norm
+//! ```
+//!
+//! A batch begins with the sequences that have one token each, the decodes; then come prefills of any lengths. One call
+//! runs both: the convolution and the norm over all rows, decode over the first, prefill over the rest. Every stage hands
+//! its result over in the type of the activations: o goes to y, where the norm works in place, and q, k and v lie in the
+//! workspace, and so do g and beta where a or b lies in blocks: then they are the convolution's. Where V is 128 and K at
+//! most that, decode has the norm in it: the same bits, one launch less.
+
+mod lower;
+mod stages;
+
+use stages::Stages;
+
+use std::ptr;
+
+use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
+use crate::check;
+use crate::conv::{Activation, ConvInput, ConvSpec, ConvStateLayout};
+use crate::decode::{DecodeSpec, Draft};
+use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::kernels;
+use crate::model::Heads;
+use crate::norm::OutputGate;
+use crate::prefill::{DeviceLengths, Part, Prefill, PrefillSpec, PrefillTensors};
+use crate::runtime::{Context, Stream};
+use crate::state::HostSlots;
+use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
+use crate::types::{Dtype, StateLayout};
+use crate::workspace::{Workspace, check_workspace};
+
+/// What a layer computes, whatever the batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Element type of x, z, y and of the conv state: [`Dtype::Bf16`] or [`Dtype::F16`].
+    pub dtype: Dtype,
+    /// Heads; `K` and `V` are multiples of 16 up to [`MAX_HEAD_DIM`](crate::model::MAX_HEAD_DIM).
+    pub heads: Heads,
+    /// Tokens that an output of the convolution depends on: 2, 3 or 4.
+    pub width: usize,
+    /// Whether rows of q and k are l2-normalised.
+    pub qk_l2norm: bool,
+    /// Factor of the recurrence's output; absent is `K^-0.5`.
+    pub scale: Option<f32>,
+    /// Whether beta is `2 sigmoid(b)` (OLMo-Hybrid); [`crate::prefill::Gating::Raw`] says what that does to errors.
+    pub allow_neg_eigval: bool,
+    /// What the norm adds to the mean of the squares.
+    pub eps: f32,
+    /// What the norm makes of z.
+    pub gate: OutputGate,
+    /// As [`PrefillSpec::segments`].
+    pub segments: Option<usize>,
+}
+
+impl LayerSpec {
+    /// As in Qwen3.5: bf16, grouped heads, width 4, l2-normalised q and k, an eps of 1e-6, SiLU.
+    pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
+        LayerSpec {
+            dtype: Dtype::Bf16,
+            heads: Heads::new(key_heads, value_heads, key_dim, value_dim),
+            width: 4,
+            qk_l2norm: true,
+            scale: None,
+            allow_neg_eigval: false,
+            eps: 1e-6,
+            gate: OutputGate::Silu,
+            segments: None,
+        }
+    }
+
+    /// The convolution, whose channels and views of packed projections are the layer's.
+    pub fn conv(&self) -> ConvSpec {
+        ConvSpec {
+            dtype: self.dtype,
+            heads: self.heads,
+            width: self.width,
+            activation: Activation::Silu,
+            qk_l2norm: false,
+        }
+    }
+
+    fn decode(&self) -> DecodeSpec {
+        DecodeSpec {
+            dtype: self.dtype,
+            heads: self.heads,
+            qk_l2norm: self.qk_l2norm,
+            scale: self.scale,
+            tokens: 1,
+            draft: Draft::Chain,
+        }
+    }
+
+    fn prefill(&self) -> PrefillSpec {
+        PrefillSpec {
+            dtype: self.dtype,
+            heads: self.heads,
+            qk_l2norm: self.qk_l2norm,
+            scale: self.scale,
+            segments: self.segments,
+            compute_units: None,
+        }
+    }
+}
+
+/// The weights of a layer, each f32, bf16 or fp16.
+#[derive(Clone, Debug)]
+pub struct LayerWeights<'a> {
+    /// `[channels, width]`: those of q, k and v; the newest token's last.
+    pub conv: Tensor<'a, 2>,
+    /// `[channels]`; absent: 0.
+    pub conv_bias: Option<Tensor<'a, 1>>,
+    /// `[HV]`.
+    pub a_log: Tensor<'a, 1>,
+    /// `[HV]`; absent: 0.
+    pub dt_bias: Option<Tensor<'a, 1>>,
+    /// `[V]`; absent: 1.
+    pub norm: Option<Tensor<'a, 1>>,
+}
+
+/// The states of an engine's sequences, updated in place. A sequence has the same slot in both pools.
+#[derive(Debug)]
+pub struct LayerStates<'a> {
+    /// `[slots, channels, columns]` or `[slots, columns, channels]`, as [`ConvState`](crate::conv::ConvState).
+    pub conv: TensorMut<'a, 3>,
+    /// Which of the two.
+    pub conv_layout: ConvStateLayout,
+    /// `[slots, HV, K, V]` or `[slots, HV, V, K]`, f32 or bf16.
+    pub recurrent: TensorMut<'a, 4>,
+    /// Which of the two.
+    pub recurrent_layout: StateLayout,
+    /// The slot of each sequence; absent: slot n for sequence n. A sequence with a negative one, or one beyond the pools,
+    /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
+    /// as many. Of slots that the host knows, [`Layer::set_slots`] checks that.
+    pub slots: Option<PerSequence<'a, i32>>,
+    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. The states of a
+    /// sequence without tokens stay as they are, whatever this says.
+    pub has_initial_state: Option<PerSequence<'a, u8>>,
+}
+
+/// The tensors of one layer over `T` packed rows.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+#[derive(Debug)]
+pub struct LayerTensors<'a> {
+    /// `[N + 1]`, the lengths of a plan of [`Layer::device`]; absent for plans that have their lengths.
+    pub cu_seqlens: Option<CuSeqlens<'a>>,
+    /// q, k and v as the projections give them: [`ConvInput::flat`], [`ConvInput::interleaved`] or tensors of their own.
+    pub x: ConvInput<'a>,
+    /// z: [`ConvInput::flat_z`], [`ConvInput::interleaved_z`] or any other `[T, blocks, heads * V]`.
+    pub z: Tensor<'a, 3>,
+    /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks, as [`Gate::interleaved`](crate::gate::Gate::interleaved)
+    /// gives them.
+    pub a: TokenScalars<'a>,
+    /// `[T, HV]`, likewise.
+    pub b: TokenScalars<'a>,
+    /// What the layer has learnt.
+    pub weights: LayerWeights<'a>,
+    /// Where sequences start from and what they leave behind.
+    pub states: LayerStates<'a>,
+    /// `[T, HV, V]`. Rows past the last sequence become zeros.
+    pub y: TokensMut<'a>,
+}
+
+/// A layer over packed batches of one shape: validated and uploaded once, launched any number of times.
+#[derive(Debug)]
+pub struct Layer {
+    stages: Stages,
+    lengths: Lengths,
+    prefill: Option<Prefill>,
+}
+
+/// Who knows the lengths of the sequences.
+#[derive(Debug)]
+enum Lengths {
+    /// `cu_seqlens`, uploaded.
+    Host(Buffer<i32>),
+    Device(DeviceLengths),
+}
+
+impl Layer {
+    /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`, and the first `decodes`
+    /// sequences have one each. Rows past the last sequence belong to none.
+    ///
+    /// # Errors
+    /// A spec or lengths that are not allowed; no memory for the lengths.
+    pub fn packed<L: Copy + Into<i64>>(
+        context: &Context,
+        spec: LayerSpec,
+        cu_seqlens: &[L],
+        tokens: usize,
+        decodes: usize,
+    ) -> Result<Self> {
+        let cu_seqlens = checked_cu_seqlens(cu_seqlens, tokens)?;
+        let sequences = cu_seqlens.len() - 1;
+        let single = |n: usize| cu_seqlens.get(n + 1) == Some(&(n as i32 + 1));
+        check::ensure((0..decodes).all(single), || {
+            let was = format!("{decodes} of {sequences} sequences");
+            let allowed = "each of them must exist and have one token";
+            ArgumentError::new("decodes", ArgumentKind::Lengths, was, allowed)
+        })?;
+        let stages = Stages::new(context, spec, tokens, sequences, decodes)?;
+        let rest = cu_seqlens[decodes..].iter().map(|c| c - decodes as i32);
+        let rest: Vec<i32> = rest.collect();
+        let prefill = (stages.prefills())
+            .then(|| Prefill::packed(context, spec.prefill(), &rest, tokens - decodes))
+            .transpose()?;
+        Ok(Layer {
+            stages,
+            lengths: Lengths::Host(context.upload(&cu_seqlens)?),
+            prefill,
+        })
+    }
+
+    /// Packed batches of exactly `sequences` sequences in `tokens` rows, whose lengths launches read on the device
+    /// ([`LayerTensors::cu_seqlens`]), so that a graph that was captured once serves batches of varying lengths.
+    ///
+    /// The first `decodes` sequences have one token each, others any number, also none. Absent decodes have a negative slot,
+    /// absent prefills have no tokens, absent rows lie past the last sequence.
+    ///
+    /// One kernel more checks the lengths: entries that are not 0, 1, 2, ... up to the decodes, that decrease or exceed the
+    /// tokens are replaced by the nearest allowed ones. The first 4 bytes of the workspace are the status after a launch: 0,
+    /// or 1 + the index of the first entry that was replaced. No sequence is cut into segments.
+    ///
+    /// # Errors
+    /// A spec or sizes that are not allowed; more than one segment; no memory for the plan.
+    pub fn device(
+        context: &Context,
+        spec: LayerSpec,
+        tokens: usize,
+        sequences: usize,
+        decodes: usize,
+    ) -> Result<Self> {
+        check::ensure(decodes <= sequences && decodes <= tokens, || {
+            let allowed =
+                format!("at most the {sequences} sequences, and at most the {tokens} tokens");
+            ArgumentError::new("decodes", ArgumentKind::Lengths, decodes, allowed)
+        })?;
+        let stages = Stages::new(context, spec, tokens, sequences, decodes)?;
+        let (rows, rest) = (tokens - decodes, sequences - decodes);
+        let prefill = (stages.prefills())
+            .then(|| Prefill::device(context, spec.prefill(), rows, rest))
+            .transpose()?;
+        Ok(Layer {
+            stages,
+            lengths: Lengths::Device(DeviceLengths {
+                sequences,
+                tokens,
+                singles: decodes,
+            }),
+            prefill,
+        })
+    }
+
+    /// Sets the slots of the pools for all launches that follow, checked and uploaded once, in place of
+    /// [`LayerStates::slots`]. Launches refuse slots beyond their pools. Not for plans that a captured graph needs.
+    ///
+    /// # Errors
+    /// A plan of [`Layer::device`]. Not as many slots as sequences; a slot of two sequences, where it is not negative. No
+    /// memory for the slots.
+    pub fn set_slots(&mut self, slots: &[i32]) -> Result<()> {
+        check::ensure(matches!(self.lengths, Lengths::Host(_)), || {
+            let was = "given to a plan whose lengths are on the device";
+            let allowed = "launches of such a plan take them";
+            ArgumentError::new("slots", ArgumentKind::Presence, was, allowed)
+        })?;
+        let Stages {
+            context, sequences, ..
+        } = &self.stages;
+        self.stages.slots = Some(HostSlots::new(context, *sequences, slots, None)?);
+        Ok(())
+    }
+
+    /// Bytes of workspace that a launch needs.
+    pub fn workspace_bytes(&self) -> usize {
+        let records = (self.prefill.as_ref()).map_or(0, Prefill::record_bytes);
+        self.lengths_bytes() + self.stages.activations().bytes + records
+    }
+
+    /// The part of the workspace that holds checked lengths.
+    fn lengths_bytes(&self) -> usize {
+        match &self.lengths {
+            Lengths::Host(_) => 0,
+            Lengths::Device(lengths) => lengths.bytes(),
+        }
+    }
+
+    /// Names of the kernels that a launch runs, in order.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        let lengths = match &self.lengths {
+            Lengths::Host(_) => None,
+            Lengths::Device(_) => Some(kernels::prefill_lengths().name()),
+        };
+        let prefill = self.prefill.iter().flat_map(Prefill::kernels_after_lengths);
+        (lengths.into_iter())
+            .chain(self.stages.kernels(prefill))
+            .collect()
+    }
+
+    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this
+    /// crate on the stream, from whatever thread, comes between them.
+    ///
+    /// # Errors
+    /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
+    /// nothing was enqueued. A launch that the runtime refuses.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        tensors: &LayerTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        let (context, stages) = (&self.stages.context, &self.stages);
+        check::stream(stream, context)?;
+        check_workspace(&workspace, self.workspace_bytes(), context)?;
+        let scratch = workspace.span();
+        let (address, rest) = workspace.split(self.lengths_bytes());
+        let lengths = match &self.lengths {
+            Lengths::Host(_) => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                None
+            }
+            Lengths::Device(lengths) => {
+                let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
+                Some(lengths.lower(context, cu_seqlens, address)?)
+            }
+        };
+        let (all, of_prefills) = match (&self.lengths, &lengths) {
+            (_, Some(lengths)) => (lengths.checked(), lengths.rest()),
+            (Lengths::Host(own), None) => (own.address().cast_const().cast(), ptr::null()),
+            (Lengths::Device(_), None) => (ptr::null(), ptr::null()),
+        };
+        let (activations, records) = rest.split(stages.activations().bytes);
+        let prefill = (self.prefill.as_ref())
+            .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, of_prefills, records.address()));
+        let lowered = stages.lower(stream, tensors, all, activations, prefill)?;
+        Stages::check_overlaps(tensors, scratch)?;
+        context.make_current()?;
+        let _turn = stream.turn();
+        if let Some(lengths) = lengths {
+            lengths.enqueue(context, stream)?;
+        }
+        stages.enqueue(stream, &lowered, |prefill| match &self.prefill {
+            Some(plan) => plan.enqueue(stream, prefill, Part::Whole),
+            None => Ok(()),
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! Lengths that the device alone knows, made safe there by a kernel of one wave, before any other indexes with them.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::abi::dwk_prefill_lengths_args;
+use crate::batch::CuSeqlens;
+use crate::check::{self, Checked};
+use crate::error::Result;
+use crate::kernels;
+use crate::runtime::{Context, Stream};
+use crate::workspace::WORKSPACE_ALIGN;
+
+/// Bytes of the workspace before the checked lengths: the status word.
+const STATUS_BYTES: usize = WORKSPACE_ALIGN;
+
+/// Lengths of so many sequences in so many tokens, the first of which have one token each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceLengths {
+    pub(crate) sequences: usize,
+    pub(crate) tokens: usize,
+    /// At most as many as sequences and tokens.
+    pub(crate) singles: usize,
+}
+
+/// The arguments of a launch.
+pub(crate) struct Lowered(dwk_prefill_lengths_args);
+
+impl DeviceLengths {
+    fn checked_bytes(&self) -> usize {
+        ((self.sequences + 1) * 4).next_multiple_of(WORKSPACE_ALIGN)
+    }
+
+    fn rest_bytes(&self) -> usize {
+        match self.singles {
+            0 => 0,
+            singles => ((self.sequences - singles + 1) * 4).next_multiple_of(WORKSPACE_ALIGN),
+        }
+    }
+
+    /// Bytes of workspace: the status word, and the lengths that were checked.
+    pub(crate) fn bytes(&self) -> usize {
+        STATUS_BYTES + self.checked_bytes() + self.rest_bytes()
+    }
+
+    /// With so many bytes of workspace at an address.
+    pub(crate) fn lower(
+        &self,
+        context: &Context,
+        cu_seqlens: &CuSeqlens<'_>,
+        workspace: *mut c_void,
+    ) -> Checked<Lowered> {
+        check::device("cu_seqlens", cu_seqlens.owner(), context)?;
+        let (lengths, wide) = cu_seqlens.checked(self.sequences)?;
+        let checked = workspace.wrapping_byte_add(STATUS_BYTES);
+        let rest = match self.singles {
+            0 => ptr::null_mut(),
+            _ => checked.wrapping_byte_add(self.checked_bytes()),
+        };
+        Ok(Lowered(dwk_prefill_lengths_args {
+            cu_seqlens: lengths,
+            checked: checked.cast(),
+            status: workspace.cast(),
+            rest: rest.cast(),
+            sequences: self.sequences as i32,
+            tokens: self.tokens as i32,
+            wide: i32::from(wide),
+            singles: self.singles as i32,
+        }))
+    }
+}
+
+impl Lowered {
+    /// `cu_seqlens` of all sequences, which the launch writes.
+    pub(crate) fn checked(&self) -> *const i32 {
+        self.0.checked
+    }
+
+    /// `cu_seqlens` of the sequences after the single tokens, as if these were not there.
+    pub(crate) fn rest(&self) -> *const i32 {
+        match self.0.singles {
+            0 => self.0.checked,
+            _ => self.0.rest,
+        }
+    }
+
+    /// The launch, on the current device.
+    pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
+        let kernel = kernels::prefill_lengths();
+        let threads = context.target().threads(kernel.role());
+        // SAFETY: whoever lowered it answers for the workspace; lengths are borrowed, or their maker answered for them.
+        unsafe { context.launch(stream, kernel, 1, threads, &self.0) }
+    }
+}

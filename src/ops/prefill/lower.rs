@@ -1,0 +1,347 @@
+//! From the shape of a batch and its tensors to the kernels' arguments and grids: pure, no device.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::plan::Counts;
+use super::shape::Shape;
+use super::states::{self, PlanSlots};
+use super::{Part, PrefillTensors, snapshots};
+use crate::abi::{
+    self, dwk_prefill_combine_args, dwk_prefill_item, dwk_prefill_prepare_args,
+    dwk_prefill_scan_args,
+};
+use crate::alias::{self, Span};
+use crate::check::{self, Checked};
+use crate::error::Result;
+use crate::kernels::{self, Kernel};
+use crate::model::Heads;
+use crate::runtime::{Context, Stream};
+use crate::state::States;
+use crate::types::HeadMap;
+
+/// What the kernels read of the batch's lengths, on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tables {
+    pub(super) cu_seqlens: *const i32,
+    /// Null: every sequence is one.
+    pub(super) items: *const dwk_prefill_item,
+    pub(super) chains: *const i32,
+    pub(super) counts: Counts,
+}
+
+/// The kernels of a prefill.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernels {
+    pub(super) prepare: Kernel<dwk_prefill_prepare_args>,
+    pub(super) summarise: Kernel<dwk_prefill_scan_args>,
+    pub(super) combine: Kernel<dwk_prefill_combine_args>,
+    pub(super) scan: Kernel<dwk_prefill_scan_args>,
+}
+
+impl Kernels {
+    /// The name of the kernel that is a part.
+    pub(super) fn name_of(&self, part: Part) -> Option<&'static str> {
+        match part {
+            Part::Whole => None,
+            Part::Lengths => Some(kernels::prefill_lengths().name()),
+            Part::Prepare => Some(self.prepare.name()),
+            Part::Summarise => Some(self.summarise.name()),
+            Part::Combine => Some(self.combine.name()),
+            Part::Scan => Some(self.scan.name()),
+        }
+    }
+}
+
+/// Arguments and grids of one launch; a grid of no workgroups is not launched.
+pub(crate) struct Lowered {
+    prepare: dwk_prefill_prepare_args,
+    prepare_groups: u32,
+    summarise: dwk_prefill_scan_args,
+    summarise_groups: u32,
+    summarise_threads: u32,
+    combine: dwk_prefill_combine_args,
+    combine_groups: u32,
+    scan: dwk_prefill_scan_args,
+    scan_groups: u32,
+    scan_threads: u32,
+}
+
+impl Shape {
+    /// Checks the tensors and makes the kernels' arguments. Touches no device.
+    pub(super) fn lower(
+        &self,
+        x: &PrefillTensors<'_>,
+        tables: Tables,
+        plan: &PlanSlots,
+        records: *mut c_void,
+    ) -> Checked<Lowered> {
+        let (cu_seqlens, counts) = (tables.cu_seqlens, tables.counts);
+        let dtype = self.spec.dtype;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
+            key_dim,
+            value_dim,
+            map,
+        } = self.spec.heads;
+        let q_strides = check::tokens("q", &x.q, self.batch, key_heads, key_dim, &[dtype])?;
+        let k_strides = check::tokens("k", &x.k, self.batch, key_heads, key_dim, &[dtype])?;
+        let v_strides = check::tokens("v", &x.v, self.batch, value_heads, value_dim, &[dtype])?;
+        let o_strides =
+            check::output_tokens("o", &x.o.0, self.batch, value_heads, value_dim, &[dtype])?;
+
+        let mut flags = 0;
+        if self.spec.qk_l2norm {
+            flags |= abi::DWK_QK_L2NORM;
+        }
+        if map == HeadMap::Tiled {
+            flags |= abi::DWK_TILED_HEADS;
+        }
+        let gates = x.gating.lower(value_heads, |_| self.batch)?;
+        flags |= gates.flags;
+        let parts = self.workspace(counts);
+        let retained = match counts.summaries {
+            0 => ptr::null_mut(),
+            _ => records.wrapping_byte_add(parts.retained).cast(),
+        };
+        let mut prepare = dwk_prefill_prepare_args {
+            q: x.q.0.address,
+            k: x.k.0.address,
+            o: x.o.0.0.address,
+            cu_seqlens,
+            records,
+            retained,
+            q_strides,
+            k_strides,
+            o_strides,
+            sequences: self.sequences as i32,
+            tokens: self.batch.rows() as i32,
+            key_heads: key_heads as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            g: gates.g,
+            beta: gates.beta,
+            a_log: gates.a_log,
+            dt_bias: gates.dt_bias,
+            g_strides: gates.g_strides,
+            beta_strides: gates.beta_strides,
+            a_log_stride: gates.a_log_stride,
+            dt_bias_stride: gates.dt_bias_stride,
+            g_type: gates.g_type,
+            beta_type: gates.beta_type,
+            a_log_type: gates.a_log_type,
+            dt_bias_type: gates.dt_bias_type,
+            parts: self.prepare_parts() as i32,
+            part_heads: self.prepare_heads() as i32,
+            dies: self.dies as i32,
+            ..Default::default()
+        };
+
+        let (scan_division, summarise_division) =
+            (self.scan_division(counts), self.summarise_division(counts));
+        let mut scan = dwk_prefill_scan_args {
+            q: prepare.q,
+            k: prepare.k,
+            v: x.v.0.address,
+            o: prepare.o,
+            initial_state: ptr::null(),
+            has_initial_state: ptr::null(),
+            final_state: ptr::null_mut(),
+            read_slots: ptr::null(),
+            write_slots: ptr::null(),
+            snapshots: ptr::null_mut(),
+            snapshot_slots: ptr::null(),
+            cu_seqlens,
+            records,
+            q_strides,
+            k_strides,
+            v_strides,
+            o_strides,
+            sequences: self.sequences as i32,
+            key_heads: key_heads as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            scale: self.spec.scale(),
+            slabs: scan_division.slabs as i32,
+            tokens: self.batch.rows() as i32,
+            items: tables.items,
+            items_count: counts.items as i32,
+            states: records.wrapping_byte_add(parts.states).cast(),
+            retained,
+            forgotten: records.wrapping_byte_add(parts.forgotten).cast(),
+            summaries: counts.summaries as i32,
+            dies: self.dies as i32,
+            ..Default::default()
+        };
+        flags |= states::lower(self, x, plan, &mut scan)?;
+        flags |= snapshots::lower(self, x, plan, &mut scan)?;
+        prepare.flags = flags;
+        [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
+        prepare.slots = scan.slots;
+        scan.flags = flags;
+        let [
+            prepare_groups,
+            summarise_groups,
+            combine_groups,
+            scan_groups,
+        ] = self.grids(counts).map(|groups| groups as u32);
+        // Segments that another follows are the first items.
+        let summarise = dwk_prefill_scan_args {
+            items_count: counts.summaries as i32,
+            slabs: summarise_division.slabs as i32,
+            ..scan
+        };
+        let combine = dwk_prefill_combine_args {
+            states: scan.states,
+            forgotten: scan.forgotten,
+            chains: tables.chains,
+            chains_count: counts.chains as i32,
+            value_heads: value_heads as i32,
+            key_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            slabs: self.combine_slabs() as i32,
+            summaries: counts.summaries as i32,
+            dies: self.dies as i32,
+            pad0: 0,
+        };
+        Ok(Lowered {
+            prepare,
+            prepare_groups,
+            summarise,
+            summarise_groups,
+            summarise_threads: summarise_division.threads,
+            combine,
+            combine_groups,
+            scan,
+            scan_groups,
+            scan_threads: scan_division.threads,
+        })
+    }
+
+    /// Every tensor whose context is known must be of `context`.
+    pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
+        check::device("q", &x.q.0.owner, context)?;
+        check::device("k", &x.k.0.owner, context)?;
+        check::device("v", &x.v.0.owner, context)?;
+        check::device("o", &x.o.0.0.owner, context)?;
+        x.gating.check_devices(context)?;
+        states::check_devices(x, context)
+    }
+
+    /// Enqueues the kernels of a launch, or of a part of one.
+    ///
+    /// # Safety
+    /// `lowered` was made for memory that is alive.
+    pub(super) unsafe fn enqueue(
+        &self,
+        context: &Context,
+        stream: &Stream,
+        kernels: Kernels,
+        lowered: &Lowered,
+        part: Part,
+    ) -> Result<()> {
+        let wants = |kernel| part == Part::Whole || part == kernel;
+        let x = lowered;
+        // Kernel, workgroups and their threads.
+        let prepare = (
+            kernels.prepare,
+            x.prepare_groups,
+            self.target.threads(kernels.prepare.role()),
+        );
+        let summarise = (kernels.summarise, x.summarise_groups, x.summarise_threads);
+        let combine = (
+            kernels.combine,
+            x.combine_groups,
+            self.target.threads(kernels.combine.role()),
+        );
+        let scan = (kernels.scan, x.scan_groups, x.scan_threads);
+        let to = (context, stream, part);
+        // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
+        unsafe {
+            if wants(Part::Prepare) {
+                launch(to, prepare, &x.prepare)?;
+            }
+            if wants(Part::Summarise) && x.summarise_groups > 0 {
+                launch(to, summarise, &x.summarise)?;
+            }
+            if wants(Part::Combine) && x.combine_groups > 0 {
+                launch(to, combine, &x.combine)?;
+            }
+            if wants(Part::Scan) && x.scan_groups > 0 {
+                launch(to, scan, &x.scan)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A kernel, the workgroups and their threads: after the kernels before it in a whole prefill, whose ends it overlaps, or
+/// alone.
+///
+/// # Safety
+/// As for [`Context::launch`].
+unsafe fn launch<A>(
+    (context, stream, part): (&Context, &Stream, Part),
+    (kernel, workgroups, threads): (Kernel<A>, u32, u32),
+    arguments: &A,
+) -> Result<()> {
+    // SAFETY: the caller keeps the contract; every kernel of a prefill waits for the one before.
+    unsafe {
+        match part {
+            Part::Whole => {
+                context.launch_overlapping(stream, kernel, workgroups, threads, arguments)
+            }
+            _ => context.launch(stream, kernel, workgroups, threads, arguments),
+        }
+    }
+}
+
+/// No output may share memory with another argument, but o may be v, whose elements a workgroup reads before it writes those
+/// of o, and the final state may be the initial one.
+pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Checked<()> {
+    let pool = x.states.pool();
+    let (initial, last, has_initial_state) = match &x.states {
+        States::None => (None, None, None),
+        States::Separate { initial, last } => {
+            let has = initial.as_ref().and_then(|i| i.has_initial_state.as_ref());
+            (initial.as_ref().map(|i| &i.state), last.as_ref(), has)
+        }
+        States::Pool {
+            has_initial_state, ..
+        } => (None, None, has_initial_state.as_ref()),
+    };
+    let snapshots = x.snapshots.as_ref();
+    let to = snapshots.and_then(|s| s.to.as_ref());
+    let outputs = [
+        Span::of("o", &x.o.0.0),
+        Span::maybe("snapshots", to.map(|to| &to.tensor.0)),
+        Span::maybe("final_state", last.map(|s| &s.tensor.0)),
+        Span::maybe("pool", pool.map(|p| &p.tensor.0)),
+        workspace,
+    ];
+    let [g, beta, a_log, dt_bias] = x.gating.spans();
+    let inputs = [
+        Span::of("q", &x.q.0),
+        Span::of("k", &x.k.0),
+        Span::of("v", &x.v.0),
+        g,
+        beta,
+        a_log,
+        dt_bias,
+        Span::maybe("initial_state", initial.map(|s| &s.tensor)),
+        Span::numbers("has_initial_state", has_initial_state),
+        Span::numbers("slots", pool.and_then(|p| p.slots.as_ref())),
+        Span::numbers("write_slots", pool.and_then(|p| p.write_slots.as_ref())),
+        Span::numbers("snapshot_slots", snapshots.and_then(|s| s.slots.as_ref())),
+        Span::lengths(x.cu_seqlens.as_ref()),
+    ];
+    let same = [("o", "v"), ("final_state", "initial_state")];
+    let same = match initial.map(|s| s.layout) == last.map(|s| s.layout) {
+        true => &same[..],
+        false => &same[..1],
+    };
+    alias::check(&outputs, &inputs, same)
+}

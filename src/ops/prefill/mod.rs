@@ -1,0 +1,508 @@
+//! Chunked Gated DeltaNet prefill.
+//!
+//! Per value head, with a state `S` of shape `[K, V]`, token after token:
+//!
+//! ```text
+//! S   <- exp(g_t) S
+//! d_t  = beta_t (v_t - S^T k_t)
+//! S   <- S + k_t d_t^T
+//! o_t  = scale S^T q_t
+//! ```
+//!
+//! computed in chunks of 64 tokens by two kernels, `prefill_prepare` and `prefill_scan`, and two more where sequences are
+//! cut into segments, `prefill_summarise` and `prefill_combine`. A [`Prefill`] is made once for a batch shape, whose lengths
+//! the host knows ([`Prefill::packed`], [`Prefill::dense`]) or the device alone ([`Prefill::device`]).
+//! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
+
+mod lengths;
+mod lower;
+mod plan;
+mod shape;
+mod snapshots;
+mod states;
+
+pub(crate) use lengths::{DeviceLengths, Lowered as LoweredLengths};
+pub(crate) use lower::Lowered;
+use lower::{Kernels, Tables};
+use plan::Counts;
+use shape::Shape;
+pub use snapshots::{Snapshot, Snapshots};
+use states::PlanSlots;
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::abi;
+use crate::batch::{CuSeqlens, checked_cu_seqlens};
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::gates::Gating;
+use crate::kernels;
+use crate::model::Heads;
+use crate::runtime::{Context, Stream};
+use crate::state::{HostSlots, States};
+use crate::tensor::{Batch, Buffer, Tokens, TokensMut};
+use crate::types::Dtype;
+use crate::workspace::{Workspace, check_workspace};
+
+/// Tokens of a chunk.
+pub const CHUNK: usize = abi::DWK_CHUNK as usize;
+
+/// What a prefill computes, whatever the batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefillSpec {
+    /// Element type of q, k, v and o: [`Dtype::Bf16`] or [`Dtype::F16`].
+    pub dtype: Dtype,
+    /// Heads; `K` and `V` are multiples of 16 up to [`MAX_HEAD_DIM`](crate::model::MAX_HEAD_DIM).
+    pub heads: Heads,
+    /// Whether rows of q and k are l2-normalised inside: `x / sqrt(sum(x^2) + 1e-6)`, in f32 and never rounded.
+    pub qk_l2norm: bool,
+    /// Factor of the output; absent is `K^-0.5`.
+    pub scale: Option<f32>,
+    /// Segments of the longest sequence of a [`Prefill`], each of the same number of chunks; longer ones than that are cut
+    /// too, shorter ones stay whole. 1: no sequence is cut. More than the sequence has chunks are as many as it has.
+    /// Absent: as many as take least time by the planner's estimate, and one unless that saves 15%.
+    /// [`SEGMENTS_VARIABLE`] decides it from outside.
+    pub segments: Option<usize>,
+    /// Compute units that the launches will have, where these are not all of the device.
+    pub compute_units: Option<u32>,
+}
+
+/// The environment variable that is used instead of [`PrefillSpec::segments`] where it is set: `1` switches segments
+/// off.
+pub const SEGMENTS_VARIABLE: &str = "DELTAWAVE_SEGMENTS";
+
+impl PrefillSpec {
+    /// bf16, grouped heads, no norm inside, the default scale.
+    pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
+        PrefillSpec {
+            dtype: Dtype::Bf16,
+            heads: Heads::new(key_heads, value_heads, key_dim, value_dim),
+            qk_l2norm: false,
+            scale: None,
+            segments: None,
+            compute_units: None,
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Checked<()> {
+        check::dtype("dtype", self.dtype, &[Dtype::Bf16, Dtype::F16])?;
+        self.heads.check_recurrence()?;
+        let positive = |name: &str, n: Option<usize>| {
+            check::ensure(n != Some(0), || {
+                ArgumentError::new(name, ArgumentKind::Value, 0, "it must be at least 1")
+            })
+        };
+        positive("segments", self.segments)?;
+        positive("compute_units", self.compute_units.map(|n| n as usize))?;
+        check::scale(self.scale)
+    }
+
+    pub(crate) fn scale(&self) -> f32 {
+        self.scale.unwrap_or_else(|| self.heads.default_scale())
+    }
+
+    fn kernels(&self) -> Kernels {
+        Kernels {
+            prepare: kernels::prefill_prepare(self.dtype),
+            summarise: kernels::prefill_summarise(self.dtype, self.heads.key_dim),
+            combine: kernels::prefill_combine(self.heads.key_dim),
+            scan: kernels::prefill_scan(self.dtype, self.heads.key_dim),
+        }
+    }
+}
+
+/// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
+///
+/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+#[derive(Debug)]
+pub struct PrefillTensors<'a> {
+    /// `[N + 1]`, the lengths of a plan of [`Prefill::device`]; absent for plans that have their lengths.
+    pub cu_seqlens: Option<CuSeqlens<'a>>,
+    /// `[T, HK, K]`.
+    pub q: Tokens<'a>,
+    /// `[T, HK, K]`.
+    pub k: Tokens<'a>,
+    /// `[T, HV, V]`.
+    pub v: Tokens<'a>,
+    /// Gates.
+    pub gating: Gating<'a>,
+    /// Where sequences start from, and where their final states go.
+    pub states: States<'a>,
+    /// `[T, HV, V]`. Rows past the last sequence become zeros. It may be v.
+    pub o: TokensMut<'a>,
+    /// States in the course of sequences that are wanted, too.
+    pub snapshots: Option<Snapshots<'a>>,
+}
+
+/// What of a prefill is launched. The parts are for measuring: each takes what the workspace holds, which must be what the
+/// parts before it left there. A part that the plan does not have does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// `prefill_lengths`, of plans of [`Prefill::device`].
+    Lengths,
+    /// `prefill_prepare`.
+    Prepare,
+    /// `prefill_summarise`.
+    Summarise,
+    /// `prefill_combine`. Not to be repeated without a [`Part::Summarise`] before it.
+    Combine,
+    /// `prefill_scan`.
+    Scan,
+}
+
+impl Part {
+    /// The stem of its kernel's source, or `prefill`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Whole => "prefill",
+            Part::Lengths => "prefill_lengths",
+            Part::Prepare => "prefill_prepare",
+            Part::Summarise => "prefill_summarise",
+            Part::Combine => "prefill_combine",
+            Part::Scan => "prefill_scan",
+        }
+    }
+}
+
+/// A prefill of batches of one shape: validated and uploaded once, launched any number of times.
+#[derive(Debug)]
+pub struct Prefill {
+    context: Context,
+    shape: Shape,
+    kernels: Kernels,
+    lengths: Lengths,
+    slots: PlanSlots,
+}
+
+/// Who knows the lengths of the sequences.
+#[derive(Debug)]
+enum Lengths {
+    Host {
+        cu_seqlens: Vec<i32>,
+        counts: Counts,
+        /// Items, chains, and `cu_seqlens`.
+        tables: Buffer<i32>,
+    },
+    Device(DeviceLengths),
+}
+
+impl Prefill {
+    /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`. Rows past the last
+    /// sequence belong to none.
+    ///
+    /// # Errors
+    /// A spec, lengths or [`SEGMENTS_VARIABLE`] that are not allowed; no memory for the lengths.
+    pub fn packed<L: Copy + Into<i64>>(
+        context: &Context,
+        spec: PrefillSpec,
+        cu_seqlens: &[L],
+        tokens: usize,
+    ) -> Result<Self> {
+        let sequences = cu_seqlens.len().saturating_sub(1);
+        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
+        let checked = checked_cu_seqlens(cu_seqlens, tokens)?;
+        Self::of_host(context, shape, checked)
+    }
+
+    /// A dense batch: `batch` sequences of `tokens` rows each, tensors `[B, T, ...]`.
+    ///
+    /// # Errors
+    /// A spec or [`SEGMENTS_VARIABLE`] that is not allowed; no memory for the lengths.
+    pub fn dense(
+        context: &Context,
+        spec: PrefillSpec,
+        batch: usize,
+        tokens: usize,
+    ) -> Result<Self> {
+        let shape = Shape::new(spec, Batch::Dense { batch, tokens }, batch, context)?;
+        let cu_seqlens: Vec<i32> = (0..=batch).map(|n| (n * tokens) as i32).collect();
+        Self::of_host(context, shape, cu_seqlens)
+    }
+
+    /// Packed batches of exactly `sequences` sequences, some of which may be empty, in `tokens` rows. Launches read
+    /// [`PrefillTensors::cu_seqlens`] on the device.
+    ///
+    /// One kernel more checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
+    /// allowed ones, never followed out of bounds. The first 4 bytes of the workspace are the status after a launch: 0, or
+    /// 1 + the index of the first entry that was replaced. No sequence is cut into segments.
+    ///
+    /// # Errors
+    /// A spec or sizes that are not allowed; more than one segment.
+    pub fn device(
+        context: &Context,
+        spec: PrefillSpec,
+        tokens: usize,
+        sequences: usize,
+    ) -> Result<Self> {
+        let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
+        check::ensure(spec.segments.is_none_or(|n| n == 1), || {
+            let was = spec.segments.unwrap_or_default();
+            let allowed = "sequences whose lengths the device alone knows are not cut";
+            ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
+        })?;
+        let lengths = DeviceLengths {
+            sequences,
+            tokens,
+            singles: 0,
+        };
+        Ok(Self::with(context, shape, Lengths::Device(lengths)))
+    }
+
+    fn of_host(context: &Context, shape: Shape, cu_seqlens: Vec<i32>) -> Result<Self> {
+        let partition = shape.partition(&cu_seqlens)?;
+        let lengths = Lengths::Host {
+            counts: partition.counts(),
+            tables: context.upload(&partition.table(&cu_seqlens))?,
+            cu_seqlens,
+        };
+        Ok(Self::with(context, shape, lengths))
+    }
+
+    fn with(context: &Context, shape: Shape, lengths: Lengths) -> Self {
+        Prefill {
+            context: context.clone(),
+            kernels: shape.spec.kernels(),
+            shape,
+            lengths,
+            slots: PlanSlots::default(),
+        }
+    }
+
+    /// The lengths, if the host knows them.
+    fn host_cu_seqlens(&self, argument: &str) -> Checked<&[i32]> {
+        match &self.lengths {
+            Lengths::Host { cu_seqlens, .. } => Ok(cu_seqlens),
+            Lengths::Device(_) => {
+                let was = "given to a plan whose lengths are on the device";
+                let allowed = "launches of such a plan take them";
+                Err(ArgumentError::new(
+                    argument,
+                    ArgumentKind::Presence,
+                    was,
+                    allowed,
+                ))
+            }
+        }
+    }
+
+    /// Sets the slots of the pool for all launches that follow, checked and uploaded once, in place of
+    /// [`StatePool::slots`](crate::state::StatePool::slots) and
+    /// [`StatePool::write_slots`](crate::state::StatePool::write_slots). Launches refuse slots beyond their pool. Not for
+    /// plans that a captured graph needs.
+    ///
+    /// # Errors
+    /// A plan of [`Prefill::device`]. Not as many slots as sequences; a slot that two sequences write, or that one reads and
+    /// another writes, where it is not negative. No memory for the slots.
+    pub fn set_slots(&mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<()> {
+        self.host_cu_seqlens("slots")?;
+        let sequences = self.shape.sequences;
+        self.slots.pool = Some(HostSlots::new(
+            &self.context,
+            sequences,
+            slots,
+            write_slots,
+        )?);
+        let both = slots.iter().chain(write_slots.unwrap_or_default());
+        self.slots.of_sequences = both.copied().collect();
+        Ok(())
+    }
+
+    /// Sets the snapshots that all launches that follow write, checked and uploaded once, in place of
+    /// [`Snapshots::slots`]. Not for plans that a captured graph needs.
+    ///
+    /// # Errors
+    /// A plan of [`Prefill::device`]. A sequence that the batch lacks; tokens that are not whole chunks of it; a slot, or a
+    /// state, twice. No memory.
+    pub fn set_snapshots(&mut self, snapshots: &[Snapshot]) -> Result<()> {
+        let cu_seqlens = self.host_cu_seqlens("snapshots")?;
+        let table = snapshots::table(cu_seqlens, self.chunk_entries(), snapshots)?;
+        self.slots.snapshots = Some(self.context.upload(&table)?);
+        self.slots.of_snapshots = table.into_iter().filter(|&slot| slot >= 0).collect();
+        Ok(())
+    }
+
+    /// Snapshots after every `tokens` tokens, a multiple of [`CHUNK`], sequence by sequence, in the slots 0, 1, 2, ...
+    ///
+    /// # Errors
+    /// A plan of [`Prefill::device`]; another number of tokens.
+    pub fn snapshots_every(&self, tokens: usize) -> Result<Vec<Snapshot>> {
+        let cu_seqlens = self.host_cu_seqlens("snapshots")?;
+        Ok(snapshots::every(cu_seqlens, tokens)?)
+    }
+
+    /// Entries of [`Snapshots::slots`].
+    pub fn chunk_entries(&self) -> usize {
+        self.shape.slots()
+    }
+
+    fn counts(&self) -> Counts {
+        match &self.lengths {
+            Lengths::Host { counts, .. } => *counts,
+            Lengths::Device(_) => self.shape.whole(),
+        }
+    }
+
+    /// Bytes of workspace that a launch needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.lengths_bytes() + self.record_bytes()
+    }
+
+    /// The part of the workspace that holds checked lengths.
+    fn lengths_bytes(&self) -> usize {
+        match &self.lengths {
+            Lengths::Host { .. } => 0,
+            Lengths::Device(lengths) => lengths.bytes(),
+        }
+    }
+
+    /// The rest of the workspace.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.shape.workspace(self.counts()).bytes
+    }
+
+    /// Segments in all: as many as there are sequences, unless some are cut.
+    pub fn segments(&self) -> usize {
+        self.counts().items
+    }
+
+    /// The whole launch, then each kernel of it.
+    pub fn parts(&self) -> Vec<Part> {
+        let counts = self.counts();
+        let device = matches!(self.lengths, Lengths::Device(_));
+        [
+            (Part::Whole, true),
+            (Part::Lengths, device),
+            (Part::Prepare, true),
+            (Part::Summarise, counts.summaries > 0),
+            (Part::Combine, counts.chains > 0),
+            (Part::Scan, true),
+        ]
+        .into_iter()
+        .filter_map(|(part, launched)| launched.then_some(part))
+        .collect()
+    }
+
+    /// Names of the kernels that a launch runs, in order: two; three where lengths are on the device; up to four where
+    /// sequences are cut.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        let parts = self.parts().into_iter();
+        parts
+            .filter_map(|part| self.kernels.name_of(part))
+            .collect()
+    }
+
+    /// Names of the kernels that are given checked lengths.
+    pub(crate) fn kernels_after_lengths(&self) -> impl Iterator<Item = &'static str> {
+        let parts = self.parts().into_iter();
+        let parts = parts.filter(|part| *part != Part::Lengths);
+        parts.filter_map(|part| self.kernels.name_of(part))
+    }
+
+    /// What the kernels read of the lengths; `checked`: those of a plan of [`Prefill::device`], on the device.
+    fn tables(&self, checked: *const i32) -> Tables {
+        match &self.lengths {
+            Lengths::Host { counts, tables, .. } => {
+                let items: *const i32 = tables.address().cast_const().cast();
+                let chains = items.wrapping_add(counts.items * plan::ITEM_WORDS);
+                Tables {
+                    cu_seqlens: chains.wrapping_add(counts.chains as usize * plan::CHAIN_WORDS),
+                    items: items.cast(),
+                    chains,
+                    counts: *counts,
+                }
+            }
+            Lengths::Device(_) => Tables {
+                cu_seqlens: checked,
+                items: ptr::null(),
+                chains: ptr::null(),
+                counts: self.counts(),
+            },
+        }
+    }
+
+    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else. No other launch of this crate on the
+    /// stream, from whatever thread, comes between them.
+    ///
+    /// # Errors
+    /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
+    /// nothing was enqueued. A launch that the runtime refuses.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        self.launch_part(stream, tensors, workspace, Part::Whole)
+    }
+
+    /// [`Prefill::launch`] of a part.
+    ///
+    /// # Errors
+    /// As [`Prefill::launch`].
+    pub fn launch_part(
+        &self,
+        stream: &Stream,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+        part: Part,
+    ) -> Result<()> {
+        check::stream(stream, &self.context)?;
+        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        let scratch = workspace.span();
+        let (address, records) = workspace.split(self.lengths_bytes());
+        let lengths = self.lower_lengths(tensors, address)?;
+        let checked = lengths.as_ref().map_or(ptr::null(), |l| l.checked());
+        let lowered = self.lower(tensors, checked, records.address())?;
+        lower::check_overlaps(tensors, scratch)?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        if let Some(lengths) = lengths
+            && matches!(part, Part::Whole | Part::Lengths)
+        {
+            lengths.enqueue(&self.context, stream)?;
+        }
+        self.enqueue(stream, &lowered, part)
+    }
+
+    /// The kernel that checks lengths on the device, of plans that need it.
+    fn lower_lengths(
+        &self,
+        tensors: &PrefillTensors<'_>,
+        address: *mut c_void,
+    ) -> Result<Option<LoweredLengths>> {
+        match &self.lengths {
+            Lengths::Host { .. } => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                Ok(None)
+            }
+            Lengths::Device(lengths) => {
+                let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
+                Ok(Some(lengths.lower(&self.context, cu_seqlens, address)?))
+            }
+        }
+    }
+
+    /// All checks of a launch but those of the stream, of lengths on the device, of the workspace, which holds records, and
+    /// of memory that arguments share.
+    pub(crate) fn lower(
+        &self,
+        tensors: &PrefillTensors<'_>,
+        checked: *const i32,
+        records: *mut c_void,
+    ) -> Result<Lowered> {
+        Shape::check_devices(tensors, &self.context)?;
+        Ok((self.shape).lower(tensors, self.tables(checked), &self.slots, records)?)
+    }
+
+    /// The rest of it, on the current device.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered, part: Part) -> Result<()> {
+        // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
+        unsafe {
+            self.shape
+                .enqueue(&self.context, stream, self.kernels, lowered, part)
+        }
+    }
+}

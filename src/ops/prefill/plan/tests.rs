@@ -1,0 +1,248 @@
+//! What is cut, and where.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernels::Target;
+
+static COSTS: Costs = costs(1.03);
+
+const fn costs(fewer: f64) -> Costs {
+    Costs {
+        scan: KernelCost {
+            chunk: 4.0,
+            chunk_shared: 5.0,
+            residency: 2,
+        },
+        summarise: KernelCost {
+            chunk: 3.0,
+            chunk_shared: 4.0,
+            residency: 2,
+        },
+        combine: 1.0,
+        launch: 5.0,
+        worthwhile: 0.85,
+        fewer,
+    }
+}
+
+/// A device of so many compute units, and value heads of 128 by 128.
+fn machine(compute_units: usize, heads: usize) -> Machine {
+    Machine {
+        compute_units,
+        costs: &COSTS,
+        scan: heads,
+        summarise: 2 * heads,
+        combine: 8 * heads,
+        summary_bytes: heads << 17,
+    }
+}
+
+#[test]
+fn every_chunk_is_in_one_segment() {
+    let lengths = [5, 0, 12, 1, 13, 24, 4];
+    for segment in 1..=30 {
+        let cut = cut(&lengths, segment);
+        let mut covered: Vec<Vec<bool>> = lengths.iter().map(|&n| vec![false; n]).collect();
+        for item in &cut.items {
+            let chunks = &mut covered[item.sequence as usize];
+            for chunk in item.first_chunk..item.first_chunk + item.chunks {
+                assert!(!std::mem::replace(&mut chunks[chunk as usize], true));
+            }
+            assert!(item.chunks as usize <= segment);
+        }
+        assert!(covered.iter().flatten().all(|&c| c), "{segment}");
+        // Every sequence ends in one of the items, also where it is empty.
+        let ends = |n: usize| {
+            let ending = |i: &&dwk_prefill_item| i.sequence as usize == n;
+            let mut items = cut.items.iter().filter(ending);
+            items.any(|i| (i.first_chunk + i.chunks) as usize == lengths[n])
+        };
+        assert!((0..lengths.len()).all(ends), "{segment}");
+        // Known before.
+        let (made, known) = (cut.counts(), counts(&lengths, segment));
+        let numbers = |c: Counts| (c.items, c.summaries, c.chains);
+        assert_eq!(numbers(made), numbers(known));
+    }
+}
+
+#[test]
+fn summaries_follow_each_other() {
+    let cut = cut(&[5, 2, 0, 6, 4, 1], 2);
+    // Those that another follows are first, and their summaries are their places.
+    for (at, item) in cut.items[..cut.summaries].iter().enumerate() {
+        assert_eq!((item.summary as usize, item.chunks), (at, 2));
+    }
+    for item in &cut.items[cut.summaries..] {
+        if item.first_chunk > 0 {
+            let before = &cut.items[item.summary as usize - 1];
+            assert_eq!(before.sequence, item.sequence);
+            assert_eq!(before.first_chunk + before.chunks, item.first_chunk);
+        }
+    }
+    assert_eq!(cut.summaries, 2 + 2 + 1);
+    // The sequence of two segments has one summary, which nothing is combined with.
+    assert_eq!(cut.chains, [[0, 2], [2, 2]]);
+    let rest: Vec<i32> = cut.items[cut.summaries..]
+        .iter()
+        .map(|i| i.chunks)
+        .collect();
+    assert!(rest.is_sorted_by(|a, b| a >= b), "{rest:?}");
+}
+
+#[test]
+fn what_is_uploaded() {
+    let cut = cut(&[3], 1);
+    let table = cut.table(&[0, 130]);
+    let counts = cut.counts();
+    assert_eq!((counts.items, counts.summaries, counts.chains), (3, 2, 1));
+    assert_eq!(table[..8], [0, 0, 1, 0, 0, 1, 1, 1]);
+    assert_eq!(table[8..], [0, 2, 1, 2, 0, 2, 0, 130]);
+}
+
+#[test]
+fn segments_are_as_asked() {
+    assert_eq!(segment_chunks(&[100, 7], 8), 13);
+    assert_eq!(segment_chunks(&[100, 7], 1), 100);
+    assert_eq!(segment_chunks(&[3], 100), 1);
+    assert_eq!(segment_chunks(&[0, 0], 4), 1);
+    assert_eq!(segment_chunks(&[], 4), 1);
+}
+
+#[test]
+fn a_full_device_cuts_nothing() {
+    assert_eq!(choose(&[128; 40], &machine(304, 32)), 1);
+    assert_eq!(choose(&[512], &machine(304, 700)), 1);
+    assert_eq!(choose(&[], &machine(304, 8)), 1);
+    assert_eq!(choose(&[0, 0], &machine(304, 8)), 1);
+    // Too short to be worth two more kernels.
+    assert_eq!(choose(&[4, 3], &machine(304, 8)), 1);
+}
+
+#[test]
+fn an_idle_device_cuts_long_sequences() {
+    let few = choose(&[512], &machine(304, 8));
+    assert!((16..=128).contains(&few), "{few}");
+    // More heads leave less of the device idle.
+    let more = choose(&[512], &machine(304, 64));
+    assert!((2..few).contains(&more), "{more} of {few}");
+    // A smaller device has less to give.
+    assert!(choose(&[512], &machine(80, 8)) < few);
+    // One long sequence among many short ones.
+    let mut lengths = vec![2; 60];
+    lengths.push(512);
+    let segments = choose(&lengths, &machine(304, 8));
+    assert!(segments >= 8, "{segments}");
+    let segment = segment_chunks(&lengths, segments);
+    let items = cut(&lengths, segment).items.len();
+    assert_eq!(items, 60 + 512usize.div_ceil(segment));
+}
+
+#[test]
+fn summaries_take_bounded_memory() {
+    let mut machine = machine(304, 8);
+    let lengths = [4096; 4];
+    let many = choose(&lengths, &machine);
+    machine.summary_bytes = MOST_SUMMARY_BYTES / 8;
+    let few = choose(&lengths, &machine);
+    assert!(1 < few && few < many, "{few} of {many}");
+    assert!(counts(&lengths, segment_chunks(&lengths, few)).summaries <= 8);
+    machine.summary_bytes = MOST_SUMMARY_BYTES;
+    assert_eq!(choose(&lengths, &machine), 1);
+}
+
+#[test]
+fn a_choice_costs_no_more_than_none() {
+    for heads in [1, 3, 8, 32, 64] {
+        for lengths in [&[16][..], &[128, 70, 3], &[512; 4], &[1000, 10]] {
+            let machine = machine(304, heads);
+            let cost = |s| cost(lengths, &machine, s).us;
+            let chosen = choose(lengths, &machine);
+            assert!(cost(chosen) <= cost(1), "{heads} heads, {lengths:?}");
+            assert_eq!(chosen, choose(lengths, &machine));
+        }
+    }
+}
+
+/// What so many segments of the longest sequence cost.
+fn cost(lengths: &[usize], machine: &Machine, segments: usize) -> Cost {
+    let segment = segment_chunks(lengths, segments);
+    let mut cut: Vec<usize> = lengths.iter().copied().filter(|&n| n > segment).collect();
+    cut.sort_unstable_by(|a, b| b.cmp(a));
+    machine.cost(lengths.len(), lengths.iter().sum(), &cut, segment)
+}
+
+/// What [`choose`] says it finds, of all numbers that it may try.
+fn best(lengths: &[usize], machine: &Machine) -> usize {
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let cost = |segments| cost(lengths, machine, segments);
+    let numbers = (1..14).flat_map(|power| [1 << power, 3 << (power - 1)]);
+    let affordable: Vec<(usize, f64)> = numbers
+        .filter(|s| s * LEAST_CHUNKS <= longest)
+        .map(|s| (s, cost(s)))
+        .filter(|(_, c)| c.summaries * machine.summary_bytes <= MOST_SUMMARY_BYTES)
+        .map(|(s, c)| (s, c.us))
+        .collect();
+    let least = affordable.iter().map(|&(_, us)| us);
+    let least = machine.costs.fewer * least.fold(f64::INFINITY, f64::min);
+    let most = least.min(machine.costs.worthwhile * cost(1).us);
+    let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
+    chosen.map_or(1, |(segments, _)| segments)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn what_is_not_tried_would_not_be_chosen(
+        arch in prop_oneof![Just("gfx942"), Just("sm_90a")],
+        (compute_units, heads) in (prop_oneof![Just(80), Just(132), Just(304)], 1usize..12),
+        longest in 1usize..3000,
+        others in (0u32..12).prop_flat_map(|bits| vec(0..=1usize << bits, 0..200)),
+    ) {
+        let machine = Machine {
+            costs: &Target::of(arch).costs,
+            ..machine(compute_units, heads)
+        };
+        let mut lengths = others;
+        lengths.insert(lengths.len() / 2, longest);
+        prop_assert_eq!(choose(&lengths, &machine), best(&lengths, &machine));
+    }
+}
+
+#[test]
+fn fewer_segments_may_take_a_little_longer() {
+    static PATIENT: Costs = costs(1.5);
+    let lengths = [512];
+    let mut machine = machine(304, 8);
+    let segments = choose(&lengths, &machine);
+    machine.costs = &PATIENT;
+    let fewer = choose(&lengths, &machine);
+    let cost = |s| cost(&lengths, &machine, s).us;
+    assert!(1 < fewer && fewer < segments, "{fewer} of {segments}");
+    assert!(cost(fewer) <= 1.5 * cost(segments));
+}
+
+#[test]
+fn two_workgroups_in_one_where_not_all_fit_alone() {
+    let cost = KernelCost {
+        chunk: 5.0,
+        chunk_shared: 9.0,
+        residency: 2,
+    };
+    let even = |segments: usize| two_in_one(&cost, 132, segments, [2, 1], 64, 64 * segments);
+    for (segments, shared) in [
+        (1, false),
+        (66, false),
+        (80, true),
+        (128, true),
+        (132, true),
+    ] {
+        assert_eq!(even(segments), shared, "{segments}");
+    }
+    // Three slabs make two wide ones: here of two rounds, 18 a chunk, where narrow ones take two of 5.
+    assert!(!two_in_one(&cost, 132, 88, [3, 2], 64, 64 * 88));
+    // A long sequence is done later beside another workgroup, and all of the short ones wait for it.
+    assert!(!two_in_one(&cost, 132, 132, [2, 1], 640, 640 + 131));
+}

@@ -1,0 +1,281 @@
+//! Grids and workspace of a batch: how the kernels divide its chunks, heads and columns. A pure value, no device.
+//!
+//! Kernels that walk chunks divide value columns among workgroups: slabs of a workgroup's columns or, where that takes longer
+//! because not all of them fit on the device at once, of twice as many, which share what is copied of K, Q, T and P.
+
+use super::plan::{self, Counts, Machine, Partition};
+use super::{CHUNK, PrefillSpec};
+use crate::abi;
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind};
+use crate::kernels::{COMBINE_COLUMNS, KernelCost, Target, Walk, bucket_index};
+use crate::model::Heads;
+use crate::runtime::Context;
+use crate::tensor::Batch;
+
+const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
+
+/// A batch, as far as it decides launches: a pure value, no device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) spec: PrefillSpec,
+    pub(super) batch: Batch,
+    pub(super) sequences: usize,
+    pub(super) target: &'static Target,
+    pub(super) dies: u32,
+    pub(super) compute_units: usize,
+}
+
+/// Offsets of the parts of the workspace, in bytes.
+pub(super) struct WorkspaceParts {
+    pub(super) states: usize,
+    pub(super) retained: usize,
+    pub(super) forgotten: usize,
+    /// All of it.
+    pub(super) bytes: usize,
+}
+
+/// The columns of a segment and head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    /// Workgroups.
+    pub(super) slabs: usize,
+    /// Of each.
+    pub(super) threads: u32,
+}
+
+impl Shape {
+    pub(super) fn new(
+        spec: PrefillSpec,
+        batch: Batch,
+        sequences: usize,
+        context: &Context,
+    ) -> Checked<Shape> {
+        spec.validate()?;
+        let rows = match batch {
+            Batch::Packed { tokens } => Some(tokens),
+            Batch::Dense { batch, tokens } => batch.checked_mul(tokens),
+        };
+        check::ensure(
+            rows.is_some_and(|rows| rows <= i32::MAX as usize - CHUNK),
+            || {
+                let was = rows.map_or("more than 2^64".to_owned(), |r| r.to_string());
+                ArgumentError::new(
+                    "tokens",
+                    ArgumentKind::Shape,
+                    was,
+                    format!("at most {} tokens", i32::MAX as usize - CHUNK),
+                )
+            },
+        )?;
+        check::ensure(sequences < 1 << 24, || {
+            ArgumentError::new(
+                "sequences",
+                ArgumentKind::Lengths,
+                sequences,
+                "fewer than 2^24 sequences",
+            )
+        })?;
+        let compute_units = (spec.compute_units).unwrap_or(context.device().compute_units);
+        let shape = Shape {
+            spec,
+            batch,
+            sequences,
+            target: context.target(),
+            dies: context.dies(),
+            compute_units: compute_units.max(1) as usize,
+        };
+        shape.check_grids(shape.whole())?;
+        Ok(shape)
+    }
+
+    /// No more threads than a launch can have.
+    pub(super) fn check_grids(&self, counts: Counts) -> Checked<()> {
+        let [prepare, summarise, combine, scan] = self.grids(counts);
+        let fit = prepare < 1 << 26 && summarise.max(scan) < 1 << 24 && combine < 1 << 23;
+        check::ensure(fit, || {
+            let was = format!(
+                "{} tokens, {} sequences in {} segments, {} value heads",
+                self.batch.rows(),
+                self.sequences,
+                counts.items,
+                self.spec.heads.value
+            );
+            ArgumentError::new(
+                "tokens, sequences, segments and heads",
+                ArgumentKind::Shape,
+                was,
+                "a launch must have fewer than 2^32 threads",
+            )
+        })
+    }
+
+    /// Counts where no sequence is cut.
+    pub(super) fn whole(&self) -> Counts {
+        Counts {
+            items: self.sequences,
+            summaries: 0,
+            chains: 0,
+            longest: self.slots().div_ceil(self.sequences.max(1)) as u32,
+        }
+    }
+
+    /// Chunks of the batch, at most: the sequences' own, rounded up where they lie unfavourably.
+    pub(super) fn slots(&self) -> usize {
+        self.batch.rows() / CHUNK + self.sequences
+    }
+
+    /// What the planner of segments takes the device for.
+    pub(super) fn machine(&self) -> Machine {
+        let heads = self.spec.heads.value;
+        let (scan, summarise) = self.most_slabs();
+        Machine {
+            compute_units: self.compute_units,
+            costs: &self.target.costs,
+            scan: heads * scan,
+            summarise: heads * summarise,
+            combine: heads * self.combine_slabs(),
+            summary_bytes: self.summary_bytes(1),
+        }
+    }
+
+    /// How the batch is cut: as the environment says, as the spec says, or at the least cost.
+    pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
+        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let segments = match plan::segments_of_environment()?.or(self.spec.segments) {
+            Some(segments) => segments,
+            None => plan::choose(&chunks, &self.machine()),
+        };
+        let segment = plan::segment_chunks(&chunks, segments);
+        self.check_grids(plan::counts(&chunks, segment))?;
+        Ok(plan::cut(&chunks, segment))
+    }
+
+    pub(super) fn combine_slabs(&self) -> usize {
+        self.spec.heads.value_dim.div_ceil(COMBINE_COLUMNS)
+    }
+
+    /// Workgroups of prepare (one more slot for rows past the last sequence), summarise, combine and scan.
+    pub(super) fn grids(&self, counts: Counts) -> [u64; 4] {
+        let of_heads =
+            |items: usize, slabs: usize| items as u64 * self.spec.heads.value as u64 * slabs as u64;
+        [
+            (self.slots() as u64 + 1) * (self.spec.heads.key * self.prepare_parts()) as u64,
+            of_heads(counts.summaries, self.summarise_division(counts).slabs),
+            of_heads(counts.chains as usize, self.combine_slabs()),
+            of_heads(counts.items, self.scan_division(counts).slabs),
+        ]
+    }
+
+    /// Value heads of a workgroup of prepare: all that read its key head, or fewer where the device has room for more
+    /// workgroups beside each other, though each makes the products of q and k.
+    pub(super) fn prepare_heads(&self) -> usize {
+        let group = self.spec.heads.value / self.spec.heads.key;
+        let room = self.compute_units * self.target.prepare_room;
+        let parts = room / (self.slots() * self.spec.heads.key).max(1);
+        group.div_ceil(parts.max(1))
+    }
+
+    /// Workgroups of prepare for a (chunk, key head).
+    pub(super) fn prepare_parts(&self) -> usize {
+        (self.spec.heads.value / self.spec.heads.key).div_ceil(self.prepare_heads())
+    }
+
+    pub(super) fn record_bytes(&self) -> usize {
+        self.slots() * self.spec.heads.value * RECORD_BYTES
+    }
+
+    /// N of every summary, and M or the initial state.
+    pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
+        let Heads {
+            value: value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec.heads;
+        let words = (value_dim + key_dim.max(value_dim)) * key_dim;
+        summaries * value_heads * words * size_of::<f32>()
+    }
+
+    /// Where the parts of the workspace lie: the records and, if sequences are cut, N and M of the summaries, a bound for
+    /// each record, a word for each summary and value head.
+    pub(super) fn workspace(&self, counts: Counts) -> WorkspaceParts {
+        let heads = self.spec.heads.value;
+        let states = self.record_bytes();
+        let retained = states + self.summary_bytes(counts.summaries);
+        let cut = usize::from(counts.summaries > 0);
+        let forgotten = retained + cut * self.slots() * heads * size_of::<f32>();
+        WorkspaceParts {
+            states,
+            retained,
+            forgotten,
+            bytes: forgotten + counts.summaries * heads * size_of::<i32>(),
+        }
+    }
+
+    /// Slabs of so many columns, or of twice as many if that is done sooner. Slabs of several matrices are not mixed.
+    fn divide(
+        &self,
+        walk: &Walk,
+        cost: &KernelCost,
+        matrices: &[usize],
+        (items, longest, chunks): (usize, usize, usize),
+    ) -> Division {
+        let slabs = |columns: usize| matrices.iter().map(|n| n.div_ceil(columns)).sum::<usize>();
+        let [narrow, wide] = [walk.columns, 2 * walk.columns].map(slabs);
+        if walk.wide_threads > walk.threads
+            && narrow > wide
+            && plan::two_in_one(
+                cost,
+                self.compute_units,
+                items,
+                [narrow, wide].map(|slabs| self.spec.heads.value * slabs),
+                longest,
+                chunks,
+            )
+        {
+            return Division {
+                slabs: wide,
+                threads: walk.wide_threads,
+            };
+        }
+        Division {
+            slabs: narrow,
+            threads: walk.threads,
+        }
+    }
+
+    /// Of scan: of the columns of V.
+    pub(super) fn scan_division(&self, counts: Counts) -> Division {
+        self.divide(
+            self.target.scan(bucket_index(self.spec.heads.key_dim)),
+            &self.target.costs.scan,
+            &[self.spec.heads.value_dim],
+            (counts.items, counts.longest as usize, self.slots()),
+        )
+    }
+
+    /// Of summarise: of the columns of N and of M.
+    pub(super) fn summarise_division(&self, counts: Counts) -> Division {
+        let longest = counts.longest as usize;
+        self.divide(
+            self.target.summarise(bucket_index(self.spec.heads.key_dim)),
+            &self.target.costs.summarise,
+            &[self.spec.heads.value_dim, self.spec.heads.key_dim],
+            (counts.summaries, longest, counts.summaries * longest),
+        )
+    }
+
+    /// The most workgroups that scan and summarise have for a segment and head.
+    pub(super) fn most_slabs(&self) -> (usize, usize) {
+        let bucket = bucket_index(self.spec.heads.key_dim);
+        let slabs = |n: usize, walk: &Walk| n.div_ceil(walk.columns);
+        let (scan, summarise) = (self.target.scan(bucket), self.target.summarise(bucket));
+        let of_m = slabs(self.spec.heads.key_dim, summarise);
+        (
+            slabs(self.spec.heads.value_dim, scan),
+            slabs(self.spec.heads.value_dim, summarise) + of_m,
+        )
+    }
+}
