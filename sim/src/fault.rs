@@ -1,10 +1,10 @@
-//! What can go wrong while a kernel runs.
+//! Faults of a running kernel, and their messages.
 
 use thiserror::Error;
 
 use crate::memory::Extent;
 
-/// Why a wave stopped before its `s_endpgm`.
+/// Reason why a wave stopped before its `s_endpgm`.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum FaultKind {
@@ -56,7 +56,7 @@ pub enum FaultKind {
     #[error("the launch hangs: no wave changes its state any more{}{}", unstarted(*not_started), list(waves))]
     Deadlock {
         waves: Vec<WaveState>,
-        /// Workgroups that wait for this one to end before they start.
+        /// Workgroups that start only after this one has ended.
         not_started: u64,
     },
     #[error(
@@ -88,10 +88,10 @@ pub enum FaultKind {
     )]
     Undefined {
         register: String,
-        /// Of a vector register.
+        /// Lane of a vector register; `None` for a scalar register.
         lane: Option<u32>,
         decides: &'static str,
-        /// Where the value came from.
+        /// Origin of the value.
         origin: String,
     },
     #[error("the launch exceeded {limit} wave-instructions{}", list(waves))]
@@ -109,15 +109,15 @@ pub enum FaultKind {
     Race(Box<Race>),
 }
 
-/// What a wave does in a launch that does not end.
+/// State of one wave in a launch that does not end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct WaveState {
     pub wave: u32,
-    /// Byte offset in `.text` of the next instruction, or of the barrier that it waits at.
+    /// Byte offset in `.text` of the next instruction, or of the barrier at which the wave waits.
     pub pc: u64,
     pub instruction: String,
-    /// Whether it waits at a barrier; `None`: it has ended.
+    /// `Some(true)`: waits at a barrier; `Some(false)`: runs; `None`: has ended.
     pub waits: Option<bool>,
     pub exec: u64,
     /// Instructions executed.
@@ -157,8 +157,8 @@ fn unstarted(count: u64) -> String {
     }
 }
 
-/// Two accesses of the same byte, one of them a write, that nothing orders. The fault's own wave and pc are those of one
-/// of them.
+/// A race: two unordered accesses of the same byte, at least one of them a write. The fault's own wave and pc belong to
+/// one of the two.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "race on {place}: this {action} and the {other_action} by wave {other_wave} of workgroup {other_workgroup:?} at pc {other_pc:#x} ({other_instruction}) are not ordered: {reason}"
@@ -189,7 +189,7 @@ pub enum RacePlace {
     },
 }
 
-/// Why two accesses are not ordered.
+/// Reason why two accesses are not ordered.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum RaceReason {
@@ -217,8 +217,8 @@ pub enum RaceReason {
     NoAcquire,
 }
 
-/// Stores by two waves that nothing orders, of the same bytes to the same place: no race, as memory holds these bytes
-/// whichever is the last. [`Options::notes`](crate::launch::Options::notes) asks for them.
+/// Unordered stores by two waves of the same bytes to the same address. They are no race: memory holds these bytes
+/// whichever store is last. Reported if [`Options::notes`](crate::launch::Options::notes) is set.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "stores of the same bytes to {} by two {}, not ordered, {times} times: pc {pc:#x} ({instruction}) and pc {other_pc:#x} ({other_instruction})",
@@ -228,16 +228,16 @@ pub enum RaceReason {
 #[allow(missing_docs)]
 pub struct SameStores {
     pub lds: bool,
-    /// Byte offsets in `.text`; both are the same if waves execute one instruction.
+    /// Byte offsets in `.text`; equal if both waves execute the same instruction.
     pub pc: u64,
     pub instruction: String,
     pub other_pc: u64,
     pub other_instruction: String,
-    /// How often a store met one of another wave.
+    /// Number of times that a store met one of another wave.
     pub times: u64,
 }
 
-/// A fault, and where it happened.
+/// A fault, with the wave and the instruction where it happened.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "kernel {kernel}, workgroup {workgroup:?}, wave {wave}, pc {pc:#x} ({instruction}): {kind}"
