@@ -1,5 +1,5 @@
-//! Each operation against plain scalar arithmetic: with all lanes on and plain registers, with
-//! some lanes off, a scalar operand and modifiers, and with the same bits at every level.
+//! Compares each operation with plain scalar arithmetic. Cases: all lanes on with plain registers; some lanes off, a
+//! scalar operand and modifiers; the same bits at every level.
 
 use crate::exec::{Env, Flow, Level, prepare};
 use crate::inst::{EXEC, Format, Inst, LITERAL, NONE, Operand, Program, VCC, VGPR0, flag};
@@ -680,8 +680,8 @@ fn sdwa_selects() {
     }
 }
 
-/// A result of 16 bits has zeros above it in the whole register, as LLVM's `zeroesHigh16BitsOfDest` says of gfx9, and in
-/// a selected part of it what SDWA says.
+/// A 16-bit result has zeros above it in the whole register (LLVM's `zeroesHigh16BitsOfDest` for gfx9). In a selected
+/// part of a register, SDWA defines the other bits.
 #[test]
 fn sdwa_shifts_of_16_bits() {
     let old = 0x1234_5678;
