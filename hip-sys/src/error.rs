@@ -164,7 +164,7 @@ pub enum LoadError {
     },
     /// The process already uses another CUDA driver.
     #[error(
-        "cannot load the CUDA driver {library}: this process has loaded {loaded}, and can have one alone"
+        "cannot load the CUDA driver {library}: this process already uses {loaded}, and a process can use only one"
     )]
     SecondDriver {
         /// The library that was asked for.

@@ -36,7 +36,7 @@ const PRELOAD_PROLOGUE: u64 = 256;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LoadError {
-    #[error("not an ELF file, nor an offload bundle: {reason}")]
+    #[error("neither an ELF file nor an offload bundle: {reason}")]
     NotElf { reason: String },
     #[error("malformed code object: {0}")]
     Malformed(&'static str),
@@ -52,7 +52,7 @@ pub enum LoadError {
     WrongArch { arch: String },
     #[error("the code object needs XNACK, this device runs without")]
     Xnack,
-    #[error("metadata note: {key} is missing or no valid value")]
+    #[error("metadata note: {key} is missing or invalid")]
     Metadata { key: &'static str },
     #[error("kernel {kernel}: {reason}")]
     Kernel {

@@ -97,12 +97,12 @@ pub enum FaultKind {
     #[error("the launch exceeded {limit} wave-instructions{}", list(waves))]
     InstructionLimit { limit: u64, waves: Vec<WaveState> },
     #[error(
-        "{} lanes (exec bits {lanes:#x}) are on that were off when their wave passed the s_barrier at pc {barrier_pc:#x}; __syncthreads may only be left out by work-items that have returned",
+        "{} lanes (exec bits {lanes:#x}) are on that were off when their wave passed the s_barrier at pc {barrier_pc:#x}; only work-items that have returned may leave out __syncthreads",
         lanes.count_ones()
     )]
     DivergentBarrier { barrier_pc: u64, lanes: u64 },
     #[error(
-        "this wave waits at another s_barrier than wave {other_wave}, which waits at pc {other_pc:#x}; the hardware opens both, HIP promises that only if all work-items come to the same __syncthreads"
+        "this wave waits at another s_barrier than wave {other_wave}, which waits at pc {other_pc:#x}; hardware opens both, but HIP requires that all work-items reach the same __syncthreads"
     )]
     DifferentBarriers { other_wave: u32, other_pc: u64 },
     #[error("{0}")]
@@ -152,7 +152,7 @@ fn unstarted(count: u64) -> String {
     match count {
         0 => String::new(),
         n => format!(
-            "; {n} workgroups have not started, and if it waits for one of them: nothing promises that workgroups run at the same time"
+            "; {n} workgroups have not started, and no wave may wait for one of them: workgroups need not run at the same time"
         ),
     }
 }
@@ -200,11 +200,11 @@ pub enum RaceReason {
     )]
     Undrained { counter: &'static str },
     #[error(
-        "the scalar cache does not see vector stores; s_waitcnt vmcnt(0) after the store, and s_dcache_inv before the scalar load, would make it"
+        "the scalar cache does not see vector stores; s_waitcnt vmcnt(0) after the store, or s_dcache_inv before the scalar load, is missing"
     )]
     ScalarCache,
     #[error(
-        "workgroups of a launch run in any order, and no flag orders these two; one that is written before s_waitcnt vmcnt(0) does not"
+        "workgroups of a launch run in any order, and no flag orders these two; a flag that is written before s_waitcnt vmcnt(0) orders nothing"
     )]
     Workgroups,
     #[error(

@@ -121,7 +121,7 @@ fn on_the_device(code: &CodeObject, name: &str, words: &mut [u64]) -> Vec<u64> {
         kernarg: &kernarg,
         memory: &Memory::new(extents),
     };
-    // What clang makes waits where it must, and computes with what it has.
+    // clang's code waits where it must, and computes only with defined values.
     let options = Options {
         checks: Checks {
             uninitialized: true,

@@ -76,7 +76,7 @@ fn title(format: Format) -> &'static str {
     }
 }
 
-/// What the table says about one form.
+/// Entry of the table for one form: whether the simulator executes it.
 fn verdict(forms: &Forms, form: &str) -> &'static str {
     match forms.get(form) {
         None => "",

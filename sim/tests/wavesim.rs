@@ -166,7 +166,7 @@ fn passes_structs_and_numbers() {
         "struct(in:x.bin, u8:1, f32:0.5, u16:4)",
     ];
     let report = f.json(&[&args[..], &rest].concat());
-    // What the kernel does not write stays NaN.
+    // Elements that the kernel does not write stay NaN.
     let expected = serde_json::json!([0.5, 1, 1.5, 2, "NaN"]);
     let values = report["outputs"][0]["values"].as_array().unwrap();
     for (value, expected) in values.iter().zip(expected.as_array().unwrap()) {

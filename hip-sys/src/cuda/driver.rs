@@ -116,7 +116,7 @@ macro_rules! functions {
                         return Err(Failure {
                             function: stringify!($name),
                             code: NOT_SUPPORTED,
-                            log: format!("{} lacks it", self.name),
+                            log: format!("{} has no such function", self.name),
                         });
                     }
                     // SAFETY: the address is that of the function of this name and signature.

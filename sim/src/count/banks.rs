@@ -188,7 +188,7 @@ mod tests {
     fn contiguous_accesses_are_free_of_conflicts() {
         for (size, total) in [(1, 2), (2, 2), (4, 2), (8, 4), (12, 8), (16, 8)] {
             let found = [Use::Load, Use::Store].map(|k| clocks(k, size, |l| u64::from(size) * l));
-            // Of 12 bytes, lanes 20 to 23 come back to banks of lanes 0 to 3.
+            // With 12 bytes, lanes 20 to 23 come back to banks of lanes 0 to 3.
             let load = if size == 12 { (16, 8) } else { (total, 0) };
             assert_eq!(found, [load, (total, 0)], "{size}");
         }

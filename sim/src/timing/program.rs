@@ -85,14 +85,14 @@ fn instruction(inst: &Inst, uses: &Uses, accum_offset: u16) -> Static {
     let spans = |uses: &[Use]| uses.iter().filter_map(|u| span(u, accum_offset)).collect();
     let reads: Vec<Span> = spans(uses.reads());
     let mut writes: Vec<Span> = spans(uses.writes());
-    // Of sparse products the third source is indices.
+    // The third source of sparse products holds indices.
     let addend = uses.role(Role::Accumulator).or(uses.role(Role::Source2));
     let accumulator = addend
         .filter(|_| unit == Unit::Matrix)
         .and_then(|u| span(u, accum_offset))
         .filter(|a| writes.first() == Some(a));
     if matches!(unit, Unit::Memory | Unit::Local | Unit::ScalarMemory) {
-        // It is `s_waitcnt` that waits for these.
+        // `s_waitcnt` waits for these.
         writes.clear();
     }
     Static {

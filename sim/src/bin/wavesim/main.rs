@@ -44,9 +44,9 @@ Examples:
       --arg f32:2.5 --arg i32:1000
 
 Exit status:
-  0  it worked
-  1  something went wrong: a file, the code object, a fault in the kernel
-  2  the command line makes no sense, or not for this code object";
+  0  success
+  1  failure: a file, the code object, or a fault in the kernel
+  2  the command line is invalid, or does not fit the code object";
 
 /// Runs, disassembles and describes AMD gfx942 (MI300) code objects, with no GPU and no ROCm.
 #[derive(Parser)]

@@ -22,11 +22,11 @@ use crate::{model, run};
 pub const EXAMPLES: &str = "\
 Arguments and outputs are those of wavesim run; see its help.
 
-Clocks are sums over all waves, of a SIMD's matrix, vector and scalar unit, or of
-a compute unit's LDS: the time that the units are busy, without any waiting.
+Clocks are sums over all waves: busy clocks of a SIMD's matrix, vector and scalar
+unit, or of a compute unit's LDS, without any waiting.
 'at least' spreads them evenly over the GPU. Memory counts lines of 128 bytes,
-each once for the launch (HBM) and once for each die (L2 fill). What is modelled
-says so: see wavesim model, and docs/results/timing-model.md for how far it is off.
+each once for the launch (HBM) and once for each die (L2 fill). Modelled figures
+say so: see wavesim model, and docs/results/timing-model.md for their error.
 
 Examples:
   wavesim profile saxpy.co --grid 4 --block 256 --arg zeros:4096 \\

@@ -20,7 +20,7 @@ use crate::value::{Buffer, Parser, Place, Value};
 
 /// Text of `run --help` after the options.
 pub const EXAMPLES: &str = "\
-Arguments, one --arg each, in the order of the kernel's parameters:
+Arguments: one --arg for each parameter of the kernel, in their order:
   i32:-5 u64:0x10 f32:1.5   numbers: i8 u8 i16 u16 i32 u32 i64 u64
                             f16 bf16 f32 f64
   in:FILE                   a buffer with the bytes of a file
@@ -37,15 +37,15 @@ FILE.safetensors#NAME, or - to print the values. Quote what the shell would
 take for its own: > [ ] ( ). A buffer ends where its data ends: an access
 beyond is a fault that names pc, lane and address, and nothing is written.
 
-Checks stop the launch where hardware would go on and might be lucky:
-  uninitialized  values that nothing wrote decide or are stored
+Checks stop the launch at errors that hardware does not report:
+  uninitialized  values that nothing wrote decide something or are stored
   waits          a register is used before the s_waitcnt for its load
   hazards        wait states are missing, such as after an MFMA
   races          two waves or workgroups touch a byte, one writes, unordered
-  barriers       lanes or waves go around an s_barrier
+  barriers       lanes or waves skip an s_barrier
 They cost time: --checks none is the fastest. Accesses outside of buffers, LDS
 and scratch, and launches that hang, are found in any case. A race is found
-in every --order; results that change with the order hint at other faults.
+in every --order; results that change with the order point to other faults.
 Stores of the same bytes are no race: --notes lists them.
 
 Examples:
@@ -230,7 +230,7 @@ pub fn launch(
 
     let mut parser = Parser::default();
     let mut values = Vec::new();
-    // Which argument a buffer belongs to.
+    // Index of the argument that each buffer belongs to.
     let mut owners = Vec::new();
     for (i, text) in args.args.iter().enumerate() {
         values.push(parser.value(text)?);

@@ -701,7 +701,7 @@ fn sdwa_shifts_of_16_bits() {
             w.vgpr[1].0 = [by; LANES];
             w.vgpr[2].0 = [value; LANES];
             w.vgpr[3].0 = [old; LANES];
-            // What the source's select and sign extension make of the operand, and its low half.
+            // The operand after the source's select and sign extension, and its low half.
             for (select, operand) in [
                 (6, value as i16),
                 (4, value as i16),

@@ -1,4 +1,4 @@
-//! What scalar instructions make of undefined bits.
+//! Propagates undefined bits through scalar instructions.
 
 use super::Step;
 use super::registers::Origin;
@@ -7,7 +7,7 @@ use crate::inst::{EXEC, Operand, VGPR0};
 use crate::op::Op::*;
 use crate::sanitize::uses::SCC;
 
-/// A 64-bit operand: its bits, and which of them are defined.
+/// A 64-bit operand: its bits, and the mask of its defined bits.
 #[derive(Clone, Copy)]
 struct Bits {
     value: u64,
@@ -42,14 +42,14 @@ impl Bits {
         }
     }
 
-    /// Whether it is known if any bit is set.
+    /// Whether the defined bits decide if the masked value is zero.
     fn zero_is_known(self, mask: u64) -> bool {
         self.defined & mask == mask || self.value & self.defined & mask != 0
     }
 }
 
 impl Step<'_> {
-    /// Carries the shadow of a scalar instruction's sources to its results.
+    /// Propagates the shadow of a scalar instruction's sources to its results.
     pub(super) fn propagate_scalar(&mut self) {
         let all = self.uses.reads().iter().all(|u| {
             if u.first == SCC {
@@ -166,7 +166,7 @@ impl Step<'_> {
         }
     }
 
-    /// Every result is undefined.
+    /// Makes every result undefined.
     fn spread(&mut self, origin: Origin) {
         for u in self.uses.writes() {
             if u.first == SCC {
@@ -195,7 +195,7 @@ impl Step<'_> {
     }
 }
 
-/// The defined bits of a low half and a high half; nothing asks for the value.
+/// Defined bits of a low and a high half. The value is not used.
 fn halves(low: u64, high: u64) -> Bits {
     let defined = low & 0xffff | high & 0xffff_0000 | !0 << 32;
     Bits { value: 0, defined }
