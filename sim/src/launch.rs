@@ -122,7 +122,7 @@ impl Default for Options {
 /// Workgroups to record for [`crate::timing`]: neighbours on one die, from the middle of the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Record {
-    /// None.
+    /// Records nothing.
     #[default]
     None,
     /// Records at most this many workgroups, and no more than a compute unit holds, but two if it holds only one.

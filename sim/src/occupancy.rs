@@ -19,9 +19,9 @@ const LDS_STEP: u32 = 512;
 /// Resource that limits the occupancy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Wave slots of the SIMDs.
+    /// The maximum number of waves on a SIMD.
     Waves,
-    /// Workgroup slots of the compute unit.
+    /// The maximum number of workgroups on a compute unit.
     Workgroups,
     /// Vector registers.
     Vgprs,

@@ -1,4 +1,4 @@
-//! Counters against counts made by hand, on kernels in assembly (`kernels/count.s`).
+//! Compares counters with counts by hand, on kernels in assembly (`kernels/count.s`).
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The same C++ functions, compiled by clang for the host and for gfx942, give the same bits.
+//! Compares C++ functions that clang compiles for the host and for gfx942: both must give the same bits.
 
 mod common;
 

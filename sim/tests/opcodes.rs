@@ -1,4 +1,4 @@
-//! `docs/reference/opcodes.md` says what the simulator executes today. `DELTAWAVE_BLESS=1` rewrites it.
+//! Checks that `docs/reference/opcodes.md` lists the opcodes that the simulator executes. `DELTAWAVE_BLESS=1` rewrites it.
 
 mod encodings;
 

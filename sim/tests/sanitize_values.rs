@@ -1,4 +1,4 @@
-//! Checks of values and of the time between instructions: `uninitialized`, `waits`, `hazards`.
+//! Tests of the checks `uninitialized`, `waits` and `hazards`.
 //!
 //! Every case is a kernel in assembly. Lines that start with `+` stand only in its correct twin; without them the line
 //! marked `; here` must be reported, with the line marked `; cause`.

@@ -1,4 +1,4 @@
-//! The program `wavesim`, from its command line to its files.
+//! Tests the program `wavesim`: command line, output, files.
 
 mod common;
 

@@ -23,7 +23,7 @@ pub(crate) mod kind {
     pub const I8_LOW: u8 = 9;
     /// Two bytes to the low half; the high half is kept.
     pub const B16_LOW: u8 = 10;
-    /// The same with the high half; stores read from bit 16 on.
+    /// A byte, extended to the high half; the low half is kept. Stores read from bit 16 on.
     pub const U8_HIGH: u8 = 11;
     pub const I8_HIGH: u8 = 12;
     pub const B16_HIGH: u8 = 13;

@@ -121,7 +121,7 @@ impl Model {
         self
     }
 
-    /// Keeps the first `events` events, for [`perfetto`].
+    /// Keeps the first `events` events, for [`perfetto()`].
     pub fn keep(mut self, events: usize) -> Self {
         self.events = events;
         self

@@ -1,4 +1,4 @@
-//! Kernels written in assembly, for code that no compiler emits.
+//! Assembles kernels with code that no compiler emits.
 
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::launch::{Launch, LaunchError, Options, Stats};

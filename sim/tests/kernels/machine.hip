@@ -1,5 +1,5 @@
-// Operations of gfx942 that a compiler offers beyond portable C++: lanes that exchange, DPP, SDWA, buffers, atomics, MFMA. One
-// wave, or one workgroup of 256, a kernel; `sim/tests/machine.rs` knows what each must give.
+// Operations of gfx942 that a compiler offers beyond portable C++: exchanges between lanes, DPP, SDWA, buffers, atomics,
+// MFMA. Each kernel runs one wave, or one workgroup of 256; `sim/tests/machine.rs` computes the expected results.
 
 #define GLOBAL extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, 256)))
 #define SHARED __attribute__((shared))

@@ -1,4 +1,4 @@
-//! LLVM's disassembler as the reference.
+//! Runs LLVM's disassembler, the reference.
 
 #[allow(dead_code)]
 pub mod compiler;
