@@ -102,7 +102,7 @@ impl Hip {
             Ok(Found::Cuda(driver)) => Ok(Self::of_cuda(driver)),
             Ok(Found::Searched(Loaded { library, name })) => {
                 let hip = Self::of_library(library, name);
-                // The runtime is asked last: it is slow to start, and rarely there beside such a driver.
+                // The HIP runtime is asked last: it starts slowly, and is rarely installed beside a CUDA driver.
                 let cuda = crate::load::cuda().map(Self::of_cuda).ok();
                 let cuda = cuda.filter(|cuda| cuda.count_devices().is_ok());
                 Ok(match cuda {
@@ -229,7 +229,7 @@ impl Hip {
     #[inline]
     fn address(&self, function: Function) -> Result<*mut c_void, HipError> {
         let index = function as usize;
-        // The functions' code was there before the address was known: nothing else is published.
+        // Relaxed is enough: the address is all that is published.
         let address = self.addresses[index].load(Ordering::Relaxed);
         if address.is_null() {
             self.resolve(index)

@@ -205,7 +205,7 @@ pub struct hipDeviceProp_tR0000 {
     pub pageableMemoryAccessUsesHostPageTables: c_int,
 }
 
-// As clang lays the struct of HIP 5.2 out for x86-64.
+// Size of HIP 5.2's struct in clang's layout for x86-64.
 const _: () = assert!(size_of::<hipDeviceProp_tR0000>() == 792);
 
 impl From<&hipDeviceProp_tR0600> for hipDeviceProp_tR0000 {

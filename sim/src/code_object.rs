@@ -199,7 +199,7 @@ impl CodeObject {
     /// # Safety
     /// `start` must point to a whole ELF file or offload bundle in readable memory.
     pub unsafe fn length_at(start: *const u8) -> Result<usize, LoadError> {
-        // A header is read in steps, never beyond what the bytes before it vouch for.
+        // A header is read in steps, never beyond the bytes that earlier fields guarantee.
         let read = |len: usize| {
             // SAFETY: the caller vouches for the file; `len` is within its headers.
             unsafe { std::slice::from_raw_parts(start, len) }

@@ -295,7 +295,7 @@ impl Launch<'_> {
             total,
             started: AtomicU64::new(0),
             stuck: Stuck::default(),
-            // A sample of the workgroups says nothing of races between them.
+            // A sample of the workgroups cannot show races between all of them.
             ledger: (checks.races && only.is_none()).then(Ledger::default),
         };
         let queue = Queue {
@@ -502,7 +502,7 @@ unsafe fn work(
         if let (Some(recording), Some(recorder)) = (observers.recording, recorder) {
             recording.add(recorder);
         }
-        // However it ended, it is not stuck any more.
+        // The workgroup has ended, so it is no longer stuck.
         shared.stuck.looked(linear, 0, false);
         match result {
             Ok(waves) => {

@@ -19,7 +19,7 @@ fn table() -> Option<&'static Hip> {
     let load = || match Hip::load(Some(Path::new(CUDA))) {
         Ok(hip) => Some(hip),
         Err(error) => {
-            // A program that uses HIP sees a number alone.
+            // A HIP program gets only a status number.
             let cause = error.source().map(|cause| format!(": {cause}"));
             eprintln!("libamdhip64 on CUDA: {error}{}", cause.unwrap_or_default());
             None

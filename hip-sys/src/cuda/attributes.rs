@@ -153,14 +153,14 @@ fn total_memory(driver: &Driver, device: Device) -> Outcome<usize> {
 
 /// All properties of a device that CUDA has too; the others are 0.
 pub(super) fn properties(driver: &Driver, device: Device) -> Outcome<hipDeviceProp_tR0600> {
-    // A driver that does not know an attribute is older than what the attribute describes.
+    // A driver that does not know an attribute is older than the feature that the attribute describes.
     let number = |attribute| read(driver, attribute, device).unwrap_or(0);
     let size = |attribute| usize::try_from(number(attribute)).unwrap_or(0);
     let mut p = hipDeviceProp_tR0600::zeroed();
     // SAFETY: name and uuid are valid for writes of their lengths.
     unsafe {
         driver.cuDeviceGetName(p.name.as_mut_ptr(), p.name.len() as c_int, device)?;
-        // Drivers before 11.4 cannot say.
+        // Drivers before 11.4 lack the function.
         let _ = driver.cuDeviceGetUuid_v2(p.uuid.as_mut_ptr(), device);
     }
     p.totalGlobalMem = total_memory(driver, device)?;

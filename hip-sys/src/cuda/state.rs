@@ -53,7 +53,7 @@ fn answer(outcome: Outcome) -> hipError_t {
     if kept.is_some() {
         LAST_ERROR.set(code);
     }
-    // A thread that is ending has no place for the text any more, and a panic here would end the process.
+    // A thread that is ending cannot store the text any more, and a panic here would end the process.
     let _ = LAST_FAILURE.try_with(|last| last.replace(kept));
     code
 }

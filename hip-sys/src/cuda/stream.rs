@@ -49,7 +49,7 @@ hip_functions! {
         needs [cuStreamIsCapturing] |driver| {
         driver.cuStreamIsCapturing(stream.0, given(status)?.cast())
     }
-    // The driver's function without a log is the one that every version has under one name.
+    // Every version of the driver has the function without a log under the same name.
     in_context fn hipGraphInstantiate(
         executable: *mut hipGraphExec_t,
         graph: hipGraph_t,

@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn strides_of_dwords() {
-        // As published for MI300: 32 and its multiples are 32 times as slow as 1, odd strides as fast.
+        // Published for MI300: 32 and its multiples are 32 times as slow as 1, odd strides as fast.
         for (stride, total) in [
             (0, 2),
             (1, 2),

@@ -120,7 +120,7 @@ mod tests {
             (1 << 12, (0..64).map(|i| 100 + 64 * i).collect()),
             (1 << 20, (0..64).map(|i| 100 + (i << 14)).collect()),
         ] {
-            // The lanes in an order of their own.
+            // The lanes in a permuted order.
             let addresses = std::array::from_fn(|lane| 6400 + stride * (lane as u64 * 37 % 64));
             sectors.find(&Access {
                 space: Space::Global,

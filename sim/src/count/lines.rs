@@ -40,7 +40,7 @@ struct Table {
 impl Table {
     fn dies(&self) -> &[AtomicU32] {
         self.dies.get_or_init(|| {
-            // Zeroed memory of the system: pages that no line is marked in cost nothing.
+            // Zeroed memory from the system: pages without marked lines cost nothing.
             let zeros = vec![0u32; self.count].into_boxed_slice();
             // SAFETY: an `AtomicU32` has the size, alignment and bit validity of a `u32`.
             unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [AtomicU32]) }
@@ -121,7 +121,7 @@ mod tests {
                 start: 0x1000,
                 end: 0x1081,
             },
-            // In the same line as the end of the one before.
+            // Starts in the line in which the previous allocation ends.
             Extent {
                 start: 0x10f0,
                 end: 0x1200,

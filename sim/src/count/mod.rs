@@ -181,7 +181,7 @@ impl Counter<'_> {
     /// Counts instruction `at` of a wave on die `die`; called before it is executed.
     #[inline(always)]
     pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst, die: u32) {
-        // Both were made for the program that runs.
+        // Both were created for the program that runs.
         self.hits[at as usize] += 1;
         let place = self.counting.places[at as usize];
         if place != NOWHERE {

@@ -121,7 +121,7 @@ pub(crate) fn f64_to_f32_odd(x: f64) -> f32 {
     let r = x as f32;
     let back = f64::from(r);
     let bits = r.to_bits();
-    // Nearest may have gone away from zero: step back, then mark the loss.
+    // Rounding to nearest may have gone away from zero: step back, then set the last bit.
     let over = back.abs() > x.abs();
     let t = if over { bits.wrapping_sub(1) } else { bits };
     let lost = back != x && !x.is_nan();

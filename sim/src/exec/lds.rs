@@ -116,7 +116,7 @@ pub(crate) fn addresses(w: &Wave, inst: &Inst, offset: u64) -> Option<Addresses>
     let v = existing(w, inst.src[0], 1)?;
     let mut addresses = [0; LANES];
     for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
-        // Compilers fold constants into the offset though the rest may be negative.
+        // Compilers fold constants into the offset even if the rest may be negative.
         *a = u64::from(x.wrapping_add(offset as u32));
     }
     Some(addresses)

@@ -542,7 +542,7 @@ fn hardware_register(w: &Wave, e: &Env, id: u32) -> u32 {
         1 => w.mode,
         // STATUS: SCC, EXECZ, VCCZ.
         2 => u32::from(w.scc) | u32::from(w.exec() == 0) << 9 | u32::from(w.vcc() == 0) << 10,
-        // HW_ID: the wave's slot.
+        // HW_ID: the wave's number.
         4 => w.id & 15,
         // GPR_ALLOC: vector registers in units of 8.
         5 => u32::from(w.vgpr_count.div_ceil(8).saturating_sub(1)) << 8,

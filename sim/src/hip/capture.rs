@@ -266,13 +266,13 @@ impl Device {
         let waiting = self.captured(stream).cloned();
         match (waiting, event) {
             (None, None) => Ok(()),
-            // An event from outside: what it stands for is no node.
+            // An event from outside the capture: no node represents it.
             (Some(waiting), None) => {
                 self.active(waiting.capture)?.invalidated = true;
                 Err(hipError_t::hipErrorStreamCaptureIsolation)
             }
             (None, Some(event)) => {
-                // The event of a capture that has ended stands for nothing.
+                // An event of a capture that has ended represents nothing.
                 if !self.captures.contains_key(&event.capture) {
                     return Err(hipError_t::hipErrorCapturedEvent);
                 }

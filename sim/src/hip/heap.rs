@@ -114,7 +114,7 @@ impl Heap {
         if let Some(a) = self.allocations.get_mut(&address) {
             let end = address + a.size as u64;
             let start = address;
-            // Without memory for it everything counts as written.
+            // Without memory for the tracker, everything counts as written.
             a.written = Written::nothing(Extent { start, end }).ok().map(Arc::new);
             self.snapshot = None;
         }

@@ -119,7 +119,7 @@ impl Device {
 
     /// Destroys everything. The caller must hold [`Working`].
     pub fn reset(&mut self) {
-        // Handles are not given out twice, so that those of before stay invalid.
+        // Handles are never reused, so that old handles stay invalid.
         let next = self.next;
         let statistics = std::mem::take(&mut self.statistics);
         let counted = std::mem::replace(&mut self.counted, Counted::Kept(Vec::new()));

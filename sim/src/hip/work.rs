@@ -263,7 +263,7 @@ fn run_kernel(_: &Working, stream: usize, launch: &KernelLaunch) -> Outcome {
             format!("kernel {}: the simulator itself failed", kernel.name()),
         ),
     }
-    // As on a device, the launch succeeded; what comes after it fails.
+    // As on a device, the launch succeeds and later calls fail.
     Ok(())
 }
 

@@ -26,7 +26,7 @@ impl Setup {
     /// Lays out the blocks. The error is the size in bytes for which there was no memory.
     pub fn new(launch: &Launch, scratch: u32) -> Result<Setup, usize> {
         let kernarg = kernarg(launch);
-        // Scalar loads may be wider than the arguments that they are for.
+        // Scalar loads may be wider than the arguments that they load.
         let size = kernarg.len().next_multiple_of(64);
         let packet = size + GAP;
         let queue = packet + PACKET + GAP;

@@ -153,7 +153,7 @@ impl Stuck {
         }
         if proofs.looks.insert(workgroup, began).is_none() {
             proofs.entered += 1;
-            // Alone, it needs no second look.
+            // A single running workgroup needs no second look.
             return proofs.threads == 1;
         }
         let entered = proofs.entered;

@@ -150,7 +150,7 @@ impl Machine {
         let mut ended = 0;
         let mut unreported = 0;
         let mut last = count - 1;
-        // Whether the workgroup hangs is looked at from time to time.
+        // From time to time, look whether the workgroup hangs.
         let mut since = 0;
         let mut look: Option<(Look, u64)> = None;
         while ended < count {

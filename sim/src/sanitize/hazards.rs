@@ -127,7 +127,7 @@ impl Hazards {
         self.remember(w, inst, uses);
         self.now += match inst.op {
             S_NOP => (inst.imm as u32 & 15) + 1,
-            // The instructions are fetched anew, which takes longer than any result.
+            // The instructions are fetched again, which takes longer than any result.
             S_SETPC_B64 | S_SWAPPC_B64 => LONGEST,
             _ => 1,
         };

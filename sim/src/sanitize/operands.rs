@@ -307,7 +307,7 @@ pub(super) fn local(list: &mut List, inst: &Inst, entry: &Entry) {
     if entry.op == DS_NOP {
         return;
     }
-    // A swizzle moves what stands in the place of the address.
+    // A swizzle moves the value in the address register.
     let swizzle = entry.op == DS_SWIZZLE_B32;
     list.read(
         inst.src[0],

@@ -297,7 +297,7 @@ impl<'a> Races<'a> {
                 }
             }
         }
-        // Then nothing from before can conflict with anything after it.
+        // Earlier accesses can then not conflict with later ones.
         self.epoch += u32::from(quiet);
         Ok(())
     }

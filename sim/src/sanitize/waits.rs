@@ -237,7 +237,7 @@ impl Waits {
         }
         let counter = if vm { &mut self.vm } else { &mut self.lgkm };
         counter.outstanding.push_back(operation);
-        // Before one more is issued than can be counted, the first one ends.
+        // The first operation completes before more are issued than the counter can count.
         if vm && counter.wait(VM_MOST) {
             self.some_ended();
         }

@@ -345,7 +345,7 @@ impl Cu<'_> {
             if local {
                 let bytes = u64::from(access.lds_bytes);
                 let clocks = u64::from(access.lds_clocks);
-                // Each serves in the order of issue, whatever the other is at.
+                // Banks and port each serve in the order of issue, independently of each other.
                 self.banks = self.banks.max(now) + clocks;
                 let port = &mut self.ports[pair];
                 *port = (*port).max(now) + clocks.max(bytes.div_ceil(LDS_PORT));
@@ -358,7 +358,7 @@ impl Cu<'_> {
                 if access.scalar {
                     w.lgkm.push_back(done);
                 } else {
-                    // They come back in order.
+                    // Loads return in order.
                     done = done.max(w.vm.back().copied().unwrap_or(0));
                     w.vm.push_back(done);
                 }
@@ -385,7 +385,7 @@ impl Cu<'_> {
         let from = step.at;
         w.position += 1;
         if w.position == steps.len() {
-            // Its last stores need not have arrived for the next workgroup to begin, but for the launch to end.
+            // The next workgroup may begin before this one's last stores arrive. The launch ends after they do.
             let last = w.vm.back().copied().unwrap_or(0);
             self.run.clocks = self.run.clocks.max(last);
             self.leave(i, now);

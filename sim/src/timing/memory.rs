@@ -174,7 +174,7 @@ impl<'a> Memory<'a> {
             done += u64::from(a.l1_clocks);
         }
         for &line in lines {
-            // Workgroups of different turns have their own data, except what all share.
+            // Workgroups of different turns have their own data, except lines that all share.
             let own = if self.sharing.by_all(line) {
                 line
             } else {
@@ -185,7 +185,7 @@ impl<'a> Memory<'a> {
             } else {
                 (&mut self.l1, L1_LINES)
             };
-            // Stores go through.
+            // Stores are written through.
             if !a.store
                 && let Some(arrival) = cache.find(own, capacity)
             {

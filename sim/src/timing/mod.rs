@@ -141,7 +141,7 @@ impl Model {
         let gpu = self.gpu;
         let offset = shape.kernel.descriptor.accum_offset() as u16;
         let code = program::prepare(shape.code, offset);
-        // The busiest compute unit has the long ones, where some end at once.
+        // If some workgroups end at once, the busiest compute unit has the long ones.
         let mut traces: Vec<&Trace> = traces.iter().collect();
         traces.sort_by_key(|t| std::cmp::Reverse(t.wave_instructions()));
         let traces = &traces;
@@ -158,7 +158,7 @@ impl Model {
             resident,
             events,
         };
-        // Beyond this, a workgroup more costs what the last ones did.
+        // Beyond this, each further workgroup costs as much as the last ones.
         let (short, long) = (2 * u64::from(resident), 4 * u64::from(resident));
         let modelled = share.min(long);
         let run = cu::run(&work(modelled, self.events));

@@ -53,7 +53,7 @@ pub fn perfetto(estimate: &Estimate, program: &Program) -> String {
             &more,
         );
     }
-    // A last event without a comma after it.
+    // The last event, without a comma after it.
     out.push_str("{\"ph\":\"M\",\"name\":\"trace_name\",\"pid\":0,\"args\":{\"name\":\"one compute unit, modelled\"}}\n]}\n");
     out
 }

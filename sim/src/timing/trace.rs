@@ -68,7 +68,7 @@ impl Recording {
         let (dies, count) = (u64::from(dies.max(1)), u64::from(count));
         let all = total.div_ceil(dies);
         let count = count.min(all);
-        // From a multiple of `count` on: where workgroups that share memory are numbered in powers of two, these are such.
+        // Start at a multiple of `count`: workgroups that share memory are often numbered in powers of two.
         let first = (all - count) / 2;
         let first = first - first % count.max(1);
         Recording {

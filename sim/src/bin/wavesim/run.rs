@@ -269,7 +269,7 @@ pub fn launch(
     // SAFETY: the extents are vectors of `filled`, which lives on and is not touched until the end.
     let stats = unsafe { launch.run(&options) }.map_err(|source| {
         if let (true, LaunchError::Fault(fault)) = (args.json, &source) {
-            // The failure itself is told on standard error, as always.
+            // The failure itself is printed on standard error, as always.
             let _ = crate::print(&crate::json(&finding(fault)));
         }
         let mut map = String::new();
@@ -375,7 +375,7 @@ fn kernarg(
     let explicit = || kernel.metadata.args.iter().filter(|a| !a.is_hidden());
     let expected = explicit().count();
     if kernel.metadata.args.is_empty() && size > 0 {
-        // The compiler did not say what the arguments are: they lie as C would lay them out.
+        // The compiler did not describe the arguments: assume C's layout.
         let mut bytes = Vec::new();
         for value in values {
             value.lower(addresses, &mut bytes);

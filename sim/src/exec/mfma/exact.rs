@@ -180,7 +180,7 @@ fn power(n: i32) -> f64 {
 /// unspecified, if a NaN, an infinity or a product of 2^128 or more takes part.
 #[inline(always)]
 fn dot16<A: Input>(a: &[Factor], b: &[Strip], c: &mut [f32; 16]) -> bool {
-    // Sums of what must stay below a bound: a NaN or an infinity makes them fail too.
+    // Sum values that must stay below a bound. A NaN or an infinity exceeds it too.
     let mut largest = [0f64; 16];
     let mut start = 0;
     while start < a.len() {

@@ -161,7 +161,7 @@ unsafe fn mad_i64(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
             i,
             Ty::I64,
             |a, b| (i64::from(a as i32) * i64::from(b as i32)) as u64,
-            // The operands are extended by their signs: bit 64 is the sign of the sum, also where 63 bits cannot hold it.
+            // The operands are sign-extended: bit 64 is the sign of the sum, even if 63 bits cannot hold the sum.
             |p, c, s| (p & c | (p | c) & s) >> 63 != 0,
         )
     }

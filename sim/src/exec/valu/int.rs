@@ -46,7 +46,7 @@ fn bfe_i32(a: u32, offset: u32, width: u32) -> u32 {
     let (offset, width) = (offset & 31, width & 31);
     let field = (a >> offset) & ((1u32 << width) - 1);
     let sign = (1u32 << width) >> 1;
-    // When the field reaches past bit 31 its sign bit is that of the shifted source.
+    // A field that reaches past bit 31 has the sign bit of the shifted source.
     if offset + width < 32 {
         (field ^ sign).wrapping_sub(sign)
     } else if width == 0 {

@@ -137,7 +137,7 @@ impl Check<'_> {
             .any(|t| {
                 now.iter().any(|n| {
                     let both = n.dwords.and(&t.dwords);
-                    // The last access stands for all bytes that the wave has touched.
+                    // The last access represents all bytes that the wave has touched.
                     !both.is_empty()
                         && others()
                             .filter(|o| o.is_by(t.wave.into(), t.write))

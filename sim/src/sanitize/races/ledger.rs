@@ -210,7 +210,7 @@ impl State {
                     }
                     replace(known, *dwords, *new, write, &same);
                     if let Some(now) = page.values.as_deref().filter(|_| write) {
-                        // The first workgroup's are taken together: those of other dwords mean nothing.
+                        // The first workgroup's values are copied whole: values of other dwords are never read.
                         if values.is_none() {
                             *values = page.values.clone();
                             taken = true;

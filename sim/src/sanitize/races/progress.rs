@@ -58,7 +58,7 @@ impl Progress {
             self.vm.pop_front();
         }
         if lgkm > 0 && self.lgkm.iter().any(|(_, scalar)| *scalar) {
-            // Which of them are left is not known.
+            // It is not known which operations are left.
             return;
         }
         while self.lgkm.len() > lgkm {

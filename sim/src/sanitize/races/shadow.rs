@@ -82,7 +82,7 @@ impl Touch {
         if same {
             bytes |= old.tag.bytes();
         }
-        // A plain access is not made good by a coherent one after it.
+        // A coherent access does not repair a plain one before it.
         let coherent = self.tag.has(Tag::COHERENT);
         if same && coherent && !old.tag.has(Tag::COHERENT) {
             return Mark {
@@ -103,7 +103,7 @@ impl Touch {
             && self.write == old.write
             && old.tag.bytes() & !self.tag.bytes() == 0
             && (!self.tag.has(Tag::COHERENT) || old.tag.has(Tag::COHERENT))
-            // A store may be no race where an atomic is one.
+            // A store may be no race in a place where an atomic is one.
             && (!self.write || self.tag.is_plain() == old.tag.is_plain())
     }
 }

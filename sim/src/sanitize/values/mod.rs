@@ -160,7 +160,7 @@ impl Step<'_> {
             }
             S_CBRANCH_VCCZ | S_CBRANCH_VCCNZ => {
                 let defined = self.shadow.pair(VCC);
-                // One defined bit that is set decides, whatever the others are.
+                // One defined bit that is set decides the result, whatever the others are.
                 if self.w.vcc() & defined == 0 {
                     for u in self.uses.reads() {
                         self.undefined(u, 0, "where the program goes on")?;

@@ -16,7 +16,7 @@ struct Bits {
 
 impl Bits {
     fn and(self, b: Bits) -> Bits {
-        // A defined 0 decides.
+        // A defined 0 decides the result.
         let zero = self.defined & !self.value | b.defined & !b.value;
         Bits {
             value: self.value & b.value,
@@ -119,7 +119,7 @@ impl Step<'_> {
             S_NAND_B32 | S_NAND_B64 => a.and(b).not(),
             S_NOR_B32 | S_NOR_B64 => a.or(b).not(),
             S_XNOR_B32 | S_XNOR_B64 => a.xor(b).not(),
-            // A move that does not happen.
+            // A conditional move that does not move.
             S_CMOV_B32 | S_CMOV_B64 | S_CMOVK_I32 if self.shadow.scc && !self.w.scc => return,
             S_CMOV_B32 | S_CMOV_B64 if self.shadow.scc => a,
             S_CSELECT_B32 | S_CSELECT_B64 if self.shadow.scc => {
@@ -189,7 +189,7 @@ impl Step<'_> {
         let wide = matches!(self.inst.op, S_CMP_EQ_U64 | S_CMP_LG_U64);
         let (a, b) = (self.operand(0, wide), self.operand(1, wide));
         let both = a.defined & b.defined;
-        // Defined bits that differ decide.
+        // Defined bits that differ decide the result.
         let known = both == !0 || (a.value ^ b.value) & both != 0;
         self.shadow.write_scc(known, origin);
     }

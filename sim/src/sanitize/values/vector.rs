@@ -113,7 +113,7 @@ impl Step<'_> {
         }
         let one = 1u64 << self.lane_number(1);
         let value = self.uses.role(Role::Source0);
-        // Scalar registers are saved in lanes, lane masks among them of which some bits mean nothing.
+        // Scalar registers are saved in lanes. Among them are lane masks, some of whose bits are unused.
         let defined = value.is_none_or(|u| self.operand_lanes(u.first, 0) & 1 != 0);
         let origin = if defined {
             Origin::Unknown
