@@ -447,7 +447,7 @@ fn refuses_bad_requests() {
         (
             2,
             &["zeros:4", "in:ok.safetensors", "f32:1", "i32:1"],
-            "say which tensor",
+            "a tensor name is missing",
         ),
         (
             2,
@@ -518,7 +518,7 @@ fn refuses_bad_requests() {
             &[
                 "run", "k.co", "--kernel", "sax", "--grid", "1", "--block", "1",
             ],
-            "no kernel `sax`; there are",
+            "no kernel `sax`: the code object has ",
         ),
         (
             2,
@@ -547,7 +547,7 @@ fn refuses_bad_requests() {
             &[
                 "run", "k.co", "--kernel", "spin", "--grid", "x", "--block", "1",
             ],
-            "no number of 32 bits",
+            "not a number of 32 bits",
         ),
         (
             2,

@@ -221,7 +221,7 @@ pub unsafe extern "C" fn __hipRegisterFatBinary(wrapper: *const c_void) -> *mut 
         if wrapper.magic != WRAPPER_MAGIC || wrapper.image.is_null() {
             return explain(
                 hipError_t::hipErrorInvalidImage,
-                "what is registered is no fat binary",
+                "the registered image is no fat binary",
             );
         }
         let _ = (wrapper.version, wrapper.unused);

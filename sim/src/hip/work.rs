@@ -433,7 +433,7 @@ pub fn options_from_environment() -> Options {
             && !value.is_empty()
             && set(&mut options, &value).is_none()
         {
-            eprintln!("gfx942 simulator: {name}={value} is not understood, and ignored");
+            eprintln!("gfx942 simulator: {name}={value} is invalid and ignored");
         }
     };
     read("DELTAWAVE_SIM_MFMA", &mut |options, value| {

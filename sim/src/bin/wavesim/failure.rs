@@ -20,9 +20,9 @@ pub enum Failure {
     },
     #[error("{} cannot be loaded", path.display())]
     Load { path: PathBuf, source: LoadError },
-    #[error("there is no kernel `{name}`; there {}", kernels(present))]
+    #[error("no kernel `{name}`: the code object has {}", kernels(present))]
     NoKernel { name: String, present: Vec<String> },
-    #[error("--kernel is needed: there {}", kernels(present))]
+    #[error("--kernel is needed: the code object has {}", kernels(present))]
     WhichKernel { present: Vec<String> },
     #[error("--arg")]
     Value(#[from] ValueError),
@@ -88,9 +88,8 @@ pub enum Failure {
 
 fn kernels(names: &[String]) -> String {
     match names {
-        [] => "is none".into(),
-        [name] => format!("is {name}"),
-        names => format!("are {}", names.join(", ")),
+        [] => "none".into(),
+        names => names.join(", "),
     }
 }
 

@@ -118,7 +118,7 @@ fn dims(text: &str) -> Result<[u32; 3], String> {
         *dim = part
             .trim()
             .parse()
-            .map_err(|_| format!("`{part}` is no number of 32 bits"))?;
+            .map_err(|_| format!("`{part}` is not a number of 32 bits"))?;
     }
     Ok(dims)
 }

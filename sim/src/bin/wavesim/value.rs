@@ -279,7 +279,7 @@ fn place(text: &str) -> Result<Place, ValueError> {
         return Ok(Place::Tensor(path.into(), name.into()));
     }
     if text.ends_with(SUFFIX) {
-        return error(text, "say which tensor: FILE.safetensors#NAME");
+        return error(text, "a tensor name is missing: FILE.safetensors#NAME");
     }
     if text.is_empty() {
         return error(text, "a file name is missing");

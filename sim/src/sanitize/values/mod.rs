@@ -147,7 +147,7 @@ impl Step<'_> {
             count: 2,
             role: Role::Lanes,
         };
-        self.undefined(&exec, 0, "which lanes are on")
+        self.undefined(&exec, 0, "the active lanes")
     }
 
     /// Handles the instructions of the scalar unit.
@@ -155,7 +155,7 @@ impl Step<'_> {
         match self.inst.op {
             S_CBRANCH_SCC0 | S_CBRANCH_SCC1 | S_SETPC_B64 | S_SWAPPC_B64 => {
                 for u in self.uses.reads() {
-                    self.undefined(u, 0, "where the program goes on")?;
+                    self.undefined(u, 0, "the next instruction")?;
                 }
             }
             S_CBRANCH_VCCZ | S_CBRANCH_VCCNZ => {
@@ -163,13 +163,13 @@ impl Step<'_> {
                 // One defined bit that is set decides the result, whatever the others are.
                 if self.w.vcc() & defined == 0 {
                     for u in self.uses.reads() {
-                        self.undefined(u, 0, "where the program goes on")?;
+                        self.undefined(u, 0, "the next instruction")?;
                     }
                 }
             }
             S_MOVRELS_B32 | S_MOVRELS_B64 | S_MOVRELD_B32 | S_MOVRELD_B64 => {
                 if let Some(u) = self.uses.role(Role::Index) {
-                    self.undefined(u, 0, "which register is used")?;
+                    self.undefined(u, 0, "the register that is used")?;
                 }
             }
             _ => {}

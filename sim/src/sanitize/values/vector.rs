@@ -69,7 +69,7 @@ impl Step<'_> {
             self.w.exec().trailing_zeros() & 63
         } else {
             if let Some(u) = self.uses.role(Role::Source1) {
-                self.undefined(u, 1, "which lane is read")?;
+                self.undefined(u, 1, "the lane that is read")?;
             }
             self.lane_number(1)
         };
@@ -109,7 +109,7 @@ impl Step<'_> {
 
     fn write_lane(&mut self) -> Result<(), Undefined> {
         if let Some(u) = self.uses.role(Role::Source1) {
-            self.undefined(u, 1, "which lane is written")?;
+            self.undefined(u, 1, "the lane that is written")?;
         }
         let one = 1u64 << self.lane_number(1);
         let value = self.uses.role(Role::Source0);
