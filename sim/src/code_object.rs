@@ -36,7 +36,7 @@ const PRELOAD_PROLOGUE: u64 = 256;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LoadError {
-    #[error("neither an ELF file nor an offload bundle: {reason}")]
+    #[error("not an ELF file or offload bundle: {reason}")]
     NotElf { reason: String },
     #[error("malformed code object: {0}")]
     Malformed(&'static str),
