@@ -1,10 +1,10 @@
-//! What can go wrong: a call that fails, a function that is missing, a runtime that is not there.
+//! Errors: a call that failed, a function that is missing, a runtime that cannot be loaded.
 
 use crate::hipError_t;
 use std::fmt;
 use std::sync::Arc;
 
-/// A call of the HIP runtime that failed.
+/// A failed call of the HIP runtime.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum HipError {
@@ -12,26 +12,27 @@ pub enum HipError {
     Status {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// The status that it returned.
         code: hipError_t,
-        /// The code's name.
+        /// Name of the status.
         name: Arc<str>,
         /// Whether every later call will fail too ([`hipError_t::is_poisoned`]).
         poisoned: bool,
-        /// The library that the function is from.
+        /// Name or path of the library.
         library: Arc<str>,
-        /// What a driver under the function said, where one is ([`Hip::is_cuda`](crate::Hip::is_cuda)).
+        /// The CUDA driver's own message, if the functions are on the CUDA driver
+        /// ([`Hip::is_cuda`](crate::Hip::is_cuda)).
         detail: Option<Arc<str>>,
     },
     /// The runtime lacks the function.
     MissingSymbol {
         /// The function.
         symbol: &'static str,
-        /// The library that was asked.
+        /// Name or path of the library.
         library: Arc<str>,
-        /// The function of the CUDA driver that it would need, where that is what lacks.
+        /// The CUDA driver function that it needs, if that one is missing.
         behind: Option<&'static str>,
-        /// What the dynamic loader said, if it was asked.
+        /// The dynamic loader's message, if the loader was asked.
         source: Option<Arc<libloading::Error>>,
     },
 }
@@ -45,7 +46,7 @@ impl HipError {
         }
     }
 
-    /// The status code, if there was a call.
+    /// The status code; `None` if the function is missing.
     pub fn code(&self) -> Option<hipError_t> {
         match self {
             HipError::Status { code, .. } => Some(*code),
@@ -58,12 +59,12 @@ impl HipError {
         matches!(self, HipError::Status { poisoned: true, .. })
     }
 
-    /// Whether this is the answer 'not done yet' of `hipStreamQuery` and `hipEventQuery`.
+    /// Whether this is the status 'not done yet' of `hipStreamQuery` and `hipEventQuery`.
     pub fn is_not_ready(&self) -> bool {
         self.code() == Some(hipError_t::hipErrorNotReady)
     }
 
-    /// The library that was called.
+    /// Name or path of the library that was called.
     pub fn library(&self) -> &str {
         match self {
             HipError::Status { library, .. } | HipError::MissingSymbol { library, .. } => library,
@@ -119,12 +120,12 @@ impl std::error::Error for HipError {
     }
 }
 
-/// One library that was tried, and why it was not taken.
+/// A library that was tried, and the reason why it was not used.
 #[derive(Debug)]
 pub struct Attempt {
     /// The name or path.
     pub library: String,
-    /// The dynamic loader's message, or what the library said.
+    /// The dynamic loader's message, or the error of the library.
     pub error: Box<dyn std::error::Error + Send + Sync>,
 }
 
@@ -139,7 +140,7 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// Why no HIP runtime could be loaded.
+/// Reason why no HIP runtime could be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -161,17 +162,17 @@ pub enum LoadError {
         /// The dynamic loader's message.
         source: libloading::Error,
     },
-    /// The process has a CUDA driver, and this is another one.
+    /// The process already uses another CUDA driver.
     #[error(
-        "cannot load the CUDA driver {library}: this process has loaded {loaded}, and can have one alone"
+        "cannot load the CUDA driver {library}: this process already uses {loaded}, and a process can use only one"
     )]
     SecondDriver {
         /// The library that was asked for.
         library: String,
-        /// The one that is loaded.
+        /// The driver that is loaded.
         loaded: String,
     },
-    /// There is no HIP runtime in any of the usual places, and no CUDA driver with a GPU.
+    /// No HIP runtime was found in any of the usual places, and no CUDA driver with a GPU.
     #[error("found no HIP runtime; tried {}", list(tried))]
     NotFound {
         /// Every library that was tried, in order.

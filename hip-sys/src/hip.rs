@@ -1,4 +1,4 @@
-//! A runtime whose functions can be called.
+//! A loaded HIP runtime, and calls of its functions.
 
 use crate::load::{Found, Loaded};
 use crate::{Attempt, HipError, LoadError, cuda, hipDeviceProp_tR0600, hipError_t, types::*};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// Finds a function by its name; null if there is none.
 pub type Resolver = fn(&str) -> *const c_void;
 
-/// Where functions come from.
+/// Source of the function addresses.
 enum Provider {
     /// A shared library. Never unloaded: the runtime's threads and exit handlers outlive any user.
     Library(ManuallyDrop<libloading::Library>),
@@ -45,11 +45,11 @@ macro_rules! methods {
         const NAMES: &[&str] = &[$(stringify!($name),)* $(stringify!($other),)*];
         const COUNT: usize = NAMES.len();
 
-        /// The runtime's functions.
+        /// Calls the runtime's functions of the same names.
         ///
         /// # Safety
-        /// As HIP documents: pointers must be valid for what the function reads and writes, for as
-        /// long as the work that was enqueued uses them; handles must be alive.
+        /// As HIP documents. Pointers must be valid for all that the function reads and writes, until the enqueued work
+        /// is done. Handles must be alive.
         #[allow(non_snake_case, clippy::too_many_arguments, clippy::missing_safety_doc)]
         impl Hip {
             $(
@@ -86,14 +86,13 @@ impl Hip {
     /// The names of all functions, as the runtime exports them.
     pub const FUNCTIONS: &'static [&'static str] = NAMES;
 
-    /// Loads a HIP runtime: `path` if given; else the library that `DELTAWAVE_HIP_LIBRARY` names; else
-    /// a `libamdhip64` that this process has mapped already; else the dynamic loader's
-    /// `libamdhip64.so.7`, `.so.6`, `.so.5`, `.so`; else the same in `$ROCM_PATH/lib` and
-    /// `/opt/rocm/lib`.
+    /// Loads a HIP runtime. Tries `path` if given; else the library that `DELTAWAVE_HIP_LIBRARY` names; else a
+    /// `libamdhip64` that this process has mapped already; else `libamdhip64.so.7`, `.so.6`, `.so.5`, `.so` by the
+    /// dynamic loader's search; else the same names in `$ROCM_PATH/lib` and `/opt/rocm/lib`.
     ///
-    /// `cuda` as path or value of the variable binds the table to the CUDA driver instead, so that an
-    /// NVIDIA GPU is the device ([`Hip::is_cuda`]); so does the path of such a driver. Without path and
-    /// variable it is taken where it has a GPU, and no HIP runtime is found or has a device.
+    /// The word `cuda` as `path` or variable binds the functions to the CUDA driver instead, so that the device is an
+    /// NVIDIA GPU ([`Hip::is_cuda`]). The path of a CUDA driver does the same. Without `path` and variable, the CUDA
+    /// driver is used if it has a GPU and no HIP runtime is found or has a device.
     ///
     /// # Errors
     /// [`LoadError`]. A library that `path` or the variable names is the only one tried.
@@ -103,7 +102,7 @@ impl Hip {
             Ok(Found::Cuda(driver)) => Ok(Self::of_cuda(driver)),
             Ok(Found::Searched(Loaded { library, name })) => {
                 let hip = Self::of_library(library, name);
-                // The runtime is asked last: it is slow to start, and rarely there beside such a driver.
+                // The HIP runtime is asked last: it starts slowly, and is rarely installed beside a CUDA driver.
                 let cuda = crate::load::cuda().map(Self::of_cuda).ok();
                 let cuda = cuda.filter(|cuda| cuda.count_devices().is_ok());
                 Ok(match cuda {
@@ -127,17 +126,16 @@ impl Hip {
         }
     }
 
-    /// A runtime that is part of this process, such as a simulator. `name` stands for the library in
-    /// errors.
+    /// Wraps a runtime that is part of this process, such as a simulator. `name` stands for the library in errors.
     ///
     /// # Safety
-    /// Every address that `resolver` returns for one of [`Hip::FUNCTIONS`] is that of a function with
-    /// the signature in [`for_each_function!`](crate::for_each_function) and stays valid.
+    /// Each address that `resolver` returns for one of [`Hip::FUNCTIONS`] must be a function with the signature in
+    /// [`for_each_function!`](crate::for_each_function), valid for the rest of the process.
     pub unsafe fn from_resolver(name: impl Into<String>, resolver: Resolver) -> Hip {
         Self::new(Provider::InProcess(resolver), name.into().into())
     }
 
-    /// How many devices there are, at least one.
+    /// Number of devices, at least one.
     fn count_devices(&self) -> Result<c_int, HipError> {
         let mut count = 0;
         // SAFETY: `count` is valid for a write.
@@ -164,23 +162,23 @@ impl Hip {
         }
     }
 
-    /// The library: the name or path it was loaded by.
+    /// Name or path that the library was loaded by.
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// Whether the functions are those of the CUDA driver under HIP's names, and the devices NVIDIA GPUs.
+    /// Whether the functions are implemented on the CUDA driver, so that devices are NVIDIA GPUs.
     pub fn is_cuda(&self) -> bool {
         matches!(self.provider, Provider::Cuda)
     }
 
-    /// Launches a kernel that waits by itself for the kernels before it in the stream (`griddepcontrol.wait`), so that it
-    /// may begin while those end. HIP's runtimes know nothing of the kind: there it is
+    /// Launches a kernel that may begin while earlier kernels of the stream still end. The kernel itself waits for them
+    /// (`griddepcontrol.wait`). HIP runtimes have no such launch: there it is
     /// [`hipModuleLaunchKernel`](Hip::hipModuleLaunchKernel).
     ///
     /// # Safety
-    /// As for `hipModuleLaunchKernel`. The kernel touches nothing that kernels before it may still be using until it has
-    /// waited.
+    /// As for `hipModuleLaunchKernel`. Before it has waited, the kernel may touch nothing that earlier kernels still
+    /// use.
     pub unsafe fn launch_overlapping(
         &self,
         function: hipFunction_t,
@@ -222,7 +220,7 @@ impl Hip {
         }
     }
 
-    /// Whether the runtime has a function. False for names that are not in [`Hip::FUNCTIONS`].
+    /// Whether the runtime has function `name`. False for names that are not in [`Hip::FUNCTIONS`].
     pub fn has(&self, name: &str) -> bool {
         let index = NAMES.iter().position(|n| *n == name);
         index.is_some_and(|index| self.resolve(index).is_ok())
@@ -231,7 +229,7 @@ impl Hip {
     #[inline]
     fn address(&self, function: Function) -> Result<*mut c_void, HipError> {
         let index = function as usize;
-        // The functions' code was there before the address was known: nothing else is published.
+        // Relaxed is enough: the address is all that is published.
         let address = self.addresses[index].load(Ordering::Relaxed);
         if address.is_null() {
             self.resolve(index)
@@ -292,7 +290,7 @@ impl Hip {
         }
     }
 
-    /// The name of a code: ours, or the runtime's where the code is newer than this crate.
+    /// Name of a code: this crate's, or the runtime's if the code is newer than this crate.
     fn name_of(&self, code: hipError_t) -> Arc<str> {
         if let Some(name) = code.name() {
             return name.into();

@@ -3,16 +3,16 @@
 //! | concept | item | file |
 //! |---|---|---|
 //! | the functions, each with its C signature | [`for_each_function!`] | `table.rs` |
-//! | a runtime whose functions can be called | [`Hip`] | `hip.rs` |
+//! | a loaded runtime, and calls of its functions | [`Hip`] | `hip.rs` |
 //! | the same functions on top of the CUDA driver | [`Hip::is_cuda`] | `cuda/` |
-//! | where a runtime is looked for | [`Hip::load`], [`LoadError`] | `load.rs` |
+//! | search for a runtime | [`Hip::load`], [`LoadError`] | `load.rs` |
 //! | status codes | [`hipError_t`] | `status.rs` |
-//! | what a failed call says | [`HipError`] | `error.rs` |
+//! | errors of calls | [`HipError`] | `error.rs` |
 //! | handles, flags, argument structs | [`types`] | `types.rs` |
-//! | properties of devices, and HIP 5's | [`hipDeviceProp_tR0600`], [`hipDeviceProp_tR0000`] | `properties.rs` |
+//! | device properties of HIP 6 and 7, and of HIP 5 | [`hipDeviceProp_tR0600`], [`hipDeviceProp_tR0000`] | `properties.rs` |
 //!
-//! Nothing here is safe to call with wrong pointers; everything here is safe to load. A runtime that
-//! lacks a function still loads: the call that needs the function fails, and says so.
+//! Calls with wrong pointers are undefined behaviour; loading is safe. A runtime that lacks a function still loads: a
+//! call of that function returns an error that names it.
 //!
 //! ```no_run
 //! let hip = hip_sys::Hip::load(None)?;

@@ -1,4 +1,4 @@
-//! Where a HIP runtime is looked for.
+//! Search for a HIP runtime or CUDA driver, and loading it.
 
 use crate::cuda::{self, Driver};
 use crate::{Attempt, LoadError};
@@ -6,13 +6,13 @@ use libloading::Library;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// The variable that names the HIP runtime to load.
+/// Environment variable that names the HIP runtime to load.
 pub const LIBRARY_VARIABLE: &str = "DELTAWAVE_HIP_LIBRARY";
 
-/// What names the CUDA driver where a library of HIP is named.
+/// The name that selects the CUDA driver instead of a HIP library.
 pub const CUDA: &str = "cuda";
 
-/// Names of the HIP runtime, newest first.
+/// File names of the HIP runtime, newest first.
 #[cfg(not(windows))]
 const NAMES: &[&str] = &[
     "libamdhip64.so.7",
@@ -23,23 +23,23 @@ const NAMES: &[&str] = &[
 #[cfg(windows)]
 const NAMES: &[&str] = &["amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"];
 
-/// A library, and what it was found by.
+/// A library, and the name that it was found by.
 pub(crate) struct Loaded<L = Library> {
     pub library: L,
     pub name: String,
 }
 
-/// What was found.
+/// Result of the search.
 pub(crate) enum Found {
-    /// The library that was asked for.
+    /// The library that the caller or the environment names.
     Named(Loaded),
     /// A HIP runtime in one of the usual places.
     Searched(Loaded),
-    /// The CUDA driver that was asked for.
+    /// The CUDA driver, named by the caller or the environment.
     Cuda(&'static Driver),
 }
 
-/// How a candidate is opened.
+/// How to open a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     /// Only if the process has it mapped already.
@@ -48,7 +48,7 @@ enum How {
     Load,
 }
 
-/// What decides where to look.
+/// Inputs of the search: the caller's path and the environment.
 struct Wishes {
     path: Option<OsString>,
     variable: Option<OsString>,
@@ -75,7 +75,7 @@ pub(crate) fn load(path: Option<&Path>) -> Result<Found, LoadError> {
     }
 }
 
-/// The CUDA driver, where nobody asked for it.
+/// The CUDA driver, if neither the caller nor the environment names a library.
 pub(crate) fn cuda() -> Result<&'static Driver, Box<dyn std::error::Error + Send + Sync>> {
     let library = open(OsStr::new(cuda::LIBRARY), How::Load)?;
     let name = cuda::LIBRARY.to_owned();
@@ -89,7 +89,7 @@ fn adopt(Loaded { library, name }: Loaded) -> Result<&'static Driver, LoadError>
     })
 }
 
-/// Whether a library is a CUDA driver and no HIP runtime.
+/// Whether a library is a CUDA driver and not a HIP runtime.
 fn is_driver(library: &Library) -> bool {
     // SAFETY: the symbols are only looked for.
     let has = |name: &[u8]| unsafe { library.get::<*mut core::ffi::c_void>(name) }.is_ok();

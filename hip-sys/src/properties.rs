@@ -1,4 +1,4 @@
-//! The device properties that `hipGetDevicePropertiesR0600` fills in, and those of HIP 5.
+//! Device properties: the struct of `hipGetDevicePropertiesR0600`, and the struct of HIP 5.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -120,7 +120,7 @@ pub struct hipDeviceProp_tR0600 {
 }
 
 impl hipDeviceProp_tR0600 {
-    /// All zero.
+    /// All fields zero.
     pub const fn zeroed() -> Self {
         // SAFETY: every field is an integer, an array of integers or a raw pointer.
         unsafe { core::mem::zeroed() }
@@ -131,7 +131,7 @@ impl hipDeviceProp_tR0600 {
         text(&self.name)
     }
 
-    /// The architecture with its features, such as `gfx942:sramecc+:xnack-`.
+    /// Architecture and features, such as `gfx942:sramecc+:xnack-`.
     pub fn arch_name(&self) -> String {
         text(&self.gcnArchName)
     }
@@ -205,7 +205,7 @@ pub struct hipDeviceProp_tR0000 {
     pub pageableMemoryAccessUsesHostPageTables: c_int,
 }
 
-// As clang lays the struct of HIP 5.2 out for x86-64.
+// Size of HIP 5.2's struct in clang's layout for x86-64.
 const _: () = assert!(size_of::<hipDeviceProp_tR0000>() == 792);
 
 impl From<&hipDeviceProp_tR0600> for hipDeviceProp_tR0000 {
@@ -270,7 +270,7 @@ impl From<&hipDeviceProp_tR0600> for hipDeviceProp_tR0000 {
     }
 }
 
-/// 942 of `gfx942:sramecc+`; 0 of architectures with a letter in their number, and of those that are not AMD's.
+/// 942 for `gfx942:sramecc+`; 0 for architectures with a letter in their number, and for GPUs that are not AMD's.
 fn gcn_arch(name: &str) -> c_int {
     let name = name.split(':').next().unwrap_or_default();
     let number = name.strip_prefix("gfx").and_then(|n| n.parse().ok());

@@ -1,4 +1,4 @@
-//! Status codes.
+//! Status codes of the HIP runtime.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -127,7 +127,7 @@ impl hipError_t {
         self.0 == 0
     }
 
-    /// Whether the device is lost to this process: every later call fails too, retrying is useless.
+    /// Whether the device is lost to this process: every later call fails too, and retrying is useless.
     pub const fn is_poisoned(self) -> bool {
         matches!(
             self,

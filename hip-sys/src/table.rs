@@ -1,11 +1,11 @@
-//! The functions of the HIP runtime that are used: the one place that lists them.
+//! The table of HIP functions that are used, with their C signatures.
 
 /// Calls a macro with every function: `$callback! { $($extra)* ; status {..} other {..} }`.
 ///
-/// `status` functions return [`hipError_t`](crate::hipError_t), `other` functions something else. The
-/// caller has [`types`](crate::types), [`hipError_t`](crate::hipError_t),
-/// [`hipDeviceProp_tR0600`](crate::hipDeviceProp_tR0600) and `core::ffi::*` in scope.
-/// Signatures are those of ROCm 6.2 to 7.
+/// Functions in `status` return [`hipError_t`](crate::hipError_t), functions in `other` something else. The caller
+/// needs [`types`](crate::types), [`hipError_t`](crate::hipError_t),
+/// [`hipDeviceProp_tR0600`](crate::hipDeviceProp_tR0600) and `core::ffi::*` in scope. Signatures are those of ROCm 6.2
+/// to 7.
 #[macro_export]
 macro_rules! for_each_function {
     ($callback:ident $(, $($extra:tt)*)?) => {
@@ -18,7 +18,7 @@ macro_rules! for_each_function {
                 fn hipDriverGetVersion(version: *mut c_int);
                 /// The runtime's version: major * 10,000,000 + minor * 100,000 + patch.
                 fn hipRuntimeGetVersion(version: *mut c_int);
-                /// How many devices there are.
+                /// Number of devices.
                 fn hipGetDeviceCount(count: *mut c_int);
                 /// Makes a device the calling thread's current one.
                 fn hipSetDevice(device: c_int);
@@ -43,17 +43,17 @@ macro_rules! for_each_function {
                 fn hipHostMalloc(pointer: *mut *mut c_void, size: usize, flags: c_uint);
                 /// Frees pinned host memory.
                 fn hipHostFree(pointer: *mut c_void);
-                /// Copies, and waits.
+                /// Copies memory and waits.
                 fn hipMemcpy(destination: *mut c_void, source: *const c_void, size: usize, kind: hipMemcpyKind);
-                /// Copies in stream order.
+                /// Copies memory in stream order.
                 fn hipMemcpyAsync(destination: *mut c_void, source: *const c_void, size: usize, kind: hipMemcpyKind, stream: hipStream_t);
-                /// Fills bytes.
+                /// Fills bytes of device memory.
                 fn hipMemset(destination: *mut c_void, value: c_int, size: usize);
                 /// Fills bytes in stream order.
                 fn hipMemsetAsync(destination: *mut c_void, value: c_int, size: usize, stream: hipStream_t);
                 /// Fills 32-bit words in stream order.
                 fn hipMemsetD32Async(destination: hipDeviceptr_t, value: c_int, count: usize, stream: hipStream_t);
-                /// What memory a pointer leads to.
+                /// Kind and device of the memory at a pointer.
                 fn hipPointerGetAttributes(attributes: *mut hipPointerAttribute_t, pointer: *const c_void);
 
                 /// Creates a stream.
@@ -111,23 +111,23 @@ macro_rules! for_each_function {
                 fn hipFuncSetAttribute(function: *const c_void, attribute: hipFuncAttribute, value: c_int);
                 /// Launches a kernel in stream order: a grid of `grid_*` workgroups of `block_*` work items.
                 fn hipModuleLaunchKernel(function: hipFunction_t, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: hipStream_t, parameters: *mut *mut c_void, extra: *mut *mut c_void);
-                /// How many workgroups of a kernel fit on a compute unit at once.
+                /// Number of workgroups of a kernel that fit on a compute unit at once.
                 fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, function: hipFunction_t, block_size: c_int, dynamic_shared_bytes: usize);
             }
             other {
-                /// The calling thread's last error, which is cleared.
+                /// Returns the calling thread's last error and clears it.
                 fn hipGetLastError() -> hipError_t;
                 /// The name of a status code.
                 fn hipGetErrorName(code: hipError_t) -> *const c_char;
-                /// What a status code means.
+                /// Description of a status code.
                 fn hipGetErrorString(code: hipError_t) -> *const c_char;
             }
         }
     };
 }
 
-/// What [`for_each_function`](crate::for_each_function) calls to find a function by its name: the address of the one
-/// in module `$functions`, whose signatures are checked against the table, or else `$other`, a `*const c_void`.
+/// Finds a function by its name for [`for_each_function`](crate::for_each_function). The result is the address of the
+/// function in module `$functions`, whose signature is checked against the table, or else `$other`, a `*const c_void`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! address_of_function {

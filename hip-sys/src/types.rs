@@ -55,7 +55,7 @@ handles! {
 #[allow(non_camel_case_types)]
 pub type hipDeviceptr_t = *mut c_void;
 
-/// A device's number.
+/// Number of a device, from 0 on.
 #[allow(non_camel_case_types)]
 pub type hipDevice_t = c_int;
 
@@ -86,7 +86,7 @@ values! {
         hipMemcpyDefault = 4,
     }
 
-    /// What kind of memory a pointer leads to (ROCm 6 and later; HIP 5 numbers them differently).
+    /// Kind of memory that a pointer leads to (ROCm 6 and later; HIP 5 numbers the kinds differently).
     hipMemoryType: c_uint {
         hipMemoryTypeUnregistered = 0,
         hipMemoryTypeHost = 1,
@@ -180,7 +180,7 @@ values! {
     }
 }
 
-/// What `hipPointerGetAttributes` says about a pointer.
+/// Result of `hipPointerGetAttributes`.
 #[allow(non_camel_case_types, non_snake_case, missing_docs)]
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

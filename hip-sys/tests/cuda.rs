@@ -1,7 +1,7 @@
-//! The table on top of the CUDA driver, against a stand-in for the driver (`fake_cuda.c`) that writes down its calls.
+//! Tests the HIP functions on the CUDA driver with a stand-in for the driver (`fake_cuda.c`), which logs its calls.
 //!
-//! A process has one driver. Tests that need another one, or another environment, run one of the ignored tests here in
-//! a process of its own.
+//! A process has one driver. A test that needs another driver or environment runs one of the ignored tests here in a
+//! new process.
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::undocumented_unsafe_blocks,

@@ -1,7 +1,7 @@
-// A stand-in for the CUDA driver: it has no GPU, writes down how it is called, and fails when it is told to.
+// A stand-in for the CUDA driver without a GPU. It logs its calls, and fails on request.
 //
-// Calls are logged as `device:function(arguments)`, where the device is that of the context that is current to the
-// calling thread; a function that needs a context and has none fails, as the driver's do.
+// Calls are logged as `device:function(arguments)`, with the device of the calling thread's current context. A function
+// that needs a context and has none fails, as the driver's do.
 
 #include <stdarg.h>
 #include <stdint.h>

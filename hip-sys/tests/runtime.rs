@@ -1,4 +1,4 @@
-//! The bindings against a real HIP runtime that has no device, and against functions of this process.
+//! Tests the bindings with a real HIP runtime without a device, and with functions of this process.
 
 use hip_sys::{Hip, HipError, LoadError, hipDeviceProp_tR0600, hipError_t};
 use std::ffi::{c_int, c_void};

@@ -1,7 +1,7 @@
-//! Standard inputs: seeded random problems with the distributions that accuracy is quoted on.
+//! Standard test inputs: seeded random problems with the distributions on which accuracy figures are quoted.
 //!
-//! Element `i` of a tensor is a function of the seed, the tensor's name and `i` alone: the same on every platform and
-//! whatever the number of threads.
+//! Element `i` of a tensor depends only on the seed, the tensor's name and `i`. It is the same on every platform and
+//! for any number of threads.
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -10,27 +10,27 @@ use crate::oracle::gates::{sigmoid, softplus};
 use crate::oracle::{Beta, Gate, Problem};
 use deltawave::types::{Dtype, HeadMap, ParseError};
 
-/// The distribution of the log gates.
+/// The distribution of the log gates `g`. `N(0, 1)` is the standard normal distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gates {
-    /// `logsigmoid(N(0, 1))`: a memory of a few tokens.
+    /// `logsigmoid(N(0, 1))`: the state keeps a memory of a few tokens.
     #[default]
     Normal,
-    /// A sixteenth of that, and exactly 0 on every fourth head: a long memory.
+    /// A sixteenth of `Normal`, and exactly 0 on every fourth head: a long memory.
     Mixed,
-    /// 0: no decay.
+    /// `g = 0`: no decay.
     Zero,
-    /// `-16 softplus(N(0, 1) / 2 + 1)`: about -22 per token, so that a chunk decays far below the f32 range.
+    /// `-16 softplus(N(0, 1) / 2 + 1)`: about -22 per token. One chunk decays far below the range of f32.
     Strong,
 }
 
-/// The distribution of the query and key rows, before they are normalised.
+/// The distribution of the rows of q and k, before they are normalised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Keys {
     /// `N(0, 1)`: nearly orthogonal rows.
     #[default]
     Normal,
-    /// `silu(N(0, 1))`: positively correlated rows, as a convolution with SiLU leaves them.
+    /// `silu(N(0, 1))`: positively correlated rows, like the output of a convolution with SiLU.
     Silu,
 }
 
@@ -68,7 +68,7 @@ impl std::str::FromStr for Keys {
     }
 }
 
-/// A tensor of rounded values: the bits that a device reads, and what they mean.
+/// A tensor of rounded values: the bits that a device reads, and the same numbers in f32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// The element type.
@@ -80,7 +80,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Rounds `values` to `dtype`, to nearest with ties to even.
+    /// Rounds `values` to `dtype`: to nearest, ties to even.
     pub fn new(dtype: Dtype, mut values: Vec<f32>) -> Self {
         let mut bytes = vec![0; values.len() * dtype.size()];
         let each = values
@@ -107,7 +107,7 @@ impl Tensor {
         }
     }
 
-    /// The tensor that `bytes` hold: little-endian elements of `dtype`. A remainder that is no whole element is dropped.
+    /// Reads little-endian elements of `dtype` from `bytes`. Trailing bytes that are no whole element are dropped.
     pub fn from_bytes(dtype: Dtype, bytes: Vec<u8>) -> Self {
         let values = match dtype {
             Dtype::Bf16 => bytes
@@ -131,33 +131,33 @@ impl Tensor {
     }
 }
 
-/// What to draw.
+/// The parameters of a random prefill problem.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputSpec {
-    /// The type of q, k and v, and what the gate inputs are rounded to.
+    /// The type of q, k and v. Gate inputs are rounded to it too.
     pub dtype: Dtype,
-    /// `T`.
+    /// Tokens, `T`.
     pub tokens: usize,
-    /// `HK`.
+    /// Key heads, `HK`.
     pub key_heads: usize,
-    /// `HV`.
+    /// Value heads, `HV`.
     pub value_heads: usize,
-    /// `K`.
+    /// Width of a row of q and k, `K`.
     pub key_dim: usize,
-    /// `V`.
+    /// Width of a row of v, `V`.
     pub value_dim: usize,
-    /// The log gates.
+    /// The distribution of the log gates.
     pub gates: Gates,
-    /// The query and key rows.
+    /// The distribution of the rows of q and k.
     pub keys: Keys,
-    /// Whether query and key rows are normalised; if not, the operation has to do it.
+    /// Whether the rows of q and k are l2-normalised. If not, the operation has to normalise them.
     pub unit_rows: bool,
-    /// Different seeds give independent inputs.
+    /// The seed. Different seeds give independent inputs.
     pub seed: u64,
 }
 
 impl Default for InputSpec {
-    /// 1024 tokens of 8 heads of 128 by 128 in bf16, normal gates and keys.
+    /// 1024 tokens, 8 heads with `K = V = 128`, bf16, normal gates and keys.
     fn default() -> Self {
         InputSpec {
             dtype: Dtype::Bf16,
@@ -177,7 +177,7 @@ impl Default for InputSpec {
 /// The inputs of a prefill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
-    /// What was drawn.
+    /// The parameters that these inputs were drawn with.
     pub spec: InputSpec,
     /// `[T, HK, K]`.
     pub q: Tensor,
@@ -187,20 +187,20 @@ pub struct Inputs {
     pub v: Tensor,
     /// Log gates, `[T, HV]`, f32.
     pub g: Vec<f32>,
-    /// `sigmoid(N(0, 1))` rounded to the dtype, `[T, HV]`.
+    /// Write strengths `sigmoid(N(0, 1))`, rounded to the dtype, `[T, HV]`, f32.
     pub beta: Vec<f32>,
 }
 
-/// Raw gate inputs: what `g` and `beta` are computed from inside a fused operation.
+/// Raw gate inputs, from which a fused operation computes `g` and `beta`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GateInputs {
     /// `N(0, 1)` in the dtype, `[T, HV]`.
     pub a: Tensor,
     /// `N(0, 1)` in the dtype, `[T, HV]`.
     pub b: Tensor,
-    /// `ln A` with A uniform in (0, 16), `[HV]`, f32.
+    /// `ln A` with `A` uniform in (0, 16), `[HV]`, f32.
     pub a_log: Vec<f32>,
-    /// The inverse softplus of a step between 0.001 and 0.1, uniform in its logarithm, `[HV]`, f32.
+    /// The inverse softplus of a step in 0.001..0.1, uniform in the step's logarithm, `[HV]`, f32.
     pub dt_bias: Vec<f32>,
 }
 
@@ -256,8 +256,8 @@ impl Inputs {
         }
     }
 
-    /// The prefill of these inputs: no initial state, the default scale, grouped heads, and the norm inside where the
-    /// rows are not normalised.
+    /// The prefill problem of these inputs: no initial state, the default scale, grouped heads. The operation
+    /// normalises q and k if the inputs are not normalised.
     pub fn problem<'a>(&'a self, cu_seqlens: &'a [i32]) -> Problem<'a> {
         let s = &self.spec;
         Problem {
@@ -282,7 +282,7 @@ impl Inputs {
 }
 
 impl GateInputs {
-    /// Draws the raw gate inputs that belong to `spec`.
+    /// Draws the raw gate inputs for `spec`.
     pub fn new(spec: InputSpec) -> Self {
         let s = spec;
         let tensor = |name| {
@@ -306,7 +306,7 @@ impl GateInputs {
     }
 }
 
-/// Dense random states `N(0, 1) / 4`, of the size that a run of tokens builds up, rounded to `dtype`.
+/// Dense random states `N(0, 1) / 4`, rounded to `dtype`. The magnitude is the one that a run of tokens builds up.
 pub fn random_state(dtype: Dtype, elements: usize, seed: u64) -> Tensor {
     Tensor::new(
         dtype,
@@ -317,7 +317,7 @@ pub fn random_state(dtype: Dtype, elements: usize, seed: u64) -> Tensor {
     )
 }
 
-/// Independent `N(0, 1)` numbers, rounded to `dtype`: tensors of different names are independent.
+/// Independent `N(0, 1)` numbers, rounded to `dtype`. Tensors of different `name` are independent.
 pub fn random_normal(dtype: Dtype, name: &str, elements: usize, seed: u64) -> Tensor {
     Tensor::new(dtype, narrowed(&normals(seed, name, elements)))
 }
@@ -334,7 +334,7 @@ fn stream(seed: u64, name: &str) -> u64 {
     mix(mix(seed) ^ hash)
 }
 
-/// Element `i` of a stream, uniform over 64 bits: SplitMix64, which can be entered anywhere.
+/// Element `i` of a stream, uniform over 64 bits. The generator is SplitMix64, which can start at any `i`.
 fn bits(stream: u64, i: u64) -> u64 {
     mix(stream.wrapping_add((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
@@ -350,7 +350,7 @@ fn uniform(stream: u64, i: u64) -> f64 {
     ((bits(stream, i) >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
 }
 
-/// Standard normal numbers by the Box-Muller transform: a pair of elements from a pair of uniform numbers.
+/// Standard normal numbers by the Box-Muller transform: each pair of uniform numbers gives a pair of elements.
 fn normals(seed: u64, name: &str, n: usize) -> Vec<f64> {
     let stream = stream(seed, name);
     let mut out = vec![0.0; n];
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn inputs_are_pinned() {
-        // The same values for ever and everywhere: figures in the documentation depend on them.
+        // The values may never change, on any platform: figures in the documentation depend on them.
         let x = normals(0, "q", 4);
         assert_eq!(x, normals(0, "q", 1000)[..4]);
         assert_eq!(

@@ -1,11 +1,11 @@
-//! How far a result is from its reference, and how far it may be.
+//! Error figures: the distance of a result from its reference, and its limits.
 
 use crate::inputs::{Gates, Tensor};
 use deltawave::types::Dtype;
 
-/// The best public kernel's errors of o and of the final state: pooled rms ratios measured on an H200 on the standard
-/// inputs, 128 by 128 heads, 8 of them or more, 1024 tokens or more. For gates that were not measured, 1.5 times those
-/// of [`Gates::Mixed`].
+/// Errors of the best public kernel, as (`o`, final state): pooled rms ratios, measured on an H200 on the standard
+/// inputs, `K = V = 128`, at least 8 heads and 1024 tokens. For gates that were not measured: 1.5 times the errors of
+/// [`Gates::Mixed`].
 pub fn bar(dtype: Dtype, gates: Gates) -> (f64, f64) {
     match (dtype, gates) {
         (Dtype::Bf16, Gates::Normal) => (2.9e-3, 1.7e-3),
@@ -17,24 +17,24 @@ pub fn bar(dtype: Dtype, gates: Gates) -> (f64, f64) {
     }
 }
 
-/// How much more than [`bar`] shapes smaller than those of its measurement may have: small samples scatter.
+/// Factor on [`bar`] that a smaller shape than the measured ones may have: small samples scatter.
 pub const SMALL_SHAPE_SLACK: f64 = 1.15;
-/// How much more than the error of [`crate::oracle::unfused`] a result may have.
+/// Factor on the error of [`crate::oracle::unfused`] that a result may have.
 pub const UNFUSED_SLACK: f64 = 1.05;
-/// What storing a final state in bf16 adds to its error: 1.7e-3 in the mean.
+/// Rms ratio that storing a final state in bf16 adds to its error: 1.7e-3 on average.
 pub const BF16_STATE_ROUNDING: f64 = 1.8e-3;
 
-/// The distance of a tensor from a reference.
+/// The distance of a tensor from its reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
-    /// `rms(x - reference) / rms(reference)`. 0 where both are all zeros or empty; infinite where only the reference
-    /// is all zeros, and where the result holds a NaN or an infinity.
+    /// `rms(x - reference) / rms(reference)`. 0 if both are all zeros or empty. Infinite if only the reference is all
+    /// zeros, or if the result holds a NaN or an infinity.
     pub rms_ratio: f64,
-    /// The largest `|x - reference|`; infinite where the result holds a NaN or an infinity.
+    /// The largest `|x - reference|`. Infinite if the result holds a NaN or an infinity.
     pub max_abs: f64,
-    /// How many elements were compared.
+    /// Number of elements compared.
     pub elements: usize,
-    /// How many elements of the result are NaN or infinite.
+    /// Number of elements of the result that are NaN or infinite.
     pub non_finite: usize,
 }
 
@@ -45,7 +45,7 @@ impl Comparison {
     }
 }
 
-/// Sums that comparisons of parts can be pooled from.
+/// Sums from which comparisons of parts are pooled.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     error: f64,
@@ -88,7 +88,7 @@ impl Sums {
     }
 }
 
-/// Compares two tensors, all elements pooled.
+/// Compares two tensors of equal length, all elements pooled.
 ///
 /// # Panics
 ///
@@ -99,30 +99,31 @@ pub fn compare<T: Copy + Into<f64>>(x: &[T], reference: &[f64]) -> Comparison {
     sums.comparison()
 }
 
-/// The error of a reference that is rounded to a type, and of nothing else: root mean square over that of the reference.
+/// The rms ratio of rounding alone: `reference` rounded to `dtype`, against `reference`.
 pub fn rounding_ratio(reference: &[f64], dtype: Dtype) -> f64 {
     let narrow = reference.iter().map(|x| *x as f32).collect();
     compare(&Tensor::new(dtype, narrow).values, reference).rms_ratio
 }
 
-/// The distance of a tensor of 16 bits from a reference that is rounded once to the same type.
+/// The distance of a 16-bit tensor from its reference rounded once to the same dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UlpComparison {
-    /// How many elements were compared.
+    /// Number of elements compared.
     pub elements: usize,
-    /// How many have other bits than the rounded reference. Zeros of either sign are alike, and so are NaNs.
+    /// Number of elements whose bits differ from the rounded reference. Zeros of either sign are equal, and so are
+    /// NaNs.
     pub different: usize,
-    /// The largest distance, in units in the last place; `u32::MAX` where only one of the two is NaN.
+    /// The largest distance, in units in the last place. `u32::MAX` if only one of the two is NaN.
     pub max_ulps: u32,
 }
 
 impl UlpComparison {
-    /// The share of elements that are the rounded reference.
+    /// Share of elements that equal the rounded reference, 0..1.
     pub fn equal_share(&self) -> f64 {
         1.0 - self.different as f64 / self.elements.max(1) as f64
     }
 
-    /// Both comparisons as one.
+    /// Pools two comparisons.
     pub fn and(self, other: Self) -> Self {
         UlpComparison {
             elements: self.elements + other.elements,
@@ -132,11 +133,11 @@ impl UlpComparison {
     }
 }
 
-/// Compares a tensor of 16 bits with its reference.
+/// Compares a 16-bit tensor with its reference.
 ///
 /// # Panics
 ///
-/// If the lengths differ, or the tensor is f32.
+/// If the lengths differ, or `x` is f32.
 pub fn compare_ulps(x: &Tensor, reference: &[f64]) -> UlpComparison {
     assert_eq!(
         x.values.len(),
@@ -144,7 +145,7 @@ pub fn compare_ulps(x: &Tensor, reference: &[f64]) -> UlpComparison {
         "one reference for each element"
     );
     assert_eq!(x.dtype.size(), 2, "a tensor of 16 bits");
-    // Neighbouring numbers are neighbouring integers, through zero.
+    // Maps neighbouring numbers to neighbouring integers, through zero.
     let place = |bits: u16| {
         let magnitude = i32::from(bits & 0x7fff);
         if bits & 0x8000 == 0 {
@@ -172,8 +173,8 @@ pub fn compare_ulps(x: &Tensor, reference: &[f64]) -> UlpComparison {
     out
 }
 
-/// The bits of `x` rounded to a type of 16 bits, to nearest even. Rounding to f32 on the way would round twice, unless
-/// what is inexact becomes odd there.
+/// The bits of `x` rounded to a 16-bit type, to nearest even. Rounds to f32 with round-to-odd on the way: rounding to
+/// nearest there would round twice.
 fn round_once(x: f64, dtype: Dtype) -> u16 {
     let mut near = x as f32;
     if f64::from(near) != x && near.to_bits() & 1 == 0 && near.is_finite() {
@@ -201,7 +202,7 @@ pub struct HeadComparison {
     pub comparison: Comparison,
 }
 
-/// Compares outputs `[T, HV, V]` per sequence and value head; rows outside of every sequence are left out.
+/// Compares outputs `[T, HV, V]` per sequence and value head. Rows outside of every sequence are left out.
 ///
 /// # Panics
 ///
@@ -268,7 +269,7 @@ pub fn compare_states<T: Copy + Into<f64>>(
     .collect()
 }
 
-/// The comparison with the largest rms ratio.
+/// The comparison with the largest rms ratio; `None` if `parts` is empty.
 pub fn worst(parts: &[HeadComparison]) -> Option<HeadComparison> {
     parts
         .iter()
@@ -282,7 +283,7 @@ mod tests {
 
     #[test]
     fn ulps_are_counted_once_rounded() {
-        // A tie that rounding to f32 first would make of it: just above half an ulp, in f64 alone.
+        // Just above half an ulp in f64. Rounding to f32 first would make it a tie.
         let tie = 1.0 + 1.0 / 256.0;
         assert_eq!(round_once(tie, Dtype::Bf16), 0x3f80);
         assert_eq!(round_once(tie + 1e-12, Dtype::Bf16), 0x3f81);
@@ -332,7 +333,7 @@ mod tests {
 
     #[test]
     fn parts_are_told_apart() {
-        // Two sequences of 1 and 2 tokens, 2 heads of 1 column, a padding row that does not count.
+        // Two sequences of 1 and 2 tokens, 2 heads, 1 column, one padding row that does not count.
         let reference = vec![1.0; 8];
         let mut x = vec![1.0f32; 8];
         x[5] = 3.0;

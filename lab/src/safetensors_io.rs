@@ -13,8 +13,8 @@
 //! | `cu_seqlens`    | i32, i64          | `[N + 1]`       | without it: one sequence of all tokens      |
 //! | `initial_state` | f32, bf16         | `[N, HV, K, V]` | without it: zeros                           |
 //!
-//! Results are `o`, `[T, HV, V]`, and `final_state`, `[N, HV, K, V]`. No other name is accepted in an input file: a
-//! misspelt optional tensor must not be taken for an absent one.
+//! Results are `o`, `[T, HV, V]`, and `final_state`, `[N, HV, K, V]`. An input file with any other name is refused: a
+//! misspelt optional tensor must not pass for an absent one.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use crate::inputs::Tensor;
 use crate::oracle::{Beta, Gate, Problem, ProblemError, validate_cu_seqlens};
 use deltawave::types::{Dtype, HeadMap};
 
-/// The names that an input file may hold.
+/// Tensor names that an input file may hold.
 pub const INPUT_NAMES: [&str; 11] = [
     "q",
     "k",
@@ -41,7 +41,7 @@ pub const INPUT_NAMES: [&str; 11] = [
     "initial_state",
 ];
 
-/// Why a file is not a prefill, or could not be written.
+/// Reason why a file is not a valid prefill, or could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file cannot be read or written.
@@ -49,7 +49,7 @@ pub enum FileError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The bytes are not a safetensors file: cut off, or malformed.
@@ -58,26 +58,26 @@ pub enum FileError {
     /// The results cannot be put in a safetensors file.
     #[error("the results cannot be written: {0}")]
     Write(#[source] SafeTensorError),
-    /// A tensor is missing.
+    /// A required tensor is missing.
     #[error("tensor `{name}` is missing: {needed}")]
     Missing {
         /// The tensor.
         name: &'static str,
-        /// What needs it.
+        /// The condition that requires it.
         needed: &'static str,
     },
-    /// A tensor has a name that means nothing here.
+    /// A tensor's name is not in [`INPUT_NAMES`].
     #[error("tensor `{name}` is none of {}", INPUT_NAMES.join(", "))]
     Unknown {
         /// The tensor.
         name: String,
     },
-    /// Two tensors say the same thing, or one has no meaning without another.
+    /// Two tensors exclude each other, or one requires the other.
     #[error("tensor `{name}` {problem} `{other}`")]
     Conflict {
         /// A tensor.
         name: &'static str,
-        /// What is wrong between the two.
+        /// Relation between `name` and `other`: `excludes`, or `means nothing without`.
         problem: &'static str,
         /// The other tensor.
         other: &'static str,
@@ -89,7 +89,7 @@ pub enum FileError {
         name: &'static str,
         /// Its element type, as safetensors calls it.
         actual: String,
-        /// What it may be.
+        /// Element types that it may have.
         allowed: String,
     },
     /// A tensor has the wrong shape.
@@ -102,9 +102,9 @@ pub enum FileError {
         name: &'static str,
         /// Its shape.
         actual: Vec<usize>,
-        /// Its shape in symbols.
+        /// Shape that it must have, in symbols such as `[T, HK, K]`.
         symbols: &'static str,
-        /// What the other tensors make of those symbols; empty where they leave it open.
+        /// The same shape in numbers, where other tensors determine it; else empty.
         expected: Vec<usize>,
     },
     /// An entry of `cu_seqlens` does not fit 32 bits.
@@ -115,7 +115,7 @@ pub enum FileError {
         /// Its value.
         value: i64,
     },
-    /// The tensors fit together but are no prefill.
+    /// The tensors fit together, but the problem is invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
 }
@@ -132,10 +132,10 @@ impl fmt::Display for Dims<'_> {
     }
 }
 
-/// The gates that a file gives.
+/// Log gates in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FileGate {
-    /// None: no decay.
+    /// No gate tensor: no decay.
     None,
     /// `g`.
     Log(Tensor),
@@ -150,29 +150,29 @@ pub enum FileGate {
     },
 }
 
-/// The write strengths that a file gives.
+/// Write strengths in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FileBeta {
-    /// None: 1.
+    /// No tensor: `beta = 1`.
     One,
-    /// `beta`.
+    /// `beta`, `[T, HV]`.
     Given(Tensor),
-    /// `b`.
+    /// `b`, logits of beta, `[T, HV]`.
     Logits(Tensor),
 }
 
-/// The inputs of a prefill, read from a file and found consistent.
+/// Inputs of a prefill, read from a file and validated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefillFile {
-    /// `T`.
+    /// Tokens, `T`.
     pub tokens: usize,
-    /// `HK`.
+    /// Key heads, `HK`.
     pub key_heads: usize,
-    /// `HV`, a multiple of `HK`.
+    /// Value heads, `HV`, a multiple of `HK`.
     pub value_heads: usize,
-    /// `K`.
+    /// Width of a row of q and k, `K`.
     pub key_dim: usize,
-    /// `V`.
+    /// Width of a row of v, `V`.
     pub value_dim: usize,
     /// `[T, HK, K]`.
     pub q: Tensor,
@@ -180,18 +180,18 @@ pub struct PrefillFile {
     pub k: Tensor,
     /// `[T, HV, V]`.
     pub v: Tensor,
-    /// The gates.
+    /// Log gates.
     pub gate: FileGate,
-    /// The write strengths.
+    /// Write strengths.
     pub beta: FileBeta,
-    /// `[N + 1]`.
+    /// Start of each sequence and end of the last, `[N + 1]`.
     pub cu_seqlens: Vec<i32>,
     /// `[N, HV, K, V]`.
     pub initial_state: Option<Tensor>,
 }
 
 impl PrefillFile {
-    /// Reads and checks a file.
+    /// Reads and validates a file.
     pub fn read(path: &Path) -> Result<Self, FileError> {
         let bytes = std::fs::read(path).map_err(|source| FileError::Io {
             path: path.to_owned(),
@@ -200,11 +200,11 @@ impl PrefillFile {
         Self::from_bytes(&bytes)
     }
 
-    /// Checks the bytes of a file.
+    /// Validates the bytes of a file.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FileError> {
         let file = SafeTensors::deserialize(bytes).map_err(FileError::Format)?;
         let unknown = (file.names().into_iter()).filter(|name| !INPUT_NAMES.contains(name));
-        // The first by name: a file has no order that its reader would keep.
+        // Reports the smallest name: the parsed file keeps no order.
         if let Some(name) = unknown.min() {
             return Err(FileError::Unknown {
                 name: name.to_owned(),
@@ -311,8 +311,8 @@ impl PrefillFile {
         Ok(file)
     }
 
-    /// The prefill of this file, with the default scale, grouped heads, no norm and beta at most 1: what a file does
-    /// not say.
+    /// The prefill problem of this file. A file does not specify scale, head map, norm and doubled beta: they are the
+    /// default scale, grouped heads, no norm and `beta = sigmoid(b)`.
     pub fn problem(&self) -> Problem<'_> {
         Problem {
             tokens: self.tokens,
@@ -351,7 +351,7 @@ impl PrefillFile {
 }
 
 impl PrefillFile {
-    /// Writes a file that [`PrefillFile::read`] gives back; one that exists is replaced.
+    /// Writes a file that [`PrefillFile::read`] reads back. An existing file is replaced.
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
         std::fs::write(path, self.to_bytes()?).map_err(|source| FileError::Io {
             path: path.to_owned(),
@@ -359,7 +359,7 @@ impl PrefillFile {
         })
     }
 
-    /// The bytes of that file.
+    /// The bytes that [`PrefillFile::write`] writes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, FileError> {
         let per_token = [self.tokens, self.value_heads];
         let keys = [self.tokens, self.key_heads, self.key_dim];
@@ -410,7 +410,7 @@ impl PrefillFile {
 /// A tensor to write.
 #[derive(Clone, Debug)]
 pub struct Named<'a> {
-    /// Its name: `o` or `final_state` for results.
+    /// Name of the tensor, such as `o` or `final_state`.
     pub name: &'a str,
     /// Its shape.
     pub shape: &'a [usize],
@@ -420,7 +420,7 @@ pub struct Named<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Writes tensors to a file, which is replaced where it exists.
+/// Writes tensors to a file. An existing file is replaced.
 pub fn write(path: &Path, tensors: &[Named<'_>]) -> Result<(), FileError> {
     std::fs::write(path, to_bytes(tensors)?).map_err(|source| FileError::Io {
         path: path.to_owned(),
@@ -428,7 +428,7 @@ pub fn write(path: &Path, tensors: &[Named<'_>]) -> Result<(), FileError> {
     })
 }
 
-/// The bytes of a safetensors file.
+/// The bytes of a safetensors file with `tensors`.
 pub fn to_bytes(tensors: &[Named<'_>]) -> Result<Vec<u8>, FileError> {
     let views = (tensors.iter())
         .map(|t| {
@@ -450,7 +450,7 @@ fn file_dtype(dtype: Dtype) -> FileDtype {
     }
 }
 
-/// A three-dimensional shape that nothing else determines.
+/// Reads a three-dimensional shape that no other tensor determines.
 fn dims(
     name: &'static str,
     x: &TensorView<'_>,
@@ -554,7 +554,7 @@ mod tests {
         x.iter().flat_map(|x| x.to_le_bytes()).collect()
     }
 
-    /// A valid file with everything but the raw gates.
+    /// A valid file with every tensor except the raw gates.
     fn entries() -> Vec<Entry> {
         let x = Inputs::new(SPEC);
         let state = random_state(Dtype::Bf16, 3 * 4 * 16 * 32, 2);
@@ -672,7 +672,7 @@ mod tests {
                 (file_dtype(n.dtype), n.shape, n.bytes)
             );
         }
-        // The bytes have to be those of the shape.
+        // The length of the bytes must match the shape.
         let wrong = Named {
             shape: &[2, 3, 5],
             ..named[0].clone()
@@ -833,7 +833,7 @@ mod tests {
             PrefillFile::from_bytes(&[]),
             Err(FileError::Format(_))
         ));
-        // Any change of a header byte gives an error or a file that is still consistent; it never panics.
+        // After any change of a header byte, reading gives an error or a consistent file. It never panics.
         let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
         for at in 0..header {
             for value in [0, b'"', b'0', b'9', b'-', b'[', b'}', 0xff] {

@@ -1,4 +1,4 @@
-"""Counters of fla-core's kernels against figures that others have published of their descendants (published.json).
+"""Counters of fla-core's kernels against published figures of kernels derived from them (published.json).
 
 The environment names the file of counters: DELTAWAVE_SIM_PROFILE.
 """
@@ -14,10 +14,10 @@ import triton
 from fla_chain import Case
 
 PROFILE = Path(os.environ["DELTAWAVE_SIM_PROFILE"])
-# How far apart they may be.
+# Maximum relative difference.
 BOUND = 0.02
 KEY_HEADS, VALUE_HEADS = 1, 2
-# The difference of the two is one chunk.
+# The two lengths differ by one chunk.
 LENGTHS = 192, 128
 
 

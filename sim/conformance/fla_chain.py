@@ -1,4 +1,4 @@
-"""The forward chain of Gated DeltaNet of fla-core, compiled by Triton, against the recurrence in float64."""
+"""Compares fla-core's forward chain of Gated DeltaNet, compiled by Triton, with the recurrence in float64."""
 
 import importlib
 import itertools
@@ -12,7 +12,7 @@ from simulator import Buffer, from_bf16, bf16, poisoned
 from triton_launch import launched, run
 
 torch_stub.install("torch", "transformers")
-# FLA asks torch how much LDS there is, finds out nothing, and says so.
+# FLA asks torch for the size of LDS, gets no answer, and warns.
 warnings.filterwarnings("ignore", module="fla")
 
 CHUNK = 64
@@ -26,7 +26,7 @@ fla = {name: importlib.import_module(f"fla.ops.{name}") for name in (
 
 
 def rounded(x, kind):
-    """What `x` is after rounding to an element type."""
+    """`x` rounded to an element type."""
     x = np.asarray(x, np.float32)
     return from_bf16(bf16(x)) if kind == "bf16" else x.astype(Buffer.CARRIERS[kind]).astype(np.float32)
 
@@ -68,7 +68,7 @@ class Case:
         self.pack()
 
     def pack(self):
-        """Where the sequences and their chunks lie."""
+        """Offsets of the sequences and their chunks."""
         lengths, self.rows = self.lengths, sum(self.lengths)
         if self.varlen:
             ends = np.cumsum([0, *lengths])

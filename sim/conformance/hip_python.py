@@ -1,4 +1,4 @@
-"""An unmodified third-party client, PyPI's hip-python, on the simulator."""
+"""Runs an unmodified third-party client, PyPI's hip-python, on the simulator."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""The HIP runtime of the simulator, by ctypes: what the other scripts launch with."""
+"""Calls the simulator's HIP runtime by ctypes; the other scripts launch kernels through it."""
 
 import ctypes
 import os
@@ -53,7 +53,7 @@ class Buffer:
         call("hipMemcpy", self.pointer, ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes), ctypes.c_int(1))
 
     def get(self):
-        """What the device holds; bfloat16 as float32."""
+        """Content of the device memory; bfloat16 as float32."""
         host = np.empty(self.shape, self.CARRIERS[self.kind])
         call("hipMemcpy", ctypes.c_void_p(host.ctypes.data), self.pointer, ctypes.c_size_t(host.nbytes), ctypes.c_int(2))
         return from_bf16(host) if self.kind == "bf16" else host

@@ -1,7 +1,7 @@
-"""A stand-in for PyTorch with nothing in it: fla-core imports torch for its host code, of which nothing runs here.
+"""An empty stand-in for PyTorch: fla-core imports torch for its host code, which does not run here.
 
-Whatever is looked up in `torch` or below is found, can be called, subclassed, indexed, and used as a decorator, and
-means nothing.
+Every name in `torch` and its submodules exists. It can be called, subclassed, indexed, and used as a decorator, and has no
+effect.
 """
 
 import importlib.abc

@@ -1,4 +1,4 @@
-"""Kernels written for this test, compiled by Triton, against NumPy."""
+"""Compares kernels that were written for this test and compiled by Triton with NumPy."""
 
 import sys
 

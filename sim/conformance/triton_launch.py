@@ -1,7 +1,7 @@
 """Compiles Triton kernels for gfx942 without a GPU, and launches them on the simulator.
 
-Triton's own launcher is not used: it asks ROCm's PyTorch for the device. What it does at a launch is done here: the
-arguments are specialised as its HIP backend does it, and two pointers to scratch follow them.
+Triton's own launcher cannot be used: it asks ROCm's PyTorch for the device. This module does the launcher's work: it
+specialises the arguments as Triton's HIP backend does, and appends two pointers to scratch.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
 
 class Driver:
-    """What Triton and FLA ask of a device's driver before anything is launched."""
+    """Answers of a device's driver that Triton and FLA request before a launch."""
 
     def get_current_target(self):
         return TARGET
@@ -33,7 +33,7 @@ class Driver:
 
 triton.runtime.driver.set_active(Driver())
 
-# What ran: name, bytes of its code object, seconds.
+# Kernels that ran: name, bytes of the code object, seconds.
 launched = []
 
 

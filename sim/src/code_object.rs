@@ -1,4 +1,4 @@
-//! Code objects: AMDGPU ELF files, loaded and decoded.
+//! Code objects: loads and decodes AMDGPU ELF files.
 
 mod bundle;
 mod descriptor;
@@ -27,16 +27,16 @@ use crate::sanitize::uses::Uses;
 
 /// `EF_AMDGPU_MACH_AMDGCN_GFX942`.
 const MACH_GFX942: u32 = 0x4c;
-/// Images above this size are refused: no kernel of this device needs them.
+/// Maximum size of an image in bytes: no kernel of this device needs more.
 const MAX_IMAGE: u64 = 2 << 30;
-/// Where a kernel with preloaded arguments starts, after code for hardware that cannot preload.
+/// Byte offset at which a kernel with preloaded arguments starts, after code for hardware that cannot preload.
 const PRELOAD_PROLOGUE: u64 = 256;
 
-/// Why a code object cannot be loaded.
+/// Reason why a code object cannot be loaded.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LoadError {
-    #[error("not an ELF file, nor an offload bundle: {reason}")]
+    #[error("not an ELF file or offload bundle: {reason}")]
     NotElf { reason: String },
     #[error("malformed code object: {0}")]
     Malformed(&'static str),
@@ -52,7 +52,7 @@ pub enum LoadError {
     WrongArch { arch: String },
     #[error("the code object needs XNACK, this device runs without")]
     Xnack,
-    #[error("metadata note: {key} is missing or no valid value")]
+    #[error("metadata note: {key} is missing or invalid")]
     Metadata { key: &'static str },
     #[error("kernel {kernel}: {reason}")]
     Kernel {
@@ -70,18 +70,18 @@ pub enum LoadError {
 /// A kernel of a code object.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What the compiler says about it.
+    /// The compiler's metadata.
     pub metadata: KernelMetadata,
-    /// What the hardware is told.
+    /// The descriptor that the hardware reads.
     pub descriptor: Descriptor,
     /// Device address of the descriptor.
     pub object: u64,
-    /// Index in the program of the first instruction.
+    /// Index of the first instruction in the program.
     pub entry: u32,
-    /// Whether the order of workgroups can show in the results: floating-point atomics round, and
-    /// returned values tell who came first.
+    /// Whether the order of workgroups can change results: the kernel may execute floating-point atomics, which round,
+    /// or atomics that return the old value.
     pub ordered: bool,
-    /// It may have atomics, or coherent loads or stores, by which workgroups could synchronise.
+    /// Whether the kernel may execute atomics, or coherent loads or stores, through which workgroups could synchronise.
     pub communicates: bool,
 }
 
@@ -91,7 +91,7 @@ impl Kernel {
         &self.metadata.name
     }
 
-    /// Bytes of the arguments that the caller supplies.
+    /// Bytes of the explicit arguments, which the caller supplies.
     pub fn explicit_size(&self) -> u32 {
         let m = &self.metadata;
         if m.args.is_empty() {
@@ -102,14 +102,14 @@ impl Kernel {
     }
 }
 
-/// A function of a code object that its symbol table names: a kernel, or code that kernels call.
+/// A function in the symbol table of a code object: a kernel, or code that kernels call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// Symbol.
     pub name: String,
     /// Byte offset of the first instruction in `.text`.
     pub offset: u32,
-    /// Length in bytes; 0 if the symbol table does not say.
+    /// Length in bytes; 0 if the symbol table does not give it.
     pub size: u32,
 }
 
@@ -122,7 +122,7 @@ pub struct Global {
     pub size: u64,
 }
 
-/// A loaded code object: its segments lie in host memory at fixed addresses.
+/// A loaded code object. Its segments lie in host memory at fixed addresses.
 pub struct CodeObject {
     kernels: Vec<Kernel>,
     globals: BTreeMap<String, Global>,
@@ -194,12 +194,12 @@ impl CodeObject {
         })
     }
 
-    /// Length in bytes of the code object or bundle at `start`, as its own headers tell it.
+    /// Length in bytes of the code object or bundle at `start`, from its own headers.
     ///
     /// # Safety
     /// `start` must point to a whole ELF file or offload bundle in readable memory.
     pub unsafe fn length_at(start: *const u8) -> Result<usize, LoadError> {
-        // A header is read in steps, never beyond what the bytes before it vouch for.
+        // A header is read in steps, never beyond the bytes that earlier fields guarantee.
         let read = |len: usize| {
             // SAFETY: the caller vouches for the file; `len` is within its headers.
             unsafe { std::slice::from_raw_parts(start, len) }
@@ -231,52 +231,52 @@ impl CodeObject {
         }
     }
 
-    /// What the note of an ELF file says about its kernels, for any AMDGPU architecture. Nothing is loaded.
+    /// Kernel metadata in the note of an ELF file, for any AMDGPU architecture. Loads nothing.
     pub fn metadata(bytes: &[u8]) -> Result<Vec<KernelMetadata>, LoadError> {
         find_metadata(&Elf::parse(bytes).map_err(elf("headers"))?)
     }
 
-    /// The kernels.
+    /// All kernels.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels
     }
 
-    /// The kernel of this name.
+    /// Finds the kernel named `name`.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|k| k.name() == name)
     }
 
-    /// The functions by address. A stripped code object names its kernels only.
+    /// All functions, by address. A stripped code object names only its kernels.
     pub fn functions(&self) -> &[Function] {
         &self.functions
     }
 
-    /// The variables by name.
+    /// All variables, by name.
     pub fn globals(&self) -> &BTreeMap<String, Global> {
         &self.globals
     }
 
-    /// The variable of this name.
+    /// Finds the variable named `name`.
     pub fn global(&self, name: &str) -> Option<Global> {
         self.globals.get(name).copied()
     }
 
-    /// Where the segments lie.
+    /// Address range of the loaded segments.
     pub fn extent(&self) -> Extent {
         self.image.extent()
     }
 
-    /// The decoded instructions.
+    /// The decoded program.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// The machine code that was decoded, as in the file.
+    /// The machine code of the file that was decoded.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// The functions that execute the instructions of [`CodeObject::program`], one each.
+    /// The functions that execute [`CodeObject::program`], one for each instruction.
     pub fn prepared(&self, level: Level) -> &[Exec] {
         self.prepared[level as usize].get_or_init(|| {
             self.program
@@ -287,7 +287,7 @@ impl CodeObject {
         })
     }
 
-    /// The registers that each instruction uses, found when a check first asks.
+    /// The registers that each instruction uses, computed when a check first asks.
     pub(crate) fn uses(&self) -> &[Uses] {
         self.uses
             .get_or_init(|| self.program.insts.iter().map(Uses::of).collect())
@@ -329,7 +329,7 @@ fn check_machine(bytes: &[u8]) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// The processors whose code one is likely to hold in hand.
+/// Name of a processor, for the architectures that users are likely to have.
 fn arch_name(mach: u32) -> String {
     let name = match mach {
         0x2c => "gfx900",
@@ -398,7 +398,7 @@ fn load_segments(file: &Elf) -> Result<(Image, Text), LoadError> {
     Ok((image, text))
 }
 
-/// Dynamic relocations of LLVM's AMDGPU ABI; the image's address is the load bias.
+/// Applies the dynamic relocations of LLVM's AMDGPU ABI. The image's address is the load bias.
 fn relocate(file: &Elf, image: &Image) -> Result<(), LoadError> {
     let outside = || Malformed("a relocation lies outside the segments");
     for section in file.elf_section_table().iter() {
@@ -512,7 +512,7 @@ fn symbols(file: &Elf) -> Result<BTreeMap<String, Symbol>, LoadError> {
     Ok(found)
 }
 
-/// The functions whose code lies in the `length` bytes at `text`.
+/// The functions with code in the `length` bytes at `text`.
 fn functions(file: &Elf, text: u64, length: usize) -> Result<Vec<Function>, LoadError> {
     let mut found = BTreeMap::new();
     for table in [file.elf_dynamic_symbol_table(), file.elf_symbol_table()] {
@@ -587,11 +587,11 @@ fn kernel(
     })
 }
 
-/// Kernel arguments are at most 4 KiB in HIP; this leaves room for other tools.
+/// Limit on the size of arguments in bytes. HIP allows 4 KiB; other tools may use more.
 const MAX_KERNARG: u32 = 1 << 20;
 
-/// Whether code that `entry` can reach has such an instruction. After an indirect jump or call, all code counts as
-/// reachable.
+/// Whether an instruction that satisfies `wanted` can be reached from `entry`. After an indirect jump or call, all code
+/// counts as reachable.
 fn reaches(program: &Program, entry: u32, wanted: fn(&crate::inst::Inst) -> bool) -> bool {
     let insts = &program.insts;
     let mut seen = vec![false; insts.len()];
@@ -619,7 +619,7 @@ fn reaches(program: &Program, entry: u32, wanted: fn(&crate::inst::Inst) -> bool
     false
 }
 
-/// An atomic, load or store on global memory that workgroups can synchronise by.
+/// Whether an instruction is an atomic, load or store on global memory through which workgroups can synchronise.
 fn communicates(inst: &crate::inst::Inst) -> bool {
     use crate::inst::flag;
     match inst.format {
@@ -630,7 +630,7 @@ fn communicates(inst: &crate::inst::Inst) -> bool {
     }
 }
 
-/// An atomic on global memory that returns the old value or adds in floating point.
+/// Whether an instruction is an atomic on global memory that returns the old value or adds in floating point.
 fn order_shows(inst: &crate::inst::Inst) -> bool {
     use crate::inst::flag;
     let in_memory = matches!(

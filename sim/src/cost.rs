@@ -1,13 +1,13 @@
-//! What an instruction is, and how long it keeps its unit busy, whatever it works on.
+//! Class of an instruction, and the clocks for which it keeps its unit busy, whatever its data.
 //!
-//! A SIMD has 16 lanes for each step of the vector unit, so that 64 lanes take 4 clocks. Transcendental functions run at
-//! a quarter of that rate, and a matrix product takes 4 clocks for each of its passes. Rates and passes are those of
-//! LLVM's scheduling model of gfx942 (`SISchedule.td`, `SIDPGFX942FullSpeedModel`); a test asks llvm-mca for the passes.
+//! A SIMD executes 16 lanes a clock, so 64 lanes take 4 clocks. Transcendental functions run at a quarter of that rate.
+//! A matrix product takes 4 clocks for each of its passes. Rates and passes are those of LLVM's scheduling model of
+//! gfx942 (`SISchedule.td`, `SIDPGFX942FullSpeedModel`). A test compares the passes with llvm-mca.
 
 use crate::inst::{Format, Inst, NONE};
 use crate::op::Op::{self, *};
 
-/// The kind of work, of which an instruction is exactly one.
+/// Class of an instruction. Each instruction belongs to exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Class {
@@ -19,7 +19,7 @@ pub enum Class {
     Valu,
     /// Transcendental functions.
     Trans,
-    /// Values that change lanes: `v_readlane`, `v_readfirstlane`, `v_writelane`, `ds_permute`, `ds_bpermute`,
+    /// Exchanges between lanes: `v_readlane`, `v_readfirstlane`, `v_writelane`, `ds_permute`, `ds_bpermute`,
     /// `ds_swizzle`.
     Xlane,
     /// Scalar arithmetic.
@@ -42,12 +42,12 @@ pub enum Class {
     Nop,
     /// Branches and calls.
     Branch,
-    /// `s_endpgm`, `s_sleep`, `s_setprio`, messages, and the like; cache control.
+    /// `s_endpgm`, `s_sleep`, `s_setprio`, messages and the like, and cache control.
     Other,
 }
 
 impl Class {
-    /// Every class, in the order of their numbers.
+    /// All classes, in the order of their numbers.
     pub const ALL: [Class; 16] = [
         Class::Mfma,
         Class::Accvgpr,
@@ -67,7 +67,7 @@ impl Class {
         Class::Other,
     ];
 
-    /// Its name in tables and JSON.
+    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Class::Mfma => "mfma",
@@ -90,20 +90,20 @@ impl Class {
     }
 }
 
-/// The class of an instruction, and the clocks of a SIMD for which it keeps a unit busy.
+/// Class of an instruction, and the clocks for which it keeps units of a SIMD busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// What it is.
+    /// Class.
     pub class: Class,
     /// Clocks of the matrix unit.
     pub mfma_clk: u32,
-    /// Clocks of the vector unit that are not the matrix unit's.
+    /// Clocks of the vector unit, matrix products excluded.
     pub valu_clk: u32,
     /// Clocks of the scalar unit.
     pub salu_clk: u32,
 }
 
-/// Clocks of an instruction over 64 lanes, and of the SIMD's turn at the scalar unit.
+/// Clocks of a vector instruction over 64 lanes, and between a SIMD's turns at the scalar unit.
 pub const WAVE_CLK: u32 = 4;
 /// Clocks of a transcendental function.
 pub const TRANS_CLK: u32 = 16;
@@ -187,7 +187,7 @@ fn vmem(inst: &Inst) -> Class {
     }
 }
 
-/// Whether an instruction exchanges values between lanes through the LDS's crossbar, with no access to LDS.
+/// Whether an instruction exchanges values between lanes through the LDS's crossbar without an access to LDS.
 pub fn is_permute(op: Op) -> bool {
     matches!(op, DS_PERMUTE_B32 | DS_BPERMUTE_B32 | DS_SWIZZLE_B32)
 }
@@ -201,9 +201,9 @@ pub fn is_transcendental(op: Op) -> bool {
     functions.iter().any(|f| name.starts_with(f))
 }
 
-/// Passes of a matrix product as LLVM's scheduling model of gfx942 has them (`SISchedule.td`,
-/// `SIDPGFX942FullSpeedModel`), 0 for anything else. 16 x 16 and 32 x 32 results take 4 and 8 passes; products of f32
-/// and those of several small blocks, which use half of the unit, twice as many.
+/// Passes of a matrix product, 0 for any other instruction. From LLVM's scheduling model of gfx942 (`SISchedule.td`,
+/// `SIDPGFX942FullSpeedModel`). Results of 16 x 16 take 4 passes, 32 x 32 take 8. Products of f32, and products of
+/// several small blocks, which use half of the unit, take twice as many.
 pub fn mfma_passes(op: Op) -> u32 {
     let name = op.mnemonic();
     let large = name.contains("_32x32x");
@@ -234,7 +234,7 @@ pub fn mfma_passes(op: Op) -> u32 {
     }
 }
 
-/// Operations of a matrix product, a multiplication and an addition being two; 0 for anything else.
+/// Operations of a matrix product, with a multiplication and an addition counted as two; 0 for any other instruction.
 pub fn mfma_flops(op: Op) -> u64 {
     if mfma_passes(op) == 0 {
         return 0;

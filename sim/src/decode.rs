@@ -1,4 +1,4 @@
-//! Machine code to instructions.
+//! Decodes machine code to instructions.
 
 mod mem;
 mod scalar;
@@ -21,7 +21,7 @@ fn signed(word: u32, count: u32) -> i32 {
     (word << (32 - count)) as i32 >> (32 - count)
 }
 
-/// The instruction that stands for bytes that are none.
+/// The instruction that represents invalid bytes.
 fn invalid(word: u32) -> Inst {
     let mut inst = blank(Op::INVALID, Format::Invalid, 4);
     inst.literal = word;
@@ -49,16 +49,19 @@ fn blank(op: Op, format: Format, size: u8) -> Inst {
     }
 }
 
-/// Decodes the instruction that starts with the first of `dwords`; two are enough.
+/// Decodes the instruction at the start of `dwords`; two dwords are enough.
 ///
-/// Bytes that are no gfx942 instruction give [`Op::INVALID`]. Register tuples must be encoded as the
-/// hardware wants them: aligned, and inside the register file. Operand places that [`Inst`] does not
-/// state: `v_fmamk` and `v_madmk` have their constant as `src[1]`, `v_fmaak` and `v_madak` as `src[2]`
-/// (both [`LITERAL`]); the register of SOPK is both
-/// `sdst` and `src[0]`; `v_swap_b32` exchanges `vdst` and `src[0]`; the data format of MTBUF (4 bits) and
-/// its number format (3 bits above) are in `ctrl`; VOP3 sign-extension bits, which have no effect, are in
-/// `op_sel_hi`; `s_setreg_imm32_b32` has [`LITERAL`] as `src[0]`.
-/// A VOP3 neg or abs bit that an opcode ignores is dropped.
+/// Bytes that are no gfx942 instruction give [`Op::INVALID`]. Register tuples must be aligned and inside the register
+/// file, as the hardware requires. A VOP3 neg or abs bit that an opcode ignores is dropped.
+///
+/// Operands that the table at [`Inst`] leaves open:
+///
+/// - `v_fmamk`, `v_madmk`: constant in `src[1]`; `v_fmaak`, `v_madak`: in `src[2]` (both [`LITERAL`]).
+/// - SOPK: the register is both `sdst` and `src[0]`.
+/// - `v_swap_b32` exchanges `vdst` and `src[0]`.
+/// - MTBUF: data format (4 bits) and above it the number format (3 bits) in `ctrl`.
+/// - VOP3 sign-extension bits, which have no effect, in `op_sel_hi`.
+/// - `s_setreg_imm32_b32`: [`LITERAL`] in `src[0]`.
 pub fn decode(dwords: &[u32]) -> Inst {
     let Some(&w0) = dwords.first() else {
         return invalid(0);
@@ -91,8 +94,8 @@ fn one(w0: u32, w1: Option<u32>) -> Option<Inst> {
     }
 }
 
-/// Every opcode of gfx942: its format, its number in that format, and the instruction. VOP1, VOP2 and VOPC
-/// instructions come again as VOP3, which is their e64 encoding.
+/// Every opcode of gfx942: format, number in that format, instruction. VOP1, VOP2 and VOPC instructions appear a second
+/// time as VOP3, their e64 encoding.
 pub fn opcodes() -> impl Iterator<Item = (Format, u16, Op)> {
     table::all().map(|(format, entry)| (format, entry.code, entry.op))
 }
@@ -703,7 +706,7 @@ fn flat(w0: u32, w1: u32) -> Option<Inst> {
     Some(inst)
 }
 
-/// What MUBUF and MTBUF share.
+/// Fields that MUBUF and MTBUF have in common.
 fn buffer(inst: &mut Inst, entry: &Entry, w0: u32, w1: u32) -> Option<()> {
     inst.imm = bits(w0, 0, 12) as i32;
     let offen = w0 >> 12 & 1 != 0;
@@ -797,7 +800,7 @@ fn is_branch(op: Op) -> bool {
     )
 }
 
-/// Decodes a whole `.text` that is loaded at `base`. Bytes after the last whole dword are dropped.
+/// Decodes a whole `.text` that is loaded at address `base`. Bytes after the last whole dword are dropped.
 pub fn program(text: &[u8], base: u64) -> Program {
     let words: Vec<u32> = text
         .chunks_exact(4)

@@ -1,4 +1,4 @@
-//! Instructions to text, as LLVM's disassembler prints them.
+//! Disassembler: instructions as text, in the syntax of LLVM's disassembler.
 
 mod operand;
 mod special;
@@ -8,12 +8,12 @@ use crate::inst::{Format, Inst, LITERAL, NONE, Operand, flag};
 use crate::op::Op;
 use operand::{immediate, register as registers, source};
 
-/// The name of a register.
+/// Name of a register.
 pub(crate) fn register(operand: crate::inst::Operand) -> String {
     operand::register(operand, 1)
 }
 
-/// The text of an instruction at byte `offset` of its section, without comment or label.
+/// Text of an instruction at byte `offset` of its section, without comment or label.
 ///
 /// Branch targets are printed as they are encoded, so the text does not depend on `offset`.
 pub fn text(inst: &Inst, offset: u64) -> String {

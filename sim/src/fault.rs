@@ -1,10 +1,10 @@
-//! What can go wrong while a kernel runs.
+//! Faults of a running kernel, and their messages.
 
 use thiserror::Error;
 
 use crate::memory::Extent;
 
-/// Why a wave stopped before its `s_endpgm`.
+/// Reason why a wave stopped before its `s_endpgm`.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum FaultKind {
@@ -56,7 +56,7 @@ pub enum FaultKind {
     #[error("the launch hangs: no wave changes its state any more{}{}", unstarted(*not_started), list(waves))]
     Deadlock {
         waves: Vec<WaveState>,
-        /// Workgroups that wait for this one to end before they start.
+        /// Workgroups that start only after this one has ended.
         not_started: u64,
     },
     #[error(
@@ -88,36 +88,36 @@ pub enum FaultKind {
     )]
     Undefined {
         register: String,
-        /// Of a vector register.
+        /// Lane of a vector register; `None` for a scalar register.
         lane: Option<u32>,
         decides: &'static str,
-        /// Where the value came from.
+        /// Origin of the value.
         origin: String,
     },
     #[error("the launch exceeded {limit} wave-instructions{}", list(waves))]
     InstructionLimit { limit: u64, waves: Vec<WaveState> },
     #[error(
-        "{} lanes (exec bits {lanes:#x}) are on that were off when their wave passed the s_barrier at pc {barrier_pc:#x}; __syncthreads may only be left out by work-items that have returned",
+        "{} lanes (exec bits {lanes:#x}) are on that were off when their wave passed the s_barrier at pc {barrier_pc:#x}; only work-items that have returned may leave out __syncthreads",
         lanes.count_ones()
     )]
     DivergentBarrier { barrier_pc: u64, lanes: u64 },
     #[error(
-        "this wave waits at another s_barrier than wave {other_wave}, which waits at pc {other_pc:#x}; the hardware opens both, HIP promises that only if all work-items come to the same __syncthreads"
+        "this wave waits at another s_barrier than wave {other_wave}, which waits at pc {other_pc:#x}; hardware opens both, but HIP requires that all work-items reach the same __syncthreads"
     )]
     DifferentBarriers { other_wave: u32, other_pc: u64 },
     #[error("{0}")]
     Race(Box<Race>),
 }
 
-/// What a wave does in a launch that does not end.
+/// State of one wave in a launch that does not end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct WaveState {
     pub wave: u32,
-    /// Byte offset in `.text` of the next instruction, or of the barrier that it waits at.
+    /// Byte offset in `.text` of the next instruction, or of the barrier at which the wave waits.
     pub pc: u64,
     pub instruction: String,
-    /// Whether it waits at a barrier; `None`: it has ended.
+    /// `Some(true)`: waits at a barrier; `Some(false)`: runs; `None`: has ended.
     pub waits: Option<bool>,
     pub exec: u64,
     /// Instructions executed.
@@ -152,13 +152,13 @@ fn unstarted(count: u64) -> String {
     match count {
         0 => String::new(),
         n => format!(
-            "; {n} workgroups have not started, and if it waits for one of them: nothing promises that workgroups run at the same time"
+            "; {n} workgroups have not started, and no wave may wait for one of them: workgroups need not run at the same time"
         ),
     }
 }
 
-/// Two accesses of the same byte, one of them a write, that nothing orders. The fault's own wave and pc are those of one
-/// of them.
+/// A race: two unordered accesses of the same byte, at least one of them a write. The fault's own wave and pc belong to
+/// one of the two.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "race on {place}: this {action} and the {other_action} by wave {other_wave} of workgroup {other_workgroup:?} at pc {other_pc:#x} ({other_instruction}) are not ordered: {reason}"
@@ -189,7 +189,7 @@ pub enum RacePlace {
     },
 }
 
-/// Why two accesses are not ordered.
+/// Reason why two accesses are not ordered.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum RaceReason {
@@ -200,11 +200,11 @@ pub enum RaceReason {
     )]
     Undrained { counter: &'static str },
     #[error(
-        "the scalar cache does not see vector stores; s_waitcnt vmcnt(0) after the store, and s_dcache_inv before the scalar load, would make it"
+        "the scalar cache does not see vector stores; s_waitcnt vmcnt(0) after the store, or s_dcache_inv before the scalar load, is missing"
     )]
     ScalarCache,
     #[error(
-        "workgroups of a launch run in any order, and no flag orders these two; one that is written before s_waitcnt vmcnt(0) does not"
+        "workgroups of a launch run in any order, and no flag orders these two; a flag that is written before s_waitcnt vmcnt(0) orders nothing"
     )]
     Workgroups,
     #[error(
@@ -217,8 +217,8 @@ pub enum RaceReason {
     NoAcquire,
 }
 
-/// Stores by two waves that nothing orders, of the same bytes to the same place: no race, as memory holds these bytes
-/// whichever is the last. [`Options::notes`](crate::launch::Options::notes) asks for them.
+/// Unordered stores by two waves of the same bytes to the same address. They are no race: memory holds these bytes
+/// whichever store is last. Reported if [`Options::notes`](crate::launch::Options::notes) is set.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "stores of the same bytes to {} by two {}, not ordered, {times} times: pc {pc:#x} ({instruction}) and pc {other_pc:#x} ({other_instruction})",
@@ -228,16 +228,16 @@ pub enum RaceReason {
 #[allow(missing_docs)]
 pub struct SameStores {
     pub lds: bool,
-    /// Byte offsets in `.text`; both are the same if waves execute one instruction.
+    /// Byte offsets in `.text`; equal if both waves execute the same instruction.
     pub pc: u64,
     pub instruction: String,
     pub other_pc: u64,
     pub other_instruction: String,
-    /// How often a store met one of another wave.
+    /// Number of times that a store met one of another wave.
     pub times: u64,
 }
 
-/// A fault, and where it happened.
+/// A fault, with the wave and the instruction where it happened.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "kernel {kernel}, workgroup {workgroup:?}, wave {wave}, pc {pc:#x} ({instruction}): {kind}"

@@ -1,19 +1,19 @@
-//! GPUs with gfx942's compute units.
+//! Data of GPUs with gfx942's compute units.
 
-/// A GPU as far as counters and bounds need it.
+/// A GPU's name, units, clock and bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpu {
-    /// Its name, as `--gpu` takes it.
+    /// Name, as `--gpu` takes it.
     pub name: &'static str,
     /// Compute units.
     pub cus: u32,
-    /// Accelerator dies, each with an L2. Workgroups are dealt to them in turn.
+    /// Accelerator dies, each with an L2. Workgroup `i` runs on die `i % xcds`.
     pub xcds: u32,
-    /// Clock of the compute units.
+    /// Clock of the compute units in GHz.
     pub ghz: f64,
-    /// Bandwidth of HBM, of the data sheet, in bytes per second.
+    /// Bandwidth of HBM in bytes per second, from the data sheet.
     pub hbm: f64,
-    /// Memory, in bytes.
+    /// Memory in bytes.
     pub memory: usize,
 }
 
@@ -35,7 +35,7 @@ pub const MI325X: Gpu = Gpu {
     ..MI300X
 };
 
-/// MI308X. 232 TFLOP/s of bf16 from 80 compute units of 2048 a clock are 1.42 GHz.
+/// MI308X. The clock follows from 232 TFLOP/s of bf16: 80 compute units with 2048 operations a clock give 1.42 GHz.
 pub const MI308X: Gpu = Gpu {
     name: "mi308x",
     cus: 80,
@@ -45,21 +45,21 @@ pub const MI308X: Gpu = Gpu {
     memory: 192 << 30,
 };
 
-/// SIMDs of a compute unit.
+/// SIMDs per compute unit.
 pub const SIMDS: u32 = 4;
-/// Dense bf16 operations of a SIMD in a clock.
+/// Dense bf16 operations per SIMD and clock.
 const BF16_PER_CLOCK: u32 = 512;
 
 impl Gpu {
-    /// All of them.
+    /// All GPUs.
     pub const ALL: [Gpu; 3] = [MI300X, MI325X, MI308X];
 
-    /// By its name.
+    /// Finds a GPU by its name.
     pub fn named(name: &str) -> Option<Gpu> {
         Gpu::ALL.into_iter().find(|g| g.name == name)
     }
 
-    /// Dense bf16 operations per second, of all matrix units: 1307 TFLOP/s for an MI300X.
+    /// Dense bf16 operations per second of all matrix units: 1307e12 for an MI300X.
     pub fn bf16(&self) -> f64 {
         f64::from(self.cus * SIMDS * BF16_PER_CLOCK) * self.ghz * 1e9
     }

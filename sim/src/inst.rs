@@ -2,7 +2,7 @@
 
 use crate::op::Op;
 
-/// Which encoding an instruction came in. It decides what the fields of [`Inst`] mean.
+/// Encoding of an instruction. It decides the meaning of the fields of [`Inst`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -29,11 +29,11 @@ pub enum Format {
     Scratch,
     Mubuf,
     Mtbuf,
-    /// Bytes that are no instruction. Executing them is a fault.
+    /// Bytes that are no instruction. Execution is a fault.
     Invalid,
 }
 
-/// An operand, numbered as the machine numbers it, in one space for all encodings.
+/// An operand, in one number space for all encodings; the numbers are the machine's.
 ///
 /// | code | operand |
 /// |---|---|
@@ -102,9 +102,9 @@ pub mod flag {
     pub const E64: u16 = 1 << 13;
 }
 
-/// One instruction.
+/// A decoded instruction.
 ///
-/// Where operands go:
+/// Operands by format:
 ///
 /// | format | `vdst` | `sdst` | `src` |
 /// |---|---|---|---|
@@ -120,7 +120,7 @@ pub mod flag {
 /// | MUBUF, MTBUF | destination or data | - | vaddr, srsrc (SGPR number), soffset (offset: `imm`) |
 #[derive(Clone, Copy, Debug)]
 pub struct Inst {
-    /// What it does. One [`Op`] serves all encodings of a mnemonic (e32, e64, SDWA, DPP).
+    /// Operation. One [`Op`] serves all encodings of a mnemonic (e32, e64, SDWA, DPP).
     pub op: Op,
     /// Encoding.
     pub format: Format,
@@ -171,6 +171,6 @@ pub struct Program {
     pub offsets: Vec<u32>,
     /// For each dword of `.text`: the index of the instruction that starts there, or `u32::MAX`.
     pub index_of_dword: Vec<u32>,
-    /// Device address of `.text` once loaded: what `s_getpc_b64` is based on.
+    /// Device address of the loaded `.text`, the base of `s_getpc_b64`.
     pub base: u64,
 }

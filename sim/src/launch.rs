@@ -1,9 +1,8 @@
-//! Launches: a grid of workgroups of waves, run on the host's cores.
+//! Launches: runs a grid of workgroups of waves on the host's cores.
 //!
-//! The waves of a workgroup share one host thread and take turns; workgroups are spread over threads.
-//! Nothing that a kernel can observe depends on which thread runs a workgroup or when, with one
-//! exception: atomics whose order shows in their results. Kernels that contain such atomics run their
-//! workgroups one after the other.
+//! The waves of a workgroup take turns on one host thread; workgroups are spread over threads. Results do not depend on
+//! which thread runs a workgroup, or when. Atomics whose order shows in their results would be an exception, so kernels
+//! with such atomics run their workgroups one after the other.
 
 mod abi;
 mod hang;
@@ -27,32 +26,32 @@ use abi::Setup;
 use hang::Stuck;
 use workgroup::{Machine, Shared};
 
-/// LDS of a compute unit, in bytes.
+/// LDS of a compute unit in bytes.
 pub const LDS_LIMIT: u32 = 64 << 10;
-/// Work-items of a workgroup at most.
+/// Maximum number of work-items in a workgroup.
 pub const BLOCK_LIMIT: u32 = 1024;
-/// Scratch of one lane at most, in bytes.
+/// Maximum scratch of one lane in bytes.
 pub const SCRATCH_LIMIT: u32 = 128 << 10;
-/// Vector registers that a SIMD has for each lane; a workgroup's waves share four SIMDs.
+/// Vector registers of a SIMD for each lane. A workgroup's waves share four SIMDs.
 const SIMD_REGISTERS: u32 = 512;
 const SIMDS: u32 = 4;
 
-/// In which order the waves of a workgroup execute. Correct kernels give the same results in all.
+/// Order in which the waves of a workgroup execute. A correct kernel gives the same results in every order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WaveOrder {
-    /// A wave runs until it has to wait, then the next one: the fastest.
+    /// Runs a wave until it has to wait, then the next one. The fastest order.
     #[default]
     RunAhead,
-    /// One instruction of each wave in turn.
+    /// Runs one instruction of each wave in turn.
     InStep,
-    /// Random waves for random times; the same seed gives the same order.
+    /// Runs random waves for random times. The same seed gives the same order.
     Seeded(u64),
 }
 
 impl std::str::FromStr for WaveOrder {
     type Err = String;
 
-    /// `run-ahead`, `in-step` or `seeded:SEED`; `seed:SEED` is an older spelling of the latter.
+    /// Parses `run-ahead`, `in-step` or `seeded:SEED`; `seed:SEED` is an older spelling of the last.
     fn from_str(text: &str) -> Result<Self, String> {
         let seed = || text.strip_prefix("seeded:").or(text.strip_prefix("seed:"));
         match text {
@@ -75,30 +74,30 @@ impl std::fmt::Display for WaveOrder {
     }
 }
 
-/// How to simulate.
+/// Options of a simulated launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// MFMA arithmetic.
     pub mfma: MfmaMode,
-    /// Host threads at most; all cores if absent.
+    /// Maximum number of host threads; all cores if absent.
     pub threads: Option<usize>,
-    /// Host vector extensions; lowered to what the host has.
+    /// Host vector extensions; lowered to those that the host has.
     pub level: Level,
     /// Order of the waves in a workgroup.
     pub order: WaveOrder,
     /// Wave-instructions after which a launch counts as hung.
     pub instruction_limit: u64,
-    /// Accelerator dies: workgroup `i` runs on die `i % xccs`.
+    /// Number of accelerator dies: workgroup `i` runs on die `i % xccs`.
     pub xccs: u32,
-    /// Scratch bytes of a lane, at least, for kernels whose need is not known at compile time.
+    /// Minimum scratch of a lane in bytes, for kernels whose need is not known at compile time.
     pub dynamic_stack: u32,
-    /// What is checked while a launch runs.
+    /// Checks during the launch.
     pub checks: Checks,
-    /// Whether the check of races notes stores of the same bytes ([`Stats::notes`]).
+    /// Whether the race check notes unordered stores of the same bytes ([`Stats::notes`]).
     pub notes: bool,
-    /// Whether a launch counts what its instructions do ([`Stats::counts`]).
+    /// Whether to count instructions, unit clocks and memory traffic ([`Stats::counts`]).
     pub count: bool,
-    /// Which workgroups are recorded ([`Stats::traces`]).
+    /// Workgroups to record ([`Stats::traces`]).
     pub record: Record,
 }
 
@@ -120,36 +119,36 @@ impl Default for Options {
     }
 }
 
-/// Whether workgroups are recorded, for [`crate::timing`]: neighbours on one die, from the middle of the launch.
+/// Workgroups to record for [`crate::timing`]: neighbours on one die, from the middle of the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Record {
-    /// None.
+    /// Records nothing.
     #[default]
     None,
-    /// At most so many of them, and no more than a compute unit holds; two if it holds only one.
+    /// Records at most this many workgroups, and no more than a compute unit holds, but two if it holds only one.
     Some(u32),
-    /// The same, and nothing else is run: for kernels whose workgroups do not wait for each other.
+    /// Records the same workgroups and runs no others: for kernels whose workgroups do not wait for each other.
     Only(u32),
 }
 
-/// What a launch did.
+/// Results of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Instructions, each counted once for a wave.
+    /// Instructions executed, counted once per wave.
     pub wave_instructions: u64,
     /// Workgroups run.
     pub workgroups: u64,
     /// Waves run.
     pub waves: u64,
-    /// What each instruction did, if [`Options::count`] asks for it.
+    /// Counters of each instruction, if [`Options::count`] is set.
     pub counts: Option<Box<Counts>>,
-    /// What the workgroups that [`Options::record`] names executed.
+    /// Recorded instructions of the workgroups that [`Options::record`] selects.
     pub traces: Vec<Trace>,
-    /// Stores of the same bytes that nothing orders, if [`Options::notes`] asks for them.
+    /// Unordered stores of the same bytes, if [`Options::notes`] is set.
     pub notes: Vec<SameStores>,
 }
 
-/// Why a launch was refused or stopped.
+/// Reason why a launch was refused or stopped.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LaunchError {
@@ -209,24 +208,24 @@ pub enum LaunchError {
     OutOfMemory { kernel: String, size: usize },
 }
 
-/// A kernel and everything that one launch of it needs.
+/// A kernel, its grid, arguments and memory: everything that one launch needs.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     /// The loaded code object.
     pub code: &'a CodeObject,
     /// A kernel of `code`.
     pub kernel: &'a Kernel,
-    /// Whole workgroups in x, y, z.
+    /// Number of whole workgroups in x, y, z.
     pub grid: [u32; 3],
-    /// Work-items of one more, partial workgroup at the end of each dimension; 0: none. HIP launches
-    /// have none, HSA grids that are no multiple of the workgroup do.
+    /// Work-items of an additional, partial workgroup at the end of each dimension; 0: none. HIP launches have none.
+    /// HSA grids have one if the grid is no multiple of the workgroup.
     pub remainder: [u32; 3],
-    /// Work-items of a workgroup in x, y, z.
+    /// Work-items per workgroup in x, y, z.
     pub block: [u32; 3],
-    /// LDS in bytes on top of the kernel's own.
+    /// Dynamic LDS in bytes, in addition to the kernel's static LDS.
     pub dynamic_lds: u32,
-    /// The explicit arguments as the metadata lays them out. Padding at the end may be missing or be
-    /// up to 15 bytes more.
+    /// The explicit arguments in the layout of the metadata. Padding at the end may be missing, or be up to 15 bytes
+    /// longer.
     pub kernarg: &'a [u8],
     /// The allocations that the kernel may touch. The code object's own segments need not be listed.
     pub memory: &'a Memory,
@@ -236,8 +235,8 @@ impl Launch<'_> {
     /// Runs the launch to its end.
     ///
     /// # Safety
-    /// Every extent of `memory` must be host memory that is valid for reads and writes, and that no
-    /// Rust reference is used on, until this returns.
+    /// Every extent of `memory` must be host memory that is valid for reads and writes until this returns. No Rust
+    /// reference to it may be used until then.
     pub unsafe fn run(&self, options: &Options) -> Result<Stats, LaunchError> {
         let kernel = || self.kernel.name().to_string();
         self.check()?;
@@ -296,7 +295,7 @@ impl Launch<'_> {
             total,
             started: AtomicU64::new(0),
             stuck: Stuck::default(),
-            // A sample of the workgroups says nothing of races between them.
+            // A sample of the workgroups cannot show races between all of them.
             ledger: (checks.races && only.is_none()).then(Ledger::default),
         };
         let queue = Queue {
@@ -364,7 +363,7 @@ impl Launch<'_> {
         Ok(size.next_multiple_of(16))
     }
 
-    /// Refuses what the hardware or the runtime would refuse.
+    /// Refuses a launch that the hardware or the runtime would refuse.
     pub fn check(&self) -> Result<(), LaunchError> {
         let kernel = self.kernel.name().to_string();
         let (grid, block, remainder) = (self.grid, self.block, self.remainder);
@@ -436,26 +435,26 @@ impl Launch<'_> {
     }
 }
 
-/// Workgroups yet to run, handed out in order.
+/// Workgroups that have not run, handed out in order.
 struct Queue<'a> {
     next: AtomicU64,
     total: u64,
-    /// The numbers of these workgroups, if they are not all from 0 on.
+    /// Numbers of these workgroups; `None`: all from 0 on.
     only: Option<&'a [u64]>,
     waves: AtomicU64,
-    /// The fault of the first workgroup in order that has one. All earlier workgroups run to their end
-    /// before it is reported, so it is the same in every run.
+    /// Fault of the first faulting workgroup in order. All earlier workgroups run to their end before it is reported,
+    /// so it is the same in every run.
     fault: Mutex<Option<(u64, Box<Fault>)>>,
 }
 
-/// Who wants to know what the workgroups do.
+/// Observers of a launch's workgroups.
 #[derive(Clone, Copy)]
 struct Observers<'a> {
     counting: Option<&'a Counting>,
     recording: Option<&'a Recording>,
 }
 
-/// Register files of threads that have finished a launch, for the next one.
+/// Register files of threads that have finished a launch, for reuse by the next launch.
 static MACHINES: Mutex<Vec<Machine>> = Mutex::new(Vec::new());
 
 fn machines() -> std::sync::MutexGuard<'static, Vec<Machine>> {
@@ -503,7 +502,7 @@ unsafe fn work(
         if let (Some(recording), Some(recorder)) = (observers.recording, recorder) {
             recording.add(recorder);
         }
-        // However it ended, it is not stuck any more.
+        // The workgroup has ended, so it is no longer stuck.
         shared.stuck.looked(linear, 0, false);
         match result {
             Ok(waves) => {
@@ -525,16 +524,17 @@ unsafe fn work(
     machines().push(machine);
 }
 
-/// Where the workgroup of a number is.
+/// Coordinates of workgroup number `linear` in a grid of `counts`.
 pub(crate) fn place(linear: u64, counts: [u32; 3]) -> [u32; 3] {
     let [nx, ny, _] = counts.map(u64::from);
     [linear % nx, linear / nx % ny, linear / nx / ny].map(|i| i as u32)
 }
 
-/// Where and why a wave stopped.
+/// Place and reason of a fault.
 struct Stopped {
     kind: FaultKind,
-    /// Not always the one that ran: a race between workgroups may show when a third one ends.
+    /// Workgroup at fault. Not always the one that ran: a race between two workgroups may be found when a third one
+    /// ends.
     workgroup: u64,
     wave: u32,
     /// Index of the instruction in the program.

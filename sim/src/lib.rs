@@ -3,21 +3,21 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | instruction, decoded | [`inst::Inst`], [`op::Op`] | `inst.rs`, `op.rs` |
-//! | machine code to instructions | [`decode`] | `decode.rs` |
-//! | instructions to text | [`disasm`] | `disasm.rs` |
+//! | decoder: machine code to instructions | [`decode`] | `decode.rs` |
+//! | disassembler: instructions to text | [`disasm`] | `disasm.rs` |
 //! | code object (ELF, descriptor, metadata) | [`code_object`] | `code_object.rs` |
-//! | one wave's registers | [`wave::Wave`] | `wave.rs` |
-//! | what an instruction does | [`exec`] | `exec/` |
-//! | device memory, bounds checked | [`memory::Memory`] | `memory.rs` |
+//! | registers of one wave | [`wave::Wave`] | `wave.rs` |
+//! | execution of instructions | [`exec`] | `exec/` |
+//! | device memory with bounds checks | [`memory::Memory`] | `memory.rs` |
 //! | a launch: grid, workgroups, waves | [`launch`] | `launch.rs` |
-//! | the HIP runtime in front of all this | [`hip`] | `hip/` |
-//! | what a launch costs: exact counters | [`count::Counts`], [`count::Totals`] | `count/` |
-//! | what an instruction costs | [`cost::Cost`] | `cost.rs` |
-//! | the GPUs that counters are set against | [`gpu::Gpu`] | `gpu.rs` |
-//! | how many waves a compute unit holds | [`occupancy::Occupancy`] | `occupancy.rs` |
-//! | how long a launch would take, modelled | [`timing::Model`] | `timing/` |
-//! | checks of what hardware hides | [`sanitize::Checks`] | `sanitize/` |
-//! | what can go wrong in a kernel | [`fault::Fault`] | `fault.rs` |
+//! | HIP runtime on the simulated device | [`hip`] | `hip/` |
+//! | exact counters of a launch | [`count::Counts`], [`count::Totals`] | `count/` |
+//! | class and clocks of an instruction | [`cost::Cost`] | `cost.rs` |
+//! | GPUs: units, clocks, bandwidths | [`gpu::Gpu`] | `gpu.rs` |
+//! | occupancy: waves on a compute unit | [`occupancy::Occupancy`] | `occupancy.rs` |
+//! | modelled time of a launch | [`timing::Model`] | `timing/` |
+//! | sanitizers: races, barriers, waits, hazards, uninitialized values | [`sanitize::Checks`] | `sanitize/` |
+//! | faults of a kernel | [`fault::Fault`] | `fault.rs` |
 
 pub mod code_object;
 pub mod cost;

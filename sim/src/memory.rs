@@ -1,14 +1,14 @@
-//! Device memory: host memory at its own address, every access checked against the allocations.
+//! Device memory: host memory at its own address, with every access checked against the allocations.
 
 use memmap2::MmapMut;
 use std::sync::Arc;
 
-/// One allocation, `[start, end)`.
+/// Address range of one allocation, `[start, end)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First address.
     pub start: u64,
-    /// One past the last address.
+    /// Address past the last byte.
     pub end: u64,
 }
 
@@ -16,22 +16,22 @@ pub struct Extent {
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     extents: Vec<Extent>,
-    /// Sorted by address; empty if nothing asks what was written.
+    /// Sorted by address; empty if nothing tracks writes.
     written: Vec<Arc<Written>>,
 }
 
-/// Which bytes of an allocation anything has written, for the check of
-/// [uninitialized](crate::sanitize::Checks::uninitialized) values. Allocations without one count as written.
+/// The bytes of an allocation that have been written, for the [uninitialized](crate::sanitize::Checks::uninitialized)
+/// check. Allocations without a `Written` count as written.
 #[derive(Debug)]
 pub struct Written {
     extent: Extent,
-    /// A byte for each byte: 0, or 255 once it is written. Reached through raw pointers only, as several threads
-    /// run kernels.
+    /// One byte for each byte: 0, or 255 once it is written. Accessed through raw pointers only, because several
+    /// threads run kernels.
     shadow: MmapMut,
 }
 
 impl Written {
-    /// Of an allocation that nothing has written yet.
+    /// Tracks an allocation that has not been written yet.
     pub fn nothing(extent: Extent) -> std::io::Result<Written> {
         let size = (extent.end - extent.start) as usize;
         let options = memmap2::MmapOptions::new()
@@ -44,7 +44,7 @@ impl Written {
         })
     }
 
-    /// Whether it speaks of all of some bytes.
+    /// Whether `[address, address + size)` lies in this allocation.
     #[inline(always)]
     pub fn contains(&self, address: u64, size: usize) -> bool {
         address >= self.extent.start
@@ -52,7 +52,7 @@ impl Written {
             && address < self.extent.end
     }
 
-    /// Bytes that lie inside have been written. What lies outside is ignored.
+    /// Marks bytes as written. Does nothing unless all of them lie in the allocation.
     pub fn write(&self, address: u64, size: usize) {
         if self.contains(address, size) {
             let at = (address - self.extent.start) as usize;
@@ -61,7 +61,7 @@ impl Written {
         }
     }
 
-    /// Up to four bytes of the shadow, the first in the low bits. Bytes that lie outside count as written.
+    /// Up to four bytes of the shadow, the first in the low bits. All ones if any byte lies outside of the allocation.
     #[inline(always)]
     pub fn get(&self, address: u64, size: usize) -> u32 {
         if !self.contains(address, size) {
@@ -78,7 +78,7 @@ impl Written {
     /// The shadow of `N` bytes.
     ///
     /// # Safety
-    /// [`Written::contains`] them.
+    /// [`Written::contains`] must hold for these bytes.
     #[inline(always)]
     pub unsafe fn bytes<const N: usize>(&self, address: u64) -> [u8; N] {
         let at = (address - self.extent.start) as usize;
@@ -89,7 +89,8 @@ impl Written {
         }
     }
 
-    /// Bytes have been copied from memory that `from` speaks of, or that counts as written.
+    /// Copies the shadow of `size` bytes to address `to`. `from`: the source's tracker and address; `None`: all bytes
+    /// count as written.
     pub fn copy(&self, to: u64, from: Option<(&Written, u64)>, size: usize) {
         let Some((from, source)) = from else {
             self.write(to, size);
@@ -110,7 +111,7 @@ impl Written {
 }
 
 impl Memory {
-    /// From extents in any order; they do not overlap.
+    /// Creates the list from extents in any order. They must not overlap.
     pub fn new(mut extents: Vec<Extent>) -> Self {
         extents.sort_by_key(|e| e.start);
         Memory {
@@ -119,27 +120,27 @@ impl Memory {
         }
     }
 
-    /// Asks for what the kernels write to some of the allocations.
+    /// Tracks writes of kernels to the allocations in `written`.
     pub fn track(mut self, mut written: Vec<Arc<Written>>) -> Self {
         written.sort_by_key(|w| w.extent.start);
         self.written = written;
         self
     }
 
-    /// Whether it is known of any allocation what was written.
+    /// Whether writes to any allocation are tracked.
     #[inline(always)]
     pub fn is_tracked(&self) -> bool {
         !self.written.is_empty()
     }
 
-    /// Who knows whether some bytes have been written.
+    /// The tracker of the allocation that holds these bytes, if it is tracked.
     pub fn written(&self, address: u64, size: usize) -> Option<&Written> {
         let i = self.written.partition_point(|w| w.extent.start <= address);
         let found = &self.written[i.checked_sub(1)?];
         found.contains(address, size).then_some(found)
     }
 
-    /// These allocations and `more`; extents that are in both count once.
+    /// These allocations and `more`; an extent in both is kept once.
     pub fn with(&self, more: &[Extent]) -> Self {
         let mut memory = Memory::new([&self.extents[..], more].concat());
         memory.extents.dedup();
@@ -175,14 +176,14 @@ impl Memory {
         }
     }
 
-    /// The allocation that holds an address.
+    /// The allocation that contains `address`.
     pub fn containing(&self, address: u64) -> Option<Extent> {
         let i = self.extents.partition_point(|e| e.start <= address);
         let e = self.extents[i.checked_sub(1)?];
         (address < e.end).then_some(e)
     }
 
-    /// Describes the allocation nearest to an address, for a fault's text.
+    /// Describes the allocation nearest to `address`, for the text of a fault.
     pub fn nearest(&self, address: u64) -> Option<String> {
         let i = self.extents.partition_point(|e| e.start <= address);
         let below = i.checked_sub(1).map(|i| self.extents[i]);

@@ -1,4 +1,4 @@
-//! How many waves of a kernel a compute unit holds, and what limits them.
+//! Occupancy: the waves of a kernel that a compute unit holds, and the resource that limits them.
 //!
 //! The limits are those of LLVM's `AMDGPUBaseInfo.cpp` for gfx90a and gfx942: 512 vector registers for each lane of a
 //! SIMD in steps of 8, 800 scalar registers in steps of 16, 8 waves on a SIMD, 16 workgroups of more than one wave, and
@@ -11,17 +11,17 @@ const SIMDS: u32 = 4;
 const WAVES_PER_SIMD: u32 = 8;
 const VECTOR_REGISTERS: u32 = 512;
 const SCALAR_REGISTERS: u32 = 800;
-/// Barriers of a compute unit, of which a workgroup of several waves needs one.
+/// Barriers of a compute unit. A workgroup of several waves needs one.
 const BARRIERS: u32 = 16;
-/// Steps in which LDS is given out, in bytes.
+/// Granularity of LDS allocation in bytes.
 const LDS_STEP: u32 = 512;
 
-/// What keeps more waves from a compute unit.
+/// Resource that limits the occupancy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Places for waves.
+    /// The maximum number of waves on a SIMD.
     Waves,
-    /// Places for workgroups.
+    /// The maximum number of workgroups on a compute unit.
     Workgroups,
     /// Vector registers.
     Vgprs,
@@ -32,7 +32,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Its name in tables and JSON.
+    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Waves => "waves",
@@ -44,25 +44,27 @@ impl Limit {
     }
 }
 
-/// What a compute unit holds of a kernel.
+/// Occupancy of a compute unit by one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Workgroups; 0 if not even one fits.
+    /// Workgroups on a compute unit; 0 if not even one fits.
     pub workgroups: u32,
-    /// Waves of a workgroup.
+    /// Waves per workgroup.
     pub waves: u32,
-    /// What keeps it from more; of several, the first in the order of [`Limit`].
+    /// Limiting resource; the first in the order of [`Limit`] if there are several.
     pub limit: Limit,
 }
 
 impl Occupancy {
-    /// Of a kernel launched with workgroups of `waves` and `lds` bytes, the kernel's own included.
+    /// Computes the occupancy of a kernel with `waves` waves and `lds` bytes per workgroup. `lds` includes the kernel's
+    /// static LDS.
     pub fn of(kernel: &Kernel, waves: u32, lds: u32) -> Self {
         let d = &kernel.descriptor;
         Self::new(d.vgprs(), d.sgprs(), waves, lds)
     }
 
-    /// Of workgroups of `waves` with these registers each and `lds` bytes of LDS.
+    /// Computes the occupancy of workgroups of `waves` waves with `vgprs` and `sgprs` registers per wave and `lds`
+    /// bytes of LDS.
     pub fn new(vgprs: u32, sgprs: u32, waves: u32, lds: u32) -> Self {
         let waves = waves.max(1);
         // Waves of a workgroup may be on any SIMD.
@@ -91,7 +93,7 @@ impl Occupancy {
         }
     }
 
-    /// Waves on each SIMD, on average.
+    /// Average number of waves on each SIMD.
     pub fn waves_per_simd(&self) -> f64 {
         f64::from(self.workgroups * self.waves) / f64::from(SIMDS)
     }

@@ -1,4 +1,4 @@
-//! Every instruction of gfx942.
+//! Every instruction of gfx942, by mnemonic.
 
 /// An instruction, named as LLVM names it, without the suffix of its encoding (`_e32`, `_e64`, `_sdwa`, `_dpp`).
 #[allow(non_camel_case_types, missing_docs)]
@@ -209,10 +209,10 @@ pub enum Op {
 }
 
 impl Op {
-    /// How many there are, [`Op::INVALID`] included.
+    /// Number of instructions, [`Op::INVALID`] included.
     pub const COUNT: usize = NAMES.len();
 
-    /// The name in lower case, without the suffix of an encoding.
+    /// Mnemonic in lower case, without the suffix of an encoding.
     pub fn mnemonic(self) -> &'static str {
         NAMES[self as usize]
     }

@@ -1,4 +1,4 @@
-//! The registers of one wave.
+//! State of one wave: registers, program counter, mode.
 
 use crate::inst::{AGPR0, EXEC, NONE, Operand, VCC, VGPR0};
 
@@ -29,13 +29,13 @@ pub struct Wave {
     pub vgpr_count: u16,
     /// Number of this wave in its workgroup.
     pub id: u32,
-    /// Where this wave's private memory lies: 64 lanes of `scratch_stride` bytes.
+    /// Address of this wave's scratch: 64 lanes of `scratch_stride` bytes.
     pub scratch: u64,
-    /// Private bytes of one lane.
+    /// Scratch bytes of one lane.
     pub scratch_stride: u32,
     /// Instructions executed.
     pub executed: u64,
-    /// Set by `s_endpgm`.
+    /// Whether the wave has executed `s_endpgm`.
     pub ended: bool,
 }
 
@@ -90,19 +90,19 @@ impl Wave {
         self.sgpr[(i + 1) & 127] = (value >> 32) as u32;
     }
 
-    /// The lanes that are on.
+    /// EXEC: the active lanes, one bit each.
     #[inline(always)]
     pub fn exec(&self) -> u64 {
         self.s64(EXEC)
     }
 
-    /// Sets the lanes that are on.
+    /// Sets EXEC.
     #[inline(always)]
     pub fn set_exec(&mut self, mask: u64) {
         self.set_s64(EXEC, mask);
     }
 
-    /// The vector condition code.
+    /// VCC: the vector condition code.
     #[inline(always)]
     pub fn vcc(&self) -> u64 {
         self.s64(VCC)

@@ -1,4 +1,4 @@
-//! Code objects that clang makes, and what is left of them after damage.
+//! Loads code objects that clang builds, and damaged ones.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Passes of matrix products against LLVM's scheduling model.
+//! Compares the passes of matrix products with LLVM's scheduling model.
 
 #[allow(dead_code)]
 mod llvm;

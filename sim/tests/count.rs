@@ -1,4 +1,4 @@
-//! Counters against counts made by hand, on kernels in assembly (`kernels/count.s`).
+//! Compares counters with counts by hand, on kernels in assembly (`kernels/count.s`).
 
 mod common;
 
@@ -71,7 +71,7 @@ impl Device {
         Totals::new(counts, self.code.program())
     }
 
-    /// What the executed instructions of an opcode did, in the order of the program.
+    /// Counters of an opcode's executed instructions, in the order of the program.
     fn sites(&self, counts: &Counts, op: Op) -> Vec<Site> {
         let insts = self.code.program().insts.iter().enumerate();
         let executed = insts.filter(|(at, i)| i.op == op && counts.hits[*at] > 0);
@@ -220,7 +220,7 @@ fn bank_conflicts_of_matrix_fragments() {
         .map(|s| (s.lds_bytes, s.lds_clk, s.lds_conflict_clk))
         .collect();
     let expected = [
-        // Of 8 lanes, 4 rows meet in a column.
+        // Among 8 lanes, 4 rows meet in a column.
         (1024, 32, 24),
         (1024, 8, 0),
         // Two groups of 16 rows, and two of which no lane is on.

@@ -1,4 +1,4 @@
-//! The decoder and the disassembler against LLVM.
+//! Compares the decoder and the disassembler with LLVM's.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The same C++ functions, compiled by clang for the host and for gfx942, give the same bits.
+//! Compares C++ functions that clang compiles for the host and for gfx942: both must give the same bits.
 
 mod common;
 
@@ -121,7 +121,7 @@ fn on_the_device(code: &CodeObject, name: &str, words: &mut [u64]) -> Vec<u64> {
         kernarg: &kernarg,
         memory: &Memory::new(extents),
     };
-    // What clang makes waits where it must, and computes with what it has.
+    // clang's code waits where it must, and computes only with defined values.
     let options = Options {
         checks: Checks {
             uninitialized: true,

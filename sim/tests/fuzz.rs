@@ -1,5 +1,5 @@
-//! Damaged and random input: the loader, the decoder, the arguments of `wavesim` and safetensors files never panic, and
-//! random instructions do the same at every level of host vector extensions.
+//! Fuzz tests: the loader, the decoder, the arguments of `wavesim` and the safetensors reader must not panic on damaged
+//! or random input. Random instructions must give the same results at every level of host vector extensions.
 //!
 //! The short run is part of the tests. The long one is
 //! `DELTAWAVE_FUZZ_SECONDS=600 cargo test -p deltawave-sim --release --test fuzz -- --ignored --nocapture`;

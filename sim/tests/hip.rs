@@ -1,4 +1,4 @@
-//! The simulated runtime's semantics, without faults (those poison the whole process: `hip_fault.rs`).
+//! Semantics of the simulated HIP runtime, without faults: a fault poisons the whole process (`hip_fault.rs`).
 
 use hip_sys::{Hip, HipError, hipDeviceProp_tR0600, hipError_t, types::*};
 use std::ffi::{CStr, c_void};

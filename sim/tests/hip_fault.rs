@@ -1,5 +1,4 @@
-//! Launches that are refused, and kernels that fault. A fault poisons the whole process, so all of it
-//! is one test.
+//! Refused launches, and kernels that fault. A fault poisons the whole process, so all of it is one test.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Kernels compiled by clang, run end to end.
+//! Runs kernels that clang compiles, end to end.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What clang makes of gfx942's own operations gives what arithmetic on the host says: exchanges between lanes, DPP, SDWA,
+//! Compares clang's code for gfx942's own operations with arithmetic on the host: exchanges between lanes, DPP, SDWA,
 //! buffers, atomics, and every MFMA shape.
 
 mod common;
@@ -224,7 +224,7 @@ fn buffers_end_where_their_descriptor_says() {
             for at in (0..64 * size).step_by(part) {
                 if at + 8 + part <= 256 {
                     let to = &mut expected[at + 8..at + 8 + part];
-                    // What is loaded from outside is 0.
+                    // Loads from outside give 0.
                     if at + 16 + part <= 256 {
                         to.copy_from_slice(&input[at + 16..at + 16 + part]);
                     } else {

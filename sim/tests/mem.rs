@@ -94,7 +94,7 @@ fn lanes(mask: u64) -> impl Iterator<Item = usize> {
     (0..64).filter(move |l| mask >> l & 1 != 0)
 }
 
-/// What a load of `size` bytes leaves in registers that held `old`.
+/// Registers that held `old`, after a load of `size` bytes.
 fn extended(bytes: &[u8], size: usize, signed: bool, half: Option<bool>, old: u32) -> Vec<u32> {
     if size >= 4 {
         return bytes[..size]

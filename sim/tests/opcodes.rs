@@ -1,4 +1,4 @@
-//! `docs/reference/opcodes.md` says what the simulator executes today. `DELTAWAVE_BLESS=1` rewrites it.
+//! Checks that `docs/reference/opcodes.md` lists the opcodes that the simulator executes. `DELTAWAVE_BLESS=1` rewrites it.
 
 mod encodings;
 
@@ -76,7 +76,7 @@ fn title(format: Format) -> &'static str {
     }
 }
 
-/// What the table says about one form.
+/// Entry of the table for one form: whether the simulator executes it.
 fn verdict(forms: &Forms, form: &str) -> &'static str {
     match forms.get(form) {
         None => "",

@@ -1,4 +1,4 @@
-//! What clang's host code does for kernels that are embedded in a program.
+//! Kernels that are embedded in a program, launched as clang's host code launches them.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What the HIP runtime knows of device memory: nothing is written to it until a copy, a fill or a kernel does.
+//! Tracking of device memory by the HIP runtime: it is unwritten until a copy, a fill or a kernel writes it.
 
 mod common;
 

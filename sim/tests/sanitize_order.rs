@@ -1,4 +1,4 @@
-//! Races and barriers: each kernel that has a fault is caught, in every order of waves, and its clean twin is not.
+//! Race and barrier checks: each faulty kernel must be reported in every order of waves, its correct twin never.
 
 mod common;
 #[path = "order/same_stores.rs"]

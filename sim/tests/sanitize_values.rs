@@ -1,4 +1,4 @@
-//! Checks of values and of the time between instructions: `uninitialized`, `waits`, `hazards`.
+//! Tests of the checks `uninitialized`, `waits` and `hazards`.
 //!
 //! Every case is a kernel in assembly. Lines that start with `+` stand only in its correct twin; without them the line
 //! marked `; here` must be reported, with the line marked `; cause`.
@@ -581,27 +581,27 @@ const UNDEFINED: &[Case] = &[
         "+ s_mov_b32 s10, 0
          s_cmp_gt_u32 s10, 1
          s_cbranch_scc1 0 ; here",
-        "scc is undefined and decides where the program goes on: nothing wrote s10",
+        "scc is undefined and decides the next instruction: nothing wrote s10",
     ),
     (
         "vector_branch",
         "+ v_mov_b32 v9, 0
          v_cmp_eq_u32 vcc, v9, v1
          s_cbranch_vccz 0 ; here",
-        "vcc_lo is undefined and decides where the program goes on: nothing wrote v9",
+        "vcc_lo is undefined and decides the next instruction: nothing wrote v9",
     ),
     (
         "exec_mask",
         "+ v_mov_b32 v9, 0
          v_cmp_eq_u32 s[10:11], v9, v1
          s_and_saveexec_b64 s[12:13], s[10:11] ; here",
-        "exec_lo is undefined and decides which lanes are on: nothing wrote v9",
+        "exec_lo is undefined and decides the active lanes: nothing wrote v9",
     ),
     (
         "compare_to_exec",
         "+ v_mov_b32 v9, 0
          v_cmpx_eq_u32 exec, v9, v1 ; here",
-        "decides which lanes are on",
+        "decides the active lanes",
     ),
     (
         "m0",

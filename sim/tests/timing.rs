@@ -1,4 +1,4 @@
-//! The timing model on kernels whose time can be told by hand.
+//! Tests the timing model on kernels whose time can be computed by hand.
 
 mod common;
 

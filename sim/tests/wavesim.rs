@@ -1,4 +1,4 @@
-//! The program `wavesim`, from its command line to its files.
+//! Tests the program `wavesim`: command line, output, files.
 
 mod common;
 
@@ -166,7 +166,7 @@ fn passes_structs_and_numbers() {
         "struct(in:x.bin, u8:1, f32:0.5, u16:4)",
     ];
     let report = f.json(&[&args[..], &rest].concat());
-    // What the kernel does not write stays NaN.
+    // Elements that the kernel does not write stay NaN.
     let expected = serde_json::json!([0.5, 1, 1.5, 2, "NaN"]);
     let values = report["outputs"][0]["values"].as_array().unwrap();
     for (value, expected) in values.iter().zip(expected.as_array().unwrap()) {
@@ -447,7 +447,7 @@ fn refuses_bad_requests() {
         (
             2,
             &["zeros:4", "in:ok.safetensors", "f32:1", "i32:1"],
-            "say which tensor",
+            "a tensor name is missing",
         ),
         (
             2,
@@ -518,7 +518,7 @@ fn refuses_bad_requests() {
             &[
                 "run", "k.co", "--kernel", "sax", "--grid", "1", "--block", "1",
             ],
-            "no kernel `sax`; there are",
+            "no kernel `sax`: the code object has ",
         ),
         (
             2,
@@ -547,7 +547,7 @@ fn refuses_bad_requests() {
             &[
                 "run", "k.co", "--kernel", "spin", "--grid", "x", "--block", "1",
             ],
-            "no number of 32 bits",
+            "not a number of 32 bits",
         ),
         (
             2,

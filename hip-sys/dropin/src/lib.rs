@@ -1,5 +1,5 @@
-//! Drop-in `libamdhip64.so`: the CUDA driver behind the HIP runtime's exported functions, so that a HIP program that loads
-//! its kernels as modules runs on an NVIDIA GPU.
+//! Drop-in `libamdhip64.so` on top of the CUDA driver: exports the HIP runtime's functions, so that a HIP program that
+//! loads its kernels as modules runs on an NVIDIA GPU.
 #![allow(non_snake_case)]
 // As HIP documents them.
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
@@ -13,13 +13,13 @@ use hip_sys::{
     CUDA, Hip, HipError, hipDeviceProp_tR0000, hipDeviceProp_tR0600, hipError_t, types::*,
 };
 
-/// The functions on top of the driver. None, and once a line on stderr that says why, where it cannot be loaded.
+/// The functions on top of the CUDA driver. `None` if the driver cannot be loaded: stderr then says why, once.
 fn table() -> Option<&'static Hip> {
     static TABLE: OnceLock<Option<Hip>> = OnceLock::new();
     let load = || match Hip::load(Some(Path::new(CUDA))) {
         Ok(hip) => Some(hip),
         Err(error) => {
-            // A program that uses HIP sees a number alone.
+            // A HIP program gets only a status number.
             let cause = error.source().map(|cause| format!(": {cause}"));
             eprintln!("libamdhip64 on CUDA: {error}{}", cause.unwrap_or_default());
             None
@@ -28,7 +28,7 @@ fn table() -> Option<&'static Hip> {
     TABLE.get_or_init(load).as_ref()
 }
 
-/// The status that HIP has for an outcome.
+/// The HIP status of an outcome.
 fn status(outcome: Result<(), HipError>) -> hipError_t {
     match outcome {
         Ok(()) => hipError_t::hipSuccess,
@@ -68,7 +68,7 @@ macro_rules! export {
 }
 hip_sys::for_each_function!(export);
 
-/// What the functions that return no status say without a driver.
+/// Return values of the functions without a status, for when no driver is loaded.
 struct Unanswered;
 
 impl Unanswered {
@@ -93,7 +93,7 @@ impl Unanswered {
     }
 }
 
-/// A device's properties, as HIP 5 lays them out.
+/// Properties of a device in HIP 5's layout.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipGetDeviceProperties(

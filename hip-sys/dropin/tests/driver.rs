@@ -96,7 +96,7 @@ fn with_a_driver() {
     // SAFETY: as above.
     assert_eq!(unsafe { hip.hipGetLastError() }.expect("a code"), code);
 
-    // What programs of HIP 5 call.
+    // The function that programs of HIP 5 call.
     type Properties = unsafe extern "C" fn(*mut hipDeviceProp_tR0000, c_int) -> hipError_t;
     // SAFETY: the library is loaded already; the signature is that of the function.
     let (code, old) = unsafe {

@@ -1,4 +1,4 @@
-//! Attributes and properties of devices, by the driver's numbers.
+//! Device attributes and properties, translated to the CUDA driver's numbers.
 
 use core::ffi::{c_char, c_int, c_uint};
 
@@ -73,7 +73,7 @@ attributes! {
     CLUSTER_LAUNCH = 120,
 }
 
-/// The driver's attribute for one of HIP's, if there is one.
+/// The CUDA attribute for a HIP attribute, if there is one.
 fn counterpart(attribute: hipDeviceAttribute_t) -> Option<c_uint> {
     use hipDeviceAttribute_t as A;
     Some(match attribute {
@@ -151,16 +151,16 @@ fn total_memory(driver: &Driver, device: Device) -> Outcome<usize> {
     Ok(bytes)
 }
 
-/// All properties of a device that have a counterpart; the others are 0.
+/// All properties of a device that CUDA has too; the others are 0.
 pub(super) fn properties(driver: &Driver, device: Device) -> Outcome<hipDeviceProp_tR0600> {
-    // A driver that does not know an attribute is older than what the attribute describes.
+    // A driver that does not know an attribute is older than the feature that the attribute describes.
     let number = |attribute| read(driver, attribute, device).unwrap_or(0);
     let size = |attribute| usize::try_from(number(attribute)).unwrap_or(0);
     let mut p = hipDeviceProp_tR0600::zeroed();
     // SAFETY: name and uuid are valid for writes of their lengths.
     unsafe {
         driver.cuDeviceGetName(p.name.as_mut_ptr(), p.name.len() as c_int, device)?;
-        // Drivers before 11.4 cannot say.
+        // Drivers before 11.4 lack the function.
         let _ = driver.cuDeviceGetUuid_v2(p.uuid.as_mut_ptr(), device);
     }
     p.totalGlobalMem = total_memory(driver, device)?;
@@ -227,8 +227,8 @@ pub(super) fn properties(driver: &Driver, device: Device) -> Outcome<hipDevicePr
     Ok(p)
 }
 
-/// The name that compilers have for a compute capability. From 9.0 on, the instructions that only GPUs of exactly that
-/// capability have (such as `wgmma`) belong to a target of its own, with an `a`.
+/// Compiler name of a compute capability, such as `sm_90a`. From 9.0 on, instructions that only GPUs of exactly that
+/// capability have (such as `wgmma`) need the target with the suffix `a`.
 fn arch_name(major: c_int, minor: c_int) -> String {
     let own = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{own}")

@@ -1,4 +1,4 @@
-//! Devices, and errors.
+//! HIP functions for devices and errors, on the CUDA driver.
 
 #![allow(non_snake_case)]
 
@@ -51,12 +51,12 @@ hip_functions! {
     }
 }
 
-/// The calling thread's last error, which is cleared.
+/// Returns the calling thread's last error and clears it.
 pub unsafe extern "C" fn hipGetLastError() -> hipError_t {
     state::take_last_error()
 }
 
-/// The name of a status code: HIP's, or the driver's where HIP has none.
+/// The name of a status code: HIP's, or the CUDA driver's if HIP has none.
 pub unsafe extern "C" fn hipGetErrorName(code: hipError_t) -> *const c_char {
     let name = code
         .c_name()
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn hipGetErrorName(code: hipError_t) -> *const c_char {
     name.map_or(c"unknown error".as_ptr(), CStr::as_ptr)
 }
 
-/// What a status code means, as the driver says it.
+/// The CUDA driver's description of a status code.
 pub unsafe extern "C" fn hipGetErrorString(code: hipError_t) -> *const c_char {
     let meaning = state::text(code.0, Driver::cuGetErrorString).or_else(|| code.c_name());
     meaning.map_or(c"unknown error".as_ptr(), CStr::as_ptr)

@@ -1,4 +1,4 @@
-//! The CUDA driver's functions that are used, with their C signatures.
+//! The functions of the CUDA driver that are used, with their C signatures.
 
 #![allow(non_snake_case)]
 
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-/// The driver's name.
+/// File name of the CUDA driver.
 #[cfg(not(windows))]
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
-/// The driver's name.
+/// File name of the CUDA driver.
 #[cfg(windows)]
 pub(crate) const LIBRARY: &str = "nvcuda.dll";
 
@@ -58,19 +58,19 @@ pub(crate) struct LaunchAttribute {
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 pub(crate) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
-/// A call of the driver that failed.
+/// A failed call of the CUDA driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    /// The driver's function; empty where a call was refused before the driver was asked.
+    /// The driver's function; empty if the call was refused before it reached the driver.
     pub function: &'static str,
-    /// What it returned.
+    /// The code that it returned.
     pub code: Code,
-    /// What the driver wrote about it.
+    /// The driver's log, such as a compiler's messages.
     pub log: String,
 }
 
 impl Failure {
-    /// A call that is refused here.
+    /// A call that was refused before it reached the driver.
     pub(crate) fn refused(code: Code) -> Self {
         Failure {
             function: "",
@@ -80,10 +80,11 @@ impl Failure {
     }
 }
 
-/// What a call gives.
+/// Result of a call of the driver.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-/// The process's CUDA driver. There is one at most: it keeps its state, such as primary contexts, by process.
+/// The process's CUDA driver. There is at most one: the driver's state, such as primary contexts, belongs to the
+/// process.
 pub(crate) struct Driver {
     library: Library,
     name: String,
@@ -115,7 +116,7 @@ macro_rules! functions {
                         return Err(Failure {
                             function: stringify!($name),
                             code: NOT_SUPPORTED,
-                            log: format!("{} lacks it", self.name),
+                            log: format!("{} has no such function", self.name),
                         });
                     }
                     // SAFETY: the address is that of the function of this name and signature.
@@ -198,12 +199,13 @@ functions! {
 }
 
 impl Driver {
-    /// The driver, once one was adopted.
+    /// The driver, if one has been adopted.
     pub(crate) fn get() -> Option<&'static Driver> {
         DRIVER.get()
     }
 
-    /// Makes a library the process's driver; where there is one, it must be the same. The error is that one's name.
+    /// Makes a library the process's driver. If there is one already, it must be the same; the error is the name of the
+    /// one that is loaded.
     pub(crate) fn adopt(library: Library, name: &str) -> Result<&'static Driver, &'static str> {
         let entry = |library: &Library| {
             // SAFETY: the symbol is only read as an address here.
@@ -223,12 +225,12 @@ impl Driver {
         }
     }
 
-    /// The name or path it was loaded by.
+    /// Name or path that the driver was loaded by.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether the driver has a function of the list above.
+    /// Whether the driver has function `name` of the list above.
     pub(crate) fn has(&self, name: &str) -> bool {
         let index = NAMES.iter().position(|n| *n == name);
         index.is_some_and(|index| !self.address(index).is_null())

@@ -1,4 +1,4 @@
-//! Memory: allocations, copies, fills.
+//! HIP functions for device memory, on the CUDA driver: allocations, copies, fills.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::ptr::{from_mut, null_mut};
@@ -7,10 +7,10 @@ use super::driver::{Address, Driver, Failure, Handle, INVALID_VALUE, Outcome};
 use super::state::{given, hip_functions};
 use crate::{hipDeviceptr_t, hipMemcpyKind, hipMemoryType, hipPointerAttribute_t, hipStream_t};
 
-/// Flags of `hipHostMalloc` that the driver has too, with the same numbers: portable, mapped, write-combined.
+/// Flags of `hipHostMalloc` that the driver supports under the same numbers: portable, mapped, write-combined.
 const HOST_FLAGS: c_uint = 7;
 
-/// A pointer as the driver's number. Addresses are unified: the driver knows host memory by its pointer.
+/// A pointer as the driver's number. Addresses are unified: the driver identifies host memory by its pointer.
 fn address(pointer: *const c_void) -> Address {
     pointer.expose_provenance() as Address
 }
@@ -115,7 +115,7 @@ hip_functions! {
     }
 }
 
-/// What memory a pointer leads to. The driver says nothing of pointers that it does not know.
+/// Kind and device of the memory at `pointer`. Pointers that the driver does not know give no information.
 fn pointer_attributes(driver: &Driver, pointer: *mut c_void) -> Outcome<hipPointerAttribute_t> {
     // `CU_POINTER_ATTRIBUTE_*` and `CU_MEMORYTYPE_*` of cuda.h.
     const MEMORY_TYPE: c_uint = 2;

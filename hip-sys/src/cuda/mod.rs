@@ -1,19 +1,19 @@
-//! The table's functions on top of the CUDA driver, so that an NVIDIA GPU runs what was written for HIP.
+//! HIP functions on top of the CUDA driver, so that programs written for HIP run on an NVIDIA GPU.
 //!
 //! | what | file |
 //! |---|---|
 //! | the driver's functions, opened at run time | `driver.rs` |
-//! | what a call needs around it: context, last error | `state.rs` |
-//! | the functions of the table | `device.rs`, `memory.rs`, `stream.rs`, `module.rs` |
+//! | a call's surroundings: initialisation, context, last error | `state.rs` |
+//! | the HIP functions | `device.rs`, `memory.rs`, `stream.rs`, `module.rs` |
 //! | attributes and properties of devices | `attributes.rs` |
 //!
-//! Handles are the driver's own: a `hipStream_t` is a `CUstream`, device memory a `CUdeviceptr`, so that they can be
-//! exchanged with other users of the device's primary context (the CUDA runtime, and what is built on it). HIP's
-//! current device is a property of the thread; before each call the primary context of that device is made the
-//! thread's current one.
+//! Handles are the driver's own: a `hipStream_t` is a `CUstream`, device memory a `CUdeviceptr`. They can be exchanged
+//! with other users of the device's primary context, such as the CUDA runtime and libraries built on it. HIP's current
+//! device is a property of the thread. Before each call, the primary context of that device becomes the thread's
+//! current context.
 //!
-//! Status codes are those of the driver: where both interfaces have a code, number and meaning are the same (a test
-//! lists them), and codes that HIP lacks keep the driver's number and name.
+//! Status codes are the driver's. A code that both interfaces have means the same in both; a test lists these codes. A
+//! code that HIP lacks keeps the driver's number and name.
 
 mod attributes;
 mod device;
@@ -31,7 +31,7 @@ pub(crate) use driver::{Driver, LIBRARY};
 pub(crate) use module::launch_overlapping;
 pub(crate) use state::last_failure;
 
-/// Every function, in one place for the table.
+/// All HIP functions, in one module for the table.
 mod functions {
     pub use super::device::*;
     pub use super::memory::*;
@@ -39,7 +39,7 @@ mod functions {
     pub use super::stream::*;
 }
 
-/// The address of a function of the table; null if the driver lacks what is behind it.
+/// Address of HIP function `name`; null if the driver lacks a function that it needs.
 pub(crate) fn resolver(name: &str) -> *const c_void {
     match missing(name) {
         None => {
@@ -49,7 +49,7 @@ pub(crate) fn resolver(name: &str) -> *const c_void {
     }
 }
 
-/// The first driver function behind a function of the table that the driver lacks.
+/// The first driver function that HIP function `name` needs and the driver lacks.
 pub(crate) fn missing(name: &str) -> Option<&'static str> {
     let driver = Driver::get()?;
     let behind = device::BEHIND

@@ -1,4 +1,4 @@
-//! Modules, kernels and launches.
+//! HIP functions for modules, kernels and launches, on the CUDA driver.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -79,10 +79,10 @@ hip_functions! {
     }
 }
 
-/// [`Hip::launch_overlapping`](crate::Hip::launch_overlapping).
+/// Implements [`Hip::launch_overlapping`](crate::Hip::launch_overlapping).
 ///
 /// # Safety
-/// As for `hipModuleLaunchKernel`; the kernel waits for the one before by itself.
+/// As for `hipModuleLaunchKernel`. The kernel itself waits for the kernel before it.
 pub(crate) unsafe fn launch_overlapping(
     function: hipFunction_t,
     workgroups: c_uint,
@@ -111,7 +111,7 @@ pub(crate) unsafe fn launch_overlapping(
     })
 }
 
-/// Loads a module; a failure carries what the driver's compiler wrote.
+/// Loads a module. A failure carries the log of the driver's compiler.
 ///
 /// # Safety
 /// As the driver documents.
@@ -143,15 +143,15 @@ unsafe fn load(driver: &Driver, module: *mut Handle, image: *const c_void) -> Ou
     })
 }
 
-/// A kernel's arguments in one piece, as the driver wants them in `extra`.
+/// Packed kernel arguments, in the form that the driver takes in `extra`.
 struct Packed([*mut c_void; 5]);
 
 impl Packed {
-    /// What HIP's `extra` says. Pointer and size are named by the same numbers in both interfaces, the end is not:
-    /// 3 for HIP, 0 for the driver.
+    /// Converts HIP's `extra`. Pointer and size have the same keys in both interfaces; the end of the list is 3 in HIP,
+    /// 0 in CUDA.
     ///
     /// # Safety
-    /// `extra` is null, or a list of HIP's.
+    /// `extra` is null, or a list as HIP defines it.
     unsafe fn read(extra: *mut *mut c_void) -> Outcome<Option<Self>> {
         if extra.is_null() {
             return Ok(None);

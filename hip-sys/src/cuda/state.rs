@@ -1,4 +1,4 @@
-//! What a call of the table needs around the driver's: initialisation, HIP's current device, the last error.
+//! State around a call of the CUDA driver: initialisation, HIP's current device, the last error.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_char, c_int};
@@ -17,7 +17,7 @@ thread_local! {
     static LAST_FAILURE: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
-/// A device's primary context, once it was retained.
+/// A device's primary context, once it is retained.
 struct Primary(Handle);
 
 // SAFETY: a context is a name that the driver gave out; any thread may use it.
@@ -30,12 +30,12 @@ fn primary() -> MutexGuard<'static, Vec<Primary>> {
     PRIMARY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers a call that needs no context.
+/// Runs a call that needs no context, and returns its HIP status.
 pub(crate) fn without_context(work: impl FnOnce(&'static Driver) -> Outcome) -> hipError_t {
     answer(initialised().and_then(work))
 }
 
-/// Answers a call in the primary context of the thread's device.
+/// Runs a call in the primary context of the thread's device, and returns its HIP status.
 pub(crate) fn in_context(work: impl FnOnce(&'static Driver) -> Outcome) -> hipError_t {
     answer(initialised().and_then(|driver| {
         enter(driver, DEVICE.get())?;
@@ -53,12 +53,12 @@ fn answer(outcome: Outcome) -> hipError_t {
     if kept.is_some() {
         LAST_ERROR.set(code);
     }
-    // A thread that is ending has no place for the text any more, and a panic here would end the process.
+    // A thread that is ending cannot store the text any more, and a panic here would end the process.
     let _ = LAST_FAILURE.try_with(|last| last.replace(kept));
     code
 }
 
-/// HIP's code for the driver's.
+/// The HIP code of a driver code.
 fn status(code: c_int) -> hipError_t {
     const CALL_REQUIRES_NEWER_DRIVER: c_int = 36;
     match code {
@@ -78,7 +78,7 @@ fn initialised() -> Outcome<&'static Driver> {
     Ok(driver)
 }
 
-/// Makes a device's primary context the thread's current one.
+/// Makes the primary context of device `ordinal` the thread's current context.
 fn enter(driver: &Driver, ordinal: c_int) -> Outcome {
     let index = usize::try_from(ordinal).map_err(|_| Failure::refused(INVALID_DEVICE))?;
     let context = {
@@ -102,7 +102,7 @@ fn enter(driver: &Driver, ordinal: c_int) -> Outcome {
     unsafe { driver.cuCtxSetCurrent(context) }
 }
 
-/// The driver's name for HIP's number of a device.
+/// The driver's handle of device `ordinal`.
 pub(crate) fn device(driver: &Driver, ordinal: c_int) -> Outcome<Device> {
     let mut device = 0;
     // SAFETY: `device` is valid for a write.
@@ -115,14 +115,14 @@ pub(crate) fn current_device() -> c_int {
     DEVICE.get()
 }
 
-/// Makes a device the thread's current one.
+/// Makes device `ordinal` the thread's current one.
 pub(crate) fn set_device(driver: &Driver, ordinal: c_int) -> Outcome {
     enter(driver, ordinal)?;
     DEVICE.set(ordinal);
     Ok(())
 }
 
-/// Destroys everything on the thread's device.
+/// Destroys everything on the thread's device: resets its primary context.
 pub(crate) fn reset(driver: &Driver) -> Outcome {
     let ordinal = DEVICE.get();
     let device = device(driver, ordinal)?;
@@ -139,12 +139,12 @@ pub(crate) fn reset(driver: &Driver) -> Outcome {
     unsafe { driver.cuDevicePrimaryCtxReset_v2(device) }
 }
 
-/// The thread's last error, which is cleared.
+/// Returns the thread's last error and clears it.
 pub(crate) fn take_last_error() -> hipError_t {
     LAST_ERROR.replace(hipError_t::hipSuccess)
 }
 
-/// What the driver said when the thread's last call failed.
+/// Describes the driver's failure in the thread's last call: function, code, log.
 pub(crate) fn last_failure() -> Option<String> {
     let Failure {
         function,
@@ -173,7 +173,7 @@ pub(crate) fn last_failure() -> Option<String> {
 
 type Describe = unsafe fn(&Driver, c_int, *mut *const c_char) -> Outcome;
 
-/// What the driver says about a code; none where it does not know it.
+/// The driver's text for `code`; `None` if the driver does not know the code.
 pub(crate) fn text(code: c_int, describe: Describe) -> Option<&'static CStr> {
     let driver = Driver::get()?;
     let mut found = null();
@@ -184,11 +184,11 @@ pub(crate) fn text(code: c_int, describe: Describe) -> Option<&'static CStr> {
     }
 }
 
-/// Writes one function of the table: a body that gives [`Outcome`], in the thread's context or without one. `needs`
-/// lists the driver's functions that it cannot do without.
+/// Defines HIP functions. Each has a body that gives [`Outcome`] and runs in the thread's context or without one.
+/// `needs` lists the driver functions that it requires.
 macro_rules! hip_functions {
     ($($around:ident fn $name:ident($($arg:ident: $type:ty),*) needs [$($symbol:ident),*] |$driver:ident| $body:block)*) => {
-        /// The driver's functions behind those of the table.
+        /// The driver functions that each HIP function needs.
         pub(super) const BEHIND: &[(&str, &[&str])] = &[$((stringify!($name), &[$(stringify!($symbol)),*]),)*];
         $(
             // A body may need no `unsafe`.
@@ -202,7 +202,7 @@ macro_rules! hip_functions {
 }
 pub(super) use hip_functions;
 
-/// A pointer that the caller must give.
+/// A pointer argument that must not be null.
 pub(crate) fn given<T>(pointer: *mut T) -> Outcome<*mut T> {
     match pointer.is_null() {
         true => Err(Failure::refused(super::driver::INVALID_VALUE)),
@@ -214,7 +214,7 @@ pub(crate) fn given<T>(pointer: *mut T) -> Outcome<*mut T> {
 mod tests {
     use super::*;
 
-    /// Values of thread-local variables may own memory of a device, which is freed when their thread ends.
+    /// Values of thread-local variables may own device memory, which is freed when their thread ends.
     #[test]
     fn calls_that_fail_while_a_thread_ends_return_their_status() {
         use std::sync::mpsc::{Sender, channel};

@@ -1,4 +1,4 @@
-//! Streams, events, captures and graphs.
+//! HIP functions for streams, events, captures and graphs, on the CUDA driver.
 
 use core::ffi::{c_char, c_uint};
 use std::ptr::null_mut;
@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use super::state::{self, current_device, given, hip_functions};
 use crate::types::*;
 
-/// Flags of events that the driver has too, with the same numbers: blocking, no timing, between processes.
+/// Event flags that the driver supports under the same numbers: blocking, no timing, interprocess.
 const EVENT_FLAGS: c_uint = 7;
 
 hip_functions! {
@@ -49,7 +49,7 @@ hip_functions! {
         needs [cuStreamIsCapturing] |driver| {
         driver.cuStreamIsCapturing(stream.0, given(status)?.cast())
     }
-    // The driver's function without a log is the one that every version has under one name.
+    // Every version of the driver has the function without a log under the same name.
     in_context fn hipGraphInstantiate(
         executable: *mut hipGraphExec_t,
         graph: hipGraph_t,

@@ -1,5 +1,4 @@
-//! What the convolution has to compute: sums in f32, in the order that is specified, and everything after them in f64,
-//! norms too.
+//! The reference of the convolution: sums in f32 in the specified order, everything after them in f64, norms included.
 
 use rayon::prelude::*;
 
@@ -8,54 +7,54 @@ use super::{ProblemError, gates, validate_cu_seqlens};
 /// A convolution over a packed batch of sequences. All tensors are dense.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvProblem<'a> {
-    /// `T`: rows of x, those past the last sequence included.
+    /// Rows of x, `T`, including rows past the last sequence.
     pub tokens: usize,
-    /// Channels of a row.
+    /// Channels of a row of x.
     pub channels: usize,
-    /// Tokens that an output depends on.
+    /// Taps: an output depends on `width` tokens.
     pub width: usize,
     /// `[T, channels]`.
     pub x: &'a [f32],
-    /// `[channels, width]`, the newest token's last.
+    /// `[channels, width]`; the newest token's tap is the last.
     pub weight: &'a [f32],
     /// `[channels]`; absent is 0.
     pub bias: Option<&'a [f32]>,
-    /// Whether SiLU follows.
+    /// Whether SiLU is applied to the sums.
     pub silu: bool,
-    /// Norms of q and k, which come last; absent is 'none'.
+    /// L2 norms of the rows of q and k, applied last; absent: no norms.
     pub norms: Option<RowNorms>,
-    /// `[N + 1]`: where each sequence starts, and the end of the last one.
+    /// Start of each sequence and end of the last, `[N + 1]`.
     pub cu_seqlens: &'a [i32],
-    /// `[N, channels, columns]`, `columns >= width - 1`, the newest token last: the sequences' states; absent is 0.
+    /// States before the batch, `[N, channels, columns]`, the newest token last; `columns >= width - 1`; absent is 0.
     pub state: Option<&'a [f32]>,
-    /// Columns of a state.
+    /// Columns of a state, at least `width - 1`.
     pub columns: usize,
-    /// `[N]`: whether a sequence's state is used or taken for 0; absent is 'all are'.
+    /// `[N]`: true if the sequence reads its state, false if it starts from 0; absent: all read it.
     pub has_initial_state: Option<&'a [bool]>,
-    /// `[N]`: whether a sequence is padding; absent is 'none is'.
+    /// `[N]`: whether a sequence is padding; absent: none is.
     pub padding: Option<&'a [bool]>,
 }
 
-/// Channels that are rows with an l2 norm: they are divided by `sqrt(sum of squares + 1e-6)`.
+/// Channels that form rows with an l2 norm. A row is divided by `sqrt(sum of squares + 1e-6)`.
 #[derive(Clone, Copy, Debug)]
 pub struct RowNorms {
-    /// So many, from the first on.
+    /// Number of channels that are normalised, from channel 0 on.
     pub channels: usize,
-    /// Channels of a row.
+    /// Channels of one row.
     pub dim: usize,
 }
 
-/// What a convolution computes.
+/// The outputs and states that a convolution computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvSolution {
     /// `[T, channels]`, not rounded; rows of padding and past the last sequence are 0.
     pub y: Vec<f64>,
-    /// `[N, channels, columns]`: the states afterwards. Those of padding and of empty sequences are the given ones.
+    /// States after the batch, `[N, channels, columns]`. Padding and empty sequences keep their input state.
     pub state: Vec<f32>,
 }
 
 impl ConvProblem<'_> {
-    /// `N`.
+    /// Number of sequences, `N`.
     pub fn sequences(&self) -> usize {
         self.cu_seqlens.len().saturating_sub(1)
     }
@@ -126,7 +125,7 @@ impl ConvProblem<'_> {
         Ok(())
     }
 
-    /// The state that a sequence starts from, for one channel and column.
+    /// State of sequence `n` before the batch, for one channel and column.
     fn initial(&self, n: usize, channel: usize, column: usize) -> f32 {
         let used = self.has_initial_state.is_none_or(|has| has[n]);
         let at = (n * self.channels + channel) * self.columns + column;
@@ -134,10 +133,10 @@ impl ConvProblem<'_> {
     }
 }
 
-/// The convolution.
+/// Computes the convolution.
 ///
 /// # Errors
-/// A tensor of another shape than the problem says, or lengths that make no sense.
+/// A tensor whose length does not match its shape, or an invalid `cu_seqlens`.
 pub fn conv(p: &ConvProblem<'_>) -> Result<ConvSolution, ProblemError> {
     p.validate()?;
     let mut y = vec![0.0; p.tokens * p.channels];
@@ -148,7 +147,7 @@ pub fn conv(p: &ConvProblem<'_>) -> Result<ConvSolution, ProblemError> {
         if first == last || p.padding.is_some_and(|padding| padding[n]) {
             continue;
         }
-        // The input `back` tokens before token `t` of the batch: of the sequence, else of its state, else 0.
+        // The input `back` tokens before token `t` of the batch: from the sequence, else from its state, else 0.
         let input = |t: usize, back: usize, c: usize| {
             let own = t - first;
             if back <= own {
@@ -195,7 +194,7 @@ pub fn conv(p: &ConvProblem<'_>) -> Result<ConvSolution, ProblemError> {
 mod tests {
     use super::*;
 
-    /// Two channels, width 3: by hand.
+    /// Two channels, width 3, computed by hand.
     #[test]
     fn small_cases() {
         let problem = ConvProblem {

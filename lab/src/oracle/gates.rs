@@ -1,6 +1,6 @@
 //! The scalar functions of the layer preamble, in f64.
 
-/// `ln(1 + exp(x))`, exact to f64 precision for any `x`: no threshold, no cancellation at very negative arguments.
+/// `ln(1 + exp(x))`, exact to f64 precision for any `x`: no threshold, and no cancellation for very negative `x`.
 pub fn softplus(x: f64) -> f64 {
     x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
 }
@@ -12,22 +12,22 @@ pub fn sigmoid(x: f64) -> f64 {
     if x >= 0.0 { p } else { e * p }
 }
 
-/// The log gate `-exp(a_log) * softplus(a + dt_bias)`: never above zero.
+/// The log gate `-exp(a_log) * softplus(a + dt_bias)`, at most 0.
 pub fn log_gate(a: f64, a_log: f64, dt_bias: f64) -> f64 {
     -libm::exp(a_log) * softplus(a + dt_bias)
 }
 
-/// `sigmoid(b)`, or `2 * sigmoid(b)` where negative eigenvalues of the transition are allowed.
+/// `sigmoid(b)`; `2 * sigmoid(b)` if `allow_neg_eigval`, so that the transition may have negative eigenvalues.
 pub fn beta(b: f64, allow_neg_eigval: bool) -> f64 {
     sigmoid(b) * if allow_neg_eigval { 2.0 } else { 1.0 }
 }
 
-/// The factor of the l2 norm of a row: `1 / sqrt(sum(x^2) + 1e-6)`.
+/// The l2 norm's factor for a row: `1 / sqrt(sum(x^2) + 1e-6)`.
 pub fn l2_factor(row: impl Iterator<Item = f64>) -> f64 {
     1.0 / (row.map(|x| x * x).sum::<f64>() + L2_EPSILON).sqrt()
 }
 
-/// What the l2 norm adds to the sum of squares, inside the root.
+/// The term that the l2 norm adds to the sum of squares, inside the root.
 pub const L2_EPSILON: f64 = 1e-6;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! A Gated DeltaNet layer between its input and its output projections: convolution, gates, recurrence, gated norm.
+//! A Gated DeltaNet layer between its input and output projections: convolution, gates, recurrence, gated norm.
 //!
-//! Each stage is its own oracle's. Between them stand the roundings that any implementation has whose stages hand their
-//! results over in the type of the activations: `q, k, v = [conv(x)]`, `o = [recurrence(q, k, v)]`, `y = norm(o, z)`, `[x]`
-//! for 'x rounded to the dtype'. y is not rounded.
+//! Each stage is computed by that stage's own oracle. Stages hand their results over in the dtype of the activations,
+//! so they are rounded in between: `q, k, v = [conv(x)]`, `o = [recurrence(q, k, v)]`, `y = norm(o, z)`, where `[x]` is
+//! x rounded to the dtype. `y` is not rounded.
 
 use super::conv::{ConvProblem, conv};
 use super::norm::{NormProblem, gated_norm};
@@ -12,27 +12,27 @@ use deltawave::types::{Dtype, HeadMap};
 /// A layer over a packed batch of sequences. All tensors are dense.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerProblem<'a> {
-    /// The type of the activations.
+    /// The dtype of the activations.
     pub dtype: Dtype,
-    /// `T`.
+    /// Tokens, `T`.
     pub tokens: usize,
-    /// `HK`.
+    /// Key heads, `HK`.
     pub key_heads: usize,
-    /// `HV`, a multiple of `HK`.
+    /// Value heads, `HV`, a multiple of `HK`.
     pub value_heads: usize,
-    /// `K`.
+    /// Width of a row of q and k, `K`.
     pub key_dim: usize,
-    /// `V`.
+    /// Width of a row of v, `V`.
     pub value_dim: usize,
-    /// Tokens that an output of the convolution depends on.
+    /// Taps of the convolution: an output depends on `width` tokens.
     pub width: usize,
-    /// `[T, 2 HK K + HV V]`: q, k and v.
+    /// Projections q, k and v side by side, `[T, 2 HK K + HV V]`.
     pub x: &'a [f32],
-    /// `[T, HV, V]`.
+    /// Input of the output gate, `[T, HV, V]`.
     pub z: &'a [f32],
-    /// `[T, HV]`.
+    /// Raw gate inputs, `[T, HV]`.
     pub a: &'a [f32],
-    /// `[T, HV]`.
+    /// Logits of beta, `[T, HV]`.
     pub b: &'a [f32],
     /// `[channels, width]`.
     pub conv_weight: &'a [f32],
@@ -44,51 +44,51 @@ pub struct LayerProblem<'a> {
     pub dt_bias: Option<&'a [f32]>,
     /// `[V]`; absent is 1.
     pub norm_weight: Option<&'a [f32]>,
-    /// Whether beta is `2 sigmoid(b)`.
+    /// Whether beta is `2 sigmoid(b)` instead of `sigmoid(b)`.
     pub allow_neg_eigval: bool,
-    /// Whether rows of q and k are l2-normalised.
+    /// Whether rows of q and k are l2-normalised after the convolution.
     pub l2_norm: bool,
     /// Which key head a value head reads.
     pub head_map: HeadMap,
-    /// What the gated norm adds to the mean of the squares.
+    /// The term that the gated norm adds to the mean of squares.
     pub eps: f64,
-    /// Whether its gate is SiLU, not the sigmoid alone.
+    /// Output gate: SiLU if true, the sigmoid if false.
     pub silu: bool,
-    /// `[N + 1]`.
+    /// Start of each sequence and end of the last, `[N + 1]`.
     pub cu_seqlens: &'a [i32],
-    /// `[N, channels, width - 1]`; absent is 0.
+    /// Conv states before the batch, `[N, channels, width - 1]`; absent is 0.
     pub conv_state: Option<&'a [f32]>,
-    /// `[N, HV, K, V]`; absent is 0.
+    /// Recurrent states before the batch, `[N, HV, K, V]`; absent is 0.
     pub state: Option<&'a [f32]>,
-    /// `[N]`: whether a sequence uses its states or starts from 0; absent is 'all do'.
+    /// `[N]`: true if the sequence reads its states, false if it starts from 0; absent: all read them.
     pub has_initial_state: Option<&'a [bool]>,
-    /// `[N]`: whether a sequence is padding; absent is 'none is'.
+    /// `[N]`: whether a sequence is padding; absent: none is.
     pub padding: Option<&'a [bool]>,
 }
 
-/// What a layer computes.
+/// The outputs and states that a layer computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSolution {
     /// `[T, HV, V]`; rows of padding and past the last sequence are 0.
     pub y: Vec<f64>,
-    /// `[N, channels, width - 1]`. Those of padding and of empty sequences are the given ones.
+    /// Conv states after the batch, `[N, channels, width - 1]`. Padding and empty sequences keep their input state.
     pub conv_state: Vec<f32>,
-    /// `[N, HV, K, V]`. Those of padding mean nothing.
+    /// Recurrent states after the batch, `[N, HV, K, V]`. Entries of padding are unspecified.
     pub state: Vec<f64>,
 }
 
-/// The layer, with the f64 recurrence.
+/// Computes the layer with the f64 recurrence.
 ///
 /// # Errors
-/// A tensor of another shape than the problem says, or lengths that make no sense.
+/// A tensor whose length does not match its shape, or an invalid `cu_seqlens`.
 pub fn layer(p: &LayerProblem<'_>) -> Result<LayerSolution, ProblemError> {
     layer_of(p, prefill)
 }
 
-/// The layer with the unfused chunk form for its recurrence: what the errors of a layer are measured against.
+/// Computes the layer with the unfused chunk form as its recurrence. Its errors are the yardstick for a layer's errors.
 ///
 /// # Errors
-/// As [`layer`].
+/// The same as [`layer`].
 pub fn unfused_layer(p: &LayerProblem<'_>) -> Result<LayerSolution, ProblemError> {
     layer_of(p, |problem| unfused(problem, p.dtype))
 }
@@ -170,7 +170,7 @@ fn layer_of(
 mod tests {
     use super::*;
 
-    /// One head of one number each, two tokens: by hand.
+    /// One head, one number wide, two tokens, computed by hand.
     #[test]
     fn by_hand() {
         let silu = |x: f64| x / (1.0 + f64::exp(-x));
@@ -186,7 +186,7 @@ mod tests {
             z: &[1.0, -2.0],
             a: &[0.0, 0.0],
             b: &[0.0, 0.0],
-            // The token before, and the token itself.
+            // Channels q and k read the token before, channel v the token itself.
             conv_weight: &[0.0, 1.0, 0.0, 1.0, 1.0, 1.0],
             conv_bias: None,
             a_log: &[0.0],

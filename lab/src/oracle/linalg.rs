@@ -4,7 +4,7 @@ use std::ops::{Add, AddAssign, Mul, Sub};
 
 use deltawave::types::Dtype;
 
-/// The arithmetic of an emulation: f32, as on the device, or f64, to check a formula without its roundings.
+/// The arithmetic of an emulation: f32 as on the device, or f64 to check a formula without roundings.
 pub(crate) trait Real:
     Copy + Send + Sync + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + AddAssign
 {
@@ -13,7 +13,7 @@ pub(crate) trait Real:
     fn of(x: f64) -> Self;
     fn to_f64(self) -> f64;
     fn exp(self) -> Self;
-    /// Rounded to the dtype; `F32` keeps the value as it is.
+    /// Rounds to `dtype`; `F32` keeps the value.
     fn round(self, dtype: Dtype) -> Self;
 }
 
@@ -55,7 +55,7 @@ impl Real for f64 {
     }
 }
 
-/// Every element rounded.
+/// Rounds every element to `dtype`.
 pub(crate) fn rounded<R: Real>(x: &[R], dtype: Dtype) -> Vec<R> {
     x.iter().map(|x| x.round(dtype)).collect()
 }

@@ -1,6 +1,6 @@
-//! What the kernels have to compute, in f64: the token recurrence and the layer preamble.
+//! The f64 reference of the kernels: the token recurrence and the layer preamble.
 //!
-//! [`prefill`] is the reference of every accuracy figure. Per value head, with a state `S` of shape `[K, V]`:
+//! [`prefill`] is the reference of every accuracy figure. Each value head has a state `S` of shape `[K, V]`:
 //!
 //! ```text
 //! S   <- exp(g_t) * S
@@ -9,11 +9,10 @@
 //! o_t  = scale * S^T q_t
 //! ```
 //!
-//! [`unfused`] is the yardstick beside it: the chain of kernels that public implementations use, with its
-//! intermediates rounded as they round them.
+//! [`unfused`] is the yardstick for errors: the kernel chain of public implementations, with its intermediates rounded
+//! as they round them.
 //!
-//! The elementary functions come from `libm` and nothing is contracted to FMA, so that results have the same bits on
-//! every host.
+//! Elementary functions come from `libm`, and nothing is contracted to FMA. Results have the same bits on every host.
 
 pub mod conv;
 pub mod gates;
@@ -34,7 +33,7 @@ use deltawave::types::HeadMap;
 
 pub use unfused::{CHUNK, unfused};
 
-/// Where the log gates of a prefill come from.
+/// Source of the log gates of a prefill.
 #[derive(Clone, Copy, Debug)]
 pub enum Gate<'a> {
     /// No decay: `g = 0`.
@@ -52,14 +51,14 @@ pub enum Gate<'a> {
     },
 }
 
-/// Where the write strengths of a prefill come from.
+/// Source of the write strengths of a prefill.
 #[derive(Clone, Copy, Debug)]
 pub enum Beta<'a> {
     /// `beta = 1`.
     One,
-    /// `beta`, `[T, HV]`.
+    /// `beta` itself, `[T, HV]`.
     Given(&'a [f32]),
-    /// `beta = sigmoid(b)`, or twice that.
+    /// `beta = sigmoid(b)`, or `2 sigmoid(b)`.
     Logits {
         /// `[T, HV]`.
         b: &'a [f32],
@@ -71,15 +70,15 @@ pub enum Beta<'a> {
 /// A prefill over a packed batch of sequences. All tensors are dense and token-major.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem<'a> {
-    /// `T`: rows of the token tensors, those past the last sequence included.
+    /// Rows of the token tensors, `T`, including rows past the last sequence.
     pub tokens: usize,
-    /// `HK`.
+    /// Key heads, `HK`.
     pub key_heads: usize,
-    /// `HV`, a multiple of `HK`.
+    /// Value heads, `HV`, a multiple of `HK`.
     pub value_heads: usize,
-    /// `K`.
+    /// Width of a row of q and k, `K`.
     pub key_dim: usize,
-    /// `V`.
+    /// Width of a row of v, `V`.
     pub value_dim: usize,
     /// `[T, HK, K]`.
     pub q: &'a [f32],
@@ -91,42 +90,42 @@ pub struct Problem<'a> {
     pub gate: Gate<'a>,
     /// The write strengths.
     pub beta: Beta<'a>,
-    /// `[N + 1]`: where each sequence starts, and the end of the last one.
+    /// Start of each sequence and end of the last, `[N + 1]`.
     pub cu_seqlens: &'a [i32],
     /// `[N, HV, K, V]`; absent is 0.
     pub initial_state: Option<&'a [f32]>,
-    /// `[N]`: whether a sequence uses its initial state or starts from 0; absent is 'all do'.
+    /// `[N]`: true if the sequence reads its initial state, false if it starts from 0; absent: all read it.
     pub has_initial_state: Option<&'a [bool]>,
-    /// The factor of the output; absent is `K^-0.5`.
+    /// Factor of the output; absent is `K^-0.5`.
     pub scale: Option<f64>,
     /// Which key head a value head reads.
     pub head_map: HeadMap,
-    /// Whether the rows of q and k are l2-normalised first: `x / sqrt(sum(x^2) + 1e-6)`.
+    /// Whether rows of q and k are l2-normalised first: `x / sqrt(sum(x^2) + 1e-6)`.
     pub l2_norm: bool,
 }
 
-/// What a prefill computes.
+/// The outputs and states that a prefill computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// `[T, HV, V]`; rows past the last sequence are 0.
     pub o: Vec<f64>,
-    /// `[N, HV, K, V]`; the initial state where a sequence is empty.
+    /// States after the batch, `[N, HV, K, V]`. An empty sequence keeps its initial state.
     pub final_state: Vec<f64>,
 }
 
-/// Why a problem is not a prefill.
+/// Reason why a problem is not a valid prefill.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
-    /// A tensor has another number of elements than its shape.
+    /// The length of a tensor does not match its shape.
     #[error("{name} has {actual} elements, its shape {shape} has {expected}")]
     Length {
         /// The tensor.
         name: &'static str,
         /// Its shape, in symbols.
         shape: &'static str,
-        /// How many elements it should have.
+        /// Elements that the shape has.
         expected: usize,
-        /// How many it has.
+        /// Elements that the tensor has.
         actual: usize,
     },
     /// A dimension is zero.
@@ -135,7 +134,7 @@ pub enum ProblemError {
         /// The dimension.
         name: &'static str,
     },
-    /// The value heads cannot be shared out evenly among the key heads.
+    /// The value heads are not a multiple of the key heads.
     #[error("{value_heads} value heads are not a multiple of {key_heads} key heads")]
     Heads {
         /// `HK`.
@@ -149,33 +148,33 @@ pub enum ProblemError {
     /// `cu_seqlens` does not start at 0, decreases, or ends past the tokens.
     #[error("cu_seqlens[{index}] is {value}, it must be {allowed}")]
     CuSeqlens {
-        /// The offending entry.
+        /// Index of the entry.
         index: usize,
-        /// Its value.
+        /// Value of the entry.
         value: i64,
-        /// What it may be.
+        /// Values that it may have.
         allowed: String,
     },
 }
 
 impl<'a> Problem<'a> {
-    /// `N`, the number of sequences.
+    /// Number of sequences, `N`.
     pub fn sequences(&self) -> usize {
         self.cu_seqlens.len().saturating_sub(1)
     }
 
-    /// The rows of sequence `n`. The problem has to be valid.
+    /// Token rows of sequence `n`. `cu_seqlens` must be valid.
     pub fn rows(&self, n: usize) -> Range<usize> {
         self.cu_seqlens[n] as usize..self.cu_seqlens[n + 1] as usize
     }
 
-    /// The factor of the output.
+    /// Factor of the output: `scale`, or its default.
     pub fn scale(&self) -> f64 {
         self.scale
             .unwrap_or_else(|| 1.0 / (self.key_dim as f64).sqrt())
     }
 
-    /// The initial state of one sequence and head, `[K, V]`, where it has one.
+    /// Initial state of sequence `n` and `value_head`, `[K, V]`. `None` if it starts from 0.
     pub fn initial_state_of(&self, n: usize, value_head: usize) -> Option<&'a [f32]> {
         let size = self.key_dim * self.value_dim;
         let used = self.has_initial_state.is_none_or(|has| has[n]);
@@ -184,7 +183,7 @@ impl<'a> Problem<'a> {
             .map(|s| &s[(n * self.value_heads + value_head) * size..][..size])
     }
 
-    /// Whether every tensor has the length of its shape, and the lengths make sense.
+    /// Checks that every tensor has the length of its shape, and that dimensions, heads and `cu_seqlens` are valid.
     pub fn validate(&self) -> Result<(), ProblemError> {
         for (name, x) in [
             ("HK", self.key_heads),
@@ -251,7 +250,7 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    /// The log gates, `[T, HV]`.
+    /// Computes the log gates, `[T, HV]`.
     pub fn log_gates(&self) -> Vec<f64> {
         match self.gate {
             Gate::None => vec![0.0; self.tokens * self.value_heads],
@@ -266,7 +265,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The write strengths, `[T, HV]`.
+    /// Computes the write strengths, `[T, HV]`.
     pub fn betas(&self) -> Vec<f64> {
         match self.beta {
             Beta::One => vec![1.0; self.tokens * self.value_heads],
@@ -281,7 +280,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Rows of q or k, normalised where the problem says so.
+    /// Rows of q or k in f64, l2-normalised if `l2_norm`.
     fn rows_of(&self, x: &[f32]) -> Vec<f64> {
         let mut out: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
         if self.l2_norm {
@@ -293,7 +292,7 @@ impl<'a> Problem<'a> {
         out
     }
 
-    /// Every (sequence, value head), sequences outermost.
+    /// Every pair (sequence, value head), sequences outermost.
     fn sequence_heads(&self) -> Vec<(usize, usize)> {
         (0..self.sequences())
             .flat_map(|n| (0..self.value_heads).map(move |h| (n, h)))
@@ -301,7 +300,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Whether `cu_seqlens` starts at 0, never decreases and ends at most at `tokens`.
+/// Checks that `cu_seqlens` starts at 0, never decreases and ends at most at `tokens`.
 pub fn validate_cu_seqlens(cu_seqlens: &[i32], tokens: usize) -> Result<(), ProblemError> {
     let error = |index, value: i32, allowed: String| {
         Err(ProblemError::CuSeqlens {
@@ -331,11 +330,11 @@ pub fn validate_cu_seqlens(cu_seqlens: &[i32], tokens: usize) -> Result<(), Prob
     Ok(())
 }
 
-/// Value columns that one task carries through a sequence. Columns of a state never meet, so that a narrow slab of
-/// them can stay in the first-level cache from the first token to the last.
+/// Value columns that one task carries through a sequence. Columns of a state are independent, so a narrow slab of them
+/// stays in the L1 cache from the first token to the last.
 const COLUMNS: usize = 8;
 
-/// The token recurrence in f64: the reference.
+/// Computes the token recurrence in f64: the reference.
 pub fn prefill(problem: &Problem<'_>) -> Result<Solution, ProblemError> {
     problem.validate()?;
     let p = problem;
@@ -366,7 +365,8 @@ pub fn prefill(problem: &Problem<'_>) -> Result<Solution, ProblemError> {
 
 type Slab = Vec<[f64; COLUMNS]>;
 
-/// Carries the columns from `column` on of one state through its sequence: the outputs, and the final state.
+/// Carries up to `COLUMNS` columns of one state through its sequence, from `column` on. Returns the outputs and the
+/// final state.
 #[expect(
     clippy::too_many_arguments,
     reason = "the preamble's results, and which slab"

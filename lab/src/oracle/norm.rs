@@ -4,27 +4,28 @@ use rayon::prelude::*;
 
 use super::{ProblemError, gates};
 
-/// A gated norm of rows. All tensors are dense.
+/// A gated RMS norm of rows. All tensors are dense.
 #[derive(Clone, Copy, Debug)]
 pub struct NormProblem<'a> {
-    /// `V`: numbers of a row.
+    /// Numbers per row, `V`.
     pub value_dim: usize,
-    /// `[rows, V]`.
+    /// Rows to normalise, `[rows, V]`.
     pub x: &'a [f32],
-    /// `[rows, V]`.
+    /// Input of the output gate, `[rows, V]`.
     pub z: &'a [f32],
     /// `[V]`; absent is 1.
     pub weight: Option<&'a [f32]>,
-    /// What is added to the mean of the squares.
+    /// The term that is added to the mean of squares.
     pub eps: f64,
-    /// Whether the gate is SiLU, not the sigmoid alone.
+    /// Output gate: SiLU if true, the sigmoid if false.
     pub silu: bool,
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight * gate(z)` for each row, `[rows, V]`; 0 where x is, whatever z is.
+/// `x / sqrt(mean(x^2) + eps) * weight * gate(z)` for each row, `[rows, V]`. An element is 0 where x is 0, whatever z
+/// is.
 ///
 /// # Errors
-/// A tensor of another shape than the problem says.
+/// A tensor whose length does not match its shape.
 pub fn gated_norm(p: &NormProblem<'_>) -> Result<Vec<f64>, ProblemError> {
     if p.value_dim == 0 {
         return Err(ProblemError::Zero { name: "value_dim" });
@@ -84,7 +85,7 @@ mod tests {
             eps: 12.5,
             silu: true,
         };
-        // The mean of the squares and eps make 25.
+        // mean of squares + eps = 25.
         let second = -0.8 * 2.0 * 2.0 / (1.0 + f64::exp(-2.0));
         let close = |x: &[f64], wanted: &[f64]| {
             let pairs = x.iter().zip(wanted);

@@ -1,4 +1,4 @@
-//! The T-form with the roundings of the fused kernels: what accuracy they can have.
+//! The T-form with the roundings of the fused kernels: the accuracy that they can reach.
 //!
 //! ```text
 //! X  = beta (v - exp(G) (k [S]))
@@ -7,12 +7,12 @@
 //! S  = exp(G_last) S + k^T [exp(G_last - G) U]
 //! ```
 //!
-//! What is in brackets is rounded to the input dtype, an operand of a 16-bit product; all else is f32.
+//! Values in brackets are rounded to the input dtype, as operands of 16-bit products. All else is f32.
 
 use super::linalg::{Real, multiply, multiply_add, rounded, unit_lower_inverse};
 use super::unfused::Chunk;
 
-/// One chunk of the T-form.
+/// Computes one chunk of the T-form: advances `state`, returns the outputs.
 pub(super) fn chunk<R: Real>(c: &Chunk<R>, state: &mut [R]) -> Vec<R> {
     let (n, kd, vd) = (c.len(), c.key_dim, c.value_dim);
     let round = |x: &[R]| rounded(x, c.dtype);

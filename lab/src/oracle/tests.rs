@@ -1,12 +1,12 @@
-//! The oracle against independent formulas, and the emulations against what was measured on hardware.
+//! Compares the oracle with independent formulas, and the emulations with measurements on hardware.
 
 use super::*;
 use crate::inputs::{GateInputs, Gates, InputSpec, Inputs, Keys, random_state};
 use crate::metrics::compare;
 use deltawave::types::Dtype;
 
-/// The recurrence written as matrices: `S_t = exp(g) (I - beta k k^T) S + beta k v^T`, one head at a time, with none of
-/// the oracle's helpers.
+/// The recurrence as matrices, one head at a time: `S_t = exp(g) (I - beta k k^T) S + beta k v^T`. Uses none of the
+/// oracle's helpers.
 fn naive(p: &Problem<'_>, g: &[f64], beta: &[f64], unit: bool) -> Solution {
     let (hk, hv, kd, vd) = (p.key_heads, p.value_heads, p.key_dim, p.value_dim);
     let mut o = vec![0.0; p.tokens * hv * vd];
@@ -73,7 +73,8 @@ fn assert_close(x: &Solution, y: &Solution, tolerance: f64) {
     }
 }
 
-/// 11 odd-sized columns, 3 value heads per key head, empty sequences in all places, padding rows.
+/// 11 columns (odd), 3 value heads per key head, empty sequences at the start, in the middle and at the end, padding
+/// rows.
 const SPEC: InputSpec = InputSpec {
     dtype: Dtype::F16,
     tokens: 90,
@@ -213,7 +214,7 @@ fn chunk_forms_in_f64_equal_the_recurrence() {
         let mut p = inputs.problem(&[0, 65, 193, 193, 290]);
         p.initial_state = Some(&state);
         let reference = prefill(&p).unwrap();
-        // F32 leaves the f64 values of the emulation alone.
+        // `Dtype::F32` must leave the f64 values of the emulation unrounded.
         assert_close(
             &unfused::run::<f64>(&p, Dtype::F32, unfused::chunk).unwrap(),
             &reference,

@@ -1,8 +1,7 @@
-//! The unfused chunk form, rounded where the public kernel chains round it.
+//! The unfused chunk form, rounded where public kernel chains round it.
 //!
-//! The chain of flash-linear-attention, and of those that follow it, writes its intermediates to memory in the input
-//! dtype between its kernels. In chunks of 64 tokens, `G` the inclusive sum of g within the chunk and `[x]` for 'x
-//! rounded to the input dtype':
+//! flash-linear-attention, and kernels derived from it, write intermediates to memory in the input dtype. Chunks have
+//! 64 tokens. `G` is the inclusive sum of g within a chunk; `[x]` is x rounded to the input dtype:
 //!
 //! ```text
 //! A     = strictly lower part of beta_i exp(G_i - G_j) (k_i . k_j)
@@ -13,8 +12,8 @@
 //! S     = exp(G_last) S + k^T [exp(G_last - G) v']
 //! ```
 //!
-//! Everything that is not in brackets is f32: gates, the inverse, accumulators, the state that is carried. The order
-//! of summation is the host's, and normalised q and k are rounded to the dtype, as a norm kernel ahead would do.
+//! Everything outside of brackets is f32: gates, the inverse, accumulators, the carried state. The order of summation
+//! is the host's. Normalised q and k are rounded to the dtype, as a norm kernel ahead of the chain would round them.
 
 use rayon::prelude::*;
 
@@ -25,12 +24,12 @@ use deltawave::types::Dtype;
 /// Tokens per chunk.
 pub const CHUNK: usize = 64;
 
-/// The prefill as an unfused chain of kernels computes it whose inputs and outputs are of `dtype`.
+/// Computes the prefill as an unfused chain of kernels does, with inputs and outputs of `dtype`.
 pub fn unfused(problem: &Problem<'_>, dtype: Dtype) -> Result<Solution, ProblemError> {
     run::<f32>(problem, dtype, chunk)
 }
 
-/// One value head's part of one chunk: row-major matrices with a row per token.
+/// One chunk of one value head: row-major matrices with one row per token.
 pub(super) struct Chunk<R> {
     pub dtype: Dtype,
     pub key_dim: usize,
@@ -42,28 +41,28 @@ pub(super) struct Chunk<R> {
     pub k: Vec<R>,
     /// `[C, V]`.
     pub v: Vec<R>,
-    /// Inclusive sums of the log gates.
+    /// Inclusive sums of the log gates, `[C]`: `G`.
     pub gate_sum: Vec<R>,
     pub beta: Vec<R>,
 }
 
 impl<R: Real> Chunk<R> {
-    /// The number of tokens.
+    /// Tokens in the chunk, `C`.
     pub fn len(&self) -> usize {
         self.beta.len()
     }
 
-    /// The decay from token `j` to token `i`, `j <= i`.
+    /// Decay from token `j` to token `i`: `exp(G_i - G_j)`. Requires `j <= i`.
     pub fn decay(&self, i: usize, j: usize) -> R {
         (self.gate_sum[i] - self.gate_sum[j]).exp()
     }
 
-    /// The decay from the start of the chunk to the end of token `i`.
+    /// Decay from the start of the chunk to the end of token `i`: `exp(G_i)`.
     pub fn decay_to(&self, i: usize) -> R {
         self.gate_sum[i].exp()
     }
 
-    /// The decay over the whole chunk.
+    /// Decay over the whole chunk: `exp(G_last)`.
     pub fn decay_over(&self) -> R {
         self.decay_to(self.len() - 1)
     }
@@ -107,7 +106,7 @@ impl<R: Real> Chunk<R> {
         (0..n * n).map(|at| f(at / n, at % n, x[at])).collect()
     }
 
-    /// Each row of a matrix times its own factor.
+    /// Multiplies row `i` of `x` by `factor(i)`.
     pub fn scale_rows(&self, x: &[R], factor: impl Fn(usize) -> R) -> Vec<R> {
         let columns = x.len() / self.len();
         let mut out = Vec::with_capacity(x.len());
@@ -118,7 +117,7 @@ impl<R: Real> Chunk<R> {
         out
     }
 
-    /// `exp(G_last) S + k^T update`, in place.
+    /// `S = exp(G_last) S + k^T update`, in place in `state`.
     pub fn advance(&self, state: &mut [R], update: &[R]) {
         let decay = self.decay_over();
         state.iter_mut().for_each(|s| *s = *s * decay);
@@ -132,8 +131,8 @@ impl<R: Real> Chunk<R> {
     }
 }
 
-/// Runs a chunk form over every sequence and value head. `step` takes a chunk and the state `[K, V]` before it, leaves
-/// the state after it, and returns the outputs `[C, V]`.
+/// Runs a chunk form over every sequence and value head. `step` gets a chunk and the state `[K, V]` before it. It
+/// leaves the state after the chunk there and returns the outputs `[C, V]`.
 pub(super) fn run<R: Real>(
     problem: &Problem<'_>,
     dtype: Dtype,
@@ -207,7 +206,7 @@ pub(super) fn run<R: Real>(
     Ok(Solution { o, final_state })
 }
 
-/// One chunk of the unfused form.
+/// Computes one chunk of the unfused form: advances `state`, returns the outputs.
 pub(super) fn chunk<R: Real>(c: &Chunk<R>, state: &mut [R]) -> Vec<R> {
     let (n, kd, vd) = (c.len(), c.key_dim, c.value_dim);
     let round = |x: &[R]| rounded(x, c.dtype);

@@ -205,7 +205,7 @@ int main() {
     test_sum();
     test_symbols();
 
-    // What a launch refuses is the last error.
+    // The error of a refused launch is the last error.
     axpy<float><<<1, 2048>>>(nullptr, nullptr, 0.0f, 0);
     REQUIRE(hipGetLastError() == hipErrorInvalidConfiguration);
     CHECK(hipGetLastError());

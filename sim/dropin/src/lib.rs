@@ -1,6 +1,6 @@
-//! Drop-in `libamdhip64.so`: the simulated gfx942 behind the HIP runtime's exported functions.
+//! Drop-in `libamdhip64.so`: exports the HIP runtime's functions on the simulated gfx942.
 //!
-//! A program that loads it instead of AMD's runtime runs its kernels on the simulator:
+//! A program that loads it instead of AMD's runtime runs its kernels on the simulator. To select it, set
 //! `LD_LIBRARY_PATH`, `LD_PRELOAD`, or `DELTAWAVE_HIP_LIBRARY` for programs that use `hip_sys`.
 #![allow(non_snake_case)]
 // As HIP documents them.
@@ -23,7 +23,7 @@ macro_rules! export {
 macro_rules! export_extra {
     (; $(fn $extra:ident($($arg:ident: $type:ty),*);)*) => {
         $(export_one! {
-            /// As in HIP.
+            /// Behaves as in HIP.
             fn $extra($($arg: $type),*) -> hipError_t
         })*
     };
@@ -32,7 +32,7 @@ macro_rules! export_extra {
 macro_rules! export_registration {
     (; $(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         $(export_one! {
-            /// As in HIP, or in clang's host code for HIP.
+            /// Behaves as in HIP, or as clang's host code for HIP expects.
             fn $name($($arg: $type),*) -> $result
         })*
     };

@@ -1,4 +1,4 @@
-//! The same programs on the simulator in this process and behind the drop-in library.
+//! Runs the same programs on the simulator in this process and through the drop-in library.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;

@@ -1,11 +1,11 @@
-//! Clang's offload bundles: several code objects in one file.
+//! Clang's offload bundles: files with several code objects.
 
 use super::LoadError;
 
 const MAGIC: &[u8] = b"__CLANG_OFFLOAD_BUNDLE__";
 const COMPRESSED_MAGIC: &[u8] = b"CCOB";
 
-/// The code object for gfx942 in `bytes`: `bytes` itself unless it is a bundle.
+/// Finds the code object for gfx942 in `bytes`. Returns `bytes` itself if it is no bundle.
 pub(super) fn unwrap(bytes: &[u8]) -> Result<&[u8], LoadError> {
     if bytes.starts_with(COMPRESSED_MAGIC) {
         return Err(LoadError::CompressedBundle);
@@ -26,7 +26,8 @@ pub(super) fn unwrap(bytes: &[u8]) -> Result<&[u8], LoadError> {
     Err(LoadError::NoTarget { targets })
 }
 
-/// Length in bytes of the bundle that starts with `head`, if `head` is a bundle and holds its header.
+/// Length in bytes of the bundle that starts with `head`; `None` if `head` is no bundle. `head` must hold the bundle's
+/// header.
 pub(super) fn length(head: &[u8]) -> Result<Option<usize>, LoadError> {
     if !head.starts_with(MAGIC) {
         return Ok(None);
@@ -84,8 +85,8 @@ fn u64_at(bytes: &[u8], at: &mut usize) -> Result<u64, LoadError> {
     Ok(u64::from_le_bytes(*value))
 }
 
-/// Whether a target id such as `hipv4-amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-` is a gfx942 with
-/// the features of this device: SRAM ECC on, XNACK off.
+/// Whether a target id such as `hipv4-amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-` is a gfx942 with this device's
+/// features: SRAM ECC on, XNACK off.
 fn runs_here(target: &str) -> bool {
     let Some((triple, id)) = target.split_once("--") else {
         return false;

@@ -7,9 +7,9 @@ pub struct Descriptor {
     pub group_segment_fixed_size: u32,
     /// Scratch bytes of one lane.
     pub private_segment_fixed_size: u32,
-    /// Size of the kernel arguments in bytes, hidden ones included; 0 if the compiler did not say.
+    /// Size of the kernel arguments in bytes, hidden ones included; 0 if the compiler did not record it.
     pub kernarg_size: u32,
-    /// From the descriptor's address to the first instruction.
+    /// Byte offset of the first instruction from the descriptor.
     pub entry_offset: i64,
     /// `COMPUTE_PGM_RSRC1`.
     pub rsrc1: u32,
@@ -23,7 +23,7 @@ pub struct Descriptor {
     pub preload: u16,
 }
 
-/// Bits of [`Descriptor::properties`]: which user SGPRs are set up, in this order.
+/// Bits of [`Descriptor::properties`]: the user SGPRs that are set up, in this order.
 #[allow(missing_docs)]
 pub mod property {
     pub const PRIVATE_SEGMENT_BUFFER: u16 = 1 << 0;
@@ -33,17 +33,17 @@ pub mod property {
     pub const DISPATCH_ID: u16 = 1 << 4;
     pub const FLAT_SCRATCH_INIT: u16 = 1 << 5;
     pub const PRIVATE_SEGMENT_SIZE: u16 = 1 << 6;
-    /// Waves of 32 lanes, which gfx942 does not have.
+    /// Waves of 32 lanes, which gfx942 does not support.
     pub const WAVE32: u16 = 1 << 10;
     /// The kernel's scratch need is not known at compile time.
     pub const DYNAMIC_STACK: u16 = 1 << 11;
 }
 
 impl Descriptor {
-    /// Bytes of a descriptor.
+    /// Size of a descriptor in bytes.
     pub const SIZE: usize = 64;
 
-    /// Reads the fields.
+    /// Parses the 64 bytes of a descriptor.
     pub fn parse(bytes: &[u8; Self::SIZE]) -> Self {
         let u16_at = |i: usize| u16::from_le_bytes([bytes[i], bytes[i + 1]]);
         let u32_at = |i: usize| u32::from(u16_at(i)) | u32::from(u16_at(i + 2)) << 16;
@@ -60,7 +60,7 @@ impl Descriptor {
         }
     }
 
-    /// Vector registers of a wave, architectural and accumulation part, in steps of 8.
+    /// Vector registers of a wave, both architectural and accumulation, in steps of 8.
     pub fn vgprs(&self) -> u32 {
         ((self.rsrc1 & 0x3f) + 1) * 8
     }
@@ -95,7 +95,7 @@ impl Descriptor {
         self.rsrc1 >> 26 & 1 != 0
     }
 
-    /// The MODE register of a wave at its start.
+    /// Initial value of a wave's MODE register.
     pub fn mode(&self) -> u32 {
         self.float_mode()
             | u32::from(self.dx10_clamp()) << 8
@@ -108,7 +108,7 @@ impl Descriptor {
         self.rsrc2 >> 1 & 0x1f
     }
 
-    /// Which of the workgroup ids x, y, z are passed in SGPRs.
+    /// Whether the workgroup ids x, y, z are passed in SGPRs.
     pub fn workgroup_ids(&self) -> [bool; 3] {
         [7, 8, 9].map(|bit| self.rsrc2 >> bit & 1 != 0)
     }
@@ -118,12 +118,12 @@ impl Descriptor {
         self.rsrc2 >> 10 & 1 != 0
     }
 
-    /// How many of the work-item ids x, y, z are passed in v0.
+    /// Number of work-item ids x, y, z that are passed in v0.
     pub fn workitem_ids(&self) -> u32 {
         (self.rsrc2 >> 11 & 3) + 1
     }
 
-    /// Kernel arguments that are preloaded to SGPRs: first dword and number of dwords.
+    /// Kernel arguments that are preloaded into SGPRs: first dword and number of dwords.
     pub fn preload(&self) -> (u32, u32) {
         (u32::from(self.preload >> 7), u32::from(self.preload & 0x7f))
     }

@@ -1,4 +1,4 @@
-//! The loaded segments of a code object: one block of host memory.
+//! Loaded segments of a code object, in one block of host memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 use super::LoadError;
 use crate::memory::Extent;
 
-/// Segments keep their relative distances, so pc-relative addresses hold, and the block is aligned to
-/// the pages that the linker laid them out for.
+/// Alignment of the block: the page size that the linker used. Segments keep their relative distances, so pc-relative
+/// addresses hold.
 const ALIGN: usize = 4096;
 
-/// What the host gives as zeroed pages without writing them; a higher alignment it would have to clear by hand,
-/// which a file that claims 2 GiB must not cost.
+/// Alignment that the host's allocator gives to zeroed pages without writing them. At a higher alignment it would clear
+/// them by hand: too slow for a file that claims 2 GiB.
 const HOST_ALIGN: usize = 16;
 
 /// Zeroed host memory that kernels read and write through its address.
@@ -29,7 +29,7 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    /// Zeroed memory of at least `size` bytes.
+    /// Allocates at least `size` zeroed bytes.
     pub fn new(size: usize) -> Result<Self, LoadError> {
         let error = LoadError::OutOfMemory { size };
         let size = size.max(ALIGN);
@@ -56,7 +56,7 @@ impl Image {
         self.start.as_ptr() as u64
     }
 
-    /// Where it lies.
+    /// Address range.
     pub fn extent(&self) -> Extent {
         Extent {
             start: self.address(),
@@ -76,7 +76,7 @@ impl Image {
         true
     }
 
-    /// Sets `size` bytes from `offset`; what lies beyond the end is left out.
+    /// Sets `size` bytes from `offset` on. Bytes beyond the end are left out.
     pub fn fill(&self, offset: usize, size: usize, value: u8) {
         let size = size.min(self.size.saturating_sub(offset));
         if size > 0 {
@@ -85,7 +85,7 @@ impl Image {
         }
     }
 
-    /// Copies `N` bytes from `offset`.
+    /// Reads `N` bytes at `offset`; `None` if they do not fit.
     pub fn read<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
         let at = self.range(offset, N)?;
         let mut out = [0; N];

@@ -1,4 +1,4 @@
-//! The `NT_AMDGPU_METADATA` note: what the compiler says about each kernel, in MessagePack.
+//! Parses the `NT_AMDGPU_METADATA` note: the compiler's description of each kernel, in MessagePack.
 
 use rmpv::Value;
 
@@ -7,24 +7,24 @@ use super::LoadError;
 /// One kernel argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arg {
-    /// Its name in the source, where the compiler kept it.
+    /// Name in the source, if the compiler kept it.
     pub name: Option<String>,
     /// Byte offset in the kernel arguments.
     pub offset: u32,
     /// Size in bytes.
     pub size: u32,
-    /// `by_value`, `global_buffer`, `hidden_block_count_x` and so on.
+    /// Kind of the argument: `by_value`, `global_buffer`, `hidden_block_count_x` and so on.
     pub value_kind: String,
 }
 
 impl Arg {
-    /// Whether the runtime, and not the caller, supplies the value.
+    /// Whether the runtime supplies the value, not the caller.
     pub fn is_hidden(&self) -> bool {
         self.value_kind.starts_with("hidden_")
     }
 }
 
-/// What the note says about one kernel.
+/// Metadata of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct KernelMetadata {
@@ -39,9 +39,9 @@ pub struct KernelMetadata {
     pub group_segment_fixed_size: u32,
     pub private_segment_fixed_size: u32,
     pub wavefront_size: u32,
-    /// Architectural and accumulation registers.
+    /// Vector registers, architectural and accumulation.
     pub vgpr_count: u32,
-    /// Accumulation registers among them.
+    /// Accumulation registers among `vgpr_count`.
     pub agpr_count: u32,
     pub sgpr_count: u32,
     pub vgpr_spill_count: u32,
@@ -50,10 +50,10 @@ pub struct KernelMetadata {
     pub uses_dynamic_stack: bool,
 }
 
-/// More than any real note nests, and little enough for any stack.
+/// Maximum nesting depth: deeper than any real note, small enough for any stack.
 const MAX_DEPTH: usize = 32;
 
-/// The kernels of a note.
+/// Parses the kernels of a note.
 pub(super) fn parse(note: &[u8]) -> Result<Vec<KernelMetadata>, LoadError> {
     let root = rmpv::decode::read_value_with_max_depth(&mut &note[..], MAX_DEPTH)
         .map_err(|_| LoadError::Malformed("metadata note: not MessagePack"))?;

@@ -1,19 +1,24 @@
-//! Clocks that the LDS needs for an access of a wave.
+//! LDS bank conflicts: clocks that the LDS needs for an access of a wave.
 //!
-//! There are 32 banks of 4 bytes: in a clock each gives or takes one dword, which any number of lanes may share. A wave's
-//! lanes are served in groups of at most 128 bytes, and a group takes as many clocks as the bank that has the most
-//! different dwords in it. Which lanes form a group depends on the width:
+//! There are 32 banks of 4 bytes. In each clock a bank reads or writes one dword, which any number of lanes may share.
+//! Lanes are served in groups of at most 128 bytes. A group takes as many clocks as there are different dwords in its
+//! busiest bank. Which lanes form a group depends on the width:
 //!
-//! | lane's bytes | group | source |
+//! | bytes per lane | group | source |
 //! |---|---|---|
 //! | 1, 2, 4 | 32 lanes in order | strides measured on MI300: [pyhip] |
 //! | 8 | 16 lanes in order | reads measured on MI300: [pyhip]; writes on MI355: [HipKittens] |
 //! | 12, 16, stores | 8 lanes in order | AMD's [blog] and [documentation] on CK-Tile (16 bytes) |
 //! | 12, 16, loads | 8 lanes: 0-3 and 20-23, 4-7 and 16-19, 8-11 and 28-31, 12-15 and 24-27; the same from 32 on | the [blog], measured on MI300: [pyhip]; 12 bytes on MI355: [HipKittens] |
 //!
-//! What no public source says is taken to be so: stores of 12 bytes go as those of 16; an access with two addresses is
-//! two accesses; lanes of an atomic that meet in a dword wait for each other; a group takes its clock though none of its
-//! lanes is on, as AMD's profiler counts bandwidth whatever lanes are on; a permutation moves 32 lanes in a clock.
+//! Assumed, because no public source says it:
+//!
+//! - Stores of 12 bytes are grouped like stores of 16.
+//! - An access with two addresses is two accesses.
+//! - Lanes of an atomic that access the same dword wait for each other.
+//! - A group takes its clock even if none of its lanes is active: AMD's profiler counts bandwidth whatever lanes are
+//!   active.
+//! - A permutation moves 32 lanes in a clock.
 //!
 //! [pyhip]: https://github.com/tingqli/pyhip
 //! [HipKittens]: https://github.com/HazyResearch/HipKittens/tree/main/analysis/paper_experiments/phases
@@ -23,10 +28,10 @@
 use crate::wave::LANES;
 
 const BANKS: usize = 32;
-/// Dwords of a group at most: 32, and one more for each of 16 lanes at addresses that are no multiples of 4.
+/// Maximum number of dwords in a group: 32, and one more for each of 16 lanes at addresses that are no multiples of 4.
 const DWORDS: usize = 64;
 
-/// What lanes do with the bytes, as far as the banks care.
+/// Kind of access, as it matters to the banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Load,
@@ -37,18 +42,18 @@ pub(crate) enum Use {
 /// Clocks of one access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clocks {
-    /// All of them.
+    /// All clocks.
     pub total: u32,
-    /// Those that lanes wait for each other's banks.
+    /// Clocks in which lanes wait for each other's banks.
     pub conflict: u32,
 }
 
 /// Clocks of a permutation.
 pub(crate) const PERMUTE_CLK: u32 = 2;
 
-/// The banks while a group is looked at.
+/// Bank usage of one group.
 pub(crate) struct Banks {
-    /// Different dwords of each bank.
+    /// The different dwords of each bank.
     dwords: [[u32; DWORDS]; BANKS],
     count: [u8; BANKS],
 }
@@ -63,7 +68,7 @@ impl Default for Banks {
 }
 
 impl Banks {
-    /// The clocks of an access by `lanes` to `size` bytes each at `addresses`.
+    /// Clocks of an access of `size` bytes by each of `lanes`, at `addresses`.
     pub fn clocks(&mut self, kind: Use, size: u32, lanes: u64, addresses: &[u64; LANES]) -> Clocks {
         let groups = groups(kind, size);
         let base = groups.len() as u32;
@@ -77,7 +82,7 @@ impl Banks {
         }
     }
 
-    /// The most dwords that a bank has to give or take.
+    /// Clocks of one group: the number of different dwords in its busiest bank.
     fn group(&mut self, kind: Use, size: u32, lanes: u64, addresses: &[u64; LANES]) -> u32 {
         self.count = [0; BANKS];
         let mut most = 0;
@@ -103,7 +108,7 @@ impl Banks {
     }
 }
 
-/// Lanes that are served together.
+/// Masks of the lanes that are served together.
 fn groups(kind: Use, size: u32) -> &'static [u64] {
     const HALVES: [u64; 2] = in_order(32);
     const QUARTERS: [u64; 4] = in_order(16);
@@ -155,7 +160,7 @@ mod tests {
 
     #[test]
     fn strides_of_dwords() {
-        // As published for MI300: 32 and its multiples are 32 times as slow as 1, odd strides as fast.
+        // Published for MI300: 32 and its multiples are 32 times as slow as 1, odd strides as fast.
         for (stride, total) in [
             (0, 2),
             (1, 2),
@@ -183,7 +188,7 @@ mod tests {
     fn contiguous_accesses_are_free_of_conflicts() {
         for (size, total) in [(1, 2), (2, 2), (4, 2), (8, 4), (12, 8), (16, 8)] {
             let found = [Use::Load, Use::Store].map(|k| clocks(k, size, |l| u64::from(size) * l));
-            // Of 12 bytes, lanes 20 to 23 come back to banks of lanes 0 to 3.
+            // With 12 bytes, lanes 20 to 23 come back to banks of lanes 0 to 3.
             let load = if size == 12 { (16, 8) } else { (total, 0) };
             assert_eq!(found, [load, (total, 0)], "{size}");
         }

@@ -1,9 +1,9 @@
-//! How long the units of a GPU are busy with what was counted, if the work is spread evenly and nothing waits.
+//! Busy times of a GPU's units, if the work is spread evenly and nothing waits.
 
 use super::Totals;
 use crate::gpu::{Gpu, SIMDS};
 
-/// Microseconds for which each kind of unit is busy. No launch takes less than the longest of them.
+/// Busy time of each kind of unit, in microseconds. No launch takes less than the longest of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Busy {
     /// Matrix units.
@@ -17,7 +17,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// Of some launches on a GPU.
+    /// Computes the busy times of launches with these counters on `gpu`.
     pub fn new(totals: &Totals, gpu: &Gpu) -> Self {
         let us = |clocks: u64, units: u32| clocks as f64 / f64::from(units) / (gpu.ghz * 1e3);
         Busy {
@@ -28,7 +28,7 @@ impl Busy {
         }
     }
 
-    /// The units by name.
+    /// Busy times by the units' names.
     pub fn units(&self) -> [(&'static str, f64); 4] {
         [
             ("matrix", self.matrix_us),

@@ -1,12 +1,12 @@
-//! What makes counting fast: an access to LDS mostly is like the last one of its instruction, and the lines of an access to
-//! memory mostly are near each other.
+//! Caches that make counting fast. An access to LDS is mostly like the last one of the same instruction. The lines of
+//! an access to memory are mostly near each other.
 
 use super::banks::Clocks;
 use super::lines::SECTOR_BITS;
 use crate::sanitize::accesses::Access;
 use crate::wave::LANES;
 
-/// The last access of an instruction to LDS, and its clocks.
+/// The last LDS access of an instruction, and its clocks.
 pub(super) struct Memo {
     lanes: u64,
     addresses: [u64; LANES],
@@ -24,8 +24,8 @@ impl Default for Memo {
 }
 
 impl Memo {
-    /// The clocks of an access: those of the last one if it is the same, or lies some rounds of the banks away. Otherwise
-    /// `find` works them out.
+    /// Clocks of an access. Reuses the last ones if the access is the same, or shifted by whole rounds of the banks.
+    /// Otherwise calls `find`.
     pub fn clocks(
         &mut self,
         lanes: u64,
@@ -44,12 +44,12 @@ impl Memo {
     }
 }
 
-/// Half lines that a map of them holds.
+/// Number of half lines (64 bytes) that the bitmap covers.
 const NEAR: u64 = 4096;
 
-/// The different half lines of an access.
+/// The different half lines (64 bytes) of an access.
 pub(super) struct Sectors {
-    /// In order.
+    /// Half lines, ascending.
     pub found: Vec<u64>,
     map: [u64; NEAR as usize / 64],
 }
@@ -64,7 +64,7 @@ impl Default for Sectors {
 }
 
 impl Sectors {
-    /// Finds those of an access.
+    /// Finds the half lines of `access`.
     pub fn find(&mut self, access: &Access) {
         self.found.clear();
         let last_byte = u64::from(access.size) - 1;
@@ -97,7 +97,7 @@ impl Sectors {
     }
 }
 
-/// The bits that are set.
+/// Indices of the bits that are set in `mask`.
 fn lanes(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lane = mask.trailing_zeros() as usize;
@@ -120,7 +120,7 @@ mod tests {
             (1 << 12, (0..64).map(|i| 100 + 64 * i).collect()),
             (1 << 20, (0..64).map(|i| 100 + (i << 14)).collect()),
         ] {
-            // The lanes in an order of their own.
+            // The lanes in a permuted order.
             let addresses = std::array::from_fn(|lane| 6400 + stride * (lane as u64 * 37 % 64));
             sectors.find(&Access {
                 space: Space::Global,

@@ -7,7 +7,7 @@ use crate::code_object::Kernel;
 use crate::cost::Class;
 use crate::launch::Stats;
 
-/// One object of a launch that was counted, on one line; with its time in microseconds on a GPU, if it was modelled.
+/// One launch's counters as one JSON object on one line. Includes the modelled time in microseconds if there is one.
 pub fn json(
     kernel: &Kernel,
     grid: [u32; 3],

@@ -1,32 +1,31 @@
-//! Which lines of memory a launch touched, and from which accelerator dies.
+//! Memory lines that a launch touched, and the accelerator dies that touched them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::memory::Memory;
 
-/// Bytes of a line of the L2 cache and of the Infinity Cache, as a power of two.
+/// Log2 of the bytes of a line of L2 and of the Infinity Cache.
 pub(crate) const LINE_BITS: u32 = 7;
-/// Bytes of the half line that a cache asks another for at least, as a power of two.
+/// Log2 of the bytes of a half line, the least that a cache requests from the next one.
 pub(crate) const SECTOR_BITS: u32 = 6;
-/// Dies that are told apart.
+/// Maximum number of dies that are told apart.
 pub(crate) const DIES: u32 = 16;
 
-/// Bytes of lines, each counted once.
+/// Memory traffic in bytes of lines, each line counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Lines that were read.
+    /// Lines that were read, in bytes.
     pub read_bytes: u64,
-    /// Lines that were written.
+    /// Lines that were written, in bytes.
     pub write_bytes: u64,
-    /// Lines that were read or written.
+    /// Lines that were read or written, in bytes.
     pub unique_bytes: u64,
-    /// Lines that were read or written, once for each die.
+    /// Lines that were read or written, counted once per die, in bytes.
     pub l2_fill_bytes: u64,
 }
 
-/// The lines of every allocation. Threads mark them at the same time; what they have marked in the end does not depend
-/// on the order.
+/// The lines of every allocation. Threads mark them concurrently; the result does not depend on the order.
 pub(crate) struct Lines {
     tables: Vec<Table>,
 }
@@ -34,14 +33,14 @@ pub(crate) struct Lines {
 struct Table {
     first: u64,
     count: usize,
-    /// For each line, the dies that read it, and from bit [`DIES`] on those that wrote it. Made when it is needed.
+    /// For each line: the dies that read it, and from bit [`DIES`] on the dies that wrote it. Allocated on first use.
     dies: OnceLock<Box<[AtomicU32]>>,
 }
 
 impl Table {
     fn dies(&self) -> &[AtomicU32] {
         self.dies.get_or_init(|| {
-            // Zeroed memory of the system: pages that no line is marked in cost nothing.
+            // Zeroed memory from the system: pages without marked lines cost nothing.
             let zeros = vec![0u32; self.count].into_boxed_slice();
             // SAFETY: an `AtomicU32` has the size, alignment and bit validity of a `u32`.
             unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [AtomicU32]) }
@@ -50,7 +49,7 @@ impl Table {
 }
 
 impl Lines {
-    /// Of the allocations that a launch may touch.
+    /// Creates the map for the allocations that a launch may touch.
     pub fn new(memory: &Memory) -> Self {
         let tables = memory.extents().iter().map(|e| {
             let first = e.start >> LINE_BITS;
@@ -66,7 +65,7 @@ impl Lines {
         }
     }
 
-    /// Die `die` reads or writes a line. `hint` remembers the allocation.
+    /// Marks a line as read or written by die `die`. `hint` caches the allocation.
     #[inline]
     pub fn mark(&self, hint: &mut usize, line: u64, die: u32, write: bool) {
         let inside = |t: &Table| line.wrapping_sub(t.first) < t.count as u64;
@@ -87,7 +86,7 @@ impl Lines {
         }
     }
 
-    /// What was marked.
+    /// Sums up the marked lines.
     pub fn traffic(&self) -> Traffic {
         let (mut read, mut written, mut unique, mut fills) = (0u64, 0u64, 0u64, 0u64);
         let tables = self.tables.iter().filter_map(|t| t.dies.get());
@@ -122,7 +121,7 @@ mod tests {
                 start: 0x1000,
                 end: 0x1081,
             },
-            // In the same line as the end of the one before.
+            // Starts in the line in which the previous allocation ends.
             Extent {
                 start: 0x10f0,
                 end: 0x1200,

@@ -1,17 +1,17 @@
-//! Exact counters of a launch: how often each instruction was executed, and what it did to LDS and memory.
+//! Exact counters of a launch: executions of each instruction, and their traffic to LDS and memory.
 //!
-//! One addition for each executed instruction is all that most of them cost; what follows from the instruction alone
-//! ([`crate::cost`]) is worked out afterwards ([`Totals`]). Instructions that access memory are looked at lane by lane
+//! Most instructions cost one addition when they are executed. Figures that follow from the instruction alone
+//! ([`crate::cost`]) are computed afterwards ([`Totals`]). Instructions that access memory are examined lane by lane
 //! before they are executed.
 //!
-//! | what | file |
+//! | content | file |
 //! |---|---|
 //! | sums over instructions and launches | `totals.rs` |
-//! | how long the units of a GPU are busy with it | `busy.rs` |
+//! | busy times of a GPU's units | `busy.rs` |
 //! | JSON, roofline diagrams | `json.rs`, `roofline.rs` |
 //! | clocks of the LDS, bank conflicts | `banks.rs` |
-//! | what makes the two fast | `cache.rs` |
-//! | lines of memory, once for a launch and once for a die | `lines.rs` |
+//! | caches that make counting fast | `cache.rs` |
+//! | lines of memory, per launch and per die | `lines.rs` |
 
 pub(crate) mod banks;
 mod busy;
@@ -37,24 +37,24 @@ use banks::{Banks, Clocks, PERMUTE_CLK, Use};
 use cache::{Memo, Sectors};
 use lines::{LINE_BITS, Lines, SECTOR_BITS};
 
-/// What the executions of one instruction did to LDS and memory. A flat access counts where its lanes lead it.
+/// Traffic of all executions of one instruction. A flat access counts as the memory that its lanes address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Site {
-    /// Accesses to LDS, of a wave each; two for an instruction with two addresses. Permutations count.
+    /// Accesses to LDS, counted per wave; two for an instruction with two addresses. Permutations count.
     pub lds_accesses: u64,
     /// Bytes that lanes moved from or to LDS.
     pub lds_bytes: u64,
-    /// Clocks of the LDS.
+    /// Clocks of the LDS, bank conflicts included.
     pub lds_clk: u64,
-    /// Those of them in which lanes waited for each other's banks.
+    /// Clocks of the LDS in which lanes waited for each other's banks.
     pub lds_conflict_clk: u64,
-    /// Bytes that lanes, or scalar instructions, loaded from global memory.
+    /// Bytes loaded from global memory by lanes or scalar instructions.
     pub load_bytes: u64,
-    /// Bytes that they stored there; atomics count here.
+    /// Bytes stored to global memory; atomics count here.
     pub store_bytes: u64,
-    /// Different half lines of 64 bytes, in the executions one by one.
+    /// Different half lines (64 bytes) of each execution, summed.
     pub lines_64: u64,
-    /// Different lines of 128 bytes.
+    /// Different lines (128 bytes) of each execution, summed.
     pub lines_128: u64,
     /// Bytes of scratch that lanes loaded or stored.
     pub scratch_bytes: u64,
@@ -74,21 +74,21 @@ impl std::ops::AddAssign for Site {
     }
 }
 
-/// The counters of one launch that came to its end.
+/// Counters of one launch that ran to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// How often waves executed each instruction of the program.
+    /// Executions of each instruction of the program, counted per wave.
     pub hits: Vec<u64>,
-    /// What instructions that access LDS or memory did, by their index in the program.
+    /// Traffic of the instructions that access LDS or memory, with their index in the program.
     pub sites: Vec<(u32, Site)>,
-    /// Lines of global memory, arguments and constants included; instructions and scratch are not.
+    /// Lines of global memory, including arguments and constants, without instructions and scratch.
     pub traffic: Traffic,
-    /// What a compute unit holds of this launch.
+    /// Occupancy of a compute unit by this launch.
     pub occupancy: Occupancy,
 }
 
 impl Counts {
-    /// What an instruction did to LDS and memory.
+    /// Traffic of instruction `at` of the program; `None` if it accesses no LDS and no memory.
     pub fn site(&self, at: usize) -> Option<&Site> {
         let key = |s: &(u32, Site)| s.0 as usize;
         let i = self.sites.binary_search_by_key(&at, key).ok()?;
@@ -96,9 +96,9 @@ impl Counts {
     }
 }
 
-/// The counters of a launch, for all of its threads.
+/// Counters of a launch, shared by its threads.
 pub(crate) struct Counting {
-    /// For each instruction its place among those that access memory, or [`NOWHERE`].
+    /// For each instruction, its index in `sites`, or [`NOWHERE`].
     places: Vec<u32>,
     /// The instructions that access memory.
     sites: Vec<u32>,
@@ -109,7 +109,7 @@ pub(crate) struct Counting {
 const NOWHERE: u32 = u32::MAX;
 
 impl Counting {
-    /// For a program and the allocations that the launch may touch.
+    /// Creates counters for a program and the allocations that the launch may touch.
     pub fn new(program: &Program, memory: &Memory) -> Self {
         let mut sites = Vec::new();
         let place = |(at, inst): (usize, &Inst)| {
@@ -129,7 +129,7 @@ impl Counting {
         }
     }
 
-    /// Counters for one thread.
+    /// Creates the counters of one thread.
     pub fn counter(&self) -> Counter<'_> {
         Counter {
             counting: self,
@@ -143,7 +143,7 @@ impl Counting {
         }
     }
 
-    /// The sum over all threads.
+    /// Sums up all threads.
     pub fn finish(self, occupancy: Occupancy) -> Counts {
         let (hits, sites) = self.sum.into_inner().unwrap_or_else(|e| e.into_inner());
         Counts {
@@ -171,17 +171,17 @@ pub(crate) struct Counter<'a> {
     accesses: Accesses,
     banks: Box<Banks>,
     sectors: Sectors,
-    /// For each place the last access to LDS, and the last second one of two.
+    /// For each site, the last access to LDS, and the last second access of a two-address instruction.
     memos: Vec<[Memo; 2]>,
-    /// The allocation that was touched last.
+    /// The allocation that was accessed last.
     hint: usize,
 }
 
 impl Counter<'_> {
-    /// Before instruction `at` of a wave on die `die`.
+    /// Counts instruction `at` of a wave on die `die`; called before it is executed.
     #[inline(always)]
     pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst, die: u32) {
-        // Both were made for the program that runs.
+        // Both were created for the program that runs.
         self.hits[at as usize] += 1;
         let place = self.counting.places[at as usize];
         if place != NOWHERE {
@@ -263,7 +263,7 @@ impl Counter<'_> {
 }
 
 impl Drop for Counter<'_> {
-    /// Adds this thread's counters to those of the launch.
+    /// Adds this thread's counters to the launch's.
     fn drop(&mut self) {
         let mut sum = self.counting.sum.lock().unwrap_or_else(|e| e.into_inner());
         let (hits, sites) = &mut *sum;

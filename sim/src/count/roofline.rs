@@ -1,4 +1,4 @@
-//! A roofline diagram as SVG: what kernels could reach at most, by the operations that they do for a byte of memory.
+//! Roofline diagrams as SVG: attainable throughput by operations per byte of memory.
 
 use std::fmt::Write as _;
 
@@ -11,11 +11,11 @@ pub struct Point {
     pub name: String,
     /// Operations of its matrix products.
     pub flops: f64,
-    /// Bytes of the lines that it touched.
+    /// Bytes of the memory lines that it touched.
     pub bytes: f64,
-    /// The time for which its busiest unit is busy.
+    /// Busy time of its busiest unit in microseconds.
     pub least_us: f64,
-    /// The time that a model gives it.
+    /// Modelled time in microseconds.
     pub modelled_us: Option<f64>,
 }
 
@@ -48,7 +48,7 @@ fn share(value: f64, [low, high]: [f64; 2]) -> f64 {
     ((value.log10() - low) / (high - low)).clamp(0.0, 1.0)
 }
 
-/// The diagram. Kernels without matrix products are named below it.
+/// Draws the diagram. Kernels without matrix products are listed below it.
 pub fn svg(gpu: &Gpu, points: &[Point]) -> String {
     let (drawn, left_out): (Vec<&Point>, Vec<&Point>) =
         points.iter().partition(|p| p.flops > 0.0 && p.bytes > 0.0);
@@ -156,7 +156,7 @@ fn grid(out: &mut String, axes: &Axes) {
     );
 }
 
-/// The bandwidth of memory up to the peak of the matrix units.
+/// Draws the roof: the memory's bandwidth up to the peak of the matrix units.
 fn roof(out: &mut String, axes: &Axes, gpu: &Gpu, peak: f64) {
     let per_byte = gpu.hbm / 1e12;
     let corner = peak / per_byte;

@@ -7,38 +7,39 @@ use super::{Counts, Site, Traffic};
 use crate::cost::{self, Class};
 use crate::inst::Program;
 
-/// What one launch did, or several. Clocks are sums over the waves, of SIMDs or, for LDS, of compute units: lower bounds
-/// of the time that the units are busy, without any waiting.
+/// Totals of one or several launches. Clocks are sums over all waves, of SIMDs or, for LDS, of compute units. They are
+/// lower bounds of the units' busy time, without any waiting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Launches.
+    /// Number of launches.
     pub launches: u64,
-    /// Instructions, each counted once for a wave.
+    /// Instructions executed, counted once per wave.
     pub wave_instructions: u64,
-    /// The same by [`Class`].
+    /// Instructions executed by [`Class`].
     pub classes: [u64; Class::ALL.len()],
-    /// The same by mnemonic.
+    /// Instructions executed by mnemonic.
     pub opcodes: BTreeMap<&'static str, u64>,
     /// Clocks of the matrix units.
     pub mfma_clk: u64,
-    /// Operations of the matrix products, a multiplication and an addition being two; sparse ones as if they were dense.
+    /// Operations of the matrix products, with a multiplication and an addition counted as two. Sparse products count
+    /// as dense ones.
     pub mfma_flops: u64,
-    /// Clocks in which vector instructions are issued, transcendental functions included and matrix products not.
+    /// Clocks in which vector instructions are issued, including transcendental functions, without matrix products.
     pub valu_clk: u64,
-    /// Those of transcendental functions.
+    /// Clocks in which transcendental functions are issued.
     pub trans_clk: u64,
     /// Clocks in which scalar arithmetic is issued.
     pub salu_clk: u64,
-    /// What vector instructions did to LDS and memory.
+    /// Traffic of vector instructions to LDS and memory.
     pub vector: Site,
-    /// Bytes that scalar instructions loaded.
+    /// Bytes loaded by scalar instructions.
     pub scalar_bytes: u64,
-    /// Lines of memory. Of several launches, the sum.
+    /// Lines of memory; for several launches the sum.
     pub traffic: Traffic,
 }
 
 impl Totals {
-    /// Of one launch of a kernel in `program`.
+    /// Totals of one launch of a kernel in `program`.
     pub fn new(counts: &Counts, program: &Program) -> Self {
         let mut t = Totals {
             launches: 1,
@@ -71,7 +72,7 @@ impl Totals {
         t
     }
 
-    /// The figures by name, as JSON has them; counts by class and by opcode are apart.
+    /// The figures by their names in JSON, without the counts by class and by opcode.
     pub fn figures(&self) -> [(&'static str, u64); 21] {
         let (v, t) = (&self.vector, &self.traffic);
         [
@@ -99,7 +100,7 @@ impl Totals {
         ]
     }
 
-    /// Instructions of a class.
+    /// Instructions executed of one class.
     pub fn of_class(&self, class: Class) -> u64 {
         self.classes[class as usize]
     }

@@ -1,4 +1,4 @@
-//! Opcodes of the vector memory formats.
+//! Opcode tables of the vector memory formats.
 
 use super::table::{Entry, e, f};
 use crate::op::Op::*;

@@ -1,4 +1,4 @@
-//! Opcodes of the scalar formats.
+//! Opcode tables of the scalar formats.
 
 use super::table::{Entry, e};
 use crate::op::Op::*;

@@ -1,4 +1,4 @@
-//! What the opcode tables say about an instruction.
+//! Entries of the opcode tables: operands, modifiers and flags of an instruction.
 
 use crate::inst::{Format, Inst};
 use crate::op::Op;
@@ -7,13 +7,13 @@ use super::{mem, scalar, vector};
 
 /// An operand kind is its width in dwords, with one of these added.
 pub(crate) const KIND_WIDTH: u8 = 63;
-/// A 16-bit float: a literal counts with its low half.
+/// A 16-bit float. A literal supplies its low half.
 pub(super) const F: u8 = 1 << 6;
-/// A 16-bit integer: as for a float, and inline float constants are their bits in f16.
+/// A 16-bit integer. A literal supplies its low half; inline float constants supply their bits in f16.
 pub(super) const I: u8 = 2 << 6;
-/// Registers only. As third source: the scalar pair of a lane mask.
+/// Registers only. As the third source: the scalar pair of a lane mask.
 pub(super) const R: u8 = 3 << 6;
-/// The bits that tell [`F`], [`I`] and [`R`] apart.
+/// Bits that distinguish [`F`], [`I`] and [`R`].
 pub(crate) const KIND_CLASS: u8 = 3 << 6;
 /// Class of 16-bit floats in [`KIND_CLASS`].
 pub(crate) const CLASS_F16: u8 = F;
@@ -75,7 +75,7 @@ pub(crate) struct Entry {
     pub code: u16,
     /// The instruction.
     pub op: Op,
-    /// Operand kinds in the order that the table states.
+    /// Operand kinds, in the order that the table states.
     pub kinds: [u8; 4],
     /// Flags of the format.
     pub flags: u8,
@@ -170,7 +170,7 @@ const TABLES: [Format; 17] = [
     Format::Mtbuf,
 ];
 
-/// All entries, with the format that their instructions decode to.
+/// All entries, each with the format that its instructions decode to.
 pub(crate) fn all() -> impl Iterator<Item = (Format, &'static Entry)> {
     TABLES.into_iter().flat_map(|format| {
         table(format).iter().map(move |entry| match format {
@@ -180,7 +180,7 @@ pub(crate) fn all() -> impl Iterator<Item = (Format, &'static Entry)> {
     })
 }
 
-/// The entry of an opcode.
+/// Finds the entry of an opcode.
 pub(crate) fn find(format: Format, code: u32) -> Option<&'static Entry> {
     let table = table(format);
     let at = table
@@ -189,7 +189,7 @@ pub(crate) fn find(format: Format, code: u32) -> Option<&'static Entry> {
     Some(&table[at])
 }
 
-/// The entry that a decoded instruction came from.
+/// Finds the entry that a decoded instruction came from.
 pub(crate) fn of(inst: &Inst) -> Option<&'static Entry> {
     table(inst.format).iter().find(|e| e.op == inst.op)
 }

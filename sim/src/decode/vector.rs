@@ -1,4 +1,4 @@
-//! Opcodes of the vector arithmetic formats.
+//! Opcode tables of the vector arithmetic formats.
 
 use super::table::{Entry, F, I, R, c, f, v};
 use crate::op::Op::*;

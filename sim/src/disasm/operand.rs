@@ -1,4 +1,4 @@
-//! The text of operands.
+//! Text of operands.
 
 use crate::decode::table::{CLASS_F16, CLASS_I16, KIND_CLASS, KIND_WIDTH};
 use crate::inst::{AGPR0, Inst, LITERAL, NONE, Operand, VGPR0};
@@ -10,7 +10,7 @@ fn tuple(file: &str, first: Operand, width: u8) -> String {
     }
 }
 
-/// The inline float constants, in the order of their codes from 240, and their bits in f16.
+/// Inline float constants, in the order of their codes from 240 on, and their bits in f16.
 const FLOAT: [&str; 9] = [
     "0.5",
     "-0.5",
@@ -81,7 +81,7 @@ pub(super) fn source(inst: &Inst, operand: Operand, kind: u8) -> String {
     }
 }
 
-/// The literal constant. LLVM prints one that has the value of an inline constant as it prints that.
+/// The literal constant. LLVM prints a literal that equals an inline constant like that constant.
 fn literal(inst: &Inst, kind: u8) -> String {
     const SINGLE: [u32; 9] = [
         0x3f00_0000,

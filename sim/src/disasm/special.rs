@@ -1,4 +1,4 @@
-//! The text of fields that have a syntax of their own.
+//! Text of fields with a syntax of their own.
 
 use super::Text;
 use crate::decode::table::{Entry, X_SPECIAL};
@@ -17,7 +17,7 @@ pub(super) fn small_or_plain(value: u32) -> String {
     small_or_hex(value)
 }
 
-/// The counters of `s_waitcnt`; those at their maximum are left out unless all are.
+/// Counters of `s_waitcnt`. A counter at its maximum is left out, unless all are at theirs.
 pub(super) fn waitcnt(value: u32) -> String {
     let vm = value & 15 | value >> 14 << 4;
     let exp = value >> 4 & 7;
@@ -213,7 +213,7 @@ pub(super) fn dpp(out: &mut Text, ctrl: u32) {
     }
 }
 
-/// The data and number format of MTBUF; nothing for the default.
+/// Data and number format of MTBUF; `None` for the default.
 pub(super) fn buffer_format(format: u32) -> Option<String> {
     const DATA: [&str; 16] = [
         "INVALID",

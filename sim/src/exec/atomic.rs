@@ -1,4 +1,4 @@
-//! Read-modify-write of memory, lane by lane, with the host's atomics: workgroups run in parallel.
+//! Read-modify-write of memory, lane by lane, with the host's atomics because workgroups run in parallel.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -6,16 +6,17 @@ use super::lanes::{Addresses, lanes};
 use crate::op::Op::{self, *};
 use crate::wave::Wave;
 
-/// What is done with the old value, the data and (compare-and-swap, masked or) a second operand.
+/// Operation of an atomic on the old value, the data and, for compare-and-swap and masked or, a second operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Add,
     Sub,
     /// data - old
     Rsub,
-    /// Up to data, then 0.
+    /// `old >= data ? 0 : old + 1`
     Inc,
-    /// Down to 0, then data.
+    /// `old == 0
+    ///  old > data ? data : old - 1`
     Dec,
     Smin,
     Smax,
@@ -27,9 +28,9 @@ pub(crate) enum Change {
     /// `old & !data | second`
     Mskor,
     Swap,
-    /// data if old equals second.
+    /// `old == second ? data : old`
     Cmpswap,
-    /// The same, compared as floats.
+    /// `Cmpswap` with float comparison.
     CmpswapFloat,
     AddFloat,
     MinFloat,
@@ -51,7 +52,7 @@ pub(crate) struct Atomic {
 }
 
 impl Atomic {
-    /// Dwords of one operand.
+    /// Number of dwords in one operand.
     pub(crate) fn dwords(self) -> usize {
         1 + usize::from(self.wide)
     }
@@ -114,12 +115,13 @@ pub(crate) fn atomic_of(op: Op) -> Option<Atomic> {
     Some(Atomic { change, wide })
 }
 
-/// Performs an atomic for every active lane, in ascending order.
+/// Executes an atomic for every active lane, in ascending order.
 ///
-/// `data` and `second` are the first registers of the operands, `old` of the result if one is wanted.
+/// `data` and `second` are the first registers of the operands. `old` is the first register of the result, if it is
+/// wanted.
 ///
 /// # Safety
-/// The addresses of active lanes are valid and aligned to the operand's size, the registers exist.
+/// Addresses of active lanes must be valid and aligned to the operand's size; the registers must exist.
 pub(super) unsafe fn perform(
     w: &mut Wave,
     atomic: Atomic,
@@ -171,7 +173,7 @@ pub(super) unsafe fn perform(
     }
 }
 
-/// The changes that look the same for both widths.
+/// Arithmetic that is the same for both widths.
 macro_rules! change {
     ($name:ident, $unsigned:ty, $signed:ty, $float:ty) => {
         fn $name(change: Change, old: $unsigned, x: $unsigned, y: $unsigned) -> $unsigned {

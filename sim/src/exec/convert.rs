@@ -1,7 +1,6 @@
-//! Conversions between float formats, written so that loops over lanes vectorise, and rounding in
-//! directions other than to nearest.
+//! Conversions between float formats, and rounding in all directions. Loops over lanes vectorise.
 
-/// A rounding mode as MODE numbers them.
+/// A rounding mode, with MODE's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     /// To nearest, ties to even.
@@ -15,7 +14,7 @@ pub(crate) enum Round {
 }
 
 impl Round {
-    /// From the two bits of MODE.
+    /// Rounding mode of the two bits of MODE.
     #[inline(always)]
     pub(crate) fn from_mode(bits: u32) -> Round {
         match bits & 3 {
@@ -115,14 +114,14 @@ pub(crate) fn f32_to_bf16(x: f32) -> u32 {
     }
 }
 
-/// f64 to f32 rounded to odd: truncated, with the last bit set when anything was lost. Rounding
-/// that once more to a format with at least two bits less gives the correctly rounded result.
+/// f64 to f32, rounded to odd: truncated, with the last bit set if anything was lost. A second rounding to a format
+/// with at least two bits less gives the correctly rounded result.
 #[inline(always)]
 pub(crate) fn f64_to_f32_odd(x: f64) -> f32 {
     let r = x as f32;
     let back = f64::from(r);
     let bits = r.to_bits();
-    // Nearest may have gone away from zero: step back, then mark the loss.
+    // Rounding to nearest may have gone away from zero: step back, then set the last bit.
     let over = back.abs() > x.abs();
     let t = if over { bits.wrapping_sub(1) } else { bits };
     let lost = back != x && !x.is_nan();

@@ -1,5 +1,5 @@
-//! Moving data between the registers of lanes and host memory: what LDS, global, scratch and buffer
-//! instructions have in common once every lane's address is known.
+//! Moves data between registers of lanes and host memory. LDS, global, scratch and buffer instructions share this once
+//! every lane's address is known.
 
 use super::{Env, Flow};
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use crate::fault::FaultKind;
 use crate::inst::{NONE, Operand, VGPR0};
 use crate::wave::{LANES, VReg, Wave};
 
-/// How the bytes of a lane lie in its registers. Plain numbers, so that they can be const parameters.
+/// Layout of a lane's bytes in its registers. Plain numbers, so that they can be const parameters.
 pub(crate) mod kind {
     pub const B32: u8 = 0;
     pub const B64: u8 = 1;
@@ -23,12 +23,12 @@ pub(crate) mod kind {
     pub const I8_LOW: u8 = 9;
     /// Two bytes to the low half; the high half is kept.
     pub const B16_LOW: u8 = 10;
-    /// The same with the high half; stores read from bit 16 on.
+    /// A byte, extended to the high half; the low half is kept. Stores read from bit 16 on.
     pub const U8_HIGH: u8 = 11;
     pub const I8_HIGH: u8 = 12;
     pub const B16_HIGH: u8 = 13;
 
-    /// Bytes in memory.
+    /// Number of bytes in memory.
     pub const fn size(kind: u8) -> usize {
         match kind {
             B32 => 4,
@@ -40,13 +40,13 @@ pub(crate) mod kind {
         }
     }
 
-    /// Registers.
+    /// Number of registers.
     pub const fn registers(kind: u8) -> usize {
         size(kind).div_ceil(4)
     }
 }
 
-/// Calls `$f::<.., KIND>` made for the kind that is only known at run time.
+/// Calls `$f::<.., KIND>` for a kind that is known only at run time.
 macro_rules! for_kind {
     ($kind:expr, $f:ident) => {
         match $kind {
@@ -69,7 +69,7 @@ macro_rules! for_kind {
 }
 pub(super) use for_kind;
 
-/// An address for each lane; those of inactive lanes mean nothing.
+/// An address for each lane. Addresses of inactive lanes are unspecified.
 pub(crate) type Addresses = [u64; LANES];
 
 /// The lanes of a mask, in ascending order.
@@ -84,7 +84,7 @@ pub(crate) fn lanes(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Index of a vector operand of `count` registers, if all exist.
+/// Index of a vector operand of `count` registers; `None` if not all exist.
 #[inline(always)]
 pub(crate) fn existing(w: &Wave, operand: Operand, count: usize) -> Option<usize> {
     if operand >= VGPR0 && operand != NONE {
@@ -117,7 +117,7 @@ pub(super) fn bad_register(e: &mut Env, operand: Operand) -> Flow {
     Flow::Fault
 }
 
-/// Lowest and highest address of the active lanes (of at least one).
+/// Lowest and highest address of the active lanes. At least one lane must be active.
 #[inline(always)]
 pub(super) fn span(addresses: &Addresses, mask: u64) -> (u64, u64) {
     let (mut low, mut high) = (u64::MAX, 0);
@@ -215,10 +215,10 @@ fn misaligned(e: &mut Env, addresses: &Addresses, mask: u64, align: u32, access:
     });
 }
 
-/// Loads: memory to the registers from `first` on.
+/// Loads from memory to the registers from `first` on.
 ///
 /// # Safety
-/// The addresses of active lanes are valid for reads of the kind's size, the registers exist.
+/// Addresses of active lanes must be valid for reads of the kind's size; the registers must exist.
 #[inline(always)]
 pub(super) unsafe fn gather<const KIND: u8>(
     file: &mut [VReg; 512],
@@ -294,7 +294,7 @@ pub(super) unsafe fn load_lane<const KIND: u8>(
     *register = merge::<KIND>(*register, raw);
 }
 
-/// A loaded byte or half in its place in a register that held `old`.
+/// Merges a loaded byte or half into a register that held `old`.
 #[inline(always)]
 fn merge<const KIND: u8>(old: u32, raw: u16) -> u32 {
     let half = match KIND {
@@ -310,7 +310,7 @@ fn merge<const KIND: u8>(old: u32, raw: u16) -> u32 {
     }
 }
 
-/// What a lane receives that reads nothing: zero in place of every byte.
+/// Register value of a lane that reads nothing: zero in place of every byte.
 #[inline(always)]
 pub(super) fn load_zero<const KIND: u8>(file: &mut [VReg; 512], first: usize, lane: usize) {
     for r in 0..kind::registers(KIND) {
@@ -323,10 +323,10 @@ pub(super) fn load_zero<const KIND: u8>(file: &mut [VReg; 512], first: usize, la
     }
 }
 
-/// Stores: the registers from `first` on to memory, in ascending order of lanes.
+/// Stores the registers from `first` on to memory, in ascending order of lanes.
 ///
 /// # Safety
-/// The addresses of active lanes are valid for writes of the kind's size, the registers exist.
+/// Addresses of active lanes must be valid for writes of the kind's size; the registers must exist.
 #[inline(always)]
 pub(super) unsafe fn scatter<const KIND: u8>(
     file: &[VReg; 512],
@@ -405,7 +405,7 @@ pub(super) unsafe fn store_lane<const KIND: u8>(
     }
 }
 
-/// Whether lane l's address is that of lane 0 plus l elements.
+/// Whether the lanes' addresses are consecutive elements from lane 0's address on.
 #[inline(always)]
 fn contiguous(addresses: &Addresses, size: usize) -> bool {
     let mut difference = 0;

@@ -1,8 +1,8 @@
-//! DS instructions: the local data share, and exchanges between lanes that go through its crossbar.
+//! DS instructions: the local data share, and exchanges between lanes through its crossbar.
 //!
-//! A lane's address is its 32-bit VGPR plus the offset; two-address forms count their offsets in
-//! elements (`st64`: in 64 elements). Loads and stores may have any alignment, as the driver of HSA sets the
-//! hardware up and compilers rely on; atomics are aligned.
+//! A lane's address is its 32-bit VGPR plus the offset. Two-address forms count offsets in elements (`st64`: in 64
+//! elements). Loads and stores may have any alignment: the HSA driver configures the hardware so, and compilers rely on
+//! it. Atomics must be aligned.
 
 use super::atomic::{self, atomic_of};
 use super::lanes::{
@@ -110,19 +110,19 @@ unsafe fn nothing(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// LDS addresses of the lanes at `offset` from the address register, if that exists.
+/// LDS addresses of the lanes: address register plus `offset`. `None` if the register does not exist.
 #[inline(always)]
 pub(crate) fn addresses(w: &Wave, inst: &Inst, offset: u64) -> Option<Addresses> {
     let v = existing(w, inst.src[0], 1)?;
     let mut addresses = [0; LANES];
     for (a, x) in addresses.iter_mut().zip(&w.vgpr[v].0) {
-        // Compilers fold constants into the offset though the rest may be negative.
+        // Compilers fold constants into the offset even if the rest may be negative.
         *a = u64::from(x.wrapping_add(offset as u32));
     }
     Some(addresses)
 }
 
-/// LDS addresses of the lanes at `offset` from the address register, checked and made host addresses.
+/// Host addresses of the lanes' LDS accesses at address register plus `offset`, checked.
 #[inline(always)]
 fn resolve(
     w: &Wave,
@@ -201,7 +201,7 @@ fn offsets<const KIND: u8, const STRIDE: u64>(inst: &Inst) -> (u64, u64) {
     offsets_of(inst, kind::size(KIND) as u64 * STRIDE)
 }
 
-/// The same, for a distance of `unit` bytes.
+/// The two 8-bit offsets in bytes, in units of `unit` bytes.
 #[inline(always)]
 pub(crate) fn offsets_of(inst: &Inst, unit: u64) -> (u64, u64) {
     let imm = inst.imm as u64;
@@ -263,7 +263,7 @@ unsafe fn write2<const KIND: u8, const STRIDE: u64>(
     Flow::Next
 }
 
-/// Two exchanges; lanes take their turns in ascending order.
+/// Two exchanges. Lanes take turns in ascending order.
 unsafe fn exchange2<const KIND: u8, const STRIDE: u64>(
     w: &mut Wave,
     inst: &Inst,
@@ -352,7 +352,7 @@ unsafe fn atomics(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// M0 + offset.
+/// LDS address M0 + offset.
 #[inline(always)]
 pub(crate) fn m0_base(w: &Wave, inst: &Inst) -> u64 {
     u64::from(w.sgpr[M0 as usize] & 0xffff) + offset(inst)
@@ -386,8 +386,8 @@ unsafe fn write_addtid(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// `ds_append` adds the number of active lanes to a counter at M0 + offset, `ds_consume` subtracts it;
-/// all active lanes get the old value.
+/// `ds_append` adds the number of active lanes to a counter at M0 + offset, `ds_consume` subtracts it. All active lanes
+/// get the old value.
 unsafe fn append<const CONSUME: bool>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));
     let mask = w.exec();
@@ -411,7 +411,7 @@ unsafe fn append<const CONSUME: bool>(w: &mut Wave, inst: &Inst, e: &mut Env) ->
     Flow::Next
 }
 
-/// Gives every active lane the data of lane `from(lane)`, or 0 if that lane is off.
+/// Gives every active lane the data of lane `from(lane)`, or 0 if that lane is inactive.
 #[inline(always)]
 fn pull(w: &mut Wave, d: usize, data: usize, from: impl Fn(&Wave, usize) -> usize) {
     let mask = w.exec();
@@ -465,7 +465,7 @@ pub(crate) fn swizzle_source(pattern: usize, lane: usize) -> usize {
     }
 }
 
-/// Every active lane reads from the lane it names.
+/// Every active lane reads from the lane that it names.
 #[inline(always)]
 unsafe fn bpermute(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));
@@ -478,7 +478,7 @@ unsafe fn bpermute(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// Every active lane writes to the lane it names (the highest lane wins); the others get 0.
+/// Every active lane writes to the lane that it names; the highest lane wins. Lanes that nothing writes get 0.
 #[inline(always)]
 unsafe fn permute(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let d = attempt!(registers(w, e, inst.vdst, 1));

@@ -1,9 +1,9 @@
-//! The host's vector extensions, chosen at run time.
+//! Vector extensions of the host, chosen at run time.
 
 /// A set of host instructions that the 64-lane functions are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What every host of this architecture has.
+    /// The instructions that every host of this architecture has.
     Baseline,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
@@ -12,7 +12,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The best level of this host. `DELTAWAVE_SIM_LEVEL` (baseline, avx2, avx512) lowers it.
+    /// Finds the best level of this host. `DELTAWAVE_SIM_LEVEL` (`baseline`, `avx2` or `avx512`) lowers it.
     pub fn detect() -> Level {
         let best = Self::best();
         match std::env::var("DELTAWAVE_SIM_LEVEL").as_deref() {
@@ -51,9 +51,9 @@ impl Level {
     }
 }
 
-/// `leveled!(fn NAME = BODY);` defines `fn NAME(Level) -> Exec` that returns `BODY`, an
-/// `#[inline(always)] unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow`, compiled for that level.
-/// Everything that `BODY` calls must be `#[inline(always)]` too, or it is compiled for the baseline.
+/// Compiles a function for each level. `leveled!(fn NAME = BODY);` defines `fn NAME(Level) -> Exec`, which returns
+/// `BODY` compiled for that level. `BODY` is an `#[inline(always)] unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow`.
+/// Functions that `BODY` calls must be `#[inline(always)]` too, or they are compiled for the baseline.
 macro_rules! leveled {
     ($(#[$meta:meta])* fn $name:ident = $body:path) => {
         $(#[$meta])*
@@ -89,7 +89,7 @@ macro_rules! leveled {
 }
 pub(crate) use leveled;
 
-/// As [`leveled`], for instructions too rare to be compiled for AVX-512: that level runs the AVX2 code.
+/// Works like [`leveled`], for instructions too rare to be compiled for AVX-512: that level runs the AVX2 code.
 macro_rules! leveled_narrow {
     ($(#[$meta:meta])* fn $name:ident = $body:path) => {
         $(#[$meta])*
@@ -115,7 +115,7 @@ macro_rules! leveled_narrow {
 }
 pub(crate) use leveled_narrow;
 
-/// As [`leveled`], for rare instructions: every level runs the baseline code.
+/// Works like [`leveled`], for rare instructions: every level runs the baseline code.
 macro_rules! unleveled {
     ($(#[$meta:meta])* fn $name:ident = $body:path) => {
         $(#[$meta])*

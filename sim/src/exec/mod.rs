@@ -1,8 +1,8 @@
-//! What instructions do.
+//! Execution of instructions.
 //!
-//! An instruction is executed by a function of type [`Exec`], chosen once when a program is prepared
-//! ([`prepare`]). Instructions over 64 lanes are compiled several times, for the host's vector
-//! extensions ([`Level`]), and the best is chosen at run time.
+//! A function of type [`Exec`] executes an instruction. It is chosen once, when a program is prepared ([`prepare`]).
+//! Instructions over 64 lanes are compiled several times, for the host's vector extensions ([`Level`]), and the best
+//! version is chosen at run time.
 
 pub(crate) mod atomic;
 pub(crate) mod convert;
@@ -27,7 +27,7 @@ use crate::inst::Inst;
 use crate::memory::{Extent, Memory};
 use crate::wave::Wave;
 
-/// How MFMA instructions compute.
+/// Arithmetic of MFMA instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum MfmaMode {
     /// A chain of f32 fused multiply-adds.
@@ -37,13 +37,13 @@ pub enum MfmaMode {
     Exact,
 }
 
-/// What a wave needs beside its registers while it runs.
+/// State that a wave needs to run, besides its registers.
 pub struct Env<'a> {
     /// Local data share of the workgroup.
     pub lds: &'a mut [u8],
-    /// The allocations.
+    /// The allocations that the kernel may touch.
     pub memory: &'a Memory,
-    /// The allocation that was touched last.
+    /// The allocation that was accessed last.
     pub hint: Extent,
     /// MFMA arithmetic.
     pub mfma: MfmaMode,
@@ -58,7 +58,7 @@ pub struct Env<'a> {
 }
 
 impl<'a> Env<'a> {
-    /// At the start of a workgroup of XCC 0, with fast matrix products.
+    /// Environment at the start of a workgroup: XCC 0, fast matrix products.
     pub fn new(
         lds: &'a mut [u8],
         memory: &'a Memory,
@@ -77,25 +77,25 @@ impl<'a> Env<'a> {
     }
 }
 
-/// High 32 bits of the flat addresses that mean LDS.
+/// High 32 bits of flat addresses in LDS.
 pub const SHARED_BASE_HI: u32 = 0x0001_0000;
-/// High 32 bits of the flat addresses that mean scratch.
+/// High 32 bits of flat addresses in scratch.
 pub const PRIVATE_BASE_HI: u32 = 0x0002_0000;
 
-/// What happens after an instruction. `Wave::pc` already points to the next one when it runs;
-/// branches change it.
+/// Control flow after an instruction. `Wave::pc` points to the next instruction when an instruction runs; branches
+/// change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Flow {
-    /// Go on.
+    /// The wave goes on.
     Next,
     /// The wave waits at a barrier.
     Barrier,
-    /// The wave gives way to others (`s_sleep`), but could go on.
+    /// The wave lets others run (`s_sleep`), but could go on.
     Yield,
     /// The wave has ended.
     End,
-    /// [`Env::fault`] says why the launch must stop.
+    /// The launch must stop; [`Env::fault`] holds the reason.
     Fault,
 }
 
@@ -106,15 +106,15 @@ pub enum Flow {
 /// `Env::memory` must be valid host memory.
 pub type Exec = unsafe fn(&mut Wave, &Inst, &mut Env) -> Flow;
 
-/// The function that executes an instruction on a host of the given level.
+/// Finds the function that executes an instruction on a host of the given level.
 ///
-/// Each module of `exec` answers for the formats it implements with
-/// `pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec>`.
+/// Each module of `exec` covers the formats that it implements, by `pub(crate) fn handler(inst: &Inst, level: Level) ->
+/// Option<Exec>`.
 pub fn prepare(inst: &Inst, level: Level) -> Exec {
     handler(inst, level).unwrap_or(unimplemented_instruction)
 }
 
-/// Whether the simulator executes an instruction. Otherwise it is a fault when a wave comes to it.
+/// Whether the simulator implements an instruction. If not, a wave that reaches it faults.
 pub fn is_implemented(inst: &Inst) -> bool {
     handler(inst, Level::Baseline).is_some()
 }
@@ -129,7 +129,7 @@ fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         .or_else(|| smem::handler(inst, level))
 }
 
-/// Faults: nothing implements this instruction.
+/// Faults, because nothing implements this instruction.
 unsafe fn unimplemented_instruction(_: &mut Wave, inst: &Inst, env: &mut Env) -> Flow {
     env.fault = Some(match inst.op {
         crate::op::Op::INVALID => FaultKind::InvalidInstruction {

@@ -1,12 +1,12 @@
-//! MUBUF: memory through a buffer resource.
+//! MUBUF instructions: memory through a buffer resource.
 //!
-//! A resource (four SGPRs): 48-bit base, 14-bit stride, number of records, format. Swizzled resources
-//! and those that add the lane number are not implemented.
+//! A resource (four SGPRs) holds a 48-bit base, a 14-bit stride, the number of records and a format. Swizzled
+//! resources, and resources that add the lane number, are not implemented.
 //!
-//! The offset in the buffer is `stride * index + lane offset + immediate`. Without an index, or with
-//! stride 0, a dword is in range if it ends at or before `num_records - soffset` bytes; with
-//! both, if the index is below `num_records`. Loads of what is out of range give 0, stores and
-//! atomics do nothing. What is in range must still lie in an allocation.
+//! The offset in the buffer is `stride * index + lane offset + immediate`. Without an index, or with stride 0, a dword
+//! is in range if it ends at or before `num_records - soffset` bytes. With an index and a stride, it is in range if the
+//! index is below `num_records`. Loads out of range give 0; stores and atomics out of range do nothing. Addresses in
+//! range must still lie in an allocation.
 
 use super::atomic::{self, atomic_of};
 use super::lanes::{
@@ -75,12 +75,12 @@ leveled!(fn store_u16 = store::<{ kind::U16 }>);
 leveled!(fn store_b64 = store::<{ kind::B64 }>);
 leveled!(fn store_b128 = store::<{ kind::B128 }>);
 
-/// Cache operations: caches are not modelled.
+/// Cache operations do nothing: caches are not modelled.
 unsafe fn nothing(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// The kind of a load (false) or store (true). Format loads are those of 32-bit formats.
+/// The kind of a load (false) or store (true). Format loads count as loads of 32-bit formats.
 pub(crate) fn transfer_of(op: Op) -> Option<(u8, bool)> {
     Some(match op {
         BUFFER_LOAD_DWORD | BUFFER_LOAD_FORMAT_X => (kind::B32, false),
@@ -120,14 +120,14 @@ fn format_components(op: Op) -> Option<u32> {
     })
 }
 
-/// Where the lanes of a buffer instruction point.
+/// Addresses of the lanes of a buffer instruction.
 pub(crate) struct Access {
     pub addresses: Addresses,
-    /// Active lanes that are in range with all their bytes.
+    /// Active lanes with all their bytes in range.
     pub inside: u64,
-    /// Active lanes that are not.
+    /// Active lanes with bytes out of range.
     pub outside: u64,
-    /// For the lanes outside: bytes that are in range.
+    /// For the lanes in `outside`: number of bytes that are in range.
     pub room: [u32; LANES],
 }
 
@@ -143,7 +143,7 @@ fn scalar(w: &Wave, inst: &Inst, operand: u16) -> u32 {
     }
 }
 
-/// The resource, if this instruction is implemented for such a one.
+/// The resource; `None` if this instruction is not implemented for it.
 #[inline(always)]
 fn resource(w: &Wave, inst: &Inst) -> Option<[u32; 4]> {
     let at = inst.src[1] as usize;
@@ -152,7 +152,7 @@ fn resource(w: &Wave, inst: &Inst) -> Option<[u32; 4]> {
     (!swizzled && format_fits(inst.op, words[3])).then_some(words)
 }
 
-/// Where the active lanes point with `size` bytes each. `None` if the address registers do not exist.
+/// Addresses of the active lanes, with `size` bytes each. `None` if the address registers do not exist.
 #[inline(always)]
 fn locate(w: &Wave, inst: &Inst, resource: [u32; 4], size: usize) -> Option<Access> {
     let [base_low, word1, records, _] = resource;
@@ -207,7 +207,7 @@ fn locate(w: &Wave, inst: &Inst, resource: [u32; 4], size: usize) -> Option<Acce
     })
 }
 
-/// The same, unless the instruction will fault.
+/// The addresses of the active lanes; `None` if the instruction will fault.
 pub(crate) fn located(w: &Wave, inst: &Inst, size: usize) -> Option<Access> {
     locate(w, inst, resource(w, inst)?, size)
 }
@@ -255,7 +255,7 @@ fn unimplemented(e: &mut Env, op: Op) -> Flow {
     Flow::Fault
 }
 
-/// The dwords of a lane that is partly in range, from its first on: how many.
+/// Number of dwords in range, counted from a lane's first, for a lane that is partly in range.
 fn dwords_in_range(
     e: &mut Env,
     a: &Access,

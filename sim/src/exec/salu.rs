@@ -87,7 +87,7 @@ fn second(w: &Wave, i: &Inst) -> u32 {
     scalar32(w, i, i.src[1])
 }
 
-/// Two 32-bit sources, SCC says whether the result is non-zero.
+/// Two 32-bit sources; SCC = result is non-zero.
 #[inline(always)]
 fn logic(w: &mut Wave, i: &Inst, _: (), f: impl Fn((u32, u32)) -> u32) {
     let r = f((scalar32(w, i, i.src[0]), second(w, i)));
@@ -95,7 +95,7 @@ fn logic(w: &mut Wave, i: &Inst, _: (), f: impl Fn((u32, u32)) -> u32) {
     w.scc = r != 0;
 }
 
-/// Two 64-bit sources, SCC says whether the result is non-zero.
+/// Two 64-bit sources; SCC = result is non-zero.
 #[inline(always)]
 fn logic64(w: &mut Wave, i: &Inst, ty: Ty, f: impl Fn((u64, u64)) -> u64) {
     let r = f((scalar64(w, i, i.src[0], ty), scalar64(w, i, i.src[1], ty)));
@@ -103,7 +103,7 @@ fn logic64(w: &mut Wave, i: &Inst, ty: Ty, f: impl Fn((u64, u64)) -> u64) {
     w.scc = r != 0;
 }
 
-/// A 64-bit and a 32-bit source, SCC says whether the result is non-zero.
+/// A 64-bit and a 32-bit source; SCC = result is non-zero.
 #[inline(always)]
 fn shift64(w: &mut Wave, i: &Inst, ty: Ty, f: impl Fn((u64, u32)) -> u64) {
     let r = f((scalar64(w, i, i.src[0], ty), second(w, i)));
@@ -111,14 +111,14 @@ fn shift64(w: &mut Wave, i: &Inst, ty: Ty, f: impl Fn((u64, u32)) -> u64) {
     w.scc = r != 0;
 }
 
-/// Two 32-bit sources, SCC stays.
+/// Two 32-bit sources; SCC is kept.
 #[inline(always)]
 fn quiet(w: &mut Wave, i: &Inst, _: (), f: impl Fn((u32, u32)) -> u32) {
     let r = f((scalar32(w, i, i.src[0]), second(w, i)));
     put32(w, i, r);
 }
 
-/// Two 32-bit sources and SCC; the function gives the new SCC.
+/// Two 32-bit sources and SCC; the function returns the new SCC.
 #[inline(always)]
 fn carry(w: &mut Wave, i: &Inst, _: (), f: impl Fn((u32, u32, u32)) -> (u32, bool)) {
     let (r, scc) = f((scalar32(w, i, i.src[0]), second(w, i), u32::from(w.scc)));
@@ -152,7 +152,7 @@ fn compare_k(w: &mut Wave, i: &Inst, _: (), f: impl Fn((u32, i32)) -> bool) {
     w.scc = f((w.sgpr[(i.sdst & 127) as usize], i.imm));
 }
 
-/// `exec = f(source, exec)`, the old EXEC is saved.
+/// `exec = f(source, exec)`; the old EXEC is saved in the destination.
 #[inline(always)]
 fn save_exec(w: &mut Wave, i: &Inst, _: (), f: impl Fn((u64, u64)) -> u64) {
     let old = w.exec();
@@ -205,12 +205,12 @@ fn lead_u64(x: u64) -> u32 {
     if x == 0 { !0 } else { x.leading_zeros() }
 }
 
-/// Each bit twice.
+/// Doubles each bit.
 fn replicate(x: u32) -> u64 {
     (0..32).fold(0, |r, b| r | (u64::from(x >> b & 1) * 3) << (2 * b))
 }
 
-/// Offset and width of a bit field operand.
+/// Bit offset and width in a bit field operand.
 #[inline(always)]
 fn field(b: u32) -> (u32, u32) {
     (b & 31, b >> 16 & 127)
@@ -434,7 +434,7 @@ table! {
     }
 }
 
-/// Instructions that fit no table.
+/// Executes the instructions that fit no table.
 unsafe fn other(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
     match i.op {
         Op::S_CSELECT_B64 => {
@@ -542,7 +542,7 @@ fn hardware_register(w: &Wave, e: &Env, id: u32) -> u32 {
         1 => w.mode,
         // STATUS: SCC, EXECZ, VCCZ.
         2 => u32::from(w.scc) | u32::from(w.exec() == 0) << 9 | u32::from(w.vcc() == 0) << 10,
-        // HW_ID: the wave's slot.
+        // HW_ID: the wave's number.
         4 => w.id & 15,
         // GPR_ALLOC: vector registers in units of 8.
         5 => u32::from(w.vgpr_count.div_ceil(8).saturating_sub(1)) << 8,
@@ -563,7 +563,7 @@ fn set_hardware_register(w: &mut Wave, imm: i32, value: u32) {
     }
 }
 
-/// The bit of MODE that `s_set_gpr_idx_on` sets: vector register numbers are relative to M0.
+/// Bit of MODE that `s_set_gpr_idx_on` sets: vector register numbers are relative to M0.
 pub(crate) const GPR_IDX_EN: u32 = 1 << 27;
 
 fn is_valu(format: Format) -> bool {
@@ -619,7 +619,7 @@ fn next_address(w: &Wave, e: &Env) -> u64 {
     e.program.base.wrapping_add(offset)
 }
 
-/// Goes to a device address.
+/// Jumps to a device address.
 fn jump(w: &mut Wave, e: &mut Env, target: u64) -> Flow {
     let offset = target.wrapping_sub(e.program.base);
     let index = usize::try_from(offset / 4)

@@ -1,4 +1,4 @@
-//! Scalar memory.
+//! Scalar memory instructions.
 
 use super::{Env, Exec, Flow, Level};
 use crate::fault::FaultKind;
@@ -32,7 +32,7 @@ pub(crate) fn handler(inst: &Inst, _: Level) -> Option<Exec> {
     })
 }
 
-/// Dwords of a scalar load, and whether it goes through a buffer resource.
+/// Number of dwords of a scalar load, and whether it uses a buffer resource.
 fn load_of(op: Op) -> Option<(usize, bool)> {
     Some(match op {
         Op::S_LOAD_DWORD => (1, false),
@@ -49,7 +49,7 @@ fn load_of(op: Op) -> Option<(usize, bool)> {
     })
 }
 
-/// Address and number of the dwords that a scalar load reads; nothing for what is no load.
+/// Address and number of dwords that a scalar load reads; `None` for other instructions.
 pub(crate) fn located(w: &Wave, inst: &Inst) -> Option<(u64, usize)> {
     let (dwords, buffer) = load_of(inst.op)?;
     Some(if buffer {
@@ -59,7 +59,7 @@ pub(crate) fn located(w: &Wave, inst: &Inst) -> Option<(u64, usize)> {
     })
 }
 
-/// Caches are not modelled.
+/// Cache operations do nothing: caches are not modelled.
 unsafe fn nothing(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
@@ -83,14 +83,14 @@ fn offset(w: &Wave, inst: &Inst) -> u64 {
     offset
 }
 
-/// The hardware ignores the two low bits of the address.
+/// Clears the two low bits of the address, which the hardware ignores.
 #[inline(always)]
 fn address(w: &Wave, inst: &Inst) -> u64 {
     w.s64(inst.src[0]).wrapping_add(offset(w, inst)) & !3
 }
 
-/// Where a load of `dwords` from a buffer begins, and how many lie inside. The buffer's size is in bytes, or strides
-/// if there is one.
+/// Start of a load of `dwords` from a buffer, and the number of them that lie inside. The buffer's size is in bytes, or
+/// in strides if it has a stride.
 #[inline(always)]
 fn buffer_range(w: &Wave, inst: &Inst, dwords: usize) -> (u64, usize) {
     let at = inst.src[0] as usize;
@@ -103,21 +103,21 @@ fn buffer_range(w: &Wave, inst: &Inst, dwords: usize) -> (u64, usize) {
     ((base & !3).wrapping_add(offset), inside)
 }
 
-/// `N` dwords.
+/// Loads `N` dwords.
 unsafe fn load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let address = address(w, inst);
     // SAFETY: the contract is passed on.
     unsafe { read::<N>(w, inst, e, address, N) }
 }
 
-/// `N` dwords of a buffer; those past its end are 0.
+/// Loads `N` dwords from a buffer; dwords past its end are 0.
 unsafe fn buffer_load<const N: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let (address, inside) = buffer_range(w, inst, N);
     // SAFETY: the contract is passed on.
     unsafe { read::<N>(w, inst, e, address, inside) }
 }
 
-/// The first `inside` of `N` dwords from memory, the others 0.
+/// Reads the first `inside` of `N` dwords from memory; the others are 0.
 ///
 /// # Safety
 /// As for [`Exec`].

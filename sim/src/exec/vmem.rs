@@ -11,7 +11,7 @@ use crate::inst::{Format, Inst, M0, NONE, flag};
 use crate::op::Op::{self, *};
 use crate::wave::{LANES, Wave};
 
-/// The address space of an instruction, as a const parameter.
+/// Address space of an instruction, as a const parameter.
 pub(crate) const GLOBAL: u8 = 0;
 pub(crate) const FLAT: u8 = 1;
 pub(crate) const SCRATCH: u8 = 2;
@@ -143,8 +143,8 @@ pub(crate) fn dma_of(op: Op) -> Option<(usize, bool)> {
     })
 }
 
-/// The address that every lane forms, before any check: for SCRATCH an offset in the lane's own memory. `None` if
-/// the registers do not exist.
+/// Addresses that the lanes form, before any check. For SCRATCH: offsets in the lane's own memory. `None` if the
+/// registers do not exist.
 #[inline(always)]
 pub(crate) fn addresses<const SPACE: u8>(w: &Wave, inst: &Inst) -> Option<Addresses> {
     let mut addresses = [0; LANES];
@@ -184,16 +184,16 @@ pub(crate) fn addresses<const SPACE: u8>(w: &Wave, inst: &Inst) -> Option<Addres
     Some(addresses)
 }
 
-/// What a flat address means.
+/// Memory that a flat address lies in.
 pub(crate) enum Aperture {
     Global,
-    /// This offset in the workgroup's LDS.
+    /// Offset in the workgroup's LDS.
     Lds(u64),
-    /// This offset in the lane's scratch.
+    /// Offset in the lane's scratch.
     Scratch(u64),
 }
 
-/// What a flat address means.
+/// Classifies a flat address by its high half.
 #[inline(always)]
 pub(crate) fn aperture(address: u64) -> Aperture {
     match (address >> 32) as u32 {
@@ -203,7 +203,7 @@ pub(crate) fn aperture(address: u64) -> Aperture {
     }
 }
 
-/// The host address of every active lane, checked.
+/// Host addresses of the active lanes, checked.
 #[inline(always)]
 fn resolve<const SPACE: u8>(
     w: &Wave,
@@ -242,7 +242,7 @@ fn resolve<const SPACE: u8>(
     Ok(addresses)
 }
 
-/// Flat addresses of which some mean LDS or scratch.
+/// Host addresses of flat accesses that lead to LDS or scratch in some lanes.
 #[cold]
 #[inline(never)]
 fn resolve_apertures(
@@ -309,7 +309,7 @@ fn scratch_fault(
     Flow::Fault
 }
 
-/// Unwraps, or returns the flow of the error.
+/// Unwraps a result, or returns the flow of its error.
 macro_rules! attempt {
     ($e:expr) => {
         match $e {

@@ -1,4 +1,4 @@
-//! The functions of the table that are about the device and its memory.
+//! HIP functions for the device and its memory.
 #![allow(non_snake_case, missing_docs)]
 // each is documented in the table it is listed in
 // As HIP documents them: pointers are null or valid.
@@ -12,7 +12,7 @@ use hip_sys::{hipDeviceProp_tR0600, hipError_t, types::*};
 
 const INVALID: hipError_t = hipError_t::hipErrorInvalidValue;
 
-/// Fails for all devices but the only one.
+/// Fails for any device number but 0, the only device.
 pub(super) fn only_device(device: c_int) -> Outcome {
     if device == 0 {
         Ok(())
@@ -127,10 +127,10 @@ pub unsafe extern "C" fn hipGetErrorString(code: hipError_t) -> *const c_char {
     text.as_ptr()
 }
 
-/// Allocates, and writes the address through `pointer`.
+/// Allocates memory and writes its address through `pointer`.
 ///
 /// # Safety
-/// `pointer` is null or valid.
+/// `pointer` is null or valid for a write.
 pub(super) unsafe fn allocate(
     pointer: *mut *mut c_void,
     size: usize,
@@ -151,7 +151,7 @@ pub(super) unsafe fn allocate(
     unsafe { put(pointer, address as *mut c_void) }
 }
 
-/// Frees once no work runs. A device that faulted still frees, but says that it did.
+/// Frees memory once no work runs. A device that faulted still frees, but returns its error.
 pub(super) fn free(pointer: *mut c_void, kind: hipMemoryType) -> Outcome {
     let _work = working();
     let mut state = state();
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn hipPointerGetAttributes(
     })
 }
 
-/// A copy, nothing for 0 bytes.
+/// A copy operation; `None` for 0 bytes.
 pub(super) fn copy(
     destination: *mut c_void,
     source: *const c_void,
@@ -239,7 +239,7 @@ pub(super) fn copy(
     }))
 }
 
-/// A fill, nothing for 0 elements.
+/// A fill operation; `None` for 0 elements.
 pub(super) fn fill(
     destination: *mut c_void,
     value: c_int,
@@ -260,7 +260,7 @@ pub(super) fn fill(
     }))
 }
 
-/// Work of the default stream that the caller waits for.
+/// Runs an operation in the default stream and waits for it.
 pub(super) fn synchronous(operation: Outcome<Option<Operation>>) -> Outcome {
     state().outside_captures()?;
     enqueue(hipStream_t::NULL, |_| operation)

@@ -1,4 +1,4 @@
-//! The functions of the table that are about modules and kernels.
+//! HIP functions for modules and kernels.
 #![allow(non_snake_case, missing_docs)]
 // each is documented in the table it is listed in
 // As HIP documents them: pointers are null or valid, names are C strings.
@@ -21,7 +21,7 @@ fn handle(key: usize) -> *mut c_void {
     core::ptr::without_provenance_mut(key)
 }
 
-/// The status that stands for a refused code object.
+/// Status of a refused code object.
 fn code_of(error: &LoadError) -> hipError_t {
     match error {
         LoadError::NoTarget { .. } | LoadError::WrongArch { .. } | LoadError::Xnack => {
@@ -57,10 +57,10 @@ pub(super) fn load(bytes: &[u8]) -> Outcome<hipModule_t> {
     Ok(hipModule_t(handle(key)))
 }
 
-/// Loads a code object or an offload bundle whose length its headers tell.
+/// Loads a code object or an offload bundle, with its length from its headers.
 ///
 /// # Safety
-/// `image` leads to a whole code object or bundle.
+/// `image` points to a whole code object or bundle.
 pub(super) unsafe fn load_image(image: *const c_void) -> Outcome<hipModule_t> {
     // SAFETY: passed on.
     let bytes = match unsafe { CodeObject::length_at(image.cast()) } {
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn hipModuleUnload(module: hipModule_t) -> hipError_t {
     })
 }
 
-/// A C string that a caller gave.
+/// Text of a C string that a caller passed.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn hipModuleGetGlobal(
     })
 }
 
-/// The kernel of a handle.
+/// Finds the kernel of a handle.
 pub(super) fn kernel(function: usize) -> Outcome<Arc<Kernel>> {
     state().functions.get(&function).cloned().ok_or(BAD_HANDLE)
 }
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn hipFuncGetAttribute(
     })
 }
 
-/// Checks the request. All of the LDS is available to every kernel, so there is nothing to set.
+/// Checks the request. Every kernel may use all of the LDS, so there is nothing to set.
 pub unsafe extern "C" fn hipFuncSetAttribute(
     function: *const c_void,
     attribute: hipFuncAttribute,
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
     })
 }
 
-/// Workgroups of a kernel that fit on a compute unit.
+/// Number of workgroups of a kernel that fit on a compute unit.
 pub(super) fn occupancy_of(
     kernel: &Kernel,
     block_size: c_int,

@@ -1,4 +1,4 @@
-//! The functions of the table that are about streams, events and graphs.
+//! HIP functions for streams, events and graphs.
 #![allow(non_snake_case, missing_docs)]
 // each is documented in the table it is listed in
 // As HIP documents them: pointers are null or valid.
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn hipEventCreateWithFlags(
     event: *mut hipEvent_t,
     flags: c_uint,
 ) -> hipError_t {
-    /// Blocking sync, disable timing, interprocess; AMD's release flags.
+    /// Accepted flags: blocking sync, disable timing, interprocess, and AMD's release flags.
     const KNOWN: c_uint = 0x7 | 0xe000_0000;
     call(|| {
         if event.is_null() || flags & !KNOWN != 0 {
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn hipEventRecord(event: hipEvent_t, stream: hipStream_t) 
     })
 }
 
-/// Whether an event may be waited for: all work is done when it is enqueued.
+/// Checks that an event may be waited for. It has always happened: all work is done when it is enqueued.
 fn happened(event: hipEvent_t) -> Outcome {
     let mut state = state();
     let event = find(&state, event)?;
@@ -330,5 +330,5 @@ pub unsafe extern "C" fn hipEventDestroy(event: hipEvent_t) -> hipError_t {
     })
 }
 
-/// The priorities that streams may have: the least and the greatest.
+/// Range of stream priorities: the least and the greatest.
 pub(super) const PRIORITIES: [c_int; 2] = [1, -1];

@@ -1,8 +1,7 @@
-//! Stream capture, and the graphs that it makes.
+//! Stream capture, and the graphs that it records.
 //!
-//! Nodes are kept in the order of their calls, each with the nodes it depends on. That order is a legal
-//! execution, so a graph is replayed in it; the dependencies tell whether all streams of a capture
-//! were joined.
+//! Nodes are kept in the order of the calls, each with the nodes that it depends on. That order is a legal execution,
+//! so a graph is replayed in it. The dependencies show whether all streams of a capture were joined.
 
 use super::state::{Captured, Device, Outcome};
 use super::work::Operation;
@@ -24,7 +23,7 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// The nodes that these depend on, with themselves.
+    /// The nodes in `frontier` and all nodes that they depend on.
     fn ancestors(&self, frontier: &[usize]) -> BTreeSet<usize> {
         let mut found = BTreeSet::new();
         let mut open = frontier.to_vec();
@@ -37,7 +36,7 @@ impl Graph {
     }
 }
 
-/// A capture that is going on.
+/// A capture in progress.
 #[derive(Debug)]
 pub(super) struct Capture {
     origin: usize,
@@ -52,12 +51,12 @@ impl Device {
         self.streams.get(&stream)?.capture.as_ref()
     }
 
-    /// Whether work of a stream is recorded and not run.
+    /// Whether a stream's work is being recorded instead of run.
     pub fn is_capturing(&self, stream: usize) -> bool {
         self.captured(stream).is_some()
     }
 
-    /// The status of a stream.
+    /// Capture status of a stream.
     pub fn capture_status(&self, stream: usize) -> hipStreamCaptureStatus {
         match self.captured(stream) {
             None => hipStreamCaptureStatus::hipStreamCaptureStatusNone,
@@ -68,8 +67,8 @@ impl Device {
         }
     }
 
-    /// Fails, and spoils the captures that forbid it, for a call that would wait for the device or run
-    /// outside of stream order.
+    /// Refuses a call that would wait for the device or run outside of stream order, if a capture forbids it.
+    /// Invalidates the captures that do.
     pub fn outside_captures(&mut self) -> Outcome {
         let here = std::thread::current().id();
         let mut forbidden = false;
@@ -91,7 +90,7 @@ impl Device {
         }
     }
 
-    /// Fails for a call that would wait for a stream that is being captured, and spoils the capture.
+    /// Refuses a call that would wait for a stream that is being captured, and invalidates the capture.
     pub fn may_wait(&mut self, stream: usize) -> Outcome {
         let Some(id) = self.captured(stream).map(|c| c.capture) else {
             return Ok(());
@@ -100,14 +99,14 @@ impl Device {
         Err(hipError_t::hipErrorStreamCaptureUnsupported)
     }
 
-    /// Makes a capture useless after a call that it does not allow.
+    /// Invalidates a capture after a call that it forbids.
     pub fn spoil(&mut self, id: usize) {
         if let Some(capture) = self.captures.get_mut(&id) {
             capture.invalidated = true;
         }
     }
 
-    /// Fails for work of the default stream while a stream that synchronises with it is captured.
+    /// Refuses work of the default stream while a stream that synchronises with it is being captured.
     pub fn no_implicit_dependency(&mut self, stream: usize) -> Outcome {
         if stream != 0 {
             return Ok(());
@@ -127,7 +126,7 @@ impl Device {
         }
     }
 
-    /// The capture of a stream that is being captured.
+    /// The capture `id`, if it is still valid.
     fn active(&mut self, id: usize) -> Outcome<&mut Capture> {
         match self.captures.get_mut(&id) {
             Some(capture) if !capture.invalidated => Ok(capture),
@@ -166,7 +165,7 @@ impl Device {
         Ok(())
     }
 
-    /// `hipStreamBeginCapture`.
+    /// Implements `hipStreamBeginCapture`.
     pub fn begin_capture(&mut self, stream: usize, mode: hipStreamCaptureMode) -> Outcome {
         if mode.0 > hipStreamCaptureMode::hipStreamCaptureModeRelaxed.0 {
             return Err(hipError_t::hipErrorInvalidValue);
@@ -195,7 +194,7 @@ impl Device {
         Ok(())
     }
 
-    /// `hipStreamEndCapture`.
+    /// Implements `hipStreamEndCapture`.
     pub fn end_capture(&mut self, stream: usize) -> Outcome<Graph> {
         let Some(Captured {
             capture: id,
@@ -228,7 +227,7 @@ impl Device {
         Ok(capture.graph)
     }
 
-    /// Ends a capture: its streams run again.
+    /// Ends a capture. Its streams run work again.
     fn abandon_capture(&mut self, id: usize) -> Option<Capture> {
         for stream in self.streams.values_mut() {
             if stream.capture.as_ref().is_some_and(|c| c.capture == id) {
@@ -238,7 +237,7 @@ impl Device {
         self.captures.remove(&id)
     }
 
-    /// A stream is destroyed: a capture that began in it ends, one that it takes part in is spoilt.
+    /// Handles the destruction of a stream: ends a capture that began in it, invalidates one that it takes part in.
     pub fn leave_capture(&mut self, stream: usize) {
         let Some(id) = self.captured(stream).map(|c| c.capture) else {
             return;
@@ -262,18 +261,18 @@ impl Device {
         Ok(())
     }
 
-    /// `hipStreamWaitEvent` where the stream or the event is part of a capture.
+    /// Implements `hipStreamWaitEvent` if the stream or the event is part of a capture.
     pub fn capture_wait(&mut self, stream: usize, event: Option<Captured>) -> Outcome {
         let waiting = self.captured(stream).cloned();
         match (waiting, event) {
             (None, None) => Ok(()),
-            // An event from outside: what it stands for is no node.
+            // An event from outside the capture: no node represents it.
             (Some(waiting), None) => {
                 self.active(waiting.capture)?.invalidated = true;
                 Err(hipError_t::hipErrorStreamCaptureIsolation)
             }
             (None, Some(event)) => {
-                // The event of a capture that has ended stands for nothing.
+                // An event of a capture that has ended represents nothing.
                 if !self.captures.contains_key(&event.capture) {
                     return Err(hipError_t::hipErrorCapturedEvent);
                 }

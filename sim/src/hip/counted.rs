@@ -1,5 +1,5 @@
-//! Launches that are counted ([`Options::count`](crate::launch::Options::count)): kept for the program, or written to a
-//! file for whoever runs a program that knows nothing of it.
+//! Launches with counters ([`Options::count`](crate::launch::Options::count)). They are kept for this program, or
+//! written to a file for users of programs that do not know the simulator.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use crate::gpu::Gpu;
 use crate::launch::Stats;
 use crate::timing::{Estimate, Model, Shape};
 
-/// A launch that was counted.
+/// A launch with counters.
 #[derive(Clone, Debug)]
 pub struct CountedLaunch {
     /// The code object.
     pub code: Arc<CodeObject>,
-    /// Index of the kernel in it.
+    /// Index of the kernel in `code`.
     pub index: usize,
-    /// Workgroups in x, y, z.
+    /// Number of workgroups in x, y, z.
     pub grid: [u32; 3],
-    /// Work-items of a workgroup in x, y, z.
+    /// Work-items per workgroup in x, y, z.
     pub block: [u32; 3],
-    /// LDS of a workgroup in bytes.
+    /// LDS per workgroup in bytes.
     pub lds: u32,
-    /// What it did.
+    /// Results and counters.
     pub stats: Stats,
-    /// Host seconds.
+    /// Host time in seconds.
     pub seconds: f64,
 }
 
@@ -36,7 +36,7 @@ impl CountedLaunch {
         &self.code.kernels()[self.index]
     }
 
-    /// Its counters, summed up.
+    /// Counters, summed over all instructions.
     pub fn totals(&self) -> Totals {
         match &self.stats.counts {
             Some(counts) => Totals::new(counts, self.code.program()),
@@ -44,7 +44,7 @@ impl CountedLaunch {
         }
     }
 
-    /// How long it would take on a GPU, if workgroups were recorded for a GPU with as many dies.
+    /// Modelled time on `gpu`. `None` unless workgroups were recorded for a GPU with the same number of dies.
     pub fn estimate(&self, gpu: Gpu) -> Option<Estimate> {
         let counts = self.stats.counts.as_ref()?;
         let shape = Shape {
@@ -58,7 +58,7 @@ impl CountedLaunch {
         Model::new(gpu).estimate(&shape, &self.stats.traces)
     }
 
-    /// One JSON object, on one line; with the modelled time on a GPU, if one is given.
+    /// The launch as one JSON object on one line, with the modelled time if `gpu` is given.
     pub fn json(&self, gpu: Option<Gpu>) -> String {
         let modelled = gpu.and_then(|gpu| self.estimate(gpu));
         count::json(
@@ -72,16 +72,16 @@ impl CountedLaunch {
     }
 }
 
-/// Where counted launches go.
+/// Destination of counted launches.
 pub(super) enum Counted {
-    /// They wait for [`super::take_counted_launches`].
+    /// Kept for [`super::take_counted_launches`].
     Kept(Vec<CountedLaunch>),
-    /// A line of JSON each is added to this file, with times modelled for a GPU if one is named.
+    /// Appended to this file as a line of JSON each, with modelled times if a GPU is given.
     Written(PathBuf, Option<Gpu>),
 }
 
 impl Counted {
-    /// As the environment says: `DELTAWAVE_SIM_PROFILE` names a file, `DELTAWAVE_SIM_GPU` a GPU.
+    /// Reads the environment: `DELTAWAVE_SIM_PROFILE` names a file, `DELTAWAVE_SIM_GPU` a GPU.
     pub fn from_environment() -> Self {
         let gpu = || Gpu::named(&std::env::var("DELTAWAVE_SIM_GPU").ok()?);
         match std::env::var_os("DELTAWAVE_SIM_PROFILE") {

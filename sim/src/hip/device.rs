@@ -1,4 +1,4 @@
-//! What the simulated device says about itself: an MI300X, or the GPU that was asked for.
+//! Properties and attributes of the simulated device: an MI300X, or the GPU that was chosen.
 
 use core::ffi::{c_char, c_int};
 use std::sync::{LazyLock, PoisonError, RwLock};
@@ -7,13 +7,13 @@ use hip_sys::{hipDeviceAttribute_t as Attribute, hipDeviceProp_tR0600};
 
 use crate::gpu::{Gpu, MI300X};
 
-/// Local data share of a compute unit, all of which one workgroup may use.
+/// LDS of a compute unit in bytes; one workgroup may use all of it.
 pub(super) const LDS: u32 = 64 << 10;
-/// The most work items of a workgroup.
+/// Maximum number of work-items in a workgroup.
 pub(super) const MAX_BLOCK: u32 = 1024;
 /// Architecture and features.
 pub(super) const ARCH: &str = "gfx942:sramecc+:xnack-";
-/// Version of the runtime: that of ROCm 6.4.
+/// Version of the runtime: ROCm 6.4.
 pub(super) const VERSION: c_int = 60_443_482;
 
 const MEMORY_CLOCK_KHZ: c_int = 1_300_000;
@@ -21,15 +21,15 @@ const MEMORY_BUS_BITS: c_int = 8192;
 const L2_BYTES: c_int = 4 << 20;
 const MAX_GRID: [c_int; 3] = [c_int::MAX, 65536, 65536];
 const THREADS_PER_COMPUTE_UNIT: c_int = 2048;
-/// 512 registers of 64 lanes on each of 4 SIMDs.
+/// Registers of a compute unit: 512 of 64 lanes on each of 4 SIMDs.
 const REGISTERS: c_int = 4 * 512 * 64;
 const PCI_BUS: c_int = 1;
 const TIMER_KHZ: c_int = 100_000;
 
-/// The bits of `hipDeviceArch_t`: all features but dynamic parallelism.
+/// Bits of `hipDeviceArch_t`: all features except dynamic parallelism.
 const FEATURES: u32 = (1 << 16) - 1;
 
-/// The GPU that the device is.
+/// The simulated GPU.
 static GPU: LazyLock<RwLock<Gpu>> = LazyLock::new(|| {
     let named = std::env::var("DELTAWAVE_SIM_GPU").ok();
     RwLock::new(named.and_then(|name| Gpu::named(&name)).unwrap_or(MI300X))
@@ -43,7 +43,7 @@ pub(super) fn set_gpu(gpu: Gpu) {
     *GPU.write().unwrap_or_else(PoisonError::into_inner) = gpu;
 }
 
-/// Bytes of device memory.
+/// Device memory in bytes.
 pub(super) fn total_memory() -> usize {
     gpu().memory
 }
@@ -67,7 +67,7 @@ fn set_text(target: &mut [c_char; 256], text: &str) {
     }
 }
 
-/// All properties.
+/// All device properties.
 pub(super) fn properties() -> hipDeviceProp_tR0600 {
     let mut p = hipDeviceProp_tR0600::zeroed();
     set_text(&mut p.name, &name());
@@ -109,7 +109,7 @@ pub(super) fn properties() -> hipDeviceProp_tR0600 {
     p
 }
 
-/// One attribute.
+/// Value of one device attribute; `None` if it is not known.
 pub(super) fn attribute(attribute: Attribute) -> Option<c_int> {
     Some(match attribute {
         Attribute::hipDeviceAttributeEccEnabled

@@ -1,4 +1,4 @@
-//! Functions beyond the table of `hip_sys` that HIP programs commonly call.
+//! HIP functions that programs commonly call and the table of `hip_sys` lacks.
 #![allow(non_snake_case, missing_docs)]
 // each is documented in the table it is listed in
 // As HIP documents them: pointers are null or valid, names are C strings.
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn hipStreamCreate(stream: *mut hipStream_t) -> hipError_t
     unsafe { hipStreamCreateWithFlags(stream, 0) }
 }
 
-/// Priorities do not change what work does.
+/// Priorities have no effect on the work.
 pub unsafe extern "C" fn hipStreamCreateWithPriority(
     stream: *mut hipStream_t,
     flags: c_uint,
@@ -378,7 +378,7 @@ pub unsafe extern "C" fn hipModuleLoad(
     })
 }
 
-/// The options are for a just-in-time compiler, which there is none of.
+/// The options are ignored: they concern a just-in-time compiler, and there is none.
 pub unsafe extern "C" fn hipModuleLoadDataEx(
     module: *mut hipModule_t,
     image: *const c_void,

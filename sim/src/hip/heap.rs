@@ -1,4 +1,4 @@
-//! Device memory and pinned host memory: host memory at its own address, exact extents.
+//! Device memory and pinned host memory: host memory at its own address, with exact extents.
 
 use super::device::total_memory;
 use super::state::Outcome;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Alignment of every allocation.
 const ALIGN: usize = 256;
-/// From this size on memory comes straight from the system: zero, and committed when touched.
+/// Minimum size in bytes of allocations that come straight from the system: zeroed, and committed when touched.
 const MAP_FROM: usize = 64 << 10;
 
 /// Zeroed host memory.
@@ -60,13 +60,13 @@ impl Drop for Block {
 /// One allocation.
 pub(super) struct Allocation {
     block: Block,
-    /// Its exact size.
+    /// Exact size in bytes.
     pub size: usize,
     /// Device memory or pinned host memory.
     pub kind: hipMemoryType,
     /// Flags of `hipHostMalloc`.
     pub flags: u32,
-    /// What has been written, where a check asks for it.
+    /// Tracker of written bytes, if a check asks for it.
     written: Option<Arc<Written>>,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Allocation {
 #[derive(Default)]
 pub(super) struct Heap {
     allocations: BTreeMap<u64, Allocation>,
-    /// Loaded code objects: start and end of each.
+    /// Loaded code objects: end by start address.
     images: BTreeMap<u64, u64>,
     used: usize,
     snapshot: Option<Arc<Memory>>,
@@ -109,18 +109,18 @@ impl Heap {
         Ok(address)
     }
 
-    /// From now on it is known what is written to an allocation, which holds nothing yet.
+    /// Tracks writes to an allocation from now on. Nothing has been written to it yet.
     pub fn track(&mut self, address: u64) {
         if let Some(a) = self.allocations.get_mut(&address) {
             let end = address + a.size as u64;
             let start = address;
-            // Without memory for it everything counts as written.
+            // Without memory for the tracker, everything counts as written.
             a.written = Written::nothing(Extent { start, end }).ok().map(Arc::new);
             self.snapshot = None;
         }
     }
 
-    /// Everything counts as written: a kernel runs that nothing watches.
+    /// Marks everything as written, because a kernel runs without tracking.
     pub fn untrack(&mut self) {
         let mut tracked = false;
         for a in self.allocations.values_mut() {
@@ -135,7 +135,7 @@ impl Heap {
         self.find(address)?.1.written.as_deref()
     }
 
-    /// Bytes have been copied, from `source` or from values that are known.
+    /// Marks bytes as written: copied from `source`, or from known values if that is `None`.
     pub fn wrote(&self, destination: u64, source: Option<u64>, size: usize) {
         if let Some(to) = self.written(destination) {
             let from = source.and_then(|at| Some((self.written(at)?, at)));
@@ -143,7 +143,7 @@ impl Heap {
         }
     }
 
-    /// Frees what was allocated at exactly this address with this kind.
+    /// Frees the allocation of this kind at exactly this address.
     pub fn free(&mut self, address: u64, kind: hipMemoryType) -> Outcome {
         match self.allocations.get(&address) {
             Some(a) if a.kind == kind => {
@@ -158,7 +158,7 @@ impl Heap {
         }
     }
 
-    /// The allocation that an address lies in, and where that starts.
+    /// Finds the allocation that contains an address, and its start.
     pub fn find(&self, address: u64) -> Option<(u64, &Allocation)> {
         let (start, allocation) = self.allocations.range(..=address).next_back()?;
         (address - start < allocation.size as u64).then_some((*start, allocation))
@@ -189,18 +189,18 @@ impl Heap {
         self.snapshot = None;
     }
 
-    /// Takes a code object's segments away.
+    /// Removes a code object's segments.
     pub fn remove_image(&mut self, extent: Extent) {
         self.images.remove(&extent.start);
         self.snapshot = None;
     }
 
-    /// Bytes of device memory that are allocated.
+    /// Allocated bytes of device memory.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// What a kernel may touch now.
+    /// The allocations that a kernel may touch now.
     pub fn memory(&mut self) -> Arc<Memory> {
         let (allocations, images) = (&self.allocations, &self.images);
         let snapshot = self.snapshot.get_or_insert_with(|| {

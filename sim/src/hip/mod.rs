@@ -1,32 +1,31 @@
-//! The HIP runtime of the simulated device.
+//! The HIP runtime on the simulated device.
 //!
-//! It offers the functions of [`hip_sys::for_each_function!`], and some more that programs use
-//! ([`for_each_extra!`](crate::for_each_extra), [`for_each_registration!`](crate::for_each_registration)), with HIP's semantics: device memory, pinned memory,
-//! streams, events, modules, launches, stream capture and graphs. A program in the same process binds
-//! to it by
+//! Implements the functions of [`hip_sys::for_each_function!`], and some more that programs use
+//! ([`for_each_extra!`](crate::for_each_extra), [`for_each_registration!`](crate::for_each_registration)), with HIP's
+//! semantics: device memory, pinned memory, streams, events, modules, launches, stream capture and graphs. A program in
+//! the same process binds to it:
 //!
 //! ```no_run
 //! let hip = deltawave_sim::hip::runtime();
 //! ```
 //!
-//! and others load the drop-in `libamdhip64.so` (package `deltawave-sim-dropin`).
+//! Other programs load the drop-in `libamdhip64.so` (package `deltawave-sim-dropin`).
 //!
-//! Work is done when it is enqueued, in the order of the calls: one legal execution of every program.
-//! As on a real device, a kernel's fault is not an error of the launch but of what follows it:
-//! every later call fails with `hipErrorIllegalAddress` or `hipErrorLaunchFailure` until
-//! `hipDeviceReset` or [`clear_fault`]. [`last_fault`] tells what happened where. Users of one process that must not
-//! share a fault each make a [`Session`].
+//! Work is done when it is enqueued, in the order of the calls: one legal execution of every program. As on a real
+//! device, a kernel's fault is not an error of its launch, but of the calls after it: each fails with
+//! `hipErrorIllegalAddress` or `hipErrorLaunchFailure` until `hipDeviceReset` or [`clear_fault`]. [`last_fault`]
+//! describes the fault and its place. Users in one process that must not share a fault each create a [`Session`].
 //!
-//! | what | file |
+//! | content | file |
 //! |---|---|
-//! | the functions of the table | `api.rs`, `api_stream.rs`, `api_module.rs` |
-//! | the other functions | `extras.rs` |
+//! | functions of the table | `api.rs`, `api_stream.rs`, `api_module.rs` |
+//! | further functions | `extras.rs` |
 //! | embedded kernels, `<<<>>>`, HIP 5's properties | `registration.rs` |
 //! | state of the device, errors, locking | `state.rs` |
 //! | device memory and pinned memory | `heap.rs` |
 //! | operations: copies, fills, launches | `work.rs` |
 //! | stream capture, graphs | `capture.rs` |
-//! | counters of launches | `counted.rs` |
+//! | launches with counters | `counted.rs` |
 //! | properties and attributes | `device.rs` |
 
 mod api;
@@ -49,7 +48,7 @@ use core::ffi::c_void;
 use hip_sys::address_of_function;
 use std::collections::BTreeMap;
 
-/// The functions by name, for direct calls.
+/// All functions by name, for direct calls.
 pub mod functions {
     pub use super::api::*;
     pub use super::api_module::*;
@@ -85,7 +84,7 @@ macro_rules! resolve_registration {
     }};
 }
 
-/// The address of a function of the simulated runtime, null if it has no function of this name.
+/// Address of function `name` of the simulated runtime; null if there is none.
 pub fn resolver(name: &str) -> *const c_void {
     hip_sys::for_each_function!(address_of_function, functions, name, extra(name))
 }
@@ -104,64 +103,63 @@ fn extra(name: &str) -> *const c_void {
     crate::for_each_extra!(resolve_extra, name)
 }
 
-/// What was launched of one kernel.
+/// Statistics of one kernel's launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KernelStatistics {
-    /// Launches.
+    /// Number of launches.
     pub launches: u64,
     /// Instructions executed, counted once per wave.
     pub wave_instructions: u64,
-    /// Host seconds spent in them.
+    /// Host time in seconds.
     pub seconds: f64,
 }
 
-/// The launches that were counted since the start or the last call, in order; they are forgotten.
+/// Returns the launches with counters since the start or the last call, in order, and removes them.
 pub fn take_counted_launches() -> Vec<CountedLaunch> {
     state::device().counted.take()
 }
 
-/// What was launched since the start or the last [`reset_statistics`], by kernel name.
+/// Statistics of launches since the start or the last [`reset_statistics`], by kernel name.
 pub fn statistics() -> BTreeMap<String, KernelStatistics> {
     state::device().statistics.clone()
 }
 
-/// Forgets what was launched.
+/// Clears the statistics.
 pub fn reset_statistics() {
     state::device().statistics.clear();
 }
 
-/// How kernels are executed from now on. The defaults come from the environment
-/// ([`options_from_environment`]).
+/// Sets the options for launches from now on. The defaults come from the environment ([`options_from_environment`]).
 pub fn set_options(options: crate::launch::Options) {
     state::device().options = options;
 }
 
-/// How kernels are executed.
+/// Options for launches.
 pub fn options() -> crate::launch::Options {
     state::device().options
 }
 
-/// Makes the device this GPU, for those who ask for its properties from now on: an MI300X unless `DELTAWAVE_SIM_GPU` names
-/// another.
+/// Selects the GPU that the device reports from now on. The default is an MI300X, or the GPU that `DELTAWAVE_SIM_GPU`
+/// names.
 pub fn set_gpu(gpu: crate::gpu::Gpu) {
     device::set_gpu(gpu);
     state::device().options.xccs = gpu.xcds;
 }
 
-/// The first fault of a kernel since the last `hipDeviceReset` or [`clear_fault`]; of several [`Session`]s, that of the
-/// one that faulted last.
+/// Text of the first kernel fault since the last `hipDeviceReset` or [`clear_fault`]. If several [`Session`]s faulted,
+/// the fault of the session that faulted last.
 pub fn last_fault() -> Option<String> {
     let state = state::device();
     state.faults.last().map(|(_, fault)| fault.text.clone())
 }
 
-/// Forgets the faults of all sessions, so that the device works again. Unlike `hipDeviceReset`, memory, streams and
-/// modules stay as they are.
+/// Clears the faults of all sessions, so that the device works again. Unlike with `hipDeviceReset`, memory, streams and
+/// modules stay.
 pub fn clear_fault() {
     state::device().faults.clear();
 }
 
-/// Why the calling thread's last call failed, where the simulator knows more than the status code.
+/// Reason why the calling thread's last call failed, if the simulator knows more than the status code.
 pub fn last_message() -> Option<String> {
     state::message()
 }

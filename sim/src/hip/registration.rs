@@ -1,9 +1,8 @@
-//! Kernels and variables that a program brings along: the functions that clang's host code calls for
-//! an embedded fat binary and for `kernel<<<grid, block, lds, stream>>>(..)`, and those that name a
-//! kernel or a variable by its host address.
+//! Kernels and variables that are embedded in a program. Implements the functions that clang's host code calls for an
+//! embedded fat binary and for `kernel<<<grid, block, lds, stream>>>(..)`. Also implements the HIP functions that
+//! identify a kernel or a variable by its host address.
 //!
-//! A fat binary is loaded when the first of its kernels or variables is used, and again after
-//! `hipDeviceReset`.
+//! A fat binary is loaded on the first use of one of its kernels or variables, and again after `hipDeviceReset`.
 #![allow(non_snake_case, missing_docs)]
 // each is documented in HIP, or in clang's description of its host code
 // As HIP documents them: pointers are null or valid, names are C strings.
@@ -51,7 +50,7 @@ macro_rules! for_each_registration {
     };
 }
 
-/// Extents of a grid or a workgroup.
+/// Dimensions of a grid or a workgroup.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
@@ -67,7 +66,7 @@ impl From<dim3> for [u32; 3] {
     }
 }
 
-/// What a kernel needs, by `hipFuncGetAttributes`.
+/// Kernel attributes of `hipFuncGetAttributes`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
@@ -84,7 +83,7 @@ pub struct hipFuncAttributes {
     pub sharedSizeBytes: usize,
 }
 
-/// What clang's host code registers: where the fat binary lies.
+/// Wrapper that clang's host code registers: it points to the fat binary.
 #[repr(C)]
 struct Wrapper {
     magic: u32,
@@ -98,9 +97,9 @@ const WRAPPER_MAGIC: u32 = 0x4849_5046;
 
 /// A registered fat binary.
 struct Binary {
-    /// Address of its image, which lies in the program.
+    /// Address of its image in the program's memory.
     image: usize,
-    /// The module it was loaded as; after a reset of the device that module is gone.
+    /// The loaded module. A reset of the device destroys it.
     module: Option<hipModule_t>,
 }
 
@@ -114,7 +113,7 @@ struct Symbol {
 #[derive(Default)]
 struct Registry {
     binaries: HashMap<usize, Binary>,
-    /// By host address.
+    /// Kernels by host address.
     functions: HashMap<usize, Symbol>,
     variables: HashMap<usize, Symbol>,
     next: usize,
@@ -122,7 +121,7 @@ struct Registry {
 
 static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
 
-/// The registered symbols. Taken before the device's state, never after.
+/// The registered symbols. Lock order: before the device's state, never after.
 struct Registered(MutexGuard<'static, Option<Registry>>);
 
 impl Registered {
@@ -136,7 +135,7 @@ impl Registered {
 }
 
 impl Registry {
-    /// The module of a fat binary, loaded if it is not.
+    /// The module of a fat binary; loads it if necessary.
     fn module(&mut self, binary: usize) -> Outcome<hipModule_t> {
         let binary = self
             .binaries
@@ -186,7 +185,7 @@ fn registered_function(function: *const c_void) -> Outcome<usize> {
     )
 }
 
-/// The kernel with this host address, or this handle.
+/// Kernel with this host address or this handle.
 pub(super) fn function(function: *const c_void) -> Outcome<Arc<Kernel>> {
     kernel(function.addr()).or_else(|_| kernel(registered_function(function)?))
 }
@@ -222,7 +221,7 @@ pub unsafe extern "C" fn __hipRegisterFatBinary(wrapper: *const c_void) -> *mut 
         if wrapper.magic != WRAPPER_MAGIC || wrapper.image.is_null() {
             return explain(
                 hipError_t::hipErrorInvalidImage,
-                "what is registered is no fat binary",
+                "the registered image is no fat binary",
             );
         }
         let _ = (wrapper.version, wrapper.unused);
@@ -240,7 +239,7 @@ pub unsafe extern "C" fn __hipRegisterFatBinary(wrapper: *const c_void) -> *mut 
     core::ptr::without_provenance_mut(handle)
 }
 
-/// Forgets a fat binary. Its module stays loaded: programs end by this, and unloading takes time.
+/// Removes a fat binary. Its module stays loaded: programs call this when they exit, and unloading takes time.
 pub unsafe extern "C" fn __hipUnregisterFatBinary(binary: *mut *mut c_void) {
     call(|| {
         let mut registered = Registered::lock();
@@ -307,7 +306,7 @@ pub unsafe extern "C" fn __hipRegisterVar(
     });
 }
 
-/// What stands between `<<<` and `>>>`.
+/// Arguments of `<<< >>>`.
 #[derive(Clone, Copy)]
 struct Configuration {
     grid: dim3,
@@ -415,7 +414,7 @@ pub unsafe extern "C" fn hipFuncGetAttributes(
     })
 }
 
-/// LDS and cache are apart: there is nothing to set.
+/// LDS and cache are separate, so there is nothing to set.
 pub unsafe extern "C" fn hipFuncSetCacheConfig(
     host_function: *const c_void,
     _config: c_int,
@@ -447,7 +446,7 @@ pub unsafe extern "C" fn hipOccupancyMaxActiveBlocksPerMultiprocessor(
     })
 }
 
-/// The workgroup with which most waves fit on the device, and how many of those workgroups fill it.
+/// Workgroup size with which most waves fit on the device, and the number of such workgroups that fill it.
 pub unsafe extern "C" fn hipOccupancyMaxPotentialBlockSize(
     grid: *mut c_int,
     block: *mut c_int,
@@ -494,7 +493,7 @@ pub unsafe extern "C" fn hipGetSymbolSize(size: *mut usize, symbol: *const c_voi
     })
 }
 
-/// Where `size` bytes from `offset` on lie in a variable.
+/// Address of `size` bytes at `offset` in a variable.
 fn inside(symbol: *const c_void, size: usize, offset: usize) -> Outcome<*mut c_void> {
     let (address, length) = variable(symbol)?;
     if offset.checked_add(size).is_none_or(|end| end > length) {

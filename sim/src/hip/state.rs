@@ -1,4 +1,4 @@
-//! The state of the simulated device, and the frame that every function runs in.
+//! State of the simulated device, and the wrapper that every HIP function runs in.
 
 use super::KernelStatistics;
 use super::capture::{Capture, Graph};
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// What a function answers.
+/// Result of a function.
 pub(super) type Outcome<T = ()> = Result<T, hipError_t>;
 
 /// A stream.
@@ -20,24 +20,24 @@ pub(super) type Outcome<T = ()> = Result<T, hipError_t>;
 pub(super) struct Stream {
     /// `HIP_STREAM_NON_BLOCKING`.
     pub flags: u32,
-    /// Seconds of work that it has done.
+    /// Seconds of work done.
     pub busy: f64,
-    /// The capture that it is part of.
+    /// Capture that it takes part in.
     pub capture: Option<Captured>,
-    /// Who made it. Nobody made the default streams: they belong to whoever calls.
+    /// Session that created it. Default streams have none: they belong to the caller's session.
     pub session: Option<u64>,
 }
 
-/// The place of a stream or an event in a capture.
+/// Position of a stream or an event in a capture.
 #[derive(Clone, Debug)]
 pub(super) struct Captured {
     /// Key in [`Device::captures`].
     pub capture: usize,
-    /// Nodes that what comes next depends on.
+    /// Nodes that the next node depends on.
     pub frontier: Vec<usize>,
 }
 
-/// When an event happened.
+/// Time of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Instant {
     pub stream: usize,
@@ -54,7 +54,7 @@ pub(super) struct Event {
     pub session: u64,
 }
 
-/// Why the device no longer works.
+/// Reason why the device no longer works.
 #[derive(Clone, Debug)]
 pub(super) struct Poison {
     pub code: hipError_t,
@@ -67,7 +67,7 @@ pub(super) struct Module {
     pub functions: HashMap<String, usize>,
 }
 
-/// Everything that handles name.
+/// All objects that handles name.
 pub(super) struct Device {
     pub heap: Heap,
     pub streams: HashMap<usize, Stream>,
@@ -117,9 +117,9 @@ impl Device {
         self.streams.insert(STREAM_PER_THREAD, Stream::default());
     }
 
-    /// Destroys everything. The caller holds [`Working`].
+    /// Destroys everything. The caller must hold [`Working`].
     pub fn reset(&mut self) {
-        // Handles are not given out twice, so that those of before stay invalid.
+        // Handles are never reused, so that old handles stay invalid.
         let next = self.next;
         let statistics = std::mem::take(&mut self.statistics);
         let counted = std::mem::replace(&mut self.counted, Counted::Kept(Vec::new()));
@@ -133,18 +133,18 @@ impl Device {
         };
     }
 
-    /// A new handle.
+    /// Creates a new handle.
     pub fn handle(&mut self) -> usize {
         self.next += 16;
         self.next
     }
 
-    /// The error that every call of the thread's session has to return since a kernel faulted.
+    /// Returns the fault of the thread's session as an error, if a kernel faulted.
     pub fn alive(&self) -> Outcome {
         self.alive_for(current_session())
     }
 
-    /// The same for a session.
+    /// Returns the fault of `session` as an error, if a kernel faulted.
     pub fn alive_for(&self, session: u64) -> Outcome {
         match self.faults.iter().find(|(s, _)| *s == session) {
             Some((_, fault)) => Err(fault.code),
@@ -152,7 +152,7 @@ impl Device {
         }
     }
 
-    /// The session that work of a stream belongs to.
+    /// Session that the work of a stream belongs to.
     pub fn session_of(&self, stream: usize) -> u64 {
         let stream = self.streams.get(&stream);
         stream
@@ -160,7 +160,7 @@ impl Device {
             .unwrap_or_else(current_session)
     }
 
-    /// Records the first fault of the stream's session, and of the caller's, who may have borrowed the stream.
+    /// Records the first fault of the stream's session, and of the caller's, which may have borrowed the stream.
     pub fn poison(&mut self, stream: usize, code: hipError_t, text: String) {
         let (owner, caller) = (self.session_of(stream), current_session());
         if self.alive_for(owner).is_ok() || self.alive_for(caller).is_ok() {
@@ -174,7 +174,7 @@ impl Device {
         }
     }
 
-    /// The key of a stream's handle.
+    /// Key of a stream's handle.
     pub fn stream(&self, stream: hip_sys::hipStream_t) -> Outcome<usize> {
         match stream.0.addr() {
             // hipStreamLegacy is another name of the default stream.
@@ -193,37 +193,37 @@ pub(super) fn device() -> MutexGuard<'static, Device> {
     DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The right to run work, or to free what work may use. Taken before [`device`], never after.
+/// The right to run work, or to free memory that work may use. Lock order: before [`device`], never after.
 pub(super) struct Working(#[allow(dead_code)] MutexGuard<'static, ()>);
 
-/// Waits until no other thread's work runs.
+/// Waits until no other thread runs work.
 pub(super) fn working() -> Working {
     Working(WORK.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Whose calls a thread makes. A fault is that of one session: the others go on.
+/// A group of calls that share a kernel's fault. A fault stops one session; the others go on.
 ///
-/// A process has one session unless it makes more: what HIP says of a process holds for it.
+/// A process that creates no session has one, and then behaves as HIP specifies.
 #[derive(Debug)]
 pub struct Session(u64);
 
 impl Session {
-    /// A session without a fault.
+    /// Creates a session without a fault.
     #[allow(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Session(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Later calls of this thread are the session's, and so are streams and events that it makes. Calls that name one of
-    /// these are of its session, whoever makes them.
+    /// Makes later calls of this thread part of the session, and also the streams and events that it creates. A call
+    /// that names such a stream or event belongs to its session, whichever thread makes it.
     pub fn enter(&self) {
         let _ = SESSION.try_with(|session| session.set(self.0));
     }
 }
 
 impl Drop for Session {
-    /// Nobody will ask for its fault.
+    /// Removes the session's fault: nobody can ask for it any more.
     fn drop(&mut self) {
         device().faults.retain(|(session, _)| *session != self.0);
     }
@@ -240,7 +240,7 @@ thread_local! {
     static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs the body of a function: turns its outcome into a status and keeps the thread's last error.
+/// Runs the body of a function, converts its outcome to a status, and keeps the thread's last error.
 pub(super) fn call(body: impl FnOnce() -> Outcome) -> hipError_t {
     set_message(None);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
@@ -255,13 +255,13 @@ pub(super) fn call(body: impl FnOnce() -> Outcome) -> hipError_t {
     }
 }
 
-/// A failure with a text for [`super::last_message`].
+/// Fails with `code`, and a text for [`super::last_message`].
 pub(super) fn explain<T>(code: hipError_t, text: impl ToString) -> Outcome<T> {
     set_message(Some(text.to_string()));
     Err(code)
 }
 
-/// Programs call from their destructors too, when a thread's values are gone.
+/// Programs may call this from destructors too, after a thread's local values are gone.
 fn set_message(text: Option<String>) {
     let _ = MESSAGE.try_with(|message| *message.borrow_mut() = text);
 }
@@ -279,10 +279,10 @@ pub(super) fn last_error(clear: bool) -> hipError_t {
     last
 }
 
-/// Writes through a pointer that a caller gave.
+/// Writes through a pointer that a caller passed.
 ///
 /// # Safety
-/// `pointer` is null or valid for writing a `T`.
+/// `pointer` is null or valid for a write of a `T`.
 pub(super) unsafe fn put<T>(pointer: *mut T, value: T) -> Outcome {
     if pointer.is_null() {
         return Err(hipError_t::hipErrorInvalidValue);

@@ -1,4 +1,4 @@
-//! Operations: copies, fills and kernel launches, and how they are run.
+//! Operations (copies, fills, kernel launches) and how they run.
 
 use super::CountedLaunch;
 use super::state::{Device, Outcome, Working, device, explain, working};
@@ -17,9 +17,9 @@ use std::time::Instant;
 /// A kernel of a loaded module.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// The code object that it is part of.
+    /// The code object that contains it.
     pub code: Arc<CodeObject>,
-    /// Its index there.
+    /// Index of the kernel in `code`.
     pub index: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct KernelLaunch {
     kernarg: Vec<u8>,
 }
 
-/// What a stream does.
+/// An operation of a stream.
 #[derive(Clone, Debug)]
 pub(super) enum Operation {
     /// Copies bytes.
@@ -81,7 +81,7 @@ pub(super) fn enqueue(
     run(&work, stream, &operation)
 }
 
-/// Runs an operation now. An operation that has become impossible since it was captured is a fault.
+/// Runs an operation now. If it has become impossible since it was captured, that is a fault.
 pub(super) fn run(work: &Working, stream: usize, operation: &Operation) -> Outcome {
     let start = Instant::now();
     let outcome = match operation {
@@ -98,7 +98,7 @@ pub(super) fn run(work: &Working, stream: usize, operation: &Operation) -> Outco
 }
 
 impl Operation {
-    /// Whether all device memory that a copy or a fill touches is allocated.
+    /// Checks that all device memory that a copy or fill touches is allocated.
     fn check(&self, state: &Device) -> Outcome {
         const BAD: Outcome = Err(hipError_t::hipErrorInvalidValue);
         match *self {
@@ -263,12 +263,12 @@ fn run_kernel(_: &Working, stream: usize, launch: &KernelLaunch) -> Outcome {
             format!("kernel {}: the simulator itself failed", kernel.name()),
         ),
     }
-    // As on a device, the launch succeeded; what comes after it fails.
+    // As on a device, the launch succeeds and later calls fail.
     Ok(())
 }
 
-/// The status that stands for an error: of the launch if it is refused, of the calls after it if the
-/// kernel faults.
+/// Status of a launch error. If the launch is refused, the launch returns it; if the kernel faults, later calls return
+/// it.
 fn code_of(error: &LaunchError) -> hipError_t {
     match error {
         LaunchError::Fault(fault) => match fault.kind {
@@ -289,7 +289,7 @@ fn code_of(error: &LaunchError) -> hipError_t {
     }
 }
 
-/// The geometry of a launch.
+/// Grid and workgroup dimensions of a launch.
 pub(super) struct Geometry {
     pub grid: [u32; 3],
     pub block: [u32; 3],
@@ -299,8 +299,8 @@ pub(super) struct Geometry {
 /// Checks a launch and packs its arguments.
 ///
 /// # Safety
-/// `parameters` is null or an array with a pointer for each argument of the kernel; `extra` is null or
-/// a list that `HIP_LAUNCH_PARAM_END` ends. All that they point to is readable.
+/// `parameters` is null or an array with one pointer per argument of the kernel. `extra` is null or a list that ends
+/// with `HIP_LAUNCH_PARAM_END`. All memory that they point to is readable.
 pub(super) unsafe fn prepare_launch(
     kernel: Arc<Kernel>,
     geometry: Geometry,
@@ -340,7 +340,7 @@ pub(super) unsafe fn prepare_launch(
 /// Packs the explicit arguments of a kernel.
 ///
 /// # Safety
-/// As [`prepare_launch`].
+/// As for [`prepare_launch`].
 unsafe fn pack(
     kernel: &crate::code_object::Kernel,
     parameters: *mut *mut c_void,
@@ -417,12 +417,15 @@ unsafe fn pack(
     }
 }
 
-/// The options that the environment asks for: `DELTAWAVE_SIM_MFMA` (`fast`, `exact`),
-/// `DELTAWAVE_SIM_THREADS` (a number), `DELTAWAVE_SIM_ORDER` (`run-ahead`, `in-step`, `seeded:SEED`),
-/// `DELTAWAVE_SIM_CHECKS` (`all`, `none`, or names of [`Checks`](crate::sanitize::Checks)),
-/// `DELTAWAVE_SIM_PROFILE` (a file to which each launch adds its counters as a line of JSON), `DELTAWAVE_SIM_GPU`
-/// (`mi300x`, `mi325x`, `mi308x`: which GPU the device is, and for which one times are modelled).
-/// A value that is none of these is reported on stderr and ignored.
+/// Reads the simulation options from the environment. An invalid value is reported on stderr and ignored.
+///
+/// - `DELTAWAVE_SIM_MFMA`: `fast` or `exact`.
+/// - `DELTAWAVE_SIM_THREADS`: number of host threads.
+/// - `DELTAWAVE_SIM_ORDER`: `run-ahead`, `in-step` or `seeded:SEED`.
+/// - `DELTAWAVE_SIM_CHECKS`: `all`, `none`, or names of [`Checks`](crate::sanitize::Checks).
+/// - `DELTAWAVE_SIM_PROFILE`: a file to which each launch appends its counters as a line of JSON.
+/// - `DELTAWAVE_SIM_GPU`: `mi300x`, `mi325x` or `mi308x`, the GPU that the device reports and that times are modelled
+///   for.
 pub fn options_from_environment() -> Options {
     let mut options = Options::default();
     let mut read = |name: &str, set: &mut dyn FnMut(&mut Options, &str) -> Option<()>| {
@@ -430,7 +433,7 @@ pub fn options_from_environment() -> Options {
             && !value.is_empty()
             && set(&mut options, &value).is_none()
         {
-            eprintln!("gfx942 simulator: {name}={value} is not understood, and ignored");
+            eprintln!("gfx942 simulator: {name}={value} is invalid and ignored");
         }
     };
     read("DELTAWAVE_SIM_MFMA", &mut |options, value| {

@@ -1,4 +1,4 @@
-//! What a kernel finds when it starts: arguments, dispatch packet, registers.
+//! Initial state of a kernel: arguments, dispatch packet, registers.
 
 use super::Launch;
 use crate::code_object::{Image, property};
@@ -8,12 +8,12 @@ use crate::wave::Wave;
 
 /// Bytes of `hsa_kernel_dispatch_packet_t`.
 const PACKET: usize = 64;
-/// Bytes of the `amd_queue_t` that the queue pointer points to; gfx942 kernels read nothing in it.
+/// Size in bytes of the `amd_queue_t` behind the queue pointer. gfx942 kernels read nothing in it.
 const QUEUE: usize = 256;
-/// Distance between the blocks, so that running off one is noticed.
+/// Distance in bytes between the blocks, so that running off the end of one is a fault.
 const GAP: usize = 256;
 
-/// The blocks in memory that a launch provides, and the scalar registers that lead to them.
+/// Memory blocks that a launch provides, and the scalar registers that point to them.
 pub(super) struct Setup {
     image: Image,
     blocks: [(usize, usize); 3],
@@ -23,10 +23,10 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Lays out the launch; the error is the size for which there was no memory.
+    /// Lays out the blocks. The error is the size in bytes for which there was no memory.
     pub fn new(launch: &Launch, scratch: u32) -> Result<Setup, usize> {
         let kernarg = kernarg(launch);
-        // Scalar loads may be wider than the arguments that they are for.
+        // Scalar loads may be wider than the arguments that they load.
         let size = kernarg.len().next_multiple_of(64);
         let packet = size + GAP;
         let queue = packet + PACKET + GAP;
@@ -73,7 +73,7 @@ impl Setup {
         })
     }
 
-    /// Where the blocks lie.
+    /// Address ranges of the blocks.
     pub fn extents(&self) -> Vec<Extent> {
         let base = self.image.address();
         let extent = |(offset, size): (usize, usize)| Extent {
@@ -84,7 +84,7 @@ impl Setup {
         used.map(|b| extent(*b)).collect()
     }
 
-    /// The scalar registers that [`Setup::start`] gives a value, a bit for each.
+    /// The scalar registers that [`Setup::start`] initialises, one bit each.
     pub fn defined(&self, launch: &Launch) -> u128 {
         let d = &launch.kernel.descriptor;
         let below = |n: usize| (1u128 << n.min(102)) - 1;
@@ -96,7 +96,7 @@ impl Setup {
         below(self.user_sgprs.len()) | system | special
     }
 
-    /// Sets up wave `w.id` of a workgroup of `items` work-items. The caller has set its scratch.
+    /// Initialises wave `w.id` of a workgroup with `items` work-items. The caller has set the wave's scratch.
     pub fn start(&self, w: &mut Wave, launch: &Launch, workgroup: [u32; 3], items: [u32; 3]) {
         let d = &launch.kernel.descriptor;
         w.vgpr_count = d.vgprs() as u16;
@@ -145,8 +145,8 @@ impl Setup {
 
 const FLAT_SCRATCH: u16 = 102;
 
-/// What registers, LDS and scratch hold before a kernel writes them. The hardware promises nothing;
-/// here it is the same in every run.
+/// Initial value of registers, LDS and scratch in every byte. Hardware guarantees none; here it is the same in every
+/// run.
 pub(super) const FRESH: u8 = 0;
 
 fn fresh_registers(w: &mut Wave) {
@@ -160,7 +160,7 @@ fn fresh_registers(w: &mut Wave) {
     w.sgpr.fill(word);
 }
 
-/// The argument block: the caller's arguments, then the hidden ones.
+/// The argument block: the caller's arguments, then the hidden arguments.
 fn kernarg(launch: &Launch) -> Vec<u8> {
     let m = &launch.kernel.metadata;
     let mut block = vec![0; m.kernarg_segment_size as usize];

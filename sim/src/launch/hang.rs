@@ -1,8 +1,8 @@
-//! Launches that would never end: how they are told, and what is said of their waves.
+//! Hang detection: finds launches that would never end, and describes their waves.
 //!
-//! A wave that comes back to the very state of registers and pc that it was in, while no wave of its workgroup has
-//! written memory or read a clock, will do so for ever, unless another workgroup writes. If that holds for all
-//! workgroups that run, the launch hangs.
+//! A wave repeats itself if it returns to the same registers and pc while no wave of its workgroup writes memory or
+//! reads a clock. It then repeats for ever, unless another workgroup writes. The launch hangs if this holds for all
+//! workgroups that run.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -16,12 +16,12 @@ use crate::inst::{Format, Inst};
 use crate::op::Op;
 use crate::wave::{VReg, Wave};
 
-/// Wave-instructions of a workgroup between two looks.
+/// Wave-instructions of a workgroup between two inspections.
 pub(super) const INTERVAL: u64 = 1 << 20;
-/// Instructions in which a wave has to come back for a look to succeed.
+/// Number of instructions within which a wave must return to its state for an inspection to succeed.
 const PATIENCE: u64 = 1 << 14;
 
-/// The state of a wave that decides what it does next.
+/// State that decides a wave's next instructions.
 struct Snapshot {
     pc: u32,
     scc: bool,
@@ -49,10 +49,10 @@ impl Snapshot {
     }
 }
 
-/// A look at the waves of a workgroup while they run.
+/// One inspection of a workgroup's waves while they run.
 pub(super) struct Look {
     waves: Vec<Option<(Snapshot, bool)>>,
-    /// Something was written, or a clock read.
+    /// Whether memory was written or a clock read.
     moved: bool,
     left: u64,
 }
@@ -66,7 +66,7 @@ impl Look {
         }
     }
 
-    /// What it shows of the waves that run: `None`, not known yet; else whether all of them only repeat themselves.
+    /// Result for the waves that run. `None`: not known yet; `Some(true)`: all of them only repeat themselves.
     pub fn result(&self, runs: impl Fn(usize) -> bool) -> Option<bool> {
         if self.moved || self.left == 0 {
             return Some(false);
@@ -77,7 +77,7 @@ impl Look {
     }
 }
 
-/// [`Look`] beside another watch.
+/// Runs a [`Look`] beside another watcher.
 pub(super) struct Looking<'a, W> {
     pub look: &'a mut Look,
     pub inner: &'a mut W,
@@ -110,18 +110,18 @@ fn moves(inst: &Inst) -> bool {
     }
 }
 
-/// Which workgroups of a launch only repeat themselves.
+/// The workgroups of a launch that only repeat themselves.
 #[derive(Default)]
 pub(super) struct Stuck(Mutex<Proofs>);
 
 #[derive(Default)]
 struct Proofs {
-    /// Counts the workgroups that got stuck.
+    /// Number of times that a workgroup got stuck.
     entered: u64,
-    /// For each that is: the count before its last look began. A look proves nothing about later writes of a
-    /// workgroup that got stuck after it.
+    /// For each stuck workgroup: the value of `entered` before its last inspection began. An inspection proves nothing
+    /// about later writes of a workgroup that got stuck after it.
     looks: HashMap<u64, u64>,
-    /// Host threads that run workgroups.
+    /// Number of host threads that run workgroups.
     threads: usize,
 }
 
@@ -130,7 +130,7 @@ impl Stuck {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A host thread begins, or (`false`) ends.
+    /// Registers a host thread that begins (`true`) or ends (`false`).
     pub fn thread(&self, begins: bool) {
         let mut proofs = self.lock();
         match begins {
@@ -139,12 +139,12 @@ impl Stuck {
         }
     }
 
-    /// A look begins: what to give to [`Stuck::looked`].
+    /// Begins an inspection. Pass the result to [`Stuck::looked`].
     pub fn look(&self) -> u64 {
         self.lock().entered
     }
 
-    /// A look at a workgroup has ended. Whether all that run are stuck.
+    /// Ends an inspection of a workgroup. Returns whether all running workgroups are stuck.
     pub fn looked(&self, workgroup: u64, began: u64, stuck: bool) -> bool {
         let mut proofs = self.lock();
         if !stuck {
@@ -153,7 +153,7 @@ impl Stuck {
         }
         if proofs.looks.insert(workgroup, began).is_none() {
             proofs.entered += 1;
-            // Alone, it needs no second look.
+            // A single running workgroup needs no second look.
             return proofs.threads == 1;
         }
         let entered = proofs.entered;
@@ -161,7 +161,7 @@ impl Stuck {
     }
 }
 
-/// What the waves of a workgroup do, for a report.
+/// States of a workgroup's waves, for a report.
 pub(super) fn dump<'a>(
     code: &CodeObject,
     waves: impl Iterator<Item = (&'a Wave, Option<bool>)>,

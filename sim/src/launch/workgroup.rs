@@ -1,4 +1,4 @@
-//! One workgroup: its waves take turns on one host thread.
+//! Runs one workgroup: its waves take turns on one host thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +16,7 @@ use crate::sanitize::{Sanitizer, Start};
 use crate::timing::trace::Recorder;
 use crate::wave::Wave;
 
-/// What all threads of a launch share.
+/// Data that all threads of a launch share.
 pub(super) struct Shared<'a> {
     pub launch: &'a Launch<'a>,
     pub options: &'a Options,
@@ -25,24 +25,24 @@ pub(super) struct Shared<'a> {
     pub insts: &'a [Inst],
     /// Parallel to `insts`.
     pub exec: &'a [Exec],
-    /// LDS bytes of a workgroup.
+    /// LDS of a workgroup in bytes.
     pub lds: usize,
-    /// Scratch bytes of a lane.
+    /// Scratch of a lane in bytes.
     pub stride: u32,
-    /// Wave-instructions so far.
+    /// Wave-instructions executed so far.
     pub executed: AtomicU64,
-    /// Workgroups after this one need not run: it has a fault.
+    /// Number of the first workgroup known to have a fault. Later workgroups need not run.
     pub stop: AtomicU64,
-    /// Workgroups of the launch, and those that have started.
+    /// Number of workgroups in the launch, and number that have started.
     pub total: u64,
     pub started: AtomicU64,
     pub stuck: Stuck,
-    /// If races are checked: what workgroups did to global memory.
+    /// Accesses of workgroups to global memory, if races are checked.
     pub ledger: Option<Ledger>,
 }
 
 impl Shared<'_> {
-    /// For the texts of reports.
+    /// Context for the texts of reports.
     pub fn scene(&self) -> Scene<'_> {
         Scene {
             program: self.launch.code.program(),
@@ -53,11 +53,11 @@ impl Shared<'_> {
     }
 }
 
-/// How long a wave may keep the thread while others could run, in instructions: a wave that spins on
-/// what another one will write must let it.
+/// Maximum number of instructions that a wave may run while others could. A wave that spins on memory must let the wave
+/// run that will write it.
 const TURN: u64 = 1 << 16;
 
-/// Registers and LDS that serve one workgroup after the other.
+/// Registers and LDS, reused from one workgroup to the next.
 #[derive(Default)]
 pub(super) struct Machine {
     waves: Vec<Wave>,
@@ -72,11 +72,11 @@ enum State {
 }
 
 impl Machine {
-    /// Runs a workgroup and returns its number of waves. `Err(None)`: given up, because an earlier
-    /// workgroup has a fault.
+    /// Runs a workgroup and returns its number of waves. `Err(None)`: given up, because an earlier workgroup has a
+    /// fault.
     ///
     /// # Safety
-    /// As [`Launch::run`]; `shared.exec` must be for a level of this host.
+    /// As for [`Launch::run`]; `shared.exec` must be for a level of this host.
     pub unsafe fn run(
         &mut self,
         shared: &Shared,
@@ -150,7 +150,7 @@ impl Machine {
         let mut ended = 0;
         let mut unreported = 0;
         let mut last = count - 1;
-        // Whether the workgroup hangs is looked at from time to time.
+        // From time to time, look whether the workgroup hangs.
         let mut since = 0;
         let mut look: Option<(Look, u64)> = None;
         while ended < count {
@@ -265,7 +265,7 @@ impl Machine {
     }
 }
 
-/// Each wave with whether it waits; `None` if it has ended.
+/// Each wave, with whether it waits; `None` if it has ended.
 fn with_states<'a>(
     waves: &'a [Wave],
     states: &'a [State],
@@ -280,7 +280,7 @@ fn with_states<'a>(
     })
 }
 
-/// Who runs next, and for how many instructions.
+/// Order of the waves: the next wave, and its number of instructions.
 enum Turns {
     RoundRobin(u64),
     Random(u64),
@@ -295,7 +295,7 @@ impl Turns {
         }
     }
 
-    /// A wave to start looking at for one that runs, and the length of its turn.
+    /// The first wave to try in the search for one that runs, and the length of its turn.
     fn next(&mut self, last: usize, count: usize) -> (usize, u64) {
         match self {
             Turns::RoundRobin(quantum) => (if last + 1 == count { 0 } else { last + 1 }, *quantum),
@@ -316,15 +316,15 @@ impl Turns {
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 enum Stop {
-    /// Its turn is over, or it gave way.
+    /// The wave's turn is over, or it gave way.
     Turn,
     Barrier,
     End,
-    /// At this instruction.
+    /// Fault at this instruction.
     Fault(u32),
 }
 
-/// Looks at each instruction of a wave before it is executed.
+/// Observer of each instruction of a wave before it is executed.
 pub(super) trait Watch {
     fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind>;
 }
@@ -336,7 +336,7 @@ impl Watch for () {
     }
 }
 
-/// Those who look at the instructions of a workgroup.
+/// All observers of a workgroup.
 struct Watchers<'a, 'b, 'c> {
     sanitizer: Option<Sanitizer<'a>>,
     counter: Option<&'b mut Counter<'c>>,
@@ -368,7 +368,7 @@ impl Watch for Watchers<'_, '_, '_> {
 /// Runs a wave for at most `quantum` instructions.
 ///
 /// # Safety
-/// As [`Exec`], for all of `exec`.
+/// As for [`Exec`], for all of `exec`.
 unsafe fn run_wave(
     w: &mut Wave,
     insts: &[Inst],

@@ -1,7 +1,7 @@
-//! The bytes that an instruction is about to access, lane by lane.
+//! Finds the bytes that an instruction is about to access, lane by lane.
 //!
-//! The addresses come from the functions that execute the instruction. An instruction that will fault before it touches
-//! memory may be given no accesses, or those that it would have had.
+//! The functions that execute the instruction compute the addresses. An instruction that will fault before it touches
+//! memory may get no accesses, or the accesses that it would have made.
 
 use crate::exec::atomic::atomic_of;
 use crate::exec::lanes::{Addresses, existing, kind, lanes};
@@ -10,48 +10,48 @@ use crate::inst::{Format, Inst, Operand, flag};
 use crate::op::Op::*;
 use crate::wave::{LANES, Wave};
 
-/// Which memory an address means.
+/// Memory that an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
-    /// Device memory: the address is the device's, which is also the host's.
+    /// Device memory. The device address is also the host address.
     Global,
-    /// The address is an offset in the workgroup's LDS.
+    /// LDS. The address is an offset in the workgroup's LDS.
     Lds,
-    /// The address is an offset in the lane's own scratch.
+    /// Scratch. The address is an offset in the lane's own scratch.
     Scratch,
 }
 
-/// What is done to the bytes.
+/// Action on the accessed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Load,
     Store,
-    /// A read-modify-write. `returns`: the old value goes to a register.
+    /// A read-modify-write. `returns`: the old value is written to a register.
     Atomic {
         returns: bool,
     },
 }
 
-/// One access of some lanes of a wave.
+/// One access by some lanes of a wave.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub space: Space,
     pub action: Action,
-    /// By the scalar unit, through the scalar cache: one access of the whole wave, in lane 0.
+    /// Whether the scalar unit makes it, through the scalar cache. It then is one access of the whole wave, in lane 0.
     pub scalar: bool,
-    /// Bytes of each lane.
+    /// Bytes per lane.
     pub size: u32,
-    /// The lanes that access anything.
+    /// Mask of the lanes that access memory.
     pub lanes: u64,
-    /// First byte of each of these lanes; the others mean nothing.
+    /// Address of the first byte for each lane in `lanes`; unspecified for other lanes.
     pub addresses: Addresses,
-    /// First vector register, in the unified file, that loaded bytes go to or that stored bytes and an atomic's operand
-    /// come from. None for scalar loads, loads to LDS, and counters.
+    /// First vector register, by its index in the unified file, that receives loaded bytes or holds stored bytes or an
+    /// atomic's operand. `None` for scalar loads, loads to LDS, and counters.
     pub register: Option<u16>,
 }
 
 impl Access {
-    /// The bytes that all lanes access together, where lane l accesses element l of an array.
+    /// The bytes of all lanes together, if lane l accesses element l of an array.
     #[inline]
     pub fn together(&self) -> Option<(u64, usize)> {
         let (first, size) = (self.addresses[0], u64::from(self.size));
@@ -65,8 +65,8 @@ impl Access {
         (difference == 0).then_some((first, LANES * self.size as usize))
     }
 
-    /// First and past the last address of what is accessed, in the order of the lanes: of lanes in a row together if
-    /// they access neighbouring bytes, or the same ones.
+    /// Address ranges that are accessed, in the order of the lanes. Lanes in a row are joined if they access adjacent
+    /// or the same bytes.
     #[inline]
     pub fn stretches(&self, mut visit: impl FnMut(u64, u64)) {
         if let Some((start, bytes)) = self.together() {
@@ -93,8 +93,8 @@ impl Access {
     }
 }
 
-/// The accesses of one instruction: none, one, or several (two-address forms, loads to LDS, flat addresses that
-/// mean several memories, lanes that are partly inside of a buffer).
+/// Accesses of one instruction: none, one or several. Several come from two-address forms, loads to LDS, flat addresses
+/// in different memories, and lanes that are partly inside of a buffer.
 #[derive(Default)]
 pub(crate) struct Accesses(Vec<Access>);
 
@@ -107,7 +107,7 @@ impl std::ops::Deref for Accesses {
 }
 
 impl Accesses {
-    /// Those of `inst`, which `w` is about to execute. They take the place of the former ones.
+    /// Finds the accesses of `inst`, which `w` is about to execute. They replace the previous instruction's.
     #[inline]
     pub fn find(&mut self, w: &Wave, inst: &Inst) {
         self.0.clear();
@@ -242,7 +242,7 @@ impl Accesses {
         Some(())
     }
 
-    /// Takes the lanes out of a flat access that mean LDS or scratch, and makes them accesses of these.
+    /// Moves lanes of a flat access that address LDS or scratch into accesses of their own.
     fn split_apertures(&mut self, flat: &mut Access) {
         let (mut shared, mut private) = (0, 0);
         for lane in lanes(flat.lanes) {
@@ -269,7 +269,7 @@ impl Accesses {
         }
     }
 
-    /// What a load to LDS writes: a dword of every lane that is on.
+    /// Adds the write of a load to LDS: a dword of every active lane.
     fn dma(&mut self, mask: u64, base: i64) {
         self.push(Access {
             space: Space::Lds,
@@ -334,7 +334,7 @@ fn register(w: &Wave, operand: Operand, count: usize) -> Option<u16> {
     existing(w, operand, count).map(|i| i as u16)
 }
 
-/// Kind, action, and for two-address forms the unit of the offsets in elements, of a DS load, store or exchange.
+/// Layout, action and, for two-address forms, the unit of the offsets in elements, of a DS load, store or exchange.
 fn lds_transfer(op: crate::op::Op) -> Option<(u8, Action, Option<u64>)> {
     use Action::{Load, Store};
     let exchange = Action::Atomic { returns: true };

@@ -1,11 +1,11 @@
-//! Barriers: the lanes of a wave come to `s_barrier` together, and the waves of a workgroup to the same one.
+//! Barrier check: all lanes of a wave must reach `s_barrier` together, and all waves of a workgroup the same one.
 //!
-//! The hardware counts waves and asks for neither. HIP promises `__syncthreads` only where all work-items that have not
-//! ended come to it, and compilers build on that: they keep the barriers of a program apart (LLVM does not duplicate
-//! what is `convergent` into branches that were not there). So different barriers are reported, and lanes that
-//! were off at a barrier and are on again later: they went around it. Lanes and waves that have returned for good
-//! before a barrier are not missed. Waves that have given themselves different priorities (`s_setprio`) have different
-//! parts in the kernel, written for a machine that counts: they meet at whatever barriers they come to.
+//! Hardware counts waves and requires neither. HIP allows `__syncthreads` only if all work-items that have not ended
+//! reach it. Compilers rely on that and keep the barriers of a program apart: LLVM does not duplicate `convergent`
+//! instructions into branches. The check reports waves that wait at different barriers. It also reports lanes that were
+//! off at a barrier and are on later: they went around it. Lanes and waves that ended before a barrier are not missed.
+//! Waves with different priorities (`s_setprio`) have different roles in a kernel, written for hardware that counts
+//! waves: they may meet at different barriers.
 
 use crate::exec::Env;
 use crate::fault::FaultKind;
@@ -16,21 +16,22 @@ use crate::wave::Wave;
 /// The inline constant -1.
 const ALL_ONES: u16 = 193;
 
-/// The check of one workgroup.
+/// Barrier check of one workgroup.
 pub(crate) struct Barriers {
     waves: Vec<Lanes>,
 }
 
-/// One wave.
+/// Lanes of one wave.
 struct Lanes {
     /// The lanes that were on at the start.
     start: u64,
-    /// Those of them that were off at a barrier, and at which.
+    /// Lanes of `start` that were off at a barrier, and that barrier.
     missing: u64,
     barrier: u32,
-    /// What `s_setprio` set.
+    /// Priority that `s_setprio` set.
     priority: u8,
-    /// All lanes are on for the compiler's own sake (whole wave mode), returned ones included.
+    /// Whether the compiler turned on all lanes for its own purposes (whole wave mode), including lanes that have
+    /// returned.
     whole: bool,
 }
 
@@ -64,7 +65,7 @@ impl Barriers {
         Ok(())
     }
 
-    /// Where the waves wait; `None` for those that have ended.
+    /// Checks the instructions at which the waves wait; `None` for waves that have ended.
     pub fn opens(&self, at: &[Option<u32>], env: &Env) -> Result<(), (usize, FaultKind)> {
         let mut first = [None; 4];
         for (wave, place) in at.iter().enumerate() {

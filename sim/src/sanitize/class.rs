@@ -1,10 +1,10 @@
-//! What kind of work an instruction is, as the rules about waiting see it.
+//! Classes of instructions, by the rules for wait states and counters.
 
 use crate::cost::mfma_passes;
 use crate::inst::{Format, Inst, flag};
 use crate::op::Op;
 
-/// The unit that executes an instruction, and what matters about it.
+/// Unit that executes an instruction, with its properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Scalar arithmetic, branches and the rest of SOPP.
@@ -13,26 +13,26 @@ pub(crate) enum Class {
     ScalarMemory,
     /// Vector arithmetic.
     Vector,
-    /// A matrix product of so many passes.
+    /// A matrix product of `passes` passes.
     Matrix { unit: Unit, passes: u8 },
-    /// LDS, and exchanges between lanes through it.
+    /// LDS, and exchanges between lanes through its crossbar.
     Local,
     /// Global, scratch and buffer memory.
     Memory,
-    /// Flat memory: global or LDS, known only when it is executed.
+    /// Flat memory: global or LDS, known only on execution.
     Flat,
-    /// No registers, no waiting.
+    /// No registers and no waiting.
     Other,
 }
 
-/// The three kinds of matrix products, which differ in how long their results take.
+/// Kinds of matrix products, which differ in the latency of their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// f32 inputs: results come one wait state earlier than those of the others.
+    /// f32 inputs: results are ready one wait state earlier than with other inputs.
     Single,
     /// f64.
     Double,
-    /// Everything narrower, xf32 and sparse.
+    /// Types narrower than f32, xf32, and sparse products.
     Xdl,
 }
 

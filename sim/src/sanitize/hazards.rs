@@ -1,6 +1,6 @@
-//! Wait states that the hardware needs between two instructions and does not insert itself.
+//! Hazard check: wait states that the hardware needs between two instructions and does not insert itself.
 //!
-//! An instruction is one wait state, `s_nop N` is N + 1. The rules are those of LLVM's `GCNHazardRecognizer.cpp` for
+//! An instruction is one wait state; `s_nop N` is N + 1. The rules are those of LLVM's `GCNHazardRecognizer.cpp` for
 //! gfx940, and of "Manually Inserted Wait States" in AMD's instruction set guide of MI300:
 //!
 //! | before | after | states |
@@ -33,12 +33,12 @@ use crate::inst::{EXEC, Inst, VCC, flag};
 use crate::op::Op::{self, *};
 use crate::wave::Wave;
 
-/// The longest distance of two instructions that a rule looks at.
+/// Maximum distance of two instructions in a rule, in wait states.
 const LONGEST: u32 = 20;
-/// Instructions that are remembered, by the wait state in which they began.
+/// Number of wait states for which the log remembers the instruction that began there.
 const LOG: usize = 32;
 
-/// A result of a few instructions ago.
+/// A recent result.
 #[derive(Clone, Copy, Default)]
 struct Recent {
     time: u32,
@@ -54,25 +54,25 @@ impl Recent {
     }
 }
 
-/// What a wave did last, in wait states. Times of 0 lie long ago.
+/// Last events of a wave, as wait state numbers. 0 is long ago.
 pub(super) struct Hazards {
     now: u32,
-    /// The last write of a register by the vector unit, matrix products apart.
+    /// Last write of each register by the vector unit, without matrix products.
     vector: Box<[u32; 512]>,
     scalar: [u32; 128],
-    /// The last matrix product that writes a register, and that reads it as C.
+    /// Last matrix product that writes each register, and last that reads it as C.
     result: Box<[u32; 512]>,
     addend: Box<[u32; 512]>,
     last_matrix: u32,
     matrices: [Option<Matrix>; LOG],
-    /// Which instruction began in a wait state.
+    /// Instruction that began in each recent wait state.
     log: [u32; LOG],
     transcendental: Recent,
     part: Recent,
     dots: [Recent; 3],
     stores: [Recent; 2],
     m0: u32,
-    /// `s_setreg`: time and number of the hardware register.
+    /// Last `s_setreg` instructions: wait state and number of the hardware register.
     setreg: [(u32, u32); 2],
 }
 
@@ -97,7 +97,7 @@ impl Default for Hazards {
     }
 }
 
-/// Too few wait states: since when, how many are needed, and why.
+/// A hazard: start, number of wait states needed, and rule.
 struct Found {
     since: u32,
     needed: u32,
@@ -108,7 +108,7 @@ struct Found {
 type Check = Result<(), Found>;
 
 impl Hazards {
-    /// Checks an instruction that is about to be executed, and counts it.
+    /// Checks an instruction that is about to be executed, and advances the wait states.
     pub fn step(
         &mut self,
         (w, at, inst, uses): (&Wave, u32, &Inst, &Uses),
@@ -127,14 +127,14 @@ impl Hazards {
         self.remember(w, inst, uses);
         self.now += match inst.op {
             S_NOP => (inst.imm as u32 & 15) + 1,
-            // The instructions are fetched anew, which takes longer than any result.
+            // The instructions are fetched again, which takes longer than any result.
             S_SETPC_B64 | S_SWAPPC_B64 => LONGEST,
             _ => 1,
         };
         Ok(())
     }
 
-    /// Faults unless enough wait states lie between the instruction at `since` and the next one.
+    /// Faults unless `needed` wait states lie between the instruction at `since` and the next one.
     fn need(
         &self,
         since: u32,
@@ -281,7 +281,7 @@ impl Hazards {
         Ok(())
     }
 
-    /// Results that the next instruction cannot be given directly.
+    /// Checks results that cannot be forwarded to the next instruction.
     fn forwarded(&self, w: &Wave, uses: &Uses) -> Check {
         if self.transcendental.time + 1 != self.now && self.part.time + 1 != self.now {
             return Ok(());
@@ -304,7 +304,7 @@ impl Hazards {
         Ok(())
     }
 
-    /// Results of dot and matrix products, used by other vector instructions and memory accesses.
+    /// Checks results of dot and matrix products that other vector instructions or memory accesses use.
     fn results(&self, w: &Wave, uses: &Uses, memory: bool, op: Option<Op>) -> Check {
         for dot in self.dots.iter().filter(|d| d.time + 4 > self.now) {
             let same = dot.op == op;
@@ -409,7 +409,7 @@ impl Hazards {
         Ok(())
     }
 
-    /// The matrix product of a time, if that is not long ago.
+    /// Matrix product that began at `time`; `None` if that is long ago.
     fn matrix(&self, time: u32) -> Option<Matrix> {
         if time + LONGEST < self.now {
             return None;
@@ -435,7 +435,7 @@ impl Hazards {
     }
 }
 
-/// The vector registers of some uses.
+/// Vector registers of some uses.
 fn vectors<'a>(w: &'a Wave, uses: &'a [Use]) -> impl Iterator<Item = (usize, usize)> + 'a {
     uses.iter().filter_map(|u| {
         let first = u.vector(w.accum_offset)?;

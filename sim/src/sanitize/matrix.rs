@@ -1,12 +1,12 @@
-//! How long the results of matrix products take.
+//! Latencies of matrix products' results.
 //!
-//! Wait states by passes, from LLVM's `GCNHazardRecognizer.cpp` (`checkMAIHazards90A`, `checkMAIVALUHazards`) for gfx940.
-//! Narrow types and sparse products ("XDL") of p passes: p + 3 until the result is used, p + 1 until another product adds
-//! to a part of it; f32 one less. f64 has its own numbers.
+//! The wait states depend on the passes, as in LLVM's `GCNHazardRecognizer.cpp` (`checkMAIHazards90A`,
+//! `checkMAIVALUHazards`) for gfx940. Narrow types and sparse products ("XDL") of p passes need p + 3 before the result
+//! is used, and p + 1 before another product adds to a part of it. f32 needs one less. f64 has its own numbers.
 
 use super::class::Unit;
 
-/// A matrix product: what it writes and how long its results take.
+/// A matrix product: its result registers and their latency.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix {
     pub unit: Unit,
@@ -16,7 +16,7 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// Until a vector instruction or a memory access may use the result.
+    /// Wait states until a vector instruction or a memory access may use the result.
     pub fn to_use(self, memory: bool, write: bool) -> u32 {
         match (self.unit, self.passes) {
             (Unit::Double, 4) => {
@@ -38,12 +38,12 @@ impl Matrix {
         }
     }
 
-    /// Until another product may take the result as A or B.
+    /// Wait states until another product may read the result as A or B.
     pub fn to_factor(self) -> u32 {
         self.to_use(false, false)
     }
 
-    /// Until another product may take the result as C. `same`: exactly the same registers.
+    /// Wait states until another product may read the result as C. `same`: it reads exactly the same registers.
     pub fn to_addend(self, unit: Unit, passes: u32, same: bool) -> u32 {
         let double4 = |u: Unit, p: u32| u == Unit::Double && p == 4;
         if same {
@@ -67,7 +67,7 @@ impl Matrix {
         }
     }
 
-    /// Until a vector instruction or load may overwrite C.
+    /// Wait states until a vector instruction or load may overwrite C.
     pub fn to_overwrite_addend(self) -> u32 {
         if self.unit == Unit::Xdl {
             self.passes - 1

@@ -1,7 +1,7 @@
-//! Checks of what hardware does not report: a kernel that passes them does not owe its results to luck.
+//! Sanitizers: checks for errors that hardware does not report, so that correct results are not luck.
 //!
-//! They run beside the execution: `Sanitizer::before` sees an instruction and the wave's registers before it is
-//! executed. The executing functions know nothing of them, and cost nothing where no check is on.
+//! They run beside the execution: `Sanitizer::before` gets each instruction and the wave's registers before it is
+//! executed. The executing functions do not know them. They cost nothing if no check is on.
 
 pub(crate) mod accesses;
 mod barriers;
@@ -29,19 +29,19 @@ use uses::Uses;
 use values::{Lds, Registers};
 use waits::Waits;
 
-/// Which checks a launch makes. Accesses outside of allocations, LDS and scratch are always checked.
+/// Checks of a launch. Accesses outside of allocations, LDS and scratch are always checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    /// Values that nothing wrote, from registers, LDS, scratch or memory, may not decide an address, a branch, the lanes
-    /// that are on, or what is stored to memory.
+    /// Uninitialized values in registers, LDS, scratch or memory must not decide an address, a branch, the active
+    /// lanes, or data that is stored to memory.
     pub uninitialized: bool,
-    /// Registers that an outstanding load will write may not be used before an `s_waitcnt` that covers it.
+    /// A register that an outstanding load will write must not be used before an `s_waitcnt` that covers the load.
     pub waits: bool,
     /// Wait states that MFMA and other instructions need between a write and a use of a register.
     pub hazards: bool,
-    /// Two waves may not access the same bytes, one of them writing, with nothing that orders them.
+    /// Two waves must not access the same bytes, one of them writing, unless something orders the accesses.
     pub races: bool,
-    /// All lanes of all waves of a workgroup come to the same `s_barrier`.
+    /// All lanes of all waves of a workgroup must reach the same `s_barrier`.
     pub barriers: bool,
 }
 
@@ -63,7 +63,7 @@ impl Checks {
         barriers: false,
     };
 
-    /// Whether there is anything to check.
+    /// Whether any check is on.
     pub fn any(self) -> bool {
         self != Checks::NONE
     }
@@ -78,7 +78,7 @@ impl Default for Checks {
 impl FromStr for Checks {
     type Err = String;
 
-    /// `all`, `none`, or names separated by commas: `uninitialized`, `waits`, `hazards`, `races`, `barriers`.
+    /// Parses `all`, `none`, or names separated by commas: `uninitialized`, `waits`, `hazards`, `races`, `barriers`.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "all" => return Ok(Checks::ALL),
@@ -104,43 +104,43 @@ impl FromStr for Checks {
     }
 }
 
-/// The checks of one workgroup while it runs.
+/// Checks of one workgroup while it runs.
 pub(crate) struct Sanitizer<'a> {
     checks: Checks,
-    /// Those of the instruction that is about to be executed, for the checks that look at memory.
+    /// Accesses of the instruction that is about to be executed, for checks that look at memory.
     accesses: Accesses,
-    /// Of each instruction of the program.
+    /// Register uses of each instruction of the program.
     uses: &'a [Uses],
     waves: Vec<WaveChecks>,
-    /// The defined bytes of LDS.
+    /// Defined bytes of LDS.
     lds: Lds,
     races: Option<Races<'a>>,
     barriers: Option<Barriers>,
 }
 
-/// What is remembered of one wave.
+/// Check state of one wave.
 struct WaveChecks {
     waits: Waits,
     hazards: Hazards,
-    /// The defined values, where that is checked.
+    /// Defined values, if `uninitialized` is checked.
     registers: Option<Registers>,
 }
 
 /// A workgroup that has been set up and not started.
 pub(crate) struct Start<'w, 'a> {
     pub waves: &'w [Wave],
-    /// A bit for each scalar register that has a value.
+    /// Scalar registers that have a value, one bit each.
     pub scalars: u128,
-    /// Bytes of LDS.
+    /// LDS in bytes.
     pub lds: usize,
-    /// Of each instruction of the program.
+    /// Register uses of each instruction of the program.
     pub uses: &'a [Uses],
-    /// If races are checked.
+    /// Race check, if races are checked.
     pub races: Option<Races<'a>>,
 }
 
 impl<'a> Sanitizer<'a> {
-    /// For a workgroup that is about to run.
+    /// Creates the checks of a workgroup that is about to run.
     pub fn new(checks: Checks, start: Start<'_, 'a>) -> Self {
         let wave = |w: &Wave| WaveChecks {
             waits: Waits::default(),
@@ -160,7 +160,7 @@ impl<'a> Sanitizer<'a> {
         }
     }
 
-    /// Before instruction `at` (its index in the program) of a wave.
+    /// Checks instruction `at` (its index in the program) of a wave before it is executed.
     pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst, env: &Env) -> Result<(), FaultKind> {
         let (Some(mut uses), Some(wave)) = (
             self.uses.get(at as usize),
@@ -198,7 +198,8 @@ impl<'a> Sanitizer<'a> {
         Ok(())
     }
 
-    /// All waves that have not ended have come to a barrier, `at[wave]`, and go on; `None` for waves that have ended.
+    /// Checks a barrier that all running waves have reached. `at[wave]` is the wave's instruction; `None` for waves
+    /// that have ended.
     pub fn barrier(&mut self, at: &[Option<u32>], env: &Env) -> Result<(), (usize, FaultKind)> {
         if let Some(barriers) = &self.barriers {
             barriers.opens(at, env)?;
@@ -212,12 +213,12 @@ impl<'a> Sanitizer<'a> {
         Ok(())
     }
 
-    /// The wave and the instruction that a fault is about, if not the ones that were checked.
+    /// Wave and instruction of a fault, if they are not the ones that were being checked.
     pub fn blame(&self) -> Option<(u32, u32)> {
         self.races.as_ref()?.blame
     }
 
-    /// All waves have ended.
+    /// Ends the checks: all waves have ended.
     pub fn end(self) -> Result<(), races::Found> {
         self.races.map_or(Ok(()), Races::end)
     }

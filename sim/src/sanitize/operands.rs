@@ -1,18 +1,18 @@
-//! The reads and writes of each encoding.
+//! Registers that each encoding reads and writes.
 
 use super::uses::{Role, SCC, Use};
 use crate::decode::table::Entry;
 use crate::inst::{EXEC, Format, Inst, LITERAL, M0, NONE, Operand, VCC, VGPR0, flag};
 use crate::op::Op::{self, *};
 
-/// The uses of an instruction while they are found.
+/// The uses of an instruction while they are being collected.
 pub(super) struct List {
     pub reads: Vec<Use>,
     pub writes: Vec<Use>,
 }
 
 impl List {
-    /// A source operand: registers, or what a constant operand stands for.
+    /// Adds a source operand: registers, or the registers that a constant operand stands for.
     fn read(&mut self, operand: Operand, count: u8, role: Role) {
         let (first, count) = match operand {
             NONE | LITERAL => return,
@@ -228,7 +228,7 @@ pub(super) fn vector(list: &mut List, inst: &Inst, entry: &Entry) {
     }
 }
 
-/// Source 2 is a mask: a carry, or the selection of `v_cndmask`.
+/// Whether source 2 is a mask: a carry, or the selection of `v_cndmask`.
 fn reads_mask(op: Op) -> bool {
     matches!(
         op,
@@ -236,7 +236,7 @@ fn reads_mask(op: Op) -> bool {
     )
 }
 
-/// The destination is also an addend.
+/// Whether the destination is also an addend.
 fn accumulates(op: Op) -> bool {
     matches!(
         op,
@@ -251,7 +251,7 @@ fn accumulates(op: Op) -> bool {
     )
 }
 
-/// A part of the destination stays as it was.
+/// Whether a part of the destination is kept.
 fn keeps_part(inst: &Inst, name: &str) -> bool {
     if inst.has(flag::SDWA) && inst.format != Format::Vopc {
         let (sel, unused) = (inst.ctrl >> 8 & 7, inst.ctrl >> 11 & 3);
@@ -307,7 +307,7 @@ pub(super) fn local(list: &mut List, inst: &Inst, entry: &Entry) {
     if entry.op == DS_NOP {
         return;
     }
-    // A swizzle moves what stands in the place of the address.
+    // A swizzle moves the value in the address register.
     let swizzle = entry.op == DS_SWIZZLE_B32;
     list.read(
         inst.src[0],

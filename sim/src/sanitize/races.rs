@@ -1,19 +1,24 @@
-//! Races: two accesses of the same byte, one of them a write, by different waves, that nothing orders.
+//! Race check: finds two accesses of the same byte by different waves, at least one a write, that nothing orders.
 //!
-//! Every wave has vector clocks ([`order`]) of what is before it; every page remembers who accessed which of its
-//! dwords ([`shadow`]). Between waves of a workgroup `s_barrier` makes order, and atomics do: what was done before an atomic (or
-//! a store with sc0 or sc1) is before what another wave does after an atomic that returns (or a load with sc0 or sc1)
-//! on the same dword. `s_barrier` does not wait for memory: LDS that no `s_waitcnt` drained before is not ordered by it.
-//! The stores of a workgroup to global memory are, because its compute unit's L1 keeps them in order, which is what
-//! LLVM's memory model for gfx942 relies on.
+//! Every wave has vector clocks ([`order`]) of the accesses that happened before. Every page remembers the accesses to
+//! its dwords ([`shadow`]).
 //!
-//! Between workgroups ([`ledger`]) the same model wants more, because each accelerator die has an L2 of its own: a
-//! plain store is visible after `buffer_wbl2 sc1` and `s_waitcnt vmcnt(0)`, a store with sc1 or an atomic after
-//! `s_waitcnt vmcnt(0)`; then a flag is written (sc1 or an atomic) and read (sc1 or an atomic), and then `buffer_inv sc1`
-//! lets plain loads see it, `s_dcache_inv` scalar loads.
-//! LLVM: AMDGPU usage, memory model GFX942.
+//! Between waves of a workgroup, `s_barrier` orders, and so do atomics. Accesses before an atomic (or a store with sc0
+//! or sc1) come before another wave's accesses after an atomic that returns (or a load with sc0 or sc1) on the same
+//! dword. `s_barrier` does not wait for memory: it does not order LDS accesses that no `s_waitcnt` drained. It does
+//! order a workgroup's stores to global memory, because the L1 of the compute unit keeps them in order. LLVM's memory
+//! model for gfx942 relies on that.
 //!
-//! Two stores of the same bytes ([`stored`]) are no race: memory holds them whichever is the last. Loads to LDS and
+//! Between workgroups ([`ledger`]) that model requires more, because each accelerator die has an L2 of its own:
+//!
+//! 1. A plain store becomes visible after `buffer_wbl2 sc1` and `s_waitcnt vmcnt(0)`, a store with sc1 or an atomic
+//!    after `s_waitcnt vmcnt(0)`.
+//! 2. Then a flag is written and read, both with sc1 or as atomics.
+//! 3. Then `buffer_inv sc1` makes it visible to plain loads, `s_dcache_inv` to scalar loads.
+//!
+//! Source: LLVM's AMDGPU usage guide, memory model GFX942.
+//!
+//! Two stores of the same bytes ([`stored`]) are no race: memory holds these bytes whichever is last. Loads to LDS and
 //! atomics are not compared.
 
 mod check;
@@ -45,25 +50,25 @@ use stored::{Changes, Store};
 use crate::exec::Env;
 use crate::wave::Wave;
 
-/// The check of one workgroup while it runs.
+/// Race check of one workgroup while it runs.
 pub(crate) struct Races<'a> {
     ledger: &'a Ledger,
     scene: Scene<'a>,
     set: Set,
     lds: Shadow,
-    /// Atomics in LDS that waves synchronise by.
+    /// Atomics in LDS through which waves synchronise.
     lds_flags: ByAddress<View>,
-    /// Stretches between barriers before which everything is ordered, counted from 1.
+    /// Number of the current stretch between barriers, from 1. Earlier stretches are ordered before it.
     epoch: u32,
-    /// What the access that is being recorded changes of what was stored.
+    /// Stored bytes that the access being recorded changes.
     changes: Changes,
-    /// Stores of the same bytes, where they are asked for.
+    /// Stores of the same bytes, if notes are requested.
     notes: Notes,
-    /// The wave and the instruction that a fault is about, if not the one that was checked.
+    /// Wave and instruction of a fault, if they are not the ones that were being checked.
     pub blame: Option<(u32, u32)>,
 }
 
-/// An earlier access turned out to be a race.
+/// Converts a race of an earlier access to a fault.
 fn blame(found: Result<(), Found>, blame: &mut Option<(u32, u32)>) -> Result<(), FaultKind> {
     found.map_err(|found| {
         *blame = Some((found.wave, found.at));
@@ -91,7 +96,7 @@ impl<'a> Races<'a> {
         }
     }
 
-    /// Before instruction `at` of a wave.
+    /// Checks instruction `at` of a wave before it is executed.
     #[inline]
     pub fn before(
         &mut self,
@@ -189,7 +194,7 @@ impl<'a> Races<'a> {
         }
         Ok(())
     }
-    /// Checks an access, and remembers it.
+    /// Checks an access and records it.
     fn record(
         &mut self,
         wave: usize,
@@ -214,7 +219,7 @@ impl<'a> Races<'a> {
             write,
         };
         shadow.begin();
-        // What barriers have ordered matters to the ledger, and so only in global memory.
+        // Accesses that barriers have ordered still matter to the ledger, so only in global memory.
         access.stretches(|start, end| shadow.add(&touch, start, end, lds));
         let changes = &mut self.changes;
         changes.clear();
@@ -253,7 +258,7 @@ impl<'a> Races<'a> {
         Ok(())
     }
 
-    /// All waves that have not ended pass a barrier; those that have ended are before it.
+    /// Orders the waves at a barrier. All waves that have not ended pass it; waves that have ended come before it.
     pub fn barrier(&mut self, waits: impl Fn(usize) -> bool) -> Result<(), FaultKind> {
         let parties = &mut self.set.parties;
         let mut view = View::default();
@@ -292,12 +297,12 @@ impl<'a> Races<'a> {
                 }
             }
         }
-        // Then nothing from before can conflict with anything after it.
+        // Earlier accesses can then not conflict with later ones.
         self.epoch += u32::from(quiet);
         Ok(())
     }
 
-    /// The workgroup has ended.
+    /// Ends the check: the workgroup has ended.
     pub fn end(self) -> Result<(), Found> {
         self.ledger.end(self.set, &self.scene, self.notes)
     }

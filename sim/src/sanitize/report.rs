@@ -1,11 +1,11 @@
-//! Names in the texts of faults.
+//! Names of registers and instructions in messages of faults.
 
 use crate::disasm;
 use crate::exec::Env;
 use crate::inst::{AGPR0, Operand, VGPR0};
 use crate::wave::Wave;
 
-/// A vector register by its place in the unified file.
+/// Name of a vector register, from its index in the unified file.
 pub(super) fn vector(w: &Wave, place: usize) -> String {
     let accum = usize::from(w.accum_offset);
     let operand = if place >= accum {
@@ -16,7 +16,7 @@ pub(super) fn vector(w: &Wave, place: usize) -> String {
     disasm::register(operand as Operand)
 }
 
-/// A scalar register, `scc` among them.
+/// Name of a scalar register, including `scc`.
 pub(super) fn scalar(operand: Operand) -> String {
     if operand == super::uses::SCC {
         return "scc".to_string();
@@ -24,7 +24,7 @@ pub(super) fn scalar(operand: Operand) -> String {
     disasm::register(operand)
 }
 
-/// An instruction of the program: its place and text.
+/// An instruction of the program: its pc and text.
 pub(super) fn instruction(env: &Env, at: u32) -> String {
     let i = at as usize;
     match (env.program.insts.get(i), env.program.offsets.get(i)) {

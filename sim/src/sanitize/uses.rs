@@ -1,8 +1,8 @@
-//! Which registers an instruction reads and writes.
+//! Registers that an instruction reads and writes.
 //!
-//! Found once for every instruction of a program, from the decoder's tables of operand widths and from what each
-//! operation does beside its operands. A test runs every opcode on random registers and proves the list against the
-//! execution itself: nothing else is read, nothing else is written.
+//! Computed once for every instruction of a program, from the decoder's operand widths and from each operation's
+//! implicit registers. A test runs every opcode on random registers and proves that execution reads and writes nothing
+//! else.
 
 use super::class::{Class, class_of};
 use super::operands::{self, List};
@@ -15,7 +15,7 @@ use crate::wave::Wave;
 /// The scalar condition code, numbered as the operand that reads it.
 pub(crate) const SCC: Operand = 253;
 
-/// What a register is to an instruction.
+/// Role of a register in an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Role {
@@ -23,35 +23,35 @@ pub(crate) enum Role {
     Source0,
     Source1,
     Source2,
-    /// The destination's old value, as a source: accumulation.
+    /// Old value of the destination, as an addend.
     Accumulator,
-    /// The destination's old value, of which a part stays.
+    /// Old value of the destination, a part of which is kept.
     Kept,
     /// A lane mask that selects or carries.
     Mask,
     /// A part of a memory address, or the lane number of a permutation.
     Address,
-    /// What is stored, or combined by an atomic.
+    /// Data that is stored, or an operand of an atomic.
     Data,
     /// M0.
     Index,
-    /// EXEC, where it says which lanes take part.
+    /// EXEC, if it selects the lanes that take part.
     Lanes,
-    /// Written.
+    /// Register that is written.
     Result,
 }
 
-/// Some neighbouring registers.
+/// A range of registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// The first, as an operand.
+    /// First register, as an operand.
     pub first: Operand,
     pub count: u8,
     pub role: Role,
 }
 
 impl Use {
-    /// Vector registers: the first one's index in the unified file.
+    /// For vector registers: index of the first in the unified file.
     #[inline(always)]
     pub fn vector(&self, accum_offset: u16) -> Option<usize> {
         match self.first {
@@ -62,43 +62,43 @@ impl Use {
     }
 }
 
-/// Reads and writes at most.
+/// Maximum number of reads and writes.
 const MOST: usize = 9;
 
-/// All registers of an instruction.
+/// All registers that an instruction uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Uses {
     list: [Use; MOST],
     reads: u8,
     all: u8,
-    /// Register numbers also depend on M0: see [`resolved`].
+    /// Whether register numbers also depend on M0: see [`resolved`].
     pub relative: bool,
     pub class: Class,
-    /// Uses the transcendental unit.
+    /// Whether it uses the transcendental unit.
     pub transcendental: bool,
-    /// A dot product.
+    /// Whether it is a dot product.
     pub dot: bool,
 }
 
 impl Uses {
-    /// What is read.
+    /// Registers that are read.
     #[inline(always)]
     pub fn reads(&self) -> &[Use] {
         &self.list[..usize::from(self.reads)]
     }
 
-    /// What is written. Of vector registers perhaps only some lanes.
+    /// Registers that are written; of vector registers possibly only some lanes.
     #[inline(always)]
     pub fn writes(&self) -> &[Use] {
         &self.list[usize::from(self.reads)..usize::from(self.all)]
     }
 
-    /// The registers read in a role.
+    /// Registers that are read in `role`.
     pub fn role(&self, role: Role) -> Option<&Use> {
         self.reads().iter().find(|u| u.role == role)
     }
 
-    /// Of one instruction, with the register numbers that it names.
+    /// Uses of one instruction, with the register numbers in its encoding.
     pub fn of(inst: &Inst) -> Uses {
         let mut list = List {
             reads: Vec::with_capacity(MOST),
@@ -146,7 +146,7 @@ impl Uses {
     }
 }
 
-/// The instruction with the registers that M0 makes it use, where that is the case now.
+/// The instruction with the registers that M0 selects; `None` if M0 has no effect now.
 pub(crate) fn resolved(w: &Wave, inst: &Inst) -> Option<Inst> {
     let m0 = w.sgpr[usize::from(M0)];
     let mut to = *inst;

@@ -1,5 +1,5 @@
-//! Proves [`Uses`] by the execution: random encodings of every opcode are executed twice, the second time with
-//! everything changed that is not declared as read.
+//! Proves [`Uses`] by execution. Random encodings of every opcode are executed twice, the second time with everything
+//! changed that is not declared as read.
 
 use super::*;
 use crate::exec::{self, Env, Flow, Level};
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Makes the addresses of an instruction lead into memory, and counts and indices small.
+    /// Sets registers so that an instruction's addresses lie in memory, and counts and indices are small.
     fn aim(&mut self, inst: &Inst, uses: &Uses, memory: u64) {
         self.sgpr[usize::from(M0)] &= if inst.format == Format::Ds {
             0xf8
@@ -123,7 +123,7 @@ impl State {
         }
     }
 
-    /// Takes over from `other` what is declared.
+    /// Copies the declared registers from `other`.
     fn take(&mut self, other: &State, uses: &[Use]) {
         for u in uses {
             for k in 0..usize::from(u.count) {
@@ -178,20 +178,20 @@ impl State {
     }
 }
 
-/// Formats whose immediate is an offset that could lead out of the small memory here.
+/// Whether a format's immediate is an offset that could lead out of the small memory here.
 fn is_memory(format: Format) -> bool {
     use Format::*;
     matches!(format, Ds | Flat | Global | Scratch | Mubuf | Smem)
 }
 
-/// A value in both runs: before and after the instruction.
+/// A value before and after the instruction, in both runs.
 struct Values {
     before: [u32; 2],
     after: [u32; 2],
 }
 
 impl Values {
-    /// The instruction gave both the same, or left both alone.
+    /// Whether the instruction gave the same value in both runs, or left both unchanged.
     fn written(&self) -> bool {
         self.after[0] == self.after[1] || self.after == self.before
     }
@@ -212,7 +212,7 @@ fn is_in(uses: &[Use], register: usize, vector: bool) -> bool {
     })
 }
 
-/// What is wrong with the declared uses of an instruction, if anything.
+/// Error in the declared uses of an instruction, if there is one.
 fn differs(inst: &Inst, r: &mut Random, buffer: &mut [u32]) -> Result<bool, String> {
     let start = buffer.as_ptr() as u64;
     let mut a = State::random(r);
@@ -286,7 +286,7 @@ fn nothing_else_is_read_or_written() {
     let mut r = Random(7);
     let mut buffer = vec![0u32; BYTES / 4];
     let mut failures: BTreeMap<String, (usize, String)> = BTreeMap::new();
-    // By opcode: how many encodings were executed to their end.
+    // Number of encodings that were executed to their end, by opcode.
     let mut proved: BTreeMap<(u8, &str), usize> = BTreeMap::new();
     for (format, opcodes) in FORMATS {
         for code in 0..opcodes {
@@ -323,7 +323,7 @@ fn nothing_else_is_read_or_written() {
         .map(|(k, _)| k.1)
         .collect();
     assert!(proved.len() > 1000, "{}", proved.len());
-    // What always faults here: jumps that leave the empty program, and traps.
+    // Instructions that always fault here: jumps that leave the empty program, and traps.
     let expected = [
         "s_setpc_b64",
         "s_swappc_b64",
@@ -341,7 +341,7 @@ fn nothing_else_is_read_or_written() {
     );
 }
 
-/// Uses that matter to nothing would make checks see dependencies that do not exist.
+/// Uses without an effect would make the checks see dependencies that do not exist.
 #[test]
 fn what_is_read_matters() {
     // A v_pk_fma_f32 that takes the low halves of source 1 twice does not read its high half.

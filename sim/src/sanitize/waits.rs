@@ -1,10 +1,10 @@
-//! Registers that an outstanding load will still write.
+//! Wait check: finds uses of registers that an outstanding load will still write.
 //!
-//! A load returns later. Counters say how many memory operations of a kind are outstanding, and `s_waitcnt` waits until
-//! a counter is low enough. Operations on vector memory come back in order, those on LDS too, so a count that is not
-//! zero covers the oldest ones; scalar loads come back in any order, and among them only zero covers anything. A flat
-//! operation counts as what its lanes turn out to access. Counters and orders: "Memory Model gfx942" in LLVM's AMDGPU
-//! usage guide, and `SIInsertWaitcnts.cpp`.
+//! Counters hold the number of outstanding memory operations of each kind; `s_waitcnt` waits until a counter is low
+//! enough. Vector memory operations complete in order, and so do LDS operations. A wait for a count above zero
+//! therefore covers the oldest ones. Scalar loads complete in any order: only a wait for zero covers one. A flat
+//! operation counts for the memory that its lanes access. Sources: "Memory Model gfx942" in LLVM's AMDGPU usage guide,
+//! and `SIInsertWaitcnts.cpp`.
 
 use std::collections::VecDeque;
 
@@ -19,18 +19,18 @@ use crate::inst::{Inst, VGPR0};
 use crate::op::Op::*;
 use crate::wave::Wave;
 
-/// Bits of a set of all registers: vector registers by their place in the unified file, then the scalar ones.
+/// Words of a set of all registers: vector registers by index in the unified file, then scalar ones.
 const WORDS: usize = (512 + 128) / 64;
 const SCALARS: usize = 512;
 
-/// A memory operation that may not have come to its end.
+/// An outstanding memory operation.
 struct Operation {
-    /// Its index in the program.
+    /// Index in the program.
     at: u32,
     /// Registers that it will write.
     first: u16,
     count: u8,
-    /// Comes back in any order: a scalar load.
+    /// Whether it completes in any order: a scalar load.
     unordered: bool,
     /// First and last address in LDS that a load to LDS will write.
     lds: Option<(u64, u64)>,
@@ -43,7 +43,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Waits until at most `left` operations are outstanding. Whether any ended.
+    /// Waits until at most `left` operations are outstanding. Returns whether any completed.
     fn wait(&mut self, left: usize) -> bool {
         let n = self.outstanding.len();
         if n <= left || left > 0 && self.outstanding.iter().any(|o| o.unordered) {
@@ -53,7 +53,7 @@ impl Counter {
         true
     }
 
-    /// What would wait for operation `i`.
+    /// Counter value for which `s_waitcnt` has to wait to complete operation `i`.
     fn needed(&self, i: usize) -> usize {
         if self.outstanding.iter().any(|o| o.unordered) {
             return 0;
@@ -62,21 +62,21 @@ impl Counter {
     }
 }
 
-/// The outstanding operations of a wave.
+/// Outstanding operations of a wave.
 #[derive(Default)]
 pub(super) struct Waits {
     /// `vmcnt`: vector memory.
     vm: Counter,
     /// `lgkmcnt`: LDS, scalar memory, messages.
     lgkm: Counter,
-    /// Registers that will be written.
+    /// Registers that outstanding operations will write.
     pending: [u64; WORDS],
     any: bool,
-    /// Loads to LDS are outstanding.
+    /// Whether loads to LDS are outstanding.
     to_lds: bool,
 }
 
-/// The limits of the counters: as an operand they mean no wait.
+/// Maximum values of the counters. As an operand they mean no wait.
 const VM_MOST: usize = 63;
 const LGKM_MOST: usize = 15;
 
@@ -124,13 +124,13 @@ impl Waits {
         Ok(())
     }
 
-    /// Whether [`Waits::step`] needs the accesses of an instruction.
+    /// Whether [`Waits::step`] needs the instruction's accesses.
     #[inline(always)]
     pub fn needs_accesses(&self, inst: &Inst) -> bool {
         self.to_lds || is_dma(inst)
     }
 
-    /// LDS that an outstanding load will write may not be accessed. The loads themselves come back in order.
+    /// Faults if an access uses LDS that an outstanding load will write. The loads themselves complete in order.
     #[cold]
     fn check_lds(&self, accesses: &[Access], env: &Env) -> Result<(), FaultKind> {
         let loads_to_lds = accesses
@@ -167,8 +167,8 @@ impl Waits {
         (first..first + count).any(|r| self.pending[r / 64] >> (r % 64) & 1 != 0)
     }
 
-    /// Whether results that come back in order make it safe for an instruction to write what will be written: the
-    /// second load of a register returns after the first.
+    /// Whether an instruction may write a pending register because results complete in order: the second load of a
+    /// register returns after the first.
     fn in_order(&self, w: &Wave, u: &Use, class: Class) -> bool {
         class.is_vmem()
             && self
@@ -187,7 +187,7 @@ impl Waits {
         }
     }
 
-    /// Finds out again what is pending.
+    /// Recomputes the pending registers after operations have completed.
     fn some_ended(&mut self) {
         self.pending = [0; WORDS];
         let (vm, lgkm) = (&self.vm.outstanding, &self.lgkm.outstanding);
@@ -237,7 +237,7 @@ impl Waits {
         }
         let counter = if vm { &mut self.vm } else { &mut self.lgkm };
         counter.outstanding.push_back(operation);
-        // Before one more is issued than can be counted, the first one ends.
+        // The first operation completes before more are issued than the counter can count.
         if vm && counter.wait(VM_MOST) {
             self.some_ended();
         }
@@ -268,21 +268,21 @@ impl Waits {
     }
 }
 
-/// Adds the registers that an operation will write to a set.
+/// Adds the registers that an operation will write to `pending`.
 fn mark(pending: &mut [u64; WORDS], o: &Operation) {
     for r in usize::from(o.first)..usize::from(o.first) + usize::from(o.count) {
         pending[r / 64] |= 1 << (r % 64);
     }
 }
 
-/// First and last address of what the lanes access.
+/// First and last address that the lanes access.
 fn range(a: &Access) -> (u64, u64) {
     let each = || lanes(a.lanes).map(|l| a.addresses[l]);
     let last = each().max().unwrap_or(0) + u64::from(a.size) - 1;
     (each().min().unwrap_or(0), last)
 }
 
-/// Where a use lies in the set of all registers. SCC and constants are in none.
+/// Index of a use in the set of all registers. SCC and constants are in none.
 fn place(w: &Wave, u: &Use) -> (usize, usize) {
     match u.vector(w.accum_offset) {
         Some(v) => (v, usize::from(u.count).min(512 - v)),
@@ -299,7 +299,7 @@ fn overlaps(o: &Operation, (first, count): (usize, usize)) -> bool {
     from < first + count && first < from + usize::from(o.count)
 }
 
-/// Whether a flat access has lanes in LDS, and lanes elsewhere.
+/// Whether a flat access has lanes in LDS, and whether it has lanes elsewhere.
 fn flat_targets(w: &Wave, uses: &Uses) -> (bool, bool) {
     let address = uses.role(Role::Address).filter(|u| u.first >= VGPR0);
     let Some(v) = address.and_then(|u| u.vector(w.accum_offset)) else {

@@ -1,8 +1,8 @@
-//! One compute unit, clock by clock: waves on four SIMDs, the units that they share, and what makes them wait.
+//! Models one compute unit clock by clock: waves on four SIMDs, shared units, and stalls.
 //!
-//! Every SIMD issues one instruction of each kind in a turn of four clocks, of different waves, the oldest first. When an
-//! instruction is issued it is known when its results are there, so that the model goes from one issue to the next and
-//! not from clock to clock.
+//! In each turn of four clocks a SIMD issues at most one instruction of each kind, of different waves, the oldest wave
+//! first. The time of an instruction's results is known when it is issued. The model therefore goes from issue to
+//! issue, not from clock to clock.
 
 use std::collections::VecDeque;
 
@@ -11,15 +11,15 @@ use super::memory::{Memory, Path, Sharing, Traffic, lines_of};
 use super::program::{REGISTERS, Span, Static, Unit};
 use super::trace::{NO_ACCESS, Trace};
 
-/// Why a wave did not issue.
+/// Reason why a wave did not issue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Stall {
-    /// The unit was taken by another wave, or by an instruction of this one.
+    /// The unit was taken by another wave, or by another instruction of this wave.
     Issue,
     /// The matrix unit was busy.
     Matrix,
-    /// A register was not there yet: arithmetic.
+    /// A register was not ready: arithmetic.
     Dependency,
     /// `s_waitcnt` on global memory.
     Vm,
@@ -30,7 +30,7 @@ pub enum Stall {
 }
 
 impl Stall {
-    /// All of them, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Stall; 6] = [
         Stall::Issue,
         Stall::Matrix,
@@ -40,7 +40,7 @@ impl Stall {
         Stall::Barrier,
     ];
 
-    /// Its name in tables and JSON.
+    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Stall::Issue => "issue",
@@ -53,29 +53,29 @@ impl Stall {
     }
 }
 
-/// What the waves of a compute unit did at one instruction. Modelled.
+/// Issues and stalls of all waves at one instruction. Modelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Site {
-    /// Times that it was issued.
+    /// Number of issues.
     pub hits: u64,
     /// Clocks that waves waited for it, by [`Stall`].
     pub stalls: [u64; Stall::ALL.len()],
 }
 
-/// When a wave issued an instruction. Modelled.
+/// Issue of an instruction by a wave. Modelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its SIMD.
+    /// Number of the SIMD.
     pub simd: u8,
-    /// The workgroup, in the order of arrival, and the wave in it.
+    /// Workgroup in order of arrival, and wave in the workgroup.
     pub wave: (u32, u8),
-    /// The instruction's index in the program.
+    /// Index of the instruction in the program.
     pub at: u32,
-    /// Clock at which the wave was ready to look at it.
+    /// Clock at which the wave became ready for it.
     pub from: u64,
     /// Clock of the issue.
     pub issued: u64,
-    /// Why it waited in between, if it did.
+    /// Reason for waiting in between, if it waited.
     pub stall: Option<Stall>,
 }
 
@@ -93,12 +93,12 @@ struct Wave {
     number: u8,
     simd: usize,
     position: usize,
-    /// When it could issue if nothing kept it, when it can, and what keeps it.
+    /// Clock at which the wave could issue if nothing kept it; clock at which it can; reason for the difference.
     base: u64,
     ready: u64,
     reason: Stall,
     registers: Box<[u64; REGISTERS]>,
-    /// From when on a matrix product's result can be accumulated to.
+    /// Registers of a matrix product's result, and the clock from which on another product can accumulate to them.
     forward: Option<(Span, u64)>,
     vm: VecDeque<u64>,
     lgkm: VecDeque<u64>,
@@ -111,7 +111,7 @@ struct Group {
     arrived: usize,
 }
 
-/// When the units of a SIMD take their next instruction.
+/// Clocks from which on the units of a SIMD take their next instruction.
 #[derive(Clone, Copy, Default)]
 struct Simd {
     vector: u64,
@@ -137,17 +137,17 @@ impl Simd {
     }
 }
 
-/// What a compute unit works on.
+/// Input of the model of one compute unit.
 pub(super) struct Work<'a> {
     pub code: &'a [Static],
     pub traces: &'a [&'a Trace],
     pub sharing: &'a Sharing,
     pub path: Path,
-    /// Workgroups in all, which do as the traces, one after the other.
+    /// Number of workgroups. They execute the traces in turn.
     pub workgroups: u64,
-    /// Workgroups at a time.
+    /// Number of workgroups at a time.
     pub resident: u32,
-    /// Events to keep at most.
+    /// Maximum number of events to keep.
     pub events: usize,
 }
 
@@ -157,7 +157,7 @@ struct Cu<'a> {
     waves: Vec<Wave>,
     groups: Vec<Group>,
     simds: [Simd; 4],
-    /// The LDS: its banks, and the ports of two SIMDs each.
+    /// Clocks from which on the LDS is free: its banks, and its ports of two SIMDs each.
     banks: u64,
     ports: [u64; 2],
     run: Run,
@@ -189,7 +189,7 @@ pub(super) fn run(work: &Work) -> Run {
 }
 
 impl Cu<'_> {
-    /// A workgroup begins; its waves go where there are fewest.
+    /// Starts a workgroup at clock `now`. Its waves go to the SIMDs with the fewest waves.
     fn start(&mut self, now: u64) {
         let group = self.groups.len();
         let sample = group % self.work.traces.len();
@@ -231,7 +231,7 @@ impl Cu<'_> {
         self.work.traces[sample].waves[usize::from(w.number)][w.position]
     }
 
-    /// Finds out when a wave can issue its next instruction, and what it waits for.
+    /// Finds the clock at which a wave can issue its next instruction, and the reason for its waiting.
     fn look(&self, w: &mut Wave) {
         let code = &self.work.code[self.step(w).at as usize];
         (w.ready, w.reason) = (w.base, Stall::Issue);
@@ -273,7 +273,7 @@ impl Cu<'_> {
         }
     }
 
-    /// When a wave can issue, its units included.
+    /// Clock at which a wave can issue, with its units free.
     fn when(&self, w: &Wave) -> u64 {
         let unit = self.work.code[self.step(w).at as usize].unit;
         let mut simd = self.simds[w.simd];
@@ -287,7 +287,7 @@ impl Cu<'_> {
         at
     }
 
-    /// The wave that issues next.
+    /// The wave that issues next, and its clock.
     fn first(&self) -> Option<(usize, u64)> {
         let waves = self.waves.iter().enumerate().filter(|(_, w)| !w.at_barrier);
         waves
@@ -345,7 +345,7 @@ impl Cu<'_> {
             if local {
                 let bytes = u64::from(access.lds_bytes);
                 let clocks = u64::from(access.lds_clocks);
-                // Each serves in the order of issue, whatever the other is at.
+                // Banks and port each serve in the order of issue, independently of each other.
                 self.banks = self.banks.max(now) + clocks;
                 let port = &mut self.ports[pair];
                 *port = (*port).max(now) + clocks.max(bytes.div_ceil(LDS_PORT));
@@ -358,7 +358,7 @@ impl Cu<'_> {
                 if access.scalar {
                     w.lgkm.push_back(done);
                 } else {
-                    // They come back in order.
+                    // Loads return in order.
                     done = done.max(w.vm.back().copied().unwrap_or(0));
                     w.vm.push_back(done);
                 }
@@ -385,7 +385,7 @@ impl Cu<'_> {
         let from = step.at;
         w.position += 1;
         if w.position == steps.len() {
-            // Its last stores need not have arrived for the next workgroup to begin, but for the launch to end.
+            // The next workgroup may begin before this one's last stores arrive. The launch ends after they do.
             let last = w.vm.back().copied().unwrap_or(0);
             self.run.clocks = self.run.clocks.max(last);
             self.leave(i, now);
@@ -407,7 +407,7 @@ impl Cu<'_> {
         }
     }
 
-    /// Lets the waves of a workgroup go on, if all have come to the barrier.
+    /// Releases the waves of a workgroup if all have reached the barrier.
     fn open(&mut self, group: usize, now: u64) {
         let g = &mut self.groups[group];
         if g.arrived == 0 || g.arrived < g.alive {
@@ -434,7 +434,7 @@ impl Cu<'_> {
         }
     }
 
-    /// A wave has ended.
+    /// Removes a wave that has ended.
     fn leave(&mut self, i: usize, now: u64) {
         let w = self.waves.remove(i);
         let g = &mut self.groups[w.group];

@@ -1,6 +1,6 @@
-//! The machine: sizes, latencies and rates, each with its source.
+//! Constants of the machine: sizes, latencies and rates, each with its source.
 //!
-//! | source | what is taken from it |
+//! | source | values |
 //! |---|---|
 //! | LLVM 19, `SISchedule.td`, `SIDPGFX942FullSpeedModel` | rates, passes, latencies of arithmetic, branches |
 //! | AMD, CDNA3 white paper | compute units, caches, 16 L2 channels of 128 bytes a clock in each die |
@@ -15,62 +15,63 @@
 use crate::gpu::Gpu;
 
 impl Gpu {
-    /// Clocks in a time.
+    /// Converts a time in nanoseconds to clocks.
     pub(super) fn clocks(&self, ns: f64) -> u64 {
         (ns * self.ghz).round() as u64
     }
 
-    /// Bytes a clock for each of `active` compute units, of a bandwidth in bytes per second that all share.
+    /// Share of `bandwidth` (bytes per second) for each of `active` compute units, in bytes a clock.
     pub(super) fn share(&self, bandwidth: f64, active: u32) -> f64 {
         bandwidth / f64::from(active.max(1)) / (self.ghz * 1e9)
     }
 }
 
-/// Clocks of a SIMD's turn: an instruction of 64 lanes on 16, and the time between two instructions of a wave.
+/// Clocks of a SIMD's turn: 64 lanes on 16, and the distance of two instructions of a wave.
 pub(super) const TURN: u64 = 4;
-/// Turns after the last pass of a matrix product until its result can be read; LLVM: passes + 4 turns in all.
+/// Clocks after the last pass of a matrix product until its result can be read; LLVM: passes + 4 turns in all.
 pub(super) const MATRIX_TAIL: u64 = 4 * TURN;
-/// A transcendental function's result; LLVM: 4 turns.
+/// Clocks until a transcendental function's result; LLVM: 4 turns.
 pub(super) const TRANS_LATENCY: u64 = 4 * TURN;
-/// A taken branch; LLVM: 8 turns.
+/// Clocks of a taken branch; LLVM: 8 turns.
 pub(super) const BRANCH: u64 = 8 * TURN;
-/// A scalar load that hits.
+/// Clocks of a scalar load that hits.
 pub(super) const SCALAR_HIT: u64 = 48;
-/// From the last wave's arrival until the first goes on: a turn each for the message and the next issue.
+/// Clocks from the last wave's arrival at a barrier until the first goes on: one turn each for the message and the next
+/// issue.
 pub(super) const BARRIER: u64 = 2 * TURN;
-/// LDS, from issue to data, without the clocks of the data: 52 for 4 bytes a lane and 64 for 16 in all.
+/// Clocks of LDS from issue to data, without the clocks of the data. In all 52 for 4 bytes a lane, 64 for 16.
 pub(super) const LDS_LATENCY: u64 = 48;
-/// LDS data for a pair of SIMDs, bytes a clock.
+/// LDS data for a pair of SIMDs, in bytes a clock.
 pub(super) const LDS_PORT: u64 = 64;
-/// Data of the vector L1, bytes a clock.
+/// Data of the vector L1, in bytes a clock.
 pub(super) const L1_WIDTH: u64 = 64;
-/// A cache line of L1 and L2.
+/// Cache line of L1 and L2, in bytes.
 pub(super) const LINE: u64 = 128;
-/// Vector L1 of a compute unit, lines.
+/// Vector L1 of a compute unit, in lines.
 pub(super) const L1_LINES: u64 = (32 << 10) / LINE;
-/// L2 of a die, lines.
+/// L2 of a die, in lines.
 pub(super) const L2_LINES: u64 = (4 << 20) / LINE;
-/// L2 of a die, bytes a clock: 16 channels of a line.
+/// L2 of a die, in bytes a clock: 16 channels of a line.
 pub(super) const L2_WIDTH: f64 = 2048.0;
-/// What one compute unit takes from L2 at most, bytes a clock.
+/// Maximum rate of one compute unit from L2, in bytes a clock.
 pub(super) const L2_PORT: f64 = 64.0;
-/// What one compute unit takes from behind L2 at most, bytes a clock.
+/// Maximum rate of one compute unit from behind L2, in bytes a clock.
 pub(super) const FABRIC_PORT: f64 = 32.0;
-/// A vector load that hits L1, without the clocks of its data.
+/// Clocks of a vector load that hits L1, without the clocks of its data.
 pub(super) const L1_LATENCY: u64 = 116 - TURN;
-/// L2 hit, all of it in the clock of the compute units.
+/// Clocks of an L2 hit, in the compute units' clock.
 pub(super) const L2_LATENCY: u64 = 288;
-/// What the Infinity Cache takes longer, in ns: 209 clocks of 2.1 GHz.
+/// Additional latency of the Infinity Cache over L2, in ns: 209 clocks at 2.1 GHz.
 pub(super) const INFINITY_NS: f64 = 99.5;
-/// What HBM takes longer than L2, in ns: 900 - 288 clocks of 2.1 GHz.
+/// Additional latency of HBM over L2, in ns: 900 - 288 clocks at 2.1 GHz.
 pub(super) const HBM_NS: f64 = 291.4;
-/// Of the bandwidth of HBM in the data sheet, what loads get: 3.96 of 5.3 TB/s.
+/// Share of HBM's data-sheet bandwidth that loads reach: 3.96 of 5.3 TB/s.
 pub(super) const HBM_YIELD: f64 = 0.75;
-/// Infinity Cache, bytes.
+/// Infinity Cache, in bytes.
 pub(super) const INFINITY_BYTES: u64 = 256 << 20;
-/// Infinity Cache, measured on MI300X, bytes per second.
+/// Bandwidth of the Infinity Cache, measured on MI300X, in bytes per second.
 pub(super) const INFINITY_BANDWIDTH: f64 = 11.9e12;
-/// Loads and stores of a wave that may be under way, as `vmcnt` counts.
+/// Maximum number of outstanding loads and stores of a wave (`vmcnt`).
 pub(super) const VM_MOST: usize = 63;
-/// LDS and scalar accesses of a wave that may be under way, as `lgkmcnt` counts.
+/// Maximum number of outstanding LDS and scalar accesses of a wave (`lgkmcnt`).
 pub(super) const LGKM_MOST: usize = 15;

@@ -1,4 +1,4 @@
-//! The memory behind a compute unit: L1, its share of L2, and what lies behind that.
+//! Memory behind a compute unit: L1, its share of L2, and the memory behind L2.
 
 use std::collections::HashMap;
 
@@ -6,22 +6,22 @@ use super::machine::*;
 use super::trace::{Access, Trace};
 use crate::gpu::Gpu;
 
-/// What a compute unit has of the memory, and where its misses go.
+/// A compute unit's share of the memory system.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Path {
-    /// Lines of L2 for this compute unit.
+    /// Share of L2, in lines.
     pub l2_lines: u64,
-    /// Bytes a clock from L2.
+    /// Rate from L2, in bytes a clock.
     pub l2_width: f64,
     pub l2_latency: u64,
-    /// Bytes a clock from behind L2.
+    /// Rate from behind L2, in bytes a clock.
     pub far_width: f64,
     pub far_latency: u64,
 }
 
 impl Path {
-    /// For one of `active` compute units of a launch that touches `footprint` bytes. If the Infinity Cache holds
-    /// them all, they are taken to be there, as they are from the second of several like launches on.
+    /// Share of one of `active` compute units, in a launch that touches `footprint` bytes. Bytes that fit in the
+    /// Infinity Cache are assumed to be there, as they are from the second of several like launches on.
     pub fn new(gpu: &Gpu, active: u32, footprint: u64) -> Self {
         let in_die = f64::from(active) / f64::from(gpu.xcds);
         let (ns, bandwidth) = if footprint <= INFINITY_BYTES {
@@ -39,7 +39,7 @@ impl Path {
     }
 }
 
-/// A cache that keeps the lines that were used last.
+/// A cache with least-recently-used replacement.
 #[derive(Default)]
 struct Cache {
     fills: u64,
@@ -48,14 +48,14 @@ struct Cache {
 
 #[derive(Clone, Copy, Default)]
 struct Line {
-    /// How many fills there had been when it was last used.
+    /// Number of fills before its last use.
     used: u64,
-    /// When it comes, or came.
+    /// Clock of its arrival.
     arrival: u64,
 }
 
 impl Cache {
-    /// When a line comes, or came, if the cache has it.
+    /// Clock of a line's arrival, if the cache has it.
     fn find(&mut self, line: u64, capacity: u64) -> Option<u64> {
         let l = self.lines.get_mut(&line)?;
         if self.fills - l.used > capacity {
@@ -72,23 +72,23 @@ impl Cache {
     }
 }
 
-/// Which workgroups of a sample touch a line.
+/// The workgroups of a sample that touch each line.
 pub(super) struct Sharing {
     touched: HashMap<u64, Touched>,
     samples: u32,
 }
 
 struct Touched {
-    /// Workgroups that touch the line.
+    /// Number of workgroups that touch the line.
     by: u32,
-    /// The number of the line in the order of first touches. Unlike addresses it is the same in every run.
+    /// Number of the line in the order of first touches. Unlike addresses, it is the same in every run.
     order: u64,
-    /// The last of the workgroups.
+    /// The last workgroup that touches the line.
     last: usize,
 }
 
 impl Sharing {
-    /// Of traces of workgroups that run at the same time on one die.
+    /// Finds shared lines in traces of workgroups that run at the same time on one die.
     pub fn of(traces: &[&Trace]) -> Self {
         let mut touched: HashMap<u64, Touched> = HashMap::new();
         for (sample, trace) in traces.iter().enumerate() {
@@ -112,7 +112,7 @@ impl Sharing {
         }
     }
 
-    /// Whether all touch a line.
+    /// Whether all workgroups touch a line.
     fn by_all(&self, line: u64) -> bool {
         self.samples > 1
             && self
@@ -121,15 +121,15 @@ impl Sharing {
                 .is_some_and(|t| t.by == self.samples)
     }
 
-    /// Whether another workgroup brings a line into L2, or back into it, before this one needs it: all but one of them
-    /// find it there.
+    /// Whether another workgroup brings a line into L2 before workgroup `sample` needs it. All workgroups but one find
+    /// it there.
     fn brought(&self, line: u64, sample: u32) -> bool {
         (self.touched.get(&line))
             .is_some_and(|t| !(t.order + u64::from(sample)).is_multiple_of(u64::from(t.by)))
     }
 }
 
-/// Bytes that went through.
+/// Lines that were fetched from L2, and from behind L2.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Traffic {
     pub l2_lines: u64,
@@ -163,7 +163,8 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// An access of the `turn`-th workgroup on this compute unit, which does as sample `sample`; when it is done.
+    /// Models an access of workgroup number `turn` on this compute unit, which repeats sample `sample`. Returns the
+    /// clock when it is done.
     pub fn access(&mut self, now: u64, a: &Access, lines: &[u64], sample: u32, turn: u64) -> u64 {
         let start = if a.scalar { now } else { now.max(self.l1_free) };
         let l1 = if a.scalar { SCALAR_HIT } else { L1_LATENCY };
@@ -173,7 +174,7 @@ impl<'a> Memory<'a> {
             done += u64::from(a.l1_clocks);
         }
         for &line in lines {
-            // Workgroups of different turns have their own data, except what all share.
+            // Workgroups of different turns have their own data, except lines that all share.
             let own = if self.sharing.by_all(line) {
                 line
             } else {
@@ -184,7 +185,7 @@ impl<'a> Memory<'a> {
             } else {
                 (&mut self.l1, L1_LINES)
             };
-            // Stores go through.
+            // Stores are written through.
             if !a.store
                 && let Some(arrival) = cache.find(own, capacity)
             {
@@ -215,7 +216,7 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// The lines of an access.
+/// Lines of an access.
 pub(super) fn lines_of<'t>(trace: &'t Trace, a: &Access) -> &'t [u64] {
     &trace.lines[a.first as usize..][..usize::from(a.lines)]
 }

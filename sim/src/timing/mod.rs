@@ -1,17 +1,17 @@
-//! A model of how long a launch takes, and why. Everything it says is modelled, not measured.
+//! Timing model: how long a launch takes, and why. All results are modelled, not measured.
 //!
-//! A few workgroups of the launch are recorded while they are simulated ([`trace::Recording`]), and replayed on a model
-//! of one compute unit, as many at a time as fit on it. What that compute unit needs for its share of the workgroups is
-//! the launch's time. `docs/results/timing-model.md` says how it is calibrated, and how far it is off.
+//! A few workgroups of the launch are recorded during simulation ([`trace::Recording`]). They are replayed on a model
+//! of one compute unit, as many at a time as fit on it. The launch's time is the time that this compute unit needs for
+//! its share of the workgroups. `docs/results/timing-model.md` describes the calibration and the error.
 //!
-//! | what | file |
+//! | content | file |
 //! |---|---|
-//! | latencies, bandwidths, with their sources | `machine.rs` |
-//! | what waves executed | `trace.rs` |
-//! | what an instruction needs | `program.rs` |
-//! | a compute unit | `cu.rs` |
-//! | its caches, and the memory behind | `memory.rs` |
-//! | a compute unit's waves for Perfetto | `perfetto.rs` |
+//! | latencies and bandwidths, with sources | `machine.rs` |
+//! | recorded instructions of waves | `trace.rs` |
+//! | units, clocks and registers of an instruction | `program.rs` |
+//! | model of a compute unit | `cu.rs` |
+//! | model of its caches, and of the memory behind | `memory.rs` |
+//! | trace of a compute unit's waves for Perfetto | `perfetto.rs` |
 
 mod cu;
 mod machine;
@@ -30,15 +30,15 @@ use crate::occupancy::Occupancy;
 use cu::Work;
 use memory::{Path, Sharing};
 
-/// Workgroups to record: enough for what neighbours share in L2 to show.
+/// Number of workgroups to record: enough to show the sharing of lines between neighbours in L2.
 pub const SAMPLE: u32 = 8;
 
 /// The free parameters, fitted to published times (`docs/results/timing-model.md`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
-    /// What a compute unit's clocks are multiplied with: what the model leaves out.
+    /// Factor on a compute unit's clocks, for effects that the model leaves out.
     pub scale: f64,
-    /// Time of a launch beside its work, in microseconds.
+    /// Constant time of a launch in microseconds, in addition to its work.
     pub launch_us: f64,
 }
 
@@ -48,25 +48,25 @@ impl Fit {
         scale: 1.0,
         launch_us: 0.0,
     };
-    /// As calibrated.
+    /// Calibrated on published times.
     pub const CALIBRATED: Fit = Fit {
         scale: 1.248,
         launch_us: 6.19,
     };
 }
 
-/// The shape of a launch, as far as it matters here.
+/// Dimensions and kernel of a launch, as the model needs them.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
     /// The code object.
     pub code: &'a CodeObject,
     /// The kernel.
     pub kernel: &'a Kernel,
-    /// Workgroups.
+    /// Number of workgroups.
     pub workgroups: u64,
-    /// Waves of a workgroup.
+    /// Waves per workgroup.
     pub waves: u32,
-    /// LDS of a workgroup, the kernel's own included.
+    /// LDS per workgroup in bytes, the kernel's static LDS included.
     pub lds: u32,
     /// Bytes of memory that the launch touches: `hbm_unique` of the counters, or the size of its buffers.
     pub footprint: u64,
@@ -80,33 +80,33 @@ pub struct Model {
     events: usize,
 }
 
-/// What the model says of a launch.
+/// Modelled time of a launch, and its reasons.
 #[derive(Clone, Debug)]
 pub struct Estimate {
     /// The GPU.
     pub gpu: Gpu,
-    /// The launch's time in microseconds.
+    /// Time of the launch in microseconds.
     pub modelled_us: f64,
     /// Clocks of the busiest compute unit, before [`Fit`].
     pub clocks: f64,
-    /// Workgroups of that compute unit, and how many it has at a time.
+    /// Number of workgroups of that compute unit.
     pub share: u64,
-    /// Workgroups at a time.
+    /// Number of workgroups that it runs at a time.
     pub resident: u32,
-    /// Workgroups that the compute unit was modelled with; the rest is extrapolated.
+    /// Number of workgroups that were modelled; the others are extrapolated.
     pub modelled_workgroups: u64,
-    /// Bytes that each of these brought into L1, on average.
+    /// Average number of bytes that each modelled workgroup brought into L1.
     pub l2_bytes: f64,
-    /// Bytes that each brought into L2, on average.
+    /// Average number of bytes that each modelled workgroup brought into L2.
     pub far_bytes: f64,
-    /// For each instruction of the program, what the modelled workgroups did there.
+    /// Issues and stalls at each instruction of the program, in the modelled workgroups.
     pub sites: Vec<Site>,
     /// The first events of the compute unit.
     pub events: Vec<Event>,
 }
 
 impl Model {
-    /// Of a GPU, as calibrated.
+    /// Creates the calibrated model of a GPU.
     pub fn new(gpu: Gpu) -> Self {
         Model {
             gpu,
@@ -115,13 +115,13 @@ impl Model {
         }
     }
 
-    /// With other free parameters.
+    /// Replaces the free parameters.
     pub fn with(mut self, fit: Fit) -> Self {
         self.fit = fit;
         self
     }
 
-    /// Keeping the first `events` events, for [`perfetto`].
+    /// Keeps the first `events` events, for [`perfetto()`].
     pub fn keep(mut self, events: usize) -> Self {
         self.events = events;
         self
@@ -133,7 +133,7 @@ impl Model {
             .max(1)
     }
 
-    /// The time of a launch of which `traces` were recorded; `None` if there are none.
+    /// Models a launch from `traces` of some of its workgroups; `None` if there are none.
     pub fn estimate(&self, shape: &Shape, traces: &[Trace]) -> Option<Estimate> {
         if traces.is_empty() {
             return None;
@@ -141,7 +141,7 @@ impl Model {
         let gpu = self.gpu;
         let offset = shape.kernel.descriptor.accum_offset() as u16;
         let code = program::prepare(shape.code, offset);
-        // The busiest compute unit has the long ones, where some end at once.
+        // If some workgroups end at once, the busiest compute unit has the long ones.
         let mut traces: Vec<&Trace> = traces.iter().collect();
         traces.sort_by_key(|t| std::cmp::Reverse(t.wave_instructions()));
         let traces = &traces;
@@ -158,7 +158,7 @@ impl Model {
             resident,
             events,
         };
-        // Beyond this, a workgroup more costs what the last ones did.
+        // Beyond this, each further workgroup costs as much as the last ones.
         let (short, long) = (2 * u64::from(resident), 4 * u64::from(resident));
         let modelled = share.min(long);
         let run = cu::run(&work(modelled, self.events));

@@ -1,4 +1,4 @@
-//! A compute unit's waves as a trace that <https://ui.perfetto.dev> and chrome://tracing open.
+//! Writes a compute unit's waves as a trace for <https://ui.perfetto.dev> and chrome://tracing.
 
 use std::fmt::Write as _;
 
@@ -6,8 +6,8 @@ use super::{Estimate, Stall};
 use crate::disasm;
 use crate::inst::Program;
 
-/// The events of an estimate as JSON: a process for each SIMD, a thread for each wave, a slice for each instruction and
-/// one before it for what it waited for. Times are modelled.
+/// The events of an estimate as JSON: one process per SIMD, one thread per wave. Each instruction is a slice, and its
+/// stall a slice before it. Times are modelled.
 pub fn perfetto(estimate: &Estimate, program: &Program) -> String {
     let us = |clocks: u64| clocks as f64 / (estimate.gpu.ghz * 1e3);
     let mut out = String::from("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
@@ -53,7 +53,7 @@ pub fn perfetto(estimate: &Estimate, program: &Program) -> String {
             &more,
         );
     }
-    // A last event without a comma after it.
+    // The last event, without a comma after it.
     out.push_str("{\"ph\":\"M\",\"name\":\"trace_name\",\"pid\":0,\"args\":{\"name\":\"one compute unit, modelled\"}}\n]}\n");
     out
 }

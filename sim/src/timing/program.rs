@@ -1,4 +1,4 @@
-//! What the model has to know of an instruction, found once for each of a program.
+//! Timing data of each instruction of a program: unit, clocks, registers. Computed once.
 
 use super::machine::*;
 use crate::code_object::CodeObject;
@@ -10,7 +10,7 @@ use crate::sanitize::uses::{Role, SCC, Use, Uses};
 /// Registers as the model counts them: 512 vector registers, 128 scalar ones, SCC.
 pub(super) const REGISTERS: usize = 512 + 128 + 1;
 
-/// The unit that an instruction needs to be issued.
+/// Unit that an instruction is issued to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Vector,
@@ -23,11 +23,11 @@ pub(super) enum Unit {
     Barrier,
     Wait,
     End,
-    /// None: `s_nop` and the like, which only take time.
+    /// No unit: `s_nop` and similar instructions only take time.
     Idle,
 }
 
-/// Neighbouring registers.
+/// A range of registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub first: u16,
@@ -43,15 +43,15 @@ pub(super) struct Static {
     pub busy: u64,
     /// Clocks until the results can be used.
     pub latency: u64,
-    /// Counters that an `s_waitcnt` waits for: vm, lgkm.
+    /// Limits of `s_waitcnt` for the counters: vm, lgkm.
     pub wait: Option<(usize, usize)>,
     pub reads: Vec<Span>,
     pub writes: Vec<Span>,
-    /// The accumulator of a matrix product, which may come straight from the one before.
+    /// Accumulator of a matrix product, which may be forwarded from the product before.
     pub accumulator: Option<Span>,
 }
 
-/// Of all instructions of a program, for a kernel whose accumulation registers begin at `accum_offset`.
+/// Computes the data of all instructions of a program. Accumulation registers of the kernel begin at `accum_offset`.
 pub(super) fn prepare(code: &CodeObject, accum_offset: u16) -> Vec<Static> {
     let insts = code.program().insts.iter().zip(code.uses());
     insts
@@ -85,14 +85,14 @@ fn instruction(inst: &Inst, uses: &Uses, accum_offset: u16) -> Static {
     let spans = |uses: &[Use]| uses.iter().filter_map(|u| span(u, accum_offset)).collect();
     let reads: Vec<Span> = spans(uses.reads());
     let mut writes: Vec<Span> = spans(uses.writes());
-    // Of sparse products the third source is indices.
+    // The third source of sparse products holds indices.
     let addend = uses.role(Role::Accumulator).or(uses.role(Role::Source2));
     let accumulator = addend
         .filter(|_| unit == Unit::Matrix)
         .and_then(|u| span(u, accum_offset))
         .filter(|a| writes.first() == Some(a));
     if matches!(unit, Unit::Memory | Unit::Local | Unit::ScalarMemory) {
-        // It is `s_waitcnt` that waits for these.
+        // `s_waitcnt` waits for these.
         writes.clear();
     }
     Static {

@@ -1,4 +1,4 @@
-//! What the waves of a workgroup executed: the stream that the model replays.
+//! Recorded instructions and accesses of a workgroup's waves, which the model replays.
 
 use std::sync::Mutex;
 
@@ -12,35 +12,35 @@ use crate::wave::Wave;
 /// One instruction of a wave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Its index in the program.
+    /// Index of the instruction in the program.
     pub at: u32,
-    /// Its access in [`Trace`], or [`NO_ACCESS`].
+    /// Index of its access in [`Trace`], or [`NO_ACCESS`].
     pub access: u32,
 }
 
-/// Of a step that touches no memory.
+/// Marks a step without a memory access.
 pub(crate) const NO_ACCESS: u32 = u32::MAX;
 
-/// What a memory instruction asks of the units behind it.
+/// Load of a memory instruction on the units behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Access {
     /// Clocks of the LDS banks.
     pub lds_clocks: u16,
     /// Bytes to or from LDS.
     pub lds_bytes: u16,
-    /// Clocks of the vector L1: addresses of 16 lanes and a line's tag and 64 bytes in each.
+    /// Clocks of the vector L1. In a clock it takes the addresses of 16 lanes, one line's tag, and 64 bytes.
     pub l1_clocks: u16,
-    /// Cache lines, in [`Trace::lines`].
+    /// First of its cache lines in [`Trace::lines`].
     pub first: u32,
     pub lines: u16,
     pub scalar: bool,
     pub store: bool,
 }
 
-/// What one workgroup executed.
+/// Recorded execution of one workgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// Its number in the launch.
+    /// Number of the workgroup in the launch.
     pub workgroup: u64,
     pub(crate) waves: Vec<Vec<Step>>,
     pub(crate) accesses: Vec<Access>,
@@ -48,27 +48,27 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Instructions, each counted once for a wave.
+    /// Instructions executed, counted once per wave.
     pub fn wave_instructions(&self) -> u64 {
         self.waves.iter().map(|w| w.len() as u64).sum()
     }
 }
 
-/// Which workgroups of a launch to record, and what was recorded.
+/// Recording: the workgroups of a launch to record, and their traces.
 #[derive(Debug, Default)]
 pub struct Recording {
-    /// Their numbers, ascending.
+    /// Numbers of the workgroups to record, ascending.
     wanted: Vec<u64>,
     traces: Mutex<Vec<Trace>>,
 }
 
 impl Recording {
-    /// Of `count` neighbours on one of `dies`, from the middle of `total` workgroups.
+    /// Selects `count` neighbours on one of `dies` dies, from the middle of `total` workgroups.
     pub fn new(total: u64, dies: u32, count: u32) -> Self {
         let (dies, count) = (u64::from(dies.max(1)), u64::from(count));
         let all = total.div_ceil(dies);
         let count = count.min(all);
-        // From a multiple of `count` on: where workgroups that share memory are numbered in powers of two, these are such.
+        // Start at a multiple of `count`: workgroups that share memory are often numbered in powers of two.
         let first = (all - count) / 2;
         let first = first - first % count.max(1);
         Recording {
@@ -77,12 +77,12 @@ impl Recording {
         }
     }
 
-    /// The workgroups to record, ascending.
+    /// Numbers of the workgroups to record, ascending.
     pub fn wanted(&self) -> &[u64] {
         &self.wanted
     }
 
-    /// What was recorded, in the order of the workgroups.
+    /// Returns the traces, in the order of the workgroups.
     pub fn finish(self) -> Vec<Trace> {
         let mut traces = self.traces.into_inner().unwrap_or_else(|e| e.into_inner());
         traces.sort_by_key(|t| t.workgroup);
@@ -108,7 +108,7 @@ impl Recording {
     }
 }
 
-/// Writes down what a workgroup does while it runs.
+/// Records a workgroup while it runs.
 pub(crate) struct Recorder {
     trace: Trace,
     found: Accesses,
@@ -116,7 +116,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Before an instruction of a wave.
+    /// Records an instruction of a wave before it is executed.
     pub fn before(&mut self, w: &Wave, at: u32, inst: &Inst) {
         let memory = matches!(
             inst.format,

@@ -1,10 +1,10 @@
-//! Kernels written in assembly, for code that no compiler emits.
+//! Assembles kernels with code that no compiler emits.
 
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::launch::{Launch, LaunchError, Options, Stats};
 use deltawave_sim::memory::Memory;
 
-/// What every kernel starts with: `s[4:5]` and `s[6:7]` are its two pointers, `v1` four times the number of the
+/// Start of every kernel: `s[4:5]` and `s[6:7]` are its two pointers, `v1` four times the number of the
 /// work-item.
 pub const PROLOGUE: [&str; 5] = [
     "s_load_dwordx4 s[4:7], s[0:1], 0x0",

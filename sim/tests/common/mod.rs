@@ -1,4 +1,4 @@
-//! Compiles test kernels with whatever clang there is.
+//! Compiles test kernels with the clang that is installed.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Random encodings of every format: mostly valid ones, so that the details of each opcode are reached.
+//! Random encodings of every format. Most are valid, so that tests reach the details of each opcode.
 #![allow(dead_code)]
 
 /// SplitMix64.

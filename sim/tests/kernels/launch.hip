@@ -44,7 +44,7 @@ extern "C" __global__ void ids(u32* out) {
   out[(z * gy + y) * gx + x] = x | y << 8 | z << 16;
 }
 
-// What the dispatch packet and the hidden arguments say.
+// Values in the dispatch packet and the hidden arguments.
 extern "C" __global__ void hidden(u32* out) {
   const u32* w = implicit32();
   const u16* h = implicit16();

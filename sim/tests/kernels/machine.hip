@@ -1,5 +1,5 @@
-// What a compiler offers of gfx942 beyond portable C++: lanes that exchange, DPP, SDWA, buffers, atomics, MFMA. One
-// wave, or one workgroup of 256, a kernel; `sim/tests/machine.rs` knows what each must give.
+// Operations of gfx942 that a compiler offers beyond portable C++: exchanges between lanes, DPP, SDWA, buffers, atomics,
+// MFMA. Each kernel runs one wave, or one workgroup of 256; `sim/tests/machine.rs` computes the expected results.
 
 #define GLOBAL extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, 256)))
 #define SHARED __attribute__((shared))
@@ -181,7 +181,7 @@ IN_LDS(cas_u64, u64, COMPARE_AND_SWAP(u64))
 IN_MEMORY(inc_u32, u32, (void)__builtin_amdgcn_atomic_inc32(p, 9u, __ATOMIC_RELAXED, "agent"); (void)v)
 IN_MEMORY(dec_u32, u32, (void)__builtin_amdgcn_atomic_dec32(p, 9u, __ATOMIC_RELAXED, "agent"); (void)v)
 
-// What 256 increments return is every number below 256, once.
+// 256 increments return every number below 256 once.
 GLOBAL void tickets(u32 *out, u32 *counter) {
     out[__hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)] = 1;
 }

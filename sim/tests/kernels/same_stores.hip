@@ -168,7 +168,7 @@ TAIL(tail_clean, sync)
 // All waves of all workgroups store the same.
 KERNEL global_clean(u32 *out, u32 *in) { out[lane()] = in[5] + lane(); }
 KERNEL global_bytes_clean(u32 *out, u32 *in) { ((u8 *)out)[lane()] = in[5] + lane(); }
-// Those of the third workgroup differ in one lane.
+// The third workgroup's bytes differ in one lane.
 KERNEL global_third_race(u32 *out, u32 *in) { out[lane()] = in[5] + (256 * bid() + tid() == 2 * 256 + 70); }
 // Every workgroup stores twice, the same in the end.
 #define GLOBAL_TWICE(name, first)                                                                                      \

@@ -1,5 +1,4 @@
-//! The compiler that tests use, and the tools of its own LLVM: where several versions are installed, those of another
-//! one may not read what it writes.
+//! Finds the compiler that tests use, and the tools of the same LLVM. Tools of another version may not read its output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! LLVM's disassembler as the reference.
+//! Runs LLVM's disassembler, the reference.
 
 #[allow(dead_code)]
 pub mod compiler;
@@ -62,7 +62,7 @@ pub fn reference(name: &str) -> Option<String> {
     found
 }
 
-/// What LLVM makes of two dwords.
+/// LLVM's disassembly of two dwords.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// An instruction and its length in bytes.

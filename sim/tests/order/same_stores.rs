@@ -1,4 +1,4 @@
-//! Stores of the same bytes are no race; stores of others are, also where such stores come before them.
+//! Tests that stores of the same bytes are no race, and that stores of other bytes are, also after stores of the same.
 
 use super::*;
 

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::value::{Buffer, Content, Place, Shape};
 
-/// Why a buffer cannot be filled or written.
+/// Reason why a buffer cannot be filled or written.
 #[derive(Debug, Error)]
 #[allow(missing_docs)]
 pub enum BufferError {
@@ -44,7 +44,7 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// So many zeros, of which the system makes only those that are touched.
+/// `bytes` zeros. The system commits only the pages that are touched.
 fn zeros(bytes: usize) -> Option<Vec<u8>> {
     let layout = Layout::array::<u8>(bytes).ok().filter(|l| l.size() > 0)?;
     // SAFETY: the layout has a size that is not zero.
@@ -53,12 +53,12 @@ fn zeros(bytes: usize) -> Option<Vec<u8>> {
     (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, bytes, bytes) })
 }
 
-/// Alignment of device memory, as hipMalloc gives it.
+/// Alignment of device memory in bytes, the same as hipMalloc's.
 const ALIGN: usize = 256;
 
 /// A buffer in host memory at a fixed, aligned address.
 pub struct Filled {
-    /// Element type and dimensions; bytes if the content is plain.
+    /// Element type and dimensions; bytes if the type is not known.
     pub shape: Shape,
     memory: Vec<u8>,
     start: usize,
@@ -115,7 +115,7 @@ impl Filled {
         Ok(filled)
     }
 
-    /// Where it lies. Kernels may write there as long as no reference is taken from [`Filled::data`].
+    /// Address range. Kernels may write there as long as no reference is taken from [`Filled::data`].
     pub fn extent(&mut self) -> Extent {
         let start = self.memory.as_mut_ptr().expose_provenance() as u64 + self.start as u64;
         Extent {
@@ -124,7 +124,7 @@ impl Filled {
         }
     }
 
-    /// Its bytes.
+    /// Bytes of the buffer.
     pub fn data(&self) -> &[u8] {
         &self.memory[self.start..self.start + self.shape.bytes]
     }
@@ -137,7 +137,7 @@ fn read(path: &Path) -> Result<Vec<u8>, BufferError> {
     })
 }
 
-/// A tensor of the safetensors file `bytes`; `path` is for errors.
+/// Tensor `name` of the safetensors file `bytes`; `path` is for errors.
 pub fn tensor<'a>(path: &Path, bytes: &'a [u8], name: &str) -> Result<TensorView<'a>, BufferError> {
     let file = SafeTensors::deserialize(bytes).map_err(|source| BufferError::Format {
         path: path.into(),

@@ -1,4 +1,4 @@
-//! `wavesim disasm`: machine code as text.
+//! `wavesim disasm`: prints machine code as text.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,24 +12,24 @@ use crate::failure::Failure;
 /// Command line of `disasm`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Code object, or offload bundle with one for gfx942
+    /// Code object, or an offload bundle that has one for gfx942
     file: PathBuf,
-    /// This kernel only
+    /// Print this kernel only
     #[arg(long)]
     kernel: Option<String>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// A function and the instructions `first..end` of the program.
+/// A function: instructions `first..end` of the program.
 struct Section<'a> {
     name: Option<&'a str>,
     first: usize,
     end: usize,
 }
 
-/// The listing. Addresses are byte offsets in `.text`, as in the faults of `wavesim run`.
+/// Returns the listing. Addresses are byte offsets in `.text`, the same as in the faults of `wavesim run`.
 pub fn text(args: &Args) -> Result<String, Failure> {
     let code = crate::load(&args.file)?;
     let mut sections = sections(&code);
@@ -72,14 +72,14 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     Ok(out)
 }
 
-/// Byte offset of an instruction, or the end.
+/// Byte offset of instruction `index`, or of the end of `.text`.
 fn offset(code: &CodeObject, index: usize) -> u32 {
     let program = code.program();
     let end = program.index_of_dword.len() as u32 * 4;
     program.offsets.get(index).copied().unwrap_or(end)
 }
 
-/// The code from one offset to another.
+/// Dwords of the code from byte offset `from` to `to`.
 fn dwords(code: &CodeObject, from: u32, to: u32) -> impl Iterator<Item = u32> {
     let text = code.text();
     text[from as usize..to as usize]
@@ -87,7 +87,7 @@ fn dwords(code: &CodeObject, from: u32, to: u32) -> impl Iterator<Item = u32> {
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-/// Functions in order, and what lies between them that is not padding.
+/// Functions in order of address, and the code between them that is not padding.
 fn sections(code: &CodeObject) -> Vec<Section<'_>> {
     let program = code.program();
     let index = |offset: u32| program.offsets.partition_point(|o| *o < offset);

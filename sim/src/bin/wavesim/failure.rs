@@ -1,4 +1,4 @@
-//! What ends a command, and with which status.
+//! Errors of the commands, and their exit statuses.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::buffer::BufferError;
 use crate::value::ValueError;
 
-/// Why a command did not do what was asked.
+/// Reason why a command failed.
 #[derive(Debug, Error)]
 #[allow(missing_docs)]
 pub enum Failure {
@@ -20,9 +20,9 @@ pub enum Failure {
     },
     #[error("{} cannot be loaded", path.display())]
     Load { path: PathBuf, source: LoadError },
-    #[error("there is no kernel `{name}`; there {}", kernels(present))]
+    #[error("no kernel `{name}`: the code object has {}", kernels(present))]
     NoKernel { name: String, present: Vec<String> },
-    #[error("--kernel is needed: there {}", kernels(present))]
+    #[error("--kernel is needed: the code object has {}", kernels(present))]
     WhichKernel { present: Vec<String> },
     #[error("--arg")]
     Value(#[from] ValueError),
@@ -88,9 +88,8 @@ pub enum Failure {
 
 fn kernels(names: &[String]) -> String {
     match names {
-        [] => "is none".into(),
-        [name] => format!("is {name}"),
-        names => format!("are {}", names.join(", ")),
+        [] => "none".into(),
+        names => names.join(", "),
     }
 }
 
@@ -99,7 +98,7 @@ fn named(name: &Option<String>) -> String {
 }
 
 impl Failure {
-    /// A launch that did not come to its end. `buffers` says where they lay.
+    /// Error of a launch that failed. `buffers` lists the buffers' addresses.
     pub fn launch(source: LaunchError, buffers: String) -> Failure {
         match source {
             LaunchError::Fault(_) | LaunchError::OutOfMemory { .. } => {
@@ -109,7 +108,7 @@ impl Failure {
         }
     }
 
-    /// What else helps to understand it.
+    /// Further lines that help to understand the error.
     pub fn note(&self) -> &str {
         match self {
             Failure::Failed { buffers, .. } => buffers,
@@ -117,7 +116,7 @@ impl Failure {
         }
     }
 
-    /// 2: the request makes no sense for this code object. 1: something went wrong on the way.
+    /// Exit status. 2: the request is invalid for this code object. 1: any other failure.
     pub fn status(&self) -> u8 {
         match self {
             Failure::NoKernel { .. }

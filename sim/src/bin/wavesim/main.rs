@@ -1,6 +1,6 @@
 //! `wavesim`: runs, disassembles and describes gfx942 code objects on a machine without a GPU.
 //!
-//! | what | file |
+//! | content | file |
 //! |---|---|
 //! | `run` | `run.rs` |
 //! | the language of `--arg` | `value.rs` |
@@ -44,9 +44,9 @@ Examples:
       --arg f32:2.5 --arg i32:1000
 
 Exit status:
-  0  it worked
-  1  something went wrong: a file, the code object, a fault in the kernel
-  2  the command line makes no sense, or not for this code object";
+  0  success
+  1  failure: a file, the code object, or a fault in the kernel
+  2  the command line is invalid, or does not fit the code object";
 
 /// Runs, disassembles and describes AMD gfx942 (MI300) code objects, with no GPU and no ROCm.
 #[derive(Parser)]
@@ -63,12 +63,12 @@ enum Command {
     Run(run::Args),
     /// Print the machine code: pc, bytes, instruction.
     Disasm(disasm::Args),
-    /// Count what a launch does: instructions, unit clocks, bank conflicts, memory lines, occupancy.
+    /// Count a launch: instructions, unit clocks, bank conflicts, memory lines, occupancy; model its time.
     #[command(after_help = profile::EXAMPLES)]
     Profile(profile::Args),
-    /// Print what each kernel needs: registers, LDS, scratch, spills, arguments.
+    /// Print the resources of each kernel: registers, LDS, scratch, spills, arguments.
     Resources(resources::Args),
-    /// Model how long a launch takes on a GPU, from a few of its workgroups.
+    /// Model the time of a launch on a GPU, from a few of its workgroups.
     Model(model::Args),
 }
 
@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output. A reader that has seen enough is no failure.
+/// Writes to standard output. A pipe that the reader has closed is no failure.
 fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -128,7 +128,7 @@ fn names(code: &CodeObject) -> Vec<String> {
     code.kernels().iter().map(|k| k.name().into()).collect()
 }
 
-/// The kernel of a name.
+/// Finds the kernel named `name`.
 fn find<'a>(code: &'a CodeObject, name: &str) -> Result<&'a Kernel, Failure> {
     code.kernel(name).ok_or_else(|| Failure::NoKernel {
         name: name.into(),
@@ -136,7 +136,7 @@ fn find<'a>(code: &'a CodeObject, name: &str) -> Result<&'a Kernel, Failure> {
     })
 }
 
-/// JSON with a newline at its end.
+/// JSON text with a newline at its end.
 fn json(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }

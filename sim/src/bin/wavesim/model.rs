@@ -1,4 +1,4 @@
-//! `wavesim model`: how long a launch would take on a GPU, modelled.
+//! `wavesim model`: models the time of a launch on a GPU.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -18,21 +18,21 @@ use crate::run;
 pub struct Args {
     #[command(flatten)]
     run: run::Args,
-    /// The GPU: mi300x, mi325x or mi308x
+    /// GPU to model: mi300x, mi325x or mi308x
     #[arg(long, default_value = "mi300x", value_parser = gpu)]
     gpu: Gpu,
-    /// Without the parameters that were fitted to published times
+    /// Leave out the parameters that were fitted to published times
     #[arg(long)]
     unfitted: bool,
     /// Write the waves of one compute unit to FILE, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Print the instructions that waves waited for most, at most N
+    /// Print at most N instructions, those that waves waited for most
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 }
 
-/// The GPU that `--gpu` names.
+/// Finds the GPU that `--gpu` names.
 pub fn gpu(name: &str) -> Result<Gpu, String> {
     Gpu::named(name).ok_or_else(|| {
         let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
@@ -40,10 +40,10 @@ pub fn gpu(name: &str) -> Result<Gpu, String> {
     })
 }
 
-/// Events of a trace for Perfetto at most.
+/// Maximum number of events in a trace for Perfetto.
 const EVENTS: usize = 200_000;
 
-/// Records a few workgroups, and models the launch.
+/// Records a few workgroups and models the launch.
 pub fn text(args: &Args) -> Result<String, Failure> {
     let mut model = Model::new(args.gpu);
     if args.unfitted {
@@ -76,7 +76,7 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     })
 }
 
-/// The shape of a launch.
+/// Dimensions of a launch, as the model needs them.
 pub fn shape<'a>(launch: &Launch<'a>) -> Shape<'a> {
     Shape {
         code: launch.code,

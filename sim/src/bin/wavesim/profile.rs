@@ -1,4 +1,4 @@
-//! `wavesim profile`: what a launch does, counted, and how long it would take, modelled.
+//! `wavesim profile`: counts a launch, and models its time.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::{model, run};
 
-/// What `profile --help` says after the options.
+/// Text of `profile --help` after the options.
 pub const EXAMPLES: &str = "\
 Arguments and outputs are those of wavesim run; see its help.
 
-Clocks are sums over all waves, of a SIMD's matrix, vector and scalar unit, or of
-a compute unit's LDS: the time that the units are busy, without any waiting.
+Clocks are sums over all waves: busy clocks of a SIMD's matrix, vector and scalar
+unit, or of a compute unit's LDS, without any waiting.
 'at least' spreads them evenly over the GPU. Memory counts lines of 128 bytes,
-each once for the launch (HBM) and once for each die (L2 fill). What is modelled
-says so: see wavesim model, and docs/results/timing-model.md for how far it is off.
+each once for the launch (HBM) and once for each die (L2 fill). Modelled figures
+say so: see wavesim model, and docs/results/timing-model.md for their error.
 
 Examples:
   wavesim profile saxpy.co --grid 4 --block 256 --arg zeros:4096 \\
@@ -39,10 +39,10 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     run: run::Args,
-    /// The GPU whose dies and units the counts are set against
+    /// GPU to compare the counts with: mi300x, mi325x or mi308x
     #[arg(long, default_value = "mi300x", value_parser = model::gpu)]
     gpu: Gpu,
-    /// Print the executed functions with the hits of each instruction
+    /// Print the executed functions with the number of executions of each instruction
     #[arg(long)]
     annotate: bool,
     /// Write a roofline diagram to FILE, as SVG
@@ -53,10 +53,10 @@ pub struct Args {
     perfetto: Option<PathBuf>,
 }
 
-/// Events of a trace for Perfetto at most.
+/// Maximum number of events in a trace for Perfetto.
 const EVENTS: usize = 200_000;
 
-/// Launches, and reports.
+/// Runs the launch and returns the report.
 pub fn text(args: &Args) -> Result<String, Failure> {
     let mut options = args.run.options(Checks::NONE);
     options.count = true;
@@ -122,7 +122,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Clocks that a wave waits for an instruction, on average, and what for mostly. Modelled.
+/// Modelled clocks that a wave waits for an instruction, on average, and the most frequent reason.
 fn waiting(estimate: &Estimate, at: usize) -> Option<(f64, Stall)> {
     let site = estimate.sites.get(at).filter(|s| s.hits > 0)?;
     let waited: u64 = site.stalls.iter().sum();
@@ -130,7 +130,7 @@ fn waiting(estimate: &Estimate, at: usize) -> Option<(f64, Stall)> {
     (waited > 0).then(|| (waited as f64 / site.hits as f64, why))
 }
 
-/// The executed instructions.
+/// The executed instructions as JSON.
 fn instructions(program: &Program, counts: &Counts, estimate: &Estimate) -> Value {
     let executed = (program.insts.iter().zip(&program.offsets).zip(&counts.hits)).enumerate();
     let executed = executed.filter(|(_, (_, hits))| **hits > 0);
@@ -235,7 +235,7 @@ fn times(out: &mut String, busy: &Busy, e: &Estimate) {
     );
 }
 
-/// The functions of which anything was executed.
+/// Prints the functions that were executed, with counts for each instruction.
 fn annotate(out: &mut String, launch: &Launch, counts: &Counts, estimate: &Estimate) {
     let program = launch.code.program();
     let _ = writeln!(

@@ -1,4 +1,4 @@
-//! `wavesim resources`: what each kernel needs of the machine.
+//! `wavesim resources`: prints each kernel's registers, LDS, scratch, spills and arguments.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,17 +11,17 @@ use crate::failure::Failure;
 /// Command line of `resources`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Code object, or offload bundle with one for gfx942
+    /// Code object, or an offload bundle that has one for gfx942
     file: PathBuf,
-    /// This kernel only
+    /// Print this kernel only
     #[arg(long)]
     kernel: Option<String>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// The report.
+/// Returns the report.
 pub fn text(args: &Args) -> Result<String, Failure> {
     let code = crate::load(&args.file)?;
     let kernels: Vec<&Kernel> = match &args.kernel {
@@ -38,7 +38,7 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     Ok(table(&kernels))
 }
 
-/// Waves that the registers leave room for on a SIMD.
+/// Waves per SIMD that the registers allow.
 fn waves_per_simd(k: &Kernel) -> u32 {
     (512 / k.descriptor.vgprs()).clamp(1, 8)
 }
@@ -84,7 +84,7 @@ fn variables(code: &CodeObject) -> Vec<Value> {
         .collect()
 }
 
-/// The kernels as rows, then the arguments of each.
+/// The kernels as rows of a table, then the arguments of each.
 fn table(kernels: &[&Kernel]) -> String {
     let head = [
         "kernel",

@@ -1,4 +1,4 @@
-//! `wavesim run`: one launch of a kernel on buffers from files.
+//! `wavesim run`: launches a kernel once on buffers from files.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -18,9 +18,9 @@ use crate::buffer::{self, Filled};
 use crate::failure::Failure;
 use crate::value::{Buffer, Parser, Place, Value};
 
-/// What `run --help` says after the options.
+/// Text of `run --help` after the options.
 pub const EXAMPLES: &str = "\
-Arguments, one --arg each, in the order of the kernel's parameters:
+Arguments: one --arg for each parameter of the kernel, in their order:
   i32:-5 u64:0x10 f32:1.5   numbers: i8 u8 i16 u16 i32 u32 i64 u64
                             f16 bf16 f32 f64
   in:FILE                   a buffer with the bytes of a file
@@ -37,15 +37,15 @@ FILE.safetensors#NAME, or - to print the values. Quote what the shell would
 take for its own: > [ ] ( ). A buffer ends where its data ends: an access
 beyond is a fault that names pc, lane and address, and nothing is written.
 
-Checks stop the launch where hardware would go on and might be lucky:
-  uninitialized  values that nothing wrote decide or are stored
+Checks stop the launch at errors that hardware does not report:
+  uninitialized  values that nothing wrote decide something or are stored
   waits          a register is used before the s_waitcnt for its load
   hazards        wait states are missing, such as after an MFMA
   races          two waves or workgroups touch a byte, one writes, unordered
-  barriers       lanes or waves go around an s_barrier
+  barriers       lanes or waves skip an s_barrier
 They cost time: --checks none is the fastest. Accesses outside of buffers, LDS
 and scratch, and launches that hang, are found in any case. A race is found
-in every --order; results that change with the order hint at other faults.
+in every --order; results that change with the order point to other faults.
 Stores of the same bytes are no race: --notes lists them.
 
 Examples:
@@ -61,43 +61,43 @@ Examples:
 /// Command line of `run`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Code object, or offload bundle with one for gfx942
+    /// Code object, or an offload bundle that has one for gfx942
     file: PathBuf,
-    /// Kernel to launch; may be left out if there is only one
+    /// Kernel to launch; optional if the code object has only one
     #[arg(long)]
     kernel: Option<String>,
-    /// Workgroups in each dimension
+    /// Number of workgroups in each dimension
     #[arg(long, value_name = "X[,Y,Z]", value_parser = dims)]
     grid: [u32; 3],
-    /// Work-items of a workgroup in each dimension
+    /// Work-items per workgroup in each dimension
     #[arg(long, value_name = "X[,Y,Z]", value_parser = dims)]
     block: [u32; 3],
-    /// Dynamic LDS in bytes, beside the kernel's own
+    /// Dynamic LDS in bytes, in addition to the kernel's static LDS
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     lds: u32,
-    /// An argument of the kernel; see below
+    /// One argument of the kernel; wavesim run --help explains the forms
     #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
     args: Vec<String>,
-    /// MFMA arithmetic: chains of f32 FMAs, or the published model of the hardware
+    /// MFMA arithmetic: fast (chains of f32 FMAs) or exact (the published model of the hardware)
     #[arg(long, value_enum, default_value_t = Mfma::Fast)]
     mfma: Mfma,
     /// Order of a workgroup's waves: run-ahead, in-step or seeded:SEED
     #[arg(long, default_value_t)]
     order: WaveOrder,
-    /// What to check while it runs: all, none, or some of uninitialized, waits,
-    /// hazards, races, barriers, separated by commas [default: all; profile, model: none]
+    /// Checks while it runs: all, none, or some of uninitialized, waits, hazards, races, barriers, separated by commas
+    /// [default: all; profile, model: none]
     #[arg(long)]
     checks: Option<Checks>,
-    /// Tell of stores of the same bytes by several waves, which are no race
+    /// Report stores of the same bytes by several waves, which are no race
     #[arg(long)]
     notes: bool,
-    /// Host threads; all cores if absent
+    /// Number of host threads; all cores if absent
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
-    /// Wave-instructions after which the launch counts as hung
+    /// Number of wave-instructions after which the launch counts as hung
     #[arg(long, value_name = "N", default_value_t = Options::default().instruction_limit)]
     instruction_limit: u64,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -118,12 +118,12 @@ fn dims(text: &str) -> Result<[u32; 3], String> {
         *dim = part
             .trim()
             .parse()
-            .map_err(|_| format!("`{part}` is no number of 32 bits"))?;
+            .map_err(|_| format!("`{part}` is not a number of 32 bits"))?;
     }
     Ok(dims)
 }
 
-/// The parameters of a kernel, a line each.
+/// The parameters of a kernel, one per line.
 pub fn signature<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
     let mut text = String::new();
     for (i, a) in args.enumerate() {
@@ -139,7 +139,7 @@ pub fn signature<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
     text
 }
 
-/// Launches, and reports.
+/// Runs the launch and returns the report.
 pub fn run(args: &Args) -> Result<String, Failure> {
     launch(args, args.options(Checks::ALL), |launch, done| {
         done.write()?;
@@ -173,12 +173,12 @@ pub fn run(args: &Args) -> Result<String, Failure> {
 }
 
 impl Args {
-    /// Whether one JSON object was asked for.
+    /// Whether `--json` was given.
     pub fn json(&self) -> bool {
         self.json
     }
 
-    /// How to simulate, as the command line says; `checks` if it says nothing of them.
+    /// Simulation options from the command line; `checks` if `--checks` is absent.
     pub fn options(&self, checks: Checks) -> Options {
         Options {
             mfma: match self.mfma {
@@ -195,13 +195,13 @@ impl Args {
     }
 }
 
-/// What a launch left.
+/// Results of a launch.
 pub struct Done<'a> {
     pub stats: Stats,
     pub seconds: f64,
     buffers: &'a [Buffer],
     filled: &'a [Filled],
-    /// Which argument a buffer belongs to.
+    /// Index of the argument that each buffer belongs to.
     owners: &'a [usize],
 }
 
@@ -212,7 +212,7 @@ impl Done<'_> {
     }
 }
 
-/// Launches as the command line says, and hands on what came of it.
+/// Launches the kernel as the command line says, and passes its results on.
 pub fn launch(
     args: &Args,
     options: Options,
@@ -230,7 +230,7 @@ pub fn launch(
 
     let mut parser = Parser::default();
     let mut values = Vec::new();
-    // Which argument a buffer belongs to.
+    // Index of the argument that each buffer belongs to.
     let mut owners = Vec::new();
     for (i, text) in args.args.iter().enumerate() {
         values.push(parser.value(text)?);
@@ -269,7 +269,7 @@ pub fn launch(
     // SAFETY: the extents are vectors of `filled`, which lives on and is not touched until the end.
     let stats = unsafe { launch.run(&options) }.map_err(|source| {
         if let (true, LaunchError::Fault(fault)) = (args.json, &source) {
-            // The failure itself is told on standard error, as always.
+            // The failure itself is printed on standard error, as always.
             let _ = crate::print(&crate::json(&finding(fault)));
         }
         let mut map = String::new();
@@ -296,7 +296,7 @@ pub fn launch(
     )
 }
 
-/// A note for scripts.
+/// A note as JSON.
 fn note(note: &SameStores) -> Json {
     json!({
         "place": if note.lds { "LDS" } else { "memory" },
@@ -307,7 +307,7 @@ fn note(note: &SameStores) -> Json {
     })
 }
 
-/// A fault for scripts. A race has the pc and the text of either instruction.
+/// A fault as JSON. A race has the pc and the text of both instructions.
 fn finding(fault: &Fault) -> Json {
     let mut json = json!({
         "kernel": fault.kernel,
@@ -364,7 +364,7 @@ fn report(kernel: &Kernel, stats: &Stats, seconds: f64, outputs: &[Output]) -> S
     out
 }
 
-/// The explicit arguments as the kernel's metadata lays them out.
+/// The explicit arguments in the layout of the kernel's metadata.
 fn kernarg(
     kernel: &Kernel,
     values: &[Value],
@@ -375,7 +375,7 @@ fn kernarg(
     let explicit = || kernel.metadata.args.iter().filter(|a| !a.is_hidden());
     let expected = explicit().count();
     if kernel.metadata.args.is_empty() && size > 0 {
-        // The compiler did not say what the arguments are: they lie as C would lay them out.
+        // The compiler did not describe the arguments: assume C's layout.
         let mut bytes = Vec::new();
         for value in values {
             value.lower(addresses, &mut bytes);
@@ -427,10 +427,10 @@ fn kernarg(
     Ok(kernarg)
 }
 
-/// Values printed at most.
+/// Maximum number of values that are printed.
 const SHOWN: usize = 1024;
 
-/// A buffer that the user wants back.
+/// An output buffer.
 struct Output<'a> {
     argument: usize,
     place: &'a Place,
@@ -455,7 +455,7 @@ impl<'a> Output<'a> {
         self.filled.shape.bytes / self.size()
     }
 
-    /// The first values as text.
+    /// The first values as text, at most [`SHOWN`].
     fn values(&self) -> Vec<String> {
         let elements = self.filled.data().chunks_exact(self.size()).take(SHOWN);
         elements
@@ -487,7 +487,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// One element as text; types that Rust has no numbers for, as hexadecimal.
+/// One element as text; types without a Rust counterpart as hexadecimal.
 fn element(dtype: Dtype, b: &[u8]) -> String {
     macro_rules! number {
         ($t:ty) => {

@@ -1,4 +1,4 @@
-//! The language of `--arg`: scalars, buffers and structs, from text to what a kernel argument needs.
+//! The language of `--arg`: parses scalars, buffers and structs into kernel arguments.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,13 +29,13 @@ pub enum Value {
 /// A buffer in device memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
-    /// What it holds at the start.
+    /// Content before the launch.
     pub content: Content,
-    /// Where it goes after the launch.
+    /// Destination after the launch.
     pub output: Option<Place>,
 }
 
-/// What a buffer holds at the start.
+/// Content of a buffer before the launch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// Bytes of a file.
@@ -67,7 +67,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The size of a buffer, and what its elements are where that is known.
+/// Size of a buffer, with element type and dimensions if known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// Element type.
@@ -78,13 +78,13 @@ pub struct Shape {
     pub bytes: usize,
 }
 
-/// A text that is no kernel argument.
+/// Error: a text that is no valid kernel argument.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("`{text}`: {reason}")]
 pub struct ValueError {
     /// The part that is wrong.
     pub text: String,
-    /// Why.
+    /// Reason.
     pub reason: String,
 }
 
@@ -97,10 +97,10 @@ fn error<T>(text: &str, reason: impl Into<String>) -> Result<T, ValueError> {
 
 const KINDS: &str =
     "i8 u8 i16 u16 i32 u32 i64 u64 f16 bf16 f32 f64, hex, null, struct, in, zeros, inout, out";
-/// Structs in structs at most.
+/// Maximum depth of nested structs.
 const DEPTH: u32 = 16;
 
-/// Reads arguments and collects their buffers.
+/// Parses arguments and collects their buffers.
 #[derive(Default)]
 pub struct Parser {
     /// The buffers of all arguments so far.
@@ -108,7 +108,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Reads one argument.
+    /// Parses one argument.
     pub fn value(&mut self, text: &str) -> Result<Value, ValueError> {
         self.nested(text.trim(), 0)
     }
@@ -178,7 +178,7 @@ impl Parser {
     }
 }
 
-/// The parts between commas that are in no brackets; an empty body has none.
+/// Splits `body` at commas outside of brackets; an empty body has no fields.
 fn split_fields(body: &str) -> Vec<&str> {
     let mut fields = Vec::new();
     let (mut depth, mut start) = (0i32, 0);
@@ -268,7 +268,7 @@ fn scalar(text: &str, kind: &str, rest: &str) -> Result<Value, ValueError> {
     Ok(Value::Scalar { kind, bytes })
 }
 
-/// A file to read or write.
+/// Parses the name of a file or tensor.
 fn place(text: &str) -> Result<Place, ValueError> {
     const SUFFIX: &str = ".safetensors";
     if let Some(at) = text.find(".safetensors#") {
@@ -279,7 +279,7 @@ fn place(text: &str) -> Result<Place, ValueError> {
         return Ok(Place::Tensor(path.into(), name.into()));
     }
     if text.ends_with(SUFFIX) {
-        return error(text, "say which tensor: FILE.safetensors#NAME");
+        return error(text, "a tensor name is missing: FILE.safetensors#NAME");
     }
     if text.is_empty() {
         return error(text, "a file name is missing");
@@ -287,7 +287,7 @@ fn place(text: &str) -> Result<Place, ValueError> {
     Ok(Place::Raw(text.into()))
 }
 
-/// A place to write to.
+/// Parses the destination of an output.
 fn target(text: &str) -> Result<Place, ValueError> {
     if text == "-" {
         return Ok(Place::Print);
@@ -359,7 +359,7 @@ impl Value {
         }
     }
 
-    /// Appends the bytes of the value, aligned; `addresses` are those of the buffers.
+    /// Appends the bytes of the value, aligned. `addresses[i]` is the address of buffer `i`.
     pub fn lower(&self, addresses: &[u64], to: &mut Vec<u8>) {
         to.resize(to.len().next_multiple_of(self.align()), 0);
         match self {
@@ -378,7 +378,7 @@ impl Value {
         }
     }
 
-    /// What it is, for an error.
+    /// Kind of the value, for an error.
     pub fn describe(&self) -> &'static str {
         match self {
             Value::Scalar { kind, .. } => kind,

@@ -1,9 +1,9 @@
-//! The arithmetic of CDNA3's matrix units, bit for bit as far as it is published.
+//! MFMA arithmetic of CDNA3's matrix units, bit for bit as far as it is published.
 //!
-//! Written from the description in "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix
-//! Cores" (arXiv 2511.10909). f32 inputs: a chain of fused multiply-adds in ascending k. Other types are
-//! summed in groups of consecutive k (xf32: 4, 16-bit: 8, 8-bit: 16, or all k if fewer), each group
-//! with the accumulator of the group before:
+//! Implements the description in "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores" (arXiv
+//! 2511.10909). f32 inputs: a chain of fused multiply-adds in ascending k. Other types are summed in groups of
+//! consecutive k (xf32: 4, 16-bit: 8, 8-bit: 16, or all k if there are fewer). Each group adds to the accumulator of
+//! the group before:
 //!
 //! 1. Products are exact. Their exponent is the sum of the factors' exponents (subnormals have the
 //!    exponent of the smallest normal), not normalised. All products of the group are aligned to the
@@ -26,12 +26,12 @@ use super::{Addend, Expanded, Input, Operands, Wave, row_place};
 const FRACTION: i32 = 24;
 /// Fractional bits of the sum of products when it meets the accumulator.
 const SUM_FRACTION: i32 = 31;
-/// 2^128: what a product must stay below to count as finite.
+/// 2^128: a finite product is smaller.
 const OVERFLOW: f64 = 340_282_366_920_938_463_463_374_607_431_768_211_456.0;
-/// Exponent that stands for zero.
+/// Exponent that represents zero.
 const ZERO_EXPONENT: i32 = -126;
 
-/// Blocks of 16x16 or 32x32 from expanded inputs.
+/// Computes blocks of 16x16 or 32x32 from expanded inputs.
 #[inline(always)]
 pub(super) fn blocks<A: Input, B: Input, const MN: usize, const BLOCKS: usize, const KV: usize>(
     w: &mut Wave,
@@ -93,7 +93,7 @@ pub(super) fn blocks<A: Input, B: Input, const MN: usize, const BLOCKS: usize, c
     }
 }
 
-/// Sixteen 4x4 blocks from expanded inputs.
+/// Computes sixteen 4x4 blocks from expanded inputs.
 pub(super) fn blocks4<T: Input, const KV: usize>(
     w: &mut Wave,
     o: &Operands,
@@ -111,7 +111,7 @@ pub(super) fn blocks4<T: Input, const KV: usize>(
     }
 }
 
-/// Exponent of a factor that is zero: below the sum of any two others.
+/// Exponent of a zero factor: below the sum of any two others.
 const NO_EXPONENT: i32 = -1000;
 
 /// The exponent of a factor.
@@ -170,17 +170,17 @@ impl Strip {
     }
 }
 
-/// `2^n` for `n` of a normal number.
+/// `2^n`. `n` must be the exponent of a normal number.
 #[inline(always)]
 fn power(n: i32) -> f64 {
     f64::from_bits(((1023 + n) as u64) << 52)
 }
 
-/// What [`dot`] computes, for sixteen columns at once in f64, where every step of it is exact. `false`, and `c` spoilt, if
-/// a NaN, an infinity or a product that counts as one takes part.
+/// Computes [`dot`] for sixteen columns at once in f64, where every step is exact. Returns `false`, and leaves `c`
+/// unspecified, if a NaN, an infinity or a product of 2^128 or more takes part.
 #[inline(always)]
 fn dot16<A: Input>(a: &[Factor], b: &[Strip], c: &mut [f32; 16]) -> bool {
-    // Sums of what must stay below a bound: a NaN or an infinity makes them fail too.
+    // Sum values that must stay below a bound. A NaN or an infinity exceeds it too.
     let mut largest = [0f64; 16];
     let mut start = 0;
     while start < a.len() {
@@ -268,7 +268,7 @@ pub(super) fn dot<A: Input, B: Input>(a: &[f32], b: &[f32], c: f32) -> f32 {
         .fold(c, |c, (a, b)| group::<A, B>(a, b, c))
 }
 
-/// A number as `significand * 2^(exponent - bits)`, the bits being those of its kind.
+/// A number `significand * 2^(exponent - bits)`. `bits` depends on the use.
 #[derive(Clone, Copy)]
 struct Scaled {
     significand: i64,
@@ -317,7 +317,7 @@ fn floor(x: i64, count: i32) -> i64 {
     }
 }
 
-/// Products aligned to their largest exponent and added, with [`FRACTION`] fractional bits.
+/// Aligns products to their largest exponent and adds them, with [`FRACTION`] fractional bits.
 fn sum_products(products: impl Iterator<Item = Scaled> + Clone) -> Scaled {
     let exponent = products
         .clone()
@@ -334,7 +334,7 @@ fn sum_products(products: impl Iterator<Item = Scaled> + Clone) -> Scaled {
     }
 }
 
-/// One group of products and the accumulator.
+/// Adds one group of products to the accumulator.
 fn group<A: Input, B: Input>(a: &[f32], b: &[f32], c: f32) -> f32 {
     if let Some(special) = special(a, b, c) {
         return special;
@@ -379,7 +379,7 @@ fn group<A: Input, B: Input>(a: &[f32], b: &[f32], c: f32) -> f32 {
     (total as f64 * 2f64.powi(exponent - SUM_FRACTION)) as f32
 }
 
-/// The result if a NaN or an infinity takes part.
+/// Result if a NaN or an infinity takes part; `None` otherwise.
 fn special(a: &[f32], b: &[f32], c: f32) -> Option<f32> {
     let (mut plus, mut minus, mut nan) = (c == f32::INFINITY, c == f32::NEG_INFINITY, c.is_nan());
     for (&a, &b) in a.iter().zip(b) {

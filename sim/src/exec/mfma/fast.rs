@@ -1,9 +1,9 @@
-//! f32 results by a chain of fused multiply-adds from C in ascending k.
+//! Fast MFMA arithmetic: f32 results by a chain of fused multiply-adds from C in ascending k.
 
 use super::vector::Lanes16;
 use super::{Addend, Env, Flow, Input, Inst, MfmaMode, Operands, Wave, exact, expand, row_place};
 
-/// Blocks of 16x16 or 32x32. `ROWS` rows of sixteen columns are accumulated at a time.
+/// Computes blocks of 16x16 or 32x32, `ROWS` rows of sixteen columns at a time.
 ///
 /// # Safety
 /// As for [`super::Exec`], and the host must have the extension of `V`.
@@ -86,7 +86,7 @@ pub(super) unsafe fn blocks<
     Flow::Next
 }
 
-/// Sixteen blocks of 4x4.
+/// Computes sixteen blocks of 4x4.
 ///
 /// # Safety
 /// As for [`blocks`].

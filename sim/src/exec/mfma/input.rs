@@ -10,7 +10,7 @@ pub(super) trait Input {
     const PER_DWORD: usize;
     /// Exponent of the smallest normal number; subnormals share it.
     const MIN_EXPONENT: i32;
-    /// Consecutive k that the matrix unit adds in one step (1: a fused multiply-add each).
+    /// Number of consecutive k that the matrix unit adds in one step; 1: a fused multiply-add for each.
     const GROUP: usize;
     /// Value `j` of a register, for the sixteen lanes that start at `p`, as f32.
     ///

@@ -1,4 +1,4 @@
-//! MFMA with i8 inputs and i32 results, and with f64.
+//! MFMA with i8 inputs and i32 results, and MFMA with f64.
 
 use super::{
     Addend, Env, Exec, Flow, Inst, Level, Operands, Wave, constant, register, row_place, settle,
@@ -34,7 +34,7 @@ leveled!(fn sparse_i8_32x32x32 = sparse::int8::<32>);
 leveled!(fn f64_16x16x4 = double::<16>);
 leveled!(fn f64_4x4x4_4b = double::<4>);
 
-/// i8 blocks; sums wrap.
+/// Computes i8 blocks; sums wrap.
 #[inline(always)]
 unsafe fn int8<const MN: usize, const BLOCKS: usize, const KV: usize>(
     w: &mut Wave,
@@ -84,7 +84,7 @@ unsafe fn int8<const MN: usize, const BLOCKS: usize, const KV: usize>(
     Flow::Next
 }
 
-/// f64 blocks: one of 16x16, or four of 4x4, k = 4 either way, a chain of fused multiply-adds.
+/// Computes f64 blocks: one of 16x16 or four of 4x4, k = 4, a chain of fused multiply-adds.
 #[inline(always)]
 unsafe fn double<const MN: usize>(w: &mut Wave, inst: &Inst, e: &mut Env) -> Flow {
     let pairs = if MN == 16 { 4 } else { 1 };

@@ -77,7 +77,7 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
     })
 }
 
-/// The vector extensions of [`Level::Avx2`] and [`Level::Avx512`], around a generic body.
+/// Compiles a generic body for the vector extensions of [`Level::Avx2`] and [`Level::Avx512`].
 macro_rules! at_levels {
     ($level:expr, [$($generic:tt)*], [$($argument:tt)*], $($body:ident)::+, $wide:literal, $narrow:literal) => {{
         #[cfg(target_arch = "x86_64")]
@@ -141,7 +141,7 @@ fn sparse<A: Input, B: Input, const MN: usize, const KV: usize, const KV2: usize
     )
 }
 
-/// Where the matrices of an instruction lie.
+/// Register positions of an instruction's matrices.
 #[derive(Clone, Copy)]
 struct Operands {
     /// First registers in the unified file.
@@ -155,7 +155,7 @@ struct Operands {
     blgp: usize,
 }
 
-/// The C operand.
+/// The C operand of a product.
 #[derive(Clone, Copy)]
 enum Addend {
     /// First register.
@@ -188,7 +188,7 @@ impl Operands {
         })
     }
 
-    /// Prepares C for rows of D being written one by one, `count` registers in all. A and B have been read.
+    /// Prepares C, `count` registers in all, for D being written row by row. A and B have been read already.
     #[inline(always)]
     fn settle(&mut self, w: &mut Wave, count: usize) {
         settle(w, &mut self.c, self.d, count);
@@ -201,7 +201,7 @@ impl Operands {
         (block & !group) + (self.abid & group)
     }
 
-    /// The group of sixteen lanes of B that takes the place of `group`.
+    /// The group of sixteen lanes of B that is read in place of `group`.
     #[inline(always)]
     fn b_group(&self, group: usize) -> usize {
         match self.blgp {
@@ -214,8 +214,8 @@ impl Operands {
     }
 }
 
-/// Moves C into D where the two overlap in part: the matrix units read all of C before they write D, and compilers make
-/// use of that.
+/// Moves C into D if the two overlap in part. The matrix units read all of C before they write D, and compilers rely on
+/// that.
 #[inline(always)]
 fn settle(w: &mut Wave, c: &mut Addend, d: usize, count: usize) {
     if let Addend::Registers(from) = *c
@@ -281,10 +281,10 @@ const fn row_place<const MN: usize>(block: usize, row: usize) -> (usize, usize) 
 /// Values of every lane as f32: `[j][lane]`.
 type Expanded<const KV: usize> = [[f32; 64]; KV];
 
-/// Reads the values of A or B. `group` says which sixteen lanes take the place of which.
+/// Reads the values of A or B. `group` maps each group of sixteen lanes to the one that is read in its place.
 ///
 /// # Safety
-/// As for [`Lanes16`]; the registers from `first` exist.
+/// As for [`Lanes16`]; the registers from `first` on must exist.
 #[inline(always)]
 unsafe fn expand<V: Lanes16, T: Input, const KV: usize>(
     file: &[VReg; 512],

@@ -1,10 +1,9 @@
-//! SMFMAC: `D += A * B` where of every four consecutive k of A only two are stored.
+//! SMFMAC: `D += A * B`, where A stores only two of every four consecutive k.
 //!
-//! A lane holds `KV` values of A, which stand for `2 KV` consecutive k, and all `2 KV` values of B for
-//! its k. Stored value i belongs to the four k from `4 * (i / 2)` on; two bits of the lane's index say to
-//! which. A register holds several sets of index bits: ABID chooses one, unless CBSZ is set.
-//! Products with values that are not stored do not take part in the sum; in exact mode, the stored ones
-//! are grouped in the order of k.
+//! A lane holds `KV` values of A, which represent `2 KV` consecutive k, and all `2 KV` values of B for its k. Stored
+//! value i belongs to the four k from `4 * (i / 2)` on; two bits of the lane's index select which of them. A register
+//! holds several sets of index bits: ABID selects one, unless CBSZ is set. Products with values that are not stored are
+//! left out of the sum. In exact mode, stored values are grouped in the order of k.
 
 use super::vector::Lanes16;
 use super::{Env, Expanded, Flow, Input, Inst, MfmaMode, Wave, exact, expand, register, row_place};
@@ -20,7 +19,7 @@ fn index_bits<const KV: usize>(w: &Wave, inst: &Inst, first: usize) -> [u32; 64]
     w.vgpr[first].0.map(|x| x >> (set * 2 * KV as u32))
 }
 
-/// Value of B, among those of the lane, that stored value `i` of A meets.
+/// Value of B in the lane that stored value `i` of A is multiplied with.
 #[inline(always)]
 fn partner(index: u32, i: usize) -> usize {
     4 * (i / 2) + (index >> (2 * i) & 3) as usize

@@ -1,4 +1,4 @@
-//! MFMA against products in f64, in all levels and both modes.
+//! Compares MFMA with products in f64, at all levels and in both modes.
 
 use super::*;
 use crate::exec::MfmaMode;

@@ -1,4 +1,4 @@
-//! Sixteen f32 lanes at a time, for each of the host's vector levels.
+//! Vectors of sixteen f32 lanes, for each of the host's vector levels.
 
 /// Sixteen f32 values in host registers.
 ///

@@ -49,7 +49,7 @@ unsafe fn carry(
     Flow::Next
 }
 
-/// What an overflowing result is clamped to.
+/// Saturated value of an overflowing result.
 #[inline(always)]
 fn carry_clamp(op: Op) -> u32 {
     match op {
@@ -108,7 +108,7 @@ unsafe fn subbrev(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     unsafe { carry(w, i, true, |a, b, c| sub(b, a, c)) }
 }
 
-/// `a * b + c`: the low 64 bits of the sum, and bit 64 of it as carry. `product` gives 64 bits; `top` gives bit 64 from
+/// `a * b + c`: the low 64 bits of the sum, and bit 64 as carry. `product` computes 64 bits; `top` computes bit 64 from
 /// the product, `c` and the low bits of the sum.
 #[inline(always)]
 unsafe fn mad64(
@@ -161,7 +161,7 @@ unsafe fn mad_i64(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
             i,
             Ty::I64,
             |a, b| (i64::from(a as i32) * i64::from(b as i32)) as u64,
-            // The operands are extended by their signs: bit 64 is the sign of the sum, also where 63 bits cannot hold it.
+            // The operands are sign-extended: bit 64 is the sign of the sum, even if 63 bits cannot hold the sum.
             |p, c, s| (p & c | (p | c) & s) >> 63 != 0,
         )
     }

@@ -1,4 +1,4 @@
-//! Comparisons: `v_cmp_*`, `v_cmpx_*`, and `v_cndmask`.
+//! Comparisons (`v_cmp_*`, `v_cmpx_*`) and `v_cndmask`.
 
 use super::operand::{Scratch, Ty, pack_mask, put32, spread_mask, src32, src64, written_lanes};
 use super::shape::{at, at64};
@@ -117,7 +117,7 @@ fn class64(x: u64) -> u32 {
     )
 }
 
-/// Classes: the second source is a plain integer, so modifiers of the first only are applied.
+/// `v_cmp_class`. The second source is a plain integer, so modifiers apply only to the first.
 #[inline(always)]
 unsafe fn classify(w: &mut Wave, i: &Inst, ty: Ty, to_exec: bool, f: impl Fn(u32) -> u32) -> Flow {
     let mut s = Scratch::<2>::new();
@@ -150,7 +150,7 @@ unsafe fn classify64(w: &mut Wave, i: &Inst, to_exec: bool) -> Flow {
     Flow::Next
 }
 
-/// One pair of handlers, `v_cmp` and `v_cmpx`, for each condition.
+/// Defines a pair of handlers, `v_cmp` and `v_cmpx`, for each condition.
 macro_rules! compares {
     ($($leveled:ident fn $name:ident via $shape:ident($ty:expr): $bits:ty as $view:expr => {
         $($op:ident, $opx:ident = |$a:ident, $b:ident| $body:expr,)*

@@ -1,4 +1,4 @@
-//! Conversions.
+//! Conversions between integer and float types.
 
 use super::f16::Half;
 use super::float::{finish32, flush_source, needs_finish32, special_mode32};
@@ -20,7 +20,7 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         .or_else(|| eight_bits(inst))
 }
 
-/// f32 from one source of type `ty`; `f` gives the exact value, which is rounded as MODE says.
+/// f32 from one source of type `ty`. `f` returns the exact value, which is rounded by MODE.
 #[inline(always)]
 unsafe fn to_f32(w: &mut Wave, i: &Inst, _: &mut Env, ty: Ty, f: impl Fn((u32,)) -> f64) -> Flow {
     let mut s = Scratch::<1>::new();
@@ -151,7 +151,7 @@ unsafe fn int_to_half(
     Flow::Next
 }
 
-/// An f64 source, 32-bit result that `f` gives for a rounding mode.
+/// 32-bit result from an f64 source; `f` computes it for a rounding mode.
 #[inline(always)]
 unsafe fn from_f64(
     w: &mut Wave,

@@ -1,4 +1,4 @@
-//! The three steps of a correctly rounded division: `v_div_scale`, `v_div_fmas`, `v_div_fixup`.
+//! Correctly rounded division in three steps: `v_div_scale`, `v_div_fmas`, `v_div_fixup`.
 
 use rustc_apfloat::ieee::{Double, Quad};
 use rustc_apfloat::{Float, FloatConvert, Round as ApRound, Status};
@@ -13,7 +13,7 @@ use crate::inst::{Inst, NONE, VCC};
 use crate::op::Op;
 use crate::wave::{LANES, Wave};
 
-/// The limits that the steps of a format use.
+/// Limits that the steps use for a format.
 struct Format {
     /// Difference of exponents from which the quotient is near overflow.
     large: i32,
@@ -64,8 +64,8 @@ fn quotient_denormal(n: f64, d: f64, format: &Format) -> bool {
     }
 }
 
-/// Scales `s0`, which is the denominator `d` or the numerator `n`. Second: whether `v_div_fmas` must
-/// scale back.
+/// Scales `s0`, which is the denominator `d` or the numerator `n`. The second result: whether `v_div_fmas` must scale
+/// back.
 fn div_scale(s0: f64, d: f64, n: f64, format: &Format) -> (f64, bool) {
     let is_d = s0.to_bits() == d.to_bits();
     let is_n = s0.to_bits() == n.to_bits();
@@ -156,7 +156,7 @@ fn put_post(w: &mut Wave, i: &Inst, m: &[u8; LANES]) {
     w.set_s64(sdst, pack_mask(m) & lanes);
 }
 
-/// `a * b + c` and, in the lanes of VCC, the scale taken back; rounded once.
+/// `a * b + c`, with the scale removed in the lanes of VCC; rounded once.
 #[inline(always)]
 unsafe fn fmas32(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     let mut s = Scratch::<3>::new();
@@ -202,7 +202,7 @@ fn fma_odd(a: f32, b: f32, c: f32) -> f64 {
 
 const TWO_128: f64 = TWO_64 * TWO_64;
 
-/// `(a * b + c) / 2^128`, rounded once although the result is denormal.
+/// `(a * b + c) / 2^128`, rounded once even though the result is denormal.
 #[cold]
 fn fma_down(a: f64, b: f64, c: f64) -> f64 {
     let mut exact = false;
@@ -250,7 +250,7 @@ unsafe fn fmas64(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// Quotient `q` of `n / d` with the special cases put right.
+/// Quotient `q` of `n / d`, with special cases corrected.
 fn div_fixup(q: f64, d: f64, n: f64, format: &Format) -> f64 {
     let negative = d.is_sign_negative() != n.is_sign_negative();
     if n.is_nan() {

@@ -24,7 +24,7 @@ pub(crate) fn handler(inst: &Inst, level: Level) -> Option<Exec> {
         .or_else(|| exponents(inst, level))
 }
 
-/// What MODE and the instruction say about f16 values.
+/// f16 settings of MODE and the instruction: denormals, rounding, clamp.
 #[derive(Clone, Copy)]
 pub(crate) struct Half {
     flush_in: bool,
@@ -90,14 +90,14 @@ impl Half {
     }
 }
 
-/// A denormal becomes zero of its sign.
+/// Replaces a denormal by zero of the same sign.
 #[inline(always)]
 fn flush16(x: u32) -> u32 {
     if x & 0x7c00 == 0 { x & 0x8000 } else { x }
 }
 
-/// Up to three f16 sources, f16 result. `keep` keeps the other half of the destination,
-/// `add_to` makes it the third source.
+/// f16 result from up to three f16 sources. `keep` keeps the other half of the destination; `add_to` makes it the third
+/// source.
 #[inline(always)]
 unsafe fn half(
     w: &mut Wave,
@@ -245,7 +245,7 @@ fn frexp(x: f32) -> (f64, u32) {
     (f64::from(mantissa), e as u32 & 0xffff)
 }
 
-/// Quotient `q` of `n / d` with the special cases put right.
+/// Quotient `q` of `n / d`, with special cases corrected.
 #[inline(always)]
 fn div_fixup(q: f32, d: f32, n: f32) -> f64 {
     let negative = d.is_sign_negative() != n.is_sign_negative();

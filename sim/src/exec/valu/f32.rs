@@ -32,14 +32,14 @@ fn is_signalling(x: u32) -> bool {
     is_nan(x) && x & 0x40_0000 == 0
 }
 
-/// The smaller: a number wins over a quiet NaN, a signalling NaN wins and becomes quiet.
+/// The smaller of two. A number wins over a quiet NaN. A signalling NaN wins over everything and becomes quiet.
 #[inline(always)]
 pub(crate) fn min32(a: u32, b: u32) -> u32 {
     let m = if key(a) < key(b) { a } else { b };
     pick(a, b, m)
 }
 
-/// The larger, NaNs as for [`min32`].
+/// The larger of two; NaNs as in [`min32`].
 #[inline(always)]
 pub(crate) fn max32(a: u32, b: u32) -> u32 {
     let m = if key(a) > key(b) { a } else { b };
@@ -54,7 +54,7 @@ fn pick(a: u32, b: u32, numbers: u32) -> u32 {
     if is_signalling(a) { a | 0x40_0000 } else { r }
 }
 
-/// The middle of three; with a NaN among them, the smallest.
+/// The middle of three; the smallest if a NaN is among them.
 #[inline(always)]
 fn med3(a: u32, b: u32, c: u32) -> u32 {
     if is_nan(a) || is_nan(b) || is_nan(c) {
@@ -65,7 +65,7 @@ fn med3(a: u32, b: u32, c: u32) -> u32 {
     (m ^ ((m >> 31) as u32 >> 1) as i32) as u32
 }
 
-/// `x - floor(x)`, below 1 always.
+/// `x - floor(x)`, always below 1.
 #[inline(always)]
 fn fract(x: f32) -> f32 {
     let r = x - x.floor();
@@ -107,7 +107,7 @@ fn frexp_exp(x: u32) -> u32 {
     e as u32
 }
 
-/// Which face of the cube a direction meets.
+/// Face of the cube that a direction meets.
 #[inline(always)]
 fn cube(x: f32, y: f32, z: f32) -> (f32, f32, f32, f32) {
     let (ax, ay, az) = (x.abs(), y.abs(), z.abs());

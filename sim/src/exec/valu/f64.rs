@@ -27,7 +27,7 @@ fn is_nan(x: u64) -> bool {
     x & !(1 << 63) > 0x7ff0_0000_0000_0000
 }
 
-/// The NaN that an operation with these sources gives.
+/// NaN result of an operation with these sources.
 fn nan64(s: [u64; 3]) -> u64 {
     for x in s {
         if is_nan(x) {
@@ -37,7 +37,7 @@ fn nan64(s: [u64; 3]) -> u64 {
     0x7ff8_0000_0000_0000
 }
 
-/// A denormal becomes zero of its sign.
+/// Replaces a denormal by zero of the same sign.
 #[inline(always)]
 fn flush64(x: u64) -> u64 {
     if x & 0x7ff0_0000_0000_0000 == 0 {
@@ -47,7 +47,7 @@ fn flush64(x: u64) -> u64 {
     }
 }
 
-/// One lane's result under the instruction's modifiers and MODE.
+/// Result of one lane, with the instruction's modifiers and MODE.
 #[cold]
 #[inline(never)]
 fn lane_special(mode: u32, i: &Inst, kind: Arith, s: [u64; 3], f: &dyn Fn([u64; 3]) -> u64) -> u64 {
@@ -86,8 +86,7 @@ fn lane_special(mode: u32, i: &Inst, kind: Arith, s: [u64; 3], f: &dyn Fn([u64; 
     r
 }
 
-/// f64 from up to three sources; `count` says how many are read, `accumulate` that the third is
-/// the destination.
+/// f64 result from up to three sources. `count` sources are read; with `accumulate`, the third is the destination.
 #[inline(always)]
 unsafe fn double(
     w: &mut Wave,
@@ -168,7 +167,7 @@ unsafe fn double3(
     unsafe { double(w, i, (Arith::Fma, 3, accumulate), g) }
 }
 
-/// Smaller or larger; a quiet NaN loses against a number.
+/// The smaller or larger of two; a number wins over a quiet NaN.
 #[inline(always)]
 fn choose(a: f64, b: f64, larger: bool) -> f64 {
     let key = |x: f64| {

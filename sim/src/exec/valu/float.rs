@@ -1,4 +1,4 @@
-//! What all f32 instructions share: MODE (rounding, denormals), omod, clamp and NaNs.
+//! Shared handling of f32 instructions: MODE (rounding, denormals), omod, clamp and NaNs.
 
 use rustc_apfloat::ieee::{Double, Single};
 use rustc_apfloat::{Float, Round as ApRound};
@@ -27,16 +27,16 @@ pub(crate) enum Arith {
     Fma,
 }
 
-/// Whether MODE is anything but round to nearest with f32 denormals.
+/// Whether MODE differs from round to nearest with f32 denormals.
 #[inline(always)]
 pub(crate) fn special_mode32(mode: u32) -> bool {
     mode & 0x33 != 0x30
 }
 
-/// Flushes f32 denormals of a source when MODE says so.
+/// Flushes f32 denormals of a source if MODE requires it.
 ///
 /// # Safety
-/// `p` has 64 lanes, `buf` 64 writable lanes.
+/// `p` must point to 64 lanes, `buf` to 64 writable lanes.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn flush_source(mode: u32, p: *const u32, buf: *mut u32) -> *const u32 {
@@ -50,7 +50,7 @@ pub(crate) unsafe fn flush_source(mode: u32, p: *const u32, buf: *mut u32) -> *c
     buf
 }
 
-/// A denormal becomes zero of its sign.
+/// Replaces a denormal by zero of the same sign.
 #[inline(always)]
 pub(crate) fn flush32(x: u32) -> u32 {
     if x & 0x7f80_0000 == 0 {
@@ -60,8 +60,7 @@ pub(crate) fn flush32(x: u32) -> u32 {
     }
 }
 
-/// The NaN that an operation with these sources gives: the first NaN among them, quiet, else the
-/// default one.
+/// NaN result of an operation with these sources: the first NaN among them, made quiet, or the default NaN.
 pub(crate) fn nan32(s: [u32; 3]) -> u32 {
     for x in s {
         if x & 0x7fff_ffff > 0x7f80_0000 {
@@ -140,10 +139,10 @@ pub(crate) fn omod32(x: f32, omod: u8) -> f32 {
     }
 }
 
-/// What follows the operation: directed rounding, output denormals, omod, clamp.
+/// Finishes a result: directed rounding, output denormals, omod, clamp.
 ///
 /// # Safety
-/// Sources are 64 lanes.
+/// Sources must point to 64 lanes.
 #[cold]
 #[inline(never)]
 unsafe fn finish(mode: u32, i: &Inst, kind: Arith, s: [*const u32; 3], r: &mut [u32; LANES]) {
@@ -162,7 +161,7 @@ unsafe fn finish(mode: u32, i: &Inst, kind: Arith, s: [*const u32; 3], r: &mut [
     finish32(mode, i, r);
 }
 
-/// Output denormals, omod and clamp of an f32 result.
+/// Applies output denormals, omod and clamp to an f32 result.
 #[cold]
 #[inline(never)]
 pub(crate) fn finish32(mode: u32, i: &Inst, r: &mut [u32; LANES]) {
@@ -224,7 +223,7 @@ pub(crate) unsafe fn float1(
     Flow::Next
 }
 
-/// f32 from one source; `f` works on bits and decides about NaNs itself.
+/// f32 from one source; `f` works on bits and handles NaNs itself.
 #[inline(always)]
 pub(crate) unsafe fn bits2(
     w: &mut Wave,
@@ -254,7 +253,7 @@ pub(crate) unsafe fn bits2(
     Flow::Next
 }
 
-/// f32 from three sources; `f` works on bits and decides about NaNs itself.
+/// f32 from three sources; `f` works on bits and handles NaNs itself.
 #[inline(always)]
 pub(crate) unsafe fn bits3(
     w: &mut Wave,

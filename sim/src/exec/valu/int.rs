@@ -1,4 +1,4 @@
-//! Integer and bit operations on 32, 64 and 16 bits.
+//! Integer and bit operations on 16, 32 and 64 bits.
 
 use super::operand::Ty;
 use super::ops;
@@ -46,7 +46,7 @@ fn bfe_i32(a: u32, offset: u32, width: u32) -> u32 {
     let (offset, width) = (offset & 31, width & 31);
     let field = (a >> offset) & ((1u32 << width) - 1);
     let sign = (1u32 << width) >> 1;
-    // When the field reaches past bit 31 its sign bit is that of the shifted source.
+    // A field that reaches past bit 31 has the sign bit of the shifted source.
     if offset + width < 32 {
         (field ^ sign).wrapping_sub(sign)
     } else if width == 0 {
@@ -63,7 +63,7 @@ pub(crate) fn sad_u8(a: u32, b: u32) -> u32 {
     d(0) + d(8) + d(16) + d(24)
 }
 
-/// As [`sad_u8`], but bytes whose reference is zero do not count.
+/// Sum of absolute differences as in [`sad_u8`], without bytes whose reference is zero.
 #[inline(always)]
 fn msad_u8(a: u32, b: u32) -> u32 {
     let d = |k: u32| {
@@ -92,7 +92,7 @@ fn lerp_u8(a: u32, b: u32, c: u32) -> u32 {
     f(0) | f(8) | f(16) | f(24)
 }
 
-/// Four sums of absolute differences of a sliding window, each added to a 16-bit accumulator.
+/// Four sums of absolute differences over a sliding window, each added to a 16-bit accumulator.
 #[inline(always)]
 fn qsad(a: u64, b: u32, c: u64, masked: bool) -> u64 {
     let mut r = 0;

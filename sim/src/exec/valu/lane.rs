@@ -1,4 +1,4 @@
-//! Operations across lanes and on single lanes.
+//! Operations across lanes, and operations on single lanes.
 
 use super::operand::{Scratch, Ty, put32, scalar32, src32};
 use super::shape::at;
@@ -9,13 +9,13 @@ use crate::inst::{Inst, M0, NONE, VGPR0};
 use crate::op::Op;
 use crate::wave::{LANES, Wave};
 
-/// Where a lane's value goes: an SGPR.
+/// Writes a lane's value to its destination, an SGPR.
 fn put_scalar(w: &mut Wave, i: &Inst, value: u32) {
     let d = if i.sdst == NONE { i.vdst } else { i.sdst };
     w.sgpr[(d & 127) as usize] = value;
 }
 
-/// A lane of source 0, which may be a scalar.
+/// Value of source 0, which may be scalar, in one lane.
 fn lane_of(w: &Wave, i: &Inst, lane: usize) -> u32 {
     if i.src[0] >= VGPR0 {
         w.vgpr[w.vreg(i.src[0]) & 511].0[lane & 63]
@@ -47,7 +47,7 @@ unsafe fn write_lane(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// A source that should be scalar.
+/// A scalar source; lane 0's value if it is a vector register.
 fn scalar_or_first(w: &Wave, i: &Inst, n: usize) -> u32 {
     let s = i.src[n];
     if s >= VGPR0 {
@@ -117,7 +117,7 @@ unsafe fn mov(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// A move with M0 added to the register numbers: bits 0..8 the index, bits 12..16 which operands.
+/// A move with M0 added to register numbers: bits 0..8 hold the index, bits 12..16 select the operands.
 #[cold]
 #[inline(never)]
 fn indexed_mov(w: &mut Wave, i: &Inst, e: &mut Env) -> Flow {
@@ -149,7 +149,7 @@ unsafe fn nop(_: &mut Wave, _: &Inst, _: &mut Env) -> Flow {
     Flow::Next
 }
 
-/// A byte of the 64 bits `a:b`, or a constant: 8..12 the sign of a word, 12 zero, above all ones.
+/// A byte of the 64 bits `a:b`, or a constant. Selector 8..12: sign of a word; 12: zero; above: all ones.
 fn perm_byte(a: u32, b: u32, s: u32) -> u32 {
     let both = u64::from(a) << 32 | u64::from(b);
     match s {
@@ -160,7 +160,7 @@ fn perm_byte(a: u32, b: u32, s: u32) -> u32 {
     }
 }
 
-/// Byte permutation. Selectors of plain bytes, nearly always one scalar, take the short loops.
+/// Byte permutation. Selectors of plain bytes, nearly always one scalar, use the short loops.
 #[inline(always)]
 unsafe fn perm(w: &mut Wave, i: &Inst, _: &mut Env) -> Flow {
     let mut s = Scratch::<3>::new();

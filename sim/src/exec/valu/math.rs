@@ -1,7 +1,7 @@
-//! Transcendental functions, computed in f64 without fused operations so that every level gives
-//! the same bits, and rounded to f32 once: within one unit of the last place.
+//! Transcendental functions. They are computed in f64 and rounded to f32 once, within one unit in the last place. No
+//! fused operations are used, so every level gives the same bits.
 
-/// A denormal becomes zero of its sign.
+/// Replaces a denormal by zero of the same sign.
 #[inline(always)]
 pub(crate) fn flushed(x: f32) -> f32 {
     f32::from_bits(super::float::flush32(x.to_bits()))

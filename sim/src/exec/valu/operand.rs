@@ -1,7 +1,7 @@
 //! Operands: scalar reads, sources as 64 lanes, masked results, SDWA and DPP.
 //!
-//! A source is a pointer to 64 lanes: the register itself when nothing modifies it, otherwise a
-//! buffer of the caller that is filled here. So each operation has one loop, whatever its sources.
+//! A source is a pointer to 64 lanes: the register itself if nothing modifies it, otherwise a buffer of the caller that
+//! is filled here. Each operation therefore needs one loop, whatever its sources.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::exec::{PRIVATE_BASE_HI, SHARED_BASE_HI};
 use crate::inst::{Inst, LITERAL, Operand, VGPR0, flag};
 use crate::wave::{LANES, VReg, Wave};
 
-/// How an operand's bits are read: decides inline constants, modifiers and the width of `op_sel`.
+/// Type of an operand's bits. Decides inline constants, modifiers and the effect of `op_sel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ty {
     /// 32 bits without a sign to negate.
@@ -30,7 +30,7 @@ pub(crate) enum Ty {
     F64,
 }
 
-/// For each byte of a mask its bits as eight lanes: all ones where the bit is set.
+/// For each byte of a mask: its bits as eight lanes, all ones where the bit is set.
 static SPREAD: [[u32; 8]; 256] = {
     let mut t = [[0; 8]; 256];
     let mut k = 0;
@@ -143,7 +143,7 @@ pub(crate) fn scalar64(w: &Wave, i: &Inst, s: Operand, ty: Ty) -> u64 {
     }
 }
 
-/// Room for sources that must be materialised.
+/// Buffers for sources that must be materialised.
 pub(crate) struct Scratch<const N: usize>(MaybeUninit<[VReg; N]>);
 
 impl<const N: usize> Scratch<N> {
@@ -179,7 +179,7 @@ pub(crate) fn lanes(w: &Wave, register: usize) -> *const u32 {
     w.vgpr[register & 511].0.as_ptr()
 }
 
-/// Whether any source or the destination is more than a plain 32-bit operand.
+/// Whether a source or the destination is more than a plain 32-bit operand.
 #[inline(always)]
 pub(crate) fn modified(i: &Inst) -> bool {
     (i.flags & (flag::SDWA | flag::DPP)) != 0 || (i.neg | i.abs | i.op_sel) != 0
@@ -258,10 +258,10 @@ unsafe fn modified32(w: &Wave, i: &Inst, n: usize, ty: Ty, buf: *mut u32) -> *co
     buf
 }
 
-/// Source `n` as two times 64 lanes: low and high halves.
+/// Source `n` as twice 64 lanes: low halves and high halves.
 ///
 /// # Safety
-/// `buf` points to 128 writable lanes.
+/// `buf` must point to 128 writable lanes.
 #[inline(always)]
 pub(crate) unsafe fn src64(
     w: &Wave,
@@ -354,13 +354,14 @@ fn sdwa_select(x: u32, sel: u32, sext: bool) -> u32 {
     }
 }
 
-/// What a DPP control moves: for each lane the lane it reads (64: none), and the lanes that read one.
+/// Lane pattern of a DPP control: for each lane the lane that it reads (64: none), and a mask of the lanes that read
+/// one.
 struct DppPattern {
     from: [u8; LANES],
     valid: u64,
 }
 
-/// The patterns of all controls, made once.
+/// Patterns of all DPP controls, computed once.
 static DPP_PATTERNS: LazyLock<Vec<DppPattern>> =
     LazyLock::new(|| (0..512).map(dpp_pattern).collect());
 
@@ -401,12 +402,12 @@ fn pattern_of(ctrl: u32) -> &'static DppPattern {
     &DPP_PATTERNS[(ctrl >> 8 & 0x1ff) as usize]
 }
 
-/// For each lane the lane that DPP reads; 64: none.
+/// For each lane the lane that a DPP control reads; 64: none.
 pub(crate) fn dpp_sources(ctrl: u32) -> &'static [u8; LANES] {
     &pattern_of(ctrl).from
 }
 
-/// Lanes of the pattern whose source is on.
+/// Lanes of the pattern whose source lane is active.
 fn dpp_valid(pattern: &DppPattern, exec: u64) -> u64 {
     if exec == !0 {
         return pattern.valid;
@@ -417,7 +418,7 @@ fn dpp_valid(pattern: &DppPattern, exec: u64) -> u64 {
         .fold(0, |mask, l| mask | 1 << l)
 }
 
-/// Moves lanes as DPP does: a lane without a source, or whose source is off, reads 0.
+/// Moves lanes as DPP does. A lane reads 0 if it has no source or its source is inactive.
 pub(crate) fn dpp_move(ctrl: u32, exec: u64, x: &mut [u32; LANES]) {
     let mut padded = [0u32; LANES + 1];
     for l in 0..LANES {
@@ -428,7 +429,7 @@ pub(crate) fn dpp_move(ctrl: u32, exec: u64, x: &mut [u32; LANES]) {
     }
 }
 
-/// The lanes that DPP writes, of those that are on.
+/// Active lanes that a DPP instruction writes.
 fn dpp_written(ctrl: u32, exec: u64) -> u64 {
     let (banks, rows) = (ctrl >> 24 & 15, ctrl >> 28 & 15);
     let spread = |bits: u32, lanes: u32| {

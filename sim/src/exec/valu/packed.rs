@@ -168,7 +168,7 @@ unsafe fn move_pair(w: &mut Wave, i: &Inst, _: &mut Env, _: (), f: impl Fn((u32,
     Flow::Next
 }
 
-/// How the halves of a 16-bit source are read: shifts and sign flips for low and high.
+/// Shifts and sign flips to read the halves of a 16-bit source, for low and high results.
 #[derive(Clone, Copy)]
 struct Halves {
     shift: [u32; 2],
@@ -199,7 +199,7 @@ impl Halves {
     }
 }
 
-/// Packed 16-bit with up to three sources; `f` gives 16 bits.
+/// Packed 16-bit with up to three sources; `f` returns 16 bits.
 #[inline(always)]
 unsafe fn packed16(
     w: &mut Wave,
@@ -381,7 +381,7 @@ unsafe fn mix(
     Flow::Next
 }
 
-/// Integer dot products: `f` gives the exact sum of products, to which source 2 is added.
+/// Integer dot products. `f` returns the exact sum of products; source 2 is added to it.
 #[inline(always)]
 unsafe fn dot(
     w: &mut Wave,

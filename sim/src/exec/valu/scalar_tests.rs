@@ -1,4 +1,4 @@
-//! Scalar instructions, with the helpers of the vector tests.
+//! Tests of scalar instructions, with the helpers of the vector tests.
 
 use super::tests::{inst, run, step, wave};
 use crate::exec::{Flow, Level};

@@ -1,14 +1,14 @@
-//! The loops over 64 lanes, one for each combination of source and result widths, and the macro
-//! that turns a table of operations into instruction handlers.
+//! Loops over 64 lanes, one for each combination of source and result widths. A macro turns a table of operations into
+//! instruction handlers.
 
 use super::operand::{Scratch, Ty, put16_half, put32, put64, src32, src64};
 use crate::exec::{Env, Flow};
 use crate::inst::Inst;
 use crate::wave::{LANES, Wave};
 
-/// `ops! { fn NAME via SHAPE(ARGS): (TYPES) -> TYPE { OP | OP = |a, b| expression, } }` defines
-/// `fn NAME(&Inst, Level) -> Option<Exec>` that answers for these opcodes: `SHAPE` runs the
-/// expression over the lanes, compiled for the level. `ops! { rare fn .. }` compiles for the baseline only.
+/// Defines a handler for a table of opcodes. `ops! { fn NAME via SHAPE(ARGS): (TYPES) -> TYPE { OP | OP = |a, b|
+/// expression, } }` defines `fn NAME(&Inst, Level) -> Option<Exec>`. `SHAPE` runs the expression over the lanes,
+/// compiled for the level. `ops! { rare fn .. }` compiles for the baseline only.
 macro_rules! ops {
     (rare $($rest:tt)*) => {
         $crate::exec::valu::shape::ops! { @unleveled $($rest)* }

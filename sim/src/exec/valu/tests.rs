@@ -1,5 +1,5 @@
-//! Each operation against plain scalar arithmetic: with all lanes on and plain registers, with
-//! some lanes off, a scalar operand and modifiers, and with the same bits at every level.
+//! Compares each operation with plain scalar arithmetic. Cases: all lanes on with plain registers; some lanes off, a
+//! scalar operand and modifiers; the same bits at every level.
 
 use crate::exec::{Env, Flow, Level, prepare};
 use crate::inst::{EXEC, Format, Inst, LITERAL, NONE, Operand, Program, VCC, VGPR0, flag};
@@ -680,8 +680,8 @@ fn sdwa_selects() {
     }
 }
 
-/// A result of 16 bits has zeros above it in the whole register, as LLVM's `zeroesHigh16BitsOfDest` says of gfx9, and in
-/// a selected part of it what SDWA says.
+/// A 16-bit result has zeros above it in the whole register (LLVM's `zeroesHigh16BitsOfDest` for gfx9). In a selected
+/// part of a register, SDWA defines the other bits.
 #[test]
 fn sdwa_shifts_of_16_bits() {
     let old = 0x1234_5678;
@@ -701,7 +701,7 @@ fn sdwa_shifts_of_16_bits() {
             w.vgpr[1].0 = [by; LANES];
             w.vgpr[2].0 = [value; LANES];
             w.vgpr[3].0 = [old; LANES];
-            // What the source's select and sign extension make of the operand, and its low half.
+            // The operand after the source's select and sign extension, and its low half.
             for (select, operand) in [
                 (6, value as i16),
                 (4, value as i16),

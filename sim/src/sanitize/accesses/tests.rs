@@ -1,5 +1,5 @@
-//! What is declared is what the executor touches: every memory opcode is run on random addresses, over memory whose
-//! bytes tell whether they were read or written.
+//! Proves that an instruction accesses exactly the bytes that are declared for it. Every memory opcode runs on random
+//! addresses, over memory that shows which bytes were read or written.
 
 use super::*;
 use crate::decode::table;
@@ -36,7 +36,7 @@ impl Bytes {
     }
 }
 
-/// The bytes of an access, as (memory, lane, index).
+/// Bytes of an access, as (memory, lane, index).
 fn touched(a: &Access, global: u64) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
     lanes(a.lanes).flat_map(move |lane| {
         let at = a.addresses[lane];
@@ -49,7 +49,7 @@ fn touched(a: &Access, global: u64) -> impl Iterator<Item = (usize, usize, usize
     })
 }
 
-/// A wave and its memory, the same at the same addresses for every run.
+/// A wave and its memory, at the same addresses with the same content in every run.
 struct World {
     wave: Wave,
     memory: Bytes,
@@ -67,7 +67,8 @@ impl World {
         self.memory.0[0].as_ptr() as u64
     }
 
-    /// Runs an instruction from the wave's state, which is kept, over `memory`; the wave and memory afterwards.
+    /// Runs an instruction from the wave's state over `memory`. Returns the wave and memory afterwards, and keeps its
+    /// own.
     fn run(&mut self, inst: &Inst, memory: &Bytes) -> (Wave, Bytes) {
         for (to, from) in self.memory.0.iter_mut().zip(&memory.0) {
             to.copy_from_slice(from);
@@ -98,7 +99,7 @@ const DATA: [u16; 2] = [VGPR0 + 20, VGPR0 + 30];
 const RESULT: u16 = VGPR0 + 40;
 const SCALARS: u16 = 32;
 
-/// A random instruction of an opcode, and registers that keep it inside of memory.
+/// A random instruction of an opcode, with registers that keep it inside of memory.
 fn case(r: &mut Random, format: Format, op: Op, world: &mut World) -> Inst {
     let name = format!("{op:?}");
     let global = world.global();
@@ -249,7 +250,7 @@ fn case(r: &mut Random, format: Format, op: Op, world: &mut World) -> Inst {
     inst
 }
 
-/// Bits that differ between two waves' results for one lane, and between the LDS dwords that a load to LDS wrote.
+/// Bits that differ between two waves' results for one lane, or between the LDS dwords that a load to LDS wrote.
 fn changed_bits(a: &(Wave, Bytes), b: &(Wave, Bytes), lane: usize) -> u32 {
     let vector = a.0.vgpr.iter().zip(b.0.vgpr.iter());
     let vector = vector.map(|(x, y)| (x.0[lane] ^ y.0[lane]).count_ones());

@@ -1,4 +1,4 @@
-//! What is remembered of an instruction, for those after it.
+//! Records an executed instruction's writes, for the hazard rules of later instructions.
 
 use super::{Hazards, LOG, Matrix, Recent, vectors};
 use crate::inst::{Format, Inst, M0, flag};
@@ -87,7 +87,7 @@ impl Hazards {
     }
 }
 
-/// Whether the result is moved within the destination, which keeps it from being passed on directly.
+/// Whether the result is moved within the destination, so that it cannot be forwarded.
 fn writes_part(inst: &Inst) -> bool {
     if inst.has(flag::SDWA) {
         return inst.format != Format::Vopc && inst.ctrl >> 8 & 7 != 6;

@@ -1,4 +1,4 @@
-//! Two waves of a workgroup at the same bytes.
+//! Conflicts between two waves of a workgroup at the same bytes.
 
 use super::order::{Clocks, View};
 use super::report::{Scene, Site, action};
@@ -8,16 +8,16 @@ use crate::exec::lanes::lanes;
 use crate::fault::{FaultKind, RaceReason};
 use crate::sanitize::accesses::Access;
 
-/// An access that is made now, and has been recorded.
+/// An access that is being made, and has been recorded.
 pub(super) struct Check<'a> {
-    /// What it is, but for the dwords.
+    /// The access, without its dwords.
     pub touch: &'a Touch,
     pub lds: bool,
-    /// What is before it.
+    /// Accesses that happened before it.
     pub view: &'a View,
-    /// For scalar loads: what they see of the workgroup's stores.
+    /// For scalar loads: the workgroup's stores that the scalar cache sees.
     pub scalar: Option<&'a Clocks>,
-    /// For plain stores: what they change of earlier ones. Stores of the same bytes do not conflict.
+    /// For plain stores: earlier stored bytes that they change. Stores of the same bytes do not conflict.
     pub changes: Option<&'a Changes>,
 }
 
@@ -57,7 +57,7 @@ impl Conflict {
 }
 
 impl Check<'_> {
-    /// Up to when a wave's accesses of a kind are before this one.
+    /// Time up to which a wave's accesses of a kind happened before this one.
     fn clock(&self, wave: usize, tag: Tag) -> u32 {
         match (self.lds, tag.has(Tag::DMA)) {
             (false, _) => self.view.vector[wave],
@@ -66,13 +66,13 @@ impl Check<'_> {
         }
     }
 
-    /// Whether an access that was made at a time is neither before this one nor allowed beside it.
+    /// Whether an access at `time` is neither ordered before this one nor allowed beside it.
     fn races_with(&self, wave: usize, time: u32, tag: Tag) -> bool {
         let both_coherent = tag.has(Tag::COHERENT) && self.touch.tag.has(Tag::COHERENT);
         self.clock(wave, tag) < time && !both_coherent
     }
 
-    /// Whether there may be a conflict in a page; there is none if not.
+    /// Whether a page may hold a conflict; if false, it holds none.
     #[inline]
     pub fn may_conflict(&self, page: &Page) -> bool {
         let readers = if self.touch.write { page.readers } else { 0 };
@@ -80,7 +80,7 @@ impl Check<'_> {
         (others != 0 && self.meets(page)) || self.scalar.is_some() && page.written
     }
 
-    /// The accesses of other waves that those of the instruction may conflict with.
+    /// Accesses of other waves that may conflict with this instruction's.
     fn others<'p>(&self, page: &'p Page) -> impl Iterator<Item = &'p Touch> {
         let (wave, write) = (self.touch.wave, self.touch.write);
         let other = page.unordered().filter(move |t| t.wave != wave);
@@ -96,8 +96,8 @@ impl Check<'_> {
             })
     }
 
-    /// Whether a store that changes nothing may conflict with anything in a page: with anything but stores, or with
-    /// one whose bytes are lost.
+    /// Whether a store that changes nothing may conflict in a page. It may with accesses other than stores, or with a
+    /// store whose bytes are lost.
     fn meets_more_than_stores(&self, page: &Page) -> bool {
         let others = self.others(page);
         let more = others.filter(|t| !(t.write && t.tag.is_plain()));
@@ -105,7 +105,7 @@ impl Check<'_> {
         more.chain(lost).any(|t| self.touches(page, t))
     }
 
-    /// The instructions whose stores, of the same bytes, are not ordered with this one.
+    /// Instructions whose unordered stores wrote the same bytes as this one.
     #[cold]
     pub fn same_stores(&self, shadow: &Shadow, mut visit: impl FnMut(u32)) {
         for page in shadow.touched() {
@@ -116,7 +116,7 @@ impl Check<'_> {
         }
     }
 
-    /// The bytes of a dword that another wave has written in other ways than this store does.
+    /// Bytes of a dword that another wave has written with other values than this store.
     fn unlike(&self, changes: &Changes, page: &Page, wave: usize, dword: usize) -> u8 {
         let by_wave = |t: &&Touch| t.is_by(wave, true) && t.dwords.contains(dword);
         let others = page.unordered().filter(|t| !t.tag.is_plain());
@@ -137,7 +137,7 @@ impl Check<'_> {
             .any(|t| {
                 now.iter().any(|n| {
                     let both = n.dwords.and(&t.dwords);
-                    // The last access stands for all bytes that the wave has touched.
+                    // The last access represents all bytes that the wave has touched.
                     !both.is_empty()
                         && others()
                             .filter(|o| o.is_by(t.wave.into(), t.write))
@@ -209,8 +209,8 @@ impl Check<'_> {
         None
     }
 
-    /// The scalar cache sees nothing that vector stores wrote, this wave's own included, until they are drained and
-    /// it is invalidated.
+    /// A scalar load of bytes that vector stores wrote, this wave's own included. The scalar cache sees them only after
+    /// they are drained and the cache is invalidated.
     fn unseen_by_scalar_cache(&self, page: &Page, start: u64, end: u64) -> Option<Conflict> {
         let (first, last) = page.dwords(start, end);
         for (wave, seen) in self.scalar?.iter().enumerate() {

@@ -1,16 +1,16 @@
-//! Sets of dwords of a page.
+//! Sets of dwords in a page.
 
-/// Dwords of a page.
+/// Dwords per page.
 pub(super) const DWORDS: usize = 256;
-/// Bytes of a page.
+/// Bytes per page.
 pub(super) const PAGE: u64 = 4 * DWORDS as u64;
 
-/// Some dwords of a page, a bit each.
+/// A set of dwords in a page, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dwords([u64; DWORDS / 64]);
 
 impl Dwords {
-    /// Adds those from `first` to `last`.
+    /// Adds the dwords `first..=last`.
     #[inline(always)]
     pub fn insert(&mut self, first: usize, last: usize) {
         let (from, to) = (first / 64, last / 64);
@@ -35,13 +35,13 @@ impl Dwords {
         self.0.iter().fold(0, |any, x| any | x) == 0
     }
 
-    /// The lowest one.
+    /// The lowest dword.
     pub fn first(&self) -> Option<usize> {
         let word = self.0.iter().position(|x| *x != 0)?;
         Some(64 * word + self.0[word].trailing_zeros() as usize)
     }
 
-    /// From the lowest to the highest.
+    /// Iterates from the lowest to the highest dword.
     pub fn iter(mut self) -> impl Iterator<Item = usize> {
         std::iter::from_fn(move || {
             let dword = self.first()?;

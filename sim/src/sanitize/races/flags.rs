@@ -1,4 +1,4 @@
-//! The order that flags make: atomics, and loads and stores that bypass the caches.
+//! Order through flags: atomics, and loads and stores that bypass caches.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::fault::FaultKind;
 use crate::sanitize::accesses::{Access, Action, Space};
 
 impl Races<'_> {
-    /// The order that an atomic, or a coherent load or store, makes.
+    /// Adds the order that an atomic, or a coherent load or store, creates.
     pub(super) fn synchronise(
         &mut self,
         wave: usize,
@@ -50,7 +50,7 @@ impl Races<'_> {
         Ok(())
     }
 
-    /// A flag is read.
+    /// Reads a flag.
     fn learn(&mut self, wave: usize, address: u64, tag: Tag, time: u32) -> Result<(), FaultKind> {
         let mut state = self.ledger.lock();
         let Some(flag) = state.flags.get(&address).cloned() else {
@@ -70,7 +70,7 @@ impl Races<'_> {
         Ok(())
     }
 
-    /// A flag is written: a store begins anew, an atomic goes on with what was there.
+    /// Writes a flag. A store replaces the flag's order; an atomic adds to it.
     fn publish(&mut self, wave: usize, address: u64, tag: Tag, store: bool) {
         let workgroup = self.set.workgroup;
         let party = &self.set.parties[wave];
@@ -101,19 +101,19 @@ impl Races<'_> {
         }
     }
 
-    /// `buffer_inv sc1`: plain loads see what flags have told.
+    /// Handles `buffer_inv sc1`: plain loads see the stores that flags have announced.
     pub(super) fn invalidate(&mut self, wave: usize) -> Result<(), FaultKind> {
         self.acquire(wave, |party| &mut party.acquired)
     }
 
-    /// `s_dcache_inv`: scalar loads do, and see what the workgroup's vector stores have brought to the L2.
+    /// Handles `s_dcache_inv`: scalar loads see them too, and the workgroup's vector stores that have reached the L2.
     pub(super) fn invalidate_scalar(&mut self, wave: usize) -> Result<(), FaultKind> {
         let party = &mut self.set.parties[wave];
         party.scalar_view = party.view.of(wave, &party.progress).drained;
         self.acquire(wave, |party| &mut party.acquired_by_scalar)
     }
 
-    /// What flags have told is known from now on, if the load that learned it last is done.
+    /// Makes the order learned from flags valid, if the load that last learned something is done.
     fn acquire(
         &mut self,
         wave: usize,

@@ -1,7 +1,8 @@
-//! Accesses of all workgroups of a launch: what two of them do to the same bytes is a race unless flags order it.
+//! Accesses of all workgroups of a launch. Two workgroups' accesses of the same bytes are a race unless flags order
+//! them.
 //!
-//! A workgroup keeps its accesses to itself while it runs, and enters them when it ends, or before what it knows of others
-//! changes. Entries are made in the order of the workgroups, so that reports do not depend on threads.
+//! A workgroup keeps its accesses while it runs. It enters them in the ledger when it ends, or before its knowledge of
+//! other workgroups changes. Entries are made in the order of the workgroups, so reports do not depend on threads.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -14,14 +15,14 @@ use super::stored::Values;
 use crate::exec::lanes::lanes;
 use crate::fault::{FaultKind, RaceReason};
 
-/// An access of a workgroup that has been entered.
+/// An entered access of a workgroup.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry {
     workgroup: u32,
-    /// Time of the wave, times 16, plus the wave.
+    /// Time in the wave, times 16, plus the number of the wave.
     when: u32,
     tag: Tag,
-    /// It stands for plain stores only.
+    /// Whether it represents plain stores only.
     plain: bool,
 }
 
@@ -37,7 +38,7 @@ impl Entry {
             action: action(self.tag, write),
         }
     }
-    /// Whether a party that knows `others` comes after it.
+    /// Whether this access happened before a party that knows `others`.
     fn is_before(self, write: bool, others: &Foreign) -> bool {
         let plain = write && !self.tag.has(Tag::THROUGH);
         let map = if plain { &others.full } else { &others.through };
@@ -46,26 +47,26 @@ impl Entry {
     }
 }
 
-/// The last write, or read, of some dwords.
+/// Last write, or last read, of some dwords.
 struct Known {
     dwords: Dwords,
     entry: Entry,
     write: bool,
-    /// Another workgroup has written the dwords since, some other bytes or the same ones in no order.
+    /// Whether another workgroup has written the dwords since: other bytes, or the same ones without order.
     older: bool,
 }
 
-/// What is known of a page.
+/// Known accesses of a page.
 #[derive(Default)]
 struct KnownPage {
     known: Vec<Known>,
     values: Option<Box<Values>>,
 }
 
-/// A flag that workgroups, or waves, synchronise by.
+/// A flag through which workgroups, or waves, synchronise.
 #[derive(Clone, Default)]
 pub(super) struct Flag {
-    /// For waves of the workgroup that wrote it last.
+    /// Order for waves of the workgroup that wrote it last.
     pub local: Option<(u64, View)>,
     pub foreign: Foreign,
 }
@@ -74,28 +75,28 @@ pub(super) struct Flag {
 pub(super) struct State {
     pages: ByAddress<KnownPage>,
     pub flags: ByAddress<Flag>,
-    /// Ended workgroups whose turn has not come.
+    /// Workgroups that have ended and wait for earlier ones.
     ended: BTreeMap<u64, Set>,
     next: u64,
-    /// Stores of the same bytes, where they are asked for.
+    /// Stores of the same bytes, if notes are requested.
     pub notes: Notes,
 }
 
-/// What all workgroups of a launch share.
+/// Race state that all workgroups of a launch share.
 #[derive(Default)]
 pub(crate) struct Ledger(Mutex<State>);
 
-/// The accesses of one workgroup.
+/// Accesses of one workgroup.
 #[derive(Default)]
 pub(super) struct Set {
     pub workgroup: u64,
     pub global: Shadow,
     pub parties: Vec<Party>,
-    /// Accesses up to these times have been entered.
+    /// Times up to which accesses have been entered.
     pub entered: Clocks,
 }
 
-/// A race that was found between two workgroups: the later workgroup, its wave and instruction, and the rest.
+/// A race between two workgroups: number, wave and instruction of the later workgroup, and the fault.
 pub(crate) struct Found {
     pub workgroup: u64,
     pub wave: u32,
@@ -108,12 +109,12 @@ impl Ledger {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The stores of the same bytes of all workgroups.
+    /// Stores of the same bytes in all workgroups.
     pub fn notes(self) -> Notes {
         self.0.into_inner().unwrap_or_else(|e| e.into_inner()).notes
     }
 
-    /// Enters a workgroup that has ended, once all before it have.
+    /// Enters a workgroup that has ended, once all workgroups before it have.
     pub(super) fn end(&self, set: Set, scene: &Scene, notes: Notes) -> Result<(), Found> {
         let mut state = self.lock();
         state.notes.join(notes);
@@ -129,13 +130,13 @@ impl Ledger {
     }
 }
 
-/// The race that is reported: the one of the first wave, at its earliest time. Pages come in an order that depends on
-/// where the host has put the memory.
+/// The race to report: the one of the first wave, at its earliest time. The order of pages depends on host addresses,
+/// so it cannot decide.
 #[derive(Default)]
 struct First(Option<([u32; 4], u64, Found)>);
 
 impl First {
-    /// Whether a race of these accesses, at this address, would come before those that were found.
+    /// Rank of a race of these accesses at this address, if it comes before the race found so far.
     fn is(&self, old: Entry, new: Entry, page: u64, at: u64) -> Option<[u32; 4]> {
         let (wave, time) = (new.wave() as u32, new.when / WAVES as u32);
         let key = [wave, time, old.workgroup, old.when];
@@ -147,7 +148,7 @@ impl First {
 }
 
 impl State {
-    /// Checks a workgroup's new accesses against those of others, and enters them.
+    /// Checks a workgroup's new accesses against other workgroups', and enters them.
     pub fn enter(&mut self, set: &mut Set, scene: &Scene) -> Result<(), Found> {
         let mut first = First::default();
         let mut news = Vec::new();
@@ -209,7 +210,7 @@ impl State {
                     }
                     replace(known, *dwords, *new, write, &same);
                     if let Some(now) = page.values.as_deref().filter(|_| write) {
-                        // The first workgroup's are taken together: those of other dwords mean nothing.
+                        // The first workgroup's values are copied whole: values of other dwords are never read.
                         if values.is_none() {
                             *values = page.values.clone();
                             taken = true;
@@ -232,7 +233,7 @@ impl State {
     }
 }
 
-/// A new access takes the place of the last ones of its kind, but for those that stored the `same` in no order.
+/// Replaces the last accesses of a kind by a new one, except unordered stores of the same bytes (`same`).
 fn replace(known: &mut Vec<Known>, dwords: Dwords, new: Entry, write: bool, same: &[Entry]) {
     for i in 0..known.len() {
         let old = &mut known[i];
@@ -264,8 +265,8 @@ fn replace(known: &mut Vec<Known>, dwords: Dwords, new: Entry, write: bool, same
     });
 }
 
-/// For each dword of a page one access that stands for those of the workgroup that have not been entered: a plain one
-/// rather than one that is coherent, and of the first wave that made one.
+/// Chooses for each dword of a page one access that represents all that have not been entered. It prefers plain to
+/// coherent accesses, then the first wave.
 fn newest(
     page: &Page,
     write: bool,
@@ -326,7 +327,7 @@ fn newest(
     }
 }
 
-/// Why an access of another workgroup and a new one by `party` are a race, if they are.
+/// Reason why an access of another workgroup and a new one by `party` are a race; `None` if they are not.
 fn conflict(
     old: Entry,
     old_write: bool,
@@ -346,7 +347,7 @@ fn conflict(
     if old.is_before(old_write, knows) {
         return None;
     }
-    // What would have done?
+    // Find the missing instruction.
     Some(if old.is_before(old_write, &party.learned) {
         if scalar {
             RaceReason::ScalarCache

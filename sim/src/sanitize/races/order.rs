@@ -1,4 +1,4 @@
-//! What has happened before what a wave does now: vector clocks.
+//! Happens-before order of accesses: vector clocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,25 +6,25 @@ use std::sync::Arc;
 use super::progress::Progress;
 use super::shadow::WAVES;
 
-/// For each wave of a workgroup: the time up to which its accesses are before.
+/// For each wave of a workgroup: the time up to which its accesses happened before.
 pub(super) type Clocks = [u32; WAVES];
 
-/// Raises clocks to those of another party.
+/// Raises `to` to the maximum of both clocks.
 pub(super) fn join(to: &mut Clocks, from: &Clocks) {
     for (to, from) in to.iter_mut().zip(from) {
         *to = (*to).max(*from);
     }
 }
 
-/// Clocks by what has to be waited for. The vector L1 of a compute unit keeps the accesses of a workgroup to global
-/// memory in order; the queues of LDS, of loads to LDS and of the scalar cache do not.
+/// Clocks by the counter that has to be waited for. The vector L1 of a compute unit keeps a workgroup's accesses to
+/// global memory in order. The queues of LDS, of loads to LDS and of the scalar cache do not.
 #[derive(Clone, Copy, Default)]
 pub(super) struct View {
-    /// Global memory: what was issued.
+    /// Global memory: accesses that were issued.
     pub vector: Clocks,
-    /// LDS: what lgkmcnt says is done.
+    /// LDS: accesses that lgkmcnt shows as done.
     pub lds: Clocks,
-    /// Loads to LDS, and global memory as the scalar cache sees it: what vmcnt says is done.
+    /// Loads to LDS, and global memory as the scalar cache sees it: accesses that vmcnt shows as done.
     pub drained: Clocks,
 }
 
@@ -35,7 +35,7 @@ impl View {
         join(&mut self.drained, &from.drained);
     }
 
-    /// What a wave's `progress` lets others see of it when they synchronise with it.
+    /// The part of a wave's `progress` that others see when they synchronise with it.
     pub fn of(&self, wave: usize, progress: &Progress) -> View {
         let mut view = *self;
         view.vector[wave] = progress.now;
@@ -45,10 +45,10 @@ impl View {
     }
 }
 
-/// Clocks of other workgroups.
+/// Clocks of other workgroups, by number.
 pub(super) type Others = Arc<BTreeMap<u64, Clocks>>;
 
-/// Raises `to` to `from`; whether that changed anything.
+/// Raises `to` to the maximum of both. Returns whether that changed anything.
 pub(super) fn join_others(to: &mut Others, from: &Others) -> bool {
     if Arc::ptr_eq(to, from) || from.is_empty() {
         return false;
@@ -71,44 +71,44 @@ pub(super) fn join_others(to: &mut Others, from: &Others) -> bool {
     true
 }
 
-/// What one party knows of other workgroups.
+/// Knowledge of one party about other workgroups.
 #[derive(Clone, Default)]
 pub(super) struct Foreign {
-    /// Their plain stores, which a write-back of the L2 has made visible.
+    /// Plain stores that a write-back of the L2 has made visible.
     pub full: Others,
-    /// Their stores that go through the L2 by themselves, atomics, and loads.
+    /// Stores that are written through the L2 by themselves, atomics, and loads.
     pub through: Others,
 }
 
 impl Foreign {
-    /// Raises this; whether that changed anything.
+    /// Raises this to the maximum of both. Returns whether that changed anything.
     pub fn join(&mut self, from: &Foreign) -> bool {
         join_others(&mut self.full, &from.full) | join_others(&mut self.through, &from.through)
     }
 
-    /// Whether `from` has news.
+    /// Whether `from` holds anything that is new here.
     pub fn lacks(&self, from: &Foreign) -> bool {
         self.clone().join(from)
     }
 }
 
-/// One wave, as the order of accesses goes.
+/// State of one wave in the order of accesses.
 #[derive(Default)]
 pub(super) struct Party {
     pub progress: Progress,
     pub view: View,
-    /// What `s_dcache_inv` has let the scalar cache see of the workgroup.
+    /// The workgroup's accesses that `s_dcache_inv` has made visible to the scalar cache.
     pub scalar_view: Clocks,
-    /// A `buffer_wbl2 sc1` that is under way: its time, and what it writes back.
+    /// A `buffer_wbl2 sc1` in progress: its time, and the accesses that it writes back.
     pub writing_back: Option<(u32, Clocks)>,
-    /// What such instructions have written back.
+    /// Accesses that completed `buffer_wbl2 sc1` have written back.
     pub written_back: Clocks,
-    /// Learned from flags, good for accesses that bypass the L1.
+    /// Knowledge from flags, valid for accesses that bypass the L1.
     pub learned: Foreign,
     /// Time of the load or atomic that last learned something.
     pub learned_at: u32,
-    /// Good for plain loads: `buffer_inv sc1` came since.
+    /// Knowledge valid for plain loads, because `buffer_inv sc1` came since.
     pub acquired: Foreign,
-    /// Good for scalar loads: `s_dcache_inv` came since.
+    /// Knowledge valid for scalar loads, because `s_dcache_inv` came since.
     pub acquired_by_scalar: Foreign,
 }

@@ -1,31 +1,32 @@
-//! How far a wave's memory instructions have come: the counters that `s_waitcnt` waits for.
+//! Progress of a wave's memory instructions, by the counters that `s_waitcnt` waits for.
 //!
-//! Every memory instruction of a wave gets a time, 1, 2, 3...: "done up to 7" says that the first seven have completed.
+//! Every memory instruction of a wave gets a time: 1, 2, 3 and so on. 'Done up to 7' means that the first seven have
+//! completed.
 
 use std::collections::VecDeque;
 
 use crate::inst::{Format, Inst};
 use crate::op::Op;
 
-/// The most that the counters of gfx9 can hold; the wave stalls before it issues more.
+/// Maximum of gfx9's counters. A wave stalls before it issues more.
 const VM_LIMIT: usize = 63;
 const LGKM_LIMIT: usize = 15;
 
-/// One wave's outstanding memory instructions.
+/// Outstanding memory instructions of one wave.
 #[derive(Default)]
 pub(super) struct Progress {
     /// Time of the last instruction issued.
     pub now: u32,
-    /// Of the last one that accesses LDS by lgkmcnt, and by vmcnt (a load to LDS).
+    /// Time of the last instruction that accesses LDS, by lgkmcnt and by vmcnt (a load to LDS).
     pub last_lds: u32,
     pub last_dma: u32,
     vm: VecDeque<u32>,
-    /// With whether it is a scalar one, which return in any order.
+    /// Time of each operation, and whether it is scalar: those return in any order.
     lgkm: VecDeque<(u32, bool)>,
 }
 
 impl Progress {
-    /// An instruction is issued; its time.
+    /// Records an instruction that is issued. Returns its time.
     pub fn issue(&mut self, inst: &Inst) -> u32 {
         self.now += 1;
         let (vm, lgkm) = match inst.format {
@@ -49,7 +50,7 @@ impl Progress {
         self.now
     }
 
-    /// `s_waitcnt` with this constant.
+    /// Records an `s_waitcnt` with this constant.
     pub fn wait(&mut self, constant: i32) {
         let vm = (constant & 15 | (constant >> 14 & 3) << 4) as usize;
         let lgkm = (constant >> 8 & 15) as usize;
@@ -57,7 +58,7 @@ impl Progress {
             self.vm.pop_front();
         }
         if lgkm > 0 && self.lgkm.iter().any(|(_, scalar)| *scalar) {
-            // Which of them are left is not known.
+            // It is not known which operations are left.
             return;
         }
         while self.lgkm.len() > lgkm {
@@ -65,17 +66,17 @@ impl Progress {
         }
     }
 
-    /// Everything that vmcnt counts is done up to this time.
+    /// Time up to which everything that vmcnt counts is done.
     pub fn vm_done(&self) -> u32 {
         self.vm.front().map_or(self.now, |t| t - 1)
     }
 
-    /// Everything that lgkmcnt counts is done up to this time.
+    /// Time up to which everything that lgkmcnt counts is done.
     pub fn lgkm_done(&self) -> u32 {
         self.lgkm.front().map_or(self.now, |(t, _)| t - 1)
     }
 
-    /// Whether no access of LDS is under way.
+    /// Whether no access to LDS is outstanding.
     pub fn lds_is_quiet(&self) -> bool {
         self.last_lds <= self.lgkm_done() && self.last_dma <= self.vm_done()
     }

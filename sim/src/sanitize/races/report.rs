@@ -1,4 +1,4 @@
-//! The texts of races.
+//! Messages of races.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use crate::fault::{FaultKind, Race, RacePlace, RaceReason, SameStores};
 use crate::inst::Program;
 use crate::memory::Memory;
 
-/// What the text of a report needs.
+/// Context of a message.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'a> {
     pub program: &'a Program,
     pub memory: &'a Memory,
-    /// Workgroups in x, y, z.
+    /// Number of workgroups in x, y, z.
     pub counts: [u32; 3],
-    /// Stores of the same bytes are noted.
+    /// Whether stores of the same bytes are noted.
     pub notes: bool,
 }
 
-/// Stores of the same bytes that nothing orders: whether in LDS, the two instructions, and how often a store met one.
+/// Unordered stores of the same bytes: whether they are in LDS, the two instructions, and the number of times.
 #[derive(Clone, Default)]
 pub(crate) struct Notes(BTreeMap<(bool, u32, u32), u64>);
 
@@ -37,7 +37,7 @@ impl Notes {
         }
     }
 
-    /// For those who asked.
+    /// The notes, for users.
     pub fn tell(&self, program: &Program) -> Vec<SameStores> {
         let tell = |(&(lds, first, second), &times): (&(bool, u32, u32), &u64)| {
             let place = |at: u32| {
@@ -60,7 +60,7 @@ impl Notes {
     }
 }
 
-/// Where one of two racing accesses was made.
+/// Wave and instruction of one of two racing accesses.
 pub(super) struct Site {
     pub workgroup: u64,
     pub wave: u32,
@@ -69,7 +69,7 @@ pub(super) struct Site {
 }
 
 impl Scene<'_> {
-    /// `lds`: the address is one of LDS, of a workgroup.
+    /// `lds`: the workgroup whose LDS the address is in; otherwise it is a device address.
     #[cold]
     pub(super) fn race(
         &self,
@@ -101,7 +101,7 @@ impl Scene<'_> {
     }
 }
 
-/// What kind of access a report calls it.
+/// Word for an access in a message.
 pub(super) fn action(tag: Tag, write: bool) -> &'static str {
     match (write, tag) {
         (true, tag) if tag.has(Tag::DMA) => "load to LDS",

@@ -1,8 +1,8 @@
-//! Who accessed which bytes of LDS, or of global memory, in a workgroup.
+//! Accesses of a workgroup's waves to bytes of LDS or global memory.
 //!
-//! A page keeps a list of the accesses to it, each with the set of dwords that it touched: an instruction of 64 lanes
-//! costs one entry in every page that it touches. What a wave did last to a dword ([`Mark`]) is found by going
-//! through the list, which only happens where two waves meet.
+//! A page keeps a list of its accesses, each with the set of dwords that it touched. An instruction of 64 lanes costs
+//! one entry in every page that it touches. A wave's last access to a dword ([`Mark`]) is found by a search of the
+//! list, which happens only where two waves meet.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,37 +11,37 @@ use super::dwords::{DWORDS, Dwords, PAGE};
 use super::stored::{Changes, Values};
 use crate::exec::lanes::lanes;
 
-/// Waves of a workgroup at most.
+/// Maximum number of waves in a workgroup.
 pub(super) const WAVES: usize = 16;
 /// All bytes of a dword.
 pub(super) const WHOLE: u8 = 15;
 
-/// Where, and of which kind an access was.
+/// Place and kind of an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tag(pub u32);
 
 impl Tag {
-    /// Atomic, or a load or store that bypasses the caches that are not shared with the other party.
+    /// Atomic, or a load or store that bypasses the caches that the other party does not share.
     pub const COHERENT: u32 = 1 << 28;
-    /// Goes through to what all workgroups see.
+    /// Reaches the memory that all workgroups see.
     pub const THROUGH: u32 = 1 << 29;
     /// The LDS side of a load to LDS.
     pub const DMA: u32 = 1 << 30;
-    /// Through the scalar cache.
+    /// Made through the scalar cache.
     pub const SCALAR: u32 = 1 << 31;
 
     /// Index of the instruction.
     pub fn at(self) -> u32 {
         self.0 & 0xff_ffff
     }
-    /// The bytes of the dword, a bit each.
+    /// Bytes of the dword, one bit each.
     pub fn bytes(self) -> u8 {
         (self.0 >> 24 & 15) as u8
     }
     pub fn has(self, bit: u32) -> bool {
         self.0 & bit != 0
     }
-    /// Of a write: a store whose bytes come from registers, and no more than that.
+    /// For a write: whether it is a store of bytes from registers, neither coherent nor a load to LDS.
     pub fn is_plain(self) -> bool {
         !self.has(Tag::COHERENT | Tag::DMA)
     }
@@ -50,7 +50,7 @@ impl Tag {
     }
 }
 
-/// A wave's last access of a kind to a dword; time 0: none.
+/// Last access of a kind by a wave to a dword. Time 0: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     pub time: u32,
@@ -58,13 +58,13 @@ pub(super) struct Mark {
     epoch: u32,
 }
 
-/// An access of one instruction to some dwords of a page: the same bytes of each.
+/// Access of one instruction to some dwords of a page, the same bytes of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touch {
     pub dwords: Dwords,
     pub time: u32,
     pub tag: Tag,
-    /// The stretch between barriers; what was before it is ordered.
+    /// Stretch between barriers. Accesses of earlier stretches are ordered.
     pub epoch: u32,
     pub wave: u8,
     pub write: bool,
@@ -75,14 +75,14 @@ impl Touch {
         usize::from(self.wave) == wave && self.write == write
     }
 
-    /// What this makes of the wave's former access.
+    /// Combines this access with the wave's former one, `old`.
     pub fn mark(&self, old: Mark) -> Mark {
         let same = old.time > 0 && old.epoch == self.epoch;
         let mut bytes = self.tag.bytes();
         if same {
             bytes |= old.tag.bytes();
         }
-        // A plain access is not made good by a coherent one after it.
+        // A coherent access does not repair a plain one before it.
         let coherent = self.tag.has(Tag::COHERENT);
         if same && coherent && !old.tag.has(Tag::COHERENT) {
             return Mark {
@@ -97,43 +97,43 @@ impl Touch {
         }
     }
 
-    /// Whether a mark of the dwords of both would be the same without `old`, an earlier access of the wave.
+    /// Whether a mark of the common dwords would be the same without `old`, an earlier access of the wave.
     fn covers(&self, old: &Touch) -> bool {
         self.wave == old.wave
             && self.write == old.write
             && old.tag.bytes() & !self.tag.bytes() == 0
             && (!self.tag.has(Tag::COHERENT) || old.tag.has(Tag::COHERENT))
-            // A store may be no race where an atomic is one.
+            // A store may be no race in a place where an atomic is one.
             && (!self.write || self.tag.is_plain() == old.tag.is_plain())
     }
 }
 
 /// 1 KiB of memory.
 pub(super) struct Page {
-    /// First address.
+    /// Address of the first byte.
     pub base: u64,
-    /// In the order in which they were made.
+    /// Accesses in the order in which they were made.
     pub touches: Vec<Touch>,
-    /// So many of them has the launch been told of.
+    /// Number of `touches` that have been entered in the launch's ledger.
     pub entered: usize,
-    /// Of the instruction that is being recorded: its number, and its first access here.
+    /// Number of the instruction that is being recorded, and its first access in this page.
     stamp: u32,
     pub since: usize,
-    /// The waves that wrote and read here in an epoch, a bit each.
+    /// Waves that wrote, and waves that read, in this page in an epoch, one bit each.
     epoch: u32,
     pub writers: u16,
     pub readers: u16,
-    /// Any wave wrote here in any epoch.
+    /// Whether any wave wrote to this page in any epoch.
     pub written: bool,
-    /// The dwords that were written: all of them if it is never forgotten what was done, else those of the epoch.
+    /// Dwords that were written: in all epochs if nothing is ever forgotten, else in the current epoch.
     stored: Dwords,
-    /// There were plain stores in the epoch.
+    /// Whether there were plain stores in the epoch.
     pub stores: bool,
-    /// Stores of the epoch whose bytes others, or later ones of the wave, have changed since.
+    /// Stores of the epoch with bytes that other waves, or later stores of the wave, have changed since.
     pub lost: Vec<Touch>,
-    /// Of global memory: what was stored.
+    /// Stored bytes, for global memory only.
     pub values: Option<Box<Values>>,
-    /// The list is made shorter when it gets this long.
+    /// Length at which the list is shortened.
     limit: usize,
 }
 
@@ -159,7 +159,7 @@ impl Page {
         }
     }
 
-    /// An instruction accesses the page. `forget`: what was done before the epoch does not matter any more.
+    /// Starts an instruction's access to the page. `forget`: accesses before the epoch no longer matter.
     #[inline]
     fn begin(&mut self, touch: &Touch, stamp: u32, forget: bool) {
         if self.epoch != touch.epoch {
@@ -188,7 +188,7 @@ impl Page {
         *waves |= 1 << touch.wave;
     }
 
-    /// Adds `[start, end)`, which lies in the page, to the accesses of the instruction.
+    /// Adds `[start, end)`, which must lie in the page, to the instruction's accesses.
     #[inline]
     fn add(&mut self, touch: &Touch, start: u64, end: u64) {
         let (first, last) = self.dwords(start, end);
@@ -213,23 +213,23 @@ impl Page {
         }
     }
 
-    /// Past the last address.
+    /// Address past the last byte.
     pub fn end(&self) -> u64 {
         self.base.saturating_add(PAGE)
     }
 
-    /// Of the first of some bytes of a dword.
+    /// Address of the first of `bytes` in a dword.
     pub fn address(&self, dword: usize, bytes: u8) -> u64 {
         self.base + 4 * dword as u64 + u64::from(bytes.trailing_zeros())
     }
 
-    /// First and last dword of some bytes.
+    /// First and last dword of `[start, end)`.
     pub fn dwords(&self, start: u64, end: u64) -> (usize, usize) {
         let dword = |address: u64| ((address - self.base) / 4) as usize;
         (dword(start), dword(end - 1))
     }
 
-    /// The bytes of a dword that lie in `[start, end)`, a bit each.
+    /// Bytes of a dword that lie in `[start, end)`, one bit each.
     pub fn bytes_in(&self, dword: usize, start: u64, end: u64) -> u8 {
         let at = self.base + 4 * dword as u64;
         let low = start.saturating_sub(at).min(4) as u32;
@@ -237,13 +237,13 @@ impl Page {
         ((1u32 << high) - (1u32 << low)) as u8
     }
 
-    /// The accesses before the instruction that is being recorded, latest first, as far as barriers do not order them.
+    /// Accesses before the instruction that is being recorded, latest first, that barriers do not order.
     pub fn unordered(&self) -> impl Iterator<Item = &Touch> {
         let before = self.touches[..self.since].iter().rev();
         before.take_while(|t| t.epoch == self.epoch)
     }
 
-    /// The instruction writes; whether any of its dwords was written before.
+    /// Records a write of the instruction. Returns whether any of its dwords was written before.
     #[inline]
     fn overwrites(&mut self) -> bool {
         let mut before = false;
@@ -254,7 +254,7 @@ impl Page {
         before
     }
 
-    /// The instruction changes what stores of the epoch have written.
+    /// Records that the instruction changes bytes that stores of the epoch have written.
     #[inline(never)]
     fn lose(&mut self, changes: &Changes) {
         let changed = changes.of_page(self.base);
@@ -287,7 +287,7 @@ impl Page {
         }
     }
 
-    /// Of a wave's stores to a dword that were lost, the last one is enough.
+    /// Adds a lost store. For each wave and dword, the last lost store is enough.
     fn remember_lost(&mut self, new: Touch) {
         for old in &mut self.lost {
             if old.time <= new.time && new.covers(old) {
@@ -302,7 +302,7 @@ impl Page {
         }
     }
 
-    /// What a wave did last to a dword.
+    /// Last access of a wave to a dword.
     pub fn mark(&self, write: bool, wave: usize, dword: usize) -> Option<Mark> {
         let of_wave = self.touches.iter().filter(|t| t.is_by(wave, write));
         let mark = of_wave
@@ -311,7 +311,7 @@ impl Page {
         (mark.time > 0).then_some(mark)
     }
 
-    /// What a wave did last to each dword.
+    /// Last access of a wave to each dword.
     pub fn marks(&self, write: bool, wave: usize) -> [Mark; DWORDS] {
         let mut marks = [Mark::default(); DWORDS];
         for touch in self.touches.iter().filter(|t| t.is_by(wave, write)) {
@@ -322,7 +322,7 @@ impl Page {
         marks
     }
 
-    /// Takes what later accesses cover out of the list.
+    /// Removes accesses from the list that later ones cover.
     #[cold]
     fn thin(&mut self) {
         let mut later: Vec<Touch> = Vec::new();
@@ -347,7 +347,7 @@ impl Page {
     }
 }
 
-/// A multiplication spreads page numbers well enough.
+/// Hash function for page numbers: one multiplication spreads them well enough.
 #[derive(Default)]
 pub(super) struct Spread(u64);
 
@@ -367,17 +367,17 @@ impl Hasher for Spread {
     }
 }
 
-/// A map from addresses.
+/// A map with addresses as keys.
 pub(super) type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<Spread>>;
 
-/// Pages that are found without the map: neighbouring ones, so all of LDS, or the rows of a tile.
+/// Number of pages that are found without the map. They are neighbours: all of LDS, or the rows of a tile.
 const RECENT: usize = 256;
 
-/// The pages that were touched.
+/// All pages that were touched.
 pub(super) struct Shadow {
     pub pages: Vec<Page>,
     index: ByAddress<u32>,
-    /// Number and index of the page that was asked for last, of those whose numbers end in the same bits.
+    /// Number and index of the last page that was looked up, for each value of the number's low bits.
     recent: Box<[(u64, u32); RECENT]>,
     /// Number of the instruction that is being recorded, and the pages that it touches.
     stamp: u32,
@@ -397,13 +397,13 @@ impl Default for Shadow {
 }
 
 impl Shadow {
-    /// Another instruction is about to be recorded.
+    /// Starts to record another instruction.
     pub fn begin(&mut self) {
         self.stamp += 1;
         self.touched.clear();
     }
 
-    /// It accesses `[start, end)`, as `touch` says but for the dwords.
+    /// Records its access to `[start, end)`. `touch` gives everything but the dwords.
     #[inline]
     pub fn add(&mut self, touch: &Touch, start: u64, end: u64, forget: bool) {
         let mut from = start;
@@ -420,12 +420,12 @@ impl Shadow {
         }
     }
 
-    /// The pages that the instruction touches.
+    /// Pages that the instruction touches.
     pub fn touched(&self) -> impl Iterator<Item = &Page> {
         self.touched.iter().map(|i| &self.pages[*i as usize])
     }
 
-    /// The instruction writes; whether any of its dwords was written before.
+    /// Records a write of the instruction. Returns whether any of its dwords was written before.
     #[inline]
     pub fn overwrites(&mut self) -> bool {
         let mut before = false;
@@ -435,14 +435,14 @@ impl Shadow {
         before
     }
 
-    /// The instruction changes what stores have written.
+    /// Records that the instruction changes bytes that stores have written.
     pub fn lose(&mut self, changes: &Changes) {
         for &i in &self.touched {
             self.pages[i as usize].lose(changes);
         }
     }
 
-    /// The page of an address.
+    /// Page of an address.
     pub fn page(&mut self, address: u64) -> &Page {
         let i = self.find(address);
         &self.pages[i as usize]

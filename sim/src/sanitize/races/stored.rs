@@ -1,8 +1,8 @@
-//! The bytes that stores write: two stores of the same bytes are no race.
+//! Compares the bytes of stores: two stores of the same bytes are no race.
 //!
-//! A store is compared with what its bytes hold: LDS itself, and for global memory a copy of what the workgroup stored
-//! ([`Values`]), since other workgroups may run at the same time. What an earlier store wrote there and a later one has
-//! changed is remembered as lost (`Page::lost`): a third store differs from one of the two, whatever it writes.
+//! A store is compared with the bytes in its place. For LDS, they are LDS itself. For global memory, they are a copy of
+//! the workgroup's stores ([`Values`]), because other workgroups may run at the same time. A store whose bytes a later
+//! one has changed is remembered as lost (`Page::lost`): a third store differs from one of the two, whatever it writes.
 
 use super::dwords::{DWORDS, Dwords, PAGE};
 use super::shadow::Shadow;
@@ -12,15 +12,15 @@ use crate::op::Op::*;
 use crate::sanitize::accesses::Access;
 use crate::wave::Wave;
 
-/// What a workgroup, or the launch, stored last to a page.
+/// Last bytes that a workgroup, or the launch, stored to a page.
 #[derive(Clone)]
 pub(super) struct Values {
     pub data: [u32; DWORDS],
-    /// The bytes of each dword that were stored.
+    /// Bytes of each dword that were stored.
     known: [u8; DWORDS],
-    /// The same, since the ledger was told.
+    /// Bytes that were stored since the last entry in the ledger.
     fresh: [u8; DWORDS],
-    /// The fresh ones that were stored more than once, not always with the same value.
+    /// Bytes of `fresh` that were stored more than once with different values.
     changed: [u8; DWORDS],
 }
 
@@ -36,7 +36,7 @@ impl Default for Values {
 }
 
 impl Values {
-    /// Some bytes of a dword are stored; those that change.
+    /// Stores some bytes of a dword. Returns the bytes that change.
     #[inline(always)]
     fn store(&mut self, dword: usize, bytes: u8, value: u32) -> u8 {
         let differs = differing(self.data[dword], value) & bytes & self.known[dword];
@@ -48,7 +48,7 @@ impl Values {
         differs
     }
 
-    /// The bytes of a dword that others may not store beside these without a race.
+    /// Bytes of a dword that two parties stored with different values: a race.
     pub fn unlike(&self, other: &Values, dword: usize) -> u8 {
         differing(self.data[dword], other.data[dword]) | self.changed[dword] | other.changed[dword]
     }
@@ -62,14 +62,14 @@ impl Values {
         }
     }
 
-    /// The ledger has been told.
+    /// Resets the fresh bytes after an entry in the ledger.
     pub fn entered(&mut self) {
         self.fresh = [0; DWORDS];
         self.changed = [0; DWORDS];
     }
 }
 
-/// The bytes in which two dwords differ, a bit each.
+/// Bytes in which two dwords differ, one bit each.
 #[inline(always)]
 fn differing(a: u32, b: u32) -> u8 {
     let x = a ^ b;
@@ -78,21 +78,21 @@ fn differing(a: u32, b: u32) -> u8 {
     ((tops >> 7 & 0x0101_0101).wrapping_mul(0x1020_4080) >> 28) as u8
 }
 
-/// Bytes as a mask of bits.
+/// Mask of bits for a set of bytes.
 #[inline(always)]
 fn spread(bytes: u8) -> u32 {
     let bytes = u32::from(bytes);
     (bytes & 1 | (bytes & 2) << 7 | (bytes & 4) << 14 | (bytes & 8) << 21) * 255
 }
 
-/// The same bytes of some dwords of a page.
+/// Changed bytes of some dwords of a page, the same bytes of each.
 pub(super) struct Changed {
     pub base: u64,
     pub bytes: u8,
     pub dwords: Dwords,
 }
 
-/// The bytes that an access changes, of what was stored before.
+/// Bytes stored before that an access changes.
 #[derive(Default)]
 pub(super) struct Changes(Vec<Changed>);
 
@@ -122,12 +122,12 @@ impl Changes {
         });
     }
 
-    /// Those in the page that begins at an address.
+    /// Changed bytes in the page that begins at address `base`.
     pub fn of_page(&self, base: u64) -> impl Iterator<Item = &Changed> + Clone {
         self.0.iter().filter(move |c| c.base == base)
     }
 
-    /// The bytes of a dword of the page that begins at an address.
+    /// Changed bytes of a dword in the page that begins at address `base`.
     pub fn of_dword(&self, base: u64, dword: usize) -> u8 {
         let here = self.of_page(base).filter(|c| c.dwords.contains(dword));
         here.fold(0, |bytes, c| bytes | c.bytes)
@@ -142,7 +142,7 @@ impl Changes {
         });
     }
 
-    /// Adds what a store will change of LDS. Bytes outside count as changed; the store will fault.
+    /// Adds the bytes of LDS that a store will change. Bytes outside count as changed: the store will fault.
     pub fn add_lds(&mut self, store: &Store, lds: &[u8]) {
         store.dwords(|address, bytes, value| {
             let old = usize::try_from(address).ok().and_then(|at| {
@@ -160,7 +160,7 @@ impl Changes {
         });
     }
 
-    /// Remembers what a store writes to global memory, and adds what that changes of what the workgroup has stored.
+    /// Records a store to global memory, and adds the bytes that it changes among those that the workgroup has stored.
     pub fn add_global(&mut self, store: &Store, shadow: &mut Shadow) {
         let mut last = (u64::MAX, 0);
         store.dwords(|address, bytes, value| {
@@ -179,7 +179,7 @@ impl Changes {
     }
 }
 
-/// Cuts bytes into dwords: the address of each, the bytes of it, and where its first byte is in the whole.
+/// Splits bytes into dwords: address of each, its bytes, and the offset of its first byte in the whole.
 #[inline(always)]
 fn pieces(start: u64, size: u64, mut visit: impl FnMut(u64, u8, i64)) {
     let end = start.wrapping_add(size);
@@ -201,7 +201,7 @@ pub(super) struct Store<'a> {
     wave: &'a Wave,
     access: &'a Access,
     register: usize,
-    /// The bytes lie in the upper half of the register.
+    /// Whether the bytes lie in the upper half of the register.
     high: bool,
 }
 
@@ -227,7 +227,7 @@ impl<'a> Store<'a> {
         })
     }
 
-    /// The dwords that lanes write, in ascending order of lanes: address, bytes, and the value in its place.
+    /// Dwords that the lanes write, in ascending order of lanes: address, bytes, and the value in its place.
     #[inline(always)]
     fn dwords(&self, mut visit: impl FnMut(u64, u8, u32)) {
         let size = u64::from(self.access.size);

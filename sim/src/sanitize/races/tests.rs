@@ -24,7 +24,7 @@ fn sets_of_dwords() {
     assert!(Dwords::default().is_empty());
 }
 
-/// What a wave did last to a dword does not depend on how many accesses the list has kept.
+/// A wave's last access to a dword must not depend on the number of accesses that the list has kept.
 #[test]
 fn a_list_that_is_made_shorter_says_the_same() {
     let mut random = random();

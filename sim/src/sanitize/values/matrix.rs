@@ -1,10 +1,11 @@
-//! Undefined elements in matrix products: a row of A makes a row of the result undefined, a column of B a column.
+//! Undefined elements in matrix products. An undefined row of A makes a row of the result undefined, a column of B a
+//! column.
 
 use super::Step;
 use crate::inst::{Operand, VGPR0};
 use crate::sanitize::uses::{Role, Use};
 
-/// How the blocks of a product lie in the lanes; see `exec/mfma/mod.rs`.
+/// Lane layout of a product's blocks; see `exec/mfma/mod.rs`.
 #[derive(Clone, Copy)]
 struct Layout {
     /// Rows and columns of a block.
@@ -31,7 +32,7 @@ impl Layout {
         }
     }
 
-    /// Lanes that hold the same row and block of A, for other k, are this far apart.
+    /// Distance of lanes that hold the same row and block of A for different k.
     fn period(self) -> usize {
         self.size * self.blocks
     }
@@ -52,7 +53,7 @@ impl Layout {
 }
 
 impl Step<'_> {
-    /// Carries the shadow of A, B and C to the result. MFMA works in all lanes, whatever EXEC says.
+    /// Propagates the shadow of A, B and C to the result. MFMA works in all lanes, whatever EXEC is.
     pub(super) fn matrix(&mut self) {
         let reads = self.uses.reads().iter().filter_map(|u| self.file(u));
         let all = reads.fold(!0, |m, (v, n)| {
@@ -125,7 +126,7 @@ impl Step<'_> {
         }
     }
 
-    /// The lanes in which a register of C is defined.
+    /// Lanes in which a register of C is defined.
     fn addend(&self, operand: Operand, register: usize) -> u64 {
         if operand < VGPR0 {
             return !0;
@@ -146,7 +147,7 @@ impl Step<'_> {
     }
 }
 
-/// The lanes of B as BLGP has them read.
+/// Lanes of B as BLGP rearranges them.
 fn rearranged(b: u64, blgp: usize) -> u64 {
     (0..4).fold(0, |m, group| {
         let from = match blgp {

@@ -1,4 +1,4 @@
-//! Undefined values on their way through memory.
+//! Propagates undefined values through memory.
 
 use super::Step;
 use super::registers::{Origin, Registers, Undefined};
@@ -11,14 +11,14 @@ use crate::sanitize::accesses::{Access, Accesses, Action, Space};
 use crate::sanitize::class::Class;
 use crate::sanitize::uses::Role;
 
-/// A byte that holds a defined value; 0: nothing wrote it.
+/// Shadow of a byte with a defined value. 0: nothing wrote it.
 const DEFINED: u8 = 0xff;
-/// A byte to which something undefined was written.
+/// Shadow of a byte to which an undefined value was written.
 const UNDEFINED: u8 = 1;
-/// The top bits of four bytes: set in defined ones only.
+/// Top bits of four shadow bytes: set only where defined.
 const TOPS: u32 = 0x8080_8080;
 
-/// The shadow of a workgroup's LDS, a byte for each byte.
+/// Shadow of a workgroup's LDS, one byte per byte.
 pub(in crate::sanitize) struct Lds(Vec<u8>);
 
 impl Lds {
@@ -26,7 +26,7 @@ impl Lds {
         Lds(vec![0; size])
     }
 
-    /// Up to four bytes; those outside count as defined, as the access is a fault of its own.
+    /// Shadow of up to four bytes. Bytes outside count as defined: their access is a fault of its own.
     #[inline(always)]
     fn get(&self, address: u64, size: usize) -> u32 {
         let at = address as usize;
@@ -47,7 +47,7 @@ impl Lds {
         }
     }
 
-    /// Whether all that the lanes access is defined.
+    /// Whether all bytes that the lanes access are defined.
     #[inline]
     fn all(&self, a: &Access) -> bool {
         let (low, bytes) = span(a);
@@ -71,7 +71,7 @@ impl Lds {
         }
     }
 
-    /// The shadow of some bytes, if they exist.
+    /// Shadow of some bytes, if they exist.
     fn part(&mut self, (address, size): (u64, usize)) -> Option<&mut [u8]> {
         let at = address as usize;
         self.0.get_mut(at..at.checked_add(size)?)
@@ -92,7 +92,7 @@ impl<'a> Global<'a> {
         self.written
     }
 
-    /// Whether all that the lanes access is defined.
+    /// Whether all bytes that the lanes access are defined.
     #[inline]
     fn all(&mut self, a: &Access) -> bool {
         let (low, bytes) = span(a);
@@ -120,7 +120,7 @@ impl<'a> Global<'a> {
 }
 
 impl Step<'_> {
-    /// Loads, stores, atomics, and exchanges between lanes.
+    /// Handles loads, stores, atomics, and exchanges between lanes.
     pub(super) fn memory(
         &mut self,
         lds: &mut Lds,
@@ -163,7 +163,7 @@ impl Step<'_> {
             memory: env.memory,
             written: None,
         };
-        // What a load to LDS found.
+        // Lanes in which a load to LDS read a defined value.
         let mut moved = !0u64;
         for a in accesses.iter() {
             match a.action {
@@ -205,7 +205,7 @@ impl Step<'_> {
         }
     }
 
-    /// The lanes in which the bytes of dword `part` of an access are defined, and where the first others come from.
+    /// Lanes in which the bytes of dword `part` of an access are defined, and the origin of the first undefined one.
     fn defined(&self, a: &Access, part: usize, lds: &Lds, global: &mut Global) -> (u64, Origin) {
         let offset = 4 * part as u64;
         let size = (a.size as usize - 4 * part).min(4);
@@ -246,7 +246,7 @@ impl Step<'_> {
         (defined, origin)
     }
 
-    /// The lanes that loaded something defined.
+    /// Handles a load. Returns the lanes that loaded a defined value.
     fn load(&mut self, a: &Access, lds: &mut Lds, global: &mut Global) -> u64 {
         let known = match a.space {
             Space::Global => !global.memory.is_tracked() || global.all(a),
@@ -268,7 +268,7 @@ impl Step<'_> {
         all
     }
 
-    /// The data of a store comes from registers, or from memory for a load to LDS.
+    /// Handles a store. Its data come from registers, or from memory for a load to LDS.
     fn store(
         &mut self,
         a: &Access,
@@ -336,7 +336,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// The vector registers of the operands of a store or an atomic.
+    /// Vector registers of a store's or an atomic's operands.
     fn data(&self) -> Vec<(usize, usize)> {
         let reads = self.uses.reads().iter().copied();
         vectors(
@@ -356,7 +356,7 @@ impl Step<'_> {
         }
     }
 
-    /// An atomic gives the old value, and leaves something defined only if the old value and the data were.
+    /// Handles an atomic: it returns the old value, and leaves a defined value only if old value and data were defined.
     fn atomic(
         &mut self,
         a: &Access,
@@ -409,7 +409,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// `ds_swizzle`, `ds_bpermute`, `ds_permute`: values move between lanes.
+    /// Handles `ds_swizzle`, `ds_bpermute` and `ds_permute`: values move between lanes.
     fn exchange(&mut self) {
         let exec = self.w.exec();
         let place =
@@ -449,7 +449,7 @@ impl Step<'_> {
     }
 }
 
-/// The lanes that pull something defined; a lane that is off gives 0.
+/// Lanes that read a defined value from another lane. An inactive lane gives 0, which is defined.
 fn gather(exec: u64, values: u64, from: impl Fn(usize) -> usize) -> u64 {
     lanes(exec).fold(0, |m, lane| {
         let source = from(lane) & 63;
@@ -472,7 +472,7 @@ fn store_scratch(shadow: &mut Registers, a: &Access, offset: u64, data: u64) {
     }
 }
 
-/// Whether all lanes find only defined bytes, `N` each.
+/// Whether all lanes access only defined bytes, `N` each.
 #[inline(always)]
 fn each<const N: usize>(a: &Access, get: impl Fn(u64) -> [u8; N]) -> bool {
     let mut all = [DEFINED; N];
@@ -485,7 +485,7 @@ fn each<const N: usize>(a: &Access, get: impl Fn(u64) -> [u8; N]) -> bool {
     all == [DEFINED; N]
 }
 
-/// First address of what the lanes access, and the number of bytes from there to the last.
+/// First address that the lanes access, and the number of bytes from there to the last.
 fn span(a: &Access) -> (u64, usize) {
     let (mut low, mut high) = (u64::MAX, 0);
     for lane in lanes(a.lanes) {

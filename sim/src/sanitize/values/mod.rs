@@ -1,10 +1,10 @@
-//! Values that nothing wrote, and what they decide.
+//! Uninitialized values: finds values that nothing wrote and that decide something.
 //!
-//! Beside every register lies a shadow: for vector registers a bit for each lane, for scalar ones a bit for each bit,
-//! which says whether the value is defined. LDS and device memory have a shadow for each byte, scratch for each dword
-//! of a lane. An operation on an undefined value gives an undefined value; copying one is no fault, as compilers
-//! save, pad and merge registers that hold nothing. It is a fault where such a value decides something: an address, a
-//! branch, EXEC, or what is stored to device memory.
+//! Every register has a shadow that says whether its value is defined: one bit per lane for vector registers, one bit
+//! per bit for scalar ones. LDS and device memory have a shadow for each byte, scratch for each dword of a lane. An
+//! operation on an undefined value gives an undefined value. Copying one is no fault: compilers save, pad and merge
+//! registers without a value. It is a fault if such a value decides an address, a branch, EXEC, or data that is stored
+//! to device memory.
 //!
 //! A dword counts as defined once any of its bytes is: padding in structures and halves of registers are no faults.
 
@@ -27,7 +27,7 @@ pub(super) use memory::Lds;
 pub(super) use registers::Registers;
 use registers::{Origin, Undefined};
 
-/// The shadows of one wave, while it executes one instruction.
+/// Shadows of one wave while it executes one instruction.
 struct Step<'a> {
     w: &'a Wave,
     at: u32,
@@ -36,7 +36,7 @@ struct Step<'a> {
     shadow: &'a mut Registers,
 }
 
-/// Checks an instruction that is about to be executed, and carries the shadows on.
+/// Checks an instruction that is about to be executed, and propagates the shadows.
 pub(super) fn step(
     shadow: &mut Registers,
     lds: &mut Lds,
@@ -67,7 +67,7 @@ pub(super) fn step(
 }
 
 impl Step<'_> {
-    /// An undefined register of a use, in a lane of `lanes` if it is a vector register.
+    /// Faults if a register of a use is undefined. For vector registers, only `lanes` count.
     fn undefined(&self, u: &Use, lanes: u64, decides: &'static str) -> Result<(), Undefined> {
         let count = usize::from(u.count);
         if let Some(v) = u.vector(self.w.accum_offset) {
@@ -111,7 +111,7 @@ impl Step<'_> {
         }
     }
 
-    /// Where the first source that is not defined came from.
+    /// Origin of the first source that is not defined.
     fn source_origin(&self) -> Origin {
         for u in self.uses.reads() {
             let count = usize::from(u.count);
@@ -140,36 +140,36 @@ impl Step<'_> {
         Origin::Unknown
     }
 
-    /// The lanes that are on must be known.
+    /// Faults if EXEC is undefined.
     fn exec_is_defined(&self) -> Result<(), Undefined> {
         let exec = Use {
             first: EXEC,
             count: 2,
             role: Role::Lanes,
         };
-        self.undefined(&exec, 0, "which lanes are on")
+        self.undefined(&exec, 0, "the active lanes")
     }
 
-    /// The instructions of the scalar unit.
+    /// Handles the instructions of the scalar unit.
     fn scalar(&mut self) -> Result<(), Undefined> {
         match self.inst.op {
             S_CBRANCH_SCC0 | S_CBRANCH_SCC1 | S_SETPC_B64 | S_SWAPPC_B64 => {
                 for u in self.uses.reads() {
-                    self.undefined(u, 0, "where the program goes on")?;
+                    self.undefined(u, 0, "the next instruction")?;
                 }
             }
             S_CBRANCH_VCCZ | S_CBRANCH_VCCNZ => {
                 let defined = self.shadow.pair(VCC);
-                // One defined bit that is set decides, whatever the others are.
+                // One defined bit that is set decides the result, whatever the others are.
                 if self.w.vcc() & defined == 0 {
                     for u in self.uses.reads() {
-                        self.undefined(u, 0, "where the program goes on")?;
+                        self.undefined(u, 0, "the next instruction")?;
                     }
                 }
             }
             S_MOVRELS_B32 | S_MOVRELS_B64 | S_MOVRELD_B32 | S_MOVRELD_B64 => {
                 if let Some(u) = self.uses.role(Role::Index) {
-                    self.undefined(u, 0, "which register is used")?;
+                    self.undefined(u, 0, "the register that is used")?;
                 }
             }
             _ => {}

@@ -1,24 +1,24 @@
-//! The shadows of a wave's registers.
+//! Shadows of a wave's registers.
 
 use crate::inst::Operand;
 use crate::sanitize::uses::SCC;
 use crate::wave::Wave;
 
-/// Where an undefined value came from.
+/// Origin of an undefined value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Origin {
     #[default]
     Unknown,
     /// A register that nothing wrote.
     Unwritten { place: u16 },
-    /// A load.
+    /// A load returned it.
     Loaded {
-        /// The instruction, as an index in the program.
+        /// The load's index in the program.
         at: u32,
         space: &'static str,
         address: u64,
         lane: u8,
-        /// Something undefined was stored there; otherwise nothing was.
+        /// Whether an undefined value was stored there; otherwise nothing was.
         stored: bool,
     },
 }
@@ -26,14 +26,14 @@ pub(super) enum Origin {
 /// An undefined value that decides something.
 pub(super) struct Undefined {
     pub operand: Operand,
-    /// As [`Registers::origin`] is indexed.
+    /// Index in [`Registers::origin`].
     pub place: usize,
     pub lane: Option<u32>,
     pub decides: &'static str,
     pub origin: Origin,
 }
 
-/// Vector registers, then scalar ones, then SCC.
+/// Number of registers: vector, then scalar, then SCC.
 const PLACES: usize = 512 + 128 + 1;
 
 pub(super) fn scalar_place(operand: Operand) -> usize {
@@ -52,21 +52,21 @@ pub(super) fn scalar_operand(place: usize) -> Operand {
     }
 }
 
-/// Which values of a wave are defined.
+/// Defined values of a wave.
 pub(in crate::sanitize) struct Registers {
-    /// A bit for each lane, by place in the unified file.
+    /// By index in the unified file: one bit per lane.
     pub(super) vector: Box<[u64; 512]>,
-    /// A bit for each bit.
+    /// By register: one bit per bit.
     pub(super) scalar: [u32; 128],
     pub(super) scc: bool,
-    /// By dword of a lane's scratch: a bit for each lane.
+    /// By dword of a lane's scratch: one bit per lane.
     pub(super) scratch: Vec<u64>,
-    /// Where what is undefined in a register came from; means nothing for what is defined.
+    /// Origin of the undefined bits of each register; unspecified for defined registers.
     pub(super) origin: Box<[Origin; PLACES]>,
 }
 
 impl Registers {
-    /// Of a wave that has been set up, where the scalar registers of `scalars` have values.
+    /// Shadows of a wave that has been set up; `scalars` are the scalar registers with values.
     pub fn new(w: &Wave, scalars: u128) -> Self {
         let mut origin = Box::new([Origin::Unknown; PLACES]);
         for (place, origin) in origin.iter_mut().enumerate() {
@@ -85,14 +85,14 @@ impl Registers {
         }
     }
 
-    /// The bits of a scalar pair that are defined.
+    /// Defined bits of a scalar pair.
     #[inline(always)]
     pub(super) fn pair(&self, operand: Operand) -> u64 {
         let i = usize::from(operand);
         u64::from(self.scalar[i & 127]) | u64::from(self.scalar[(i + 1) & 127]) << 32
     }
 
-    /// Lanes of a vector register are written, those of `defined` with defined values.
+    /// Records a write to `lanes` of a vector register, with defined values in `defined`.
     #[inline(always)]
     pub(super) fn write_vector(&mut self, v: usize, lanes: u64, defined: u64, origin: Origin) {
         let v = v & 511;
@@ -102,7 +102,7 @@ impl Registers {
         }
     }
 
-    /// A scalar register is written.
+    /// Records a write to a scalar register.
     #[inline(always)]
     pub(super) fn write_scalar(&mut self, operand: Operand, defined: u32, origin: Origin) {
         let s = usize::from(operand) & 127;

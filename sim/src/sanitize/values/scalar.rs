@@ -1,4 +1,4 @@
-//! What scalar instructions make of undefined bits.
+//! Propagates undefined bits through scalar instructions.
 
 use super::Step;
 use super::registers::Origin;
@@ -7,7 +7,7 @@ use crate::inst::{EXEC, Operand, VGPR0};
 use crate::op::Op::*;
 use crate::sanitize::uses::SCC;
 
-/// A 64-bit operand: its bits, and which of them are defined.
+/// A 64-bit operand: its bits, and the mask of its defined bits.
 #[derive(Clone, Copy)]
 struct Bits {
     value: u64,
@@ -16,7 +16,7 @@ struct Bits {
 
 impl Bits {
     fn and(self, b: Bits) -> Bits {
-        // A defined 0 decides.
+        // A defined 0 decides the result.
         let zero = self.defined & !self.value | b.defined & !b.value;
         Bits {
             value: self.value & b.value,
@@ -42,14 +42,14 @@ impl Bits {
         }
     }
 
-    /// Whether it is known if any bit is set.
+    /// Whether the defined bits decide if the masked value is zero.
     fn zero_is_known(self, mask: u64) -> bool {
         self.defined & mask == mask || self.value & self.defined & mask != 0
     }
 }
 
 impl Step<'_> {
-    /// Carries the shadow of a scalar instruction's sources to its results.
+    /// Propagates the shadow of a scalar instruction's sources to its results.
     pub(super) fn propagate_scalar(&mut self) {
         let all = self.uses.reads().iter().all(|u| {
             if u.first == SCC {
@@ -119,7 +119,7 @@ impl Step<'_> {
             S_NAND_B32 | S_NAND_B64 => a.and(b).not(),
             S_NOR_B32 | S_NOR_B64 => a.or(b).not(),
             S_XNOR_B32 | S_XNOR_B64 => a.xor(b).not(),
-            // A move that does not happen.
+            // A conditional move that does not move.
             S_CMOV_B32 | S_CMOV_B64 | S_CMOVK_I32 if self.shadow.scc && !self.w.scc => return,
             S_CMOV_B32 | S_CMOV_B64 if self.shadow.scc => a,
             S_CSELECT_B32 | S_CSELECT_B64 if self.shadow.scc => {
@@ -166,7 +166,7 @@ impl Step<'_> {
         }
     }
 
-    /// Every result is undefined.
+    /// Makes every result undefined.
     fn spread(&mut self, origin: Origin) {
         for u in self.uses.writes() {
             if u.first == SCC {
@@ -189,13 +189,13 @@ impl Step<'_> {
         let wide = matches!(self.inst.op, S_CMP_EQ_U64 | S_CMP_LG_U64);
         let (a, b) = (self.operand(0, wide), self.operand(1, wide));
         let both = a.defined & b.defined;
-        // Defined bits that differ decide.
+        // Defined bits that differ decide the result.
         let known = both == !0 || (a.value ^ b.value) & both != 0;
         self.shadow.write_scc(known, origin);
     }
 }
 
-/// The defined bits of a low half and a high half; nothing asks for the value.
+/// Defined bits of a low and a high half. The value is not used.
 fn halves(low: u64, high: u64) -> Bits {
     let defined = low & 0xffff | high & 0xffff_0000 | !0 << 32;
     Bits { value: 0, defined }

@@ -1,4 +1,4 @@
-//! What vector instructions make of undefined lanes.
+//! Propagates undefined lanes through vector instructions.
 
 use super::Step;
 use super::registers::{Origin, Undefined};
@@ -8,7 +8,7 @@ use crate::op::Op::*;
 use crate::sanitize::uses::{Role, Use};
 
 impl Step<'_> {
-    /// Carries the shadow of the sources to the results. EXEC and the number of a lane must be defined.
+    /// Propagates the shadow of the sources to the results. Faults if EXEC or the number of a lane is undefined.
     pub(super) fn vector(&mut self) -> Result<(), Undefined> {
         match self.inst.op {
             V_READLANE_B32 | V_READFIRSTLANE_B32 => return self.read_lane(),
@@ -56,7 +56,7 @@ impl Step<'_> {
         self.undefined_vector(defined, lanes)
     }
 
-    /// The bits of a lane mask that are defined.
+    /// Sets the defined bits of a lane mask.
     fn shadow_mask(&mut self, first: Operand, defined: u64, origin: Origin) {
         self.shadow.write_scalar(first, defined as u32, origin);
         self.shadow
@@ -69,7 +69,7 @@ impl Step<'_> {
             self.w.exec().trailing_zeros() & 63
         } else {
             if let Some(u) = self.uses.role(Role::Source1) {
-                self.undefined(u, 1, "which lane is read")?;
+                self.undefined(u, 1, "the lane that is read")?;
             }
             self.lane_number(1)
         };
@@ -97,7 +97,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// A source that names a lane.
+    /// Value of a source that names a lane.
     fn lane_number(&self, n: usize) -> u32 {
         let s = self.inst.src[n];
         if s >= VGPR0 {
@@ -109,11 +109,11 @@ impl Step<'_> {
 
     fn write_lane(&mut self) -> Result<(), Undefined> {
         if let Some(u) = self.uses.role(Role::Source1) {
-            self.undefined(u, 1, "which lane is written")?;
+            self.undefined(u, 1, "the lane that is written")?;
         }
         let one = 1u64 << self.lane_number(1);
         let value = self.uses.role(Role::Source0);
-        // Scalar registers are saved in lanes, lane masks among them of which some bits mean nothing.
+        // Scalar registers are saved in lanes. Among them are lane masks, some of whose bits are unused.
         let defined = value.is_none_or(|u| self.operand_lanes(u.first, 0) & 1 != 0);
         let origin = if defined {
             Origin::Unknown
@@ -127,7 +127,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Some source is undefined in lanes that are on. `defined`: the lanes where all sources are.
+    /// Handles sources that are undefined in active lanes. `defined`: lanes in which all sources are defined.
     #[cold]
     fn undefined_vector(&mut self, defined: u64, lanes: u64) -> Result<(), Undefined> {
         let origin = self.source_origin();
@@ -186,7 +186,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Results of 64 bits whose halves do not depend on the same registers.
+    /// Records a 64-bit result whose halves depend on different registers.
     fn write_halves(&mut self, lanes: u64, defined: u64, origin: Origin) {
         let halves = [self.half(0), self.half(1)];
         for u in self.uses.writes() {
@@ -200,12 +200,12 @@ impl Step<'_> {
         }
     }
 
-    /// The lanes in which one source is defined.
+    /// Lanes in which source `n` is defined.
     fn source(&self, n: usize) -> u64 {
         self.operand_lanes(self.inst.src[n], 0)
     }
 
-    /// The lanes in which a register of an operand is defined.
+    /// Lanes in which a register of an operand is defined.
     fn operand_lanes(&self, operand: Operand, register: usize) -> u64 {
         match operand {
             VGPR0.. if operand != crate::inst::NONE => {
@@ -219,7 +219,7 @@ impl Step<'_> {
         }
     }
 
-    /// The lanes in which all sources of a DPP instruction are defined, the first one moved.
+    /// Lanes in which all sources of a DPP instruction are defined, after its first source has moved.
     fn moved_lanes(&self) -> u64 {
         let exec = self.w.exec();
         let first = self.source(0);
@@ -242,7 +242,7 @@ impl Step<'_> {
         defined
     }
 
-    /// The lanes where a defined source has this value, which decides the result of an `and` or `or`.
+    /// Lanes in which a defined source has `value`, which decides the result of an `and` or `or`.
     fn deciding_lanes(&self, value: u32) -> u64 {
         let mut lanes = 0;
         for n in 0..2 {
@@ -260,9 +260,9 @@ impl Step<'_> {
         lanes
     }
 
-    /// The lanes where a part of a combination of bytes and halves is defined, which is enough for a dword.
+    /// Lanes in which a part of a combination of bytes and halves is defined, which is enough for a dword.
     fn combined_lanes(&self) -> u64 {
-        // Of constants nothing is known to stay in the result.
+        // A constant need not stay in the result.
         let part = |n: usize| match self.inst.src[n] {
             128..VGPR0 => 0,
             _ => self.source(n),
@@ -276,7 +276,7 @@ impl Step<'_> {
         }
     }
 
-    /// The lanes where `v_cndmask` selects a defined value.
+    /// Lanes in which `v_cndmask` selects a defined value.
     fn selected_lanes(&self) -> u64 {
         let Some(mask) = self.uses.role(Role::Mask) else {
             return 0;
@@ -292,7 +292,8 @@ impl Step<'_> {
         known & (select & b | !select & a) | if same { a } else { 0 }
     }
 
-    /// The half that bits are shifted towards depends on the other one, which loses the rest of them by 32 or more.
+    /// Lanes in which one half of a 64-bit shift is defined. The half that bits are shifted towards depends on both
+    /// halves, or only on the other one if the shift is 32 or more.
     fn shifted_half(&self, half: usize) -> u64 {
         let inst = self.inst;
         let from = usize::from(inst.op != V_LSHLREV_B64);
@@ -307,13 +308,13 @@ impl Step<'_> {
         defined & self.source(0)
     }
 
-    /// The lanes where one half of a 64-bit result is defined.
+    /// Lanes in which one half of a 64-bit result is defined.
     fn half(&self, half: usize) -> u64 {
         let inst = self.inst;
         let picked = |n: usize, bits: u8| usize::from(bits >> n & 1);
         match inst.op {
             V_MOV_B64 => self.operand_lanes(inst.src[0], half),
-            // What the low half carries goes up, never down.
+            // Carries go from the low half up, never down.
             V_MAD_U64_U32 | V_MAD_I64_I32 => {
                 let low = self.source(0) & self.source(1) & self.source(2);
                 low & if half == 0 {
@@ -342,7 +343,7 @@ impl Step<'_> {
     }
 }
 
-/// The vector registers of some uses.
+/// Vector registers of some uses.
 pub(super) fn vectors(step: &Step, uses: &[Use]) -> Vec<(usize, usize)> {
     let place = |u: &Use| {
         let first = u.vector(step.w.accum_offset)?;
