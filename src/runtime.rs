@@ -273,11 +273,16 @@ impl Context {
     ) -> Result<Context> {
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for a write.
-        unsafe { hip.hipGetDeviceCount(&mut count)? };
-        if device >= usize::try_from(count).unwrap_or(0) {
+        match unsafe { hip.hipGetDeviceCount(&mut count) } {
+            // What runtimes say on a machine without a GPU.
+            Err(error) if error.code() == Some(hipError_t::hipErrorNoDevice) => count = 0,
+            outcome => outcome?,
+        }
+        let count = usize::try_from(count).unwrap_or(0);
+        if device >= count {
             return Err(Error::NoSuchDevice {
                 device,
-                count: usize::try_from(count).unwrap_or(0),
+                count,
                 library: hip.library().to_owned(),
             });
         }

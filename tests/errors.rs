@@ -689,6 +689,28 @@ fn another_arch(name: &str) -> *const std::ffi::c_void {
     }
 }
 
+unsafe extern "C" fn no_device(_: *mut std::ffi::c_int) -> hipError_t {
+    hipError_t::hipErrorNoDevice
+}
+
+fn no_devices(name: &str) -> *const std::ffi::c_void {
+    match name {
+        "hipGetDeviceCount" => no_device as *const std::ffi::c_void,
+        name => deltawave_sim::hip::resolver(name),
+    }
+}
+
+#[test]
+fn a_runtime_without_a_gpu_has_no_such_device() {
+    // SAFETY: the simulator's functions, and one with the same signature.
+    let hip = unsafe { Hip::from_resolver("no GPU", no_devices) };
+    let none = Context::with_runtime(hip, 0);
+    assert!(
+        matches!(none, Err(Error::NoSuchDevice { count: 0, .. })),
+        "{none:?}"
+    );
+}
+
 #[test]
 fn invalid_requests_are_refused_by_name() {
     let mut f = Fixture::new();

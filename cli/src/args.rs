@@ -148,7 +148,7 @@ pub struct ScaleArgs {
     #[arg(long, help_heading = OPERATION)]
     pub l2norm: bool,
     /// Factor of the output; 0 is K^-0.5 [default: K^-0.5]
-    #[arg(long, value_name = "X", value_parser = finite, allow_hyphen_values = true, help_heading = OPERATION)]
+    #[arg(long, value_name = "X", value_parser = scale, allow_hyphen_values = true, help_heading = OPERATION)]
     scale: Option<f32>,
 }
 
@@ -319,8 +319,13 @@ pub fn snapshot_interval(text: &str) -> Result<usize, String> {
     }
 }
 
-pub fn finite(text: &str) -> Result<f32, String> {
+/// The factor of the output. 0 stands for the default one, so that no other number may become it.
+fn scale(text: &str) -> Result<f32, String> {
+    let digits = text.split(['e', 'E']).next().unwrap_or_default();
     match text.parse::<f32>() {
+        Ok(0.0) if digits.contains(|c| matches!(c, '1'..='9')) => {
+            Err("it must not vanish in f32, where 0 stands for K^-0.5".to_owned())
+        }
         Ok(x) if x.is_finite() => Ok(x),
         _ => Err("it must be a finite number".to_owned()),
     }
@@ -335,5 +340,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_scale_that_vanishes_is_not_the_default() {
+        for zero in ["0", "-0.0", "0e9", ".0"] {
+            assert_eq!(scale(zero), Ok(0.0), "{zero}");
+        }
+        for wrong in ["1e-60", "-1E-400", "0.0001e-60", "inf", "NaN", "1e39", "x"] {
+            assert!(scale(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(scale("1e-30"), Ok(1e-30));
     }
 }

@@ -22,7 +22,7 @@ pub fn run(args: &InfoArgs) -> Result<Report, Failure> {
     }
     let chosen = Context::new(Backend::Auto, args.device);
     let objections = match &chosen {
-        Err(error @ (Error::NoSuchDevice { .. } | Error::Argument(_))) => causes(error),
+        Err(error @ (Error::NoSuchDevice { count: 1.., .. } | Error::Argument(_))) => causes(error),
         _ => Vec::new(),
     };
     let hip = HipRuntime::of(args.device, &chosen);

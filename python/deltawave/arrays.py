@@ -116,19 +116,25 @@ def describe(name, x):
             raise ArgumentError(f"{name}: {problem}") from None
     if is_torch(x):
         try:
+            x.is_cuda  # says where it is: tensors of other packages have an address, but not this
             return Array(x.data_ptr(), dtype_name(x.dtype, name), tuple(x.shape), tuple(x.stride()))
-        except (AttributeError, RuntimeError, NotImplementedError) as problem:  # storages, sparse and fake tensors
+        except ArgumentError:
+            raise
+        except Exception as problem:  # storages, sparse and fake tensors, and tensors of other packages
             was = f"a {type(x).__name__} without addresses of elements ({problem})"
             raise ArgumentError(f"{name}: {was}; it must be a strided tensor") from None
     # Scalars have an interface as well; memory that is no array has no dtype.
     if not hasattr(x, "__array_interface__") or not hasattr(x, "dtype"):
         raise ArgumentError(f"{name}: a {type(x).__name__}; it must be an array or a tensor")
     dtype = dtype_name(x.dtype, name)
-    if any(stride % x.itemsize for stride in x.strides):
-        raise ArgumentError(f"{name}: strides of {x.strides} bytes; they must be multiples of the {x.itemsize} bytes of "
-                            "an element")
-    strides = tuple(stride // x.itemsize for stride in x.strides)
-    return Array(x.__array_interface__["data"][0], dtype, tuple(x.shape), strides)
+    try:
+        address, itemsize, shape, steps = x.__array_interface__["data"][0], x.itemsize, tuple(x.shape), tuple(x.strides)
+    except Exception as problem:  # what a caller's class lacks
+        raise ArgumentError(f"{name}: a {type(x).__name__} ({problem}); it must be an array or a tensor") from None
+    if any(step % itemsize for step in steps):
+        raise ArgumentError(f"{name}: strides of {steps} bytes; they must be multiples of the {itemsize} bytes of an "
+                            "element")
+    return Array(address, dtype, shape, tuple(step // itemsize for step in steps))
 
 
 def tensor_struct(name, a):
@@ -282,4 +288,5 @@ def to_float(values):
         with numpy.errstate(over="ignore", under="ignore"):
             return values.astype(numpy.float32)
     bits = numpy.asarray(values, order="C").view(numpy.uint16)
-    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+    # A plain 16 would make 64 bits of an array without dimensions.
+    return (bits.astype(numpy.uint32) << numpy.uint32(16)).view(numpy.float32)

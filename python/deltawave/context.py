@@ -69,7 +69,7 @@ class Context:
     """
 
     def __init__(self, backend="auto", device=0, path=None):
-        self.library = library.Library(path) if path else library.default()
+        self.library = library.default() if path is None else library.Library(path)
         self.handle, self.memories, self.device = c_void_p(), Memories(), whole("device", device, 32)
         self.library.call("dw_context_create", choice("backend", backend, BACKENDS), self.device, byref(self.handle))
         info = _abi.dw_device_info()

@@ -1,7 +1,7 @@
 """Causal depthwise convolution of the projections, split into q, k and v, as include/deltawave.h specifies it."""
 
 from ctypes import byref
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from . import _abi, arrays, structs
 from .plan import Plan
@@ -33,7 +33,7 @@ class ConvSpec:
 
     def struct(self):
         """The C struct."""
-        return structs.spec(_abi.dw_conv_spec, {"activation": ACTIVATIONS}, **asdict(self))
+        return structs.spec(_abi.dw_conv_spec, {"activation": ACTIVATIONS}, **vars(self))
 
 
 class Conv(Plan):

@@ -1,7 +1,7 @@
 """Decode: Gated DeltaNet over one or a few tokens of every sequence, as include/deltawave.h specifies it."""
 
 from ctypes import byref
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Optional
 
 from . import _abi, structs
@@ -30,7 +30,7 @@ class DecodeSpec:
 
     def struct(self):
         """The C struct."""
-        return structs.spec(_abi.dw_decode_spec, {"head_map": structs.HEAD_MAPS, "draft": DRAFTS}, **asdict(self))
+        return structs.spec(_abi.dw_decode_spec, {"head_map": structs.HEAD_MAPS, "draft": DRAFTS}, **vars(self))
 
 
 class Decode(Plan):

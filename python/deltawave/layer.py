@@ -1,7 +1,7 @@
 """A whole Gated DeltaNet layer between its projections, as include/deltawave.h specifies it."""
 
 from ctypes import byref
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Optional
 
 from . import _abi, arrays, structs
@@ -37,7 +37,7 @@ class LayerSpec:
     def struct(self):
         """The C struct."""
         choices = {"head_map": structs.HEAD_MAPS, "gate": GATES}
-        return structs.spec(_abi.dw_layer_spec, choices, **asdict(self))
+        return structs.spec(_abi.dw_layer_spec, choices, **vars(self))
 
 
 class Layer(PlanWithWorkspace):

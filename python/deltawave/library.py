@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import _abi
 from .errors import OF_STATUS, ArgumentError, InternalError, LibraryError
+from .values import shown
 
 NAME = "libdeltawave_c.so"
 HERE = Path(__file__).resolve().parent
@@ -31,9 +32,9 @@ class Library:
 
     def __init__(self, path=None):
         try:
-            self.path = Path(path or find())
+            self.path = find() if path is None else Path(path)
         except TypeError:
-            raise ArgumentError(f"path: {path!r}; it must be a path") from None
+            raise ArgumentError(f"path: {shown(path)}; it must be a path") from None
         try:
             self.c = ctypes.CDLL(str(self.path))
             for name, (result, parameters) in _abi.FUNCTIONS.items():

@@ -1,7 +1,7 @@
 """Prefill: Gated DeltaNet over sequences of tokens, as include/deltawave.h specifies it."""
 
 from ctypes import byref, c_int64
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Optional
 
 from . import _abi, arrays, structs
@@ -27,7 +27,7 @@ class PrefillSpec:
 
     def struct(self):
         """The C struct."""
-        return structs.spec(_abi.dw_prefill_spec, {"head_map": structs.HEAD_MAPS}, **asdict(self))
+        return structs.spec(_abi.dw_prefill_spec, {"head_map": structs.HEAD_MAPS}, **vars(self))
 
 
 class Prefill(PlanWithWorkspace):

@@ -18,10 +18,17 @@ def shown(value):
     return text if len(text) <= 500 else f"{text[:500]}..."
 
 
+def _no_bits(value):
+    """A value, unless it is an array that holds the bits of bf16: they are other numbers."""
+    if (getattr(getattr(value, "dtype", None), "metadata", None) or {}).get("bits_of"):
+        raise TypeError
+    return value
+
+
 def whole(name, value, bits, least=None):
     """A whole number that `bits` hold, with a sign, and no less than `least`; those of NumPy and torch become Python's."""
     try:
-        number = operator.index(value)
+        number = operator.index(_no_bits(value))
     except Exception:  # torch has errors of its own for tensors that are no number
         raise ArgumentError(f"{name}: {shown(value)}; it must be a whole number") from None
     end = 1 << (bits - 1)
@@ -34,6 +41,8 @@ def whole(name, value, bits, least=None):
 def wholes(name, values, bits, least=None):
     """A ctypes array of whole numbers that the host has: a list, a NumPy array, a tensor."""
     try:
+        if isinstance(values, (str, bytes, bytearray, dict)):
+            raise TypeError  # letters and keys are no numbers
         values = list(values.tolist() if hasattr(values, "tolist") else values)
     except Exception:  # what iterating over a caller's object or copying a tensor may raise
         raise ArgumentError(f"{name}: {shown(values)}; it must be a list of whole numbers") from None
@@ -59,7 +68,7 @@ def single(name, value):
         # Python's and NumPy's complex numbers would lose a part.
         if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
             raise TypeError
-        return ctypes.c_float(value).value
+        return ctypes.c_float(_no_bits(value)).value
     except Exception:
         raise ArgumentError(f"{name}: {shown(value)}; it must be a number") from None
 

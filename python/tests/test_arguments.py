@@ -418,6 +418,42 @@ class Numbers(unittest.TestCase):
         for wrong in ([0x3F80], np.zeros(2, np.int16), np.zeros(2), None, "x"):
             self.refused("bits", lambda: dw.bf16_bits(wrong))
 
+    def test_bits_of_bf16_are_no_numbers_of_a_spec(self):
+        c = simulator()
+        for half in (dw.to_bf16(0.5), dw.to_bf16([0.5]), c.array(0.5, "bf16")):
+            for name in ("scale", "segments"):
+                self.refused(name, lambda: dw.PrefillSpec(1, 2, 16, 32, **{name: half}).struct())
+        # One number without dimensions is converted as others are.
+        self.assertEqual(dw.to_float(dw.to_bf16(-0.5)).tolist(), -0.5)
+        self.assertEqual(c.array(dw.to_bf16(3.0), "i32").tolist(), 3)
+
+
+class Foreign(unittest.TestCase):
+    """Objects that look like something else, and lack a part of it."""
+
+    refused = Named.refused
+
+    def test_specs_are_not_copied(self):
+        for wrong in (ctypes.c_void_p(1), ctypes, memoryview(b"abc"), iter(())):
+            for kind in (dw.PrefillSpec, dw.DecodeSpec, dw.ConvSpec, dw.LayerSpec):
+                self.refused("key_dim", lambda: kind(1, 2, wrong, 32).struct())
+
+    def test_paths(self):
+        for wrong in (0, False, [], {}, 1.5, NoNumber()):
+            self.refused("path", lambda: dw.Context("simulator", path=wrong))
+
+    def test_text_is_no_list_of_numbers(self):
+        for wrong in ("", "12", b"12", {1: 2}):
+            self.refused("shape", lambda: arrays.dimensions("shape", wrong))
+            self.refused("slots", lambda: values.wholes("slots", wrong, 32))
+
+    def test_tensors_of_other_packages(self):
+        part = {"dtype": "float32", "shape": (3,)}
+        for wrong in (SimpleNamespace(data_ptr=5), SimpleNamespace(**part, data_ptr=lambda: 64, stride=lambda: (1,)),
+                      SimpleNamespace(**part, __array_interface__={}),
+                      SimpleNamespace(**part, __array_interface__={"data": (64, False)})):
+            self.refused("x", lambda: arrays.describe("x", wrong))
+
 
 class Values(unittest.TestCase):
     def test_what_is_shown(self):
