@@ -185,8 +185,8 @@ typedef struct dw_prefill_tensors {
     void *workspace;
     size_t workspace_bytes;
 
-    /* Pool of states, updated in place, instead of initial_state and final_state. A slot is valid from 0 to slots - 1.
-     * A sequence without a valid entry in slots starts from zeros. Without a valid entry in write_slots it leaves no
+    /* Pool of states, updated in place, instead of initial_state and final_state. A slot that is negative or beyond
+     * the pool is no slot. A sequence without a slot to read starts from zeros. Without a slot to write it leaves no
      * state. Without both it is padding, and its outputs become zeros. No two sequences may write one slot, and none
      * may read a slot that another one writes. A sequence without tokens writes nothing, whatever has_initial_state
      * holds. */
@@ -387,9 +387,9 @@ typedef struct dw_decode_tensors {
     const dw_tensor *a_log;
     const dw_tensor *dt_bias;
 
-    /* Pool of states, updated in place. Slots as in dw_prefill_tensors: without a valid slot to read, a sequence starts
-     * from zeros. Without a valid slot to write, it leaves no state. Without both it is padding, and its outputs become
-     * zeros. No two sequences may write one slot, and none may read a slot that another one writes. */
+    /* Pool of states, updated in place. A slot that is negative or beyond the pool is no slot. A sequence without a
+     * slot to read starts from zeros. Without a slot to write it leaves no state. Without both it is padding, and its
+     * outputs become zeros. No two sequences may write one slot, and none may read a slot that another one writes. */
     const dw_tensor *pool;            /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
     const int32_t *slots;             /* [B] on the device, slots to read; NULL: slot n for sequence n */
     const int32_t *write_slots;       /* [B] on the device, slots to write; NULL: as slots */
@@ -451,7 +451,7 @@ typedef struct dw_norm_tensors {
     const dw_tensor *x;      /* [T, HV, V], V a multiple of 16 up to 256; NULL: y is normalised in place */
     const dw_tensor *z;      /* [T, blocks, heads * V]: blocks of adjacent heads, HV heads in all, such as [T, HV, V] */
     const dw_tensor *weight; /* [V], any dtype; NULL: 1 */
-    const dw_tensor *y;      /* [T, HV, V], written; no memory of z; may be the same view as x */
+    const dw_tensor *y;      /* [T, HV, V], written; must not overlap z; may be the same view as x */
     float eps;               /* positive, at least 1.18e-38 */
     int32_t gate;            /* DW_GATE_* */
 } dw_norm_tensors;
@@ -490,8 +490,7 @@ typedef struct dw_layer_tensors {
     const dw_tensor *x_q;
     const dw_tensor *x_k;
     const dw_tensor *x_v;
-    const dw_tensor
-        *z; /* [T, blocks, heads * V]; NULL: the columns of x after q, k and v of the row or of each key head */
+    const dw_tensor *z; /* [T, blocks, heads * V]; NULL: the columns of x after q, k and v, per row or key head */
     const dw_tensor *a; /* [T, HV], or [T, blocks, heads of a block] with any stride between blocks; any dtype */
     const dw_tensor *b; /* shapes as a; any dtype */
 
