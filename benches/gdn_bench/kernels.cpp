@@ -46,7 +46,7 @@ class Unpartitioned : public Prefill {
         const dwk_token_strides keys = dense(s.key_heads, s.key_dim), values = dense(s.value_heads, s.value_dim);
         const dwk_token_strides scalars = dense(s.value_heads, 1);
         const dwk_state_strides states = {int64_t{s.value_heads} * s.key_dim * s.value_dim,
-                                         int64_t{s.key_dim} * s.value_dim, s.value_dim};
+                                          int64_t{s.key_dim} * s.value_dim, s.value_dim};
 
         dwk_prefill_prepare_args prepare = {};
         prepare.q = x.q.address();

@@ -351,7 +351,7 @@ fn refusals_name_the_argument() {
     assert!(plan.is_null());
     // SAFETY: the pointers are valid, or null.
     let status = unsafe { dw_conv_packed(x.context, &spec(), null(), 6, &mut plan) };
-    refused(status, "cu_seqlens: absent");
+    refused(status, "cu_seqlens: a null pointer");
 
     let plan = x.plan();
     let mut flat = x.x;

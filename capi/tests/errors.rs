@@ -284,7 +284,7 @@ fn specs_and_lengths() {
         );
         refused(
             dw_prefill_packed(context, &spec, null(), TOKENS, &mut plan),
-            "cu_seqlens: absent",
+            "cu_seqlens: a null pointer",
         );
         refused(
             dw_prefill_packed(null(), &spec, &lengths, TOKENS, &mut plan),

@@ -8,6 +8,7 @@ mod null_runtime;
 
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deltawave_c::abi::{
     DW_BF16, DW_F32, DW_I32, DW_OK, dw_context, dw_layer_spec, dw_layer_tensors, dw_lengths,
@@ -20,11 +21,17 @@ use null_runtime::{assert_only_launches, take_calls};
 
 const TOKENS: i64 = 4096;
 
-/// A dense tensor at an address that nobody follows.
+/// An address of its own, which nobody follows: outputs that overlap other arguments are refused.
+fn address() -> *mut c_void {
+    static NEXT: AtomicUsize = AtomicUsize::new(1 << 40);
+    without_provenance_mut(NEXT.fetch_add(1 << 32, Ordering::Relaxed))
+}
+
+/// A dense tensor at an address of its own.
 fn tensor(dtype: u32, shape: &[i64]) -> dw_tensor {
     let mut t = dw_tensor {
         size: size_of::<dw_tensor>(),
-        data: without_provenance_mut::<c_void>(1 << 40),
+        data: address(),
         dtype: dtype as i32,
         rank: shape.len() as i32,
         ..Default::default()
@@ -79,7 +86,7 @@ fn a_launch_allocates_nothing() -> deltawave::Result<()> {
         beta: &beta,
         initial_state: &initial,
         final_state: &last,
-        workspace: without_provenance_mut(1 << 41),
+        workspace: address(),
         ..Default::default()
     };
     let mut plan = null_mut();
@@ -152,7 +159,7 @@ unsafe fn layer(context: *const dw_context) {
             pool: &pool,
             slots: without_provenance_mut::<i32>(1 << 40),
             y: &y,
-            workspace: without_provenance_mut(1 << 41),
+            workspace: address(),
             ..Default::default()
         };
         let (mut plan, ok) = (null_mut(), DW_OK as i32);

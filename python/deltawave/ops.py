@@ -347,13 +347,20 @@ def _(q, k, v, pool, slots=None, has_initial_state=None, g=None, beta=None, a=No
     return verify_outputs(q, v, pool, _fake_empty)
 
 
-@torch.library.custom_op("deltawave::commit", mutates_args=("pool", "conv_state"))
 def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            conv_state: Optional[Tensor] = None, x: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
            pool_layout: str = "key_major", x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
     """Commits the first accepted[n] tokens of each sequence n: moves the state after the last of them from `states`, made
     by `verify`, to the pool. With conv_state, also moves their columns from the rows x `[B T, columns]` of a `conv` with
     `keep_states`. accepted is `[B]` i32."""
+    _commit(accepted, states, pool, slots, conv_state, x, has_initial_state, pool_layout, x_layout, conv_layout)
+
+
+# conv_state has no default here: torch drops trailing arguments that equal their defaults before it looks for mutated ones.
+@torch.library.custom_op("deltawave::commit", mutates_args=("pool", "conv_state"))
+def _commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor], conv_state: Optional[Tensor],
+            x: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, pool_layout: str = "key_major",
+            x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
     choice("pool_layout", pool_layout, STATE_LAYOUTS)
     choice("conv_layout", conv_layout, CONV_LAYOUTS)
     device, (batch, tokens, value_heads, *matrix) = states.device, _of_rank("states", states, 5).shape
@@ -380,8 +387,8 @@ def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tenso
             tensor.copy_(reached[name])
 
 
-@commit.register_fake
-def _(accepted, states, pool, slots=None, conv_state=None, x=None, has_initial_state=None, pool_layout="key_major",
+@_commit.register_fake
+def _(accepted, states, pool, slots, conv_state, x=None, has_initial_state=None, pool_layout="key_major",
       x_layout="flat", conv_layout="channel_major"):
     return None
 

@@ -133,7 +133,7 @@ class LayerOps(unittest.TestCase):
         x, pool, slots, _, states = self.verified()
         opcheck(torch.ops.deltawave.verify.default, (x["q"], x["k"], x["v"], pool, slots), test_utils=checks)
         accepted = torch.tensor([1, 3], dtype=torch.int32)
-        opcheck(torch.ops.deltawave.commit.default, (accepted, states, pool, slots), test_utils=checks)
+        opcheck(torch.ops.deltawave.commit.default, (accepted, states, pool, slots, None), test_utils=checks)
         given = step()
         arguments = (accepted, states, pool, slots, given["conv_state"], given["x"][:6])
         opcheck(torch.ops.deltawave.commit.default, arguments, test_utils=checks)
