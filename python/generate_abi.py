@@ -1,10 +1,10 @@
-"""Makes deltawave/_abi.py of include/deltawave.h: constants, structs and functions in ctypes.
+"""Generates deltawave/_abi.py from include/deltawave.h: constants, structs and functions in ctypes.
 
     python3 python/generate_abi.py           prints it
     python3 python/generate_abi.py --write   writes it
 
-The header is written in one style, so that a few patterns read it; what they do not know is an error.
-tests/test_abi.py compares the outcome with what a C compiler says of the header.
+A few patterns parse the header, which keeps to one style; a declaration that they do not match is an error.
+tests/test_abi.py compares the result with a C compiler's sizes, offsets and constants.
 """
 
 import re
@@ -36,7 +36,7 @@ class Sized(Structure):
 
 
 def ctype(base, stars, structs):
-    """The ctypes name of a C type. Pointers to what only the library or the device reads are addresses."""
+    """The ctypes name of a C type. Pointers that only the library or the device reads through are `c_void_p`."""
     if not stars:
         return TYPES[base]
     if len(stars) == 1 and (base in structs or base in ("size_t",)):
@@ -45,7 +45,7 @@ def ctype(base, stars, structs):
 
 
 def declaration(text, structs):
-    """`name` and type of a field or parameter."""
+    """Name and type of a field or parameter."""
     found = DECLARATION.match(" ".join(text.split()))
     if not found:
         raise SystemExit(f"not understood: {text!r}")

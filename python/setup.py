@@ -1,7 +1,7 @@
-"""Takes libdeltawave_c.so along: `cargo build --release -p deltawave-c`, then `pip install ./python`.
+"""Packs libdeltawave_c.so into the package: `cargo build --release -p deltawave-c`, then `pip install ./python`.
 
-The library is what DELTAWAVE_C_LIBRARY names, else the one beside the modules, else target/release's. Without any the package
-is installed without a library, and the import says how to get one.
+The library is DELTAWAVE_C_LIBRARY, else the one beside the modules, else the one in target/release. If none exists, the package
+is installed without a library. The first use then says how to build one.
 """
 
 import os
@@ -16,7 +16,7 @@ NAME = "libdeltawave_c.so"
 
 
 def library():
-    """The library to be installed, or None."""
+    """Path of the library to install, or None."""
     named = os.environ.get("DELTAWAVE_C_LIBRARY")
     if named and not Path(named).is_file():
         raise SystemExit(f"DELTAWAVE_C_LIBRARY: {named} is not a file; it must be a {NAME}, or unset")
@@ -25,7 +25,7 @@ def library():
 
 
 class BuildWithLibrary(build_py):
-    """The modules, and the library beside them: never one of an earlier build."""
+    """Copies the modules, and the library beside them. Removes a library of an earlier build."""
 
     def run(self):
         super().run()
@@ -45,7 +45,7 @@ class BuildWithLibrary(build_py):
 
 
 class ForThisPlatform(Distribution):
-    """A wheel with machine code is for one platform."""
+    """Marks a wheel that contains the library as specific to this platform."""
 
     def has_ext_modules(self):
         return library() is not None

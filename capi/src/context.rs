@@ -11,13 +11,13 @@ use crate::read::{self, Checked};
 use crate::status::{guard, guard_silent};
 
 /// # Safety
-/// The handle is null or was made by [`dw_context_create`] and not destroyed.
+/// The handle is null, or [`dw_context_create`] made it and it was not destroyed.
 pub(crate) unsafe fn context<'a>(handle: *const dw_context) -> Checked<&'a Context> {
-    // SAFETY: the caller answers for it.
+    // SAFETY: the caller keeps the promise under `# Safety`.
     unsafe { read::reference("context", handle.cast::<Context>()) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_context_create(
     backend: c_int,
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn dw_context_create(
     context: *mut *mut dw_context,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         let out = unsafe { read::output("context", context) }?;
         *out = ptr::null_mut();
         let backends = [
@@ -44,25 +44,25 @@ pub unsafe extern "C" fn dw_context_create(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_context_destroy(context: *mut dw_context) {
     guard_silent(|| {
         if !context.is_null() {
-            // SAFETY: `dw_context_create` made it of a box, and the caller destroys it once.
+            // SAFETY: `dw_context_create` made the handle from a box, and the caller destroys it once.
             drop(unsafe { Box::from_raw(context.cast::<Context>()) });
         }
     });
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_context_info(
     context: *const dw_context,
     info: *mut dw_device_info,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let (context, size) =
             unsafe { (self::context(context)?, read::size_of_caller("info", info)?) };
         let device = context.device();
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn dw_context_info(
     })
 }
 
-/// As much of a text as fits, and a NUL.
+/// Copies a text, cut to fit, and a NUL.
 fn put(field: &mut [c_char], text: &str) {
     let room = field.len() - 1;
     for (to, from) in field[..room].iter_mut().zip(text.bytes()) {
@@ -91,7 +91,7 @@ fn put(field: &mut [c_char], text: &str) {
     }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_malloc(
     context: *const dw_context,
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn dw_malloc(
     address: *mut *mut c_void,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let (context, out) =
             unsafe { (self::context(context)?, read::output("address", address)?) };
         *out = ptr::null_mut();
@@ -112,22 +112,22 @@ pub unsafe extern "C" fn dw_malloc(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_free(context: *const dw_context, address: *mut c_void) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         let context = unsafe { self::context(context) }?;
         if !address.is_null() {
             context.make_current()?;
-            // SAFETY: the runtime refuses what it did not allocate.
+            // SAFETY: the runtime refuses addresses that it did not allocate.
             unsafe { context.hip().hipFree(address) }?;
         }
         Ok(())
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_copy(
     context: *const dw_context,
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn dw_copy(
     direction: c_int,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         let context = unsafe { self::context(context) }?;
         let directions = [
             (
@@ -161,21 +161,21 @@ pub unsafe extern "C" fn dw_copy(
             read::given("to", to)?;
             read::given("from", from)?;
             context.make_current()?;
-            // SAFETY: the caller answers for both sides.
+            // SAFETY: the caller passes two valid ranges of `bytes` bytes.
             unsafe { context.hip().hipMemcpy(to, from, bytes, kind)? };
         }
         Ok(())
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_synchronize(context: *const dw_context, stream: *mut c_void) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let context = unsafe { self::context(context) }?;
         context.make_current()?;
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         unsafe { context.borrow_stream(stream) }.synchronize()
     })
 }

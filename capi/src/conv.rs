@@ -21,7 +21,7 @@ use crate::lengths::Lengths;
 use crate::read::{self, Argument, Checked};
 use crate::status::{self, guard, guard_silent, refuse};
 
-/// What a `dw_conv` points to.
+/// Value behind a `dw_conv` handle.
 struct Plan {
     context: Context,
     spec: ConvSpec,
@@ -29,12 +29,12 @@ struct Plan {
     plan: Conv,
 }
 
-/// The projections of a convolution or of a commit, as the caller describes them.
+/// Projections of a convolution or commit, from the caller's struct.
 pub(crate) struct Projections {
     pub(crate) layout: i32,
-    /// One packed tensor.
+    /// One packed tensor, for `DW_CONV_FLAT` and `DW_CONV_INTERLEAVED`.
     pub(crate) x: *const abi::dw_tensor,
-    /// Or three: q, k and v.
+    /// Tensors of q, k and v, for `DW_CONV_SEPARATE`.
     pub(crate) separate: [*const abi::dw_tensor; 3],
 }
 
@@ -65,7 +65,7 @@ fn spec(s: &dw_conv_spec) -> Checked<ConvSpec> {
     })
 }
 
-/// The body of the functions that make plans.
+/// Makes a plan: the common body of its constructors.
 ///
 /// # Safety
 /// The pointers are null or valid.
@@ -76,7 +76,7 @@ unsafe fn create(
     make: impl FnOnce(&Context, ConvSpec, bool) -> Result<(usize, Conv)>,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let out = unsafe { read::output("plan", plan) }?;
         *out = ptr::null_mut();
         // SAFETY: as above.
@@ -96,7 +96,7 @@ unsafe fn create(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_conv_packed(
     context: *const dw_context,
@@ -106,21 +106,21 @@ pub unsafe extern "C" fn dw_conv_packed(
     plan: *mut *mut dw_conv,
 ) -> c_int {
     let make = |context: &Context, spec, keeps| {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         let lengths = unsafe { Lengths::read(cu_seqlens) }?;
         let tokens = read::natural("tokens", tokens)?;
-        // SAFETY: the caller says that the entries lie there.
+        // SAFETY: the caller passes an array of that many entries.
         let mut plan = Conv::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
         if keeps {
             plan = plan.keeping_states();
         }
         Ok((lengths.sequences(), plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_conv_device(
     context: *const dw_context,
@@ -138,22 +138,22 @@ pub unsafe extern "C" fn dw_conv_device(
         }
         Ok((sequences, plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_conv_destroy(plan: *mut dw_conv) {
     guard_silent(|| {
         if !plan.is_null() {
-            // SAFETY: `create` made it of a box, and the caller destroys it once.
+            // SAFETY: `create` made the handle from a box, and the caller destroys it once.
             drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
         }
     });
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_conv_launch(
     plan: *const dw_conv,
@@ -161,27 +161,27 @@ pub unsafe extern "C" fn dw_conv_launch(
     tensors: *const dw_conv_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
-        // SAFETY: as above, and for the memory of the tensors.
+        // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments = unsafe { self::tensors(&t, plan) }?;
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
         let outcome = plan.plan.launch(&stream, &arguments);
         outcome.map_err(|error| renamed(error, t.x_layout))
     })
 }
 
-/// The tensors of a launch, as the caller describes them.
+/// Tensors of a launch, from the caller's struct.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'static>> {
-    // SAFETY: the caller answers for the pointer.
+    // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
-    // SAFETY: the caller says that they lie in the device's memory.
+    // SAFETY: the caller passes tensors in the device's memory.
     let (slots, has) = unsafe {
         (
             PerSequence::from_raw(t.slots, plan.sequences),
@@ -193,7 +193,7 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
     let has = (!t.has_initial_state.is_null()).then_some(has);
     if has.is_some() && state.is_none() {
         let was = "given without a state";
-        let allowed = "it is for sequences with states";
+        let allowed = "it needs a state";
         return Err(refuse("has_initial_state", ArgumentKind::Presence, was, allowed).into());
     }
     Ok(ConvTensors {
@@ -229,7 +229,7 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
     })
 }
 
-/// The gates of a launch, where there are any.
+/// Gates of a launch, if the caller gives any.
 ///
 /// # Safety
 /// As [`tensors`].
@@ -239,7 +239,7 @@ unsafe fn gates(t: &dw_conv_tensors) -> Result<Option<Gate<'static>>> {
         return match read::flag("allow_neg_eigval", t.allow_neg_eigval)? {
             false => Ok(None),
             true => {
-                let (was, allowed) = ("set without gates", "it is for g and beta");
+                let (was, allowed) = ("set without gates", "it needs g and beta");
                 Err(refuse("allow_neg_eigval", ArgumentKind::Presence, was, allowed).into())
             }
         };
@@ -254,11 +254,11 @@ unsafe fn gates(t: &dw_conv_tensors) -> Result<Option<Gate<'static>>> {
         allow_neg_eigval: t.allow_neg_eigval,
         ..Default::default()
     };
-    // SAFETY: the caller answers for it.
+    // SAFETY: the caller keeps the promise under `# Safety`.
     Ok(Some(unsafe { gate(&tensors) }?))
 }
 
-/// The order of the dimensions of conv states.
+/// Layout of conv states.
 pub(crate) fn state_layout(argument: &str, layout: i32) -> Checked<ConvStateLayout> {
     let layouts = [
         (
@@ -275,8 +275,7 @@ pub(crate) fn state_layout(argument: &str, layout: i32) -> Checked<ConvStateLayo
     read::choice(argument, layout, &layouts)
 }
 
-/// An error of projections, some of which are tensors of their own, or of the conv states of a commit, by the names that
-/// these have in C.
+/// Renames the argument of an error to its name in C: separate projections, and the conv state of a commit.
 pub(crate) fn renamed(error: Error, x_layout: i32) -> Error {
     let separate = i64::from(x_layout) == i64::from(abi::DW_CONV_SEPARATE);
     match error {
@@ -294,7 +293,7 @@ pub(crate) fn renamed(error: Error, x_layout: i32) -> Error {
     }
 }
 
-/// One packed tensor, or three.
+/// Input of the convolution: one packed tensor, or three.
 pub(crate) fn input(
     t: &Projections,
     spec: &ConvSpec,

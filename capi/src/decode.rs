@@ -21,7 +21,7 @@ use crate::prefill::{Gates, gating, heads_map};
 use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{guard, guard_silent, refuse};
 
-/// What a `dw_decode` points to.
+/// Value behind a `dw_decode` handle.
 struct Plan {
     context: Context,
     spec: DecodeSpec,
@@ -51,7 +51,7 @@ fn spec(s: &dw_decode_spec) -> Checked<DecodeSpec> {
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_decode_create(
     context: *const dw_context,
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn dw_decode_create(
     plan: *mut *mut dw_decode,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let out = unsafe { read::output("plan", plan) }?;
         *out = ptr::null_mut();
         // SAFETY: as above.
@@ -79,18 +79,18 @@ pub unsafe extern "C" fn dw_decode_create(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_decode_destroy(plan: *mut dw_decode) {
     guard_silent(|| {
         if !plan.is_null() {
-            // SAFETY: `dw_decode_create` made it of a box, and the caller destroys it once.
+            // SAFETY: `dw_decode_create` made the handle from a box, and the caller destroys it once.
             drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
         }
     });
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_decode_launch(
     plan: *const dw_decode,
@@ -98,19 +98,19 @@ pub unsafe extern "C" fn dw_decode_launch(
     tensors: *const dw_decode_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
-        // SAFETY: as above, and for the memory of the tensors.
+        // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments = unsafe { self::tensors(&t, plan) }?;
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
         plan.decode.launch(&stream, &arguments)
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_commit_launch(
     plan: *const dw_decode,
@@ -118,27 +118,27 @@ pub unsafe extern "C" fn dw_commit_launch(
     tensors: *const dw_commit_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
-        // SAFETY: as above, and for the memory of the tensors.
+        // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments = unsafe { commit_tensors(&t, plan) }?;
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
         let outcome = plan.commit.launch(&stream, &arguments);
         outcome.map_err(|error| conv::renamed(error, t.x_layout))
     })
 }
 
-/// The tensors of a launch, as the caller describes them.
+/// Tensors of a launch, from the caller's struct.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 unsafe fn tensors(t: &dw_decode_tensors, plan: &Plan) -> Checked<DecodeTensors<'static>> {
-    // SAFETY: the caller answers for the pointer.
+    // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
-    // SAFETY: the caller says that they lie in the device's memory.
+    // SAFETY: the caller passes tensors in the device's memory.
     let (slots, write_slots, has_initial_state) = unsafe {
         (
             numbers(t.slots, plan.batch),
@@ -175,14 +175,14 @@ unsafe fn tensors(t: &dw_decode_tensors, plan: &Plan) -> Checked<DecodeTensors<'
     })
 }
 
-/// The tensors of a commit, as the caller describes them.
+/// Tensors of a commit, from the caller's struct.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 unsafe fn commit_tensors(t: &dw_commit_tensors, plan: &Plan) -> Result<CommitTensors<'static>> {
-    // SAFETY: the caller answers for the pointer.
+    // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer: *const dw_tensor| unsafe { Argument::new(name, pointer) };
-    // SAFETY: the caller says that they lie in the device's memory.
+    // SAFETY: the caller passes tensors in the device's memory.
     let (accepted, slots, has_initial_state) = unsafe {
         (
             PerSequence::from_raw(t.accepted, plan.batch),
@@ -213,7 +213,7 @@ unsafe fn commit_tensors(t: &dw_commit_tensors, plan: &Plan) -> Result<CommitTen
         }
         None if has_initial_state.is_some() => {
             let was = "given without a conv_state";
-            let allowed = "it is for sequences with conv states";
+            let allowed = "it needs a conv_state";
             return Err(refuse("has_initial_state", ArgumentKind::Presence, was, allowed).into());
         }
         None => None,

@@ -1,4 +1,4 @@
-//! The gates of a layer.
+//! Gates: launches.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,7 +10,7 @@ use crate::context::context;
 use crate::read::{self, Argument};
 use crate::status::guard;
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_gate_launch(
     context: *const dw_context,
@@ -18,7 +18,7 @@ pub unsafe extern "C" fn dw_gate_launch(
     tensors: *const dw_gate_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let (context, t) = unsafe {
             (
                 self::context(context)?,
@@ -27,19 +27,19 @@ pub unsafe extern "C" fn dw_gate_launch(
         };
         // SAFETY: as above.
         let gate = unsafe { gate(&t) }?;
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { context.borrow_stream(stream) };
         gate.launch(context, &stream)
     })
 }
 
-/// The tensors of gates, as the caller describes them.
+/// Tensors of gates, from the caller's struct.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 pub(crate) unsafe fn gate(t: &dw_gate_tensors) -> Result<Gate<'static>> {
     let argument = |name, pointer: *const dw_tensor| -> Argument {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         unsafe { Argument::new(name, pointer) }
     };
     let dt_bias = argument("dt_bias", t.dt_bias).optional();

@@ -1,4 +1,4 @@
-//! The layer: plans and launches.
+//! Layer: plans and launches.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -20,7 +20,7 @@ use crate::prefill::heads_map;
 use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{self, guard, guard_silent, refuse};
 
-/// What a `dw_layer` points to.
+/// Value behind a `dw_layer` handle.
 struct Plan {
     context: Context,
     spec: LayerSpec,
@@ -49,7 +49,7 @@ fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
     })
 }
 
-/// The body of the functions that make plans.
+/// Makes a plan: the common body of its constructors.
 ///
 /// # Safety
 /// The pointers are null or valid.
@@ -60,7 +60,7 @@ unsafe fn create(
     make: impl FnOnce(&Context, LayerSpec) -> Result<(usize, Layer)>,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let out = unsafe { read::output("plan", plan) }?;
         *out = ptr::null_mut();
         // SAFETY: as above.
@@ -78,7 +78,7 @@ unsafe fn create(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_layer_packed(
     context: *const dw_context,
@@ -89,20 +89,20 @@ pub unsafe extern "C" fn dw_layer_packed(
     plan: *mut *mut dw_layer,
 ) -> c_int {
     let make = |context: &Context, spec| {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         let lengths = unsafe { Lengths::read(cu_seqlens) }?;
         let tokens = read::natural("tokens", tokens)?;
         let decodes = read::natural("decodes", decodes)?;
-        // SAFETY: the caller says that the entries lie there.
+        // SAFETY: the caller passes an array of that many entries.
         let entries = unsafe { lengths.host() }?;
         let plan = Layer::packed(context, spec, &entries, tokens, decodes)?;
         Ok((lengths.sequences(), plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_layer_device(
     context: *const dw_context,
@@ -119,29 +119,29 @@ pub unsafe extern "C" fn dw_layer_device(
         let plan = Layer::device(context, spec, tokens, sequences, decodes)?;
         Ok((sequences, plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_layer_destroy(plan: *mut dw_layer) {
     guard_silent(|| {
         if !plan.is_null() {
-            // SAFETY: `create` made it of a box, and the caller destroys it once.
+            // SAFETY: `create` made the handle from a box, and the caller destroys it once.
             drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
         }
     });
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_layer_workspace_bytes(
     plan: *const dw_layer,
     bytes: *mut usize,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let (plan, out) = unsafe {
             (
                 read::reference("plan", plan.cast::<Plan>())?,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn dw_layer_workspace_bytes(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_layer_launch(
     plan: *const dw_layer,
@@ -161,13 +161,13 @@ pub unsafe extern "C" fn dw_layer_launch(
     tensors: *const dw_layer_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
-        // SAFETY: as above, and for the memory of the tensors.
+        // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments = unsafe { self::tensors(&t, plan) }?;
-        // SAFETY: the caller says that it is a stream of the device, or null, and that the workspace is free memory.
+        // SAFETY: the caller passes a stream of the device, or null, and a workspace that nothing else uses.
         let (stream, workspace) = unsafe {
             (
                 plan.context.borrow_stream(stream),
@@ -179,12 +179,12 @@ pub unsafe extern "C" fn dw_layer_launch(
     })
 }
 
-/// The tensors of a launch, as the caller describes them.
+/// Tensors of a launch, from the caller's struct.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'static>> {
-    // SAFETY: the caller answers for the pointer.
+    // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
     let vector = |name, pointer| -> Checked<_> {
         argument(name, pointer)
@@ -197,7 +197,7 @@ unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'sta
         x: t.x,
         separate: [t.x_q, t.x_k, t.x_v],
     };
-    // SAFETY: the caller says that they lie in the device's memory.
+    // SAFETY: the caller passes tensors in the device's memory.
     let (slots, has_initial_state) = unsafe {
         (
             numbers(t.slots, plan.sequences),
@@ -230,7 +230,7 @@ unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'sta
     })
 }
 
-/// z of its own, or of the rows that hold q, k and v.
+/// z, from its own tensor or from the rows of x.
 fn z(
     t: &dw_layer_tensors,
     spec: &LayerSpec,
@@ -240,7 +240,7 @@ fn z(
         return Ok(z.blocks()?);
     }
     if t.x.is_null() {
-        let allowed = "only one packed x has it";
+        let allowed = "give z: only an x of layout flat or interleaved contains it";
         return Err(refuse("z", ArgumentKind::Presence, "absent", allowed).into());
     }
     let (x, spec) = (argument("x", t.x).matrix()?, spec.conv());
@@ -250,7 +250,7 @@ fn z(
     }
 }
 
-/// An error by the names that arguments have in C.
+/// Renames the argument of an error to its name in C.
 fn renamed(error: Error) -> Error {
     let names = [
         ("weights.conv", "conv_weight"),

@@ -1,4 +1,4 @@
-//! Lengths of sequences, on the host or on the device.
+//! Lengths of sequences (`cu_seqlens`), on the host or on the device.
 
 use std::ffi::c_void;
 use std::slice;
@@ -10,7 +10,7 @@ use crate::abi::{self, dw_lengths};
 use crate::read::{self, Checked};
 use crate::status::refuse;
 
-/// A `dw_lengths` whose numbers were checked.
+/// Checked `dw_lengths`.
 pub(crate) struct Lengths {
     data: *const c_void,
     entries: usize,
@@ -21,7 +21,7 @@ impl Lengths {
     /// # Safety
     /// The pointer is null or valid.
     pub unsafe fn read(pointer: *const dw_lengths) -> Checked<Lengths> {
-        // SAFETY: the caller answers for it.
+        // SAFETY: the caller keeps the promise under `# Safety`.
         let lengths = unsafe { read::structure("cu_seqlens", pointer) }?;
         let types = [
             (abi::DW_I32, "DW_I32", false),
@@ -34,15 +34,15 @@ impl Lengths {
         })
     }
 
-    /// The entries in the device's memory that a launch is given, where it is given any.
+    /// `cu_seqlens` of a launch in device memory; absent if the pointer is null.
     ///
     /// # Safety
-    /// The pointer is null or valid, and the entries lie in the device's memory while work that reads them is under way.
+    /// The pointer is null or valid. The entries stay in device memory until the work that reads them is done.
     pub unsafe fn given(pointer: *const dw_lengths) -> Checked<Option<CuSeqlens<'static>>> {
         if pointer.is_null() {
             return Ok(None);
         }
-        // SAFETY: the caller answers for it.
+        // SAFETY: the caller keeps the promise under `# Safety`.
         unsafe { Ok(Some(Self::read(pointer)?.device())) }
     }
 
@@ -50,12 +50,12 @@ impl Lengths {
         self.entries.saturating_sub(1)
     }
 
-    /// The entries, where they are in the host's memory.
+    /// Copies the entries from host memory.
     ///
     /// # Safety
-    /// Null, or as many entries as were said lie there.
+    /// The address is null or has `entries` entries.
     pub unsafe fn host(&self) -> Checked<Vec<i64>> {
-        // SAFETY: the caller answers for it.
+        // SAFETY: the caller keeps the promise under `# Safety`.
         unsafe {
             if self.wide {
                 Ok(host_slice("cu_seqlens", self.data.cast::<i64>(), self.entries)?.to_vec())
@@ -66,12 +66,12 @@ impl Lengths {
         }
     }
 
-    /// The entries, where they are in the device's memory.
+    /// The entries as an argument in device memory.
     ///
     /// # Safety
-    /// They are, while work that reads them is under way.
+    /// The entries stay in device memory until the work that reads them is done.
     unsafe fn device(&self) -> CuSeqlens<'static> {
-        // SAFETY: the caller answers for it.
+        // SAFETY: the caller keeps the promise under `# Safety`.
         unsafe {
             if self.wide {
                 CuSeqlens::I64(PerSequence::from_raw(self.data.cast(), self.entries))
@@ -82,10 +82,10 @@ impl Lengths {
     }
 }
 
-/// An array in the host's memory.
+/// Array of `entries` elements in host memory.
 ///
 /// # Safety
-/// Null, or `entries` elements lie there.
+/// The address is null or has `entries` elements.
 pub(crate) unsafe fn host_slice<'a, T>(
     name: &'static str,
     data: *const T,

@@ -1,9 +1,9 @@
-//! The C library: what `include/deltawave.h` declares.
+//! C library: the functions that `include/deltawave.h` declares.
 //!
 //! Every function checks its pointers and structs (`read.rs`), calls the Rust API, and turns errors into a status and a
 //! text (`status.rs`). No panic leaves it.
 #![allow(non_camel_case_types)]
-// The header says what callers answer for: pointers are valid, or null where that is allowed.
+// Callers promise what the header says: pointers are valid, or null where null is allowed.
 #![allow(clippy::missing_safety_doc)]
 
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! The gated norm of the outputs.
+//! Gated RMS norm: launches.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +9,7 @@ use crate::context::context;
 use crate::read::{self, Argument, Checked};
 use crate::status::guard;
 
-/// What is made of z.
+/// Output gate: the activation of z.
 pub(crate) fn output_gate(gate: i32) -> Checked<OutputGate> {
     let gates = [
         (abi::DW_GATE_SILU, "DW_GATE_SILU", OutputGate::Silu),
@@ -18,7 +18,7 @@ pub(crate) fn output_gate(gate: i32) -> Checked<OutputGate> {
     read::choice("gate", gate, &gates)
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_norm_launch(
     context: *const dw_context,
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn dw_norm_launch(
     tensors: *const dw_norm_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let (context, t) = unsafe {
             (
                 self::context(context)?,
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn dw_norm_launch(
             gate: output_gate(t.gate)?,
             y: argument("y", t.y).tokens_mut()?,
         };
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { context.borrow_stream(stream) };
         norm.launch(context, &stream)
     })

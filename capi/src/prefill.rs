@@ -22,11 +22,11 @@ use crate::read::{self, Argument, Checked};
 use crate::states;
 use crate::status::{guard, guard_silent, refuse};
 
-/// What a `dw_prefill` points to.
+/// Value behind a `dw_prefill` handle.
 struct Plan {
     context: Context,
     sequences: usize,
-    /// Whether the plan has snapshots.
+    /// Whether `dw_prefill_set_snapshots` gave the plan snapshots.
     snapshots: bool,
     plan: Prefill,
 }
@@ -57,7 +57,7 @@ fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
     })
 }
 
-/// The body of the functions that make plans.
+/// Makes a plan: the common body of its constructors.
 ///
 /// # Safety
 /// The pointers are null or valid.
@@ -68,7 +68,7 @@ unsafe fn create(
     make: impl FnOnce(&Context, PrefillSpec) -> Result<(usize, Prefill)>,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let out = unsafe { read::output("plan", plan) }?;
         *out = ptr::null_mut();
         // SAFETY: as above.
@@ -86,7 +86,7 @@ unsafe fn create(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_packed(
     context: *const dw_context,
@@ -96,18 +96,18 @@ pub unsafe extern "C" fn dw_prefill_packed(
     plan: *mut *mut dw_prefill,
 ) -> c_int {
     let make = |context: &Context, spec| {
-        // SAFETY: the caller answers for the pointer.
+        // SAFETY: the caller passes a null or valid pointer.
         let lengths = unsafe { Lengths::read(cu_seqlens) }?;
         let tokens = read::natural("tokens", tokens)?;
-        // SAFETY: the caller says that the entries lie there.
+        // SAFETY: the caller passes an array of that many entries.
         let plan = Prefill::packed(context, spec, &unsafe { lengths.host() }?, tokens)?;
         Ok((lengths.sequences(), plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_dense(
     context: *const dw_context,
@@ -122,11 +122,11 @@ pub unsafe extern "C" fn dw_prefill_dense(
         let plan = Prefill::dense(context, spec, batch, tokens)?;
         Ok((batch, plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_device(
     context: *const dw_context,
@@ -141,29 +141,29 @@ pub unsafe extern "C" fn dw_prefill_device(
         let plan = Prefill::device(context, spec, tokens, sequences)?;
         Ok((sequences, plan))
     };
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     unsafe { create(context, spec, plan, make) }
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_destroy(plan: *mut dw_prefill) {
     guard_silent(|| {
         if !plan.is_null() {
-            // SAFETY: `create` made it of a box, and the caller destroys it once.
+            // SAFETY: `create` made the handle from a box, and the caller destroys it once.
             drop(unsafe { Box::from_raw(plan.cast::<Plan>()) });
         }
     });
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_workspace_bytes(
     plan: *const dw_prefill,
     bytes: *mut usize,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let out = unsafe { read::output("bytes", bytes) }?;
         // SAFETY: as above.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn dw_prefill_workspace_bytes(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_launch(
     plan: *const dw_prefill,
@@ -180,28 +180,28 @@ pub unsafe extern "C" fn dw_prefill_launch(
     tensors: *const dw_prefill_tensors,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
-        // SAFETY: as above, and for the memory of the tensors.
+        // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments = unsafe { self::tensors(&t, plan) }?;
-        // SAFETY: the caller says that it is a stream of the device, or null.
+        // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
-        // SAFETY: the caller says that this memory is the device's, and that nothing else uses it.
+        // SAFETY: the caller passes device memory that nothing else uses.
         let workspace = unsafe { Workspace::from_raw(t.workspace, t.workspace_bytes) };
         plan.plan.launch(&stream, &arguments, workspace)
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_chunk_entries(
     plan: *const dw_prefill,
     entries: *mut i64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller answers for the pointers.
+        // SAFETY: the caller passes null or valid pointers.
         let out = unsafe { read::output("entries", entries) }?;
         // SAFETY: as above.
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn dw_prefill_chunk_entries(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_set_slots(
     plan: *mut dw_prefill,
@@ -219,10 +219,10 @@ pub unsafe extern "C" fn dw_prefill_set_slots(
     count: i64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller says that nothing else uses the plan.
+        // SAFETY: the caller lets nothing else use the plan.
         let plan = unsafe { read::output("plan", plan.cast::<Plan>()) }?;
         let count = read::natural("count", count)?;
-        // SAFETY: the caller says that so many lie there.
+        // SAFETY: the caller passes an array of `count` elements.
         let slots = unsafe { host_slice("slots", slots, count) }?;
         let write_slots = match write_slots.is_null() {
             true => None,
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn dw_prefill_set_slots(
     })
 }
 
-/// As the header has it.
+/// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_set_snapshots(
     plan: *mut dw_prefill,
@@ -241,10 +241,10 @@ pub unsafe extern "C" fn dw_prefill_set_snapshots(
     count: i64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller says that nothing else uses the plan.
+        // SAFETY: the caller lets nothing else use the plan.
         let plan = unsafe { read::output("plan", plan.cast::<Plan>()) }?;
         let count = read::natural("count", count)?;
-        // SAFETY: the caller says that so many lie there.
+        // SAFETY: the caller passes an array of `count` elements.
         let given = unsafe { host_slice("snapshots", snapshots, count) }?;
         let list = given.iter().map(|s| {
             Ok(Snapshot {
@@ -260,12 +260,12 @@ pub unsafe extern "C" fn dw_prefill_set_snapshots(
     })
 }
 
-/// The tensors of a launch, as the caller describes them.
+/// Tensors of a launch, from the caller's struct.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors<'static>> {
-    // SAFETY: the caller answers for the pointer.
+    // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
     let state = |name, pointer, layout_name: &str, layout| -> Checked<Option<_>> {
         let layout = read::layout(layout_name, layout)?;
@@ -286,10 +286,14 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
     let pool = unsafe { states::pool(t, plan.sequences) }?;
     if pool.is_some() && (initial.is_some() || last.is_some()) {
         let was = "given with an initial_state or a final_state";
-        return presence("pool", was, "it takes the place of both");
+        return presence(
+            "pool",
+            was,
+            "give either a pool, or initial_state and final_state",
+        );
     }
     if has_initial_state.is_some() && pool.is_none() && initial.is_none() {
-        let allowed = "it is for batches with an initial_state or a pool";
+        let allowed = "it needs an initial_state or a pool";
         return presence(
             "has_initial_state",
             "given without an initial_state",
@@ -344,7 +348,7 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
     })
 }
 
-/// The gates of a prefill or of a decode, as the caller describes them.
+/// Gates of a prefill or decode, from the caller's struct.
 pub(crate) struct Gates {
     pub(crate) g: *const abi::dw_tensor,
     pub(crate) beta: *const abi::dw_tensor,
@@ -355,7 +359,7 @@ pub(crate) struct Gates {
     pub(crate) allow_neg_eigval: i32,
 }
 
-/// Raw gates where any of their tensors is given.
+/// Raw gates if any of a, b, a_log and dt_bias is given, else g and beta.
 pub(crate) fn gating(
     t: &Gates,
     argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,

@@ -1,4 +1,4 @@
-//! Reading what C callers pass: pointers that may be null, structs of another version, numbers out of range.
+//! Checks of C arguments: pointers that may be null, structs of another version, numbers out of range.
 
 use std::ffi::c_void;
 use std::fmt::Display;
@@ -17,12 +17,12 @@ use crate::status::refuse;
 
 pub(crate) type Checked<T> = Result<T, ArgumentError>;
 
-/// A struct that begins with its size in the caller's header, and of which zeros are a value.
+/// Struct that begins with its size in the caller's header. All zeros are a valid value.
 ///
 /// # Safety
 /// The first field is `size: usize`; every bit pattern is a value.
 pub(crate) unsafe trait Versioned: Copy {
-    /// Its size in the first version of the ABI: no caller has a smaller one.
+    /// Size in the first version of the ABI, the smallest that a caller can have.
     const FIRST: usize = size_of::<Self>();
 }
 // SAFETY: plain integers, floats and pointers, `size` first, as the header has them.
@@ -66,7 +66,7 @@ fn null(argument: &str) -> ArgumentError {
     refuse(argument, ArgumentKind::Pointer, "a null pointer", allowed)
 }
 
-/// A pointer that must be given; what it points to is not looked at.
+/// Refuses a null pointer. Does not read its target.
 pub(crate) fn given<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
     if pointer.is_null() {
         return Err(null(argument));
@@ -74,7 +74,7 @@ pub(crate) fn given<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
     Ok(pointer)
 }
 
-/// A pointer that must be given and aligned: a reference to a value that is not aligned is undefined behaviour.
+/// Refuses a pointer that is null or not aligned: a reference to an unaligned value is undefined behaviour.
 fn aligned<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
     given(argument, pointer)?;
     if !pointer.is_aligned() {
@@ -85,27 +85,27 @@ fn aligned<T>(argument: &str, pointer: *const T) -> Checked<*const T> {
     Ok(pointer)
 }
 
-/// What a pointer points to.
+/// Reference to the target of a pointer.
 ///
 /// # Safety
-/// It is null, not aligned, or points to a `T` that nobody writes meanwhile.
+/// The pointer is null, not aligned, or points to a `T` that nobody writes while the reference lives.
 pub(crate) unsafe fn reference<'a, T>(argument: &str, pointer: *const T) -> Checked<&'a T> {
     aligned(argument, pointer)?;
-    // SAFETY: not null, aligned; the caller answers for the rest.
+    // SAFETY: not null and aligned; the caller promises the rest.
     Ok(unsafe { &*pointer })
 }
 
-/// Where an output goes.
+/// Reference to an output.
 ///
 /// # Safety
-/// It is null, not aligned, or valid for writes.
+/// The pointer is null, not aligned, or valid for writes.
 pub(crate) unsafe fn output<'a, T>(argument: &str, pointer: *mut T) -> Checked<&'a mut T> {
     aligned(argument, pointer)?;
-    // SAFETY: not null, aligned; the caller answers for the rest.
+    // SAFETY: not null and aligned; the caller promises the rest.
     Ok(unsafe { &mut *pointer })
 }
 
-/// The size that a caller gives a struct, if it is one that this library can read.
+/// Reads and checks the size that the caller gives a struct.
 ///
 /// # Safety
 /// As [`structure`].
@@ -116,8 +116,8 @@ pub(crate) unsafe fn size_of_caller<T: Versioned>(
     aligned(argument, pointer)?;
     // SAFETY: the size is the first field.
     let size = unsafe { pointer.cast::<usize>().read() };
-    // A caller of the future may have a larger one, but not this large: it is then not a size. Nor is a size that no
-    // struct of this alignment has, which would cut a pointer in two.
+    // Later versions have larger structs, but none as large as this limit. A size that is no multiple of the alignment
+    // would cut a pointer in two.
     let whole = size.is_multiple_of(align_of::<T>());
     if !whole || !(T::FIRST..=1 << 16).contains(&size) {
         let name = format!("{argument}.size");
@@ -127,12 +127,12 @@ pub(crate) unsafe fn size_of_caller<T: Versioned>(
     Ok(size)
 }
 
-/// A struct of the caller's. Fields that only this version has are 0; fields that only the caller has must be.
+/// Copies a struct of the caller. Fields that only this version has become 0. Fields that only the caller has must be 0.
 ///
 /// # Safety
-/// The pointer is null or points to as many bytes as the struct's `size` says.
+/// The pointer is null, or points to `size` bytes, where `size` is the struct's first field.
 pub(crate) unsafe fn structure<T: Versioned>(argument: &str, pointer: *const T) -> Checked<T> {
-    // SAFETY: the caller answers for the pointer.
+    // SAFETY: the caller passes a null or valid pointer.
     let size = unsafe { size_of_caller(argument, pointer) }?;
     // SAFETY: as above.
     let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), size) };
@@ -153,7 +153,7 @@ pub(crate) unsafe fn structure<T: Versioned>(argument: &str, pointer: *const T) 
     }
 }
 
-/// Numbers on the device, or nothing where the pointer is null.
+/// Array of numbers on the device; absent if the pointer is null.
 ///
 /// # Safety
 /// As [`PerSequence::from_raw`].
@@ -161,11 +161,11 @@ pub(crate) unsafe fn numbers<T: Element>(
     address: *const T,
     count: usize,
 ) -> Option<PerSequence<'static, T>> {
-    // SAFETY: the caller answers for it.
+    // SAFETY: the caller keeps the promise under `# Safety`.
     (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, count) })
 }
 
-/// A number that must not be negative. Names of arguments are made only where they are needed: a launch allocates nothing.
+/// Refuses a negative number. Formats the argument's name only for an error, because a launch must not allocate.
 pub(crate) fn natural<T>(argument: impl Display, value: T) -> Checked<usize>
 where
     T: Copy + Display,
@@ -177,7 +177,7 @@ where
     })
 }
 
-/// 0 or 1.
+/// Flag: 0 or 1.
 pub(crate) fn flag(argument: &str, value: i32) -> Checked<bool> {
     match value {
         0 => Ok(false),
@@ -191,7 +191,7 @@ pub(crate) fn flag(argument: &str, value: i32) -> Checked<bool> {
     }
 }
 
-/// One of a header's constants.
+/// Constant of the header, as the value beside it in `all`.
 pub(crate) fn choice<T: Copy>(
     argument: impl Display,
     value: i32,
@@ -230,7 +230,7 @@ pub(crate) fn layout(argument: &str, value: i32) -> Checked<StateLayout> {
     choice(argument, value, &all)
 }
 
-/// A tensor argument: its name in messages, and the caller's pointer.
+/// Tensor argument: its name for messages, and the caller's pointer.
 #[derive(Clone, Copy)]
 pub(crate) struct Argument {
     name: &'static str,
@@ -242,20 +242,20 @@ const SCALARS: &str = "it must be [T, HV], or [B, T, HV] of a dense batch";
 
 impl Argument {
     /// # Safety
-    /// The pointer is null or points to a struct of the size that it states; where that describes a tensor, its memory
-    /// is as [`Tensor::from_raw`] or [`TensorMut::from_raw`] wants it while work that uses it is under way.
+    /// The pointer is null, or points to a struct of the size that it states. The tensor's memory meets the conditions of
+    /// [`Tensor::from_raw`] or [`TensorMut::from_raw`] until the work that uses it is done.
     pub unsafe fn new(name: &'static str, pointer: *const dw_tensor) -> Self {
         Argument { name, pointer }
     }
 
-    /// Nothing where the pointer is null.
+    /// Absent if the pointer is null.
     pub fn optional(self) -> Option<Self> {
         (!self.pointer.is_null()).then_some(self)
     }
 
     fn view(self) -> Checked<View> {
         let name = self.name;
-        // SAFETY: whoever made the argument answers for it.
+        // SAFETY: the caller of `Argument::new` passed a null or valid pointer.
         let t = unsafe { structure(name, self.pointer) }?;
         let rank = usize::try_from(t.rank).unwrap_or(0);
         if !(1..=t.shape.len()).contains(&rank) {
@@ -273,7 +273,7 @@ impl Argument {
         };
         for i in 0..rank {
             view.shape[i] = natural(format_args!("{name}.shape[{i}]"), t.shape[i])?;
-            // A dimension without a second element has a stride of any kind, which leads nowhere.
+            // The stride of a dimension of length 0 or 1 is never used, so it may hold anything.
             view.strides[i] = match view.shape[i] {
                 0 | 1 => 1,
                 _ => natural(format_args!("{name}.strides[{i}]"), t.strides[i])?,
@@ -292,7 +292,7 @@ impl Argument {
         }
     }
 
-    /// [`Argument::tokens`], to be written.
+    /// [`Argument::tokens`] of an output.
     pub fn tokens_mut(self) -> Checked<TokensMut<'static>> {
         let view = self.view()?;
         match view.rank {
@@ -312,7 +312,7 @@ impl Argument {
         }
     }
 
-    /// [`Argument::scalars`], to be written.
+    /// [`Argument::scalars`] of an output.
     pub fn scalars_mut(self) -> Checked<TokenScalarsMut<'static>> {
         let view = self.view()?;
         match view.rank {
@@ -365,7 +365,7 @@ impl Argument {
         Ok(self.of_rank(3, allowed)?.tensor())
     }
 
-    /// A pool of conv states, to be written.
+    /// Pool of conv states, an output.
     pub fn states_mut(self) -> Checked<TensorMut<'static, 3>> {
         let allowed = "it must be [slots, channels, columns] or [slots, columns, channels]";
         Ok(self.of_rank(3, allowed)?.tensor_mut())
@@ -384,15 +384,15 @@ impl Argument {
         Ok(self.state_view()?.tensor())
     }
 
-    /// States after each of so many tokens of every sequence.
+    /// States after each of `tokens` tokens of every sequence.
     pub fn states_of_tokens(self, tokens: usize) -> Checked<Tensor<'static, 5>> {
         let view = self.state_view()?;
         let (shape, strides) = view.of_tokens(tokens)?;
-        // SAFETY: whoever made the argument answers for the memory.
+        // SAFETY: the caller of `Argument::new` passed a tensor in valid memory.
         Ok(unsafe { Tensor::from_raw(view.data, view.dtype, shape, strides) })
     }
 
-    /// [`Argument::states_of_tokens`], to be written.
+    /// [`Argument::states_of_tokens`] of an output.
     pub fn states_of_tokens_mut(self, tokens: usize) -> Checked<TensorMut<'static, 5>> {
         let view = self.state_view()?;
         let (shape, strides) = view.of_tokens(tokens)?;
@@ -400,13 +400,13 @@ impl Argument {
         Ok(unsafe { TensorMut::from_raw(view.data, view.dtype, shape, strides) })
     }
 
-    /// [`Argument::state`], to be written.
+    /// [`Argument::state`] of an output.
     pub fn state_mut(self) -> Checked<TensorMut<'static, 4>> {
         Ok(self.state_view()?.tensor_mut())
     }
 }
 
-/// A tensor struct whose numbers were checked.
+/// Checked tensor struct.
 struct View {
     name: &'static str,
     data: *mut c_void,
@@ -422,7 +422,7 @@ impl View {
         refuse(self.name, ArgumentKind::Shape, was, allowed)
     }
 
-    /// Rows `[B T, ...]` as `[B, T, ...]`: shape and strides.
+    /// Shape and strides of rows `[B T, ...]` viewed as `[B, T, ...]`.
     fn of_tokens(&self, tokens: usize) -> Checked<([usize; 5], [usize; 5])> {
         let [rows, heads, a, b] = self.shape;
         let [row, of_head, of_a, of_b] = self.strides;
@@ -438,7 +438,7 @@ impl View {
     }
 
     fn tensor<const R: usize>(&self) -> Tensor<'static, R> {
-        // SAFETY: whoever made the argument answers for the memory.
+        // SAFETY: the caller of `Argument::new` passed a tensor in valid memory.
         unsafe {
             Tensor::from_raw(
                 self.data,

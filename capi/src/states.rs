@@ -1,4 +1,4 @@
-//! Pools of states, and snapshots, of prefill.
+//! Prefill's pools of states, and snapshots.
 
 use deltawave::error::ArgumentKind;
 use deltawave::prefill::Snapshots;
@@ -9,13 +9,13 @@ use crate::read::{self, Argument, Checked, numbers};
 use crate::status::refuse;
 
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 pub(crate) unsafe fn pool(
     t: &dw_prefill_tensors,
     sequences: usize,
 ) -> Checked<Option<StatePool<'static>>> {
     let layout = read::layout("pool_layout", t.pool_layout)?;
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     let (pool, slots, write_slots) = unsafe {
         (
             Argument::new("pool", t.pool).optional(),
@@ -26,7 +26,7 @@ pub(crate) unsafe fn pool(
     let Some(pool) = pool else {
         for (name, given) in [("slots", slots), ("write_slots", write_slots)] {
             if given.is_some() {
-                let (was, allowed) = ("given without a pool", "they are of one");
+                let (was, allowed) = ("given without a pool", "it needs a pool");
                 return Err(refuse(name, ArgumentKind::Presence, was, allowed));
             }
         }
@@ -40,17 +40,17 @@ pub(crate) unsafe fn pool(
     }))
 }
 
-/// `planned`: the plan has them.
+/// Snapshots of a launch. `planned`: the plan has snapshots, so that the launch may give none.
 ///
 /// # Safety
-/// The pointers are null or valid, and the memory is what they say.
+/// The pointers are null or valid, and their tensors lie in valid memory.
 pub(crate) unsafe fn snapshots(
     t: &dw_prefill_tensors,
     entries: usize,
     planned: bool,
 ) -> Checked<Option<Snapshots<'static>>> {
     let layout = read::layout("snapshot_layout", t.snapshot_layout)?;
-    // SAFETY: the caller answers for the pointers.
+    // SAFETY: the caller passes null or valid pointers.
     let (to, slots) = unsafe {
         (
             Argument::new("snapshots", t.snapshots).optional(),

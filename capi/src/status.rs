@@ -1,4 +1,4 @@
-//! From results and panics to a status and the text behind it.
+//! Converts results and panics to a status and an error text.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ thread_local! {
 
 /// Runs the body of a function of the C interface.
 pub(crate) fn guard(body: impl FnOnce() -> Result<()>) -> c_int {
-    // What an error says is put together, and the error dropped, where a panic is caught too.
+    // Formats and drops the error inside `catch_unwind`, because both may panic.
     let outcome = || body().map_err(|error| (status_of(&error), chain(&error)));
     let (status, text) = match catch_unwind(AssertUnwindSafe(outcome)) {
         Ok(Ok(())) => return abi::DW_OK as c_int,
@@ -24,12 +24,12 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<()>) -> c_int {
         Err(panic) => (abi::DW_ERROR_INTERNAL, panic_text(&*panic)),
     };
     let text = CString::new(text.replace('\0', "")).unwrap_or_default();
-    // A thread that is ending has no place for the text any more; the status still says what happened.
+    // A thread that is ending has no thread-local storage for the text. The status still reports the error.
     let _ = LAST_ERROR.try_with(|last| last.replace(text));
     status as c_int
 }
 
-/// As [`guard`], for functions that return nothing: a panic there has nobody to be told to.
+/// [`guard`] for functions without a status: only `dw_last_error` reports their panics.
 pub(crate) fn guard_silent(body: impl FnOnce()) {
     guard(|| {
         body();
@@ -49,7 +49,7 @@ fn status_of(error: &Error) -> u32 {
     }
 }
 
-/// An error and what it came from.
+/// Text of an error and of its sources.
 fn chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -69,7 +69,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("a bug of deltawave: {}", said.unwrap_or("a panic"))
 }
 
-/// The error of an argument.
+/// Error that refuses an argument.
 pub(crate) fn refuse(
     argument: impl ToString,
     kind: ArgumentKind,
@@ -84,8 +84,8 @@ pub(crate) fn refuse(
     }
 }
 
-/// An error by the names that arguments have in C, where `c_name` knows another than in Rust: of the argument and, where
-/// that overlaps another, of the other.
+/// Renames arguments of an error to their names in C: the argument, and the other one of an overlap. `c_name` knows the
+/// names that differ from Rust's.
 pub(crate) fn renamed(
     error: ArgumentError,
     c_name: impl Fn(&str) -> Option<&'static str>,
@@ -123,7 +123,7 @@ pub extern "C" fn dw_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// What was wrong with this thread's last call that failed.
+/// Error text of this thread's last failed call.
 #[unsafe(no_mangle)]
 pub extern "C" fn dw_last_error() -> *const c_char {
     LAST_ERROR
@@ -139,7 +139,7 @@ mod tests {
     fn a_panic_becomes_a_status() {
         let status = guard(|| panic!("number {}", 7));
         assert_eq!(status, abi::DW_ERROR_INTERNAL as c_int);
-        // SAFETY: the text is of this thread, and nothing fails in between.
+        // SAFETY: the text belongs to this thread, and no call fails in between.
         let text = unsafe { CStr::from_ptr(dw_last_error()) };
         assert_eq!(text, c"a bug of deltawave: number 7");
     }

@@ -2,14 +2,14 @@
 
     import deltawave as dw
 
-    context = dw.Context()                              # a card, or the simulator
+    context = dw.Context()                              # a GPU, or the simulator
     spec = dw.PrefillSpec(key_heads=2, value_heads=4, key_dim=128, value_dim=128)
     plan = dw.Prefill.packed(context, spec, [0, 65, 192], tokens=192)
     plan.launch(q=q, k=k, v=v, g=g, beta=beta, o=o, final_state=state)
     context.synchronize()
 
-Tensors are torch's on a card, and NumPy arrays that the context made on the simulator. `deltawave.ops` has the operations
-as torch custom ops. README.md says more.
+Tensors are torch tensors on a GPU. On the simulator they are NumPy arrays that the context made. `deltawave.ops` has the
+operations as torch custom ops. README.md has examples.
 """
 
 from .arrays import Array, array, bf16_bits, to_bf16, to_float

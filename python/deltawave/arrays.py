@@ -1,8 +1,9 @@
-"""NumPy arrays and torch tensors as the C library takes them: an address, an element type, a shape and strides.
+"""Conversion of NumPy arrays and torch tensors to C tensors: an address, an element type, a shape and strides.
 
-Nothing here needs either package: arrays are known by what they offer. bf16, which NumPy lacks, is ml_dtypes' where that
-is installed. Elsewhere it is uint16 with the same bits, and dtype metadata that says so: launches and `to_float` take any
-uint16 array as bf16, but conversions refuse one without the mark, because it may hold numbers (`bf16_bits`).
+This module needs neither package: it recognises arrays by their attributes. NumPy lacks bf16. With ml_dtypes, bf16 arrays
+have its type. Without ml_dtypes they are uint16 with the same bits, and a mark in the dtype's metadata. Launches and
+`to_float` take any uint16 array as bf16. Conversions refuse uint16 without the mark, because it may hold numbers: see
+`bf16_bits`.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ DTYPES = {"f32": _abi.DW_F32, "bf16": _abi.DW_BF16, "fp16": _abi.DW_F16, "i32": 
 SIZES = {"f32": 4, "bf16": 2, "fp16": 2, "i32": 4, "i64": 8, "u8": 1}
 FOUR = ctypes.c_int64 * 4
 FLOATS = ("f32", "bf16", "fp16")
-# Other packages' names of them.
+# Names of element types in other packages.
 ALIASES = {"float32": "f32", "bfloat16": "bf16", "uint16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64",
            "uint8": "u8", "bool": "u8", "bool_": "u8"}
 # The metadata of a uint16 dtype whose numbers are the bits of bf16.
@@ -26,14 +27,14 @@ BITS_OF = {"bits_of": "bf16"}
 
 
 def dtype_name(dtype, name="dtype", allowed=tuple(SIZES)):
-    """The name here of an element type: a NumPy or torch dtype, a class of scalars, or a name. `name` is the argument's,
-    for errors, and `allowed` what it may be."""
+    """This package's name of an element type: `dtype` is a NumPy or torch dtype, a class of scalars, or a name. Errors name
+    the argument `name` and the `allowed` types."""
     try:
         found = _dtype_name(dtype)
-    except Exception:  # it has no hash, or whatever a caller's class does
+    except Exception:  # no hash, or an error of the caller's class
         found = None
     if found not in allowed:
-        # Dtypes have a size, words have not.
+        # A dtype has a size, a word has none.
         was = dtype if hasattr(dtype, "itemsize") else shown(dtype)
         raise ArgumentError(f"{name}: {'' if name == 'dtype' else 'dtype '}{was}; it must be one of {', '.join(allowed)}")
     return found
@@ -44,7 +45,7 @@ def _dtype_name(dtype):
     if isinstance(dtype, type):
         word = dtype.__name__  # numpy.float16, ml_dtypes.bfloat16
     elif not getattr(dtype, "isnative", True):
-        return None  # numbers of the other byte order
+        return None  # numbers in the other byte order
     else:
         word = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
     word = ALIASES.get(word, word)
@@ -52,7 +53,7 @@ def _dtype_name(dtype):
 
 
 class Array(NamedTuple):
-    """Memory of a device. Strides are in elements. `array` makes one of a caller's numbers, and checks them."""
+    """A view of device memory. Strides are in elements. `array` makes and checks one."""
 
     address: int
     dtype: str
@@ -67,7 +68,7 @@ class Array(NamedTuple):
         return (last + 1) * SIZES[self.dtype]
 
     def is_dense(self):
-        """Whether elements follow one another. A dimension of one element has a stride that leads nowhere."""
+        """Whether elements follow one another. The stride of a dimension of length 1 does not count."""
         return 0 in self.shape or all(n == 1 or stride == wanted
                                       for n, stride, wanted in zip(self.shape, self.strides, dense(self.shape)))
 
@@ -85,33 +86,33 @@ def dense(shape):
 
 
 def dimensions(name, shape):
-    """A shape of whole numbers; one number is a vector's."""
+    """A shape as a tuple of whole numbers. One number is the shape of a vector."""
     try:
         shape = (operator.index(shape),)
-    except Exception:  # not one number; torch has errors of its own
+    except Exception:  # not one number; torch raises its own kinds of errors
         pass
     return tuple(wholes(name, shape, 64, least=0))
 
 
 def array(address, dtype, shape, strides=None):
-    """Memory that no package has an array of."""
+    """A tensor at an address of device memory. `strides` are in elements; without them the tensor is dense."""
     shape = dimensions("shape", shape)
     strides = dense(shape) if strides is None else tuple(wholes("strides", strides, 64))
     if len(strides) != len(shape):
-        raise ArgumentError(f"strides: {shown(strides)}; they must be as many as dimensions of the shape {list(shape)}")
+        raise ArgumentError(f"strides: {shown(strides)}; there must be one for each dimension of the shape {list(shape)}")
     return Array(whole("address", address, 64, least=0), dtype_name(dtype), shape, strides)
 
 
 def is_torch(x):
-    """Whether something is a torch tensor."""
+    """Whether `x` is a torch tensor."""
     return hasattr(x, "data_ptr")
 
 
 def describe(name, x):
-    """An argument as an `Array`; the name is for errors."""
+    """An argument as an `Array`. Errors name it `name`."""
     if isinstance(x, Array):
         try:
-            return array(*x)  # checked again: callers may have made it without `array`
+            return array(*x)  # checked again: callers can make an Array without `array`
         except ArgumentError as problem:
             raise ArgumentError(f"{name}: {problem}") from None
     if is_torch(x):
@@ -123,7 +124,7 @@ def describe(name, x):
         except Exception as problem:  # storages, sparse and fake tensors, and tensors of other packages
             was = f"a {type(x).__name__} without addresses of elements ({problem})"
             raise ArgumentError(f"{name}: {was}; it must be a strided tensor") from None
-    # Scalars have an interface as well; memory that is no array has no dtype.
+    # NumPy scalars have an array interface too; memory that is no array has no dtype.
     if not hasattr(x, "__array_interface__") or not hasattr(x, "dtype"):
         raise ArgumentError(f"{name}: a {type(x).__name__}; it must be an array or a tensor")
     dtype = dtype_name(x.dtype, name)
@@ -138,7 +139,7 @@ def describe(name, x):
 
 
 def tensor_struct(name, a):
-    """A `dw_tensor`."""
+    """A `dw_tensor` of an `Array`."""
     if a.dtype not in FLOATS or len(a.shape) > 4:
         allowed = "it must be f32, bf16 or fp16, of at most 4 dimensions"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
@@ -147,15 +148,15 @@ def tensor_struct(name, a):
 
 
 def lengths_struct(name, a):
-    """A `dw_lengths`."""
+    """A `dw_lengths` of an `Array` on the device."""
     if a.dtype not in ("i32", "i64") or len(a.shape) != 1 or not a.is_dense():
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; it must be a dense vector of i32 or i64")
     return _abi.dw_lengths(data=a.address, entries=a.shape[0], dtype=DTYPES[a.dtype])
 
 
 def host_lengths(cu_seqlens):
-    """A `dw_lengths` of numbers that the host has: a list, a NumPy array, a tensor of the host. It keeps what it
-    points to."""
+    """A `dw_lengths` of numbers on the host: a list, a NumPy array, a CPU tensor. It keeps the memory that it points
+    to."""
     entries = wholes("cu_seqlens", cu_seqlens, 64)
     lengths = _abi.dw_lengths(data=ctypes.addressof(entries), entries=len(entries), dtype=_abi.DW_I64)
     lengths.entries_of_host = entries
@@ -163,7 +164,7 @@ def host_lengths(cu_seqlens):
 
 
 def bf16_dtype():
-    """What NumPy calls bf16 here: ml_dtypes' type, or uint16 with its bits and a mark."""
+    """The NumPy dtype of bf16: ml_dtypes' type, or uint16 with the mark."""
     import numpy
 
     try:
@@ -174,12 +175,12 @@ def bf16_dtype():
 
 
 def is_bf16(dtype):
-    """Whether a NumPy dtype is bf16 for sure: ml_dtypes', or uint16 with the mark."""
+    """Whether a NumPy dtype is bf16: ml_dtypes' type, or uint16 with the mark."""
     return dtype.name == "bfloat16" or (dtype.metadata or {}).items() >= BITS_OF.items()
 
 
 def bf16_bits(bits):
-    """A uint16 array whose numbers are the bits of bf16, as a bf16 array: a view, not a copy."""
+    """A bf16 view of a uint16 array that holds the bits of bf16. Copies nothing."""
     import numpy
 
     if not isinstance(bits, numpy.ndarray) or bits.dtype.newbyteorder("=") != numpy.uint16 and not is_bf16(bits.dtype):
@@ -189,7 +190,7 @@ def bf16_bits(bits):
 
 
 def numpy_dtype(dtype):
-    """NumPy's element type of a name."""
+    """The NumPy dtype of an element type."""
     import numpy
 
     name = dtype_name(dtype)
@@ -199,19 +200,19 @@ def numpy_dtype(dtype):
 
 
 def numbers(name, values):
-    """A NumPy array of real numbers in this machine's byte order, of what may become one."""
+    """A NumPy array of real numbers in this machine's byte order, from an array, a tensor or nested lists."""
     import numpy
 
     if is_torch(values):
         try:
             values = values.detach().cpu()
-            # NumPy has no type for it.
+            # NumPy has no bf16.
             values = values.float() if _dtype_name(values.dtype) == "bf16" else values
         except (AttributeError, RuntimeError) as problem:
             raise ArgumentError(f"{name}: a {type(values).__name__} ({problem}); it must be numbers") from None
     try:
         values = numpy.asarray(values)
-    except Exception as problem:  # what a caller's object or lists of several lengths raise
+    except Exception as problem:  # raised by a caller's object, or by lists of several lengths
         raise ArgumentError(f"{name}: {shown(values)}; it must be numbers in an array or in lists of one length "
                             f"({problem})") from None
     if values.dtype.kind not in "biuf" and not is_bf16(values.dtype):
@@ -220,10 +221,10 @@ def numbers(name, values):
 
 
 def converted(name, values, dtype=None):
-    """A dense NumPy array of a type here with the values of another one.
+    """A dense NumPy array of `values`, converted to `dtype`.
 
-    What is too large for a type of floats becomes infinite, as in NumPy; what whole numbers of the type cannot hold is
-    refused. Without a type f64 becomes f32, and nothing else is converted: uint16 stays bits of bf16.
+    Floats round to nearest, and to infinity where they are too large, as in NumPy. A whole-number type refuses numbers
+    that it cannot hold. Without a dtype f64 becomes f32 and other types stay: uint16 holds bits of bf16.
     """
     import numpy
 
@@ -251,7 +252,7 @@ def converted(name, values, dtype=None):
 
 
 def _whole_numbers(name, values, dtype):
-    """Numbers in a type of whole numbers, which must hold all of them."""
+    """Numbers converted to a whole-number type, which must hold all of them."""
     import numpy
 
     to = numpy_dtype(dtype)
@@ -261,7 +262,7 @@ def _whole_numbers(name, values, dtype):
         with numpy.errstate(invalid="ignore"):
             wrong = ~(numpy.isfinite(values) & (numpy.trunc(values) == values))
     if values.size and (wrong is None or not wrong.any()):
-        # Python's numbers are compared: limits of 64 bits have no exact float.
+        # Compared as Python numbers: limits of 64 bits have no exact float.
         for extreme in (values.argmin(), values.argmax()):
             if not limits.min <= int(values.flat[extreme]) <= limits.max:
                 wrong = numpy.zeros(values.shape, bool)
@@ -275,12 +276,12 @@ def _whole_numbers(name, values, dtype):
 
 
 def to_bf16(values):
-    """A NumPy array rounded to bf16, to nearest, ties to even; NaN stays NaN."""
+    """A NumPy array rounded to bf16: to nearest, ties to even. NaN stays NaN."""
     return converted("values", values, "bf16")
 
 
 def to_float(values):
-    """A NumPy array of real numbers as f32. An array of uint16 holds the bits of bf16."""
+    """A NumPy array of real numbers as f32. A uint16 array counts as bits of bf16."""
     import numpy
 
     values = numbers("values", values)

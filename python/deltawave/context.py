@@ -1,4 +1,4 @@
-"""A device with all kernels loaded, and memory on it for callers that have no runtime of their own."""
+"""Context: a device with all kernels loaded. Memory: device memory for callers without a runtime of their own."""
 
 import bisect
 import ctypes
@@ -13,7 +13,7 @@ BACKENDS = {"auto": _abi.DW_BACKEND_AUTO, "hip": _abi.DW_BACKEND_HIP, "simulator
 
 
 class Memory:
-    """Memory of a device, freed with this object. On the simulator NumPy can look into it."""
+    """Device memory, freed with this object. On the simulator NumPy can read and write it."""
 
     def __init__(self, context, nbytes):
         self.context, address = checked(context), c_void_p()
@@ -25,7 +25,7 @@ class Memory:
     @property
     def __array_interface__(self):
         if not self.context.is_simulator:
-            raise AttributeError("memory of a card has no address on the host")
+            raise AttributeError("memory of a GPU has no address on the host")
         return {"version": 3, "data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1"}
 
     def __del__(self):
@@ -36,10 +36,10 @@ class Memory:
 
 
 class Memories:
-    """Where the allocations of a context lie."""
+    """Address ranges of a context's allocations."""
 
     def __init__(self):
-        # Reentrant: a collection of garbage may free memory while this thread is in here.
+        # Reentrant: garbage collection may free memory while this thread holds the lock.
         self.lock, self.starts, self.sizes = threading.RLock(), [], {}
 
     def add(self, address, nbytes):
@@ -62,10 +62,11 @@ class Memories:
 
 
 class Context:
-    """A device: a card, or the simulator where there is none.
+    """A device with all kernels loaded: a GPU, or the simulator.
 
-    `backend` is "auto", "hip" or "simulator". Memory for the simulator comes from `array`, `empty` and `zeros`, as NumPy
-    arrays; for a card from the caller, as torch tensors or as addresses (`deltawave.array`).
+    `backend` is "auto" (a GPU if there is one, else the simulator), "hip" (a GPU) or "simulator". `device` is the number
+    of the GPU. On a GPU, tensors are the caller's torch tensors or addresses (`deltawave.array`). On the simulator they
+    are NumPy arrays from `array`, `empty` and `zeros`.
     """
 
     def __init__(self, backend="auto", device=0, path=None):
@@ -90,21 +91,21 @@ class Context:
             self.library.c.dw_context_destroy(handle)
 
     def synchronize(self, stream=None):
-        """Waits for all work of a stream, an address or a torch stream; None is the default one."""
+        """Waits for all work of `stream`: an address, a torch stream, or None for the default stream."""
         self.library.call("dw_synchronize", self.handle, stream_address(stream))
 
     def copy(self, to, source, nbytes, direction):
-        """Copies between addresses; the direction is one of DW_TO_DEVICE, DW_TO_HOST, DW_ON_DEVICE."""
+        """Copies `nbytes` between addresses. `direction` is DW_TO_DEVICE, DW_TO_HOST or DW_ON_DEVICE."""
         nbytes, direction = whole("nbytes", nbytes, 64, least=0), whole("direction", direction, 32)
         to, source = address_of("to", to), address_of("source", source)
         self.library.call("dw_copy", self.handle, to, source, nbytes, direction)
 
     def empty(self, shape, dtype="f32"):
-        """A NumPy array in the simulator's memory, which kernels and the host can use. It is not initialised."""
+        """An uninitialised NumPy array in the simulator's memory, which kernels and the host can use."""
         import numpy
 
         if not self.is_simulator:
-            raise ArgumentError(f"context: {self.name}; NumPy arrays are for the simulator, cards take torch tensors")
+            raise ArgumentError(f"context: {self.name}; NumPy arrays are for the simulator, GPUs take torch tensors")
         dtype = arrays.numpy_dtype(dtype)
         shape, count = arrays.dimensions("shape", shape), 1
         for n in shape:
@@ -118,12 +119,13 @@ class Context:
             raise ArgumentError(f"shape: {list(shape)}; {problem}") from None
 
     def array(self, values, dtype=None):
-        """A copy of a NumPy array, of a tensor, or of what becomes one, in the simulator's memory.
+        """Copies `values`, an array, a tensor or nested lists, into the simulator's memory.
 
-        With a dtype it is converted; without one f64 becomes f32, and other types stay, uint16 as bits of bf16.
-        Conversions never wrap: i32, i64 and u8 take whole numbers that they hold, f32, fp16 and bf16 round to nearest and
-        to infinity. Complex numbers are refused. A uint16 array is refused for types of floats, because it may be numbers
-        or bits of bf16: `deltawave.bf16_bits` marks bits, and `empty`, `zeros`, `array` and `to_bf16` mark theirs.
+        With a dtype the copy is converted. Without one f64 becomes f32 and other types stay: uint16 holds bits of bf16.
+        Conversions never wrap. i32, i64 and u8 take only whole numbers that they can hold. f32, fp16 and bf16 round to
+        nearest, and to infinity. Complex numbers are refused. Float types refuse a uint16 array without the bf16 mark,
+        because it may hold numbers or bits: `deltawave.bf16_bits` marks bits, and `empty`, `zeros`, `array` and
+        `to_bf16` mark their results.
         """
         values = arrays.converted("values", values, None if dtype is None else arrays.dtype_name(dtype))
         made = self.empty(values.shape, values.dtype)
@@ -140,11 +142,11 @@ class Context:
         return made
 
     def owns(self, x):
-        """Whether an array lies in memory of this device, as far as that can be told."""
+        """Whether an array lies in memory of this device, as far as the package can tell."""
         return self._refusal(x, arrays.describe("x", x)) is None
 
     def _refusal(self, x, a):
-        """What is wrong with where an array lies, or None."""
+        """Text about an array in memory that the device cannot reach, or None."""
         if isinstance(x, arrays.Array):
             return None
         on_card = arrays.is_torch(x) and x.is_cuda
@@ -156,7 +158,7 @@ class Context:
                 wanted = "made by this context: array, empty or zeros"
             return f"memory of {where}; it must be {wanted}"
         size = a.extent()
-        # What has no elements lies nowhere, and negative strides are the library's to refuse.
+        # An array without elements needs no memory. The library refuses negative strides.
         if not size or a.has_negative_strides() or self.memories.contains(a.address, size):
             return None
         return "memory of the host; it must be made by this context: array, empty or zeros"
@@ -171,14 +173,14 @@ class Context:
 
 
 def checked(context):
-    """A caller's context."""
+    """Refuses everything but a `Context`."""
     if not isinstance(context, Context):
         raise ArgumentError(f"context: a {type(context).__name__}; it must be a deltawave.Context")
     return context
 
 
 def stream_address(stream):
-    """The address of a stream: None, an address or what has one, as torch's streams have."""
+    """The address of a stream: None, an address, or an object with a `cuda_stream`, such as a torch stream."""
     if stream is None:
         return None
     try:
@@ -189,7 +191,7 @@ def stream_address(stream):
 
 
 def stream_of(stream, tensors):
-    """The address of a stream: what is given, else torch's current one where there are tensors of a card."""
+    """The address of `stream`; if it is None and a tensor is on a GPU, of torch's current stream."""
     if stream is not None:
         return stream_address(stream)
     for x in tensors:

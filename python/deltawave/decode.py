@@ -1,4 +1,4 @@
-"""Decode: Gated DeltaNet over one or a few tokens of every sequence, as include/deltawave.h specifies it."""
+"""Decode: Gated DeltaNet over 1 to 16 tokens of every sequence. include/deltawave.h specifies it."""
 
 from ctypes import byref
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ DRAFTS = {"chain": _abi.DW_DRAFT_CHAIN, "tree": _abi.DW_DRAFT_TREE}
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """What a decode computes, whatever the batch."""
+    """Heads, dimensions and options of a decode, for any batch."""
 
     key_heads: int
     value_heads: int  # a multiple of key_heads
     key_dim: int  # a multiple of 16 up to 256
     value_dim: int  # a multiple of 16 up to 256
-    dtype: str = "bf16"  # of q, k, v and o: "bf16" or "fp16", or torch's or NumPy's dtype
+    dtype: str = "bf16"  # of q, k, v and o: "bf16", "fp16", or a torch or NumPy dtype
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
-    qk_l2norm: bool = False  # rows of q and k are l2-normalised inside
+    qk_l2norm: bool = False  # the kernels l2-normalise the rows of q and k
     scale: Optional[float] = None  # None or 0: K ** -0.5
-    tokens: int = 1  # T, of every sequence: 1 to 16
-    draft: str = "chain"  # what several tokens are to each other; "tree" is refused, for now
+    tokens: int = 1  # T: tokens of every sequence, 1 to 16
+    draft: str = "chain"  # each token follows the one before it; "tree" is refused
 
     def struct(self):
         """The C struct."""
@@ -39,11 +39,12 @@ class Decode(Plan):
     Launches take, as arrays of the context or tensors of its device, `[B, T, ...]`, or `[B T, ...]` with the tokens of a
     sequence one after the other:
 
-    - q, k `[B, T, HK, K]`, v `[B, T, HV, V]`, and o `[B, T, HV, V]`, which is written
-    - g and beta, or a, b, a_log, dt_bias and `allow_neg_eigval`, as `Prefill` has them
+    - q, k `[B, T, HK, K]`, v `[B, T, HV, V]`, and o `[B, T, HV, V]`, an output
+    - g and beta, or a, b, a_log, dt_bias and `allow_neg_eigval`, as for `Prefill`
     - pool `[slots, HV, K, V]`, updated in place; `[slots, HV, V, K]` with `pool_layout="value_major"`
-    - slots, write_slots `[B]` i32 and has_initial_state `[B]`, as `Prefill` has them
-    - states `[B T, HV, K, V]`, in the order of the pool, which is then not written: the state after every token
+    - slots, write_slots `[B]` i32 and has_initial_state `[B]`, as for `Prefill`
+    - states `[B T, HV, K, V]` in the layout of the pool, an output: the state after every token; the pool is then not
+      written
     """
 
     NAME, TENSORS, CHOICES = "decode", _abi.dw_decode_tensors, {"pool_layout": structs.STATE_LAYOUTS}
@@ -57,11 +58,11 @@ class Decode(Plan):
         return ("pool",) if tensors.get("states") is not None else ()
 
     def commit(self, stream=None, **tensors):
-        """Enqueues what the accepted ones of verified tokens leave behind.
+        """Enqueues the commit of accepted tokens: moves the state after the last of them to its slot.
 
-        accepted `[B]` i32, 0 to T; slots `[B]` i32; states and pool of the launch; and where the convolution's states
-        follow, conv_state with `conv_layout`, x (or x_q, x_k, x_v) with `x_layout`, and has_initial_state, as `Conv` has
-        them, of a launch with `keep_states`.
+        Takes accepted `[B]` i32, 0 to T; slots `[B]` i32; states and pool of the launch. To commit conv states too, pass
+        conv_state with `conv_layout`, x (or x_q, x_k, x_v) with `x_layout`, and has_initial_state, as to the `Conv` launch
+        with `keep_states`.
         """
         arguments = structs.tensors(_abi.dw_commit_tensors, self.COMMIT_CHOICES, self.context, self.entries, tensors)
         self.context.library.call("dw_commit_launch", self.handle, stream_of(stream, tensors.values()), byref(arguments))

@@ -1,4 +1,4 @@
-"""What can go wrong: the statuses of the C library as exceptions, with its text."""
+"""Exceptions for the error statuses of the C library, with its error texts."""
 
 from . import _abi
 
@@ -8,15 +8,15 @@ class Error(Exception):
 
 
 class LibraryError(Error, OSError):
-    """libdeltawave_c.so was not found, cannot be loaded, or is of another version."""
+    """libdeltawave_c.so was not found, cannot be loaded, or has another version."""
 
 
 class ArgumentError(Error, ValueError):
-    """An argument was refused. The text begins with its name; nothing was enqueued or written."""
+    """An argument was refused. The text begins with the argument's name. Nothing was enqueued or written."""
 
 
 class DeviceError(Error, RuntimeError):
-    """There is no runtime, no such device, or there are no kernels for it."""
+    """No runtime, no such device, or no kernels for the device."""
 
 
 class DriverError(Error, RuntimeError):

@@ -1,4 +1,4 @@
-"""A whole Gated DeltaNet layer between its projections, as include/deltawave.h specifies it."""
+"""A whole Gated DeltaNet layer between its projections. include/deltawave.h specifies it."""
 
 from ctypes import byref
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from .values import whole
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What a layer computes, whatever the batch."""
+    """Heads, dimensions and options of a layer, for any batch."""
 
     key_heads: int
     value_heads: int  # a multiple of key_heads
     key_dim: int  # a multiple of 16 up to 256
     value_dim: int  # a multiple of 16 up to 256
-    dtype: str = "bf16"  # of x, z, y and the conv states: "bf16" or "fp16", or torch's or NumPy's dtype
+    dtype: str = "bf16"  # of x, z, y and the conv states: "bf16", "fp16", or a torch or NumPy dtype
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     width: int = 4  # tokens that an output of the convolution depends on: 2, 3 or 4
     qk_l2norm: bool = True  # rows of q and k are l2-normalised
     scale: Optional[float] = None  # None or 0: K ** -0.5
-    allow_neg_eigval: bool = False  # beta is 2 sigmoid(b); Prefill says what that does to errors
+    allow_neg_eigval: bool = False  # beta is 2 sigmoid(b); see `Prefill` for its errors
     eps: float = 1e-6  # of the norm
-    gate: str = "silu"  # of the norm; or "sigmoid"
-    segments: Optional[int] = None  # into which the longest sequence is cut; None: as many as take least time
+    gate: str = "silu"  # output gate of the norm; or "sigmoid"
+    segments: Optional[int] = None  # number of segments of the longest sequence; None: least estimated time
 
     @property
     def channels(self):
-        """Channels of the convolution: q, then k, then v."""
+        """Number of channels of the convolution: q, then k, then v."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def struct(self):
@@ -41,23 +41,24 @@ class LayerSpec:
 
 
 class Layer(PlanWithWorkspace):
-    """A layer over batches of one shape: sequences of one token each, the decodes, then others, the prefills. `packed` and
-    `device` make one.
+    """A layer over batches of one shape: first decodes, sequences of one token each, then prefills of any lengths.
+    `packed` and `device` make one.
 
     Launches take, as arrays of the context or tensors of its device:
 
-    - x, of which q, k and v are parts, with `x_layout`, or x_q, x_k and x_v, as `Conv` has them
-    - z `[T, blocks, heads * V]`; absent: what follows q, k and v in the rows of x
-    - a, b `[T, HV]`, or `[T, blocks, heads of a block]` with blocks at any distance, of any type
+    - x, the rows that contain q, k and v, with `x_layout`; or x_q, x_k and x_v: as for `Conv`
+    - z `[T, blocks, heads * V]`; absent: the columns of x after q, k and v
+    - a, b `[T, HV]`, or `[T, blocks, heads of a block]` with any stride between blocks, of any type
     - conv_weight `[channels, width]`, conv_bias `[channels]`, a_log, dt_bias `[HV]`, norm_weight `[V]`, of any type;
-      biases may be absent, and so may norm_weight: it is 1
-    - conv_state `[slots, channels, columns]`, with `conv_layout`, and pool `[slots, HV, K, V]`, with `pool_layout`: both
-      are updated in place; a sequence without tokens writes to neither, whatever has_initial_state says
-    - slots `[N]` i32, of both pools, negative or beyond them: padding; absent: slot n for sequence n; and has_initial_state
-      `[N]`, bytes or booleans
-    - y `[T, HV, V]`, which is written; rows past the last sequence become 0
+      absent biases are 0, an absent norm_weight is 1
+    - conv_state `[slots, channels, columns]` with `conv_layout`, and pool `[slots, HV, K, V]` with `pool_layout`, both
+      updated in place; a sequence without tokens writes to neither, whatever has_initial_state holds
+    - slots `[N]` i32, in both pools; absent: slot n for sequence n; a slot that is negative or beyond the pools makes the
+      sequence padding
+    - has_initial_state `[N]`, bytes or booleans; 0: both states read as zeros
+    - y `[T, HV, V]`, an output; rows past the last sequence become 0
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
-    - workspace, as `Prefill` has it
+    - workspace, as for `Prefill`
     """
 
     NAME, TENSORS = "layer", _abi.dw_layer_tensors
@@ -65,16 +66,16 @@ class Layer(PlanWithWorkspace):
 
     @classmethod
     def packed(cls, context, spec, cu_seqlens, tokens, decodes=0):
-        """Of packed sequences; n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`, numbers that the host has."""
+        """A plan for packed sequences whose lengths the host knows: n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`."""
         lengths = arrays.host_lengths(cu_seqlens)
         tokens, decodes = whole("tokens", tokens, 64), whole("decodes", decodes, 64)
         return cls(context, lengths.entries - 1, "packed", structs.made(spec, LayerSpec), byref(lengths), tokens, decodes)
 
     @classmethod
     def device(cls, context, spec, tokens, sequences, decodes=0):
-        """Of packed sequences whose lengths are on the device alone, so that a captured graph serves batches of varying
-        lengths: decodes that are not there have a negative slot, prefills that are not there have no tokens. Wrong
-        entries are replaced and reported as those of `Prefill.device`."""
+        """A plan for packed sequences whose lengths are on the device alone, so that a captured graph serves batches of
+        varying lengths. Give unused decodes a negative slot, and unused prefills no tokens. Wrong entries of cu_seqlens
+        are replaced and reported as by `Prefill.device`."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         decodes = whole("decodes", decodes, 64)
         return cls(context, sequences, "device", structs.made(spec, LayerSpec), tokens, sequences, decodes)

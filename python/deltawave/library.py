@@ -1,4 +1,4 @@
-"""libdeltawave_c.so: where it is found, and how its functions are called."""
+"""Search for libdeltawave_c.so, and calls of its functions."""
 
 import ctypes
 import functools
@@ -15,8 +15,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def find():
-    """The path of the library: what DELTAWAVE_C_LIBRARY names, else beside this package, else in target/release of the
-    repository that the package lies in. What is named must exist."""
+    """The path of the library: DELTAWAVE_C_LIBRARY, else beside this package, else in target/release of the repository
+    that contains the package. The library that DELTAWAVE_C_LIBRARY names must exist."""
     named = os.environ.get("DELTAWAVE_C_LIBRARY")
     if named:
         return Path(named)
@@ -28,7 +28,7 @@ def find():
 
 
 class Library:
-    """The functions of the header. `call` raises where they return a status."""
+    """The functions of include/deltawave.h. `call` raises an exception if a function returns an error."""
 
     def __init__(self, path=None):
         try:
@@ -54,7 +54,7 @@ class Library:
         """Calls a function that returns a status."""
         try:
             status = getattr(self.c, name)(*arguments)
-        except (AttributeError, TypeError, ctypes.ArgumentError) as problem:  # no such function, or not its arguments
+        except (AttributeError, TypeError, ctypes.ArgumentError) as problem:  # no such function, or wrong arguments
             raise ArgumentError(f"{name}: {problem}") from None
         if status != _abi.DW_OK:
             text = self.c.dw_last_error().decode(errors="replace")
@@ -70,6 +70,6 @@ def _default():
 
 
 def default():
-    """The library that `find` finds, loaded once, whichever threads ask for it first."""
+    """The library that `find` finds, loaded once, whichever thread asks first."""
     with _lock:
         return _default()

@@ -1,4 +1,4 @@
-"""Gated RMS norm of the outputs, as include/deltawave.h specifies it."""
+"""Gated RMS norm of the outputs. include/deltawave.h specifies it."""
 
 from ctypes import byref
 
@@ -9,10 +9,11 @@ GATES = {"silu": _abi.DW_GATE_SILU, "sigmoid": _abi.DW_GATE_SIGMOID}
 
 
 def norm(context, stream=None, *, eps=1e-6, gate="silu", **tensors):
-    """Enqueues `y = x / sqrt(mean(x^2) + eps) * weight * gate(z)`, row by row of V.
+    """Enqueues `y = x / sqrt(mean(x^2) + eps) * weight * gate(z)`, for each row of V numbers.
 
-    x and y, which is written, are `[T, HV, V]`; without x it is y, in place. z is `[T, HV, V]`, or `[T, blocks, heads * V]`
-    where it lies in the projections; weight `[V]` has any type, absent: 1. `gate` is "silu" or "sigmoid".
+    x and the output y are `[T, HV, V]`; without x, y is normalised in place. z is `[T, HV, V]`, or
+    `[T, blocks, heads * V]` as a view of the projections. weight `[V]` has any type; absent: 1. `gate` is "silu" or
+    "sigmoid".
     """
     values = {**tensors, "eps": eps, "gate": gate}
     arguments = structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, checked(context), None, values)

@@ -1,15 +1,15 @@
 """The operations as torch custom ops: `torch.ops.deltawave.layer`, `prefill`, `prefill_pool`, `decode`, `verify`,
 `commit`, `conv`, `norm` and `gate`, or the functions here.
 
-Each has a fake function, so that torch.compile and torch.export take it as one node. They run on torch's current stream,
-allocate through torch, and do not wait for the device, so that they can be captured into a graph. What a call needs
-besides, a plan of its shapes, is made by the first call with these shapes: make one before the capture.
+torch.compile and torch.export take each op as one node, because it has a fake function. Ops run on torch's current
+stream, allocate through torch, and do not wait for the device, so they can be captured into a graph. The first call with
+new shapes makes a plan for them: make that call before the capture.
 
-Lengths that the host has are part of a plan's shapes, those on the device are not. Where every step has other lengths, give
-cu_seqlens on the device, padded to a few numbers of sequences and tokens: on the host each step would make a plan, and drop
-the oldest of those that are kept, which waits for the device.
+Lengths on the host are part of a plan's shapes; lengths on the device are not. If every step has other lengths, pass
+cu_seqlens on the device, padded to a few numbers of sequences and tokens. With cu_seqlens on the host each step would make
+a plan. Beyond 256 plans it would also drop the oldest, which waits for the device.
 
-Tensors of the CPU run on the simulator, for tests: what does not lie in its memory (`empty`) is copied there and back.
+CPU tensors run on the simulator, for tests. Tensors outside its memory (`empty`) are copied there and back.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ from .structs import STATE_LAYOUTS
 from .values import choice, shown
 
 _plans = Plans(most=256)
-# Making a context, of which a device has one: memory of another one would be a stranger's.
+# Held while a context is made: a device must have only one, because contexts do not know each other's memory.
 _lock = threading.Lock()
 
 
@@ -50,9 +50,9 @@ def _context(kind, index):
 
 
 def context_of(device):
-    """The context of a torch device; the simulator is that of the CPU."""
+    """The context of a torch device. CPU tensors have the simulator's context."""
     if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"device: {device}; it must be a card, cuda, or the simulator, cpu")
+        raise ArgumentError(f"device: {device}; it must be cuda (a GPU) or cpu (the simulator)")
     index = None if device.type == "cpu" else device.index
     if device.type == "cuda" and index is None:
         index = torch.cuda.current_device()
@@ -61,13 +61,13 @@ def context_of(device):
 
 
 def empty(shape, dtype, device="cpu"):
-    """A tensor that kernels can use; one of the CPU is in the simulator's memory. It is not initialised."""
+    """An uninitialised tensor that kernels can use. A CPU tensor is in the simulator's memory."""
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError):
-        raise ArgumentError(f"device: {shown(device)}; it must be one of torch's") from None
+        raise ArgumentError(f"device: {shown(device)}; it must be a torch device") from None
     if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype: {shown(dtype)}; it must be one of torch's")
+        raise ArgumentError(f"dtype: {shown(dtype)}; it must be a torch device")
     shape = arrays.dimensions("shape", shape)
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -78,27 +78,27 @@ def empty(shape, dtype, device="cpu"):
         return torch.empty(shape, dtype=dtype)
     memory = Memory(context_of(device), count * dtype.itemsize)
     bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
-    bytes_there.memory = memory  # the tensor keeps the one, that the other
+    bytes_there.memory = memory  # the tensor keeps the ctypes array alive, the array keeps the memory
     return torch.frombuffer(bytes_there, dtype=dtype, count=count).view(shape)
 
 
 def _reachable(name, x, device):
-    """A tensor where the device can reach it: itself, but for those of the CPU, which may have to be copied."""
+    """A tensor that the device can reach: `x`, or a copy of a CPU tensor outside the simulator's memory."""
     if x is None or device.type != "cpu":
         return x
     arrays.describe(name, x)
     if x.device.type != "cpu":
-        raise ArgumentError(f"{name}: memory of {x.device}; it must be of the device of the others, {device}")
+        raise ArgumentError(f"{name}: memory of {x.device}; it must be on the device of the others, {device}")
     return x if context_of(device).owns(x) else empty(tuple(x.shape), x.dtype).copy_(x)
 
 
 def _all_reachable(tensors, device):
-    """`_reachable` of tensors by their names."""
+    """`_reachable` for tensors by name."""
     return {name: _reachable(name, x, device) for name, x in tensors.items()}
 
 
 def _of_rank(name, x, *ranks):
-    """A tensor, if it has so many dimensions."""
+    """Refuses a tensor unless its number of dimensions is one of `ranks`."""
     if x.dim() not in ranks:
         allowed = " or ".join(map(str, ranks))
         raise ArgumentError(f"{name}: shape {list(x.shape)}; it must have {allowed} dimension{'s' * (ranks != (1,))}")
@@ -106,14 +106,14 @@ def _of_rank(name, x, *ranks):
 
 
 def _rows(q, k, v):
-    """Checks of q, k and v what the shapes of outputs and plans are made of."""
+    """Refuses q, k and v unless they have three or four dimensions."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _of_rank(name, x, 3, 4)
 
 
 class _OfShapes:
-    """A context in which what is refused of a spec or an output, which callers of an op do not give, is refused of the
-    tensor whose shape it was taken from: `_OfShapes(key_dim=("k", k))`."""
+    """Context manager that renames errors. An op takes spec fields and outputs from shapes of tensors: an error about such
+    a field becomes an error about the tensor. `_OfShapes(key_dim=("k", k))`: key_dim comes from the shape of k."""
 
     def __init__(self, **sources):
         self.sources = sources
@@ -129,31 +129,31 @@ class _OfShapes:
 
 
 def _dims_of(k, v):
-    """Where prefill and decode take the numbers of a spec from."""
+    """Tensors whose shapes give prefill and decode the numbers of a spec."""
     return _OfShapes(key_heads=("k", k), key_dim=("k", k), value_heads=("v", v), value_dim=("v", v))
 
 
 def _dtype_of(name, x):
-    """The name of the element type of a tensor that makes that of a plan."""
+    """The element type of a tensor that gives a plan its dtype."""
     return arrays.dtype_name(x.dtype, name, ("bf16", "fp16"))
 
 
 def _sequences_of(cu_seqlens):
-    """How many sequences lengths are of."""
+    """The number of sequences in `cu_seqlens`."""
     if _of_rank("cu_seqlens", cu_seqlens, 1).shape[0] < 1:
-        raise ArgumentError("cu_seqlens: it is empty; it must have an entry more than there are sequences")
+        raise ArgumentError("cu_seqlens: it is empty; it must have one entry more than sequences")
     return cu_seqlens.shape[0] - 1
 
 
 def _plan(key, make):
-    """The plan of a call's shapes, made once. A captured graph needs its plan for as long as it may be replayed."""
+    """The plan for a call's shapes, made once. A captured graph needs its plan as long as it may be replayed."""
     return _plans.get(key, make, torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
-    """A plan of packed sequences, and what its launches take for their lengths. Those that the host has are read, those
-    that the device has are not; without any the rows after the decodes are one sequence. `decodes` is a layer's number of
-    them, if it is one."""
+    """A plan for packed sequences, and the launch arguments for their lengths. `cu_seqlens` is read on the host, and not
+    read on the device. Without it the rows after the decodes are one sequence. `decodes` is empty, or a layer's number of
+    decodes."""
     context = context_of(device)
     if cu_seqlens is not None:
         _sequences_of(cu_seqlens)
@@ -170,7 +170,7 @@ def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
 
 
 def _lengths(tokens, decodes=0):
-    """cu_seqlens of so many sequences of one token and, if there are more, one of the rest."""
+    """cu_seqlens of `decodes` sequences of one token each, and one sequence of the remaining tokens."""
     rest = (tokens,) if tokens > decodes or not decodes else ()
     return (*range(min(decodes, tokens) + 1), *rest)
 
@@ -188,10 +188,11 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
             has_initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
             scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
             state_layout: str = "key_major", segments: Optional[int] = None) -> Tuple[Tensor, Tensor]:
-    """o and the final states, in f32. `deltawave.Prefill` says what the arguments are.
+    """Returns o and the final states, in f32. `deltawave.Prefill` documents the arguments.
 
-    q is `[T, HK, K]`, of one sequence without cu_seqlens, or `[B, T, HK, K]`: B sequences, or with cu_seqlens one batch
-    of B = 1. On a CPU tensor cu_seqlens is read, and long sequences may be cut into segments; on a device it is not.
+    q is `[T, HK, K]`, or `[B, T, HK, K]`. With cu_seqlens, q is one packed batch, and B must be 1. Without it, q is one
+    sequence, or B sequences. The host reads cu_seqlens on the CPU, and may then cut long sequences into segments. It does
+    not read cu_seqlens on a device.
     """
     choice("state_layout", state_layout, STATE_LAYOUTS)
     if cu_seqlens is not None:
@@ -206,7 +207,7 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
 
 
 def _launch_prefill(spec, per_token, others, cu_seqlens, **numbers):
-    """Launches a prefill on tensors over tokens, with or without a batch dimension, and others."""
+    """Launches a prefill. `per_token`: tensors over tokens, with or without a batch dimension. `others`: all others."""
     q, k, v = (per_token[name] for name in "qkv")
     dense = q.dim() == 4 and cu_seqlens is None
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
@@ -229,7 +230,7 @@ def _launch_prefill(spec, per_token, others, cu_seqlens, **numbers):
 
 
 def prefill_outputs(q, k, v, cu_seqlens, state_layout, make):
-    """What a prefill returns, not initialised."""
+    """Uninitialised outputs of a prefill."""
     _rows(q, k, v)
     dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
     state = (_sequences(q, cu_seqlens), v.shape[-2], *dims)
@@ -255,7 +256,7 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
                  allow_neg_eigval: bool = False, cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
                  qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major",
                  snapshot_slots: Optional[Tensor] = None, segments: Optional[int] = None) -> Tensor:
-    """o, of `prefill` on a pool of states that is updated in place; snapshots go to the pool, too."""
+    """Returns o of a `prefill` on a pool of states, which is updated in place. Snapshots go to the pool, too."""
     _rows(q, k, v)
     o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
@@ -282,8 +283,8 @@ def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
            scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
            pool_layout: str = "key_major") -> Tensor:
-    """o of the next tokens of every sequence; the pool is updated in place. `deltawave.Decode` says what the arguments
-    are. q is `[B, HK, K]`, of one token each, or `[B, T, HK, K]`."""
+    """Returns o of the next tokens of every sequence, and updates the pool in place. `deltawave.Decode` documents the
+    arguments. q is `[B, HK, K]`, one token of each sequence, or `[B, T, HK, K]`."""
     _rows(q, k, v)
     o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
@@ -296,7 +297,7 @@ def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
 
 
 def _launch_decode(spec, inputs, **others):
-    """Launches a decode on inputs that may have to be copied to where the device can reach them, and others."""
+    """Launches a decode. `inputs` are copied if the device cannot reach them; `others` are passed as they are."""
     q, k, v = (inputs[name] for name in "qkv")
     device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
     spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), *spec, tokens)
@@ -321,8 +322,8 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
            dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, scale: Optional[float] = None,
            qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major") -> Tuple[Tensor, Tensor]:
-    """o of `decode` of drafts, and the state after every token, `[B, T, HV, K, V]` in the order of the pool and of its type,
-    for `commit`; the pool is not written. q is `[B, T, HK, K]`. Of padding the states are not initialised."""
+    """Verifies drafts. Returns o as `decode` does, and the states after every token for `commit`: `[B, T, HV, K, V]` in the
+    layout and dtype of the pool. The pool is not written. q is `[B, T, HK, K]`. States of padding are uninitialised."""
     _rows(q, k, v)
     o, states = verify_outputs(q, v, pool, empty)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
@@ -333,7 +334,7 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
 
 
 def verify_outputs(q, v, pool, make):
-    """What verification returns, not initialised."""
+    """Uninitialised outputs of `verify`."""
     tokens = _of_rank("q", q, 3, 4).shape[1] if q.dim() == 4 else 1
     _of_rank("pool", pool, 4)
     states = (q.shape[0], tokens, *pool.shape[1:])
@@ -349,12 +350,13 @@ def _(q, k, v, pool, slots=None, has_initial_state=None, g=None, beta=None, a=No
 def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            conv_state: Optional[Tensor] = None, x: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
            pool_layout: str = "key_major", x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
-    """Moves what the first accepted tokens of each sequence leave behind into the pool and, if it is given, conv_state:
-    the states of `verify`, and the rows x `[B T, columns]` of a `conv` that kept the states. accepted is `[B]` i32."""
+    """Commits the first accepted[n] tokens of each sequence n: moves the state after the last of them from `states`, made
+    by `verify`, to the pool. With conv_state, also moves their columns from the rows x `[B T, columns]` of a `conv` with
+    `keep_states`. accepted is `[B]` i32."""
     _commit(accepted, states, pool, slots, conv_state, x, has_initial_state, pool_layout, x_layout, conv_layout)
 
 
-# torch drops trailing arguments that equal their defaults before it looks at the mutated ones: conv_state has none here.
+# conv_state has no default here: torch drops trailing arguments that equal their defaults before it looks for mutated ones.
 @torch.library.custom_op("deltawave::commit", mutates_args=("pool", "conv_state"))
 def _commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor], conv_state: Optional[Tensor],
             x: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, pool_layout: str = "key_major",
@@ -368,7 +370,7 @@ def _commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tens
         channels = _of_rank("conv_state", conv_state, 3).shape[1 if conv_layout == "channel_major" else 2]
         keys, dtype = channels - value_heads * value_dim, _dtype_of("conv_state", conv_state)
         if keys <= 0 or not key_dim or keys % (2 * key_dim):
-            allowed = f"it must have those of q and k, of heads of {key_dim}, and {value_heads * value_dim} of v"
+            allowed = f"it must have channels of q and k, in heads of {key_dim}, and {value_heads * value_dim} of v"
             raise ArgumentError(f"conv_state: {channels} channels; {allowed}")
         key_heads = keys // (2 * key_dim)
     spec = DecodeSpec(key_heads, value_heads, key_dim, value_dim, dtype, tokens=tokens)
@@ -396,8 +398,8 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
          key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
          has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
          state_layout: str = "channel_major", keep_states: bool = False) -> Tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of packed rows x `[T, columns]`; the pool `state` is updated in place, unless it is kept for `commit`.
-    `deltawave.Conv` says what the arguments are; without cu_seqlens x is one sequence."""
+    """Returns q, k and v of packed rows x `[T, columns]`. Updates the pool `state` in place, except with `keep_states`.
+    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence."""
     device, tokens, width = x.device, _of_rank("x", x, 2, 3).shape[0], _of_rank("weight", weight, 2).shape[1]
     spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, _dtype_of("x", x), activation, keep_states)
     with _OfShapes(width=("weight", weight), tokens=("x", x)):
@@ -413,7 +415,7 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
 
 
 def conv_outputs(x, key_heads, value_heads, key_dim, value_dim, make):
-    """What a convolution returns, not initialised."""
+    """Uninitialised outputs of a convolution."""
     _of_rank("x", x, 2, 3)
     heads = ((key_heads, key_dim), (key_heads, key_dim), (value_heads, value_dim))
     return tuple(make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
@@ -426,7 +428,7 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, cu_seq
 
 
 def _has_heads(name, x, trailing):
-    """A tensor, if it has at least so many dimensions, none of the last of which is empty."""
+    """Refuses a tensor with fewer than `trailing` dimensions, or with a 0 among the last `trailing`."""
     if x.dim() < trailing or 0 in x.shape[-trailing:]:
         allowed = ("[..., HV]", "[..., HV, V]")[trailing - 1]
         raise ArgumentError(f"{name}: shape {list(x.shape)}; it must be {allowed}, neither of them 0")
@@ -434,16 +436,16 @@ def _has_heads(name, x, trailing):
 
 
 def _of_heads(name, x, heads):
-    """A tensor `[..., heads]` as `[rows, heads]`."""
+    """A tensor `[..., heads]` viewed as `[rows, heads]`."""
     if x.dim() < 1 or x.shape[-1] != heads:
-        raise ArgumentError(f"{name}: shape {list(x.shape)}; it must end with {heads} heads, as a does")
+        raise ArgumentError(f"{name}: shape {list(x.shape)}; its last dimension must be {heads} heads, as of a")
     return x.reshape(-1, heads)
 
 
 @torch.library.custom_op("deltawave::gate", mutates_args=())
 def gate(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Optional[Tensor] = None,
          allow_neg_eigval: bool = False) -> Tuple[Tensor, Tensor]:
-    """g and beta in f32, of the shape of a. `deltawave.gate` says what the arguments are."""
+    """Returns g and beta, f32, in the shape of a. `deltawave.gate` documents the arguments."""
     device = _has_heads("a", a, 1).device
     g, beta = (empty(tuple(a.shape), torch.float32, device) for _ in range(2))
     heads = a.shape[-1]
@@ -460,7 +462,7 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
 
 @torch.library.custom_op("deltawave::norm", mutates_args=())
 def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu") -> Tensor:
-    """The gated RMS norm of x `[..., HV, V]`, of its shape. `deltawave.norm` says what the arguments are."""
+    """Returns the gated RMS norm of x `[..., HV, V]`, in its shape. `deltawave.norm` documents the arguments."""
     device, shape = _has_heads("x", x, 2).device, x.shape
     _dtype_of("x", x)
     _has_heads("z", z, 2)
@@ -484,9 +486,9 @@ def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, con
           has_initial_state: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", qk_l2norm: bool = True,
           allow_neg_eigval: bool = False, scale: Optional[float] = None, head_map: str = "grouped", x_layout: str = "flat",
           conv_layout: str = "channel_major", pool_layout: str = "key_major", segments: Optional[int] = None) -> Tensor:
-    """y `[T, HV, V]` of packed rows x `[T, columns]`, the first of which, `decodes`, are sequences of their own; both pools
-    are updated in place. `deltawave.Layer` says what the arguments are. Without cu_seqlens the rows after the decodes are
-    one sequence."""
+    """Returns y `[T, HV, V]` of packed rows x `[T, columns]`, and updates both pools in place. The first `decodes` rows are
+    sequences of one token each. `deltawave.Layer` documents the arguments. Without cu_seqlens the rows after the decodes
+    are one sequence."""
     device, width = _of_rank("x", x, 2, 3).device, _of_rank("conv_weight", conv_weight, 2).shape[1]
     spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
                      allow_neg_eigval, eps, gate, segments)

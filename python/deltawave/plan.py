@@ -1,4 +1,4 @@
-"""What plans of all operations have in common: a handle, and launches."""
+"""Plans of all operations: the common handle, launches and workspace."""
 
 from collections import OrderedDict
 from ctypes import byref, c_size_t, c_void_p
@@ -11,9 +11,10 @@ from .errors import ArgumentError
 
 
 class Plan:
-    """A batch shape that was checked: launched any number of times. A captured graph needs its plan."""
+    """A checked batch shape. Launch it any number of times. A captured graph needs its plan as long as it may be replayed."""
 
-    # Of a subclass: its functions are dw_NAME_*, and its launches take this struct, with words for these fields.
+    # Set by subclasses. NAME: the functions are dw_NAME_*. TENSORS: the struct of a launch. CHOICES: its fields that are
+    # words.
     NAME, TENSORS, CHOICES = "", None, {}
 
     def __init__(self, context, sequences, constructor, *arguments):
@@ -21,15 +22,15 @@ class Plan:
         context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
 
     def entries(self, name):
-        """How many entries a vector among the tensors has: one per sequence."""
+        """Number of entries of the vector `name`: one per sequence."""
         return self.sequences
 
     def unwritten(self, tensors):
-        """Outputs of the struct that a launch on these tensors only reads."""
+        """Names of outputs that a launch on these tensors only reads."""
         return ()
 
     def bind(self, **tensors):
-        """A function of a stream's address that launches on these tensors, with all prepared that can be."""
+        """Prepares a launch on these tensors. Returns a function that takes a stream and launches."""
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
         arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors,
                                     self.unwritten(tensors))
@@ -41,8 +42,8 @@ class Plan:
         return launch
 
     def launch(self, stream=None, **tensors):
-        """Enqueues the operation on these tensors. `stream` is an address or a torch stream; without one it is torch's
-        current stream where there are tensors of a card, else the default stream."""
+        """Enqueues the operation on these tensors. `stream` is an address or a torch stream. None: torch's current stream if
+        a tensor is on a GPU, else the default stream."""
         self.bind(**tensors)(stream_of(stream, tensors.values()))
 
     def __del__(self):
@@ -51,13 +52,13 @@ class Plan:
             getattr(self.context.library.c, f"dw_{self.NAME}_destroy")(handle)
 
 
-# hipStreamPerThread and CU_STREAM_PER_THREAD: one address, a stream for each thread.
+# hipStreamPerThread and CU_STREAM_PER_THREAD: one address that is another stream in each thread.
 PER_THREAD = 2
 
 
 class PlanWithWorkspace(Plan):
-    """One whose launches need scratch memory. Launches of several threads on one stream may share it: each is enqueued
-    whole. Without any the plan makes its own, one for each stream."""
+    """A plan whose launches need scratch memory. Launches of several threads on one stream may share a workspace: each is
+    enqueued whole. Without a workspace the plan allocates one for each stream."""
 
     def __init__(self, context, sequences, constructor, *arguments):
         super().__init__(context, sequences, constructor, *arguments)
@@ -67,7 +68,7 @@ class PlanWithWorkspace(Plan):
 
     def bind(self, workspace=None, **tensors):
         if "workspace_bytes" in tensors:
-            raise ArgumentError("workspace_bytes: no argument of a launch; it is what the workspace has")
+            raise ArgumentError("workspace_bytes: no argument of a launch; it follows from the workspace")
         if workspace is None:
             return self._bind_own(tensors)
         if isinstance(workspace, Integral):
@@ -84,7 +85,7 @@ class PlanWithWorkspace(Plan):
         return launch
 
     def _bind_own(self, tensors):
-        """`bind` with the plan's own memory, which depends on the stream of the launch."""
+        """`bind` with the plan's own workspace, chosen by the stream of the launch."""
         bound = super().bind(workspace_bytes=self.workspace_bytes, **tensors)
         arguments, of_stream = bound.arguments, {}
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
@@ -101,7 +102,7 @@ class PlanWithWorkspace(Plan):
         def launch(stream=None):
             stream = stream_address(stream)
             if card is not None and torch.cuda.is_current_stream_capturing():
-                # The graph's own memory, which launches outside of it do not use. It is freed in stream order.
+                # Memory of the graph, which launches outside of it do not use. Freed in stream order.
                 scratch = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=card)
                 return call(name, self.handle, stream, byref(with_workspace(scratch.data_ptr())))
             key = _key(stream)
@@ -113,7 +114,7 @@ class PlanWithWorkspace(Plan):
         return launch
 
     def _workspace(self, stream):
-        """The plan's memory for launches on a stream, kept as long as the plan."""
+        """The plan's own workspace for launches on a stream, kept as long as the plan."""
         key = _key(stream)
         with self._lock:
             if key not in self._own:
@@ -127,16 +128,16 @@ def _key(stream):
 
 
 class Plans:
-    """Plans by what they were made of: `most` of latest use, and all that a captured graph may need."""
+    """Cache of plans: the `most` last used, and all plans that a captured graph may need."""
 
     def __init__(self, most):
         self.most, self.latest, self.captured = most, OrderedDict(), {}
-        # Reentrant: a collection of garbage may run other code of this thread in here.
+        # Reentrant: garbage collection may run other code of this thread while it holds the lock.
         self.lock = RLock()
 
     def get(self, key, make, capturing):
-        """The plan of a key, made where there is none, by one thread. None is dropped while a stream is being captured:
-        that frees memory, which a capture does not allow."""
+        """The plan for a key. One thread makes it if it does not exist. While a stream is being captured no plan is dropped,
+        because a capture does not allow that memory is freed."""
         with self.lock:
             plan = self.captured.get(key)
             if plan is None:

@@ -1,5 +1,5 @@
-"""Structs of the C library filled from keyword arguments. Fields have the header's names, and arrays become what a field
-of their name wants: tensors, lengths, vectors."""
+"""C structs filled from keyword arguments. Keywords are the header's field names. An array becomes the type of its field: a
+tensor, lengths or a vector."""
 
 import ctypes
 import functools
@@ -9,15 +9,15 @@ from . import _abi, arrays
 from .errors import ArgumentError
 from .values import choice, number, scale, shown
 
-# Words for the numbers of fields that are choices.
+# Words for the constants of fields that are choices.
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
-# Fields that are vectors in memory of the device, and their types.
+# Fields that are vectors in device memory, and their element types.
 VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32"}
 
 
-# Fields that launches write, by their structs.
+# Fields that launches write, by struct.
 WRITTEN = {
     _abi.dw_prefill_tensors: {"o", "final_state", "pool", "snapshots"},
     _abi.dw_gate_tensors: {"g", "beta"},
@@ -30,7 +30,7 @@ WRITTEN = {
 
 
 def spec(struct, choices, **values):
-    """A struct of numbers and words. None is 0, which the header gives a meaning."""
+    """A spec struct of numbers and words. None becomes 0, the default of the field."""
     made, kinds = struct(), fields(struct)
     for name, value in values.items():
         if name == "dtype":
@@ -43,7 +43,7 @@ def spec(struct, choices, **values):
 
 
 def made(value, kind):
-    """The C struct of a caller's spec, for a call."""
+    """A pointer to the C struct of a caller's spec."""
     if not isinstance(value, kind):
         raise ArgumentError(f"spec: {shown(value)}; it must be a {kind.__name__}")
     return byref(value.struct())
@@ -51,22 +51,22 @@ def made(value, kind):
 
 @functools.lru_cache(maxsize=None)
 def fields(struct):
-    """What callers may set, and its type."""
+    """Fields that callers may set, and their types."""
     return {name: kind for name, kind in struct._fields_ if name != "size" and not name.startswith("pad")}
 
 
 def tensors(struct, choices, context, entries, values, unwritten=()):
-    """A struct of a launch's tensors. It keeps what it points to, but for the arrays' memory. `entries` says how many a
-    vector has, `unwritten` which outputs this launch leaves alone."""
+    """A struct of a launch's tensors. It keeps the structs that it points to, not the memory of the arrays. `entries(name)`
+    is the number of entries of a vector. `unwritten` names the outputs that this launch does not write."""
     made, kept, kinds = struct(), [], fields(struct)
     for name, value in values.items():
         if name not in kinds:
-            raise ArgumentError(f"{name}: no argument of this launch; they are {', '.join(kinds)}")
+            raise ArgumentError(f"{name}: no argument of this launch; it must be one of {', '.join(kinds)}")
         if value is None:
             continue
         kind = kinds[name]
         if name in WRITTEN[struct] and name not in unwritten and is_read_only(value):
-            raise ArgumentError(f"{name}: a read-only array; it is written")
+            raise ArgumentError(f"{name}: a read-only array; it must be writable")
         if kind is POINTER(_abi.dw_tensor):
             value = arrays.tensor_struct(name, context.describe(name, value))
         elif kind is POINTER(_abi.dw_lengths):
@@ -86,12 +86,12 @@ def tensors(struct, choices, context, entries, values, unwritten=()):
 
 
 def is_read_only(x):
-    """Whether a NumPy array must not be written; others do not say so."""
+    """Whether a NumPy array is read-only. Other arrays do not tell."""
     return getattr(getattr(x, "flags", None), "writeable", True) is False
 
 
 def vector(name, a, entries):
-    """The address of a vector of the device."""
+    """The address of a vector on the device."""
     if a.dtype != VECTORS[name] or a.shape != (entries,) or not a.is_dense():
         allowed = f"it must be a dense vector of {entries} {VECTORS[name]}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")

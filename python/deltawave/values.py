@@ -1,4 +1,4 @@
-"""Numbers and words of callers, checked before ctypes sees them: it would cut off the bits that a field does not have."""
+"""Checks of callers' numbers and words. ctypes would silently cut numbers to the bits of a field."""
 
 import ctypes
 import numbers
@@ -10,10 +10,10 @@ INTEGERS = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
 def shown(value):
-    """A value in an error's text: its start, where it is long."""
+    """A value for an error's text, cut to 500 characters."""
     try:
         text = repr(value)
-    except Exception:  # a number of thousands of digits, or whatever a caller's class does
+    except Exception:  # a number of thousands of digits, or an error of the caller's class
         return f"a {type(value).__name__}"
     return text if len(text) <= 500 else f"{text[:500]}..."
 
@@ -26,10 +26,10 @@ def _no_bits(value):
 
 
 def whole(name, value, bits, least=None):
-    """A whole number that `bits` hold, with a sign, and no less than `least`; those of NumPy and torch become Python's."""
+    """A Python int from a whole number of Python, NumPy or torch. It must fit `bits` with sign, and be at least `least`."""
     try:
         number = operator.index(_no_bits(value))
-    except Exception:  # torch has errors of its own for tensors that are no number
+    except Exception:  # torch raises its own kinds of errors for tensors that are no number
         raise ArgumentError(f"{name}: {shown(value)}; it must be a whole number") from None
     end = 1 << (bits - 1)
     start = -end if least is None else least
@@ -39,18 +39,18 @@ def whole(name, value, bits, least=None):
 
 
 def wholes(name, values, bits, least=None):
-    """A ctypes array of whole numbers that the host has: a list, a NumPy array, a tensor."""
+    """A ctypes array from whole numbers on the host: a list, a NumPy array, a tensor."""
     try:
         if isinstance(values, (str, bytes, bytearray, dict)):
             raise TypeError  # letters and keys are no numbers
         values = list(values.tolist() if hasattr(values, "tolist") else values)
-    except Exception:  # what iterating over a caller's object or copying a tensor may raise
+    except Exception:  # raised by the caller's object, or by the copy of a tensor
         raise ArgumentError(f"{name}: {shown(values)}; it must be a list of whole numbers") from None
     return (INTEGERS[bits] * len(values))(*(whole(name, value, bits, least) for value in values))
 
 
 def address(name, value):
-    """An address of 64 bits, or None: a whole number or a `ctypes.c_void_p`."""
+    """An address of 64 bits: None, a whole number or a `ctypes.c_void_p`."""
     if value is None or isinstance(value, ctypes.c_void_p):
         return value
     try:
@@ -74,24 +74,24 @@ def single(name, value):
 
 
 def scale(value):
-    """The factor of q, rounded to f32. 0 stands for the default, as in C, so that no other number may become it."""
+    """`scale` rounded to f32. 0 means the default, as in C, so a nonzero scale that rounds to 0 is refused."""
     rounded = single("scale", value)
     if rounded == 0 and value != 0:
-        allowed = "it must not vanish in f32, where 0 stands for K ** -0.5, as None does"
+        allowed = "it must not round to 0 in f32: 0 and None mean K ** -0.5"
         raise ArgumentError(f"scale: {shown(value)}; {allowed}")
     return rounded
 
 
 def number(name, value, kind):
-    """A number for a field of a ctypes type. Addresses and sizes of more than 63 bits there are not."""
+    """A number for a field of a ctypes type. Addresses and sizes are at most 2^63 - 1."""
     if kind is ctypes.c_float:
         return single(name, value)
     return whole(name, value, 8 * ctypes.sizeof(kind), 0 if kind in (ctypes.c_void_p, ctypes.c_size_t) else None)
 
 
 def choice(name, value, choices):
-    """The number of a word."""
+    """The constant of a word."""
     try:
         return choices[value]
-    except Exception:  # what has no hash is a TypeError
+    except Exception:  # unknown, or without a hash
         raise ArgumentError(f"{name}: {shown(value)}; it must be one of {', '.join(choices)}") from None

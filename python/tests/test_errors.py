@@ -128,7 +128,7 @@ class Refused(unittest.TestCase):
         self.refused("has_initial_state: u8 of shape [2]", lambda: launch(has_initial_state=context.zeros(2, "u8")))
         self.refused("cu_seqlens: given to a plan", lambda: launch(cu_seqlens=context.zeros(2, "i32")))
         self.refused("workspace", lambda: launch(workspace=context.empty(16, "u8")))
-        self.refused("z: no argument of this launch; they are q, k, v, o,", lambda: launch(z=good["q"]))
+        self.refused("z: no argument of this launch; it must be one of q, k, v, o,", lambda: launch(z=good["q"]))
 
     @needs_numpy
     def test_memory(self):
