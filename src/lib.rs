@@ -16,8 +16,8 @@
 //! | scratch memory of launches | [`workspace::Workspace`] | `workspace.rs` |
 //! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
 //! | element types, head maps, state layouts | [`types`] | `types.rs` |
-//! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
-//! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
+//! | device with its kernels loaded | [`runtime::Context`] | `runtime/context.rs` |
+//! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime/stream.rs`, `runtime/graph.rs` |
 //! | table of kernels | `kernels::Kernel`, `kernels::TABLE` | `kernels.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
 //! | outputs that share memory with other arguments | `alias::check` | `alias.rs` |
