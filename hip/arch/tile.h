@@ -1,5 +1,4 @@
-// The vocabulary of the kernels: tiles and operands of the target (arch/contract.h), and operations common to all
-// targets.
+// Tiles and operands for the kernels: names of the target (arch/contract.h), and operations common to all targets.
 #pragma once
 
 #include "contract.h"
@@ -19,7 +18,7 @@ using arch::elements;
 using arch::rounded;
 using arch::widened;
 
-// Values of 16 rows, one for each element of a lane: multiplies a tile's rows.
+// Values of 16 rows, one for each of a lane's elements. Multiplying a tile by the result scales the rows.
 DEVICE Tile rows_at(const float *values, Place at) {
     Tile out;
     for (int e = 0; e < elements; e += arch::run) {

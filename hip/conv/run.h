@@ -1,4 +1,4 @@
-// A run of consecutive tokens of a thread's channels: the last Width - 1 tokens stay in registers.
+// Convolves a run of consecutive tokens of a thread's channels. The last Width - 1 tokens stay in registers.
 #pragma once
 
 #include "../math/norms.h"
@@ -7,12 +7,12 @@
 
 namespace conv {
 
-constexpr int rows_at_once = 4; // loads under way together
+constexpr int rows_at_once = 4; // rows whose loads are in flight together
 
-// Whether rows of a head are divided by their norm, whose squares the threads of a team add up.
+// Whether rows of a head are divided by their norm. The threads of a lane group sum the squares.
 enum Norm { without_norm, with_norm };
 
-// 1 / |y| of a row, the same in all 2^team_log2 threads of the team; `squares`: this thread's share.
+// 1 / |y| of a row, equal in all 2^team_log2 threads of the lane group. `squares`: this thread's sum.
 DEVICE float norm_factor(float squares, int team_log2) {
     float sum = arch::row_sum(squares);
     if (team_log2 > 4) {
@@ -21,7 +21,7 @@ DEVICE float norm_factor(float squares, int team_log2) {
     return math::inverse_norm(sum);
 }
 
-// y / |y|; `counts`: the octet belongs to the row.
+// y / |y|. `counts`: whether the octet belongs to the row.
 template <class Values> DEVICE Values normed(Values y, bool counts, int team_log2) {
     f32x2 squares{};
     for (int i = 0; i < octet; i += 2) {
@@ -31,7 +31,8 @@ template <class Values> DEVICE Values normed(Values y, bool counts, int team_log
     return y * norm_factor(counts ? squares.x + squares.y : 0.0f, team_log2);
 }
 
-// y = activation(filter * x), and y / |y| with norms, of the `Rows` tokens from `from` on, to `to`. Both move on.
+// Computes y = activation(filter * x), and y / |y| with norms, for `Rows` tokens from `from` to `to`. Advances both
+// pointers.
 template <int Rows, Norm Norms, class T, int Width, int N>
 DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
                  int team_log2, const char *&from, char *&to) {
@@ -48,16 +49,17 @@ DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values
         if (Norms == without_norm || work.writes) {
             Channels<N>::store(to, Channels<N>::template rounded<T>(y));
         }
-        // Computed here: the addresses of all rows, kept through the loop, are worth more registers than there are.
+        // `held` computes the address here. Addresses of all rows, kept through the loop, would need more registers
+        // than there are.
         to = Norms == with_norm ? arch::held(to + work.to_stride) : to + work.to_stride;
     }
 }
 
-// The convolution of a run, and the new state.
+// Convolves a run and writes the new state.
 template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_conv_args &x, const Work &work) {
     typedef Channels<N> Some;
     const Filter<T, Width, N> filter(x, work.channel);
-    // The tokens before the run.
+    // Tokens before the run.
     typename Some::Bits old[Width - 1] = {};
     if (work.begin > work.first) {
         for (int i = 0; i < Width - 1; ++i) {
@@ -90,7 +92,8 @@ template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_
     }
 }
 
-// A run by its width. `padding`: the sequence has no slot, or the tokens are past all sequences; outputs are zeros.
+// Dispatches a run by its filter width. `padding`: the sequence has no slot, or the tokens are past all sequences.
+// Outputs are then zeros.
 template <class T, int N, Norm Norms> DEVICE void run(const dwk_conv_args &x, const Work &work, bool padding) {
     if (padding) {
 #pragma unroll 1

@@ -1,20 +1,20 @@
-// The recurrent state in registers: loaded and stored once, 16 bytes a thread, along the memory's rows.
+// Recurrent state in registers. It is loaded and stored once, 16 bytes a thread, along rows in memory.
 #pragma once
 
 #include "../tensor/states.h"
 #include "token.h"
 
 namespace decode {
-namespace { // internal: so the compiler knows the ranges of results before it inlines
+namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// The part of the state that a thread owns, as S says (Share).
+// State elements that a thread owns, as `S` (a `Share`) lays them out.
 template <class S> struct Part {
     typedef float Columns __attribute__((ext_vector_type(S::across)));
     Columns s[S::steps][S::run];
 };
 
-// Addresses of a thread's pieces of a state. A thread without a key or column in a step reads another's: its k and q
-// are 0, and it writes nothing.
+// Addresses of a thread's 16-byte pieces of a state. A thread without a key or column in a step reads another thread's
+// piece: its k and q are 0, and it writes nothing.
 template <class S, bool ValueMajor> class Pieces {
   public:
     DEVICE_MEMBER Pieces(const state::Head &memory, int slab_column, int key_dim, int value_dim)
@@ -44,7 +44,7 @@ template <class S, bool ValueMajor> class Pieces {
     u32 fallback, key_bytes;
 };
 
-// Loads a part: all loads are requested before the first is used.
+// Loads a thread's state. Requests all loads before the first is used.
 template <class S, bool Wide, bool ValueMajor> DEVICE void load_part(Part<S> &part, const Pieces<S, ValueMajor> &from) {
     i32x4 raw[S::steps][S::pieces];
     for (int j = 0; j < S::steps; ++j) {

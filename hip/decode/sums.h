@@ -1,12 +1,12 @@
-// Sums over keys, which a token takes in one go: of a thread's keys, then of all.
+// Sums over keys, all sums of a token in one pass: over a thread's keys, then over all threads.
 #pragma once
 
 #include "state.h"
 
 namespace decode {
-namespace { // internal: so the compiler knows the ranges of results before it inlines
+namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// A token's sums over the thread's keys: u = S^T k, w = S^T q, and the products of k and q.
+// Sums of a token over the thread's keys: u = S^T k, w = S^T q, and the products k.k, q.q, k.q.
 template <class S> struct Sums {
     typename Part<S>::Columns u, w;
     f32x4 dot; // k.k, q.q, k.q
@@ -32,7 +32,7 @@ template <class T, class S> DEVICE Sums<S> sums_of(const Part<S> &part, const Ex
     return out;
 }
 
-// The sums over all keys. `dot` as above.
+// Sums of a token over all keys. `dot` as in `Sums`.
 struct Total {
     float column; // u of column c in thread c, w of column c in thread 32 + c
     f32x4 dot;

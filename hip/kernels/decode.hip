@@ -1,15 +1,14 @@
-// The recurrence, token after token, for batches of sequences of the same few tokens (one, or a handful to verify). Per
-// value head, with S [K, V] f32, q, k [K], v, o [V], decay = exp(g), and q and k divided by their norms where asked
-// for:
+// Decode: the recurrence, token by token, for T tokens of every sequence (1, or a few to verify). Per value head, with
+// S [K, V] f32, q, k [K], v, o [V] and decay = exp(g); DWK_QK_L2NORM divides q and k by their norms:
 //   d = beta (v - decay S^T k)
 //   S <- decay S + k d^T
 //   o = scale S^T q = scale (decay S0^T q + (k.q) d),   S0: the state before the token
-// in f32; o and the stored state are rounded once. So S0^T k, S0^T q and the products k.k, q.q, k.q are sums over keys
-// of one kind, taken in one go (decode/sums.h).
+// in f32; o and the stored state are rounded once. S0^T k, S0^T q, k.k, q.q and k.q are all sums over keys, computed in
+// one pass (decode/sums.h).
 //
 // q, k [B, T, HK, K], v, o [B, T, HV, V] bf16 or f16; state [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16. A team
-// of threads owns 32 value columns of a (sequence, value head) (decode/share.h), whose state is in registers from the
-// first token to the last.
+// of threads owns 32 value columns of a (sequence, value head) (decode/share.h). Their state stays in registers from
+// the first token to the last.
 #include "../decode/norm.h"
 #include "../decode/sums.h"
 
@@ -30,7 +29,7 @@ DEVICE Norms norms_of(const Total &total, const dwk_decode_args &x) {
     return out;
 }
 
-// d = beta (v - decay S^T k), [32], to shared memory. The lower half of the threads holds u = S^T k.
+// Writes d = beta (v - decay S^T k), [32], to shared memory. The lower half of the threads holds u = S^T k.
 template <class T>
 DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms norms, Exchange &exchange, int own) {
     if (member() < columns) {
@@ -39,7 +38,7 @@ DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms n
     }
 }
 
-// S <- decay S + k d^T, [K, 32], of the thread's elements.
+// S <- decay S + k d^T, [K, 32], for the thread's elements.
 template <class T, class S>
 DEVICE void update_state(Part<S> &part, Gates gates, Norms norms, const Exchange &exchange) {
     typedef typename Part<S>::Columns Columns;
@@ -57,7 +56,7 @@ DEVICE void update_state(Part<S> &part, Gates gates, Norms norms, const Exchange
     }
 }
 
-// A token: the state moves on, and the output is stored.
+// Computes a token: updates the state and stores the output.
 template <class T, bool Norm, class S>
 DEVICE void advance(Part<S> &part, const Token &token, const Total &total, Gates gates, const dwk_decode_args &x,
                     const Place &at, int t, Exchange &exchange, Row *row_of_head) {
@@ -80,7 +79,7 @@ DEVICE void advance(Part<S> &part, const Token &token, const Total &total, Gates
 
 DEVICE bool is_slot(int slot, int slots) { return slot >= 0 && slot < slots; }
 
-// All tokens of a sequence. `read`, `write`: slots of the state, or -1.
+// Computes all tokens of a sequence. `read`, `write`: slots of the state, or -1.
 template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm>
 DEVICE void walk(const dwk_decode_args &x, const Place &at, int read, int write, Exchange &exchange, Row *row) {
     typedef Share<Wide, ValueMajor, Keys> S;
@@ -96,7 +95,7 @@ DEVICE void walk(const dwk_decode_args &x, const Place &at, int read, int write,
 #pragma unroll 1
     for (int t = 0; t < x.tokens; ++t) {
         if (t > 0) {
-            arch::team_sync<waves>(); // all have read q and k of the token before
+            arch::team_sync<waves>(); // all threads have read q and k of the token before
         }
         const i32x4 keys = has_keys(arch::reread(x).key_dim) ? token.keys : i32x4{};
         (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = keys;
@@ -117,7 +116,7 @@ DEVICE void walk(const dwk_decode_args &x, const Place &at, int read, int write,
             store_part<S>(part, Own(to, at.column, y.key_dim, y.value_dim));
         }
     }
-    // The last load is complete here: a store would wait for the one before it while any is under way.
+    // Completes the last load. While a load is in flight, each store would wait for the store before it.
     arch::held(token.v);
     if (write >= 0) {
         const dwk_decode_args &y = arch::reread(x);
@@ -149,7 +148,7 @@ template <class T, int Keys, bool Norm> DEVICE void recur(const dwk_decode_args 
         return;
     }
     const bool initial = reads && (!x.has_initial_state || arch::uniform(x.has_initial_state + at.sequence));
-    // Where `states` takes the state after every token, `commit` decides later which one stays.
+    // With `states` the pool is not written: `commit` later copies the state that stays.
     const int read = initial ? slot : -1, write = writes && !x.states ? write_slot : -1;
     const bool value_major = x.flags & DWK_INITIAL_VALUE_MAJOR;
     if (x.state_type == DWK_F32) {

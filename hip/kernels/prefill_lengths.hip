@@ -1,14 +1,14 @@
-// Checks cu_seqlens [sequences + 1], i32 or i64, whose values only the device knows, so that none leads out of bounds:
+// Checks cu_seqlens [sequences + 1], i32 or i64, on the device and replaces entries that would lead out of bounds:
 //   checked[i] = i where i <= singles, else max over j <= i of clamp(cu_seqlens[j], singles, tokens)
 //   rest[i] = checked[singles + i] - singles
-// and a status word: 0, or 1 + the index of the first entry that had to be changed: one out of order, out of range or,
-// for i <= singles, not i.
+// Writes a status word: 0, or 1 + the index of the first replaced entry. Replaced are entries out of order, out of
+// range or, for i <= singles, other than i.
 #include "../arch/contract.h"
 #include "../kernel_args.h"
 
 KERNEL(arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
     const int lane = arch::lane();
-    int longest = 0; // the running maximum of all blocks before
+    int longest = 0; // running maximum of all blocks before
     int bad = 0x7fffffff;
     for (int base = 0; base <= x.sequences; base += arch::lanes) {
         const int i = base + lane;

@@ -1,25 +1,23 @@
-// A chain of segments that do not forget: S_{i+1} = M_i S_i + N_i, [K, 16
-// columns] each, by a workgroup whose waves own some rows of M.
+// Chain of segments that do not forget: S_{i+1} = M_i S_i + N_i, [K, 16 columns] per workgroup. Each wave owns some
+// rows of M.
 #pragma once
 
 #include "parts.h"
 
 namespace prefill {
 
-constexpr int columns = 16; // of a workgroup
+constexpr int columns = 16; // per workgroup
 
 template <int Keys> class Chain {
   public:
     static constexpr int key_tiles = Keys / 16;
-    // Column tiles of M that are loaded while one is multiplied, and matrices in
-    // registers.
+    // Column tiles of M loaded ahead of the product, and matrices M held in registers.
     static constexpr int ahead = tiles_ahead(key_tiles);
     static constexpr int matrices = matrices_held(key_tiles);
     static_assert(key_tiles % ahead == 0, "a tile's place in the ring is known to the compiler");
     static_assert(matrices == 1 || ahead == key_tiles, "two matrices are held whole");
 
-    // The chain of summaries from `first` on, for this head and this slab's
-    // columns.
+    // Chain of summaries from `first` on, for this head and this slab's columns.
     DEVICE_MEMBER Chain(const dwk_prefill_combine_args &x, StateExchange<Keys> &exchange, int first, int head, int slab)
         : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
           has_rows(first_row + row_tiles * at.row(0) < key_dim),
@@ -52,7 +50,7 @@ template <int Keys> class Chain {
     }
 
   private:
-    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with the matrix in `Slot`.
+    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with M in register set `Slot`.
     template <int Slot> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
         n += step;
         const float *const current = m;
@@ -72,8 +70,7 @@ template <int Keys> class Chain {
         arch::workgroup_sync();
     }
 
-    // Calls f(tile, element, row, column) for each element of this wave's rows,
-    // neighbours in memory in turn.
+    // Calls f(tile, element, row, column) for each element of this wave's rows, in the order of memory.
     template <class F> DEVICE_MEMBER void for_each(F f) const {
         for (int e = 0; e < elements; e += arch::run) {
             for (int q = 0; q < arch::run * row_tiles; ++q) {
@@ -109,8 +106,7 @@ template <int Keys> class Chain {
         return load_matrix_tile(matrix, first_row, tile, key_dim, lane);
     }
 
-    // to = M S, S from a buffer of the exchange. Loads the first tiles of the
-    // next M.
+    // to = M S, with S in buffer `buffer` of the exchange. Also loads the first tiles of the next M.
     template <int Slot> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
         Tile sums[product_sums][row_tiles];
         for (auto &sum : sums) {
@@ -123,8 +119,7 @@ template <int Keys> class Chain {
             const bool over = first + ahead == key_tiles;
             const float *const following = over ? m : current;
             const int following_tile = over ? 0 : first + ahead;
-            // All loads before the products: sm_90a waits for loads in groups, not
-            // one by one.
+            // All loads precede the products, because sm_90a waits for loads in groups, not one by one.
             MatrixTile next[ahead];
             for (int t = 0; t < ahead && matrices == 1; ++t) {
                 next[t] = left(following, following_tile + t);
@@ -164,9 +159,9 @@ template <int Keys> class Chain {
     const int lane;
     const Place at;
     const int first_row;
-    const bool has_rows; // all rows of a lane or none: K is a multiple of 16
-    float *n;            // of the current segment, this slab's columns
-    const float *m;      // the next to load
+    const bool has_rows; // whether the lane's rows are below K: all or none, as K is a multiple of 16
+    float *n;            // N of the current segment, this slab's columns
+    const float *m;      // next M to load
     const int64_t step;
     MatrixTile tiles_of_m[matrices][ahead];
     Tile added[row_tiles]; // N of the next state
