@@ -66,11 +66,11 @@ typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
     int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
     uint32_t *status;       /* 0, or 1 + index of the first entry that was replaced */
-    int32_t *rest;          /* [sequences - singles + 1]: checked[singles + i] - singles; null: not written */
+    int32_t *rest;          /* [sequences - decodes + 1]: checked[decodes + i] - decodes; null: not written */
     int32_t sequences;
     int32_t tokens;
     int32_t wide;    /* 1: cu_seqlens is i64 */
-    int32_t singles; /* the first `singles` sequences must have one row each; at most tokens and sequences */
+    int32_t decodes; /* the first `decodes` sequences must have one row each; at most tokens and sequences */
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
@@ -106,10 +106,10 @@ typedef struct dwk_prefill_prepare_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t parts;      /* workgroups that share the value heads of a (chunk, key head) */
-    int32_t part_heads; /* value heads of each workgroup, at most */
-    int32_t dies;       /* dies of the GPU, which deals workgroups to them in turn */
-    int32_t slots;      /* slots of the pool of states */
+    int32_t head_groups; /* workgroups that share the value heads of a (chunk, key head) */
+    int32_t group_heads; /* value heads of each workgroup, at most */
+    int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t slots;       /* slots of the pool of states */
     int32_t pad0;
 } dwk_prefill_prepare_args;
 
@@ -135,7 +135,8 @@ typedef struct dwk_prefill_scan_args {
     void *final_state;                /* shaped as initial_state, may be the same memory; null: not written */
     const int32_t *read_slots;  /* [N]: slot of each sequence in initial_state; null: slot n for sequence n. Out of
                                    range: the sequence starts from zeros. */
-    const int32_t *write_slots; /* [N]: slot of each sequence in final_state; null: slot n for sequence n. Out of range: skipped. */
+    const int32_t *write_slots; /* [N]: slot of each sequence in final_state; null: slot n for sequence n. Out of range:
+                                   skipped. */
     void *snapshots;            /* shaped as final_state: states after some chunks */
     const int32_t *snapshot_slots; /* [tokens / 64 + sequences]: slot in snapshots of the state after each chunk, in
                                       the order of records; out of range: not written; null: no snapshots */
@@ -231,8 +232,8 @@ typedef struct dwk_conv_part {
 } dwk_conv_part;
 
 /* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. Weight, bias and
- * state have the channels of q, then k, then v. With DWK_CONV_QK_L2NORM the rows of q and k have up to 256 channels. The
- * first `gates.groups` workgroups, a multiple of the dies, compute g and beta. */
+ * state have the channels of q, then k, then v. With DWK_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
+ * The first `gates.groups` workgroups, a multiple of the dies, compute g and beta. */
 typedef struct dwk_conv_args {
     dwk_conv_part q;
     dwk_conv_part k;
@@ -257,13 +258,13 @@ typedef struct dwk_conv_args {
     int32_t width; /* 2..4 */
     int32_t weight_type;
     int32_t bias_type;
-    int32_t run_log2;   /* log2 of consecutive tokens per thread */
-    int32_t block_log2; /* log2 of consecutive tokens per block of tokens */
-    int32_t groups;     /* workgroups per block of tokens */
-    int32_t dies;       /* dies of the GPU, which deals workgroups to them in turn */
-    int32_t die_groups; /* workgroups per die */
-    uint32_t flags;     /* DWK_CONV_* */
-    int32_t team_log2;  /* log2 of threads per head of q or k, 4 or 5; with DWK_CONV_QK_L2NORM */
+    int32_t run_log2;        /* log2 of consecutive tokens per thread */
+    int32_t block_log2;      /* log2 of consecutive tokens per block of tokens */
+    int32_t groups;          /* workgroups per block of tokens */
+    int32_t dies;            /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t die_groups;      /* workgroups per die */
+    uint32_t flags;          /* DWK_CONV_* */
+    int32_t lane_group_log2; /* log2 of threads per head of q or k, 4 or 5; with DWK_CONV_QK_L2NORM */
 } dwk_conv_args;
 
 /* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */
@@ -295,18 +296,18 @@ typedef struct dwk_norm_args {
  * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
  * head), `slabs` is 1. */
 typedef struct dwk_decode_args {
-    const void *q;              /* [B, T, HK, K] */
-    const void *k;              /* [B, T, HK, K] */
-    const void *v;              /* [B, T, HV, V] */
-    const void *g;              /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
-    const void *beta;           /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
-    const void *a_log;          /* [HV], with DWK_RAW_GATES */
-    const void *dt_bias;        /* [HV], with DWK_RAW_GATES; null: 0 */
-    void *o;                    /* [B, T, HV, V] */
-    void *state;                /* [slots, HV, K, V] or [slots, HV, V, K] */
-    void *states;               /* [B, T, HV, ...] as `state`: state after every token; `state` is then not written. Or null */
-    const int32_t *slots;       /* [B]: slot that each sequence reads; null: slot n for sequence n */
-    const int32_t *write_slots; /* [B]: slot that each sequence writes; null: the slot that it reads */
+    const void *q;       /* [B, T, HK, K] */
+    const void *k;       /* [B, T, HK, K] */
+    const void *v;       /* [B, T, HV, V] */
+    const void *g;       /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
+    const void *beta;    /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
+    const void *a_log;   /* [HV], with DWK_RAW_GATES */
+    const void *dt_bias; /* [HV], with DWK_RAW_GATES; null: 0 */
+    void *o;             /* [B, T, HV, V] */
+    void *state;         /* [slots, HV, K, V] or [slots, HV, V, K] */
+    void *states;        /* [B, T, HV, ...] as `state`: state after every token; `state` is then not written. Or null */
+    const int32_t *slots;             /* [B]: slot that each sequence reads; null: slot n for sequence n */
+    const int32_t *write_slots;       /* [B]: slot that each sequence writes; null: the slot that it reads */
     const uint8_t *has_initial_state; /* [B], 0: the sequence starts from zeros; null: every sequence has a state */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;

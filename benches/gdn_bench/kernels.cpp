@@ -46,7 +46,7 @@ class Unpartitioned : public Prefill {
         const dwk_token_strides keys = dense(s.key_heads, s.key_dim), values = dense(s.value_heads, s.value_dim);
         const dwk_token_strides scalars = dense(s.value_heads, 1);
         const dwk_state_strides states = {int64_t{s.value_heads} * s.key_dim * s.value_dim,
-                                         int64_t{s.key_dim} * s.value_dim, s.value_dim};
+                                          int64_t{s.key_dim} * s.value_dim, s.value_dim};
 
         dwk_prefill_prepare_args prepare = {};
         prepare.q = x.q.address();
@@ -66,8 +66,8 @@ class Unpartitioned : public Prefill {
         prepare.key_dim = s.key_dim;
         prepare.value_dim = s.value_dim;
         prepare.g_type = prepare.beta_type = DWK_F32;
-        prepare.parts = 1;
-        prepare.part_heads = s.value_heads / s.key_heads;
+        prepare.head_groups = 1;
+        prepare.group_heads = s.value_heads / s.key_heads;
         prepare.dies = dies_;
 
         dwk_prefill_scan_args scan = {};

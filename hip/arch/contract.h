@@ -38,7 +38,7 @@
 //   -- tiles.h
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
 //   Run, run                            a lane's elements in consecutive rows: a vector of `run` floats
-//   Place(lane).row(e) .column(e)       where element e is
+//   LaneMap(lane).row(e) .column(e)       where element e is
 //   ColumnFactor, columns_at(v, map)    one number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element
 //   Operand, operand_words              16x16 numbers of 16 bits: `operand_words` words a lane
@@ -87,8 +87,8 @@ template struct Products<Bf16>;
 template struct Products<F16>;
 static_assert(__is_same(decltype(multiply_transposed_f32(Tile{}, Tile{}, Tile{})), Tile), "f32 products");
 static_assert(__is_same(decltype(minus_product(Tile{}, Tile{}, Tile{})), Tile), "c - a b");
-static_assert(__is_same(decltype(Tile{} * columns_at(nullptr, Place(0))), Tile), "column factors multiply a tile");
-static_assert(__is_same(decltype(Place(0).row(0)), int) && __is_same(decltype(Place(0).column(0)), int), "places");
+static_assert(__is_same(decltype(Tile{} * columns_at(nullptr, LaneMap(0))), Tile), "column factors multiply a tile");
+static_assert(__is_same(decltype(LaneMap(0).row(0)), int) && __is_same(decltype(LaneMap(0).column(0)), int), "places");
 static_assert(__is_same(decltype(operand_element(0, 0)), int) && __is_same(decltype(operand_row(0, 0)), int), "places");
 static_assert(__is_same(decltype(exp2(0.0f)), float) && __is_same(decltype(exp(0.0f)), float) &&
                   __is_same(decltype(log(0.0f)), float) && __is_same(decltype(rsqrt(0.0f)), float) &&

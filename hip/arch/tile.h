@@ -8,8 +8,8 @@ namespace tile {
 using arch::Bf16;
 using arch::ColumnFactor;
 using arch::F16;
+using arch::LaneMap;
 using arch::Operand;
-using arch::Place;
 using arch::Tile;
 using arch::Window;
 
@@ -19,7 +19,7 @@ using arch::rounded;
 using arch::widened;
 
 // Values of 16 rows, one for each of a lane's elements. Multiplying a tile by the result scales the rows.
-DEVICE Tile rows_at(const float *values, Place at) {
+DEVICE Tile rows_at(const float *values, LaneMap at) {
     Tile out;
     for (int e = 0; e < elements; e += arch::run) {
         const arch::Run consecutive = *(const arch::Run *)(values + at.row(e));

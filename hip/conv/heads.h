@@ -31,7 +31,7 @@ DEVICE void run_apart(const dwk_conv_args &x, Work &work, int part, int channel,
             const float y = channel_at<T>(x, work, t);
             squares = __builtin_fmaf(y, y, squares);
         }
-        const float factor = norm_factor(squares, x.team_log2);
+        const float factor = norm_factor(squares, x.lane_group_log2);
 #pragma unroll 1
         for (int c = channel; c < end; ++c) {
             place(work, x, part, c, has_state, slot);
@@ -48,9 +48,10 @@ DEVICE void run_apart(const dwk_conv_args &x, Work &work, int part, int channel,
 
 // Convolves the runs of a lane group, which owns a head of q or k. All threads of the group take the same branches.
 template <class T>
-DEVICE void run_team(const dwk_conv_args &x, Work &work, int part, int group, bool has_state, int slot, bool padding) {
-    const int dim = x.q.dim, head = (group >> x.team_log2) * dim;
-    const int own = (group & ((1 << x.team_log2) - 1)) * octet;
+DEVICE void run_lane_group(const dwk_conv_args &x, Work &work, int part, int group, bool has_state, int slot,
+                           bool padding) {
+    const int dim = x.q.dim, head = (group >> x.lane_group_log2) * dim;
+    const int own = (group & ((1 << x.lane_group_log2) - 1)) * octet;
     work.writes = own < dim;
     if (!rows_are_whole(x, part)) {
         run_apart<T>(arch::reread(x), work, part, head + own, head + min_of(own + octet, dim), has_state, slot,

@@ -12,30 +12,30 @@ constexpr int rows_at_once = 4; // rows whose loads are in flight together
 // Whether rows of a head are divided by their norm. The threads of a lane group sum the squares.
 enum Norm { without_norm, with_norm };
 
-// 1 / |y| of a row, equal in all 2^team_log2 threads of the lane group. `squares`: this thread's sum.
-DEVICE float norm_factor(float squares, int team_log2) {
+// 1 / |y| of a row, equal in all 2^lane_group_log2 threads of the lane group. `squares`: this thread's sum.
+DEVICE float norm_factor(float squares, int lane_group_log2) {
     float sum = arch::row_sum(squares);
-    if (team_log2 > 4) {
+    if (lane_group_log2 > 4) {
         sum += arch::other_row(sum);
     }
     return math::inverse_norm(sum);
 }
 
 // y / |y|. `counts`: whether the octet belongs to the row.
-template <class Values> DEVICE Values normed(Values y, bool counts, int team_log2) {
+template <class Values> DEVICE Values normed(Values y, bool counts, int lane_group_log2) {
     f32x2 squares{};
     for (int i = 0; i < octet; i += 2) {
         const f32x2 pair{y[i], y[i + 1]};
         squares = __builtin_elementwise_fma(pair, pair, squares);
     }
-    return y * norm_factor(counts ? squares.x + squares.y : 0.0f, team_log2);
+    return y * norm_factor(counts ? squares.x + squares.y : 0.0f, lane_group_log2);
 }
 
 // Computes y = activation(filter * x), and y / |y| with norms, for `Rows` tokens from `from` to `to`. Advances both
 // pointers.
 template <int Rows, Norm Norms, class T, int Width, int N>
 DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
-                 int team_log2, const char *&from, char *&to) {
+                 int lane_group_log2, const char *&from, char *&to) {
     typename Channels<N>::Bits raw[Rows];
     for (int i = 0; i < Rows; ++i) {
         raw[i] = Channels<N>::load(from);
@@ -44,7 +44,7 @@ DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values
     for (int i = 0; i < Rows; ++i) {
         typename Channels<N>::Values y = filter.apply(before, raw[i]);
         if constexpr (Norms == with_norm) {
-            y = normed(y, work.writes, team_log2);
+            y = normed(y, work.writes, lane_group_log2);
         }
         if (Norms == without_norm || work.writes) {
             Channels<N>::store(to, Channels<N>::template rounded<T>(y));
@@ -84,11 +84,11 @@ template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_
     int left = work.end - work.begin;
 #pragma unroll 1
     for (; left >= rows_at_once; left -= rows_at_once) {
-        step<rows_at_once, Norms>(filter, before, work, x.team_log2, from, to);
+        step<rows_at_once, Norms>(filter, before, work, x.lane_group_log2, from, to);
     }
 #pragma unroll 1
     for (; left > 0; --left) {
-        step<1, Norms>(filter, before, work, x.team_log2, from, to);
+        step<1, Norms>(filter, before, work, x.lane_group_log2, from, to);
     }
 }
 

@@ -48,7 +48,7 @@ template <bool Wide, bool ValueMajor, int Keys> struct Share {
 };
 
 // Work of a team: a (sequence, value head) and 32 value columns.
-struct Place {
+struct Work {
     int sequence;
     int head;
     int key_head;
@@ -56,13 +56,13 @@ struct Place {
 };
 
 // Work of this team. Workgroups of one (sequence, key head) read the same q and k, so they go to one die.
-DEVICE Place place_of(const dwk_decode_args &x) {
+DEVICE Work work_of(const dwk_decode_args &x) {
     const int group = x.value_heads / x.key_heads;
     const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.batch * x.key_heads, group * x.slabs, x.dies);
     const int sequence = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - sequence * x.key_heads;
     const int of_group = arch::uniform_value(to.member / x.slabs);
     const int head = dispatch::value_head(x, key_head, group, of_group);
-    return Place{sequence, head, key_head, (to.member - of_group * x.slabs + team()) * columns};
+    return Work{sequence, head, key_head, (to.member - of_group * x.slabs + team()) * columns};
 }
 
 } // namespace

@@ -37,7 +37,7 @@ DEVICE float widen_raw(int raw, int type) {
 
 DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
 
-template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Place &at, int t) {
+template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
     Token out{};
     const int token = at.sequence * x.tokens + t;
     const bool of_k = member() >= threads / 2;

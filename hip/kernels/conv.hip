@@ -47,7 +47,7 @@ template <class T> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
     if (x.flags & DWK_CONV_QK_L2NORM) {
         const dwk_conv_args &y = arch::reread(x);
         if (share_of(work, part, group, y, blocks_before, next()) && part < 2) {
-            run_team<T>(y, work, part, group, has_state, slot, padding);
+            run_lane_group<T>(y, work, part, group, has_state, slot, padding);
         }
     }
     const dwk_conv_args &y = arch::reread(x);

@@ -40,8 +40,8 @@ DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms n
 
 // S <- decay S + k d^T, [K, 32], for the thread's elements.
 template <class T, class S>
-DEVICE void update_state(Part<S> &part, Gates gates, Norms norms, const Exchange &exchange) {
-    typedef typename Part<S>::Columns Columns;
+DEVICE void update_state(StateShare<S> &share, Gates gates, Norms norms, const Exchange &exchange) {
+    typedef typename StateShare<S>::Columns Columns;
     Columns d;
     for (int i = 0; i < S::across; ++i) {
         d[i] = norms.k * exchange.d[S::column(i)];
@@ -50,21 +50,21 @@ DEVICE void update_state(Part<S> &part, Gates gates, Norms norms, const Exchange
         float k[S::run];
         keys_of<T, S>(k, exchange.k, j);
         for (int e = 0; e < S::run; ++e) {
-            const Columns kept = gates.decay * part.s[j][e];
-            part.s[j][e] = __builtin_elementwise_fma((Columns)k[e], d, kept);
+            const Columns kept = gates.decay * share.s[j][e];
+            share.s[j][e] = __builtin_elementwise_fma((Columns)k[e], d, kept);
         }
     }
 }
 
 // Computes a token: updates the state and stores the output.
 template <class T, bool Norm, class S>
-DEVICE void advance(Part<S> &part, const Token &token, const Total &total, Gates gates, const dwk_decode_args &x,
-                    const Place &at, int t, Exchange &exchange, Row *row_of_head) {
+DEVICE void advance(StateShare<S> &share, const Token &token, const Total &total, Gates gates, const dwk_decode_args &x,
+                    const Work &at, int t, Exchange &exchange, Row *row_of_head) {
     const Norms norms = norms_of(total, x);
     const int own = member() % columns;
     solve_d<T>(token, total, gates, norms, exchange, own);
     arch::team_sync<waves>();
-    update_state<T>(part, gates, norms, exchange);
+    update_state<T>(share, gates, norms, exchange);
     // o = scale (decay S0^T q + (k.q) d). Valid only in the upper half of the threads, which hold w = S0^T q.
     const float written = norms.k * total.dot[2] * exchange.d[own];
     float o = math::canonical(x.scale * (norms.q * __builtin_fmaf(gates.decay, total.column, written)));
@@ -81,16 +81,16 @@ DEVICE bool is_slot(int slot, int slots) { return slot >= 0 && slot < slots; }
 
 // Computes all tokens of a sequence. `read`, `write`: slots of the state, or -1.
 template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm>
-DEVICE void walk(const dwk_decode_args &x, const Place &at, int read, int write, Exchange &exchange, Row *row) {
+DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, Exchange &exchange, Row *row) {
     typedef Share<Wide, ValueMajor, Keys> S;
     typedef Pieces<S, ValueMajor> Own;
     Token token = load_token<Norm>(arch::reread(x), at, 0);
-    Part<S> part{};
+    StateShare<S> share{};
     if (read >= 0) {
         const dwk_decode_args &y = arch::reread(x);
         const int64_t element = read * y.state_strides.sequence + at.head * y.state_strides.head;
         const state::Head from(y.state, element, y.state_strides.row, Wide ? DWK_F32 : DWK_BF16);
-        load_part<S, Wide>(part, Own(from, at.column, y.key_dim, y.value_dim));
+        load_state_share<S, Wide>(share, Own(from, at.column, y.key_dim, y.value_dim));
     }
 #pragma unroll 1
     for (int t = 0; t < x.tokens; ++t) {
@@ -101,19 +101,19 @@ DEVICE void walk(const dwk_decode_args &x, const Place &at, int read, int write,
         (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = keys;
         const Gates gates = gates_of(token, arch::reread(x));
         arch::team_sync<waves>();
-        const Sums<S> sums = sums_of<T, S>(part, exchange);
+        const Sums<S> sums = sums_of<T, S>(share, exchange);
         Token next = token;
         if (t + 1 < x.tokens) {
             next = load_token<Norm>(arch::reread(x), at, t + 1);
         }
-        advance<T, Norm>(part, token, total_of<S>(sums, exchange), gates, arch::reread(x), at, t, exchange, row);
+        advance<T, Norm>(share, token, total_of<S>(sums, exchange), gates, arch::reread(x), at, t, exchange, row);
         token = next;
         const dwk_decode_args &y = arch::reread(x);
         if (y.states) {
             const dwk_state_strides &each = y.states_strides;
             const int64_t element = at.sequence * each.sequence + t * y.states_token + at.head * each.head;
             const state::Head to(y.states, element, each.row, y.states_type);
-            store_part<S>(part, Own(to, at.column, y.key_dim, y.value_dim));
+            store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
         }
     }
     // Completes the last load. While a load is in flight, each store would wait for the store before it.
@@ -122,7 +122,7 @@ DEVICE void walk(const dwk_decode_args &x, const Place &at, int read, int write,
         const dwk_decode_args &y = arch::reread(x);
         const int64_t element = write * y.state_strides.sequence + at.head * y.state_strides.head;
         const state::Head to(y.state, element, y.state_strides.row, Wide ? DWK_F32 : DWK_BF16);
-        store_part<S>(part, Own(to, at.column, y.key_dim, y.value_dim));
+        store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
     }
 }
 
@@ -134,7 +134,7 @@ template <class T, int Keys, bool Norm> DEVICE void recur(const dwk_decode_args 
         SHARED static Row shared_row;
         row = &shared_row;
     }
-    const Place at = place_of(x);
+    const Work at = work_of(x);
     const int slot = x.slots ? arch::uniform(x.slots + at.sequence) : at.sequence;
     const int write_slot = x.write_slots ? arch::uniform(x.write_slots + at.sequence) : slot;
     const bool reads = is_slot(slot, x.slot_count), writes = is_slot(write_slot, x.slot_count);

@@ -120,7 +120,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    run_other_waves<T, Keys, true>(x, segment, work);
+    run_helper_waves<T, Keys, true>(x, segment, work);
     run_state_waves<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
 }
 

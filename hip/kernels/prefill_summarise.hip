@@ -54,7 +54,7 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
     const dwk_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
     if (of_m) {
-        store_parts<Keys>(state, second_part(summary, y), column, y.key_dim);
+        store_high_low<Keys>(state, second_part(summary, y), column, y.key_dim);
     } else {
         store_matrix<Keys>(state, summary, column, columns, y.key_dim);
     }
@@ -82,7 +82,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         return;
     }
     // Columns beyond V count as zeros.
-    run_other_waves<T, Keys, false>(x, segment, work);
+    run_helper_waves<T, Keys, false>(x, segment, work);
     run_state_waves<Keys, false>(
         [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, from_zeros); });
 }

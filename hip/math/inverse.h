@@ -21,7 +21,7 @@ struct Blocks {
         return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
     }
 
-    DEVICE_MEMBER void put(int block, Tile x, Place at_) {
+    DEVICE_MEMBER void put(int block, Tile x, LaneMap at_) {
         for (int e = 0; e < elements; e += arch::run) {
             arch::Run consecutive;
             for (int i = 0; i < arch::run; ++i) {
@@ -30,7 +30,7 @@ struct Blocks {
             *(arch::Run *)(at + place(block, at_.row(e), at_.column(e))) = consecutive;
         }
     }
-    DEVICE_MEMBER Tile get(int block, Place at_) const {
+    DEVICE_MEMBER Tile get(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; e += arch::run) {
             const arch::Run consecutive = *(const arch::Run *)(at + place(block, at_.row(e), at_.column(e)));
@@ -40,7 +40,7 @@ struct Blocks {
         }
         return out;
     }
-    DEVICE_MEMBER Tile get_transposed(int block, Place at_) const {
+    DEVICE_MEMBER Tile get_transposed(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; ++e) {
             out[e] = at[place(block, at_.column(e), at_.row(e))];
@@ -105,7 +105,7 @@ DEVICE Tile join(Tile a21_transposed, Tile t11, Tile t22_transposed) {
 }
 
 // x^T, as a product with the identity.
-DEVICE Tile transposed(Tile x, Place at) {
+DEVICE Tile transposed(Tile x, LaneMap at) {
     Tile identity;
     for (int e = 0; e < elements; ++e) {
         identity[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;

@@ -127,7 +127,7 @@ template <int Keys> class Chain {
 #pragma unroll
             for (int t = 0; t < ahead; ++t) {
                 const MatrixTile m = tiles_of_m[Slot][t];
-                const StateParts s = exchange.get(buffer, first + t, lane);
+                const HighLow s = exchange.get(buffer, first + t, lane);
                 const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
                     Tile &sum = sums[term % product_sums][r];
                     sum = arch::Bf16::mma(left, right, sum);
@@ -157,7 +157,7 @@ template <int Keys> class Chain {
     StateExchange<Keys> &exchange;
     const int key_dim;
     const int lane;
-    const Place at;
+    const LaneMap at;
     const int first_row;
     const bool has_rows; // whether the lane's rows are below K: all or none, as K is a multiple of 16
     float *n;            // N of the current segment, this slab's columns

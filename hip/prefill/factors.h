@@ -25,12 +25,12 @@ DEVICE Tile decay(Tile rows, ColumnFactor columns) {
 }
 
 // D_ij^T = exp(G_i - G_j) of block (i, j), transposed.
-DEVICE Tile chunk_decay(const ChunkFactors &factors, int i, int j, Place at) {
+DEVICE Tile chunk_decay(const ChunkFactors &factors, int i, int j, LaneMap at) {
     return decay(-rows_at(factors.gate_sum + 16 * j, at), -columns_at(factors.gate_sum + 16 * i, at));
 }
 
 // Keeps the strictly lower part of a diagonal block; the block is given transposed.
-DEVICE Tile strictly_lower(Tile transposed, Place at) {
+DEVICE Tile strictly_lower(Tile transposed, LaneMap at) {
     for (int e = 0; e < elements; ++e) {
         transposed[e] = at.row(e) < at.column(e) ? transposed[e] : 0.0f;
     }
@@ -38,7 +38,7 @@ DEVICE Tile strictly_lower(Tile transposed, Place at) {
 }
 
 // Calls f(row of the chunk, x) for each diagonal element of a diagonal block that this lane holds.
-template <class F> DEVICE void on_diagonal(Tile x, int row_tile, Place at, F f) {
+template <class F> DEVICE void on_diagonal(Tile x, int row_tile, LaneMap at, F f) {
     for (int e = 0; e < elements; ++e) {
         if (at.row(e) == at.column(e)) {
             f(16 * row_tile + at.column(e), x[e]);

@@ -8,12 +8,12 @@
 //   tiles_ahead(key_tiles)         column tiles of M loaded ahead of the product
 //   matrices_held(key_tiles)       matrices M held in registers or being loaded to them
 //   combine_residency              residency for KERNEL
-//   store_parts<Keys>(m, to, column, K)
+//   store_high_low<Keys>(m, to, column, K)
 //                                  stores M to a summary, as high and low numbers
 //   MatrixTile, load_matrix_tile(matrix, first_row, tile, K, lane)
 //                                  a column tile of a wave's rows of M: .high(row tile) and .low(row tile)
-//   StateParts, StateExchange<Keys>
-//                                  S in shared memory: .put and .get(buffer, tile, lane), a StateParts {high, low}
+//   HighLow, StateExchange<Keys>
+//                                  S in shared memory: .put and .get(buffer, tile, lane), a HighLow {high, low}
 #pragma once
 
 #if defined(__NVPTX__)
@@ -25,6 +25,6 @@
 namespace prefill {
 
 static_assert(wave_rows == 16 * row_tiles, "a wave's rows are whole tiles");
-static_assert(2 * sizeof(Operand) == sizeof(StateParts), "two operands");
+static_assert(2 * sizeof(Operand) == sizeof(HighLow), "two operands");
 
 } // namespace prefill

@@ -26,9 +26,9 @@ typedef f32x4 Run;
 constexpr int run = 4;
 
 // Lane map: row and column in the tile of a lane's element e.
-class Place {
+class LaneMap {
   public:
-    DEVICE_MEMBER explicit Place(int lane) : first_row(lane / 16 * 4), only_column(lane % 16) {}
+    DEVICE_MEMBER explicit LaneMap(int lane) : first_row(lane / 16 * 4), only_column(lane % 16) {}
     DEVICE_MEMBER int row(int element) const { return first_row + element; }
     DEVICE_MEMBER int column(int) const { return only_column; }
 
@@ -39,7 +39,7 @@ class Place {
 
 // One number for each of a lane's columns. Multiplying a tile by it scales the columns.
 typedef float ColumnFactor;
-DEVICE ColumnFactor columns_at(const float *values, Place at) { return values[at.column(0)]; }
+DEVICE ColumnFactor columns_at(const float *values, LaneMap at) { return values[at.column(0)]; }
 
 // c - a b, in two halves. Computed as a whole tile, half of the sign changes would take extra instructions.
 DEVICE Tile minus_product(Tile c, Tile a, Tile b) {

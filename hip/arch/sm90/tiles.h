@@ -18,9 +18,9 @@ typedef f32x2 Run;
 constexpr int run = 2;
 
 // Lane map: row and column in the tile of a lane's element e.
-class Place {
+class LaneMap {
   public:
-    DEVICE_MEMBER explicit Place(int lane) : first_row((u32)lane % 4 * 2), first_column((u32)lane / 4) {}
+    DEVICE_MEMBER explicit LaneMap(int lane) : first_row((u32)lane % 4 * 2), first_column((u32)lane / 4) {}
     DEVICE_MEMBER int row(int element) const { return first_row + element / 4 * 8 + element % 2; }
     DEVICE_MEMBER int column(int element) const { return first_column + element / 2 % 2 * 8; }
 
@@ -31,7 +31,7 @@ class Place {
 
 // One number for each of a lane's columns. Multiplying a tile by it scales the columns.
 typedef Tile ColumnFactor;
-DEVICE ColumnFactor columns_at(const float *values, Place at) {
+DEVICE ColumnFactor columns_at(const float *values, LaneMap at) {
     const float a = values[at.column(0)], b = values[at.column(2)];
     return ColumnFactor{a, a, b, b, a, a, b, b};
 }

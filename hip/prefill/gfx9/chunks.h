@@ -34,17 +34,16 @@ template <int Keys> class ChunkLoader {
             columns[c] = column_of(column_offset, 0, c);
         }
         for (int r = 0; r < elements; ++r) {
-            v_offset[r] = (16 * wave + Place(lane).row(r)) * v.stride + value_offset;
+            v_offset[r] = (16 * wave + LaneMap(lane).row(r)) * v.stride + value_offset;
         }
-        factor_offset = (16 * wave + Place(lane).row(0)) * 4;
-        t = LowerBlocks::Place::of_t(wave);
+        factor_offset = (16 * wave + LaneMap(lane).row(0)) * 4;
+        t = LowerBlocks::Offsets::of_t(wave);
     }
 
     // Limits loads to the chunk's `rows` rows, at least 0.
     DEVICE_MEMBER void limit(int rows) {
         if (rows < chunk) {
-            rows =
-                arch::opaque_uniform(arch::uniform_value(rows)); // otherwise the compiler keeps three loop counters
+            rows = arch::opaque_uniform(arch::uniform_value(rows)); // otherwise the compiler keeps three loop counters
             k.limit(rows);
             v.limit(rows);
         }
@@ -107,7 +106,7 @@ template <int Keys> class ChunkLoader {
     Records record;
     const int key_dim;
     u32 k_offset, column_offset, columns[tiles], v_offset[elements], factor_offset;
-    LowerBlocks::Place t;
+    LowerBlocks::Offsets t;
 };
 
 // Walks a segment's chunks in the waves that hold the state: all waves of prefill_summarise, half of prefill_scan's.
@@ -330,7 +329,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Transposes the wave's key elements of K, exactly: a product with the identity gives each lane four rows of a
     // column.
     template <int First, int End> DEVICE_MEMBER void transpose(Tile (&to)[key_tiles][tiles]) const {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         Tile one;
         for (int e = 0; e < elements; ++e) {
             one[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;

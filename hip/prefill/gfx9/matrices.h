@@ -70,7 +70,7 @@ template <class T> struct Products {
 
     // Sets factors.k_norm = |k|^2, from the diagonal of K K^T.
     DEVICE_MEMBER void key_squares(ChunkFactors &factors) const {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         for (int i = 0; i < tiles; ++i) {
             on_diagonal(kk[lower_block(i, i)], i, at, [&](int token, float x) { factors.k_norm[token] = x; });
         }
@@ -78,7 +78,7 @@ template <class T> struct Products {
 
     // Scales rows and columns by 1 / |q| and 1 / |k|. The diagonals hold |q|^2 and |k|^2.
     DEVICE_MEMBER void normalise(ChunkFactors &factors) {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         key_squares(factors);
         for (int i = 0; i < tiles; ++i) {
             on_diagonal(qq[i], i, at, [&](int token, float x) { factors.q_norm[token] = x; });
@@ -110,7 +110,7 @@ template <class T> class ChunkSolver {
                                      const Diagonal &diagonal) const {
         // Opaque: otherwise each comparison of row and column occupies two scalar registers during the loop over heads.
         const int same_lane = arch::opaque(arch::lane());
-        const Place at(same_lane), later(arch::opaque(arch::lane()));
+        const LaneMap at(same_lane), later(arch::opaque(arch::lane()));
         Tile blocks[lower_blocks]; // A
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
@@ -138,7 +138,7 @@ template <class T> class ChunkSolver {
     // Computes T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed. Calls put(i, j, block) as soon as
     // a block of T is known.
     template <class Put>
-    DEVICE_MEMBER void invert(const Tile (&blocks)[lower_blocks], const Put &put, Place at, int lane) const {
+    DEVICE_MEMBER void invert(const Tile (&blocks)[lower_blocks], const Put &put, LaneMap at, int lane) const {
         const auto a = [&](int i, int j) __attribute__((always_inline)) { return blocks[lower_block(i, j)]; };
         for (int b = 0; b < tiles; ++b) {
             exchange.put(b, a(b, b), at);

@@ -21,12 +21,12 @@ template <class T, int Keys> class OutputChunks {
         : shared(exchange<Keys, true>()), values(shared_values()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), record(x, s.record, head),
-          at_p(LowerBlocks::Place::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin) {
+          at_p(LowerBlocks::Offsets::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin) {
         const int lane = arch::lane();
         q_offset = (16 * row + lane % 16) * q.stride + arch::eighth(lane) * 16;
-        factor_offset = (16 * row + Place(lane).row(0)) * 4;
+        factor_offset = (16 * row + LaneMap(lane).row(0)) * 4;
         for (int r = 0; r < elements; ++r) {
-            o_offset[r] = (16 * row + Place(lane).row(r)) * o.stride + value_offset;
+            o_offset[r] = (16 * row + LaneMap(lane).row(r)) * o.stride + value_offset;
         }
     }
 
@@ -161,7 +161,7 @@ template <class T, int Keys> class OutputChunks {
     Values &values;
     TokenRows q, o;
     Records record;
-    const LowerBlocks::Place at_p;
+    const LowerBlocks::Offsets at_p;
     const int key_dim;
     const float scale;
     u32 q_offset, factor_offset, o_offset[elements];
@@ -176,7 +176,7 @@ template <class T, int Keys> class OutputChunks {
 
 // Runs the output waves, which end here. The waves that hold the state return.
 template <class T, int Keys, bool Outputs>
-DEVICE void run_other_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     if constexpr (Outputs) {
         if (arch::wave() < scan_waves) {
             arch::set_priority<1>();

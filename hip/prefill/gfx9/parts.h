@@ -19,19 +19,19 @@ constexpr int matrices_held(int) { return 1; }
 constexpr int combine_residency = 2;
 
 // Splits x into two bf16 numbers, the greater in the high half.
-DEVICE int two_parts(float x) {
+DEVICE int pack_high_low(float x) {
     const float high = arch::Bf16::high(arch::Bf16::pack(0.0f, x));
     return arch::Bf16::pack(x - high, x);
 }
 
 // Stores M^T [column, K] to a summary, as pairs of bf16.
-template <int Keys> DEVICE void store_parts(const State<Keys> &s, float *to, int column, int key_dim) {
+template <int Keys> DEVICE void store_high_low(const State<Keys> &s, float *to, int column, int key_dim) {
     for_each_run<Keys>(column, key_dim, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
         arch::Run x;
 #pragma unroll
         for (int r = 0; r < arch::run; ++r) {
             const float value = s[t][j][e + r];
-            x[r] = bits<float>(two_parts(value));
+            x[r] = bits<float>(pack_high_low(value));
         }
         *(arch::Run *)(to + index) = x;
     });
@@ -76,7 +76,7 @@ DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile,
 }
 
 // Operand tile of S, high and low.
-struct StateParts {
+struct HighLow {
     Operand high, low;
 };
 
@@ -85,9 +85,11 @@ struct StateParts {
 template <int Keys> struct StateExchange {
     int at[2][16][Keys + 4];
 
-    DEVICE_MEMBER void put(float value, int buffer, int row, int column) { at[buffer][column][row] = two_parts(value); }
-    DEVICE_MEMBER StateParts get(int buffer, int tile, int lane) const {
-        StateParts out;
+    DEVICE_MEMBER void put(float value, int buffer, int row, int column) {
+        at[buffer][column][row] = pack_high_low(value);
+    }
+    DEVICE_MEMBER HighLow get(int buffer, int tile, int lane) const {
+        HighLow out;
         for (int w = 0; w < arch::operand_words; ++w) {
             const int row = 16 * tile + arch::operand_element(w, lane);
             const int *s = &at[buffer][arch::operand_row(w, lane)][row];

@@ -55,7 +55,7 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
         const dwk_prefill_prepare_args &y = arch::reread(x); // saves scalar registers
         const int head = dispatch::value_head(y, unit.key_head, group, v);
         char *record = (char *)y.records + ((int64_t)unit.record * y.value_heads + head) * DWK_RECORD_BYTES;
-        const int place = row_place(row);
+        const int place = row_position(row);
         const Gates gates =
             GateReader(y, sequence, begin + token, token < rows).gates_of(head, [&]() __attribute__((always_inline)) {
                 return shared.gates[(v - first_head) % gates_at_once][token];
@@ -69,10 +69,10 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
         }
         arch::team_sync<prepare_waves>();
         // T = (I - A)^-1, P                                         [64, 64]
-        solver.write_t_and_p(shared.factors, RecordWriter<T>(record),
-                             [&](int of_row, float product) __attribute__((always_inline)) {
-                                 ((float *)(record + record_rows))[diagonal_row * chunk + row_place(of_row)] = product;
-                             });
+        solver.write_t_and_p(
+            shared.factors, RecordWriter<T>(record), [&](int of_row, float product) __attribute__((always_inline)) {
+                ((float *)(record + record_rows))[diagonal_row * chunk + row_position(of_row)] = product;
+            });
         arch::team_sync<prepare_waves>();
     }
 }

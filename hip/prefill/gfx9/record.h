@@ -9,7 +9,7 @@ namespace prefill {
 using arch::OperandPair;
 
 // Position of a row within a factor of the record.
-DEVICE int row_place(int row) { return row; }
+DEVICE int row_position(int row) { return row; }
 
 // Blocks are stored in pairs, up to the diagonal: two adjacent blocks of a row of blocks. A lane loads 16 bytes of a
 // pair. In even rows the diagonal block has no neighbour, so the diagonal blocks of T and P form a pair.
@@ -46,17 +46,17 @@ template <class T> class RecordWriter {
 class LowerBlocks {
   public:
     // Offsets of the blocks in a record.
-    class Place {
+    class Offsets {
       public:
-        Place() = default;
-        static DEVICE_MEMBER Place of_t(int row) { return Place(row, t_pair(row, 0), t_pair(row, row / 2)); }
-        static DEVICE_MEMBER Place of_p(int row) {
-            return Place(row, p_pair(row, 0), p_pair(row, row / 2) + (row % 2 == 0 ? 8 : 0));
+        Offsets() = default;
+        static DEVICE_MEMBER Offsets of_t(int row) { return Offsets(row, t_pair(row, 0), t_pair(row, row / 2)); }
+        static DEVICE_MEMBER Offsets of_p(int row) {
+            return Offsets(row, p_pair(row, 0), p_pair(row, row / 2) + (row % 2 == 0 ? 8 : 0));
         }
 
       private:
         friend LowerBlocks;
-        DEVICE_MEMBER Place(int row, int first, int last)
+        DEVICE_MEMBER Offsets(int row, int first, int last)
             : before(row < 2 ? Window::nowhere : arch::lane() * 16),
               second(row % 2 == 0 ? Window::nowhere : arch::lane() * 16 + 8),
               first(arch::opaque_uniform(arch::uniform_value(first))),
@@ -65,7 +65,7 @@ class LowerBlocks {
         int first, last; // equal in all lanes
     };
 
-    DEVICE_MEMBER void load(const Window &record, const Place &from) {
+    DEVICE_MEMBER void load(const Window &record, const Offsets &from) {
         before.data = record.load_b128(from.before, from.first);
         last[0] = record.load_b64(arch::lane() * 16, from.last);
         last[1] = record.load_b64(from.second, from.last);

@@ -38,25 +38,25 @@ pub(super) struct Shape {
     pub(super) sequences: usize,
     /// Conv states are read alone.
     pub(super) keeps_states: bool,
-    team: Team,
+    lane_group: LaneGroup,
     division: Division,
 }
 
 /// The threads that share a head of q or k, so as to add up its squares: none do without norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Team {
+struct LaneGroup {
     log2: u32,
     /// Threads that share a token's channels of q, of k, and of v.
     lanes: [usize; 3],
 }
 
-impl Team {
+impl LaneGroup {
     fn new(spec: &ConvSpec) -> Self {
         let octets = |n: usize| n.div_ceil(OCTET);
         let [q, k, v] = spec.channels();
         if !spec.qk_l2norm {
             let lanes = [q, k, v].map(octets);
-            return Team { log2: 0, lanes };
+            return LaneGroup { log2: 0, lanes };
         }
         let log2 = if octets(spec.heads.key_dim) <= 16 {
             4
@@ -64,9 +64,9 @@ impl Team {
             5
         };
         let keys = spec.heads.key << log2;
-        // All of them a multiple of a team, so that none crosses a wave.
+        // All of them a multiple of a lane group, so that none crosses a wave.
         let lanes = [keys, keys, octets(v).next_multiple_of(1 << log2)];
-        Team { log2, lanes }
+        LaneGroup { log2, lanes }
     }
 }
 
@@ -174,8 +174,8 @@ impl Shape {
                 ArgumentError::new("key_dim", ArgumentKind::Shape, spec.heads.key_dim, allowed)
             },
         )?;
-        let team = Team::new(&spec);
-        let lanes = team.lanes.iter().sum();
+        let lane_group = LaneGroup::new(&spec);
+        let lanes = lane_group.lanes.iter().sum();
         let (compute_units, dies) = (context.device().compute_units, context.dies());
         let division = Division::new(lanes, tokens, sequences, compute_units, dies);
         check::ensure(division.grid < 1 << 24, || {
@@ -192,7 +192,7 @@ impl Shape {
             tokens,
             sequences,
             keeps_states: false,
-            team,
+            lane_group,
             division,
         })
     }
@@ -250,7 +250,7 @@ impl Shape {
             groups: self.division.groups as i32,
             dies: self.division.dies as i32,
             die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
-            team_log2: self.team.log2 as i32,
+            lane_group_log2: self.lane_group.log2 as i32,
             flags: flag(spec.activation == Activation::Silu, abi::DWK_CONV_SILU)
                 | flag(spec.qk_l2norm, abi::DWK_CONV_QK_L2NORM)
                 | flag(wide, abi::DWK_CONV_WIDE_LENGTHS)
@@ -260,7 +260,7 @@ impl Shape {
         if let Some(state) = &x.state {
             self.lower_state(state, x.slots.is_some(), &mut arguments)?;
         }
-        let [q, k, v] = self.team.lanes.map(|n| n as i32);
+        let [q, k, v] = self.lane_group.lanes.map(|n| n as i32);
         (arguments.q.lanes, arguments.k.lanes, arguments.v.lanes) = (q, k, v);
         let mut grid = self.division.grid as u32;
         if let Some(gates) = &x.gates {

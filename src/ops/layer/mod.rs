@@ -250,7 +250,7 @@ impl Layer {
             lengths: Lengths::Device(DeviceLengths {
                 sequences,
                 tokens,
-                singles: decodes,
+                decodes: decodes,
             }),
             prefill,
         })

@@ -20,7 +20,7 @@ pub(crate) struct DeviceLengths {
     pub(crate) sequences: usize,
     pub(crate) tokens: usize,
     /// At most as many as sequences and tokens.
-    pub(crate) singles: usize,
+    pub(crate) decodes: usize,
 }
 
 /// The arguments of a launch.
@@ -32,9 +32,9 @@ impl DeviceLengths {
     }
 
     fn rest_bytes(&self) -> usize {
-        match self.singles {
+        match self.decodes {
             0 => 0,
-            singles => ((self.sequences - singles + 1) * 4).next_multiple_of(WORKSPACE_ALIGN),
+            decodes => ((self.sequences - decodes + 1) * 4).next_multiple_of(WORKSPACE_ALIGN),
         }
     }
 
@@ -53,7 +53,7 @@ impl DeviceLengths {
         check::device("cu_seqlens", cu_seqlens.owner(), context)?;
         let (lengths, wide) = cu_seqlens.checked(self.sequences)?;
         let checked = workspace.wrapping_byte_add(STATUS_BYTES);
-        let rest = match self.singles {
+        let rest = match self.decodes {
             0 => ptr::null_mut(),
             _ => checked.wrapping_byte_add(self.checked_bytes()),
         };
@@ -65,7 +65,7 @@ impl DeviceLengths {
             sequences: self.sequences as i32,
             tokens: self.tokens as i32,
             wide: i32::from(wide),
-            singles: self.singles as i32,
+            decodes: self.decodes as i32,
         }))
     }
 }
@@ -78,7 +78,7 @@ impl Lowered {
 
     /// `cu_seqlens` of the sequences after the single tokens, as if these were not there.
     pub(crate) fn rest(&self) -> *const i32 {
-        match self.0.singles {
+        match self.0.decodes {
             0 => self.0.checked,
             _ => self.0.rest,
         }

@@ -133,8 +133,8 @@ impl Shape {
             beta_type: gates.beta_type,
             a_log_type: gates.a_log_type,
             dt_bias_type: gates.dt_bias_type,
-            parts: self.prepare_parts() as i32,
-            part_heads: self.prepare_heads() as i32,
+            head_groups: self.prepare_head_groups() as i32,
+            group_heads: self.prepare_heads() as i32,
             dies: self.dies as i32,
             ..Default::default()
         };

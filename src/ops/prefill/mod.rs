@@ -246,7 +246,7 @@ impl Prefill {
         let lengths = DeviceLengths {
             sequences,
             tokens,
-            singles: 0,
+            decodes: 0,
         };
         Ok(Self::with(context, shape, Lengths::Device(lengths)))
     }
@@ -335,7 +335,7 @@ impl Prefill {
 
     /// Entries of [`Snapshots::slots`].
     pub fn chunk_entries(&self) -> usize {
-        self.shape.slots()
+        self.shape.chunk_entries()
     }
 
     fn counts(&self) -> Counts {

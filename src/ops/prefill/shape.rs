@@ -116,12 +116,12 @@ impl Shape {
             items: self.sequences,
             summaries: 0,
             chains: 0,
-            longest: self.slots().div_ceil(self.sequences.max(1)) as u32,
+            longest: self.chunk_entries().div_ceil(self.sequences.max(1)) as u32,
         }
     }
 
     /// Chunks of the batch, at most: the sequences' own, rounded up where they lie unfavourably.
-    pub(super) fn slots(&self) -> usize {
+    pub(super) fn chunk_entries(&self) -> usize {
         self.batch.rows() / CHUNK + self.sequences
     }
 
@@ -161,7 +161,8 @@ impl Shape {
         let of_heads =
             |items: usize, slabs: usize| items as u64 * self.spec.heads.value as u64 * slabs as u64;
         [
-            (self.slots() as u64 + 1) * (self.spec.heads.key * self.prepare_parts()) as u64,
+            (self.chunk_entries() as u64 + 1)
+                * (self.spec.heads.key * self.prepare_head_groups()) as u64,
             of_heads(counts.summaries, self.summarise_division(counts).slabs),
             of_heads(counts.chains as usize, self.combine_slabs()),
             of_heads(counts.items, self.scan_division(counts).slabs),
@@ -173,17 +174,17 @@ impl Shape {
     pub(super) fn prepare_heads(&self) -> usize {
         let group = self.spec.heads.value / self.spec.heads.key;
         let room = self.compute_units * self.target.prepare_room;
-        let parts = room / (self.slots() * self.spec.heads.key).max(1);
+        let parts = room / (self.chunk_entries() * self.spec.heads.key).max(1);
         group.div_ceil(parts.max(1))
     }
 
     /// Workgroups of prepare for a (chunk, key head).
-    pub(super) fn prepare_parts(&self) -> usize {
+    pub(super) fn prepare_head_groups(&self) -> usize {
         (self.spec.heads.value / self.spec.heads.key).div_ceil(self.prepare_heads())
     }
 
     pub(super) fn record_bytes(&self) -> usize {
-        self.slots() * self.spec.heads.value * RECORD_BYTES
+        self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
     }
 
     /// N of every summary, and M or the initial state.
@@ -205,7 +206,7 @@ impl Shape {
         let states = self.record_bytes();
         let retained = states + self.summary_bytes(counts.summaries);
         let cut = usize::from(counts.summaries > 0);
-        let forgotten = retained + cut * self.slots() * heads * size_of::<f32>();
+        let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
         WorkspaceParts {
             states,
             retained,
@@ -252,7 +253,7 @@ impl Shape {
             self.target.scan(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.scan,
             &[self.spec.heads.value_dim],
-            (counts.items, counts.longest as usize, self.slots()),
+            (counts.items, counts.longest as usize, self.chunk_entries()),
         )
     }
 

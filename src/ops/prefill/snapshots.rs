@@ -128,7 +128,7 @@ pub(super) fn lower(
         return Ok(0);
     };
     scan.snapshot_slots = match (&snapshots.slots, &plan.snapshots) {
-        (Some(slots), None) => slots.checked("snapshot_slots", batch.slots())?,
+        (Some(slots), None) => slots.checked("snapshot_slots", batch.chunk_entries())?,
         (None, Some(table)) => table.address().cast_const().cast(),
         (given, _) => {
             let (was, allowed) = match given {
