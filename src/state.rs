@@ -15,7 +15,7 @@ use crate::types::StateLayout;
 pub struct State<'a> {
     /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
     pub tensor: Tensor<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub layout: StateLayout,
 }
 
@@ -24,7 +24,7 @@ pub struct State<'a> {
 pub struct StateMut<'a> {
     /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
     pub tensor: TensorMut<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub layout: StateLayout,
 }
 
@@ -42,7 +42,7 @@ pub struct StateMut<'a> {
 pub struct StatePool<'a> {
     /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
     pub tensor: TensorMut<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub layout: StateLayout,
     /// The slot that each sequence starts from; absent: those of the plan or, where it has none, slot n for sequence n.
     pub slots: Option<PerSequence<'a, i32>>,

@@ -38,7 +38,7 @@ pub struct CommitConv<'a> {
 
 /// The tensors of one commit of `B` sequences.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct CommitTensors<'a> {
     /// `[B]`, accepted tokens of each sequence: 0 to `T`. What lies outside counts as the nearest of these.
@@ -86,8 +86,8 @@ impl Commit {
     /// Enqueues the commit: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
-    /// the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A launch
+    /// that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &CommitTensors<'_>) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_devices(tensors, &self.context)?;
@@ -98,7 +98,7 @@ impl Commit {
         check_overlaps(tensors)?;
         self.context.make_current()?;
         let _turn = stream.turn();
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernels::commit(), groups, THREADS, &arguments) }
     }
 
@@ -213,7 +213,7 @@ fn check_overlaps(x: &CommitTensors<'_>) -> Checked<()> {
     alias::check(&outputs, &inputs, &[])
 }
 
-/// Every tensor whose context is known must be of `context`.
+/// Checks that every tensor with a known context belongs to `context`.
 fn check_devices(x: &CommitTensors<'_>, context: &Context) -> Checked<()> {
     let conv = x.conv.as_ref();
     let known = [

@@ -25,7 +25,7 @@ pub(crate) const SAME: &[(&str, &str)] = &[("g", "a"), ("beta", "b")];
 
 /// The tensors of a gate computation over `T` tokens and `HV` value heads.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct Gate<'a> {
     /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks ([`TokenScalars::in_blocks`]).
@@ -176,7 +176,7 @@ impl Gate<'_> {
         )
     }
 
-    /// Every tensor whose context is known must be of `context`.
+    /// Checks that every tensor with a known context belongs to `context`.
     pub(crate) fn check_devices(&self, context: &Context) -> Checked<()> {
         let owners = [
             ("a", &self.a.0.owner),

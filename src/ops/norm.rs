@@ -39,7 +39,7 @@ pub enum OutputGate {
 
 /// The tensors of a gated norm over `T` tokens and `HV` value heads. All but the weight are of one type, bf16 or fp16.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct GatedNorm<'a> {
     /// `[T, HV, V]`, V a multiple of 16 up to 256; absent: y, in place.
@@ -58,7 +58,7 @@ pub struct GatedNorm<'a> {
     pub y: TokensMut<'a>,
 }
 
-/// Arguments and grid of one launch.
+/// Launch arguments: the kernel's argument struct and grid.
 pub(crate) struct Lowered {
     kernel: Kernel<dwk_norm_args>,
     arguments: dwk_norm_args,
@@ -244,13 +244,13 @@ impl Lowered {
         &self.arguments
     }
 
-    /// The launch, on the current device.
+    /// Enqueues the kernel on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         if self.groups == 0 {
             return Ok(());
         }
         let (groups, threads) = (self.groups, THREADS as u32);
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { context.launch(stream, self.kernel, groups, threads, &self.arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+//! Checks tensors and computes the kernel's arguments and grid. Pure: uses no device.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -30,7 +30,7 @@ const MOST_GATE_GROUPS: u32 = 64;
 /// Runs of a block of tokens, at most.
 const MOST_RUNS_LOG2: u32 = 4;
 
-/// A batch, as far as it decides the launch.
+/// Properties of a batch that decide the launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) spec: ConvSpec,
@@ -84,7 +84,7 @@ struct Division {
     grid: u64,
 }
 
-/// Arguments and grid of one launch.
+/// Launch arguments: the kernel's argument struct and grid.
 pub(crate) struct Lowered {
     pub(super) arguments: dwk_conv_args,
     pub(super) groups: u32,
@@ -475,7 +475,7 @@ fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()>
     })
 }
 
-/// Every tensor whose context is known must be of `context`.
+/// Checks that every tensor with a known context belongs to `context`.
 pub(super) fn check_devices(x: &ConvTensors<'_>, context: &Context) -> Checked<()> {
     if let Some(gates) = &x.gates {
         gates.check_devices(context)?;

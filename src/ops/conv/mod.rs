@@ -212,7 +212,7 @@ pub struct ConvState<'a> {
 
 /// The tensors of one convolution over `T` packed rows.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct ConvTensors<'a> {
     /// `[N + 1]`, the lengths of a plan of [`Conv::device`]; absent for plans that have their lengths.
@@ -307,8 +307,8 @@ impl Conv {
     /// Enqueues the convolution: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
-    /// the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A launch
+    /// that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
         let lengths = match &self.cu_seqlens {
             Some(own) => {
@@ -341,14 +341,14 @@ impl Conv {
         Ok(self.shape.lower(tensors, lengths)?)
     }
 
-    /// The rest of it, on the current device.
+    /// Enqueues checked launch arguments on the current device.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
         let Lowered { arguments, groups } = lowered;
         if *groups == 0 {
             return Ok(());
         }
         let (kernel, threads) = (self.shape.kernel(), lower::THREADS);
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernel, *groups, threads, arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+//! Checks tensors and computes the kernel's arguments and grid. Pure: uses no device.
 
 use std::ptr;
 
@@ -22,7 +22,7 @@ const NORM_KEY_DIM: usize = 128;
 /// Elements from row to row of a head's state, at most: the kernel's offsets within a head have 31 bits.
 const MAX_ROW_STRIDE: usize = 1 << 21;
 
-/// A batch, as far as it decides the launch.
+/// Properties of a batch that decide the launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     spec: DecodeSpec,
@@ -32,7 +32,7 @@ pub(crate) struct Shape {
     dies: u32,
 }
 
-/// Arguments and grid of one launch.
+/// Launch arguments: the kernel's argument struct and grid.
 pub(crate) struct Lowered {
     pub(super) kernel: Kernel<dwk_decode_args>,
     pub(super) arguments: dwk_decode_args,
@@ -329,7 +329,7 @@ pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
     alias::check(&outputs, &inputs, &[("o", "v")])
 }
 
-/// Every tensor whose context is known must be of `context`.
+/// Checks that every tensor with a known context belongs to `context`.
 pub(super) fn check_devices(x: &DecodeTensors<'_>, context: &Context) -> Checked<()> {
     x.gating.check_devices(context)?;
     let always = [

@@ -81,7 +81,7 @@ impl DecodeSpec {
 /// The tensors of one decode of `B` sequences. A tensor over tokens is `[B, T, ...]`, or `[B T, ...]` with the tokens of
 /// a sequence one after the other, as [`conv`](crate::conv) leaves them.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct DecodeTensors<'a> {
     /// `[B, T, HK, K]`.
@@ -147,8 +147,8 @@ impl Decode {
     /// Enqueues the decode: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
-    /// the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A launch
+    /// that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
         let lowered = self.lower(stream, tensors)?;
         if lowered.groups > 0 {
@@ -166,14 +166,14 @@ impl Decode {
         Ok(self.shape.lower(tensors, self.slots.as_ref())?)
     }
 
-    /// The rest of it, on the current device.
+    /// Enqueues checked launch arguments on the current device.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
         if lowered.groups == 0 {
             return Ok(());
         }
         let (kernel, groups) = (lowered.kernel, lowered.groups);
         let threads = self.context.target().threads(kernel.role());
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
     }
 

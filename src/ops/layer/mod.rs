@@ -127,11 +127,11 @@ pub struct LayerWeights<'a> {
 pub struct LayerStates<'a> {
     /// `[slots, channels, columns]` or `[slots, columns, channels]`, as [`ConvState`](crate::conv::ConvState).
     pub conv: TensorMut<'a, 3>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub conv_layout: ConvStateLayout,
     /// `[slots, HV, K, V]` or `[slots, HV, V, K]`, f32 or bf16.
     pub recurrent: TensorMut<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub recurrent_layout: StateLayout,
     /// The slot of each sequence; absent: slot n for sequence n. A sequence with a negative one, or one beyond the pools,
     /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
@@ -144,7 +144,7 @@ pub struct LayerStates<'a> {
 
 /// The tensors of one layer over `T` packed rows.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct LayerTensors<'a> {
     /// `[N + 1]`, the lengths of a plan of [`Layer::device`]; absent for plans that have their lengths.

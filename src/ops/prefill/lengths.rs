@@ -84,7 +84,7 @@ impl Lowered {
         }
     }
 
-    /// The launch, on the current device.
+    /// Enqueues the kernel on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         let kernel = kernels::prefill_lengths();
         let threads = context.target().threads(kernel.role());

@@ -221,7 +221,7 @@ impl Shape {
         })
     }
 
-    /// Every tensor whose context is known must be of `context`.
+    /// Checks that every tensor with a known context belongs to `context`.
     pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
         check::device("q", &x.q.0.owner, context)?;
         check::device("k", &x.k.0.owner, context)?;

@@ -114,7 +114,7 @@ impl PrefillSpec {
 
 /// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct PrefillTensors<'a> {
     /// `[N + 1]`, the lengths of a plan of [`Prefill::device`]; absent for plans that have their lengths.
@@ -497,9 +497,9 @@ impl Prefill {
         Ok((self.shape).lower(tensors, self.tables(checked), &self.slots, records)?)
     }
 
-    /// The rest of it, on the current device.
+    /// Enqueues checked launch arguments on the current device.
     pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered, part: Part) -> Result<()> {
-        // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe {
             self.shape
                 .enqueue(&self.context, stream, self.kernels, lowered, part)
