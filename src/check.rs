@@ -274,7 +274,7 @@ pub(crate) fn vector(argument: &str, t: &Tensor<'_, 1>, elements: usize) -> Chec
     })
 }
 
-/// Strides for kernels that compute 64-bit offsets, so that any stride is allowed.
+/// Checks that strides are below 2^40 elements, for kernels with 64-bit offsets.
 pub(crate) fn element_strides<const R: usize>(
     argument: &str,
     strides: [usize; R],

@@ -1,11 +1,11 @@
-//! Gated RMS norm: what follows the outputs of a Gated DeltaNet layer, for each token and value head.
+//! Gated RMS norm of the outputs of a Gated DeltaNet layer, for each token and value head.
 //!
 //! ```text
 //! y = x / sqrt(mean(x^2) + eps) * weight * gate(z)
 //! ```
 //!
-//! in f32, rounded once, to nearest even. The norm comes before the gate, as in Qwen3-Next and in FLA's layers. A row of
-//! zeros, such as prefill's outputs past the last sequence and of padding, stays one, whatever z holds.
+//! in f32, rounded once, to nearest even. The norm comes before the gate, as in Qwen3-Next and in FLA's layers. A row
+//! of zeros, such as outputs of padding or past the last sequence, stays zeros for any z.
 
 use std::ptr;
 
@@ -24,10 +24,10 @@ pub const MAX_VALUE_DIM: usize = 256;
 const THREADS: usize = 256;
 /// Lanes of a row.
 const ROW_LANES: usize = 16;
-/// Tokens that a lane walks over: as many as it loads at once, where that leaves enough workgroups.
+/// Tokens per lane, the number that it loads at once. Fewer if there would be too few workgroups.
 const RUN: usize = 4;
 
-/// What multiplies the norm.
+/// Gate of the norm, a function of z.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OutputGate {
     /// `z / (1 + exp(-z))`.
@@ -48,11 +48,11 @@ pub struct GatedNorm<'a> {
     /// [`ConvInput::flat_z`](crate::conv::ConvInput::flat_z) and
     /// [`ConvInput::interleaved_z`](crate::conv::ConvInput::interleaved_z) make it of packed projections.
     pub z: Tensor<'a, 3>,
-    /// `[V]`, f32, bf16 or fp16; absent: 1.
+    /// `[V]`, f32, bf16 or fp16. Absent: 1.
     pub weight: Option<Tensor<'a, 1>>,
-    /// What is added to the mean of the squares: positive, and not below the normal numbers of f32.
+    /// Number added to the mean of the squares: at least the smallest normal f32.
     pub eps: f32,
-    /// What is made of z.
+    /// The gate, a function of z.
     pub gate: OutputGate,
     /// `[T, HV, V]`. It may be x.
     pub y: TokensMut<'a>,
@@ -65,7 +65,7 @@ pub(crate) struct Lowered {
     groups: u32,
 }
 
-/// What is added to the mean of the squares keeps its root away from numbers that are not normal.
+/// Checks that eps is a finite, positive normal f32, so that the root is normal too.
 pub(crate) fn check_eps(eps: f32) -> Checked<()> {
     check::ensure(eps >= f32::MIN_POSITIVE && eps.is_finite(), || {
         let allowed = "it must be a positive, normal number";
@@ -74,7 +74,7 @@ pub(crate) fn check_eps(eps: f32) -> Checked<()> {
 }
 
 impl GatedNorm<'_> {
-    /// The name of the kernel that a launch runs.
+    /// Name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
         kernels::norm(self.y.0.0.dtype).name()
     }
@@ -201,7 +201,7 @@ impl GatedNorm<'_> {
     /// Enqueues the computation: one kernel.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed, an eps that is not: then nothing was
+    /// A tensor of the wrong shape, type or context, or strides or an eps that are not allowed; nothing is then
     /// enqueued. A launch that the runtime refuses.
     pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
         let lowered = self.lower(context, stream)?;
@@ -211,7 +211,8 @@ impl GatedNorm<'_> {
         lowered.enqueue(context, stream)
     }
 
-    /// No output may share memory with another argument, but y may be x: a lane writes what it has read itself.
+    /// Checks that y shares no memory with another argument. y may be x: a lane writes elements that it has read
+    /// itself.
     fn check_overlaps(&self) -> Checked<()> {
         let outputs = [Span::of("y", &self.y.0.0)];
         let inputs = [
@@ -222,7 +223,7 @@ impl GatedNorm<'_> {
         alias::check(&outputs, &inputs, &[("y", "x")])
     }
 
-    /// All checks but those of memory that arguments share.
+    /// All checks except those of overlaps. Returns the launch arguments.
     pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<Lowered> {
         check::stream(stream, context)?;
         let owners = [
@@ -239,7 +240,7 @@ impl GatedNorm<'_> {
 }
 
 impl Lowered {
-    /// For kernels that have the norm in them.
+    /// The kernel's arguments, for kernels with the norm fused in.
     pub(crate) fn arguments(&self) -> &dwk_norm_args {
         &self.arguments
     }
@@ -255,7 +256,7 @@ impl Lowered {
     }
 }
 
-/// Where the heads of z lie.
+/// Layout of the heads of z: strides, and heads per block.
 struct Blocks {
     token: i64,
     block: i64,

@@ -1,4 +1,4 @@
-//! Lengths that the device alone knows, made safe there by a kernel of one wave, before any other indexes with them.
+//! Lengths that only the device knows. A kernel of one wave checks them there before other kernels index with them.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -14,12 +14,12 @@ use crate::workspace::WORKSPACE_ALIGN;
 /// Bytes of the workspace before the checked lengths: the status word.
 const STATUS_BYTES: usize = WORKSPACE_ALIGN;
 
-/// Lengths of so many sequences in so many tokens, the first of which have one token each.
+/// Lengths of `sequences` sequences in `tokens` tokens. The first `decodes` sequences have one token each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceLengths {
     pub(crate) sequences: usize,
     pub(crate) tokens: usize,
-    /// At most as many as sequences and tokens.
+    /// At most `sequences`, and at most `tokens`.
     pub(crate) decodes: usize,
 }
 
@@ -38,12 +38,12 @@ impl DeviceLengths {
         }
     }
 
-    /// Bytes of workspace: the status word, and the lengths that were checked.
+    /// Bytes of workspace: the status word and the checked lengths.
     pub(crate) fn bytes(&self) -> usize {
         STATUS_BYTES + self.checked_bytes() + self.rest_bytes()
     }
 
-    /// With so many bytes of workspace at an address.
+    /// Checks the lengths' tensor and returns the launch arguments, with workspace at an address.
     pub(crate) fn lower(
         &self,
         context: &Context,
@@ -76,7 +76,7 @@ impl Lowered {
         self.0.checked
     }
 
-    /// `cu_seqlens` of the sequences after the single tokens, as if these were not there.
+    /// `cu_seqlens` of the sequences after the decodes, counted from 0.
     pub(crate) fn rest(&self) -> *const i32 {
         match self.0.decodes {
             0 => self.0.checked,
@@ -88,7 +88,7 @@ impl Lowered {
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         let kernel = kernels::prefill_lengths();
         let threads = context.target().threads(kernel.role());
-        // SAFETY: whoever lowered it answers for the workspace; lengths are borrowed, or their maker answered for them.
+        // SAFETY: the caller of `lower` vouches for the workspace; lengths are borrowed, or callers of `from_raw` vouch.
         unsafe { context.launch(stream, kernel, 1, threads, &self.0) }
     }
 }
