@@ -38,7 +38,7 @@ pub enum Gating<'a> {
 }
 
 /// Addresses, strides and types of g and beta, or of a, b, `A_log` and `dt_bias`.
-pub(crate) struct LoweredGating {
+pub(crate) struct GatingArguments {
     pub(crate) g: *const c_void,
     pub(crate) beta: *const c_void,
     pub(crate) a_log: *const c_void,
@@ -54,9 +54,9 @@ pub(crate) struct LoweredGating {
     pub(crate) flags: u32,
 }
 
-impl Default for LoweredGating {
+impl Default for GatingArguments {
     fn default() -> Self {
-        LoweredGating {
+        GatingArguments {
             g: ptr::null(),
             beta: ptr::null(),
             a_log: ptr::null(),
@@ -80,11 +80,11 @@ impl Gating<'_> {
         &self,
         heads: usize,
         batch: impl Fn(&TokenScalars<'_>) -> Batch,
-    ) -> Checked<LoweredGating> {
+    ) -> Checked<GatingArguments> {
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         let scalars =
             |name, t: &TokenScalars<'_>, types| check::scalars(name, t, batch(t), heads, types);
-        let mut out = LoweredGating::default();
+        let mut out = GatingArguments::default();
         match self {
             Gating::Given { g, beta } => {
                 if let Some(g) = g {

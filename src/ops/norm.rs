@@ -59,7 +59,7 @@ pub struct GatedNorm<'a> {
 }
 
 /// Launch arguments: the kernel's argument struct and grid.
-pub(crate) struct Lowered {
+pub(crate) struct LaunchArguments {
     kernel: Kernel<dwk_norm_args>,
     arguments: dwk_norm_args,
     groups: u32,
@@ -79,7 +79,7 @@ impl GatedNorm<'_> {
         kernels::norm(self.y.0.0.dtype).name()
     }
 
-    fn lower_tensors(&self, compute_units: u32) -> Checked<Lowered> {
+    fn lower_tensors(&self, compute_units: u32) -> Checked<LaunchArguments> {
         let y = &self.y.0;
         let [_, tokens, value_heads, value_dim] = y.0.shape;
         let dtype = y.0.dtype;
@@ -152,7 +152,7 @@ impl GatedNorm<'_> {
             },
             pad0: 0,
         };
-        Ok(Lowered {
+        Ok(LaunchArguments {
             kernel: kernels::norm(dtype),
             arguments,
             groups: groups(run) as u32,
@@ -224,7 +224,7 @@ impl GatedNorm<'_> {
     }
 
     /// All checks except those of overlaps. Returns the launch arguments.
-    pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<Lowered> {
+    pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<LaunchArguments> {
         check::stream(stream, context)?;
         let owners = [
             ("x", self.x.as_ref().map(|t| &t.0.owner)),
@@ -239,7 +239,7 @@ impl GatedNorm<'_> {
     }
 }
 
-impl Lowered {
+impl LaunchArguments {
     /// The kernel's arguments, for kernels with the norm fused in.
     pub(crate) fn arguments(&self) -> &dwk_norm_args {
         &self.arguments

@@ -86,7 +86,7 @@ struct Division {
 }
 
 /// Launch arguments: the kernel's argument struct and grid.
-pub(crate) struct Lowered {
+pub(crate) struct LaunchArguments {
     pub(super) arguments: dwk_conv_args,
     pub(super) groups: u32,
 }
@@ -206,7 +206,7 @@ impl Shape {
         &self,
         x: &ConvTensors<'_>,
         (cu_seqlens, wide): (*const c_void, bool),
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         let spec = &self.spec;
         let channels = spec.total_channels();
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
@@ -277,7 +277,7 @@ impl Shape {
             ArgumentError::new("gates", ArgumentKind::Shape, was, allowed)
         })?;
         let groups = if self.tokens == 0 { 0 } else { grid };
-        Ok(Lowered { arguments, groups })
+        Ok(LaunchArguments { arguments, groups })
     }
 
     /// Checks that no output shares memory with another argument; g may be a, and beta may be b. Without tokens nothing

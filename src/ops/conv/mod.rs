@@ -21,7 +21,7 @@ mod lower;
 use std::ffi::c_void;
 
 use lower::Shape;
-pub(crate) use lower::{Lowered, projection, state_strides};
+pub(crate) use lower::{LaunchArguments, projection, state_strides};
 
 use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::check::{self, Checked};
@@ -38,7 +38,7 @@ pub const WIDTHS: std::ops::RangeInclusive<usize> = 2..=4;
 /// Most channels of a row of q or k with a norm, as in the recurrences.
 pub const MAX_NORM_DIM: usize = 256;
 
-/// What is done with the sums.
+/// Activation of the sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// The identity.
@@ -57,7 +57,7 @@ pub struct ConvSpec {
     pub heads: Heads,
     /// Tokens that an output depends on: 2, 3 or 4.
     pub width: usize,
-    /// What is done with the sums.
+    /// Activation of the sums.
     pub activation: Activation,
     /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most [`MAX_NORM_DIM`].
     pub qk_l2norm: bool,
@@ -336,15 +336,15 @@ impl Conv {
         stream: &Stream,
         lengths: (*const c_void, bool),
         tensors: &ConvTensors<'_>,
-    ) -> Result<Lowered> {
+    ) -> Result<LaunchArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
         Ok(self.shape.lower(tensors, lengths)?)
     }
 
     /// Enqueues checked launch arguments on the current device.
-    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
-        let Lowered { arguments, groups } = lowered;
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &LaunchArguments) -> Result<()> {
+        let LaunchArguments { arguments, groups } = lowered;
         if *groups == 0 {
             return Ok(());
         }

@@ -33,13 +33,13 @@ pub(crate) struct Shape {
 }
 
 /// Launch arguments: the kernel's argument struct and grid.
-pub(crate) struct Lowered {
+pub(crate) struct LaunchArguments {
     pub(super) kernel: Kernel<dwk_decode_args>,
     pub(super) arguments: dwk_decode_args,
     pub(super) groups: u32,
 }
 
-impl Lowered {
+impl LaunchArguments {
     /// Fuses a norm of o, in place. `kernel`: the fused kernel; `norm`: arguments of a norm of the same tensors.
     pub(super) fn fuse(&mut self, kernel: Kernel<dwk_decode_args>, norm: &dwk_norm_args) {
         self.kernel = kernel;
@@ -102,7 +102,7 @@ impl Shape {
         &self,
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         let DecodeSpec { dtype, tokens, .. } = self.spec;
         let Heads {
             key: key_heads,
@@ -172,7 +172,7 @@ impl Shape {
         if let Some(states) = &x.states {
             self.lower_states(states, x.pool.layout, &mut arguments)?;
         }
-        Ok(Lowered {
+        Ok(LaunchArguments {
             kernel: self.kernel(),
             arguments,
             groups: self.workgroups() as u32,

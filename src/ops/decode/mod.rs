@@ -18,7 +18,7 @@
 
 pub(crate) mod lower;
 
-pub(crate) use lower::Lowered;
+pub(crate) use lower::LaunchArguments;
 use lower::Shape;
 
 use crate::abi::dwk_decode_args;
@@ -161,14 +161,18 @@ impl Decode {
     }
 
     /// All checks of [`Decode::launch`] except those of overlaps.
-    pub(crate) fn lower(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<Lowered> {
+    pub(crate) fn lower(
+        &self,
+        stream: &Stream,
+        tensors: &DecodeTensors<'_>,
+    ) -> Result<LaunchArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
         Ok(self.shape.lower(tensors, self.slots.as_ref())?)
     }
 
     /// Enqueues checked launch arguments on the current device.
-    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &LaunchArguments) -> Result<()> {
         if lowered.groups == 0 {
             return Ok(());
         }
@@ -184,7 +188,7 @@ impl Decode {
     }
 
     /// Fuses the in-place norm of the outputs into the decode kernel. Returns false if no kernel for this shape has it.
-    pub(crate) fn fuse(&self, lowered: &mut Lowered, norm: &norm::Lowered) -> bool {
+    pub(crate) fn fuse(&self, lowered: &mut LaunchArguments, norm: &norm::LaunchArguments) -> bool {
         if let Some(kernel) = self.norm_kernel() {
             lowered.fuse(kernel, norm.arguments());
         }

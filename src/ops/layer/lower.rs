@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 
 use super::LayerTensors;
-use super::stages::{Lowered, Stages};
+use super::stages::{LaunchArguments, Stages};
 use crate::alias::{self, Span};
 use crate::batch::PerSequence;
 use crate::check;
@@ -29,7 +29,7 @@ pub(super) struct Activations {
 }
 
 /// Sequences of a batch that decode or prefill computes, and their rows.
-struct Part {
+struct SubBatch {
     rows: Range<usize>,
     sequences: Range<usize>,
 }
@@ -64,21 +64,21 @@ impl Stages {
         x: &LayerTensors<'_>,
         cu_seqlens: *const i32,
         activations: *mut c_void,
-        prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::Lowered>>,
-    ) -> Result<Lowered> {
+        prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::LaunchArguments>>,
+    ) -> Result<LaunchArguments> {
         self.check(x)?;
         let in_blocks = |t: &TokenScalars<'_>| t.0.shape[3] > 1;
         let convolved = self.convolved(activations, in_blocks(&x.a) || in_blocks(&x.b));
         let conv = self.lower_conv(stream, x, cu_seqlens, &convolved)?;
         let norm = self.lower_norm(stream, x, x.z.clone(), 0..self.tokens)?;
-        let mut lowered = Lowered {
+        let mut lowered = LaunchArguments {
             conv,
             decode: None,
             prefill: None,
             norm: Some(norm),
         };
         if let Some(plan) = &self.decode {
-            let part = Part {
+            let part = SubBatch {
                 rows: 0..self.decodes,
                 sequences: 0..self.decodes,
             };
@@ -93,7 +93,7 @@ impl Stages {
             lowered.decode = Some(decode);
         }
         if let Some(lower) = prefill {
-            let part = Part {
+            let part = SubBatch {
                 rows: self.decodes..self.tokens,
                 sequences: self.decodes..self.sequences,
             };
@@ -211,7 +211,7 @@ impl Stages {
         x: &LayerTensors<'_>,
         cu_seqlens: *const i32,
         convolved: &Convolved<'_>,
-    ) -> Result<conv::Lowered> {
+    ) -> Result<conv::LaunchArguments> {
         let [q, k, v] = (convolved.qkv.each_ref()).map(|t| TensorMut(t.clone()).into());
         let gates = convolved.gates.as_ref().map(|[g, beta]| Gate {
             a: x.a.clone(),
@@ -265,7 +265,7 @@ impl Stages {
         x: &LayerTensors<'_>,
         z: Tensor<'_, 3>,
         rows: Range<usize>,
-    ) -> Result<norm::Lowered> {
+    ) -> Result<norm::LaunchArguments> {
         let norm = GatedNorm {
             x: None,
             z,
@@ -284,7 +284,7 @@ impl Stages {
         &'a self,
         x: &LayerTensors<'a>,
         convolved: &Convolved<'a>,
-        part: &Part,
+        part: &SubBatch,
     ) -> Recurrence<'a> {
         let rows = |t: &Tensor<'a, 4>| t.token_rows(part.rows.clone());
         let [q, k, v] =

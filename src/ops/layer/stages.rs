@@ -12,12 +12,12 @@ use crate::state::HostSlots;
 use crate::tensor::Buffer;
 
 /// Launch arguments of all stages.
-pub(super) struct Lowered {
-    pub(super) conv: conv::Lowered,
-    pub(super) decode: Option<decode::Lowered>,
-    pub(super) prefill: Option<prefill::Lowered>,
+pub(super) struct LaunchArguments {
+    pub(super) conv: conv::LaunchArguments,
+    pub(super) decode: Option<decode::LaunchArguments>,
+    pub(super) prefill: Option<prefill::LaunchArguments>,
     /// Norm of the rows that decode does not norm.
-    pub(super) norm: Option<norm::Lowered>,
+    pub(super) norm: Option<norm::LaunchArguments>,
 }
 
 /// Plans of the stages, and the batch that they are for.
@@ -95,8 +95,8 @@ impl Stages {
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
-        lowered: &Lowered,
-        prefill: impl FnOnce(&prefill::Lowered) -> Result<()>,
+        lowered: &LaunchArguments,
+        prefill: impl FnOnce(&prefill::LaunchArguments) -> Result<()>,
     ) -> Result<()> {
         self.conv.enqueue(stream, &lowered.conv)?;
         if let (Some(decode), Some(lowered)) = (&self.decode, &lowered.decode) {

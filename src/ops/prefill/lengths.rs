@@ -24,7 +24,7 @@ pub(crate) struct DeviceLengths {
 }
 
 /// The arguments of a launch.
-pub(crate) struct Lowered(dwk_prefill_lengths_args);
+pub(crate) struct LaunchArguments(dwk_prefill_lengths_args);
 
 impl DeviceLengths {
     fn checked_bytes(&self) -> usize {
@@ -49,7 +49,7 @@ impl DeviceLengths {
         context: &Context,
         cu_seqlens: &CuSeqlens<'_>,
         workspace: *mut c_void,
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         check::device("cu_seqlens", cu_seqlens.owner(), context)?;
         let (lengths, wide) = cu_seqlens.checked(self.sequences)?;
         let checked = workspace.wrapping_byte_add(STATUS_BYTES);
@@ -57,7 +57,7 @@ impl DeviceLengths {
             0 => ptr::null_mut(),
             _ => checked.wrapping_byte_add(self.checked_bytes()),
         };
-        Ok(Lowered(dwk_prefill_lengths_args {
+        Ok(LaunchArguments(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
             status: workspace.cast(),
@@ -70,7 +70,7 @@ impl DeviceLengths {
     }
 }
 
-impl Lowered {
+impl LaunchArguments {
     /// `cu_seqlens` of all sequences, which the launch writes.
     pub(crate) fn checked(&self) -> *const i32 {
         self.0.checked
