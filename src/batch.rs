@@ -91,7 +91,7 @@ impl<'a> CuSeqlens<'a> {
     /// The lengths, or an error if a launch that needs them was given none.
     pub(crate) fn required(given: &'a Option<Self>) -> Checked<&'a Self> {
         given.as_ref().ok_or_else(|| {
-            let allowed = "the plan's lengths are on the device";
+            let allowed = "it must be given: the plan has lengths on the device";
             ArgumentError::new("cu_seqlens", ArgumentKind::Presence, "absent", allowed)
         })
     }
@@ -99,7 +99,7 @@ impl<'a> CuSeqlens<'a> {
     /// Refuses lengths in launches of plans that already have them.
     pub(crate) fn refuse(given: &Option<Self>) -> Checked<()> {
         check::ensure(given.is_none(), || {
-            let was = "given to a plan that has its lengths";
+            let was = "given to a plan that already has lengths";
             ArgumentError::new(
                 "cu_seqlens",
                 ArgumentKind::Presence,

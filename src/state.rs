@@ -144,12 +144,13 @@ impl HostSlots {
         let names = ["slots", "write_slots"];
         for ((name, given), largest) in names.into_iter().zip(given).zip(self.largest) {
             check::ensure(!given, || {
-                let was = "given to a plan that has its slots";
+                let was = "given to a plan that already has slots";
                 refuse(name, ArgumentKind::Presence, was, "it must be absent")
             })?;
             check::ensure(largest < 0 || (largest as usize) < slots, || {
                 let was = format!("slot {largest}");
-                let allowed = format!("the pool has {slots} slots; a negative one is none");
+                let allowed =
+                    format!("it must be below the pool's {slots} slots; negative: no slot");
                 refuse(name, ArgumentKind::Value, &was, &allowed)
             })?;
         }
@@ -182,7 +183,7 @@ fn check_slots<'a>(
             name,
             ArgumentKind::Value,
             &was,
-            "a slot that is written must be of one sequence",
+            "a slot that is written must belong to one sequence",
         )
     };
     let mut writers = HashMap::with_capacity(sequences);

@@ -236,7 +236,7 @@ impl<T: Float> Buffer<T> {
     /// Mutable [`Buffer::tensor`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::tensor`].
     pub fn tensor_mut<const R: usize>(&mut self, shape: [usize; R]) -> Result<TensorMut<'_, R>> {
         self.tensor_strided_mut(shape, dense_strides(shape), 0)
     }
@@ -244,7 +244,7 @@ impl<T: Float> Buffer<T> {
     /// Mutable [`Buffer::tensor_strided`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::tensor_strided`].
     pub fn tensor_strided_mut<const R: usize>(
         &mut self,
         shape: [usize; R],
@@ -302,7 +302,7 @@ impl Buffer<u8> {
     /// Mutable [`Buffer::tensor_of`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::tensor_of`].
     pub fn tensor_of_mut<const R: usize>(
         &mut self,
         dtype: Dtype,

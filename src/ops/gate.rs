@@ -155,7 +155,7 @@ impl Gate<'_> {
         let of = |t: &TokenScalars<'_>| Some(t.0.shape[3]).filter(|n| *n > 1);
         match (of(&self.a), of(&self.b)) {
             (Some(a), Some(b)) if a != b => {
-                let allowed = format!("blocks of {a} heads, as a has them");
+                let allowed = format!("blocks of {a} heads, as in a");
                 let was = format!("blocks of {b} heads");
                 Err(ArgumentError::new("b", ArgumentKind::Shape, was, allowed))
             }

@@ -20,15 +20,15 @@ struct Inner {
     device: c_int,
     info: DeviceInfo,
     target: &'static Target,
-    /// The rows of [`TABLE`], in its order.
+    /// Loaded kernels, in the order of [`TABLE`].
     functions: Vec<Function>,
     modules: Vec<hipModule_t>,
-    /// On the simulator: faults of other contexts are not this one's.
+    /// The simulator's session, which keeps faults of other contexts apart.
     session: Option<Session>,
 }
 
 impl Inner {
-    /// Loads the kernels. What was loaded before a failure is unloaded with this value.
+    /// Loads the kernels. After a failure, dropping `self` unloads the modules loaded so far.
     fn load_functions(&mut self) -> Result<()> {
         let (hip, info) = (&self.hip, &self.info);
         for rows in TABLE.chunk_by(|a, b| a.object == b.object) {
@@ -77,7 +77,7 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// Unloads the kernels once the device is done with them. A failure leaves nothing to do.
+    /// Unloads the kernels after the device has finished. Failures are ignored.
     fn drop(&mut self) {
         if self.modules.is_empty() {
             return;
@@ -91,7 +91,7 @@ impl Drop for Inner {
             for module in self.modules.drain(..) {
                 let _ = self.hip.hipModuleUnload(module);
             }
-            // Whoever drops the last handle keeps the device that was current.
+            // Restores the current device of the dropping thread.
             if current != self.device {
                 let _ = self.hip.hipSetDevice(current);
             }
@@ -111,13 +111,13 @@ unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// One device with all kernels loaded: made once, shared by everything.
+/// One device with all kernels loaded. Make it once and share it.
 ///
-/// Making it loads the code objects; no later call of this crate loads, compiles or allocates on its own account. They
-/// are unloaded with the last value that needs them: clones, plans, buffers, streams, events and [`Graph`]s keep the
-/// context. Dropping that last value waits for the device, as freeing memory does: not while a stream is being captured.
+/// A new context loads the code objects; later calls load and compile nothing. Clones, plans, buffers, streams, events
+/// and [`Graph`](super::Graph)s keep the context alive. The last of them to be dropped unloads the code objects. That
+/// waits for the device, as freeing memory does, so do not drop it during a stream capture.
 ///
-/// On the simulator each context has faults of its own: after one, its calls fail, and a new context works.
+/// On the simulator faults belong to one context: after a fault its calls fail, and a new context works.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
@@ -151,17 +151,17 @@ impl Context {
                 .into()),
                 _ => match Self::new(Backend::Hip, device) {
                     Ok(context) => Ok(context),
-                    // A library that was named and cannot be used is an error, never a reason to take another.
+                    // If the named library cannot be used, that is an error: no other is tried.
                     Err(error)
                         if std::env::var_os(hip_sys::LIBRARY_VARIABLE)
                             .is_some_and(|name| !name.is_empty()) =>
                     {
                         Err(error)
                     }
-                    // Nor is one of several devices.
+                    // A device out of range is an error too, if there are devices.
                     Err(error @ Error::NoSuchDevice { count: 1.., .. }) => Err(error),
                     Err(error) => match Self::on_simulator(device) {
-                        // Without a simulator it is the GPU that is missing.
+                        // Without a simulator, report the error of the GPU.
                         Err(Error::NoSimulator) => Err(error),
                         other => other,
                     },
@@ -173,13 +173,13 @@ impl Context {
     /// A context on a device of the HIP runtime at a path.
     ///
     /// # Errors
-    /// As [`Context::new`]; a path that fails is never replaced by another. The library is trusted: it runs with all
+    /// As [`Context::new`]. If the path fails, no other library is tried. The library is trusted: it runs with all
     /// rights of the process.
     pub fn with_library(path: &Path, device: usize) -> Result<Context> {
         Self::on_hip(Hip::load(Some(path))?, device)
     }
 
-    /// A context on a device of a runtime that the caller has bound.
+    /// A context on a device of an already loaded runtime.
     ///
     /// # Errors
     /// As [`Context::new`].
@@ -257,12 +257,12 @@ impl Context {
         Ok(Context(Arc::new(inner)))
     }
 
-    /// The runtime's table of functions, for callers that need more of it than this crate wraps.
+    /// The runtime's function table, for calls that this crate does not wrap.
     pub fn hip(&self) -> &Hip {
         &self.0.hip
     }
 
-    /// What executes the kernels, and from which library: `HIP runtime libamdhip64.so.6`, `CUDA driver libcuda.so.1`,
+    /// The runtime that executes the kernels, in words: `HIP runtime libamdhip64.so.6`, `CUDA driver libcuda.so.1`,
     /// `simulator`.
     pub fn runtime(&self) -> String {
         let hip = &self.0.hip;
@@ -283,10 +283,10 @@ impl Context {
         &self.0.info
     }
 
-    /// What the kernels take of a compute unit, as the runtime reports it.
+    /// Resources of every kernel, as reported by the runtime.
     ///
     /// # Errors
-    /// The runtime cannot say.
+    /// The runtime does not report them.
     pub fn kernels(&self) -> Result<Vec<KernelInfo>> {
         self.make_current()?;
         let attribute = |function, which| -> Result<u32> {
@@ -318,7 +318,7 @@ impl Context {
         .collect()
     }
 
-    /// Waits for everything on the device.
+    /// Waits for all work of the device.
     ///
     /// # Errors
     /// Work that failed since the last call.
@@ -329,7 +329,7 @@ impl Context {
         Ok(())
     }
 
-    /// Makes the device the calling thread's current one, as calls through [`Context::hip`] need it.
+    /// Makes the device current in the calling thread. Calls through [`Context::hip`] need this.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -347,12 +347,12 @@ impl Context {
         self.0.functions[kernel.index()]
     }
 
-    /// How the kernels of this device divide work.
+    /// Launch parameters of this device's kernels.
     pub(crate) fn target(&self) -> &'static Target {
         self.0.target
     }
 
-    /// Dies to which the device deals workgroups in turn.
+    /// Number of dies, to which the device deals workgroups in turn.
     pub(crate) fn dies(&self) -> u32 {
         kernels::dies(&self.0.info.arch, self.0.info.compute_units)
     }
@@ -362,7 +362,7 @@ impl Context {
     }
 }
 
-/// Handles mean something to the runtime and device that made them alone.
+/// Checks that a handle belongs to the context that uses it: other runtimes and devices do not know it.
 pub(crate) fn same_context(argument: &str, given: &Context, wanted: &Context) -> Result<()> {
     if given.is_same(wanted) {
         return Ok(());

@@ -9,10 +9,10 @@ use super::stream::Stream;
 use crate::error::Result;
 
 impl Stream {
-    /// Records what `work` enqueues into a graph, instead of running it.
+    /// Captures the work that `work` enqueues into a graph, without running it.
     ///
     /// # Errors
-    /// What `work` returns, or a capture that the runtime refuses or `work` broke.
+    /// The error of `work`; a capture that the runtime refuses or that `work` made invalid.
     pub fn capture(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         let hip = self.context().hip();
         // SAFETY: the stream is alive.
@@ -23,10 +23,10 @@ impl Stream {
             )
             .map_err(|error| self.refusal(error))?
         };
-        // A panic in `work` must not leave the stream, and with it the device, recording for ever.
+        // A panic in `work` must not leave the stream in capture.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(self)));
         let mut graph = hipGraph_t::NULL;
-        // SAFETY: the capture that was begun above ends here whatever `work` did.
+        // SAFETY: ends the capture that began above, also if `work` failed.
         let ended = unsafe { hip.hipStreamEndCapture(hipStream_t(self.handle()), &mut graph) };
         let release = |graph: hipGraph_t| {
             if !graph.is_null() {
@@ -57,7 +57,7 @@ impl Stream {
     }
 }
 
-/// Captured work, ready to be launched again and again.
+/// Captured work, launched any number of times.
 #[derive(Debug)]
 pub struct Graph {
     context: Context,
@@ -75,13 +75,13 @@ impl Graph {
     ///
     /// # Safety
     /// All memory that the captured work uses is still allocated when it runs: the tensors, the workspace, and the plan
-    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths. The kernels are: a graph keeps its context. What
-    /// the graph shares with launches or graphs on other streams, such as a workspace, they use in an order that the
-    /// caller makes.
+    /// ([`Prefill`](crate::prefill::Prefill)), which holds the lengths. Kernels stay loaded, because a graph keeps its
+    /// context alive. The caller orders all work on other streams that shares memory with the graph, such as a
+    /// workspace.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         same_context("stream", stream.context(), &self.context)?;
         let _turn = stream.turn();
-        // SAFETY: graph and stream are alive; the caller answers for the memory.
+        // SAFETY: graph and stream are alive; the caller vouches for the memory.
         unsafe {
             self.context
                 .hip()

@@ -14,7 +14,7 @@ impl Context {
     /// Launches a kernel with its argument struct.
     ///
     /// # Safety
-    /// The pointers in `arguments` must be valid for what the kernel does with them.
+    /// The pointers in `arguments` are valid for all accesses of the kernel.
     pub(crate) unsafe fn launch<A>(
         &self,
         stream: &Stream,
@@ -44,10 +44,10 @@ impl Context {
         launched.map_err(|error| stream.refusal(error))
     }
 
-    /// Launches a kernel that waits by itself for those before it in the stream, so that it may begin while they end.
+    /// Launches a kernel that may begin before earlier kernels of the stream end. It must wait for them itself.
     ///
     /// # Safety
-    /// As for [`Context::launch`]; the kernel calls `wait_for_previous_kernel`.
+    /// As [`Context::launch`], and the kernel calls `wait_for_previous_kernel`.
     pub(crate) unsafe fn launch_overlapping<A>(
         &self,
         stream: &Stream,

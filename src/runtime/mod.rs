@@ -15,19 +15,19 @@ pub use stream::{Event, Stream};
 /// Which runtime executes the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// A GPU where one is found that this crate has kernels for, else the simulator. `DELTAWAVE_BACKEND` (`hip`,
-    /// `simulator`) decides it from outside.
+    /// A GPU if one is found for which this crate has kernels, otherwise the simulator. The environment variable
+    /// `DELTAWAVE_BACKEND` (`hip`, `simulator`) overrides it.
     #[default]
     Auto,
     /// A GPU: an AMD one through the HIP runtime, or an NVIDIA one through the CUDA driver under HIP's names
-    /// ([`Hip::load`] says which; [`Context::runtime`] says it for people).
+    /// ([`Hip::load`] decides which). [`Context::runtime`] describes it in words.
     Hip,
     /// The gfx942 simulator, if the crate is built with its feature `simulator`, which is on by default.
     Simulator,
 }
 
 impl Backend {
-    /// `hip` or `simulator`, where it is decided.
+    /// Name of the backend: `auto`, `hip` or `simulator`.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Auto => "auto",
@@ -37,12 +37,12 @@ impl Backend {
     }
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its architecture without features: `gfx942`, `sm_90a`.
+    /// Architecture without features: `gfx942`, `sm_90a`.
     pub arch: String,
     /// Compute units.
     pub compute_units: u32,
@@ -50,14 +50,14 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
 }
 
-/// What a compiled kernel takes of a compute unit.
+/// Resources of a compute unit that a compiled kernel uses.
 #[derive(Clone, Debug)]
 pub struct KernelInfo {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Vector registers, both kinds.
+    /// Vector registers per lane, accumulation registers included.
     pub registers: u32,
-    /// Bytes of LDS.
+    /// Bytes of LDS per workgroup.
     pub lds_bytes: u32,
     /// Bytes of private memory per lane.
     pub private_bytes: u32,

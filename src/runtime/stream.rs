@@ -9,7 +9,7 @@ use super::context::{Context, same_context};
 use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 
 impl Context {
-    /// A stream of its own.
+    /// Creates a stream.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -28,7 +28,7 @@ impl Context {
         })
     }
 
-    /// A stream that belongs to the caller, which outlives the returned value.
+    /// Wraps a stream that belongs to the caller and outlives the returned value.
     ///
     /// # Safety
     /// `handle` is a stream of this context's device and runtime (null: the default stream) while the value is used.
@@ -61,9 +61,9 @@ impl std::fmt::Debug for Stream {
     }
 }
 
-/// Threads that launch on one stream take turns at the lock of its handle, so that the kernels of a launch are enqueued
-/// without another launch's between them. Contexts may borrow one stream, so the locks are the process's; streams that
-/// share one wait for each other's calls of the runtime, never for the device.
+/// Locks, by hash of a stream's handle, that keep the kernels of a launch together: other threads' launches on the
+/// stream wait. The locks are global, because several contexts may borrow one stream. Streams that share a lock wait
+/// for each other's runtime calls, never for the device.
 static TURNS: [Turn; 64] = [const { Turn(Mutex::new(())) }; 64];
 
 /// A lock in a cache line of its own.
@@ -71,16 +71,16 @@ static TURNS: [Turn; 64] = [const { Turn(Mutex::new(())) }; 64];
 struct Turn(Mutex<()>);
 
 impl Stream {
-    /// The right to enqueue a whole launch: other launches on the stream wait until it is dropped.
+    /// Takes the stream's lock to enqueue a whole launch. Other launches on the stream wait until it is dropped.
     pub(crate) fn turn(&self) -> MutexGuard<'static, ()> {
         // Handles are addresses or small numbers; Fibonacci hashing spreads both.
         let hash = (self.handle.0.addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let Turn(lock) = &TURNS[(hash >> 58) as usize];
-        // Whoever panicked holding it left nothing behind but a launch of its own.
+        // A panic while the lock was held leaves no state to repair.
         lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The context that it belongs to.
+    /// Context of the stream.
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -90,7 +90,8 @@ impl Stream {
         self.handle.0
     }
 
-    /// What a call on this stream failed with: an error of the argument where the runtime does not know a caller's handle.
+    /// Converts the error of a call on this stream. If the runtime does not know a caller's handle, the argument is at
+    /// fault.
     pub(super) fn refusal(&self, error: HipError) -> Error {
         match error.code() {
             Some(
@@ -104,7 +105,7 @@ impl Stream {
         }
     }
 
-    /// Waits for all its work.
+    /// Waits for all work of the stream.
     ///
     /// # Errors
     /// Work that failed.
@@ -114,7 +115,7 @@ impl Stream {
         waited.map_err(|error| self.refusal(error))
     }
 
-    /// Records an event after the work so far.
+    /// Records an event after the work that was enqueued so far.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -136,7 +137,7 @@ impl Stream {
         }
     }
 
-    /// Makes later work wait for an event.
+    /// Makes work that is enqueued later wait for an event.
     ///
     /// # Errors
     /// An event of another context; the runtime refuses.
@@ -174,7 +175,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Waits until it has happened.
+    /// Waits until the event has happened.
     ///
     /// # Errors
     /// Work before it that failed.
@@ -184,7 +185,7 @@ impl Event {
         Ok(())
     }
 
-    /// Milliseconds from `earlier` to this event, once both have happened. On the simulator: host time.
+    /// Milliseconds from `earlier` to this event. Both must have happened. The simulator returns host time.
     ///
     /// # Errors
     /// An event of another context; one of them has not happened.

@@ -161,7 +161,7 @@ impl<'a> ConvInput<'a> {
     /// z of the rows of [`ConvInput::interleaved`], for [`GatedNorm::z`](crate::norm::GatedNorm::z).
     ///
     /// # Errors
-    /// As there.
+    /// As [`ConvInput::interleaved`].
     pub fn interleaved_z(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Tensor<'a, 3>> {
         let v = Self::interleaved(x, spec)?.v;
         // z has the shape of v and follows it in each group.

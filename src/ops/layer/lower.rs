@@ -169,7 +169,7 @@ impl Stages {
         let (own, other) = (states.conv.0.shape[0], states.recurrent.0.shape[0]);
         check::ensure(own == other, || {
             let was = format!("{own} slots");
-            let allowed = format!("as many as states.recurrent, {other}");
+            let allowed = format!("{other} slots, as states.recurrent has");
             ArgumentError::new("states.conv", ArgumentKind::Shape, was, allowed)
         })?;
         if let Some(has) = &x.states.has_initial_state {

@@ -200,7 +200,7 @@ impl Layer {
         let single = |n: usize| cu_seqlens.get(n + 1) == Some(&(n as i32 + 1));
         check::ensure((0..decodes).all(single), || {
             let was = format!("{decodes} of {sequences} sequences");
-            let allowed = "each of them must exist and have one token";
+            let allowed = "each decode must be a sequence of one token";
             ArgumentError::new("decodes", ArgumentKind::Lengths, was, allowed)
         })?;
         let stages = Stages::new(context, spec, tokens, sequences, decodes)?;
@@ -266,7 +266,7 @@ impl Layer {
     pub fn set_slots(&mut self, slots: &[i32]) -> Result<()> {
         check::ensure(matches!(self.lengths, Lengths::Host(_)), || {
             let was = "given to a plan whose lengths are on the device";
-            let allowed = "launches of such a plan take them";
+            let allowed = "pass them to each launch of such a plan";
             ArgumentError::new("slots", ArgumentKind::Presence, was, allowed)
         })?;
         let Stages {

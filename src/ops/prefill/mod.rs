@@ -240,7 +240,8 @@ impl Prefill {
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
         check::ensure(spec.segments.is_none_or(|n| n == 1), || {
             let was = spec.segments.unwrap_or_default();
-            let allowed = "sequences whose lengths the device alone knows are not cut";
+            let allowed =
+                "it must be 1 or absent: a plan with lengths on the device cuts no sequence";
             ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
         })?;
         let lengths = DeviceLengths {
@@ -277,7 +278,7 @@ impl Prefill {
             Lengths::Host { cu_seqlens, .. } => Ok(cu_seqlens),
             Lengths::Device(_) => {
                 let was = "given to a plan whose lengths are on the device";
-                let allowed = "launches of such a plan take them";
+                let allowed = "pass them to each launch of such a plan";
                 Err(ArgumentError::new(
                     argument,
                     ArgumentKind::Presence,

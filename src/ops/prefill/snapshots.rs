@@ -63,7 +63,7 @@ pub(super) fn every(cu_seqlens: &[i32], tokens: usize) -> Checked<Vec<Snapshot>>
 fn check_tokens(tokens: usize) -> Checked<()> {
     check::ensure(tokens > 0 && tokens.is_multiple_of(CHUNK), || {
         let was = format!("a state after {tokens} tokens");
-        let allowed = format!("a multiple of {CHUNK}, at least that");
+        let allowed = format!("a positive multiple of {CHUNK}");
         refuse("snapshots", ArgumentKind::Value, &was, &allowed)
     })
 }
@@ -105,7 +105,7 @@ pub(super) fn table(
         let entry = &mut table[begin as usize / CHUNK + sequence + tokens / CHUNK - 1];
         check::ensure(*entry < 0, || {
             let was = format!("two slots after {tokens} tokens of sequence {sequence}");
-            value(was, "a state goes to one slot")
+            value(was, "each state may go to one slot only")
         })?;
         *entry = slot as i32;
     }
@@ -122,7 +122,7 @@ pub(super) fn lower(
     use ArgumentKind::{Presence, Value};
     let Some(snapshots) = &x.snapshots else {
         check::ensure(plan.snapshots.is_none(), || {
-            let allowed = "the plan has slots of them";
+            let allowed = "it must be given: the plan has snapshot slots";
             refuse("snapshots", Presence, "absent", allowed)
         })?;
         return Ok(0);
@@ -132,7 +132,10 @@ pub(super) fn lower(
         (None, Some(table)) => table.address().cast_const().cast(),
         (given, _) => {
             let (was, allowed) = match given {
-                Some(_) => ("given to a plan that has them", "they must be absent"),
+                Some(_) => (
+                    "given to a plan that has snapshot slots",
+                    "it must be absent",
+                ),
                 None => ("absent", "the plan has none"),
             };
             return Err(refuse("snapshot_slots", Presence, was, allowed));
@@ -147,7 +150,7 @@ pub(super) fn lower(
                 "snapshots",
                 Presence,
                 was,
-                "only a pool takes its place",
+                "it needs a tensor, unless the states are in a pool",
             ));
         }
     };
@@ -169,7 +172,7 @@ pub(super) fn lower(
     let conflict = plan.snapshot_conflict(slots, snapshots.to.is_none(), own);
     check::ensure(conflict.is_none(), || {
         let was = format!("slot {}", conflict.unwrap_or_default());
-        let allowed = format!("a slot of the {slots}, and of no sequence");
+        let allowed = format!("it must be below {slots}, and no slot of a sequence");
         refuse("snapshots", Value, &was, &allowed)
     })?;
     scan.snapshots = to.address;

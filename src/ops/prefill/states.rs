@@ -78,7 +78,7 @@ pub(super) fn lower(
     }
     if x.states.pool().is_none() {
         check::ensure(plan.pool.is_none(), || {
-            let allowed = "the plan has slots of one";
+            let allowed = "it must be given: the plan has slots of a pool";
             ArgumentError::new("pool", ArgumentKind::Presence, "absent", allowed)
         })?;
     }
