@@ -23,7 +23,6 @@
 //   -- compiler.h
 //   uniform(p)                          load of memory that nobody writes, at an address equal in all lanes
 //   uniform_value(x) uniform_pointer(p) x or p, declared equal in all lanes
-//   uniform_pointer(p)                  the same pointer, likewise
 //   opaque(x) opaque_uniform(x)         x, with its value hidden from the compiler
 //   held(x)                             x, computed here
 //   phase()                             no instruction moves across
@@ -38,7 +37,7 @@
 //   -- tiles.h
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
 //   Run, run                            a lane's elements in consecutive rows: a vector of `run` floats
-//   LaneMap(lane).row(e) .column(e)       where element e is
+//   LaneMap(lane).row(e) .column(e)     row and column of element e
 //   ColumnFactor, columns_at(v, map)    one number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element
 //   Operand, operand_words              16x16 numbers of 16 bits: `operand_words` words a lane

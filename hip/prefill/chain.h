@@ -50,15 +50,15 @@ template <int Keys> class Chain {
     }
 
   private:
-    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with M in register set `Slot`.
-    template <int Slot> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
+    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with M in register set `RingPlace`.
+    template <int RingPlace> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
         n += step;
         const float *const current = m;
         m += i + matrices < count ? step : 0;
         if (matrices == 1) {
             load(added, n);
         }
-        multiply<Slot>(state, (i - 1) & 1, current);
+        multiply<RingPlace>(state, (i - 1) & 1, current);
         for (int r = 0; r < row_tiles; ++r) {
             state[r] += added[r];
         }
@@ -107,7 +107,7 @@ template <int Keys> class Chain {
     }
 
     // to = M S, with S in buffer `buffer` of the exchange. Also loads the first tiles of the next M.
-    template <int Slot> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
+    template <int RingPlace> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
         Tile sums[product_sums][row_tiles];
         for (auto &sum : sums) {
             for (int r = 0; r < row_tiles; ++r) {
@@ -126,7 +126,7 @@ template <int Keys> class Chain {
             }
 #pragma unroll
             for (int t = 0; t < ahead; ++t) {
-                const MatrixTile m = tiles_of_m[Slot][t];
+                const MatrixTile m = tiles_of_m[RingPlace][t];
                 const HighLow s = exchange.get(buffer, first + t, lane);
                 const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
                     Tile &sum = sums[term % product_sums][r];
@@ -143,7 +143,7 @@ template <int Keys> class Chain {
                 }
             }
             for (int t = 0; t < ahead; ++t) {
-                tiles_of_m[Slot][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
+                tiles_of_m[RingPlace][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
             }
         }
         for (int r = 0; r < row_tiles; ++r) {

@@ -36,7 +36,7 @@ pub struct Gate<'a> {
     pub a_log: Tensor<'a, 1>,
     /// `[HV]`; absent is 0.
     pub dt_bias: Option<Tensor<'a, 1>>,
-    /// Whether beta is doubled (OLMo-Hybrid). [`crate::prefill::Gating::Raw`] describes the effect on errors.
+    /// Whether beta is doubled (OLMo-Hybrid). [`crate::gates::Gating::Raw`] describes the effect on errors.
     pub allow_neg_eigval: bool,
     /// `[T, HV]`, f32: natural logarithms, at most 0. It may be a if that is f32.
     pub g: TokenScalarsMut<'a>,

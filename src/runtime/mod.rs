@@ -20,7 +20,7 @@ pub enum Backend {
     #[default]
     Auto,
     /// A GPU: an AMD one through the HIP runtime, or an NVIDIA one through the CUDA driver under HIP's names
-    /// ([`Hip::load`] decides which). [`Context::runtime`] describes it in words.
+    /// ([`Hip::load`](hip_sys::Hip::load) decides which). [`Context::runtime`] describes it in words.
     Hip,
     /// The gfx942 simulator, if the crate is built with its feature `simulator`, which is on by default.
     Simulator,

@@ -101,11 +101,11 @@ class LowerBlocks {
     OperandPair before;
 };
 
-// Records of a value head, from record `slot` on.
+// Records of a value head, from record `first` on.
 class Records {
   public:
-    DEVICE_MEMBER Records(const dwk_prefill_scan_args &x, int slot, int head)
-        : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DWK_RECORD_BYTES),
+    DEVICE_MEMBER Records(const dwk_prefill_scan_args &x, int first, int head)
+        : memory((const char *)x.records + ((int64_t)first * x.value_heads + head) * DWK_RECORD_BYTES),
           step((u64)x.value_heads * DWK_RECORD_BYTES) {}
 
     DEVICE_MEMBER void advance(bool there = true) { memory.advance(there ? step : 0); }

@@ -78,26 +78,26 @@ impl Stages {
             norm: Some(norm),
         };
         if let Some(plan) = &self.decode {
-            let part = SubBatch {
+            let sub_batch = SubBatch {
                 rows: 0..self.decodes,
                 sequences: 0..self.decodes,
             };
-            let tensors = decode_tensors(self.recurrence(x, &convolved, &part));
+            let tensors = decode_tensors(self.recurrence(x, &convolved, &sub_batch));
             let mut decode = renamed(plan.lower(stream, &tensors), &RECURRENCE)?;
             let norm_of =
                 |rows: Range<usize>| self.lower_norm(stream, x, z_rows(&x.z, rows.clone()), rows);
-            if plan.fuse(&mut decode, &norm_of(part.rows)?) {
+            if plan.fuse(&mut decode, &norm_of(sub_batch.rows)?) {
                 let rest = self.decodes..self.tokens;
                 lowered.norm = (!rest.is_empty()).then(|| norm_of(rest)).transpose()?;
             }
             lowered.decode = Some(decode);
         }
         if let Some(lower) = prefill {
-            let part = SubBatch {
+            let sub_batch = SubBatch {
                 rows: self.decodes..self.tokens,
                 sequences: self.decodes..self.sequences,
             };
-            let tensors = prefill_tensors(self.recurrence(x, &convolved, &part));
+            let tensors = prefill_tensors(self.recurrence(x, &convolved, &sub_batch));
             lowered.prefill = Some(renamed(lower(&tensors), &RECURRENCE)?);
         }
         Ok(lowered)
@@ -284,9 +284,9 @@ impl Stages {
         &'a self,
         x: &LayerTensors<'a>,
         convolved: &Convolved<'a>,
-        part: &SubBatch,
+        sub_batch: &SubBatch,
     ) -> Recurrence<'a> {
-        let rows = |t: &Tensor<'a, 4>| t.token_rows(part.rows.clone());
+        let rows = |t: &Tensor<'a, 4>| t.token_rows(sub_batch.rows.clone());
         let [q, k, v] =
             (convolved.qkv.each_ref()).map(|t| Tokens(rows(&Tokens::from(t.clone()).0), false));
         let scalars = |t: &TokenScalars<'a>| TokenScalars(rows(&t.0), false);
@@ -308,7 +308,7 @@ impl Stages {
         let slots = self
             .slots(x)
             .or(self.counted.as_ref().map(PerSequence::from));
-        let slots = slots.map(|slots| slots.part(part.sequences.clone()));
+        let slots = slots.map(|slots| slots.part(sub_batch.sequences.clone()));
         let has = states.has_initial_state.as_ref();
         Recurrence {
             q,
@@ -321,7 +321,7 @@ impl Stages {
                 slots,
                 write_slots: None,
             },
-            has_initial_state: has.map(|has| has.part(part.sequences.clone())),
+            has_initial_state: has.map(|has| has.part(sub_batch.sequences.clone())),
             o: TokensMut(Tokens(rows(&x.y.0.0), false)),
         }
     }

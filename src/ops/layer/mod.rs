@@ -47,7 +47,7 @@ pub struct LayerSpec {
     pub qk_l2norm: bool,
     /// Factor of the recurrence's output; absent is `K^-0.5`.
     pub scale: Option<f32>,
-    /// Whether beta is `2 sigmoid(b)` (OLMo-Hybrid). [`crate::prefill::Gating::Raw`] describes the effect on errors.
+    /// Whether beta is `2 sigmoid(b)` (OLMo-Hybrid). [`crate::gates::Gating::Raw`] describes the effect on errors.
     pub allow_neg_eigval: bool,
     /// Number that the norm adds to the mean of the squares.
     pub eps: f32,

@@ -307,7 +307,7 @@ impl Prefill {
             write_slots,
         )?);
         let both = slots.iter().chain(write_slots.unwrap_or_default());
-        self.slots.of_sequences = both.copied().collect();
+        self.slots.sequence_slots = both.copied().collect();
         Ok(())
     }
 
@@ -321,7 +321,7 @@ impl Prefill {
         let cu_seqlens = self.host_cu_seqlens("snapshots")?;
         let table = snapshots::table(cu_seqlens, self.chunk_entries(), snapshots)?;
         self.slots.snapshots = Some(self.context.upload(&table)?);
-        self.slots.of_snapshots = table.into_iter().filter(|&slot| slot >= 0).collect();
+        self.slots.snapshot_slots = table.into_iter().filter(|&slot| slot >= 0).collect();
         Ok(())
     }
 

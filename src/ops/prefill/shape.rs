@@ -26,8 +26,8 @@ pub(super) struct Shape {
     pub(super) compute_units: usize,
 }
 
-/// Offsets of the parts of the workspace, in bytes.
-pub(super) struct WorkspaceParts {
+/// Layout of the workspace: offsets in bytes.
+pub(super) struct WorkspaceLayout {
     pub(super) states: usize,
     pub(super) retained: usize,
     pub(super) forgotten: usize,
@@ -202,13 +202,13 @@ impl Shape {
 
     /// Layout of the workspace: records and, if sequences are cut, N and M of the summaries, a bound per record, a word
     /// per summary and value head.
-    pub(super) fn workspace(&self, counts: Counts) -> WorkspaceParts {
+    pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
         let states = self.record_bytes();
         let retained = states + self.summary_bytes(counts.summaries);
         let cut = usize::from(counts.summaries > 0);
         let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
-        WorkspaceParts {
+        WorkspaceLayout {
             states,
             retained,
             forgotten,

@@ -19,20 +19,20 @@ pub(super) struct PlanSlots {
     /// Slots of the sequences in the pool.
     pub(super) pool: Option<HostSlots>,
     /// Set of all slots in `pool`.
-    pub(super) of_sequences: HashSet<i32>,
+    pub(super) sequence_slots: HashSet<i32>,
     /// Snapshot slot of each chunk; -1: none.
     pub(super) snapshots: Option<Buffer<i32>>,
     /// Snapshot slots that are not -1.
-    pub(super) of_snapshots: Vec<i32>,
+    pub(super) snapshot_slots: Vec<i32>,
 }
 
 impl PlanSlots {
     /// Finds a snapshot slot that is not below `slots` or, if snapshots go to the pool (`in_pool`), that a sequence
     /// uses: a slot of the plan, or one below `own`, the slots of sequences without given slots.
     pub(super) fn snapshot_conflict(&self, slots: usize, in_pool: bool, own: usize) -> Option<i32> {
-        let used = |slot: i32| (slot as usize) < own || self.of_sequences.contains(&slot);
+        let used = |slot: i32| (slot as usize) < own || self.sequence_slots.contains(&slot);
         let conflicts = |slot: &&i32| **slot as usize >= slots || (in_pool && used(**slot));
-        self.of_snapshots.iter().find(conflicts).copied()
+        self.snapshot_slots.iter().find(conflicts).copied()
     }
 }
 
