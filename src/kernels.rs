@@ -1,8 +1,8 @@
 //! Table of kernels: name, code object, argument struct and role of each.
 //!
-//! The loader, launches, [`save`](crate::code_objects::save) and the tests read it. A [`Kernel`] carries the type of its
-//! argument struct, so that a launch with another struct does not compile. [`Target`] says how many threads, value columns
-//! and bytes of shared memory a role has on an architecture.
+//! The loader, launches, [`save`](crate::code_objects::save) and the tests read it. A `Kernel` carries the type of its
+//! argument struct, so that a launch with another struct does not compile. [`Target`] says how many threads, value
+//! columns and bytes of shared memory a role has on an architecture.
 
 use std::fmt;
 use std::marker::PhantomData;

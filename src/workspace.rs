@@ -55,8 +55,8 @@ impl<'a> Workspace<'a> {
     /// Workspace in the caller's memory.
     ///
     /// # Safety
-    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that was
-    /// given them is under way.
+    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that
+    /// was given them is under way.
     pub unsafe fn from_raw(address: *mut c_void, bytes: usize) -> Self {
         Workspace {
             address,

@@ -87,8 +87,8 @@ impl Commit {
     /// Enqueues the commit: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A launch
-    /// that the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
+    /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &CommitTensors<'_>) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_devices(tensors, &self.context)?;

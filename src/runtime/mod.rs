@@ -1,6 +1,7 @@
 //! Devices, streams, events and graphs: everything that a launch needs, and no launch itself.
 //!
-//! `context.rs` loads the kernels on a device, `stream.rs` orders work, `graph.rs` replays it, `launch.rs` starts a kernel.
+//! `context.rs` loads the kernels on a device, `stream.rs` orders work, `graph.rs` replays it, `launch.rs` starts a
+//! kernel.
 
 mod context;
 mod graph;

@@ -59,7 +59,8 @@ pub struct ConvSpec {
     pub width: usize,
     /// Activation of the sums.
     pub activation: Activation,
-    /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most [`MAX_NORM_DIM`].
+    /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most
+    /// [`MAX_NORM_DIM`].
     pub qk_l2norm: bool,
 }
 
@@ -308,8 +309,8 @@ impl Conv {
     /// Enqueues the convolution: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A launch
-    /// that the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
+    /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
         let lengths = match &self.cu_seqlens {
             Some(own) => {

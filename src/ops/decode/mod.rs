@@ -148,8 +148,8 @@ impl Decode {
     /// Enqueues the decode: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A launch
-    /// that the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
+    /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
         let lowered = self.lower(stream, tensors)?;
         if lowered.groups > 0 {

@@ -153,8 +153,8 @@ pub struct LayerTensors<'a> {
     pub x: ConvInput<'a>,
     /// Projection z: [`ConvInput::flat_z`], [`ConvInput::interleaved_z`] or any other `[T, blocks, heads * V]`.
     pub z: Tensor<'a, 3>,
-    /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks, as [`Gate::interleaved`](crate::gate::Gate::interleaved)
-    /// gives them.
+    /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks, as
+    /// [`Gate::interleaved`](crate::gate::Gate::interleaved) gives them.
     pub a: TokenScalars<'a>,
     /// `[T, HV]`, as a.
     pub b: TokenScalars<'a>,

@@ -88,7 +88,8 @@ impl LaunchArguments {
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         let kernel = kernels::prefill_lengths();
         let threads = context.target().threads(kernel.role());
-        // SAFETY: the caller of `lower` vouches for the workspace; lengths are borrowed, or callers of `from_raw` vouch.
+        // SAFETY: the caller of `lower` vouches for the workspace; lengths are borrowed, or callers of `from_raw`
+        // vouch.
         unsafe { context.launch(stream, kernel, 1, threads, &self.0) }
     }
 }
