@@ -1,4 +1,4 @@
-// Which work a workgroup takes. The GPU deals workgroups to its dies in turn; a die has its own L2 cache.
+// Assignment of work to workgroups. The GPU deals workgroups to its dies in turn; a die has its own L2 cache.
 #pragma once
 
 #include "arch/contract.h"
@@ -6,8 +6,8 @@
 
 namespace dispatch {
 
-// Member of a unit. The members of a unit read the same memory and go to one die, so that its cache holds it once.
-// Units are dealt in order.
+// A unit of work and a member of it. Members of a unit read the same memory and go to one die, whose cache then holds
+// it once. Units are dealt in order.
 struct Dealt {
     int unit;
     int member;
@@ -21,7 +21,7 @@ DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
     return Dealt{turn * dies + within - member * width, member};
 }
 
-// The `index`-th of the `group` value heads that read a key head: neighbours, or one of every key_heads
+// The `index`-th of the `group` value heads that read `key_head`: adjacent heads, or every key_heads-th
 // (DWK_TILED_HEADS).
 template <class Arguments> DEVICE int value_head(const Arguments &x, int key_head, int group, int index) {
     return x.flags & DWK_TILED_HEADS ? index * x.key_heads + key_head : key_head * group + index;

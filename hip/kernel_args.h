@@ -41,7 +41,7 @@ enum {
     DWK_NORM_SILU = 1 /* the gate is silu, not sigmoid */
 };
 
-/* Sizes of the workspace's parts. */
+/* Tokens of a chunk, and bytes of a record. */
 enum {
     DWK_CHUNK = 64,
     DWK_RECORD_BYTES = 11776 /* record of a (chunk, value head): prepare writes it, summarise and scan read it */
@@ -61,16 +61,16 @@ typedef struct dwk_state_strides {
     int64_t row;
 } dwk_state_strides;
 
-/* prefill_lengths: cu_seqlens of the caller to cu_seqlens that cannot lead out of bounds. */
+/* prefill_lengths: makes cu_seqlens safe, so that no entry leads out of bounds. */
 typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
     int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
-    uint32_t *status;       /* 0, or 1 + index of the first entry that had to be changed */
-    int32_t *rest;          /* [sequences - singles + 1]: checked[singles + i] - singles; null: not wanted */
+    uint32_t *status;       /* 0, or 1 + index of the first entry that was replaced */
+    int32_t *rest;          /* [sequences - decodes + 1]: checked[decodes + i] - decodes; null: not written */
     int32_t sequences;
     int32_t tokens;
     int32_t wide;    /* 1: cu_seqlens is i64 */
-    int32_t singles; /* the first `singles` sequences must have one row each; at most tokens and sequences */
+    int32_t decodes; /* the first `decodes` sequences must have one row each; at most tokens and sequences */
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
@@ -85,8 +85,8 @@ typedef struct dwk_prefill_prepare_args {
     const int32_t *cu_seqlens; /* [sequences + 1], checked */
     void *records;             /* [slots, HV] records of DWK_RECORD_BYTES */
     float *retained;           /* [HV, slots]: log2 of a bound on how much a chunk scales the norm of any state;
-                                  null: not wanted */
-    const int32_t *read_slots; /* [N]: as in prefill_scan */
+                                  null: not written */
+    const int32_t *read_slots; /* [N], as in prefill_scan */
     const int32_t *write_slots;
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
@@ -106,45 +106,46 @@ typedef struct dwk_prefill_prepare_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t parts;      /* workgroups that share the value heads of a (chunk, key head) */
-    int32_t part_heads; /* value heads of each, at most */
-    int32_t dies;       /* of the GPU, which deals workgroups to them in turn */
-    int32_t slots;      /* of the pool of states */
+    int32_t head_groups; /* workgroups that share the value heads of a (chunk, key head) */
+    int32_t group_heads; /* value heads of each workgroup, at most */
+    int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t slots;       /* slots of the pool of states */
     int32_t pad0;
 } dwk_prefill_prepare_args;
 
 /* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
 typedef struct dwk_prefill_item {
     int32_t sequence;
-    int32_t first_chunk; /* of the sequence */
+    int32_t first_chunk; /* counted in the sequence */
     int32_t chunks;
-    int32_t summary; /* its summary, if a segment follows it; the segment before it has summary - 1 */
+    int32_t summary; /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
 } dwk_prefill_item;
 
 /* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
  * value columns).
- * prefill_summarise, of the same types and sizes: N and M of items that another follows, one workgroup per (item, value
- * head, slab of the columns of N and M). It does without q, o and final_state. */
+ * prefill_summarise, of the same types and sizes: N and M of items that another item of the sequence follows, one
+ * workgroup per (item, value head, slab of the columns of N and M). It does not use q, o and final_state. */
 typedef struct dwk_prefill_scan_args {
     const void *q;                    /* [T, HK, K] */
     const void *k;                    /* [T, HK, K] */
     const void *v;                    /* [T, HV, V] */
     void *o;                          /* [T, HV, V] */
     const void *initial_state;        /* [slots, HV, K, V] or [slots, HV, V, K]; null: zeros */
-    const uint8_t *has_initial_state; /* [N], 0: the sequence starts from zeros; null: all have one */
-    void *final_state;                /* as initial_state, and may be the same memory; null: not wanted */
-    const int32_t *read_slots;  /* [N]: slot of each sequence in initial_state; null: n. Out of range: none, it starts
-                                   from zeros. */
-    const int32_t *write_slots; /* [N]: slot of each sequence in final_state; null: n. Out of range: skipped. */
-    void *snapshots;            /* as final_state: states in the course of sequences */
+    const uint8_t *has_initial_state; /* [N], 0: the sequence starts from zeros; null: every sequence has a state */
+    void *final_state;                /* shaped as initial_state, may be the same memory; null: not written */
+    const int32_t *read_slots;  /* [N]: slot of each sequence in initial_state; null: slot n for sequence n. Out of
+                                   range: the sequence starts from zeros. */
+    const int32_t *write_slots; /* [N]: slot of each sequence in final_state; null: slot n for sequence n. Out of range:
+                                   skipped. */
+    void *snapshots;            /* shaped as final_state: states after some chunks */
     const int32_t *snapshot_slots; /* [tokens / 64 + sequences]: slot in snapshots of the state after each chunk, in
-                                      the order of records; out of range: not wanted; null: none wanted */
+                                      the order of records; out of range: not written; null: no snapshots */
     const int32_t *cu_seqlens;     /* [sequences + 1], checked */
     const void *records;           /* as prefill_prepare wrote them */
     const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
-    float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, of a first segment, its initial state [V, K] */
+    float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, for a first segment, its initial state [V, K] */
     float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
-    int32_t *forgotten; /* [summaries, HV]: 1: M is 0, and left out. Unused for first segments. */
+    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. Unused for first segments. */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
     dwk_token_strides v_strides;
@@ -161,19 +162,19 @@ typedef struct dwk_prefill_scan_args {
     float scale;
     int32_t initial_type; /* DWK_F32 or DWK_BF16 */
     int32_t final_type;   /* DWK_F32 or DWK_BF16 */
-    int32_t slabs;        /* workgroups along the columns */
+    int32_t slabs;        /* workgroups that divide the value columns */
     int32_t tokens;
     int32_t items_count;
     int32_t summaries;
-    int32_t dies;           /* of the GPU, which deals workgroups to them in turn */
-    int32_t slots;          /* of the pool; 0: states are tensors of their own */
+    int32_t dies;           /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t slots;          /* slots of the pool; 0: states are separate tensors */
     int32_t snapshot_count; /* slots of snapshots */
     int32_t snapshot_type;  /* DWK_F32 or DWK_BF16 */
     int32_t pad0;
 } dwk_prefill_scan_args;
 
-/* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N, for sequences of more
- * than two segments; one workgroup per (such a sequence, value head, 16 value columns). */
+/* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N. One workgroup per
+ * (sequence of more than two segments, value head, 16 value columns). */
 typedef struct dwk_prefill_combine_args {
     float *states; /* as prefill_summarise wrote them */
     const int32_t *forgotten;
@@ -190,8 +191,8 @@ typedef struct dwk_prefill_combine_args {
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
 typedef struct dwk_gate_args {
-    const void *a;       /* [T, blocks, block_heads], HV in all; the `head` of its strides is within a block */
-    const void *b;       /* likewise */
+    const void *a;       /* [T, blocks, block_heads], HV heads; a_strides.head is within a block */
+    const void *b;       /* [T, blocks, block_heads], HV heads */
     const void *a_log;   /* [HV] */
     const void *dt_bias; /* [HV]; null: 0 */
     float *g;            /* [T, HV] */
@@ -206,7 +207,7 @@ typedef struct dwk_gate_args {
     int64_t dt_bias_stride;
     int64_t tokens;
     int32_t value_heads;
-    int32_t block_heads; /* heads of a block of a and b */
+    int32_t block_heads; /* heads per block of a and b */
     uint32_t flags;      /* DWK_NEGATIVE_EIGENVALUES */
     int32_t a_type;
     int32_t b_type;
@@ -215,7 +216,7 @@ typedef struct dwk_gate_args {
     int32_t groups; /* workgroups that share the work */
 } dwk_gate_args;
 
-/* The channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
+/* Channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
  * (c / dim) * out_head + c % dim of a row of the output. */
 typedef struct dwk_conv_part {
     const void *x;
@@ -227,22 +228,22 @@ typedef struct dwk_conv_part {
     int32_t block;
     int32_t dim;
     int32_t channels;
-    int32_t lanes; /* threads of conv that share the channels of a token */
+    int32_t lanes; /* threads that share the channels of a token */
 } dwk_conv_part;
 
-/* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. The channels of weight,
- * bias and state are those of q, then k, then v. With DWK_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
- * The first workgroups, `gates.groups` of them, a multiple of the dies, compute g and beta. */
+/* conv_{bf16,f16}: causal depthwise convolution of q, k and v, and the conv state's update. Weight, bias and
+ * state have the channels of q, then k, then v. With DWK_CONV_QK_L2NORM the rows of q and k have up to 256 channels.
+ * The first `gates.groups` workgroups, a multiple of the dies, compute g and beta. */
 typedef struct dwk_conv_args {
     dwk_conv_part q;
     dwk_conv_part k;
     dwk_conv_part v;
-    dwk_gate_args gates;              /* of all rows; 0 groups: not wanted */
+    dwk_gate_args gates;              /* gates of all rows; 0 groups: not computed */
     const void *weight;               /* [channels, width], the newest token's last */
     const void *bias;                 /* [channels]; null: 0 */
     void *state;                      /* [slots, channels, columns], the newest token's column last; null: none */
-    const int32_t *slots;             /* [N]: slot of each sequence, or negative: padding; null: n */
-    const uint8_t *has_initial_state; /* [N], 0: the slot reads as zeros; null: all have one */
+    const int32_t *slots;             /* [N]: slot of each sequence, negative: padding; null: slot n for sequence n */
+    const uint8_t *has_initial_state; /* [N], 0: the slot reads as zeros; null: every sequence has a state */
     const void *cu_seqlens;           /* [sequences + 1], i32 or i64 */
     int64_t weight_channel;
     int64_t weight_tap;
@@ -257,13 +258,13 @@ typedef struct dwk_conv_args {
     int32_t width; /* 2..4 */
     int32_t weight_type;
     int32_t bias_type;
-    int32_t run_log2;   /* consecutive tokens of a thread */
-    int32_t block_log2; /* consecutive tokens of the workgroups of a block of tokens */
-    int32_t groups;     /* workgroups of a block of tokens */
-    int32_t dies;       /* of the GPU, which deals workgroups to them in turn */
-    int32_t die_groups; /* workgroups of each */
-    uint32_t flags;     /* DWK_CONV_* */
-    int32_t team_log2;  /* threads of a head of q or k, with DWK_CONV_QK_L2NORM: 16 or 32 */
+    int32_t run_log2;        /* log2 of consecutive tokens per thread */
+    int32_t block_log2;      /* log2 of consecutive tokens per block of tokens */
+    int32_t groups;          /* workgroups per block of tokens */
+    int32_t dies;            /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t die_groups;      /* workgroups per die */
+    uint32_t flags;          /* DWK_CONV_* */
+    int32_t lane_group_log2; /* log2 of threads per head of q or k, 4 or 5; with DWK_CONV_QK_L2NORM */
 } dwk_conv_args;
 
 /* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */
@@ -280,8 +281,8 @@ typedef struct dwk_norm_args {
     int32_t tokens;
     int32_t value_heads;
     int32_t value_dim;
-    int32_t block_heads; /* heads of a block of z */
-    int32_t run;         /* consecutive tokens of sixteen lanes */
+    int32_t block_heads; /* heads per block of z */
+    int32_t run;         /* consecutive tokens per sixteen lanes */
     int32_t weight_type;
     float mean; /* 1 / V */
     float eps;
@@ -289,25 +290,25 @@ typedef struct dwk_norm_args {
     int32_t pad0;
 } dwk_norm_args;
 
-/* decode_{bf16,f16}_k{128,256}: the recurrence over the same few tokens of every sequence, on a pool of states. One
+/* decode_{bf16,f16}_k{128,256}: the recurrence over `tokens` tokens of every sequence, on a pool of states. One
  * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES,
  * DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
  * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
  * head), `slabs` is 1. */
 typedef struct dwk_decode_args {
-    const void *q;              /* [B, T, HK, K] */
-    const void *k;              /* [B, T, HK, K] */
-    const void *v;              /* [B, T, HV, V] */
-    const void *g;              /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
-    const void *beta;           /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
-    const void *a_log;          /* [HV], with DWK_RAW_GATES */
-    const void *dt_bias;        /* [HV], with DWK_RAW_GATES; null: 0 */
-    void *o;                    /* [B, T, HV, V] */
-    void *state;                /* [slots, HV, K, V] or [slots, HV, V, K] */
-    void *states;               /* [B, T, HV, ...] as `state`: after every token, which is then not written; or null */
-    const int32_t *slots;       /* [B]: where each sequence's state is read; null: sequence n has slot n */
-    const int32_t *write_slots; /* [B]: where it is written; null: where it was read */
-    const uint8_t *has_initial_state; /* [B], 0: the sequence starts from zeros; null: all have a state */
+    const void *q;       /* [B, T, HK, K] */
+    const void *k;       /* [B, T, HK, K] */
+    const void *v;       /* [B, T, HV, V] */
+    const void *g;       /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
+    const void *beta;    /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
+    const void *a_log;   /* [HV], with DWK_RAW_GATES */
+    const void *dt_bias; /* [HV], with DWK_RAW_GATES; null: 0 */
+    void *o;             /* [B, T, HV, V] */
+    void *state;         /* [slots, HV, K, V] or [slots, HV, V, K] */
+    void *states;        /* [B, T, HV, ...] as `state`: state after every token; `state` is then not written. Or null */
+    const int32_t *slots;             /* [B]: slot that each sequence reads; null: slot n for sequence n */
+    const int32_t *write_slots;       /* [B]: slot that each sequence writes; null: the slot that it reads */
+    const uint8_t *has_initial_state; /* [B], 0: the sequence starts from zeros; null: every sequence has a state */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
     dwk_token_strides v_strides;
@@ -320,7 +321,7 @@ typedef struct dwk_decode_args {
     int64_t a_log_stride;
     int64_t dt_bias_stride;
     int32_t batch;
-    int32_t tokens; /* of every sequence */
+    int32_t tokens; /* tokens per sequence */
     int32_t slot_count;
     int32_t key_heads;
     int32_t value_heads;
@@ -335,21 +336,21 @@ typedef struct dwk_decode_args {
     int32_t state_type;  /* DWK_F32 or DWK_BF16 */
     int32_t states_type; /* DWK_F32 or DWK_BF16 */
     int32_t slabs;       /* workgroups along V */
-    int32_t dies;        /* of the GPU, which deals workgroups to them in turn */
+    int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
     int32_t pad0;
-    dwk_norm_args norm; /* of decode_norm: the gated norm of o, where V is 128 */
+    dwk_norm_args norm; /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 
-/* commit: the state after the last accepted token of each sequence to its slot, and the accepted tokens' columns to its
- * conv state. One workgroup per (sequence, value head), then one per (sequence, 256 channels). */
+/* commit: copies the state after each sequence's last accepted token to its slot, and the accepted tokens' columns to
+ * its conv state. One workgroup per (sequence, value head), then one per (sequence, 256 channels). */
 typedef struct dwk_commit_args {
-    const int32_t *accepted;          /* [B]: tokens, 0: the slot stays as it is */
-    const int32_t *slots;             /* [B]: slot of each sequence, or negative: none; null: n */
-    const uint8_t *has_initial_state; /* [B], 0: the conv state reads as zeros; null: all have one */
+    const int32_t *accepted;          /* [B]: accepted tokens; 0: the slot is not written */
+    const int32_t *slots;             /* [B]: slot of each sequence, negative: none; null: slot n for sequence n */
+    const uint8_t *has_initial_state; /* [B], 0: the conv state reads as zeros; null: every sequence has a state */
     const void *states;               /* [B, T, HV, rows, columns] */
     void *pool;                       /* [slots, HV, rows, columns] */
     void *conv_state;                 /* [slots, channels, columns], the newest token's column last; null: none */
-    dwk_conv_part q;                  /* of x [B T]; nothing is written to `out` */
+    dwk_conv_part q;                  /* q in x [B T]; `out` is not written */
     dwk_conv_part k;
     dwk_conv_part v;
     dwk_state_strides states_strides;
@@ -368,7 +369,7 @@ typedef struct dwk_commit_args {
     int32_t states_type; /* DWK_F32 or DWK_BF16 */
     int32_t pool_type;   /* DWK_F32 or DWK_BF16 */
     int32_t conv_columns;
-    int32_t blocks; /* of 256 channels */
+    int32_t blocks; /* blocks of 256 channels */
     int32_t pad0;
 } dwk_commit_args;
 

@@ -74,7 +74,7 @@ pub struct dwk_prefill_lengths_args {
     pub sequences: i32,
     pub tokens: i32,
     pub wide: i32,
-    pub singles: i32,
+    pub decodes: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -96,8 +96,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_lengths_args, tokens) - 36usize];
     ["Offset of field: dwk_prefill_lengths_args::wide"]
         [::core::mem::offset_of!(dwk_prefill_lengths_args, wide) - 40usize];
-    ["Offset of field: dwk_prefill_lengths_args::singles"]
-        [::core::mem::offset_of!(dwk_prefill_lengths_args, singles) - 44usize];
+    ["Offset of field: dwk_prefill_lengths_args::decodes"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, decodes) - 44usize];
 };
 impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
@@ -141,8 +141,8 @@ pub struct dwk_prefill_prepare_args {
     pub beta_type: i32,
     pub a_log_type: i32,
     pub dt_bias_type: i32,
-    pub parts: i32,
-    pub part_heads: i32,
+    pub head_groups: i32,
+    pub group_heads: i32,
     pub dies: i32,
     pub slots: i32,
     pub pad0: i32,
@@ -213,10 +213,10 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_prepare_args, a_log_type) - 268usize];
     ["Offset of field: dwk_prefill_prepare_args::dt_bias_type"]
         [::core::mem::offset_of!(dwk_prefill_prepare_args, dt_bias_type) - 272usize];
-    ["Offset of field: dwk_prefill_prepare_args::parts"]
-        [::core::mem::offset_of!(dwk_prefill_prepare_args, parts) - 276usize];
-    ["Offset of field: dwk_prefill_prepare_args::part_heads"]
-        [::core::mem::offset_of!(dwk_prefill_prepare_args, part_heads) - 280usize];
+    ["Offset of field: dwk_prefill_prepare_args::head_groups"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, head_groups) - 276usize];
+    ["Offset of field: dwk_prefill_prepare_args::group_heads"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, group_heads) - 280usize];
     ["Offset of field: dwk_prefill_prepare_args::dies"]
         [::core::mem::offset_of!(dwk_prefill_prepare_args, dies) - 284usize];
     ["Offset of field: dwk_prefill_prepare_args::slots"]
@@ -613,7 +613,7 @@ pub struct dwk_conv_args {
     pub dies: i32,
     pub die_groups: i32,
     pub flags: u32,
-    pub team_log2: i32,
+    pub lane_group_log2: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -674,8 +674,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_conv_args, die_groups) - 548usize];
     ["Offset of field: dwk_conv_args::flags"]
         [::core::mem::offset_of!(dwk_conv_args, flags) - 552usize];
-    ["Offset of field: dwk_conv_args::team_log2"]
-        [::core::mem::offset_of!(dwk_conv_args, team_log2) - 556usize];
+    ["Offset of field: dwk_conv_args::lane_group_log2"]
+        [::core::mem::offset_of!(dwk_conv_args, lane_group_log2) - 556usize];
 };
 impl Default for dwk_conv_args {
     fn default() -> Self {

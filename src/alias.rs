@@ -1,24 +1,24 @@
-//! Arguments of a launch that share memory: every output is held against every input and every other output.
+//! Overlap check of a launch's arguments: compares every output with every input and every other output.
 //!
-//! Ranges of bytes are compared first. Views whose ranges meet, such as q and k side by side in rows of one buffer, are
-//! compared exactly, dimension by dimension. A comparison that takes more than [`MOST_STEPS`] counts as an overlap:
-//! views with the same stride from row to row, and from head to head, take far fewer.
+//! Byte ranges are compared first. Views with overlapping ranges, such as q and k side by side in rows of one buffer,
+//! are then compared exactly, dimension by dimension. A comparison of more than [`MOST_STEPS`] steps counts as an
+//! overlap. Views with equal row and head strides need far fewer.
 
 use crate::batch::{CuSeqlens, PerSequence};
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::tensor::{Element, Tensor};
 
-/// Pairs of positions that one comparison looks at, at most.
+/// Most pairs of positions that one comparison looks at.
 const MOST_STEPS: u32 = 128;
-/// Dimensions of a view, at most.
+/// Most dimensions of a view.
 const MOST_DIMS: usize = 5;
-/// Addresses from here on are not compared exactly, so that sums of a few of them fit 64 bits.
+/// Limit of addresses that are compared exactly, so that sums of a few of them fit in 64 bits.
 const ADDRESS_LIMIT: usize = 1 << 61;
 
-/// A view whose elements need not be adjacent.
+/// A view with elements that need not be adjacent.
 trait Strided {
-    /// Shape and strides, in elements, and bytes of an element.
+    /// Shape, strides in elements, and bytes per element.
     fn layout(&self) -> (&[usize], &[usize], usize);
 }
 
@@ -29,18 +29,19 @@ impl<const R: usize> Strided for Tensor<'_, R> {
     }
 }
 
-/// Memory of an argument, by its name. One without elements, or absent, has no bytes and meets nothing.
+/// Memory of an argument, with its name. An argument that is absent or has no elements has no bytes and overlaps
+/// nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     name: &'static str,
     begin: usize,
     end: usize,
-    /// Absent: all bytes are of the argument.
+    /// Absent: the argument owns all bytes of the range.
     view: Option<&'a dyn Strided>,
 }
 
 impl<'a> Span<'a> {
-    /// No memory.
+    /// A span without memory.
     pub(crate) const NONE: Self = Span {
         name: "",
         begin: 0,
@@ -74,7 +75,7 @@ impl<'a> Span<'a> {
         t.map_or(Span::NONE, |t| Span::of(name, t))
     }
 
-    /// So many bytes.
+    /// A range of `bytes` bytes at `address`.
     #[inline]
     pub(crate) fn bytes(name: &'static str, address: usize, bytes: usize) -> Self {
         if address == 0 || bytes == 0 {
@@ -88,7 +89,7 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// Numbers of sequences, which may be absent.
+    /// Numbers per sequence, which may be absent.
     #[inline]
     pub(crate) fn numbers<T: Element>(
         name: &'static str,
@@ -114,7 +115,7 @@ impl<'a> Span<'a> {
         (self.begin < other.end) & (other.begin < self.end)
     }
 
-    /// Where it has bytes, from its first one on.
+    /// Positions of its bytes, relative to the first.
     fn places(&self) -> Places {
         let (shape, strides, size) =
             (self.view)
@@ -134,9 +135,10 @@ impl<'a> Span<'a> {
     }
 }
 
-/// Checks that no output has a byte of an input or of another output.
+/// Checks that no output shares a byte with an input or another output.
 ///
-/// `same` are pairs of an output and what it may be, all of it and nothing else: the same elements in the same order.
+/// `same`: pairs (output, argument) that may be identical: the same elements in the same order. Partial overlap is
+/// refused.
 #[inline]
 pub(crate) fn check(
     outputs: &[Span<'_>],
@@ -177,7 +179,7 @@ fn check_closely(
 
 fn refuse(output: &Span<'_>, other: &Span<'_>, may_be_same: bool) -> ArgumentError {
     let (begin, end) = (output.begin.max(other.begin), output.end.min(other.end));
-    // The C library looks for the other's name between these words.
+    // The C library parses the other argument's name from between these words.
     let was = format!(
         "it overlaps {}, between addresses {begin:#x} and {end:#x}",
         other.name
@@ -191,7 +193,7 @@ fn refuse(output: &Span<'_>, other: &Span<'_>, may_be_same: bool) -> ArgumentErr
     ArgumentError::new(output.name, ArgumentKind::Overlap, was, allowed)
 }
 
-/// Whether the two have a byte in common, or that takes too long to find out.
+/// Whether the two share a byte, or whether deciding it takes too many steps.
 fn overlap(a: &Span<'_>, b: &Span<'_>) -> bool {
     if a.end.max(b.end) >= ADDRESS_LIMIT {
         return true;
@@ -201,8 +203,8 @@ fn overlap(a: &Span<'_>, b: &Span<'_>) -> bool {
     meet(&mut steps, &a.places(), &b.places(), ahead)
 }
 
-/// Runs of adjacent bytes, repeated along dimensions: the number of repetitions and their distance in bytes, the largest
-/// distance first.
+/// Runs of adjacent bytes, repeated along dimensions. A dimension is a number of repetitions and their distance in
+/// bytes; the largest distance comes first.
 #[derive(Clone, Copy)]
 struct Places {
     dims: [(i64, i64); MOST_DIMS + 1],
@@ -217,7 +219,7 @@ impl Places {
             rank: 0,
             run: size as i64,
         };
-        // Sizes and strides of more than one element are below the limit of addresses.
+        // Where a dimension has more than one element, sizes and strides are below `ADDRESS_LIMIT`.
         for (&n, &stride) in shape.iter().zip(strides) {
             if n > 1 && stride > 0 {
                 out.dims[out.rank] = (n as i64, (stride * size) as i64);
@@ -225,7 +227,7 @@ impl Places {
             }
         }
         out.dims[..out.rank].sort_unstable_by_key(|&(_, distance)| std::cmp::Reverse(distance));
-        // Repetitions that leave no gap are one run.
+        // Merges repetitions without gaps into one run.
         while let Some(&(n, distance)) = out.dims[..out.rank].last()
             && distance <= out.run
         {
@@ -239,13 +241,14 @@ impl Places {
         if self.rank == 0 { 0 } else { self.dims[0].1 }
     }
 
-    /// Bytes from the first to past the last one.
+    /// Bytes from the first byte to past the last.
     fn extent(&self) -> i64 {
         let dims = self.dims[..self.rank].iter();
         self.run + dims.map(|(n, distance)| (n - 1) * distance).sum::<i64>()
     }
 
-    /// How often it is repeated at this distance, which none of its own exceeds, and what is repeated.
+    /// Number of repetitions at `distance`, and the repeated positions. `distance` is at least all of its own
+    /// distances.
     fn at(&self, distance: i64) -> (i64, Places) {
         let mut inner = *self;
         let (n, own) = self.dims[0];
@@ -257,7 +260,7 @@ impl Places {
             inner.rank -= 1;
             return (n, inner);
         }
-        // Rows of a batch, counted through or sequence by sequence.
+        // Rows of a batch may be numbered through, or per sequence.
         let per = distance / own;
         if distance % own == 0 && n > per && n % per == 0 {
             inner.dims[0].0 = per;
@@ -267,15 +270,15 @@ impl Places {
     }
 }
 
-/// Whether a and b, which begins `ahead` bytes after a, have a byte in common.
+/// Whether a and b share a byte; b begins `ahead` bytes after a.
 fn meet(steps: &mut u32, a: &Places, b: &Places, ahead: i64) -> bool {
     let distance = a.largest().max(b.largest());
     if distance == 0 {
         return ahead < a.run && -ahead < b.run;
     }
     let ((a_count, a), (b_count, b)) = (a.at(distance), b.at(distance));
-    // Repetition j of b lies `ahead + (j - i) distance` after repetition i of a. Only `j - i` counts, and what is
-    // repeated meets at a few of these, if at all.
+    // Repetition j of b lies `ahead + (j - i) distance` bytes after repetition i of a. Only `j - i` matters, and only a
+    // few of its values can overlap.
     let first = (-ahead - b.extent()).div_euclid(distance) + 1;
     let end = -(ahead - a.extent()).div_euclid(distance);
     for apart in first.max(1 - a_count)..end.min(b_count) {
@@ -290,7 +293,7 @@ fn meet(steps: &mut u32, a: &Places, b: &Places, ahead: i64) -> bool {
     false
 }
 
-/// Dimensions from the innermost one on, joined where one continues the other.
+/// Dimensions from the innermost outwards, merged where one continues the other.
 #[derive(PartialEq, Eq)]
 struct Ordered {
     dims: [(usize, usize); MOST_DIMS],
@@ -335,11 +338,11 @@ mod tests {
         shape: [usize; R],
         strides: [usize; R],
     ) -> Tensor<'static, R> {
-        // SAFETY: nobody follows the address.
+        // SAFETY: the address is never dereferenced.
         unsafe { Tensor::from_raw(without_provenance(at), dtype, shape, strides) }
     }
 
-    /// The addresses of all bytes.
+    /// Addresses of all bytes.
     fn bytes<const R: usize>(t: &Tensor<'_, R>) -> HashSet<usize> {
         let mut places = vec![t.address.addr()];
         for (&n, &stride) in t.shape.iter().zip(&t.strides) {
@@ -368,7 +371,7 @@ mod tests {
         })
     }
 
-    /// Columns of rows that have the same distance in bytes, in heads that have, too.
+    /// Column ranges of rows with one row distance and one head distance, in bytes.
     fn any_columns(row: usize, head: usize) -> impl Strategy<Value = Tensor<'static, 3>> {
         (any_dtype(), 1usize..6, 1usize..4, 0usize..100, 0usize..3).prop_flat_map(
             move |(dtype, rows, heads, percent, of_row)| {
@@ -387,7 +390,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
-        /// No overlap is missed, and views that are far apart are not accused.
+        /// No overlap is missed, and views that are far apart are accepted.
         #[test]
         fn any_two_views(a in any_view(), b in any_view()) {
             let apart = bytes(&a).is_disjoint(&bytes(&b));
@@ -396,7 +399,7 @@ mod tests {
             prop_assert!(ranges || !refused(&a, &b));
         }
 
-        /// What shares rows is compared exactly.
+        /// Views that share rows are compared exactly.
         #[test]
         fn views_of_one_row(a in any_columns(160, 40), b in any_columns(160, 40)) {
             prop_assert_eq!(bytes(&a).is_disjoint(&bytes(&b)), !refused(&a, &b));
@@ -431,7 +434,7 @@ mod tests {
         }
         let bf16 = Dtype::Bf16;
         assert!(same(&|| of(tensor(4096, bf16, [6, 2, 16], [64, 16, 1]))));
-        // By another description.
+        // The same memory, described by another shape.
         let strides = [192, 64, 16, 1];
         assert!(same(&|| of(tensor(4096, bf16, [2, 3, 2, 16], strides))));
         assert!(same(&|| of(tensor(4096, bf16, [6, 1, 32], [64, 7, 1]))));
@@ -462,7 +465,7 @@ mod tests {
         assert!(!refused(&tensor(0, Dtype::F32, [1 << 30], [1]), &small));
         let none = Span::bytes("none", 1 << 20, 0);
         assert!(check(&[none], &[Span::of("b", &small)], &[]).is_ok());
-        // So many steps that it is not looked at to the end.
+        // Too many steps for an exact comparison.
         let fine = tensor(1 << 20, Dtype::Bf16, [1000, 1000], [5000, 3]);
         let coarse = tensor((1 << 20) + 2, Dtype::Bf16, [1000, 1000], [3, 5003]);
         assert!(refused(&fine, &coarse));

@@ -29,7 +29,7 @@ impl<'a, T: Element> From<&'a Buffer<T>> for PerSequence<'a, T> {
 }
 
 impl<T: Element> PerSequence<'_, T> {
-    /// The caller's own memory.
+    /// A view of the caller's memory.
     ///
     /// # Safety
     /// `len` elements at `address` are memory of the context's device while work that reads them is under way.
@@ -46,7 +46,7 @@ impl<T: Element> PerSequence<'_, T> {
         &self.owner
     }
 
-    /// Where it lies: address and bytes.
+    /// Address and size in bytes.
     pub(crate) fn memory(&self) -> (usize, usize) {
         let bytes = self.len.saturating_mul(size_of::<T>());
         (self.address.addr(), bytes)
@@ -61,7 +61,7 @@ impl<T: Element> PerSequence<'_, T> {
         }
     }
 
-    /// Its address, if it has `wanted` elements.
+    /// Its address, or an error unless it has `wanted` elements.
     pub(crate) fn checked(&self, argument: &str, wanted: usize) -> Checked<*const T> {
         self.checked_as(argument, wanted, ArgumentKind::Shape)
     }
@@ -78,7 +78,7 @@ impl<T: Element> PerSequence<'_, T> {
     }
 }
 
-/// `cu_seqlens` on the device, `[N + 1]`: where each sequence starts, and the end of the last one.
+/// `cu_seqlens` on the device, `[N + 1]`: first row of each sequence, then the end of the last sequence.
 #[derive(Clone, Debug)]
 pub enum CuSeqlens<'a> {
     /// 32-bit entries.
@@ -88,18 +88,18 @@ pub enum CuSeqlens<'a> {
 }
 
 impl<'a> CuSeqlens<'a> {
-    /// The lengths that a launch must be given.
+    /// The lengths, or an error if a launch that needs them was given none.
     pub(crate) fn required(given: &'a Option<Self>) -> Checked<&'a Self> {
         given.as_ref().ok_or_else(|| {
-            let allowed = "the plan's lengths are on the device";
+            let allowed = "it must be given: the plan has lengths on the device";
             ArgumentError::new("cu_seqlens", ArgumentKind::Presence, "absent", allowed)
         })
     }
 
-    /// Launches of plans that have their lengths are given none.
+    /// Refuses lengths in launches of plans that already have them.
     pub(crate) fn refuse(given: &Option<Self>) -> Checked<()> {
         check::ensure(given.is_none(), || {
-            let was = "given to a plan that has its lengths";
+            let was = "given to a plan that already has lengths";
             ArgumentError::new(
                 "cu_seqlens",
                 ArgumentKind::Presence,
@@ -116,7 +116,7 @@ impl<'a> CuSeqlens<'a> {
         }
     }
 
-    /// The address, and whether entries have 64 bits, if there is one more of them than sequences.
+    /// The address, and whether entries have 64 bits. An error unless there are `sequences + 1` entries.
     pub(crate) fn checked(&self, sequences: usize) -> Checked<(*const c_void, bool)> {
         let (argument, kind) = ("cu_seqlens", ArgumentKind::Lengths);
         Ok(match self {
@@ -138,7 +138,7 @@ impl<'a> From<&'a Buffer<i64>> for CuSeqlens<'a> {
     }
 }
 
-/// The host's `cu_seqlens` as the kernels read them, if they start at 0, never decrease and end within the tokens.
+/// The host's `cu_seqlens` as i32. An error unless they start at 0, never decrease and end within the tokens.
 pub(crate) fn checked_cu_seqlens<L: Copy + Into<i64>>(
     cu_seqlens: &[L],
     tokens: usize,

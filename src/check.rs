@@ -1,4 +1,4 @@
-//! Checks that operations share. Each refuses with the name of the argument.
+//! Argument checks that operations share. Each error names the argument.
 
 use crate::abi::{dwk_state_strides, dwk_token_strides};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -27,7 +27,7 @@ pub(crate) fn dtype(argument: &str, given: Dtype, allowed: &[Dtype]) -> Checked<
     })
 }
 
-/// An address that is aligned, and not null unless there is nothing behind it.
+/// Checks that an address is aligned, and not null unless its view is empty.
 pub(crate) fn pointer(
     argument: &str,
     address: *const std::ffi::c_void,
@@ -53,7 +53,7 @@ pub(crate) fn pointer(
     })
 }
 
-/// Memory of a known context must be of the context that launches.
+/// Checks that memory with a known context belongs to the launching context.
 pub(crate) fn device(argument: &str, owner: &Owner, context: &Context) -> Checked<()> {
     ensure(owner.as_ref().is_none_or(|o| o.is_same(context)), || {
         ArgumentError::new(
@@ -65,7 +65,7 @@ pub(crate) fn device(argument: &str, owner: &Owner, context: &Context) -> Checke
     })
 }
 
-/// A stream must be of the context that launches.
+/// Checks that a stream belongs to the launching context.
 pub(crate) fn stream(stream: &Stream, context: &Context) -> Checked<()> {
     ensure(stream.context().is_same(context), || {
         ArgumentError::new(
@@ -77,7 +77,8 @@ pub(crate) fn stream(stream: &Stream, context: &Context) -> Checked<()> {
     })
 }
 
-/// No two elements of an output may lie at one address: along growing strides, each must clear what lies below it.
+/// Checks that no two elements of an output share an address: with dimensions ordered by stride, each stride must
+/// exceed the extent of all smaller ones.
 pub(crate) fn no_overlap<const R: usize>(
     argument: &str,
     shape: &[usize; R],
@@ -129,7 +130,8 @@ fn token_strides(argument: &str, t: &Tensor<'_, 4>, batch: Batch) -> Checked<dwk
     let token = token as i64;
     let sequence = match batch {
         Batch::Packed { .. } => 0,
-        // Kernels count tokens through the whole batch: token b * tokens + t lies b * (stride - tokens * token) further.
+        // Kernels number tokens through the whole batch: token b * tokens + t lies b * (stride - tokens * token)
+        // further.
         Batch::Dense { tokens, .. } => batch_stride - tokens as i64 * token,
     };
     Ok(dwk_token_strides {
@@ -167,7 +169,7 @@ fn token_shape(
     })
 }
 
-/// A factor of outputs, where one is given.
+/// Checks the factor of outputs, if one is given.
 pub(crate) fn scale(scale: Option<f32>) -> Checked<()> {
     let given = scale.unwrap_or(1.0);
     ensure(given.is_finite(), || {
@@ -175,7 +177,7 @@ pub(crate) fn scale(scale: Option<f32>) -> Checked<()> {
     })
 }
 
-/// A tensor `[T, heads, dim]` or `[B, T, heads, dim]`: its address and strides.
+/// Checks a tensor `[T, heads, dim]` or `[B, T, heads, dim]` and returns its address and strides.
 pub(crate) fn tokens(
     argument: &str,
     t: &Tokens<'_>,
@@ -199,7 +201,7 @@ pub(crate) fn tokens(
     token_strides(argument, &t.0, batch)
 }
 
-/// As [`tokens`], for an output.
+/// [`tokens`] for an output.
 pub(crate) fn output_tokens(
     argument: &str,
     t: &Tokens<'_>,
@@ -213,7 +215,7 @@ pub(crate) fn output_tokens(
     Ok(strides)
 }
 
-/// Scalars `[T, heads]` or `[B, T, heads]`.
+/// Checks scalars `[T, heads]` or `[B, T, heads]` and returns their address and strides.
 pub(crate) fn scalars(
     argument: &str,
     t: &TokenScalars<'_>,
@@ -232,7 +234,7 @@ pub(crate) fn scalars(
     token_strides(argument, &t.0, batch)
 }
 
-/// As [`scalars`], for an output.
+/// [`scalars`] for an output.
 pub(crate) fn output_scalars(
     argument: &str,
     t: &TokenScalars<'_>,
@@ -245,12 +247,12 @@ pub(crate) fn output_scalars(
     Ok(strides)
 }
 
-/// One number per head, of any type. Gives their stride.
+/// Checks a vector of one number per head, of any type. Returns its stride.
 pub(crate) fn per_head(argument: &str, t: &Tensor<'_, 1>, heads: usize) -> Checked<i64> {
     vector(argument, t, heads)
 }
 
-/// So many numbers of any type. Gives their stride.
+/// Checks a vector of `elements` numbers of any type. Returns its stride.
 pub(crate) fn vector(argument: &str, t: &Tensor<'_, 1>, elements: usize) -> Checked<i64> {
     dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16, Dtype::F16])?;
     ensure(t.shape == [elements], || {
@@ -272,7 +274,7 @@ pub(crate) fn vector(argument: &str, t: &Tensor<'_, 1>, elements: usize) -> Chec
     })
 }
 
-/// Strides as kernels take them that bound no offset of theirs.
+/// Checks that strides are below 2^40 elements, for kernels with 64-bit offsets.
 pub(crate) fn element_strides<const R: usize>(
     argument: &str,
     strides: [usize; R],
@@ -285,7 +287,7 @@ pub(crate) fn element_strides<const R: usize>(
     Ok(strides.map(|s| s as i64))
 }
 
-/// A state tensor of the given shape.
+/// Checks that a state tensor has the given shape, and returns its strides.
 pub(crate) fn state(
     argument: &str,
     t: &Tensor<'_, 4>,
@@ -335,7 +337,7 @@ pub(crate) fn state(
     Ok(strides)
 }
 
-/// A raw region: at least `bytes`, at an address aligned to `align`.
+/// Checks a raw region: at least `bytes` bytes at an address aligned to `align`.
 pub(crate) fn region(
     argument: &str,
     address: *const std::ffi::c_void,
@@ -354,7 +356,7 @@ pub(crate) fn region(
     pointer(argument, address, align, bytes == 0)
 }
 
-/// The kernels' number of an element type.
+/// Number of an element type in `hip/kernel_args.h`.
 pub(crate) fn type_code(dtype: Dtype) -> i32 {
     let code = match dtype {
         Dtype::F32 => crate::abi::DWK_F32,

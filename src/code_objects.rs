@@ -1,4 +1,4 @@
-//! The code objects that were compiled into this crate.
+//! Code objects that were compiled into this crate.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::kernels::{Role, TABLE, Target};
 /// A code object: the kernels of one source file for one architecture.
 #[derive(Clone, Copy)]
 pub struct CodeObject {
-    /// The architecture, as the compiler names it: `gfx942`.
+    /// Architecture by the compiler's name: `gfx942`.
     pub arch: &'static str,
     /// The stem of its source in `hip/kernels/`: `prefill_scan`.
     pub name: &'static str,
@@ -19,16 +19,16 @@ pub struct CodeObject {
     pub bytes: &'static [u8],
 }
 
-/// Bytes at an address that loaders may rely on.
+/// Bytes at a page-aligned address.
 #[repr(C, align(4096))]
 struct Aligned<T: ?Sized>(T);
 
 include!(concat!(env!("OUT_DIR"), "/code_objects.rs"));
 
-/// Architectures whose code objects are exercised by the tests. Of others, [`verification`] says what is known.
+/// Architectures with code objects that the tests run. [`verification`] describes the others.
 pub const VERIFIED_ARCHS: &[&str] = &["gfx942"];
 
-/// What is known of an architecture's code objects, in words.
+/// How far an architecture's code objects were verified, in words.
 pub fn verification(arch: &str) -> &'static str {
     match arch {
         _ if VERIFIED_ARCHS.contains(&arch) => "verified by this crate's tests",
@@ -62,14 +62,13 @@ pub fn why_missing(arch: &str) -> String {
     format!("this crate was built for {built}; rebuild it with DELTAWAVE_ARCHS={arch}")
 }
 
-/// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels themselves,
-/// such as `benches/gdn_bench.cpp`. Beside them lies `kernels.txt`, which says how the kernels of a prefill without
-/// segments are launched: a line for each, of its name, its file, the threads of a workgroup, the value columns that one
-/// owns (0: it does not divide them), the bytes of shared memory that the launch asks for, and the bytes of its
-/// arguments (`hip/kernel_args.h`).
+/// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels
+/// themselves, such as `benches/gdn_bench.cpp`. Also writes `kernels.txt`, which describes launches of a prefill
+/// without segments. It has one line per kernel: name, file, threads of a workgroup, value columns of a workgroup (0:
+/// all), bytes of shared memory that the launch requests, bytes of arguments (`hip/kernel_args.h`).
 ///
 /// # Errors
-/// What the file system says. Files of these names are overwritten.
+/// Errors of the file system. Files of these names are overwritten.
 pub fn save(folder: &Path) -> io::Result<()> {
     let mut archs: Vec<_> = CODE_OBJECTS.iter().map(|c| c.arch).collect();
     archs.dedup();
@@ -100,7 +99,7 @@ pub fn save(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a prefill whose sequences are not cut into segments launches it.
+/// Whether a prefill without segments launches this kernel.
 fn is_of_whole_prefill(role: Role) -> bool {
     matches!(
         role,

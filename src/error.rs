@@ -1,15 +1,15 @@
-//! Everything that can go wrong, as values.
+//! Errors of this crate.
 
 use std::fmt;
 
 use hip_sys::{HipError, LoadError};
 use thiserror::Error;
 
-/// What is wrong with an argument.
+/// Kind of fault of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ArgumentKind {
-    /// A shape, or a dimension of it.
+    /// A shape or a dimension.
     Shape,
     /// A stride.
     Stride,
@@ -37,11 +37,11 @@ pub enum ArgumentKind {
 pub struct ArgumentError {
     /// The argument, as the API names it.
     pub argument: String,
-    /// What is wrong with it.
+    /// Kind of fault.
     pub kind: ArgumentKind,
-    /// What it was.
+    /// Description of the refused value.
     pub was: String,
-    /// What is allowed.
+    /// Description of allowed values.
     pub allowed: String,
 }
 
@@ -82,12 +82,12 @@ pub enum Error {
     NoSuchDevice {
         /// The device that was asked for.
         device: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
-        /// The runtime.
+        /// Name of the runtime's library.
         library: String,
     },
-    /// There are no kernels for the device's architecture, or not all.
+    /// Kernels for the device's architecture are missing, all or some.
     #[error("there are no kernels for {arch} ({device}): {object} is missing; {reason}")]
     MissingKernels {
         /// The architecture.
@@ -96,7 +96,7 @@ pub enum Error {
         device: String,
         /// The first code object that is missing.
         object: &'static str,
-        /// Why, and how to get them.
+        /// Reason, and how to get them.
         reason: String,
     },
     /// A code object lacks a kernel that this crate expects in it.
@@ -106,7 +106,7 @@ pub enum Error {
         object: &'static str,
         /// The kernel.
         kernel: String,
-        /// What the runtime said.
+        /// The runtime's error.
         source: HipError,
     },
 }

@@ -20,7 +20,7 @@ pub enum Gating<'a> {
         /// `[T, HV]`, f32; absent: 1.
         beta: Option<TokenScalars<'a>>,
     },
-    /// What the projections give; g and beta are computed inside.
+    /// Projections a and b; kernels compute g and beta from them.
     Raw {
         /// `[T, HV]`, f32, bf16 or fp16.
         a: TokenScalars<'a>,
@@ -37,8 +37,8 @@ pub enum Gating<'a> {
     },
 }
 
-/// Addresses, strides and types of g and beta, or of what they are computed from.
-pub(crate) struct LoweredGating {
+/// Addresses, strides and types of g and beta, or of a, b, `A_log` and `dt_bias`.
+pub(crate) struct GatingArguments {
     pub(crate) g: *const c_void,
     pub(crate) beta: *const c_void,
     pub(crate) a_log: *const c_void,
@@ -54,9 +54,9 @@ pub(crate) struct LoweredGating {
     pub(crate) flags: u32,
 }
 
-impl Default for LoweredGating {
+impl Default for GatingArguments {
     fn default() -> Self {
-        LoweredGating {
+        GatingArguments {
             g: ptr::null(),
             beta: ptr::null(),
             a_log: ptr::null(),
@@ -75,16 +75,16 @@ impl Default for LoweredGating {
 }
 
 impl Gating<'_> {
-    /// Checks the tensors; `batch` says what the tokens of each are.
+    /// Checks the tensors. `batch`: number of tokens, and whether tensors are packed or dense.
     pub(crate) fn lower(
         &self,
         heads: usize,
         batch: impl Fn(&TokenScalars<'_>) -> Batch,
-    ) -> Checked<LoweredGating> {
+    ) -> Checked<GatingArguments> {
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         let scalars =
             |name, t: &TokenScalars<'_>, types| check::scalars(name, t, batch(t), heads, types);
-        let mut out = LoweredGating::default();
+        let mut out = GatingArguments::default();
         match self {
             Gating::Given { g, beta } => {
                 if let Some(g) = g {
@@ -126,7 +126,7 @@ impl Gating<'_> {
         Ok(out)
     }
 
-    /// What is read.
+    /// Memory that kernels read.
     #[inline]
     pub(crate) fn spans(&self) -> [Span<'_>; 4] {
         match self {
@@ -151,7 +151,7 @@ impl Gating<'_> {
         }
     }
 
-    /// Every tensor whose context is known must be of `context`.
+    /// Checks that every tensor with a known context belongs to `context`.
     pub(crate) fn check_devices(&self, context: &Context) -> Checked<()> {
         match self {
             Gating::Given { g, beta } => {

@@ -1,8 +1,8 @@
-//! The table of kernels: name, code object, argument struct and role of each, written once.
+//! Table of kernels: name, code object, argument struct and role of each.
 //!
 //! The loader, launches, [`save`](crate::code_objects::save) and the tests read it. A `Kernel` carries the type of its
-//! argument struct, so that a launch with another struct does not compile. [`Target`] says how many threads, value columns
-//! and bytes of shared memory a role has on an architecture.
+//! argument struct, so that a launch with another struct does not compile. [`Target`] says how many threads, value
+//! columns and bytes of shared memory a role has on an architecture.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,16 +16,16 @@ pub(crate) use target::COMBINE_COLUMNS;
 pub use target::Target;
 pub(crate) use target::{Costs, KernelCost, Walk, dies};
 
-/// Key dimensions for which the kernels that walk chunks are compiled. Rows of other dimensions are padded with zeros in
-/// registers, up to the next of these.
+/// Key dimensions for which kernels that walk chunks are compiled. Other dimensions are padded with zeros in registers,
+/// up to the next bucket.
 pub const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
 
-/// The computation of a kernel. `usize` fields are its key bucket, the largest key dimension that it takes.
+/// Computation of a kernel. `usize` fields are its key bucket: the largest key dimension that it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Moves accepted states into the pools.
+    /// Copies states after accepted tokens into the pools.
     Commit,
-    /// Convolution, SiLU, split, optionally norms and gates.
+    /// Convolution of q, k and v with SiLU; optionally norms and gates.
     Conv,
     /// The recurrence over a few tokens.
     Decode(usize),
@@ -39,7 +39,7 @@ pub enum Role {
     PrefillLengths,
     /// T and P of each chunk.
     PrefillPrepare,
-    /// M and N of each segment that another one follows.
+    /// M and N of each segment that another segment follows.
     PrefillSummarise(usize),
     /// The state at the start of each segment.
     PrefillCombine(usize),
@@ -60,7 +60,7 @@ pub struct Entry {
     pub role: Role,
 }
 
-/// A kernel that takes an `Args` by value.
+/// A kernel with the argument struct `Args`, passed by value.
 pub(crate) struct Kernel<Args> {
     index: usize,
     args: PhantomData<fn(&Args)>,
@@ -81,7 +81,7 @@ impl<Args> fmt::Debug for Kernel<Args> {
 }
 
 impl<Args> Kernel<Args> {
-    /// The row of this name, found while this crate is compiled.
+    /// The kernel of this name, looked up at compile time.
     const fn named(name: &str) -> Self {
         let mut index = 0;
         while !same(TABLE[index].name.as_bytes(), name.as_bytes()) {
@@ -117,7 +117,7 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
     i == a.len() && i == b.len()
 }
 
-/// Families of kernels: code object, argument struct, and each kernel's name and role.
+/// Declares families of kernels: code object, argument struct, and each kernel's name and role.
 macro_rules! kernels {
     ($($family:ident: $args:ident in $object:literal {
         $($name:literal => $role:expr,)+
@@ -199,13 +199,13 @@ kernels! {
     }
 }
 
-/// The family's row for a type: bf16 ones are its first half, fp16 ones its second.
+/// A family's kernels for a type. The first half of a family is bf16, the second fp16.
 fn typed<Args>(family: &[Kernel<Args>], dtype: Dtype) -> &[Kernel<Args>] {
     let (bf16, f16) = family.split_at(family.len() / 2);
     if dtype == Dtype::F16 { f16 } else { bf16 }
 }
 
-/// The index of the smallest key bucket that holds `key_dim`, which is at most the largest.
+/// Index of the smallest key bucket that holds `key_dim`. `key_dim` is at most the largest bucket.
 pub(crate) fn bucket_index(key_dim: usize) -> usize {
     let larger = KEY_BUCKETS.iter().filter(|&&bucket| bucket >= key_dim);
     KEY_BUCKETS.len() - larger.count().max(1)

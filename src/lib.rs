@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`] | `ops/prefill/`, `hip/kernels/prefill_*.hip` |
 //! | decode, one or a few tokens at a time | [`decode::Decode`] | `ops/decode/`, `hip/kernels/decode.hip` |
-//! | what accepted tokens leave behind | [`commit::Commit`] | `ops/commit.rs`, `hip/kernels/commit.hip` |
+//! | states after accepted tokens | [`commit::Commit`] | `ops/commit.rs`, `hip/kernels/commit.hip` |
 //! | convolution of q, k and v | [`conv::Conv`] | `ops/conv/`, `hip/kernels/conv.hip` |
 //! | gated norm of the outputs | [`norm::GatedNorm`] | `ops/norm.rs`, `hip/kernels/norm.hip` |
 //! | gates as values | [`gate::Gate`] | `ops/gate.rs`, `hip/kernels/gate.hip` |
@@ -16,16 +16,16 @@
 //! | scratch memory of launches | [`workspace::Workspace`] | `workspace.rs` |
 //! | memory and views of it | [`tensor::Buffer`], [`tensor::Tensor`] | `tensor.rs` |
 //! | element types, head maps, state layouts | [`types`] | `types.rs` |
-//! | device with its kernels loaded | [`runtime::Context`] | `runtime.rs` |
-//! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime.rs` |
+//! | device with its kernels loaded | [`runtime::Context`] | `runtime/context.rs` |
+//! | streams, events, graphs | [`runtime::Stream`], [`runtime::Event`], [`runtime::Graph`] | `runtime/stream.rs`, `runtime/graph.rs` |
 //! | table of kernels | `kernels::Kernel`, `kernels::TABLE` | `kernels.rs` |
 //! | code objects in this build | [`code_objects`] | `code_objects.rs`, `build.rs` |
 //! | outputs that share memory with other arguments | `alias::check` | `alias.rs` |
 //! | errors | [`error::Error`], [`error::ArgumentError`] | `error.rs` |
 //!
-//! The feature `simulator`, on by default, is what [`Backend::Simulator`](runtime::Backend::Simulator) needs. Without it
-//! neither the simulator nor its dependencies are compiled. References, test inputs and error measures are the crate
-//! `deltawave-lab` of the repository, the program `deltawave` is `deltawave-cli`.
+//! [`Backend::Simulator`](runtime::Backend::Simulator) needs the feature `simulator`, which is on by default. Without
+//! it neither the simulator nor its dependencies are compiled. The repository's crate `deltawave-lab` has references,
+//! test inputs and error measures; `deltawave-cli` has the program `deltawave`.
 
 #[doc(hidden)]
 pub mod abi;
@@ -49,7 +49,8 @@ pub use ops::{commit, conv, decode, gate, layer, norm, prefill};
 
 pub use error::{ArgumentError, Error, Result};
 
-/// The README's example, run by the tests. `scripts/check-docs` wants each page with Rust in it included here.
+/// Example of the README, run by the tests. `scripts/check-docs` requires every page with Rust code to be included
+/// here.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! The dimensions that a model fixes, in the spec of every operation.
+//! Heads and dimensions of a model, part of every operation's spec.
 
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -7,7 +7,7 @@ use crate::types::HeadMap;
 /// Largest head dimension of the recurrence.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// Heads of a Gated DeltaNet layer, or of a tensor-parallel rank's part of it.
+/// Heads of a Gated DeltaNet layer, or of one tensor-parallel rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Heads {
     /// `HK`, heads of q and k, at least 1.
@@ -23,7 +23,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// Heads whose value heads are grouped by key head ([`HeadMap::Grouped`]).
+    /// Heads with value heads grouped by key head ([`HeadMap::Grouped`]).
     pub const fn new(key: usize, value: usize, key_dim: usize, value_dim: usize) -> Self {
         Heads {
             key,
@@ -40,12 +40,12 @@ impl Heads {
         [keys, keys, self.value.saturating_mul(self.value_dim)]
     }
 
-    /// The default factor of the recurrence's output, `K^-0.5`.
+    /// Default factor of the recurrence's output, `K^-0.5`.
     pub fn default_scale(&self) -> f32 {
         (self.key_dim as f32).powf(-0.5)
     }
 
-    /// Heads that the recurrence takes.
+    /// Checks that the recurrence supports these heads.
     pub(crate) fn check_recurrence(&self) -> Checked<()> {
         let dim = |name: &str, n: usize| {
             check::ensure(n > 0 && n.is_multiple_of(16) && n <= MAX_HEAD_DIM, || {

@@ -1,4 +1,4 @@
-//! Recurrent states: where a launch reads and writes them, as tensors of their own or as slots of a pool.
+//! Recurrent states that a launch reads and writes: separate tensors, or slots of a pool.
 
 use std::collections::HashMap;
 
@@ -10,80 +10,82 @@ use crate::runtime::Context;
 use crate::tensor::{Buffer, Tensor, TensorMut};
 use crate::types::StateLayout;
 
-/// States of all sequences and value heads.
+/// States of all sequences and value heads, one per sequence.
 #[derive(Clone, Debug)]
 pub struct State<'a> {
     /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
     pub tensor: Tensor<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub layout: StateLayout,
 }
 
-/// [`State`], to be written to.
+/// Mutable [`State`].
 #[derive(Debug)]
 pub struct StateMut<'a> {
     /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
     pub tensor: TensorMut<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub layout: StateLayout,
 }
 
-/// A pool of states, of which a launch reads some and writes some.
+/// A pool of states. A launch reads some slots and writes some.
 ///
-/// A slot that is negative is none, and so is one on the device that is beyond the pool. A sequence that has none to read
-/// starts from zeros, one that has none to write leaves no state behind, and one that has neither is padding: its outputs
-/// become zeros. A sequence without tokens writes nothing, whatever it starts from. Slots that no sequence writes keep their
-/// bits.
+/// A negative slot means no slot, and so does a slot on the device beyond the pool. A sequence without a slot to read
+/// starts from zeros. A sequence without a slot to write stores no state. A sequence with neither is padding: its
+/// outputs become zeros. A sequence without tokens writes nothing. Slots that no sequence writes keep their bits.
 ///
-/// No two sequences may write one slot, and none may read what another one writes. Of slots on the device that is up to
-/// the caller. Those that the host knows are checked: [`Prefill::set_slots`](crate::prefill::Prefill::set_slots) and
-/// [`Decode::set_slots`](crate::decode::Decode::set_slots) refuse such conflicts, and a launch refuses slots beyond its pool.
+/// No two sequences may write the same slot, and no sequence may read a slot that another one writes. The caller
+/// ensures this for slots on the device. Slots on the host are checked:
+/// [`Prefill::set_slots`](crate::prefill::Prefill::set_slots) and
+/// [`Decode::set_slots`](crate::decode::Decode::set_slots) refuse such conflicts, and a launch refuses slots beyond its
+/// pool.
 #[derive(Debug)]
 pub struct StatePool<'a> {
     /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
     pub tensor: TensorMut<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub layout: StateLayout,
-    /// The slot that each sequence starts from; absent: those of the plan or, where it has none, slot n for sequence n.
+    /// Slot that each sequence reads. Absent: the plan's slots or, if it has none, slot n for sequence n.
     pub slots: Option<PerSequence<'a, i32>>,
-    /// The slot that each sequence leaves its state in; absent: the one that it starts from.
+    /// Slot that each sequence writes. Absent: the slot that it reads.
     pub write_slots: Option<PerSequence<'a, i32>>,
 }
 
-/// The states that sequences start from.
+/// Initial states of sequences.
 #[derive(Clone, Debug)]
 pub struct InitialState<'a> {
     /// A state per sequence.
     pub state: State<'a>,
-    /// One byte per sequence, 0: it starts from zeros whatever `state` holds; absent: every sequence has a state.
+    /// One byte per sequence. 0: the sequence starts from zeros and `state` is not read. Absent: every sequence has a
+    /// state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
-/// Where a prefill reads and writes states.
+/// States that a prefill reads and writes.
 #[derive(Debug)]
 pub enum States<'a> {
     /// Sequences start from zeros, and their final states are dropped.
     None,
-    /// A state per sequence, in tensors of their own.
+    /// A state per sequence, in separate tensors.
     Separate {
         /// Absent: sequences start from zeros.
         initial: Option<InitialState<'a>>,
-        /// The states after the last token; absent: not wanted. For a sequence without tokens its
-        /// initial state, or zeros. It may be
-        /// the memory of `initial`, where both have the same type, layout and strides.
+        /// States after the last token; for a sequence without tokens its initial state, or zeros. Absent: not stored.
+        /// May be the memory of `initial` if type, layout and strides are equal.
         last: Option<StateMut<'a>>,
     },
     /// Slots of a pool, updated in place.
     Pool {
         /// The pool, and the slots of the sequences.
         pool: StatePool<'a>,
-        /// One byte per sequence, 0: it starts from zeros whatever its slot holds; absent: every sequence has a state.
+        /// One byte per sequence. 0: the sequence starts from zeros instead of its slot's contents. Absent: every
+        /// sequence has a state.
         has_initial_state: Option<PerSequence<'a, u8>>,
     },
 }
 
 impl<'a> States<'a> {
-    /// The pool, where states lie in one.
+    /// The pool, if states are in a pool.
     pub fn pool(&self) -> Option<&StatePool<'a>> {
         match self {
             States::Pool { pool, .. } => Some(pool),
@@ -92,7 +94,7 @@ impl<'a> States<'a> {
     }
 }
 
-/// The shape of `slots` states of every value head.
+/// Shape of `slots` states of every value head.
 pub(crate) fn state_shape(heads: &Heads, slots: usize, layout: StateLayout) -> [usize; 4] {
     match layout {
         StateLayout::KeyMajor => [slots, heads.value, heads.key_dim, heads.value_dim],
@@ -104,12 +106,12 @@ fn refuse(argument: &str, kind: ArgumentKind, was: &str, allowed: &str) -> Argum
     ArgumentError::new(argument, kind, was, allowed)
 }
 
-/// Slots of a pool that the host knows, uploaded once for all launches of a plan.
+/// Slots that the host knows, uploaded once for all launches of a plan.
 #[derive(Debug)]
 pub(crate) struct HostSlots {
-    /// Those that are read, then those that are written.
+    /// Slots to read, then slots to write.
     both: Buffer<i32>,
-    /// The largest of each.
+    /// Largest slot to read, and to write.
     largest: [i32; 2],
 }
 
@@ -127,8 +129,8 @@ impl HostSlots {
         })
     }
 
-    /// The slots that are read and those that are written, on the device, for a pool that has all of them and none of its
-    /// own.
+    /// Device addresses of the slots to read and to write. Checks that `pool` has all of them and was given no slots
+    /// itself.
     pub(crate) fn lower(&self, pool: &StatePool<'_>) -> Checked<[*const i32; 2]> {
         let given = [&pool.slots, &pool.write_slots].map(Option::is_some);
         self.check(given, pool.tensor.0.shape[0])?;
@@ -136,30 +138,32 @@ impl HostSlots {
         Ok([read, read.wrapping_add(self.both.len() / 2)])
     }
 
-    /// Whether a launch was given slots for reading and for writing, and how many slots its pool has.
+    /// Checks that a launch was given no slots (`given`: to read, to write) and that its pool of `slots` slots has all
+    /// of them.
     pub(crate) fn check(&self, given: [bool; 2], slots: usize) -> Checked<()> {
         let names = ["slots", "write_slots"];
         for ((name, given), largest) in names.into_iter().zip(given).zip(self.largest) {
             check::ensure(!given, || {
-                let was = "given to a plan that has its slots";
+                let was = "given to a plan that already has slots";
                 refuse(name, ArgumentKind::Presence, was, "it must be absent")
             })?;
             check::ensure(largest < 0 || (largest as usize) < slots, || {
                 let was = format!("slot {largest}");
-                let allowed = format!("the pool has {slots} slots; a negative one is none");
+                let allowed =
+                    format!("it must be below the pool's {slots} slots; negative: no slot");
                 refuse(name, ArgumentKind::Value, &was, &allowed)
             })?;
         }
         Ok(())
     }
 
-    /// Those that are read.
+    /// Slots to read.
     pub(crate) fn read(&self) -> PerSequence<'_, i32> {
         PerSequence::from(&self.both).part(0..self.both.len() / 2)
     }
 }
 
-/// Checks slots that the host knows, and returns those that are written.
+/// Checks slots that the host knows. Returns the slots to write.
 fn check_slots<'a>(
     sequences: usize,
     read: &'a [i32],
@@ -179,7 +183,7 @@ fn check_slots<'a>(
             name,
             ArgumentKind::Value,
             &was,
-            "a slot that is written must be of one sequence",
+            "a slot that is written must belong to one sequence",
         )
     };
     let mut writers = HashMap::with_capacity(sequences);

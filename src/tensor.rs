@@ -1,8 +1,8 @@
 //! Device memory, and views of it with shapes and strides.
 //!
-//! A [`Buffer`] owns memory. A [`Tensor`] or [`TensorMut`] borrows a buffer, or stands for memory of the caller's
-//! ([`Tensor::from_raw`]). Strides count elements; only the last one must be 1, and which others are allowed is said
-//! by the operation that takes the tensor. The stride of a dimension of length 0 or 1 leads nowhere: it may be any.
+//! A [`Buffer`] owns memory. A [`Tensor`] or [`TensorMut`] borrows a buffer or refers to the caller's memory
+//! ([`Tensor::from_raw`]). Strides count elements. The last stride must be 1; each operation documents which other
+//! strides it allows. A dimension of length 0 or 1 may have any stride.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -20,11 +20,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that may lie in device memory: any bit pattern is a value of it.
+/// A type that device memory may hold: every bit pattern is a valid value.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {}
-/// An element type of tensors.
+/// A floating-point element type of tensors.
 pub trait Float: Element {
-    /// Its name.
+    /// The type's name.
     const DTYPE: Dtype;
 }
 
@@ -42,7 +42,7 @@ impl Float for f16 {
     const DTYPE: Dtype = Dtype::F16;
 }
 
-/// Memory of a device.
+/// An owned allocation of device memory.
 #[derive(Debug)]
 pub struct Buffer<T: Element> {
     context: Context,
@@ -56,7 +56,7 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl Context {
-    /// Allocates `len` elements, whose values are whatever the memory held.
+    /// Allocates `len` elements with undefined values.
     ///
     /// # Errors
     /// Not enough memory.
@@ -94,12 +94,12 @@ impl Context {
 }
 
 impl<T: Element> Buffer<T> {
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -109,16 +109,16 @@ impl<T: Element> Buffer<T> {
         &self.context
     }
 
-    /// Its address on the device.
+    /// Address on the device.
     pub fn address(&self) -> *mut c_void {
         self.address.cast()
     }
 
-    /// Overwrites all elements and waits until that is done. Work that is queued already and reads the buffer is not
-    /// waited for: synchronise its stream first.
+    /// Overwrites all elements and waits until that is done. It does not wait for queued work that reads the buffer:
+    /// synchronise that work's stream first.
     ///
     /// # Errors
-    /// Another number of values; a failed copy.
+    /// A number of values other than the buffer's length; a failed copy.
     pub fn write(&mut self, values: &[T]) -> Result<()> {
         if values.len() != self.len {
             let was = format!("{} elements", values.len());
@@ -167,7 +167,7 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
-    /// The values, once all work of `stream` is done. Work of other streams is not waited for.
+    /// Waits for all work of `stream` and copies the values to the host. It does not wait for other streams.
     ///
     /// # Errors
     /// Work that failed; a failed copy.
@@ -198,7 +198,7 @@ impl<T: Element> Buffer<T> {
 }
 
 impl<T: Float> Buffer<T> {
-    /// The first elements as a dense tensor.
+    /// View of the first elements as a dense tensor.
     ///
     /// # Errors
     /// The shape has more elements than the buffer.
@@ -206,7 +206,7 @@ impl<T: Float> Buffer<T> {
         self.tensor_strided(shape, dense_strides(shape), 0)
     }
 
-    /// A view that starts `offset` elements into the buffer.
+    /// View with given strides that starts `offset` elements into the buffer.
     ///
     /// # Errors
     /// The view reaches past the buffer's end.
@@ -233,18 +233,18 @@ impl<T: Float> Buffer<T> {
         })
     }
 
-    /// [`Buffer::tensor`], to be written to.
+    /// Mutable [`Buffer::tensor`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::tensor`].
     pub fn tensor_mut<const R: usize>(&mut self, shape: [usize; R]) -> Result<TensorMut<'_, R>> {
         self.tensor_strided_mut(shape, dense_strides(shape), 0)
     }
 
-    /// [`Buffer::tensor_strided`], to be written to.
+    /// Mutable [`Buffer::tensor_strided`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::tensor_strided`].
     pub fn tensor_strided_mut<const R: usize>(
         &mut self,
         shape: [usize; R],
@@ -270,7 +270,7 @@ impl<T: Float> Buffer<T> {
 }
 
 impl Buffer<u8> {
-    /// A view of bytes as elements of `dtype`, `offset` elements into the buffer: for types known at run time.
+    /// View of bytes as elements of `dtype`, `offset` elements into the buffer, for types known only at run time.
     ///
     /// # Errors
     /// The view reaches past the buffer's end.
@@ -299,10 +299,10 @@ impl Buffer<u8> {
         })
     }
 
-    /// [`Buffer::tensor_of`], to be written to.
+    /// Mutable [`Buffer::tensor_of`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::tensor_of`].
     pub fn tensor_of_mut<const R: usize>(
         &mut self,
         dtype: Dtype,
@@ -336,7 +336,7 @@ impl<T: Element> Drop for Buffer<T> {
     }
 }
 
-/// The context that memory belongs to, where that is known.
+/// Context that memory belongs to, if it is known.
 pub(crate) type Owner = Option<Context>;
 
 /// A read-only view of device memory.
@@ -350,7 +350,7 @@ pub struct Tensor<'a, const R: usize> {
     borrow: PhantomData<&'a ()>,
 }
 
-/// A view of device memory that may be written to.
+/// A mutable view of device memory.
 #[derive(Debug)]
 pub struct TensorMut<'a, const R: usize>(pub(crate) Tensor<'a, R>);
 
@@ -380,7 +380,7 @@ impl<const R: usize> Tensor<'_, R> {
         self.shape
     }
 
-    /// The strides, in elements. That of a dimension of length 0 or 1 is a dense tensor's, whatever was given.
+    /// Strides in elements. A dimension of length 0 or 1 has the stride of a dense tensor, even if another was given.
     pub fn strides(&self) -> [usize; R] {
         self.strides
     }
@@ -392,7 +392,8 @@ impl<const R: usize> Tensor<'_, R> {
 }
 
 impl<'a, const R: usize> Tensor<'a, R> {
-    /// Elements of this tensor under another shape, from element `offset` on. The caller sees to it that they are within.
+    /// View of this tensor's elements with another shape, from element `offset` on. The caller ensures that it stays
+    /// within.
     pub(crate) fn part<const S: usize>(
         &self,
         shape: [usize; S],
@@ -411,7 +412,7 @@ impl<'a, const R: usize> Tensor<'a, R> {
 }
 
 impl<'a> Tensor<'a, 4> {
-    /// Some rows of a tensor over the tokens of a packed batch, whose shape and strides were checked.
+    /// A range of rows of a tensor over the tokens of a packed batch. Its shape and strides were checked.
     pub(crate) fn token_rows(&self, rows: Range<usize>) -> Self {
         let [_, _, heads, dim] = self.shape;
         let shape = [1, rows.len(), heads, dim];
@@ -420,7 +421,7 @@ impl<'a> Tensor<'a, 4> {
 }
 
 impl<const R: usize> TensorMut<'_, R> {
-    /// A view of the caller's own memory, to be written to.
+    /// Mutable view of the caller's memory.
     ///
     /// # Safety
     /// As [`Tensor::from_raw`]; and nothing else accesses the memory while work that writes it is under way.
@@ -430,7 +431,7 @@ impl<const R: usize> TensorMut<'_, R> {
         shape: [usize; R],
         strides: [usize; R],
     ) -> Self {
-        // SAFETY: the caller answers for it.
+        // SAFETY: as promised by the caller.
         TensorMut(unsafe { Tensor::from_raw(address, dtype, shape, strides) })
     }
 }
@@ -444,8 +445,8 @@ pub fn dense_strides<const R: usize>(shape: [usize; R]) -> [usize; R] {
     strides
 }
 
-/// Strides with those of a dense tensor where a dimension has no second element. NumPy and torch leave any number there,
-/// and no check of an operation may refuse it.
+/// Replaces strides of dimensions of length 0 or 1 by those of a dense tensor. NumPy and torch may put any number
+/// there, and no check may refuse it.
 fn meaningful_strides<const R: usize>(shape: [usize; R], strides: [usize; R]) -> [usize; R] {
     let dense = dense_strides(shape);
     std::array::from_fn(|i| match shape[i] {
@@ -454,7 +455,7 @@ fn meaningful_strides<const R: usize>(shape: [usize; R], strides: [usize; R]) ->
     })
 }
 
-/// Elements from the first to past the last one of a view; `None` where that overflows.
+/// Elements from the first to past the last of a view; `None` on overflow.
 fn extent<const R: usize>(shape: [usize; R], strides: [usize; R]) -> Option<usize> {
     if shape.contains(&0) {
         return Some(0);
@@ -466,7 +467,7 @@ fn extent<const R: usize>(shape: [usize; R], strides: [usize; R]) -> Option<usiz
     last.checked_add(1)
 }
 
-/// The tokens of a batch: what the first two dimensions of a tensor over tokens must be.
+/// Tokens of a batch: the first dimensions of a tensor over tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Batch {
     /// `tokens` rows, shared by all sequences.
@@ -476,7 +477,7 @@ pub(crate) enum Batch {
 }
 
 impl Batch {
-    /// Rows in all.
+    /// Total rows.
     pub fn rows(self) -> usize {
         match self {
             Batch::Packed { tokens } => tokens,
@@ -485,25 +486,24 @@ impl Batch {
     }
 }
 
-/// A tensor over the tokens of a batch with a head dimension and rows: `[T, H, D]` of a packed batch, or
-/// `[B, T, H, D]` of a dense one.
+/// A tensor over tokens and heads: `[T, H, D]` for a packed batch, or `[B, T, H, D]` for a dense batch.
 #[derive(Clone, Debug)]
 pub struct Tokens<'a>(pub(crate) Tensor<'a, 4>, pub(crate) bool);
 
-/// [`Tokens`], to be written to.
+/// Mutable [`Tokens`].
 #[derive(Debug)]
 pub struct TokensMut<'a>(pub(crate) Tokens<'a>);
 
-/// One number per token and head: `[T, H]` of a packed batch, or `[B, T, H]` of a dense one.
+/// One number per token and head: `[T, H]` for a packed batch, or `[B, T, H]` for a dense batch.
 ///
-/// The last of the tensor's dimensions is 1, or heads of a block: see [`TokenScalars::in_blocks`].
+/// The tensor's last dimension is 1, or the heads of a block: see [`TokenScalars::in_blocks`].
 #[derive(Clone, Debug)]
 pub struct TokenScalars<'a>(pub(crate) Tensor<'a, 4>, pub(crate) bool);
 
 impl<'a> TokenScalars<'a> {
-    /// `[T, blocks, heads of a block]`, the heads of a packed batch in blocks at any distance: see
-    /// [`Gate::interleaved`](crate::gate::Gate::interleaved). Where all heads are at one distance it is `[T, H]`;
-    /// otherwise it is for the inputs of a [`Gate`](crate::gate::Gate), and refused by everything else.
+    /// Heads of a packed batch in blocks with any stride, `[T, blocks, heads of a block]`: see
+    /// [`Gate::interleaved`](crate::gate::Gate::interleaved). If all heads have one stride, the result is a plain `[T,
+    /// H]`. Otherwise only inputs of a [`Gate`](crate::gate::Gate) or a layer accept it.
     pub fn in_blocks(t: Tensor<'a, 3>) -> Self {
         let ([n, blocks, heads], [token, block, head]) = (t.shape, t.strides);
         if heads == 1 {
@@ -520,7 +520,7 @@ impl<'a> TokenScalars<'a> {
     }
 }
 
-/// [`TokenScalars`], to be written to.
+/// Mutable [`TokenScalars`].
 #[derive(Debug)]
 pub struct TokenScalarsMut<'a>(pub(crate) TokenScalars<'a>);
 

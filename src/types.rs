@@ -1,4 +1,4 @@
-//! Element types, head maps and state layouts: the vocabulary that every operation shares.
+//! Element types, head maps and state layouts, used by every operation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -51,11 +51,11 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A word that names none of the values that are allowed.
+/// Error: a word that names no allowed value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: `{given}` is none of {allowed}")]
 pub struct ParseError {
-    /// What was being named.
+    /// The option or quantity that the word should name.
     pub what: &'static str,
     /// The word.
     pub given: String,
@@ -80,10 +80,10 @@ impl FromStr for Dtype {
     }
 }
 
-/// Which key head a value head reads, where there are more value heads (`HV`) than key heads (`HK`).
+/// Key head that each value head reads, if there are more value heads (`HV`) than key heads (`HK`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HeadMap {
-    /// Value head `h` reads key head `h / (HV / HK)`: neighbours share a key head.
+    /// Value head `h` reads key head `h / (HV / HK)`: adjacent value heads share a key head.
     #[default]
     Grouped,
     /// Value head `h` reads key head `h % HK`: the order of GGUF checkpoints.
@@ -101,7 +101,7 @@ impl HeadMap {
     }
 }
 
-/// The order of the two dimensions of a recurrent state in memory.
+/// Order of the two dimensions of a recurrent state in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StateLayout {
     /// `[N, HV, K, V]`: value columns are adjacent.
@@ -120,7 +120,7 @@ impl StateLayout {
         }
     }
 
-    /// Reorders dense states of this layout to `KeyMajor`.
+    /// Reorders dense states from this layout to `KeyMajor`.
     ///
     /// # Panics
     ///
@@ -129,7 +129,7 @@ impl StateLayout {
         transpose_each(self, states, value_dim, key_dim)
     }
 
-    /// Reorders dense states of the layout `KeyMajor` to this one.
+    /// Reorders dense states from `KeyMajor` to this layout.
     ///
     /// # Panics
     ///

@@ -11,9 +11,9 @@ use crate::tensor::{Buffer, Owner};
 /// Alignment of the workspace.
 pub const WORKSPACE_ALIGN: usize = 256;
 
-/// Scratch memory of the caller: what one launch hands from kernel to kernel. Its content means nothing before and
-/// after. Launches on one stream may share it, from several threads, too: each is enqueued whole, in some order. Launches
-/// on different streams may share it only in an order that the caller makes.
+/// Scratch memory of the caller, through which one launch passes data between its kernels. The contents mean nothing
+/// before and after the launch. Launches on one stream may share it, also from several threads: each launch is enqueued
+/// as a whole. Launches on different streams may share it only if the caller orders them.
 #[derive(Debug)]
 pub struct Workspace<'a> {
     address: *mut c_void,
@@ -23,7 +23,7 @@ pub struct Workspace<'a> {
 }
 
 impl<'a> Workspace<'a> {
-    /// A whole buffer.
+    /// Workspace of a whole buffer.
     pub fn new(buffer: &'a mut Buffer<u8>) -> Self {
         Workspace {
             address: buffer.address(),
@@ -33,12 +33,12 @@ impl<'a> Workspace<'a> {
         }
     }
 
-    /// All of it, whatever a launch needs: nothing else may use it meanwhile.
+    /// Memory range of the whole workspace, for the overlap check: nothing else may use it during a launch.
     pub(crate) fn span(&self) -> Span<'static> {
         Span::bytes("workspace", self.address.addr(), self.bytes)
     }
 
-    /// The address of the first `bytes` bytes, and the rest. Not bounds-checked.
+    /// Splits off the first `bytes` bytes: their address, and the rest. Not bounds-checked.
     pub(crate) fn split(self, bytes: usize) -> (*mut c_void, Self) {
         let rest = Workspace {
             address: self.address.wrapping_byte_add(bytes),
@@ -52,11 +52,11 @@ impl<'a> Workspace<'a> {
         self.address
     }
 
-    /// The caller's own memory.
+    /// Workspace in the caller's memory.
     ///
     /// # Safety
-    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that was
-    /// given them is under way.
+    /// `bytes` bytes at `address` are memory of the context's device, and nothing else uses them while a launch that
+    /// was given them is under way.
     pub unsafe fn from_raw(address: *mut c_void, bytes: usize) -> Self {
         Workspace {
             address,

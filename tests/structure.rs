@@ -45,13 +45,13 @@ fn module(path: &Path) -> String {
     name.trim_end_matches(".rs").to_owned()
 }
 
-/// The files of an operation, which import one another by `super::`.
+/// The files of a folder below `src`, and which of their neighbours each imports by `use super::`.
 fn submodule_imports(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("src")
         .join(folder);
     let mut graph = BTreeMap::new();
-    for entry in fs::read_dir(folder).expect("an operation") {
+    for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         let name = path
             .file_stem()
@@ -118,6 +118,13 @@ fn files_of_an_operation_do_not_import_one_another_in_a_circle() {
         assert!(graph.contains_key("lower"), "{graph:?}");
         assert_eq!(cycle(&graph), None, "{operation}");
     }
+}
+
+#[test]
+fn files_of_the_runtime_do_not_import_one_another_in_a_circle() {
+    let graph = submodule_imports("runtime");
+    assert!(graph["stream"].contains("context"), "{graph:?}");
+    assert_eq!(cycle(&graph), None);
 }
 
 #[test]

@@ -66,8 +66,8 @@ class Unpartitioned : public Prefill {
         prepare.key_dim = s.key_dim;
         prepare.value_dim = s.value_dim;
         prepare.g_type = prepare.beta_type = DWK_F32;
-        prepare.parts = 1;
-        prepare.part_heads = s.value_heads / s.key_heads;
+        prepare.head_groups = 1;
+        prepare.group_heads = s.value_heads / s.key_heads;
         prepare.dies = dies_;
 
         dwk_prefill_scan_args scan = {};

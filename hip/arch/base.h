@@ -15,8 +15,8 @@ typedef int i32x4 __attribute__((ext_vector_type(4)));
 typedef unsigned u32;
 typedef unsigned long long u64;
 
-// Bits of one type as another. (`__builtin_bit_cast` of a vector element reads element 0 in clang up to 22: the
-// argument is a copy, which is right.)
+// Reinterprets the bits of one type as another. The argument is a copy: in clang up to 22, `__builtin_bit_cast` of a
+// vector element reads element 0.
 template <class To, class From> DEVICE To bits(From x) {
     static_assert(sizeof(To) == sizeof(From), "same size");
     return __builtin_bit_cast(To, x);

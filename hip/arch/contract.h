@@ -1,6 +1,6 @@
-// The contract of a target: the names that arch/<target>/target.h supplies in namespace `arch`. Kernels and the headers
-// beside arch/ use no others; prefill/<target>/ may use any of its target. docs/internals/target-contract.md says how
-// to add a target.
+// Contract of a target: the names that arch/<target>/target.h supplies in namespace `arch`. Kernels and shared headers
+// use only these names; prefill/<target>/ may use any name of its target. docs/internals/target-contract.md says how to
+// add a target.
 //
 //   KERNEL(threads, residency)          attributes of an entry; residency: waves per SIMD (gfx9), workgroups per
 //                                       multiprocessor (sm90)
@@ -11,7 +11,7 @@
 //   read_lane(x, from)                  x of one lane, int
 //   row_sum(x), other_row(x)            sum over 16 lanes; x of the same lane of the neighbouring 16
 //   inclusive_sum(x), inclusive_max(x)  prefix sum (float), prefix maximum (int) over the lanes of a wave
-//   ballot(condition)                   one bit a lane
+//   ballot(condition)                   bit mask of the lanes where the condition holds
 //   chunk_sum, chunk_max                over the 64 threads of a workgroup, with four words of shared memory
 //   spread_column<C>(out, own, four)    column C of a 16x16 matrix to all lanes of a row of 16
 //   -- barriers.h
@@ -22,35 +22,34 @@
 //   let_next_kernel_begin()             the next kernel may be started; nothing where kernels never overlap
 //   -- compiler.h
 //   uniform(p)                          load of memory that nobody writes, at an address equal in all lanes
-//   uniform_value(x)                    the same value, declared equal in all lanes
-//   uniform_pointer(p)                  the same pointer, likewise
-//   opaque(x) opaque_uniform(x)         the same value, about which the compiler concludes nothing
-//   held(x)                             the same value, computed here
+//   uniform_value(x) uniform_pointer(p) x or p, declared equal in all lanes
+//   opaque(x) opaque_uniform(x)         x, with its value hidden from the compiler
+//   held(x)                             x, computed here
 //   phase()                             no instruction moves across
 //   reread(arguments)                   the kernel's arguments, loaded again
-//                                       (all but uniform may be the identity, or nothing)
+//                                       (all but uniform may be identities, or do nothing)
 //   -- functions.h
 //   exp2 rsqrt reciprocal exp log       of float; exp and log in full precision
 //   -- memory.h
-//   in_one_access(p)                    whether 16 bytes at p can be accessed at once
+//   in_one_access(p)                    whether one access can cover 16 bytes at p
 //   load_b128 store_b128 load_b64 ...   16 and 8 bytes at such an address
-//   Window(base)                        memory with byte offsets; a load at Window::nowhere gives 0
+//   Window(base)                        memory addressed by byte offsets; a load at Window::nowhere gives 0
 //   -- tiles.h
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
-//   Run, run                            its elements in consecutive rows: `run` of them
-//   Place(lane).row(e) .column(e)       where element e is
-//   ColumnFactor, columns_at(v, place)  a number for each column: multiplies a tile
+//   Run, run                            a lane's elements in consecutive rows: a vector of `run` floats
+//   LaneMap(lane).row(e) .column(e)     row and column of element e
+//   ColumnFactor, columns_at(v, map)    one number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element
 //   Operand, operand_words              16x16 numbers of 16 bits: `operand_words` words a lane
-//   operand_element, operand_row        where the two numbers of a word are
+//   operand_element, operand_row        positions of the two numbers of a word
 //   -- products.h
 //   Bf16, F16                           types of 16 bits: mma(left, right, c), low(word), high(word), pack(a, b)
 //   narrow(x)                           bits of x as bf16, in Bf16
-//   rounded<T>(tile), widened<T>(op)    a tile as the right operand of a product over its rows; and back
+//   rounded<T>(tile), widened<T>(op)    a tile to the right operand of a product over its rows; and back
 //   multiply_transposed_f32(x, y, c)    c + x^T y in f32, x and y tiles
 //
-// The layout that all of this rests on: an accumulator tile, rounded, is an operand of the next product. So the
-// products of a chunk follow each other without moving data between lanes.
+// Required of the layout: an accumulator tile, rounded, is an operand of the next product. The products of a chunk then
+// follow each other without moving data between lanes.
 #pragma once
 
 #if defined(__NVPTX__)
@@ -62,12 +61,12 @@
 namespace arch {
 namespace contract {
 
-// Traits agree with the names.
+// Traits must agree with the names.
 static_assert(Traits::wave_lanes == lanes && (lanes == 32 || lanes == 64), "a wave has 32 or 64 lanes");
 static_assert(Traits::tile_elements == elements && Traits::tile_run == run, "elements of a tile");
 static_assert(Traits::words_of_operand == operand_words, "words of an operand");
 
-// A wave holds a tile and an operand, each element once.
+// A wave holds each element of a tile, and of an operand, once.
 static_assert(lanes * elements == 16 * 16, "a tile is 16x16");
 static_assert(lanes * operand_words * 2 == 16 * 16, "an operand is 16x16");
 static_assert(elements % run == 0, "runs divide the elements of a lane");
@@ -87,8 +86,8 @@ template struct Products<Bf16>;
 template struct Products<F16>;
 static_assert(__is_same(decltype(multiply_transposed_f32(Tile{}, Tile{}, Tile{})), Tile), "f32 products");
 static_assert(__is_same(decltype(minus_product(Tile{}, Tile{}, Tile{})), Tile), "c - a b");
-static_assert(__is_same(decltype(Tile{} * columns_at(nullptr, Place(0))), Tile), "column factors multiply a tile");
-static_assert(__is_same(decltype(Place(0).row(0)), int) && __is_same(decltype(Place(0).column(0)), int), "places");
+static_assert(__is_same(decltype(Tile{} * columns_at(nullptr, LaneMap(0))), Tile), "column factors multiply a tile");
+static_assert(__is_same(decltype(LaneMap(0).row(0)), int) && __is_same(decltype(LaneMap(0).column(0)), int), "places");
 static_assert(__is_same(decltype(operand_element(0, 0)), int) && __is_same(decltype(operand_row(0, 0)), int), "places");
 static_assert(__is_same(decltype(exp2(0.0f)), float) && __is_same(decltype(exp(0.0f)), float) &&
                   __is_same(decltype(log(0.0f)), float) && __is_same(decltype(rsqrt(0.0f)), float) &&

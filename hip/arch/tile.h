@@ -1,5 +1,4 @@
-// The vocabulary of the kernels: tiles and operands of the target (arch/contract.h), and operations common to all
-// targets.
+// Tiles and operands for the kernels: names of the target (arch/contract.h), and operations common to all targets.
 #pragma once
 
 #include "contract.h"
@@ -9,8 +8,8 @@ namespace tile {
 using arch::Bf16;
 using arch::ColumnFactor;
 using arch::F16;
+using arch::LaneMap;
 using arch::Operand;
-using arch::Place;
 using arch::Tile;
 using arch::Window;
 
@@ -19,8 +18,8 @@ using arch::elements;
 using arch::rounded;
 using arch::widened;
 
-// Values of 16 rows, one for each element of a lane: multiplies a tile's rows.
-DEVICE Tile rows_at(const float *values, Place at) {
+// Values of 16 rows, one for each of a lane's elements. Multiplying a tile by the result scales the rows.
+DEVICE Tile rows_at(const float *values, LaneMap at) {
     Tile out;
     for (int e = 0; e < elements; e += arch::run) {
         const arch::Run consecutive = *(const arch::Run *)(values + at.row(e));

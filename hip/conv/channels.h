@@ -1,4 +1,5 @@
-// Adjacent channels of a token, which a thread of the convolution owns: eight, or one where they do not lie together.
+// Adjacent channels of a token that one thread of the convolution owns: an octet, or one channel if an octet is not
+// contiguous.
 #pragma once
 
 #include "../tensor/pieces.h"
@@ -7,7 +8,7 @@ namespace conv {
 
 using piece::octet;
 
-// N adjacent channels of a token: `Values` as f32, `Bits` as they lie in memory.
+// N adjacent channels of a token: `Values` in f32, `Bits` as stored in memory.
 template <int N> struct Channels;
 template <> struct Channels<octet> {
     typedef piece::Octet Values;
@@ -16,7 +17,7 @@ template <> struct Channels<octet> {
     static DEVICE_MEMBER void store(char *p, Bits x) { arch::store_b128(p, x); }
     template <class T> static DEVICE_MEMBER Values widened(Bits x) { return piece::widened<T>(x); }
     template <class T> static DEVICE_MEMBER Bits rounded(Values x) { return piece::rounded<T>(x); }
-    // Channels that are `stride` bytes apart.
+    // Loads channels that are `stride` bytes apart.
     static DEVICE_MEMBER Bits gather(const char *p, int64_t stride) {
         if (stride == 2 && arch::in_one_access(p)) {
             return load(p);

@@ -8,7 +8,7 @@
 
 namespace conv {
 
-// The filters of N adjacent channels, weights w [channels, Width] and biases, in registers.
+// Filters of N adjacent channels in registers: weights w [channels, Width] and biases.
 template <class T, int Width, int N> class Filter {
   public:
     typedef typename Channels<N>::Values Values;
@@ -34,7 +34,7 @@ template <class T, int Width, int N> class Filter {
     }
 
     // y[t] = activation(bias + sum over j of w[j] x[t - (Width - 1) + j]) in f32. `before`: x of the Width - 1 tokens
-    // before t, oldest first, which moves on by one.
+    // before t, oldest first; shifted by one token.
     DEVICE_MEMBER Values apply(Values (&before)[Width - 1], Bits bits) const {
         const Values now = Channels<N>::template widened<T>(bits);
         Values sum = bias;
@@ -63,7 +63,8 @@ template <class T, int Width, int N> class Filter {
     }
 
   private:
-    // Loads dense weights of the type of x, 16 bytes at a time. False: they are not.
+    // Loads weights 16 bytes at a time. Returns false, and loads nothing, unless they are dense and of the type of x,
+    // and one access can cover 16 bytes.
     DEVICE_MEMBER bool load_dense(const dwk_conv_args &x, const char *p) {
         constexpr int own_type = __is_same(T, arch::Bf16) ? DWK_BF16 : DWK_F16;
         if constexpr (N == octet) {
@@ -82,7 +83,7 @@ template <class T, int Width, int N> class Filter {
         return false;
     }
 
-    // Canonical: a NaN of 16 bits survives rounding, one of f32 need not.
+    // Reads weights as f32. NaNs become canonical, because the payload of an f32 NaN may be lost when it is rounded.
     static DEVICE_MEMBER Values read(const void *p, int64_t index, int64_t stride, int type) {
         Values out;
         for (int i = 0; i < N; ++i) {

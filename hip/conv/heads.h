@@ -1,11 +1,11 @@
-// Heads of q and k with norms: a team of 16 or 32 adjacent threads has the octets of one head.
+// Heads of q and k with norms: a lane group of 16 or 32 adjacent threads owns the octets of one head.
 #pragma once
 
 #include "run.h"
 
 namespace conv {
 
-// y[t] of one channel, in f32.
+// Computes y[t] of one channel in f32.
 template <class T> DEVICE float channel_at(const dwk_conv_args &x, const Work &work, int t) {
     float sum = x.bias ? math::canonical(load_scalar(x.bias, work.channel * x.bias_stride, x.bias_type)) : 0.0f;
 #pragma unroll 1
@@ -17,8 +17,8 @@ template <class T> DEVICE float channel_at(const dwk_conv_args &x, const Work &w
     return x.flags & DWK_CONV_SILU ? math::silu(f32x2{sum, 0.0f}).x : sum;
 }
 
-// Rows with a norm whose octets do not lie together: computed channel by channel, once for the sum of squares and once
-// for the output.
+// Normed rows with octets that are not contiguous: computes every channel twice, for the sum of squares and for the
+// output.
 template <class T>
 DEVICE void run_apart(const dwk_conv_args &x, Work &work, int part, int channel, int end, bool has_state, int slot,
                       bool padding) {
@@ -31,7 +31,7 @@ DEVICE void run_apart(const dwk_conv_args &x, Work &work, int part, int channel,
             const float y = channel_at<T>(x, work, t);
             squares = __builtin_fmaf(y, y, squares);
         }
-        const float factor = norm_factor(squares, x.team_log2);
+        const float factor = norm_factor(squares, x.lane_group_log2);
 #pragma unroll 1
         for (int c = channel; c < end; ++c) {
             place(work, x, part, c, has_state, slot);
@@ -46,18 +46,19 @@ DEVICE void run_apart(const dwk_conv_args &x, Work &work, int part, int channel,
     }
 }
 
-// The runs of a team, which has a head of q or k. All threads of a team take the same branches.
+// Convolves the runs of a lane group, which owns a head of q or k. All threads of the group take the same branches.
 template <class T>
-DEVICE void run_team(const dwk_conv_args &x, Work &work, int part, int group, bool has_state, int slot, bool padding) {
-    const int dim = x.q.dim, head = (group >> x.team_log2) * dim;
-    const int own = (group & ((1 << x.team_log2) - 1)) * octet;
+DEVICE void run_lane_group(const dwk_conv_args &x, Work &work, int part, int group, bool has_state, int slot,
+                           bool padding) {
+    const int dim = x.q.dim, head = (group >> x.lane_group_log2) * dim;
+    const int own = (group & ((1 << x.lane_group_log2) - 1)) * octet;
     work.writes = own < dim;
     if (!rows_are_whole(x, part)) {
         run_apart<T>(arch::reread(x), work, part, head + own, head + min_of(own + octet, dim), has_state, slot,
                      padding);
         return;
     }
-    // A thread without an octet reads the first one, and no state.
+    // A thread without an octet reads the first octet and no state.
     work.initial = work.initial && work.writes;
     place(work, x, part, head + (work.writes ? own : 0), has_state && work.writes, slot);
     run<T, octet, with_norm>(x, work, padding);

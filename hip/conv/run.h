@@ -1,4 +1,4 @@
-// A run of consecutive tokens of a thread's channels: the last Width - 1 tokens stay in registers.
+// Convolves a run of consecutive tokens of a thread's channels. The last Width - 1 tokens stay in registers.
 #pragma once
 
 #include "../math/norms.h"
@@ -7,34 +7,35 @@
 
 namespace conv {
 
-constexpr int rows_at_once = 4; // loads under way together
+constexpr int rows_at_once = 4; // rows whose loads are in flight together
 
-// Whether rows of a head are divided by their norm, whose squares the threads of a team add up.
+// Whether rows of a head are divided by their norm. The threads of a lane group sum the squares.
 enum Norm { without_norm, with_norm };
 
-// 1 / |y| of a row, the same in all 2^team_log2 threads of the team; `squares`: this thread's share.
-DEVICE float norm_factor(float squares, int team_log2) {
+// 1 / |y| of a row, equal in all 2^lane_group_log2 threads of the lane group. `squares`: this thread's sum.
+DEVICE float norm_factor(float squares, int lane_group_log2) {
     float sum = arch::row_sum(squares);
-    if (team_log2 > 4) {
+    if (lane_group_log2 > 4) {
         sum += arch::other_row(sum);
     }
     return math::inverse_norm(sum);
 }
 
-// y / |y|; `counts`: the octet belongs to the row.
-template <class Values> DEVICE Values normed(Values y, bool counts, int team_log2) {
+// y / |y|. `counts`: whether the octet belongs to the row.
+template <class Values> DEVICE Values normed(Values y, bool counts, int lane_group_log2) {
     f32x2 squares{};
     for (int i = 0; i < octet; i += 2) {
         const f32x2 pair{y[i], y[i + 1]};
         squares = __builtin_elementwise_fma(pair, pair, squares);
     }
-    return y * norm_factor(counts ? squares.x + squares.y : 0.0f, team_log2);
+    return y * norm_factor(counts ? squares.x + squares.y : 0.0f, lane_group_log2);
 }
 
-// y = activation(filter * x), and y / |y| with norms, of the `Rows` tokens from `from` on, to `to`. Both move on.
+// Computes y = activation(filter * x), and y / |y| with norms, for `Rows` tokens from `from` to `to`. Advances both
+// pointers.
 template <int Rows, Norm Norms, class T, int Width, int N>
 DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
-                 int team_log2, const char *&from, char *&to) {
+                 int lane_group_log2, const char *&from, char *&to) {
     typename Channels<N>::Bits raw[Rows];
     for (int i = 0; i < Rows; ++i) {
         raw[i] = Channels<N>::load(from);
@@ -43,21 +44,22 @@ DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values
     for (int i = 0; i < Rows; ++i) {
         typename Channels<N>::Values y = filter.apply(before, raw[i]);
         if constexpr (Norms == with_norm) {
-            y = normed(y, work.writes, team_log2);
+            y = normed(y, work.writes, lane_group_log2);
         }
         if (Norms == without_norm || work.writes) {
             Channels<N>::store(to, Channels<N>::template rounded<T>(y));
         }
-        // Computed here: the addresses of all rows, kept through the loop, are worth more registers than there are.
+        // `held` computes the address here. Addresses of all rows, kept through the loop, would need more registers
+        // than there are.
         to = Norms == with_norm ? arch::held(to + work.to_stride) : to + work.to_stride;
     }
 }
 
-// The convolution of a run, and the new state.
+// Convolves a run and writes the new state.
 template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_conv_args &x, const Work &work) {
     typedef Channels<N> Some;
     const Filter<T, Width, N> filter(x, work.channel);
-    // The tokens before the run.
+    // Tokens before the run.
     typename Some::Bits old[Width - 1] = {};
     if (work.begin > work.first) {
         for (int i = 0; i < Width - 1; ++i) {
@@ -82,15 +84,16 @@ template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_
     int left = work.end - work.begin;
 #pragma unroll 1
     for (; left >= rows_at_once; left -= rows_at_once) {
-        step<rows_at_once, Norms>(filter, before, work, x.team_log2, from, to);
+        step<rows_at_once, Norms>(filter, before, work, x.lane_group_log2, from, to);
     }
 #pragma unroll 1
     for (; left > 0; --left) {
-        step<1, Norms>(filter, before, work, x.team_log2, from, to);
+        step<1, Norms>(filter, before, work, x.lane_group_log2, from, to);
     }
 }
 
-// A run by its width. `padding`: the sequence has no slot, or the tokens are past all sequences; outputs are zeros.
+// Dispatches a run by its filter width. `padding`: the sequence has no slot, or the tokens are past all sequences.
+// Outputs are then zeros.
 template <class T, int N, Norm Norms> DEVICE void run(const dwk_conv_args &x, const Work &work, bool padding) {
     if (padding) {
 #pragma unroll 1

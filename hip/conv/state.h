@@ -1,4 +1,4 @@
-// The conv state of a sequence, [channels, columns]: the tokens before its first one, and after it its last ones.
+// Conv state of a sequence, [channels, columns]: the tokens before its first one; afterwards, its last tokens.
 #pragma once
 
 #include "work.h"
@@ -10,7 +10,8 @@ DEVICE char *column(const dwk_conv_args &x, const Work &work, int index) {
     return work.state + 2 * index * x.state_column;
 }
 
-// x of token t of the sequence. Before its first token: column of its state, whose last is the token before, or zeros.
+// x of token t. Before the sequence's first token: a column of its state (the last column is the token just before), or
+// zeros.
 template <class Some> DEVICE typename Some::Bits token(const dwk_conv_args &x, const Work &work, int t) {
     if (t >= work.first) {
         return Some::load(work.from + t * work.from_stride);
@@ -21,15 +22,15 @@ template <class Some> DEVICE typename Some::Bits token(const dwk_conv_args &x, c
     return Some::gather(column(x, work, x.state_columns + t - work.first), 2 * x.state_channel);
 }
 
-// Whether this thread writes the new state: the one that has the sequence's first tokens, so that it has read the old
-// one itself.
+// Whether this thread writes the new state. Only the thread with the sequence's first tokens does: it has read the old
+// state.
 DEVICE bool leaves_state(const dwk_conv_args &x, const Work &work) {
     return work.state && work.begin == work.first && !(x.flags & DWK_CONV_KEEP_STATES);
 }
 // state <- last columns of (state, x).
 template <class Some> DEVICE void leave_state(const dwk_conv_args &x, const Work &work) {
     if (leaves_state(x, work)) {
-        // Ascending: in a sequence shorter than the state a column is read before it is written.
+        // Ascending, so that in a sequence shorter than the state every column is read before it is written.
 #pragma unroll 1
         for (int j = 0; j < x.state_columns; ++j) {
             Some::scatter(column(x, work, j), 2 * x.state_channel,
@@ -38,7 +39,7 @@ template <class Some> DEVICE void leave_state(const dwk_conv_args &x, const Work
     }
 }
 
-// The same for a state of Width - 1 columns, which `old` holds: requests all loads before the first store.
+// `leave_state` for a state of Width - 1 columns, which `old` holds. Requests all loads before the first store.
 template <class Some, int Width>
 DEVICE void leave_columns(const dwk_conv_args &x, const Work &work, const typename Some::Bits (&old)[Width - 1]) {
     constexpr int columns = Width - 1;

@@ -1,6 +1,5 @@
-// How the threads of the convolution share its work. Threads of a block of tokens of one sequence are numbered octet of
-// channels by octet, then run of tokens by run. Sequence n owns the blocks from cu_seqlens[n] / tokens of a block + n
-// on.
+// Work division of the convolution. A block is a range of tokens of one sequence. Its threads are numbered by octet of
+// channels first, then by run of tokens. Sequence n owns the blocks from cu_seqlens[n] / (tokens of a block) + n on.
 #pragma once
 
 #include "../kernel_args.h"
@@ -8,9 +7,9 @@
 
 namespace conv {
 
-constexpr int threads = 256; // of a workgroup
+constexpr int threads = 256; // per workgroup
 
-// The work of a thread: a run of tokens of adjacent channels.
+// Work of a thread: a run of tokens of adjacent channels.
 struct Work {
     const char *from; // token 0 of x
     char *to;         // token 0 of the output
@@ -18,15 +17,15 @@ struct Work {
     int64_t to_stride;
     char *state;  // column 0; null: none
     bool initial; // whether the state is read
-    int channel;  // of weight, bias and state
-    int first;    // token of the sequence
-    int last;     // past the sequence
-    int begin;    // token of the run
-    int end;      // past the run
-    bool writes;  // the channels are the thread's; false: it only takes part in its team's sums
+    int channel;  // index in weight, bias and state
+    int first;    // first token of the sequence
+    int last;     // past the last token of the sequence
+    int begin;    // first token of the run
+    int end;      // past the last token of the run
+    bool writes;  // whether the thread owns channels; else it only joins its lane group's sums
 };
 
-// Entry of cu_seqlens, clamped: rows stay within the batch, whatever the device's memory holds.
+// Entry of cu_seqlens, clamped so that rows stay within the batch for any contents of the device's memory.
 DEVICE int token_at(const dwk_conv_args &x, int index) {
     if (index == 0) {
         return 0;
@@ -38,7 +37,7 @@ DEVICE int token_at(const dwk_conv_args &x, int index) {
 
 DEVICE int first_block(const dwk_conv_args &x, int token, int sequence) { return (token >> x.block_log2) + sequence; }
 
-// Sequence of a block: the last one whose first block is at most `block`; `sequences` for rows past them all.
+// Sequence of a block: the last sequence whose first block is at most `block`. `sequences` for rows past all sequences.
 DEVICE int sequence_of(const dwk_conv_args &x, int block) {
     int low = 0, high = x.sequences;
     while (low < high) {
@@ -52,13 +51,13 @@ DEVICE int sequence_of(const dwk_conv_args &x, int block) {
     return low;
 }
 
-// Field of the part, 0: q, 1: k, 2: v.
+// Selects a field of q (`part` 0), k (1) or v (2).
 template <class Field> DEVICE Field of_part(const dwk_conv_args &x, int part, Field dwk_conv_part::*field) {
     const Field q = x.q.*field, k = x.k.*field, v = x.v.*field;
     return part == 0 ? q : part == 1 ? k : v;
 }
 
-// Sets the addresses of `channel` of a part in x, the output and the state.
+// Sets the addresses of `channel` of q, k or v (`part`) in x, the output and the state.
 DEVICE void place(Work &work, const dwk_conv_args &x, int part, int channel, bool has_state, int slot) {
     const u32 block = of_part(x, part, &dwk_conv_part::block), dim = of_part(x, part, &dwk_conv_part::dim), c = channel;
     work.from = (const char *)of_part(x, part, &dwk_conv_part::x) +
@@ -74,8 +73,8 @@ DEVICE void place(Work &work, const dwk_conv_args &x, int part, int channel, boo
     }
 }
 
-// Whether an octet from `channel` on can be accessed at once for every token: its channels are neighbours in x and in
-// the output, and aligned where the target needs that.
+// Whether one access can cover the octet at `channel`, for every token: channels adjacent in x and in the output, and
+// aligned if the target needs that.
 DEVICE bool is_one(const Work &work, const dwk_conv_args &x, int part, int channel) {
     if (channel + octet > of_part(x, part, &dwk_conv_part::channels)) {
         return false;
@@ -88,8 +87,8 @@ DEVICE bool is_one(const Work &work, const dwk_conv_args &x, int part, int chann
            arch::in_one_access(work.to + work.to_stride);
 }
 
-// Finds the part, the group of channels and the run of tokens of thread `index` of a block. `work` has first and last
-// token of the sequence. False: the thread has no work.
+// Finds q, k or v (`part`), the octet (`group`) and the run of tokens of thread `index` of a block. `work` holds the
+// first and last token of the sequence. Returns false if the thread has no work.
 DEVICE bool share_of(Work &work, int &part, int &group, const dwk_conv_args &x, int blocks_before, int index) {
     const int q_lanes = x.q.lanes, k_lanes = x.k.lanes, all = q_lanes + k_lanes + x.v.lanes;
     const int run = index / all;
@@ -101,7 +100,7 @@ DEVICE bool share_of(Work &work, int &part, int &group, const dwk_conv_args &x, 
     return run >> (x.block_log2 - x.run_log2) == 0 && work.begin < work.end;
 }
 
-// Whether every octet of every row of q or k (`part`) can be accessed at once.
+// Whether one access can cover each octet of every row of q or k (`part`).
 DEVICE bool rows_are_whole(const dwk_conv_args &x, int part) {
     const auto field = [&](auto dwk_conv_part::*f) __attribute__((always_inline)) { return of_part(x, part, f); };
     const auto fits = [&](int64_t elements)

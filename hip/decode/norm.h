@@ -1,4 +1,4 @@
-// The gated norm of a row of outputs, which a workgroup of four teams holds.
+// Gated norm of an output row, which a workgroup of four teams holds.
 #pragma once
 
 #include "../math/activations.h"
@@ -7,14 +7,14 @@
 #include "token.h"
 
 namespace decode {
-namespace { // internal: so the compiler knows the ranges of results before it inlines
+namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// Outputs of a row of V, rounded to 16 bits, of this token and the one before.
+// Output row of V numbers, rounded to 16 bits, for this token and the one before.
 struct Row {
     float o[2][row_dim];
 };
 
-// o / rms(o) * weight * gate(z) for `o` of one column. Sums are in the order of kernels/norm.hip.
+// o / rms(o) * weight * gate(z) for one column. Sums have the order of kernels/norm.hip, so that bits are equal.
 template <class T>
 DEVICE float normed(float o, Row &row, const Token &token, const dwk_decode_args &x, int column, int t) {
     constexpr int octet = 8;

@@ -1,20 +1,20 @@
-// The recurrent state in registers: loaded and stored once, 16 bytes a thread, along the memory's rows.
+// Recurrent state in registers. It is loaded and stored once, 16 bytes a thread, along rows in memory.
 #pragma once
 
 #include "../tensor/states.h"
 #include "token.h"
 
 namespace decode {
-namespace { // internal: so the compiler knows the ranges of results before it inlines
+namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// The part of the state that a thread owns, as S says (Share).
-template <class S> struct Part {
+// State elements that a thread owns, as `S` (a `Share`) lays them out.
+template <class S> struct StateShare {
     typedef float Columns __attribute__((ext_vector_type(S::across)));
     Columns s[S::steps][S::run];
 };
 
-// Addresses of a thread's pieces of a state. A thread without a key or column in a step reads another's: its k and q
-// are 0, and it writes nothing.
+// Addresses of a thread's 16-byte pieces of a state. A thread without a key or column in a step reads another thread's
+// piece: its k and q are 0, and it writes nothing.
 template <class S, bool ValueMajor> class Pieces {
   public:
     DEVICE_MEMBER Pieces(const state::Head &memory, int slab_column, int key_dim, int value_dim)
@@ -44,8 +44,9 @@ template <class S, bool ValueMajor> class Pieces {
     u32 fallback, key_bytes;
 };
 
-// Loads a part: all loads are requested before the first is used.
-template <class S, bool Wide, bool ValueMajor> DEVICE void load_part(Part<S> &part, const Pieces<S, ValueMajor> &from) {
+// Loads a thread's state. Requests all loads before the first is used.
+template <class S, bool Wide, bool ValueMajor>
+DEVICE void load_state_share(StateShare<S> &share, const Pieces<S, ValueMajor> &from) {
     i32x4 raw[S::steps][S::pieces];
     for (int j = 0; j < S::steps; ++j) {
         for (int i = 0; i < S::pieces; ++i) {
@@ -58,18 +59,19 @@ template <class S, bool Wide, bool ValueMajor> DEVICE void load_part(Part<S> &pa
             for (int n = 0; n < S::piece; ++n) {
                 const int word = raw[j][i][Wide ? n : n / 2];
                 const float x = Wide ? bits<float>(word) : n % 2 ? arch::Bf16::high(word) : arch::Bf16::low(word);
-                part.s[j][ValueMajor ? n : i][ValueMajor ? i : n] = x;
+                share.s[j][ValueMajor ? n : i][ValueMajor ? i : n] = x;
             }
         }
     }
 }
 
-template <class S, bool ValueMajor> DEVICE void store_part(const Part<S> &part, const Pieces<S, ValueMajor> &to) {
+template <class S, bool ValueMajor>
+DEVICE void store_state_share(const StateShare<S> &share, const Pieces<S, ValueMajor> &to) {
     for (int j = 0; j < S::steps; ++j) {
         for (int i = 0; i < S::pieces; ++i) {
             float x[S::piece];
             for (int n = 0; n < S::piece; ++n) {
-                x[n] = part.s[j][ValueMajor ? n : i][ValueMajor ? i : n];
+                x[n] = share.s[j][ValueMajor ? n : i][ValueMajor ? i : n];
             }
             if (to.inside(j, i)) {
                 state::store(to.at(j, i), x, to.memory.type, to.memory.whole);

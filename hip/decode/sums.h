@@ -1,19 +1,19 @@
-// Sums over keys, which a token takes in one go: of a thread's keys, then of all.
+// Sums over keys, all sums of a token in one pass: over a thread's keys, then over all threads.
 #pragma once
 
 #include "state.h"
 
 namespace decode {
-namespace { // internal: so the compiler knows the ranges of results before it inlines
+namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// A token's sums over the thread's keys: u = S^T k, w = S^T q, and the products of k and q.
+// Sums of a token over the thread's keys: u = S^T k, w = S^T q, and the products k.k, q.q, k.q.
 template <class S> struct Sums {
-    typename Part<S>::Columns u, w;
+    typename StateShare<S>::Columns u, w;
     f32x4 dot; // k.k, q.q, k.q
 };
 
-template <class T, class S> DEVICE Sums<S> sums_of(const Part<S> &part, const Exchange &exchange) {
-    typedef typename Part<S>::Columns Columns;
+template <class T, class S> DEVICE Sums<S> sums_of(const StateShare<S> &share, const Exchange &exchange) {
+    typedef typename StateShare<S>::Columns Columns;
     Sums<S> out{};
     float k_k = 0.0f, q_q = 0.0f, k_q = 0.0f;
     for (int j = 0; j < S::steps; ++j) {
@@ -21,8 +21,8 @@ template <class T, class S> DEVICE Sums<S> sums_of(const Part<S> &part, const Ex
         keys_of<T, S>(k, exchange.k, j);
         keys_of<T, S>(q, exchange.q, j);
         for (int e = 0; e < S::run; ++e) {
-            out.u = __builtin_elementwise_fma((Columns)k[e], part.s[j][e], out.u);
-            out.w = __builtin_elementwise_fma((Columns)q[e], part.s[j][e], out.w);
+            out.u = __builtin_elementwise_fma((Columns)k[e], share.s[j][e], out.u);
+            out.w = __builtin_elementwise_fma((Columns)q[e], share.s[j][e], out.w);
             k_k = __builtin_fmaf(k[e], k[e], k_k);
             q_q = __builtin_fmaf(q[e], q[e], q_q);
             k_q = __builtin_fmaf(k[e], q[e], k_q);
@@ -32,7 +32,7 @@ template <class T, class S> DEVICE Sums<S> sums_of(const Part<S> &part, const Ex
     return out;
 }
 
-// The sums over all keys. `dot` as above.
+// Sums of a token over all keys. `dot` as in `Sums`.
 struct Total {
     float column; // u of column c in thread c, w of column c in thread 32 + c
     f32x4 dot;

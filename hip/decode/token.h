@@ -1,4 +1,4 @@
-// A token of decode: q, k, v and the gates, loaded while the token before is worked on.
+// Token of decode: q, k, v and the gates, loaded during the computation of the token before.
 #pragma once
 
 #include "../math/gates.h"
@@ -6,9 +6,9 @@
 #include "share.h"
 
 namespace decode {
-namespace { // internal: so the compiler knows the ranges of results before it inlines
+namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// Shared memory of a team. `sums`: each group's share of u = S^T k and w = S^T q of all columns, then of k.k, q.q, k.q.
+// Shared memory of a team. `sums`: each group's sums u = S^T k and w = S^T q of all columns, then k.k, q.q, k.q.
 constexpr int most_groups = 16, dots = 2 * columns, sums_row = dots + 4;
 constexpr int most_keys = 256;
 struct Exchange {
@@ -18,16 +18,16 @@ struct Exchange {
 };
 static_assert(threads * 8 == 2 * most_keys, "a thread copies eight numbers of q or of k");
 
-// A thread's share of a token, as it lies in memory: no load is waited for here. `keys`: eight numbers of q, or of k in
-// the upper half of the threads. `v`: of column `member() % 32`.
+// A thread's share of a token, unconverted: nothing here waits for a load. `keys`: eight numbers of q in the lower half
+// of the threads, of k in the upper. `v`: v of column `member() % 32`.
 struct Token {
     i32x4 keys;
     int v, g, beta;
     int a_log, dt_bias; // with raw gates
-    int z;              // gate of the norm
+    int z;              // input of the norm's gate
 };
 
-// A scalar as it lies in memory, and its value.
+// load_raw: bits of a scalar in memory. widen_raw: its value.
 DEVICE int load_raw(const void *p, int64_t index, int type) {
     return type == DWK_F32 ? ((const int *)p)[index] : ((const unsigned short *)p)[index];
 }
@@ -37,14 +37,14 @@ DEVICE float widen_raw(int raw, int type) {
 
 DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
 
-template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Place &at, int t) {
+template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
     Token out{};
     const int token = at.sequence * x.tokens + t;
     const bool of_k = member() >= threads / 2;
     const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
     const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
     const char *row = of_k ? k : q;
-    // Threads beyond K read the first keys: a branch would wait for its loads.
+    // Threads beyond K read the first keys, because a branch would wait for its loads.
     const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
     out.keys = piece::load<false>(row + piece, arch::in_one_access(row));
     const int column = at.column + member() % columns;
@@ -64,7 +64,7 @@ template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Pla
     return out;
 }
 
-// The thread's keys of step j, from q or k in shared memory.
+// Reads the thread's keys of step j of q or k in shared memory.
 template <class T, class S> DEVICE void keys_of(float (&out)[S::run], const i32x4 *all, int j) {
     const int *words = (const int *)all + (j * S::step + S::group() * S::run) / 2;
     for (int e = 0; e < S::run; e += 4) {
@@ -76,7 +76,7 @@ template <class T, class S> DEVICE void keys_of(float (&out)[S::run], const i32x
     }
 }
 
-// decay = exp(g), and beta.
+// Gates of a token: decay = exp(g), and beta.
 struct Gates {
     float decay, beta;
 };

@@ -1,4 +1,4 @@
-// g and beta of rows of tokens from the projections a and b, each (token t, value head h) by one thread:
+// Gates g and beta from the projections a and b, one thread per (token t, value head h):
 //   g[t, h]    = -exp(A_log[h]) softplus(a[t, h] + dt_bias[h])       f32 [T, HV]
 //   beta[t, h] = sigmoid(b[t, h]), or 2 sigmoid(b[t, h])             f32 [T, HV]
 #pragma once
@@ -11,14 +11,14 @@ namespace gates {
 
 constexpr int threads = 256;
 
-// The share of one of `workgroups` workgroups.
+// Computes the share of workgroup `workgroup` of `workgroups`.
 DEVICE void compute(const dwk_gate_args &x, int workgroup, int workgroups) {
     const int64_t elements = x.tokens * x.value_heads, step = (int64_t)workgroups * threads;
 #pragma unroll 1
     for (int64_t index = (int64_t)workgroup * threads + arch::thread(); index < elements; index += step) {
         const int64_t t = index / x.value_heads;
         const int h = (int)(index - t * x.value_heads);
-        // Heads of a and b lie in blocks, or all in one.
+        // Heads of a and b lie in blocks of `block_heads`.
         const int block = h / x.block_heads, of_block = h - block * x.block_heads;
         const auto at = [&](const dwk_token_strides &strides, int64_t block_stride) __attribute__((always_inline)) {
             return t * strides.token + block * block_stride + of_block * strides.head;

@@ -1,10 +1,10 @@
-// Commits verified tokens, once it is known how many of each sequence are accepted, n[b] of T:
-//   pool[slot[b]] = states[b, n[b] - 1]                               the recurrent state after the last of them
+// Commits the accepted tokens of verified drafts: the first n[b] of T tokens of sequence b.
+//   pool[slot[b]] = states[b, n[b] - 1]                               recurrent state after the last accepted token
 //   conv_state[slot[b]] = last columns of (conv_state[slot[b]], x[b, :n[b]])
-// A sequence without accepted tokens keeps both.
+// A sequence without accepted tokens keeps both states.
 //
-// Copies: rows of states [B, T, HV, rows, columns] and [slots, HV, rows, columns], eight elements a thread at a time;
-// conv states [slots, channels, columns] of 16 bits, a channel a thread.
+// Copies rows of states [B, T, HV, rows, columns] to [slots, HV, rows, columns], eight elements a thread at a time, and
+// conv states [slots, channels, columns] of 16 bits, one channel a thread.
 #include "../kernel_args.h"
 #include "../tensor/states.h"
 
@@ -12,9 +12,10 @@ namespace {
 
 constexpr int threads = 256;
 constexpr int at_once = 8; // elements
-constexpr int loads = 4;   // under way together
+constexpr int loads = 4;   // in flight together
 
-// Accepted tokens of a sequence, and its slot (-1: none), clamped: the device's memory may hold anything.
+// Accepted tokens of a sequence, and its slot (-1: none). Both are clamped, because the device's memory may hold
+// anything.
 DEVICE int accepted_of(const dwk_commit_args &x, int sequence) {
     return max_of(0, min_of(arch::uniform(x.accepted + sequence), x.tokens));
 }
@@ -46,7 +47,7 @@ DEVICE void copy_state(const dwk_commit_args &x, int sequence, int head, int acc
     }
 }
 
-// Field of the part, q, k or v, that a channel belongs to.
+// Selects a field of q, k or v, whichever has this channel.
 template <class Field> DEVICE Field of_part(const dwk_commit_args &x, int channel, Field dwk_conv_part::*field) {
     const Field q = x.q.*field, k = x.k.*field, v = x.v.*field;
     return channel < x.q.channels ? q : channel < x.q.channels + x.k.channels ? k : v;
@@ -65,7 +66,7 @@ DEVICE void move_columns(const dwk_commit_args &x, int sequence, int channel, in
                                  (int64_t)sequence * x.tokens * token_stride;
     short *state = (short *)x.conv_state + slot * x.conv_slot + channel * x.conv_channel;
     const bool initial = !x.has_initial_state || arch::uniform(x.has_initial_state + sequence);
-    // Ascending: a column is read before it is written.
+    // Ascending, so that a column is read before it is written.
 #pragma unroll 1
     for (int j = 0; j < x.conv_columns; ++j) {
         const int token = accepted - x.conv_columns + j;

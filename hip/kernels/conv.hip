@@ -1,15 +1,15 @@
 // Causal depthwise convolution of the packed projections, split into q, k and v. For token t of a sequence, channel c:
 //   y[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (width - 1) + j, c])     (conv/filter.h)
 //   state[c] <- last columns of (state[c], x[:, c])                                           (conv/state.h)
-// summed in f32 by fused multiply-adds, bias first, then the oldest token; rounded once. Tokens before the sequence are
-// the last columns of its conv state, or zeros. With norms, rows of q and k are divided by sqrt(sum of squares + 1e-6)
-// before they are rounded (conv/heads.h).
+// summed in f32 by fused multiply-adds, bias first, then the oldest token; rounded once. The last columns of the conv
+// state, or zeros, stand for tokens before the sequence. With norms, rows of q and k are divided by sqrt(sum of squares
+// + 1e-6) before rounding (conv/heads.h).
 //
 // x [T, channels], y [T, H, D] bf16 or f16; weight [channels, width]; state [slots, channels, columns], as x.
 //
 // A thread owns eight channels and walks over a run of consecutive tokens (conv/run.h, conv/work.h). The thread that
-// reads a sequence's state is the one that writes it, so that nothing has to be synchronised. g and beta of all rows
-// are computed by workgroups of their own (gate/gates.h), the first ones.
+// reads a sequence's state also writes it, so no synchronisation is needed. The first workgroups compute g and beta of
+// all rows (gate/gates.h).
 #include "../conv/heads.h"
 #include "../gate/gates.h"
 
@@ -18,10 +18,10 @@ namespace {
 using namespace conv;
 static_assert(threads == gates::threads, "workgroups compute gates or channels");
 
-// The part of q, k and v that a thread has.
+// Convolves this thread's share of q, k and v.
 template <class T> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
-    // The GPU deals consecutive workgroups to different dies. Workgroups of neighbouring tokens, which read some rows
-    // twice, go to one.
+    // The GPU deals consecutive workgroups to different dies. Workgroups of neighbouring tokens both read some rows, so
+    // they go to one die.
     const int workgroup = dealt % x.dies * x.die_groups + dealt / x.dies;
     const int block = arch::uniform_value(workgroup / x.groups);
     const int sequence = arch::uniform_value(sequence_of(x, block));
@@ -39,21 +39,22 @@ template <class T> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
     const bool has_state = x.state && !padding;
     const bool initial = has_state && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
 
-    // Branches that lanes of a wave take differently load and compute everything again: no registers are kept across.
+    // Lanes of a wave may take different branches. Each branch computes the thread's index again, so that no registers
+    // live across branches.
     const auto next = [&]() __attribute__((always_inline)) { return first_index + arch::opaque(arch::thread()); };
     int part, group;
     work.initial = initial;
     if (x.flags & DWK_CONV_QK_L2NORM) {
         const dwk_conv_args &y = arch::reread(x);
         if (share_of(work, part, group, y, blocks_before, next()) && part < 2) {
-            run_team<T>(y, work, part, group, has_state, slot, padding);
+            run_lane_group<T>(y, work, part, group, has_state, slot, padding);
         }
     }
     const dwk_conv_args &y = arch::reread(x);
     if (!share_of(work, part, group, y, blocks_before, next())) {
         return;
     }
-    // v has extra threads, without channels, so that teams never cross a wave.
+    // v has extra threads without channels, so that lane groups never cross a wave.
     if (y.flags & DWK_CONV_QK_L2NORM && (part < 2 || group * octet >= y.v.channels)) {
         return;
     }
@@ -65,7 +66,7 @@ template <class T> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
         run<T, octet, without_norm>(y, work, padding);
         return;
     }
-    // Channel by channel.
+    // One channel at a time.
     const dwk_conv_args &z = arch::reread(x);
     share_of(work, part, group, z, blocks_before, next());
     const int end = min_of((group + 1) * octet, of_part(z, part, &dwk_conv_part::channels));

@@ -2,9 +2,8 @@
 //   y[t, h] = x[t, h] / sqrt(mean(x[t, h]^2) + eps) * weight * gate(z[t, h]),   gate: silu or sigmoid
 // in f32, rounded once. x, y, z [T, HV, V] bf16 or f16; weight [V] f32, bf16 or f16.
 //
-// Sixteen lanes own a row, eight numbers each, or twice eight where V > 128. They walk over `run` tokens of one head;
-// neighbouring heads are the neighbouring sixteen lanes. A lane writes only numbers that it has read itself: y may be
-// x.
+// Sixteen lanes own a row, eight numbers each, or twice eight if V > 128. They compute `run` tokens of one head; the
+// next sixteen lanes have the next head. A lane writes only elements that it has read itself, so y may be x.
 #include "../kernel_args.h"
 #include "../math/activations.h"
 #include "../math/norms.h"
@@ -18,13 +17,13 @@ typedef piece::Octet Values;
 
 constexpr int threads = 256;
 constexpr int row_lanes = 16;
-constexpr int octets_at_once = 4; // loads under way together
+constexpr int octets_at_once = 4; // loads in flight together
 static_assert(threads % row_lanes == 0 && arch::lanes % row_lanes == 0, "a row is within a wave");
 
 DEVICE i32x4 load(const char *p) { return piece::load<false>(p, arch::in_one_access(p)); }
 DEVICE void store(char *p, i32x4 x) { piece::store<false>(p, x, arch::in_one_access(p)); }
 
-// Rows of a head: address of this lane's part of token 0, and bytes from token to token.
+// Rows of a head: address of this lane's elements of token 0, and bytes from token to token.
 struct Rows {
     const char *x;
     const char *z;
@@ -34,7 +33,7 @@ struct Rows {
     int64_t y_stride;
 };
 
-// A lane's part of rows: octet o begins at column + 128 o.
+// Norm of a lane's elements: octet o begins at column + 128 o.
 template <class T, int Octets> class Norm {
   public:
     DEVICE_MEMBER explicit Norm(const dwk_norm_args &x, int column)
@@ -45,7 +44,7 @@ template <class T, int Octets> class Norm {
         }
     }
 
-    // y = x / rms(x) * weight * gate(z) of N tokens, from token t on.
+    // y = x / rms(x) * weight * gate(z) for N tokens from token t on.
     template <int N> DEVICE_MEMBER void apply(const Rows &rows, int t) const {
         i32x4 x[N][Octets], z[N][Octets];
         for (int i = 0; i < N; ++i) {

@@ -1,13 +1,11 @@
-// Prefill of segments, second part: the state after each segment but the last,
+// Second kernel of segmented prefill: the state after each segment but the last,
 //   S_1 = N_0,   S_{i+1} = M_i S_i + N_i       S, N [K, 16 columns], M [K, K]
-// written where N_i was. After a segment that forgets, N_i is the state
-// already: the chain runs between such segments. One workgroup per (sequence of
-// more than two segments, value head, 16 value columns); a wave owns some rows
-// of M, and S passes from wave to wave through shared memory. M and S are sums
-// of two bf16 numbers each (prefill/parts.h), of whose products three count:
-// accurate to 2^-17, where one bf16 would cost the accuracy of a whole chunk.
+// written in place of N_i. After a segment that forgets, N_i already is the state, so a chain ends there. One workgroup
+// per (sequence of more than two segments, value head, 16 value columns). A wave owns some rows of M, and S passes from
+// wave to wave through shared memory. M and S are sums of two bf16 numbers each (prefill/parts.h). Three of the four
+// products of these are computed, which is accurate to 2^-17. A single bf16 would lose the accuracy of a whole chunk.
 //
-// N, S [V, K] f32; M^T [K, K] in two parts.
+// N, S [V, K] f32; M^T [K, K] as high and low bf16.
 #include "../prefill/chain.h"
 
 namespace {
@@ -15,8 +13,8 @@ namespace {
 using prefill::Chain;
 using prefill::wave_rows;
 
-// The first segment from `from` on that forgets (or, `forgets` false, does
-// not); `count` if there is none.
+// Finds the first segment from `from` on that forgets (`forgets` true) or does not (false). Returns `count` if none
+// does.
 DEVICE int next_that(bool forgets, const dwk_prefill_combine_args &x, int first, int head, int from, int count) {
 #pragma unroll 1
     for (; from < count; from += arch::lanes) {
@@ -34,14 +32,13 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    // The slabs of a (sequence, value head) read the same M.
+    // Slabs of a (sequence, value head) read the same M, so they go to one die.
     const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
     const int chain = arch::uniform_value(to.unit / x.value_heads);
     const int first = min_of(max_of(arch::uniform(x.chains + 2 * chain), 0), x.summaries);
     const int count = min_of(arch::uniform(x.chains + 2 * chain + 1), x.summaries - first);
     const int head = to.unit - chain * x.value_heads;
-    // Runs of segments that do not forget, each after a segment whose state is
-    // known.
+    // Combines each run of segments that do not forget. The state before such a run is known.
 #pragma unroll 1
     for (int segment = 1; segment < count;) {
         const int begin = next_that(false, x, first, head, segment, count);

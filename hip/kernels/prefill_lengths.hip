@@ -1,14 +1,14 @@
-// Checks cu_seqlens [sequences + 1], i32 or i64, whose values only the device knows, so that none leads out of bounds:
-//   checked[i] = i where i <= singles, else max over j <= i of clamp(cu_seqlens[j], singles, tokens)
-//   rest[i] = checked[singles + i] - singles
-// and a status word: 0, or 1 + the index of the first entry that had to be changed: one out of order, out of range or,
-// for i <= singles, not i.
+// Checks cu_seqlens [sequences + 1], i32 or i64, on the device and replaces entries that would lead out of bounds:
+//   checked[i] = i where i <= decodes, else max over j <= i of clamp(cu_seqlens[j], decodes, tokens)
+//   rest[i] = checked[decodes + i] - decodes
+// Writes a status word: 0, or 1 + the index of the first replaced entry. Replaced are entries out of order, out of
+// range or, for i <= decodes, other than i.
 #include "../arch/contract.h"
 #include "../kernel_args.h"
 
 KERNEL(arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
     const int lane = arch::lane();
-    int longest = 0; // the running maximum of all blocks before
+    int longest = 0; // running maximum of all blocks before
     int bad = 0x7fffffff;
     for (int base = 0; base <= x.sequences; base += arch::lanes) {
         const int i = base + lane;
@@ -17,13 +17,13 @@ KERNEL(arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
         if (inside) {
             raw = x.wide ? ((const int64_t *)x.cu_seqlens)[i] : (int64_t)((const int32_t *)x.cu_seqlens)[i];
         }
-        int value = i <= x.singles ? i : (int)max_of<int64_t>(x.singles, min_of<int64_t>(raw, x.tokens));
+        int value = i <= x.decodes ? i : (int)max_of<int64_t>(x.decodes, min_of<int64_t>(raw, x.tokens));
         value = max_of(value, longest);
         value = arch::inclusive_max(value);
         if (inside) {
             x.checked[i] = value;
-            if (x.rest && i >= x.singles) {
-                x.rest[i - x.singles] = value - x.singles;
+            if (x.rest && i >= x.decodes) {
+                x.rest[i - x.decodes] = value - x.decodes;
             }
         }
         const u64 wrong = arch::ballot(inside && raw != value);

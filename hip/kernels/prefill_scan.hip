@@ -1,7 +1,7 @@
-// Prefill, last part: outputs and final states. One workgroup per (segment, value head, slab of value columns) walks
-// the chunks of its segment. It starts from the sequence's initial state or, where sequences are cut, from the state
-// that prefill_summarise and prefill_combine left. Per chunk of 64 tokens (prefill/recurrence.h; the phases are in
-// prefill/<target>/):
+// Last kernel of prefill: outputs and final states. One workgroup per (segment, value head, slab of value columns)
+// walks the chunks of its segment. It starts from the sequence's initial state or, if the sequence is cut, from the
+// state that prefill_summarise and prefill_combine left. Per chunk of 64 tokens (prefill/recurrence.h; the phases are
+// in prefill/<target>/):
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
 //
@@ -13,7 +13,7 @@ namespace {
 
 using namespace prefill;
 
-// Zeros the outputs of padding.
+// Writes zeros to the outputs of padding.
 template <int Keys>
 DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     const int columns = slab_columns<Keys, true>();
@@ -28,7 +28,7 @@ DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment
     }
 }
 
-// Work and segment of this workgroup, derived again: not worth registers through the walk.
+// Work and segment of this workgroup, derived again when needed: they are not worth registers during the walk.
 struct Located {
     Work work;
     Segment segment;
@@ -36,8 +36,8 @@ struct Located {
         : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
 };
 
-// The walk's next stop, in tokens that are left: after the next chunk whose state is wanted. A wave looks through as
-// many chunks as it has lanes and stops after them if it finds none.
+// Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
+// lanes. If none has a snapshot, it stops after these chunks.
 DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
     const Segment segment = Located(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
@@ -51,7 +51,7 @@ DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
     return arch::uniform_value(max_of(tokens - stop * chunk, 0));
 }
 
-// Stores the state after the chunks so far, if it is wanted.
+// Stores the state after the chunks so far, if a snapshot is wanted.
 template <int Keys>
 DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
     const Located at(x);
@@ -64,7 +64,7 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
     }
 }
 
-// The walk of the waves that hold the state.
+// Walks the chunks, in the waves that hold the state.
 template <class T, int Keys>
 DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
@@ -110,7 +110,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
 template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
-    // A sequence without tokens writes no slot of a pool, whatever it would start from.
+    // A sequence without tokens writes no slot of a pool.
     if (x.slots > 0 && segment.begin == segment.end) {
         arch::wait_for_previous_kernel();
         return;
@@ -120,7 +120,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    run_other_waves<T, Keys, true>(x, segment, work);
+    run_helper_waves<T, Keys, true>(x, segment, work);
     run_state_waves<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
 }
 

@@ -1,10 +1,11 @@
-// Prefill of segments, first part: the map S -> M S + N of a segment. One workgroup per (segment that another follows,
-// value head, slab of columns of N or M) walks the chunks as prefill_scan does, without outputs (prefill/recurrence.h):
-//   N [K, V]   the state that zeros become
-//   M [K, K]   the state that the identity becomes with v = 0
-// The first segment of a sequence starts from its initial state and needs no M: that state is put in its place, for
-// prefill_scan. Where the gates forget the state before the segment (prefill/forget.h), M is 0 and left out, and the
-// walk begins after the last chunk that the state behind the segment does not depend on.
+// First kernel of segmented prefill: the map S -> M S + N of a segment. One workgroup per (segment that another
+// follows, value head, slab of columns of N or M) walks the chunks as prefill_scan does, without outputs
+// (prefill/recurrence.h):
+//   N [K, V]   state after the segment, starting from zeros
+//   M [K, K]   state after the segment, starting from the identity with v = 0
+// The first segment of a sequence starts from the initial state and needs no M; it stores the initial state in M's
+// place, for prefill_scan. If the gates forget the state before the segment (prefill/forget.h), M is 0 and is not
+// stored. The walk then skips leading chunks that do not influence the state after the segment.
 //
 // k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M^T [K, K], or the initial state [V, K], f32.
 #include "../prefill/forget.h"
@@ -15,7 +16,7 @@ namespace {
 
 using namespace prefill;
 
-// The walk of the waves that hold the state, for columns of N or of M.
+// Walks the chunks for columns of N or M, in the waves that hold the state.
 template <class T, int Keys>
 DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
                               bool from_zeros) {
@@ -53,7 +54,7 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
     const dwk_prefill_scan_args &y = arch::reread(x);
     float *summary = summary_of(y, min_of(segment.summary, y.summaries - 1), work.head);
     if (of_m) {
-        store_parts<Keys>(state, second_part(summary, y), column, y.key_dim);
+        store_high_low<Keys>(state, second_part(summary, y), column, y.key_dim);
     } else {
         store_matrix<Keys>(state, summary, column, columns, y.key_dim);
     }
@@ -62,7 +63,7 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     Segment segment = segment_of(x, work.item);
-    // The slabs of N, then the slabs of M.
+    // Slabs of N come first, then slabs of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
     if (work.slab >= n_slabs && segment.first) {
@@ -70,7 +71,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
     }
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    // Padding has no records, and nobody reads its states: combine skips segments that are forgotten.
+    // Padding has no records and needs no summary. Marking it as forgotten makes combine skip it.
     const bool padding = is_padding(x, segment.sequence);
     bool from_zeros = false;
     const bool forgotten = padding || forget(x, work.head, segment, from_zeros);
@@ -80,8 +81,8 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
     if (padding || (work.slab >= n_slabs && forgotten)) {
         return;
     }
-    // Columns of V that do not exist are zeros.
-    run_other_waves<T, Keys, false>(x, segment, work);
+    // Columns beyond V count as zeros.
+    run_helper_waves<T, Keys, false>(x, segment, work);
     run_state_waves<Keys, false>(
         [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, from_zeros); });
 }

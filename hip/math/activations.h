@@ -12,16 +12,16 @@ DEVICE float abs(float x) { return __builtin_fabsf(x); }
 // 1 / (1 + e^-x).
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + arch::exp(-x)); }
 
-// 1 / (1 + e^-x) as a product `root` times `rest`, to a few units in the last place of f32, also where e^x is far below
+// 1 / (1 + e^-x) as the product `root` times `rest`, to a few units in the last place of f32, even if e^x is far below
 // the range of f32. With h = e^-|x|/2 it is 1 / (1 + h^2), or h (h / (1 + h^2)) for negative x. A NaN gives a number.
 struct Sigmoid {
     f32x2 root, rest;
 };
 DEVICE Sigmoid sigmoid(f32x2 x) {
     constexpr float scale = -0.5f * log2e, scale_rest = -0.5f * 1.92596299e-8f;
-    const f32x2 size{min_of(abs(x[0]), 512.0f), min_of(abs(x[1]), 512.0f)}; // beyond, h is 0
+    const f32x2 size{min_of(abs(x[0]), 512.0f), min_of(abs(x[1]), 512.0f)}; // beyond 512 h is 0
     const f32x2 exponent = size * scale;
-    // Makes up for the rounding of the exponent, to first order.
+    // Corrects the rounding of the exponent, to first order.
     f32x2 rest = __builtin_elementwise_fma(size, (f32x2)scale, -exponent);
     rest = __builtin_elementwise_fma(size, (f32x2)scale_rest, rest);
     f32x2 h{arch::exp2(exponent[0]), arch::exp2(exponent[1])};
@@ -32,18 +32,19 @@ DEVICE Sigmoid sigmoid(f32x2 x) {
     return Sigmoid{h, h * factor};
 }
 
-// x / (1 + e^-x), as accurate.
+// x / (1 + e^-x), as accurate as `sigmoid`.
 DEVICE f32x2 silu(f32x2 x) {
     const Sigmoid y = sigmoid(x);
     return x * y.root * y.rest;
 }
 
-// x silu(z), or x sigmoid(z). 0 stays 0 whatever z is, NaN included: rows of padding hold anything.
+// x silu(z), or x sigmoid(z). If x is 0 the result is 0 for any z, NaN included, because z of padding may hold
+// anything.
 DEVICE f32x2 gated(f32x2 x, f32x2 z, bool with_silu) {
     const Sigmoid y = sigmoid(z);
     f32x2 gate;
     for (int i = 0; i < 2; ++i) {
-        // The sigmoid of a NaN is a number.
+        // `sigmoid` turns a NaN into a number, so z itself carries it.
         gate[i] = with_silu || z[i] != z[i] ? z[i] : 1.0f;
         if (x[i] == 0.0f && !(abs(z[i]) < __builtin_inff())) {
             gate[i] = 0.0f;
@@ -52,8 +53,8 @@ DEVICE f32x2 gated(f32x2 x, f32x2 z, bool with_silu) {
     return x * gate * y.root * y.rest;
 }
 
-// log(1 + e^x), accurate for every x: max(x, 0) + log1p(e^-|x|), with log1p(y) = log(u) y / (u - 1), u = 1 + y,
-// in which the rounding error of u cancels.
+// log(1 + e^x), accurate for every x: max(x, 0) + log1p(e^-|x|), with log1p(y) = log(u) y / (u - 1) and u = 1 + y. The
+// rounding error of u cancels in the quotient.
 DEVICE float softplus(float x) {
     const float y = arch::exp(-abs(x));
     const float u = 1.0f + y;
@@ -61,7 +62,7 @@ DEVICE float softplus(float x) {
     return (x > 0.0f ? x : 0.0f) + log1p;
 }
 
-// A quiet NaN whose payload survives rounding to 16 bits; other values as they are.
+// Replaces any NaN by a quiet NaN whose payload survives rounding to 16 bits. Returns other values unchanged.
 DEVICE float canonical(float x) { return x == x ? x : __builtin_nanf(""); }
 
 } // namespace math

@@ -1,8 +1,8 @@
-// The inverse T = (I - A)^-1 of a strictly lower triangular A in f32, from blocks of 16x16:
+// Inverse T = (I - A)^-1 of a strictly lower triangular A in f32, from blocks of 16x16:
 //   diagonal blocks by substitution (invert_blocks),
 //   then two inverses T11, T22 of neighbouring blocks are joined by T21 = T22 A21 T11 (join), 16 to 32, and 32 to 64.
-// Everything is transposed: A^T and T^T are upper triangular, T21^T = (A21 T11)^T T22^T. A product x^T y of accumulator
-// tiles needs no movement of data between lanes.
+// All blocks are transposed: A^T and T^T are upper triangular, T21^T = (A21 T11)^T T22^T. The product x^T y of
+// accumulator tiles then needs no movement of data between lanes.
 #pragma once
 
 #include "../arch/tile.h"
@@ -11,8 +11,8 @@ namespace math {
 
 using namespace tile;
 
-// Four 16x16 f32 blocks in shared memory, through which lanes exchange them. Column after column; the 16-byte quarters
-// of a column are swapped by its number, so that no two accesses meet in a bank.
+// Four 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The column's number
+// permutes its 16-byte quarters, which avoids bank conflicts.
 struct Blocks {
     static constexpr int count = 4;
     float at[count * 16 * 16];
@@ -21,7 +21,7 @@ struct Blocks {
         return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
     }
 
-    DEVICE_MEMBER void put(int block, Tile x, Place at_) {
+    DEVICE_MEMBER void put(int block, Tile x, LaneMap at_) {
         for (int e = 0; e < elements; e += arch::run) {
             arch::Run consecutive;
             for (int i = 0; i < arch::run; ++i) {
@@ -30,7 +30,7 @@ struct Blocks {
             *(arch::Run *)(at + place(block, at_.row(e), at_.column(e))) = consecutive;
         }
     }
-    DEVICE_MEMBER Tile get(int block, Place at_) const {
+    DEVICE_MEMBER Tile get(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; e += arch::run) {
             const arch::Run consecutive = *(const arch::Run *)(at + place(block, at_.row(e), at_.column(e)));
@@ -40,7 +40,7 @@ struct Blocks {
         }
         return out;
     }
-    DEVICE_MEMBER Tile get_transposed(int block, Place at_) const {
+    DEVICE_MEMBER Tile get_transposed(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; ++e) {
             out[e] = at[place(block, at_.column(e), at_.row(e))];
@@ -49,7 +49,7 @@ struct Blocks {
     }
 };
 
-// Column of the 16x16 identity, a column a lane of 16.
+// Column of the 16x16 identity: lane l of 16 has column l.
 struct UnitColumn {
     float at[16];
     DEVICE_MEMBER explicit UnitColumn(int lane) {
@@ -61,8 +61,8 @@ struct UnitColumn {
 
 // (I - a)^-1 of a strictly upper triangular 16x16 matrix by backward substitution, column by column:
 //   t[i] += a[i][c] t[c] for i < c, c = 15, 14, ..., 1
-// A lane has a column of the inverse, `t`, that begins as a column of the identity, and a column of a. Only the
-// part above the diagonal is read. 16 lanes have one matrix.
+// 16 lanes hold one matrix. A lane has a column of a and a column `t` of the inverse, which starts as a column of the
+// identity. Only elements of a above the diagonal are read.
 template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const float (&a)[16], const Memory &memory) {
     if constexpr (Column > 0) {
         float coefficient[16];
@@ -74,7 +74,7 @@ template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const
     }
 }
 
-// x[b] <- (I - x[b])^-1 for the blocks from `first` on, one for each 16 lanes of the wave.
+// x[b] <- (I - x[b])^-1 for blocks from `first` on, one block for each 16 lanes of the wave.
 DEVICE void invert_blocks(Blocks &x, const UnitColumn &unit, int lane, int first) {
     const int block = first + lane / 16, column = lane % 16;
     const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
@@ -104,8 +104,8 @@ DEVICE Tile join(Tile a21_transposed, Tile t11, Tile t22_transposed) {
     return multiply_transposed(multiply_transposed(a21_transposed, t11, Tile{}), t22_transposed, Tile{});
 }
 
-// x^T: a product with the identity.
-DEVICE Tile transposed(Tile x, Place at) {
+// x^T, as a product with the identity.
+DEVICE Tile transposed(Tile x, LaneMap at) {
     Tile identity;
     for (int e = 0; e < elements; ++e) {
         identity[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;

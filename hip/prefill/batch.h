@@ -1,7 +1,7 @@
-// The packed batch: which tokens, chunks and records a sequence has. A chunk is 64 tokens of one sequence.
+// Packed batch: tokens, chunks and records of each sequence. A chunk is 64 tokens of one sequence.
 //
-// Sequence n, which begins at token b, owns the records b / 64 + n and following. That is an increasing function of n
-// that leaves room for all chunks before, so that no table is needed.
+// Sequence n, which begins at token b, owns the records from b / 64 + n on. This number increases with n and leaves
+// room for all chunks of earlier sequences, so no table is needed.
 #pragma once
 
 #include "../arch/contract.h"
@@ -10,7 +10,7 @@
 namespace prefill {
 
 constexpr int chunk = DWK_CHUNK;
-constexpr int tiles = chunk / 16; // of a chunk's tokens
+constexpr int tiles = chunk / 16; // row tiles of a chunk
 
 // Tokens of a sequence, [begin, end).
 struct Rows {
@@ -18,8 +18,8 @@ struct Rows {
     int end;
 };
 
-// Entry of cu_seqlens, clamped once more: it must not lead out of bounds even where the host overwrites it while
-// kernels are queued.
+// Entry of cu_seqlens, clamped again: the host may overwrite it while kernels are queued, and it must not lead out of
+// bounds.
 DEVICE int token_at(const int32_t *cu_seqlens, int index, int tokens) {
     return min_of(max_of(arch::uniform(cu_seqlens + index), 0), tokens);
 }
@@ -32,7 +32,8 @@ DEVICE Rows rows_of(const int32_t *cu_seqlens, int sequence, int tokens) {
 // Number of the first record of a sequence that begins at `token`.
 DEVICE int first_record(int token, int sequence) { return token / chunk + sequence; }
 
-// Sequence of a record: the last one whose first record is at most `record`; `sequences` past them all.
+// Sequence of a record: the last sequence whose first record is at most `record`. `sequences` if the record is past all
+// sequences.
 DEVICE int sequence_of_record(const int32_t *cu_seqlens, int sequences, int record) {
     int low = 0, high = sequences;
     while (low < high) {
@@ -46,12 +47,12 @@ DEVICE int sequence_of_record(const int32_t *cu_seqlens, int sequences, int reco
     return low;
 }
 
-// Bounds on how much chunks scale the norm of a state, log2, for a value head from a record on.
+// log2 of bounds on how much each chunk scales the norm of a state, for a value head, from `record` on.
 template <class Arguments> DEVICE float *retained_by(const Arguments &x, int record, int head) {
     return x.retained + (int64_t)head * first_record(x.tokens, x.sequences) + record;
 }
 
-// Pool slot of a sequence's state, or negative: none. `slots` is the caller's memory, which may hold anything; null:
+// Pool slot of a sequence's state; negative: none. `slots` is the caller's memory, which may hold anything. Null:
 // sequence n has slot n.
 template <class Arguments> DEVICE int slot_of(const Arguments &x, const int32_t *slots, int sequence) {
     if (!slots) {
@@ -61,7 +62,7 @@ template <class Arguments> DEVICE int slot_of(const Arguments &x, const int32_t 
     return slot < x.slots ? slot : -1;
 }
 
-// Whether a sequence has no state, neither before nor after: its outputs are zeros.
+// Whether a sequence is padding: it neither reads nor writes a state, and its outputs are zeros.
 template <class Arguments> DEVICE bool is_padding(const Arguments &x, int sequence) {
     return x.read_slots && slot_of(x, x.read_slots, sequence) < 0 && slot_of(x, x.write_slots, sequence) < 0;
 }

@@ -1,25 +1,23 @@
-// A chain of segments that do not forget: S_{i+1} = M_i S_i + N_i, [K, 16
-// columns] each, by a workgroup whose waves own some rows of M.
+// Chain of segments that do not forget: S_{i+1} = M_i S_i + N_i, [K, 16 columns] per workgroup. Each wave owns some
+// rows of M.
 #pragma once
 
 #include "parts.h"
 
 namespace prefill {
 
-constexpr int columns = 16; // of a workgroup
+constexpr int columns = 16; // per workgroup
 
 template <int Keys> class Chain {
   public:
     static constexpr int key_tiles = Keys / 16;
-    // Column tiles of M that are loaded while one is multiplied, and matrices in
-    // registers.
+    // Column tiles of M loaded ahead of the product, and matrices M held in registers.
     static constexpr int ahead = tiles_ahead(key_tiles);
     static constexpr int matrices = matrices_held(key_tiles);
     static_assert(key_tiles % ahead == 0, "a tile's place in the ring is known to the compiler");
     static_assert(matrices == 1 || ahead == key_tiles, "two matrices are held whole");
 
-    // The chain of summaries from `first` on, for this head and this slab's
-    // columns.
+    // Chain of summaries from `first` on, for this head and this slab's columns.
     DEVICE_MEMBER Chain(const dwk_prefill_combine_args &x, StateExchange<Keys> &exchange, int first, int head, int slab)
         : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
           has_rows(first_row + row_tiles * at.row(0) < key_dim),
@@ -52,15 +50,15 @@ template <int Keys> class Chain {
     }
 
   private:
-    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with the matrix in `Slot`.
-    template <int Slot> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
+    // S_i = M_{i-1} S_{i-1} + N_{i-1}, with M in register set `RingPlace`.
+    template <int RingPlace> DEVICE_MEMBER void next_state(Tile (&state)[row_tiles], int i, int count) {
         n += step;
         const float *const current = m;
         m += i + matrices < count ? step : 0;
         if (matrices == 1) {
             load(added, n);
         }
-        multiply<Slot>(state, (i - 1) & 1, current);
+        multiply<RingPlace>(state, (i - 1) & 1, current);
         for (int r = 0; r < row_tiles; ++r) {
             state[r] += added[r];
         }
@@ -72,8 +70,7 @@ template <int Keys> class Chain {
         arch::workgroup_sync();
     }
 
-    // Calls f(tile, element, row, column) for each element of this wave's rows,
-    // neighbours in memory in turn.
+    // Calls f(tile, element, row, column) for each element of this wave's rows, in the order of memory.
     template <class F> DEVICE_MEMBER void for_each(F f) const {
         for (int e = 0; e < elements; e += arch::run) {
             for (int q = 0; q < arch::run * row_tiles; ++q) {
@@ -109,9 +106,8 @@ template <int Keys> class Chain {
         return load_matrix_tile(matrix, first_row, tile, key_dim, lane);
     }
 
-    // to = M S, S from a buffer of the exchange. Loads the first tiles of the
-    // next M.
-    template <int Slot> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
+    // to = M S, with S in buffer `buffer` of the exchange. Also loads the first tiles of the next M.
+    template <int RingPlace> DEVICE_MEMBER void multiply(Tile (&to)[row_tiles], int buffer, const float *current) {
         Tile sums[product_sums][row_tiles];
         for (auto &sum : sums) {
             for (int r = 0; r < row_tiles; ++r) {
@@ -123,16 +119,15 @@ template <int Keys> class Chain {
             const bool over = first + ahead == key_tiles;
             const float *const following = over ? m : current;
             const int following_tile = over ? 0 : first + ahead;
-            // All loads before the products: sm_90a waits for loads in groups, not
-            // one by one.
+            // All loads precede the products, because sm_90a waits for loads in groups, not one by one.
             MatrixTile next[ahead];
             for (int t = 0; t < ahead && matrices == 1; ++t) {
                 next[t] = left(following, following_tile + t);
             }
 #pragma unroll
             for (int t = 0; t < ahead; ++t) {
-                const MatrixTile m = tiles_of_m[Slot][t];
-                const StateParts s = exchange.get(buffer, first + t, lane);
+                const MatrixTile m = tiles_of_m[RingPlace][t];
+                const HighLow s = exchange.get(buffer, first + t, lane);
                 const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
                     Tile &sum = sums[term % product_sums][r];
                     sum = arch::Bf16::mma(left, right, sum);
@@ -148,7 +143,7 @@ template <int Keys> class Chain {
                 }
             }
             for (int t = 0; t < ahead; ++t) {
-                tiles_of_m[Slot][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
+                tiles_of_m[RingPlace][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
             }
         }
         for (int r = 0; r < row_tiles; ++r) {
@@ -162,11 +157,11 @@ template <int Keys> class Chain {
     StateExchange<Keys> &exchange;
     const int key_dim;
     const int lane;
-    const Place at;
+    const LaneMap at;
     const int first_row;
-    const bool has_rows; // all rows of a lane or none: K is a multiple of 16
-    float *n;            // of the current segment, this slab's columns
-    const float *m;      // the next to load
+    const bool has_rows; // whether the lane's rows are below K: all or none, as K is a multiple of 16
+    float *n;            // N of the current segment, this slab's columns
+    const float *m;      // next M to load
     const int64_t step;
     MatrixTile tiles_of_m[matrices][ahead];
     Tile added[row_tiles]; // N of the next state

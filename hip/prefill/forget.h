@@ -1,27 +1,27 @@
-// Forgetting: whether a segment leaves anything of the state before it, from the bounds that prefill_prepare wrote,
-// log2 of how much a chunk scales the norm of any state.
+// Forgetting: whether a segment's gates leave nothing of the state before it in f32. Decided by the bounds of
+// prefill_prepare, log2 of how much a chunk scales the norm of any state.
 #pragma once
 
 #include "segment.h"
 
 namespace prefill {
 
-// Bounds that a lane reads together.
+// Bounds that a lane reads at once.
 constexpr int bounds_of_lane = 4;
 
-// M is 0 in f32 where the bounds of a segment add up to less: no element is greater than its norm, and f32 ends at
-// 2^-149. The rest is for the sum's rounding.
+// M is 0 in f32 if a segment's bounds add up to less than this: no element exceeds its column's norm, and f32 ends at
+// 2^-149. The difference allows for the sum's rounding.
 constexpr float nothing_of_one = -152.0f;
-// Chunks whose bounds add up to less leave nothing of any state in f32: its elements are below 2^128, so the norm of a
-// column of up to 256 is below 2^132, and numbers below 2^-150 are 0.
+// Chunks whose bounds add up to less than this leave nothing of any state in f32. Its elements are below 2^128, so the
+// norm of a column of up to 256 elements is below 2^132. Numbers below 2^-150 are 0.
 constexpr float nothing_of_any = -288.0f;
 
-// Whether M of a segment is 0. Where its last chunks alone leave nothing of any state, the segment is shortened to
-// these and `from_zeros` is set: walked from zeros, they end in the same state.
+// Whether M of a segment is 0. If the segment's last chunks alone leave nothing of any state, shortens the segment to
+// them and sets `from_zeros`: walked from zeros, they end in the same state.
 DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, bool &from_zeros) {
     const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
     const float *const bounds = retained_by(x, segment.record, head);
-    float later = 0.0f; // sum of the chunks behind
+    float later = 0.0f; // sum of the bounds of later chunks
     from_zeros = false;
 #pragma unroll 1
     for (int end = chunks; end > 0; end -= bounds_of_lane * arch::lanes) {

@@ -1,4 +1,4 @@
-// The gates g and beta of a chunk's tokens for prefill_prepare, each by one thread.
+// Gates g and beta of a chunk's tokens for prefill_prepare, one token per thread.
 #pragma once
 
 #include "../math/gates.h"
@@ -7,8 +7,8 @@
 
 namespace prefill {
 
-// exp(-120) is 0 in f32, so a token whose gate is below erases the state exactly as this value does, and the sums of a
-// chunk stay small enough to be accurate. -infinity is legal for the same reason.
+// Smallest g; lower values, -infinity included, are replaced by it. exp(-120) is 0 in f32, so the token erases the
+// state all the same. The sums of a chunk stay small enough to be accurate.
 constexpr float lowest_gate = -120.0f;
 
 struct Gates {
@@ -16,14 +16,14 @@ struct Gates {
     float beta;
 };
 
-// g and beta of this thread's token, for any value head. Rows past the sequence's end: 0 and 0.
+// Reads g and beta of this thread's token for any value head. Rows past the sequence's end get 0 and 0.
 class GateReader {
   public:
     DEVICE_MEMBER GateReader(const dwk_prefill_prepare_args &x, int sequence, int64_t token, bool inside)
         : x(x), inside(inside), g_index(sequence * x.g_strides.sequence + token * x.g_strides.token),
           beta_index(sequence * x.beta_strides.sequence + token * x.beta_strides.token) {}
 
-    // Numbers as they are in memory; g = 0 or beta = 1 without a tensor.
+    // Loads the numbers in memory. Without a tensor, g = 0 or beta = 1.
     DEVICE_MEMBER Gates load(int64_t head) const {
         Gates out{0.0f, 1.0f};
         if (x.beta) {
@@ -36,7 +36,7 @@ class GateReader {
     }
     DEVICE_MEMBER Gates load_ahead(int64_t head) const { return inside ? load(head) : Gates{}; }
 
-    // The same of N heads that are `step` apart; only the first `count` exist.
+    // Loads N heads that are `step` apart; only the first `count` exist.
     template <int N> DEVICE_MEMBER void load_ahead(Gates (&out)[N], int64_t head, int64_t step, int count) const {
         float g[N] = {}, beta[N];
         for (int i = 0; i < N; ++i) {
@@ -54,8 +54,8 @@ class GateReader {
         }
     }
 
-    // g and beta of a head: computed from a and b with raw gates, canonical, g at least `lowest_gate`. loaded() gives
-    // the numbers in memory.
+    // g and beta of a head: computed from a and b if gates are raw. NaNs are canonical, and g is at least
+    // `lowest_gate`. loaded() returns the numbers in memory.
     template <class F> DEVICE_MEMBER Gates gates_of(int64_t head, F loaded) const {
         Gates out{0.0f, 0.0f};
         const u32 flags = arch::opaque_uniform(x.flags);

@@ -1,16 +1,16 @@
-// The contract of a target for walks over chunks (prefill_scan, prefill_summarise), first part: how a workgroup's waves
-// share a slab of value columns, and how the state S [K, slab] lies in their registers. <target>/layout.h supplies
+// Contract of a target for walks over chunks (prefill_scan, prefill_summarise), part 1: how a workgroup's waves share a
+// slab of value columns, and how their registers hold the state S [K, slab]. <target>/layout.h supplies
 //
 //   StateLayout<Keys>::key_tiles, column_tiles    16x16 tiles of S that a wave holds
 //   State<Keys>                                   Tile[key_tiles][column_tiles]
 //   state_key(tile, element, lane)                key of an element of S
-//   state_column(column_tile, element)            its column, from the lane's first one on
-//   first_column(lane, column_tiles)              the lane's first column, from its wave's on
-//   wave_column_of_slab(column_tiles)             the wave's first column, from its slab's on
+//   state_column(column_tile, element)            column of an element, counted from the lane's first
+//   first_column(lane, column_tiles)              the lane's first column, counted from its wave's first
+//   wave_column_of_slab(column_tiles)             the wave's first column, counted from its slab's first
 //   slab_columns<Keys, Outputs>()                 value columns of a workgroup of scan or, without outputs, summarise
-//   walk_threads<Keys, Outputs>()                 its threads at most, as the kernel is compiled
-//   walking_threads<Keys, Outputs>()              its threads as launched
-//   walk_residency<Keys, Outputs>()               for KERNEL
+//   walk_threads<Keys, Outputs>()                 most threads of a workgroup, as the kernel is compiled
+//   walking_threads<Keys, Outputs>()              threads of a workgroup, as launched
+//   walk_residency<Keys, Outputs>()               residency for KERNEL
 //   SCAN_SHARED_BYTES(keys) SUMMARISE_SHARED_BYTES(keys)
 //                                                 declare the dynamic shared memory of a kernel; empty if it is static
 #pragma once

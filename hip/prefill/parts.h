@@ -1,18 +1,19 @@
-// M and S as sums of two bf16 numbers each, accurate to 2^-17: how prefill_summarise leaves M, and how prefill_combine
-// reads it and passes S from wave to wave. The contract of a target for prefill_combine: <target>/parts.h supplies
+// M and S as sums of two bf16 numbers, high and low, accurate to 2^-17. prefill_summarise stores M this way;
+// prefill_combine reads M and passes S from wave to wave this way. Contract of a target for prefill_combine:
+// <target>/parts.h supplies
 //
 //   row_tiles, wave_rows           16x16 tiles and rows of M that a wave owns
-//   product_sums                   sums into which the terms of a product are divided
+//   product_sums                   number of sums that share the terms of a product
 //   tiles_are_operands             whether an accumulator tile, rounded, is an operand of the next product
-//   tiles_ahead(key_tiles)         column tiles of M that are loaded while one is multiplied
-//   matrices_held(key_tiles)       matrices M in registers, or on their way there
-//   combine_residency              for KERNEL
-//   store_parts<Keys>(m, to, column, K)
-//                                  M, in parts, to a summary
+//   tiles_ahead(key_tiles)         column tiles of M loaded ahead of the product
+//   matrices_held(key_tiles)       matrices M held in registers or being loaded to them
+//   combine_residency              residency for KERNEL
+//   store_high_low<Keys>(m, to, column, K)
+//                                  stores M to a summary, as high and low numbers
 //   MatrixTile, load_matrix_tile(matrix, first_row, tile, K, lane)
 //                                  a column tile of a wave's rows of M: .high(row tile) and .low(row tile)
-//   StateParts, StateExchange<Keys>
-//                                  S in shared memory: .put and .get(buffer, tile, lane), a StateParts {high, low}
+//   HighLow, StateExchange<Keys>
+//                                  S in shared memory: .put and .get(buffer, tile, lane), a HighLow {high, low}
 #pragma once
 
 #if defined(__NVPTX__)
@@ -24,6 +25,6 @@
 namespace prefill {
 
 static_assert(wave_rows == 16 * row_tiles, "a wave's rows are whole tiles");
-static_assert(2 * sizeof(Operand) == sizeof(StateParts), "two operands");
+static_assert(2 * sizeof(Operand) == sizeof(HighLow), "two operands");
 
 } // namespace prefill

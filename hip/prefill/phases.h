@@ -1,5 +1,5 @@
-// Phases of prefill_prepare that all targets share: norms, sums of gates and row factors, by a thread for each row of
-// the chunk. Their formulas are in recurrence.h.
+// Phases of prefill_prepare that all targets share: norms, sums of gates and row factors, one thread per row of the
+// chunk. Formulas are in recurrence.h.
 #pragma once
 
 #include "factors.h"
@@ -9,12 +9,12 @@ namespace prefill {
 
 constexpr int prepare_waves = chunk / arch::lanes;
 
-// The unit of the state update, and 1 / |k| and 1 / |q| of this thread's row, or 1.
+// Unit of the state update; 1 / |k| and 1 / |q| of this thread's row, or 1 without norms.
 struct Norms {
     float unit, k, q;
 };
 
-// Divides the products by the norms of q and k, where asked for. Leaves |k|^2 in factors.k_norm where bounds need it.
+// Divides the products by the norms of q and k if `norm`. Leaves |k|^2 in factors.k_norm if bounds need it.
 template <class Products, class Shared>
 DEVICE Norms normalise(Products &products, const dwk_prefill_prepare_args &x, bool norm, Shared &shared) {
     Norms out{1.0f, 1.0f, 1.0f};
@@ -41,7 +41,8 @@ struct GateSums {
 template <class Shared>
 DEVICE GateSums sum_gates(const dwk_prefill_prepare_args &y, Gates gates, int record, int head, Shared &shared) {
     GateSums out;
-    // Opaque: else it is fused into the sum, with bounds in other ways than without.
+    // Opaque: otherwise the product may be fused into the sum, differently with bounds than without, and bits would
+    // differ.
     const float log2_gate = bits<float>(arch::opaque(bits<int>(gates.g * math::log2e)));
     if (y.retained) {
         const float key_square = y.flags & DWK_QK_L2NORM ? 1.0f : shared.factors.k_norm[arch::thread()];
@@ -61,7 +62,7 @@ DEVICE GateSums sum_gates(const dwk_prefill_prepare_args &y, Gates gates, int re
     return out;
 }
 
-// The factors of this thread's row: to shared memory for A and P, and to the record for the walk.
+// Writes the factors of this thread's row: to shared memory for A and P, to the record for the walk.
 template <class Shared>
 DEVICE void write_factors(char *record, int place, Gates gates, GateSums g, Norms norms, float per_unit,
                           Shared &shared) {

@@ -1,12 +1,12 @@
-// The record of a (chunk, value head), DWK_RECORD_BYTES in the workspace: prefill_prepare hands it to
-// prefill_summarise and prefill_scan.
+// Record of a (chunk, value head), DWK_RECORD_BYTES in the workspace. prefill_prepare writes it; prefill_summarise and
+// prefill_scan read it.
 //
-//   offset 0                five factors a row of the chunk, f32 (RowFactor), each 64 of them
+//   offset 0                five arrays of 64 row factors, f32 (RowFactor)
 //   record_decay            exp(G_C) / unit and unit, f32
 //   record_matrices         T and P [64, 64] without their diagonals, lower 16x16 blocks, 16-bit
 //
-// The order of rows within a factor and of the blocks is the target's: that in which its schedule reads them
-// (<target>/record.h).
+// <target>/record.h decides the order of rows within a factor and of blocks: the order in which its schedule reads
+// them.
 #pragma once
 
 #include "batch.h"
@@ -28,8 +28,8 @@ enum RowFactor {
     diagonal_row, // q_i . k_i, the diagonal of P
     row_factors
 };
-// `unit` is a power of two of at most 1. write_row holds multiples of it, so that long key rows, normalised inside, do
-// not drive the update below the range of f16.
+// `unit` is a power of two, at most 1. write_row is divided by it, so that long key rows that are normalised inside do
+// not push the update below the range of f16.
 constexpr int record_decay = record_rows + row_factors * chunk * 4;
 constexpr int record_matrices = 1536;
 static_assert(record_decay + 8 <= record_matrices, "a record holds all parts");

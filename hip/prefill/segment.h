@@ -1,5 +1,4 @@
-// Segments: runs of chunks of one sequence, which workgroups walk at once, and the summaries by which they hand on
-// states.
+// Segments: runs of chunks of one sequence, which different workgroups walk at the same time, and their summaries.
 #pragma once
 
 #include "../dispatch.h"
@@ -7,20 +6,20 @@
 
 namespace prefill {
 
-// A run of chunks of one sequence: all of it, or one of its segments.
+// A run of chunks of one sequence: the whole sequence, or a segment of it.
 struct Segment {
     int sequence;
-    int begin; // its first token
+    int begin; // first token
     int end;
-    int record;  // of its first chunk
-    int summary; // its own; the segment before has the one before
-    bool first;  // of its sequence
+    int record;  // record of the first chunk
+    int summary; // index of its summary; the segment before has summary - 1
+    bool first;  // whether it is the first of its sequence
     bool last;
-    bool summarised; // its sequence is cut: the state before it is in a summary
+    bool summarised; // whether the sequence is cut: a summary then holds the state before it
 };
 
-// Segment of an item, clamped to the chunks of its sequence: no item leads out of bounds. Without items, sequence
-// `index`.
+// Segment of item `index`, clamped to the chunks of its sequence, so that no item leads out of bounds. Without items:
+// all of sequence `index`.
 DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
     dwk_prefill_item item{index, 0, 1 << 30, 0};
     if (x.items) {
@@ -42,7 +41,7 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    x.summaries > 0 && (first > 0 || count < chunks)};
 }
 
-// The work of a workgroup of scan or summarise.
+// Work of a workgroup of scan or summarise.
 struct Work {
     int item;
     int head;
@@ -50,7 +49,7 @@ struct Work {
     int slab;
 };
 
-// The value heads and slabs of an (item, key head) read the same K and Q: they go to one die.
+// Work of `workgroup`. Value heads and slabs of an (item, key head) read the same K and Q, so they go to one die.
 DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
     const int group = x.value_heads / x.key_heads;
     const dispatch::Dealt to = dispatch::dealt(workgroup, x.items_count * x.key_heads, group * x.slabs, x.dies);
@@ -59,25 +58,26 @@ DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
     return Work{item, dispatch::value_head(x, key_head, group, of_group), key_head, to.member - of_group * x.slabs};
 }
 
-// The summary of a (segment that another follows, value head), in the workspace: the segment maps a state S to M S + N.
+// f32 elements of the summary of a (segment that another follows, value head) in the workspace. The segment maps S to M
+// S + N.
 //   N [V, K] f32; once combined, the state after the segment
-//   M^T [K, K], each element in two parts of bf16 (<target>/parts.h). In place of M, a first segment has the state that
-//   the sequence starts from, [V, K] f32: the last segment may overwrite the state's own memory meanwhile.
+//   M^T [K, K], each element as two bf16 numbers (<target>/parts.h). In place of M, a first segment stores the initial
+//   state of its sequence, [V, K] f32, because the last segment may overwrite the caller's state meanwhile.
 template <class Arguments> DEVICE int summary_size(const Arguments &x) {
     return (x.value_dim + max_of(x.key_dim, x.value_dim)) * x.key_dim;
 }
 template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summary, int head) {
     return x.states + ((int64_t)summary * x.value_heads + head) * summary_size(x);
 }
-// M^T, or the initial state.
+// M^T, or the initial state, of a summary.
 template <class Arguments> DEVICE float *second_part(float *summary, const Arguments &x) {
     return summary + x.value_dim * x.key_dim;
 }
-// 1: M of the segment is 0, and left out.
+// Flag of a segment. 1: M is 0 and not stored.
 template <class Arguments> DEVICE auto *forgotten_by(const Arguments &x, int summary, int head) {
     return x.forgotten + (int64_t)summary * x.value_heads + head;
 }
-// The state before a segment of a sequence that is cut.
+// State before a segment of a sequence that is cut.
 DEVICE const float *state_before(const dwk_prefill_scan_args &x, const Segment &segment, int head) {
     return segment.first ? second_part(summary_of(x, min_of(segment.summary, x.summaries - 1), head), x)
                          : summary_of(x, max_of(segment.summary - 1, 0), head);

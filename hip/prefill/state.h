@@ -1,4 +1,4 @@
-// The state of a walk: how the registers of a workgroup's waves are loaded and stored.
+// State of a walk: loads and stores of the state in the registers of a workgroup's waves.
 #pragma once
 
 #include "../arch/tile.h"
@@ -8,12 +8,12 @@
 
 namespace prefill {
 
-// The state of a (slot, head) in memory, [K, V] or [V, K], f32 or bf16.
+// State of a (slot, head) in memory, [K, V] or [V, K], f32 or bf16.
 struct StateView {
     char *base;
     int64_t key_step;
     int64_t value_step;
-    bool wide; // f32, not bf16
+    bool wide; // true: f32, false: bf16
 
     DEVICE_MEMBER StateView(const void *p, const dwk_state_strides &s, int type, bool value_major, int slot, int head)
         : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
@@ -22,10 +22,10 @@ struct StateView {
     }
 };
 
-// Calls f(tile, column tile, element, index) for each element of the state that this lane owns and the tensor has.
+// Calls f(tile, column tile, element, index) for each element that this lane owns and that lies within K and V.
 template <int Keys, class F>
 DEVICE void for_each_element(const StateView &view, int column, int key_dim, int value_dim, F f) {
-    // Opaque: else the comparisons of the first use stay in scalar registers up to the second.
+    // Opaque: otherwise comparisons stay in scalar registers from the first use to the second.
     const int lane = arch::opaque(arch::lane());
     if (column >= value_dim) {
         return;
@@ -34,7 +34,7 @@ DEVICE void for_each_element(const StateView &view, int column, int key_dim, int
     for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
 #pragma unroll
         for (int run = 0; run < elements; run += arch::run) {
-            const int key = state_key(t, run, lane); // and the next: K is a multiple of 16
+            const int key = state_key(t, run, lane); // valid for the whole run: K is a multiple of 16
             if (key < key_dim) {
 #pragma unroll
                 for (int r = 0; r < arch::run; ++r) {
@@ -48,7 +48,7 @@ DEVICE void for_each_element(const StateView &view, int column, int key_dim, int
     }
 }
 
-// A state from memory, and to it.
+// load_state, store_state: a state from memory, and to memory.
 template <int Keys>
 DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
     if (from.wide) {
@@ -96,7 +96,7 @@ template <int Keys, class F> DEVICE void for_each_run(int column, int columns, i
     }
 }
 
-// A matrix [columns, K] f32 from memory, and to it: a state transposed.
+// load_matrix, store_matrix: a matrix [columns, K] f32, the transposed state, from memory and to memory.
 template <int Keys> DEVICE void load_matrix(State<Keys> &s, const float *from, int column, int columns, int key_dim) {
     for_each_run<Keys>(column, columns, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
         const arch::Run x = *(const arch::Run *)(from + index);
@@ -118,7 +118,7 @@ template <int Keys> DEVICE void store_matrix(const State<Keys> &s, float *to, in
     });
 }
 
-// Loads the state that a sequence starts from, where it does not start from zeros.
+// Loads the initial state of a sequence, unless it starts from zeros.
 template <int Keys>
 DEVICE void first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head, int column) {
     const int slot = slot_of(x, x.read_slots, sequence);

@@ -1,4 +1,4 @@
-// The work of a workgroup of prefill_prepare: one chunk of a key head, and some of the value heads that read it.
+// Work of a workgroup of prefill_prepare: one chunk of a key head, for some of the value heads that read it.
 #pragma once
 
 #include "../dispatch.h"
@@ -7,15 +7,15 @@
 namespace prefill {
 
 struct Unit {
-    int record; // of the chunk
+    int record; // record of the chunk
     int key_head;
-    int first_head, end_head; // of the value heads that read the key head
+    int first_head, end_head; // index among the value heads that read the key head
     int sequence;
     int begin; // the chunk's first token
     int rows;
 };
 
-// Zeros 64 rows of o past the last sequence, which ends at token `end`: `index` counts the chunks past it.
+// Writes zeros to 64 rows of o past the last sequence, which ends at token `end`. `index` counts chunks from there.
 DEVICE void clear_rows(const dwk_prefill_prepare_args &x, int end, int index, int key_head) {
     const int group = x.value_heads / x.key_heads;
     const int64_t first = end + (int64_t)index * chunk;

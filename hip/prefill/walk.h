@@ -1,14 +1,14 @@
-// The contract of a target for walks over chunks (prefill_scan, prefill_summarise), second part: the schedule of a
-// chunk (recurrence.h). <target>/walk.h supplies
+// Contract of a target for walks over chunks (prefill_scan, prefill_summarise), part 2: the schedule of a chunk
+// (recurrence.h). <target>/walk.h supplies
 //
 //   Chunks<T, Keys, Outputs>(x, segment, head, key_head, wave_column, column_offset)
-//                                  the chunks of a segment, for the columns of a wave that holds the state
+//                                  walks a segment's chunks, for the columns of a wave that holds the state
 //       .begin(state)              before the first chunk
 //       .step(state, x)            one chunk: read_state, solve_x, solve_u, update_state and, with Outputs, its outputs
-//       .complete(state)           after some chunks: the state may be stored
-//       .left()                    tokens that are left
+//       .complete(state)           makes the state ready to be stored, after any chunk
+//       .left()                    tokens left in the segment
 //       .finish()                  after the last chunk
-//   run_other_waves<T, Keys, Outputs>(x, segment, work)
+//   run_helper_waves<T, Keys, Outputs>(x, segment, work)
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
 //                                  runs f() in the waves that hold the state
@@ -24,7 +24,7 @@
 
 namespace prefill {
 
-// Walks the chunks of a segment until `rest` of its tokens are left. Between chunks.begin and chunks.finish.
+// Walks the chunks of a segment until `rest` of its tokens are left. Call between chunks.begin and chunks.finish.
 template <class T, int Keys, bool Outputs>
 DEVICE void walk(State<Keys> &state, Chunks<T, Keys, Outputs> &chunks, const dwk_prefill_scan_args &x, int rest) {
 #pragma unroll 1

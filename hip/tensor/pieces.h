@@ -1,4 +1,4 @@
-// Pieces of 16 bytes at the alignment of their elements, and eight numbers of 16 bits in one.
+// Pieces: 16 bytes aligned to their elements. Octets: eight numbers of 16 bits in a piece.
 #pragma once
 
 #include "../arch/contract.h"
@@ -8,7 +8,7 @@ namespace piece {
 constexpr int bytes = 16;
 constexpr int octet = 8; // numbers of 16 bits
 
-// `Wide`: elements of 32 bits, not 16. `whole`: the piece may be accessed at once.
+// Loads a piece. `Wide`: elements have 32 bits, otherwise 16. `whole`: one access can cover the piece.
 template <bool Wide> DEVICE i32x4 load(const char *p, bool whole) {
     if (whole) {
         return arch::load_b128(p);

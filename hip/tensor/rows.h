@@ -4,12 +4,12 @@
 #include "../arch/base.h"
 #include "../kernel_args.h"
 
-// Elements from the tensor's start to (token, head) of a sequence.
+// Offset in elements of (token, head) of a sequence.
 DEVICE int64_t token_offset(const dwk_token_strides &strides, int sequence, int token, int head) {
     return sequence * strides.sequence + token * strides.token + head * strides.head;
 }
 
-// Address of (token, head) of a sequence in a tensor of 16 bits.
+// Address of (token, head) of a sequence in a tensor of 16-bit elements.
 DEVICE const char *row_address(const void *base, const dwk_token_strides &strides, int sequence, int token, int head) {
     return (const char *)base + 2 * token_offset(strides, sequence, token, head);
 }

@@ -1,10 +1,10 @@
-// Elements whose type is known at run time: gates, weights, biases.
+// Loads of elements whose type is known only at run time: gates, weights, biases.
 #pragma once
 
 #include "../arch/contract.h"
 #include "../kernel_args.h"
 
-// An element of type DWK_F32, DWK_BF16 or DWK_F16.
+// Loads an element of type DWK_F32, DWK_BF16 or DWK_F16.
 DEVICE float load_scalar(const void *p, int64_t index, int type) {
     if (type == DWK_F32) {
         return ((const float *)p)[index];
@@ -13,7 +13,8 @@ DEVICE float load_scalar(const void *p, int64_t index, int type) {
     return type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }
 
-// out[i] = element index + i step for i < count. The others are read as the first: no branch waits for a load.
+// out[i] = element index + i step for i < count. Entries from `count` on repeat the first element, so that no branch
+// waits for a load.
 template <int N>
 DEVICE void load_scalars(float (&out)[N], const void *p, int64_t index, int64_t step, int count, int type) {
     const auto at = [&](int i) __attribute__((always_inline)) { return index + (i < count ? i * step : 0); };

@@ -1,4 +1,4 @@
-// Recurrent states in memory, f32 or bf16: runs of four or eight elements that are neighbours in a row.
+// Recurrent states in memory, f32 or bf16, accessed four or eight adjacent elements of a row at a time.
 #pragma once
 
 #include "../kernel_args.h"
@@ -9,10 +9,10 @@ namespace state {
 
 DEVICE int size_of(int type) { return type == DWK_F32 ? 4 : 2; }
 
-// Two numbers as bf16; a NaN stays one.
+// Rounds two numbers to bf16; NaNs stay NaNs.
 DEVICE int narrowed(float a, float b) { return arch::Bf16::pack(math::canonical(a), math::canonical(b)); }
 
-// Stores N numbers, 4 or 8, as elements of `type`.
+// Stores N numbers, 4 or 8, as elements of type DWK_F32 or DWK_BF16. `whole`: one access can cover 16 bytes.
 template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool whole) {
     if (type == DWK_F32) {
         for (int i = 0; i < N; i += 4) {
@@ -35,7 +35,7 @@ template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool 
     }
 }
 
-// Loads eight elements of `type`.
+// Loads eight elements of type DWK_F32 or DWK_BF16.
 DEVICE void load_eight(float (&out)[8], const char *p, int type, bool whole) {
     if (type == DWK_F32) {
         for (int i = 0; i < 8; i += 4) {
@@ -53,14 +53,14 @@ DEVICE void load_eight(float (&out)[8], const char *p, int type, bool whole) {
     }
 }
 
-// The state of one (sequence, head): rows of neighbouring elements, less than 2^31 bytes in all.
+// State of one (sequence, head): rows of adjacent elements, less than 2^31 bytes in all.
 struct Head {
     char *base;
-    u32 row; // bytes from row to row
+    u32 row; // stride of rows in bytes
     int type;
     bool whole;
 
-    // `element`: the head's first one.
+    // `element`: index of the head's first element. `row_stride`: in elements.
     DEVICE_MEMBER Head(const void *all, int64_t element, int64_t row_stride, int type)
         : base((char *)all + element * size_of(type)), row((u32)row_stride * size_of(type)), type(type),
           whole(arch::in_one_access(base) && arch::in_one_access((const void *)(u64)row)) {}

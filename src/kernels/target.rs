@@ -1,46 +1,46 @@
-//! How the kernels of each architecture divide work: threads, value columns and shared memory of a workgroup, and the
-//! costs that the planner of segments assumes. The tests hold the code objects to it.
+//! Launch parameters per architecture: threads, value columns and shared memory of a workgroup, and kernel costs for
+//! the planner of segments. Tests compare the code objects with them.
 
 use super::{KEY_BUCKETS, Role};
 
-/// An architecture, as far as the host has to know its kernels.
+/// Launch parameters of an architecture's kernels.
 #[derive(Debug, PartialEq)]
 pub struct Target {
     /// Threads of `prefill_lengths`: one wave.
     lengths_threads: u32,
-    /// Workgroups of `prefill_prepare` for a compute unit, up to which more of them save time.
+    /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
-    /// `prefill_scan`, for each of [`KEY_BUCKETS`].
+    /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
     scan: [Walk; KEY_BUCKETS.len()],
-    /// `prefill_summarise`, likewise.
+    /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
-    /// For the planner of segments.
+    /// Costs for the planner of segments.
     pub(crate) costs: Costs,
 }
 
-/// What the planner of segments takes kernels to cost, in microseconds, at K = V = 128.
+/// Modelled kernel costs for the planner of segments, in microseconds at K = V = 128.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Costs {
     pub(crate) scan: KernelCost,
     pub(crate) summarise: KernelCost,
-    /// A segment of `prefill_combine`.
+    /// `prefill_combine`, per segment.
     pub(crate) combine: f64,
-    /// Another kernel.
+    /// Launch of one more kernel.
     pub(crate) launch: f64,
-    /// What segments may cost of a walk without them: they take twice the work and more memory.
+    /// Segment only below this fraction of the unsegmented time, because segments double the work and take memory.
     pub(crate) worthwhile: f64,
-    /// What fewer segments may cost of the number that takes least time: they are less work.
+    /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
 }
 
-/// What a kernel that walks chunks takes for one of them.
+/// Modelled time of a kernel that walks chunks, in microseconds per chunk.
 #[derive(Debug, PartialEq)]
 pub(crate) struct KernelCost {
-    /// Where a compute unit has one workgroup.
+    /// Time with one workgroup on a compute unit.
     pub(crate) chunk: f64,
-    /// Where it has as many as it holds; one with twice the columns counts as two.
+    /// Time with `residency` workgroups on a compute unit. A workgroup with twice the columns counts as two.
     pub(crate) chunk_shared: f64,
-    /// How many that is.
+    /// Most workgroups on a compute unit.
     pub(crate) residency: usize,
 }
 
@@ -48,11 +48,11 @@ pub(crate) struct KernelCost {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Walk {
     pub(crate) threads: u32,
-    /// Threads with which it has twice as many columns; as many if it cannot.
+    /// Threads of a workgroup with twice the columns; equal to `threads` if there is none.
     pub(crate) wide_threads: u32,
-    /// Value columns; of `prefill_summarise`, those of M too.
+    /// Value columns; for `prefill_summarise` also columns of M.
     pub(crate) columns: usize,
-    /// Bytes of shared memory that the launch asks for, besides what the code object states.
+    /// Bytes of dynamic shared memory that the launch requests, without the code object's static memory.
     pub(crate) shared_bytes: u32,
 }
 
@@ -67,7 +67,7 @@ static CDNA: Target = {
         columns: 32,
         shared_bytes: 0,
     };
-    // Half of the waves make the outputs.
+    // Half of the waves compute the outputs.
     const SCAN: Walk = Walk {
         threads: 512,
         wide_threads: 512,
@@ -100,7 +100,7 @@ static CDNA: Target = {
 
 /// NVIDIA, `hip/prefill/sm90/layout.h`.
 static SM90: Target = {
-    // Four warps multiply, or twice four; as many copy.
+    // Four or eight warps multiply, and four warps copy.
     const fn walk(wide_threads: u32, shared_bytes: u32) -> Walk {
         Walk {
             threads: 256,
@@ -146,8 +146,8 @@ static SM90: Target = {
     }
 };
 
-/// Dies of a GPU, to which it deals workgroups in turn: those of MI300 have 38 compute units each, or 20 on MI308X; those
-/// of MI350 have 32.
+/// Number of dies of a GPU, to which it deals workgroups in turn. A die has 38 compute units on MI300, 20 on MI308X, 32
+/// on MI350.
 pub(crate) fn dies(arch: &str, compute_units: u32) -> u32 {
     let each = match (arch, compute_units) {
         ("gfx942", 80) => 20,
@@ -159,7 +159,7 @@ pub(crate) fn dies(arch: &str, compute_units: u32) -> u32 {
 }
 
 impl Target {
-    /// The kernels of an architecture.
+    /// Launch parameters of an architecture.
     pub fn of(arch: &str) -> &'static Target {
         if arch.starts_with("sm_") {
             &SM90
@@ -168,18 +168,17 @@ impl Target {
         }
     }
 
-    /// A workgroup of `prefill_scan` for a bucket of [`KEY_BUCKETS`].
+    /// Workgroup of `prefill_scan` for `KEY_BUCKETS[bucket_index]`.
     pub(crate) fn scan(&self, bucket_index: usize) -> &Walk {
         &self.scan[bucket_index]
     }
 
-    /// A workgroup of `prefill_summarise` for a bucket of [`KEY_BUCKETS`].
+    /// Workgroup of `prefill_summarise` for `KEY_BUCKETS[bucket_index]`.
     pub(crate) fn summarise(&self, bucket_index: usize) -> &Walk {
         &self.summarise[bucket_index]
     }
 
-    /// Threads of a workgroup. Kernels that walk chunks have more where they own twice the columns:
-    /// [`Target::most_threads`].
+    /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
     pub fn threads(&self, role: Role) -> u32 {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
@@ -188,18 +187,18 @@ impl Target {
             Role::PrefillSummarise(_) | Role::PrefillScan(_) => {
                 self.walk(role).map_or(0, |walk| walk.threads)
             }
-            // 64 lanes own 32 rows of M, 32 lanes own 16.
+            // A wave of 64 lanes owns 32 rows of M; a wave of 32 lanes owns 16.
             Role::PrefillCombine(bucket) => 2 * bucket as u32,
         }
     }
 
-    /// The most threads with which a workgroup is launched.
+    /// Most threads with which a workgroup is launched.
     pub fn most_threads(&self, role: Role) -> u32 {
         self.walk(role)
             .map_or(self.threads(role), |walk| walk.wide_threads)
     }
 
-    /// Value columns of a workgroup of a kernel that walks chunks; 0 of others.
+    /// Value columns of a workgroup that walks chunks; 0 for other kernels.
     pub fn columns(&self, role: Role) -> usize {
         self.walk(role).map_or(0, |walk| walk.columns)
     }
@@ -209,7 +208,7 @@ impl Target {
         self.walk(role).map_or(0, |walk| walk.shared_bytes)
     }
 
-    /// For kernels that walk the chunks of a segment.
+    /// Workgroup of a kernel that walks the chunks of a segment.
     fn walk(&self, role: Role) -> Option<&Walk> {
         let (walks, bucket) = match role {
             Role::PrefillScan(bucket) => (&self.scan, bucket),

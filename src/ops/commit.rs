@@ -1,11 +1,11 @@
-//! What verified tokens leave behind, once it is known how many of each sequence are accepted.
+//! Commit: writes the states after the accepted tokens of a verified draft.
 //!
-//! [`Decode`](crate::decode::Decode) of several tokens, given
-//! [`states`](crate::decode::DecodeTensors::states), leaves the pool as it is, and so does a
-//! [`Conv`](crate::conv::Conv) that [keeps the conv states](crate::conv::Conv::keeping_states). A commit then does for the
-//! accepted tokens, a prefix of each sequence's, what both would have done: the state after the last of them becomes the
-//! one of the sequence's slot, and their columns of x move into its conv state. A sequence without accepted tokens keeps
-//! both. All in one launch, whose counts are on the device.
+//! [`Decode`](crate::decode::Decode) of several tokens, given [`states`](crate::decode::DecodeTensors::states), does
+//! not write the pool. A [`Conv`](crate::conv::Conv) that [keeps the conv states](crate::conv::Conv::keeping_states)
+//! does not write them either. Once it is known how many leading tokens of each sequence are accepted, a commit writes
+//! both: it copies the state after the last accepted token to the sequence's slot, and moves the accepted tokens'
+//! columns of x into its conv state. A sequence without accepted tokens keeps both states. One launch does this; the
+//! counts are on the device.
 
 use std::ptr;
 
@@ -23,40 +23,41 @@ use crate::types::StateLayout;
 
 const THREADS: u32 = 256;
 
-/// The conv states of a commit.
+/// Conv states of a commit.
 #[derive(Debug)]
 pub struct CommitConv<'a> {
     /// The projections of all tokens, accepted or not: `[B T, ...]`, the tokens of a sequence one after the other.
     pub x: ConvInput<'a>,
-    /// The pool, as the convolution has it.
+    /// Pool of conv states, as in the convolution.
     pub state: TensorMut<'a, 3>,
-    /// The order of its dimensions.
+    /// Order of its dimensions.
     pub layout: ConvStateLayout,
-    /// One byte per sequence, 0: its old state reads as zeros, whatever the slot holds; absent: all have one.
+    /// One byte per sequence. 0: the old state reads as zeros instead of the slot's contents. Absent: every sequence
+    /// has a state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
 /// The tensors of one commit of `B` sequences.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct CommitTensors<'a> {
-    /// `[B]`, accepted tokens of each sequence: 0 to `T`. What lies outside counts as the nearest of these.
+    /// `[B]`, accepted tokens of each sequence, 0 to `T`. Values outside are clamped.
     pub accepted: PerSequence<'a, i32>,
-    /// The slot that each sequence's states are written to, in both pools; absent: slot n for sequence n. A sequence with
-    /// a negative one, or one beyond a pool, leaves nothing there. No two sequences may share a slot.
+    /// Slot of each sequence in both pools. Absent: slot n for sequence n. Negative, or beyond a pool: nothing is
+    /// written there. No two sequences may share a slot.
     pub slots: Option<PerSequence<'a, i32>>,
     /// `[B, T, HV, K, V]` or `[B, T, HV, V, K]`: the states after every token.
     pub states: Tensor<'a, 5>,
     /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
     pub pool: TensorMut<'a, 4>,
-    /// The order of the last two dimensions of both.
+    /// Order of the last two dimensions of `states` and `pool`.
     pub layout: StateLayout,
     /// Conv states; absent: none are written.
     pub conv: Option<CommitConv<'a>>,
 }
 
-/// A commit of batches of one size: validated once, launched any number of times.
+/// Plan of a commit for batches of one size: validated once, launched any number of times.
 #[derive(Debug)]
 pub struct Commit {
     context: Context,
@@ -65,7 +66,7 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// For what a decode of this spec and batch has verified.
+    /// Commits tokens that a decode of this spec and batch size verifies.
     ///
     /// # Errors
     /// A spec or a size that is not allowed.
@@ -78,7 +79,7 @@ impl Commit {
         })
     }
 
-    /// The name of the kernel that a launch runs.
+    /// Name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
         kernels::commit().name()
     }
@@ -86,8 +87,8 @@ impl Commit {
     /// Enqueues the commit: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
-    /// the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
+    /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &CommitTensors<'_>) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_devices(tensors, &self.context)?;
@@ -98,11 +99,11 @@ impl Commit {
         check_overlaps(tensors)?;
         self.context.make_current()?;
         let _turn = stream.turn();
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernels::commit(), groups, THREADS, &arguments) }
     }
 
-    /// Checks the tensors and makes the kernel's arguments and grid.
+    /// Checks the tensors and returns the kernel's arguments and grid.
     fn lower(&self, x: &CommitTensors<'_>) -> Checked<(dwk_commit_args, u32)> {
         let (spec, batch) = (&self.spec, self.batch);
         let [rows, columns] = decode::matrix(spec, x.layout);
@@ -193,7 +194,7 @@ impl Commit {
     }
 }
 
-/// No output may share memory with another argument.
+/// Checks that no output shares memory with another argument.
 fn check_overlaps(x: &CommitTensors<'_>) -> Checked<()> {
     let conv = x.conv.as_ref();
     let outputs = [
@@ -213,7 +214,7 @@ fn check_overlaps(x: &CommitTensors<'_>) -> Checked<()> {
     alias::check(&outputs, &inputs, &[])
 }
 
-/// Every tensor whose context is known must be of `context`.
+/// Checks that every tensor with a known context belongs to `context`.
 fn check_devices(x: &CommitTensors<'_>, context: &Context) -> Checked<()> {
     let conv = x.conv.as_ref();
     let known = [

@@ -1,11 +1,11 @@
-//! The gates of a Gated DeltaNet layer, as an operation of its own or as a part of [`conv`](crate::conv).
+//! Gates of a Gated DeltaNet layer, as a separate operation or within [`conv`](crate::conv).
 //!
 //! ```text
 //! g    = -exp(A_log) * softplus(a + dt_bias)
 //! beta = sigmoid(b), or 2 sigmoid(b)
 //! ```
 //!
-//! Prefill computes them inside when it is given raw inputs; this is for callers that need the values.
+//! Prefill and decode compute gates themselves from raw inputs. This operation is for callers that need the values.
 
 use std::ptr;
 
@@ -20,32 +20,32 @@ use crate::types::Dtype;
 
 const THREADS: u32 = 256;
 
-/// Outputs that may be an input: the thread that writes an element is the one that has read it.
+/// Outputs that may be the same memory as an input: each element is written by the thread that has read it.
 pub(crate) const SAME: &[(&str, &str)] = &[("g", "a"), ("beta", "b")];
 
 /// The tensors of a gate computation over `T` tokens and `HV` value heads.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct Gate<'a> {
     /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks ([`TokenScalars::in_blocks`]).
     pub a: TokenScalars<'a>,
-    /// `[T, HV]`, likewise.
+    /// `[T, HV]`, as a.
     pub b: TokenScalars<'a>,
-    /// `[HV]`, f32, bf16 or fp16. Keep it f32: `exp` of it is what a 16-bit type rounds.
+    /// `[HV]`, f32, bf16 or fp16. Prefer f32: `exp` magnifies the rounding of a 16-bit type.
     pub a_log: Tensor<'a, 1>,
     /// `[HV]`; absent is 0.
     pub dt_bias: Option<Tensor<'a, 1>>,
-    /// Whether beta is doubled (OLMo-Hybrid); [`crate::gates::Gating::Raw`] says what that does to errors.
+    /// Whether beta is doubled (OLMo-Hybrid). [`crate::gates::Gating::Raw`] describes the effect on errors.
     pub allow_neg_eigval: bool,
-    /// `[T, HV]`, f32: natural logarithms, at most 0. It may be a, where that is f32.
+    /// `[T, HV]`, f32: natural logarithms, at most 0. It may be a if that is f32.
     pub g: TokenScalarsMut<'a>,
-    /// `[T, HV]`, f32. It may be b, where that is f32.
+    /// `[T, HV]`, f32. It may be b if that is f32.
     pub beta: TokenScalarsMut<'a>,
 }
 
 impl<'a> Gate<'a> {
-    /// a and b of projected rows `b | a`, as in Qwen3.5. `ba` is `[T, 2 HV]`, and may have further columns.
+    /// Views of a and b in projected rows `b | a`, as in Qwen3.5. `ba` is `[T, 2 HV]` and may have more columns.
     ///
     /// # Errors
     /// Too few columns.
@@ -53,7 +53,8 @@ impl<'a> Gate<'a> {
         Self::interleaved(ba, 1, value_heads)
     }
 
-    /// a and b of projected rows of `HK` groups `b | a`, of one key head and its value heads each, as in Qwen3-Next.
+    /// Views of a and b in projected rows of `HK` groups `b | a`, each for one key head's value heads, as in
+    /// Qwen3-Next.
     ///
     /// # Errors
     /// Too few columns; heads that cannot be grouped.
@@ -87,7 +88,7 @@ impl<'a> Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// The kernel's arguments for so many tokens and heads, with a workgroup for every 256 elements.
+    /// Checks the tensors and returns the kernel's arguments, with a workgroup for every 256 elements.
     pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<dwk_gate_args> {
         let batch = Batch::Packed { tokens };
         let block_heads = self.block_heads(heads)?;
@@ -130,7 +131,7 @@ impl Gate<'_> {
             dt_bias_stride,
             tokens: tokens as i64,
             value_heads,
-            // Not 0, by which the kernel would divide.
+            // At least 1, because the kernel divides by it.
             block_heads: block_heads.max(1) as i32,
             flags: if self.allow_neg_eigval {
                 abi::DWK_NEGATIVE_EIGENVALUES
@@ -149,12 +150,12 @@ impl Gate<'_> {
         Ok(arguments)
     }
 
-    /// Heads of a block of a and of b: all of them where neither has blocks.
+    /// Heads per block of a and b; all heads if neither has blocks.
     fn block_heads(&self, heads: usize) -> Checked<usize> {
         let of = |t: &TokenScalars<'_>| Some(t.0.shape[3]).filter(|n| *n > 1);
         match (of(&self.a), of(&self.b)) {
             (Some(a), Some(b)) if a != b => {
-                let allowed = format!("blocks of {a} heads, as a has them");
+                let allowed = format!("blocks of {a} heads, as in a");
                 let was = format!("blocks of {b} heads");
                 Err(ArgumentError::new("b", ArgumentKind::Shape, was, allowed))
             }
@@ -162,7 +163,7 @@ impl Gate<'_> {
         }
     }
 
-    /// What is written, and what is read.
+    /// Memory that is written, and memory that is read.
     #[inline]
     pub(crate) fn spans(&self) -> ([Span<'_>; 2], [Span<'_>; 4]) {
         (
@@ -176,7 +177,7 @@ impl Gate<'_> {
         )
     }
 
-    /// Every tensor whose context is known must be of `context`.
+    /// Checks that every tensor with a known context belongs to `context`.
     pub(crate) fn check_devices(&self, context: &Context) -> Checked<()> {
         let owners = [
             ("a", &self.a.0.owner),
@@ -217,7 +218,7 @@ impl Gate<'_> {
     }
 }
 
-/// Scalars whose heads may lie in blocks: strides within a block, and the distance of blocks of `block_heads` heads.
+/// Checks scalars with heads in blocks of `block_heads`. Returns strides within a block, and the stride of blocks.
 fn in_blocks(
     argument: &str,
     t: &TokenScalars<'_>,
@@ -238,7 +239,7 @@ fn in_blocks(
         ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
     })?;
     let [_, token, block, head] = t.0.strides;
-    // One head of each block, then the heads of one block, as scalars of their own.
+    // Checks one head of each block, then the heads of one block, as separate scalars.
     let of_blocks = t.0.part([1, rows, blocks, 1], [0, token, block, 1], 0);
     let of_heads = t.0.part([1, rows, of_block, 1], [0, token, head, 1], 0);
     let outer = check::scalars(argument, &TokenScalars(of_blocks, t.1), batch, blocks, &any)?;

@@ -1,11 +1,11 @@
-//! Gated RMS norm: what follows the outputs of a Gated DeltaNet layer, for each token and value head.
+//! Gated RMS norm of the outputs of a Gated DeltaNet layer, for each token and value head.
 //!
 //! ```text
 //! y = x / sqrt(mean(x^2) + eps) * weight * gate(z)
 //! ```
 //!
-//! in f32, rounded once, to nearest even. The norm comes before the gate, as in Qwen3-Next and in FLA's layers. A row of
-//! zeros, such as prefill's outputs past the last sequence and of padding, stays one, whatever z holds.
+//! in f32, rounded once, to nearest even. The norm comes before the gate, as in Qwen3-Next and in FLA's layers. A row
+//! of zeros, such as outputs of padding or past the last sequence, stays zeros for any z.
 
 use std::ptr;
 
@@ -24,10 +24,10 @@ pub const MAX_VALUE_DIM: usize = 256;
 const THREADS: usize = 256;
 /// Lanes of a row.
 const ROW_LANES: usize = 16;
-/// Tokens that a lane walks over: as many as it loads at once, where that leaves enough workgroups.
+/// Tokens per lane, the number that it loads at once. Fewer if there would be too few workgroups.
 const RUN: usize = 4;
 
-/// What multiplies the norm.
+/// Gate of the norm, a function of z.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OutputGate {
     /// `z / (1 + exp(-z))`.
@@ -39,7 +39,7 @@ pub enum OutputGate {
 
 /// The tensors of a gated norm over `T` tokens and `HV` value heads. All but the weight are of one type, bf16 or fp16.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct GatedNorm<'a> {
     /// `[T, HV, V]`, V a multiple of 16 up to 256; absent: y, in place.
@@ -48,24 +48,24 @@ pub struct GatedNorm<'a> {
     /// [`ConvInput::flat_z`](crate::conv::ConvInput::flat_z) and
     /// [`ConvInput::interleaved_z`](crate::conv::ConvInput::interleaved_z) make it of packed projections.
     pub z: Tensor<'a, 3>,
-    /// `[V]`, f32, bf16 or fp16; absent: 1.
+    /// `[V]`, f32, bf16 or fp16. Absent: 1.
     pub weight: Option<Tensor<'a, 1>>,
-    /// What is added to the mean of the squares: positive, and not below the normal numbers of f32.
+    /// Number added to the mean of the squares: at least the smallest normal f32.
     pub eps: f32,
-    /// What is made of z.
+    /// The gate, a function of z.
     pub gate: OutputGate,
     /// `[T, HV, V]`. It may be x.
     pub y: TokensMut<'a>,
 }
 
-/// Arguments and grid of one launch.
-pub(crate) struct Lowered {
+/// Launch arguments: the kernel's argument struct and grid.
+pub(crate) struct LaunchArguments {
     kernel: Kernel<dwk_norm_args>,
     arguments: dwk_norm_args,
     groups: u32,
 }
 
-/// What is added to the mean of the squares keeps its root away from numbers that are not normal.
+/// Checks that eps is a finite, positive normal f32, so that the root is normal too.
 pub(crate) fn check_eps(eps: f32) -> Checked<()> {
     check::ensure(eps >= f32::MIN_POSITIVE && eps.is_finite(), || {
         let allowed = "it must be a positive, normal number";
@@ -74,12 +74,12 @@ pub(crate) fn check_eps(eps: f32) -> Checked<()> {
 }
 
 impl GatedNorm<'_> {
-    /// The name of the kernel that a launch runs.
+    /// Name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
         kernels::norm(self.y.0.0.dtype).name()
     }
 
-    fn lower_tensors(&self, compute_units: u32) -> Checked<Lowered> {
+    fn lower_tensors(&self, compute_units: u32) -> Checked<LaunchArguments> {
         let y = &self.y.0;
         let [_, tokens, value_heads, value_dim] = y.0.shape;
         let dtype = y.0.dtype;
@@ -152,7 +152,7 @@ impl GatedNorm<'_> {
             },
             pad0: 0,
         };
-        Ok(Lowered {
+        Ok(LaunchArguments {
             kernel: kernels::norm(dtype),
             arguments,
             groups: groups(run) as u32,
@@ -201,7 +201,7 @@ impl GatedNorm<'_> {
     /// Enqueues the computation: one kernel.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed, an eps that is not: then nothing was
+    /// A tensor of the wrong shape, type or context, or strides or an eps that are not allowed; nothing is then
     /// enqueued. A launch that the runtime refuses.
     pub fn launch(&self, context: &Context, stream: &Stream) -> Result<()> {
         let lowered = self.lower(context, stream)?;
@@ -211,7 +211,8 @@ impl GatedNorm<'_> {
         lowered.enqueue(context, stream)
     }
 
-    /// No output may share memory with another argument, but y may be x: a lane writes what it has read itself.
+    /// Checks that y shares no memory with another argument. y may be x: a lane writes elements that it has read
+    /// itself.
     fn check_overlaps(&self) -> Checked<()> {
         let outputs = [Span::of("y", &self.y.0.0)];
         let inputs = [
@@ -222,8 +223,8 @@ impl GatedNorm<'_> {
         alias::check(&outputs, &inputs, &[("y", "x")])
     }
 
-    /// All checks but those of memory that arguments share.
-    pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<Lowered> {
+    /// All checks except those of overlaps. Returns the launch arguments.
+    pub(crate) fn lower(&self, context: &Context, stream: &Stream) -> Result<LaunchArguments> {
         check::stream(stream, context)?;
         let owners = [
             ("x", self.x.as_ref().map(|t| &t.0.owner)),
@@ -238,24 +239,24 @@ impl GatedNorm<'_> {
     }
 }
 
-impl Lowered {
-    /// For kernels that have the norm in them.
+impl LaunchArguments {
+    /// The kernel's arguments, for kernels with the norm fused in.
     pub(crate) fn arguments(&self) -> &dwk_norm_args {
         &self.arguments
     }
 
-    /// The launch, on the current device.
+    /// Enqueues the kernel on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         if self.groups == 0 {
             return Ok(());
         }
         let (groups, threads) = (self.groups, THREADS as u32);
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { context.launch(stream, self.kernel, groups, threads, &self.arguments) }
     }
 }
 
-/// Where the heads of z lie.
+/// Layout of the heads of z: strides, and heads per block.
 struct Blocks {
     token: i64,
     block: i64,

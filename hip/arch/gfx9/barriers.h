@@ -1,11 +1,11 @@
-// Order between lanes, waves and kernels on CDNA.
+// Barriers and priorities of lanes, waves and kernels on CDNA.
 #pragma once
 
 #include "../base.h"
 
 namespace arch {
 
-// Kernels of a stream do not overlap on this target.
+// Nothing to wait for: kernels of a stream do not overlap on this target.
 DEVICE void wait_for_previous_kernel() {}
 DEVICE void let_next_kernel_begin() {}
 
@@ -35,10 +35,10 @@ template <int Waves> DEVICE void team_sync() {
 // Waits for all of this wave's loads and stores of memory.
 DEVICE void loads_done() { __builtin_amdgcn_s_waitcnt(0x0f70); }
 
-// Priority of this wave, 0 to 3: the highest goes first where several waves of a SIMD can go on.
+// Sets this wave's priority, 0 to 3. A SIMD issues from the ready wave with the highest priority.
 template <int Priority> DEVICE void set_priority() { __builtin_amdgcn_s_setprio(Priority); }
 
-// Ends this wave. The others meet at barriers without it: the hardware counts waves.
+// Ends this wave. Later barriers do not wait for it: the hardware counts the waves that run.
 DEVICE void end_wave() { __builtin_amdgcn_endpgm(); }
 
 } // namespace arch

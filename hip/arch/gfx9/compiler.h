@@ -1,23 +1,23 @@
-// Hints to the compiler on CDNA: where values are computed, in which order, and what it must not conclude.
+// Compiler hints on CDNA: where and in which order values are computed, and facts that must not be deduced.
 #pragma once
 
 #include "../base.h"
 
 namespace arch {
 
-// The same value, about which the compiler may conclude nothing: keeps what is computed from it inside a loop.
+// Returns x and hides its value from the compiler, which then cannot hoist computations with it out of a loop.
 DEVICE int opaque(int x) {
     asm volatile("" : "+v"(x));
     return x;
 }
 
-// The same for a value in a scalar register.
+// `opaque` for a value in a scalar register.
 DEVICE int opaque_uniform(int x) {
     asm volatile("" : "+s"(x));
     return x;
 }
 
-// The same value, computed here and as a whole: neither again, nor later, nor element by element.
+// Returns x and forces its computation here, once and as a whole, not element by element.
 template <class X> DEVICE X held(X x) {
     asm volatile("" : "+v"(x));
     return x;
@@ -26,7 +26,7 @@ template <class X> DEVICE X held(X x) {
 // No instruction moves across this point.
 DEVICE void phase() { __builtin_amdgcn_sched_barrier(0); }
 
-// Between two phases: the next `Count` instructions are of this kind.
+// Schedules `Count` instructions of this kind next. Used between two phases.
 enum class Kind { vector = 2, product = 8, load = 32 };
 template <Kind Which, int Count> DEVICE void schedule() {
     if constexpr (Count > 0) {
@@ -34,8 +34,7 @@ template <Kind Which, int Count> DEVICE void schedule() {
     }
 }
 
-// The kernel's arguments, loaded again: for values that are used before and after a loop but not worth a register
-// through it.
+// Loads the kernel's arguments again, for values that are used before and after a loop but not worth a register in it.
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &) {
     typedef const __attribute__((address_space(4))) Arguments *Constant;
     Constant p = (Constant)__builtin_amdgcn_kernarg_segment_ptr();

@@ -1,5 +1,5 @@
-// Lanes, waves and workgroups of CDNA (gfx90a, gfx942, gfx950): 64 lanes a wave. Values move between lanes by DPP,
-// whose unit is a row of 16 lanes.
+// Lanes, waves and workgroups of CDNA (gfx90a, gfx942, gfx950). A wave has 64 lanes. DPP moves values between lanes,
+// within rows of 16 lanes.
 #pragma once
 
 #include "../base.h"
@@ -14,15 +14,15 @@ constexpr int lanes = 64;
 
 DEVICE int thread() { return (int)__builtin_amdgcn_workitem_id_x(); }
 DEVICE int workgroup() { return (int)__builtin_amdgcn_workgroup_id_x(); }
-// Number of this wave in its workgroup. The compiler knows that all lanes have the same.
+// Number of this wave in its workgroup, declared equal in all lanes.
 DEVICE int wave() { return __builtin_amdgcn_readfirstlane(thread() / lanes); }
 DEVICE int lane() { return thread() & (lanes - 1); }
 
-// Read of memory that nobody writes during the launch, at the same address in all lanes: a scalar load.
+// Scalar load of memory that nobody writes during the launch. The address must be equal in all lanes.
 template <class T> DEVICE T uniform(const T *p) { return *(const __attribute__((address_space(4))) T *)(u64)p; }
 
-// The same value, declared equal in all lanes. Needed after a division: it is computed by vector instructions, and a
-// buffer access at an address that depends on it would loop over the lanes.
+// Declares x equal in all lanes. Needed after a division, which vector instructions compute: a buffer access at an
+// address that depends on it would otherwise loop over the lanes.
 DEVICE int uniform_value(int x) { return __builtin_amdgcn_readfirstlane(x); }
 
 template <class T> DEVICE T *uniform_pointer(T *p) {
@@ -30,22 +30,22 @@ template <class T> DEVICE T *uniform_pointer(T *p) {
     return (T *)(__attribute__((address_space(1))) T *)((u64)high << 32 | low);
 }
 
-// x of lane `from`.
+// Reads x of lane `from`.
 DEVICE int read_lane(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
 DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
 
-// x of lane `Source` of each row of 16 lanes.
+// Broadcasts x of lane `Source` within each row of 16 lanes.
 template <int Source> DEVICE float row_broadcast(float x) {
     return bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x150 + Source, 0xf, 0xf, true));
 }
 
-// Sum over each row of 16 lanes; all of them get the same bits.
+// Sum over each row of 16 lanes; all 16 lanes get the same bits.
 template <int Rotation> DEVICE float add_rotated(float x) {
     return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x120 + Rotation, 0xf, 0xf, false));
 }
 DEVICE float row_sum(float x) { return add_rotated<1>(add_rotated<2>(add_rotated<4>(add_rotated<8>(x)))); }
 
-// x of the same lane of the neighbouring row: rows 0 and 1 exchange, and rows 2 and 3.
+// Exchanges x with the same lane of the neighbouring row: rows 0 and 1, and rows 2 and 3.
 DEVICE float other_row(float x) { return bits<float>(__builtin_amdgcn_ds_swizzle(bits<int>(x), 16 << 10 | 31)); }
 
 template <int Control, int RowMask> DEVICE float scan_step(float x) {
@@ -76,24 +76,25 @@ DEVICE int inclusive_max(int x) {
     return scan_step_max<0x143, 0xc>(x);
 }
 
-// Bit l: x of lane l.
+// Bit l of the result is x of lane l.
 DEVICE u64 ballot(bool x) { return __builtin_amdgcn_ballot_w64(x); }
 
-// Prefix sum and total over the 64 threads of a workgroup; the greatest x. One wave: no use of `scratch`.
+// chunk_sum: prefix sum and total over the 64 threads of a workgroup. chunk_max: greatest x. The workgroup is one wave,
+// so `scratch` is not used.
 DEVICE float chunk_sum(float x, float &total, float *) {
     const float sum = inclusive_sum(x);
     total = read_lane(sum, lanes - 1);
     return sum;
 }
 DEVICE int chunk_max(int x, int *) { return read_lane(inclusive_max(x), lanes - 1); }
-// Prefix sum and total of x, and the greatest `key`, in one exchange.
+// Computes the prefix sum and total of x and the greatest `key` in one exchange.
 DEVICE float chunk_sum(float x, float &total, int key, int &greatest, float *scratch) {
     greatest = chunk_max(key, (int *)scratch);
     return chunk_sum(x, total, scratch);
 }
 
 // out[i] = own[i] of the lane that holds column `Column`, for i < Column. Each lane of a row of 16 holds a column of a
-// 16x16 matrix in `own`. The matrix is also in memory (`four(column, i / 4)`), which this target does not read.
+// 16x16 matrix in `own`. Memory holds the matrix too (`four(column, i / 4)`); this target does not read it.
 template <int Column, class Memory>
 DEVICE void spread_column(float (&out)[16], const float (&own)[16], const Memory &) {
     for (int i = 0; i < Column; ++i) {

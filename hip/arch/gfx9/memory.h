@@ -7,18 +7,18 @@ namespace arch {
 
 typedef i32x4 Even16 __attribute__((aligned(2)));
 typedef i32x2 Even8 __attribute__((aligned(2)));
-// Whether 16 bytes at p, a multiple of 2, may be accessed at once.
+// Whether one access can cover 16 bytes at p, a multiple of 2.
 DEVICE bool in_one_access(const void *) { return true; }
 DEVICE i32x4 load_b128(const void *p) { return *(const Even16 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const Even8 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(Even8 *)p = x; }
 
-// The low, or the high, 16 bits of two words: first in the low half.
+// Packs the low (or high) 16 bits of two words, `a` in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
 DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }
 
-// Buffer intrinsics by their LLVM names: the builtins exist only from clang 19 on.
+// Buffer intrinsics by their LLVM names, because clang has the builtins only from version 19 on.
 #define INTRINSIC __attribute__((device))
 INTRINSIC i32x4 raw_buffer_load(i32x4 rsrc, int offset, int soffset,
                                 int aux) __asm("llvm.amdgcn.raw.buffer.load.v4i32");
@@ -30,18 +30,18 @@ INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
 #undef INTRINSIC
 
-// Memory from a pointer on that is the same in all lanes. Offsets are bytes. An access at `nowhere` loads 0 or stores
-// nothing: so rows past the end of a sequence and elements past the head dimension are masked.
+// Memory behind a pointer that is equal in all lanes, addressed by byte offsets. An access at `nowhere` loads 0 or
+// stores nothing. This masks rows past the end of a sequence and elements past the head dimension.
 class Window {
   public:
     static constexpr u32 nowhere = 0x80000000u;
 
     Window() = default;
-    // `bytes`: accesses beyond load 0 or store nothing.
+    // `bytes`: size of the window. Accesses beyond it load 0 or store nothing.
     DEVICE_MEMBER explicit Window(const void *base, u32 bytes = 0x7fffffff)
         : rsrc{(int)(u64)base, (int)((u64)base >> 32 & 0xffff), (int)bytes, 0x00020000} {}
 
-    // Moves the base `bytes` further on.
+    // Moves the base forward by `bytes`.
     DEVICE_MEMBER void advance(u64 bytes) {
         const i32x2 base = bits<i32x2>(bits<u64>(i32x2{rsrc.x, rsrc.y}) + bytes);
         rsrc.x = base.x;
@@ -49,7 +49,7 @@ class Window {
     }
     DEVICE_MEMBER void limit(u32 bytes) { rsrc.z = (int)bytes; }
 
-    // `uniform`: bytes beside `offset`, the same in all lanes; the range check counts them.
+    // `uniform`: bytes added to `offset`, equal in all lanes. The range check includes them.
     DEVICE_MEMBER i32x4 load_b128(u32 offset, int uniform = 0) const {
         return raw_buffer_load(rsrc, (int)offset, uniform, 0);
     }

@@ -1,12 +1,12 @@
-// Matrix products of CDNA and the 16-bit types that they take: v_mfma_16x16x16 of bf16 and f16, and of f32.
+// Matrix products of CDNA and their 16-bit element types: v_mfma_16x16x16 of bf16 and f16, and products of f32.
 #pragma once
 
 #include "tiles.h"
 
 namespace arch {
 
-// The 16-bit element types: products, and rounding of f32 (to nearest even). `join` takes numbers that `nearest` has
-// rounded, or that are of the type anyway; `pack` takes any.
+// 16-bit element types: products, and rounding of f32 to nearest even. `join` takes numbers that are exact in the type,
+// such as results of `nearest`. `pack` takes any numbers.
 struct Bf16 {
     static DEVICE_MEMBER f32x4 mma(Operand left, Operand right, f32x4 c) {
         return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits<i16x4>(left), bits<i16x4>(right), c, 0, 0, 0);
@@ -21,16 +21,16 @@ struct Bf16 {
         return (int)__builtin_amdgcn_perm(round(high), round(low), 0x07060302);
     }
     static DEVICE_MEMBER short narrow(float x) { return (short)(round(x) >> 16); }
-    // Two packed instructions for two numbers. Let x be an integer m of 24 bits: 2^16 m - m is rounded to a multiple of
-    // 2^16, which leaves m rounded to one, of 8 bits. A tie goes to the even multiple, because m is even then.
-    // The first product, which is exact anyway, is fused with the difference, the second is not: this holds whatever
-    // the command line says of contractions. For normal numbers below 2^112: from there on 65535 x overflows, and the
-    // result is an infinity of the other sign.
+    // Rounds two numbers with two packed instructions. Let x be an integer m of 24 bits. 2^16 m - m is rounded to a
+    // multiple of 2^16, which leaves m rounded to 8 bits. A tie goes to the even multiple, because m is even then. The
+    // first product is exact and is fused with the difference; the second is not fused. The pragma ensures this under
+    // any contraction flag. Valid for normal numbers below 2^112. Above, 65535 x overflows and the result is an
+    // infinity of the other sign.
     static DEVICE_MEMBER Tile nearest(Tile x) {
 #pragma clang fp contract(fast)
         return 65536.0f * x - 65535.0f * x;
     }
-    // The same of x times `unit`, a power of two.
+    // Rounds x times `unit`, a power of two.
     static DEVICE_MEMBER Tile nearest(Tile x, float unit) {
 #pragma clang fp contract(fast)
         return 65536.0f * unit * x - 65535.0f * unit * x;
@@ -49,20 +49,21 @@ struct F16 {
     static DEVICE_MEMBER float low(int pair) { return (float)bits<_Float16>((short)pair); }
     static DEVICE_MEMBER float high(int pair) { return (float)bits<_Float16>((short)(pair >> 16)); }
     static DEVICE_MEMBER int pack(float low, float high) { return bits<int>(half2{(_Float16)low, (_Float16)high}); }
-    // `join` rounds.
+    // Identity: `join` rounds.
     static DEVICE_MEMBER Tile nearest(Tile x) { return x; }
     static DEVICE_MEMBER Tile nearest(Tile x, float unit) { return unit * x; }
     static DEVICE_MEMBER int join(float low, float high) { return pack(low, high); }
 };
 
-// An accumulator tile as an operand: the right operand of a product that contracts over its rows, and the left operand
-// whose rows are its columns. `packed` takes numbers of the type, `rounded` any.
+// Converts an accumulator tile to an operand: the right operand of a product that contracts over the tile's rows, or
+// the left operand whose rows are the tile's columns. `packed` takes numbers that are exact in the type, `rounded` any
+// numbers.
 template <class T> DEVICE Operand packed(Tile x) { return Operand{T::join(x[0], x[1]), T::join(x[2], x[3])}; }
 template <class T> DEVICE Operand rounded(Tile x) { return packed<T>(T::nearest(x)); }
 
 template <class T> DEVICE Tile widened(Operand x) { return Tile{T::low(x.x), T::high(x.x), T::low(x.y), T::high(x.y)}; }
 
-// c + x^T y in f32, x and y accumulator tiles. One step contracts rows r, r + 4, r + 8, r + 12.
+// c + x^T y in f32 for accumulator tiles x and y. Step r contracts rows r, r + 4, r + 8, r + 12.
 DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     for (int r = 0; r < 4; ++r) {
         const float left = x[r], right = y[r];

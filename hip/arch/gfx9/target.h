@@ -1,4 +1,4 @@
-// The target CDNA (gfx90a, gfx942, gfx950), as arch/contract.h asks for it.
+// Target CDNA (gfx90a, gfx942, gfx950): implements arch/contract.h.
 #pragma once
 
 #include "barriers.h"

@@ -2,7 +2,7 @@
 //   accumulator    element e: row 4 (l / 16) + e, column l % 16
 //   left operand   (16 rows x 16 contracted)      row l % 16,    elements 4 (l / 16) + 0..3 of the contraction
 //   right operand  (16 contracted x 16 columns)   column l % 16, elements 4 (l / 16) + 0..3 of the contraction
-// So an accumulator tile, rounded to 16 bits, is the right operand of a product that contracts over its rows.
+// An accumulator tile, rounded to 16 bits, is therefore the right operand of a product that contracts over its rows.
 #pragma once
 
 #include "../base.h"
@@ -12,8 +12,8 @@ namespace arch {
 // Operand tile of 16-bit numbers: four elements of a lane, in contraction order.
 typedef i32x2 Operand;
 
-// Word w of a lane holds two neighbouring elements of the contraction, from `operand_element` on, of this row (or, of a
-// right operand, column).
+// Word w of a lane holds elements `operand_element` and the next of the contraction, in row `operand_row` of a left
+// operand or the same column of a right one.
 constexpr int operand_words = 2;
 DEVICE int operand_element(int word, int lane) { return lane / 16 * 4 + 2 * word; }
 DEVICE int operand_row(int, int lane) { return lane % 16; }
@@ -21,14 +21,14 @@ DEVICE int operand_row(int, int lane) { return lane % 16; }
 // Accumulator tile, 16x16 f32: a lane holds four consecutive rows of one column.
 typedef f32x4 Tile;
 constexpr int elements = 4;
-// Elements in consecutive rows, as one vector.
+// A lane's elements in consecutive rows, as one vector.
 typedef f32x4 Run;
 constexpr int run = 4;
 
-// Row and column of element e of a lane.
-class Place {
+// Lane map: row and column in the tile of a lane's element e.
+class LaneMap {
   public:
-    DEVICE_MEMBER explicit Place(int lane) : first_row(lane / 16 * 4), only_column(lane % 16) {}
+    DEVICE_MEMBER explicit LaneMap(int lane) : first_row(lane / 16 * 4), only_column(lane % 16) {}
     DEVICE_MEMBER int row(int element) const { return first_row + element; }
     DEVICE_MEMBER int column(int) const { return only_column; }
 
@@ -37,25 +37,26 @@ class Place {
     int only_column;
 };
 
-// One number for each column of a lane: multiplies a tile's columns.
+// One number for each of a lane's columns. Multiplying a tile by it scales the columns.
 typedef float ColumnFactor;
-DEVICE ColumnFactor columns_at(const float *values, Place at) { return values[at.column(0)]; }
+DEVICE ColumnFactor columns_at(const float *values, LaneMap at) { return values[at.column(0)]; }
 
-// c - a b. In two halves: of a whole tile, half of the signs would take instructions of their own.
+// c - a b, in two halves. Computed as a whole tile, half of the sign changes would take extra instructions.
 DEVICE Tile minus_product(Tile c, Tile a, Tile b) {
     const f32x2 low = __builtin_elementwise_fma(-a.xy, b.xy, c.xy), high = __builtin_elementwise_fma(-a.zw, b.zw, c.zw);
     return Tile{low.x, low.y, high.x, high.y};
 }
 
-// Two operand tiles that lie in memory as 16 rows of 32 elements: 16 bytes of a row are a lane's part of both.
-// Contracting both in turn visits the elements in a permuted order, the same for everything loaded so.
+// Two operand tiles that lie in memory as 16 rows of 32 elements. A lane loads 16 bytes of a row, which belong to both
+// tiles. Contracting the two in turn visits elements in a permuted order, which is the same for all operands loaded
+// this way.
 struct OperandPair {
     i32x4 data;
     DEVICE_MEMBER Operand first() const { return Operand{data.x, data.y}; }
     DEVICE_MEMBER Operand second() const { return Operand{data.z, data.w}; }
 };
 
-// Which eight of the 32 contracted elements of a pair a lane holds.
+// Index (0 to 3) of the eight contracted elements of a pair that a lane holds.
 DEVICE int eighth(int lane) { return lane / 16; }
 
 } // namespace arch

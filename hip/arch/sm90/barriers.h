@@ -1,13 +1,13 @@
-// Order between lanes, warps and kernels on sm_90a, and the registers that warps hand each other.
+// Barriers of lanes, warps and kernels on sm_90a, and register counts of warpgroups.
 #pragma once
 
 #include "../base.h"
 
 namespace arch {
 
-// A kernel may begin before the kernels before it in the stream are complete. Before `wait_for_previous_kernel`
-// returns, nothing that they write may be read. `let_next_kernel_begin` follows that wait: the next kernel could not
-// even rely on what was complete before this one.
+// A kernel may begin before earlier kernels of the stream are complete. It must not read their results before
+// `wait_for_previous_kernel` returns. Call `let_next_kernel_begin` only after that wait: otherwise the next kernel
+// could overtake kernels before this one.
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
@@ -25,20 +25,22 @@ template <int Waves> DEVICE void team_sync() {
     }
 }
 
-// Barrier `id` of some of the workgroup's warps, `threads` of them in all: `wait` returns when all have come, `arrive`
-// at once.
+// Named barrier `id` between `threads` threads, which may be some of the workgroup's warps. `barrier_wait` returns when
+// all have arrived; `barrier_arrive` returns at once.
 DEVICE void barrier_wait(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Registers of each thread of this warpgroup from here on: gives some up, or waits until there are enough.
+// Sets the registers per thread of this warpgroup. `give_registers` releases some; `take_registers` waits until enough
+// are free.
 template <int Registers> DEVICE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 template <int Registers> DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
-// Ends this wave. ptxas gives each role of a kernel its own registers where the roles' code does not join again.
+// Ends this wave. ptxas allocates registers separately for each role of a kernel if the roles' code does not join
+// again.
 [[noreturn]] DEVICE void end_wave() {
     asm volatile("exit;");
     __builtin_unreachable();

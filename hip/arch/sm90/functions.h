@@ -1,4 +1,5 @@
-// Functions of f32 on sm_90a. exp and log have full precision; exp2, rsqrt and reciprocal are one instruction each.
+// Math functions of f32 on sm_90a. exp and log have full precision; exp2, rsqrt and reciprocal are one instruction
+// each.
 #pragma once
 
 #include "../base.h"

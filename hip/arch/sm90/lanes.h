@@ -1,4 +1,4 @@
-// Lanes, warps and workgroups of NVIDIA sm_90a: 32 lanes a warp, which is a wave here. Values move by shuffles.
+// Lanes, warps and workgroups of NVIDIA sm_90a. A warp is a wave of 32 lanes. Shuffles move values between lanes.
 #pragma once
 
 #include "../base.h"
@@ -16,10 +16,10 @@ DEVICE int lane() { return thread() & (lanes - 1); }
 // Threads of this workgroup.
 DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 
-// x of lane `from`.
+// Reads x of lane `from`.
 DEVICE int read_lane(int x, int from) { return __nvvm_shfl_sync_idx_i32(0xffffffff, x, from, 0x1f); }
 
-// Number of this wave in its workgroup, the same for all its lanes.
+// Number of this wave in its workgroup, equal in all its lanes.
 DEVICE int wave() { return read_lane(thread() / lanes, 0); }
 
 // Inclusive prefix sum over the lanes of a wave.
@@ -33,12 +33,12 @@ DEVICE float inclusive_sum(float x) {
 // Inclusive prefix maximum over the lanes of a wave.
 DEVICE int inclusive_max(int x) {
     for (int step = 1; step < lanes; step *= 2) {
-        x = max_of(x, __nvvm_shfl_sync_up_i32(0xffffffff, x, step, 0)); // below `step`, the lane's own
+        x = max_of(x, __nvvm_shfl_sync_up_i32(0xffffffff, x, step, 0)); // lanes below `step` get their own x
     }
     return x;
 }
 
-// Sum over each half of 16 lanes; all of them get the same bits. The other half need not take part.
+// Sum over each half of 16 lanes; all 16 lanes get the same bits. The other half need not take part.
 DEVICE float row_sum(float x) {
     const u32 half = 0xffffu << (lane() & 16);
     for (int step = 8; step > 0; step /= 2) {
@@ -47,14 +47,14 @@ DEVICE float row_sum(float x) {
     return x;
 }
 
-// x of the same lane of the other half.
+// Exchanges x with the same lane of the other half.
 DEVICE float other_row(float x) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, 16, 0x1f); }
 
-// Bit l: x of lane l.
+// Bit l of the result is x of lane l.
 DEVICE u64 ballot(bool x) { return (u32)__nvvm_vote_ballot_sync(0xffffffff, x); }
 
-// Prefix sum and total over the 64 threads of a workgroup; the greatest x. Each uses its own half of `scratch`, four
-// words of shared memory, which must not be used again before a barrier.
+// chunk_sum: prefix sum and total over the 64 threads of a workgroup. chunk_max: greatest x. Each uses its own half of
+// `scratch`, four words of shared memory. Do not reuse `scratch` before a barrier.
 DEVICE float chunk_sum(float x, float &total, float *scratch) {
     float sum = inclusive_sum(x);
     if (lane() == lanes - 1) {
@@ -73,7 +73,7 @@ DEVICE int chunk_max(int x, int *scratch) {
     workgroup_sync();
     return max_of(scratch[2], scratch[3]);
 }
-// Prefix sum and total of x, and the greatest `key`, in one exchange.
+// Computes the prefix sum and total of x and the greatest `key` in one exchange.
 DEVICE float chunk_sum(float x, float &total, int key, int &greatest, float *scratch) {
     const int of_warp = __nvvm_redux_sync_max(key, 0xffffffff);
     if (lane() == 0) {
@@ -84,8 +84,8 @@ DEVICE float chunk_sum(float x, float &total, int key, int &greatest, float *scr
     return sum;
 }
 
-// out[i] = row i of column `Column` of a 16x16 matrix, for i < Column. The matrix is in memory, four rows
-// (`four(column, i / 4)`) at a time. Each lane of a half also holds a column, which this target does not read.
+// out[i] = row i of column `Column` of a 16x16 matrix, for i < Column. `four(column, i / 4)` reads four rows of the
+// matrix from memory. Each lane of a half also holds a column in registers; this target does not read it.
 template <int Column, class Memory>
 DEVICE void spread_column(float (&out)[16], const float (&)[16], const Memory &four) {
     for (int q = 0; q < (Column + 3) / 4; ++q) {

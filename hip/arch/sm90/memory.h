@@ -5,29 +5,29 @@
 
 namespace arch {
 
-// Whether 16 bytes at p may be accessed at once.
+// Whether one access can cover 16 bytes at p.
 DEVICE bool in_one_access(const void *p) { return ((u64)p & 15) == 0; }
 DEVICE i32x4 load_b128(const void *p) { return *(const i32x4 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const i32x2 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(i32x2 *)p = x; }
 
-// Whether the 16-byte groups of rows may be accessed at once.
+// Whether each 16-byte group of the rows is one access. `stride`: bytes from row to row.
 DEVICE bool aligned_rows(const void *base, u32 stride) { return ((u64)base & 15) == 0 && (stride & 15) == 0; }
 
-// Write to global memory, whatever the compiler knows of the pointer.
+// Stores to global memory, even if the compiler cannot tell the pointer's address space.
 template <class T> DEVICE void store_global(char *to, T x) { *(__attribute__((address_space(1))) T *)(u64)to = x; }
 
-// Memory from a pointer on. Offsets are bytes. A load at `nowhere` or beyond gives 0: so rows past the end of a
-// sequence and elements past the head dimension are masked. Nobody writes the memory once the launch has begun, but for
-// load_written_b128.
+// Memory behind a pointer, addressed by byte offsets. A load at `nowhere` or beyond gives 0. This masks rows past the
+// end of a sequence and elements past the head dimension. Nobody may write the memory during the launch, except memory
+// that load_written_b128 reads.
 class Window {
   public:
     static constexpr u32 nowhere = 0x80000000u;
 
     DEVICE_MEMBER explicit Window(const void *base) : base((u64)base) {}
 
-    // At multiples of 16 bytes.
+    // Loads 16 bytes at an address that is a multiple of 16.
     DEVICE_MEMBER i32x4 load_b128(u32 offset) const {
         int x, y, z, w;
         asm("{.reg .pred p; setp.ge.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
@@ -36,7 +36,7 @@ class Window {
             : "l"(base + offset), "r"(offset));
         return i32x4{x, y, z, w};
     }
-    // Memory that the kernel before writes, which this one may have overtaken until it waited.
+    // Loads memory that the kernel before writes. Call it after wait_for_previous_kernel.
     DEVICE_MEMBER i32x4 load_written_b128(u32 offset) const {
         int x, y, z, w;
         asm volatile(
@@ -61,7 +61,7 @@ class Window {
         return (unsigned short)x;
     }
 
-    // 16 bytes at any even address.
+    // Loads 16 bytes at any even address.
     DEVICE_MEMBER i32x4 gather_b128(u32 offset) const {
         i32x4 out;
         for (int i = 0; i < 4; ++i) {
@@ -74,16 +74,16 @@ class Window {
     u64 base;
 };
 
-// Address in shared memory, as asynchronous copies and products take it.
+// Shared-memory address for asynchronous copies and products.
 DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
-// Copies 16 bytes from global memory, or zeros where not `inside`. Complete after await_copies.
+// Starts a copy of 16 bytes from global memory, or of zeros if not `inside`. It is complete after await_copies.
 DEVICE void copy_async(u32 to, const char *from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 DEVICE void copy_async(u32 to, const char *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// All copies of this thread are complete.
+// Waits for all copies of this thread.
 DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE void store_shared(u32 to, i32x4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)

@@ -1,5 +1,5 @@
-// Matrix products of sm_90a and the 16-bit types that they take: mma.sync of one warp, wgmma of a warpgroup, and
-// products of f32 from tf32.
+// Matrix products of sm_90a and their 16-bit element types: mma.sync of one warp, wgmma of a warpgroup, and products of
+// f32 from tf32.
 #pragma once
 
 #include "tiles.h"
@@ -23,9 +23,9 @@ namespace arch {
         return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};                                   \
     }
 
-// d = (d +) left right by the four warps of a warpgroup, asynchronously: 64 rows of this warp's 16 columns. The 16
-// contracted elements are in `a`. The left operand lies in shared memory, described by `b`; `Transposed`: its columns
-// are contiguous there.
+// Asynchronous product of the four warps of a warpgroup: d = left right, or d += left right if `adds`. d holds 64 rows
+// of this warp's 16 columns. The right operand, 16 contracted elements, is `a`. The left operand is in shared memory,
+// with descriptor `b`. `Transposed`: its columns are contiguous there.
 #define DELTAWAVE_WGMMA(type)                                                                                          \
     template <bool Transposed> static DEVICE_MEMBER void multiply_async(float(&d)[32], Operand a, u64 b, bool adds) {  \
         asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                         \
@@ -41,9 +41,9 @@ namespace arch {
                      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)adds), "n"((int)Transposed));          \
     }
 
-// The 16-bit element types: products, and rounding of f32 (to nearest even).
+// 16-bit element types: products, and rounding of f32 to nearest even.
 struct Bf16 {
-    // Whether errors of single f32 operations show beside the rounding of matrices such as T.
+    // Whether the rounding of matrices such as T is so fine that errors of single f32 operations show.
     static constexpr bool rounds_finely = false;
     DELTAWAVE_MMA("bf16")
     DELTAWAVE_WGMMA("bf16")
@@ -76,8 +76,8 @@ struct F16 {
 #undef DELTAWAVE_MMA
 #undef DELTAWAVE_WGMMA
 
-// An accumulator tile rounded to an operand: the right operand of a product that contracts over its rows, and the left
-// operand whose rows are its columns.
+// Rounds an accumulator tile to an operand: the right operand of a product that contracts over the tile's rows, or the
+// left operand whose rows are the tile's columns.
 template <class T> DEVICE Operand rounded(Tile x) {
     return Operand{T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
 }
@@ -87,24 +87,24 @@ template <class T> DEVICE Tile widened(Operand x) {
                 T::low(x.z), T::high(x.z), T::low(x.w), T::high(x.w)};
 }
 
-// Asynchronous products of a warpgroup. `begin`: their operands in registers are complete. `commit`: the products since
-// the last commit are a group. `await`: all but the last `Pending` groups are complete; until then nothing may touch
-// their registers.
+// Asynchronous products of a warpgroup. `begin_products`: the operands in registers are complete. `commit_products`:
+// makes a group of the products since the last commit. `await_products`: waits for all but the last `Pending` groups;
+// do not touch their registers before.
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Pending> DEVICE void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Descriptor of a left operand in shared memory: rows of 128 bytes, swizzled (prefill/sm90/stage.h), eight of them 1024
+// Descriptor of a left operand in shared memory: swizzled rows of 128 bytes (prefill/sm90/stage.h), eight rows are 1024
 // bytes.
 DEVICE u64 described(u32 shared) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | shared >> 4; }
 
 // Makes the writes of this thread to shared memory visible to asynchronous products.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// An f32 tile as the sum of two of tf32. The first is rounded to nearest, so that the truncation of the second, by the
-// matrix unit, has no direction.
+// An f32 tile as the sum of two tf32 tiles. `high` is rounded to nearest, so that the matrix unit's truncation of `low`
+// has no bias.
 struct Split {
     int high[elements], low[elements];
     DEVICE_MEMBER explicit Split(Tile x) {
@@ -115,8 +115,8 @@ struct Split {
     }
 };
 
-// d += x^T y for the eight contracted rows of half h and the eight rows of d of half n. A lane's two neighbouring rows
-// are two of the contracted elements, in an order that is the same for both operands.
+// d += x^T y for the eight contracted rows of half h and the eight rows of d in half n. A lane's two neighbouring rows
+// are two contracted elements. Their order is permuted, equally for both operands.
 DEVICE void multiply_tf32(float *d, const int (&x)[elements], const int (&y)[elements], int h, int n) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -125,8 +125,8 @@ DEVICE void multiply_tf32(float *d, const int (&x)[elements], const int (&y)[ele
           "r"(x[4 * h + 2 * n + 1]));
 }
 
-// c + x^T y in f32, x and y accumulator tiles, accurate to 2^-22 of the greatest terms. The product of the low parts is
-// left out; the product of the high parts comes last.
+// c + x^T y in f32 for accumulator tiles x and y, accurate to 2^-22 of the greatest terms. Skips the product of the low
+// tiles; adds the product of the high tiles last.
 DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     const Split xs(x), ys(y);
     float out[elements];

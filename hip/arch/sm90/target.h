@@ -1,4 +1,4 @@
-// The target NVIDIA sm_90a, compiled to PTX, as arch/contract.h asks for it.
+// Target NVIDIA sm_90a, compiled to PTX: implements arch/contract.h.
 #pragma once
 
 #include "barriers.h"

@@ -2,8 +2,8 @@
 // counts the tile's columns, its N the tile's rows. l is a lane:
 //   accumulator  element e = 4 h + 2 c + p: row 8 h + 2 (l % 4) + p, column 8 c + l / 4
 //   operand      16 rows x 16 contracted, word 2 d + s: elements 8 d + 2 (l % 4) + 0..1 of row 8 s + l / 4
-// So an accumulator tile, rounded to 16 bits, is an operand whose rows are the tile's columns: the right operand of a
-// product that contracts over the tile's rows.
+// An accumulator tile, rounded to 16 bits, is therefore an operand whose rows are the tile's columns: the right operand
+// of a product that contracts over the tile's rows.
 #pragma once
 
 #include "../base.h"
@@ -13,14 +13,14 @@ namespace arch {
 // Accumulator tile, 16x16 f32: a lane holds two neighbouring rows in each half of two columns.
 typedef float Tile __attribute__((ext_vector_type(8)));
 constexpr int elements = 8;
-// Elements in consecutive rows, as one vector.
+// A lane's elements in consecutive rows, as one vector.
 typedef f32x2 Run;
 constexpr int run = 2;
 
-// Row and column of element e of a lane.
-class Place {
+// Lane map: row and column in the tile of a lane's element e.
+class LaneMap {
   public:
-    DEVICE_MEMBER explicit Place(int lane) : first_row((u32)lane % 4 * 2), first_column((u32)lane / 4) {}
+    DEVICE_MEMBER explicit LaneMap(int lane) : first_row((u32)lane % 4 * 2), first_column((u32)lane / 4) {}
     DEVICE_MEMBER int row(int element) const { return first_row + element / 4 * 8 + element % 2; }
     DEVICE_MEMBER int column(int element) const { return first_column + element / 2 % 2 * 8; }
 
@@ -29,9 +29,9 @@ class Place {
     int first_column;
 };
 
-// One number for each column of a lane: multiplies a tile's columns.
+// One number for each of a lane's columns. Multiplying a tile by it scales the columns.
 typedef Tile ColumnFactor;
-DEVICE ColumnFactor columns_at(const float *values, Place at) {
+DEVICE ColumnFactor columns_at(const float *values, LaneMap at) {
     const float a = values[at.column(0)], b = values[at.column(2)];
     return ColumnFactor{a, a, b, b, a, a, b, b};
 }
@@ -41,8 +41,8 @@ DEVICE Tile minus_product(Tile c, Tile a, Tile b) { return c - a * b; }
 
 // Operand tile of 16-bit numbers.
 typedef i32x4 Operand;
-// Word w of a lane holds two neighbouring elements of the contraction, from `operand_element` on, of this row (or, of a
-// right operand, column).
+// Word w of a lane holds elements `operand_element` and the next of the contraction, in row `operand_row` of a left
+// operand or the same column of a right one.
 constexpr int operand_words = 4;
 DEVICE int operand_element(int word, int lane) { return word / 2 * 8 + (u32)lane % 4 * 2; }
 DEVICE int operand_row(int word, int lane) { return word % 2 * 8 + (u32)lane / 4; }

@@ -1,4 +1,4 @@
-// Operands of a chunk's rows of Q and K for prefill_prepare on CDNA: loaded where they are used.
+// Operands of a chunk's rows of Q and K for prefill_prepare on CDNA, loaded from memory where they are used.
 #pragma once
 
 #include "../../arch/contract.h"
@@ -8,7 +8,7 @@ namespace prefill {
 using arch::OperandPair;
 using arch::Window;
 
-// 16 rows of a 16-bit matrix [rows, ...], a row a lane; rows past the end read as zeros.
+// 16 rows of a 16-bit matrix [rows, ...], one row a lane. Rows past the end read as zeros.
 class OperandRows {
   public:
     OperandRows() = default;
@@ -16,7 +16,7 @@ class OperandRows {
         const int row = 16 * tile + lane % 16;
         offset = row < rows ? row * stride + arch::eighth(lane) * 16 : Window::nowhere;
     }
-    // 32 columns from `column` on; zeros where not `inside`.
+    // Loads 32 columns from `column` on; zeros if not `inside`.
     DEVICE_MEMBER OperandPair load(const Window &memory, int column, bool inside) const {
         return OperandPair{memory.load_b128(inside ? offset + 2 * column : Window::nowhere)};
     }
@@ -25,11 +25,11 @@ class OperandRows {
     u32 offset;
 };
 
-// Rows of Q and K of a chunk, 32 columns at a time.
+// Rows of Q and K of a chunk, loaded 32 columns at a time.
 class ChunkRows {
   public:
-    struct Memory {}; // shared memory: none
-    // Operand pairs, of 32 columns each, that are loaded together.
+    struct Memory {}; // needs no shared memory
+    // Operand pairs of 32 columns that are loaded together.
     static constexpr int pairs = 2;
     DEVICE_MEMBER ChunkRows(const void *q, const void *k, u32 q_stride, u32 k_stride, int rows, int columns, Memory &)
         : q_memory(q), k_memory(k), columns(columns) {
@@ -38,7 +38,7 @@ class ChunkRows {
             k_row[i] = OperandRows(i, rows, k_stride, arch::lane());
         }
     }
-    // Nothing to do ahead.
+    // Nothing is loaded ahead on this target.
     DEVICE_MEMBER void fetch(int) {}
     DEVICE_MEMBER OperandPair q(int tile, int column) const {
         return q_row[tile].load(q_memory, column, column + arch::eighth(arch::lane()) * 8 < columns);

@@ -1,6 +1,5 @@
-// The walk over chunks on CDNA, by the waves that hold the state. A wave reads its rows of K, T and K^T straight from
-// memory, a whole chunk before it multiplies with them; a product's result, rounded, goes through LDS, in operand
-// order, to all.
+// Walk over chunks on CDNA, in the waves that hold the state. A wave loads its rows of K, T and K^T from memory to
+// registers, one chunk ahead. Results of products, rounded and in operand order, go through LDS to all waves.
 #pragma once
 
 #include "../recurrence.h"
@@ -11,17 +10,17 @@
 
 namespace prefill {
 
-// A wave's share of a chunk's K, V, T and row factors, in registers.
+// A wave's share of a chunk in registers: K, V, T and row factors.
 template <int Keys> struct ChunkOperands {
-    OperandPair k[key_pairs(Keys)];              // its rows
-    OperandPair columns[own_pairs(Keys)][tiles]; // its key elements of all rows of K
+    OperandPair k[key_pairs(Keys)];              // K, the wave's rows
+    OperandPair columns[own_pairs(Keys)][tiles]; // K, the wave's key elements of all rows
     LowerBlocks t;
     int v[elements];
-    Tile beta, read, write; // factors of its rows
+    Tile beta, read, write; // factors of the wave's rows
     f32x2 decay;
 };
 
-// Loads a wave's share of one chunk after the other.
+// Loads a wave's share of successive chunks.
 template <int Keys> class ChunkLoader {
   public:
     DEVICE_MEMBER ChunkLoader(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head,
@@ -35,17 +34,16 @@ template <int Keys> class ChunkLoader {
             columns[c] = column_of(column_offset, 0, c);
         }
         for (int r = 0; r < elements; ++r) {
-            v_offset[r] = (16 * wave + Place(lane).row(r)) * v.stride + value_offset;
+            v_offset[r] = (16 * wave + LaneMap(lane).row(r)) * v.stride + value_offset;
         }
-        factor_offset = (16 * wave + Place(lane).row(0)) * 4;
-        t = LowerBlocks::Place::of_t(wave);
+        factor_offset = (16 * wave + LaneMap(lane).row(0)) * 4;
+        t = LowerBlocks::Offsets::of_t(wave);
     }
 
-    // The chunk has `rows` rows, at least 0.
+    // Limits loads to the chunk's `rows` rows, at least 0.
     DEVICE_MEMBER void limit(int rows) {
         if (rows < chunk) {
-            rows =
-                arch::opaque_uniform(arch::uniform_value(rows)); // else three limits are counted down through the loop
+            rows = arch::opaque_uniform(arch::uniform_value(rows)); // otherwise the compiler keeps three loop counters
             k.limit(rows);
             v.limit(rows);
         }
@@ -53,13 +51,13 @@ template <int Keys> class ChunkLoader {
     DEVICE_MEMBER void advance(int rows) {
         k.advance();
         v.advance();
-        // Past the last chunk, the last record is read once more: no source says whether a limit of 0 bytes holds for
+        // Past the last chunk, reads the last record again. No document says whether a limit of 0 bytes applies to
         // offsets that all lanes share.
         record.advance(rows > 0);
         limit(rows);
     }
 
-    // Loads, in the order in which they are used.
+    // Loads V, in the order of use.
     DEVICE_MEMBER void load_values(ChunkOperands<Keys> &to) const {
         for (int r = 0; r < elements; ++r) {
             to.v[r] = v.memory.load_b32(v_offset[r]);
@@ -93,11 +91,11 @@ template <int Keys> class ChunkLoader {
     DEVICE_MEMBER Tile factor(RowFactor which) const {
         return bits<Tile>(record.memory.load_b128(record_rows + which * chunk * 4 + fresh(factor_offset)));
     }
-    // Opaque where registers are short: they do not hold the sums of an offset and constants.
+    // Opaque if registers are short: the compiler then keeps no sums of offset and constants in registers.
     static DEVICE_MEMBER u32 fresh(u32 offset) {
         return registers_are_short(Keys) ? (u32)arch::opaque((int)offset) : offset;
     }
-    // Token tile c of the wave's key pair p.
+    // Byte offset of token tile c of the wave's key pair p.
     DEVICE_MEMBER u32 column_of(u32 offset, int p, int c) const {
         return inside_keys<Keys>(p * scan_waves + arch::wave(), key_dim)
                    ? offset + 16 * c * k.stride + 64 * scan_waves * p
@@ -108,11 +106,11 @@ template <int Keys> class ChunkLoader {
     Records record;
     const int key_dim;
     u32 k_offset, column_offset, columns[tiles], v_offset[elements], factor_offset;
-    LowerBlocks::Place t;
+    LowerBlocks::Offsets t;
 };
 
-// The chunks of a segment, one after the other, by the waves that hold the state: all of prefill_summarise, half of
-// prefill_scan. While a chunk is multiplied, the next one is loaded to the registers that have been read.
+// Walks a segment's chunks in the waves that hold the state: all waves of prefill_summarise, half of prefill_scan's.
+// While a chunk is multiplied, the next is loaded to registers that are already read.
 template <class T, int Keys, bool Outputs = true> class Chunks {
     static constexpr int across = scan_tiles, key_tiles = StateLayout<Keys>::key_tiles, pairs = key_pairs(Keys);
     typedef prefill::State<Keys> State;
@@ -138,11 +136,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         arch::workgroup_sync();
         take_state();
     }
-    // Tokens that are left of the segment.
+    // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
 
-    // One chunk. Between barriers there is one long chain of products and roundings; everything else is put where the
-    // wave would wait for the matrix unit, for LDS or for the other waves.
+    // Computes one chunk. Between barriers runs one long chain of products and roundings. All other work fills the
+    // times when the wave would wait for the matrix unit, LDS or other waves.
     DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &) {
         rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
         Slab x;
@@ -153,8 +151,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         update_state(state, all, turned);
     }
 
-    // Completes the state after some chunks: in its own unit and, after the segment's last chunk, with the rounding
-    // error of the last update (rounding_of).
+    // Completes the state so that it may be stored: converts it to unit 1 and, after the segment's last chunk, adds the
+    // rounding error of the last update (rounding_of).
     DEVICE_MEMBER void complete(State &state) {
         if (rest <= 0 && tokens > 0) {
             Operand lost[across];
@@ -270,7 +268,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
     }
 
-    // Writes column tile J of the wave's key elements of the state, rounded, for all waves.
+    // Writes column tile J of the wave's key elements of the state, rounded, to LDS for all waves.
     template <int J> DEVICE_MEMBER void share_state(const State &state) {
         for (int p = 0; p < own_pairs(Keys); ++p) {
             shared.state[parity][p * across + J][arch::thread()] =
@@ -278,7 +276,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
                      arch::packed<T>(T::nearest(state[2 * p + 1][J], unit)));
         }
     }
-    // Loads operands of the whole state, where registers hold them; else each is loaded where it is used.
+    // Loads operands of the whole state, if registers hold them. Otherwise each operand is loaded where it is used.
     DEVICE_MEMBER void take_state() {
         if constexpr (!registers_are_short(Keys)) {
             for (int b = 0; b < pairs; ++b) {
@@ -293,7 +291,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
     }
 
-    // out = K S0, key pair after key pair. Beside it weighted = beta V, and the addresses of the next chunk.
+    // out = K S0, one key pair after the other. Meanwhile computes weighted = beta V and the addresses of the next
+    // chunk.
     template <int B = 0> DEVICE_MEMBER void multiply_k(Slab &out, Slab &weighted) {
         if constexpr (registers_are_short(Keys)) {
             take_state(B);
@@ -327,9 +326,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             multiply_k<B + 1>(out, weighted);
         }
     }
-    // K^T of the wave's key elements, exactly: a product with the identity gives each lane four rows of a column.
+    // Transposes the wave's key elements of K, exactly: a product with the identity gives each lane four rows of a
+    // column.
     template <int First, int End> DEVICE_MEMBER void transpose(Tile (&to)[key_tiles][tiles]) const {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         Tile one;
         for (int e = 0; e < elements; ++e) {
             one[e] = at.row(e) == at.column(e) ? 1.0f : 0.0f;
@@ -347,13 +347,13 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             transposed[t][c] = arch::packed<T>(from[t][c]);
         }
     }
-    // S += K^T x, column tile J, the tokens of tile c.
+    // S += K^T x for column tile J and the tokens of tile c.
     template <int J> DEVICE_MEMBER void accumulate(State &state, const OperandPair (&x)[tiles], int c) const {
         for (int t = 0; t < key_tiles; ++t) {
             state[t][J] = T::mma(transposed[t][c], J == 0 ? x[c].first() : x[c].second(), state[t][J]);
         }
     }
-    // Schedules `Products` products here, each followed by `Loads` loads and `Vectors` vector instructions.
+    // Schedules `Products` products next, each followed by `Loads` loads and `Vectors` vector instructions.
     template <int Products, int Loads, int Vectors> static DEVICE_MEMBER void with_others() {
         for (int i = 0; i < Products; ++i) {
             arch::schedule<arch::Kind::product, 1>();
@@ -366,11 +366,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     Exchange<Keys, Outputs> &shared;
     ChunkOperands<Keys> part;
     ChunkLoader<Keys> next;
-    OperandPair operands[held_pairs][across]; // of S0, from all waves
+    OperandPair operands[held_pairs][across]; // S0, from all waves
     Operand transposed[key_tiles][tiles];
-    Slab change; // exp(G_C - G) U / unit, and rounded
+    Slab change; // exp(G_C - G) U / unit, in f32
     Operand update[across];
-    float unit = 1.0f;                                   // of the state in registers
+    float unit = 1.0f;                                   // unit of the state in registers
     const int wave = arch::opaque_uniform(arch::wave()); // in a scalar register
     const int tokens;
     int rest;

@@ -7,9 +7,9 @@ namespace prefill {
 
 using arch::OperandPair;
 
-// Each wave that holds the state writes a quarter of every part: 16 bytes a lane, of a key pair of a column tile of the
-// state, or of two column tiles of a token tile of X and of the state's update. With outputs there are two states:
-// waves that make outputs read one while the next is written.
+// X, the state's update and the state. Each wave that holds the state writes a quarter of each array, 16 bytes a lane:
+// a key pair of a column tile of the state, or two column tiles of a token tile of X and the update. With outputs the
+// state is stored twice: output waves read one copy while the next is written.
 template <int Keys, bool Outputs> struct Exchange {
     static constexpr int states = Outputs ? 2 : 1;
     i32x4 state[states][own_pairs(Keys) * scan_tiles][scan_threads];
@@ -22,8 +22,8 @@ template <int Keys, bool Outputs> struct Exchange {
     }
 };
 
-// U for the waves that make outputs: `exact` in f32, from the waves that hold the state; `operands`, rounded, from each
-// other.
+// U for the waves that compute outputs. `exact`: f32, written by the waves that hold the state. `operands`: rounded,
+// exchanged between the output waves.
 struct Values {
     i32x4 exact[scan_tiles][scan_threads];
     i32x4 operands[scan_threads];

@@ -1,6 +1,6 @@
-// How a slab of value columns lies in a workgroup's waves on CDNA. The waves share the columns and divide the rows,
-// twice: four waves hold the state, each some key elements of it and a tile of tokens; in prefill_scan four more make
-// the outputs, each of a tile of tokens.
+// Layout of a slab of value columns in a workgroup's waves on CDNA. All waves have all columns and divide the rows.
+// Four waves hold the state: each has some key elements and a tile of tokens. In prefill_scan four more waves compute
+// the outputs, each for a tile of tokens.
 #pragma once
 
 #include "../../arch/tile.h"
@@ -10,11 +10,11 @@ namespace prefill {
 
 using namespace tile;
 
-constexpr int scan_waves = tiles; // that hold the state
+constexpr int scan_waves = tiles; // waves that hold the state
 constexpr int scan_threads = scan_waves * arch::lanes;
-// Column tiles of a workgroup, which all its waves share.
+// Column tiles of a workgroup's slab.
 constexpr int scan_tiles = 2;
-// Whether registers do not hold operands of the whole state.
+// Whether registers cannot hold operands of the whole state.
 constexpr bool registers_are_short(int keys) { return keys > 128; }
 
 template <int Keys, bool Outputs> constexpr int slab_columns() { return 16 * scan_tiles; }
@@ -36,22 +36,22 @@ template <int Keys> struct StateLayout {
 };
 template <int Keys> using State = Tile[StateLayout<Keys>::key_tiles][StateLayout<Keys>::column_tiles];
 
-// Operands of Q and K come in pairs of 32 key elements: the first of a lane's four elements of tile 2 b + s is
-// 32 b + 8 (lane / 16) + 4 s.
+// Key of an element of the state. Operands of Q and K come in pairs of 32 key elements: a lane's four elements of tile
+// 2 b + s begin at key 32 b + 8 (lane / 16) + 4 s.
 DEVICE int state_key(int tile_index, int element, int lane) {
     const int pair = tile_index / 2 * scan_waves + arch::wave();
     return pair * 32 + lane / 16 * 8 + tile_index % 2 * 4 + element;
 }
 DEVICE constexpr int state_column(int column_tile, int) { return column_tile; }
-// The columns of a lane, one of each tile, are neighbours.
+// A lane's columns, one of each tile, are adjacent.
 DEVICE int first_column(int lane, int column_tiles) { return lane % 16 * column_tiles; }
 
-// The smallest K that is launched with a bucket of `Keys`: 16 more than the next smaller bucket.
+// Smallest K that uses this key bucket: 16 more than the next smaller bucket.
 constexpr int smallest_key_dim(int bucket) {
     return bucket == 256 ? 208 : bucket == 192 ? 144 : bucket == 128 ? 112 : bucket == 96 ? 80 : 16;
 }
 
-// LDS is declared in the code object.
+// Empty: the code object declares LDS.
 #define SCAN_SHARED_BYTES(keys)
 #define SUMMARISE_SHARED_BYTES(keys)
 

@@ -1,4 +1,4 @@
-// The matrices of a chunk on CDNA: one wave makes all blocks and holds them in registers.
+// Matrices of a chunk on CDNA. One wave computes all blocks and holds them in registers.
 #pragma once
 
 #include "../../math/inverse.h"
@@ -11,13 +11,13 @@ namespace prefill {
 // Waves of prefill_prepare that share a SIMD.
 constexpr int prepare_residency = 2;
 
-// K K^T and Q K^T [64, 64], the lower blocks, each transposed, and the diagonal blocks of Q Q^T.
+// Lower blocks of K K^T and Q K^T [64, 64], each transposed, and the diagonal blocks of Q Q^T.
 template <class T> struct Products {
     Tile kk[lower_blocks];
     Tile kq[lower_blocks];
     Tile qq[tiles];
 
-    // Sums over K; with `norm` also Q Q^T.
+    // Computes K K^T and Q K^T, and with `norm` Q Q^T.
     DEVICE_MEMBER void multiply(ChunkRows &rows, int key_dim, bool norm) {
         for (int i = 0; i < lower_blocks; ++i) {
             kk[i] = Tile{};
@@ -32,8 +32,8 @@ template <class T> struct Products {
             OperandPair kf[ChunkRows::pairs][tiles], qf[ChunkRows::pairs][tiles];
 #pragma unroll
             for (int i = 0; i < tiles; ++i) {
-                // Loads of one line of memory follow each other: else other waves drive it out of the cache between
-                // them.
+                // Loads of one line of memory follow each other. Otherwise other waves could evict it from the cache
+                // between them.
                 for (int p = 0; p < ChunkRows::pairs; ++p) {
                     kf[p][i] = rows.k(i, column + 32 * p);
                 }
@@ -68,17 +68,17 @@ template <class T> struct Products {
         }
     }
 
-    // factors.k_norm = |k|^2, from the diagonal of K K^T.
+    // Sets factors.k_norm = |k|^2, from the diagonal of K K^T.
     DEVICE_MEMBER void key_squares(ChunkFactors &factors) const {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         for (int i = 0; i < tiles; ++i) {
             on_diagonal(kk[lower_block(i, i)], i, at, [&](int token, float x) { factors.k_norm[token] = x; });
         }
     }
 
-    // Scales rows and columns by 1 / |q| and 1 / |k|, whose squares are the diagonals.
+    // Scales rows and columns by 1 / |q| and 1 / |k|. The diagonals hold |q|^2 and |k|^2.
     DEVICE_MEMBER void normalise(ChunkFactors &factors) {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         key_squares(factors);
         for (int i = 0; i < tiles; ++i) {
             on_diagonal(qq[i], i, at, [&](int token, float x) { factors.q_norm[token] = x; });
@@ -96,20 +96,21 @@ template <class T> struct Products {
     }
 };
 
-// T and P of one value head after the other.
+// Computes T and P of one value head after the other.
 template <class T> class ChunkSolver {
   public:
-    typedef math::Blocks Memory; // shared
+    typedef math::Blocks Memory; // shared memory
     DEVICE_MEMBER ChunkSolver(const Products<T> &products, Memory &memory)
         : products(products), exchange(memory), unit_column(arch::lane()) {}
 
-    // Writes T = (I - A)^-1 and P of a value head, [64, 64] each. Calls diagonal(row, q . k) for each row of this lane.
+    // Writes T = (I - A)^-1 and P, [64, 64] each, of a value head. Calls diagonal(row, q . k) for each row of this
+    // lane.
     template <class Diagonal>
     DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const RecordWriter<T> &write,
                                      const Diagonal &diagonal) const {
-        // Opaque: else a pair of scalar registers holds each comparison of row and column across the loop over heads.
+        // Opaque: otherwise each comparison of row and column occupies two scalar registers during the loop over heads.
         const int same_lane = arch::opaque(arch::lane());
-        const Place at(same_lane), later(arch::opaque(arch::lane()));
+        const LaneMap at(same_lane), later(arch::opaque(arch::lane()));
         Tile blocks[lower_blocks]; // A
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
@@ -134,10 +135,10 @@ template <class T> class ChunkSolver {
     }
 
   private:
-    // T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed. Calls put(i, j, block) as soon as a block
-    // of T is known.
+    // Computes T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed. Calls put(i, j, block) as soon as
+    // a block of T is known.
     template <class Put>
-    DEVICE_MEMBER void invert(const Tile (&blocks)[lower_blocks], const Put &put, Place at, int lane) const {
+    DEVICE_MEMBER void invert(const Tile (&blocks)[lower_blocks], const Put &put, LaneMap at, int lane) const {
         const auto a = [&](int i, int j) __attribute__((always_inline)) { return blocks[lower_block(i, j)]; };
         for (int b = 0; b < tiles; ++b) {
             exchange.put(b, a(b, b), at);
@@ -155,13 +156,13 @@ template <class T> class ChunkSolver {
 
         using math::join;
         using math::multiply_transposed;
-        // 16 -> 32.
+        // Joins 16x16 inverses to 32x32.
         const Tile tt10 = join(a(1, 0), t00, diagonal[1]);
         put(1, 0, tt10);
         const Tile tt32 = join(a(3, 2), t22, diagonal[3]);
         put(3, 2, tt32);
         const Tile t10 = math::transposed(tt10, at);
-        // 32 -> 64, the same with 2x2 blocks: w = A21 T11, then T22 w.
+        // Joins 32x32 inverses to 64x64, by 2x2 blocks: w = A21 T11, then T22 w.
         for (int j = 0; j < 2; ++j) {
             Tile w[2];
             for (int i = 0; i < 2; ++i) {

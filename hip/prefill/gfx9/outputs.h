@@ -1,6 +1,5 @@
-// The waves of prefill_scan on CDNA that make outputs: O = scale (exp(G) Q S0 + P U), [16 tokens, slab] each. They
-// follow the waves that hold the state from barrier to barrier, share SIMDs with them, and use the time that these
-// leave of the matrix unit.
+// Output waves of prefill_scan on CDNA: O = scale (exp(G) Q S0 + P U), [16 tokens, slab] per wave. They meet the waves
+// that hold the state at every barrier and share SIMDs with them. They use the matrix unit when the other waves do not.
 #pragma once
 
 #include "../recurrence.h"
@@ -13,7 +12,7 @@ namespace prefill {
 
 template <class T, int Keys> class OutputChunks {
     static constexpr int across = scan_tiles, pairs = key_pairs(Keys), split_x = 1,
-                         split_update = 2; // pairs before X, and before the update
+                         split_update = 2; // key pairs multiplied before X, and before the update
     typedef Tile Slab[across];
 
   public:
@@ -22,25 +21,25 @@ template <class T, int Keys> class OutputChunks {
         : shared(exchange<Keys, true>()), values(shared_values()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), record(x, s.record, head),
-          at_p(LowerBlocks::Place::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin) {
+          at_p(LowerBlocks::Offsets::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin) {
         const int lane = arch::lane();
         q_offset = (16 * row + lane % 16) * q.stride + arch::eighth(lane) * 16;
-        factor_offset = (16 * row + Place(lane).row(0)) * 4;
+        factor_offset = (16 * row + LaneMap(lane).row(0)) * 4;
         for (int r = 0; r < elements; ++r) {
-            o_offset[r] = (16 * row + Place(lane).row(r)) * o.stride + value_offset;
+            o_offset[r] = (16 * row + LaneMap(lane).row(r)) * o.stride + value_offset;
         }
     }
 
-    // All chunks of the segment. Outputs of a chunk are finished while the next one is begun.
+    // Computes all chunks of the segment. A chunk's outputs are finished while the next chunk begins.
     DEVICE_MEMBER void run() {
-        arch::workgroup_sync(); // the state
+        arch::workgroup_sync(); // the first state is in LDS
         if (rest <= 0) {
             return;
         }
         limit(rest);
         load_q<0, pairs>();
         read_state<false>();
-        arch::loads_done(); // else the compiler waits for them in every chunk
+        arch::loads_done(); // otherwise the compiler waits for them in every chunk
         while (rest > chunk) {
             rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
             read_state<true>();
@@ -49,11 +48,11 @@ template <class T, int Keys> class OutputChunks {
         p.template multiply<T>(done, u, row);
         o.limit(rest);
         write_outputs();
-        arch::workgroup_sync(); // the rounding of the last update
+        arch::workgroup_sync(); // matches the barrier of the last update's rounding error
     }
 
   private:
-    // Strides with distinct rows: a single token may have any stride, and masked rows must not lie in its place.
+    // Strides at which rows are distinct. A single token may have any stride, but masked rows must not overlap it.
     static DEVICE_MEMBER dwk_token_strides apart(dwk_token_strides s, int dim) {
         s.token = max_of(s.token, (int64_t)dim);
         return s;
@@ -73,8 +72,8 @@ template <class T, int Keys> class OutputChunks {
         return bits<Tile>(record.memory.load_b128(record_rows + which * chunk * 4 + factor_offset));
     }
 
-    // Q S0 of a chunk, [16 tokens, slab]. Beside it, with `Finish`, O of the chunk before:
-    // O = scale (exp(G) Q S0 + diag(P) U + (P - diag(P)) U)          [16 tokens, slab]
+    // Computes Q S0 of a chunk, [16 tokens, slab]. With `Finish` also finishes O of the chunk before: O = scale (exp(G)
+    // Q S0 + diag(P) U + (P - diag(P)) U) [16 tokens, slab]
     template <bool Finish> DEVICE_MEMBER void read_state() {
         OperandPair s[pairs][across];
         take_state<0, split_x>(s);
@@ -86,7 +85,7 @@ template <class T, int Keys> class OutputChunks {
         limit(rest - chunk);
         multiply_q<0, split_x>(s);
         arch::phase();
-        arch::workgroup_sync(); // X
+        arch::workgroup_sync(); // X is in LDS
         take_state<split_x, split_update>(s);
         if constexpr (Finish) {
             p.template multiply<T>(done, u, row);
@@ -94,7 +93,7 @@ template <class T, int Keys> class OutputChunks {
         }
         multiply_q<split_x, split_update>(s);
         arch::phase();
-        arch::workgroup_sync(); // the update, and U in f32
+        arch::workgroup_sync(); // the update and U in f32 are in LDS
         const int own = row * arch::lanes + arch::lane();
         for (int j = 0; j < across; ++j) {
             exact[j] = bits<Tile>(values.exact[j][own]);
@@ -117,9 +116,9 @@ template <class T, int Keys> class OutputChunks {
         multiply_q<split_update, pairs>(s);
         parity ^= 1;
         arch::phase();
-        arch::workgroup_sync(); // the next state, and U
+        arch::workgroup_sync(); // the next state and rounded U are in LDS
     }
-    // U of all waves, and O before its product with P.
+    // Loads U of all waves, and computes O before its product with P.
     DEVICE_MEMBER void take_values() {
         LowerBlocks::take(u, values.operands, row);
         for (int j = 0; j < across; ++j) {
@@ -155,14 +154,14 @@ template <class T, int Keys> class OutputChunks {
         load_q<First, End>();
     }
 
-    // Tile of tokens, in a scalar register. The wave with most blocks of T shares its SIMD with the one with fewest of
-    // P.
+    // Tile of tokens, in a scalar register. The wave with most blocks of T shares its SIMD with the wave with fewest
+    // blocks of P.
     const int row = arch::opaque_uniform(arch::uniform_value(2 * scan_waves - 1 - arch::wave()));
     const Exchange<Keys, true> &shared;
     Values &values;
     TokenRows q, o;
     Records record;
-    const LowerBlocks::Place at_p;
+    const LowerBlocks::Offsets at_p;
     const int key_dim;
     const float scale;
     u32 q_offset, factor_offset, o_offset[elements];
@@ -175,9 +174,9 @@ template <class T, int Keys> class OutputChunks {
     int parity = 0;
 };
 
-// Runs the waves that make outputs, which end here; the others return.
+// Runs the output waves, which end here. The waves that hold the state return.
 template <class T, int Keys, bool Outputs>
-DEVICE void run_other_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     if constexpr (Outputs) {
         if (arch::wave() < scan_waves) {
             arch::set_priority<1>();

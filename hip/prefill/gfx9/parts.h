@@ -1,43 +1,43 @@
-// M and S in two parts of bf16 on CDNA: both parts of an element are a word, the greater in the high half. M^T [K, K]
-// in memory.
+// M and S as pairs of bf16 numbers on CDNA. A word holds both numbers of an element, the greater (high) in the high
+// half. Memory holds M^T [K, K].
 #pragma once
 
 #include "../state.h"
 
 namespace prefill {
 
-// Row tiles of a wave of combine. Their rows alternate, so that a lane finds its rows of all tiles side by side.
+// Row tiles per wave of combine. Rows of the tiles alternate, so that a lane's rows are adjacent in memory.
 constexpr int row_tiles = 2;
 constexpr int wave_rows = 16 * row_tiles;
-// Sums into which the terms of a product are divided.
+// Number of sums that share the terms of a product.
 constexpr int product_sums = 1;
 constexpr bool tiles_are_operands = false;
-// Column tiles of M that are loaded while one is multiplied, and matrices that registers hold.
+// Column tiles of M loaded ahead of the product, and matrices M held in registers.
 constexpr int tiles_ahead(int key_tiles) { return key_tiles <= 8 ? key_tiles : key_tiles / 2; }
 constexpr int matrices_held(int) { return 1; }
-// Waves of combine that share a SIMD. One alone would be given accumulation registers.
+// Waves of combine that share a SIMD. With 1 the compiler would use accumulation registers.
 constexpr int combine_residency = 2;
 
-// x as two bf16: the greater part in the high half.
-DEVICE int two_parts(float x) {
+// Splits x into two bf16 numbers, the greater in the high half.
+DEVICE int pack_high_low(float x) {
     const float high = arch::Bf16::high(arch::Bf16::pack(0.0f, x));
     return arch::Bf16::pack(x - high, x);
 }
 
-// M^T [column, K], in parts, to a summary.
-template <int Keys> DEVICE void store_parts(const State<Keys> &s, float *to, int column, int key_dim) {
+// Stores M^T [column, K] to a summary, as pairs of bf16.
+template <int Keys> DEVICE void store_high_low(const State<Keys> &s, float *to, int column, int key_dim) {
     for_each_run<Keys>(column, key_dim, key_dim, [&](int t, int j, int e, int index) __attribute__((always_inline)) {
         arch::Run x;
 #pragma unroll
         for (int r = 0; r < arch::run; ++r) {
             const float value = s[t][j][e + r];
-            x[r] = bits<float>(two_parts(value));
+            x[r] = bits<float>(pack_high_low(value));
         }
         *(arch::Run *)(to + index) = x;
     });
 }
 
-// Column tile of a wave's rows of M, both parts.
+// Column tile of a wave's rows of M, high and low.
 struct MatrixTile {
     struct Rows {
         int row[row_tiles];
@@ -75,18 +75,21 @@ DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile,
     return out;
 }
 
-// Operand tile of S, both parts.
-struct StateParts {
+// Operand tile of S, high and low.
+struct HighLow {
     Operand high, low;
 };
 
-// S in shared memory, twice, column after column; padded, so that the columns of an operand lie in different banks.
+// S in shared memory, in two buffers, stored by columns. Padded so that the columns of an operand lie in different
+// banks.
 template <int Keys> struct StateExchange {
     int at[2][16][Keys + 4];
 
-    DEVICE_MEMBER void put(float value, int buffer, int row, int column) { at[buffer][column][row] = two_parts(value); }
-    DEVICE_MEMBER StateParts get(int buffer, int tile, int lane) const {
-        StateParts out;
+    DEVICE_MEMBER void put(float value, int buffer, int row, int column) {
+        at[buffer][column][row] = pack_high_low(value);
+    }
+    DEVICE_MEMBER HighLow get(int buffer, int tile, int lane) const {
+        HighLow out;
         for (int w = 0; w < arch::operand_words; ++w) {
             const int row = 16 * tile + arch::operand_element(w, lane);
             const int *s = &at[buffer][arch::operand_row(w, lane)][row];

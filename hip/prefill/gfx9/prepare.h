@@ -1,5 +1,5 @@
-// The schedule of prefill_prepare on CDNA. One wave; the gates of four value heads are loaded together and wait in LDS.
-// They lie in one line of memory, which other accesses would drive out of the caches between the heads.
+// Schedule of prefill_prepare on CDNA. One wave loads the gates of four value heads together and keeps them in LDS.
+// They lie in one line of memory, which other accesses would evict from the caches between heads.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -13,14 +13,14 @@ constexpr int gates_at_once = 4;
 template <class T> struct Shared {
     union {
         ChunkRows::Memory rows;
-        typename ChunkSolver<T>::Memory solver; // in their place
+        typename ChunkSolver<T>::Memory solver; // overlays the rows
     };
     float scratch[4];
     ChunkFactors factors;
     Gates gates[gates_at_once][chunk];
 };
 
-// One chunk of a key head, for a run of its value heads. For each: row factors, T and P to its record.
+// Prepares one chunk of a key head for a run of its value heads: writes row factors, T and P to each record.
 template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, const Unit &unit, Shared<T> &shared) {
     const bool norm = x.flags & DWK_QK_L2NORM;
     const int group = arch::uniform_value(x.value_heads / x.key_heads);
@@ -30,7 +30,7 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
                          (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, unit.rows, x.key_dim, shared.rows);
     const int token = arch::thread(), sequence = unit.sequence, begin = unit.begin, rows = unit.rows;
     const int key_head = unit.key_head, first_head = unit.first_head, end_head = unit.end_head;
-    // g and beta of four value heads, from the v-th on: requested, and put to shared memory.
+    // request_gates loads g and beta of four value heads from the v-th on; keep_gates writes them to shared memory.
     Gates several[gates_at_once];
     const auto request_gates = [&](const dwk_prefill_prepare_args &y, int v) __attribute__((always_inline)) {
         GateReader(y, sequence, begin + token, token < rows)
@@ -52,10 +52,10 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
     const ChunkSolver<T> solver(products, shared.solver);
 #pragma unroll 1
     for (int v = unit.first_head; v < unit.end_head; ++v) {
-        const dwk_prefill_prepare_args &y = arch::reread(x); // scalar registers are short
+        const dwk_prefill_prepare_args &y = arch::reread(x); // saves scalar registers
         const int head = dispatch::value_head(y, unit.key_head, group, v);
         char *record = (char *)y.records + ((int64_t)unit.record * y.value_heads + head) * DWK_RECORD_BYTES;
-        const int place = row_place(row);
+        const int place = row_position(row);
         const Gates gates =
             GateReader(y, sequence, begin + token, token < rows).gates_of(head, [&]() __attribute__((always_inline)) {
                 return shared.gates[(v - first_head) % gates_at_once][token];
@@ -69,10 +69,10 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
         }
         arch::team_sync<prepare_waves>();
         // T = (I - A)^-1, P                                         [64, 64]
-        solver.write_t_and_p(shared.factors, RecordWriter<T>(record),
-                             [&](int of_row, float product) __attribute__((always_inline)) {
-                                 ((float *)(record + record_rows))[diagonal_row * chunk + row_place(of_row)] = product;
-                             });
+        solver.write_t_and_p(
+            shared.factors, RecordWriter<T>(record), [&](int of_row, float product) __attribute__((always_inline)) {
+                ((float *)(record + record_rows))[diagonal_row * chunk + row_position(of_row)] = product;
+            });
         arch::team_sync<prepare_waves>();
     }
 }

@@ -1,4 +1,4 @@
-// The record on CDNA: T and P as left operands, which a wave loads straight to registers.
+// Record on CDNA: T and P as left operands, which a wave loads directly to registers.
 #pragma once
 
 #include "../record.h"
@@ -8,11 +8,11 @@ namespace prefill {
 
 using arch::OperandPair;
 
-// Place of a row's factors within a factor of the record.
-DEVICE int row_place(int row) { return row; }
+// Position of a row within a factor of the record.
+DEVICE int row_position(int row) { return row; }
 
-// Blocks are stored in pairs of two neighbours in a row of blocks, up to the diagonal, so that a lane's part of a pair
-// is 16 bytes. In even rows the diagonal block has no neighbour: the diagonal blocks of T and P are a pair.
+// Blocks are stored in pairs, up to the diagonal: two adjacent blocks of a row of blocks. A lane loads 16 bytes of a
+// pair. In even rows the diagonal block has no neighbour, so the diagonal blocks of T and P form a pair.
 constexpr int pair_bytes = 2 * 16 * 16 * 2;
 constexpr int record_t = record_matrices;
 DEVICE constexpr int t_pair(int row, int pair) { return record_t + ((row == 3 ? 4 : row) + pair) * pair_bytes; }
@@ -22,7 +22,8 @@ DEVICE constexpr int p_pair(int row, int pair) {
 }
 static_assert(p_pair(3, 1) + pair_bytes <= DWK_RECORD_BYTES, "a record holds all parts");
 
-// Writes lower blocks of T and P, given transposed: an accumulator tile, rounded, is then a left operand.
+// Writes lower blocks of T and P. Blocks are given transposed, because a rounded accumulator tile is then a left
+// operand.
 template <class T> class RecordWriter {
   public:
     DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + arch::lane() * 16) {}
@@ -40,37 +41,37 @@ template <class T> class RecordWriter {
     char *const to;
 };
 
-// The lower blocks of T or P in one row of blocks, which a wave multiplies: `last`, one or two up to the diagonal, and
-// `before`, the two before them in the lower half of the matrix.
+// Lower blocks of T or P in one row of blocks, which one wave multiplies. `last`: the last one or two, up to the
+// diagonal. `before`: the two before them, in rows of the lower half of the matrix.
 class LowerBlocks {
   public:
-    // Their offsets in a record.
-    class Place {
+    // Offsets of the blocks in a record.
+    class Offsets {
       public:
-        Place() = default;
-        static DEVICE_MEMBER Place of_t(int row) { return Place(row, t_pair(row, 0), t_pair(row, row / 2)); }
-        static DEVICE_MEMBER Place of_p(int row) {
-            return Place(row, p_pair(row, 0), p_pair(row, row / 2) + (row % 2 == 0 ? 8 : 0));
+        Offsets() = default;
+        static DEVICE_MEMBER Offsets of_t(int row) { return Offsets(row, t_pair(row, 0), t_pair(row, row / 2)); }
+        static DEVICE_MEMBER Offsets of_p(int row) {
+            return Offsets(row, p_pair(row, 0), p_pair(row, row / 2) + (row % 2 == 0 ? 8 : 0));
         }
 
       private:
         friend LowerBlocks;
-        DEVICE_MEMBER Place(int row, int first, int last)
+        DEVICE_MEMBER Offsets(int row, int first, int last)
             : before(row < 2 ? Window::nowhere : arch::lane() * 16),
               second(row % 2 == 0 ? Window::nowhere : arch::lane() * 16 + 8),
               first(arch::opaque_uniform(arch::uniform_value(first))),
               last(arch::opaque_uniform(arch::uniform_value(last))) {}
         u32 before, second;
-        int first, last; // the same in all lanes
+        int first, last; // equal in all lanes
     };
 
-    DEVICE_MEMBER void load(const Window &record, const Place &from) {
+    DEVICE_MEMBER void load(const Window &record, const Offsets &from) {
         before.data = record.load_b128(from.before, from.first);
         last[0] = record.load_b64(arch::lane() * 16, from.last);
         last[1] = record.load_b64(from.second, from.last);
     }
-    // out += blocks times `tokens`, as `take` has loaded them. No branch follows the last products: clang 19 would
-    // forget to wait for them.
+    // out += blocks times `tokens`, which `take` has loaded. No branch may follow the last products: clang 19 would
+    // omit the wait for them.
     template <class T> DEVICE_MEMBER void multiply(Tile (&out)[2], const OperandPair (&tokens)[tiles], int row) const {
         if (row >= 2) {
             multiply<T>(out, before.first(), tokens[0]);
@@ -79,7 +80,7 @@ class LowerBlocks {
         multiply<T>(out, last[0], tokens[2]);
         multiply<T>(out, last[1], tokens[3]);
     }
-    // The token tiles that the blocks of a row multiply, as all waves have made them.
+    // Loads the token tiles that the blocks of `row` multiply, from LDS.
     static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[scan_threads], int row) {
         const i32x4 *const first = from + arch::lane(), *const last = first + row / 2 * 2 * arch::lanes;
         to[0].data = first[0];
@@ -100,11 +101,11 @@ class LowerBlocks {
     OperandPair before;
 };
 
-// The records of a value head, from some chunk on.
+// Records of a value head, from record `first` on.
 class Records {
   public:
-    DEVICE_MEMBER Records(const dwk_prefill_scan_args &x, int slot, int head)
-        : memory((const char *)x.records + ((int64_t)slot * x.value_heads + head) * DWK_RECORD_BYTES),
+    DEVICE_MEMBER Records(const dwk_prefill_scan_args &x, int first, int head)
+        : memory((const char *)x.records + ((int64_t)first * x.value_heads + head) * DWK_RECORD_BYTES),
           step((u64)x.value_heads * DWK_RECORD_BYTES) {}
 
     DEVICE_MEMBER void advance(bool there = true) { memory.advance(there ? step : 0); }

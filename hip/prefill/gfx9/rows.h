@@ -1,4 +1,4 @@
-// Rows of Q, K, V and O of a (sequence, head) on CDNA, chunk after chunk, as operands.
+// Rows of Q, K, V and O of a (sequence, head) on CDNA, as operands, chunk by chunk.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -8,14 +8,14 @@ namespace prefill {
 
 using arch::OperandPair;
 
-// Rows that a chunk does not have read as zeros and are not written.
+// Rows of successive chunks. Rows past the end of a chunk read as zeros and are not written.
 class TokenRows {
   public:
     DEVICE_MEMBER TokenRows(const void *p, const dwk_token_strides &s, int sequence, int begin, int head, int dim)
         : stride((u32)s.token * 2), row_bytes(2 * dim),
           memory(row_address(p, s, sequence, begin, head), (chunk - 1) * stride + row_bytes) {}
 
-    // The chunk has `rows` rows: loads of further rows give 0, and stores are dropped.
+    // Limits access to the chunk's `rows` rows: loads of later rows give 0, stores are dropped.
     DEVICE_MEMBER void limit(int rows) {
         if (rows < chunk) {
             memory.limit(rows > 0 ? (rows - 1) * stride + row_bytes : 0);
@@ -27,7 +27,7 @@ class TokenRows {
     Window memory;
 };
 
-// Whether this lane's eight of the 32 key elements of a pair are elements of Q and K.
+// Whether this lane's eight of the 32 key elements of a pair are below K.
 template <int Keys> DEVICE bool inside_keys(int pair, int key_dim) {
     return 32 * pair + 32 <= smallest_key_dim(Keys) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;
 }

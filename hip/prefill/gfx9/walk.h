@@ -1,4 +1,4 @@
-// The walk over chunks on CDNA, as ../walk.h asks for it.
+// Walk over chunks on CDNA: implements ../walk.h.
 #pragma once
 
 #include "chunks.h"

@@ -1,14 +1,14 @@
-// The products of one chunk on sm_90a (wgmma): every warp reads its operands in shared memory; K^T is read from the
-// copy of K.
+// Products of one chunk on sm_90a (wgmma). Every warp reads operands from shared memory; K^T is read from the copy of
+// K.
 #pragma once
 
 #include "registers.h"
 
 namespace prefill {
 
-// The products of one chunk for the columns of one warp; without `Outputs`, for the state alone. The four warps of
-// a warpgroup multiply together. Products are queued in the order in which their results are needed; work that waits
-// for none is done while they run (step.h):
+// Products of one chunk for the columns of one warp; without `Outputs` only those of the state. The four warps of a
+// warpgroup multiply together. Products are queued in the order in which their results are needed. Independent work
+// runs meanwhile (step.h):
 //   K S0, half of Q S0 | (T - I) X, the rest of Q S0 | K^T U, P U
 template <class T, int Keys, bool Outputs> class Chunk {
     typedef prefill::Stage<Keys, Outputs> Stage;
@@ -17,17 +17,18 @@ template <class T, int Keys, bool Outputs> class Chunk {
     static constexpr int across = 1;
     static constexpr int row_tiles = tiles;
     static constexpr int key_tiles = StateLayout<Keys>::key_tiles;
-    // Whether K^T U is queued before P U, which takes registers for both.
+    // Whether K^T U is queued before P U. This needs registers for both products.
     static constexpr bool state_first = !registers_are_short(Keys);
     typedef prefill::State<Keys> State;
     typedef Tile Slab[tiles][across];
     typedef Operand SlabOperands[tiles][across];
 
-    // Whether a phase loads from shared memory before its products are queued, behind which the loads would wait.
+    // Whether a phase loads from shared memory before it queues its products. Loads after that would wait for the
+    // products.
     static constexpr bool reads_ahead = !registers_are_short(Keys);
 
     static constexpr int held = registers_are_short(Keys) ? 4 : Keys / 16;
-    // Tiles of the state, rounded: operands of K S0 and Q S0.
+    // Rounded tiles of the state, operands of K S0 and Q S0.
     typedef Operand Reads[held][1];
 
     DEVICE_MEMBER Chunk(const char *memory, bool has_values, Output &o, Reads &reads)
@@ -62,7 +63,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
                 ahead[read_row][i] = rows_of(read_row, i);
             }
             pin(words);
-            // Without outputs beta V is computed beside K S0, with which nothing else runs.
+            // Without outputs beta V is computed during K S0, because no other work runs then.
             if constexpr (Outputs) {
                 weigh(words);
             }
@@ -83,7 +84,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
         }
     }
 
-    // beta V, [16, 16].
+    // Loads beta V, [16, 16].
     DEVICE_MEMBER void load_weighted(int i, Tile (&x)[across]) const {
         if constexpr (reads_ahead) {
             x[0] = weighted[i];
@@ -131,7 +132,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
         a.to(state);
     }
 
-    // Q S0 is complete.
+    // Waits until Q S0 is complete.
     DEVICE_MEMBER void finish_reads(Slab &out) {
         if constexpr (queued) {
             Accumulators<tiles> o(out);
@@ -155,7 +156,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
         pin(x);
         a.to(state);
     }
-    // The same where no product is queued after it.
+    // Finishes K^T x if no product is queued after it.
     DEVICE_MEMBER void finish_all(State &state, SlabOperands &x) const {
         Accumulators<key_tiles> a(state);
         arch::await_products<0>();
@@ -171,7 +172,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
         a.to(out);
     }
 
-    // Rounds scale O, on its way to memory.
+    // Rounds scale O and keeps it for the store.
     DEVICE_MEMBER void keep_outputs(const Slab &x, float scale) { o.keep<T>(x, scale); }
 
     // Rounds the state for the next chunk.
@@ -191,14 +192,14 @@ template <class T, int Keys, bool Outputs> class Chunk {
     DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage::rows + row_factors * chunk * 4); }
 
   private:
-    // Whether half of Q S0 is queued after T's product.
+    // Whether half of Q S0 is queued after the product with T.
     static constexpr bool queued = Outputs && !registers_are_short(Keys);
 
     DEVICE_MEMBER Tile rows_of(RowFactor which, int i) const {
         const f32x4 x = *(const f32x4 *)(memory + Stage::rows + (which * chunk + 16 * i) * 4 + thread % 4 * 16);
         return Tile{x.x, x.y, x.x, x.y, x.z, x.w, x.z, x.w};
     }
-    // Words of V in shared memory: two columns of four rows, or zeros.
+    // Reads words of V from shared memory: two columns of four rows, or zeros.
     DEVICE_MEMBER Operand value_words(int i) const {
         if (!has_values) {
             return Operand{};
@@ -227,7 +228,8 @@ template <class T, int Keys, bool Outputs> class Chunk {
         }
     }
 
-    // Descriptors: column tile t of a matrix in shared memory, and 16 rows of a panel of 64 columns.
+    // Descriptors of operands in shared memory: column_tile: column tile t of a matrix; row_tile: 16 rows of a panel of
+    // 64 columns.
     DEVICE_MEMBER u64 column_tile(u32 matrix, int t) const {
         return shared + ((matrix + t / 4 * panel_bytes + t % 4 * 32) >> 4);
     }
@@ -235,14 +237,14 @@ template <class T, int Keys, bool Outputs> class Chunk {
         return shared + ((matrix + panel * panel_bytes + i * 16 * 128) >> 4);
     }
 
-    // Rounds tiles of the state from `first` on, as many as are held.
+    // Rounds `held` tiles of the state, from `first` on.
     DEVICE_MEMBER void round_state(const State &state, int first) {
         for (int t = 0; t < held; ++t) {
             reads[t][0] = rounded<T>(state[first + t][0]);
         }
         pin(reads);
     }
-    // a (+)= column tiles `first` + [Begin, End) of a matrix, times the tiles of the state held.
+    // a (+)= column tiles `first` + [Begin, End) of a matrix times the rounded tiles of the state.
     template <int Begin, int End> DEVICE_MEMBER void read_tiles(Accumulators<tiles> &a, u32 matrix, int first) {
         arch::begin_products();
         for (int t = Begin; t < End; ++t) {
@@ -259,7 +261,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
         }
         arch::commit_products();
     }
-    // S += K^T x of token tile c, 64 key elements at a time.
+    // S += K^T x for token tile c, 64 key elements at a time.
     template <int Panel> DEVICE_MEMBER void accumulate_panels(Accumulators<key_tiles> &a, Operand x, int c) const {
         if constexpr (Panel < Stage::panels) {
             float(&panel)[32] = *(float(*)[32])(a.at + 32 * Panel);
@@ -269,12 +271,12 @@ template <class T, int Keys, bool Outputs> class Chunk {
     }
 
     const char *const memory;
-    const bool has_values; // or V is zeros
+    const bool has_values; // false: V counts as zeros
     Output &o;
     Reads &reads;
-    const int thread; // of the warpgroup
+    const int thread; // index in the warpgroup
     const char *const v;
-    const Place at;
+    const LaneMap at;
     const u64 shared;
     Tile weighted[tiles], ahead[row_factors][tiles];
 };

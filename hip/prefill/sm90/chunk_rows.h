@@ -1,5 +1,5 @@
-// Operands of a chunk's rows of Q and K for prefill_prepare on sm_90a: both warps copy 128 columns at once to shared
-// memory.
+// Operands of a chunk's rows of Q and K for prefill_prepare on sm_90a. Both warps together copy 128 columns at a time
+// to shared memory.
 #pragma once
 
 #include "../../arch/contract.h"
@@ -9,8 +9,8 @@ namespace prefill {
 using arch::Operand;
 using arch::Window;
 
-// Rows of Q and K of a chunk, 16 columns at a time. In shared memory rows of 256 bytes, whose 16-byte groups are
-// swapped by the row's number, so that eight rows of one group lie in different banks.
+// Rows of Q and K of a chunk, read 16 columns at a time. Shared memory holds rows of 256 bytes. The row's number
+// permutes their 16-byte groups, so that eight rows of one group lie in different banks.
 class ChunkRows {
   public:
     static constexpr int rows_of_chunk = 64, groups = 16, threads = 64, columns_at_once = 8 * groups;
@@ -22,7 +22,7 @@ class ChunkRows {
         : q_base((const char *)q), k_base((const char *)k), q_stride(q_stride), k_stride(k_stride), rows(rows),
           columns(columns), memory(memory) {}
 
-    // Copies 128 columns from `column` on. Called by both warps, in order.
+    // Copies 128 columns from `column` on. Both warps must call it, with ascending columns.
     DEVICE_MEMBER void fetch(int column) const {
         if (column > 0) {
             arch::workgroup_sync();
@@ -32,7 +32,7 @@ class ChunkRows {
         arch::await_copies();
         arch::workgroup_sync();
     }
-    // 16 rows of 16 columns as a left or right operand of T::mma; `column` counts from the copied ones.
+    // 16 rows of 16 columns as a left or right operand of T::mma. `column` counts from the first copied column.
     DEVICE_MEMBER Operand left_k(int tile, int column) const {
         const i32x4 x = load(memory.k, tile, column, arch::lane() / 16 * 8, arch::lane() / 8 % 2);
         return Operand{x.x, x.z, x.y, x.w};
@@ -67,7 +67,8 @@ class ChunkRows {
     static DEVICE_MEMBER Operand right(const i32x4 *from, int tile, int column) {
         return load(from, tile, column, arch::lane() / 8 % 2 * 8, arch::lane() / 16);
     }
-    // Four 8x8 matrices, a register each. This lane names a row of one, from `first_row` on, and its eight columns.
+    // Loads four 8x8 matrices, one register each. This lane supplies the address of one row (counted from `first_row`)
+    // and its eight columns.
     static DEVICE_MEMBER i32x4 load(const i32x4 *from, int tile, int column, int first_row, int second) {
         const int row = first_row + arch::lane() % 8;
         const u32 at = arch::shared_address(from) + tile * (16 * groups * 16) + (place(row, second) * 16 ^ column * 2);

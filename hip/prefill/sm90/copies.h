@@ -1,5 +1,4 @@
-// The warps that copy chunks to shared memory on sm_90a: K, Q, V, T, P and the row factors, while chunks before are
-// worked on.
+// Copy warps on sm_90a: they copy chunks (K, Q, V, T, P and the row factors) to shared memory ahead of the computation.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -9,7 +8,7 @@
 
 namespace prefill {
 
-// A thread's share of the rows of a 16-bit token tensor, chunk after chunk: 16 bytes of every `at_once`-th row.
+// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row.
 class RowsOfThread {
   public:
     static constexpr int at_once = group_threads / 8, times = chunk / at_once;
@@ -19,10 +18,10 @@ class RowsOfThread {
         aligned = arch::aligned_rows(base, stride);
         from = base + ((u64)row(0) * stride + (thread_of_group() % 8 * 16 + offset));
     }
-    // The i-th row, and the place of this thread's 16 bytes of it in a panel.
+    // row(i): this thread's i-th row. place(i): offset of the thread's 16 bytes of it in a panel.
     static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() / 8; }
     static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), thread_of_group() % 8); }
-    // Whether 16 bytes are one access.
+    // Whether one access can cover the 16 bytes.
     DEVICE_MEMBER bool in_one_access() const { return aligned; }
 
     // Calls f(address, i) for each row of a chunk, and moves on to the next chunk.
@@ -32,7 +31,7 @@ class RowsOfThread {
             from += (u64)(at_once * stride);
         }
     }
-    // The same in little code.
+    // `all` in little code: a loop that is not unrolled.
     template <class F> DEVICE_MEMBER void each(F f) {
 #pragma unroll 1
         for (int i = 0; i < times; ++i) {
@@ -47,7 +46,7 @@ class RowsOfThread {
     bool aligned;
 };
 
-// 16 bytes from any even address, or zeros, to shared memory.
+// Copies 16 bytes from any even address, or zeros if not `inside`, to shared memory.
 DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
     if (aligned) {
         copy_async(to, from, inside);
@@ -56,13 +55,13 @@ DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
     }
 }
 
-// The warps that copy chunks: one after the other, each to its stage of the ring as soon as that is free.
+// Copies successive chunks, each to its stage of the ring as soon as the stage is free.
 template <int Keys, bool Outputs> class Copier {
     typedef prefill::Stage<Keys, Outputs> Stage;
     typedef RowsOfThread Rows;
 
   public:
-    // `column`: the workgroup's first one.
+    // `column`: the workgroup's first value column.
     DEVICE_MEMBER Copier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
           v(x.v, x.v_strides, s, head, column * 2),
@@ -72,7 +71,8 @@ template <int Keys, bool Outputs> class Copier {
           aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {
         for (int i = 0; i < parts_of_warp; ++i) {
             const int part = min_of(i * scan_waves + wave_of_group(), parts - 1);
-            const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix), groups = 2 * (tile + 1); // of a row
+            const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix),
+                      groups = 2 * (tile + 1); // 16-byte groups per row
             const int own = (of_matrix - lower_block(tile, 0)) * arch::lanes + arch::lane();
             matrix_place[i] = arch::opaque((part < lower_blocks ? Stage::t : Stage::p) +
                                            swizzled(16 * tile + own / groups, own % groups));
@@ -85,7 +85,7 @@ template <int Keys, bool Outputs> class Copier {
 #pragma unroll 1
         for (int number = 0; left > 0; ++number) {
             if constexpr (Stage::count == 2) {
-                hand_over(copied); // else nobody would give back the stage that is waited for
+                hand_over(copied); // otherwise the stage waited for next would never be given back
             }
             if (number >= Stage::count) {
                 for (int g = 0; g < Stage::most_groups; ++g) {
@@ -104,7 +104,7 @@ template <int Keys, bool Outputs> class Copier {
     }
 
   private:
-    // Hands over the stage that was copied, if any.
+    // Hands over the stage that was copied, if any (`copied` >= 0).
     DEVICE_MEMBER void hand_over(int &copied) const {
         if (copied >= 0) {
             arch::await_copies();
@@ -118,7 +118,7 @@ template <int Keys, bool Outputs> class Copier {
         }
     }
 
-    // Zeros the blocks of T and P above the diagonal, which no copy touches.
+    // Writes zeros to the blocks of T and P above the diagonal, which no copy writes.
     DEVICE_MEMBER void clear_upper_blocks() const {
         const int row = arch::lane() % 16, half = arch::lane() / 16;
 #pragma unroll 1
@@ -200,7 +200,7 @@ template <int Keys, bool Outputs> class Copier {
         });
     }
 
-    // T, P and the row factors. A record has T and P as rows up to their diagonal blocks, so that a row of shared
+    // Copies T, P and the row factors. A record stores rows of T and P up to their diagonal blocks, so a row of shared
     // memory is contiguous in it.
     DEVICE_MEMBER void copy_record(u32 to) {
         const char *from = record + thread_of_group() * 16;
@@ -218,7 +218,7 @@ template <int Keys, bool Outputs> class Copier {
         record += record_step;
     }
 
-    // Parts of T and P that a warp copies at once.
+    // Blocks of T and P; a warp copies one at a time.
     static_assert(arch::lanes * 16 == block_bytes, "a warp copies a block");
     static constexpr int parts = Outputs ? 2 * lower_blocks : lower_blocks;
     static constexpr int parts_of_warp = (parts + scan_waves - 1) / scan_waves;
@@ -229,7 +229,7 @@ template <int Keys, bool Outputs> class Copier {
     const u32 record_step;
     u32 matrix_place[parts_of_warp];
     int left;
-    const int values; // columns of V from the workgroup's first one on
+    const int values; // columns of V, counted from the workgroup's first
     const int groups;
     const bool in_last, aligned;
 };

@@ -1,12 +1,12 @@
-// How a slab of value columns lies in a workgroup's warps on sm_90a. Each warp owns 16 columns and all rows of every
-// product; a warpgroup of four multiplies together.
+// Layout of a slab of value columns in a workgroup's warps on sm_90a. Each warp owns 16 columns and all rows of every
+// product. The four warps of a warpgroup multiply together.
 #pragma once
 
 #include "stage.h"
 
 namespace prefill {
 
-// Columns of as many warpgroups as the launch has.
+// Value columns of all warpgroups that the launch has.
 template <int Keys, bool Outputs> DEVICE int slab_columns() { return scan_waves * 16 * groups<Stage<Keys, Outputs>>(); }
 template <int Keys, bool Outputs> DEVICE int walking_threads() { return arch::threads(); }
 template <int Keys, bool Outputs> constexpr int walk_threads() {
@@ -21,15 +21,16 @@ template <int Keys> struct StateLayout {
 };
 template <int Keys> using State = Tile[StateLayout<Keys>::key_tiles][StateLayout<Keys>::column_tiles];
 
-DEVICE int state_key(int tile_index, int element, int lane) { return 16 * tile_index + Place(lane).row(element); }
-// A lane's two columns are neighbours.
+DEVICE int state_key(int tile_index, int element, int lane) { return 16 * tile_index + LaneMap(lane).row(element); }
+// A lane's two columns are adjacent.
 DEVICE constexpr int state_column(int, int element) { return element / 2 % 2; }
 DEVICE int first_column(int lane, int) { return lane / 4 * 2; }
 
-// Whether operands are loaded when they are needed, not ahead.
+// Whether registers are too few to load operands ahead: they are loaded when needed.
 constexpr bool registers_are_short(int keys) { return keys > 128; }
 
-// Dynamic shared memory that the host asks for at a launch; tests/ptx.rs compares it with src/launch.rs.
+// Bytes of dynamic shared memory that the host requests at a launch. tests/ptx.rs compares it with
+// src/kernels/target.rs.
 #define SCAN_SHARED_BYTES(keys)                                                                                        \
     extern "C" __attribute__((device, used)) const u32 dw_prefill_scan_shared_bytes_k##keys =                          \
         prefill::Stage<keys, true>::dynamic_bytes;

@@ -1,5 +1,5 @@
-// The matrices of a chunk on sm_90a: two warps do the same work on different blocks, which wait in shared memory from
-// one value head to the next.
+// Matrices of a chunk on sm_90a. Two warps do the same work on different blocks. Shared memory keeps the products of q
+// and k from one value head to the next.
 #pragma once
 
 #include "../../math/inverse.h"
@@ -12,8 +12,8 @@ namespace prefill {
 // Workgroups of prefill_prepare that share a multiprocessor.
 constexpr int prepare_residency = 6;
 
-// The lower blocks of warp `half`: the diagonal 32x32 block of this number, then its 16 columns of the 32x32 block
-// below the diagonal.
+// Lower blocks of warp `half`: those of diagonal 32x32 block `half`, then 16 columns of the 32x32 block below the
+// diagonal.
 constexpr int blocks_of_warp = 5;
 class OwnBlocks {
   public:
@@ -25,13 +25,13 @@ class OwnBlocks {
     const int half;
 };
 
-// K K^T and Q K^T [64, 64], this warp's blocks, each transposed, and its diagonal blocks of Q Q^T.
+// This warp's blocks of K K^T and Q K^T [64, 64], each transposed, and its diagonal blocks of Q Q^T.
 template <class T> struct Products {
     Tile kk[blocks_of_warp];
     Tile kq[blocks_of_warp];
     Tile qq[2];
 
-    // Sums over K; with `norm` also Q Q^T.
+    // Computes K K^T and Q K^T, and with `norm` Q Q^T.
     DEVICE_MEMBER void multiply(ChunkRows &rows, int key_dim, bool norm) {
         for (int b = 0; b < blocks_of_warp; ++b) {
             kk[b] = Tile{};
@@ -51,18 +51,18 @@ template <class T> struct Products {
         }
     }
 
-    // factors.k_norm = |k|^2, from the diagonal of K K^T.
+    // Sets factors.k_norm = |k|^2, from the diagonal of K K^T.
     DEVICE_MEMBER void key_squares(ChunkFactors &factors) const {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         const OwnBlocks own(arch::wave());
         for (int i = 0; i < 2; ++i) {
             on_diagonal(kk[2 * i], own.row(2 * i), at, [&](int token, float x) { factors.k_norm[token] = x; });
         }
     }
 
-    // Scales rows and columns by 1 / |q| and 1 / |k|, whose squares are the diagonals.
+    // Scales rows and columns by 1 / |q| and 1 / |k|. The diagonals hold |q|^2 and |k|^2.
     DEVICE_MEMBER void normalise(ChunkFactors &factors) {
-        const Place at(arch::lane());
+        const LaneMap at(arch::lane());
         const OwnBlocks own(arch::wave());
         key_squares(factors);
         for (int i = 0; i < 2; ++i) {
@@ -90,7 +90,7 @@ template <class T> struct Products {
                 q = rows.right_q(own.row(b), column);
             }
             if constexpr (T::rounds_finely) {
-                // The matrix unit truncates where it adds to a sum; f32 rounds.
+                // Adds in f32, which rounds: the matrix unit would truncate the sum.
                 kk[b] += T::mma(left, k, Tile{});
             } else {
                 kk[b] = T::mma(left, k, kk[b]);
@@ -103,7 +103,7 @@ template <class T> struct Products {
     }
 };
 
-// A tile that waits in shared memory: each lane reads its own elements.
+// A tile kept in shared memory. A lane reads the elements of its own lane number.
 struct KeptTile {
     f32x4 half[2][arch::lanes];
     DEVICE_MEMBER void put(Tile x) {
@@ -118,7 +118,7 @@ struct KeptTile {
     }
 };
 
-// T and P of one value head after the other.
+// Computes T and P of one value head after the other.
 template <class T> class ChunkSolver {
   public:
     struct Memory {
@@ -126,7 +126,7 @@ template <class T> class ChunkSolver {
         KeptTile kk[2][blocks_of_warp], kq[2][blocks_of_warp];
         KeptTile inverse_below[2], below[2][2]; // written by one warp, read by both
     };
-    // `memory` overlays the rows of Q and K, which nobody reads any more.
+    // `memory` overlays the rows of Q and K, which are no longer read.
     DEVICE_MEMBER ChunkSolver(const Products<T> &products, Memory &memory) : memory(memory), own(arch::wave()) {
         arch::workgroup_sync();
         for (int b = 0; b < blocks_of_warp; ++b) {
@@ -135,12 +135,13 @@ template <class T> class ChunkSolver {
         }
     }
 
-    // Writes T = (I - A)^-1 and P of a value head, [64, 64] each. Calls diagonal(row, q . k) for each row of this lane.
+    // Writes T = (I - A)^-1 and P, [64, 64] each, of a value head. Calls diagonal(row, q . k) for each row of this
+    // lane.
     template <class Diagonal>
     DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const RecordWriter<T> &write,
                                      const Diagonal &diagonal) const {
-        const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1); // whose range the compiler knows
-        const Place at(lane);
+        const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1); // the mask tells the compiler the range
+        const LaneMap at(lane);
         Tile a[blocks_of_warp];
         for (int b = 0; b < blocks_of_warp; ++b) {
             const int row = own.row(b), column = own.column(b);
@@ -157,8 +158,9 @@ template <class T> class ChunkSolver {
     }
 
   private:
-    // This warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed.
-    DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const RecordWriter<T> &write, Place at, int lane) const {
+    // Computes this warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed.
+    DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const RecordWriter<T> &write, LaneMap at,
+                              int lane) const {
         const int half = own.half;
         math::Blocks &blocks = memory.blocks;
         blocks.put(2 * half, a[0], at);
@@ -176,7 +178,7 @@ template <class T> class ChunkSolver {
         memory.inverse_below[half].put(joined);
         arch::workgroup_sync();
 
-        // w = A21 T11, a column of blocks for each warp; in the first, T11 has two blocks.
+        // w = A21 T11, one column of blocks per warp. In the first column T11 has two blocks.
         using math::multiply_transposed;
         const Tile t11 = blocks.get_transposed(half, at);
         Tile w[2];

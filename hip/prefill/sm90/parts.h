@@ -1,36 +1,36 @@
-// M and S in two parts of bf16 on sm_90a: operands, the greater parts before the others. In memory M is blocks of
-// 16x16, row of blocks after row, so that a lane loads its part of a block in two accesses.
+// M and S as pairs of bf16 numbers on sm_90a, stored as operands: first the high numbers of a block, then the low.
+// Memory holds M as 16x16 blocks, by rows of blocks, so that a lane loads a block in two accesses.
 #pragma once
 
 #include "../state.h"
 
 namespace prefill {
 
-// Row tiles of a wave of combine.
+// Row tiles per wave of combine.
 constexpr int row_tiles = 1;
 constexpr int wave_rows = 16;
-// Sums into which the terms of a product are divided: products of one sum wait for each other.
+// Number of sums that share the terms of a product. Several, because products of one sum wait for each other.
 constexpr int product_sums = 3;
 // Whether an accumulator tile, rounded, is an operand of the next product.
 constexpr bool tiles_are_operands = true;
-// Column tiles of M that are loaded while one is multiplied, and matrices that registers hold: where there is room for
-// two, loads may take longer than a product.
+// Column tiles of M loaded ahead of the product, and matrices M held in registers. With two matrices, loads may take
+// longer than a product.
 constexpr int tiles_ahead(int key_tiles) { return key_tiles / (key_tiles <= 8 ? 1 : key_tiles <= 12 ? 4 : 8); }
 constexpr int matrices_held(int key_tiles) { return tiles_ahead(key_tiles) == key_tiles ? 2 : 1; }
-// Workgroups of combine that share a multiprocessor, at least.
+// Least number of workgroups of combine that share a multiprocessor.
 constexpr int combine_residency = 1;
 
-// Words of a part of a block, and the first word of a block.
+// Words of a block's high (or low) numbers, and the index of a block's first word.
 constexpr int part_words = arch::lanes * arch::operand_words;
 DEVICE int block_of_parts(int row, int column, int key_dim) { return (row * (key_dim / 16) + column) * 2 * part_words; }
 
-// M, in parts, to a summary.
-template <int Keys> DEVICE void store_parts(const State<Keys> &s, float *to, int column, int key_dim) {
+// Stores M to a summary, as pairs of bf16.
+template <int Keys> DEVICE void store_high_low(const State<Keys> &s, float *to, int column, int key_dim) {
     if (column >= key_dim) {
         return;
     }
     const int lane = arch::opaque(arch::lane());
-    // A lane's two columns are neighbours: a word of its rows' operands, which other lanes will load.
+    // A lane's two columns are adjacent and form a word of an operand, which another lane (`reader`) will load.
     const int of_column = column % 16 / 2, reader = lane % 4 * 8 + of_column % 4;
     for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
         if (16 * t < key_dim) {
@@ -48,13 +48,13 @@ template <int Keys> DEVICE void store_parts(const State<Keys> &s, float *to, int
     }
 }
 
-// Operand tile of S, both parts.
-struct StateParts {
+// Operand tile of S, high and low.
+struct HighLow {
     Operand high, low;
 };
-// Column tile of a wave's rows of M, both parts.
+// Column tile of a wave's rows of M, high and low.
 struct MatrixTile {
-    StateParts parts;
+    HighLow parts;
     DEVICE_MEMBER Operand high(int) const { return parts.high; }
     DEVICE_MEMBER Operand low(int) const { return parts.low; }
 };
@@ -63,11 +63,11 @@ DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile,
     const Window memory(matrix);
     const bool inside = first_row < key_dim && 16 * tile < key_dim;
     const u32 block = block_of_parts(first_row / 16, tile, key_dim) * 4 + lane * 16;
-    return MatrixTile{StateParts{memory.load_written_b128(inside ? block : Window::nowhere),
-                                 memory.load_written_b128(inside ? block + part_words * 4 : Window::nowhere)}};
+    return MatrixTile{HighLow{memory.load_written_b128(inside ? block : Window::nowhere),
+                              memory.load_written_b128(inside ? block + part_words * 4 : Window::nowhere)}};
 }
 
-// S in shared memory, twice, as operand tiles.
+// S in shared memory, in two buffers, as operand tiles.
 template <int Keys> struct StateExchange {
     Operand at[2][Keys / 16][2][arch::lanes];
 
@@ -76,8 +76,8 @@ template <int Keys> struct StateExchange {
         at[buffer][first_row / 16][0][arch::lane()] = high;
         at[buffer][first_row / 16][1][arch::lane()] = rounded<Bf16>(x - widened<Bf16>(high));
     }
-    DEVICE_MEMBER StateParts get(int buffer, int tile, int lane) const {
-        return StateParts{at[buffer][tile][0][lane], at[buffer][tile][1][lane]};
+    DEVICE_MEMBER HighLow get(int buffer, int tile, int lane) const {
+        return HighLow{at[buffer][tile][0][lane], at[buffer][tile][1][lane]};
     }
 };
 

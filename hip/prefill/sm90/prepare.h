@@ -1,5 +1,5 @@
-// The schedule of prefill_prepare on sm_90a. Two warps; the gates of a value head are loaded while the head before is
-// worked on.
+// Schedule of prefill_prepare on sm_90a. Two warps. The gates of a value head are loaded during the computation of the
+// head before.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -11,13 +11,13 @@ namespace prefill {
 template <class T> struct Shared {
     union {
         ChunkRows::Memory rows;
-        typename ChunkSolver<T>::Memory solver; // in their place
+        typename ChunkSolver<T>::Memory solver; // overlays the rows
     };
     float scratch[4];
     ChunkFactors factors;
 };
 
-// One chunk of a key head, for a run of its value heads. For each: row factors, T and P to its record.
+// Prepares one chunk of a key head for a run of its value heads: writes row factors, T and P to each record.
 template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, const Unit &unit, Shared<T> &shared) {
     const bool norm = x.flags & DWK_QK_L2NORM;
     const int group = arch::uniform_value(x.value_heads / x.key_heads);
@@ -37,10 +37,10 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
     const ChunkSolver<T> solver(products, shared.solver);
 #pragma unroll 1
     for (int v = unit.first_head; v < unit.end_head; ++v) {
-        const dwk_prefill_prepare_args &y = arch::reread(x); // scalar registers are short
+        const dwk_prefill_prepare_args &y = arch::reread(x); // saves registers
         const int head = dispatch::value_head(y, unit.key_head, group, v);
         char *record = (char *)y.records + ((int64_t)unit.record * y.value_heads + head) * DWK_RECORD_BYTES;
-        const int place = row_place(row);
+        const int place = row_position(row);
         const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return loaded; });
         // G, and factors of the rows                                [64]
         const GateSums g = sum_gates(y, gates, unit.record, head, shared);
@@ -50,10 +50,10 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
         }
         arch::team_sync<prepare_waves>();
         // T = (I - A)^-1, P                                         [64, 64]
-        solver.write_t_and_p(shared.factors, RecordWriter<T>(record),
-                             [&](int of_row, float product) __attribute__((always_inline)) {
-                                 ((float *)(record + record_rows))[diagonal_row * chunk + row_place(of_row)] = product;
-                             });
+        solver.write_t_and_p(
+            shared.factors, RecordWriter<T>(record), [&](int of_row, float product) __attribute__((always_inline)) {
+                ((float *)(record + record_rows))[diagonal_row * chunk + row_position(of_row)] = product;
+            });
         arch::team_sync<prepare_waves>();
     }
 }

@@ -1,4 +1,4 @@
-// The record on sm_90a: T, then P, of each the rows up to the diagonal block, as they are copied to shared memory.
+// Record on sm_90a: T, then P, each as rows up to the diagonal block, in the order of the copies to shared memory.
 #pragma once
 
 #include "../../arch/tile.h"
@@ -8,15 +8,15 @@ namespace prefill {
 
 using namespace tile;
 
-// Bytes of a 16x16 block of T or P, and the row of blocks that a lower one is in.
+// Bytes of a 16x16 block of T or P, and the row of blocks that contains lower block `block`.
 constexpr int block_bytes = 16 * 16 * 2;
 DEVICE constexpr int tile_row(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
 
-// Place of a row's factors within a factor of the record: a lane's four rows of a tile are neighbours.
-DEVICE int row_place(int row) { return (row & ~15) + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
+// Position of a row within a factor of the record. A lane's four rows of a tile are adjacent.
+DEVICE int row_position(int row) { return (row & ~15) + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
 
-// Writes lower blocks of T and P, given transposed: an accumulator tile, rounded, has the rows of the matrix in
-// consecutive words.
+// Writes lower blocks of T and P. Blocks are given transposed: a rounded accumulator tile then holds rows of the matrix
+// in consecutive words.
 template <class T> class RecordWriter {
   public:
     DEVICE_MEMBER explicit RecordWriter(char *record) : to(record + record_matrices), lane(arch::lane()) {}

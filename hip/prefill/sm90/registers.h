@@ -1,5 +1,4 @@
-// Registers of asynchronous products on sm_90a: accumulators, operands, and the outputs of a chunk on their way to
-// memory.
+// Registers of asynchronous products on sm_90a: accumulators, operands, and outputs of a chunk until they are stored.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -8,12 +7,12 @@
 
 namespace prefill {
 
-// Accumulators of `Tiles` tiles, in the order in which wgmma names them.
+// Accumulators of `Tiles` tiles, in wgmma's register order.
 template <int Tiles> struct Accumulators {
     float at[8 * Tiles];
 
-    // Undefined: the first product does not read them. An explicit value of its own, else the compiler would keep what
-    // the chunk before left there.
+    // Undefined values: the first product does not read them. Explicit, because otherwise the compiler would keep the
+    // previous chunk's values alive.
     DEVICE_MEMBER Accumulators() {
         for (int i = 0; i < 8 * Tiles; ++i) {
             at[i] = arch::unset();
@@ -36,7 +35,7 @@ template <int Tiles> struct Accumulators {
     }
 };
 
-// Operands stay in registers up to this point.
+// Keeps operands in registers up to this point.
 template <int N> DEVICE void pin(Operand (&x)[N][1]) {
     for (int i = 0; i < N; ++i) {
         int word[4] = {x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w};
@@ -47,15 +46,15 @@ template <int N> DEVICE void pin(Operand (&x)[N][1]) {
     }
 }
 
-// A lane's elements of O, two columns of four rows of each row tile. They are stored while the next chunk's first
-// product runs.
+// A lane's elements of O: two columns of four rows of each row tile. They are stored during the next chunk's first
+// product.
 class Output {
   public:
     DEVICE_MEMBER Output(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 column_offset)
         : stride((u32)s.token * 2), has_columns(column_offset != Window::nowhere) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         words = (((u32)(u64)base | stride) & 3) == 0;
-        to = (char *)base + ((u64)Place(arch::lane()).row(0) * stride + (has_columns ? column_offset : 0));
+        to = (char *)base + ((u64)LaneMap(arch::lane()).row(0) * stride + (has_columns ? column_offset : 0));
     }
 
     template <class T> DEVICE_MEMBER void keep(const Tile (&x)[tiles][1], float scale) {
@@ -64,7 +63,7 @@ class Output {
             pair[i] = T::pack(scale * x[i / 4][0][e], scale * x[i / 4][0][e + 2]);
         }
     }
-    // Stores a whole chunk, or its first `rows`, and moves on to the next chunk.
+    // Stores a whole chunk, or its first `rows` rows, and advances to the next chunk.
     DEVICE_MEMBER void store() {
         if (words) [[likely]] {
             if (has_columns) {
@@ -77,7 +76,7 @@ class Output {
     }
     DEVICE_MEMBER void store_some(int rows) {
         if (has_columns) {
-            const int first = Place(arch::lane()).row(0);
+            const int first = LaneMap(arch::lane()).row(0);
             each([&](char *at, int row, int x) __attribute__((always_inline)) {
                 if (first + row < rows) {
                     arch::store_global(at, (short)x);
@@ -89,9 +88,9 @@ class Output {
     }
 
   private:
-    // Calls f(address, row from the lane's first one on, both elements).
+    // Calls f(address, row counted from the lane's first, both elements).
     template <class F> DEVICE_MEMBER void each(F f) const {
-        char *at = arch::opaque(to); // else all addresses are kept from chunk to chunk
+        char *at = arch::opaque(to); // otherwise registers hold all addresses from chunk to chunk
         for (int i = 0; i < 4 * tiles; i += 2) {
             f(at, 4 * i, pair[i]);
             f(at + stride, 4 * i + 1, pair[i + 1]);
@@ -103,7 +102,7 @@ class Output {
     char *to;
     const u32 stride;
     const bool has_columns;
-    bool words; // two elements are one aligned word
+    bool words; // whether two elements form an aligned word
 };
 
 } // namespace prefill

@@ -1,4 +1,4 @@
-// The schedule of one chunk on sm_90a: its phases, in the order in which their products are queued.
+// Schedule of one chunk on sm_90a: phases in the order in which their products are queued.
 #pragma once
 
 #include "../recurrence.h"
@@ -6,7 +6,7 @@
 
 namespace prefill {
 
-// One chunk: the state moves on and, with `Outputs`, this warp's 16 columns of O are made.
+// Computes one chunk: updates the state and, with `Outputs`, computes this warp's 16 columns of O.
 template <class T, int Keys, bool Outputs, class Next>
 DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &next, float scale, bool last) {
     typedef Chunk<T, Keys, true> Products;
@@ -27,7 +27,7 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
         }
     }
 
-    // exp(G_C) / unit, and the unit of the record.
+    // decay.x = exp(G_C) / unit, decay.y = unit of the record.
     const f32x2 decay = chunk.decay();
     const auto scale_state = [&](float by) __attribute__((always_inline)) {
         for (int t = 0; t < Products::key_tiles; ++t) {
@@ -52,8 +52,8 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
         chunk.multiply_p(out, x);
     };
 
-    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record  [K, 16]
-    // After the last chunk the rounding error of the update is added first.
+    // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U), in units of the record [K, 16] In the last chunk the rounding error of
+    // the update is added first.
     typename Products::SlabOperands update;
     const auto update_state = [&]() __attribute__((always_inline)) {
         typename Products::Slab change;

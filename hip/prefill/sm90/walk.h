@@ -1,4 +1,4 @@
-// The walk over chunks on sm_90a, as ../walk.h asks for it.
+// Walk over chunks on sm_90a: implements ../walk.h.
 #pragma once
 
 #include "copies.h"
@@ -6,7 +6,7 @@
 
 namespace prefill {
 
-// The chunks of a segment, one after the other, each in its stage of the ring, which other warps fill.
+// Walks a segment's chunks. Copy warps put each chunk into a stage of the ring.
 template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
@@ -16,10 +16,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
           rest(s.end - s.begin), group(prefill::group<Stage>()) {}
 
-    // Tokens that are left of the segment.
+    // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
 
-    // One chunk. Every warp takes its part in the products, columns or none.
+    // Computes one chunk. Every warp takes part in the products, even without value columns.
     DEVICE_MEMBER void step(State<Keys> &state, const dwk_prefill_scan_args &x) {
         const dwk_prefill_scan_args &y = arch::reread(x);
         Handover<Stage>::wait_full(group, stage);
@@ -27,13 +27,13 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         prefill::step<T, Keys, Outputs>(state, current(), next, y.scale, rest <= chunk);
         advance();
     }
-    // After some chunks. The state is complete.
+    // Makes the state ready to be stored: it always is on this target.
     DEVICE_MEMBER void complete(State<Keys> &) {}
-    // Before the first chunk.
+    // Called before the first chunk.
     DEVICE_MEMBER void begin(const State<Keys> &state) {
         Chunk<T, Keys, Outputs>(memory, has_values, o, reads).prepare_reads(state);
     }
-    // After the last chunk.
+    // Called after the last chunk.
     DEVICE_MEMBER void finish() {
         if (Outputs && !registers_are_short(Keys) && before >= 0) {
             o.store_some(rest + chunk);
@@ -41,19 +41,20 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     }
 
   private:
-    // Gives back the stage of the chunk before when the first product of this one is complete. The copies to it, which
-    // take turns with other accesses to shared memory, then do not delay the loads of that product.
+    // Gives back the previous chunk's stage when this chunk's first product is complete. Copies to the stage then do
+    // not compete with that product's loads from shared memory.
     class Next {
       public:
         DEVICE_MEMBER explicit Next(Chunks &chunks) : chunks(chunks) {}
-        // Stores the outputs of the chunk before, where they were not stored at its end.
+        // Stores the previous chunk's outputs, if they were not stored at its end.
         DEVICE_MEMBER void store() const {
             if (Outputs && chunks.before >= 0) {
                 chunks.o.store();
             }
         }
         DEVICE_MEMBER void release() const {
-            if (chunks.before >= 0 && chunks.rest > (Stage::count - 1) * chunk) { // else nobody waits for it
+            if (chunks.before >= 0 &&
+                chunks.rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
                 Handover<Stage>::empty(chunks.group, chunks.before);
             }
         }
@@ -82,15 +83,15 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     const int group;
 };
 
-// Registers of a thread that copies and of one that multiplies, beside another warpgroup and alone: on average at most
-// the 168 that each thread is launched with where two warpgroups may multiply.
+// Registers per thread: of copy warps, and of multiplying warps beside a second warpgroup (shared) or without (lone).
+// The average must not exceed the 168 that each thread is launched with if two warpgroups may multiply.
 constexpr int copying_registers = 56, shared_registers = 224, lone_registers = 248;
 static_assert(copying_registers + 2 * shared_registers <= 3 * 168 && copying_registers + lone_registers <= 2 * 168,
               "setmaxnreg would wait forever");
 
-// Runs the warps that copy, which end here; the others return.
+// Runs the copy warps, which end here. The other warps return.
 template <class T, int Keys, bool Outputs>
-DEVICE void run_other_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     typedef prefill::Stage<Keys, Outputs> Stage;
     if (arch::wave() < scan_waves * groups<Stage>()) {
         return;
@@ -102,8 +103,8 @@ DEVICE void run_other_waves(const dwk_prefill_scan_args &x, const Segment &segme
     arch::end_wave();
 }
 
-// Runs f(), the work of the warps that multiply. Outputs take more registers than two warpgroups can have: a warpgroup
-// that is alone has code of its own.
+// Runs f() in the warps that multiply. Compiled twice: a lone warpgroup can have more registers for outputs than two
+// warpgroups can.
 template <int Keys, bool Outputs, class F> DEVICE void run_state_waves(const F &f) {
     typedef prefill::Stage<Keys, Outputs> Stage;
     if constexpr (Stage::most_groups > 1) {

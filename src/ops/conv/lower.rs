@@ -1,4 +1,4 @@
-//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+//! Checks tensors and computes the kernel's arguments and grid. Pure: uses no device.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -19,44 +19,45 @@ use crate::types::Dtype;
 pub(super) const THREADS: u32 = 256;
 /// Channels of a thread.
 const OCTET: usize = 8;
-/// Channels in all, at most: what indexes them stays far below 2^31.
+/// Most channels in total, so that channel indices stay far below 2^31.
 const MAX_CHANNELS: usize = 1 << 24;
-/// Tokens of a thread, at most. Beside them it reads `width - 1` more.
+/// Log2 of the most tokens of a thread. It also reads the `width - 1` tokens before them.
 const LONGEST_RUN_LOG2: u32 = 5;
-/// Tokens of a thread, at least: as many as it loads at once.
+/// Log2 of the least tokens of a thread: the number that it loads at once.
 const SHORTEST_RUN_LOG2: u32 = 2;
-/// Workgroups of the gates, at most: they start first, and have time while the others convolve.
+/// Most workgroups that compute gates. Few suffice: they start first and run while the others convolve.
 const MOST_GATE_GROUPS: u32 = 64;
-/// Runs of a block of tokens, at most.
+/// Log2 of the most runs of a block of tokens.
 const MOST_RUNS_LOG2: u32 = 4;
 
-/// A batch, as far as it decides the launch.
+/// Properties of a batch that decide the launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) spec: ConvSpec,
     pub(super) tokens: usize,
     pub(super) sequences: usize,
-    /// Conv states are read alone.
+    /// Conv states are read and not written.
     pub(super) keeps_states: bool,
-    team: Team,
+    lane_group: LaneGroup,
     division: Division,
 }
 
-/// The threads that share a head of q or k, so as to add up its squares: none do without norms.
+/// Adjacent threads that share a head of q or k and sum its squares. Without norms each thread is on its own (`log2`
+/// 0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Team {
+struct LaneGroup {
     log2: u32,
-    /// Threads that share a token's channels of q, of k, and of v.
+    /// Threads that share a token's channels of q, k and v.
     lanes: [usize; 3],
 }
 
-impl Team {
+impl LaneGroup {
     fn new(spec: &ConvSpec) -> Self {
         let octets = |n: usize| n.div_ceil(OCTET);
         let [q, k, v] = spec.channels();
         if !spec.qk_l2norm {
             let lanes = [q, k, v].map(octets);
-            return Team { log2: 0, lanes };
+            return LaneGroup { log2: 0, lanes };
         }
         let log2 = if octets(spec.heads.key_dim) <= 16 {
             4
@@ -64,45 +65,44 @@ impl Team {
             5
         };
         let keys = spec.heads.key << log2;
-        // All of them a multiple of a team, so that none crosses a wave.
+        // Multiples of a lane group, so that no group crosses a wave.
         let lanes = [keys, keys, octets(v).next_multiple_of(1 << log2)];
-        Team { log2, lanes }
+        LaneGroup { log2, lanes }
     }
 }
 
-/// How tokens and channels are shared out.
+/// Division of tokens and channels among threads and workgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Division {
-    /// Tokens of a thread.
+    /// Log2 of tokens per thread.
     run_log2: u32,
-    /// Tokens of a block, which is `groups` workgroups.
+    /// Log2 of tokens per block; a block has `groups` workgroups.
     block_log2: u32,
     groups: u32,
-    /// Dies of the device. Neighbouring tokens, of which some are read twice, are for one of them: they share a cache.
+    /// Dies of the device. Workgroups of adjacent tokens, which both read some rows, go to one die and share its cache.
     dies: u32,
-    /// All workgroups, those that make them a multiple of the dies included.
+    /// Workgroups of the launch, rounded up to a multiple of the dies.
     grid: u64,
 }
 
-/// Arguments and grid of one launch.
-pub(crate) struct Lowered {
+/// Launch arguments: the kernel's argument struct and grid.
+pub(crate) struct LaunchArguments {
     pub(super) arguments: dwk_conv_args,
     pub(super) groups: u32,
 }
 
 impl Division {
-    /// Blocks have as many runs as it takes to leave few threads idle, and runs are shortened until every compute unit
-    /// has work.
+    /// Chooses runs per block so that few threads are idle, then shortens runs until every compute unit has work.
     fn new(lanes: usize, tokens: usize, sequences: usize, compute_units: u32, dies: u32) -> Self {
         let groups = |runs_log2: u32| (lanes << runs_log2).div_ceil(THREADS as usize);
         let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (lanes << runs_log2);
-        // Idle threads of 16, so that fewer than one of them count as none.
+        // Idle threads in sixteenths, rounded down.
         let share =
             |runs_log2: &u32| 16 * idle(runs_log2) / (groups(*runs_log2) * THREADS as usize);
         let runs_log2 = (0..=MOST_RUNS_LOG2).min_by_key(share).unwrap_or(0);
         let of_run = |run_log2: u32| {
             let block_log2 = run_log2 + runs_log2;
-            // As many blocks as sequences can have at most, and those of the rows past them.
+            // Most blocks that the sequences can have, and blocks of the rows past them.
             let blocks = (tokens >> block_log2) as u64 + sequences as u64 + 1;
             Division {
                 run_log2,
@@ -119,7 +119,7 @@ impl Division {
     }
 }
 
-/// At least one key head, and value heads that are a multiple of them.
+/// Checks that there is a key head, and that value heads are a multiple of key heads.
 pub(super) fn check_heads(spec: &ConvSpec) -> Checked<()> {
     for (name, number) in [
         ("key_heads", spec.heads.key),
@@ -156,7 +156,7 @@ impl Shape {
             let allowed = format!("it must be from {} to {}", WIDTHS.start(), WIDTHS.end());
             ArgumentError::new("width", ArgumentKind::Shape, spec.width, allowed)
         })?;
-        // Workgroups past the last block, of which there are fewer than dies, count further tokens.
+        // Workgroups past the last block (fewer than the dies) compute token numbers beyond the batch.
         let beyond = 32 * (1 << (LONGEST_RUN_LOG2 + MOST_RUNS_LOG2));
         let most_tokens = i32::MAX as usize - beyond;
         check::ensure(tokens <= most_tokens, || {
@@ -174,8 +174,8 @@ impl Shape {
                 ArgumentError::new("key_dim", ArgumentKind::Shape, spec.heads.key_dim, allowed)
             },
         )?;
-        let team = Team::new(&spec);
-        let lanes = team.lanes.iter().sum();
+        let lane_group = LaneGroup::new(&spec);
+        let lanes = lane_group.lanes.iter().sum();
         let (compute_units, dies) = (context.device().compute_units, context.dies());
         let division = Division::new(lanes, tokens, sequences, compute_units, dies);
         check::ensure(division.grid < 1 << 24, || {
@@ -192,7 +192,7 @@ impl Shape {
             tokens,
             sequences,
             keeps_states: false,
-            team,
+            lane_group,
             division,
         })
     }
@@ -201,12 +201,12 @@ impl Shape {
         kernels::conv(self.spec.dtype)
     }
 
-    /// Checks the tensors and makes the kernel's arguments, with `cu_seqlens` and whether its entries have 64 bits.
+    /// Checks the tensors and returns the launch arguments. `cu_seqlens`: address, and whether entries have 64 bits.
     pub(super) fn lower(
         &self,
         x: &ConvTensors<'_>,
         (cu_seqlens, wide): (*const c_void, bool),
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         let spec = &self.spec;
         let channels = spec.total_channels();
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
@@ -250,7 +250,7 @@ impl Shape {
             groups: self.division.groups as i32,
             dies: self.division.dies as i32,
             die_groups: (self.division.grid / u64::from(self.division.dies)) as i32,
-            team_log2: self.team.log2 as i32,
+            lane_group_log2: self.lane_group.log2 as i32,
             flags: flag(spec.activation == Activation::Silu, abi::DWK_CONV_SILU)
                 | flag(spec.qk_l2norm, abi::DWK_CONV_QK_L2NORM)
                 | flag(wide, abi::DWK_CONV_WIDE_LENGTHS)
@@ -260,13 +260,13 @@ impl Shape {
         if let Some(state) = &x.state {
             self.lower_state(state, x.slots.is_some(), &mut arguments)?;
         }
-        let [q, k, v] = self.team.lanes.map(|n| n as i32);
+        let [q, k, v] = self.lane_group.lanes.map(|n| n as i32);
         (arguments.q.lanes, arguments.k.lanes, arguments.v.lanes) = (q, k, v);
         let mut grid = self.division.grid as u32;
         if let Some(gates) = &x.gates {
             arguments.gates = gates.lower(self.tokens, value_heads)?;
             let groups = (arguments.gates.groups as u32).min(MOST_GATE_GROUPS);
-            // Those that follow go to the same dies as without them.
+            // A multiple of the dies, so that the other workgroups go to the same dies as without gates.
             let groups = groups.next_multiple_of(self.division.dies);
             arguments.gates.groups = groups as i32;
             grid += groups;
@@ -277,10 +277,11 @@ impl Shape {
             ArgumentError::new("gates", ArgumentKind::Shape, was, allowed)
         })?;
         let groups = if self.tokens == 0 { 0 } else { grid };
-        Ok(Lowered { arguments, groups })
+        Ok(LaunchArguments { arguments, groups })
     }
 
-    /// No output may share memory with another argument, but g may be a, and beta b. Without tokens nothing is written.
+    /// Checks that no output shares memory with another argument; g may be a, and beta may be b. Without tokens nothing
+    /// is written and nothing is checked.
     pub(super) fn check_overlaps(&self, x: &ConvTensors<'_>) -> Checked<()> {
         if self.tokens == 0 {
             return Ok(());
@@ -320,7 +321,7 @@ impl Shape {
         alias::check(&outputs, &inputs, gate::SAME)
     }
 
-    /// q, k or v: where it is read, and where it goes.
+    /// Arguments of q, k or v: address and strides of input and output.
     fn part(
         &self,
         [from, to]: [&str; 2],
@@ -350,7 +351,7 @@ impl Shape {
         has_slots: bool,
         out: &mut dwk_conv_args,
     ) -> Checked<()> {
-        // Without slots every sequence has one of its own.
+        // Without slots, sequence n has slot n.
         let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
         // The kernel doubles columns, and adds tokens to them, in 32 bits.
         let most_columns = (i32::MAX as usize - self.tokens).min(1 << 30);
@@ -374,7 +375,7 @@ impl Shape {
     }
 }
 
-/// q, k or v in the projections of so many tokens: where its channels are read.
+/// Input of q, k or v: its channels in the projections of `tokens` tokens.
 pub(crate) fn projection(
     argument: &str,
     x: &Tensor<'_, 3>,
@@ -411,9 +412,9 @@ pub(crate) fn projection(
     })
 }
 
-/// A pool of conv states, as kernels take it.
+/// A pool of conv states, as kernel arguments.
 pub(crate) struct StateStrides {
-    /// Of slots, channels and columns.
+    /// Strides of slots, channels and columns.
     pub(crate) strides: [i64; 3],
     pub(crate) slots: i32,
     pub(crate) columns: i32,
@@ -475,7 +476,7 @@ fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()>
     })
 }
 
-/// Every tensor whose context is known must be of `context`.
+/// Checks that every tensor with a known context belongs to `context`.
 pub(super) fn check_devices(x: &ConvTensors<'_>, context: &Context) -> Checked<()> {
     if let Some(gates) = &x.gates {
         gates.check_devices(context)?;
@@ -515,12 +516,12 @@ mod tests {
 
     #[test]
     fn few_threads_are_idle_and_small_batches_are_spread() {
-        // 8192 channels: four workgroups, each thread a run.
+        // 8192 channels: four workgroups, one run per thread.
         assert_eq!(division(1024, 8192, 1), (32, 32, 4));
         assert_eq!(division(1024, 512, 1), (4, 4, 4));
         // 3072 channels: two runs fill three workgroups.
         assert_eq!(division(384, 32_768, 1), (32, 64, 3));
-        // 384 channels: sixteen, and shorter ones, so that every compute unit has two workgroups.
+        // 384 channels: sixteen shorter runs, so that every compute unit has two workgroups.
         assert_eq!(division(48, 32_768, 1), (8, 128, 3));
         assert_eq!(division(1, 7, 3).0, 4);
         for octets in 1..2000 {

@@ -1,19 +1,19 @@
-//! Causal depthwise convolution of a layer's packed projections, split into q, k and v: one launch, nothing staged.
+//! Causal depthwise convolution of a layer's packed projections, split into q, k and v, in one launch.
 //!
 //! ```text
 //! y[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (width - 1) + j, c])
 //! ```
 //!
 //! in f32: products are added to the bias by fused multiply-adds, the oldest token's first, and the result is rounded
-//! once, to nearest even. What precedes a sequence's first token are the last `width - 1` columns of its conv state, or
-//! zeros. Afterwards the conv state holds the last tokens of (old state, sequence): inputs, bit for bit. An empty sequence
-//! leaves its state as it is.
+//! once, to nearest even. The last `width - 1` columns of the conv state, or zeros, stand for the tokens before a
+//! sequence. Afterwards the conv state holds the last tokens of (old state, sequence): inputs, bit for bit. An empty
+//! sequence does not change its state.
 //!
-//! With [`ConvSpec::qk_l2norm`] every row of q and k is then divided by `sqrt(sum of squares + 1e-6)`, before it is rounded.
-//! With [`ConvTensors::gates`] the same launch computes g and beta. A [`prefill`](crate::prefill) that follows then takes
-//! given gates, and norms nothing.
+//! With [`ConvSpec::qk_l2norm`] every row of q and k is then divided by `sqrt(sum of squares + 1e-6)`, before it is
+//! rounded. With [`ConvTensors::gates`] the same launch computes g and beta. A following [`prefill`](crate::prefill)
+//! then uses given gates and no norms.
 //!
-//! A [`Conv`] is made once for a batch shape, whose lengths the host knows ([`Conv::packed`]) or the device alone
+//! A [`Conv`] is made once per batch shape. The lengths are known on the host ([`Conv::packed`]) or only on the device
 //! ([`Conv::device`]).
 
 mod lower;
@@ -21,7 +21,7 @@ mod lower;
 use std::ffi::c_void;
 
 use lower::Shape;
-pub(crate) use lower::{Lowered, projection, state_strides};
+pub(crate) use lower::{LaunchArguments, projection, state_strides};
 
 use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::check::{self, Checked};
@@ -32,34 +32,35 @@ use crate::runtime::{Context, Stream};
 use crate::tensor::{Buffer, Tensor, TensorMut, TokensMut};
 use crate::types::Dtype;
 
-/// Narrowest and widest convolution.
+/// Allowed widths.
 pub const WIDTHS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// Channels of a row of q or k with a norm, at most: as many as the recurrences take.
+/// Most channels of a row of q or k with a norm, as in the recurrences.
 pub const MAX_NORM_DIM: usize = 256;
 
-/// What is done with the sums.
+/// Activation of the sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// Nothing.
+    /// The identity.
     None,
     /// `x / (1 + exp(-x))`.
     #[default]
     Silu,
 }
 
-/// What a convolution computes, whatever the batch.
+/// Parameters of a convolution that do not depend on the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvSpec {
     /// Element type of x, q, k, v and of the conv state: [`Dtype::Bf16`] or [`Dtype::F16`].
     pub dtype: Dtype,
-    /// Heads; `K` and `V` are any numbers from 1 on. The head map has no effect here.
+    /// Heads; `K` and `V` are at least 1. The head map has no effect.
     pub heads: Heads,
     /// Tokens that an output depends on: 2, 3 or 4.
     pub width: usize,
-    /// What is done with the sums.
+    /// Activation of the sums.
     pub activation: Activation,
-    /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most [`MAX_NORM_DIM`].
+    /// Whether rows of q and k are l2-normalised, in f32, before they are rounded. `K` is then at most
+    /// [`MAX_NORM_DIM`].
     pub qk_l2norm: bool,
 }
 
@@ -80,17 +81,17 @@ impl ConvSpec {
         self.heads.channels()
     }
 
-    /// Channels in all: `2 HK K + HV V`.
+    /// Total channels: `2 HK K + HV V`.
     pub fn total_channels(&self) -> usize {
         self.channels().into_iter().fold(0, usize::saturating_add)
     }
 }
 
-/// Where q, k and v lie in the projections.
+/// Views of q, k and v in the projections.
 ///
-/// Each is `[T, blocks, size]`: blocks of adjacent channels, `blocks * size` of them in all, at any distance from one
-/// another and from token to token. [`ConvInput::flat`] and [`ConvInput::interleaved`] make them of one packed tensor;
-/// projections that are tensors of their own are their own views.
+/// Each is `[T, blocks, size]`: `blocks` blocks of `size` adjacent channels, with any strides between blocks and
+/// tokens. [`ConvInput::flat`] and [`ConvInput::interleaved`] make the views from one packed tensor. Separate
+/// projections are passed as they are.
 #[derive(Clone, Debug)]
 pub struct ConvInput<'a> {
     /// `HK K` channels.
@@ -123,7 +124,7 @@ impl<'a> ConvInput<'a> {
         })
     }
 
-    /// Rows of `HK` groups, each `q | k | v | z` of one key head and its value heads, as in Qwen3-Next. `x` is `[T,
+    /// Rows of `HK` groups, each `q | k | v | z` for one key head and its value heads, as in Qwen3-Next. `x` is `[T,
     /// columns]`.
     ///
     /// # Errors
@@ -161,10 +162,10 @@ impl<'a> ConvInput<'a> {
     /// z of the rows of [`ConvInput::interleaved`], for [`GatedNorm::z`](crate::norm::GatedNorm::z).
     ///
     /// # Errors
-    /// As there.
+    /// As [`ConvInput::interleaved`].
     pub fn interleaved_z(x: &Tensor<'a, 2>, spec: &ConvSpec) -> Result<Tensor<'a, 3>> {
         let v = Self::interleaved(x, spec)?.v;
-        // The values of a group, once more.
+        // z has the shape of v and follows it in each group.
         Ok(v.part(v.shape, v.strides, v.shape[2]))
     }
 }
@@ -186,7 +187,7 @@ fn check_columns(x: &Tensor<'_, 2>, columns: usize) -> Checked<()> {
     })
 }
 
-/// The order of the last two dimensions of a pool of conv states.
+/// Order of the last two dimensions of a pool of conv states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ConvStateLayout {
     /// `[slots, channels, columns]`: the tokens of a channel are adjacent.
@@ -198,24 +199,25 @@ pub enum ConvStateLayout {
 
 /// Conv states, updated in place.
 ///
-/// A column is a token, the newest one last; there are at least `width - 1`. More of them keep more tokens: a caller whose
-/// states have further columns for other purposes hands over a view without those.
+/// A column is a token, the newest last. There are at least `width - 1` columns; more columns keep more tokens. Pass a
+/// view without columns that serve other purposes.
 #[derive(Debug)]
 pub struct ConvState<'a> {
-    /// Of the type of x, any strides.
+    /// Same type as x, any strides.
     pub tensor: TensorMut<'a, 3>,
-    /// The order of its dimensions.
+    /// Order of its dimensions.
     pub layout: ConvStateLayout,
-    /// One byte per sequence, 0: its state reads as zeros, whatever the slot holds; absent: all have one.
+    /// One byte per sequence. 0: the state reads as zeros instead of the slot's contents. Absent: every sequence has a
+    /// state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
 /// The tensors of one convolution over `T` packed rows.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct ConvTensors<'a> {
-    /// `[N + 1]`, the lengths of a plan of [`Conv::device`]; absent for plans that have their lengths.
+    /// `[N + 1]`, lengths for a plan of [`Conv::device`]. Absent for other plans.
     pub cu_seqlens: Option<CuSeqlens<'a>>,
     /// The projections.
     pub x: ConvInput<'a>,
@@ -224,10 +226,10 @@ pub struct ConvTensors<'a> {
     pub weight: Tensor<'a, 2>,
     /// `[channels]`, f32, bf16 or fp16; absent: 0.
     pub bias: Option<Tensor<'a, 1>>,
-    /// Where sequences start from and what they leave behind; absent: zeros, and nothing.
+    /// Conv states, read and updated. Absent: sequences start from zeros, and no state is written.
     pub state: Option<ConvState<'a>>,
-    /// The slot of each sequence's state; absent: sequence n has slot n. A sequence with a negative one, or one beyond
-    /// the pool, is padding: its outputs become zeros, and no state is touched. No two sequences may share a slot.
+    /// Slot of each sequence. Absent: slot n for sequence n. Negative, or beyond the pool: padding, whose outputs
+    /// become zeros and which touches no state. No two sequences may share a slot.
     pub slots: Option<PerSequence<'a, i32>>,
     /// `[T, HK, K]`. Rows past the last sequence become zeros, here and in k and v.
     pub q: TokensMut<'a>,
@@ -235,11 +237,11 @@ pub struct ConvTensors<'a> {
     pub k: TokensMut<'a>,
     /// `[T, HV, V]`.
     pub v: TokensMut<'a>,
-    /// g and beta of all rows, whatever sequence they belong to, in the same launch. Absent: not wanted.
+    /// Gates g and beta of all rows, computed in the same launch. Absent: not computed.
     pub gates: Option<Gate<'a>>,
 }
 
-/// A convolution of packed batches of one shape: validated and uploaded once, launched any number of times.
+/// Plan of a convolution for packed batches of one shape: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Conv {
     context: Context,
@@ -250,7 +252,7 @@ pub struct Conv {
 
 impl Conv {
     /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`. Rows past the last
-    /// sequence belong to none.
+    /// sequence belong to no sequence.
     ///
     /// # Errors
     /// A spec or lengths that are not allowed; no memory for the lengths.
@@ -273,8 +275,8 @@ impl Conv {
     /// Packed batches of exactly `sequences` sequences, some of which may be empty, in `tokens` rows. Launches read
     /// [`ConvTensors::cu_seqlens`] on the device.
     ///
-    /// Entries that decrease or exceed the tokens never lead out of bounds; which outputs the sequences beside them have is
-    /// then not specified. A [`Prefill`](crate::prefill::Prefill), given the same, reports them.
+    /// Entries that decrease or exceed the tokens never lead out of bounds, but outputs of the affected sequences are
+    /// then unspecified. A [`Prefill`](crate::prefill::Prefill) with the same lengths reports such entries.
     ///
     /// # Errors
     /// A spec or sizes that are not allowed.
@@ -291,15 +293,15 @@ impl Conv {
         })
     }
 
-    /// The same, but launches leave conv states as they are: of tokens that are yet to be verified.
-    /// [`Commit`](crate::commit::Commit) makes up for it.
+    /// Changes the plan so that launches do not write conv states, for tokens that are yet to be verified.
+    /// [`Commit`](crate::commit::Commit) writes the states later.
     #[must_use]
     pub fn keeping_states(mut self) -> Self {
         self.shape.keeps_states = true;
         self
     }
 
-    /// The name of the kernel that a launch runs.
+    /// Name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
         self.shape.kernel().name()
     }
@@ -307,8 +309,8 @@ impl Conv {
     /// Enqueues the convolution: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
-    /// the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
+    /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
         let lengths = match &self.cu_seqlens {
             Some(own) => {
@@ -328,27 +330,27 @@ impl Conv {
         self.enqueue(stream, &lowered)
     }
 
-    /// All checks of [`Conv::launch`] but those of memory that arguments share, and of the lengths: their address, and
-    /// whether entries have 64 bits.
+    /// All checks of [`Conv::launch`] except those of overlaps and lengths. `lengths`: address, and whether entries
+    /// have 64 bits.
     pub(crate) fn lower(
         &self,
         stream: &Stream,
         lengths: (*const c_void, bool),
         tensors: &ConvTensors<'_>,
-    ) -> Result<Lowered> {
+    ) -> Result<LaunchArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
         Ok(self.shape.lower(tensors, lengths)?)
     }
 
-    /// The rest of it, on the current device.
-    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
-        let Lowered { arguments, groups } = lowered;
+    /// Enqueues checked launch arguments on the current device.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &LaunchArguments) -> Result<()> {
+        let LaunchArguments { arguments, groups } = lowered;
         if *groups == 0 {
             return Ok(());
         }
         let (kernel, threads) = (self.shape.kernel(), lower::THREADS);
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernel, *groups, threads, arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! From a batch and its tensors to the kernel's arguments and grid: pure, no device.
+//! Checks tensors and computes the kernel's arguments and grid. Pure: uses no device.
 
 use std::ptr;
 
@@ -16,31 +16,31 @@ use crate::types::{Dtype, HeadMap, StateLayout};
 
 /// Value columns of a workgroup.
 const COLUMNS: usize = 32;
-/// With the norm in it: workgroups have whole rows, of so many numbers, and states of up to so many keys.
+/// `V` and largest `K` of the kernel with the gated norm, whose workgroups compute whole rows.
 const NORM_VALUE_DIM: usize = 128;
 const NORM_KEY_DIM: usize = 128;
-/// Elements from row to row of a head's state, at most: the kernel's offsets within a head have 31 bits.
+/// Largest row stride of a head's state, in elements: the kernel's offsets within a head have 31 bits.
 const MAX_ROW_STRIDE: usize = 1 << 21;
 
-/// A batch, as far as it decides the launch.
+/// Properties of a batch that decide the launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     spec: DecodeSpec,
     pub(super) batch: usize,
     scale: f32,
-    /// Of the device, to which it deals workgroups in turn.
+    /// Dies of the device, to which it deals workgroups in turn.
     dies: u32,
 }
 
-/// Arguments and grid of one launch.
-pub(crate) struct Lowered {
+/// Launch arguments: the kernel's argument struct and grid.
+pub(crate) struct LaunchArguments {
     pub(super) kernel: Kernel<dwk_decode_args>,
     pub(super) arguments: dwk_decode_args,
     pub(super) groups: u32,
 }
 
-impl Lowered {
-    /// With a norm of o in the output's place, of the same tensors and a shape that has a kernel for it.
+impl LaunchArguments {
+    /// Fuses a norm of o, in place. `kernel`: the fused kernel; `norm`: arguments of a norm of the same tensors.
     pub(super) fn fuse(&mut self, kernel: Kernel<dwk_decode_args>, norm: &dwk_norm_args) {
         self.kernel = kernel;
         self.groups /= self.arguments.slabs as u32;
@@ -80,7 +80,7 @@ impl Shape {
         kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
     }
 
-    /// The kernel that has the gated norm in it, where there is one.
+    /// The kernel with the gated norm fused in, if there is one for this shape.
     pub(super) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         let fits =
             self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM;
@@ -97,12 +97,12 @@ impl Shape {
             .saturating_mul(self.slabs() as u64)
     }
 
-    /// Checks the tensors and makes the kernel's arguments.
+    /// Checks the tensors and returns the launch arguments.
     pub(super) fn lower(
         &self,
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         let DecodeSpec { dtype, tokens, .. } = self.spec;
         let Heads {
             key: key_heads,
@@ -172,14 +172,14 @@ impl Shape {
         if let Some(states) = &x.states {
             self.lower_states(states, x.pool.layout, &mut arguments)?;
         }
-        Ok(Lowered {
+        Ok(LaunchArguments {
             kernel: self.kernel(),
             arguments,
             groups: self.workgroups() as u32,
         })
     }
 
-    /// The state of a head.
+    /// Rows and columns of a head's state in memory.
     fn matrix(&self, layout: StateLayout) -> [usize; 2] {
         matrix(&self.spec, layout)
     }
@@ -193,7 +193,7 @@ impl Shape {
         let pool = &x.pool;
         let tensor = &pool.tensor.0;
         let slots = tensor.shape[0];
-        // Without slots every sequence has one of its own.
+        // Without slots, sequence n has slot n.
         let given = pool.slots.is_some() || plan_slots.is_some();
         let least = if given { 1 } else { self.batch };
         check_slot_count("pool", tensor, least)?;
@@ -242,7 +242,7 @@ impl Shape {
     }
 }
 
-/// Rows and columns of the state of a head, as it lies in memory.
+/// Rows and columns of a head's state in memory.
 pub(crate) fn matrix(spec: &DecodeSpec, layout: StateLayout) -> [usize; 2] {
     match layout {
         StateLayout::KeyMajor => [spec.heads.key_dim, spec.heads.value_dim],
@@ -250,7 +250,7 @@ pub(crate) fn matrix(spec: &DecodeSpec, layout: StateLayout) -> [usize; 2] {
     }
 }
 
-/// States after every token, `[B, T, HV, rows, columns]`: strides, and elements from token to token.
+/// Checks states after every token, `[B, T, HV, rows, columns]`. Returns strides, and elements from token to token.
 pub(crate) fn check_states(
     argument: &str,
     t: &Tensor<'_, 5>,
@@ -289,7 +289,7 @@ pub(crate) fn check_states(
     Ok((strides, token as i64))
 }
 
-/// A pool of at least so many slots, which 32 bits count.
+/// Checks that a pool has at least `least` slots, and fewer than 2^31 - 1.
 pub(crate) fn check_slot_count(argument: &str, t: &Tensor<'_, 4>, least: usize) -> Checked<()> {
     check::ensure((least..i32::MAX as usize).contains(&t.shape[0]), || {
         let was = format!("shape {:?}", t.shape);
@@ -306,7 +306,8 @@ pub(crate) fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
     })
 }
 
-/// No output may share memory with another argument, but o may be v, of which a workgroup reads what it then writes.
+/// Checks that no output shares memory with another argument. o may be v: a workgroup reads the elements of v that it
+/// then overwrites.
 pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
     let outputs = [
         Span::of("o", &x.o.0.0),
@@ -329,7 +330,7 @@ pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
     alias::check(&outputs, &inputs, &[("o", "v")])
 }
 
-/// Every tensor whose context is known must be of `context`.
+/// Checks that every tensor with a known context belongs to `context`.
 pub(super) fn check_devices(x: &DecodeTensors<'_>, context: &Context) -> Checked<()> {
     x.gating.check_devices(context)?;
     let always = [

@@ -1,4 +1,4 @@
-//! Gated DeltaNet decode: the same few tokens of every sequence, on a pool of states.
+//! Gated DeltaNet decode: one or a few tokens of every sequence, on a pool of states.
 //!
 //! The recurrence of [`prefill`](crate::prefill), token after token, in one launch:
 //!
@@ -9,16 +9,16 @@
 //! o_t  = scale S^T q_t
 //! ```
 //!
-//! Gates, norms, sums and the state are f32; an output is rounded once, and so is the state, when it is stored: in a bf16
-//! pool after the last token of a launch. The bits of a sequence do not depend on the batch that it is in.
+//! Gates, norms, sums and the state are f32. An output is rounded once. The state is rounded when it is stored: to a
+//! bf16 pool after the last token of a launch. A sequence's bits do not depend on the other sequences of the batch.
 //!
-//! With one token a launch is a step of generation. With several it verifies those that a draft model proposed: given
-//! [`DecodeTensors::states`], it leaves the state after every token there and the pool as it is, until it is known how many
-//! tokens are accepted ([`Commit`](crate::commit::Commit)).
+//! With one token a launch is a step of generation. With several tokens it verifies a draft: with
+//! [`DecodeTensors::states`] it writes the state after every token there and does not write the pool.
+//! [`Commit`](crate::commit::Commit) updates the pool once it is known how many tokens are accepted.
 
 pub(crate) mod lower;
 
-pub(crate) use lower::Lowered;
+pub(crate) use lower::LaunchArguments;
 use lower::Shape;
 
 use crate::abi::dwk_decode_args;
@@ -37,17 +37,17 @@ use crate::types::Dtype;
 /// Most tokens of a sequence in a launch.
 pub const MAX_TOKENS: usize = 16;
 
-/// What the tokens of a sequence in one launch are to each other.
+/// Relation between a sequence's tokens in one launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Draft {
-    /// Each follows the one before it.
+    /// Each token follows the one before it.
     #[default]
     Chain,
-    /// Each follows one that is named. No kernel does that yet: it is refused.
+    /// Each token follows a named token. Not supported yet: refused.
     Tree,
 }
 
-/// What a decode computes, whatever the batch.
+/// Parameters of a decode that do not depend on the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeSpec {
     /// Element type of q, k, v and o: [`Dtype::Bf16`] or [`Dtype::F16`].
@@ -60,12 +60,12 @@ pub struct DecodeSpec {
     pub scale: Option<f32>,
     /// `T`, tokens of every sequence, 1 to [`MAX_TOKENS`].
     pub tokens: usize,
-    /// What several tokens are to each other.
+    /// Relation between a sequence's tokens.
     pub draft: Draft,
 }
 
 impl DecodeSpec {
-    /// bf16, grouped heads, no norm inside, the default scale, one token.
+    /// Spec with bf16, grouped heads, no norm of q and k, the default scale, one token.
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         DecodeSpec {
             dtype: Dtype::Bf16,
@@ -78,10 +78,10 @@ impl DecodeSpec {
     }
 }
 
-/// The tensors of one decode of `B` sequences. A tensor over tokens is `[B, T, ...]`, or `[B T, ...]` with the tokens of
-/// a sequence one after the other, as [`conv`](crate::conv) leaves them.
+/// The tensors of one decode of `B` sequences. A tensor over tokens is `[B, T, ...]`, or `[B T, ...]` with adjacent
+/// tokens of a sequence, as [`conv`](crate::conv) writes them.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct DecodeTensors<'a> {
     /// `[B, T, HK, K]`.
@@ -94,16 +94,17 @@ pub struct DecodeTensors<'a> {
     pub gating: Gating<'a>,
     /// The states, read and written in place. Rows of a head may be up to 2^21 elements apart.
     pub pool: StatePool<'a>,
-    /// One byte per sequence, 0: it starts from zeros whatever its slot holds; absent: all have a state.
+    /// One byte per sequence. 0: the sequence starts from zeros instead of its slot's contents. Absent: every sequence
+    /// has a state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
-    /// `[B, T, HV, K, V]`, or with the last two exchanged as in the pool; f32 or bf16: the state after every token, for
-    /// [`Commit`](crate::commit::Commit). The pool is then not written; of padding nothing is written here.
+    /// State after every token, for [`Commit`](crate::commit::Commit): `[B, T, HV, K, V]`, or `[B, T, HV, V, K]` if the
+    /// pool has that layout; f32 or bf16. The pool is then not written. States of padding are not written here.
     pub states: Option<TensorMut<'a, 5>>,
     /// `[B, T, HV, V]`. It may be v.
     pub o: TokensMut<'a>,
 }
 
-/// A decode of batches of one size: validated once, launched any number of times.
+/// Plan of a decode for batches of one size: validated once, launched any number of times.
 #[derive(Debug)]
 pub struct Decode {
     context: Context,
@@ -112,7 +113,7 @@ pub struct Decode {
 }
 
 impl Decode {
-    /// Batches of `batch` sequences.
+    /// Plan for batches of `batch` sequences.
     ///
     /// # Errors
     /// A spec or a size that is not allowed.
@@ -124,17 +125,17 @@ impl Decode {
         })
     }
 
-    /// The slots of a pool that the sequences have, as [`Prefill::set_slots`](crate::prefill::Prefill::set_slots).
+    /// Sets the sequences' slots in the pool, as [`Prefill::set_slots`](crate::prefill::Prefill::set_slots) does.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Prefill::set_slots`](crate::prefill::Prefill::set_slots).
     pub fn set_slots(&mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<()> {
         let batch = self.shape.batch;
         self.slots = Some(HostSlots::new(&self.context, batch, slots, write_slots)?);
         Ok(())
     }
 
-    /// The name of the kernel that a launch runs.
+    /// Name of the kernel that a launch runs.
     pub fn kernel(&self) -> &'static str {
         self.shape.kernel().name()
     }
@@ -147,8 +148,8 @@ impl Decode {
     /// Enqueues the decode: one kernel, nothing else.
     ///
     /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed: then nothing was enqueued. A launch that
-    /// the runtime refuses.
+    /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
+    /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<()> {
         let lowered = self.lower(stream, tensors)?;
         if lowered.groups > 0 {
@@ -159,31 +160,35 @@ impl Decode {
         self.enqueue(stream, &lowered)
     }
 
-    /// All checks of [`Decode::launch`] but those of memory that arguments share.
-    pub(crate) fn lower(&self, stream: &Stream, tensors: &DecodeTensors<'_>) -> Result<Lowered> {
+    /// All checks of [`Decode::launch`] except those of overlaps.
+    pub(crate) fn lower(
+        &self,
+        stream: &Stream,
+        tensors: &DecodeTensors<'_>,
+    ) -> Result<LaunchArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
         Ok(self.shape.lower(tensors, self.slots.as_ref())?)
     }
 
-    /// The rest of it, on the current device.
-    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered) -> Result<()> {
+    /// Enqueues checked launch arguments on the current device.
+    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &LaunchArguments) -> Result<()> {
         if lowered.groups == 0 {
             return Ok(());
         }
         let (kernel, groups) = (lowered.kernel, lowered.groups);
         let threads = self.context.target().threads(kernel.role());
-        // SAFETY: views of buffers borrow them, and the makers of raw views answered for theirs.
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
     }
 
-    /// The kernel that has the gated norm in it, where there is one for the shape.
+    /// The kernel with the gated norm fused in, if there is one for this shape.
     pub(crate) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         self.shape.norm_kernel()
     }
 
-    /// Puts the norm of the outputs, in place, in the kernel that makes them; false: there is none that has it in it.
-    pub(crate) fn fuse(&self, lowered: &mut Lowered, norm: &norm::Lowered) -> bool {
+    /// Fuses the in-place norm of the outputs into the decode kernel. Returns false if no kernel for this shape has it.
+    pub(crate) fn fuse(&self, lowered: &mut LaunchArguments, norm: &norm::LaunchArguments) -> bool {
         if let Some(kernel) = self.norm_kernel() {
             lowered.fuse(kernel, norm.arguments());
         }

@@ -1,10 +1,11 @@
-//! From the tensors of a layer to those of its stages, all of them checked before anything is enqueued.
+//! Derives the tensors of a layer's stages from the layer's tensors, and checks all of them before anything is
+//! enqueued.
 
 use std::ffi::c_void;
 use std::ops::Range;
 
 use super::LayerTensors;
-use super::stages::{Lowered, Stages};
+use super::stages::{LaunchArguments, Stages};
 use crate::alias::{self, Span};
 use crate::batch::PerSequence;
 use crate::check;
@@ -21,27 +22,27 @@ use crate::tensor::{Batch, Tensor, TensorMut, TokenScalars, Tokens, TokensMut, d
 use crate::types::Dtype;
 use crate::workspace::WORKSPACE_ALIGN;
 
-/// Where q, k, v, g and beta begin in the workspace, and where they end.
+/// Offsets of q, k, v, g and beta in the workspace, and their total size, in bytes.
 pub(super) struct Activations {
     offsets: [usize; 5],
     pub(super) bytes: usize,
 }
 
-/// Sequences of a batch that one of the recurrences runs, and their rows.
-struct Part {
+/// Sequences of a batch that decode or prefill computes, and their rows.
+struct SubBatch {
     rows: Range<usize>,
     sequences: Range<usize>,
 }
 
-/// What the convolution leaves in the workspace, of all rows.
+/// Outputs of the convolution in the workspace, for all rows.
 struct Convolved<'a> {
     qkv: [Tensor<'a, 3>; 3],
-    /// g and beta, where the recurrences cannot read what they are made of: where a or b lies in blocks.
+    /// g and beta, if a or b lies in blocks, which the recurrences cannot read.
     gates: Option<[Tensor<'a, 2>; 2]>,
 }
 
 impl Stages {
-    /// What of the workspace holds what the convolution leaves.
+    /// Layout of the convolution's outputs in the workspace.
     pub(super) fn activations(&self) -> Activations {
         let element = self.spec.dtype.size();
         let [q, k, v] = self.spec.conv().channels().map(|n| n * element);
@@ -55,53 +56,55 @@ impl Stages {
         Activations { offsets, bytes }
     }
 
-    /// With lengths that are known to be good, or will be, and the activations at an address.
+    /// Checks all stages and returns their launch arguments. `cu_seqlens` must be checked, by the host or by an earlier
+    /// kernel.
     pub(super) fn lower(
         &self,
         stream: &Stream,
         x: &LayerTensors<'_>,
         cu_seqlens: *const i32,
         activations: *mut c_void,
-        prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::Lowered>>,
-    ) -> Result<Lowered> {
+        prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::LaunchArguments>>,
+    ) -> Result<LaunchArguments> {
         self.check(x)?;
         let in_blocks = |t: &TokenScalars<'_>| t.0.shape[3] > 1;
         let convolved = self.convolved(activations, in_blocks(&x.a) || in_blocks(&x.b));
         let conv = self.lower_conv(stream, x, cu_seqlens, &convolved)?;
         let norm = self.lower_norm(stream, x, x.z.clone(), 0..self.tokens)?;
-        let mut lowered = Lowered {
+        let mut lowered = LaunchArguments {
             conv,
             decode: None,
             prefill: None,
             norm: Some(norm),
         };
         if let Some(plan) = &self.decode {
-            let part = Part {
+            let sub_batch = SubBatch {
                 rows: 0..self.decodes,
                 sequences: 0..self.decodes,
             };
-            let tensors = decode_tensors(self.recurrence(x, &convolved, &part));
+            let tensors = decode_tensors(self.recurrence(x, &convolved, &sub_batch));
             let mut decode = renamed(plan.lower(stream, &tensors), &RECURRENCE)?;
             let norm_of =
                 |rows: Range<usize>| self.lower_norm(stream, x, z_rows(&x.z, rows.clone()), rows);
-            if plan.fuse(&mut decode, &norm_of(part.rows)?) {
+            if plan.fuse(&mut decode, &norm_of(sub_batch.rows)?) {
                 let rest = self.decodes..self.tokens;
                 lowered.norm = (!rest.is_empty()).then(|| norm_of(rest)).transpose()?;
             }
             lowered.decode = Some(decode);
         }
         if let Some(lower) = prefill {
-            let part = Part {
+            let sub_batch = SubBatch {
                 rows: self.decodes..self.tokens,
                 sequences: self.decodes..self.sequences,
             };
-            let tensors = prefill_tensors(self.recurrence(x, &convolved, &part));
+            let tensors = prefill_tensors(self.recurrence(x, &convolved, &sub_batch));
             lowered.prefill = Some(renamed(lower(&tensors), &RECURRENCE)?);
         }
         Ok(lowered)
     }
 
-    /// No output may share memory with another argument. What the stages do in place, o in y and y after it, is their own.
+    /// Checks that no output of the layer shares memory with another argument. Stages may work in place: o and the norm
+    /// both use y.
     pub(super) fn check_overlaps(x: &LayerTensors<'_>, workspace: Span<'_>) -> Result<()> {
         let (weights, states) = (&x.weights, &x.states);
         let outputs = [
@@ -130,7 +133,7 @@ impl Stages {
         Ok(alias::check(&outputs, &inputs, &[])?)
     }
 
-    /// What is taken apart here has to be of the right size.
+    /// Checks sizes of tensors that are split here.
     fn check(&self, x: &LayerTensors<'_>) -> Result<()> {
         let batch = Batch::Packed {
             tokens: self.tokens,
@@ -138,7 +141,7 @@ impl Stages {
         let (heads, dim) = (self.spec.heads.value, self.spec.heads.value_dim);
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         check::output_tokens("y", &x.y.0, batch, heads, dim, &[self.spec.dtype])?;
-        // In blocks they are the convolution's alone.
+        // With heads in blocks, only the convolution reads a and b, and checks them.
         for (name, t) in [("a", &x.a), ("b", &x.b)] {
             if t.0.shape[3] <= 1 {
                 check::scalars(name, t, batch, heads, &any)?;
@@ -166,7 +169,7 @@ impl Stages {
         let (own, other) = (states.conv.0.shape[0], states.recurrent.0.shape[0]);
         check::ensure(own == other, || {
             let was = format!("{own} slots");
-            let allowed = format!("as many as states.recurrent, {other}");
+            let allowed = format!("{other} slots, as states.recurrent has");
             ArgumentError::new("states.conv", ArgumentKind::Shape, was, allowed)
         })?;
         if let Some(has) = &x.states.has_initial_state {
@@ -175,7 +178,7 @@ impl Stages {
         Ok(())
     }
 
-    /// The slots of all sequences, where the plan or the launch has any.
+    /// Slots of all sequences, from the plan or the launch, if either has any.
     fn slots<'a>(&'a self, x: &LayerTensors<'a>) -> Option<PerSequence<'a, i32>> {
         let own = self.slots.as_ref().map(HostSlots::read);
         own.or_else(|| x.states.slots.clone())
@@ -189,7 +192,7 @@ impl Stages {
         let of_heads = [self.tokens, heads.value];
         let at = |offset: usize| address.wrapping_byte_add(offset);
         let rows = |(offset, shape)| {
-            // SAFETY: the workspace holds it, and its maker answered for that.
+            // SAFETY: the workspace holds the tensor; whoever made the workspace vouched for its memory.
             unsafe { Tensor::from_raw(at(offset), dtype, shape, dense_strides(shape)) }
         };
         let scalars = |offset| {
@@ -208,7 +211,7 @@ impl Stages {
         x: &LayerTensors<'_>,
         cu_seqlens: *const i32,
         convolved: &Convolved<'_>,
-    ) -> Result<conv::Lowered> {
+    ) -> Result<conv::LaunchArguments> {
         let [q, k, v] = (convolved.qkv.each_ref()).map(|t| TensorMut(t.clone()).into());
         let gates = convolved.gates.as_ref().map(|[g, beta]| Gate {
             a: x.a.clone(),
@@ -255,14 +258,14 @@ impl Stages {
         )
     }
 
-    /// The norm of some rows.
+    /// Launch arguments of the norm of some rows.
     fn lower_norm(
         &self,
         stream: &Stream,
         x: &LayerTensors<'_>,
         z: Tensor<'_, 3>,
         rows: Range<usize>,
-    ) -> Result<norm::Lowered> {
+    ) -> Result<norm::LaunchArguments> {
         let norm = GatedNorm {
             x: None,
             z,
@@ -281,9 +284,9 @@ impl Stages {
         &'a self,
         x: &LayerTensors<'a>,
         convolved: &Convolved<'a>,
-        part: &Part,
+        sub_batch: &SubBatch,
     ) -> Recurrence<'a> {
-        let rows = |t: &Tensor<'a, 4>| t.token_rows(part.rows.clone());
+        let rows = |t: &Tensor<'a, 4>| t.token_rows(sub_batch.rows.clone());
         let [q, k, v] =
             (convolved.qkv.each_ref()).map(|t| Tokens(rows(&Tokens::from(t.clone()).0), false));
         let scalars = |t: &TokenScalars<'a>| TokenScalars(rows(&t.0), false);
@@ -301,11 +304,11 @@ impl Stages {
             },
         };
         let states = &x.states;
-        // Without slots the second part would count its sequences from 0 again.
+        // Without slots, prefill would give its sequences the slots from 0 on again.
         let slots = self
             .slots(x)
             .or(self.counted.as_ref().map(PerSequence::from));
-        let slots = slots.map(|slots| slots.part(part.sequences.clone()));
+        let slots = slots.map(|slots| slots.part(sub_batch.sequences.clone()));
         let has = states.has_initial_state.as_ref();
         Recurrence {
             q,
@@ -318,20 +321,20 @@ impl Stages {
                 slots,
                 write_slots: None,
             },
-            has_initial_state: has.map(|has| has.part(part.sequences.clone())),
+            has_initial_state: has.map(|has| has.part(sub_batch.sequences.clone())),
             o: TokensMut(Tokens(rows(&x.y.0.0), false)),
         }
     }
 }
 
-/// Some rows of z, whose shape and strides were checked.
+/// A range of rows of z. Shape and strides of z were checked.
 fn z_rows<'a>(z: &Tensor<'a, 3>, rows: Range<usize>) -> Tensor<'a, 3> {
     let [_, blocks, size] = z.shape;
     let shape = [rows.len(), blocks, size];
     z.part(shape, z.strides, rows.start * z.strides[0])
 }
 
-/// What both recurrences are given.
+/// Tensors that decode and prefill share.
 struct Recurrence<'a> {
     q: Tokens<'a>,
     k: Tokens<'a>,
@@ -371,14 +374,14 @@ fn prefill_tensors(x: Recurrence<'_>) -> PrefillTensors<'_> {
     }
 }
 
-/// What the recurrences call the layer's arguments, and what the layer does.
+/// Names of arguments: the recurrences' name, the layer's name.
 const RECURRENCE: [(&str, &str); 3] = [
     ("pool", "states.recurrent"),
     ("a_log", "weights.a_log"),
     ("dt_bias", "weights.dt_bias"),
 ];
 
-/// An outcome whose error names the layer's argument.
+/// Renames the argument in an error to the layer's name.
 fn renamed<T>(outcome: Result<T>, names: &[(&str, &str)]) -> Result<T> {
     outcome.map_err(|error| match error {
         Error::Argument(error) => {

@@ -1,4 +1,4 @@
-//! A Gated DeltaNet layer between its input projections and its output projection, in place on an engine's states.
+//! A Gated DeltaNet layer from its input projections to its output projection, in place on an engine's states.
 //!
 //! ```text
 //! q, k, v = silu(conv(x))                                conv
@@ -6,11 +6,11 @@
 //! y       = rmsnorm(o) * weight * gate(z)                norm
 //! ```
 //!
-//! A batch begins with the sequences that have one token each, the decodes; then come prefills of any lengths. One call
-//! runs both: the convolution and the norm over all rows, decode over the first, prefill over the rest. Every stage hands
-//! its result over in the type of the activations: o goes to y, where the norm works in place, and q, k and v lie in the
-//! workspace, and so do g and beta where a or b lies in blocks: then they are the convolution's. Where V is 128 and K at
-//! most that, decode has the norm in it: the same bits, one launch less.
+//! A batch begins with the decodes, sequences of one token each. Prefills of any lengths follow. One call runs both:
+//! the convolution and the norm over all rows, decode over the first rows, prefill over the rest. Stages pass results
+//! in the type of the activations. o is written to y, where the norm works in place; q, k and v lie in the workspace.
+//! If a or b lies in blocks, the convolution computes g and beta, also in the workspace. If V is 128 and K at most 128,
+//! decode computes the norm too: same bits, one launch less.
 
 mod lower;
 mod stages;
@@ -34,7 +34,7 @@ use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
 use crate::types::{Dtype, StateLayout};
 use crate::workspace::{Workspace, check_workspace};
 
-/// What a layer computes, whatever the batch.
+/// Parameters of a layer that do not depend on the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Element type of x, z, y and of the conv state: [`Dtype::Bf16`] or [`Dtype::F16`].
@@ -47,18 +47,18 @@ pub struct LayerSpec {
     pub qk_l2norm: bool,
     /// Factor of the recurrence's output; absent is `K^-0.5`.
     pub scale: Option<f32>,
-    /// Whether beta is `2 sigmoid(b)` (OLMo-Hybrid); [`crate::gates::Gating::Raw`] says what that does to errors.
+    /// Whether beta is `2 sigmoid(b)` (OLMo-Hybrid). [`crate::gates::Gating::Raw`] describes the effect on errors.
     pub allow_neg_eigval: bool,
-    /// What the norm adds to the mean of the squares.
+    /// Number that the norm adds to the mean of the squares.
     pub eps: f32,
-    /// What the norm makes of z.
+    /// The norm's gate, a function of z.
     pub gate: OutputGate,
     /// As [`PrefillSpec::segments`].
     pub segments: Option<usize>,
 }
 
 impl LayerSpec {
-    /// As in Qwen3.5: bf16, grouped heads, width 4, l2-normalised q and k, an eps of 1e-6, SiLU.
+    /// Spec of Qwen3.5: bf16, grouped heads, width 4, l2-normalised q and k, eps 1e-6, SiLU.
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         LayerSpec {
             dtype: Dtype::Bf16,
@@ -73,7 +73,7 @@ impl LayerSpec {
         }
     }
 
-    /// The convolution, whose channels and views of packed projections are the layer's.
+    /// Spec of the layer's convolution, for views of packed projections ([`ConvInput`]).
     pub fn conv(&self) -> ConvSpec {
         ConvSpec {
             dtype: self.dtype,
@@ -110,7 +110,7 @@ impl LayerSpec {
 /// The weights of a layer, each f32, bf16 or fp16.
 #[derive(Clone, Debug)]
 pub struct LayerWeights<'a> {
-    /// `[channels, width]`: those of q, k and v; the newest token's last.
+    /// `[channels, width]`, channels of q, then k, then v; the newest token's weight last.
     pub conv: Tensor<'a, 2>,
     /// `[channels]`; absent: 0.
     pub conv_bias: Option<Tensor<'a, 1>>,
@@ -127,46 +127,46 @@ pub struct LayerWeights<'a> {
 pub struct LayerStates<'a> {
     /// `[slots, channels, columns]` or `[slots, columns, channels]`, as [`ConvState`](crate::conv::ConvState).
     pub conv: TensorMut<'a, 3>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub conv_layout: ConvStateLayout,
     /// `[slots, HV, K, V]` or `[slots, HV, V, K]`, f32 or bf16.
     pub recurrent: TensorMut<'a, 4>,
-    /// Which of the two.
+    /// Order of the last two dimensions.
     pub recurrent_layout: StateLayout,
-    /// The slot of each sequence; absent: slot n for sequence n. A sequence with a negative one, or one beyond the pools,
-    /// is padding: its rows of y become zeros, and no state is touched. No two sequences may share a slot. Both pools have
-    /// as many. Of slots that the host knows, [`Layer::set_slots`] checks that.
+    /// Slot of each sequence in both pools. Absent: slot n for sequence n. Negative, or beyond the pools: padding,
+    /// whose rows of y become zeros and which touches no state. No two sequences may share a slot. Both pools have the
+    /// same number of slots. [`Layer::set_slots`] checks slots that the host knows.
     pub slots: Option<PerSequence<'a, i32>>,
-    /// One byte per sequence, 0: its states read as zeros, whatever the slot holds; absent: all have them. The states of a
-    /// sequence without tokens stay as they are, whatever this says.
+    /// One byte per sequence. 0: both states read as zeros instead of the slot's contents. Absent: every sequence has
+    /// states. The states of a sequence without tokens never change.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
 }
 
 /// The tensors of one layer over `T` packed rows.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct LayerTensors<'a> {
-    /// `[N + 1]`, the lengths of a plan of [`Layer::device`]; absent for plans that have their lengths.
+    /// `[N + 1]`, lengths for a plan of [`Layer::device`]. Absent for other plans.
     pub cu_seqlens: Option<CuSeqlens<'a>>,
-    /// q, k and v as the projections give them: [`ConvInput::flat`], [`ConvInput::interleaved`] or tensors of their own.
+    /// Projections q, k and v: [`ConvInput::flat`], [`ConvInput::interleaved`] or separate tensors.
     pub x: ConvInput<'a>,
-    /// z: [`ConvInput::flat_z`], [`ConvInput::interleaved_z`] or any other `[T, blocks, heads * V]`.
+    /// Projection z: [`ConvInput::flat_z`], [`ConvInput::interleaved_z`] or any other `[T, blocks, heads * V]`.
     pub z: Tensor<'a, 3>,
-    /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks, as [`Gate::interleaved`](crate::gate::Gate::interleaved)
-    /// gives them.
+    /// `[T, HV]`, f32, bf16 or fp16, any strides; heads may lie in blocks, as
+    /// [`Gate::interleaved`](crate::gate::Gate::interleaved) gives them.
     pub a: TokenScalars<'a>,
-    /// `[T, HV]`, likewise.
+    /// `[T, HV]`, as a.
     pub b: TokenScalars<'a>,
-    /// What the layer has learnt.
+    /// Weights.
     pub weights: LayerWeights<'a>,
-    /// Where sequences start from and what they leave behind.
+    /// States, read and updated in place.
     pub states: LayerStates<'a>,
     /// `[T, HV, V]`. Rows past the last sequence become zeros.
     pub y: TokensMut<'a>,
 }
 
-/// A layer over packed batches of one shape: validated and uploaded once, launched any number of times.
+/// Plan of a layer for packed batches of one shape: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Layer {
     stages: Stages,
@@ -174,7 +174,7 @@ pub struct Layer {
     prefill: Option<Prefill>,
 }
 
-/// Who knows the lengths of the sequences.
+/// Lengths of the sequences, known on the host or only on the device.
 #[derive(Debug)]
 enum Lengths {
     /// `cu_seqlens`, uploaded.
@@ -184,7 +184,7 @@ enum Lengths {
 
 impl Layer {
     /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`, and the first `decodes`
-    /// sequences have one each. Rows past the last sequence belong to none.
+    /// sequences have one each. Rows past the last sequence belong to no sequence.
     ///
     /// # Errors
     /// A spec or lengths that are not allowed; no memory for the lengths.
@@ -200,7 +200,7 @@ impl Layer {
         let single = |n: usize| cu_seqlens.get(n + 1) == Some(&(n as i32 + 1));
         check::ensure((0..decodes).all(single), || {
             let was = format!("{decodes} of {sequences} sequences");
-            let allowed = "each of them must exist and have one token";
+            let allowed = "each decode must be a sequence of one token";
             ArgumentError::new("decodes", ArgumentKind::Lengths, was, allowed)
         })?;
         let stages = Stages::new(context, spec, tokens, sequences, decodes)?;
@@ -216,15 +216,16 @@ impl Layer {
         })
     }
 
-    /// Packed batches of exactly `sequences` sequences in `tokens` rows, whose lengths launches read on the device
-    /// ([`LayerTensors::cu_seqlens`]), so that a graph that was captured once serves batches of varying lengths.
+    /// Packed batches of exactly `sequences` sequences in `tokens` rows. Launches read the lengths on the device
+    /// ([`LayerTensors::cu_seqlens`]), so a graph that was captured once serves batches of varying lengths.
     ///
-    /// The first `decodes` sequences have one token each, others any number, also none. Absent decodes have a negative slot,
-    /// absent prefills have no tokens, absent rows lie past the last sequence.
+    /// The first `decodes` sequences have one token each, the others any number, also 0. Give an unused decode a
+    /// negative slot and an unused prefill no tokens. Unused rows lie past the last sequence.
     ///
-    /// One kernel more checks the lengths: entries that are not 0, 1, 2, ... up to the decodes, that decrease or exceed the
-    /// tokens are replaced by the nearest allowed ones. The first 4 bytes of the workspace are the status after a launch: 0,
-    /// or 1 + the index of the first entry that was replaced. No sequence is cut into segments.
+    /// One more kernel checks the lengths. It replaces entries by the nearest allowed number if they are not 0, 1, 2,
+    /// ... up to `decodes`, if they decrease, or if they exceed the tokens. The first 4 bytes of the workspace are the
+    /// status after a launch: 0, or 1 + the index of the first entry that was replaced. No sequence is cut into
+    /// segments.
     ///
     /// # Errors
     /// A spec or sizes that are not allowed; more than one segment; no memory for the plan.
@@ -250,7 +251,7 @@ impl Layer {
             lengths: Lengths::Device(DeviceLengths {
                 sequences,
                 tokens,
-                singles: decodes,
+                decodes: decodes,
             }),
             prefill,
         })
@@ -260,12 +261,12 @@ impl Layer {
     /// [`LayerStates::slots`]. Launches refuse slots beyond their pools. Not for plans that a captured graph needs.
     ///
     /// # Errors
-    /// A plan of [`Layer::device`]. Not as many slots as sequences; a slot of two sequences, where it is not negative. No
-    /// memory for the slots.
+    /// A plan of [`Layer::device`]; a number of slots other than the number of sequences; two sequences with the same
+    /// slot, unless it is negative; no memory for the slots.
     pub fn set_slots(&mut self, slots: &[i32]) -> Result<()> {
         check::ensure(matches!(self.lengths, Lengths::Host(_)), || {
             let was = "given to a plan whose lengths are on the device";
-            let allowed = "launches of such a plan take them";
+            let allowed = "pass them to each launch of such a plan";
             ArgumentError::new("slots", ArgumentKind::Presence, was, allowed)
         })?;
         let Stages {
@@ -281,7 +282,7 @@ impl Layer {
         self.lengths_bytes() + self.stages.activations().bytes + records
     }
 
-    /// The part of the workspace that holds checked lengths.
+    /// Bytes of workspace for checked lengths.
     fn lengths_bytes(&self) -> usize {
         match &self.lengths {
             Lengths::Host(_) => 0,
@@ -301,8 +302,8 @@ impl Layer {
             .collect()
     }
 
-    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this
-    /// crate on the stream, from whatever thread, comes between them.
+    /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this crate on
+    /// the stream, from any thread, comes between them.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then

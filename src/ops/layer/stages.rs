@@ -1,4 +1,4 @@
-//! The stages of a layer that do not depend on who knows the lengths: all but prefill.
+//! Stages of a layer that do not depend on whether the host knows the lengths: all except prefill.
 
 use super::LayerSpec;
 use crate::conv::{self, Conv};
@@ -11,13 +11,13 @@ use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::Buffer;
 
-/// Arguments of the stages of one launch.
-pub(super) struct Lowered {
-    pub(super) conv: conv::Lowered,
-    pub(super) decode: Option<decode::Lowered>,
-    pub(super) prefill: Option<prefill::Lowered>,
-    /// Of the rows that decode does not norm.
-    pub(super) norm: Option<norm::Lowered>,
+/// Launch arguments of all stages.
+pub(super) struct LaunchArguments {
+    pub(super) conv: conv::LaunchArguments,
+    pub(super) decode: Option<decode::LaunchArguments>,
+    pub(super) prefill: Option<prefill::LaunchArguments>,
+    /// Norm of the rows that decode does not norm.
+    pub(super) norm: Option<norm::LaunchArguments>,
 }
 
 /// Plans of the stages, and the batch that they are for.
@@ -30,14 +30,14 @@ pub(super) struct Stages {
     pub(super) decodes: usize,
     pub(super) conv: Conv,
     pub(super) decode: Option<Decode>,
-    /// 0, 1, 2, ...: of callers without slots, where decodes and prefills share the pool.
+    /// Slots 0, 1, 2, ... for callers without slots, if a batch has decodes and prefills.
     pub(super) counted: Option<Buffer<i32>>,
-    /// Those of a plan that has its slots.
+    /// Slots of the plan, if it has any.
     pub(super) slots: Option<HostSlots>,
 }
 
 impl Stages {
-    /// Of so many sequences in so many rows, the first of which, `decodes`, have a row each.
+    /// Stages for `sequences` sequences in `tokens` rows. The first `decodes` sequences have one row each.
     pub(super) fn new(
         context: &Context,
         spec: LayerSpec,
@@ -68,12 +68,13 @@ impl Stages {
         Ok(stages)
     }
 
-    /// Whether there is a prefill: it makes zeros of rows past the last sequence, too. Sequences without tokens need none.
+    /// Whether there is a prefill stage. It also writes zeros to rows past the last sequence. Sequences without tokens
+    /// do not need it.
     pub(super) fn prefills(&self) -> bool {
         self.tokens > self.decodes || self.decodes == 0
     }
 
-    /// Names of the kernels, with those of the prefill.
+    /// Names of the kernels in order. `prefill`: names of the prefill's kernels.
     pub(super) fn kernels(
         &self,
         prefill: impl IntoIterator<Item = &'static str>,
@@ -94,8 +95,8 @@ impl Stages {
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
-        lowered: &Lowered,
-        prefill: impl FnOnce(&prefill::Lowered) -> Result<()>,
+        lowered: &LaunchArguments,
+        prefill: impl FnOnce(&prefill::LaunchArguments) -> Result<()>,
     ) -> Result<()> {
         self.conv.enqueue(stream, &lowered.conv)?;
         if let (Some(decode), Some(lowered)) = (&self.decode, &lowered.decode) {

@@ -1,4 +1,4 @@
-//! Lengths that the device alone knows, made safe there by a kernel of one wave, before any other indexes with them.
+//! Lengths that only the device knows. A kernel of one wave checks them there before other kernels index with them.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -14,17 +14,17 @@ use crate::workspace::WORKSPACE_ALIGN;
 /// Bytes of the workspace before the checked lengths: the status word.
 const STATUS_BYTES: usize = WORKSPACE_ALIGN;
 
-/// Lengths of so many sequences in so many tokens, the first of which have one token each.
+/// Lengths of `sequences` sequences in `tokens` tokens. The first `decodes` sequences have one token each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceLengths {
     pub(crate) sequences: usize,
     pub(crate) tokens: usize,
-    /// At most as many as sequences and tokens.
-    pub(crate) singles: usize,
+    /// At most `sequences`, and at most `tokens`.
+    pub(crate) decodes: usize,
 }
 
 /// The arguments of a launch.
-pub(crate) struct Lowered(dwk_prefill_lengths_args);
+pub(crate) struct LaunchArguments(dwk_prefill_lengths_args);
 
 impl DeviceLengths {
     fn checked_bytes(&self) -> usize {
@@ -32,32 +32,32 @@ impl DeviceLengths {
     }
 
     fn rest_bytes(&self) -> usize {
-        match self.singles {
+        match self.decodes {
             0 => 0,
-            singles => ((self.sequences - singles + 1) * 4).next_multiple_of(WORKSPACE_ALIGN),
+            decodes => ((self.sequences - decodes + 1) * 4).next_multiple_of(WORKSPACE_ALIGN),
         }
     }
 
-    /// Bytes of workspace: the status word, and the lengths that were checked.
+    /// Bytes of workspace: the status word and the checked lengths.
     pub(crate) fn bytes(&self) -> usize {
         STATUS_BYTES + self.checked_bytes() + self.rest_bytes()
     }
 
-    /// With so many bytes of workspace at an address.
+    /// Checks the lengths' tensor and returns the launch arguments, with workspace at an address.
     pub(crate) fn lower(
         &self,
         context: &Context,
         cu_seqlens: &CuSeqlens<'_>,
         workspace: *mut c_void,
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         check::device("cu_seqlens", cu_seqlens.owner(), context)?;
         let (lengths, wide) = cu_seqlens.checked(self.sequences)?;
         let checked = workspace.wrapping_byte_add(STATUS_BYTES);
-        let rest = match self.singles {
+        let rest = match self.decodes {
             0 => ptr::null_mut(),
             _ => checked.wrapping_byte_add(self.checked_bytes()),
         };
-        Ok(Lowered(dwk_prefill_lengths_args {
+        Ok(LaunchArguments(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
             status: workspace.cast(),
@@ -65,30 +65,31 @@ impl DeviceLengths {
             sequences: self.sequences as i32,
             tokens: self.tokens as i32,
             wide: i32::from(wide),
-            singles: self.singles as i32,
+            decodes: self.decodes as i32,
         }))
     }
 }
 
-impl Lowered {
+impl LaunchArguments {
     /// `cu_seqlens` of all sequences, which the launch writes.
     pub(crate) fn checked(&self) -> *const i32 {
         self.0.checked
     }
 
-    /// `cu_seqlens` of the sequences after the single tokens, as if these were not there.
+    /// `cu_seqlens` of the sequences after the decodes, counted from 0.
     pub(crate) fn rest(&self) -> *const i32 {
-        match self.0.singles {
+        match self.0.decodes {
             0 => self.0.checked,
             _ => self.0.rest,
         }
     }
 
-    /// The launch, on the current device.
+    /// Enqueues the kernel on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         let kernel = kernels::prefill_lengths();
         let threads = context.target().threads(kernel.role());
-        // SAFETY: whoever lowered it answers for the workspace; lengths are borrowed, or their maker answered for them.
+        // SAFETY: the caller of `lower` vouches for the workspace; lengths are borrowed, or callers of `from_raw`
+        // vouch.
         unsafe { context.launch(stream, kernel, 1, threads, &self.0) }
     }
 }

@@ -1,4 +1,4 @@
-//! From the shape of a batch and its tensors to the kernels' arguments and grids: pure, no device.
+//! Checks tensors and computes the kernels' arguments and grids. Pure: uses no device.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -20,11 +20,11 @@ use crate::runtime::{Context, Stream};
 use crate::state::States;
 use crate::types::HeadMap;
 
-/// What the kernels read of the batch's lengths, on the device.
+/// Device addresses of the tables that kernels read: lengths, items and chains.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tables {
     pub(super) cu_seqlens: *const i32,
-    /// Null: every sequence is one.
+    /// Null: every sequence is one item.
     pub(super) items: *const dwk_prefill_item,
     pub(super) chains: *const i32,
     pub(super) counts: Counts,
@@ -40,7 +40,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The name of the kernel that is a part.
+    /// Name of the kernel of a part.
     pub(super) fn name_of(&self, part: Part) -> Option<&'static str> {
         match part {
             Part::Whole => None,
@@ -53,8 +53,8 @@ impl Kernels {
     }
 }
 
-/// Arguments and grids of one launch; a grid of no workgroups is not launched.
-pub(crate) struct Lowered {
+/// Launch arguments of all kernels, with their grids. Kernels with an empty grid are not launched.
+pub(crate) struct LaunchArguments {
     prepare: dwk_prefill_prepare_args,
     prepare_groups: u32,
     summarise: dwk_prefill_scan_args,
@@ -68,14 +68,14 @@ pub(crate) struct Lowered {
 }
 
 impl Shape {
-    /// Checks the tensors and makes the kernels' arguments. Touches no device.
+    /// Checks the tensors and returns the launch arguments.
     pub(super) fn lower(
         &self,
         x: &PrefillTensors<'_>,
         tables: Tables,
         plan: &PlanSlots,
         records: *mut c_void,
-    ) -> Checked<Lowered> {
+    ) -> Checked<LaunchArguments> {
         let (cu_seqlens, counts) = (tables.cu_seqlens, tables.counts);
         let dtype = self.spec.dtype;
         let Heads {
@@ -133,8 +133,8 @@ impl Shape {
             beta_type: gates.beta_type,
             a_log_type: gates.a_log_type,
             dt_bias_type: gates.dt_bias_type,
-            parts: self.prepare_parts() as i32,
-            part_heads: self.prepare_heads() as i32,
+            head_groups: self.prepare_head_groups() as i32,
+            group_heads: self.prepare_heads() as i32,
             dies: self.dies as i32,
             ..Default::default()
         };
@@ -188,7 +188,7 @@ impl Shape {
             combine_groups,
             scan_groups,
         ] = self.grids(counts).map(|groups| groups as u32);
-        // Segments that another follows are the first items.
+        // Segments that another segment follows come first in the items.
         let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,
             slabs: summarise_division.slabs as i32,
@@ -207,7 +207,7 @@ impl Shape {
             dies: self.dies as i32,
             pad0: 0,
         };
-        Ok(Lowered {
+        Ok(LaunchArguments {
             prepare,
             prepare_groups,
             summarise,
@@ -221,7 +221,7 @@ impl Shape {
         })
     }
 
-    /// Every tensor whose context is known must be of `context`.
+    /// Checks that every tensor with a known context belongs to `context`.
     pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
         check::device("q", &x.q.0.owner, context)?;
         check::device("k", &x.k.0.owner, context)?;
@@ -231,21 +231,21 @@ impl Shape {
         states::check_devices(x, context)
     }
 
-    /// Enqueues the kernels of a launch, or of a part of one.
+    /// Enqueues all kernels of a launch, or one part.
     ///
     /// # Safety
-    /// `lowered` was made for memory that is alive.
+    /// All memory in `lowered` is still allocated.
     pub(super) unsafe fn enqueue(
         &self,
         context: &Context,
         stream: &Stream,
         kernels: Kernels,
-        lowered: &Lowered,
+        lowered: &LaunchArguments,
         part: Part,
     ) -> Result<()> {
         let wants = |kernel| part == Part::Whole || part == kernel;
         let x = lowered;
-        // Kernel, workgroups and their threads.
+        // (kernel, workgroups, threads per workgroup)
         let prepare = (
             kernels.prepare,
             x.prepare_groups,
@@ -259,7 +259,7 @@ impl Shape {
         );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
-        // SAFETY: the caller answers for the memory; the arguments were checked when they were lowered.
+        // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
         unsafe {
             if wants(Part::Prepare) {
                 launch(to, prepare, &x.prepare)?;
@@ -278,8 +278,8 @@ impl Shape {
     }
 }
 
-/// A kernel, the workgroups and their threads: after the kernels before it in a whole prefill, whose ends it overlaps, or
-/// alone.
+/// Launches a kernel with a number of workgroups and threads. In a whole prefill it overlaps the end of the kernel
+/// before.
 ///
 /// # Safety
 /// As for [`Context::launch`].
@@ -288,7 +288,7 @@ unsafe fn launch<A>(
     (kernel, workgroups, threads): (Kernel<A>, u32, u32),
     arguments: &A,
 ) -> Result<()> {
-    // SAFETY: the caller keeps the contract; every kernel of a prefill waits for the one before.
+    // SAFETY: the caller keeps the contract; every kernel of a prefill waits for the kernel before.
     unsafe {
         match part {
             Part::Whole => {
@@ -299,8 +299,8 @@ unsafe fn launch<A>(
     }
 }
 
-/// No output may share memory with another argument, but o may be v, whose elements a workgroup reads before it writes those
-/// of o, and the final state may be the initial one.
+/// Checks that no output shares memory with another argument. o may be v: a workgroup reads elements of v before it
+/// writes the same elements of o. The final state may be the initial state.
 pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Checked<()> {
     let pool = x.states.pool();
     let (initial, last, has_initial_state) = match &x.states {

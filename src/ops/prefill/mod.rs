@@ -9,10 +9,11 @@
 //! o_t  = scale S^T q_t
 //! ```
 //!
-//! computed in chunks of 64 tokens by two kernels, `prefill_prepare` and `prefill_scan`, and two more where sequences are
-//! cut into segments, `prefill_summarise` and `prefill_combine`. A [`Prefill`] is made once for a batch shape, whose lengths
-//! the host knows ([`Prefill::packed`], [`Prefill::dense`]) or the device alone ([`Prefill::device`]).
-//! Launching allocates nothing, waits for nothing and reads nothing back, so that it can be captured into a graph.
+//! Two kernels, `prefill_prepare` and `prefill_scan`, compute this in chunks of 64 tokens. If sequences are cut into
+//! segments, `prefill_summarise` and `prefill_combine` run between them. A [`Prefill`] is made once per batch shape.
+//! The lengths are known on the host ([`Prefill::packed`], [`Prefill::dense`]) or only on the device
+//! ([`Prefill::device`]). A launch allocates nothing, waits for nothing and reads nothing back, so a graph can capture
+//! it.
 
 mod lengths;
 mod lower;
@@ -21,8 +22,8 @@ mod shape;
 mod snapshots;
 mod states;
 
-pub(crate) use lengths::{DeviceLengths, Lowered as LoweredLengths};
-pub(crate) use lower::Lowered;
+pub(crate) use lengths::{DeviceLengths, LaunchArguments as LoweredLengths};
+pub(crate) use lower::LaunchArguments;
 use lower::{Kernels, Tables};
 use plan::Counts;
 use shape::Shape;
@@ -48,7 +49,7 @@ use crate::workspace::{Workspace, check_workspace};
 /// Tokens of a chunk.
 pub const CHUNK: usize = abi::DWK_CHUNK as usize;
 
-/// What a prefill computes, whatever the batch.
+/// Parameters of a prefill that do not depend on the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillSpec {
     /// Element type of q, k, v and o: [`Dtype::Bf16`] or [`Dtype::F16`].
@@ -59,21 +60,20 @@ pub struct PrefillSpec {
     pub qk_l2norm: bool,
     /// Factor of the output; absent is `K^-0.5`.
     pub scale: Option<f32>,
-    /// Segments of the longest sequence of a [`Prefill`], each of the same number of chunks; longer ones than that are cut
-    /// too, shorter ones stay whole. 1: no sequence is cut. More than the sequence has chunks are as many as it has.
-    /// Absent: as many as take least time by the planner's estimate, and one unless that saves 15%.
-    /// [`SEGMENTS_VARIABLE`] decides it from outside.
+    /// Number of segments of the longest sequence, at most its number of chunks. It fixes the chunks of a segment:
+    /// other sequences that are longer than a segment are cut too, shorter ones stay whole. 1: no sequence is cut.
+    /// Absent: the planner estimates the fastest number, and cuts only if that saves 15%. [`SEGMENTS_VARIABLE`]
+    /// overrides it.
     pub segments: Option<usize>,
-    /// Compute units that the launches will have, where these are not all of the device.
+    /// Compute units that launches can use, if not all of the device's.
     pub compute_units: Option<u32>,
 }
 
-/// The environment variable that is used instead of [`PrefillSpec::segments`] where it is set: `1` switches segments
-/// off.
+/// Environment variable that overrides [`PrefillSpec::segments`]. `1` switches segments off.
 pub const SEGMENTS_VARIABLE: &str = "DELTAWAVE_SEGMENTS";
 
 impl PrefillSpec {
-    /// bf16, grouped heads, no norm inside, the default scale.
+    /// Spec with bf16, grouped heads, no norm of q and k, the default scale.
     pub fn new(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         PrefillSpec {
             dtype: Dtype::Bf16,
@@ -114,10 +114,10 @@ impl PrefillSpec {
 
 /// The tensors of one prefill. Packed batches have `[T, H, D]`, dense ones `[B, T, H, D]`.
 ///
-/// An output that shares memory with another argument is refused, but for what `docs/reference/aliasing.md` lists.
+/// A launch refuses outputs that share memory with other arguments, except as `docs/reference/aliasing.md` lists.
 #[derive(Debug)]
 pub struct PrefillTensors<'a> {
-    /// `[N + 1]`, the lengths of a plan of [`Prefill::device`]; absent for plans that have their lengths.
+    /// `[N + 1]`, lengths for a plan of [`Prefill::device`]. Absent for other plans.
     pub cu_seqlens: Option<CuSeqlens<'a>>,
     /// `[T, HK, K]`.
     pub q: Tokens<'a>,
@@ -127,34 +127,34 @@ pub struct PrefillTensors<'a> {
     pub v: Tokens<'a>,
     /// Gates.
     pub gating: Gating<'a>,
-    /// Where sequences start from, and where their final states go.
+    /// Initial and final states.
     pub states: States<'a>,
     /// `[T, HV, V]`. Rows past the last sequence become zeros. It may be v.
     pub o: TokensMut<'a>,
-    /// States in the course of sequences that are wanted, too.
+    /// States after some chunks of sequences, stored in addition to the final states.
     pub snapshots: Option<Snapshots<'a>>,
 }
 
-/// What of a prefill is launched. The parts are for measuring: each takes what the workspace holds, which must be what the
-/// parts before it left there. A part that the plan does not have does nothing.
+/// Kernels of a prefill to launch: all, or one of them for measurements. A single kernel reads from the workspace the
+/// results of the kernels before it, which must have run. A kernel that the plan does not need is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All of it.
+    /// All kernels.
     Whole,
-    /// `prefill_lengths`, of plans of [`Prefill::device`].
+    /// `prefill_lengths`, for plans of [`Prefill::device`].
     Lengths,
     /// `prefill_prepare`.
     Prepare,
     /// `prefill_summarise`.
     Summarise,
-    /// `prefill_combine`. Not to be repeated without a [`Part::Summarise`] before it.
+    /// `prefill_combine`. Each launch needs a [`Part::Summarise`] before it.
     Combine,
     /// `prefill_scan`.
     Scan,
 }
 
 impl Part {
-    /// The stem of its kernel's source, or `prefill`.
+    /// Stem of the kernel's source file, or `prefill` for all kernels.
     pub fn name(self) -> &'static str {
         match self {
             Part::Whole => "prefill",
@@ -167,7 +167,7 @@ impl Part {
     }
 }
 
-/// A prefill of batches of one shape: validated and uploaded once, launched any number of times.
+/// Plan of a prefill for batches of one shape: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Prefill {
     context: Context,
@@ -177,7 +177,7 @@ pub struct Prefill {
     slots: PlanSlots,
 }
 
-/// Who knows the lengths of the sequences.
+/// Lengths of the sequences, known on the host or only on the device.
 #[derive(Debug)]
 enum Lengths {
     Host {
@@ -191,7 +191,7 @@ enum Lengths {
 
 impl Prefill {
     /// A packed batch of `tokens` rows; sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`. Rows past the last
-    /// sequence belong to none.
+    /// sequence belong to no sequence.
     ///
     /// # Errors
     /// A spec, lengths or [`SEGMENTS_VARIABLE`] that are not allowed; no memory for the lengths.
@@ -225,9 +225,9 @@ impl Prefill {
     /// Packed batches of exactly `sequences` sequences, some of which may be empty, in `tokens` rows. Launches read
     /// [`PrefillTensors::cu_seqlens`] on the device.
     ///
-    /// One kernel more checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
-    /// allowed ones, never followed out of bounds. The first 4 bytes of the workspace are the status after a launch: 0, or
-    /// 1 + the index of the first entry that was replaced. No sequence is cut into segments.
+    /// One more kernel checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
+    /// allowed number, so nothing is accessed out of bounds. The first 4 bytes of the workspace are the status after a
+    /// launch: 0, or 1 + the index of the first entry that was replaced. No sequence is cut into segments.
     ///
     /// # Errors
     /// A spec or sizes that are not allowed; more than one segment.
@@ -240,13 +240,14 @@ impl Prefill {
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
         check::ensure(spec.segments.is_none_or(|n| n == 1), || {
             let was = spec.segments.unwrap_or_default();
-            let allowed = "sequences whose lengths the device alone knows are not cut";
+            let allowed =
+                "it must be 1 or absent: a plan with lengths on the device cuts no sequence";
             ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
         })?;
         let lengths = DeviceLengths {
             sequences,
             tokens,
-            singles: 0,
+            decodes: 0,
         };
         Ok(Self::with(context, shape, Lengths::Device(lengths)))
     }
@@ -271,13 +272,13 @@ impl Prefill {
         }
     }
 
-    /// The lengths, if the host knows them.
+    /// The lengths, or an error that names `argument` if only the device knows them.
     fn host_cu_seqlens(&self, argument: &str) -> Checked<&[i32]> {
         match &self.lengths {
             Lengths::Host { cu_seqlens, .. } => Ok(cu_seqlens),
             Lengths::Device(_) => {
                 let was = "given to a plan whose lengths are on the device";
-                let allowed = "launches of such a plan take them";
+                let allowed = "pass them to each launch of such a plan";
                 Err(ArgumentError::new(
                     argument,
                     ArgumentKind::Presence,
@@ -288,14 +289,14 @@ impl Prefill {
         }
     }
 
-    /// Sets the slots of the pool for all launches that follow, checked and uploaded once, in place of
+    /// Sets the slots of the pool for all following launches, checked and uploaded once, in place of
     /// [`StatePool::slots`](crate::state::StatePool::slots) and
-    /// [`StatePool::write_slots`](crate::state::StatePool::write_slots). Launches refuse slots beyond their pool. Not for
-    /// plans that a captured graph needs.
+    /// [`StatePool::write_slots`](crate::state::StatePool::write_slots). Launches refuse slots beyond their pool. Do
+    /// not change a plan that a captured graph uses.
     ///
     /// # Errors
-    /// A plan of [`Prefill::device`]. Not as many slots as sequences; a slot that two sequences write, or that one reads and
-    /// another writes, where it is not negative. No memory for the slots.
+    /// A plan of [`Prefill::device`]; a number of slots other than the number of sequences; a slot, unless negative,
+    /// that two sequences write, or that one reads and another writes; no memory for the slots.
     pub fn set_slots(&mut self, slots: &[i32], write_slots: Option<&[i32]>) -> Result<()> {
         self.host_cu_seqlens("slots")?;
         let sequences = self.shape.sequences;
@@ -306,36 +307,36 @@ impl Prefill {
             write_slots,
         )?);
         let both = slots.iter().chain(write_slots.unwrap_or_default());
-        self.slots.of_sequences = both.copied().collect();
+        self.slots.sequence_slots = both.copied().collect();
         Ok(())
     }
 
-    /// Sets the snapshots that all launches that follow write, checked and uploaded once, in place of
-    /// [`Snapshots::slots`]. Not for plans that a captured graph needs.
+    /// Sets the snapshots that all following launches write, checked and uploaded once, in place of
+    /// [`Snapshots::slots`]. Do not change a plan that a captured graph uses.
     ///
     /// # Errors
-    /// A plan of [`Prefill::device`]. A sequence that the batch lacks; tokens that are not whole chunks of it; a slot, or a
-    /// state, twice. No memory.
+    /// A plan of [`Prefill::device`]; a sequence out of range; tokens that are not a multiple of [`CHUNK`] within the
+    /// sequence; a slot, or a state, that is named twice; no memory.
     pub fn set_snapshots(&mut self, snapshots: &[Snapshot]) -> Result<()> {
         let cu_seqlens = self.host_cu_seqlens("snapshots")?;
         let table = snapshots::table(cu_seqlens, self.chunk_entries(), snapshots)?;
         self.slots.snapshots = Some(self.context.upload(&table)?);
-        self.slots.of_snapshots = table.into_iter().filter(|&slot| slot >= 0).collect();
+        self.slots.snapshot_slots = table.into_iter().filter(|&slot| slot >= 0).collect();
         Ok(())
     }
 
     /// Snapshots after every `tokens` tokens, a multiple of [`CHUNK`], sequence by sequence, in the slots 0, 1, 2, ...
     ///
     /// # Errors
-    /// A plan of [`Prefill::device`]; another number of tokens.
+    /// A plan of [`Prefill::device`]; tokens that are not a positive multiple of [`CHUNK`].
     pub fn snapshots_every(&self, tokens: usize) -> Result<Vec<Snapshot>> {
         let cu_seqlens = self.host_cu_seqlens("snapshots")?;
         Ok(snapshots::every(cu_seqlens, tokens)?)
     }
 
-    /// Entries of [`Snapshots::slots`].
+    /// Number of entries of [`Snapshots::slots`].
     pub fn chunk_entries(&self) -> usize {
-        self.shape.slots()
+        self.shape.chunk_entries()
     }
 
     fn counts(&self) -> Counts {
@@ -350,7 +351,7 @@ impl Prefill {
         self.lengths_bytes() + self.record_bytes()
     }
 
-    /// The part of the workspace that holds checked lengths.
+    /// Bytes of workspace for checked lengths.
     fn lengths_bytes(&self) -> usize {
         match &self.lengths {
             Lengths::Host { .. } => 0,
@@ -358,17 +359,17 @@ impl Prefill {
         }
     }
 
-    /// The rest of the workspace.
+    /// Bytes of workspace for records and summaries.
     pub(crate) fn record_bytes(&self) -> usize {
         self.shape.workspace(self.counts()).bytes
     }
 
-    /// Segments in all: as many as there are sequences, unless some are cut.
+    /// Total number of segments. A sequence that is not cut counts as one.
     pub fn segments(&self) -> usize {
         self.counts().items
     }
 
-    /// The whole launch, then each kernel of it.
+    /// [`Part::Whole`], then each kernel of the plan.
     pub fn parts(&self) -> Vec<Part> {
         let counts = self.counts();
         let device = matches!(self.lengths, Lengths::Device(_));
@@ -385,7 +386,7 @@ impl Prefill {
         .collect()
     }
 
-    /// Names of the kernels that a launch runs, in order: two; three where lengths are on the device; up to four where
+    /// Names of the kernels that a launch runs, in order: two, three if lengths are on the device, or up to four if
     /// sequences are cut.
     pub fn kernels(&self) -> Vec<&'static str> {
         let parts = self.parts().into_iter();
@@ -394,14 +395,14 @@ impl Prefill {
             .collect()
     }
 
-    /// Names of the kernels that are given checked lengths.
+    /// Names of the kernels after `prefill_lengths`.
     pub(crate) fn kernels_after_lengths(&self) -> impl Iterator<Item = &'static str> {
         let parts = self.parts().into_iter();
         let parts = parts.filter(|part| *part != Part::Lengths);
         parts.filter_map(|part| self.kernels.name_of(part))
     }
 
-    /// What the kernels read of the lengths; `checked`: those of a plan of [`Prefill::device`], on the device.
+    /// Addresses of the tables for kernels. `checked`: checked lengths of a plan of [`Prefill::device`], on the device.
     fn tables(&self, checked: *const i32) -> Tables {
         match &self.lengths {
             Lengths::Host { counts, tables, .. } => {
@@ -423,8 +424,8 @@ impl Prefill {
         }
     }
 
-    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else. No other launch of this crate on the
-    /// stream, from whatever thread, comes between them.
+    /// Enqueues the prefill: the kernels that [`Prefill::kernels`] names, nothing else. No other launch of this crate
+    /// on the stream, from any thread, comes between them.
     ///
     /// # Errors
     /// A tensor of another shape, type or context, strides that are not allowed, a workspace that is too small: then
@@ -467,7 +468,7 @@ impl Prefill {
         self.enqueue(stream, &lowered, part)
     }
 
-    /// The kernel that checks lengths on the device, of plans that need it.
+    /// Launch arguments of the kernel that checks lengths on the device, for plans that need it.
     fn lower_lengths(
         &self,
         tensors: &PrefillTensors<'_>,
@@ -485,21 +486,26 @@ impl Prefill {
         }
     }
 
-    /// All checks of a launch but those of the stream, of lengths on the device, of the workspace, which holds records, and
-    /// of memory that arguments share.
+    /// All checks of a launch except those of the stream, lengths on the device, the workspace and overlaps. Returns
+    /// the launch arguments.
     pub(crate) fn lower(
         &self,
         tensors: &PrefillTensors<'_>,
         checked: *const i32,
         records: *mut c_void,
-    ) -> Result<Lowered> {
+    ) -> Result<LaunchArguments> {
         Shape::check_devices(tensors, &self.context)?;
         Ok((self.shape).lower(tensors, self.tables(checked), &self.slots, records)?)
     }
 
-    /// The rest of it, on the current device.
-    pub(crate) fn enqueue(&self, stream: &Stream, lowered: &Lowered, part: Part) -> Result<()> {
-        // SAFETY: views of buffers borrow them; the makers of raw views answered for theirs.
+    /// Enqueues checked launch arguments on the current device.
+    pub(crate) fn enqueue(
+        &self,
+        stream: &Stream,
+        lowered: &LaunchArguments,
+        part: Part,
+    ) -> Result<()> {
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe {
             self.shape
                 .enqueue(&self.context, stream, self.kernels, lowered, part)

@@ -1,8 +1,8 @@
-//! Which sequences are cut into segments, and where: a pure function of the lengths, the heads and the device.
+//! Planner of segments: decides which sequences are cut, and where, from the lengths, the heads and the device.
 //!
-//! A workgroup walks the chunks of a sequence one after the other. Where few workgroups have many chunks, most of the
-//! device idles; then sequences are cut into segments of the same number of chunks, shorter sequences stay whole, and
-//! two more kernels find the state that each segment starts from.
+//! A workgroup walks the chunks of a sequence one after the other. If few workgroups have many chunks, most of the
+//! device idles. Long sequences are then cut into segments of the same number of chunks, and shorter sequences stay
+//! whole. Two more kernels compute the state at the start of each segment.
 
 use super::SEGMENTS_VARIABLE;
 use crate::abi::dwk_prefill_item;
@@ -10,46 +10,47 @@ use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{Costs, KernelCost};
 
-/// The numbers of workgroups that a kernel has for a unit of its work, and the device that shares them out.
+/// Model of the device for the planner: workgroups of each kernel per unit of its work, compute units, costs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
     pub(super) compute_units: usize,
     pub(super) costs: &'static Costs,
     /// Workgroups of `prefill_scan` for a segment: value heads times slabs.
     pub(super) scan: usize,
-    /// Of `prefill_summarise` for a segment that another follows. First segments have no M to walk for, but as many.
+    /// Workgroups of `prefill_summarise` for a segment that another follows. First segments have as many, though they
+    /// need no M.
     pub(super) summarise: usize,
-    /// Of `prefill_combine` for a sequence.
+    /// Workgroups of `prefill_combine` for a sequence.
     pub(super) combine: usize,
-    /// Bytes of workspace of a segment that another follows.
+    /// Bytes of workspace for a segment that another follows.
     pub(super) summary_bytes: usize,
 }
 
-/// How many segments there are, how many of them another follows, and how many sequences are of more than two; the
-/// chunks of the longest segment.
+/// Numbers of segments (`items`), of segments that another follows (`summaries`), of sequences of more than two
+/// segments (`chains`), and of chunks of the longest segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) items: usize,
     pub(super) summaries: usize,
     pub(super) chains: u32,
-    pub(super) longest: u32,
+    pub(super) longest_chunks: u32,
 }
 
-/// How a batch is cut.
+/// Division of a batch into segments.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Partition {
-    /// The segments: those that another follows, sequence by sequence, then the others, long ones first.
+    /// Segments: first those that another follows, sequence by sequence, then the others, the longest first.
     pub(super) items: Vec<dwk_prefill_item>,
-    /// Segments that another follows: each has a summary, of its own number.
+    /// Number of segments that another follows. Segment i of them has summary i.
     pub(super) summaries: usize,
-    /// First summary and number of summaries of each sequence of more than two segments.
+    /// First summary and number of summaries, for each sequence of more than two segments.
     pub(super) chains: Vec<[i32; 2]>,
 }
 
-/// Chunks of a segment, at least, where the planner chooses: below that the kernels' beginnings and ends prevail.
+/// Least chunks of a segment that the planner chooses. In shorter segments the start and end of kernels dominate.
 const LEAST_CHUNKS: usize = 4;
 
-/// Bytes that all summaries of a batch take, at most, where the planner chooses.
+/// Most bytes for all summaries of a batch that the planner chooses.
 pub(super) const MOST_SUMMARY_BYTES: usize = 1 << 30;
 
 /// Words of an item and of a chain.
@@ -58,16 +59,16 @@ pub(super) const CHAIN_WORDS: usize = 2;
 
 impl Partition {
     pub(super) fn counts(&self) -> Counts {
-        let longest = self.items.iter().map(|i| i.chunks as u32).max();
+        let longest_chunks = self.items.iter().map(|i| i.chunks as u32).max();
         Counts {
             items: self.items.len(),
             summaries: self.summaries,
             chains: self.chains.len() as u32,
-            longest: longest.unwrap_or(0),
+            longest_chunks: longest_chunks.unwrap_or(0),
         }
     }
 
-    /// What is uploaded: items, chains, `cu_seqlens`.
+    /// Words to upload: items, chains, `cu_seqlens`.
     pub(super) fn table(&self, cu_seqlens: &[i32]) -> Vec<i32> {
         let mut words = Vec::with_capacity(
             self.items.len() * ITEM_WORDS + self.chains.len() * CHAIN_WORDS + cu_seqlens.len(),
@@ -81,39 +82,39 @@ impl Partition {
     }
 }
 
-/// Chunks of a segment where the longest sequence is to have so many segments.
+/// Chunks of a segment if the longest sequence has `segments` segments.
 pub(super) fn segment_chunks(chunks: &[usize], segments: usize) -> usize {
-    let longest = chunks.iter().copied().max().unwrap_or(0);
-    longest.div_ceil(segments).max(1)
+    let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
+    longest_chunks.div_ceil(segments).max(1)
 }
 
-/// Segments of a sequence of so many chunks that another follows.
+/// Number of segments that another follows, in a sequence of `chunks` chunks with `segment` chunks a segment.
 fn followed(chunks: usize, segment: usize) -> usize {
-    // Most sequences are no longer than a segment, and need no division.
+    // Avoids the division for the many sequences that are no longer than a segment.
     match chunks > segment {
         true => (chunks - 1) / segment,
         false => 0,
     }
 }
 
-/// What [`cut`] will make, before anything is allocated.
+/// Counts of the result of [`cut`], without allocation.
 pub(super) fn counts(chunks: &[usize], segment: usize) -> Counts {
-    let (mut summaries, mut chains, mut longest) = (0, 0, 0);
+    let (mut summaries, mut chains, mut longest_chunks) = (0, 0, 0);
     for &n in chunks {
         let followed = followed(n, segment);
         summaries += followed;
         chains += u32::from(followed > 1);
-        longest = longest.max(n);
+        longest_chunks = longest_chunks.max(n);
     }
     Counts {
         items: chunks.len() + summaries,
         summaries,
         chains,
-        longest: longest.min(segment) as u32,
+        longest_chunks: longest_chunks.min(segment) as u32,
     }
 }
 
-/// Cuts sequences of so many chunks into segments of at most `segment` chunks.
+/// Cuts sequences of `chunks[n]` chunks into segments of at most `segment` chunks.
 pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
     let counts = counts(chunks, segment);
     let mut out = Partition {
@@ -137,7 +138,7 @@ pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
             out.chains.push([first as i32, followed as i32]);
         }
     }
-    // Long ones first, else in order: numbers are sorted sooner than items.
+    // Longest first, otherwise in order. Sorting numbers is faster than sorting items.
     let key = |i: &dwk_prefill_item| u64::from(!(i.chunks as u32)) << 32 | i.sequence as u64;
     let mut order: Vec<u64> = last.iter().map(key).collect();
     order.sort_unstable();
@@ -146,7 +147,7 @@ pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
     out
 }
 
-/// What [`SEGMENTS_VARIABLE`] says, if it is set.
+/// Value of [`SEGMENTS_VARIABLE`], if it is set.
 pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
     let Some(given) = std::env::var_os(SEGMENTS_VARIABLE).filter(|given| !given.is_empty()) else {
         return Ok(None);
@@ -162,17 +163,17 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
     }
 }
 
-/// The least number of segments of the longest sequence that costs about as little as any: 1, unless another one is
-/// worthwhile and its summaries take no more than [`MOST_SUMMARY_BYTES`].
+/// Number of segments of the longest sequence: the least number within `costs.fewer` of the fastest. 1 unless segments
+/// are worthwhile and the summaries take at most [`MOST_SUMMARY_BYTES`].
 pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
-    let longest = chunks.iter().copied().max().unwrap_or(0);
-    let walked = chunks.iter().sum();
+    let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
+    let walked_chunks = chunks.iter().sum();
     let costs = machine.costs;
-    let worthwhile = costs.worthwhile * machine.scan(chunks.len(), longest, walked);
-    if machine.at_best(walked, &[], longest) > worthwhile {
+    let worthwhile = costs.worthwhile * machine.scan(chunks.len(), longest_chunks, walked_chunks);
+    if machine.at_best(walked_chunks, &[], longest_chunks) > worthwhile {
         return 1;
     }
-    // Long ones first: what is no longer than a segment is counted, not looked at.
+    // Longest first. Sequences that are no longer than a segment are counted only.
     let mut long: Vec<usize> = chunks
         .iter()
         .copied()
@@ -183,14 +184,14 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
     let mut affordable = Vec::new();
     let mut most = worthwhile;
-    for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest) {
-        let segment = longest.div_ceil(segments);
+    for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest_chunks) {
+        let segment = longest_chunks.div_ceil(segments);
         let cut = &long[..long.partition_point(|&n| n > segment)];
-        // More segments take more work, more steps and more memory.
-        if machine.at_best(walked, cut, segment) > most {
+        // Even more segments would mean more work, more steps and more memory.
+        if machine.at_best(walked_chunks, cut, segment) > most {
             break;
         }
-        let cost = machine.cost(chunks.len(), walked, cut, segment);
+        let cost = machine.cost(chunks.len(), walked_chunks, cut, segment);
         if cost.summaries.saturating_mul(machine.summary_bytes) > MOST_SUMMARY_BYTES {
             break;
         }
@@ -201,32 +202,33 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     chosen.map_or(1, |(segments, _)| segments)
 }
 
-/// Steps of combining the segments of the first sequence that is cut, the longest.
+/// Steps of prefill_combine for the first, longest sequence of `cut`.
 fn steps(cut: &[usize], segment: usize) -> usize {
     cut.first().map_or(0, |&n| followed(n, segment) - 1)
 }
 
-/// What a way to cut a batch takes.
+/// Modelled cost of a division into segments.
 struct Cost {
     us: f64,
     summaries: usize,
 }
 
 impl Machine {
-    /// What scan takes, modelled, for so many segments of so many chunks, in all and at most.
-    fn scan(&self, segments: usize, longest: usize, walked: usize) -> f64 {
+    /// Modelled scan time in microseconds. `longest_chunks`: chunks of the longest segment. `walked_chunks`: total
+    /// chunks.
+    fn scan(&self, segments: usize, longest_chunks: usize, walked_chunks: usize) -> f64 {
         walk(
             &self.costs.scan,
             self.compute_units,
             segments * self.scan,
-            longest,
-            walked * self.scan,
+            longest_chunks,
+            walked_chunks * self.scan,
         )
     }
 
-    /// What all kernels take at least, as if no compute unit were ever idle: for sequences of `walked` chunks in all, some
-    /// of which are cut, long ones first. Shorter segments never take less.
-    fn at_best(&self, walked: usize, cut: &[usize], segment: usize) -> f64 {
+    /// Lower bound of the time of all kernels, as if no compute unit were idle. `walked_chunks`: total chunks. `cut`:
+    /// chunks of the sequences that are cut, longest first. The bound never decreases with shorter segments.
+    fn at_best(&self, walked_chunks: usize, cut: &[usize], segment: usize) -> f64 {
         let Costs {
             scan,
             summarise,
@@ -238,24 +240,24 @@ impl Machine {
             let chunk = cost.chunk.min(cost.chunk_shared / cost.residency as f64);
             chunks as f64 * chunk / self.compute_units as f64
         };
-        // All but a segment of each, or more.
+        // At least all chunks except one segment of each sequence.
         let summarised = cut.iter().sum::<usize>() - cut.len() * segment;
         launch
-            + work(scan, walked * self.scan)
+            + work(scan, walked_chunks * self.scan)
             + work(summarise, summarised * self.summarise)
             + steps(cut, segment) as f64 * combine
     }
 
-    /// What scan and, where sequences are cut, the two kernels before it take, modelled, for so many sequences of `walked`
-    /// chunks in all, some of which are cut, long ones first, and the longest segment.
-    fn cost(&self, sequences: usize, walked: usize, cut: &[usize], segment: usize) -> Cost {
+    /// Modelled time of scan and, if sequences are cut, summarise and combine. `walked_chunks`: total chunks. `cut`:
+    /// chunks of the sequences that are cut, longest first. `segment`: chunks of the longest segment.
+    fn cost(&self, sequences: usize, walked_chunks: usize, cut: &[usize], segment: usize) -> Cost {
         let (mut summaries, mut chained) = (0, 0);
         for &n in cut {
             let followed = followed(n, segment);
             summaries += followed;
             chained += usize::from(followed > 1);
         }
-        let mut us = self.scan(sequences + summaries, segment, walked);
+        let mut us = self.scan(sequences + summaries, segment, walked_chunks);
         if summaries > 0 {
             let workgroups = summaries * self.summarise;
             us += self.costs.launch;
@@ -276,15 +278,15 @@ impl Machine {
     }
 }
 
-/// Whether segments that walk so many chunks in all, `longest` at most, are done sooner by wide workgroups, alone on their
-/// compute units, than by narrow ones: so many of either for each segment.
+/// Whether wide workgroups are faster than narrow ones, each with a compute unit to itself. `narrow`, `wide`:
+/// workgroups of a segment. `longest_chunks`: chunks of the longest segment. `walked_chunks`: total chunks.
 pub(super) fn two_in_one(
     cost: &KernelCost,
     compute_units: usize,
     segments: usize,
     [narrow, wide]: [usize; 2],
-    longest: usize,
-    chunks: usize,
+    longest_chunks: usize,
+    walked_chunks: usize,
 ) -> bool {
     let us = |chunk, each: usize| {
         let cost = KernelCost {
@@ -296,21 +298,21 @@ pub(super) fn two_in_one(
             &cost,
             compute_units,
             segments * each,
-            longest,
-            chunks * each,
+            longest_chunks,
+            walked_chunks * each,
         )
     };
     us(cost.chunk_shared, wide) < us(cost.chunk, narrow)
 }
 
-/// Workgroups that walk so many chunks in all, `longest` at most. As many share a compute unit as it holds, if need be;
-/// those that find no place wait for a round of their own.
+/// Modelled time in microseconds of `workgroups` workgroups. `longest_chunks`: most chunks of one. `walked_chunks`:
+/// total chunks. Up to `residency` workgroups share a compute unit; the rest wait for further rounds.
 fn walk(
     cost: &KernelCost,
     compute_units: usize,
     workgroups: usize,
-    longest: usize,
-    chunks: usize,
+    longest_chunks: usize,
+    walked_chunks: usize,
 ) -> f64 {
     let each_more =
         (cost.chunk_shared - cost.chunk) / cost.residency.saturating_sub(1).max(1) as f64;
@@ -324,8 +326,8 @@ fn walk(
     if rest > 0 {
         a_round_each += chunk(rest);
     }
-    let mean = chunks as f64 / workgroups.max(1) as f64;
-    (a_round_each * mean).max(chunk(workgroups.min(at_once)) * longest as f64)
+    let mean = walked_chunks as f64 / workgroups.max(1) as f64;
+    (a_round_each * mean).max(chunk(workgroups.min(at_once)) * longest_chunks as f64)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Grids and workspace of a batch: how the kernels divide its chunks, heads and columns. A pure value, no device.
+//! Grids and workspace of a batch: division of chunks, heads and columns among workgroups. Pure: uses no device.
 //!
-//! Kernels that walk chunks divide value columns among workgroups: slabs of a workgroup's columns or, where that takes longer
-//! because not all of them fit on the device at once, of twice as many, which share what is copied of K, Q, T and P.
+//! Kernels that walk chunks divide value columns into slabs, one per workgroup. If not all workgroups fit on the device
+//! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
 use super::plan::{self, Counts, Machine, Partition};
 use super::{CHUNK, PrefillSpec};
@@ -15,7 +15,7 @@ use crate::tensor::Batch;
 
 const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
 
-/// A batch, as far as it decides launches: a pure value, no device.
+/// Properties of a batch that decide its launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) spec: PrefillSpec,
@@ -26,21 +26,21 @@ pub(super) struct Shape {
     pub(super) compute_units: usize,
 }
 
-/// Offsets of the parts of the workspace, in bytes.
-pub(super) struct WorkspaceParts {
+/// Layout of the workspace: offsets in bytes.
+pub(super) struct WorkspaceLayout {
     pub(super) states: usize,
     pub(super) retained: usize,
     pub(super) forgotten: usize,
-    /// All of it.
+    /// Total size.
     pub(super) bytes: usize,
 }
 
-/// The columns of a segment and head.
+/// Division of the columns of a segment and value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Division {
     /// Workgroups.
     pub(super) slabs: usize,
-    /// Of each.
+    /// Threads of each workgroup.
     pub(super) threads: u32,
 }
 
@@ -89,7 +89,7 @@ impl Shape {
         Ok(shape)
     }
 
-    /// No more threads than a launch can have.
+    /// Checks that no grid has more threads than a launch can have.
     pub(super) fn check_grids(&self, counts: Counts) -> Checked<()> {
         let [prepare, summarise, combine, scan] = self.grids(counts);
         let fit = prepare < 1 << 26 && summarise.max(scan) < 1 << 24 && combine < 1 << 23;
@@ -110,22 +110,23 @@ impl Shape {
         })
     }
 
-    /// Counts where no sequence is cut.
+    /// Counts if no sequence is cut.
     pub(super) fn whole(&self) -> Counts {
         Counts {
             items: self.sequences,
             summaries: 0,
             chains: 0,
-            longest: self.slots().div_ceil(self.sequences.max(1)) as u32,
+            longest_chunks: self.chunk_entries().div_ceil(self.sequences.max(1)) as u32,
         }
     }
 
-    /// Chunks of the batch, at most: the sequences' own, rounded up where they lie unfavourably.
-    pub(super) fn slots(&self) -> usize {
+    /// Chunk indices of the batch, an upper bound on its chunks. Sequence n has the indices from cu_seqlens[n] / 64 + n
+    /// on.
+    pub(super) fn chunk_entries(&self) -> usize {
         self.batch.rows() / CHUNK + self.sequences
     }
 
-    /// What the planner of segments takes the device for.
+    /// Model of the device for the planner of segments.
     pub(super) fn machine(&self) -> Machine {
         let heads = self.spec.heads.value;
         let (scan, summarise) = self.most_slabs();
@@ -139,7 +140,7 @@ impl Shape {
         }
     }
 
-    /// How the batch is cut: as the environment says, as the spec says, or at the least cost.
+    /// Divides the batch into segments by the environment variable, by the spec, or by the planner, in this order.
     pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
         let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
         let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
@@ -156,37 +157,38 @@ impl Shape {
         self.spec.heads.value_dim.div_ceil(COMBINE_COLUMNS)
     }
 
-    /// Workgroups of prepare (one more slot for rows past the last sequence), summarise, combine and scan.
+    /// Workgroups of prepare (one more chunk index for rows past the last sequence), summarise, combine and scan.
     pub(super) fn grids(&self, counts: Counts) -> [u64; 4] {
         let of_heads =
             |items: usize, slabs: usize| items as u64 * self.spec.heads.value as u64 * slabs as u64;
         [
-            (self.slots() as u64 + 1) * (self.spec.heads.key * self.prepare_parts()) as u64,
+            (self.chunk_entries() as u64 + 1)
+                * (self.spec.heads.key * self.prepare_head_groups()) as u64,
             of_heads(counts.summaries, self.summarise_division(counts).slabs),
             of_heads(counts.chains as usize, self.combine_slabs()),
             of_heads(counts.items, self.scan_division(counts).slabs),
         ]
     }
 
-    /// Value heads of a workgroup of prepare: all that read its key head, or fewer where the device has room for more
-    /// workgroups beside each other, though each makes the products of q and k.
+    /// Value heads per workgroup of prepare: all heads that read its key head, or fewer if the device has room for more
+    /// workgroups. Each workgroup computes the products of q and k.
     pub(super) fn prepare_heads(&self) -> usize {
         let group = self.spec.heads.value / self.spec.heads.key;
         let room = self.compute_units * self.target.prepare_room;
-        let parts = room / (self.slots() * self.spec.heads.key).max(1);
+        let parts = room / (self.chunk_entries() * self.spec.heads.key).max(1);
         group.div_ceil(parts.max(1))
     }
 
-    /// Workgroups of prepare for a (chunk, key head).
-    pub(super) fn prepare_parts(&self) -> usize {
+    /// Workgroups of prepare per (chunk, key head).
+    pub(super) fn prepare_head_groups(&self) -> usize {
         (self.spec.heads.value / self.spec.heads.key).div_ceil(self.prepare_heads())
     }
 
     pub(super) fn record_bytes(&self) -> usize {
-        self.slots() * self.spec.heads.value * RECORD_BYTES
+        self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
     }
 
-    /// N of every summary, and M or the initial state.
+    /// Bytes of all summaries: N, and M or the initial state.
     pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
         let Heads {
             value: value_heads,
@@ -198,15 +200,15 @@ impl Shape {
         summaries * value_heads * words * size_of::<f32>()
     }
 
-    /// Where the parts of the workspace lie: the records and, if sequences are cut, N and M of the summaries, a bound for
-    /// each record, a word for each summary and value head.
-    pub(super) fn workspace(&self, counts: Counts) -> WorkspaceParts {
+    /// Layout of the workspace: records and, if sequences are cut, N and M of the summaries, a bound per record, a word
+    /// per summary and value head.
+    pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
         let states = self.record_bytes();
         let retained = states + self.summary_bytes(counts.summaries);
         let cut = usize::from(counts.summaries > 0);
-        let forgotten = retained + cut * self.slots() * heads * size_of::<f32>();
-        WorkspaceParts {
+        let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
+        WorkspaceLayout {
             states,
             retained,
             forgotten,
@@ -214,13 +216,14 @@ impl Shape {
         }
     }
 
-    /// Slabs of so many columns, or of twice as many if that is done sooner. Slabs of several matrices are not mixed.
+    /// Divides the columns of `matrices` into slabs, of twice the columns if that is faster. A slab belongs to one
+    /// matrix.
     fn divide(
         &self,
         walk: &Walk,
         cost: &KernelCost,
         matrices: &[usize],
-        (items, longest, chunks): (usize, usize, usize),
+        (items, longest_chunks, chunks): (usize, usize, usize),
     ) -> Division {
         let slabs = |columns: usize| matrices.iter().map(|n| n.div_ceil(columns)).sum::<usize>();
         let [narrow, wide] = [walk.columns, 2 * walk.columns].map(slabs);
@@ -231,7 +234,7 @@ impl Shape {
                 self.compute_units,
                 items,
                 [narrow, wide].map(|slabs| self.spec.heads.value * slabs),
-                longest,
+                longest_chunks,
                 chunks,
             )
         {
@@ -246,28 +249,36 @@ impl Shape {
         }
     }
 
-    /// Of scan: of the columns of V.
+    /// Division of the columns of V in scan.
     pub(super) fn scan_division(&self, counts: Counts) -> Division {
         self.divide(
             self.target.scan(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.scan,
             &[self.spec.heads.value_dim],
-            (counts.items, counts.longest as usize, self.slots()),
+            (
+                counts.items,
+                counts.longest_chunks as usize,
+                self.chunk_entries(),
+            ),
         )
     }
 
-    /// Of summarise: of the columns of N and of M.
+    /// Division of the columns of N and M in summarise.
     pub(super) fn summarise_division(&self, counts: Counts) -> Division {
-        let longest = counts.longest as usize;
+        let longest_chunks = counts.longest_chunks as usize;
         self.divide(
             self.target.summarise(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.summarise,
             &[self.spec.heads.value_dim, self.spec.heads.key_dim],
-            (counts.summaries, longest, counts.summaries * longest),
+            (
+                counts.summaries,
+                longest_chunks,
+                counts.summaries * longest_chunks,
+            ),
         )
     }
 
-    /// The most workgroups that scan and summarise have for a segment and head.
+    /// Most workgroups of scan and of summarise for a segment and value head.
     pub(super) fn most_slabs(&self) -> (usize, usize) {
         let bucket = bucket_index(self.spec.heads.key_dim);
         let slabs = |n: usize, walk: &Walk| n.div_ceil(walk.columns);

@@ -1,4 +1,4 @@
-//! States in the course of sequences, for prefix caches.
+//! Snapshots: states after some chunks of a sequence, for prefix caches.
 
 use std::collections::HashSet;
 
@@ -12,30 +12,30 @@ use crate::error::{ArgumentError, ArgumentKind};
 use crate::state::{StateMut, state_shape};
 use crate::types::StateLayout;
 
-/// A state in the course of a sequence, and the slot that it goes to.
+/// A state after some tokens of a sequence, and the slot to store it in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Snapshot {
-    /// Of the batch.
+    /// Index of the sequence in the batch.
     pub sequence: usize,
-    /// Tokens of the sequence that the state is of: a multiple of [`CHUNK`], at least that.
+    /// Tokens before the snapshot: a positive multiple of [`CHUNK`], at most the sequence's tokens.
     pub tokens: usize,
-    /// No other snapshot's.
+    /// Slot; no two snapshots share one.
     pub slot: usize,
 }
 
-/// Where states in the course of sequences are written.
+/// Destination of snapshots.
 ///
-/// A sequence that is continued from such a state in f32, by a plan that cuts neither run into segments, has the bits of
-/// the whole: the state is the one that the walk goes on with. After a sequence's last chunk it is the final state. Cut
-/// sequences and bf16 have their usual accuracy.
+/// Continuing a sequence from an f32 snapshot gives the same bits as one run over the whole, if neither plan cuts it
+/// into segments. After the last chunk a snapshot is the final state. Snapshots in bf16 or of cut sequences have their
+/// usual accuracy.
 #[derive(Debug)]
 pub struct Snapshots<'a> {
-    /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`; absent: slots of the pool, none of which a sequence of the
-    /// batch reads or writes.
+    /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`. Absent: slots of the pool that no sequence of the batch
+    /// reads or writes.
     pub to: Option<StateMut<'a>>,
-    /// The slot of the state after each chunk, negative or beyond the tensor where it is not wanted, none twice: chunk c
-    /// of sequence n is entry `cu_seqlens[n] / 64 + n + c` of [`Prefill::chunk_entries`](super::Prefill::chunk_entries).
-    /// Absent: the plan has them.
+    /// Slot of the state after each chunk; negative or beyond the tensor: not stored. No slot may occur twice. Chunk c
+    /// of sequence n has entry `cu_seqlens[n] / 64 + n + c` of
+    /// [`Prefill::chunk_entries`](super::Prefill::chunk_entries) entries. Absent: the plan has the slots.
     pub slots: Option<PerSequence<'a, i32>>,
 }
 
@@ -43,7 +43,7 @@ fn refuse(argument: &str, kind: ArgumentKind, was: &str, allowed: &str) -> Argum
     ArgumentError::new(argument, kind, was, allowed)
 }
 
-/// The snapshots after every so many tokens, sequence by sequence, in consecutive slots.
+/// Snapshots after every `tokens` tokens, sequence by sequence, in consecutive slots.
 pub(super) fn every(cu_seqlens: &[i32], tokens: usize) -> Checked<Vec<Snapshot>> {
     check_tokens(tokens)?;
     let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
@@ -63,12 +63,12 @@ pub(super) fn every(cu_seqlens: &[i32], tokens: usize) -> Checked<Vec<Snapshot>>
 fn check_tokens(tokens: usize) -> Checked<()> {
     check::ensure(tokens > 0 && tokens.is_multiple_of(CHUNK), || {
         let was = format!("a state after {tokens} tokens");
-        let allowed = format!("a multiple of {CHUNK}, at least that");
+        let allowed = format!("a positive multiple of {CHUNK}");
         refuse("snapshots", ArgumentKind::Value, &was, &allowed)
     })
 }
 
-/// The slot of the state after each chunk, -1 where it is not wanted.
+/// Slot of the state after each chunk; -1: not stored.
 pub(super) fn table(
     cu_seqlens: &[i32],
     entries: usize,
@@ -105,14 +105,14 @@ pub(super) fn table(
         let entry = &mut table[begin as usize / CHUNK + sequence + tokens / CHUNK - 1];
         check::ensure(*entry < 0, || {
             let was = format!("two slots after {tokens} tokens of sequence {sequence}");
-            value(was, "a state goes to one slot")
+            value(was, "each state may go to one slot only")
         })?;
         *entry = slot as i32;
     }
     Ok(table)
 }
 
-/// Checks snapshots, and makes the arguments of `prefill_scan` that are of them. Returns its flags.
+/// Checks snapshots and sets their arguments of `prefill_scan`. Returns the kernel's flags.
 pub(super) fn lower(
     batch: &Shape,
     x: &PrefillTensors<'_>,
@@ -122,17 +122,20 @@ pub(super) fn lower(
     use ArgumentKind::{Presence, Value};
     let Some(snapshots) = &x.snapshots else {
         check::ensure(plan.snapshots.is_none(), || {
-            let allowed = "the plan has slots of them";
+            let allowed = "it must be given: the plan has snapshot slots";
             refuse("snapshots", Presence, "absent", allowed)
         })?;
         return Ok(0);
     };
     scan.snapshot_slots = match (&snapshots.slots, &plan.snapshots) {
-        (Some(slots), None) => slots.checked("snapshot_slots", batch.slots())?,
+        (Some(slots), None) => slots.checked("snapshot_slots", batch.chunk_entries())?,
         (None, Some(table)) => table.address().cast_const().cast(),
         (given, _) => {
             let (was, allowed) = match given {
-                Some(_) => ("given to a plan that has them", "they must be absent"),
+                Some(_) => (
+                    "given to a plan that has snapshot slots",
+                    "it must be absent",
+                ),
                 None => ("absent", "the plan has none"),
             };
             return Err(refuse("snapshot_slots", Presence, was, allowed));
@@ -147,7 +150,7 @@ pub(super) fn lower(
                 "snapshots",
                 Presence,
                 was,
-                "only a pool takes its place",
+                "it needs a tensor, unless the states are in a pool",
             ));
         }
     };
@@ -169,7 +172,7 @@ pub(super) fn lower(
     let conflict = plan.snapshot_conflict(slots, snapshots.to.is_none(), own);
     check::ensure(conflict.is_none(), || {
         let was = format!("slot {}", conflict.unwrap_or_default());
-        let allowed = format!("a slot of the {slots}, and of no sequence");
+        let allowed = format!("it must be below {slots}, and no slot of a sequence");
         refuse("snapshots", Value, &was, &allowed)
     })?;
     scan.snapshots = to.address;

@@ -1,4 +1,4 @@
-//! The arguments of `prefill_scan` that name states: tensors of their own, or slots of a pool.
+//! Arguments of `prefill_scan` for states: separate tensors, or slots of a pool.
 
 use std::collections::HashSet;
 
@@ -13,30 +13,30 @@ use crate::state::{HostSlots, InitialState, StatePool, States, state_shape};
 use crate::tensor::Buffer;
 use crate::types::StateLayout;
 
-/// The slots that a plan has, for every launch.
+/// Slots that a plan holds for all launches.
 #[derive(Debug, Default)]
 pub(super) struct PlanSlots {
-    /// Of the pool.
+    /// Slots of the sequences in the pool.
     pub(super) pool: Option<HostSlots>,
-    /// All of these.
-    pub(super) of_sequences: HashSet<i32>,
-    /// Of the state after each chunk.
+    /// Set of all slots in `pool`.
+    pub(super) sequence_slots: HashSet<i32>,
+    /// Snapshot slot of each chunk; -1: none.
     pub(super) snapshots: Option<Buffer<i32>>,
-    /// Those that are wanted.
-    pub(super) of_snapshots: Vec<i32>,
+    /// Snapshot slots that are not -1.
+    pub(super) snapshot_slots: Vec<i32>,
 }
 
 impl PlanSlots {
-    /// A snapshot's slot that a tensor of so many does not have or, if the tensor is the pool, that a sequence uses: one
-    /// of the plan, or of the first `own`, which sequences without slots have.
+    /// Finds a snapshot slot that is not below `slots` or, if snapshots go to the pool (`in_pool`), that a sequence
+    /// uses: a slot of the plan, or one below `own`, the slots of sequences without given slots.
     pub(super) fn snapshot_conflict(&self, slots: usize, in_pool: bool, own: usize) -> Option<i32> {
-        let used = |slot: i32| (slot as usize) < own || self.of_sequences.contains(&slot);
+        let used = |slot: i32| (slot as usize) < own || self.sequence_slots.contains(&slot);
         let conflicts = |slot: &&i32| **slot as usize >= slots || (in_pool && used(**slot));
-        self.of_snapshots.iter().find(conflicts).copied()
+        self.snapshot_slots.iter().find(conflicts).copied()
     }
 }
 
-/// Checks states and slots, and fills in the arguments of `prefill_scan` that name them. Returns its flags.
+/// Checks states and slots and sets their arguments of `prefill_scan`. Returns the kernel's flags.
 pub(super) fn lower(
     batch: &Shape,
     x: &PrefillTensors<'_>,
@@ -78,7 +78,7 @@ pub(super) fn lower(
     }
     if x.states.pool().is_none() {
         check::ensure(plan.pool.is_none(), || {
-            let allowed = "the plan has slots of one";
+            let allowed = "it must be given: the plan has slots of a pool";
             ArgumentError::new("pool", ArgumentKind::Presence, "absent", allowed)
         })?;
     }
@@ -118,7 +118,7 @@ fn lower_pool(
             None => scan.read_slots,
         };
     }
-    // Where one of them is absent, every sequence has a slot of its own.
+    // If one of them is absent, sequence n has slot n.
     let all_have = scan.read_slots.is_null() || scan.write_slots.is_null();
     let least = if all_have { batch.sequences } else { 0 };
     check::ensure((least..1 << 31).contains(&slots), || {
@@ -144,7 +144,7 @@ fn final_flag(layout: StateLayout) -> u32 {
     }
 }
 
-/// States, flags and slots whose context is known must be of `context`.
+/// Checks that states, flags and slots with a known context belong to `context`.
 pub(super) fn check_devices(x: &PrefillTensors<'_>, context: &Context) -> Checked<()> {
     let has = |has: &Option<PerSequence<'_, u8>>| match has {
         Some(has) => check::device("has_initial_state", has.owner(), context),

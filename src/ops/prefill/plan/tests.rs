@@ -1,4 +1,4 @@
-//! What is cut, and where.
+//! Tests of the planner of segments.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ const fn costs(fewer: f64) -> Costs {
     }
 }
 
-/// A device of so many compute units, and value heads of 128 by 128.
+/// A device of `compute_units` compute units, and `heads` value heads of 128 by 128.
 fn machine(compute_units: usize, heads: usize) -> Machine {
     Machine {
         compute_units,
@@ -53,14 +53,14 @@ fn every_chunk_is_in_one_segment() {
             assert!(item.chunks as usize <= segment);
         }
         assert!(covered.iter().flatten().all(|&c| c), "{segment}");
-        // Every sequence ends in one of the items, also where it is empty.
+        // Every sequence, empty ones included, ends in exactly one item.
         let ends = |n: usize| {
             let ending = |i: &&dwk_prefill_item| i.sequence as usize == n;
             let mut items = cut.items.iter().filter(ending);
             items.any(|i| (i.first_chunk + i.chunks) as usize == lengths[n])
         };
         assert!((0..lengths.len()).all(ends), "{segment}");
-        // Known before.
+        // `counts` agrees with the division.
         let (made, known) = (cut.counts(), counts(&lengths, segment));
         let numbers = |c: Counts| (c.items, c.summaries, c.chains);
         assert_eq!(numbers(made), numbers(known));
@@ -70,7 +70,7 @@ fn every_chunk_is_in_one_segment() {
 #[test]
 fn summaries_follow_each_other() {
     let cut = cut(&[5, 2, 0, 6, 4, 1], 2);
-    // Those that another follows are first, and their summaries are their places.
+    // Segments that another follows are first, and segment i has summary i.
     for (at, item) in cut.items[..cut.summaries].iter().enumerate() {
         assert_eq!((item.summary as usize, item.chunks), (at, 2));
     }
@@ -82,7 +82,7 @@ fn summaries_follow_each_other() {
         }
     }
     assert_eq!(cut.summaries, 2 + 2 + 1);
-    // The sequence of two segments has one summary, which nothing is combined with.
+    // The sequence of two segments has one summary and needs no combine.
     assert_eq!(cut.chains, [[0, 2], [2, 2]]);
     let rest: Vec<i32> = cut.items[cut.summaries..]
         .iter()
@@ -127,7 +127,7 @@ fn an_idle_device_cuts_long_sequences() {
     // More heads leave less of the device idle.
     let more = choose(&[512], &machine(304, 64));
     assert!((2..few).contains(&more), "{more} of {few}");
-    // A smaller device has less to give.
+    // A smaller device gains less.
     assert!(choose(&[512], &machine(80, 8)) < few);
     // One long sequence among many short ones.
     let mut lengths = vec![2; 60];
@@ -165,7 +165,7 @@ fn a_choice_costs_no_more_than_none() {
     }
 }
 
-/// What so many segments of the longest sequence cost.
+/// Modelled cost if the longest sequence has `segments` segments.
 fn cost(lengths: &[usize], machine: &Machine, segments: usize) -> Cost {
     let segment = segment_chunks(lengths, segments);
     let mut cut: Vec<usize> = lengths.iter().copied().filter(|&n| n > segment).collect();
@@ -173,7 +173,7 @@ fn cost(lengths: &[usize], machine: &Machine, segments: usize) -> Cost {
     machine.cost(lengths.len(), lengths.iter().sum(), &cut, segment)
 }
 
-/// What [`choose`] says it finds, of all numbers that it may try.
+/// Best number of segments by exhaustive search, as [`choose`] specifies it.
 fn best(lengths: &[usize], machine: &Machine) -> usize {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let cost = |segments| cost(lengths, machine, segments);
@@ -241,8 +241,8 @@ fn two_workgroups_in_one_where_not_all_fit_alone() {
     ] {
         assert_eq!(even(segments), shared, "{segments}");
     }
-    // Three slabs make two wide ones: here of two rounds, 18 a chunk, where narrow ones take two of 5.
+    // Three slabs become two wide ones, in two rounds of 18 us a chunk. Narrow ones take two rounds of 5 us.
     assert!(!two_in_one(&cost, 132, 88, [3, 2], 64, 64 * 88));
-    // A long sequence is done later beside another workgroup, and all of the short ones wait for it.
+    // The longest sequence dominates, and a wide workgroup takes longer per chunk.
     assert!(!two_in_one(&cost, 132, 132, [2, 1], 640, 640 + 131));
 }

@@ -1,0 +1,74 @@
+//! Launches of a kernel with its argument struct.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use hip_sys::hipStream_t;
+
+use super::context::Context;
+use super::stream::Stream;
+use crate::error::Result;
+use crate::kernels::Kernel;
+
+impl Context {
+    /// Launches a kernel with its argument struct.
+    ///
+    /// # Safety
+    /// The pointers in `arguments` are valid for all accesses of the kernel.
+    pub(crate) unsafe fn launch<A>(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<A>,
+        workgroups: u32,
+        threads: u32,
+        arguments: &A,
+    ) -> Result<()> {
+        let function = self.function(kernel);
+        let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
+        // SAFETY: the function is loaded; the runtime copies the one argument, whose size the code object states.
+        let launched = unsafe {
+            self.hip().hipModuleLaunchKernel(
+                function.handle,
+                workgroups,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                function.shared_bytes,
+                hipStream_t(stream.handle()),
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        launched.map_err(|error| stream.refusal(error))
+    }
+
+    /// Launches a kernel that may begin before earlier kernels of the stream end. It must wait for them itself.
+    ///
+    /// # Safety
+    /// As [`Context::launch`], and the kernel calls `wait_for_previous_kernel`.
+    pub(crate) unsafe fn launch_overlapping<A>(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<A>,
+        workgroups: u32,
+        threads: u32,
+        arguments: &A,
+    ) -> Result<()> {
+        let function = self.function(kernel);
+        let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
+        // SAFETY: as in `launch`.
+        let launched = unsafe {
+            self.hip().launch_overlapping(
+                function.handle,
+                workgroups,
+                threads,
+                function.shared_bytes,
+                hipStream_t(stream.handle()),
+                parameters.as_mut_ptr(),
+            )
+        };
+        launched.map_err(|error| stream.refusal(error))
+    }
+}
