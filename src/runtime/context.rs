@@ -7,7 +7,8 @@ use std::sync::Arc;
 #[cfg(feature = "simulator")]
 use deltawave_sim::hip::Session;
 use hip_sys::{
-    Hip, hipDeviceProp_tR0600, hipError_t, hipFuncAttribute, hipFunction_attribute, hipFunction_t, hipModule_t,
+    Hip, hipDeviceProp_tR0600, hipError_t, hipFuncAttribute, hipFunction_attribute, hipFunction_t,
+    hipModule_t,
 };
 
 use super::{Backend, DeviceInfo, KernelInfo};
