@@ -2,19 +2,20 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use deltawave::model::MAX_HEAD_DIM;
 use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::models::{MODELS, Model};
+use deltawave_lab::workload::RowLayout;
 use deltawave_sim::gpu::Gpu;
 
 use crate::conv::args::{self as conv, ConvArgs};
 use crate::decode::args::{self as decode, DecodeArgs};
 use crate::failure::Failure;
 use crate::layer::args::{self as layer, LayerArgs};
-use crate::models::{self, Model};
 use crate::prefill::args::{self as prefill, PrefillArgs, ProfileArgs};
 
 /// Gated DeltaNet kernels for AMD Instinct MI300 (gfx942), run and checked.
@@ -96,7 +97,7 @@ pub const RESULTS: &str = "Results";
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Heads and dimensions of a model's Gated DeltaNet layer
-    #[arg(long, value_name = "NAME", value_parser = models::parser(), ignore_case = true, help_heading = SHAPE)]
+    #[arg(long, value_name = "NAME", value_parser = model(), ignore_case = true, help_heading = SHAPE)]
     pub model: Option<&'static Model>,
     /// Number of devices that share the model's heads (tensor parallelism); one device's heads run
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "heads", help_heading = SHAPE)]
@@ -208,6 +209,12 @@ const BACKENDS: Choices<Backend> = &[
 /// `--head-map`.
 pub const HEAD_MAPS: Choices<HeadMap> = &[("grouped", HeadMap::Grouped), ("tiled", HeadMap::Tiled)];
 
+/// `--layout` of a row of projections.
+pub const ROW_LAYOUTS: Choices<RowLayout> = &[
+    ("flat", RowLayout::Flat),
+    ("interleaved", RowLayout::Interleaved),
+];
+
 /// `--state-layout` of recurrent states.
 pub const STATE_LAYOUTS: Choices<StateLayout> = &[
     ("key-major", StateLayout::KeyMajor),
@@ -251,6 +258,21 @@ pub fn gpu(name: &str) -> Result<Gpu, String> {
     Gpu::named(name).ok_or_else(|| {
         let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
         format!("known are {}", names.join(", "))
+    })
+}
+
+/// The parser of `--model`.
+fn model() -> impl TypedValueParser<Value = &'static Model> {
+    let values = MODELS.iter().map(|m| {
+        let (hk, hv, k, v) = (m.key_heads, m.value_heads, m.key_dim, m.value_dim);
+        let beta = if m.neg_eigval { ", beta up to 2" } else { "" };
+        PossibleValue::new(m.name)
+            .aliases(m.aliases)
+            .help(format!("HK={hk} HV={hv} K={k} V={v}{beta}"))
+    });
+    PossibleValuesParser::new(values).try_map(|name| {
+        let found = MODELS.iter().find(|m| m.is_called(&name));
+        found.ok_or("no such model")
     })
 }
 

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::args::word;
-use crate::driver::{Done, Options, Ran, Workload};
+use crate::driver::{Done, Operation, Options, Ran};
 use crate::prefill::args::MFMA_MODES;
 use crate::resources::{self, Resources, cell};
 use crate::table::{Table, bytes, count};
@@ -26,8 +26,14 @@ pub struct Figures(pub Vec<(&'static str, Value)>);
 
 impl Figures {
     /// Adds a value, unless there is none.
-    fn add(&mut self, name: &'static str, value: Option<impl Serialize>) {
+    pub fn add(&mut self, name: &'static str, value: Option<impl Serialize>) {
         self.0.extend(value.map(|value| (name, json!(value))));
+    }
+
+    /// These, then others.
+    pub fn and(mut self, others: Figures) -> Self {
+        self.0.extend(others.0);
+        self
     }
 }
 
@@ -68,7 +74,7 @@ pub struct Description {
 
 /// The result of a check.
 pub struct Verdict {
-    /// Figures named by [`Workload::CHECKED`], and maybe more.
+    /// Figures named by [`Operation::CHECKED`], and maybe more.
     pub figures: Figures,
     /// A paragraph, or a table.
     pub text: String,
@@ -97,19 +103,19 @@ struct Kernel {
 
 impl Report {
     /// The report of an operation that ran.
-    pub fn of<W: Workload>(done: &Done<W>, options: &Options) -> Self {
+    pub fn of<O: Operation>(done: &Done<O>, options: &Options) -> Self {
         let (context, ran, verdict) = (&done.context, &done.ran, done.verdict.as_ref());
-        let description = done.workload.describe(&done.plan, &ran.output);
+        let description = done.operation.describe(&done.plan, &done.data);
         let kernels = kernels(context, ran, options.count);
-        let minimal_bytes = done.workload.minimal_bytes();
+        let minimal_bytes = done.operation.minimal_bytes(&done.data);
         let counts = (options.count).map(|gpu| Counts::new(gpu, &ran.counted, minimal_bytes));
         let instructions: Option<u64> = kernels.iter().map(|k| k.wave_instructions).sum();
-        let objections = verdict.map_or(&[][..], |v| &v.objections);
+        let mut objections = verdict.map_or(Vec::new(), |v| v.objections.clone());
         let failed = !objections.is_empty();
         let device = context.device();
         let model = options.model.model;
 
-        let mut all = figures! {
+        let head = figures! {
             backend: context.backend().name(),
             library: context.hip().library(),
             runtime: context.runtime(),
@@ -118,18 +124,14 @@ impl Report {
             model: model.map(|m| m.name),
             tp: model.map(|_| options.model.tp),
         };
-        all.0.extend(description.figures.0);
-        all.0.extend(
-            figures! {
-                minimal_bytes: minimal_bytes,
-                checked: verdict.is_some(),
-                passed: verdict.map(|_| !failed),
-            }
-            .0,
-        );
+        let mut all = head.and(description.figures).and(figures! {
+            minimal_bytes: minimal_bytes,
+            checked: verdict.is_some(),
+            passed: verdict.map(|_| !failed),
+        });
         match verdict {
             Some(verdict) => all.0.extend(verdict.figures.0.iter().cloned()),
-            None => (all.0).extend(W::CHECKED.iter().map(|name| (*name, Value::Null))),
+            None => (all.0).extend(O::CHECKED.iter().map(|name| (*name, Value::Null))),
         }
         all.add("repeat", Some(options.run.repeat));
         all.add("kernel_seconds", Some(ran.seconds));
@@ -138,7 +140,7 @@ impl Report {
         all.add("kernels", Some(&kernels));
         all.add("counts", counts.as_ref());
         all.add("error", failed.then_some(FAILED));
-        all.add("causes", failed.then_some(objections));
+        all.add("causes", failed.then_some(&objections));
 
         let mut text = String::new();
         let [operation, rest] = &description.title;
@@ -164,19 +166,19 @@ impl Report {
         if let Some(times) = &ran.times {
             let _ = write!(text, "\n{}", times.text());
         }
-        let objections = failed.then_some(FAILED.to_owned()).into_iter();
+        if failed {
+            objections.insert(0, FAILED.to_owned());
+        }
         Report {
             json: pretty(&all),
             text,
-            objections: objections
-                .chain(verdict.into_iter().flat_map(|v| v.objections.clone()))
-                .collect(),
+            objections,
         }
     }
 }
 
 /// The kernels of a run. Where all launches were counted, launch `i` is of kernel `i`.
-fn kernels<T>(context: &Context, ran: &Ran<T>, gpu: Option<Gpu>) -> Vec<Kernel> {
+fn kernels(context: &Context, ran: &Ran, gpu: Option<Gpu>) -> Vec<Kernel> {
     let known = resources::of_context(context);
     let modelled = |i: usize| Some(ran.counted.get(i)?.estimate(gpu?)?.modelled_us);
     let kernels = ran.kernels.iter().enumerate();
@@ -288,11 +290,9 @@ fn kernel_table(context: &Context, kernels: &[Kernel]) -> Table {
         true => &["registers", "shared", "local"][..],
         false => &["VGPRs", "AGPRs", "SGPRs", "LDS", "spills"],
     });
-    titles.extend(if simulated {
-        &["wave instructions", "seconds"][..]
-    } else {
-        &[]
-    });
+    if simulated {
+        titles.extend(["wave instructions", "seconds"]);
+    }
     titles.extend(modelled.then_some("modelled us"));
     let mut table = Table::new(1, &titles);
     for k in kernels {
@@ -312,7 +312,7 @@ fn kernel_table(context: &Context, kernels: &[Kernel]) -> Table {
 }
 
 /// How long the kernels took.
-fn time_line<T>(ran: &Ran<T>, repeat: u32, instructions: Option<u64>) -> String {
+fn time_line(ran: &Ran, repeat: u32, instructions: Option<u64>) -> String {
     let runs = match repeat {
         1 => String::new(),
         n => format!(", fastest of {n} runs"),

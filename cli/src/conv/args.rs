@@ -3,10 +3,11 @@
 use clap::{ArgGroup, Args};
 use deltawave::conv::{Activation, ConvStateLayout};
 use deltawave::types::Dtype;
+use deltawave_lab::workload::RowLayout;
 
 use crate::args::{
-    Choices, CountArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE, choice, length,
-    pair, words,
+    Choices, CountArgs, INPUTS, ModelArgs, OPERATION, RESULTS, ROW_LAYOUTS, RunArgs, SHAPE, choice,
+    length, pair, words,
 };
 
 /// The end of `--help`.
@@ -80,50 +81,6 @@ pub struct ConvArgs {
     #[arg(long, help_heading = RESULTS)]
     pub json: bool,
 }
-
-/// How the rows of the projections lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowLayout {
-    /// q | k | v | z.
-    Flat,
-    /// The same of each key head and its value heads, one key head after the other.
-    Interleaved,
-}
-
-impl RowLayout {
-    /// Groups of heads whose projections lie together.
-    pub fn groups(self, key_heads: usize) -> usize {
-        match self {
-            RowLayout::Flat => 1,
-            RowLayout::Interleaved => key_heads,
-        }
-    }
-
-    /// The column that holds a channel of q, k, v and z, in this order, of so many heads and dimensions.
-    pub fn column(self, [hk, hv]: [usize; 2], [k, v]: [usize; 2], channel: usize) -> usize {
-        if self == RowLayout::Flat {
-            return channel;
-        }
-        // Columns of one key head.
-        let sizes = [k, k, hv / hk * v, hv / hk * v];
-        let group: usize = sizes.iter().sum();
-        let (mut c, mut offset) = (channel, 0);
-        for size in sizes {
-            if c < hk * size {
-                return c / size * group + offset + c % size;
-            }
-            c -= hk * size;
-            offset += size;
-        }
-        channel
-    }
-}
-
-/// `--layout`.
-pub const ROW_LAYOUTS: Choices<RowLayout> = &[
-    ("flat", RowLayout::Flat),
-    ("interleaved", RowLayout::Interleaved),
-];
 
 /// `--activation`.
 pub const ACTIVATIONS: Choices<Activation> =

@@ -3,12 +3,12 @@
 use clap::{ArgGroup, Args};
 use deltawave::norm::OutputGate;
 use deltawave::types::Dtype;
+use deltawave_lab::workload::RowLayout;
 
 use crate::args::{
-    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE, StateArgs,
-    choice, length, words,
+    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, ROW_LAYOUTS, RunArgs,
+    SHAPE, StateArgs, choice, length, words,
 };
-use crate::conv::args::{ROW_LAYOUTS, RowLayout};
 
 /// The end of `--help`.
 pub const EXAMPLES: &str = "\

@@ -1,106 +1,38 @@
 //! Words and figures of a prefill, and its results as a file.
 
-use deltawave::prefill::{Part, Prefill};
-use deltawave::runtime::Context;
 use deltawave::types::Dtype;
-use deltawave_lab::safetensors_io::{self, FileBeta, FileGate, Named};
-use serde_json::{Value, json};
+use deltawave_lab::safetensors_io::{self, FileBeta, FileGate, Named, PrefillFile};
+use serde::Serialize;
 
-use super::Workload;
-use super::device::Output;
+use super::PrefillRun;
 use crate::args::{HEAD_MAPS, STATE_LAYOUTS, word};
-use crate::driver::{self, Options, Ran};
+use crate::device::Results;
 use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::report::{Description, Verdict, figures, mfma_mode};
+use crate::report::{Description, figures, mfma_mode};
 use crate::table::{Table, bytes};
 
 /// A tensor of the operation.
+#[derive(Serialize)]
 struct Line {
     name: &'static str,
     shape: Vec<usize>,
-    dtype: Dtype,
+    dtype: &'static str,
 }
 
-impl driver::Workload for Workload<'_> {
-    const NAME: &'static str = "prefill";
-    const CHECKED: &'static [&'static str] = &[
-        "o_rms_ratio",
-        "o_max_abs",
-        "state_rms_ratio",
-        "state_max_abs",
-        "unfused_o_rms_ratio",
-        "unfused_state_rms_ratio",
-        "o_rms_ratio_limit",
-        "state_rms_ratio_limit",
-        "o_worst",
-        "state_worst",
-        "non_finite",
-    ];
-    const CHECK_STEPS: usize = 2;
-
-    fn parts(plan: &Prefill) -> Vec<(&'static str, Part)> {
-        (plan.parts().into_iter().map(|part| (part.name(), part))).collect()
-    }
-
-    /// Inputs, outputs and states: each once.
-    fn minimal_bytes(&self) -> usize {
-        let d = &self.data;
-        let keys = d.tokens * d.key_heads * d.key_dim;
-        let values = d.tokens * d.value_heads * d.value_dim;
-        let scalars = d.tokens * d.value_heads;
-        let states = self.sequences() * self.states(1).each();
-        let gate = match &d.gate {
-            FileGate::None => 0,
-            FileGate::Log(g) => g.dtype.size(),
-            FileGate::Raw { a, .. } => a.dtype.size(),
-        };
-        let beta = match &d.beta {
-            FileBeta::One => 0,
-            FileBeta::Given(beta) | FileBeta::Logits(beta) => beta.dtype.size(),
-        };
-        let initial = (d.initial_state.as_ref()).map_or(0, |t| t.dtype.size());
-        2 * keys * d.q.dtype.size()
-            + values * (d.v.dtype.size() + self.spec.dtype.size())
-            + scalars * (gate + beta)
-            + states * (self.args.state.state_dtype.size() + initial)
-    }
-
-    fn follow_up(
-        &self,
-        context: &Context,
-        plan: &Prefill,
-        ran: &mut Ran<Output>,
-        options: &Options,
-    ) -> Result<(), Failure> {
-        self.write_output(&ran.output)?;
-        // A profile counts the launches of the whole alone.
-        if options.check && options.count.is_none() {
-            ran.output.resumed = self.resume(context, plan, &ran.output)?;
-        }
-        Ok(())
-    }
-
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        self.judge(output, progress)
-    }
-
-    fn describe(&self, _: &Prefill, output: &Output) -> Description {
-        let (d, s, args) = (&self.data, &self.spec, self.args);
+impl PrefillRun<'_> {
+    /// Title, figures and notes for the report.
+    pub(super) fn description(&self, workspace_bytes: usize, d: &PrefillFile) -> Description {
+        let (s, args) = (&self.spec, self.args);
         let input = args.input.as_ref().map(|path| path.display().to_string());
         let of = input
             .as_ref()
             .map_or(String::new(), |path| format!(" of {path}"));
-        let lines = self.tensors();
-        let json = |line: &Line| json!({"name": line.name, "shape": line.shape, "dtype": line.dtype.name()});
-        let json: Vec<Value> = lines.iter().map(json).collect();
-        let scale = s
-            .scale
-            .unwrap_or_else(|| (s.heads.key_dim as f32).powf(-0.5));
+        let lines = self.tensors(d);
+        let scale = s.scale.unwrap_or_else(|| s.heads.default_scale());
         // As f32 is printed, not as the f64 that has its value.
         let scale: Option<f64> = scale.to_string().parse().ok();
         let mut figures = figures! {
-            mfma_mode: (output.simulated).then(mfma_mode),
+            mfma_mode: self.outcome.simulated.then(mfma_mode),
             input: input,
             tokens: d.tokens,
             sequences: self.sequences(),
@@ -117,36 +49,31 @@ impl driver::Workload for Workload<'_> {
             state_layout: word(STATE_LAYOUTS, &args.state.state_layout),
         };
         let mut notes = Vec::new();
-        for (name, part) in ["pool", "snapshots"]
-            .into_iter()
-            .zip(self.state_figures(output))
-        {
+        for (name, part) in [
+            ("pool", self.pool_figures()),
+            ("snapshots", self.snapshot_figures()),
+        ] {
             if let Some((value, text)) = part {
-                figures.0.push((name, value));
+                figures.add(name, Some(value));
                 notes.push(format!("  {name}  {text}\n"));
             }
         }
-        figures
-            .0
-            .extend(figures! { tensors: json, workspace_bytes: output.workspace_bytes }.0);
+        let memory = figures! { tensors: lines, workspace_bytes: workspace_bytes };
         Description {
             title: [format!("Gated DeltaNet prefill{of}"), self.lengths()],
-            tensors: format!("{}\n", table(&lines, output.workspace_bytes)),
-            figures,
+            tensors: format!("{}\n", table(&lines, workspace_bytes)),
+            figures: figures.and(memory),
             notes,
         }
     }
-}
 
-impl Workload<'_> {
-    fn tensors(&self) -> Vec<Line> {
-        let d = &self.data;
+    fn tensors(&self, d: &PrefillFile) -> Vec<Line> {
         let mut lines = Vec::new();
-        let mut line = |name, shape: &[usize], dtype| {
+        let mut line = |name, shape: &[usize], dtype: Dtype| {
             lines.push(Line {
                 name,
                 shape: shape.to_vec(),
-                dtype,
+                dtype: dtype.name(),
             });
         };
         let rows: Vec<usize> = self.dense.map_or(vec![d.tokens], |dense| dense.to_vec());
@@ -185,11 +112,11 @@ impl Workload<'_> {
     /// How many tokens in which sequences.
     fn lengths(&self) -> String {
         const SHOWN: usize = 12;
-        let all = match self.data.tokens {
+        let all = match self.tokens {
             1 => "1 token".to_owned(),
             n => format!("{n} tokens"),
         };
-        let pairs = self.data.cu_seqlens.windows(2).take(SHOWN);
+        let pairs = self.cu_seqlens.windows(2).take(SHOWN);
         let shown: Vec<String> = pairs.map(|w| (w[1] - w[0]).to_string()).collect();
         let shown = shown.join(", ");
         match (self.dense, self.sequences()) {
@@ -201,22 +128,24 @@ impl Workload<'_> {
     }
 
     /// Writes the results to the file of `--output`.
-    fn write_output(&self, output: &Output) -> Result<(), Failure> {
-        let (d, Some(path)) = (&self.data, &self.args.output) else {
+    pub(super) fn write_output(&self, results: &Results) -> Result<(), Failure> {
+        let Some(path) = &self.args.output else {
             return Ok(());
         };
+        let h = &self.spec.heads;
+        let (o, state) = (&results["o"], &results["states"]);
         let tensors = [
             Named {
                 name: "o",
-                shape: &[d.tokens, d.value_heads, d.value_dim],
-                dtype: output.o.dtype,
-                bytes: &output.o.bytes,
+                shape: &[self.tokens, h.value, h.value_dim],
+                dtype: o.dtype,
+                bytes: &o.bytes,
             },
             Named {
                 name: "final_state",
-                shape: &[self.sequences(), d.value_heads, d.key_dim, d.value_dim],
-                dtype: output.final_state.dtype,
-                bytes: &output.final_state.bytes,
+                shape: &[self.sequences(), h.value, h.key_dim, h.value_dim],
+                dtype: state.dtype,
+                bytes: &state.bytes,
             },
         ];
         safetensors_io::write(path, &tensors).map_err(Failure::file("--output", path))

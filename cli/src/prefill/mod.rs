@@ -3,31 +3,33 @@
 pub mod args;
 mod check;
 mod describe;
-mod device;
+mod operation;
 pub mod profile;
 mod states;
 
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use deltawave::model::Heads;
 use deltawave::prefill::{Prefill, PrefillSpec, Snapshot};
-use deltawave::runtime::Context;
 use deltawave::types::Dtype;
-use deltawave_lab::inputs::{GateInputs, Gates, InputSpec, Inputs, Keys, Tensor, random_state};
+use deltawave_lab::inputs::{Gates, InputSpec, Keys};
 use deltawave_lab::oracle::{Beta, Problem};
-use deltawave_lab::safetensors_io::{FileBeta, FileGate, PrefillFile};
+use deltawave_lab::safetensors_io::{FileBeta, PrefillFile};
+use deltawave_lab::workload::Draw;
 use deltawave_sim::gpu::Gpu;
 
 use self::args::PrefillArgs;
+use self::states::{Others, Resumed};
 use crate::args::cu_seqlens;
-use crate::device::States;
-use crate::driver::{self, Options, Request, limit_threads};
+use crate::device::{Rows, States};
+use crate::driver::{self, Options, limit_threads};
 use crate::failure::Failure;
 use crate::report::Report;
 use crate::{files, memory};
 
-/// A prefill whose shape is known, and whose tensors may still have to be drawn.
-struct Planned<'a> {
+/// A prefill.
+struct PrefillRun<'a> {
     args: &'a PrefillArgs,
     spec: PrefillSpec,
     /// `[N + 1]`.
@@ -39,45 +41,35 @@ struct Planned<'a> {
     /// beta up to 2.
     neg_eigval: bool,
     source: Source,
-}
-
-enum Source {
-    Drawn(Draw),
-    File(Box<PrefillFile>),
-}
-
-/// Drawn tensors.
-#[derive(Clone, Copy, Debug)]
-struct Draw {
-    /// Distributions and seed.
-    input: InputSpec,
-    /// a, b, A_log and dt_bias instead of g and beta.
-    raw_gates: bool,
-    /// Element type of the initial states, where there are any.
-    initial_state: Option<Dtype>,
-}
-
-/// A prefill with its tensors.
-struct Workload<'a> {
-    args: &'a PrefillArgs,
-    spec: PrefillSpec,
-    dense: Option<[usize; 2]>,
-    neg_eigval: bool,
-    /// How the tensors were drawn, unless they are from a file.
-    drawn: Option<Draw>,
-    /// The tensors, as a file would hold them.
-    data: PrefillFile,
     /// Slots of the pool that has the states, where there is one.
     pool: Option<usize>,
-    /// States in the course of sequences.
+    /// States in the course of sequences, once they are planned.
     snapshots: Option<Vec<Snapshot>>,
+    outcome: Outcome,
+}
+
+/// The origin of the tensors.
+enum Source {
+    Drawn(Draw),
+    File(Rc<PrefillFile>),
+}
+
+/// Findings about results, beside their errors.
+#[derive(Default)]
+struct Outcome {
+    /// Whether the simulator computed them.
+    simulated: bool,
+    /// Slots without a sequence, if the states are in a pool.
+    others: Option<Others>,
+    /// Sequences that were continued from their last snapshot.
+    resumed: Option<Resumed>,
 }
 
 /// Runs what the arguments ask for.
 pub fn run(args: &PrefillArgs) -> Result<Report, Failure> {
     refuse_overwriting(args, None)?;
     limit_threads(&args.run);
-    driver::run(Planned::new(args)?, &options(args, None))
+    driver::run(PrefillRun::new(args)?, &options(args, None))
 }
 
 fn options(args: &PrefillArgs, count: Option<Gpu>) -> Options<'_> {
@@ -112,7 +104,7 @@ fn refuse_overwriting(args: &PrefillArgs, roofline: Option<&PathBuf>) -> Result<
     Ok(())
 }
 
-impl<'a> Planned<'a> {
+impl<'a> PrefillRun<'a> {
     /// Reads the arguments, and the file of `--input`.
     fn new(args: &'a PrefillArgs) -> Result<Self, Failure> {
         let request = match &args.input {
@@ -123,7 +115,10 @@ impl<'a> Planned<'a> {
             None => Self::of_arguments(args)?,
         };
         request.check_memory()?;
-        Ok(request)
+        Ok(PrefillRun {
+            pool: args.pool.map(|slots| slots as usize),
+            ..request
+        })
     }
 
     fn of_file(args: &'a PrefillArgs, file: PrefillFile) -> Result<Self, Failure> {
@@ -132,15 +127,34 @@ impl<'a> Planned<'a> {
             return Err(Failure::wrong(why));
         }
         let heads = [file.key_heads, file.value_heads];
-        Ok(Planned {
-            args,
-            spec: spec(args, file.q.dtype, heads, [file.key_dim, file.value_dim]),
-            cu_seqlens: file.cu_seqlens.clone(),
-            tokens: file.tokens,
-            dense: None,
+        let spec = spec(args, file.q.dtype, heads, [file.key_dim, file.value_dim]);
+        let cu_seqlens = file.cu_seqlens.clone();
+        let (tokens, source) = (file.tokens, Source::File(Rc::new(file)));
+        Ok(PrefillRun {
             neg_eigval: args.neg_eigval,
-            source: Source::File(Box::new(file)),
+            ..Self::of_source(args, spec, cu_seqlens, tokens, source)
         })
+    }
+
+    fn of_source(
+        args: &'a PrefillArgs,
+        spec: PrefillSpec,
+        cu_seqlens: Vec<i32>,
+        tokens: usize,
+        source: Source,
+    ) -> Self {
+        PrefillRun {
+            args,
+            spec,
+            cu_seqlens,
+            tokens,
+            dense: None,
+            neg_eigval: false,
+            source,
+            pool: None,
+            snapshots: None,
+            outcome: Outcome::default(),
+        }
     }
 
     fn of_arguments(args: &'a PrefillArgs) -> Result<Self, Failure> {
@@ -168,21 +182,22 @@ impl<'a> Planned<'a> {
             unit_rows: !args.scale.l2norm,
             seed: args.seed.unwrap_or(0),
         };
-        Ok(Planned {
-            args,
-            spec: spec(args, dtype, heads, dims),
-            cu_seqlens,
-            tokens,
+        let neg_eigval = args.neg_eigval || doubled;
+        let source = Source::Drawn(Draw {
+            input,
+            raw_gates: args.raw_gates || (doubled && args.gates.is_none()),
+            neg_eigval,
+            initial_state: args.initial_state.and_then(|initial| initial.0),
+        });
+        let spec = spec(args, dtype, heads, dims);
+        Ok(PrefillRun {
             dense,
-            neg_eigval: args.neg_eigval || doubled,
-            source: Source::Drawn(Draw {
-                input,
-                raw_gates: args.raw_gates || (doubled && args.gates.is_none()),
-                initial_state: args.initial_state.and_then(|initial| initial.0),
-            }),
+            neg_eigval,
+            ..Self::of_source(args, spec, cu_seqlens, tokens, source)
         })
     }
 
+    /// `N`.
     fn sequences(&self) -> usize {
         self.cu_seqlens.len() - 1
     }
@@ -236,60 +251,9 @@ impl<'a> Planned<'a> {
         plan.set_slots(&states::slots(sequences, slots), None)
             .map_err(Failure::during("the slots are refused"))
     }
-}
-
-impl<'a> Request for Planned<'a> {
-    type Workload = Workload<'a>;
-
-    fn plan(&self, context: &Context) -> Result<Prefill, Failure> {
-        let plan = match self.dense {
-            Some([batch, len]) => Prefill::dense(context, self.spec, batch, len),
-            None => Prefill::packed(context, self.spec, &self.cu_seqlens, self.tokens),
-        };
-        let mut plan = plan.map_err(Failure::during("planning the prefill failed"))?;
-        if let Some(slots) = self.args.pool {
-            self.plan_pool(&mut plan, slots as usize)?;
-        }
-        if let Some(tokens) = self.args.snapshots {
-            (plan
-                .snapshots_every(tokens)
-                .and_then(|all| plan.set_snapshots(&all)))
-            .map_err(Failure::during("the snapshots are refused"))?;
-        }
-        Ok(plan)
-    }
-
-    fn load(self, plan: &Prefill) -> Result<Workload<'a>, Failure> {
-        let (drawn, data) = match self.source {
-            Source::File(file) => (None, *file),
-            Source::Drawn(draw) => {
-                let data = draw_inputs(draw, self.neg_eigval, &self.cu_seqlens);
-                (Some(draw), data)
-            }
-        };
-        if let Some(path) = &self.args.save_input {
-            data.write(path)
-                .map_err(Failure::file("--save-input", path))?;
-        }
-        let snapshots = (self.args.snapshots).map(|tokens| plan.snapshots_every(tokens));
-        Ok(Workload {
-            args: self.args,
-            spec: self.spec,
-            dense: self.dense,
-            neg_eigval: self.neg_eigval,
-            drawn,
-            data,
-            pool: self.args.pool.map(|slots| slots as usize),
-            snapshots: (snapshots.transpose())
-                .map_err(Failure::during("the snapshots are refused"))?,
-        })
-    }
-}
-
-impl Workload<'_> {
     /// The same prefill for the reference.
-    fn problem(&self) -> Problem<'_> {
-        let mut problem = self.data.problem();
+    fn problem<'d>(&self, data: &'d PrefillFile) -> Problem<'d> {
+        let mut problem = data.problem();
         problem.scale = self.spec.scale.map(f64::from);
         problem.head_map = self.spec.heads.map;
         problem.l2_norm = self.spec.qk_l2norm;
@@ -302,20 +266,17 @@ impl Workload<'_> {
         problem
     }
 
-    /// `N`.
-    fn sequences(&self) -> usize {
-        self.data.cu_seqlens.len() - 1
-    }
-
     /// So many states as they lie on the device.
     fn states(&self, count: usize) -> States {
         States {
             count,
-            heads: self.spec.heads.value,
-            key_dim: self.spec.heads.key_dim,
-            value_dim: self.spec.heads.value_dim,
+            heads: self.spec.heads,
             layout: self.args.state.state_layout,
         }
+    }
+
+    fn rows(&self) -> Rows {
+        self.dense.map_or(Rows::Packed(self.tokens), Rows::Dense)
     }
 }
 
@@ -331,43 +292,5 @@ fn spec(args: &PrefillArgs, dtype: Dtype, [hk, hv]: [usize; 2], [k, v]: [usize; 
         scale: args.scale.scale(),
         segments: args.segments.map(|n| n as usize),
         ..PrefillSpec::new(hk, hv, k, v)
-    }
-}
-
-fn draw_inputs(draw: Draw, neg_eigval: bool, cu_seqlens: &[i32]) -> PrefillFile {
-    let s = draw.input;
-    let f32s = |values| Tensor::new(Dtype::F32, values);
-    let mut inputs = Inputs::new(s);
-    let (gate, beta) = if draw.raw_gates {
-        let raw = GateInputs::new(s);
-        let gate = FileGate::Raw {
-            a: raw.a,
-            a_log: f32s(raw.a_log),
-            dt_bias: Some(f32s(raw.dt_bias)),
-        };
-        (gate, FileBeta::Logits(raw.b))
-    } else {
-        if neg_eigval {
-            inputs.beta.iter_mut().for_each(|b| *b *= 2.0);
-        }
-        (
-            FileGate::Log(f32s(inputs.g)),
-            FileBeta::Given(f32s(inputs.beta)),
-        )
-    };
-    let states = (cu_seqlens.len() - 1) * s.value_heads * s.key_dim * s.value_dim;
-    PrefillFile {
-        tokens: s.tokens,
-        key_heads: s.key_heads,
-        value_heads: s.value_heads,
-        key_dim: s.key_dim,
-        value_dim: s.value_dim,
-        q: inputs.q,
-        k: inputs.k,
-        v: inputs.v,
-        gate,
-        beta,
-        cu_seqlens: cu_seqlens.to_vec(),
-        initial_state: (draw.initial_state).map(|dtype| random_state(dtype, states, s.seed)),
     }
 }

@@ -7,13 +7,12 @@ use deltawave::runtime::Backend;
 use deltawave_sim::count::roofline::{self, Point};
 use deltawave_sim::count::{Busy, Totals};
 use deltawave_sim::gpu::Gpu;
-use deltawave_sim::hip::CountedLaunch;
 use deltawave_sim::occupancy::Occupancy;
 use serde_json::{Map, Value, json};
 
 use super::args::ProfileArgs;
-use super::{Planned, Workload, options, refuse_overwriting};
-use crate::driver::{self, Workload as _, limit_threads};
+use super::{PrefillRun, options, refuse_overwriting};
+use crate::driver::{self, Done, Operation as _, limit_threads};
 use crate::failure::Failure;
 use crate::report::{Figures, Report, figures, pretty};
 use crate::table::{Table, bytes, count};
@@ -29,8 +28,8 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
     refuse_overwriting(prefill, args.roofline.as_ref())?;
     limit_threads(&prefill.run);
     let options = options(prefill, Some(args.gpu));
-    let done = driver::execute(Planned::new(prefill)?, &options)?;
-    let profile = Profile::new(args.gpu, &done.workload, &done.ran.counted);
+    let done = driver::execute(PrefillRun::new(prefill)?, &options)?;
+    let profile = Profile::new(args.gpu, &done);
     if let Some(path) = &args.roofline {
         let written = std::fs::write(path, profile.roofline());
         written.map_err(Failure::io("--roofline", path))?;
@@ -51,7 +50,10 @@ struct Profile {
     value_heads: usize,
     /// Pairs of a chunk and a value head.
     chunk_heads: u64,
-    bound: Bound,
+    /// Inputs, outputs and states, each once.
+    minimal_bytes: f64,
+    /// Products of the T-form.
+    t_form_flops: f64,
     kernels: Vec<Kernel>,
     total: Totals,
 }
@@ -66,49 +68,13 @@ struct Kernel {
     modelled_us: f64,
 }
 
-/// The least that any implementation needs.
-struct Bound {
-    /// Inputs, outputs and states, each once.
-    bytes: f64,
-    /// Products of the T-form.
-    flops: f64,
-}
-
-impl Bound {
-    fn new(w: &Workload) -> Self {
-        Bound {
-            bytes: w.minimal_bytes() as f64,
-            flops: chunks(w).map(|n| flops(w, n as f64)).sum(),
-        }
-    }
-
-    fn us(&self, gpu: &Gpu) -> f64 {
-        (self.bytes / gpu.hbm).max(self.flops / gpu.bf16()) * 1e6
-    }
-}
-
-/// Operations of the T-form's dense products in a chunk of `n` tokens: K K^T and Q K^T for each key head; the inverse, T X,
-/// P U, and K S, Q S and K^T U for each value head.
-fn flops(w: &Workload, n: f64) -> f64 {
-    let d = &w.data;
-    let (k, v) = (d.key_dim as f64, d.value_dim as f64);
-    let per_key_head = 2.0 * (2.0 * n * n * k);
-    let per_value_head = n * n * n / 3.0 + 2.0 * (2.0 * n * n * v) + 3.0 * (2.0 * n * k * v);
-    d.key_heads as f64 * per_key_head + d.value_heads as f64 * per_value_head
-}
-
-/// Tokens of every chunk.
-fn chunks(w: &Workload) -> impl Iterator<Item = usize> {
-    let lengths = w.data.cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-    lengths.flat_map(|n| (0..n).step_by(CHUNK).map(move |at| CHUNK.min(n - at)))
-}
-
 impl Profile {
     /// Sums the launches of one run by kernel.
-    fn new(gpu: Gpu, w: &Workload, launches: &[CountedLaunch]) -> Self {
+    fn new(gpu: Gpu, done: &Done<PrefillRun>) -> Self {
+        let (run, data) = (&done.operation, &done.data);
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
-        for launch in launches {
+        for launch in &done.ran.counted {
             let totals = launch.totals();
             total += &totals;
             let name = launch.kernel().name();
@@ -134,15 +100,22 @@ impl Profile {
         }
         Profile {
             gpu,
-            tokens: w.data.tokens,
-            sequences: w.sequences(),
-            key_heads: w.data.key_heads,
-            value_heads: w.data.value_heads,
-            chunk_heads: (chunks(w).count() * w.data.value_heads) as u64,
-            bound: Bound::new(w),
+            tokens: data.tokens,
+            sequences: data.sequences(),
+            key_heads: data.key_heads,
+            value_heads: data.value_heads,
+            chunk_heads: (data.chunks(CHUNK).count() * data.value_heads) as u64,
+            minimal_bytes: run.minimal_bytes(data) as f64,
+            t_form_flops: data.t_form_flops(CHUNK),
             kernels,
             total,
         }
+    }
+
+    /// The least time that any implementation needs.
+    fn roofline_us(&self) -> f64 {
+        let memory = self.minimal_bytes / self.gpu.hbm;
+        memory.max(self.t_form_flops / self.gpu.bf16()) * 1e6
     }
 
     /// Modelled microseconds of all kernels.
@@ -176,9 +149,9 @@ impl Profile {
             kernels: kernels,
             total: counters(&self.total, self.modelled_us(), &self.gpu),
             per_chunk_head: Map::from_iter(per_chunk_head),
-            minimal_bytes: self.bound.bytes,
-            t_form_flops: self.bound.flops,
-            roofline_us: self.bound.us(&self.gpu),
+            minimal_bytes: self.minimal_bytes,
+            t_form_flops: self.t_form_flops,
+            roofline_us: self.roofline_us(),
         }
     }
 
@@ -240,11 +213,11 @@ impl Profile {
         let _ = writeln!(
             out,
             "  roofline {:.1} us, {:.0}% of the modelled time: {} at least at {:.1} TB/s, {:.1} GFLOP of the T-form at {:.0} TFLOP/s",
-            self.bound.us(&self.gpu),
-            100.0 * self.bound.us(&self.gpu) / self.modelled_us().max(1e-9),
-            bytes(self.bound.bytes as u64),
+            self.roofline_us(),
+            100.0 * self.roofline_us() / self.modelled_us().max(1e-9),
+            bytes(self.minimal_bytes as u64),
             self.gpu.hbm / 1e12,
-            self.bound.flops / 1e9,
+            self.t_form_flops / 1e9,
             self.gpu.bf16() / 1e12
         );
         out
