@@ -12,11 +12,11 @@ use deltawave_lab::models::{MODELS, Model};
 use deltawave_lab::workload::RowLayout;
 use deltawave_sim::gpu::Gpu;
 
-use crate::conv::args::{self as conv, ConvArgs};
-use crate::decode::args::{self as decode, DecodeArgs};
+use crate::conv::args::ConvArgs;
+use crate::decode::args::DecodeArgs;
 use crate::failure::Failure;
-use crate::layer::args::{self as layer, LayerArgs};
-use crate::prefill::args::{self as prefill, PrefillArgs, ProfileArgs};
+use crate::layer::args::LayerArgs;
+use crate::prefill::args::{PrefillArgs, ProfileArgs};
 
 /// Gated DeltaNet kernels for AMD Instinct MI300 (gfx942), run and checked.
 ///
@@ -42,26 +42,26 @@ pub enum Command {
     ///
     /// Draws the inputs (or reads them from a file), runs the kernels, and reports time and, with --check, the error
     /// against the token recurrence in f64 beside the error of the unfused chunk form that other implementations use.
-    #[command(after_long_help = prefill::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/prefill.txt"))]
     Prefill(Box<PrefillArgs>),
     /// Run the convolution before a prefill and check it against its reference
     ///
     /// Draws the projections, runs the causal depthwise convolution with SiLU that splits them into q, k and v and updates
     /// the conv states, and reports time and, with --check, how many outputs equal the reference rounded once.
-    #[command(after_long_help = conv::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/conv.txt"))]
     Conv(Box<ConvArgs>),
     /// Run a decode, one or a few tokens of each sequence, and check it against an f64 recurrence
     ///
     /// Draws q, k, v, gates and states, runs the kernel in place on the states, and reports time and, with --check, the
     /// error against the token recurrence in f64 beside the error of rounding alone.
-    #[command(after_long_help = decode::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/decode.txt"))]
     Decode(Box<DecodeArgs>),
     /// Run a whole layer, from the input projections to the output projection, and check it against an f64 layer
     ///
     /// Draws projections, weights and states, runs convolution, decode, prefill and gated norm in place on the states, and
     /// reports time and, with --check, the error against the layer in f64. The limit is 1.15 times the error of the same
     /// layer with the unfused chunk form that other implementations use.
-    #[command(after_long_help = layer::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/layer.txt"))]
     Layer(Box<LayerArgs>),
     /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
     ///
@@ -69,7 +69,7 @@ pub enum Command {
     /// Clocks are sums over all waves of the time that a SIMD's matrix and vector units, and a compute unit's LDS, are
     /// busy, without any waiting; vector clocks include transcendental functions. Memory is counted in lines of 128
     /// bytes, each once for a launch (HBM unique) and once for each die (L2 fill), instructions left out.
-    #[command(after_long_help = prefill::PROFILE_EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/profile.txt"))]
     Profile(Box<ProfileArgs>),
 }
 

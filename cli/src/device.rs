@@ -50,23 +50,24 @@ impl<'a> Slots<'a> {
         self
     }
 
-    pub fn input(mut self, name: &'static str, t: &'a HostTensor) -> Self {
-        let before = Before::Input(t.bytes[..].into());
-        self.tensors.push((name, t.dtype, before));
+    pub fn input(self, name: &'static str, t: &'a HostTensor) -> Self {
+        self.input_some(name, Some(t))
+    }
+
+    pub fn input_some(mut self, name: &'static str, t: Option<&'a HostTensor>) -> Self {
+        let tensor = t.map(|t| (name, t.dtype, Before::Input(t.bytes[..].into())));
+        self.tensors.extend(tensor);
         self
     }
 
-    pub fn input_some(self, name: &'static str, t: Option<&'a HostTensor>) -> Self {
-        match t {
-            Some(t) => self.input(name, t),
-            None => self,
-        }
+    /// An input that is made for the device.
+    pub fn made(self, name: &'static str, t: HostTensor) -> Self {
+        self.made_some(name, Some(t))
     }
 
-    /// An input that is made for the device.
-    pub fn made(mut self, name: &'static str, t: HostTensor) -> Self {
-        let before = Before::Input(t.bytes.into());
-        self.tensors.push((name, t.dtype, before));
+    pub fn made_some(mut self, name: &'static str, t: Option<HostTensor>) -> Self {
+        let tensor = t.map(|t| (name, t.dtype, Before::Input(t.bytes.into())));
+        self.tensors.extend(tensor);
         self
     }
 

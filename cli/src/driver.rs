@@ -4,6 +4,7 @@
 
 use deltawave::prefill::Part;
 use deltawave::runtime::{Backend, Context, Stream};
+use deltawave_lab::replay::{self, Times};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{self as simulator, CountedLaunch, KernelStatistics};
@@ -15,7 +16,6 @@ use crate::device::{Device, Fallible, Results, Slots, Views};
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::report::{Description, Report, Verdict};
-use crate::time::{self, Times};
 
 /// Options that do not change what is computed.
 pub struct Options<'a> {
@@ -66,7 +66,9 @@ pub trait Operation {
     /// Enqueues a part; only a prefill has others than the whole.
     fn launch(&self, views: Views, stream: &Stream, plan: &Self::Plan, part: Part) -> Fallible<()>;
     /// The launches that `--time` measures.
-    fn parts(plan: &Self::Plan) -> Vec<(&'static str, Part)>;
+    fn parts(_: &Self::Plan) -> Vec<(&'static str, Part)> {
+        vec![(Self::NAME, Part::Whole)]
+    }
     /// Bytes that any implementation moves.
     fn minimal_bytes(&self, data: &Self::Data) -> usize;
     /// Anything to do with the results before they are checked.
@@ -215,7 +217,7 @@ fn measure<O: Operation>(
     )?;
     if let Some(replays) = options.run.time {
         let launch = |stream: &Stream, part| operation.launch(device.views(), stream, plan, part);
-        let times = time::measure(context, replays, &O::parts(plan), launch);
+        let times = replay::measure(context, replays, &O::parts(plan), launch);
         best.times = Some(times.map_err(&failed)?);
     }
     Ok(best)

@@ -16,6 +16,7 @@ use crate::driver::{Done, Operation, Options, Ran};
 use crate::prefill::args::MFMA_MODES;
 use crate::resources::{self, Resources, cell};
 use crate::table::{Table, bytes, count};
+use crate::time;
 
 /// The cause that a check reports first.
 const FAILED: &str = "the result is further from the reference than allowed";
@@ -108,7 +109,7 @@ impl Report {
         let description = done.operation.describe(&done.plan, &done.data);
         let kernels = kernels(context, ran, options.count);
         let minimal_bytes = done.operation.minimal_bytes(&done.data);
-        let counts = (options.count).map(|gpu| Counts::new(gpu, &ran.counted, minimal_bytes));
+        let counts = (options.count).map(|gpu| counts(gpu, &ran.counted, minimal_bytes));
         let instructions: Option<u64> = kernels.iter().map(|k| k.wave_instructions).sum();
         let mut objections = verdict.map_or(Vec::new(), |v| v.objections.clone());
         let failed = !objections.is_empty();
@@ -135,10 +136,10 @@ impl Report {
         }
         all.add("repeat", Some(options.run.repeat));
         all.add("kernel_seconds", Some(ran.seconds));
-        all.add("times", ran.times.as_ref());
+        all.add("times", ran.times.as_ref().map(time::figures));
         all.add("wave_instructions", Some(instructions));
         all.add("kernels", Some(&kernels));
-        all.add("counts", counts.as_ref());
+        all.add("counts", counts.as_ref().map(|(figures, _)| figures));
         all.add("error", failed.then_some(FAILED));
         all.add("causes", failed.then_some(&objections));
 
@@ -157,14 +158,14 @@ impl Report {
             place(context),
             kernel_table(context, &kernels)
         );
-        let counted = counts.map(|counts| counts.text(minimal_bytes));
+        let counted = counts.map(|(_, text)| text);
         let checked = verdict.map(|verdict| verdict.text.clone());
         for paragraph in counted.into_iter().chain(checked).chain(description.notes) {
             let _ = writeln!(text, "{paragraph}");
         }
         text += &time_line(ran, options.run.repeat, instructions);
         if let Some(times) = &ran.times {
-            let _ = write!(text, "\n{}", times.text());
+            let _ = write!(text, "\n{}", time::text(times));
         }
         if failed {
             objections.insert(0, FAILED.to_owned());
@@ -196,67 +197,47 @@ fn kernels(context: &Context, ran: &Ran, gpu: Option<Gpu>) -> Vec<Kernel> {
     kernels.map(kernel).collect()
 }
 
-/// Counters of all launches, set against a GPU.
-#[derive(Serialize)]
-struct Counts {
-    gpu: &'static str,
-    workgroups: u64,
-    /// Lines that a launch touches, each once whether read or written, summed over the launches.
-    hbm_unique_bytes: u64,
-    hbm_read_bytes: u64,
-    hbm_write_bytes: u64,
-    l2_fill_bytes: u64,
-    /// Bytes above, each as a multiple of the minimal bytes; `hbm_ratio` is of what is read and written.
-    hbm_unique_ratio: f64,
-    hbm_ratio: f64,
-    l2_fill_ratio: f64,
-    valu_clk: u64,
-    /// Sum over the kernels, without gaps between them.
-    modelled_us: f64,
-    /// The minimal bytes at the GPU's bandwidth.
-    least_us: f64,
-}
-
-impl Counts {
-    fn new(gpu: Gpu, launches: &[CountedLaunch], minimal_bytes: usize) -> Self {
-        let mut totals = Totals::default();
-        launches
-            .iter()
-            .for_each(|launch| totals += &launch.totals());
-        let traffic = &totals.traffic;
-        let ratio = |n: u64| n as f64 / minimal_bytes.max(1) as f64;
-        let modelled = launches.iter().filter_map(|launch| launch.estimate(gpu));
-        Counts {
-            gpu: gpu.name,
-            workgroups: launches.iter().map(|launch| launch.stats.workgroups).sum(),
-            hbm_unique_bytes: traffic.unique_bytes,
-            hbm_read_bytes: traffic.read_bytes,
-            hbm_write_bytes: traffic.write_bytes,
-            l2_fill_bytes: traffic.l2_fill_bytes,
-            hbm_unique_ratio: ratio(traffic.unique_bytes),
-            hbm_ratio: ratio(traffic.read_bytes + traffic.write_bytes),
-            l2_fill_ratio: ratio(traffic.l2_fill_bytes),
-            valu_clk: totals.valu_clk,
-            modelled_us: modelled.map(|e| e.modelled_us).sum(),
-            least_us: minimal_bytes as f64 / gpu.hbm * 1e6,
-        }
+/// Figures and words of all launches, set against a GPU.
+///
+/// Unique bytes are lines that a launch touches, each once whether read or written, summed over the launches. Ratios are
+/// multiples of the minimal bytes; `hbm_ratio` is of what is read and written. Times are sums over the kernels, without
+/// gaps between them.
+fn counts(gpu: Gpu, launches: &[CountedLaunch], minimal_bytes: usize) -> (Figures, String) {
+    let mut totals = Totals::default();
+    for launch in launches {
+        totals += &launch.totals();
     }
-
-    fn text(&self, minimal_bytes: usize) -> String {
-        format!(
-            "  counted for {}: {} workgroups; {} read and {} written, {:.3} of the minimal {}; {} into the dies\n  \
-             modelled, not measured: {:.1} us; the minimal bytes alone take {:.1} us\n",
-            self.gpu,
-            self.workgroups,
-            bytes(self.hbm_read_bytes),
-            bytes(self.hbm_write_bytes),
-            self.hbm_ratio,
-            bytes(minimal_bytes as u64),
-            bytes(self.l2_fill_bytes),
-            self.modelled_us,
-            self.least_us
-        )
-    }
+    let t = &totals.traffic;
+    let ratio = |n: u64| n as f64 / minimal_bytes.max(1) as f64;
+    let hbm_ratio = ratio(t.read_bytes + t.write_bytes);
+    let workgroups: u64 = launches.iter().map(|l| l.stats.workgroups).sum();
+    let modelled = launches.iter().filter_map(|launch| launch.estimate(gpu));
+    let modelled_us: f64 = modelled.map(|e| e.modelled_us).sum();
+    let least_us = minimal_bytes as f64 / gpu.hbm * 1e6;
+    let figures = figures! {
+        gpu: gpu.name,
+        workgroups: workgroups,
+        hbm_unique_bytes: t.unique_bytes,
+        hbm_read_bytes: t.read_bytes,
+        hbm_write_bytes: t.write_bytes,
+        l2_fill_bytes: t.l2_fill_bytes,
+        hbm_unique_ratio: ratio(t.unique_bytes),
+        hbm_ratio: hbm_ratio,
+        l2_fill_ratio: ratio(t.l2_fill_bytes),
+        valu_clk: totals.valu_clk,
+        modelled_us: modelled_us,
+        least_us: least_us,
+    };
+    let text = format!(
+        "  counted for {}: {workgroups} workgroups; {} read and {} written, {hbm_ratio:.3} of the minimal {}; {} into \
+         the dies\n  modelled, not measured: {modelled_us:.1} us; the minimal bytes alone take {least_us:.1} us\n",
+        gpu.name,
+        bytes(t.read_bytes),
+        bytes(t.write_bytes),
+        bytes(minimal_bytes as u64),
+        bytes(t.l2_fill_bytes),
+    );
+    (figures, text)
 }
 
 /// Where an operation ran.
@@ -271,13 +252,9 @@ fn place(context: &Context) -> Table {
         _ => context.runtime(),
     };
     let mut table = Table::new(2, &[]);
-    for (what, which) in [
-        ("backend", &backend),
-        ("device", &device.name),
-        ("arch", &device.arch),
-    ] {
-        table.row([what.to_owned(), which.clone()]);
-    }
+    table.row(["backend".to_owned(), backend]);
+    table.row(["device".to_owned(), device.name.clone()]);
+    table.row(["arch".to_owned(), device.arch.clone()]);
     table
 }
 

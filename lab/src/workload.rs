@@ -145,6 +145,81 @@ pub fn taken(t: &Tensor, row: usize, rows: &[usize]) -> Tensor {
     Tensor::from_bytes(t.dtype, rows.iter().flat_map(of).copied().collect())
 }
 
+/// A pool whose last slots have the states of sequences, backwards.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool<'a> {
+    /// Slots in all.
+    pub slots: usize,
+    /// Bytes of each.
+    pub state_bytes: usize,
+    /// `[N + 1]`.
+    pub cu_seqlens: &'a [i32],
+}
+
+/// Slots of a pool without a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Others {
+    /// How many there are.
+    pub slots: usize,
+    /// How many of them, and of the slots of sequences without tokens, have other bits than before.
+    pub changed: usize,
+}
+
+impl Pool<'_> {
+    /// The slot of each of so many sequences.
+    pub fn own(slots: usize, sequences: usize) -> Vec<i32> {
+        (1..=sequences).map(|n| (slots - n) as i32).collect()
+    }
+
+    /// The pool before a run: initial states in their slots, NaN elsewhere.
+    pub fn before(&self, initial: Option<&Tensor>) -> Vec<u8> {
+        let each = self.state_bytes;
+        let mut before = vec![0xff; self.slots * each];
+        if let Some(initial) = initial {
+            let states = initial.bytes.chunks_exact(each.max(1));
+            for (slot, state) in Self::own(self.slots, self.sequences())
+                .into_iter()
+                .zip(states)
+            {
+                before[slot as usize * each..][..each].copy_from_slice(state);
+            }
+        }
+        before
+    }
+
+    /// The sequences' states after a run, and what became of the other slots.
+    pub fn split(&self, now: &Tensor, initial: Option<&Tensor>) -> (Tensor, Others) {
+        let own = Self::own(self.slots, self.sequences());
+        let range = |slot: usize| slot * self.state_bytes..(slot + 1) * self.state_bytes;
+        // A sequence without tokens writes nothing: without a state to start from, its slot may hold anything.
+        let empty = |n: usize| self.cu_seqlens[n] == self.cu_seqlens[n + 1];
+        let zeros = vec![0; self.state_bytes];
+        let states =
+            own.iter()
+                .enumerate()
+                .flat_map(|(n, &slot)| match empty(n) && initial.is_none() {
+                    true => &zeros[..],
+                    false => &now.bytes[range(slot as usize)],
+                });
+        let states = Tensor::from_bytes(now.dtype, states.copied().collect());
+        // The sequences have the last slots.
+        let others = self.slots - own.len();
+        let before = self.before(initial);
+        let of_empty = own.iter().enumerate().filter(|(n, _)| empty(*n));
+        let kept = (0..others).chain(of_empty.map(|(_, &slot)| slot as usize));
+        let changed = kept.filter(|&slot| now.bytes[range(slot)] != before[range(slot)]);
+        let others = Others {
+            slots: others,
+            changed: changed.count(),
+        };
+        (states, others)
+    }
+
+    fn sequences(&self) -> usize {
+        self.cu_seqlens.len() - 1
+    }
+}
+
 /// How the rows of a layer's projections lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowLayout {
@@ -421,6 +496,32 @@ mod tests {
         assert_eq!(pool[2 * 20..2 * 23], [20, 0, 22, 0, 24, 0]);
         assert_eq!(pool[2 * 10], 1);
         assert_eq!(transposed(&pool, [2, 10]), states);
+    }
+
+    #[test]
+    fn states_in_slots() {
+        // Two sequences, the second one without tokens, in three slots of two elements.
+        let pool = Pool {
+            slots: 3,
+            state_bytes: 4,
+            cu_seqlens: &[0, 1, 1],
+        };
+        let initial = Tensor::new(Dtype::Bf16, vec![1.0, 2.0, 3.0, 4.0]);
+        let before = Tensor::from_bytes(Dtype::Bf16, pool.before(Some(&initial)));
+        assert_eq!(before.values[2..], [3.0, 4.0, 1.0, 2.0]);
+        let (states, others) = pool.split(&before, Some(&initial));
+        assert_eq!(
+            (states, others.slots, others.changed),
+            (initial.clone(), 1, 0)
+        );
+        let now = Tensor::new(Dtype::Bf16, vec![0.0, 0.0, 5.0, 6.0, 7.0, 8.0]);
+        let (states, others) = pool.split(&now, Some(&initial));
+        assert_eq!(
+            (states.values, others.changed),
+            (vec![7.0, 8.0, 5.0, 6.0], 2)
+        );
+        let (states, _) = pool.split(&now, None);
+        assert_eq!(states.values, [7.0, 8.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -10,20 +10,6 @@ use crate::args::{
     length, pair, words,
 };
 
-/// The end of `--help`.
-pub const EXAMPLES: &str = "\
-Examples:
-  One layer of a model, a batch of sequences of mixed lengths, checked:
-    deltawave conv --model qwen3.5-35b-a3b --seqlens 1,3,64,500 --initial-state --check
-
-  Convolution, norms of q and k, and gates in one launch:
-    deltawave conv --model qwen3.5-35b-a3b --l2norm --gates --check
-
-  Bytes moved, and modelled time:
-    deltawave conv --heads 16,32 --seqlens 8192 --count mi300x --json
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
-
 /// `deltawave conv`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("shape").required(true).args(["model", "heads"]))]

@@ -176,10 +176,6 @@ impl Operation for DecodeRun<'_> {
         plan.launch(stream, &tensors)
     }
 
-    fn parts(_: &Decode) -> Vec<(&'static str, Part)> {
-        vec![("decode", Part::Whole)]
-    }
-
     /// q, k, v, o and gates, the states in, and out after the last token or every one: each once.
     fn minimal_bytes(&self, data: &PrefillFile) -> usize {
         let written = match self.args.verify {

@@ -10,17 +10,6 @@ use crate::args::{
     SHAPE, StateArgs, choice, length, words,
 };
 
-/// The end of `--help`.
-pub const EXAMPLES: &str = "\
-Examples:
-  One layer of a model, two decodes and two prefills, checked:
-    deltawave layer --model qwen3.5-35b-a3b --decodes 2 --seqlens 64,100 --initial-state --check
-
-  A decode of 32 sequences: bytes moved, and modelled time:
-    deltawave layer --heads 16,32 --decodes 32 --initial-state --count mi300x --json
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
-
 /// `deltawave layer`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("shape").required(true).args(["model", "heads"]))]

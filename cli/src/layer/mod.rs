@@ -184,10 +184,6 @@ impl Operation for LayerRun<'_> {
         plan.launch(stream, &tensors, Workspace::new(views.workspace))
     }
 
-    fn parts(_: &Layer) -> Vec<(&'static str, Part)> {
-        vec![("layer", Part::Whole)]
-    }
-
     fn minimal_bytes(&self, data: &LayerData) -> usize {
         data.minimal_bytes(self.args.state.state_dtype)
     }

@@ -16,11 +16,11 @@ use deltawave::types::Dtype;
 use deltawave_lab::inputs::{Gates, InputSpec, Keys};
 use deltawave_lab::oracle::{Beta, Problem};
 use deltawave_lab::safetensors_io::{FileBeta, PrefillFile};
-use deltawave_lab::workload::Draw;
+use deltawave_lab::workload::{Draw, Others, Pool};
 use deltawave_sim::gpu::Gpu;
 
 use self::args::PrefillArgs;
-use self::states::{Others, Resumed};
+use self::states::Resumed;
 use crate::args::cu_seqlens;
 use crate::device::{Rows, States};
 use crate::driver::{self, Options, limit_threads};
@@ -107,31 +107,62 @@ fn refuse_overwriting(args: &PrefillArgs, roofline: Option<&PathBuf>) -> Result<
 impl<'a> PrefillRun<'a> {
     /// Reads the arguments, and the file of `--input`.
     fn new(args: &'a PrefillArgs) -> Result<Self, Failure> {
-        let request = match &args.input {
+        let run = match &args.input {
             Some(path) => {
                 let file = PrefillFile::read(path).map_err(Failure::file("--input", path))?;
-                Self::of_file(args, file)?
+                if args.neg_eigval && !matches!(file.beta, FileBeta::Logits(_)) {
+                    let why =
+                        "--neg-eigval doubles the sigmoid of b, and the file has no tensor `b`";
+                    return Err(Failure::wrong(why));
+                }
+                Self::of_file(args, Rc::new(file))
             }
             None => Self::of_arguments(args)?,
         };
-        request.check_memory()?;
-        Ok(PrefillRun {
-            pool: args.pool.map(|slots| slots as usize),
-            ..request
-        })
+        run.check_memory()?;
+        Ok(run)
     }
 
-    fn of_file(args: &'a PrefillArgs, file: PrefillFile) -> Result<Self, Failure> {
-        if args.neg_eigval && !matches!(file.beta, FileBeta::Logits(_)) {
-            let why = "--neg-eigval doubles the sigmoid of b, and the file has no tensor `b`";
-            return Err(Failure::wrong(why));
-        }
+    fn of_file(args: &'a PrefillArgs, file: Rc<PrefillFile>) -> Self {
         let heads = [file.key_heads, file.value_heads];
         let spec = spec(args, file.q.dtype, heads, [file.key_dim, file.value_dim]);
-        let cu_seqlens = file.cu_seqlens.clone();
-        let (tokens, source) = (file.tokens, Source::File(Rc::new(file)));
+        let (cu_seqlens, tokens) = (file.cu_seqlens.clone(), file.tokens);
+        Self::of_source(args, spec, cu_seqlens, tokens, Source::File(file))
+    }
+
+    fn of_arguments(args: &'a PrefillArgs) -> Result<Self, Failure> {
+        let (heads, dims) = args.shape.shape(args.dims.dims)?;
+        let dense = (args.batch.zip(args.len)).map(|(batch, len)| [batch as usize, len]);
+        let (flag, lengths) = match dense {
+            Some([batch, len]) => ("--batch", vec![len; batch]),
+            None if args.seqlens.is_empty() => ("--seqlens", vec![1024]),
+            None => ("--seqlens", args.seqlens.clone()),
+        };
+        let cu_seqlens = cu_seqlens(flag, &lengths)?;
+        let tokens = lengths.iter().sum();
+        // OLMo-Hybrid's beta goes up to 2, and its gates are computed from the projections.
+        let doubled = args.shape.neg_eigval();
+        let dtype = args.dtype.unwrap_or(Dtype::Bf16);
+        let source = Source::Drawn(Draw {
+            input: InputSpec {
+                dtype,
+                tokens,
+                key_heads: heads[0],
+                value_heads: heads[1],
+                key_dim: dims[0],
+                value_dim: dims[1],
+                gates: args.gates.unwrap_or(Gates::Normal),
+                keys: args.keys.unwrap_or(Keys::Normal),
+                unit_rows: !args.scale.l2norm,
+                seed: args.seed.unwrap_or(0),
+            },
+            raw_gates: args.raw_gates || (doubled && args.gates.is_none()),
+            neg_eigval: args.neg_eigval || doubled,
+            initial_state: args.initial_state.and_then(|initial| initial.0),
+        });
+        let spec = spec(args, dtype, heads, dims);
         Ok(PrefillRun {
-            neg_eigval: args.neg_eigval,
+            dense,
             ..Self::of_source(args, spec, cu_seqlens, tokens, source)
         })
     }
@@ -149,52 +180,12 @@ impl<'a> PrefillRun<'a> {
             cu_seqlens,
             tokens,
             dense: None,
-            neg_eigval: false,
+            neg_eigval: args.neg_eigval || args.shape.neg_eigval(),
             source,
-            pool: None,
+            pool: args.pool.map(|slots| slots as usize),
             snapshots: None,
             outcome: Outcome::default(),
         }
-    }
-
-    fn of_arguments(args: &'a PrefillArgs) -> Result<Self, Failure> {
-        let (heads, dims) = args.shape.shape(args.dims.dims)?;
-        let dense = (args.batch.zip(args.len)).map(|(batch, len)| [batch as usize, len]);
-        let (flag, lengths) = match dense {
-            Some([batch, len]) => ("--batch", vec![len; batch]),
-            None if args.seqlens.is_empty() => ("--seqlens", vec![1024]),
-            None => ("--seqlens", args.seqlens.clone()),
-        };
-        let cu_seqlens = cu_seqlens(flag, &lengths)?;
-        let tokens = lengths.iter().sum();
-        // OLMo-Hybrid's beta goes up to 2, and its gates are computed from the projections.
-        let doubled = args.shape.neg_eigval();
-        let dtype = args.dtype.unwrap_or(Dtype::Bf16);
-        let input = InputSpec {
-            dtype,
-            tokens,
-            key_heads: heads[0],
-            value_heads: heads[1],
-            key_dim: dims[0],
-            value_dim: dims[1],
-            gates: args.gates.unwrap_or(Gates::Normal),
-            keys: args.keys.unwrap_or(Keys::Normal),
-            unit_rows: !args.scale.l2norm,
-            seed: args.seed.unwrap_or(0),
-        };
-        let neg_eigval = args.neg_eigval || doubled;
-        let source = Source::Drawn(Draw {
-            input,
-            raw_gates: args.raw_gates || (doubled && args.gates.is_none()),
-            neg_eigval,
-            initial_state: args.initial_state.and_then(|initial| initial.0),
-        });
-        let spec = spec(args, dtype, heads, dims);
-        Ok(PrefillRun {
-            dense,
-            neg_eigval,
-            ..Self::of_source(args, spec, cu_seqlens, tokens, source)
-        })
     }
 
     /// `N`.
@@ -248,7 +239,7 @@ impl<'a> PrefillRun<'a> {
                 "a pool has states of one type, and --initial-state is {initial}, --state-dtype {dtype}"
             )));
         }
-        plan.set_slots(&states::slots(sequences, slots), None)
+        plan.set_slots(&Pool::own(slots, sequences), None)
             .map_err(Failure::during("the slots are refused"))
     }
     /// The same prefill for the reference.

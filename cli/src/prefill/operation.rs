@@ -71,22 +71,15 @@ impl Operation for PrefillRun<'_> {
 
     fn slots<'a>(&self, plan: &Prefill, data: &'a Rc<PrefillFile>) -> Slots<'a> {
         let (sequences, dtype) = (self.sequences(), self.args.state.state_dtype);
-        let initial = data.initial_state.as_ref();
-        let initial = initial.map(|t| self.states(sequences).laid_out(t, t.dtype));
+        let initial = self.initial(data);
         let slots = Slots::new(plan.workspace_bytes()).starts(sequences, initial.is_some());
         let slots = recurrence::inputs(slots, data, self.neg_eigval);
         let slots = slots.output("o", self.spec.dtype, data.v.values.len());
-        let slots = match (self.pool, initial) {
-            (Some(_), initial) => {
-                slots.in_place("states", dtype, self.pool_before(initial.as_ref()))
-            }
-            (None, initial) => {
-                let slots = slots.output("states", dtype, self.states(sequences).elements());
-                match initial {
-                    Some(initial) => slots.made("initial", initial),
-                    None => slots,
-                }
-            }
+        let slots = match (self.pool(dtype), initial) {
+            (Some(pool), initial) => slots.in_place("states", dtype, pool.before(initial.as_ref())),
+            (None, initial) => slots
+                .output("states", dtype, self.states(sequences).elements())
+                .made_some("initial", initial),
         };
         match &self.snapshots {
             Some(all) => slots.output("snapshots", Dtype::F32, self.states(all.len()).elements()),

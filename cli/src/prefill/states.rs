@@ -2,32 +2,20 @@
 
 use std::rc::Rc;
 
-use deltawave::prefill::{Part, Prefill, PrefillSpec, Snapshot};
+use deltawave::prefill::{Part, Prefill, Snapshot};
 use deltawave::runtime::Context;
+use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave_lab::metrics::compare;
 use deltawave_lab::safetensors_io::PrefillFile;
-use deltawave_lab::workload::taken;
+use deltawave_lab::workload::{Others, Pool, taken};
 use serde_json::{Value, json};
 
-use super::{PrefillRun, Source};
+use super::PrefillRun;
 use crate::args::cu_seqlens;
 use crate::device::Results;
 use crate::driver;
 use crate::failure::Failure;
-
-/// The slot of each sequence: the last ones, backwards.
-pub(super) fn slots(sequences: usize, pool: usize) -> Vec<i32> {
-    (1..=sequences).map(|n| (pool - n) as i32).collect()
-}
-
-/// Slots without a sequence.
-#[derive(Clone, Copy)]
-pub(super) struct Others {
-    pub slots: usize,
-    /// How many of them, and of the slots of sequences without tokens, have other bits than before.
-    pub changed: usize,
-}
 
 /// Sequences that were continued from their last snapshot.
 #[derive(Clone, Copy)]
@@ -44,30 +32,16 @@ pub(super) struct Resumed {
 }
 
 impl PrefillRun<'_> {
-    /// The bytes of the pool before a run, given the initial states in its layout.
-    pub(super) fn pool_before(&self, initial: Option<&HostTensor>) -> Vec<u8> {
-        let slots = self.pool.unwrap_or(0);
-        let each = self.states(1).elements() * self.args.state.state_dtype.size();
-        let mut before = vec![0xff; slots * each];
-        if let Some(initial) = initial {
-            let states = initial.bytes.chunks_exact(each.max(1));
-            for (slot, state) in self::slots(self.sequences(), slots).into_iter().zip(states) {
-                before[slot as usize * each..][..each].copy_from_slice(state);
-            }
-        }
-        before
-    }
-
     /// Brings the states of a run to `[.., HV, K, V]`, those of the sequences alone; says what became of a pool's others.
     pub(super) fn settle(&self, data: &PrefillFile, results: &mut Results) -> Option<Others> {
         let key_major = |t: &HostTensor| self.states(0).key_major(t);
-        let pool = &results["states"];
-        let (states, others) = match self.pool {
-            Some(slots) => {
-                let (states, others) = self.of_pool(data, pool, slots);
+        let states = &results["states"];
+        let (states, others) = match self.pool(states.dtype) {
+            Some(pool) => {
+                let (states, others) = pool.split(states, self.initial(data).as_ref());
                 (key_major(&states), Some(others))
             }
-            None => (key_major(pool), None),
+            None => (key_major(states), None),
         };
         results.insert("states", states);
         if let Some(snapshots) = results.get_mut("snapshots") {
@@ -76,34 +50,20 @@ impl PrefillRun<'_> {
         others
     }
 
-    /// The sequences' states, and what became of the other slots.
-    fn of_pool(&self, data: &PrefillFile, now: &HostTensor, slots: usize) -> (HostTensor, Others) {
-        let each = now.bytes.len() / slots.max(1);
-        let own = self::slots(self.sequences(), slots);
-        let range = |slot: usize| slot * each..(slot + 1) * each;
-        // A sequence without tokens writes nothing: without a state to start from, its slot may hold anything.
-        let empty = |n: usize| self.cu_seqlens[n] == self.cu_seqlens[n + 1];
-        let zeros = vec![0; each];
-        let states = own.iter().enumerate().flat_map(|(n, &slot)| {
-            match empty(n) && data.initial_state.is_none() {
-                true => &zeros[..],
-                false => &now.bytes[range(slot as usize)],
-            }
-        });
-        let states = HostTensor::from_bytes(now.dtype, states.copied().collect());
-        // The sequences have the last slots.
-        let others = slots - own.len();
-        let initial = (data.initial_state.as_ref())
-            .map(|t| self.states(self.sequences()).laid_out(t, t.dtype));
-        let before = self.pool_before(initial.as_ref());
-        let of_empty = own.iter().enumerate().filter(|(n, _)| empty(*n));
-        let kept = (0..others).chain(of_empty.map(|(_, &slot)| slot as usize));
-        let changed = kept.filter(|&slot| now.bytes[range(slot)] != before[range(slot)]);
-        let others = Others {
-            slots: others,
-            changed: changed.count(),
-        };
-        (states, others)
+    /// The pool that has the states, of this type.
+    pub(super) fn pool(&self, dtype: Dtype) -> Option<Pool<'_>> {
+        Some(Pool {
+            slots: self.pool?,
+            state_bytes: self.states(1).elements() * dtype.size(),
+            cu_seqlens: &self.cu_seqlens,
+        })
+    }
+
+    /// The initial states in the layout of the device.
+    pub(super) fn initial(&self, data: &PrefillFile) -> Option<HostTensor> {
+        let states = self.states(self.sequences());
+        let initial = data.initial_state.as_ref();
+        initial.map(|t| states.laid_out(t, t.dtype))
     }
 
     /// Continues every sequence from the last snapshot before its end; `None`: there is none.
@@ -132,18 +92,11 @@ impl PrefillRun<'_> {
         let lengths: Vec<usize> = rest.iter().map(|(_, _, rows)| rows.len()).collect();
         let state = data.state_elements();
         let cu_seqlens = cu_seqlens("--seqlens", &lengths)?;
-        let data = data.of_rows(&rows, cu_seqlens.clone(), taken(states, state, &slots));
-        let data = Rc::new(data);
-        let spec = PrefillSpec {
-            segments: Some(1),
-            ..self.spec
-        };
-        let source = Source::File(Rc::clone(&data));
-        let part = PrefillRun {
-            neg_eigval: self.neg_eigval,
-            ..PrefillRun::of_source(self.args, spec, cu_seqlens, rows.len(), source)
-        };
-        let again = Prefill::packed(context, spec, &part.cu_seqlens, rows.len())
+        let data = Rc::new(data.of_rows(&rows, cu_seqlens, taken(states, state, &slots)));
+        let mut part = PrefillRun::of_file(self.args, Rc::clone(&data));
+        part.spec.segments = Some(1);
+        part.pool = None;
+        let again = Prefill::packed(context, part.spec, &part.cu_seqlens, rows.len())
             .map_err(Failure::during("planning the rest of the sequences failed"))?;
         let mut found = driver::run_alone(context, &again, &part, &data)
             .map_err(Failure::during("the prefill failed"))?;
