@@ -1,9 +1,9 @@
 //! The inputs of a recurrence, which prefill and decode share.
 
 use deltawave::gates::Gating;
-use deltawave::types::Dtype;
+use deltawave::types::{Dtype, HeadMap};
 use deltawave_lab::inputs::Tensor as HostTensor;
-use deltawave_lab::oracle::gates;
+use deltawave_lab::oracle::{Beta, Problem, gates};
 use deltawave_lab::safetensors_io::{FileBeta, FileGate, PrefillFile};
 
 use crate::device::{Fallible, Rows, Slots, Views};
@@ -33,6 +33,29 @@ pub fn inputs<'a>(slots: Slots<'a>, data: &'a PrefillFile, neg_eigval: bool) -> 
             let beta = |&b: &f32| gates::beta(f64::from(b), neg_eigval);
             slots.made("beta", f32s(b.values.iter().map(beta).collect()))
         }
+    }
+}
+
+/// The same operation for the reference.
+pub fn problem(
+    data: &PrefillFile,
+    head_map: HeadMap,
+    scale: Option<f32>,
+    l2_norm: bool,
+    neg_eigval: bool,
+) -> Problem<'_> {
+    let mut problem = data.problem();
+    if let Beta::Logits {
+        allow_neg_eigval, ..
+    } = &mut problem.beta
+    {
+        *allow_neg_eigval = neg_eigval;
+    }
+    Problem {
+        head_map,
+        scale: scale.map(f64::from),
+        l2_norm,
+        ..problem
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use deltawave::code_objects::is_ptx;
+use deltawave::model::Heads;
 use deltawave::runtime::{Backend, Context};
+use deltawave::types::Dtype;
 use deltawave_sim::count::Totals;
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
@@ -35,6 +37,13 @@ impl Figures {
     pub fn and(mut self, others: Figures) -> Self {
         self.0.extend(others.0);
         self
+    }
+}
+
+impl<T: Serialize> FromIterator<(&'static str, T)> for Figures {
+    fn from_iter<I: IntoIterator<Item = (&'static str, T)>>(pairs: I) -> Self {
+        let figures = pairs.into_iter().map(|(name, value)| (name, json!(value)));
+        Figures(figures.collect())
     }
 }
 
@@ -81,6 +90,17 @@ pub struct Verdict {
     pub text: String,
     /// Reasons to fail; empty if the check passed.
     pub objections: Vec<String>,
+}
+
+/// Figures of an operation's heads.
+pub fn head_figures(dtype: Dtype, heads: &Heads) -> Figures {
+    figures! {
+        dtype: dtype.name(),
+        key_heads: heads.key,
+        value_heads: heads.value,
+        key_dim: heads.key_dim,
+        value_dim: heads.value_dim,
+    }
 }
 
 /// A value as text.

@@ -3,6 +3,7 @@
 use deltawave::conv::ConvSpec;
 use deltawave::layer::LayerSpec;
 use deltawave::model::Heads;
+use deltawave::prefill::Snapshot;
 use deltawave::types::Dtype;
 
 use crate::inputs::{GateInputs, InputSpec, Inputs, Tensor, random_normal, random_state};
@@ -108,8 +109,37 @@ impl PrefillFile {
         self.chunks(chunk).map(|n| of_chunk(n as f64)).sum()
     }
 
+    /// Every sequence from the last snapshot before its end, where there is one. `states` are those of the snapshots.
+    pub fn rest(&self, snapshots: &[Snapshot], states: &Tensor) -> Option<Rest> {
+        let last = |n: usize| {
+            let [begin, end] = [self.cu_seqlens[n] as usize, self.cu_seqlens[n + 1] as usize];
+            let before_end = |s: &&Snapshot| s.sequence == n && s.tokens < end - begin;
+            let found = snapshots
+                .iter()
+                .filter(before_end)
+                .max_by_key(|s| s.tokens)?;
+            Some((n, found.slot, begin + found.tokens..end))
+        };
+        let mut rows = Vec::new();
+        let mut sequences = Vec::new();
+        let mut slots = Vec::new();
+        let mut cu_seqlens = vec![0];
+        for (n, slot, tokens) in (0..self.sequences()).filter_map(last) {
+            rows.extend(tokens);
+            sequences.push(n);
+            slots.push(slot);
+            cu_seqlens.push(rows.len() as i32);
+        }
+        let states = taken(states, self.state_elements(), &slots);
+        (!rows.is_empty()).then(|| Rest {
+            data: self.of_rows(&rows, cu_seqlens, states),
+            rows,
+            sequences,
+        })
+    }
+
     /// Some tokens of it, as sequences of these offsets and initial states.
-    pub fn of_rows(&self, rows: &[usize], cu_seqlens: Vec<i32>, states: Tensor) -> PrefillFile {
+    fn of_rows(&self, rows: &[usize], cu_seqlens: Vec<i32>, states: Tensor) -> PrefillFile {
         let keys = |t| taken(t, self.key_heads * self.key_dim, rows);
         let heads = |t| taken(t, self.value_heads, rows);
         PrefillFile {
@@ -136,6 +166,17 @@ impl PrefillFile {
             ..*self
         }
     }
+}
+
+/// The ends of sequences.
+#[derive(Clone, Debug)]
+pub struct Rest {
+    /// They, as sequences of their own.
+    pub data: PrefillFile,
+    /// Their tokens in the whole.
+    pub rows: Vec<usize>,
+    /// Their sequences in the whole.
+    pub sequences: Vec<usize>,
 }
 
 /// Rows of a tensor; `row`: elements of each.

@@ -9,6 +9,7 @@ use deltawave::runtime::{Context, Stream};
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
 use deltawave_lab::judge::{self, ConvFound, ConvJudged};
+use deltawave_lab::memory as needed;
 use deltawave_lab::workload::{ConvData, RowLayout, columns, transposed};
 
 use self::args::{ACTIVATIONS, CONV_STATE_LAYOUTS, ConvArgs};
@@ -18,7 +19,7 @@ use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures};
+use crate::report::{Description, Report, Verdict, figures, head_figures};
 
 /// A convolution of a packed batch.
 struct ConvRun<'a> {
@@ -96,9 +97,8 @@ impl Operation for ConvRun<'_> {
     fn plan(&self, context: &Context) -> Result<Conv, Failure> {
         let plan = Conv::packed(context, self.spec, &self.cu_seqlens, self.tokens)
             .map_err(Failure::during("planning the convolution failed"))?;
-        let each = if self.args.check { 32 } else { 16 };
-        let rows = self.tokens + self.cu_seqlens.len() * self.spec.width;
-        memory::check(each * rows as u128 * columns(&self.spec) as u128)?;
+        let (sequences, check) = (self.sequences(), self.args.check);
+        memory::check(needed::conv(&self.spec, self.tokens, sequences, check))?;
         Ok(plan)
     }
 
@@ -235,11 +235,9 @@ impl Operation for ConvRun<'_> {
             figures: figures! {
                 tokens: self.tokens,
                 sequences: self.sequences(),
-                dtype: s.dtype.name(),
-                key_heads: s.heads.key,
-                value_heads: s.heads.value,
-                key_dim: s.heads.key_dim,
-                value_dim: s.heads.value_dim,
+            }
+            .and(head_figures(s.dtype, &s.heads))
+            .and(figures! {
                 channels: s.total_channels(),
                 width: s.width,
                 bias: args.bias,
@@ -249,27 +247,20 @@ impl Operation for ConvRun<'_> {
                 layout: layout,
                 initial_state: args.initial_state,
                 state_layout: word(CONV_STATE_LAYOUTS, &args.state_layout),
-            },
+            }),
             notes: Vec::new(),
         }
     }
 }
 
 fn verdict(judged: &ConvJudged) -> Verdict {
-    let (share, ulps, wrong) = (
-        judged.out.equal_share(),
-        judged.out.max_ulps,
-        judged.wrong_states,
-    );
-    let (least, most, limit) = (
-        ConvJudged::LEAST_EQUAL_SHARE,
-        ConvJudged::MOST_ULPS,
-        ConvJudged::GATE_LIMIT,
-    );
+    use ConvJudged as Limits;
+    let (share, ulps) = (judged.out.equal_share(), judged.out.max_ulps);
+    let (wrong, most) = (judged.wrong_states, Limits::MOST_ULPS);
     let percent = 100.0 * share;
     let mut figures = figures! {
         equal_share: share,
-        equal_share_limit: least,
+        equal_share_limit: Limits::LEAST_EQUAL_SHARE,
         max_ulps: ulps,
         max_ulps_limit: most,
         wrong_states: wrong,
@@ -281,9 +272,10 @@ fn verdict(judged: &ConvJudged) -> Verdict {
     let mut objection = format!(
         "{percent:.4}% of the outputs are the reference rounded once, at least {:.1}% must be; the largest distance is \
          {ulps} ulp, at most {most} is allowed; {wrong} elements of the states differ",
-        100.0 * least
+        100.0 * Limits::LEAST_EQUAL_SHARE
     );
     if let Some(error) = judged.gate_error {
+        let limit = Limits::GATE_LIMIT;
         figures = figures.and(figures! { gate_error: error, gate_error_limit: limit });
         text += &format!(
             "\n  check  g and beta are within {error:.1e} of the reference, relative to it\n"

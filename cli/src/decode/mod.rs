@@ -9,7 +9,7 @@ use deltawave::runtime::{Context, Stream};
 use deltawave::state::StatePool;
 use deltawave_lab::inputs::{InputSpec, Tensor as HostTensor, random_state};
 use deltawave_lab::judge;
-use deltawave_lab::oracle::Beta;
+use deltawave_lab::memory as needed;
 use deltawave_lab::safetensors_io::PrefillFile;
 use deltawave_lab::workload::Draw;
 
@@ -19,7 +19,7 @@ use crate::device::{Fallible, Results, Rows, Slots, States, Views};
 use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures};
+use crate::report::{Description, Report, Verdict, figures, head_figures};
 use crate::verdict::of_errors;
 use crate::{memory, recurrence};
 
@@ -97,13 +97,8 @@ impl Operation for DecodeRun<'_> {
     fn plan(&self, context: &Context) -> Result<Decode, Failure> {
         let plan = Decode::new(context, self.spec, self.batch)
             .map_err(Failure::during("planning the decode failed"))?;
-        let rows = self.rows as u128;
-        let row: usize = self.spec.heads.channels()[1..].iter().sum();
-        let state = self.states(1).elements() as u128;
-        let after_tokens = if self.args.verify { rows } else { 0 };
-        let each = if self.args.check { 24 } else { 12 };
-        let elements = rows * 2 * row as u128 + self.batch as u128 * state;
-        memory::check(each * elements + 8 * after_tokens * state)?;
+        let (verify, check) = (self.args.verify, self.args.check);
+        memory::check(needed::decode(&self.spec, self.batch, verify, check))?;
         Ok(plan)
     }
 
@@ -191,16 +186,8 @@ impl Operation for DecodeRun<'_> {
         results: &Results,
         progress: &mut Progress,
     ) -> Result<Verdict, Failure> {
-        let mut problem = data.problem();
-        problem.scale = self.spec.scale.map(f64::from);
-        problem.head_map = self.spec.heads.map;
-        problem.l2_norm = self.spec.qk_l2norm;
-        if let Beta::Logits {
-            allow_neg_eigval, ..
-        } = &mut problem.beta
-        {
-            *allow_neg_eigval = self.args.neg_eigval;
-        }
+        let (s, neg_eigval) = (&self.spec, self.args.neg_eigval);
+        let problem = recurrence::problem(data, s.heads.map, s.scale, s.qk_l2norm, neg_eigval);
         let state = self.last_states(results);
         let judged = || judge::decode(&problem, &results["o"], &state);
         let [o, state] = progress.step("reference", judged)?;
@@ -227,17 +214,15 @@ impl Operation for DecodeRun<'_> {
             figures: figures! {
                 tokens: self.rows,
                 sequences: self.batch,
-                dtype: s.dtype.name(),
-                key_heads: s.heads.key,
-                value_heads: s.heads.value,
-                key_dim: s.heads.key_dim,
-                value_dim: s.heads.value_dim,
+            }
+            .and(head_figures(s.dtype, &s.heads))
+            .and(figures! {
                 raw_gates: args.raw_gates,
                 l2norm: s.qk_l2norm,
                 state_layout: layout,
                 state_dtype: args.state.state_dtype.name(),
                 verify: args.verify,
-            },
+            }),
             notes: Vec::new(),
         }
     }

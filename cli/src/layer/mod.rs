@@ -9,6 +9,7 @@ use deltawave::prefill::Part;
 use deltawave::runtime::{Context, Stream};
 use deltawave::workspace::Workspace;
 use deltawave_lab::judge;
+use deltawave_lab::memory as needed;
 use deltawave_lab::workload::{LayerData, RowLayout, columns};
 
 use self::args::{LayerArgs, OUTPUT_GATES};
@@ -18,7 +19,7 @@ use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures};
+use crate::report::{Description, Report, Verdict, figures, head_figures};
 use crate::verdict::of_errors;
 
 /// A layer's step: decodes, then prefills.
@@ -52,23 +53,18 @@ pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
         cu_seqlens: cu_seqlens("--seqlens", &lengths)?,
         tokens: lengths.iter().sum(),
     };
-    operation.check_memory()?;
+    let (sequences, check) = (operation.sequences(), args.check);
+    memory::check(needed::layer(
+        &operation.spec,
+        operation.tokens,
+        sequences,
+        check,
+    ))?;
     let options = Options::new(&args.run, &args.shape, &args.count, args.check);
     driver::run(operation, &options)
 }
 
 impl LayerRun<'_> {
-    /// Tensors, states and what the check makes of them must fit into the host's memory, roughly.
-    fn check_memory(&self) -> Result<(), Failure> {
-        let s = &self.spec;
-        let values = (s.heads.value * s.heads.value_dim) as u128;
-        let channels = s.conv().total_channels() as u128;
-        let state = values * s.heads.key_dim as u128 + channels * s.width as u128;
-        let each = if self.args.check { 32 } else { 16 };
-        let rows = self.tokens as u128;
-        memory::check(each * (rows * (channels + 2 * values) + self.sequences() as u128 * state))
-    }
-
     /// The recurrent states of all sequences.
     fn states(&self) -> States {
         States {
@@ -225,11 +221,9 @@ impl Operation for LayerRun<'_> {
                 tokens: self.tokens,
                 sequences: self.sequences(),
                 decodes: args.decodes,
-                dtype: s.dtype.name(),
-                key_heads: s.heads.key,
-                value_heads: s.heads.value,
-                key_dim: s.heads.key_dim,
-                value_dim: s.heads.value_dim,
+            }
+            .and(head_figures(s.dtype, &s.heads))
+            .and(figures! {
                 channels: s.conv().total_channels(),
                 width: s.width,
                 neg_eigval: s.allow_neg_eigval,
@@ -239,7 +233,7 @@ impl Operation for LayerRun<'_> {
                 state_layout: word(STATE_LAYOUTS, &args.state.state_layout),
                 state_dtype: args.state.state_dtype.name(),
                 workspace_bytes: plan.workspace_bytes(),
-            },
+            }),
             notes: Vec::new(),
         }
     }

@@ -1,68 +1,44 @@
 //! The result against the f64 recurrence, beside the unfused chunk form.
 
-use deltawave_lab::judge::{self, Judged, output_end};
-use deltawave_lab::oracle;
-use deltawave_lab::safetensors_io::PrefillFile;
+use deltawave_lab::judge::Judged;
 use serde_json::{Value, json};
 
-use super::{PrefillRun, Source};
-use crate::device::Results;
-use crate::failure::Failure;
-use crate::progress::Progress;
+use super::Outcome;
 use crate::report::{Figures, Verdict, figures};
 use crate::table::Table;
 
-impl PrefillRun<'_> {
-    /// Compares results with the reference.
-    pub(super) fn judge(
-        &self,
-        data: &PrefillFile,
-        results: &Results,
-        progress: &mut Progress,
-    ) -> Result<Verdict, Failure> {
-        let problem = self.problem(data);
-        let exact = progress.step("oracle", || oracle::prefill(&problem))?;
-        let unfused = || oracle::unfused(&problem, self.spec.dtype);
-        let unfused = progress.step("unfused form", unfused)?;
-        let drawn = match &self.source {
-            Source::Drawn(draw) => Some(draw),
-            Source::File(_) => None,
-        };
-        let (o, state) = (&results["o"], &results["states"]);
-        let judged = judge::prefill(data, drawn, [o, state], &exact, &unfused);
-        Ok(Verdict {
-            figures: error_figures(&judged),
-            text: error_table(&judged).to_string(),
-            objections: self.objections(&o.values[output_end(data)..], &judged),
-        })
+/// The verdict on o and the final state, and on what else was found; `past` is o past the last sequence.
+pub(super) fn verdict(judged: &[Judged; 2], past: &[f32], outcome: &Outcome) -> Verdict {
+    Verdict {
+        figures: error_figures(judged),
+        text: error_table(judged).to_string(),
+        objections: objections(judged, past, outcome),
     }
+}
 
-    /// Reasons to fail; `past` is o past the last sequence.
-    fn objections(&self, past: &[f32], judged: &[Judged; 2]) -> Vec<String> {
-        let mut objections: Vec<String> = judged.iter().filter_map(Judged::objection).collect();
-        if past.iter().any(|x| x.to_bits() != 0) {
-            objections.push("o: rows past the last sequence are not zeros".to_owned());
-        }
-        if let Some(others) = self.outcome.others.filter(|others| others.changed > 0) {
+fn objections(judged: &[Judged; 2], past: &[f32], outcome: &Outcome) -> Vec<String> {
+    let mut objections: Vec<String> = judged.iter().filter_map(Judged::objection).collect();
+    if past.iter().any(|x| x.to_bits() != 0) {
+        objections.push("o: rows past the last sequence are not zeros".to_owned());
+    }
+    if let Some(others) = outcome.others.filter(|others| others.changed > 0) {
+        objections.push(format!(
+            "pool: {} slots that no sequence writes have changed",
+            others.changed
+        ));
+    }
+    if let Some(resumed) = outcome.resumed {
+        let limit = judged[0].limit;
+        if resumed.must && !resumed.same_bits {
+            objections.push("snapshots: continued sequences differ from the whole ones".to_owned());
+        } else if resumed.rms_ratio > limit || resumed.rms_ratio.is_nan() {
             objections.push(format!(
-                "pool: {} slots that no sequence writes have changed",
-                others.changed
+                "snapshots: the error of continued sequences, {:.2e}, is above {limit:.2e}",
+                resumed.rms_ratio
             ));
         }
-        if let Some(resumed) = self.outcome.resumed {
-            let limit = judged[0].limit;
-            if resumed.must && !resumed.same_bits {
-                objections
-                    .push("snapshots: continued sequences differ from the whole ones".to_owned());
-            } else if resumed.rms_ratio > limit || resumed.rms_ratio.is_nan() {
-                objections.push(format!(
-                    "snapshots: the error of continued sequences, {:.2e}, is above {limit:.2e}",
-                    resumed.rms_ratio
-                ));
-            }
-        }
-        objections
     }
+    objections
 }
 
 fn error_figures(judged: &[Judged; 2]) -> Figures {

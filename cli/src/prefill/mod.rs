@@ -14,7 +14,8 @@ use deltawave::model::Heads;
 use deltawave::prefill::{Prefill, PrefillSpec, Snapshot};
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::{Gates, InputSpec, Keys};
-use deltawave_lab::oracle::{Beta, Problem};
+use deltawave_lab::memory as needed;
+use deltawave_lab::oracle::Problem;
 use deltawave_lab::safetensors_io::{FileBeta, PrefillFile};
 use deltawave_lab::workload::{Draw, Others, Pool};
 use deltawave_sim::gpu::Gpu;
@@ -26,7 +27,7 @@ use crate::device::{Rows, States};
 use crate::driver::{self, Options, limit_threads};
 use crate::failure::Failure;
 use crate::report::Report;
-use crate::{files, memory};
+use crate::{files, memory, recurrence};
 
 /// A prefill.
 struct PrefillRun<'a> {
@@ -119,7 +120,8 @@ impl<'a> PrefillRun<'a> {
             }
             None => Self::of_arguments(args)?,
         };
-        run.check_memory()?;
+        let (sequences, checked) = (run.sequences(), args.check);
+        memory::check(needed::prefill(&run.spec, run.tokens, sequences, checked))?;
         Ok(run)
     }
 
@@ -201,30 +203,6 @@ impl<'a> PrefillRun<'a> {
         }
     }
 
-    /// The host must hold the tensors, their copies on the simulated device and, if there is one, the reference.
-    fn check_memory(&self) -> Result<(), Failure> {
-        // Bytes of each element: its bits twice, its value, and what the reference keeps in f64.
-        let each = if self.args.check { 24 } else { 12 };
-        let s = &self.spec;
-        let tokens = self.tokens as u128;
-        let keys = 2 * tokens * (s.heads.key * s.heads.key_dim) as u128;
-        let values = 2 * tokens * (s.heads.value * s.heads.value_dim) as u128;
-        let sequences = self.cu_seqlens.len() as u128;
-        let states =
-            sequences * s.heads.value as u128 * (s.heads.key_dim * s.heads.value_dim) as u128;
-        let records = (tokens / 64 + sequences) * s.heads.value as u128;
-        // The planner chooses segments of four chunks or more.
-        let chunks = tokens / 64;
-        let followed = (s.segments).map_or(chunks / 4, |n| sequences * (n as u128 - 1));
-        let summary = s.heads.value
-            * (s.heads.value_dim + s.heads.key_dim.max(s.heads.value_dim))
-            * s.heads.key_dim
-            * 4;
-        let summaries = followed.min(chunks) * summary as u128;
-        let workspace = records * u128::from(deltawave::abi::DWK_RECORD_BYTES) + summaries;
-        memory::check(each * (keys + values + states) + workspace)
-    }
-
     /// Gives the plan the slots of `--pool`.
     fn plan_pool(&self, plan: &mut Prefill, slots: usize) -> Result<(), Failure> {
         let sequences = self.sequences();
@@ -244,17 +222,8 @@ impl<'a> PrefillRun<'a> {
     }
     /// The same prefill for the reference.
     fn problem<'d>(&self, data: &'d PrefillFile) -> Problem<'d> {
-        let mut problem = data.problem();
-        problem.scale = self.spec.scale.map(f64::from);
-        problem.head_map = self.spec.heads.map;
-        problem.l2_norm = self.spec.qk_l2norm;
-        if let Beta::Logits {
-            allow_neg_eigval, ..
-        } = &mut problem.beta
-        {
-            *allow_neg_eigval = self.neg_eigval;
-        }
-        problem
+        let s = &self.spec;
+        recurrence::problem(data, s.heads.map, s.scale, s.qk_l2norm, self.neg_eigval)
     }
 
     /// So many states as they lie on the device.

@@ -8,8 +8,9 @@ use deltawave::state::{InitialState, State, StateMut, StatePool, States};
 use deltawave::types::Dtype;
 use deltawave::workspace::Workspace;
 use deltawave_lab::safetensors_io::PrefillFile;
+use deltawave_lab::{judge, oracle};
 
-use super::{PrefillRun, Source};
+use super::{PrefillRun, Source, check};
 use crate::device::{Fallible, Results, Slots, Views};
 use crate::driver::{Operation, Options};
 use crate::failure::Failure;
@@ -171,7 +172,18 @@ impl Operation for PrefillRun<'_> {
         results: &Results,
         progress: &mut Progress,
     ) -> Result<Verdict, Failure> {
-        self.judge(data, results, progress)
+        let problem = self.problem(data);
+        let exact = progress.step("oracle", || oracle::prefill(&problem))?;
+        let unfused = || oracle::unfused(&problem, self.spec.dtype);
+        let unfused = progress.step("unfused form", unfused)?;
+        let drawn = match &self.source {
+            Source::Drawn(draw) => Some(draw),
+            Source::File(_) => None,
+        };
+        let (o, state) = (&results["o"], &results["states"]);
+        let judged = judge::prefill(data, drawn, [o, state], &exact, &unfused);
+        let past = &o.values[judge::output_end(data)..];
+        Ok(check::verdict(&judged, past, &self.outcome))
     }
 
     fn describe(&self, plan: &Prefill, data: &Rc<PrefillFile>) -> Description {

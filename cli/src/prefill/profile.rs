@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 
 use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
+use deltawave_lab::safetensors_io::PrefillFile;
+use deltawave_sim::cost::Class;
 use deltawave_sim::count::roofline::{self, Point};
 use deltawave_sim::count::{Busy, Totals};
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::occupancy::Occupancy;
-use serde_json::{Map, Value, json};
 
 use super::args::ProfileArgs;
 use super::{PrefillRun, options, refuse_overwriting};
@@ -42,12 +43,9 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
 }
 
 /// The counters of a prefill, kernel by kernel.
-struct Profile {
+struct Profile<'a> {
     gpu: Gpu,
-    tokens: usize,
-    sequences: usize,
-    key_heads: usize,
-    value_heads: usize,
+    data: &'a PrefillFile,
     /// Pairs of a chunk and a value head.
     chunk_heads: u64,
     /// Inputs, outputs and states, each once.
@@ -68,9 +66,9 @@ struct Kernel {
     modelled_us: f64,
 }
 
-impl Profile {
+impl<'a> Profile<'a> {
     /// Sums the launches of one run by kernel.
-    fn new(gpu: Gpu, done: &Done<PrefillRun>) -> Self {
+    fn new(gpu: Gpu, done: &'a Done<PrefillRun>) -> Self {
         let (run, data) = (&done.operation, &done.data);
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
@@ -100,10 +98,7 @@ impl Profile {
         }
         Profile {
             gpu,
-            tokens: data.tokens,
-            sequences: data.sequences(),
-            key_heads: data.key_heads,
-            value_heads: data.value_heads,
+            data,
             chunk_heads: (data.chunks(CHUNK).count() * data.value_heads) as u64,
             minimal_bytes: run.minimal_bytes(data) as f64,
             t_form_flops: data.t_form_flops(CHUNK),
@@ -135,20 +130,18 @@ impl Profile {
     }
 
     fn figures(&self) -> Figures {
-        let kernels: Vec<Value> = self.kernels.iter().map(|k| k.json(&self.gpu)).collect();
-        let per_chunk_head = self
-            .per_chunk_head()
-            .map(|(name, n)| (name.to_owned(), n.into()));
+        let d = self.data;
+        let kernels: Vec<Figures> = self.kernels.iter().map(|k| k.figures(&self.gpu)).collect();
         figures! {
             gpu: self.gpu.name,
-            tokens: self.tokens,
-            sequences: self.sequences,
-            key_heads: self.key_heads,
-            value_heads: self.value_heads,
+            tokens: d.tokens,
+            sequences: d.sequences(),
+            key_heads: d.key_heads,
+            value_heads: d.value_heads,
             chunk_heads: self.chunk_heads,
             kernels: kernels,
             total: counters(&self.total, self.modelled_us(), &self.gpu),
-            per_chunk_head: Map::from_iter(per_chunk_head),
+            per_chunk_head: Figures::from_iter(self.per_chunk_head()),
             minimal_bytes: self.minimal_bytes,
             t_form_flops: self.t_form_flops,
             roofline_us: self.roofline_us(),
@@ -157,9 +150,11 @@ impl Profile {
 
     /// The tables.
     fn text(&self) -> String {
+        let d = self.data;
+        let sequences = d.sequences();
         let mut out = format!(
-            "Gated DeltaNet prefill, {} tokens in {} sequences, heads {}/{}: counted for {}\n\n",
-            self.tokens, self.sequences, self.key_heads, self.value_heads, self.gpu.name
+            "Gated DeltaNet prefill, {} tokens in {sequences} sequences, heads {}/{}: counted for {}\n\n",
+            d.tokens, d.key_heads, d.value_heads, self.gpu.name
         );
         let mut table = Table::new(
             1,
@@ -238,43 +233,30 @@ impl Profile {
 }
 
 impl Kernel {
-    fn json(&self, gpu: &Gpu) -> Value {
-        let mut value = json!({
-            "name": self.name,
-            "launches": self.totals.launches,
-            "workgroups": self.workgroups,
-            "waves": self.waves,
-            "vgprs": self.vgprs,
-        });
-        if let Some(o) = self.occupancy {
-            value["workgroups_per_cu"] = o.workgroups.into();
-            value["waves_per_simd"] = o.waves_per_simd().into();
-            value["occupancy_limit"] = o.limit.name().into();
-        }
-        if let (Value::Object(all), Value::Object(figures)) =
-            (&mut value, counters(&self.totals, self.modelled_us, gpu))
-        {
-            all.extend(figures);
-        }
-        value
+    fn figures(&self, gpu: &Gpu) -> Figures {
+        let mut figures = figures! {
+            name: self.name,
+            launches: self.totals.launches,
+            workgroups: self.workgroups,
+            waves: self.waves,
+            vgprs: self.vgprs,
+        };
+        let o = self.occupancy;
+        figures.add("workgroups_per_cu", o.map(|o| o.workgroups));
+        figures.add("waves_per_simd", o.map(|o| o.waves_per_simd()));
+        figures.add("occupancy_limit", o.map(|o| o.limit.name()));
+        figures.and(counters(&self.totals, self.modelled_us, gpu))
     }
 }
 
 /// The counters, and how long the units are busy.
-fn counters(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Value {
-    let figures = totals.figures();
-    let mut all: Map<String, Value> = figures
-        .into_iter()
-        .map(|(name, n)| (name.to_owned(), n.into()))
-        .collect();
-    let classes = deltawave_sim::cost::Class::ALL;
-    let classes = classes.map(|c| (c.name().to_owned(), totals.of_class(c).into()));
-    all.insert("classes".to_owned(), Map::from_iter(classes).into());
-    let busy = Busy::new(totals, gpu).units();
-    let busy = busy.map(|(name, us)| (name.to_owned(), us.into()));
-    all.insert("modelled_us".to_owned(), modelled_us.into());
-    all.insert("busy_us".to_owned(), Map::from_iter(busy).into());
-    all.into()
+fn counters(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Figures {
+    let classes = Class::ALL.map(|c| (c.name(), totals.of_class(c)));
+    Figures::from_iter(totals.figures()).and(figures! {
+        classes: Figures::from_iter(classes),
+        modelled_us: modelled_us,
+        busy_us: Figures::from_iter(Busy::new(totals, gpu).units()),
+    })
 }
 
 /// The columns that kernels and their sum share.
@@ -285,7 +267,7 @@ fn cells(t: &Totals) -> [String; 8] {
         count(t.wave_instructions),
         count(t.mfma_clk),
         count(t.valu_clk),
-        count(t.of_class(deltawave_sim::cost::Class::Accvgpr)),
+        count(t.of_class(Class::Accvgpr)),
         count(v.lds_clk),
         format!("{conflicts:.1}%"),
         bytes(t.traffic.unique_bytes),

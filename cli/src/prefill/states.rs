@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use deltawave::prefill::{Part, Prefill, Snapshot};
+use deltawave::prefill::{Part, Prefill};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
@@ -12,7 +12,6 @@ use deltawave_lab::workload::{Others, Pool, taken};
 use serde_json::{Value, json};
 
 use super::PrefillRun;
-use crate::args::cu_seqlens;
 use crate::device::Results;
 use crate::driver;
 use crate::failure::Failure;
@@ -77,38 +76,25 @@ impl PrefillRun<'_> {
         let (Some(wanted), Some(states)) = (&self.snapshots, results.get("snapshots")) else {
             return Ok(None);
         };
-        let last = |n: usize| {
-            let [begin, end] = [self.cu_seqlens[n] as usize, self.cu_seqlens[n + 1] as usize];
-            let before_end = |s: &&Snapshot| s.sequence == n && s.tokens < end - begin;
-            let found = wanted.iter().filter(before_end).max_by_key(|s| s.tokens)?;
-            Some((n, found.slot, begin + found.tokens..end))
-        };
-        let rest: Vec<_> = (0..self.sequences()).filter_map(last).collect();
-        if rest.is_empty() {
+        let Some(rest) = data.rest(wanted, states) else {
             return Ok(None);
-        }
-        let rows: Vec<usize> = rest.iter().flat_map(|(_, _, rows)| rows.clone()).collect();
-        let slots: Vec<usize> = rest.iter().map(|(_, slot, _)| *slot).collect();
-        let lengths: Vec<usize> = rest.iter().map(|(_, _, rows)| rows.len()).collect();
-        let state = data.state_elements();
-        let cu_seqlens = cu_seqlens("--seqlens", &lengths)?;
-        let data = Rc::new(data.of_rows(&rows, cu_seqlens, taken(states, state, &slots)));
+        };
+        let data = Rc::new(rest.data);
         let mut part = PrefillRun::of_file(self.args, Rc::clone(&data));
         part.spec.segments = Some(1);
         part.pool = None;
-        let again = Prefill::packed(context, part.spec, &part.cu_seqlens, rows.len())
+        let again = Prefill::packed(context, part.spec, &part.cu_seqlens, part.tokens)
             .map_err(Failure::during("planning the rest of the sequences failed"))?;
         let mut found = driver::run_alone(context, &again, &part, &data)
             .map_err(Failure::during("the prefill failed"))?;
         part.settle(&data, &mut found);
-        let whole = taken(&results["o"], data.value_heads * data.value_dim, &rows);
+        let whole = taken(&results["o"], data.value_heads * data.value_dim, &rest.rows);
         let exact: Vec<f64> = whole.values.iter().map(|x| f64::from(*x)).collect();
-        let sequences: Vec<usize> = rest.iter().map(|(n, ..)| *n).collect();
-        let states = taken(&results["states"], state, &sequences);
+        let states = taken(&results["states"], data.state_elements(), &rest.sequences);
         let (o, ends) = (&found["o"], &found["states"]);
         Ok(Some(Resumed {
-            sequences: rest.len(),
-            tokens: rows.len(),
+            sequences: rest.sequences.len(),
+            tokens: rest.rows.len(),
             same_bits: o.bytes == whole.bytes && ends.bytes == states.bytes,
             must: !plan.parts().contains(&Part::Summarise),
             rms_ratio: compare(&o.values, &exact).rms_ratio,
