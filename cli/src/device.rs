@@ -93,28 +93,26 @@ pub struct Device {
 struct DeviceTensor {
     buffer: Buffer<u8>,
     dtype: Dtype,
-    role: Role,
-}
-
-enum Role {
-    Input,
-    Output,
-    InPlace(Vec<u8>),
+    written: bool,
+    /// What it holds before a run, if a run may change that.
+    before: Option<Vec<u8>>,
 }
 
 impl Device {
     /// Copies the inputs to the device, and makes room for the rest.
     pub fn new(context: &Context, slots: Slots) -> Fallible<Self> {
         let tensor = |(name, dtype, before): (_, Dtype, Before)| {
-            let (buffer, role) = match before {
-                Before::Input(bytes) => (context.upload(&bytes)?, Role::Input),
-                Before::InPlace(bytes) => (context.alloc(bytes.len())?, Role::InPlace(bytes)),
-                Before::Output(n) => (context.alloc(n * dtype.size())?, Role::Output),
+            let written = !matches!(before, Before::Input(_));
+            let (buffer, before) = match before {
+                Before::Input(bytes) => (context.upload(&bytes)?, None),
+                Before::InPlace(bytes) => (context.alloc(bytes.len())?, Some(bytes)),
+                Before::Output(n) => (context.alloc(n * dtype.size())?, None),
             };
             let tensor = DeviceTensor {
                 buffer,
                 dtype,
-                role,
+                written,
+                before,
             };
             Ok((name, tensor))
         };
@@ -129,14 +127,12 @@ impl Device {
     /// none writes shows.
     pub fn reset(&mut self, stream: &Stream) -> Fallible<()> {
         self.workspace.fill_bytes(0xff, stream)?;
-        for tensor in self.tensors.values_mut() {
-            if let Role::Output = tensor.role {
-                tensor.buffer.fill_bytes(0xff, stream)?;
-            }
+        for tensor in self.tensors.values_mut().filter(|t| t.written) {
+            tensor.buffer.fill_bytes(0xff, stream)?;
         }
         stream.synchronize()?;
         for tensor in self.tensors.values_mut() {
-            if let Role::InPlace(before) = &tensor.role {
+            if let Some(before) = &tensor.before {
                 tensor.buffer.write(before)?;
             }
         }
@@ -145,8 +141,7 @@ impl Device {
 
     /// Copies what kernels write to the host.
     pub fn read(&self, stream: &Stream) -> Fallible<Results> {
-        let written = self.tensors.iter();
-        let written = written.filter(|(_, t)| !matches!(t.role, Role::Input));
+        let written = self.tensors.iter().filter(|(_, t)| t.written);
         let read = |(name, t): (&&'static str, &DeviceTensor)| {
             let bytes = t.buffer.download(stream)?;
             Ok((*name, HostTensor::from_bytes(t.dtype, bytes)))

@@ -15,7 +15,7 @@ use crate::args::{CountArgs, ModelArgs, RunArgs};
 use crate::device::{Device, Fallible, Results, Slots, Views};
 use crate::failure::Failure;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict};
+use crate::report::{Checked, Description, Report, Verdict};
 
 /// Options that do not change what is computed.
 pub struct Options<'a> {
@@ -50,8 +50,8 @@ pub trait Operation {
 
     /// The operation's name in failures: `the NAME failed`.
     const NAME: &'static str;
-    /// Figures of a check, which are `null` without one.
-    const CHECKED: &'static [&'static str];
+    /// Figures of a check, which are `null` without one; words.
+    const CHECKED: &'static str;
     /// Steps of a check that [`Progress`] shows.
     const CHECK_STEPS: usize = 1;
 
@@ -83,12 +83,7 @@ pub trait Operation {
         Ok(())
     }
     /// Compares the results with the reference.
-    fn check(
-        &self,
-        data: &Self::Data,
-        results: &Results,
-        progress: &mut Progress,
-    ) -> Result<Verdict, Failure>;
+    fn check(&self, data: &Self::Data, results: &Results, progress: &mut Progress) -> Checked;
     /// Title, figures and notes for the report.
     fn describe(&self, plan: &Self::Plan, data: &Self::Data) -> Description;
 }
@@ -206,7 +201,7 @@ fn measure<O: Operation>(
     let slots = operation.slots(plan, data);
     let mut device = Device::new(context, slots).map_err(&upload)?;
     let stream = context.stream().map_err(&upload)?;
-    let mut best = fastest(
+    let mut best = replay::fastest(
         options.run.repeat,
         || run_once(&stream, plan, operation, &mut device).map_err(&failed),
         |a, b| {
@@ -214,6 +209,7 @@ fn measure<O: Operation>(
             pairs.into_iter().all(|(a, b)| a.bytes == b.bytes)
         },
         |ran| ran.seconds,
+        |run| Failure::Unsteady { run },
     )?;
     if let Some(replays) = options.run.time {
         let launch = |stream: &Stream, part| operation.launch(device.views(), stream, plan, part);
@@ -268,41 +264,4 @@ fn run_once<O: Operation>(
         counted: simulator::take_counted_launches(),
         times: None,
     })
-}
-
-/// The fastest outcome of `runs` runs, at least one.
-fn fastest<T>(
-    runs: u32,
-    mut run: impl FnMut() -> Result<T, Failure>,
-    same_bits: impl Fn(&T, &T) -> bool,
-    seconds: impl Fn(&T) -> f64,
-) -> Result<T, Failure> {
-    let mut best = run()?;
-    for n in 2..=runs {
-        let outcome = run()?;
-        if !same_bits(&best, &outcome) {
-            return Err(Failure::Unsteady { run: n });
-        }
-        if seconds(&outcome) < seconds(&best) {
-            best = outcome;
-        }
-    }
-    Ok(best)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_fastest_of_equal_runs() {
-        let of = |times: &[f64], bits: &[u8]| {
-            let mut runs = times.iter().copied().zip(bits.iter().copied());
-            let next = || Ok(runs.next().expect("no more runs than there are"));
-            fastest(times.len() as u32, next, |a, b| a.1 == b.1, |run| run.0)
-        };
-        assert_eq!(of(&[3.0, 1.0, 2.0], &[7; 3]).unwrap(), (1.0, 7));
-        let unsteady = of(&[1.0, 2.0, 3.0], &[7, 7, 8]);
-        assert!(matches!(unsteady, Err(Failure::Unsteady { run: 3 })));
-    }
 }

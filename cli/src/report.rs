@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::args::word;
 use crate::driver::{Done, Operation, Options, Ran};
+use crate::failure::Failure;
 use crate::prefill::args::MFMA_MODES;
 use crate::resources::{self, Resources, cell};
 use crate::table::{Table, bytes, count};
@@ -72,6 +73,7 @@ pub struct Report {
 }
 
 /// An operation's part of a report.
+#[derive(Default)]
 pub struct Description {
     /// The headline, without its first word and the model's name.
     pub title: [String; 2],
@@ -102,6 +104,9 @@ pub fn head_figures(dtype: Dtype, heads: &Heads) -> Figures {
         value_dim: heads.value_dim,
     }
 }
+
+/// The outcome of a check.
+pub type Checked = Result<Verdict, Failure>;
 
 /// A value as text.
 pub fn pretty(value: &impl Serialize) -> String {
@@ -152,11 +157,18 @@ impl Report {
         });
         match verdict {
             Some(verdict) => all.0.extend(verdict.figures.0.iter().cloned()),
-            None => (all.0).extend(O::CHECKED.iter().map(|name| (*name, Value::Null))),
+            None => {
+                all = all.and(
+                    O::CHECKED
+                        .split(' ')
+                        .map(|name| (name, Value::Null))
+                        .collect(),
+                )
+            }
         }
         all.add("repeat", Some(options.run.repeat));
         all.add("kernel_seconds", Some(ran.seconds));
-        all.add("times", ran.times.as_ref().map(time::figures));
+        all.add("times", ran.times.as_ref());
         all.add("wave_instructions", Some(instructions));
         all.add("kernels", Some(&kernels));
         all.add("counts", counts.as_ref().map(|(figures, _)| figures));

@@ -1,26 +1,8 @@
 //! Times of replays as a report shows them.
 
 use deltawave_lab::replay::Times;
-use serde_json::{Value, json};
 
 use crate::table::{Table, bytes};
-
-/// The figures.
-pub fn figures(times: &Times) -> Value {
-    let parts = times.parts.iter().map(|t| {
-        json!({
-            "what": t.what,
-            "median_us": t.median_us,
-            "fastest_us": t.fastest_us,
-            "slowest_us": t.slowest_us,
-        })
-    });
-    json!({
-        "runs": times.runs,
-        "flushed_bytes": times.flushed_bytes,
-        "parts": parts.collect::<Vec<_>>(),
-    })
-}
 
 /// The table.
 pub fn text(times: &Times) -> String {

@@ -9,6 +9,19 @@ use deltawave::types::Dtype;
 use crate::inputs::{GateInputs, InputSpec, Inputs, Tensor, random_normal, random_state};
 use crate::safetensors_io::{FileBeta, FileGate, PrefillFile};
 
+/// Standard inputs of so many tokens of these heads.
+pub fn inputs_of(dtype: Dtype, tokens: usize, heads: &Heads) -> InputSpec {
+    InputSpec {
+        dtype,
+        tokens,
+        key_heads: heads.key,
+        value_heads: heads.value,
+        key_dim: heads.key_dim,
+        value_dim: heads.value_dim,
+        ..Default::default()
+    }
+}
+
 /// How the tensors of a recurrence are drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw {

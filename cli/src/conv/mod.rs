@@ -19,7 +19,7 @@ use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures, head_figures};
+use crate::report::{Checked, Description, Report, Verdict, figures, head_figures};
 
 /// A convolution of a packed batch.
 struct ConvRun<'a> {
@@ -64,6 +64,14 @@ impl ConvRun<'_> {
         [self.spec.total_channels(), self.spec.width - 1]
     }
 
+    /// States of so many rows and columns in the other order, if `--state-layout` asks for it.
+    fn reordered(&self, bytes: &[u8], shape: [usize; 2]) -> Vec<u8> {
+        match self.args.state_layout {
+            ConvStateLayout::ChannelMajor => bytes.to_vec(),
+            ConvStateLayout::TokenMajor => transposed(bytes, shape),
+        }
+    }
+
     /// g and beta, and what they are computed from.
     fn gate<'a>(&self, views: &mut Views<'a>) -> Fallible<Gate<'a>> {
         let heads = self.spec.heads.value;
@@ -86,13 +94,8 @@ impl Operation for ConvRun<'_> {
     type Data = ConvData;
 
     const NAME: &'static str = "convolution";
-    const CHECKED: &'static [&'static str] = &[
-        "equal_share",
-        "equal_share_limit",
-        "max_ulps",
-        "max_ulps_limit",
-        "wrong_states",
-    ];
+    const CHECKED: &'static str =
+        "equal_share equal_share_limit max_ulps max_ulps_limit wrong_states";
 
     fn plan(&self, context: &Context) -> Result<Conv, Failure> {
         let plan = Conv::packed(context, self.spec, &self.cu_seqlens, self.tokens)
@@ -119,10 +122,9 @@ impl Operation for ConvRun<'_> {
 
     fn slots<'a>(&self, _: &Conv, data: &'a ConvData) -> Slots<'a> {
         let (dtype, [q, k, v]) = (self.spec.dtype, self.spec.channels());
-        let before = match (&data.state, self.args.state_layout) {
-            (Some(state), ConvStateLayout::ChannelMajor) => state.bytes.clone(),
-            (Some(state), ConvStateLayout::TokenMajor) => transposed(&state.bytes, self.state()),
-            (None, _) => vec![0xff; data.state_elements() * dtype.size()],
+        let before = match &data.state {
+            Some(state) => self.reordered(&state.bytes, self.state()),
+            None => vec![0xff; data.state_elements() * dtype.size()],
         };
         let slots = Slots::new(0)
             .starts(self.sequences(), data.state.is_some())
@@ -192,18 +194,10 @@ impl Operation for ConvRun<'_> {
         data.minimal_bytes()
     }
 
-    fn check(
-        &self,
-        data: &ConvData,
-        results: &Results,
-        progress: &mut Progress,
-    ) -> Result<Verdict, Failure> {
+    fn check(&self, data: &ConvData, results: &Results, progress: &mut Progress) -> Checked {
         let [channels, columns] = self.state();
         let state = &results["state"];
-        let channel_major = match self.args.state_layout {
-            ConvStateLayout::ChannelMajor => state.bytes.clone(),
-            ConvStateLayout::TokenMajor => transposed(&state.bytes, [columns, channels]),
-        };
+        let channel_major = self.reordered(&state.bytes, [columns, channels]);
         let found = ConvFound {
             out: ["q", "k", "v"].map(|name| &results[name]),
             state: &HostTensor::from_bytes(state.dtype, channel_major),
@@ -231,7 +225,6 @@ impl Operation for ConvRun<'_> {
         );
         Description {
             title: ["Convolution".to_owned(), title],
-            tensors: String::new(),
             figures: figures! {
                 tokens: self.tokens,
                 sequences: self.sequences(),
@@ -248,7 +241,7 @@ impl Operation for ConvRun<'_> {
                 initial_state: args.initial_state,
                 state_layout: word(CONV_STATE_LAYOUTS, &args.state_layout),
             }),
-            notes: Vec::new(),
+            ..Default::default()
         }
     }
 }

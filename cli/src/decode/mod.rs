@@ -11,7 +11,7 @@ use deltawave_lab::inputs::{InputSpec, Tensor as HostTensor, random_state};
 use deltawave_lab::judge;
 use deltawave_lab::memory as needed;
 use deltawave_lab::safetensors_io::PrefillFile;
-use deltawave_lab::workload::Draw;
+use deltawave_lab::workload::{Draw, inputs_of};
 
 use self::args::DecodeArgs;
 use crate::args::{STATE_LAYOUTS, cu_seqlens, word};
@@ -19,7 +19,7 @@ use crate::device::{Fallible, Results, Rows, Slots, States, Views};
 use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures, head_figures};
+use crate::report::{Checked, Description, Report, figures, head_figures};
 use crate::verdict::of_errors;
 use crate::{memory, recurrence};
 
@@ -87,12 +87,8 @@ impl Operation for DecodeRun<'_> {
     type Data = PrefillFile;
 
     const NAME: &'static str = "decode";
-    const CHECKED: &'static [&'static str] = &[
-        "o_rms_ratio",
-        "o_rms_ratio_limit",
-        "state_rms_ratio",
-        "state_rms_ratio_limit",
-    ];
+    const CHECKED: &'static str =
+        "o_rms_ratio o_rms_ratio_limit state_rms_ratio state_rms_ratio_limit";
 
     fn plan(&self, context: &Context) -> Result<Decode, Failure> {
         let plan = Decode::new(context, self.spec, self.batch)
@@ -106,16 +102,10 @@ impl Operation for DecodeRun<'_> {
         let (args, s) = (self.args, &self.spec);
         let draw = Draw {
             input: InputSpec {
-                dtype: s.dtype,
-                tokens: self.rows,
-                key_heads: s.heads.key,
-                value_heads: s.heads.value,
-                key_dim: s.heads.key_dim,
-                value_dim: s.heads.value_dim,
                 gates: args.gates,
                 unit_rows: !s.qk_l2norm,
                 seed: args.seed,
-                ..Default::default()
+                ..inputs_of(s.dtype, self.rows, &s.heads)
             },
             raw_gates: args.raw_gates,
             neg_eigval: args.neg_eigval,
@@ -180,12 +170,7 @@ impl Operation for DecodeRun<'_> {
         data.minimal_bytes(written, self.args.state.state_dtype)
     }
 
-    fn check(
-        &self,
-        data: &PrefillFile,
-        results: &Results,
-        progress: &mut Progress,
-    ) -> Result<Verdict, Failure> {
+    fn check(&self, data: &PrefillFile, results: &Results, progress: &mut Progress) -> Checked {
         let (s, neg_eigval) = (&self.spec, self.args.neg_eigval);
         let problem = recurrence::problem(data, s.heads.map, s.scale, s.qk_l2norm, neg_eigval);
         let state = self.last_states(results);
@@ -210,7 +195,6 @@ impl Operation for DecodeRun<'_> {
         );
         Description {
             title: ["Decode".to_owned(), title],
-            tensors: String::new(),
             figures: figures! {
                 tokens: self.rows,
                 sequences: self.batch,
@@ -223,7 +207,7 @@ impl Operation for DecodeRun<'_> {
                 state_dtype: args.state.state_dtype.name(),
                 verify: args.verify,
             }),
-            notes: Vec::new(),
+            ..Default::default()
         }
     }
 }

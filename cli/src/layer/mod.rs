@@ -19,7 +19,7 @@ use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures, head_figures};
+use crate::report::{Checked, Description, Report, figures, head_figures};
 use crate::verdict::of_errors;
 
 /// A layer's step: decodes, then prefills.
@@ -84,13 +84,8 @@ impl Operation for LayerRun<'_> {
     type Data = LayerData;
 
     const NAME: &'static str = "layer";
-    const CHECKED: &'static [&'static str] = &[
-        "y_rms_ratio",
-        "y_rms_ratio_limit",
-        "state_rms_ratio",
-        "state_rms_ratio_limit",
-        "wrong_states",
-    ];
+    const CHECKED: &'static str =
+        "y_rms_ratio y_rms_ratio_limit state_rms_ratio state_rms_ratio_limit wrong_states";
 
     fn plan(&self, context: &Context) -> Result<Layer, Failure> {
         let decodes = self.args.decodes;
@@ -184,12 +179,7 @@ impl Operation for LayerRun<'_> {
         data.minimal_bytes(self.args.state.state_dtype)
     }
 
-    fn check(
-        &self,
-        data: &LayerData,
-        results: &Results,
-        progress: &mut Progress,
-    ) -> Result<Verdict, Failure> {
+    fn check(&self, data: &LayerData, results: &Results, progress: &mut Progress) -> Checked {
         let state = self.states().key_major(&results["state"]);
         let found = [&results["y"], &results["conv_state"], &state];
         let judged = progress.step("reference", || judge::layer(data, found))?;
@@ -216,7 +206,6 @@ impl Operation for LayerRun<'_> {
         );
         Description {
             title: ["Layer".to_owned(), title],
-            tensors: String::new(),
             figures: figures! {
                 tokens: self.tokens,
                 sequences: self.sequences(),
@@ -234,7 +223,7 @@ impl Operation for LayerRun<'_> {
                 state_dtype: args.state.state_dtype.name(),
                 workspace_bytes: plan.workspace_bytes(),
             }),
-            notes: Vec::new(),
+            ..Default::default()
         }
     }
 }

@@ -1,7 +1,6 @@
 //! `deltawave prefill`: a chunked prefill of drawn tensors or of a file's, run and checked.
 
 pub mod args;
-mod check;
 mod describe;
 mod operation;
 pub mod profile;
@@ -17,7 +16,7 @@ use deltawave_lab::inputs::{Gates, InputSpec, Keys};
 use deltawave_lab::memory as needed;
 use deltawave_lab::oracle::Problem;
 use deltawave_lab::safetensors_io::{FileBeta, PrefillFile};
-use deltawave_lab::workload::{Draw, Others, Pool};
+use deltawave_lab::workload::{Draw, Others, Pool, inputs_of};
 use deltawave_sim::gpu::Gpu;
 
 use self::args::PrefillArgs;
@@ -126,14 +125,19 @@ impl<'a> PrefillRun<'a> {
     }
 
     fn of_file(args: &'a PrefillArgs, file: Rc<PrefillFile>) -> Self {
-        let heads = [file.key_heads, file.value_heads];
-        let spec = spec(args, file.q.dtype, heads, [file.key_dim, file.value_dim]);
-        let (cu_seqlens, tokens) = (file.cu_seqlens.clone(), file.tokens);
-        Self::of_source(args, spec, cu_seqlens, tokens, Source::File(file))
+        let heads = Heads::new(
+            file.key_heads,
+            file.value_heads,
+            file.key_dim,
+            file.value_dim,
+        );
+        let (dtype, cu_seqlens, tokens) = (file.q.dtype, file.cu_seqlens.clone(), file.tokens);
+        Self::of_source(args, (dtype, heads), cu_seqlens, tokens, Source::File(file))
     }
 
     fn of_arguments(args: &'a PrefillArgs) -> Result<Self, Failure> {
-        let (heads, dims) = args.shape.shape(args.dims.dims)?;
+        let ([hk, hv], [k, v]) = args.shape.shape(args.dims.dims)?;
+        let heads = Heads::new(hk, hv, k, v);
         let dense = (args.batch.zip(args.len)).map(|(batch, len)| [batch as usize, len]);
         let (flag, lengths) = match dense {
             Some([batch, len]) => ("--batch", vec![len; batch]),
@@ -147,38 +151,42 @@ impl<'a> PrefillRun<'a> {
         let dtype = args.dtype.unwrap_or(Dtype::Bf16);
         let source = Source::Drawn(Draw {
             input: InputSpec {
-                dtype,
-                tokens,
-                key_heads: heads[0],
-                value_heads: heads[1],
-                key_dim: dims[0],
-                value_dim: dims[1],
                 gates: args.gates.unwrap_or(Gates::Normal),
                 keys: args.keys.unwrap_or(Keys::Normal),
                 unit_rows: !args.scale.l2norm,
                 seed: args.seed.unwrap_or(0),
+                ..inputs_of(dtype, tokens, &heads)
             },
             raw_gates: args.raw_gates || (doubled && args.gates.is_none()),
             neg_eigval: args.neg_eigval || doubled,
             initial_state: args.initial_state.and_then(|initial| initial.0),
         });
-        let spec = spec(args, dtype, heads, dims);
         Ok(PrefillRun {
             dense,
-            ..Self::of_source(args, spec, cu_seqlens, tokens, source)
+            ..Self::of_source(args, (dtype, heads), cu_seqlens, tokens, source)
         })
     }
 
     fn of_source(
         args: &'a PrefillArgs,
-        spec: PrefillSpec,
+        (dtype, heads): (Dtype, Heads),
         cu_seqlens: Vec<i32>,
         tokens: usize,
         source: Source,
     ) -> Self {
         PrefillRun {
             args,
-            spec,
+            spec: PrefillSpec {
+                dtype,
+                heads: Heads {
+                    map: args.head_map,
+                    ..heads
+                },
+                qk_l2norm: args.scale.l2norm,
+                scale: args.scale.scale(),
+                segments: args.segments.map(|n| n as usize),
+                ..PrefillSpec::new(heads.key, heads.value, heads.key_dim, heads.value_dim)
+            },
             cu_seqlens,
             tokens,
             dense: None,
@@ -237,20 +245,5 @@ impl<'a> PrefillRun<'a> {
 
     fn rows(&self) -> Rows {
         self.dense.map_or(Rows::Packed(self.tokens), Rows::Dense)
-    }
-}
-
-/// Operation options, the same for drawn tensors and a file's.
-fn spec(args: &PrefillArgs, dtype: Dtype, [hk, hv]: [usize; 2], [k, v]: [usize; 2]) -> PrefillSpec {
-    PrefillSpec {
-        dtype,
-        heads: Heads {
-            map: args.head_map,
-            ..Heads::new(hk, hv, k, v)
-        },
-        qk_l2norm: args.scale.l2norm,
-        scale: args.scale.scale(),
-        segments: args.segments.map(|n| n as usize),
-        ..PrefillSpec::new(hk, hv, k, v)
     }
 }

@@ -10,32 +10,22 @@ use deltawave::workspace::Workspace;
 use deltawave_lab::safetensors_io::PrefillFile;
 use deltawave_lab::{judge, oracle};
 
-use super::{PrefillRun, Source, check};
+use super::{PrefillRun, Source, describe};
 use crate::device::{Fallible, Results, Slots, Views};
 use crate::driver::{Operation, Options};
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::recurrence;
-use crate::report::{Description, Verdict};
+use crate::report::{Checked, Description};
 
 impl Operation for PrefillRun<'_> {
     type Plan = Prefill;
     type Data = Rc<PrefillFile>;
 
     const NAME: &'static str = "prefill";
-    const CHECKED: &'static [&'static str] = &[
-        "o_rms_ratio",
-        "o_max_abs",
-        "state_rms_ratio",
-        "state_max_abs",
-        "unfused_o_rms_ratio",
-        "unfused_state_rms_ratio",
-        "o_rms_ratio_limit",
-        "state_rms_ratio_limit",
-        "o_worst",
-        "state_worst",
-        "non_finite",
-    ];
+    const CHECKED: &'static str = "o_rms_ratio o_max_abs state_rms_ratio state_max_abs unfused_o_rms_ratio \
+        unfused_state_rms_ratio o_rms_ratio_limit state_rms_ratio_limit o_worst state_worst \
+        non_finite";
     const CHECK_STEPS: usize = 2;
 
     fn plan(&self, context: &Context) -> Result<Prefill, Failure> {
@@ -166,12 +156,7 @@ impl Operation for PrefillRun<'_> {
         Ok(())
     }
 
-    fn check(
-        &self,
-        data: &Rc<PrefillFile>,
-        results: &Results,
-        progress: &mut Progress,
-    ) -> Result<Verdict, Failure> {
+    fn check(&self, data: &Rc<PrefillFile>, results: &Results, progress: &mut Progress) -> Checked {
         let problem = self.problem(data);
         let exact = progress.step("oracle", || oracle::prefill(&problem))?;
         let unfused = || oracle::unfused(&problem, self.spec.dtype);
@@ -183,7 +168,7 @@ impl Operation for PrefillRun<'_> {
         let (o, state) = (&results["o"], &results["states"]);
         let judged = judge::prefill(data, drawn, [o, state], &exact, &unfused);
         let past = &o.values[judge::output_end(data)..];
-        Ok(check::verdict(&judged, past, &self.outcome))
+        Ok(describe::verdict(&judged, past, &self.outcome))
     }
 
     fn describe(&self, plan: &Prefill, data: &Rc<PrefillFile>) -> Description {

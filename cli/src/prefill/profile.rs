@@ -56,6 +56,7 @@ struct Profile<'a> {
     total: Totals,
 }
 
+#[derive(Default)]
 struct Kernel {
     name: String,
     workgroups: u64,
@@ -73,28 +74,23 @@ impl<'a> Profile<'a> {
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
         for launch in &done.ran.counted {
-            let totals = launch.totals();
-            total += &totals;
-            let name = launch.kernel().name();
-            let stats = &launch.stats;
-            let modelled_us = launch.estimate(gpu).map_or(0.0, |e| e.modelled_us);
-            match kernels.iter_mut().find(|k| k.name == name) {
-                Some(kernel) => {
-                    kernel.totals += &totals;
-                    kernel.workgroups += stats.workgroups;
-                    kernel.waves += stats.waves;
-                    kernel.modelled_us += modelled_us;
-                }
-                None => kernels.push(Kernel {
+            let (name, stats) = (launch.kernel().name(), &launch.stats);
+            let known = kernels.iter().position(|k| k.name == name);
+            let at = known.unwrap_or(kernels.len());
+            if known.is_none() {
+                kernels.push(Kernel {
                     name: name.to_owned(),
-                    workgroups: stats.workgroups,
-                    waves: stats.waves,
                     vgprs: launch.kernel().descriptor.vgprs(),
                     occupancy: stats.counts.as_ref().map(|c| c.occupancy),
-                    totals,
-                    modelled_us,
-                }),
+                    ..Default::default()
+                });
             }
+            let kernel = &mut kernels[at];
+            kernel.totals += &launch.totals();
+            kernel.workgroups += stats.workgroups;
+            kernel.waves += stats.waves;
+            kernel.modelled_us += launch.estimate(gpu).map_or(0.0, |e| e.modelled_us);
+            total += &launch.totals();
         }
         Profile {
             gpu,
