@@ -2,20 +2,21 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use deltawave::model::MAX_HEAD_DIM;
 use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::models::{MODELS, Model};
+use deltawave_lab::workload::RowLayout;
 use deltawave_sim::gpu::Gpu;
 
-use crate::conv::args::{self as conv, ConvArgs};
-use crate::decode::args::{self as decode, DecodeArgs};
+use crate::conv::args::ConvArgs;
+use crate::decode::args::DecodeArgs;
 use crate::failure::Failure;
-use crate::layer::args::{self as layer, LayerArgs};
-use crate::models::{self, Model};
-use crate::prefill::args::{self as prefill, PrefillArgs, ProfileArgs};
+use crate::layer::args::LayerArgs;
+use crate::prefill::args::{PrefillArgs, ProfileArgs};
 
 /// Gated DeltaNet kernels for AMD Instinct MI300 (gfx942), run and checked.
 ///
@@ -41,26 +42,26 @@ pub enum Command {
     ///
     /// Draws the inputs (or reads them from a file), runs the kernels, and reports time and, with --check, the error
     /// against the token recurrence in f64 beside the error of the unfused chunk form that other implementations use.
-    #[command(after_long_help = prefill::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/prefill.txt"))]
     Prefill(Box<PrefillArgs>),
     /// Run the convolution before a prefill and check it against its reference
     ///
     /// Draws the projections, runs the causal depthwise convolution with SiLU that splits them into q, k and v and updates
     /// the conv states, and reports time and, with --check, how many outputs equal the reference rounded once.
-    #[command(after_long_help = conv::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/conv.txt"))]
     Conv(Box<ConvArgs>),
     /// Run a decode, one or a few tokens of each sequence, and check it against an f64 recurrence
     ///
     /// Draws q, k, v, gates and states, runs the kernel in place on the states, and reports time and, with --check, the
     /// error against the token recurrence in f64 beside the error of rounding alone.
-    #[command(after_long_help = decode::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/decode.txt"))]
     Decode(Box<DecodeArgs>),
     /// Run a whole layer, from the input projections to the output projection, and check it against an f64 layer
     ///
     /// Draws projections, weights and states, runs convolution, decode, prefill and gated norm in place on the states, and
     /// reports time and, with --check, the error against the layer in f64. The limit is 1.15 times the error of the same
     /// layer with the unfused chunk form that other implementations use.
-    #[command(after_long_help = layer::EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/layer.txt"))]
     Layer(Box<LayerArgs>),
     /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
     ///
@@ -68,7 +69,7 @@ pub enum Command {
     /// Clocks are sums over all waves of the time that a SIMD's matrix and vector units, and a compute unit's LDS, are
     /// busy, without any waiting; vector clocks include transcendental functions. Memory is counted in lines of 128
     /// bytes, each once for a launch (HBM unique) and once for each die (L2 fill), instructions left out.
-    #[command(after_long_help = prefill::PROFILE_EXAMPLES)]
+    #[command(after_long_help = include_str!("../help/profile.txt"))]
     Profile(Box<ProfileArgs>),
 }
 
@@ -96,7 +97,7 @@ pub const RESULTS: &str = "Results";
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Heads and dimensions of a model's Gated DeltaNet layer
-    #[arg(long, value_name = "NAME", value_parser = models::parser(), ignore_case = true, help_heading = SHAPE)]
+    #[arg(long, value_name = "NAME", value_parser = model(), ignore_case = true, help_heading = SHAPE)]
     pub model: Option<&'static Model>,
     /// Number of devices that share the model's heads (tensor parallelism); one device's heads run
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "heads", help_heading = SHAPE)]
@@ -208,6 +209,12 @@ const BACKENDS: Choices<Backend> = &[
 /// `--head-map`.
 pub const HEAD_MAPS: Choices<HeadMap> = &[("grouped", HeadMap::Grouped), ("tiled", HeadMap::Tiled)];
 
+/// `--layout` of a row of projections.
+pub const ROW_LAYOUTS: Choices<RowLayout> = &[
+    ("flat", RowLayout::Flat),
+    ("interleaved", RowLayout::Interleaved),
+];
+
 /// `--state-layout` of recurrent states.
 pub const STATE_LAYOUTS: Choices<StateLayout> = &[
     ("key-major", StateLayout::KeyMajor),
@@ -251,6 +258,21 @@ pub fn gpu(name: &str) -> Result<Gpu, String> {
     Gpu::named(name).ok_or_else(|| {
         let names: Vec<&str> = Gpu::ALL.iter().map(|g| g.name).collect();
         format!("known are {}", names.join(", "))
+    })
+}
+
+/// The parser of `--model`.
+fn model() -> impl TypedValueParser<Value = &'static Model> {
+    let values = MODELS.iter().map(|m| {
+        let (hk, hv, k, v) = (m.key_heads, m.value_heads, m.key_dim, m.value_dim);
+        let beta = if m.neg_eigval { ", beta up to 2" } else { "" };
+        PossibleValue::new(m.name)
+            .aliases(m.aliases)
+            .help(format!("HK={hk} HV={hv} K={k} V={v}{beta}"))
+    });
+    PossibleValuesParser::new(values).try_map(|name| {
+        let found = MODELS.iter().find(|m| m.is_called(&name));
+        found.ok_or("no such model")
     })
 }
 

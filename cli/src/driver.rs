@@ -1,11 +1,10 @@
 //! From arguments to a report: plan, draw, launch, check, time.
 //!
-//! An operation is a [`Request`], which knows the shapes that its arguments ask for, and a [`Workload`], which has the
-//! tensors. [`run`] takes it through all steps.
+//! An [`Operation`] knows the shapes that its arguments ask for, then its tensors. [`run`] takes it through all steps.
 
 use deltawave::prefill::Part;
 use deltawave::runtime::{Backend, Context, Stream};
-use deltawave_lab::inputs::Tensor as HostTensor;
+use deltawave_lab::replay::{self, Times};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
 use deltawave_sim::hip::{self as simulator, CountedLaunch, KernelStatistics};
@@ -13,11 +12,10 @@ use deltawave_sim::launch::Record;
 use deltawave_sim::timing::SAMPLE;
 
 use crate::args::{CountArgs, ModelArgs, RunArgs};
-use crate::device::Fallible;
+use crate::device::{Device, Fallible, Results, Slots, Views};
 use crate::failure::Failure;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict};
-use crate::time::{self, Times};
+use crate::report::{Checked, Description, Report, Verdict};
 
 /// Options that do not change what is computed.
 pub struct Options<'a> {
@@ -43,81 +41,56 @@ impl<'a> Options<'a> {
     }
 }
 
-/// An operation whose shapes are known, and whose tensors do not exist yet.
-pub trait Request {
-    type Workload: Workload;
-
-    /// The plan: what the library refuses, it refuses here, before anything is drawn.
-    fn plan(&self, context: &Context) -> Result<PlanOf<Self>, Failure>;
-
-    /// Draws the tensors.
-    fn load(self, plan: &PlanOf<Self>) -> Result<Self::Workload, Failure>;
-}
-
-/// The plan of a request.
-pub type PlanOf<R> = <<R as Request>::Workload as Launch>::Plan;
-
-/// The launch of an operation whose tensors are on the host.
-pub trait Launch {
+/// An operation: first its shapes, then a plan, then its tensors.
+pub trait Operation {
     /// The library's plan.
     type Plan;
-    /// Its tensors on the device.
-    type Device;
-    /// Its results on the host.
-    type Output;
+    /// Its tensors on the host.
+    type Data;
 
-    /// Names of the kernels of a launch, in order.
-    fn kernels(plan: &Self::Plan) -> Vec<&'static str>;
-    /// Copies the tensors to the device.
-    fn upload(&self, context: &Context, plan: &Self::Plan) -> Fallible<Self::Device>;
-    /// Brings states to where a run starts, and makes everything else that kernels write NaN.
-    fn reset(&self, device: &mut Self::Device, stream: &Stream) -> Fallible<()>;
-    /// Enqueues a part; only a prefill has others than the whole.
-    fn launch(
-        &self,
-        device: &mut Self::Device,
-        stream: &Stream,
-        plan: &Self::Plan,
-        part: Part,
-    ) -> Fallible<()>;
-    /// Copies the results to the host.
-    fn read(&self, device: &Self::Device, stream: &Stream) -> Fallible<Self::Output>;
-    /// The results whose bits must be the same in all runs.
-    fn results(output: &Self::Output) -> Vec<&HostTensor>;
-}
-
-/// An operation with its tensors on the host.
-pub trait Workload: Launch {
     /// The operation's name in failures: `the NAME failed`.
     const NAME: &'static str;
-    /// Figures of a check, which are `null` without one.
-    const CHECKED: &'static [&'static str];
+    /// Figures of a check, which are `null` without one; words.
+    const CHECKED: &'static str;
     /// Steps of a check that [`Progress`] shows.
     const CHECK_STEPS: usize = 1;
 
+    /// The plan: what the library refuses, it refuses here, before anything is drawn.
+    fn plan(&self, context: &Context) -> Result<Self::Plan, Failure>;
+    /// Draws the tensors, or takes them from a file.
+    fn draw(&mut self, plan: &Self::Plan) -> Result<Self::Data, Failure>;
+    /// The tensors on the device. All that kernels write must have the same bits in all runs.
+    fn slots<'a>(&self, plan: &Self::Plan, data: &'a Self::Data) -> Slots<'a>;
+    /// Names of the kernels of a launch, in order.
+    fn kernels(plan: &Self::Plan) -> Vec<&'static str>;
+    /// Enqueues a part; only a prefill has others than the whole.
+    fn launch(&self, views: Views, stream: &Stream, plan: &Self::Plan, part: Part) -> Fallible<()>;
     /// The launches that `--time` measures.
-    fn parts(plan: &Self::Plan) -> Vec<(&'static str, Part)>;
+    fn parts(_: &Self::Plan) -> Vec<(&'static str, Part)> {
+        vec![(Self::NAME, Part::Whole)]
+    }
     /// Bytes that any implementation moves.
-    fn minimal_bytes(&self) -> usize;
-    /// Anything else to do with the results before they are checked.
-    fn follow_up(
-        &self,
+    fn minimal_bytes(&self, data: &Self::Data) -> usize;
+    /// Anything to do with the results before they are checked.
+    fn finish(
+        &mut self,
         _context: &Context,
         _plan: &Self::Plan,
-        _ran: &mut Ran<Self::Output>,
+        _data: &Self::Data,
+        _results: &mut Results,
         _options: &Options,
     ) -> Result<(), Failure> {
         Ok(())
     }
     /// Compares the results with the reference.
-    fn check(&self, output: &Self::Output, progress: &mut Progress) -> Result<Verdict, Failure>;
+    fn check(&self, data: &Self::Data, results: &Results, progress: &mut Progress) -> Checked;
     /// Title, figures and notes for the report.
-    fn describe(&self, plan: &Self::Plan, output: &Self::Output) -> Description;
+    fn describe(&self, plan: &Self::Plan, data: &Self::Data) -> Description;
 }
 
 /// One run, the fastest of several.
-pub struct Ran<T> {
-    pub output: T,
+pub struct Ran {
+    pub results: Results,
     /// Time of the kernels: of this host on the simulator, else between events of the device.
     pub seconds: f64,
     /// The kernels in order, with the simulator's figures.
@@ -129,21 +102,22 @@ pub struct Ran<T> {
 }
 
 /// An operation that ran.
-pub struct Done<W: Workload> {
+pub struct Done<O: Operation> {
     pub context: Context,
-    pub plan: W::Plan,
-    pub workload: W,
-    pub ran: Ran<W::Output>,
+    pub plan: O::Plan,
+    pub operation: O,
+    pub data: O::Data,
+    pub ran: Ran,
     pub verdict: Option<Verdict>,
 }
 
 /// Runs an operation and reports on it.
-pub fn run<R: Request>(request: R, options: &Options) -> Result<Report, Failure> {
-    Ok(Report::of(&execute(request, options)?, options))
+pub fn run<O: Operation>(operation: O, options: &Options) -> Result<Report, Failure> {
+    Ok(Report::of(&execute(operation, options)?, options))
 }
 
 /// Runs an operation, and checks it if that is asked for.
-pub fn execute<R: Request>(request: R, options: &Options) -> Result<Done<R::Workload>, Failure> {
+pub fn execute<O: Operation>(mut operation: O, options: &Options) -> Result<Done<O>, Failure> {
     let backend = match (options.count, options.run.backend) {
         (Some(_), Backend::Hip) => {
             let why = "--count needs the simulator: --backend hip cannot be used";
@@ -159,20 +133,21 @@ pub fn execute<R: Request>(request: R, options: &Options) -> Result<Done<R::Work
     let context = Context::new(backend, options.run.device)
         .map_err(Failure::during("no device can be used"))?;
     configure_simulator(&context, options)?;
-    let plan = request.plan(&context)?;
-    let check_steps = <R::Workload as Workload>::CHECK_STEPS;
-    let mut progress = Progress::new(2 + if options.check { check_steps } else { 0 });
-    let workload = progress.step("inputs", || request.load(&plan))?;
-    let mut ran = progress.step("kernels", || measure(&context, &plan, &workload, options))?;
-    workload.follow_up(&context, &plan, &mut ran, options)?;
+    let plan = operation.plan(&context)?;
+    let mut progress = Progress::new(2 + if options.check { O::CHECK_STEPS } else { 0 });
+    let data = progress.step("inputs", || operation.draw(&plan))?;
+    let ran = || measure(&context, &plan, &operation, &data, options);
+    let mut ran = progress.step("kernels", ran)?;
+    operation.finish(&context, &plan, &data, &mut ran.results, options)?;
     let verdict = match options.check {
-        true => Some(workload.check(&ran.output, &mut progress)?),
+        true => Some(operation.check(&data, &ran.results, &mut progress)?),
         false => None,
     };
     Ok(Done {
         context,
         plan,
-        workload,
+        operation,
+        data,
         ran,
         verdict,
     })
@@ -214,61 +189,65 @@ fn configure_simulator(context: &Context, wanted: &Options) -> Result<(), Failur
 }
 
 /// The fastest of several runs, then replays.
-fn measure<W: Workload>(
+fn measure<O: Operation>(
     context: &Context,
-    plan: &W::Plan,
-    workload: &W,
+    plan: &O::Plan,
+    operation: &O,
+    data: &O::Data,
     options: &Options,
-) -> Result<Ran<W::Output>, Failure> {
+) -> Result<Ran, Failure> {
     let upload = Failure::during("copying the tensors to the device failed");
-    let failed = Failure::during(format!("the {} failed", W::NAME));
-    let mut device = workload.upload(context, plan).map_err(&upload)?;
+    let failed = Failure::during(format!("the {} failed", O::NAME));
+    let slots = operation.slots(plan, data);
+    let mut device = Device::new(context, slots).map_err(&upload)?;
     let stream = context.stream().map_err(&upload)?;
-    let mut best = fastest(
+    let mut best = replay::fastest(
         options.run.repeat,
-        || run_once(&stream, plan, workload, &mut device).map_err(&failed),
+        || run_once(&stream, plan, operation, &mut device).map_err(&failed),
         |a, b| {
-            let (a, b) = (W::results(&a.output), W::results(&b.output));
-            a.iter().zip(&b).all(|(a, b)| a.bytes == b.bytes)
+            let pairs = a.results.values().zip(b.results.values());
+            pairs.into_iter().all(|(a, b)| a.bytes == b.bytes)
         },
         |ran| ran.seconds,
+        |run| Failure::Unsteady { run },
     )?;
     if let Some(replays) = options.run.time {
-        let launch = |stream: &Stream, part| workload.launch(&mut device, stream, plan, part);
-        let times = time::measure(context, replays, &W::parts(plan), launch);
+        let launch = |stream: &Stream, part| operation.launch(device.views(), stream, plan, part);
+        let times = replay::measure(context, replays, &O::parts(plan), launch);
         best.times = Some(times.map_err(&failed)?);
     }
     Ok(best)
 }
 
 /// Uploads and runs an operation once, without any report.
-pub fn run_alone<W: Workload>(
+pub fn run_alone<O: Operation>(
     context: &Context,
-    plan: &W::Plan,
-    workload: &W,
-) -> Fallible<W::Output> {
-    let mut device = workload.upload(context, plan)?;
-    Ok(run_once(&context.stream()?, plan, workload, &mut device)?.output)
+    plan: &O::Plan,
+    operation: &O,
+    data: &O::Data,
+) -> Fallible<Results> {
+    let mut device = Device::new(context, operation.slots(plan, data))?;
+    Ok(run_once(&context.stream()?, plan, operation, &mut device)?.results)
 }
 
-fn run_once<W: Workload>(
+fn run_once<O: Operation>(
     stream: &Stream,
-    plan: &W::Plan,
-    workload: &W,
-    device: &mut W::Device,
-) -> Fallible<Ran<W::Output>> {
-    workload.reset(device, stream)?;
+    plan: &O::Plan,
+    operation: &O,
+    device: &mut Device,
+) -> Fallible<Ran> {
+    device.reset(stream)?;
     stream.synchronize()?;
     simulator::reset_statistics();
     simulator::take_counted_launches();
     let start = stream.record()?;
-    workload.launch(device, stream, plan, Part::Whole)?;
+    operation.launch(device.views(), stream, plan, Part::Whole)?;
     let end = stream.record()?;
     end.synchronize()?;
     let simulated = stream.context().backend() == Backend::Simulator;
     let statistics = simulator::statistics();
     let of_kernel = |name| simulated.then(|| statistics.get(name).copied().unwrap_or_default());
-    let kernels: Vec<_> = (W::kernels(plan).into_iter())
+    let kernels: Vec<_> = (O::kernels(plan).into_iter())
         .map(|name| (name, of_kernel(name)))
         .collect();
     let seconds = match simulated {
@@ -279,47 +258,10 @@ fn run_once<W: Workload>(
         false => f64::from(end.milliseconds_since(&start)?) / 1e3,
     };
     Ok(Ran {
-        output: workload.read(device, stream)?,
+        results: device.read(stream)?,
         seconds,
         kernels,
         counted: simulator::take_counted_launches(),
         times: None,
     })
-}
-
-/// The fastest outcome of `runs` runs, at least one.
-fn fastest<T>(
-    runs: u32,
-    mut run: impl FnMut() -> Result<T, Failure>,
-    same_bits: impl Fn(&T, &T) -> bool,
-    seconds: impl Fn(&T) -> f64,
-) -> Result<T, Failure> {
-    let mut best = run()?;
-    for n in 2..=runs {
-        let outcome = run()?;
-        if !same_bits(&best, &outcome) {
-            return Err(Failure::Unsteady { run: n });
-        }
-        if seconds(&outcome) < seconds(&best) {
-            best = outcome;
-        }
-    }
-    Ok(best)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_fastest_of_equal_runs() {
-        let of = |times: &[f64], bits: &[u8]| {
-            let mut runs = times.iter().copied().zip(bits.iter().copied());
-            let next = || Ok(runs.next().expect("no more runs than there are"));
-            fastest(times.len() as u32, next, |a, b| a.1 == b.1, |run| run.0)
-        };
-        assert_eq!(of(&[3.0, 1.0, 2.0], &[7; 3]).unwrap(), (1.0, 7));
-        let unsteady = of(&[1.0, 2.0, 3.0], &[7, 7, 8]);
-        assert!(matches!(unsteady, Err(Failure::Unsteady { run: 3 })));
-    }
 }

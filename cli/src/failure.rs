@@ -22,19 +22,14 @@ pub enum Failure {
     /// A file that an argument names cannot be used.
     #[error("{argument} {}", path.display())]
     File {
-        /// The argument.
         argument: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The error of the file.
         source: Box<FileError>,
     },
     /// The library or the runtime refused.
     #[error("{what}")]
     Run {
-        /// The step that failed.
         what: String,
-        /// The refusal.
         source: Box<deltawave::Error>,
         /// The simulator's message beyond the status code.
         detail: Option<String>,
@@ -46,12 +41,7 @@ pub enum Failure {
     #[error(
         "the tensors (and their reference, where one is computed) take about {needed} of host memory, and this machine has {available}"
     )]
-    Memory {
-        /// The tensors' size.
-        needed: String,
-        /// The memory's size.
-        available: String,
-    },
+    Memory { needed: String, available: String },
     /// Two runs of the same kernels gave different bits.
     #[error("the results of run {run} differ from those of run 1")]
     Unsteady {

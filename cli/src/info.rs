@@ -5,8 +5,9 @@ use std::path::Path;
 
 use deltawave::Error;
 use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, MISSING, VERIFIED_ARCHS, is_ptx};
-use deltawave::runtime::{Backend, Context, DeviceInfo};
+use deltawave::runtime::{Backend, Context};
 use hip_sys::LoadError;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::InfoArgs;
@@ -35,12 +36,19 @@ pub fn run(args: &InfoArgs) -> Result<Report, Failure> {
 }
 
 /// The HIP runtime.
+#[derive(Serialize)]
 struct HipRuntime {
     library: Option<String>,
     /// Why it is not used, step by step.
     error: Option<Vec<String>>,
     /// Libraries that could not be loaded, and why.
-    tried: Vec<[String; 2]>,
+    tried: Vec<Attempt>,
+}
+
+#[derive(Serialize)]
+struct Attempt {
+    library: String,
+    error: String,
 }
 
 impl HipRuntime {
@@ -72,7 +80,10 @@ impl HipRuntime {
         let tried = tried.iter().map(|attempt| {
             let source = attempt.error.source();
             let why = source.map_or_else(|| attempt.error.to_string(), ToString::to_string);
-            [attempt.library.clone(), why]
+            Attempt {
+                library: attempt.library.clone(),
+                error: why,
+            }
         });
         HipRuntime {
             library: match error {
@@ -141,8 +152,6 @@ fn simulated_mode(context: &Context) -> Option<&'static str> {
 fn figures(chosen: &Result<Context, Error>, hip: &HipRuntime, objects: &[Object]) -> Figures {
     let context = chosen.as_ref().ok();
     let device = context.map(Context::device);
-    let tried = hip.tried.iter();
-    let tried = tried.map(|[library, error]| json!({"library": library, "error": error}));
     let missing = MISSING.iter();
     let missing = missing.map(|(arch, reason)| json!({"arch": arch, "reason": reason}));
     figures! {
@@ -155,7 +164,7 @@ fn figures(chosen: &Result<Context, Error>, hip: &HipRuntime, objects: &[Object]
         compute_units: device.map(|d| d.compute_units),
         memory_bytes: device.map(|d| d.memory_bytes),
         mfma_mode: context.and_then(simulated_mode),
-        hip: json!({"library": hip.library, "error": hip.error, "tried": tried.collect::<Vec<_>>()}),
+        hip: hip,
         unusable: chosen.as_ref().err().map(|e| causes(e)),
         code_objects: objects.iter().map(Object::json).collect::<Vec<_>>(),
         missing: missing.collect::<Vec<_>>(),
@@ -185,11 +194,8 @@ fn text(chosen: &Result<Context, Error>, hip: &HipRuntime, objects: &[Object]) -
     }
     for object in objects {
         if let Some(error) = &object.error {
-            let _ = writeln!(
-                out,
-                "  {} ({}): {error}",
-                object.code.name, object.code.arch
-            );
+            let code = object.code;
+            let _ = writeln!(out, "  {} ({}): {error}", code.name, code.arch);
         }
     }
     for (arch, reason) in MISSING {
@@ -209,16 +215,11 @@ fn place(chosen: &Result<Context, Error>, hip: &HipRuntime) -> Table {
                 None => context.runtime(),
             };
             line("runs on", format!("the {runs_on}"));
-            let DeviceInfo {
-                name,
-                arch,
-                compute_units,
-                memory_bytes,
-            } = context.device();
-            line("device", name.clone());
-            line("arch", arch.clone());
-            line("compute units", compute_units.to_string());
-            line("memory", bytes(*memory_bytes));
+            let d = context.device();
+            line("device", d.name.clone());
+            line("arch", d.arch.clone());
+            line("compute units", d.compute_units.to_string());
+            line("memory", bytes(d.memory_bytes));
             if let Some(mode) = simulated_mode(context) {
                 let what = match mode {
                     "fast" => "chains of f32 fused multiply-adds",
@@ -238,7 +239,7 @@ fn place(chosen: &Result<Context, Error>, hip: &HipRuntime) -> Table {
     for cause in hip.error.iter().flatten().take(shown) {
         line(std::mem::take(&mut name), cause.clone());
     }
-    for [library, error] in &hip.tried {
+    for Attempt { library, error } in &hip.tried {
         line("", format!("tried {library}: {error}"));
     }
     table
@@ -250,10 +251,9 @@ fn kernel_table(objects: &[Object]) -> Table {
     ];
     let mut table = Table::new(2, &titles);
     for object in objects {
-        let note = if object.verified() {
-            ""
-        } else {
-            " (unverified)"
+        let note = match object.verified() {
+            true => "",
+            false => " (unverified)",
         };
         for k in &object.kernels {
             let numbers = [

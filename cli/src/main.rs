@@ -1,17 +1,17 @@
 //! The program `deltawave`: the kernels of the crate `deltawave`, run and checked from the command line.
 //!
-//! Each operation is a folder: its arguments, its tensors on the host and on the device, its check and its report. One
-//! driver runs them all.
+//! Each operation says what its tensors are, how they are launched, checked and described; one driver runs them all.
+//! Tensors are drawn and judged by the crate `deltawave-lab`.
 //!
 //! | concept | file |
 //! |---|---|
-//! | arguments: subcommands, shared options, parsers | `args.rs`, `models.rs` |
+//! | arguments: subcommands, shared options, parsers | `args.rs` |
 //! | from arguments to a report: plan, draw, launch, check, time | `driver.rs` |
 //! | reports: JSON and tables | `report.rs`, `verdict.rs`, `table.rs`, `time.rs`, `resources.rs` |
 //! | operations | `prefill/`, `conv/`, `decode/`, `layer/` |
 //! | `profile`: counters of a prefill | `prefill/profile.rs` |
 //! | `info` | `info.rs` |
-//! | tensors on the device | `device.rs` |
+//! | tensors on the device | `device.rs`, `recurrence.rs` |
 //! | errors and exit statuses | `failure.rs`, `console.rs` |
 //! | files, memory and progress | `files.rs`, `memory.rs`, `progress.rs` |
 
@@ -26,9 +26,9 @@ mod files;
 mod info;
 mod layer;
 mod memory;
-mod models;
 mod prefill;
 mod progress;
+mod recurrence;
 mod report;
 mod resources;
 mod table;

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use deltawave::code_objects::is_ptx;
+use deltawave::model::Heads;
 use deltawave::runtime::{Backend, Context};
+use deltawave::types::Dtype;
 use deltawave_sim::count::Totals;
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
@@ -12,10 +14,12 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::args::word;
-use crate::driver::{Done, Options, Ran, Workload};
+use crate::driver::{Done, Operation, Options, Ran};
+use crate::failure::Failure;
 use crate::prefill::args::MFMA_MODES;
 use crate::resources::{self, Resources, cell};
 use crate::table::{Table, bytes, count};
+use crate::time;
 
 /// The cause that a check reports first.
 const FAILED: &str = "the result is further from the reference than allowed";
@@ -26,8 +30,21 @@ pub struct Figures(pub Vec<(&'static str, Value)>);
 
 impl Figures {
     /// Adds a value, unless there is none.
-    fn add(&mut self, name: &'static str, value: Option<impl Serialize>) {
+    pub fn add(&mut self, name: &'static str, value: Option<impl Serialize>) {
         self.0.extend(value.map(|value| (name, json!(value))));
+    }
+
+    /// These, then others.
+    pub fn and(mut self, others: Figures) -> Self {
+        self.0.extend(others.0);
+        self
+    }
+}
+
+impl<T: Serialize> FromIterator<(&'static str, T)> for Figures {
+    fn from_iter<I: IntoIterator<Item = (&'static str, T)>>(pairs: I) -> Self {
+        let figures = pairs.into_iter().map(|(name, value)| (name, json!(value)));
+        Figures(figures.collect())
     }
 }
 
@@ -56,6 +73,7 @@ pub struct Report {
 }
 
 /// An operation's part of a report.
+#[derive(Default)]
 pub struct Description {
     /// The headline, without its first word and the model's name.
     pub title: [String; 2],
@@ -68,13 +86,27 @@ pub struct Description {
 
 /// The result of a check.
 pub struct Verdict {
-    /// Figures named by [`Workload::CHECKED`], and maybe more.
+    /// Figures named by [`Operation::CHECKED`], and maybe more.
     pub figures: Figures,
     /// A paragraph, or a table.
     pub text: String,
     /// Reasons to fail; empty if the check passed.
     pub objections: Vec<String>,
 }
+
+/// Figures of an operation's heads.
+pub fn head_figures(dtype: Dtype, heads: &Heads) -> Figures {
+    figures! {
+        dtype: dtype.name(),
+        key_heads: heads.key,
+        value_heads: heads.value,
+        key_dim: heads.key_dim,
+        value_dim: heads.value_dim,
+    }
+}
+
+/// The outcome of a check.
+pub type Checked = Result<Verdict, Failure>;
 
 /// A value as text.
 pub fn pretty(value: &impl Serialize) -> String {
@@ -97,19 +129,19 @@ struct Kernel {
 
 impl Report {
     /// The report of an operation that ran.
-    pub fn of<W: Workload>(done: &Done<W>, options: &Options) -> Self {
+    pub fn of<O: Operation>(done: &Done<O>, options: &Options) -> Self {
         let (context, ran, verdict) = (&done.context, &done.ran, done.verdict.as_ref());
-        let description = done.workload.describe(&done.plan, &ran.output);
+        let description = done.operation.describe(&done.plan, &done.data);
         let kernels = kernels(context, ran, options.count);
-        let minimal_bytes = done.workload.minimal_bytes();
-        let counts = (options.count).map(|gpu| Counts::new(gpu, &ran.counted, minimal_bytes));
+        let minimal_bytes = done.operation.minimal_bytes(&done.data);
+        let counts = (options.count).map(|gpu| counts(gpu, &ran.counted, minimal_bytes));
         let instructions: Option<u64> = kernels.iter().map(|k| k.wave_instructions).sum();
-        let objections = verdict.map_or(&[][..], |v| &v.objections);
+        let mut objections = verdict.map_or(Vec::new(), |v| v.objections.clone());
         let failed = !objections.is_empty();
         let device = context.device();
         let model = options.model.model;
 
-        let mut all = figures! {
+        let head = figures! {
             backend: context.backend().name(),
             library: context.hip().library(),
             runtime: context.runtime(),
@@ -118,27 +150,30 @@ impl Report {
             model: model.map(|m| m.name),
             tp: model.map(|_| options.model.tp),
         };
-        all.0.extend(description.figures.0);
-        all.0.extend(
-            figures! {
-                minimal_bytes: minimal_bytes,
-                checked: verdict.is_some(),
-                passed: verdict.map(|_| !failed),
-            }
-            .0,
-        );
+        let mut all = head.and(description.figures).and(figures! {
+            minimal_bytes: minimal_bytes,
+            checked: verdict.is_some(),
+            passed: verdict.map(|_| !failed),
+        });
         match verdict {
             Some(verdict) => all.0.extend(verdict.figures.0.iter().cloned()),
-            None => (all.0).extend(W::CHECKED.iter().map(|name| (*name, Value::Null))),
+            None => {
+                all = all.and(
+                    O::CHECKED
+                        .split(' ')
+                        .map(|name| (name, Value::Null))
+                        .collect(),
+                )
+            }
         }
         all.add("repeat", Some(options.run.repeat));
         all.add("kernel_seconds", Some(ran.seconds));
         all.add("times", ran.times.as_ref());
         all.add("wave_instructions", Some(instructions));
         all.add("kernels", Some(&kernels));
-        all.add("counts", counts.as_ref());
+        all.add("counts", counts.as_ref().map(|(figures, _)| figures));
         all.add("error", failed.then_some(FAILED));
-        all.add("causes", failed.then_some(objections));
+        all.add("causes", failed.then_some(&objections));
 
         let mut text = String::new();
         let [operation, rest] = &description.title;
@@ -155,28 +190,28 @@ impl Report {
             place(context),
             kernel_table(context, &kernels)
         );
-        let counted = counts.map(|counts| counts.text(minimal_bytes));
+        let counted = counts.map(|(_, text)| text);
         let checked = verdict.map(|verdict| verdict.text.clone());
         for paragraph in counted.into_iter().chain(checked).chain(description.notes) {
             let _ = writeln!(text, "{paragraph}");
         }
         text += &time_line(ran, options.run.repeat, instructions);
         if let Some(times) = &ran.times {
-            let _ = write!(text, "\n{}", times.text());
+            let _ = write!(text, "\n{}", time::text(times));
         }
-        let objections = failed.then_some(FAILED.to_owned()).into_iter();
+        if failed {
+            objections.insert(0, FAILED.to_owned());
+        }
         Report {
             json: pretty(&all),
             text,
-            objections: objections
-                .chain(verdict.into_iter().flat_map(|v| v.objections.clone()))
-                .collect(),
+            objections,
         }
     }
 }
 
 /// The kernels of a run. Where all launches were counted, launch `i` is of kernel `i`.
-fn kernels<T>(context: &Context, ran: &Ran<T>, gpu: Option<Gpu>) -> Vec<Kernel> {
+fn kernels(context: &Context, ran: &Ran, gpu: Option<Gpu>) -> Vec<Kernel> {
     let known = resources::of_context(context);
     let modelled = |i: usize| Some(ran.counted.get(i)?.estimate(gpu?)?.modelled_us);
     let kernels = ran.kernels.iter().enumerate();
@@ -194,67 +229,47 @@ fn kernels<T>(context: &Context, ran: &Ran<T>, gpu: Option<Gpu>) -> Vec<Kernel> 
     kernels.map(kernel).collect()
 }
 
-/// Counters of all launches, set against a GPU.
-#[derive(Serialize)]
-struct Counts {
-    gpu: &'static str,
-    workgroups: u64,
-    /// Lines that a launch touches, each once whether read or written, summed over the launches.
-    hbm_unique_bytes: u64,
-    hbm_read_bytes: u64,
-    hbm_write_bytes: u64,
-    l2_fill_bytes: u64,
-    /// Bytes above, each as a multiple of the minimal bytes; `hbm_ratio` is of what is read and written.
-    hbm_unique_ratio: f64,
-    hbm_ratio: f64,
-    l2_fill_ratio: f64,
-    valu_clk: u64,
-    /// Sum over the kernels, without gaps between them.
-    modelled_us: f64,
-    /// The minimal bytes at the GPU's bandwidth.
-    least_us: f64,
-}
-
-impl Counts {
-    fn new(gpu: Gpu, launches: &[CountedLaunch], minimal_bytes: usize) -> Self {
-        let mut totals = Totals::default();
-        launches
-            .iter()
-            .for_each(|launch| totals += &launch.totals());
-        let traffic = &totals.traffic;
-        let ratio = |n: u64| n as f64 / minimal_bytes.max(1) as f64;
-        let modelled = launches.iter().filter_map(|launch| launch.estimate(gpu));
-        Counts {
-            gpu: gpu.name,
-            workgroups: launches.iter().map(|launch| launch.stats.workgroups).sum(),
-            hbm_unique_bytes: traffic.unique_bytes,
-            hbm_read_bytes: traffic.read_bytes,
-            hbm_write_bytes: traffic.write_bytes,
-            l2_fill_bytes: traffic.l2_fill_bytes,
-            hbm_unique_ratio: ratio(traffic.unique_bytes),
-            hbm_ratio: ratio(traffic.read_bytes + traffic.write_bytes),
-            l2_fill_ratio: ratio(traffic.l2_fill_bytes),
-            valu_clk: totals.valu_clk,
-            modelled_us: modelled.map(|e| e.modelled_us).sum(),
-            least_us: minimal_bytes as f64 / gpu.hbm * 1e6,
-        }
+/// Figures and words of all launches, set against a GPU.
+///
+/// Unique bytes are lines that a launch touches, each once whether read or written, summed over the launches. Ratios are
+/// multiples of the minimal bytes; `hbm_ratio` is of what is read and written. Times are sums over the kernels, without
+/// gaps between them.
+fn counts(gpu: Gpu, launches: &[CountedLaunch], minimal_bytes: usize) -> (Figures, String) {
+    let mut totals = Totals::default();
+    for launch in launches {
+        totals += &launch.totals();
     }
-
-    fn text(&self, minimal_bytes: usize) -> String {
-        format!(
-            "  counted for {}: {} workgroups; {} read and {} written, {:.3} of the minimal {}; {} into the dies\n  \
-             modelled, not measured: {:.1} us; the minimal bytes alone take {:.1} us\n",
-            self.gpu,
-            self.workgroups,
-            bytes(self.hbm_read_bytes),
-            bytes(self.hbm_write_bytes),
-            self.hbm_ratio,
-            bytes(minimal_bytes as u64),
-            bytes(self.l2_fill_bytes),
-            self.modelled_us,
-            self.least_us
-        )
-    }
+    let t = &totals.traffic;
+    let ratio = |n: u64| n as f64 / minimal_bytes.max(1) as f64;
+    let hbm_ratio = ratio(t.read_bytes + t.write_bytes);
+    let workgroups: u64 = launches.iter().map(|l| l.stats.workgroups).sum();
+    let modelled = launches.iter().filter_map(|launch| launch.estimate(gpu));
+    let modelled_us: f64 = modelled.map(|e| e.modelled_us).sum();
+    let least_us = minimal_bytes as f64 / gpu.hbm * 1e6;
+    let figures = figures! {
+        gpu: gpu.name,
+        workgroups: workgroups,
+        hbm_unique_bytes: t.unique_bytes,
+        hbm_read_bytes: t.read_bytes,
+        hbm_write_bytes: t.write_bytes,
+        l2_fill_bytes: t.l2_fill_bytes,
+        hbm_unique_ratio: ratio(t.unique_bytes),
+        hbm_ratio: hbm_ratio,
+        l2_fill_ratio: ratio(t.l2_fill_bytes),
+        valu_clk: totals.valu_clk,
+        modelled_us: modelled_us,
+        least_us: least_us,
+    };
+    let text = format!(
+        "  counted for {}: {workgroups} workgroups; {} read and {} written, {hbm_ratio:.3} of the minimal {}; {} into \
+         the dies\n  modelled, not measured: {modelled_us:.1} us; the minimal bytes alone take {least_us:.1} us\n",
+        gpu.name,
+        bytes(t.read_bytes),
+        bytes(t.write_bytes),
+        bytes(minimal_bytes as u64),
+        bytes(t.l2_fill_bytes),
+    );
+    (figures, text)
 }
 
 /// Where an operation ran.
@@ -269,13 +284,9 @@ fn place(context: &Context) -> Table {
         _ => context.runtime(),
     };
     let mut table = Table::new(2, &[]);
-    for (what, which) in [
-        ("backend", &backend),
-        ("device", &device.name),
-        ("arch", &device.arch),
-    ] {
-        table.row([what.to_owned(), which.clone()]);
-    }
+    table.row(["backend".to_owned(), backend]);
+    table.row(["device".to_owned(), device.name.clone()]);
+    table.row(["arch".to_owned(), device.arch.clone()]);
     table
 }
 
@@ -288,11 +299,9 @@ fn kernel_table(context: &Context, kernels: &[Kernel]) -> Table {
         true => &["registers", "shared", "local"][..],
         false => &["VGPRs", "AGPRs", "SGPRs", "LDS", "spills"],
     });
-    titles.extend(if simulated {
-        &["wave instructions", "seconds"][..]
-    } else {
-        &[]
-    });
+    if simulated {
+        titles.extend(["wave instructions", "seconds"]);
+    }
     titles.extend(modelled.then_some("modelled us"));
     let mut table = Table::new(1, &titles);
     for k in kernels {
@@ -312,7 +321,7 @@ fn kernel_table(context: &Context, kernels: &[Kernel]) -> Table {
 }
 
 /// How long the kernels took.
-fn time_line<T>(ran: &Ran<T>, repeat: u32, instructions: Option<u64>) -> String {
+fn time_line(ran: &Ran, repeat: u32, instructions: Option<u64>) -> String {
     let runs = match repeat {
         1 => String::new(),
         n => format!(", fastest of {n} runs"),

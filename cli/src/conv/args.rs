@@ -3,25 +3,12 @@
 use clap::{ArgGroup, Args};
 use deltawave::conv::{Activation, ConvStateLayout};
 use deltawave::types::Dtype;
+use deltawave_lab::workload::RowLayout;
 
 use crate::args::{
-    Choices, CountArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE, choice, length,
-    pair, words,
+    Choices, CountArgs, INPUTS, ModelArgs, OPERATION, RESULTS, ROW_LAYOUTS, RunArgs, SHAPE, choice,
+    length, pair, words,
 };
-
-/// The end of `--help`.
-pub const EXAMPLES: &str = "\
-Examples:
-  One layer of a model, a batch of sequences of mixed lengths, checked:
-    deltawave conv --model qwen3.5-35b-a3b --seqlens 1,3,64,500 --initial-state --check
-
-  Convolution, norms of q and k, and gates in one launch:
-    deltawave conv --model qwen3.5-35b-a3b --l2norm --gates --check
-
-  Bytes moved, and modelled time:
-    deltawave conv --heads 16,32 --seqlens 8192 --count mi300x --json
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
 
 /// `deltawave conv`.
 #[derive(Debug, Args)]
@@ -80,50 +67,6 @@ pub struct ConvArgs {
     #[arg(long, help_heading = RESULTS)]
     pub json: bool,
 }
-
-/// How the rows of the projections lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowLayout {
-    /// q | k | v | z.
-    Flat,
-    /// The same of each key head and its value heads, one key head after the other.
-    Interleaved,
-}
-
-impl RowLayout {
-    /// Groups of heads whose projections lie together.
-    pub fn groups(self, key_heads: usize) -> usize {
-        match self {
-            RowLayout::Flat => 1,
-            RowLayout::Interleaved => key_heads,
-        }
-    }
-
-    /// The column that holds a channel of q, k, v and z, in this order, of so many heads and dimensions.
-    pub fn column(self, [hk, hv]: [usize; 2], [k, v]: [usize; 2], channel: usize) -> usize {
-        if self == RowLayout::Flat {
-            return channel;
-        }
-        // Columns of one key head.
-        let sizes = [k, k, hv / hk * v, hv / hk * v];
-        let group: usize = sizes.iter().sum();
-        let (mut c, mut offset) = (channel, 0);
-        for size in sizes {
-            if c < hk * size {
-                return c / size * group + offset + c % size;
-            }
-            c -= hk * size;
-            offset += size;
-        }
-        channel
-    }
-}
-
-/// `--layout`.
-pub const ROW_LAYOUTS: Choices<RowLayout> = &[
-    ("flat", RowLayout::Flat),
-    ("interleaved", RowLayout::Interleaved),
-];
 
 /// `--activation`.
 pub const ACTIVATIONS: Choices<Activation> =

@@ -9,20 +9,6 @@ use crate::args::{
     ScaleArgs, StateArgs, choice, words,
 };
 
-/// The end of `--help`.
-pub const EXAMPLES: &str = "\
-Examples:
-  A step of eight sequences of a model, checked:
-    deltawave decode --model qwen3.5-35b-a3b --batch 8 --raw-gates --check
-
-  Bytes moved, and modelled time:
-    deltawave decode --heads 16,32 --batch 32 --count mi300x --json
-
-  Verify four tokens of each sequence, and keep the state after every one:
-    deltawave decode --heads 16,32 --batch 8 --tokens 4 --verify --check
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
-
 /// `deltawave decode`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("shape").required(true).args(["model", "heads"]))]

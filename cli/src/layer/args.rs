@@ -3,23 +3,12 @@
 use clap::{ArgGroup, Args};
 use deltawave::norm::OutputGate;
 use deltawave::types::Dtype;
+use deltawave_lab::workload::RowLayout;
 
 use crate::args::{
-    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, RunArgs, SHAPE, StateArgs,
-    choice, length, words,
+    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, ROW_LAYOUTS, RunArgs,
+    SHAPE, StateArgs, choice, length, words,
 };
-use crate::conv::args::{ROW_LAYOUTS, RowLayout};
-
-/// The end of `--help`.
-pub const EXAMPLES: &str = "\
-Examples:
-  One layer of a model, two decodes and two prefills, checked:
-    deltawave layer --model qwen3.5-35b-a3b --decodes 2 --seqlens 64,100 --initial-state --check
-
-  A decode of 32 sequences: bytes moved, and modelled time:
-    deltawave layer --heads 16,32 --decodes 32 --initial-state --count mi300x --json
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
 
 /// `deltawave layer`.
 #[derive(Debug, Args)]

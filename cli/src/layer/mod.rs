@@ -1,151 +1,75 @@
 //! `deltawave layer`: a layer of drawn projections and weights, run and checked.
 
 pub mod args;
-mod check;
-mod device;
 
-use deltawave::layer::{Layer, LayerSpec};
+use deltawave::conv::{ConvInput, ConvStateLayout};
+use deltawave::gate::Gate;
+use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::prefill::Part;
-use deltawave::runtime::Context;
-use deltawave::types::Dtype;
-use deltawave_lab::inputs::{Tensor as HostTensor, random_normal};
+use deltawave::runtime::{Context, Stream};
+use deltawave::workspace::Workspace;
+use deltawave_lab::judge;
+use deltawave_lab::memory as needed;
+use deltawave_lab::workload::{LayerData, RowLayout, columns};
 
 use self::args::{LayerArgs, OUTPUT_GATES};
-use self::device::Output;
-use crate::args::{STATE_LAYOUTS, cu_seqlens, word};
-use crate::conv::args::ROW_LAYOUTS;
-use crate::device::States;
-use crate::driver::{self, Options, Request, limit_threads};
+use crate::args::{ROW_LAYOUTS, STATE_LAYOUTS, cu_seqlens, word};
+use crate::device::{Fallible, Results, Rows, Slots, States, Views};
+use crate::driver::{self, Operation, Options, limit_threads};
 use crate::failure::Failure;
 use crate::memory;
 use crate::progress::Progress;
-use crate::report::{Description, Report, Verdict, figures};
+use crate::report::{Checked, Description, Report, figures, head_figures};
+use crate::verdict::of_errors;
 
-/// A layer whose tensors do not exist yet.
-struct Planned<'a> {
-    args: &'a LayerArgs,
-    spec: LayerSpec,
-    cu_seqlens: Vec<i32>,
-}
-
-/// A layer with its tensors on the host.
-struct Workload<'a> {
+/// A layer's step: decodes, then prefills.
+struct LayerRun<'a> {
     args: &'a LayerArgs,
     spec: LayerSpec,
     cu_seqlens: Vec<i32>,
     /// `T`.
     tokens: usize,
-    /// `[T, columns]`: rows `q | k | v | z`.
-    projections: HostTensor,
-    /// `[T, HV]`.
-    a: HostTensor,
-    b: HostTensor,
-    conv_weight: HostTensor,
-    a_log: HostTensor,
-    dt_bias: HostTensor,
-    norm_weight: HostTensor,
-    /// `[N, channels, width - 1]` and `[N, HV, K, V]`.
-    states: Option<[HostTensor; 2]>,
 }
 
 /// Runs what the arguments ask for.
 pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
     limit_threads(&args.run);
-    let options = Options::new(&args.run, &args.shape, &args.count, args.check);
-    driver::run(Planned::new(args)?, &options)
-}
-
-impl<'a> Planned<'a> {
-    fn new(args: &'a LayerArgs) -> Result<Self, Failure> {
-        let ([hk, hv], [k, v]) = args.shape.shape(args.dims.dims)?;
-        let spec = LayerSpec {
+    let ([hk, hv], [k, v]) = args.shape.shape(args.dims.dims)?;
+    let prefills = match (&args.seqlens[..], args.decodes) {
+        ([], 0) => &[1024],
+        (lengths, _) => lengths,
+    };
+    let lengths = [&vec![1; args.decodes][..], prefills].concat();
+    let operation = LayerRun {
+        args,
+        spec: LayerSpec {
             dtype: args.dtype,
             width: args.width.into(),
             allow_neg_eigval: args.neg_eigval || args.shape.neg_eigval(),
             gate: args.output_gate,
             segments: args.segments.map(|n| n as usize),
             ..LayerSpec::new(hk, hv, k, v)
-        };
-        let prefills = match (&args.seqlens[..], args.decodes) {
-            ([], 0) => &[1024],
-            (lengths, _) => lengths,
-        };
-        let lengths = [&vec![1; args.decodes][..], prefills].concat();
-        let request = Planned {
-            args,
-            spec,
-            cu_seqlens: cu_seqlens("--seqlens", &lengths)?,
-        };
-        request.check_memory()?;
-        Ok(request)
-    }
-
-    fn tokens(&self) -> usize {
-        self.cu_seqlens[self.cu_seqlens.len() - 1] as usize
-    }
-
-    /// Tensors, states and what the check makes of them must fit into the host's memory, roughly.
-    fn check_memory(&self) -> Result<(), Failure> {
-        let s = &self.spec;
-        let sequences = self.cu_seqlens.len() as u128 - 1;
-        let values = (s.heads.value * s.heads.value_dim) as u128;
-        let channels = s.conv().total_channels() as u128;
-        let state = values * s.heads.key_dim as u128 + channels * s.width as u128;
-        let each = if self.args.check { 32 } else { 16 };
-        let rows = self.tokens() as u128;
-        memory::check(each * (rows * (channels + 2 * values) + sequences * state))
-    }
+        },
+        cu_seqlens: cu_seqlens("--seqlens", &lengths)?,
+        tokens: lengths.iter().sum(),
+    };
+    let (sequences, check) = (operation.sequences(), args.check);
+    memory::check(needed::layer(
+        &operation.spec,
+        operation.tokens,
+        sequences,
+        check,
+    ))?;
+    let options = Options::new(&args.run, &args.shape, &args.count, args.check);
+    driver::run(operation, &options)
 }
 
-impl<'a> Request for Planned<'a> {
-    type Workload = Workload<'a>;
-
-    fn plan(&self, context: &Context) -> Result<Layer, Failure> {
-        let decodes = self.args.decodes;
-        Layer::packed(context, self.spec, &self.cu_seqlens, self.tokens(), decodes)
-            .map_err(Failure::during("planning the layer failed"))
-    }
-
-    fn load(self, _: &Layer) -> Result<Workload<'a>, Failure> {
-        let (args, spec, tokens) = (self.args, self.spec, self.tokens());
-        let sequences = self.cu_seqlens.len() - 1;
-        let (channels, heads) = (spec.conv().total_channels(), spec.heads.value);
-        let values = heads * spec.heads.value_dim;
-        let draw = |name: &str, n: usize| random_normal(spec.dtype, name, n, args.seed);
-        // Gates as models begin with: A from 1 to 16, softplus(dt_bias) from 0.001 to 0.1.
-        let a_log = (0..heads).map(|h| ((h % 16 + 1) as f32).ln());
-        let dt_bias = (0..heads).map(|h| (0.001 * 100f32.powf(h as f32 / heads as f32)).ln());
-        let states = || {
-            let conv = sequences * channels * (spec.width - 1);
-            let recurrent = sequences * values * spec.heads.key_dim;
-            let recurrent = random_normal(args.state.state_dtype, "state", recurrent, args.seed);
-            [draw("conv_state", conv), recurrent]
-        };
-        Ok(Workload {
-            args,
-            spec,
-            tokens,
-            projections: draw("x", tokens * (channels + values)),
-            a: draw("a", tokens * heads),
-            b: draw("b", tokens * heads),
-            conv_weight: draw("weight", channels * spec.width),
-            a_log: HostTensor::new(Dtype::F32, a_log.collect()),
-            dt_bias: HostTensor::new(Dtype::F32, dt_bias.collect()),
-            norm_weight: random_normal(Dtype::F32, "norm_weight", spec.heads.value_dim, args.seed),
-            states: args.initial_state.then(states),
-            cu_seqlens: self.cu_seqlens,
-        })
-    }
-}
-
-impl Workload<'_> {
+impl LayerRun<'_> {
     /// The recurrent states of all sequences.
     fn states(&self) -> States {
         States {
             count: self.sequences(),
-            heads: self.spec.heads.value,
-            key_dim: self.spec.heads.key_dim,
-            value_dim: self.spec.heads.value_dim,
+            heads: self.spec.heads,
             layout: self.args.state.state_layout,
         }
     }
@@ -155,39 +79,119 @@ impl Workload<'_> {
     }
 }
 
-impl driver::Workload for Workload<'_> {
+impl Operation for LayerRun<'_> {
+    type Plan = Layer;
+    type Data = LayerData;
+
     const NAME: &'static str = "layer";
-    const CHECKED: &'static [&'static str] = &[
-        "y_rms_ratio",
-        "y_rms_ratio_limit",
-        "state_rms_ratio",
-        "state_rms_ratio_limit",
-        "wrong_states",
-    ];
+    const CHECKED: &'static str =
+        "y_rms_ratio y_rms_ratio_limit state_rms_ratio state_rms_ratio_limit wrong_states";
 
-    fn parts(_: &Layer) -> Vec<(&'static str, Part)> {
-        vec![("layer", Part::Whole)]
+    fn plan(&self, context: &Context) -> Result<Layer, Failure> {
+        let decodes = self.args.decodes;
+        Layer::packed(context, self.spec, &self.cu_seqlens, self.tokens, decodes)
+            .map_err(Failure::during("planning the layer failed"))
     }
 
-    /// Rows of the projections, a, b and y; states that there are; weights: each once.
-    fn minimal_bytes(&self) -> usize {
-        let s = &self.spec;
-        let (channels, values) = (s.conv().total_channels(), s.heads.value * s.heads.value_dim);
-        let row = channels + 2 * values + 2 * s.heads.value;
-        let state = values * s.heads.key_dim * self.args.state.state_dtype.size()
-            + channels * (s.width - 1) * s.dtype.size();
-        let accesses = 1 + usize::from(self.states.is_some());
-        let vectors = [&self.a_log, &self.dt_bias, &self.norm_weight];
-        let weights = vectors.into_iter().chain([&self.conv_weight]);
-        let weights: usize = weights.map(|t| t.bytes.len()).sum();
-        self.tokens * row * s.dtype.size() + self.sequences() * accesses * state + weights
+    fn draw(&mut self, _: &Layer) -> Result<LayerData, Failure> {
+        let args = self.args;
+        let mut data = LayerData::draw(self.spec, &self.cu_seqlens, args.seed);
+        if args.initial_state {
+            data.draw_states(args.state.state_dtype, args.seed);
+        }
+        Ok(data)
     }
 
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        progress.step("reference", || self.judge(output))
+    fn slots<'a>(&self, plan: &Layer, data: &'a LayerData) -> Slots<'a> {
+        let (s, layout, state_dtype) = (&self.spec, self.args.layout, self.args.state.state_dtype);
+        let [conv, state] = match &data.states {
+            Some([conv, state]) => {
+                let state = self.states().laid_out(state, state_dtype);
+                [conv.bytes.clone(), state.bytes]
+            }
+            None => {
+                let [conv, state] = data.state_elements();
+                [conv * s.dtype.size(), state * state_dtype.size()].map(|n| vec![0xff; n])
+            }
+        };
+        let outputs = self.tokens * s.heads.value * s.heads.value_dim;
+        Slots::new(plan.workspace_bytes())
+            .starts(self.sequences(), data.states.is_some())
+            .made("projections", data.projection_rows(layout))
+            .made("ba", data.gate_rows(layout))
+            .input("conv_weight", &data.conv_weight)
+            .input("a_log", &data.a_log)
+            .input("dt_bias", &data.dt_bias)
+            .input("norm_weight", &data.norm_weight)
+            .in_place("conv_state", s.dtype, conv)
+            .in_place("state", state_dtype, state)
+            .output("y", s.dtype, outputs)
     }
 
-    fn describe(&self, plan: &Layer, _: &Output) -> Description {
+    fn kernels(plan: &Layer) -> Vec<&'static str> {
+        plan.kernels()
+    }
+
+    fn launch(&self, mut views: Views, stream: &Stream, plan: &Layer, _: Part) -> Fallible<()> {
+        let (s, conv, h) = (&self.spec, self.spec.conv(), &self.spec.heads);
+        let channels = conv.total_channels();
+        let rows = views.get("projections", [self.tokens, columns(&conv)])?;
+        let ba = views.get("ba", [self.tokens, 2 * h.value])?;
+        let [a, b] = Gate::interleaved(&ba, self.args.layout.groups(h), h.value)?;
+        let (x, z) = match self.args.layout {
+            RowLayout::Flat => (
+                ConvInput::flat(&rows, &conv)?,
+                ConvInput::flat_z(&rows, &conv)?,
+            ),
+            RowLayout::Interleaved => (
+                ConvInput::interleaved(&rows, &conv)?,
+                ConvInput::interleaved_z(&rows, &conv)?,
+            ),
+        };
+        let conv_states = [self.sequences(), channels, s.width - 1];
+        let tensors = LayerTensors {
+            cu_seqlens: None,
+            x,
+            z,
+            a,
+            b,
+            weights: LayerWeights {
+                conv: views.get("conv_weight", [channels, s.width])?,
+                conv_bias: None,
+                a_log: views.get("a_log", [h.value])?,
+                dt_bias: Some(views.get("dt_bias", [h.value])?),
+                norm: Some(views.get("norm_weight", [h.value_dim])?),
+            },
+            states: LayerStates {
+                conv: views.get_mut("conv_state", conv_states)?,
+                conv_layout: ConvStateLayout::ChannelMajor,
+                recurrent: views.get_mut("state", self.states().shape())?,
+                recurrent_layout: self.args.state.state_layout,
+                slots: None,
+                has_initial_state: Some(views.starts.into()),
+            },
+            y: views.tokens_mut("y", Rows::Packed(self.tokens), [h.value, h.value_dim])?,
+        };
+        plan.launch(stream, &tensors, Workspace::new(views.workspace))
+    }
+
+    fn minimal_bytes(&self, data: &LayerData) -> usize {
+        data.minimal_bytes(self.args.state.state_dtype)
+    }
+
+    fn check(&self, data: &LayerData, results: &Results, progress: &mut Progress) -> Checked {
+        let state = self.states().key_major(&results["state"]);
+        let found = [&results["y"], &results["conv_state"], &state];
+        let judged = progress.step("reference", || judge::layer(data, found))?;
+        Ok(of_errors(
+            "y",
+            judged.y,
+            judged.state,
+            Some(judged.wrong_states),
+        ))
+    }
+
+    fn describe(&self, plan: &Layer, _: &LayerData) -> Description {
         let (s, args) = (&self.spec, self.args);
         let title = format!(
             "{} decodes, {} prefills, {} tokens in all, {} and {} heads of {} and {}, {}",
@@ -202,16 +206,13 @@ impl driver::Workload for Workload<'_> {
         );
         Description {
             title: ["Layer".to_owned(), title],
-            tensors: String::new(),
             figures: figures! {
                 tokens: self.tokens,
                 sequences: self.sequences(),
                 decodes: args.decodes,
-                dtype: s.dtype.name(),
-                key_heads: s.heads.key,
-                value_heads: s.heads.value,
-                key_dim: s.heads.key_dim,
-                value_dim: s.heads.value_dim,
+            }
+            .and(head_figures(s.dtype, &s.heads))
+            .and(figures! {
                 channels: s.conv().total_channels(),
                 width: s.width,
                 neg_eigval: s.allow_neg_eigval,
@@ -221,8 +222,8 @@ impl driver::Workload for Workload<'_> {
                 state_layout: word(STATE_LAYOUTS, &args.state.state_layout),
                 state_dtype: args.state.state_dtype.name(),
                 workspace_bytes: plan.workspace_bytes(),
-            },
-            notes: Vec::new(),
+            }),
+            ..Default::default()
         }
     }
 }

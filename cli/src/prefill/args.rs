@@ -13,35 +13,6 @@ use crate::args::{
     ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
 };
 
-/// The end of `prefill --help`.
-pub const EXAMPLES: &str = "\
-Examples:
-  One layer of a model, a batch of sequences of mixed lengths, checked:
-    deltawave prefill --model qwen3.5-35b-a3b --seqlens 1,63,64,65,500 --check
-
-  In place on a pool of states, with snapshots for a prefix cache:
-    deltawave prefill --heads 2,4 --seqlens 300,100 --pool 8 --initial-state f32 --snapshots 128 --segments 1 --check
-
-  Your own tensors (safetensors with q, k, v and g, beta or a, A_log, b), the results to a file, figures as JSON:
-    deltawave prefill --input layer.safetensors --output result.safetensors --check --json
-
---time measures the whole prefill, then each kernel: the time between two device events around
-one launch of a graph. Before each launch a buffer larger than the last-level cache is filled.
-Unmeasured replays bring the clocks up first.
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
-
-/// The end of `profile --help`.
-pub const PROFILE_EXAMPLES: &str = "\
-Examples:
-  Where the clocks of a layer's prefill go:
-    deltawave profile --heads 16,32 --seqlens 8192
-
-  For a GPU of 80 compute units on 4 dies, as JSON, and a roofline diagram:
-    deltawave profile --model qwen3.5-35b-a3b --seqlens 8192 --gpu mi308x --json --roofline prefill.svg
-
-Exit status: 0 success, 1 failure (a check that does not pass, too), 2 wrong usage.";
-
 /// `deltawave profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {

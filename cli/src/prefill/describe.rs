@@ -1,152 +1,79 @@
-//! Words and figures of a prefill, and its results as a file.
+//! Words and figures of a prefill and of its check, and its results as a file.
 
-use deltawave::prefill::{Part, Prefill};
-use deltawave::runtime::Context;
 use deltawave::types::Dtype;
-use deltawave_lab::safetensors_io::{self, FileBeta, FileGate, Named};
+use deltawave_lab::judge::Judged;
+use deltawave_lab::safetensors_io::{self, FileBeta, FileGate, Named, PrefillFile};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Workload;
-use super::device::Output;
+use super::{Outcome, PrefillRun};
 use crate::args::{HEAD_MAPS, STATE_LAYOUTS, word};
-use crate::driver::{self, Options, Ran};
+use crate::device::Results;
 use crate::failure::Failure;
-use crate::progress::Progress;
-use crate::report::{Description, Verdict, figures, mfma_mode};
+use crate::report::{Description, Figures, Verdict, figures, head_figures, mfma_mode};
 use crate::table::{Table, bytes};
 
 /// A tensor of the operation.
+#[derive(Serialize)]
 struct Line {
     name: &'static str,
     shape: Vec<usize>,
-    dtype: Dtype,
+    dtype: &'static str,
 }
 
-impl driver::Workload for Workload<'_> {
-    const NAME: &'static str = "prefill";
-    const CHECKED: &'static [&'static str] = &[
-        "o_rms_ratio",
-        "o_max_abs",
-        "state_rms_ratio",
-        "state_max_abs",
-        "unfused_o_rms_ratio",
-        "unfused_state_rms_ratio",
-        "o_rms_ratio_limit",
-        "state_rms_ratio_limit",
-        "o_worst",
-        "state_worst",
-        "non_finite",
-    ];
-    const CHECK_STEPS: usize = 2;
-
-    fn parts(plan: &Prefill) -> Vec<(&'static str, Part)> {
-        (plan.parts().into_iter().map(|part| (part.name(), part))).collect()
-    }
-
-    /// Inputs, outputs and states: each once.
-    fn minimal_bytes(&self) -> usize {
-        let d = &self.data;
-        let keys = d.tokens * d.key_heads * d.key_dim;
-        let values = d.tokens * d.value_heads * d.value_dim;
-        let scalars = d.tokens * d.value_heads;
-        let states = self.sequences() * self.states(1).each();
-        let gate = match &d.gate {
-            FileGate::None => 0,
-            FileGate::Log(g) => g.dtype.size(),
-            FileGate::Raw { a, .. } => a.dtype.size(),
-        };
-        let beta = match &d.beta {
-            FileBeta::One => 0,
-            FileBeta::Given(beta) | FileBeta::Logits(beta) => beta.dtype.size(),
-        };
-        let initial = (d.initial_state.as_ref()).map_or(0, |t| t.dtype.size());
-        2 * keys * d.q.dtype.size()
-            + values * (d.v.dtype.size() + self.spec.dtype.size())
-            + scalars * (gate + beta)
-            + states * (self.args.state.state_dtype.size() + initial)
-    }
-
-    fn follow_up(
-        &self,
-        context: &Context,
-        plan: &Prefill,
-        ran: &mut Ran<Output>,
-        options: &Options,
-    ) -> Result<(), Failure> {
-        self.write_output(&ran.output)?;
-        // A profile counts the launches of the whole alone.
-        if options.check && options.count.is_none() {
-            ran.output.resumed = self.resume(context, plan, &ran.output)?;
-        }
-        Ok(())
-    }
-
-    fn check(&self, output: &Output, progress: &mut Progress) -> Result<Verdict, Failure> {
-        self.judge(output, progress)
-    }
-
-    fn describe(&self, _: &Prefill, output: &Output) -> Description {
-        let (d, s, args) = (&self.data, &self.spec, self.args);
+impl PrefillRun<'_> {
+    /// Title, figures and notes for the report.
+    pub(super) fn description(&self, workspace_bytes: usize, d: &PrefillFile) -> Description {
+        let (s, args) = (&self.spec, self.args);
         let input = args.input.as_ref().map(|path| path.display().to_string());
         let of = input
             .as_ref()
             .map_or(String::new(), |path| format!(" of {path}"));
-        let lines = self.tensors();
-        let json = |line: &Line| json!({"name": line.name, "shape": line.shape, "dtype": line.dtype.name()});
-        let json: Vec<Value> = lines.iter().map(json).collect();
-        let scale = s
-            .scale
-            .unwrap_or_else(|| (s.heads.key_dim as f32).powf(-0.5));
+        let lines = self.tensors(d);
+        let scale = s.scale.unwrap_or_else(|| s.heads.default_scale());
         // As f32 is printed, not as the f64 that has its value.
         let scale: Option<f64> = scale.to_string().parse().ok();
         let mut figures = figures! {
-            mfma_mode: (output.simulated).then(mfma_mode),
+            mfma_mode: self.outcome.simulated.then(mfma_mode),
             input: input,
             tokens: d.tokens,
             sequences: self.sequences(),
             batch: if self.dense.is_some() { "dense" } else { "packed" },
-            dtype: s.dtype.name(),
-            key_heads: d.key_heads,
-            value_heads: d.value_heads,
-            key_dim: d.key_dim,
-            value_dim: d.value_dim,
+        }
+        .and(head_figures(s.dtype, &s.heads))
+        .and(figures! {
             head_map: word(HEAD_MAPS, &s.heads.map),
             qk_l2norm: s.qk_l2norm,
             scale: scale,
             neg_eigval: self.neg_eigval,
             state_layout: word(STATE_LAYOUTS, &args.state.state_layout),
-        };
+        });
         let mut notes = Vec::new();
-        for (name, part) in ["pool", "snapshots"]
-            .into_iter()
-            .zip(self.state_figures(output))
-        {
+        for (name, part) in [
+            ("pool", self.pool_figures()),
+            ("snapshots", self.snapshot_figures()),
+        ] {
             if let Some((value, text)) = part {
-                figures.0.push((name, value));
+                figures.add(name, Some(value));
                 notes.push(format!("  {name}  {text}\n"));
             }
         }
-        figures
-            .0
-            .extend(figures! { tensors: json, workspace_bytes: output.workspace_bytes }.0);
+        let memory = figures! { tensors: lines, workspace_bytes: workspace_bytes };
         Description {
             title: [format!("Gated DeltaNet prefill{of}"), self.lengths()],
-            tensors: format!("{}\n", table(&lines, output.workspace_bytes)),
-            figures,
+            tensors: format!("{}\n", table(&lines, workspace_bytes)),
+            figures: figures.and(memory),
             notes,
         }
     }
-}
 
-impl Workload<'_> {
-    fn tensors(&self) -> Vec<Line> {
-        let d = &self.data;
+    fn tensors(&self, d: &PrefillFile) -> Vec<Line> {
         let mut lines = Vec::new();
-        let mut line = |name, shape: &[usize], dtype| {
+        let mut line = |name, shape: &[usize], dtype: Dtype| {
             lines.push(Line {
                 name,
                 shape: shape.to_vec(),
-                dtype,
+                dtype: dtype.name(),
             });
         };
         let rows: Vec<usize> = self.dense.map_or(vec![d.tokens], |dense| dense.to_vec());
@@ -185,11 +112,11 @@ impl Workload<'_> {
     /// How many tokens in which sequences.
     fn lengths(&self) -> String {
         const SHOWN: usize = 12;
-        let all = match self.data.tokens {
+        let all = match self.tokens {
             1 => "1 token".to_owned(),
             n => format!("{n} tokens"),
         };
-        let pairs = self.data.cu_seqlens.windows(2).take(SHOWN);
+        let pairs = self.cu_seqlens.windows(2).take(SHOWN);
         let shown: Vec<String> = pairs.map(|w| (w[1] - w[0]).to_string()).collect();
         let shown = shown.join(", ");
         match (self.dense, self.sequences()) {
@@ -201,24 +128,23 @@ impl Workload<'_> {
     }
 
     /// Writes the results to the file of `--output`.
-    fn write_output(&self, output: &Output) -> Result<(), Failure> {
-        let (d, Some(path)) = (&self.data, &self.args.output) else {
+    pub(super) fn write_output(&self, results: &Results) -> Result<(), Failure> {
+        let Some(path) = &self.args.output else {
             return Ok(());
         };
-        let tensors = [
-            Named {
-                name: "o",
-                shape: &[d.tokens, d.value_heads, d.value_dim],
-                dtype: output.o.dtype,
-                bytes: &output.o.bytes,
-            },
-            Named {
-                name: "final_state",
-                shape: &[self.sequences(), d.value_heads, d.key_dim, d.value_dim],
-                dtype: output.final_state.dtype,
-                bytes: &output.final_state.bytes,
-            },
-        ];
+        let h = &self.spec.heads;
+        let (o, state) = (&results["o"], &results["states"]);
+        let shapes = (
+            [self.tokens, h.value, h.value_dim],
+            [self.sequences(), h.value, h.key_dim, h.value_dim],
+        );
+        let tensors = [("o", &shapes.0[..], o), ("final_state", &shapes.1, state)];
+        let tensors = tensors.map(|(name, shape, t)| Named {
+            name,
+            shape,
+            dtype: t.dtype,
+            bytes: &t.bytes,
+        });
         safetensors_io::write(path, &tensors).map_err(Failure::file("--output", path))
     }
 }
@@ -233,5 +159,104 @@ fn table(lines: &[Line], workspace_bytes: usize) -> Table {
     }
     let size = bytes(workspace_bytes as u64);
     table.row(["workspace".to_owned(), size, String::new()]);
+    table
+}
+
+/// The verdict on o and the final state, and on what else was found; `past` is o past the last sequence.
+pub(super) fn verdict(judged: &[Judged; 2], past: &[f32], outcome: &Outcome) -> Verdict {
+    Verdict {
+        figures: error_figures(judged),
+        text: error_table(judged).to_string(),
+        objections: objections(judged, past, outcome),
+    }
+}
+
+fn objections(judged: &[Judged; 2], past: &[f32], outcome: &Outcome) -> Vec<String> {
+    let mut objections: Vec<String> = judged.iter().filter_map(Judged::objection).collect();
+    if past.iter().any(|x| x.to_bits() != 0) {
+        objections.push("o: rows past the last sequence are not zeros".to_owned());
+    }
+    if let Some(others) = outcome.others.filter(|others| others.changed > 0) {
+        objections.push(format!(
+            "pool: {} slots that no sequence writes have changed",
+            others.changed
+        ));
+    }
+    if let Some(resumed) = outcome.resumed {
+        let limit = judged[0].limit;
+        if resumed.must && !resumed.same_bits {
+            objections.push("snapshots: continued sequences differ from the whole ones".to_owned());
+        } else if resumed.rms_ratio > limit || resumed.rms_ratio.is_nan() {
+            objections.push(format!(
+                "snapshots: the error of continued sequences, {:.2e}, is above {limit:.2e}",
+                resumed.rms_ratio
+            ));
+        }
+    }
+    objections
+}
+
+fn error_figures(judged: &[Judged; 2]) -> Figures {
+    let [o, state] = judged;
+    let worst = |j: &Judged| {
+        j.worst.map_or(Value::Null, |w| {
+            json!({
+                "sequence": w.sequence,
+                "head": w.head,
+                "rms_ratio": w.comparison.rms_ratio,
+                "max_abs": w.comparison.max_abs,
+            })
+        })
+    };
+    figures! {
+        o_rms_ratio: o.pooled.rms_ratio,
+        o_max_abs: o.pooled.max_abs,
+        state_rms_ratio: state.pooled.rms_ratio,
+        state_max_abs: state.pooled.max_abs,
+        unfused_o_rms_ratio: o.unfused.rms_ratio,
+        unfused_state_rms_ratio: state.unfused.rms_ratio,
+        o_rms_ratio_limit: o.limit,
+        state_rms_ratio_limit: state.limit,
+        o_worst: worst(o),
+        state_worst: worst(state),
+        non_finite: o.pooled.non_finite + state.pooled.non_finite,
+    }
+}
+
+fn error_table(judged: &[Judged; 2]) -> Table {
+    let titles = [
+        "error against f64",
+        "rms ratio",
+        "unfused form",
+        "limit",
+        "max abs",
+        "worst head",
+        "of sequence, head",
+        "",
+    ];
+    let mut table = Table::new(1, &titles);
+    let number = |x: f64| format!("{x:.2e}");
+    for j in judged {
+        let worst = j.worst.map(|w| {
+            let ratio = number(w.comparison.rms_ratio);
+            (ratio, format!("{}, {}", w.sequence, w.head))
+        });
+        let (ratio, place) = worst.unwrap_or_default();
+        let verdict = if j.objection().is_some() {
+            "FAILED"
+        } else {
+            "ok"
+        };
+        table.row([
+            j.name.to_owned(),
+            number(j.pooled.rms_ratio),
+            number(j.unfused.rms_ratio),
+            number(j.limit),
+            number(j.pooled.max_abs),
+            ratio,
+            place,
+            verdict.to_owned(),
+        ]);
+    }
     table
 }

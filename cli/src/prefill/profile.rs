@@ -4,16 +4,16 @@ use std::fmt::Write as _;
 
 use deltawave::prefill::CHUNK;
 use deltawave::runtime::Backend;
+use deltawave_lab::safetensors_io::PrefillFile;
+use deltawave_sim::cost::Class;
 use deltawave_sim::count::roofline::{self, Point};
 use deltawave_sim::count::{Busy, Totals};
 use deltawave_sim::gpu::Gpu;
-use deltawave_sim::hip::CountedLaunch;
 use deltawave_sim::occupancy::Occupancy;
-use serde_json::{Map, Value, json};
 
 use super::args::ProfileArgs;
-use super::{Planned, Workload, options, refuse_overwriting};
-use crate::driver::{self, Workload as _, limit_threads};
+use super::{PrefillRun, options, refuse_overwriting};
+use crate::driver::{self, Done, Operation as _, limit_threads};
 use crate::failure::Failure;
 use crate::report::{Figures, Report, figures, pretty};
 use crate::table::{Table, bytes, count};
@@ -29,8 +29,8 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
     refuse_overwriting(prefill, args.roofline.as_ref())?;
     limit_threads(&prefill.run);
     let options = options(prefill, Some(args.gpu));
-    let done = driver::execute(Planned::new(prefill)?, &options)?;
-    let profile = Profile::new(args.gpu, &done.workload, &done.ran.counted);
+    let done = driver::execute(PrefillRun::new(prefill)?, &options)?;
+    let profile = Profile::new(args.gpu, &done);
     if let Some(path) = &args.roofline {
         let written = std::fs::write(path, profile.roofline());
         written.map_err(Failure::io("--roofline", path))?;
@@ -43,19 +43,20 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
 }
 
 /// The counters of a prefill, kernel by kernel.
-struct Profile {
+struct Profile<'a> {
     gpu: Gpu,
-    tokens: usize,
-    sequences: usize,
-    key_heads: usize,
-    value_heads: usize,
+    data: &'a PrefillFile,
     /// Pairs of a chunk and a value head.
     chunk_heads: u64,
-    bound: Bound,
+    /// Inputs, outputs and states, each once.
+    minimal_bytes: f64,
+    /// Products of the T-form.
+    t_form_flops: f64,
     kernels: Vec<Kernel>,
     total: Totals,
 }
 
+#[derive(Default)]
 struct Kernel {
     name: String,
     workgroups: u64,
@@ -66,83 +67,46 @@ struct Kernel {
     modelled_us: f64,
 }
 
-/// The least that any implementation needs.
-struct Bound {
-    /// Inputs, outputs and states, each once.
-    bytes: f64,
-    /// Products of the T-form.
-    flops: f64,
-}
-
-impl Bound {
-    fn new(w: &Workload) -> Self {
-        Bound {
-            bytes: w.minimal_bytes() as f64,
-            flops: chunks(w).map(|n| flops(w, n as f64)).sum(),
-        }
-    }
-
-    fn us(&self, gpu: &Gpu) -> f64 {
-        (self.bytes / gpu.hbm).max(self.flops / gpu.bf16()) * 1e6
-    }
-}
-
-/// Operations of the T-form's dense products in a chunk of `n` tokens: K K^T and Q K^T for each key head; the inverse, T X,
-/// P U, and K S, Q S and K^T U for each value head.
-fn flops(w: &Workload, n: f64) -> f64 {
-    let d = &w.data;
-    let (k, v) = (d.key_dim as f64, d.value_dim as f64);
-    let per_key_head = 2.0 * (2.0 * n * n * k);
-    let per_value_head = n * n * n / 3.0 + 2.0 * (2.0 * n * n * v) + 3.0 * (2.0 * n * k * v);
-    d.key_heads as f64 * per_key_head + d.value_heads as f64 * per_value_head
-}
-
-/// Tokens of every chunk.
-fn chunks(w: &Workload) -> impl Iterator<Item = usize> {
-    let lengths = w.data.cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-    lengths.flat_map(|n| (0..n).step_by(CHUNK).map(move |at| CHUNK.min(n - at)))
-}
-
-impl Profile {
+impl<'a> Profile<'a> {
     /// Sums the launches of one run by kernel.
-    fn new(gpu: Gpu, w: &Workload, launches: &[CountedLaunch]) -> Self {
+    fn new(gpu: Gpu, done: &'a Done<PrefillRun>) -> Self {
+        let (run, data) = (&done.operation, &done.data);
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
-        for launch in launches {
-            let totals = launch.totals();
-            total += &totals;
-            let name = launch.kernel().name();
-            let stats = &launch.stats;
-            let modelled_us = launch.estimate(gpu).map_or(0.0, |e| e.modelled_us);
-            match kernels.iter_mut().find(|k| k.name == name) {
-                Some(kernel) => {
-                    kernel.totals += &totals;
-                    kernel.workgroups += stats.workgroups;
-                    kernel.waves += stats.waves;
-                    kernel.modelled_us += modelled_us;
-                }
-                None => kernels.push(Kernel {
+        for launch in &done.ran.counted {
+            let (name, stats) = (launch.kernel().name(), &launch.stats);
+            let known = kernels.iter().position(|k| k.name == name);
+            let at = known.unwrap_or(kernels.len());
+            if known.is_none() {
+                kernels.push(Kernel {
                     name: name.to_owned(),
-                    workgroups: stats.workgroups,
-                    waves: stats.waves,
                     vgprs: launch.kernel().descriptor.vgprs(),
                     occupancy: stats.counts.as_ref().map(|c| c.occupancy),
-                    totals,
-                    modelled_us,
-                }),
+                    ..Default::default()
+                });
             }
+            let kernel = &mut kernels[at];
+            kernel.totals += &launch.totals();
+            kernel.workgroups += stats.workgroups;
+            kernel.waves += stats.waves;
+            kernel.modelled_us += launch.estimate(gpu).map_or(0.0, |e| e.modelled_us);
+            total += &launch.totals();
         }
         Profile {
             gpu,
-            tokens: w.data.tokens,
-            sequences: w.sequences(),
-            key_heads: w.data.key_heads,
-            value_heads: w.data.value_heads,
-            chunk_heads: (chunks(w).count() * w.data.value_heads) as u64,
-            bound: Bound::new(w),
+            data,
+            chunk_heads: (data.chunks(CHUNK).count() * data.value_heads) as u64,
+            minimal_bytes: run.minimal_bytes(data) as f64,
+            t_form_flops: data.t_form_flops(CHUNK),
             kernels,
             total,
         }
+    }
+
+    /// The least time that any implementation needs.
+    fn roofline_us(&self) -> f64 {
+        let memory = self.minimal_bytes / self.gpu.hbm;
+        memory.max(self.t_form_flops / self.gpu.bf16()) * 1e6
     }
 
     /// Modelled microseconds of all kernels.
@@ -162,31 +126,31 @@ impl Profile {
     }
 
     fn figures(&self) -> Figures {
-        let kernels: Vec<Value> = self.kernels.iter().map(|k| k.json(&self.gpu)).collect();
-        let per_chunk_head = self
-            .per_chunk_head()
-            .map(|(name, n)| (name.to_owned(), n.into()));
+        let d = self.data;
+        let kernels: Vec<Figures> = self.kernels.iter().map(|k| k.figures(&self.gpu)).collect();
         figures! {
             gpu: self.gpu.name,
-            tokens: self.tokens,
-            sequences: self.sequences,
-            key_heads: self.key_heads,
-            value_heads: self.value_heads,
+            tokens: d.tokens,
+            sequences: d.sequences(),
+            key_heads: d.key_heads,
+            value_heads: d.value_heads,
             chunk_heads: self.chunk_heads,
             kernels: kernels,
             total: counters(&self.total, self.modelled_us(), &self.gpu),
-            per_chunk_head: Map::from_iter(per_chunk_head),
-            minimal_bytes: self.bound.bytes,
-            t_form_flops: self.bound.flops,
-            roofline_us: self.bound.us(&self.gpu),
+            per_chunk_head: Figures::from_iter(self.per_chunk_head()),
+            minimal_bytes: self.minimal_bytes,
+            t_form_flops: self.t_form_flops,
+            roofline_us: self.roofline_us(),
         }
     }
 
     /// The tables.
     fn text(&self) -> String {
+        let d = self.data;
+        let sequences = d.sequences();
         let mut out = format!(
-            "Gated DeltaNet prefill, {} tokens in {} sequences, heads {}/{}: counted for {}\n\n",
-            self.tokens, self.sequences, self.key_heads, self.value_heads, self.gpu.name
+            "Gated DeltaNet prefill, {} tokens in {sequences} sequences, heads {}/{}: counted for {}\n\n",
+            d.tokens, d.key_heads, d.value_heads, self.gpu.name
         );
         let mut table = Table::new(
             1,
@@ -240,11 +204,11 @@ impl Profile {
         let _ = writeln!(
             out,
             "  roofline {:.1} us, {:.0}% of the modelled time: {} at least at {:.1} TB/s, {:.1} GFLOP of the T-form at {:.0} TFLOP/s",
-            self.bound.us(&self.gpu),
-            100.0 * self.bound.us(&self.gpu) / self.modelled_us().max(1e-9),
-            bytes(self.bound.bytes as u64),
+            self.roofline_us(),
+            100.0 * self.roofline_us() / self.modelled_us().max(1e-9),
+            bytes(self.minimal_bytes as u64),
             self.gpu.hbm / 1e12,
-            self.bound.flops / 1e9,
+            self.t_form_flops / 1e9,
             self.gpu.bf16() / 1e12
         );
         out
@@ -265,43 +229,30 @@ impl Profile {
 }
 
 impl Kernel {
-    fn json(&self, gpu: &Gpu) -> Value {
-        let mut value = json!({
-            "name": self.name,
-            "launches": self.totals.launches,
-            "workgroups": self.workgroups,
-            "waves": self.waves,
-            "vgprs": self.vgprs,
-        });
-        if let Some(o) = self.occupancy {
-            value["workgroups_per_cu"] = o.workgroups.into();
-            value["waves_per_simd"] = o.waves_per_simd().into();
-            value["occupancy_limit"] = o.limit.name().into();
-        }
-        if let (Value::Object(all), Value::Object(figures)) =
-            (&mut value, counters(&self.totals, self.modelled_us, gpu))
-        {
-            all.extend(figures);
-        }
-        value
+    fn figures(&self, gpu: &Gpu) -> Figures {
+        let mut figures = figures! {
+            name: self.name,
+            launches: self.totals.launches,
+            workgroups: self.workgroups,
+            waves: self.waves,
+            vgprs: self.vgprs,
+        };
+        let o = self.occupancy;
+        figures.add("workgroups_per_cu", o.map(|o| o.workgroups));
+        figures.add("waves_per_simd", o.map(|o| o.waves_per_simd()));
+        figures.add("occupancy_limit", o.map(|o| o.limit.name()));
+        figures.and(counters(&self.totals, self.modelled_us, gpu))
     }
 }
 
 /// The counters, and how long the units are busy.
-fn counters(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Value {
-    let figures = totals.figures();
-    let mut all: Map<String, Value> = figures
-        .into_iter()
-        .map(|(name, n)| (name.to_owned(), n.into()))
-        .collect();
-    let classes = deltawave_sim::cost::Class::ALL;
-    let classes = classes.map(|c| (c.name().to_owned(), totals.of_class(c).into()));
-    all.insert("classes".to_owned(), Map::from_iter(classes).into());
-    let busy = Busy::new(totals, gpu).units();
-    let busy = busy.map(|(name, us)| (name.to_owned(), us.into()));
-    all.insert("modelled_us".to_owned(), modelled_us.into());
-    all.insert("busy_us".to_owned(), Map::from_iter(busy).into());
-    all.into()
+fn counters(totals: &Totals, modelled_us: f64, gpu: &Gpu) -> Figures {
+    let classes = Class::ALL.map(|c| (c.name(), totals.of_class(c)));
+    Figures::from_iter(totals.figures()).and(figures! {
+        classes: Figures::from_iter(classes),
+        modelled_us: modelled_us,
+        busy_us: Figures::from_iter(Busy::new(totals, gpu).units()),
+    })
 }
 
 /// The columns that kernels and their sum share.
@@ -312,7 +263,7 @@ fn cells(t: &Totals) -> [String; 8] {
         count(t.wave_instructions),
         count(t.mfma_clk),
         count(t.valu_clk),
-        count(t.of_class(deltawave_sim::cost::Class::Accvgpr)),
+        count(t.of_class(Class::Accvgpr)),
         count(v.lds_clk),
         format!("{conflicts:.1}%"),
         bytes(t.traffic.unique_bytes),

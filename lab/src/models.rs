@@ -1,14 +1,12 @@
 //! Models with Gated DeltaNet layers, by the shapes of one layer.
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-
 /// The Gated DeltaNet layer of a model, all heads on one device.
 #[derive(Debug, PartialEq)]
 pub struct Model {
     /// Its name, in lower case.
     pub name: &'static str,
     /// Names of models with the same layer shape.
-    aliases: &'static [&'static str],
+    pub aliases: &'static [&'static str],
     /// `HK`.
     pub key_heads: usize,
     /// `HV`.
@@ -74,31 +72,11 @@ impl Model {
             .collect()
     }
 
-    fn is_called(&self, name: &str) -> bool {
+    /// Whether this is one of its names, in any case.
+    pub fn is_called(&self, name: &str) -> bool {
         self.name.eq_ignore_ascii_case(name)
             || self.aliases.iter().any(|a| a.eq_ignore_ascii_case(name))
     }
-}
-
-/// The parser of `--model`.
-pub fn parser() -> impl TypedValueParser<Value = &'static Model> {
-    let values = MODELS.iter().map(|m| {
-        let Model {
-            key_heads: hk,
-            value_heads: hv,
-            key_dim: k,
-            value_dim: v,
-            ..
-        } = m;
-        let beta = if m.neg_eigval { ", beta up to 2" } else { "" };
-        PossibleValue::new(m.name)
-            .aliases(m.aliases)
-            .help(format!("HK={hk} HV={hv} K={k} V={v}{beta}"))
-    });
-    PossibleValuesParser::new(values).try_map(|name| {
-        let found = MODELS.iter().find(|m| m.is_called(&name));
-        found.ok_or("no such model")
-    })
 }
 
 #[cfg(test)]
