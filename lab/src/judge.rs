@@ -370,3 +370,100 @@ pub fn layer(
     judged.state.limit = judged.state.limit.max(LEAST_STATE_LIMIT);
     Ok(judged)
 }
+
+#[cfg(test)]
+mod tests {
+    use deltawave::conv::ConvSpec;
+    use deltawave::model::Heads;
+
+    use super::*;
+    use crate::workload::{RowLayout, inputs_of};
+
+    fn drawn() -> (Draw, PrefillFile) {
+        let draw = Draw {
+            input: inputs_of(Dtype::Bf16, 80, &Heads::new(1, 2, 16, 16)),
+            raw_gates: false,
+            neg_eigval: false,
+            initial_state: None,
+        };
+        let data = draw.tensors(&[0, 78, 80]);
+        (draw, data)
+    }
+
+    fn rounded(x: &[f64], dtype: Dtype) -> Tensor {
+        Tensor::new(dtype, x.iter().map(|x| *x as f32).collect())
+    }
+
+    #[test]
+    fn a_defect_of_one_head_is_an_objection() {
+        let (draw, data) = drawn();
+        let exact = oracle::prefill(&data.problem()).unwrap();
+        let unfused = oracle::unfused(&data.problem(), Dtype::Bf16).unwrap();
+        let state = rounded(&exact.final_state, Dtype::F32);
+        let objections = |o: &Tensor| {
+            let judged = prefill(&data, Some(&draw), [o, &state], &exact, &unfused);
+            judged.map(|j| j.objection())
+        };
+        let o = rounded(&exact.o, Dtype::Bf16);
+        assert_eq!(objections(&o), [None, None]);
+        // Head 1 of the second sequence, little beside all elements.
+        let mut values = o.values.clone();
+        for row in values.chunks_exact_mut(32).skip(78) {
+            row[16..].iter_mut().for_each(|x| *x *= 1.03);
+        }
+        let [found, none] = objections(&Tensor::new(Dtype::F32, values.clone()));
+        let found = found.expect("an objection");
+        assert!(found.contains("of sequence 1, head 1 is above"), "{found}");
+        assert_eq!(none, None);
+        values[3] = f32::NAN;
+        let [found, _] = objections(&Tensor::new(Dtype::F32, values));
+        assert!(
+            found
+                .expect("an objection")
+                .contains("1 of 2560 elements are NaN")
+        );
+    }
+
+    #[test]
+    fn decodes_may_round_and_no_more() {
+        let (_, data) = drawn();
+        let problem = data.problem();
+        let exact = oracle::prefill(&problem).unwrap();
+        let o = rounded(&exact.o, Dtype::Bf16);
+        let state = rounded(&exact.final_state, Dtype::F32);
+        let passed = |o: &Tensor| decode(&problem, o, &state).unwrap().map(Error::passed);
+        assert_eq!(passed(&o), [true, true]);
+        let off = o.values.iter().map(|x| x * 1.01);
+        assert_eq!(
+            passed(&Tensor::new(Dtype::Bf16, off.collect())),
+            [false, true]
+        );
+        let nan = Error {
+            ratio: f64::NAN,
+            limit: 1.0,
+        };
+        assert!(!nan.passed());
+    }
+
+    #[test]
+    fn convolutions_must_be_rounded_once() {
+        let spec = ConvSpec::new(1, 2, 4, 4);
+        let data = ConvData::draw(spec, RowLayout::Flat, &[0, 9], 0);
+        let out = spec
+            .channels()
+            .map(|n| Tensor::new(spec.dtype, vec![0.0; 9 * n]));
+        let state = Tensor::new(spec.dtype, vec![0.0; data.state_elements()]);
+        let found = ConvFound {
+            out: out.each_ref(),
+            state: &state,
+            gates: None,
+        };
+        let judged = conv(&data, &found).unwrap();
+        assert!(!judged.passed() && judged.out.different > 2, "{judged:?}");
+        assert!(judged.wrong_states > 0 && judged.gate_error.is_none());
+        // An empty sequence leaves its slot as it was.
+        let ones = Tensor::new(spec.dtype, vec![1.0; 4]);
+        let zeros = Tensor::new(spec.dtype, vec![0.0; 4]);
+        assert_eq!(wrong_states(&ones, &zeros, &[0, 0, 5]), 2);
+    }
+}
