@@ -326,7 +326,7 @@ fn refusals() {
         launch(true, &wanted),
         "snapshots",
         Value,
-        "slot 2; a slot of the 6",
+        "slot 2; it must be below 6",
     );
     wanted.to = Some((F32, 2));
     refused(
