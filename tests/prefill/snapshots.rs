@@ -333,7 +333,7 @@ fn refusals() {
         launch(false, &wanted),
         "snapshots",
         Value,
-        "slot 2; a slot of the 2",
+        "slot 2; it must be below 2",
     );
     wanted.to = Some((F32, 3));
     assert!(launch(true, &wanted).is_ok());
