@@ -489,7 +489,7 @@ fn launches() {
     let given = lengths();
     refused(
         run(&|t| t.cu_seqlens = &given),
-        "cu_seqlens: given to a plan that has",
+        "cu_seqlens: given to a plan that already has lengths",
     );
 
     let changed = |change: &dyn Fn(&mut dw_tensor)| {

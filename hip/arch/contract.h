@@ -22,7 +22,7 @@
 //   let_next_kernel_begin()             the next kernel may be started; nothing where kernels never overlap
 //   -- compiler.h
 //   uniform(p)                          load of memory that nobody writes, at an address equal in all lanes
-//   uniform_value(x) uniform_pointer(p) x or p, declared equal in all lanes
+//   uniform_value(x) uniform_pointer(p)  x or p, declared equal in all lanes
 //   opaque(x) opaque_uniform(x)         x, with its value hidden from the compiler
 //   held(x)                             x, computed here
 //   phase()                             no instruction moves across

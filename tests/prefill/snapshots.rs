@@ -326,14 +326,14 @@ fn refusals() {
         launch(true, &wanted),
         "snapshots",
         Value,
-        "slot 2; a slot of the 6",
+        "slot 2; it must be below 6",
     );
     wanted.to = Some((F32, 2));
     refused(
         launch(false, &wanted),
         "snapshots",
         Value,
-        "slot 2; a slot of the 2",
+        "slot 2; it must be below 2",
     );
     wanted.to = Some((F32, 3));
     assert!(launch(true, &wanted).is_ok());

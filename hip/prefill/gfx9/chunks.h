@@ -193,7 +193,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         arch::workgroup_sync();
     }
 
-    // U = X + (T - I) X                                              [16 tokens, slab], f32, to the waves of outputs
+    // U = X + (T - I) X, in place of X in `x`                         [16 tokens, slab], f32, to the waves of outputs
     // update = exp(G_C - G) U / unit                                 [16 tokens, slab], rounded, to all waves
     // state <- exp(G_C) S0 / unit                                    [own keys, slab]
     DEVICE_MEMBER void solve_u(Slab &x, OperandPair (&all)[tiles], Tile (&turned)[key_tiles][tiles], State &state) {

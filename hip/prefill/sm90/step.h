@@ -36,7 +36,7 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
             }
         }
     };
-    // U = X + (T - I) X                                              [64, 16]; meanwhile S <- exp(G_C) S0 / unit
+    // U = X + (T - I) X, in place of X in `read`                      [64, 16]; meanwhile S <- exp(G_C) S0 / unit
     chunk.solve_u(read, x, out, next, [&]() __attribute__((always_inline)) { scale_state(decay.x); });
 
     // O = exp(G) Q S0 + diag(P) U + (P - diag(P)) U                  [64, 16]

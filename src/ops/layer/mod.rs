@@ -251,7 +251,7 @@ impl Layer {
             lengths: Lengths::Device(DeviceLengths {
                 sequences,
                 tokens,
-                decodes: decodes,
+                decodes,
             }),
             prefill,
         })
