@@ -421,7 +421,8 @@ class Numbers(unittest.TestCase):
     def test_bits_of_bf16_are_no_numbers_of_a_spec(self):
         c = simulator()
         for half in (dw.to_bf16(0.5), dw.to_bf16([0.5]), c.array(0.5, "bf16")):
-            for name in ("scale", "segments"):
+            # With ml_dtypes it is the number 0.5, which is a scale and no number of segments.
+            for name in ("scale", "segments") if half.dtype == np.uint16 else ("segments",):
                 self.refused(name, lambda: dw.PrefillSpec(1, 2, 16, 32, **{name: half}).struct())
         # One number without dimensions is converted as others are.
         self.assertEqual(dw.to_float(dw.to_bf16(-0.5)).tolist(), -0.5)
