@@ -140,15 +140,19 @@ impl<'a> Span<'a> {
 /// `same`: pairs (output, argument) that may be identical: the same elements in the same order. Partial overlap is
 /// refused.
 #[inline]
-pub(crate) fn check(
-    outputs: &[Span<'_>],
-    inputs: &[Span<'_>],
+pub(crate) fn check<const OUTPUTS: usize, const INPUTS: usize>(
+    outputs: &[Span<'_>; OUTPUTS],
+    inputs: &[Span<'_>; INPUTS],
     same: &[(&'static str, &'static str)],
 ) -> Checked<()> {
+    // Arrays of a known size and no branch in the loops: this runs in every launch.
     let mut meet = false;
     for (i, output) in outputs.iter().enumerate() {
-        for other in outputs[i + 1..].iter().chain(inputs) {
+        for other in &outputs[i + 1..] {
             meet |= output.ranges_meet(other);
+        }
+        for input in inputs {
+            meet |= output.ranges_meet(input);
         }
     }
     if meet {
