@@ -215,7 +215,7 @@ fn empty_batches() {
     let none = Conv::packed(&context, spec(), &[0i32], TOKENS).unwrap();
     let mut request = valid();
     (request.slots, request.has_initial_state) = (Some(0), 0);
-    // What is written lies apart.
+    // Outputs lie apart.
     for (i, v) in request.out.iter_mut().enumerate() {
         v.at = Some((i + 1) << 14);
     }

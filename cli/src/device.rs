@@ -13,7 +13,7 @@ use deltawave_lab::inputs::Tensor as HostTensor;
 /// A result of the library.
 pub type Fallible<T> = deltawave::Result<T>;
 
-/// What a run wrote, by name.
+/// Outputs of a run, by name.
 pub type Results = BTreeMap<&'static str, HostTensor>;
 
 /// The tensors of an operation.
@@ -25,7 +25,7 @@ pub struct Slots<'a> {
     workspace_bytes: usize,
 }
 
-/// What a tensor holds before a run.
+/// Contents of a tensor before a run.
 enum Before<'a> {
     /// These bytes, which a run does not change.
     Input(Cow<'a, [u8]>),
@@ -94,7 +94,7 @@ struct DeviceTensor {
     buffer: Buffer<u8>,
     dtype: Dtype,
     written: bool,
-    /// What it holds before a run, if a run may change that.
+    /// Contents before a run, for tensors that a run may change.
     before: Option<Vec<u8>>,
 }
 

@@ -178,7 +178,7 @@ pub fn decode(problem: &Problem, o: &Tensor, state: &Tensor) -> Result<[Error; 2
     Ok([error(o, &exact.o), error(state, &exact.final_state)])
 }
 
-/// What a convolution computed.
+/// Outputs of a convolution.
 pub struct ConvFound<'a> {
     /// q, k and v.
     pub out: [&'a Tensor; 3],

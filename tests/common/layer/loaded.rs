@@ -109,14 +109,14 @@ impl Loaded {
         self.set_lengths(&case.cu_seqlens());
     }
 
-    /// What a [`Layer`] reads for its lengths.
+    /// Writes the `cu_seqlens` that a [`Layer`] reads on the device.
     pub fn set_lengths(&mut self, cu_seqlens: &[i32]) {
         if let Some(lengths) = &mut self.lengths {
             lengths.write(cu_seqlens).unwrap();
         }
     }
 
-    /// What a [`Layer`] says of its lengths.
+    /// The status word that a [`Layer`] leaves for its lengths.
     pub fn status(&self, stream: &Stream) -> u32 {
         let bytes = self.workspace.download(stream).unwrap();
         u32::from_le_bytes(bytes[..4].try_into().unwrap())

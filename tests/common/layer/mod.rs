@@ -95,7 +95,7 @@ pub fn check_within(context: &Context, case: &Case, floor: f64) {
         let size = before.len() / case.pool();
         for slot in (0..case.pool()).filter(|slot| !own[*slot]) {
             let bytes = slot * size..(slot + 1) * size;
-            // Those of sequences without tokens, new or not, are among them.
+            // Slots of sequences without tokens, new or not, are among them.
             assert!(
                 before[bytes.clone()] == after[bytes],
                 "slot {slot} of pool {i}: {case:?}"
