@@ -173,6 +173,15 @@ typedef struct dwk_prefill_scan_args {
     int32_t pad0;
 } dwk_prefill_scan_args;
 
+/* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One
+ * workgroup per (item, value head, slab of value columns). */
+typedef struct dwk_prefill_fused_args {
+    dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads */
+    dwk_prefill_scan_args scan;       /* without records */
+    int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
+    int32_t pad0;
+} dwk_prefill_fused_args;
+
 /* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N. One workgroup per
  * (sequence of more than two segments, value head, 16 value columns). */
 typedef struct dwk_prefill_combine_args {

@@ -401,6 +401,37 @@ impl Default for dwk_prefill_scan_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_fused_args {
+    pub prepare: dwk_prefill_prepare_args,
+    pub scan: dwk_prefill_scan_args,
+    pub warm_up: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 680usize];
+    ["Alignment of dwk_prefill_fused_args"]
+        [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
+    ["Offset of field: dwk_prefill_fused_args::prepare"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, prepare) - 0usize];
+    ["Offset of field: dwk_prefill_fused_args::scan"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, scan) - 296usize];
+    ["Offset of field: dwk_prefill_fused_args::warm_up"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 672usize];
+    ["Offset of field: dwk_prefill_fused_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 676usize];
+};
+impl Default for dwk_prefill_fused_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_combine_args {
     pub states: *mut f32,
     pub forgotten: *const i32,

@@ -20,6 +20,9 @@ pub(crate) use target::{Costs, KernelCost, Walk, dies};
 /// up to the next bucket.
 pub const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
 
+/// Number of [`KEY_BUCKETS`] for which `prefill_fused` is compiled: those whose state and operands fit on chip.
+pub const FUSED_BUCKETS: usize = 3;
+
 /// Computation of a kernel. `usize` fields are its key bucket: the largest key dimension that it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -45,6 +48,8 @@ pub enum Role {
     PrefillCombine(usize),
     /// Outputs and final states.
     PrefillScan(usize),
+    /// T and P, outputs and final states in one kernel.
+    PrefillFused(usize),
 }
 
 /// A row of [`TABLE`].
@@ -197,6 +202,14 @@ kernels! {
         "dw_prefill_scan_f16_k192" => Role::PrefillScan(192),
         "dw_prefill_scan_f16_k256" => Role::PrefillScan(256),
     }
+    PREFILL_FUSED: dwk_prefill_fused_args in "prefill_fused" {
+        "dw_prefill_fused_bf16_k64" => Role::PrefillFused(64),
+        "dw_prefill_fused_bf16_k96" => Role::PrefillFused(96),
+        "dw_prefill_fused_bf16_k128" => Role::PrefillFused(128),
+        "dw_prefill_fused_f16_k64" => Role::PrefillFused(64),
+        "dw_prefill_fused_f16_k96" => Role::PrefillFused(96),
+        "dw_prefill_fused_f16_k128" => Role::PrefillFused(128),
+    }
 }
 
 /// A family's kernels for a type. The first half of a family is bf16, the second fp16.
@@ -256,6 +269,14 @@ pub(crate) fn prefill_combine(key_dim: usize) -> Kernel<abi::dwk_prefill_combine
 
 pub(crate) fn prefill_scan(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_prefill_scan_args> {
     typed(PREFILL_SCAN, dtype)[bucket_index(key_dim)]
+}
+
+/// The fused kernel, if one is compiled for this key dimension.
+pub(crate) fn prefill_fused(
+    dtype: Dtype,
+    key_dim: usize,
+) -> Option<Kernel<abi::dwk_prefill_fused_args>> {
+    (typed(PREFILL_FUSED, dtype).get(bucket_index(key_dim))).copied()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use deltawave::batch::PerSequence;
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::gates::Gating;
 use deltawave::model::Heads;
-use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors, Snapshot};
+use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec, PrefillTensors, Snapshot};
 use deltawave::runtime::Context;
 use deltawave::state::{InitialState, State, StateMut, States};
 use deltawave::types::HeadMap;
@@ -54,6 +54,7 @@ fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
         segments: Some(read::natural("segments", s.segments)?).filter(|&n| n != 0),
         compute_units: Some(read::natural("compute_units", s.compute_units)? as u32)
             .filter(|&n| n != 0),
+        path: PrefillPath::Auto,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Launch parameters per architecture: threads, value columns and shared memory of a workgroup, and kernel costs for
 //! the planner of segments. Tests compare the code objects with them.
 
-use super::{KEY_BUCKETS, Role};
+use super::{FUSED_BUCKETS, KEY_BUCKETS, Role};
 
 /// Launch parameters of an architecture's kernels.
 #[derive(Debug, PartialEq)]
@@ -14,6 +14,8 @@ pub struct Target {
     scan: [Walk; KEY_BUCKETS.len()],
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
+    /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].
+    fused: [Walk; FUSED_BUCKETS],
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
 }
@@ -73,11 +75,17 @@ static CDNA: Target = {
         wide_threads: 512,
         ..WALK
     };
+    // Four waves hold 32 columns each; four compute T and P.
+    const FUSED: Walk = Walk {
+        columns: 128,
+        ..SCAN
+    };
     Target {
         lengths_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
+        fused: [FUSED; FUSED_BUCKETS],
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -109,6 +117,15 @@ static SM90: Target = {
             shared_bytes,
         }
     }
+    // Eight warps hold 16 columns each; four copy, and compute T and P.
+    const fn fused(shared_bytes: u32) -> Walk {
+        Walk {
+            threads: 384,
+            wide_threads: 384,
+            columns: 128,
+            shared_bytes,
+        }
+    }
     Target {
         lengths_threads: 32,
         prepare_room: 0,
@@ -126,6 +143,7 @@ static SM90: Target = {
             walk(256, 130_048),
             walk(256, 154_624),
         ],
+        fused: [fused(154_624), fused(203_776), fused(203_776)],
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {
@@ -178,13 +196,18 @@ impl Target {
         &self.summarise[bucket_index]
     }
 
+    /// Workgroup of `prefill_fused` for `KEY_BUCKETS[bucket_index]`, below [`FUSED_BUCKETS`].
+    pub(crate) fn fused(&self, bucket_index: usize) -> &Walk {
+        &self.fused[bucket_index]
+    }
+
     /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
     pub fn threads(&self, role: Role) -> u32 {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillLengths => self.lengths_threads,
-            Role::PrefillSummarise(_) | Role::PrefillScan(_) => {
+            Role::PrefillSummarise(_) | Role::PrefillScan(_) | Role::PrefillFused(_) => {
                 self.walk(role).map_or(0, |walk| walk.threads)
             }
             // A wave of 64 lanes owns 32 rows of M; a wave of 32 lanes owns 16.
@@ -210,11 +233,12 @@ impl Target {
 
     /// Workgroup of a kernel that walks the chunks of a segment.
     fn walk(&self, role: Role) -> Option<&Walk> {
-        let (walks, bucket) = match role {
-            Role::PrefillScan(bucket) => (&self.scan, bucket),
-            Role::PrefillSummarise(bucket) => (&self.summarise, bucket),
-            _ => return None,
-        };
-        Some(&walks[super::bucket_index(bucket)])
+        let index = super::bucket_index;
+        match role {
+            Role::PrefillScan(bucket) => Some(self.scan(index(bucket))),
+            Role::PrefillSummarise(bucket) => Some(self.summarise(index(bucket))),
+            Role::PrefillFused(bucket) => Some(self.fused(index(bucket))),
+            _ => None,
+        }
     }
 }

@@ -27,7 +27,7 @@ use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels;
 use crate::model::Heads;
 use crate::norm::OutputGate;
-use crate::prefill::{DeviceLengths, Part, Prefill, PrefillSpec, PrefillTensors};
+use crate::prefill::{DeviceLengths, Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors};
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
@@ -103,6 +103,7 @@ impl LayerSpec {
             scale: self.scale,
             segments: self.segments,
             compute_units: None,
+            path: PrefillPath::Auto,
         }
     }
 }

@@ -8,8 +8,8 @@ use super::shape::Shape;
 use super::states::{self, PlanSlots};
 use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
-    self, dwk_prefill_combine_args, dwk_prefill_item, dwk_prefill_prepare_args,
-    dwk_prefill_scan_args,
+    self, dwk_prefill_combine_args, dwk_prefill_fused_args, dwk_prefill_item,
+    dwk_prefill_prepare_args, dwk_prefill_scan_args,
 };
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
@@ -37,6 +37,8 @@ pub(super) struct Kernels {
     pub(super) summarise: Kernel<dwk_prefill_scan_args>,
     pub(super) combine: Kernel<dwk_prefill_combine_args>,
     pub(super) scan: Kernel<dwk_prefill_scan_args>,
+    /// Absent for key dimensions for which it is not compiled.
+    pub(super) fused: Option<Kernel<dwk_prefill_fused_args>>,
 }
 
 impl Kernels {
@@ -49,6 +51,7 @@ impl Kernels {
             Part::Summarise => Some(self.summarise.name()),
             Part::Combine => Some(self.combine.name()),
             Part::Scan => Some(self.scan.name()),
+            Part::Fused => self.fused.map(Kernel::name),
         }
     }
 }
@@ -165,7 +168,7 @@ impl Shape {
             key_dim: key_dim as i32,
             value_dim: value_dim as i32,
             scale: self.spec.scale(),
-            slabs: scan_division.slabs as i32,
+            slabs: self.walk_slabs(counts) as i32,
             tokens: self.batch.rows() as i32,
             items: tables.items,
             items_count: counts.items as i32,
@@ -259,8 +262,22 @@ impl Shape {
         );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
+        let fused = kernels.fused.filter(|_| self.is_fused());
         // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
         unsafe {
+            if let Some(fused) = fused {
+                if wants(Part::Fused) && x.scan_groups > 0 {
+                    let args = dwk_prefill_fused_args {
+                        prepare: x.prepare,
+                        scan: x.scan,
+                        warm_up: 0,
+                        pad0: 0,
+                    };
+                    let threads = self.target.threads(fused.role());
+                    launch(to, (fused, x.scan_groups, threads), &args)?;
+                }
+                return Ok(());
+            }
             if wants(Part::Prepare) {
                 launch(to, prepare, &x.prepare)?;
             }

@@ -67,10 +67,42 @@ pub struct PrefillSpec {
     pub segments: Option<usize>,
     /// Compute units that launches can use, if not all of the device's.
     pub compute_units: Option<u32>,
+    /// Kernels that compute the prefill. [`PATH_VARIABLE`] overrides it.
+    pub path: PrefillPath,
+}
+
+/// Kernels that compute a prefill. Results differ by rounding only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PrefillPath {
+    /// The plan chooses the fastest by its model of the device.
+    #[default]
+    Auto,
+    /// `prefill_fused`: one kernel without records, for `K` up to 128.
+    Fused,
+    /// `prefill_prepare` and `prefill_scan`, with `prefill_summarise` and `prefill_combine` between them if sequences
+    /// are cut.
+    Split,
+}
+
+impl PrefillPath {
+    /// Every path.
+    pub const ALL: [PrefillPath; 3] = [PrefillPath::Auto, PrefillPath::Fused, PrefillPath::Split];
+
+    /// Its name in [`PATH_VARIABLE`].
+    pub fn name(self) -> &'static str {
+        match self {
+            PrefillPath::Auto => "auto",
+            PrefillPath::Fused => "fused",
+            PrefillPath::Split => "split",
+        }
+    }
 }
 
 /// Environment variable that overrides [`PrefillSpec::segments`]. `1` switches segments off.
 pub const SEGMENTS_VARIABLE: &str = "DELTAWAVE_SEGMENTS";
+
+/// Environment variable that overrides [`PrefillSpec::path`]: `auto`, `fused` or `split`.
+pub const PATH_VARIABLE: &str = "DELTAWAVE_PREFILL";
 
 impl PrefillSpec {
     /// Spec with bf16, grouped heads, no norm of q and k, the default scale.
@@ -82,6 +114,7 @@ impl PrefillSpec {
             scale: None,
             segments: None,
             compute_units: None,
+            path: PrefillPath::Auto,
         }
     }
 
@@ -108,6 +141,7 @@ impl PrefillSpec {
             summarise: kernels::prefill_summarise(self.dtype, self.heads.key_dim),
             combine: kernels::prefill_combine(self.heads.key_dim),
             scan: kernels::prefill_scan(self.dtype, self.heads.key_dim),
+            fused: kernels::prefill_fused(self.dtype, self.heads.key_dim),
         }
     }
 }
@@ -151,6 +185,8 @@ pub enum Part {
     Combine,
     /// `prefill_scan`.
     Scan,
+    /// `prefill_fused`.
+    Fused,
 }
 
 impl Part {
@@ -163,6 +199,7 @@ impl Part {
             Part::Summarise => "prefill_summarise",
             Part::Combine => "prefill_combine",
             Part::Scan => "prefill_scan",
+            Part::Fused => "prefill_fused",
         }
     }
 }
@@ -373,13 +410,15 @@ impl Prefill {
     pub fn parts(&self) -> Vec<Part> {
         let counts = self.counts();
         let device = matches!(self.lengths, Lengths::Device(_));
+        let fused = self.shape.is_fused();
         [
             (Part::Whole, true),
             (Part::Lengths, device),
-            (Part::Prepare, true),
+            (Part::Prepare, !fused),
             (Part::Summarise, counts.summaries > 0),
             (Part::Combine, counts.chains > 0),
-            (Part::Scan, true),
+            (Part::Scan, !fused),
+            (Part::Fused, fused),
         ]
         .into_iter()
         .filter_map(|(part, launched)| launched.then_some(part))

@@ -4,7 +4,7 @@
 //! device idles. Long sequences are then cut into segments of the same number of chunks, and shorter sequences stay
 //! whole. Two more kernels compute the state at the start of each segment.
 
-use super::SEGMENTS_VARIABLE;
+use super::{PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
 use crate::abi::dwk_prefill_item;
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
@@ -161,6 +161,23 @@ pub(super) fn segments_of_environment() -> Checked<Option<usize>> {
             "it must be a number of segments, at least 1",
         )),
     }
+}
+
+/// Value of [`PATH_VARIABLE`], if it is set.
+pub(super) fn path_of_environment() -> Checked<Option<PrefillPath>> {
+    let Some(given) = std::env::var_os(PATH_VARIABLE).filter(|given| !given.is_empty()) else {
+        return Ok(None);
+    };
+    let known = PrefillPath::ALL.iter().find(|path| given == path.name());
+    let names = || PrefillPath::ALL.map(PrefillPath::name).join(", ");
+    known.copied().map(Some).ok_or_else(|| {
+        ArgumentError::new(
+            PATH_VARIABLE,
+            ArgumentKind::Value,
+            format!("`{}`", given.display()),
+            format!("it must be one of {}", names()),
+        )
+    })
 }
 
 /// Number of segments of the longest sequence: the least number within `costs.fewer` of the fastest. 1 unless segments

@@ -4,11 +4,11 @@
 //! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
 use super::plan::{self, Counts, Machine, Partition};
-use super::{CHUNK, PrefillSpec};
+use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
 use crate::abi;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::kernels::{COMBINE_COLUMNS, KernelCost, Target, Walk, bucket_index};
+use crate::kernels::{COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, Target, Walk, bucket_index};
 use crate::model::Heads;
 use crate::runtime::Context;
 use crate::tensor::Batch;
@@ -24,6 +24,28 @@ pub(super) struct Shape {
     pub(super) target: &'static Target,
     pub(super) dies: u32,
     pub(super) compute_units: usize,
+    /// Never [`PrefillPath::Auto`].
+    pub(super) path: PrefillPath,
+}
+
+/// Path of a prefill: that of the environment, of the spec, or the planner's choice, in this order.
+fn path_of(spec: &PrefillSpec, sequences: usize) -> Checked<PrefillPath> {
+    let (argument, path) = match plan::path_of_environment()? {
+        Some(path) => (PATH_VARIABLE, path),
+        None => ("path", spec.path),
+    };
+    let compiled = bucket_index(spec.heads.key_dim) < FUSED_BUCKETS;
+    check::ensure(path != PrefillPath::Fused || compiled, || {
+        let was = format!("fused with K = {}", spec.heads.key_dim);
+        let allowed = "the fused kernel needs K of at most 128";
+        ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
+    })?;
+    Ok(match path {
+        // A batch without sequences has no workgroup of the fused kernel that could clear o.
+        _ if sequences == 0 => PrefillPath::Split,
+        PrefillPath::Auto => PrefillPath::Split,
+        forced => forced,
+    })
 }
 
 /// Layout of the workspace: offsets in bytes.
@@ -84,9 +106,15 @@ impl Shape {
             target: context.target(),
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
+            path: path_of(&spec, sequences)?,
         };
         shape.check_grids(shape.whole())?;
         Ok(shape)
+    }
+
+    /// Whether one kernel computes the outputs without records.
+    pub(super) fn is_fused(&self) -> bool {
+        self.path == PrefillPath::Fused
     }
 
     /// Checks that no grid has more threads than a launch can have.
@@ -146,6 +174,7 @@ impl Shape {
         let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
         let segments = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => segments,
+            None if self.is_fused() => 1,
             None => plan::choose(&chunks, &self.machine()),
         };
         let segment = plan::segment_chunks(&chunks, segments);
@@ -166,7 +195,7 @@ impl Shape {
                 * (self.spec.heads.key * self.prepare_head_groups()) as u64,
             of_heads(counts.summaries, self.summarise_division(counts).slabs),
             of_heads(counts.chains as usize, self.combine_slabs()),
-            of_heads(counts.items, self.scan_division(counts).slabs),
+            of_heads(counts.items, self.walk_slabs(counts)),
         ]
     }
 
@@ -184,7 +213,25 @@ impl Shape {
         (self.spec.heads.value / self.spec.heads.key).div_ceil(self.prepare_heads())
     }
 
+    /// Workgroups of scan or of fused per item and value head.
+    pub(super) fn walk_slabs(&self, counts: Counts) -> usize {
+        match self.is_fused() {
+            true => self.fused_slabs(),
+            false => self.scan_division(counts).slabs,
+        }
+    }
+
+    /// Workgroups of fused per item and value head.
+    pub(super) fn fused_slabs(&self) -> usize {
+        let bucket = bucket_index(self.spec.heads.key_dim).min(FUSED_BUCKETS - 1);
+        let columns = self.target.fused(bucket).columns;
+        self.spec.heads.value_dim.div_ceil(columns)
+    }
+
     pub(super) fn record_bytes(&self) -> usize {
+        if self.is_fused() {
+            return 0;
+        }
         self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
     }
 

@@ -1,0 +1,104 @@
+// Walk of prefill_scan and prefill_fused over a segment, in the waves that hold the state: initial state, chunks with
+// their outputs, snapshots and final state.
+#pragma once
+
+#include "../tensor/rows.h"
+#include "walk.h"
+
+namespace prefill {
+
+// Writes zeros to the outputs of padding.
+template <int Keys>
+DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    const int columns = slab_columns<Keys, true>();
+    const int column = work.slab * columns + arch::thread() % columns;
+    if (column >= x.value_dim) {
+        return;
+    }
+#pragma unroll 1
+    for (int token = segment.begin + arch::thread() / columns; token < segment.end;
+         token += walking_threads<Keys, true>() / columns) {
+        ((short *)row_address(x.o, x.o_strides, segment.sequence, token, work.head))[column] = 0;
+    }
+}
+
+// Work and segment of this workgroup, derived again when needed: they are not worth registers during the walk.
+struct Located {
+    Work work;
+    Segment segment;
+    DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x)
+        : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
+};
+
+// Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
+// lanes. If none has a snapshot, it stops after these chunks.
+DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
+    const Segment segment = Located(x).segment;
+    const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
+    const int ahead = done + arch::lane();
+    bool wanted = false;
+    if (ahead * chunk < tokens) {
+        wanted = (u32)x.snapshot_slots[segment.record + ahead] < (u32)x.snapshot_count;
+    }
+    const u64 found = arch::ballot(wanted);
+    const int stop = done + (found ? __builtin_ctzll(found) + 1 : arch::lanes);
+    return arch::uniform_value(max_of(tokens - stop * chunk, 0));
+}
+
+// Stores the state after the chunks so far, if a snapshot is wanted.
+template <int Keys>
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
+    const Located at(x);
+    const int done = (at.segment.end - at.segment.begin - left) / chunk;
+    const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
+    if ((u32)slot < (u32)x.snapshot_count) {
+        const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DWK_SNAPSHOT_VALUE_MAJOR, slot,
+                           at.work.head);
+        store_state<Keys>(state, to, column, x.key_dim, x.value_dim);
+    }
+}
+
+// Walks the chunks, in the waves that hold the state.
+template <class T, int Keys>
+DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    constexpr int column_tiles = StateLayout<Keys>::column_tiles;
+    const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
+    const int column = wave_column + first_column(arch::lane(), column_tiles);
+    const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
+
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
+    State<Keys> state;
+    clear_state<Keys>(state);
+    if (segment.summarised) {
+        load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
+    } else {
+        first_state<Keys>(state, x, segment.sequence, work.head, column);
+    }
+    Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
+    chunks.begin(state);
+    do {
+        int rest = 0;
+        if (arch::reread(x).snapshot_slots) {
+            rest = next_stop(arch::reread(x), chunks.left());
+        }
+        walk<T, Keys>(state, chunks, x, rest);
+        if (arch::reread(x).snapshot_slots) {
+            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column);
+        }
+    } while (chunks.left() > 0);
+    chunks.finish();
+
+    const dwk_prefill_scan_args &y = arch::reread(x);
+    if (y.final_state) {
+        const Located at(y);
+        const int slot = slot_of(y, y.write_slots, at.segment.sequence);
+        if (at.segment.last && slot >= 0) {
+            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,
+                               at.work.head);
+            store_state<Keys>(state, to, column, y.key_dim, y.value_dim);
+        }
+    }
+}
+
+} // namespace prefill
