@@ -7,7 +7,9 @@
 namespace prefill {
 
 // Walks a segment's chunks. Copy warps put each chunk into a stage of the ring.
-template <class T, int Keys, bool Outputs = true> class Chunks {
+//
+// `Early`: gives a stage back at the end of its chunk, for warps that make T there and need time for it.
+template <class T, int Keys, bool Outputs = true, bool Early = false> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
   public:
@@ -53,7 +55,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             }
         }
         DEVICE_MEMBER void release() const {
-            if (chunks.before >= 0 &&
+            if (!Early && chunks.before >= 0 &&
                 chunks.rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
                 Handover<Stage>::empty(chunks.group, chunks.before);
             }
@@ -68,6 +70,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER void advance() {
         if (Outputs && registers_are_short(Keys)) {
             o.store_some(rest);
+        }
+        if (Early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
+            Handover<Stage>::empty(group, stage);
         }
         rest -= chunk;
         before = stage;
