@@ -115,7 +115,7 @@ typedef struct dwk_prefill_prepare_args {
 
 /* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
 typedef struct dwk_prefill_item {
-    int32_t sequence;
+    int32_t sequence;    /* -1: no item, nor are those that follow; in lists that the device made */
     int32_t first_chunk; /* counted in the sequence */
     int32_t chunks;
     int32_t summary; /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
@@ -145,7 +145,9 @@ typedef struct dwk_prefill_scan_args {
     const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, for a first segment, its initial state [V, K] */
     float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
-    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. Unused for first segments. */
+    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. Unused for first segments. With prefill_fused,
+                           [2, summaries, HV]: then how the segment after starts, 2 (chunks before its begin) + (from
+                           zeros); 0: at its begin, from N */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
     dwk_token_strides v_strides;
@@ -174,7 +176,9 @@ typedef struct dwk_prefill_scan_args {
 } dwk_prefill_scan_args;
 
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One
- * workgroup per (item, value head, slab of value columns). */
+ * workgroup per (item, value head, slab of value columns).
+ * prefill_fused_summarise, of the same types and sizes: what prefill_prepare and prefill_summarise do, for items that
+ * another item of the sequence follows, and how that item starts. */
 typedef struct dwk_prefill_fused_args {
     dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads */
     dwk_prefill_scan_args scan;       /* without records */
