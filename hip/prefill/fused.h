@@ -8,6 +8,9 @@
 //   run_fused_state_waves<Keys>(f)                  runs f() in the waves that hold the state
 #pragma once
 
+// Targets whose slabs differ from those of prefill_scan ask for it in layout.h and walk.h.
+#define PREFILL_FUSED
+
 #include "columns.h"
 
 #if defined(__NVPTX__)
