@@ -6,10 +6,15 @@
 
 namespace prefill {
 
+// Whether a stage is given back at the end of its chunk: warps that make T there need the time.
+#ifdef PREFILL_FUSED
+constexpr bool gives_back_early = true;
+#else
+constexpr bool gives_back_early = false;
+#endif
+
 // Walks a segment's chunks. Copy warps put each chunk into a stage of the ring.
-//
-// `Early`: gives a stage back at the end of its chunk, for warps that make T there and need time for it.
-template <class T, int Keys, bool Outputs = true, bool Early = false> class Chunks {
+template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
   public:
@@ -55,7 +60,7 @@ template <class T, int Keys, bool Outputs = true, bool Early = false> class Chun
             }
         }
         DEVICE_MEMBER void release() const {
-            if (!Early && chunks.before >= 0 &&
+            if (!gives_back_early && chunks.before >= 0 &&
                 chunks.rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
                 Handover<Stage>::empty(chunks.group, chunks.before);
             }
@@ -71,7 +76,7 @@ template <class T, int Keys, bool Outputs = true, bool Early = false> class Chun
         if (Outputs && registers_are_short(Keys)) {
             o.store_some(rest);
         }
-        if (Early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
+        if (gives_back_early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
             Handover<Stage>::empty(group, stage);
         }
         rest -= chunk;
