@@ -14,13 +14,13 @@ namespace {
 using namespace prefill;
 
 // Writes zeros to the rows of o past the last sequence: each workgroup to its share of them.
-DEVICE void clear_rest(const dwk_prefill_scan_args &x) {
+template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x) {
     const int groups = x.items_count * x.value_heads * x.slabs;
     const int words = x.value_heads * x.value_dim;
 #pragma unroll 1
     for (int token = token_at(x.cu_seqlens, x.sequences, x.tokens) + arch::workgroup(); token < x.tokens;
          token += groups) {
-        for (int i = arch::thread(); i < words; i += arch::threads()) {
+        for (int i = arch::thread(); i < words; i += walking_threads<Keys, true>()) {
             const int head = i / x.value_dim;
             ((short *)x.o)[token * x.o_strides.token + head * x.o_strides.head + (i - head * x.value_dim)] = 0;
         }
@@ -33,7 +33,7 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     arch::wait_for_previous_kernel();
     const Work work = work_of(x, arch::workgroup());
     if (token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {
-        clear_rest(x);
+        clear_rest<Keys>(x);
     }
     if (!is_item(x, work.item)) {
         return;
@@ -50,9 +50,9 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     if (segment.summarised && !segment.first) {
         begin_early(x, segment, work.head);
     }
-    run_making_waves<T, Keys, true>(y, segment, work);
+    run_making_waves<T, Keys, true>(arch::reread(y), segment, work);
     run_fused_state_waves<Keys, true>(
-        [&]() __attribute__((always_inline)) { scan_columns<T, Keys, true>(x, segment, work); });
+        [&]() __attribute__((always_inline)) { scan_columns<T, Keys, true>(arch::reread(y).scan, segment, work); });
 }
 
 } // namespace
