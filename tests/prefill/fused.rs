@@ -115,7 +115,7 @@ fn growth_hinders_a_warm_up() {
     };
     for (a, b) in state(&case).into_iter().zip(state(&whole)) {
         assert!(
-            b.abs() > 1e-6 && (a / b - 1.0).abs() < 0.02,
+            b.abs() > 1e-6 && (a / b - 1.0).abs() < 0.1,
             "{a:e}, not {b:e}"
         );
     }
