@@ -10,7 +10,6 @@ template <int Keys, bool Outputs> constexpr int fused_threads() { return 3 * gro
 template <int Keys, bool Outputs> constexpr int fused_residency() { return 1; }
 
 // Registers per thread of the warps that make and of those that hold the state.
-
 constexpr int making_registers = 88, fused_state_registers = 208;
 static_assert(making_registers + 2 * fused_state_registers <= 3 * 168, "setmaxnreg would wait forever");
 

@@ -129,12 +129,17 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         const float first_half = own.halves[0], total = first_half + own.halves[1];
         // K K^T, row `warp` of blocks, each transposed
         Accumulators<tiles> products;
-        multiply_keys(products, at_stage);
-        // Gates of the next chunk are loaded meanwhile.
+        start_keys(products, at_stage);
+        // The next chunk is copied, and its gates are loaded, meanwhile.
+        copy_next();
         token += chunk;
         left -= chunk;
         loaded = load_gates();
         left += chunk;
+        if constexpr (!T::rounds_finely) {
+            arch::await_products<0>();
+        }
+        products.pin();
         if (norm) {
             find_norms(products, at_stage, at);
         }
@@ -195,7 +200,6 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
                 }
             }
         }
-        copy_next();
         sync(exchanged);
         invert(at_stage + Stage::t, at);
     }
@@ -208,8 +212,8 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         return out;
     }
 
-    // K K^T of this warp's 16 rows of the left matrix, transposed: [64, 16].
-    DEVICE_MEMBER void multiply_keys(Accumulators<tiles> &kk, u32 at_stage) const {
+    // Starts K K^T of this warp's 16 rows of the left matrix, transposed: [64, 16]. Complete at once for f16.
+    DEVICE_MEMBER void start_keys(Accumulators<tiles> &kk, u32 at_stage) const {
         const u64 stage = arch::described(at_stage);
         if constexpr (T::rounds_finely) {
             // Adds in f32, which rounds: the matrix unit would truncate the sum.
@@ -236,8 +240,6 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
                 T::multiply_async_shared(kk.at, k, k, t > 0);
             }
             arch::commit_products();
-            arch::await_products<0>();
-            kk.pin();
         }
     }
     // Starts Q K^T of this warp's 16 rows of Q, transposed: [64, 16].
