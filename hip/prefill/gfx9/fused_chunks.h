@@ -60,8 +60,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         Slab x;
         RoundedSlab rounded_x;
         read_state(state, x, rounded_x);
-        solve_u(x, rounded_x, state);
         arch::workgroup_sync(); // copied
+        solve_u(x, rounded_x, state);
         RoundedSlab rounded_u;
         update_state(state, x, rounded_u);
         OperandPair p[lower_blocks / 2];
@@ -99,10 +99,14 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     static constexpr int ahead = 3;
     static constexpr int steps = pairs * tiles; // of K S0, Q S0 and K^T U: an operand pair each
 
+    // Byte offset of row tile i. Opaque: there are no registers for the sums with every lane's offsets.
+    static DEVICE_MEMBER u32 of_tile(int i, u32 stride) {
+        return i == 0 ? 0 : (u32)arch::opaque_uniform((int)(16 * i * stride));
+    }
     DEVICE_MEMBER void load_values() {
         for (int i = 0; i < tiles; ++i) {
             for (int r = 0; r < elements; ++r) {
-                values[i][r] = v.memory.load_b32((u32)arch::opaque((int)v_offset[r]) + 16 * i * v.stride);
+                values[i][r] = v.memory.load_b32(v_offset[r] + of_tile(i, v.stride));
             }
         }
     }
@@ -123,7 +127,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             ring[n] = rows_of_step(n);
         }
         Operand s[pairs][2][across];
-        Tile beta[2], read[2];
+        Tile beta, read;
         for (int h = 0; h < tiles; ++h) {
             s[0][h / across][h % across] = round_state(state, 0, h);
         }
@@ -161,29 +165,31 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
                     s[b + 1][i / across][i % across] = round_state(state, b + 1, i);
                 }
                 if constexpr (Outputs) {
-                    for (int q = n * quarters / steps; q < (n + 1) * quarters / steps; ++q) {
-                        write_quarter(q);
+                    constexpr int of_step = (quarters + steps - 1) / steps;
+#pragma unroll
+                    for (int q = 0; q < of_step; ++q) {
+                        if (n * of_step + q < quarters) {
+                            write_quarter(n * of_step + q);
+                        }
                     }
                 }
             }
             // X, as soon as the row factors are there: those of a tile a step before.
-            if (Outputs && n >= corner) {
-                constexpr int span = all - corner;
-                for (int q = 0; q < tiles; ++q) {
-                    if (n == corner + q * span / tiles) {
-                        beta[q % 2] = shared.factor(beta_row, q);
-                        read[q % 2] = shared.factor(read_row, q);
-                    }
-                    if (q > 0 && n == corner + q * span / tiles) {
-                        solve_x_tile(x, rounded_x, q - 1, beta[(q - 1) % 2], read[(q - 1) % 2]);
-                    }
+            constexpr int every = (all - corner) / tiles;
+            if (Outputs && n >= corner && (n - corner) % every == 0 && (n - corner) / every < tiles) {
+                const int q = (n - corner) / every;
+                const Tile last_beta = beta, last_read = read;
+                beta = shared.factor(beta_row, q);
+                read = shared.factor(read_row, q);
+                if (q > 0) {
+                    solve_x_tile(x, rounded_x, q - 1, last_beta, last_read);
                 }
             }
             arch::phase();
         }
         if constexpr (Outputs) {
             o.advance();
-            solve_x_tile(x, rounded_x, tiles - 1, beta[(tiles - 1) % 2], read[(tiles - 1) % 2]);
+            solve_x_tile(x, rounded_x, tiles - 1, beta, read);
         } else {
             for (int q = 0; q < tiles; ++q) {
                 solve_x_tile(x, rounded_x, q, shared.factor(beta_row, q), shared.factor(read_row, q));
@@ -323,8 +329,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             return;
         }
         for (int r = 2 * (q - across); r < 2 * (q - across) + 2; ++r) {
-            o.memory.store_b32((u32)arch::opaque((int)o_offset[r]) + 16 * i * o.stride,
-                               T::join(out[i][0][r], out[i][1][r]));
+            o.memory.store_b32(o_offset[r] + of_tile(i, o.stride), T::join(out[i][0][r], out[i][1][r]));
         }
     }
 
