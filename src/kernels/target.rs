@@ -6,8 +6,8 @@ use super::{FUSED_BUCKETS, KEY_BUCKETS, Role};
 /// Launch parameters of an architecture's kernels.
 #[derive(Debug, PartialEq)]
 pub struct Target {
-    /// Threads of `prefill_lengths`: one wave.
-    lengths_threads: u32,
+    /// Threads of a wave: of `prefill_lengths` and `prefill_short`.
+    wave_threads: u32,
     /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
@@ -16,6 +16,8 @@ pub struct Target {
     summarise: [Walk; KEY_BUCKETS.len()],
     /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].
     fused: [Walk; FUSED_BUCKETS],
+    /// Value columns of a workgroup of `prefill_short`: one wave.
+    pub(crate) short_columns: usize,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
 }
@@ -81,11 +83,12 @@ static CDNA: Target = {
         ..SCAN
     };
     Target {
-        lengths_threads: 64,
+        wave_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
         fused: [FUSED; FUSED_BUCKETS],
+        short_columns: 32,
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -127,7 +130,7 @@ static SM90: Target = {
         }
     }
     Target {
-        lengths_threads: 32,
+        wave_threads: 32,
         prepare_room: 0,
         scan: [
             walk(384, 154_624),
@@ -144,6 +147,7 @@ static SM90: Target = {
             walk(256, 154_624),
         ],
         fused: [fused(154_624), fused(203_776), fused(203_776)],
+        short_columns: 16,
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {
@@ -206,7 +210,7 @@ impl Target {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
-            Role::PrefillLengths => self.lengths_threads,
+            Role::PrefillLengths | Role::PrefillShort(_) => self.wave_threads,
             Role::PrefillSummarise(_) | Role::PrefillScan(_) | Role::PrefillFused(_) => {
                 self.walk(role).map_or(0, |walk| walk.threads)
             }
@@ -221,9 +225,12 @@ impl Target {
             .map_or(self.threads(role), |walk| walk.wide_threads)
     }
 
-    /// Value columns of a workgroup that walks chunks; 0 for other kernels.
+    /// Value columns of a workgroup that walks chunks or computes a short sequence; 0 for other kernels.
     pub fn columns(&self, role: Role) -> usize {
-        self.walk(role).map_or(0, |walk| walk.columns)
+        match role {
+            Role::PrefillShort(_) => self.short_columns,
+            _ => self.walk(role).map_or(0, |walk| walk.columns),
+        }
     }
 
     /// Bytes of shared memory with which a kernel is launched.

@@ -82,11 +82,18 @@ pub enum PrefillPath {
     /// `prefill_prepare` and `prefill_scan`, with `prefill_summarise` and `prefill_combine` between them if sequences
     /// are cut.
     Split,
+    /// `prefill_short` for sequences of at most 16 tokens, for `K` up to 128; the plan chooses for the others.
+    Short,
 }
 
 impl PrefillPath {
     /// Every path.
-    pub const ALL: [PrefillPath; 3] = [PrefillPath::Auto, PrefillPath::Fused, PrefillPath::Split];
+    pub const ALL: [PrefillPath; 4] = [
+        PrefillPath::Auto,
+        PrefillPath::Fused,
+        PrefillPath::Split,
+        PrefillPath::Short,
+    ];
 
     /// Its name in [`PATH_VARIABLE`].
     pub fn name(self) -> &'static str {
@@ -94,6 +101,7 @@ impl PrefillPath {
             PrefillPath::Auto => "auto",
             PrefillPath::Fused => "fused",
             PrefillPath::Split => "split",
+            PrefillPath::Short => "short",
         }
     }
 }
@@ -101,7 +109,7 @@ impl PrefillPath {
 /// Environment variable that overrides [`PrefillSpec::segments`]. `1` switches segments off.
 pub const SEGMENTS_VARIABLE: &str = "DELTAWAVE_SEGMENTS";
 
-/// Environment variable that overrides [`PrefillSpec::path`]: `auto`, `fused` or `split`.
+/// Environment variable that overrides [`PrefillSpec::path`]: `auto`, `fused`, `split` or `short`.
 pub const PATH_VARIABLE: &str = "DELTAWAVE_PREFILL";
 
 impl PrefillSpec {
@@ -142,6 +150,7 @@ impl PrefillSpec {
             combine: kernels::prefill_combine(self.heads.key_dim),
             scan: kernels::prefill_scan(self.dtype, self.heads.key_dim),
             fused: kernels::prefill_fused(self.dtype, self.heads.key_dim),
+            short: kernels::prefill_short(self.dtype, self.heads.key_dim),
         }
     }
 }
@@ -187,6 +196,8 @@ pub enum Part {
     Scan,
     /// `prefill_fused`.
     Fused,
+    /// `prefill_short`.
+    Short,
 }
 
 impl Part {
@@ -200,6 +211,7 @@ impl Part {
             Part::Combine => "prefill_combine",
             Part::Scan => "prefill_scan",
             Part::Fused => "prefill_fused",
+            Part::Short => "prefill_short",
         }
     }
 }
@@ -220,7 +232,7 @@ enum Lengths {
     Host {
         cu_seqlens: Vec<i32>,
         counts: Counts,
-        /// Items, chains, and `cu_seqlens`.
+        /// Items, chains, `cu_seqlens`, and short sequences.
         tables: Buffer<i32>,
     },
     Device(DeviceLengths),
@@ -379,7 +391,7 @@ impl Prefill {
     fn counts(&self) -> Counts {
         match &self.lengths {
             Lengths::Host { counts, .. } => *counts,
-            Lengths::Device(_) => self.shape.whole(),
+            Lengths::Device(_) => self.shape.of_device(),
         }
     }
 
@@ -403,7 +415,11 @@ impl Prefill {
 
     /// Total number of segments. A sequence that is not cut counts as one.
     pub fn segments(&self) -> usize {
-        self.counts().items
+        let counts = self.counts();
+        match &self.lengths {
+            Lengths::Host { .. } => counts.items + counts.short,
+            Lengths::Device(_) => counts.items,
+        }
     }
 
     /// [`Part::Whole`], then each kernel of the plan.
@@ -411,13 +427,15 @@ impl Prefill {
         let counts = self.counts();
         let device = matches!(self.lengths, Lengths::Device(_));
         let fused = self.shape.is_fused();
+        let split = !fused && !counts.only_short();
         [
             (Part::Whole, true),
             (Part::Lengths, device),
-            (Part::Prepare, !fused),
+            (Part::Short, counts.short > 0),
+            (Part::Prepare, split),
             (Part::Summarise, counts.summaries > 0),
             (Part::Combine, counts.chains > 0),
-            (Part::Scan, !fused),
+            (Part::Scan, split),
             (Part::Fused, fused),
         ]
         .into_iter()
@@ -447,10 +465,12 @@ impl Prefill {
             Lengths::Host { counts, tables, .. } => {
                 let items: *const i32 = tables.address().cast_const().cast();
                 let chains = items.wrapping_add(counts.items * plan::ITEM_WORDS);
+                let cu_seqlens = chains.wrapping_add(counts.chains as usize * plan::CHAIN_WORDS);
                 Tables {
-                    cu_seqlens: chains.wrapping_add(counts.chains as usize * plan::CHAIN_WORDS),
+                    cu_seqlens,
                     items: items.cast(),
                     chains,
+                    short: cu_seqlens.wrapping_add(self.shape.sequences + 1),
                     counts: *counts,
                 }
             }
@@ -458,6 +478,7 @@ impl Prefill {
                 cu_seqlens: checked,
                 items: ptr::null(),
                 chains: ptr::null(),
+                short: ptr::null(),
                 counts: self.counts(),
             },
         }

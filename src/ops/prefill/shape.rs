@@ -3,12 +3,14 @@
 //! Kernels that walk chunks divide value columns into slabs, one per workgroup. If not all workgroups fit on the device
 //! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
-use super::plan::{self, Counts, Machine, Partition};
+use super::plan::{self, Counts, Machine, Partition, SHORT_TOKENS};
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
 use crate::abi;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::kernels::{COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, Target, Walk, bucket_index};
+use crate::kernels::{
+    COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, SHORT_BUCKETS, Target, Walk, bucket_index,
+};
 use crate::model::Heads;
 use crate::runtime::Context;
 use crate::tensor::Batch;
@@ -24,12 +26,15 @@ pub(super) struct Shape {
     pub(super) target: &'static Target,
     pub(super) dies: u32,
     pub(super) compute_units: usize,
-    /// Never [`PrefillPath::Auto`].
+    /// [`PrefillPath::Fused`] or [`PrefillPath::Split`], for sequences that `prefill_short` does not compute.
     pub(super) path: PrefillPath,
+    /// Whether `prefill_short` computes short sequences. Absent: the planner decides.
+    short: Option<bool>,
 }
 
-/// Path of a prefill: that of the environment, of the spec, or the planner's choice, in this order.
-fn path_of(spec: &PrefillSpec, sequences: usize) -> Checked<PrefillPath> {
+/// Path of a prefill: that of the environment, of the spec, or the planner's choice, in this order; and whether short
+/// sequences have a path of their own.
+fn path_of(spec: &PrefillSpec, sequences: usize) -> Checked<(PrefillPath, Option<bool>)> {
     let (argument, path) = match plan::path_of_environment()? {
         Some(path) => (PATH_VARIABLE, path),
         None => ("path", spec.path),
@@ -40,12 +45,23 @@ fn path_of(spec: &PrefillSpec, sequences: usize) -> Checked<PrefillPath> {
         let allowed = "the fused kernel needs K of at most 128";
         ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
     })?;
-    Ok(match path {
+    let compiled = bucket_index(spec.heads.key_dim) < SHORT_BUCKETS;
+    check::ensure(path != PrefillPath::Short || compiled, || {
+        let was = format!("short with K = {}", spec.heads.key_dim);
+        let allowed = "the kernel for short sequences needs K of at most 128";
+        ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
+    })?;
+    let short = match path {
+        PrefillPath::Auto if compiled => None,
+        _ => Some(path == PrefillPath::Short),
+    };
+    let others = match path {
         // A batch without sequences has no workgroup of the fused kernel that could clear o.
         _ if sequences == 0 => PrefillPath::Split,
-        PrefillPath::Auto => PrefillPath::Split,
+        PrefillPath::Auto | PrefillPath::Short => PrefillPath::Split,
         forced => forced,
-    })
+    };
+    Ok((others, short))
 }
 
 /// Layout of the workspace: offsets in bytes.
@@ -98,6 +114,7 @@ impl Shape {
                 "fewer than 2^24 sequences",
             )
         })?;
+        let (path, short) = path_of(&spec, sequences)?;
         let compute_units = (spec.compute_units).unwrap_or(context.device().compute_units);
         let shape = Shape {
             spec,
@@ -106,7 +123,8 @@ impl Shape {
             target: context.target(),
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
-            path: path_of(&spec, sequences)?,
+            path,
+            short,
         };
         shape.check_grids(shape.whole())?;
         Ok(shape)
@@ -138,13 +156,39 @@ impl Shape {
         })
     }
 
-    /// Counts if no sequence is cut.
+    /// Whether `prefill_short` computes `short` short sequences, beside `others`.
+    fn uses_short(&self, short: usize, others: usize) -> bool {
+        match self.short {
+            Some(forced) => forced && short > 0,
+            None => plan::uses_short(&self.machine(), short, others),
+        }
+    }
+
+    /// Counts of a plan whose lengths only the device knows.
+    pub(super) fn of_device(&self) -> Counts {
+        // Sequences of at most a chunk on average: many may be short.
+        let likely = match self.batch.rows() <= CHUNK * self.sequences {
+            true => self.sequences,
+            false => 0,
+        };
+        let uses_short = match self.short {
+            Some(forced) => forced && self.sequences > 0,
+            None => self.uses_short(likely, 1),
+        };
+        Counts {
+            short: if uses_short { self.sequences } else { 0 },
+            ..self.whole()
+        }
+    }
+
+    /// Counts if no sequence is cut, and none is left to `prefill_short`.
     pub(super) fn whole(&self) -> Counts {
         Counts {
             items: self.sequences,
             summaries: 0,
             chains: 0,
             longest_chunks: self.chunk_entries().div_ceil(self.sequences.max(1)) as u32,
+            short: 0,
         }
     }
 
@@ -170,16 +214,27 @@ impl Shape {
 
     /// Divides the batch into segments by the environment variable, by the spec, or by the planner, in this order.
     pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
-        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let lengths = || cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+        let chunks: Vec<usize> = lengths().map(|n| n.div_ceil(CHUNK)).collect();
+        let short = lengths().filter(|&n| n <= SHORT_TOKENS).count();
+        let uses_short = self.uses_short(short, chunks.len() - short);
         let segments = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => segments,
             None if self.is_fused() => 1,
+            None if uses_short => {
+                let others = lengths().filter(|&n| n > SHORT_TOKENS);
+                let chunks: Vec<usize> = others.map(|n| n.div_ceil(CHUNK)).collect();
+                plan::choose(&chunks, &self.machine())
+            }
             None => plan::choose(&chunks, &self.machine()),
         };
         let segment = plan::segment_chunks(&chunks, segments);
         self.check_grids(plan::counts(&chunks, segment))?;
-        Ok(plan::cut(&chunks, segment))
+        let mut partition = plan::cut(&chunks, segment);
+        if uses_short {
+            partition.leave_short(cu_seqlens);
+        }
+        Ok(partition)
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
@@ -228,8 +283,13 @@ impl Shape {
         self.spec.heads.value_dim.div_ceil(columns)
     }
 
-    pub(super) fn record_bytes(&self) -> usize {
-        if self.is_fused() {
+    /// Workgroups of short per sequence and value head.
+    pub(super) fn short_slabs(&self) -> usize {
+        (self.spec.heads.value_dim).div_ceil(self.target.short_columns)
+    }
+
+    fn record_bytes(&self, counts: Counts) -> usize {
+        if self.is_fused() || counts.only_short() {
             return 0;
         }
         self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
@@ -251,7 +311,7 @@ impl Shape {
     /// per summary and value head.
     pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
-        let states = self.record_bytes();
+        let states = self.record_bytes(counts);
         let retained = states + self.summary_bytes(counts.summaries);
         let cut = usize::from(counts.summaries > 0);
         let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
