@@ -34,12 +34,16 @@ template <Kind Which, int Count> DEVICE void schedule() {
     }
 }
 
+// Bytes before arguments of this type in the kernel's arguments: 0 unless they are a part of those.
+template <class Arguments> constexpr u32 arguments_offset = 0;
+
 // Loads the kernel's arguments again, for values that are used before and after a loop but not worth a register in it.
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &) {
-    typedef const __attribute__((address_space(4))) Arguments *Constant;
+    typedef const __attribute__((address_space(4))) char *Constant;
+    typedef const __attribute__((address_space(4))) Arguments *Constants;
     Constant p = (Constant)__builtin_amdgcn_kernarg_segment_ptr();
     asm volatile("" : "+s"(p));
-    return *(const Arguments *)p;
+    return *(const Arguments *)(Constants)(p + arguments_offset<Arguments>);
 }
 
 } // namespace arch

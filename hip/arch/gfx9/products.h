@@ -55,6 +55,14 @@ struct F16 {
     static DEVICE_MEMBER int join(float low, float high) { return pack(low, high); }
 };
 
+// Waits until the results of products may be read and overwritten: the eleven states of an f32 product. To be called
+// before a branch: clang 19 omits waits that are due at its target.
+DEVICE void products_done() {
+    __builtin_amdgcn_sched_barrier(0);
+    asm volatile("s_nop 10");
+    __builtin_amdgcn_sched_barrier(0);
+}
+
 // Converts an accumulator tile to an operand: the right operand of a product that contracts over the tile's rows, or
 // the left operand whose rows are the tile's columns. `packed` takes numbers that are exact in the type, `rounded` any
 // numbers.

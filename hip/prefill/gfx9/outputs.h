@@ -52,12 +52,6 @@ template <class T, int Keys> class OutputChunks {
     }
 
   private:
-    // Strides at which rows are distinct. A single token may have any stride, but masked rows must not overlap it.
-    static DEVICE_MEMBER dwk_token_strides apart(dwk_token_strides s, int dim) {
-        s.token = max_of(s.token, (int64_t)dim);
-        return s;
-    }
-
     DEVICE_MEMBER void limit(int rows) {
         if (rows < chunk) {
             q.limit(arch::opaque_uniform(arch::uniform_value(rows)));

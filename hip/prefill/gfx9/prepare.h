@@ -48,7 +48,7 @@ template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, 
     products.multiply(chunk_rows, x.key_dim, norm);
     keep_gates();
     const Norms norms = normalise(products, x, norm, shared);
-    const float per_unit = bits<float>(0x7f000000 - bits<int>(norms.unit)); // 1 / unit
+    const float per_unit = norms.per_unit();
     const ChunkSolver<T> solver(products, shared.solver);
 #pragma unroll 1
     for (int v = unit.first_head; v < unit.end_head; ++v) {

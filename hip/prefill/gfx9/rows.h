@@ -27,6 +27,12 @@ class TokenRows {
     Window memory;
 };
 
+// Strides at which rows are distinct. A single token may have any stride, but masked rows must not overlap it.
+DEVICE dwk_token_strides apart(dwk_token_strides s, int dim) {
+    s.token = max_of(s.token, (int64_t)dim);
+    return s;
+}
+
 // Whether this lane's eight of the 32 key elements of a pair are below K.
 template <int Keys> DEVICE bool inside_keys(int pair, int key_dim) {
     return 32 * pair + 32 <= smallest_key_dim(Keys) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;

@@ -1,8 +1,12 @@
 // Walk over chunks on CDNA: implements ../walk.h.
 #pragma once
 
+#if defined(PREFILL_FUSED)
+#include "fused_chunks.h"
+#else
 #include "chunks.h"
 #include "outputs.h"
+#endif
 
 namespace prefill {
 

@@ -6,6 +6,13 @@
 
 namespace prefill {
 
+// Whether a stage is given back at the end of its chunk: warps that make T there need the time.
+#ifdef PREFILL_FUSED
+constexpr bool gives_back_early = true;
+#else
+constexpr bool gives_back_early = false;
+#endif
+
 // Walks a segment's chunks. Copy warps put each chunk into a stage of the ring.
 template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
@@ -53,7 +60,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             }
         }
         DEVICE_MEMBER void release() const {
-            if (chunks.before >= 0 &&
+            if (!gives_back_early && chunks.before >= 0 &&
                 chunks.rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
                 Handover<Stage>::empty(chunks.group, chunks.before);
             }
@@ -68,6 +75,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER void advance() {
         if (Outputs && registers_are_short(Keys)) {
             o.store_some(rest);
+        }
+        if (gives_back_early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
+            Handover<Stage>::empty(group, stage);
         }
         rest -= chunk;
         before = stage;

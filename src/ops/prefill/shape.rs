@@ -3,7 +3,8 @@
 //! Kernels that walk chunks divide value columns into slabs, one per workgroup. If not all workgroups fit on the device
 //! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
-use super::plan::{self, Counts, Machine, Partition, SHORT_TOKENS};
+use super::lengths::DeviceSegments;
+use super::plan::{self, Balance, Counts, Cut, Machine, Partition};
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
 use crate::abi;
 use crate::check::{self, Checked};
@@ -28,40 +29,37 @@ pub(super) struct Shape {
     pub(super) compute_units: usize,
     /// [`PrefillPath::Fused`] or [`PrefillPath::Split`], for sequences that `prefill_short` does not compute.
     pub(super) path: PrefillPath,
-    /// Whether `prefill_short` computes short sequences. Absent: the planner decides.
-    short: Option<bool>,
+    /// Whether `prefill_short` computes short sequences.
+    short: bool,
 }
 
-/// Path of a prefill: that of the environment, of the spec, or the planner's choice, in this order; and whether short
-/// sequences have a path of their own.
-fn path_of(spec: &PrefillSpec, sequences: usize) -> Checked<(PrefillPath, Option<bool>)> {
+/// Path that the environment or the spec asks for, in this order.
+fn wanted_path(spec: &PrefillSpec) -> Checked<PrefillPath> {
     let (argument, path) = match plan::path_of_environment()? {
         Some(path) => (PATH_VARIABLE, path),
         None => ("path", spec.path),
     };
-    let compiled = bucket_index(spec.heads.key_dim) < FUSED_BUCKETS;
-    check::ensure(path != PrefillPath::Fused || compiled, || {
+    check::ensure(path != PrefillPath::Fused || is_compiled(spec), || {
         let was = format!("fused with K = {}", spec.heads.key_dim);
         let allowed = "the fused kernel needs K of at most 128";
         ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
     })?;
-    let compiled = bucket_index(spec.heads.key_dim) < SHORT_BUCKETS;
-    check::ensure(path != PrefillPath::Short || compiled, || {
+    check::ensure(path != PrefillPath::Short || has_short(spec), || {
         let was = format!("short with K = {}", spec.heads.key_dim);
         let allowed = "the kernel for short sequences needs K of at most 128";
         ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
     })?;
-    let short = match path {
-        PrefillPath::Auto if compiled => None,
-        _ => Some(path == PrefillPath::Short),
-    };
-    let others = match path {
-        // A batch without sequences has no workgroup of the fused kernel that could clear o.
-        _ if sequences == 0 => PrefillPath::Split,
-        PrefillPath::Auto | PrefillPath::Short => PrefillPath::Split,
-        forced => forced,
-    };
-    Ok((others, short))
+    Ok(path)
+}
+
+/// Whether the fused kernels are compiled for this K.
+fn is_compiled(spec: &PrefillSpec) -> bool {
+    bucket_index(spec.heads.key_dim) < FUSED_BUCKETS
+}
+
+/// Whether the kernel for short sequences is compiled for this K.
+fn has_short(spec: &PrefillSpec) -> bool {
+    bucket_index(spec.heads.key_dim) < SHORT_BUCKETS
 }
 
 /// Layout of the workspace: offsets in bytes.
@@ -114,18 +112,31 @@ impl Shape {
                 "fewer than 2^24 sequences",
             )
         })?;
-        let (path, short) = path_of(&spec, sequences)?;
         let compute_units = (spec.compute_units).unwrap_or(context.device().compute_units);
-        let shape = Shape {
+        let wanted = wanted_path(&spec)?;
+        let mut shape = Shape {
             spec,
             batch,
             sequences,
             target: context.target(),
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
-            path,
-            short,
+            path: PrefillPath::Split,
+            short: false,
         };
+        let fused = match wanted {
+            // A batch without sequences has no workgroup of the fused kernel that could clear o.
+            _ if sequences == 0 => false,
+            PrefillPath::Auto | PrefillPath::Short => is_compiled(&spec) && shape.fused_is_faster(),
+            forced => forced == PrefillPath::Fused,
+        };
+        shape.short = match wanted {
+            PrefillPath::Auto => has_short(&spec) && plan::uses_short(batch.rows(), sequences),
+            forced => forced == PrefillPath::Short,
+        };
+        if fused {
+            shape.path = PrefillPath::Fused;
+        }
         shape.check_grids(shape.whole())?;
         Ok(shape)
     }
@@ -133,6 +144,66 @@ impl Shape {
     /// Whether one kernel computes the outputs without records.
     pub(super) fn is_fused(&self) -> bool {
         self.path == PrefillPath::Fused
+    }
+
+    /// Whether a fused prefill is modelled as faster, for sequences of equal length. A pure function of what a plan with
+    /// lengths on the device knows, so that it chooses as a plan with lengths on the host does.
+    fn fused_is_faster(&self) -> bool {
+        let costs = &self.target.fused_costs;
+        if !costs.automatic {
+            return false;
+        }
+        let chunks = vec![self.chunk_entries() / self.sequences; self.sequences];
+        let launch = self.target.costs.launch;
+        let (longest, cost) = self.balance().choose(&chunks);
+        let counts = plan::counts(&chunks, Cut::AtMost(longest));
+        let chains = f64::from(counts.chains.min(1)) * launch;
+        let fused = launch + chains + cost as f64 / 16.0 * costs.chunk;
+        let heads = self.chunk_entries() * self.spec.heads.value;
+        let prepare = costs.prepare * heads as f64 / self.compute_units as f64;
+        fused < 2.0 * launch + prepare + plan::time(&chunks, &self.machine())
+    }
+
+    /// Device and costs by which a fused prefill is cut.
+    pub(super) fn balance(&self) -> Balance {
+        let costs = &self.target.fused_costs;
+        let bytes = self.summary_bytes(1).max(1);
+        Balance {
+            workgroups: (self.spec.heads.value * self.fused_slabs()) as i32,
+            compute_units: self.compute_units.min(1 << 24) as i32,
+            most_summaries: (plan::MOST_SUMMARY_BYTES / bytes) as i32,
+            least_chunks: costs.least_chunks,
+            start: costs.start,
+            warm_up: costs.warm_up,
+            summaries: costs.summaries,
+            worthwhile: costs.worthwhile,
+        }
+    }
+
+    /// Segments of a batch whose lengths only the device knows, or nothing if no sequence is cut.
+    pub(super) fn device_segments(&self) -> Checked<Option<DeviceSegments>> {
+        let forced = plan::segments_of_environment()?.or(self.spec.segments);
+        if !self.is_fused() {
+            return Ok(None);
+        }
+        let tokens = self.batch.rows();
+        let summaries = match forced {
+            Some(n) => self.sequences.saturating_mul(n - 1).min(tokens / CHUNK),
+            None => self.balance().most_summaries(tokens),
+        };
+        let most = Counts {
+            items: self.sequences + summaries,
+            summaries,
+            chains: (summaries / 2).min(self.sequences) as u32,
+            longest_chunks: self.whole().longest_chunks,
+            short: 0,
+        };
+        self.check_grids(most)?;
+        Ok(Some(DeviceSegments {
+            most,
+            segments: forced.map_or(0, |n| n.min(i32::MAX as usize) as i32),
+            balance: self.balance(),
+        }))
     }
 
     /// Checks that no grid has more threads than a launch can have.
@@ -156,28 +227,11 @@ impl Shape {
         })
     }
 
-    /// Whether `prefill_short` computes `short` short sequences, beside `others`.
-    fn uses_short(&self, short: usize, others: usize) -> bool {
-        match self.short {
-            Some(forced) => forced && short > 0,
-            None => plan::uses_short(&self.machine(), short, others),
-        }
-    }
-
-    /// Counts of a plan whose lengths only the device knows.
-    pub(super) fn of_device(&self) -> Counts {
-        // Sequences of at most a chunk on average: many may be short.
-        let likely = match self.batch.rows() <= CHUNK * self.sequences {
-            true => self.sequences,
-            false => 0,
-        };
-        let uses_short = match self.short {
-            Some(forced) => forced && self.sequences > 0,
-            None => self.uses_short(likely, 1),
-        };
+    /// Counts of a plan whose lengths only the device knows, with its short sequences.
+    pub(super) fn with_short(&self, counts: Counts) -> Counts {
         Counts {
-            short: if uses_short { self.sequences } else { 0 },
-            ..self.whole()
+            short: if self.short { self.sequences } else { 0 },
+            ..counts
         }
     }
 
@@ -214,24 +268,19 @@ impl Shape {
 
     /// Divides the batch into segments by the environment variable, by the spec, or by the planner, in this order.
     pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
-        let lengths = || cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-        let chunks: Vec<usize> = lengths().map(|n| n.div_ceil(CHUNK)).collect();
-        let short = lengths().filter(|&n| n <= SHORT_TOKENS).count();
-        let uses_short = self.uses_short(short, chunks.len() - short);
-        let segments = match plan::segments_of_environment()?.or(self.spec.segments) {
-            Some(segments) => segments,
-            None if self.is_fused() => 1,
-            None if uses_short => {
-                let others = lengths().filter(|&n| n > SHORT_TOKENS);
-                let chunks: Vec<usize> = others.map(|n| n.div_ceil(CHUNK)).collect();
-                plan::choose(&chunks, &self.machine())
+        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
+            Some(segments) => Cut::Segments(segments),
+            None if self.is_fused() => Cut::AtMost(self.balance().choose(&chunks).0),
+            None => {
+                let segments = plan::choose(&chunks, &self.machine());
+                Cut::Chunks(plan::segment_chunks(&chunks, segments))
             }
-            None => plan::choose(&chunks, &self.machine()),
         };
-        let segment = plan::segment_chunks(&chunks, segments);
-        self.check_grids(plan::counts(&chunks, segment))?;
-        let mut partition = plan::cut(&chunks, segment);
-        if uses_short {
+        self.check_grids(plan::counts(&chunks, cut))?;
+        let mut partition = plan::cut(&chunks, cut);
+        if self.short {
             partition.leave_short(cu_seqlens);
         }
         Ok(partition)
@@ -246,9 +295,14 @@ impl Shape {
         let of_heads =
             |items: usize, slabs: usize| items as u64 * self.spec.heads.value as u64 * slabs as u64;
         [
-            (self.chunk_entries() as u64 + 1)
-                * (self.spec.heads.key * self.prepare_head_groups()) as u64,
-            of_heads(counts.summaries, self.summarise_division(counts).slabs),
+            match self.is_fused() {
+                true => 0,
+                false => {
+                    (self.chunk_entries() as u64 + 1)
+                        * (self.spec.heads.key * self.prepare_head_groups()) as u64
+                }
+            },
+            of_heads(counts.summaries, self.summarise_slabs(counts)),
             of_heads(counts.chains as usize, self.combine_slabs()),
             of_heads(counts.items, self.walk_slabs(counts)),
         ]
@@ -274,6 +328,18 @@ impl Shape {
             true => self.fused_slabs(),
             false => self.scan_division(counts).slabs,
         }
+    }
+
+    /// Workgroups of summarise or of fused_summarise per item and value head.
+    pub(super) fn summarise_slabs(&self, counts: Counts) -> usize {
+        if !self.is_fused() {
+            return self.summarise_division(counts).slabs;
+        }
+        let Heads {
+            key_dim, value_dim, ..
+        } = self.spec.heads;
+        let columns = self.target.fused_summarise(bucket_index(key_dim)).columns;
+        value_dim.div_ceil(columns) + key_dim.div_ceil(columns)
     }
 
     /// Workgroups of fused per item and value head.
@@ -308,18 +374,19 @@ impl Shape {
     }
 
     /// Layout of the workspace: records and, if sequences are cut, N and M of the summaries, a bound per record, a word
-    /// per summary and value head.
+    /// per summary and value head. A fused prefill has neither records nor bounds, but two words.
     pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
         let states = self.record_bytes(counts);
         let retained = states + self.summary_bytes(counts.summaries);
-        let cut = usize::from(counts.summaries > 0);
+        let cut = usize::from(counts.summaries > 0 && !self.is_fused());
+        let words = 1 + usize::from(self.is_fused());
         let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
         WorkspaceLayout {
             states,
             retained,
             forgotten,
-            bytes: forgotten + counts.summaries * heads * size_of::<i32>(),
+            bytes: forgotten + counts.summaries * heads * words * size_of::<i32>(),
         }
     }
 
