@@ -34,12 +34,14 @@ fn most_registers(role: Role) -> u32 {
         Role::Decode(_)
         | Role::PrefillSummarise(_)
         | Role::PrefillCombine(_)
-        | Role::PrefillScan(_) => 256,
+        | Role::PrefillScan(_)
+        | Role::PrefillFused(_)
+        | Role::PrefillFusedSummarise(_) => 256,
     }
 }
 
 const MAX_LDS: u32 = 64 << 10;
-const MAX_KERNELS: usize = 40;
+const MAX_KERNELS: usize = 60;
 const MAX_BYTES: usize = 6 << 20;
 /// Of all compilers together, on the CPU: what else the machine does does not count.
 const MAX_COMPILE_TIME: Duration = Duration::from_secs(60);

@@ -1,13 +1,13 @@
 //! Sequences of at most 16 tokens in `prefill_short`: the bits of the other kernels, alone and mixed with longer ones.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave::prefill::{Prefill, PrefillPath};
+use deltawave::prefill::{Prefill, PrefillPath, Snapshot};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 
 use crate::common::{
-    Case, Entry, GateKind, Layout, PoolCase, StateKind, assert_same_bits, check_output, check_pool,
-    context, run, run_pool, spec,
+    Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
+    check_output, check_pool, context, run, run_pool, run_snapshots, spec,
 };
 
 const SHORT: &str = "dw_prefill_short_bf16_k";
@@ -162,6 +162,57 @@ fn pools() {
                 let output = run_pool(&context(), &case, &data, &pool);
                 assert_same_bits(&expected, &output, "a pool");
             }
+        }
+    }
+}
+
+/// A slot for the only chunk of a short sequence: its snapshot is the final state, on every path.
+#[test]
+fn snapshots() {
+    for (i, kind) in [
+        (Dtype::F32, StateLayout::ValueMajor),
+        (Dtype::Bf16, StateLayout::KeyMajor),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[16, 70, 5, 0]);
+        let state = StateKind {
+            dtype: kind.0,
+            layout: kind.1,
+            pad: i,
+        };
+        case.final_state = Some(state);
+        // The only chunk of sequences 0 and 2 ends beyond their tokens, and so would a planned snapshot.
+        let at = |sequence, slot| Snapshot {
+            sequence,
+            tokens: 64,
+            slot,
+        };
+        let wanted = SnapshotCase {
+            to: Some((state, 5)),
+            list: vec![at(0, 3), at(1, 0), at(2, 1)],
+            planned: false,
+        };
+        let data = case.data();
+        let of = |path, entry| {
+            let mut case = with_path(&case, path);
+            case.entry = entry;
+            run_snapshots(&context(), &case, &data, None, &wanted)
+        };
+        let (expected, taken) = of(PrefillPath::Split, Entry::Packed);
+        for entry in [Entry::Packed, Entry::Device { wide: true }] {
+            let (output, same) = of(PrefillPath::Short, entry);
+            assert_same_bits(&expected, &output, "with snapshots");
+            assert!(bits(&taken) == bits(&same), "{entry:?}");
+        }
+        let each = 2 * 64 * 48;
+        let last = expected.state.expect("states");
+        for (taken, n) in [(&taken[..each], 0), (&taken[2 * each..], 2)] {
+            assert!(
+                bits(taken) == bits(&last[n * each..][..each]),
+                "sequence {n}"
+            );
         }
     }
 }
