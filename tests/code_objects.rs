@@ -29,7 +29,7 @@ fn most_registers(role: Role) -> u32 {
         Role::PrefillLengths => 64,
         Role::Norm => 96,
         // Four waves per SIMD.
-        Role::Commit | Role::Conv => 128,
+        Role::Commit | Role::Conv | Role::PrefillShort(_) => 128,
         // Three waves per SIMD: LDS does not hold more of summarise.
         Role::DecodeNorm | Role::Decode(..=128) | Role::PrefillSummarise(..=128) => 168,
         Role::PrefillPrepare => 208,

@@ -11,10 +11,10 @@ namespace math {
 
 using namespace tile;
 
-// Four 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The column's number
-// permutes its 16-byte quarters, which avoids bank conflicts.
-struct Blocks {
-    static constexpr int count = 4;
+// 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The column's number permutes
+// its 16-byte quarters, which avoids bank conflicts.
+template <int Count> struct SomeBlocks {
+    static constexpr int count = Count;
     float at[count * 16 * 16];
 
     static DEVICE_MEMBER int place(int block, int row, int column) {
@@ -48,6 +48,7 @@ struct Blocks {
         return out;
     }
 };
+typedef SomeBlocks<4> Blocks; // the diagonal blocks of a chunk
 
 // Column of the 16x16 identity: lane l of 16 has column l.
 struct UnitColumn {
@@ -74,11 +75,12 @@ template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const
     }
 }
 
-// x[b] <- (I - x[b])^-1 for blocks from `first` on, one block for each 16 lanes of the wave.
-DEVICE void invert_blocks(Blocks &x, const UnitColumn &unit, int lane, int first) {
-    const int block = first + lane / 16, column = lane % 16;
+// x[b] <- (I - x[b])^-1 for blocks from `first` on, one block for each 16 lanes of the wave. A single block is computed
+// by each 16 lanes alike.
+template <int Count> DEVICE void invert_blocks(SomeBlocks<Count> &x, const UnitColumn &unit, int lane, int first) {
+    const int block = Count == 1 ? 0 : first + lane / 16, column = lane % 16;
     const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
-        return *(f32x4 *)(x.at + Blocks::place(block, 4 * quarter, of_column));
+        return *(f32x4 *)(x.at + SomeBlocks<Count>::place(block, 4 * quarter, of_column));
     };
     float entries[16], t[16];
     for (int q = 0; q < 4; ++q) {
@@ -89,8 +91,14 @@ DEVICE void invert_blocks(Blocks &x, const UnitColumn &unit, int lane, int first
         }
     }
     substitute<15>(t, entries, four);
+    if constexpr (Count == 1) {
+        // Otherwise the compiler would move the sums, not the exchanges, into the branch.
+        for (float &x : t) {
+            x = arch::held(x);
+        }
+    }
     arch::wave_sync();
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < 4 && (Count > 1 || lane < 16); ++q) {
         four(column, q) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
     }
     arch::wave_sync();
