@@ -124,8 +124,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         if (rest > 0) {
             next.limit(rest);
             next.load_values(part);
+            arch::phase();
             next.load_k(part);
+            arch::phase();
             next.load_columns(part);
+            arch::phase();
             next.load_rest(part);
         }
     }
