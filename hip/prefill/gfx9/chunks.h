@@ -243,7 +243,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
         share_state<0>(state);
         with_others<2, 1, 0>();
-        with_others<tiles * key_tiles - 2, 1, 2>();
+        with_others<tiles * key_tiles - 2, 1, 4>();
         arch::phase();
         share_state<1>(state);
         arch::phase();
