@@ -15,7 +15,7 @@ using namespace tile;
 // permutes its 16-byte quarters, which avoids bank conflicts.
 struct Blocks {
     static constexpr int count = 4;
-    float at[count * 16 * 16];
+    alignas(16) float at[count * 16 * 16]; // accessed as f32x4
 
     static DEVICE_MEMBER int place(int block, int row, int column) {
         return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
