@@ -15,7 +15,9 @@ using namespace tile;
 // permutes its 16-byte quarters, which avoids bank conflicts.
 struct Blocks {
     static constexpr int count = 4;
-    alignas(16) float at[count * 16 * 16]; // accessed as f32x4
+    // Accessed as vectors, through pointers: clang 22 takes what is cast directly from an element of a member for as
+    // aligned as that element.
+    alignas(16) float at[count * 16 * 16];
 
     static DEVICE_MEMBER int place(int block, int row, int column) {
         return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
@@ -27,13 +29,15 @@ struct Blocks {
             for (int i = 0; i < arch::run; ++i) {
                 consecutive[i] = x[e + i];
             }
-            *(arch::Run *)(at + place(block, at_.row(e), at_.column(e))) = consecutive;
+            float *const to = at + place(block, at_.row(e), at_.column(e));
+            *(arch::Run *)to = consecutive;
         }
     }
     DEVICE_MEMBER Tile get(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; e += arch::run) {
-            const arch::Run consecutive = *(const arch::Run *)(at + place(block, at_.row(e), at_.column(e)));
+            const float *const from = at + place(block, at_.row(e), at_.column(e));
+            const arch::Run consecutive = *(const arch::Run *)from;
             for (int i = 0; i < arch::run; ++i) {
                 out[e + i] = consecutive[i];
             }
@@ -78,7 +82,8 @@ template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const
 DEVICE void invert_blocks(Blocks &x, const UnitColumn &unit, int lane, int first) {
     const int block = first + lane / 16, column = lane % 16;
     const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
-        return *(f32x4 *)(x.at + Blocks::place(block, 4 * quarter, of_column));
+        float *const rows = x.at + Blocks::place(block, 4 * quarter, of_column);
+        return *(f32x4 *)rows;
     };
     float entries[16], t[16];
     for (int q = 0; q < 4; ++q) {
