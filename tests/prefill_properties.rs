@@ -42,6 +42,7 @@ fn path() -> impl Strategy<Value = PrefillPath> {
     prop_oneof![
         Just(PrefillPath::Auto),
         Just(PrefillPath::Split),
+        Just(PrefillPath::Fused),
         Just(PrefillPath::Short)
     ]
 }
