@@ -1,16 +1,14 @@
 """deltawave and its peers behind one interface: `build(x)` makes a function of nothing that returns `o` of shape
 [1, T, HV, V] and the final states [N, HV, K, V]. A contestant that cannot run here raises `Missing` with the reason."""
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import flashinfer_parts
 from cases import D
 
 HERE = Path(__file__).resolve().parent
@@ -27,7 +25,7 @@ class Missing(Exception):
 
 
 def need(module):
-    if importlib.util.find_spec(module) is None:
+    if module not in sys.modules and importlib.util.find_spec(module) is None:
         raise Missing(f"the Python package {module} is not installed")
 
 
@@ -162,79 +160,68 @@ class FlashQla:
 
 
 class FlashInfer:
-    """FlashInfer's kernel for sm_90a, of which flashinfer.cu builds the instantiation that is wanted."""
+    """FlashInfer's kernel for sm_90a, in the CuTe DSL: one launch, a workgroup for each sequence and value head."""
 
     name, label = "flashinfer", "FlashInfer"
-    FLAGS = ["-O3", "-DNDEBUG", "-std=c++20", "-use_fast_math", "--expt-relaxed-constexpr",
-             "-static-global-template-stub=false", "-gencode=arch=compute_90a,code=sm_90a",
-             "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-DFLAT_SM90A_ENABLED", "-Xcompiler", "-fPIC", "-shared"]
-    INCLUDES = ["cccl/libcudacxx/include", "cccl/cub", "cccl/thrust", "include", "cutlass/include",
-                "cutlass/tools/util/include"]
-
-    @staticmethod
-    def data():
-        need("flashinfer")
-        return Path(importlib.util.find_spec("flashinfer").submodule_search_locations[0]) / "data"
-
-    @staticmethod
-    def nvcc():
-        path = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-        if not Path(path).exists():
-            raise Missing("its kernels have to be compiled, and there is no nvcc")
-        return path
+    file, entry = "gdn_kernels.delta_rule_dsl.delta_rule_sm90", "delta_rule_prefill_dsl_sm90"
 
     def check(self):
-        self.data()
-        self.nvcc()
+        for package in ("flashinfer", "cutlass", "tvm_ffi"):
+            need(package)
+        try:
+            flashinfer_parts.module(self.file)
+        except Exception as problem:  # whatever an import of foreign code raises
+            raise Missing(f"its import fails: {type(problem).__name__}: {str(problem)[:300]}")
 
     def warm_up_jobs(self, cases):
-        return first_of_each(cases, lambda c: (c.dtype, c.value_heads > c.key_heads))
+        """None: what it compiles, in seconds, it keeps in memory alone."""
+        return []
 
     def version(self):
-        return importlib.metadata.version("flashinfer-python")
+        return "{}, nvidia-cutlass-dsl {}".format(*map(installed, ("flashinfer-python", "nvidia-cutlass-dsl-libs-base")))
 
-    def library(self, dtype, gva):
-        """Compiles once into the cache folder; another process may be doing the same."""
-        folder = Path(os.environ["DELTAWAVE_PEERS_CACHE"])
-        path = folder / f"flashinfer_{dtype}_{int(gva)}.so"
-        if not path.exists():
-            element = {"bf16": "nv_bfloat16", "fp16": "half"}[dtype]
-            partial = path.with_suffix(f".{os.getpid()}")
-            includes = [f"-I{self.data() / i}" for i in self.INCLUDES]
-            command = [self.nvcc(), *self.FLAGS, f"-DELEMENT={element}", f"-DGVA={int(gva)}", *includes,
-                       "-o", str(partial), str(HERE / "flashinfer.cu")]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"nvcc: {done.stderr.strip()[-500:]}")
-            partial.rename(path)
-        return ctypes.CDLL(str(path))
+    def call(self, x, o, state, alpha, cu_seqlens):
+        kernel = getattr(flashinfer_parts.module(self.file), self.entry)
+        q, k, v, beta = x.q[0], x.k[0], x.v[0], x.beta[0]
+        return lambda: kernel(o, state, q, k, v, None, alpha, beta, cu_seqlens, x.scale)
 
     def build(self, x):
         import torch
 
-        case, sequences = x.case, len(x.case.lengths)
-        entry = self.library(case.dtype, case.value_heads > case.key_heads).flashinfer_prefill
-        device = x.v.device
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        alpha = x.g[0].exp()  # it takes the factor itself: not timed
-        cu_seqlens = x.cu_seqlens.long()
         o = torch.empty_like(x.v)
-        state = torch.empty(sequences, case.value_heads, D, D, dtype=torch.float32, device=device)
-        workspace = torch.empty(128 * multiprocessors, dtype=torch.uint8, device=device)
-        tensors = (o, state, x.q, x.k, x.v, alpha, x.beta, cu_seqlens, workspace)
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+        state = torch.empty(len(x.case.lengths), x.case.value_heads, D, D, dtype=torch.float32, device=x.v.device)
+        # It takes the factor exp(g) itself: not timed.
+        call = self.call(x, o[0], state, x.g[0].exp(), x.cu_seqlens.long())
         transposed = state.transpose(-1, -2)  # [N, HV, V, K]
 
         def run():
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            status = entry(*pointers, sequences, case.key_heads, case.value_heads, ctypes.c_int64(case.tokens),
-                           ctypes.c_float(x.scale), multiprocessors, stream)
-            if status:
-                raise RuntimeError("the kernel was refused")
+            call()
             return o, transposed
 
-        run.keep = tensors
         return run
+
+    def forget(self):
+        flashinfer_parts.forget()
+
+
+class FlashInferCut(FlashInfer):
+    """FlashInfer's other kernels, which cut sequences into pieces: four launches. FlashInfer itself chooses these where
+    sequences times heads are fewer than half the multiprocessors."""
+
+    name, label = "flashinfer-cut", "FlashInfer, cut"
+    file, entry = "gdn_kernels.delta_rule_dsl.delta_rule_cp_sm90", "cp_delta_rule_dsl_sm90"
+
+    def call(self, x, o, state, alpha, cu_seqlens):
+        kernel = getattr(flashinfer_parts.module(self.file), self.entry)
+        q, k, v, beta, longest = x.q[0], x.k[0], x.v[0], x.beta[0], max(x.case.lengths)
+        return lambda: kernel(o, state, q, k, v, alpha, beta, cu_seqlens, x.scale, max_seqlen=longest)
+
+
+def installed(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "?"
 
 
 def first_of_each(cases, key):
@@ -246,4 +233,4 @@ def first_of_each(cases, key):
 
 
 # In the order in which they are given up if time runs out, last first.
-CONTESTANTS = {c.name: c for c in (Deltawave(), Fla(), FlashQla(), FlashInfer())}
+CONTESTANTS = {c.name: c for c in (Deltawave(), FlashInfer(), FlashInferCut(), FlashQla(), Fla())}

@@ -1,9 +1,14 @@
-"""Fetches the peers' packages from PyPI and packs what the benchmark needs of them into one small archive, for a
-machine with a GPU and no network: `make peers-wheels` makes .whl/peers.tar.xz. That machine is to have Python 3.12 or
-newer on x86-64, PyTorch, Triton and nvcc."""
+"""Fetches the peers' packages from PyPI and packs what the benchmark needs of them, for a machine with a GPU and no
+network: `make peers-wheels` makes .whl/PIECE.tar.xz, one piece for each group of peers, each of at most 60 MiB. Pieces
+that do not fit through together can be carried one after the other: a machine keeps what it has unpacked. That machine
+is to have Python 3.12 or newer on x86-64, PyTorch with CUDA 13, and nvcc.
+
+    python3 benches/peers/pack.py FOLDER [PIECE...]
+"""
 
 import fnmatch
 import io
+import lzma
 import subprocess
 import sys
 import tarfile
@@ -11,22 +16,42 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-# What is taken of each package, and what is left out of that: sources and other vendors' kernels, mostly.
-PACKAGES = {
-    "fla-core==0.6.0": (["*"], []),
-    "flash-qla==0.1.2": (["*"], []),
-    "apache-tvm-ffi==0.1.9": (["*"], ["tvm_ffi/3rdparty/libbacktrace/*"]),
-    "tilelang==0.1.9": (["*"], ["tilelang/3rdparty/composable_kernel/*", "tilelang/3rdparty/tvm/src/*",
-                                "tilelang/3rdparty/cutlass/tools/*", "tilelang/3rdparty/cutlass/python/*", "*/RECORD"]),
-    "z3-solver==4.15.4.0": (["z3/*.py", "z3/lib/libz3.so", "*/METADATA"], []),
-    # The headers of the one kernel. Its Python part would need a dozen packages more.
-    "flashinfer-python==0.6.13": (["flashinfer/data/include/flashinfer/flat/*", "flashinfer/data/cutlass/include/*",
-                                   "flashinfer/data/cutlass/tools/util/include/*",
-                                   "flashinfer/data/cccl/libcudacxx/include/*", "flashinfer/data/cccl/cub/cub/*",
-                                   "flashinfer/data/cccl/thrust/thrust/*", "*/METADATA"], []),
+LIMIT = 60 << 20  # bytes of a piece
+
+# What is taken of each package, and what is left out of that: sources, headers, other vendors' kernels, mostly.
+# FlashInfer and TileLang agree on this one.
+TVM_FFI = {"apache-tvm-ffi==0.1.12": (["*"], ["tvm_ffi/3rdparty/*", "tvm_ffi/include/*", "*testing.so", "*/RECORD"])}
+PIECES = {
+    "flashinfer": {
+        # The Python files of its Gated DeltaNet kernels.
+        "flashinfer-python==0.7.2.post1": (["flashinfer/gdn_kernels/*", "*/METADATA"],
+                                           ["flashinfer/gdn_kernels/blackwell/*",
+                                            "flashinfer/gdn_kernels/experimental/*"]),
+        "nvidia-cutlass-dsl==4.8.1": (["*.pth", "*/METADATA"], []),
+        "nvidia-cutlass-dsl-libs-core==4.8.1": (["*"], ["*/RECORD"]),
+        "nvidia-cutlass-dsl-libs-base==4.8.1": (["*"], ["*/RECORD", "*/dsl_packages/iket/*"]),
+        "nvidia-cutlass-dsl-libs-cu13==4.8.1": (["*"], ["*.a", "*/stubs/*", "*/include/*", "*/RECORD"]),
+        **TVM_FFI,
+    },
+    "flashqla": {
+        "flash-qla==0.1.3": (["*"], ["*/RECORD"]),
+        "tilelang==0.1.15": (["*"], ["tilelang/3rdparty/composable_kernel/*", "tilelang/3rdparty/tvm/src/*",
+                                     "tilelang/3rdparty/cutlass/tools/*", "tilelang/3rdparty/cutlass/python/*",
+                                     "*/RECORD"]),
+        "z3-solver==4.15.4.0": (["z3/*.py", "z3/lib/libz3.so", "*/METADATA"], []),
+        "torch-c-dlpack-ext==0.1.5": (["*"], ["*/RECORD"]),
+        **TVM_FFI,
+    },
+    "fla": {
+        "fla-core==0.6.0": (["*"], ["*/RECORD"]),
+        "triton==3.9.0": (["*"], ["triton/backends/amd/*", "*/RECORD"]),
+    },
 }
 PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64",
              "manylinux2014_x86_64", "manylinux1_x86_64"]
+# Machine code packs better with its jumps made absolute; the dictionary holds the largest library.
+FILTERS = [{"id": lzma.FILTER_X86},
+           {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 256 << 20}]
 
 
 def download(package, folder):
@@ -41,12 +66,11 @@ def wanted(name, take, leave):
     return any(fnmatch.fnmatch(name, p) for p in take) and not any(fnmatch.fnmatch(name, p) for p in leave)
 
 
-def main():
-    target = Path(sys.argv[1])
-    target.parent.mkdir(parents=True, exist_ok=True)
+def pack(packages, target):
     partial = target.with_suffix(".partial")
-    with tempfile.TemporaryDirectory() as scratch, tarfile.open(partial, "w:xz") as archive:
-        for package, (take, leave) in PACKAGES.items():
+    with tempfile.TemporaryDirectory() as scratch, lzma.open(partial, "w", filters=FILTERS) as packed, \
+            tarfile.open(fileobj=packed, mode="w|") as archive:
+        for package, (take, leave) in packages.items():
             folder = Path(scratch) / package
             folder.mkdir()
             download(package, folder)
@@ -57,12 +81,26 @@ def main():
                     if info.is_dir() or not wanted(info.filename, take, leave):
                         continue
                     entry = tarfile.TarInfo(info.filename)
-                    entry.size, entry.mode = info.file_size, 0o755 if ".so" in info.filename else 0o644
+                    program = ".so" in info.filename or "/bin/" in info.filename
+                    entry.size, entry.mode = info.file_size, 0o755 if program else 0o644
                     archive.addfile(entry, io.BytesIO(members.read(info)))
                     count, size = count + 1, size + info.file_size
             print(f"{package}: {count} files, {size / 2**20:.1f} MiB", flush=True)
+    size = partial.stat().st_size
+    if size > LIMIT:
+        sys.exit(f"{target.name} has {size} bytes, more than the {LIMIT} of a piece")
     partial.rename(target)
-    print(f"{target}: {target.stat().st_size / 2**20:.1f} MiB")
+    print(f"{target}: {size / 2**20:.1f} MiB", flush=True)
+
+
+def main():
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sys.argv[2:] or PIECES
+    if unknown := [name for name in names if name not in PIECES]:
+        sys.exit(f"no piece is called {unknown[0]}; they are {', '.join(PIECES)}")
+    for name in names:
+        pack(PIECES[name], folder / f"{name}.tar.xz")
 
 
 if __name__ == "__main__":

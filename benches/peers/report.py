@@ -4,9 +4,11 @@ import html
 import json
 import math
 
+from cases import GATES
 from contestants import CONTESTANTS
 
-COLOURS = {"deltawave": "#c2410c", "fla": "#2563eb", "flashqla": "#15803d", "flashinfer": "#7c3aed"}
+COLOURS = {"deltawave": "#c2410c", "fla": "#2563eb", "flashqla": "#15803d", "flashinfer": "#7c3aed",
+           "flashinfer-cut": "#be185d"}
 
 WRONG = 0.02  # errors beyond this are no rounding
 
@@ -14,7 +16,8 @@ WRONG = 0.02  # errors beyond this are no rounding
 def order(row):
     """By type, heads and length."""
     heads = row["value_heads"], row["key_heads"]
-    return row["dtype"], heads, "x" in row["batch"] or "ragged" in row["batch"], row["tokens"], row["gates"] != "normal"
+    many = "x" in row["batch"] or "ragged" in row["batch"]
+    return row["dtype"], heads, many, row["tokens"], row["batch"], GATES.index(row["gates"])
 
 
 class Results:
@@ -32,8 +35,30 @@ class Results:
 
     def floor_ms(self, row):
         """What moving q, k, v and o once takes at the copy bandwidth of this run."""
-        bandwidth = self.machine.get("copy_bytes_per_s")
+        bandwidth = row.get("copy_bytes_per_s") or self.machine.get("copy_bytes_per_s")
         return row["io_bytes"] / bandwidth * 1e3 if bandwidth else math.nan
+
+
+def correct(entry):
+    """Whether a contestant ran, and its results are right as far as they could be checked."""
+    errors = [entry.get("o_error"), entry.get("state_error")]
+    return "ms" in entry and "error" not in entry and all(e is None or e <= WRONG for e in errors)
+
+
+def fastest_peer(row):
+    """Name and milliseconds of the fastest peer whose results are right, or None."""
+    found = [(entry["ms"], name) for name, entry in row["results"].items() if name != "deltawave" and correct(entry)]
+    return min(found)[::-1] if found else None
+
+
+def ratio(row):
+    """The fastest correct peer's time over deltawave's, or None."""
+    own, peer = row["results"].get("deltawave", {}), fastest_peer(row)
+    return peer[1] / own["ms"] if peer and correct(own) else None
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def cell(value, digits):
@@ -51,19 +76,39 @@ def shape(row):
 
 def times(results):
     peers = [name for name in results.names if name != "deltawave"]
-    header = ["case", "gates", "I/O floor, ms", "deltawave, ms", "floor / time"]
-    for name in peers:
-        header += [f"{CONTESTANTS[name].label}, ms", "ratio"]
+    header = ["case", "gates", "I/O floor, ms", "copy, ms", "deltawave, ms", "over floor", "over copy"]
+    header += [f"{CONTESTANTS[name].label}, ms" for name in peers] + ["fastest peer", "ratio"]
     rows = []
     for row in results.rows:
         own = row["results"].get("deltawave", {}).get("ms")
-        floor = results.floor_ms(row)
-        cells = [*shape(row), cell(floor, 4), cell(own, 4), cell(floor / own if own else None, 2)]
+        floor, copy = results.floor_ms(row), row.get("copy_ms")
+        cells = [*shape(row), cell(floor, 4), cell(copy, 4), cell(own, 4)]
+        cells += [cell(own / base if own and base else None, 2) for base in (floor, copy)]
         for name in peers:
-            ms = row["results"].get(name, {}).get("ms")
-            cells += [cell(ms, 4), cell(ms / own if ms and own else None, 2)]
+            entry = row["results"].get(name, {})
+            cells.append(cell(entry.get("ms"), 4) + ("" if correct(entry) or "ms" not in entry else " (wrong)"))
+        best = fastest_peer(row)
+        cells += [CONTESTANTS[best[0]].label if best else "-", cell(ratio(row), 2)]
         rows.append(cells)
     return table(header, rows)
+
+
+def summary(results):
+    """Geometric means of fastest correct peer over deltawave: all rows, and parts of them."""
+    many = lambda row: "x" in row["batch"] or "ragged" in row["batch"]  # noqa: E731
+    parts = {"all": lambda row: True, **{f"gates {g}": (lambda row, g=g: row["gates"] == g) for g in GATES},
+             "one sequence": lambda row: not many(row), "several sequences": many}
+    lines = []
+    for name, part in parts.items():
+        found = [(ratio(row), row["case"]) for row in results.rows if part(row) and ratio(row)]
+        if found:
+            least, where = min(found)
+            mean = geometric_mean([r for r, _ in found])
+            lines.append([name, str(len(found)), cell(mean, 2), cell(least, 2), where,
+                          str(sum(r < 1 for r, _ in found))])
+    header = ["rows", "number", "geometric mean", "least", "where", "rows below 1"]
+    lines = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * 3, "---", "---:"], *lines]]
+    return lines
 
 
 def errors(results):
@@ -93,7 +138,7 @@ def remarks(results):
             rounds = entry.get("rounds_ms", [])
             if len(rounds) > 1:
                 spread = max(spread, max(rounds) / min(rounds) - 1)
-    lines.append(f"- The medians of the two rounds of a row differ by at most {spread:.1%}.")
+    lines.append(f"- The medians of the rounds of a row differ by at most {spread:.1%}.")
     before, after = results.machine.get("copy_bytes_per_s"), results.end.get("copy_bytes_per_s")
     if before and after:
         lines.append(f"- Copy bandwidth at the start {before / 1e12:.2f} TB/s, at the end {after / 1e12:.2f} TB/s.")
@@ -111,13 +156,20 @@ def markdown(results):
         "",
         f"- Machine and versions: {versions}.",
         f"- I/O floor: the bytes of q, k, v and o, once each, at {bandwidth:.2f} TB/s, a copy in the same run.",
-        "- Times are medians of CUDA graph replays, two rounds in turns, with the L2 cache flushed before each replay.",
-        "- K = V = 128, no initial state, final state in f32. `HK:HV` heads, then the sequences. Gates: `normal` is",
-        "  logsigmoid(N(0, 1)), `mixed` a sixteenth of that and none in every fourth head.",
-        "- A ratio is the peer's time over deltawave's: above 1, deltawave is faster.",
+        "- Copy: a copy of as many bytes as q, k, v, o and the final states have, measured beside the row.",
+        "- Times are medians of CUDA graph replays, three rounds in turns, with the L2 cache flushed before each replay.",
+        "- K = V = 128, no initial state, final state in f32. `HK:HV` heads, then the sequences.",
+        "- Gates: `normal` is logsigmoid(N(0, 1)); `mixed` a sixteenth of that and none in every fourth head; `model` is",
+        "  -A softplus(N(0, 1) + dt_bias) with A uniform in 0.001..16 and softplus(dt_bias) log-uniform in 0.001..0.1;",
+        "  `zero` is none. With `model` and `zero`, q, k and v went through a convolution of width 4 and SiLU.",
+        "- The ratio is the time of the fastest peer with right results over deltawave's: above 1, deltawave is faster.",
         "- FlashInfer takes exp(g), which is made beforehand; FlashQLA is given cu_seqlens.",
         "",
         "![Time over the I/O floor](peers.svg)",
+        "",
+        "## Fastest peer over deltawave",
+        "",
+        *summary(results),
         "",
         "## Times",
         "",
@@ -145,6 +197,7 @@ def marker(name, x, y):
         "fla": [(-5, -5), (5, -5), (5, 5), (-5, 5)],
         "flashqla": [(0, -6), (6, 5), (-6, 5)],
         "flashinfer": [(0, -6.5), (6.5, 0), (0, 6.5), (-6.5, 0)],
+        "flashinfer-cut": [(0, 6), (6, -5), (-6, -5)],
     }[name]
     text = " ".join(f"{x + dx:.1f},{y + dy}" for dx, dy in points)
     return f'<polygon points="{text}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
@@ -211,3 +264,9 @@ def write(out):
     if results.rows:
         (out / "peers.svg").write_text(svg(results))
     return text
+
+
+def short(out):
+    """What is worth a screen: the geometric means and the remarks."""
+    results = Results(out / "results.jsonl")
+    return "\n".join([*summary(results), "", *remarks(results)])

@@ -8,15 +8,16 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import report
-from cases import all_cases
+from cases import TAIL, all_cases
 from contestants import CONTESTANTS, ROOT
 
 
 def test_cases():
     cases = all_cases()
-    assert len({case.name for case in cases}) == len(cases) == 32
-    ragged = [case for case in cases if "ragged" in case.name]
-    assert [case.tokens for case in ragged] == [39866, 39866] and len(ragged[0].lengths) == 16
+    assert len({case.name for case in cases}) == len(cases) == 84
+    ragged = [case for case in cases if "16 ragged" in case.name]
+    assert [case.tokens for case in ragged] == [39866] * 4 and len(ragged[0].lengths) == 16
+    assert len(TAIL) == 64 and max(TAIL) == 8192 and sorted(TAIL)[32] < 256
     assert cases[0].name == "bf16 16:16 32K normal" and cases[0].io_bytes == 4 * 32768 * 16 * 128 * 2
 
 
@@ -32,17 +33,22 @@ def made_up(path):
         for index, case in enumerate(all_cases()):
             floor = case.io_bytes / 4.0e12 * 1e3
             results = {}
-            for name, low, high in (("deltawave", 2, 4), ("fla", 8, 12), ("flashqla", 2.5, 9), ("flashinfer", 5, 14)):
+            for name, low, high in (("deltawave", 2, 4), ("flashinfer", 5, 14), ("flashinfer-cut", 4, 9),
+                                    ("flashqla", 2.5, 9), ("fla", 8, 12)):
                 ms = floor * numbers.uniform(low, high)
                 results[name] = {"ms": ms, "rounds_ms": [ms, ms * 1.01], "o_error": 3e-3, "state_error": 1e-3}
             if index == 3:
                 results["flashqla"] = {"error": "run: RuntimeError: made up\nand long"}
             if index == 4:
                 results["fla"]["state_error"] = 0.5
+            if index == 5:
+                # Wrong and fast: named, and not what deltawave is held against.
+                results["flashqla"].update(ms=floor, o_error=0.3)
             if index > 20:
                 del results["flashinfer"]
             emit(kind="row", case=case.name, dtype=case.dtype, key_heads=case.key_heads, value_heads=case.value_heads,
-                 batch=case.batch, tokens=case.tokens, gates=case.gates, io_bytes=case.io_bytes, results=results)
+                 batch=case.batch, tokens=case.tokens, gates=case.gates, io_bytes=case.io_bytes,
+                 state_bytes=case.state_bytes, copy_ms=1.1 * floor, results=results)
         emit(kind="dropped", what="flashinfer", reason="out of time")
         emit(kind="end", copy_bytes_per_s=3.9e12)
 
@@ -55,12 +61,17 @@ def test_report():
         tables = [line for line in text.splitlines() if line.startswith("| bf16") or line.startswith("| fp16")]
         assert len(tables) == 2 * len(all_cases())
         assert "RuntimeError: made up and long" in text and "FlashInfer was not run: no nvcc" in text
-        assert "- FLA, `bf16 16:16 2K normal`: **its results are wrong**" in text
+        assert "- FLA, `bf16 16:16 8K normal`: **its results are wrong**" in text
+        assert "- FlashQLA, `bf16 16:16 8K mixed`: **its results are wrong**" in text
+        wrong = next(line for line in tables if line.startswith("| bf16 16:16 8K | mixed |"))
+        assert "(wrong) |" in wrong and "| FlashQLA |" not in wrong
+        ratios = [float(line.split("|")[-2]) for line in tables[:len(all_cases())]]
+        assert min(ratios) > 0.6 and f"| all | {len(ratios)} |" in text
         assert "at most 1.0%" in text and "4.00 TB/s, at the end 3.90 TB/s" in text
         chart = xml.etree.ElementTree.parse(folder / "peers.svg").getroot()
         marks = [e for e in chart.iter() if e.tag.endswith(("circle", "polygon"))]
         rows = len(all_cases())
-        assert len(marks) == 4 + rows * 4 - 1 - (rows - 21), len(marks)
+        assert len(marks) == 5 + rows * 5 - 1 - (rows - 21), len(marks)
         # Nothing but what is missing: no rows, no chart, still a report.
         (folder / "results.jsonl").write_text('{"kind": "missing", "what": "FLA", "reason": "absent"}\n')
         assert "FLA was not run: absent" in report.write(folder)
