@@ -20,11 +20,11 @@ LIMIT = 60 << 20  # bytes of a piece
 
 # What is taken of each package, and what is left out of that: sources, headers, other vendors' kernels, mostly.
 # FlashInfer and TileLang agree on this one.
-TVM_FFI = {"apache-tvm-ffi==0.1.12": (["*"], ["tvm_ffi/3rdparty/*", "tvm_ffi/include/*", "*testing.so", "*/RECORD"])}
+TVM_FFI = {"apache-tvm-ffi==0.1.12": (["*"], ["tvm_ffi/3rdparty/libbacktrace/*", "*/RECORD"])}
 PIECES = {
     "flashinfer": {
         # The Python files of its Gated DeltaNet kernels.
-        "flashinfer-python==0.7.2.post1": (["flashinfer/gdn_kernels/*", "*/METADATA"],
+        "flashinfer-python==0.7.2.post1": (["flashinfer/gdn_decode.py", "flashinfer/gdn_kernels/*", "*/METADATA"],
                                            ["flashinfer/gdn_kernels/blackwell/*",
                                             "flashinfer/gdn_kernels/experimental/*"]),
         "nvidia-cutlass-dsl==4.8.1": (["*.pth", "*/METADATA"], []),
