@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 
 import report
-from cases import all_cases
+from cases import Case, all_cases, matches
 from contestants import CONTESTANTS, ROOT
 from measure import available, warm_up, work
+from steps import all_steps
 
 PATIENCE = 150  # seconds without a sign of life from the worker
 SHARE = 0.5  # of the budget that compiling may take
@@ -67,10 +68,6 @@ def unpack(folder):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*found, os.environ.get("PYTHONPATH")]))
 
 
-def matches(name, only):
-    return any(all(text in name for text in choice.split("+")) for choice in only.split(","))
-
-
 def start(option, what, log):
     """This program again, as a process group of its own."""
     command = [sys.executable, str(Path(__file__).parent), option, json.dumps(what)]
@@ -88,7 +85,8 @@ def stop(process):
 
 def warm_all(names, cases, until, log):
     """Fills the peers' caches of compiled kernels, in parallel. A failure here shows again when it matters."""
-    jobs = [(name, case) for name in names for case in CONTESTANTS[name].warm_up_jobs(cases)]
+    prefills = [case for case in cases if case.operation == "prefill"]
+    jobs = [(name, case) for name in names for case in CONTESTANTS[name].warm_up_jobs(prefills)]
     begun, running, total = time.time(), [], len(jobs)
     while (jobs or running) and time.time() < until:
         while jobs and len(running) < (os.cpu_count() or 1):
@@ -136,10 +134,8 @@ def main():
     if args.report:
         print(report.write(args.report))
         return
-    cases = all_cases()
+    cases = all_cases() + all_steps()
     if args.warm_up:
-        from cases import Case
-
         job = args.warm_up
         return warm_up(job["name"], Case(**{**job["case"], "lengths": tuple(job["case"]["lengths"])}))
     if args.work:

@@ -44,6 +44,22 @@ class Case:
         """The final states, in f32. There are no initial ones."""
         return 4 * len(self.lengths) * self.value_heads * D * D
 
+    operation, outputs = "prefill", ("o", "state")
+
+    def line(self):
+        """What results.jsonl says of the row."""
+        return {"operation": self.operation, "dtype": self.dtype, "key_heads": self.key_heads,
+                "value_heads": self.value_heads, "batch": self.batch, "tokens": self.tokens, "gates": self.gates,
+                "io_bytes": self.io_bytes, "state_bytes": self.state_bytes}
+
+    def inputs(self):
+        return make_inputs(self)
+
+    def reference(self, x):
+        from measure import reference
+
+        return reference(x)
+
     @property
     def correlated(self):
         """Whether q, k and v went through a convolution and SiLU, which leaves neighbours and heads correlated."""
@@ -63,6 +79,11 @@ def all_cases():
     cases = [Case("bf16", *shape, gates) for shape in shapes for gates in GATES]
     cases += [Case("fp16", 16, 16, size, gates) for size in lengths.values() for gates in GATES[:2]]
     return cases
+
+
+def matches(name, only):
+    """Whether a row is chosen: `TEXT+TEXT` is in its name, all of it; commas stand between alternatives."""
+    return any(all(text in name for text in choice.split("+")) for choice in only.split(","))
 
 
 def convolved(t, offsets, generator):

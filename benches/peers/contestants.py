@@ -1,5 +1,7 @@
-"""deltawave and its peers behind one interface: `build(x)` makes a function of nothing that returns `o` of shape
-[1, T, HV, V] and the final states [N, HV, K, V]. A contestant that cannot run here raises `Missing` with the reason."""
+"""deltawave and its peers behind one interface: `prefill(x)` makes a function of nothing that returns `o` of shape
+[1, T, HV, V] and the final states [N, HV, K, V]. `decode`, `norm`, `conv` and `layer` are the same for the inputs of a
+`Step`: the outputs are those that it names. What updates states in place has a function `before` that puts them back. A
+contestant that cannot run here raises `Missing` with the reason."""
 
 import importlib.metadata
 import importlib.util
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import flashinfer_parts
 from cases import D
+from steps import EPS, WIDTH
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -72,7 +75,7 @@ class Deltawave:
     def version(self):
         return "{0.name} ({0.arch})".format(self.context())
 
-    def build(self, x):
+    def prefill(self, x):
         import torch
 
         dw, case, sequences = self.package(), x.case, len(x.case.lengths)
@@ -84,11 +87,64 @@ class Deltawave:
         launch = plan.bind(q=x.q[0], k=x.k[0], v=x.v[0], o=o[0], g=x.g[0], beta=x.beta[0], final_state=state,
                            workspace=workspace)
 
-        def run():
-            launch(torch.cuda.current_stream().cuda_stream)
-            return o, state
+        return launched(launch, o, state)
 
-        return run
+    def decode(self, x):
+        import torch
+
+        dw, step = self.package(), x.case
+        spec = dw.DecodeSpec(step.key_heads, step.value_heads, D, D, step.dtype, qk_l2norm=True, scale=x.scale,
+                             tokens=step.tokens)
+        o, pool = torch.empty_like(x.v), x.pool.clone()
+        launch = dw.Decode(self.context(), spec, step.batch).bind(q=x.q, k=x.k, v=x.v, o=o, a=x.a, b=x.b, a_log=x.a_log,
+                                                                  dt_bias=x.dt_bias, pool=pool)
+        return launched(launch, o, pool, before=lambda: pool.copy_(x.pool))
+
+    def norm(self, x):
+        import torch
+
+        dw, y = self.package(), torch.empty_like(x.x)
+        context = self.context()
+        return launched(lambda stream: dw.norm(context, stream, x=x.x, z=x.z, weight=x.weight, y=y, eps=EPS), y)
+
+    def conv(self, x):
+        import torch
+
+        dw, step = self.package(), x.case
+        spec = dw.ConvSpec(step.key_heads, step.value_heads, D, D, WIDTH, step.dtype)
+        plan = dw.Conv.packed(self.context(), spec, [0, step.tokens], step.tokens)
+        made = lambda *shape: torch.empty(*shape, dtype=x.x.dtype, device=x.x.device)  # noqa: E731
+        q, k = made(step.tokens, step.key_heads, D), made(step.tokens, step.key_heads, D)
+        v, state = made(step.tokens, step.value_heads, D), made(1, step.channels, WIDTH - 1)
+        fresh = torch.zeros(1, dtype=torch.uint8, device=x.x.device)
+        launch = plan.bind(x=x.x, weight=x.conv_weight, state=state, q=q, k=k, v=v, has_initial_state=fresh)
+        return launched(launch, q, k, v)
+
+    def layer(self, x):
+        import torch
+
+        dw, step = self.package(), x.case
+        spec = dw.LayerSpec(step.key_heads, step.value_heads, D, D, step.dtype, width=WIDTH, scale=x.scale, eps=EPS)
+        plan = dw.Layer.packed(self.context(), spec, [0, step.tokens], step.tokens)
+        made = lambda *shape, dtype=x.x.dtype: torch.empty(*shape, dtype=dtype, device=x.x.device)  # noqa: E731
+        y, pool = made(step.tokens, step.value_heads, D), made(1, step.value_heads, D, D, dtype=torch.float32)
+        launch = plan.bind(x=x.x, a=x.a, b=x.b, conv_weight=x.conv_weight, a_log=x.a_log, dt_bias=x.dt_bias,
+                           norm_weight=x.norm_weight, conv_state=made(1, step.channels, WIDTH - 1), pool=pool,
+                           has_initial_state=torch.zeros(1, dtype=torch.uint8, device=x.x.device), y=y,
+                           workspace=made(plan.workspace_bytes, dtype=torch.uint8))
+        return launched(launch, y, pool)
+
+
+def launched(launch, *outputs, before=None):
+    """A bound launch on torch's current stream, which returns `outputs`."""
+    import torch
+
+    def run():
+        launch(torch.cuda.current_stream().cuda_stream)
+        return outputs
+
+    run.before = before
+    return run
 
 
 class Fla:
@@ -110,7 +166,7 @@ class Fla:
 
         return fla.__version__
 
-    def build(self, x):
+    def prefill(self, x):
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
         lengths = x.case.lengths
@@ -123,6 +179,56 @@ class Fla:
             o, state = chunk_gated_delta_rule(q, k, v, g, beta, scale=x.scale, output_final_state=True,
                                               cu_seqlens=x.cu_seqlens if ragged else None)
             return o.view(x.v.shape), state
+
+        return run
+
+    def decode(self, x):
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+        step = x.case
+        if step.state != "f32":
+            raise Missing("it returns states in f32 alone")
+        q, k, v, a, b = (t.view(step.batch, step.tokens, *t.shape[1:]) for t in (x.q, x.k, x.v, x.a, x.b))
+
+        def run():
+            o, state = fused_recurrent_gated_delta_rule(
+                q, k, v, a, beta=b, scale=x.scale, initial_state=x.pool, output_final_state=True,
+                use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=x.a_log, dt_bias=x.dt_bias,
+                use_beta_sigmoid_in_kernel=True)
+            return o.view(x.v.shape), state
+
+        return run
+
+    def norm(self, x):
+        from fla.modules.norm.fused_norm_gate import rms_norm_gated
+
+        return lambda: (rms_norm_gated(x.x, x.z, x.weight, None, activation="swish", eps=EPS),)
+
+    def rows(self, x):
+        """The convolution, then q, k and v as tensors of their own, as the kernels after it read them."""
+        from fla.modules.causal_conv1d import causal_conv1d
+
+        step, keys = x.case, x.case.key_heads * D
+        y, _ = causal_conv1d(x.x[None, :, :step.channels], x.conv_weight, activation="silu", output_final_state=True)
+        parts = y[0].split([keys, keys, step.value_heads * D], -1)
+        return tuple(part.reshape(step.tokens, -1, D) for part in parts)
+
+    def conv(self, x):
+        return lambda: self.rows(x)
+
+    def layer(self, x):
+        from fla.modules.norm.fused_norm_gate import rms_norm_gated
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        step = x.case
+
+        def run():
+            q, k, v = (t[None] for t in self.rows(x))
+            o, state = chunk_gated_delta_rule(
+                q, k, v, x.a[None], x.b[None], scale=x.scale, output_final_state=True, use_qk_l2norm_in_kernel=True,
+                use_gate_in_kernel=True, A_log=x.a_log, dt_bias=x.dt_bias, use_beta_sigmoid_in_kernel=True)
+            z = x.x[:, step.channels:].reshape(v.shape)
+            return rms_norm_gated(o, z, x.norm_weight, None, activation="swish", eps=EPS)[0], state
 
         return run
 
@@ -147,7 +253,7 @@ class FlashQla:
 
         return flash_qla.__version__
 
-    def build(self, x):
+    def prefill(self, x):
         import flash_qla
 
         # Without cu_seqlens it makes its metadata anew in every call and waits for the device.
@@ -185,7 +291,7 @@ class FlashInfer:
         q, k, v, beta = x.q[0], x.k[0], x.v[0], x.beta[0]
         return lambda: kernel(o, state, q, k, v, None, alpha, beta, cu_seqlens, x.scale)
 
-    def build(self, x):
+    def prefill(self, x):
         import torch
 
         o = torch.empty_like(x.v)
@@ -202,6 +308,35 @@ class FlashInfer:
 
     def forget(self):
         flashinfer_parts.forget()
+
+
+class FlashInferDecode(FlashInfer):
+    """FlashInfer's decode kernels, in the CuTe DSL. Which one runs depends on the states' type and the tokens."""
+
+    name, label, file = "flashinfer-decode", "FlashInfer", "gdn_decode"
+    prefill = None
+
+    def check(self):
+        super().check()
+        module = flashinfer_parts.module(self.file)
+        if not module._GDN_DECODE_BF16_STATE_AVAILABLE:
+            raise Missing("its kernels for bf16 states cannot be imported")
+
+    def decode(self, x):
+        import torch
+
+        step, kernel = x.case, flashinfer_parts.module(self.file).gated_delta_rule_decode_pretranspose
+        q, k, v, a, b = (t.view(step.batch, step.tokens, *t.shape[1:]) for t in (x.q, x.k, x.v, x.a, x.b))
+        before, o = x.pool.transpose(-1, -2).contiguous(), torch.empty_like(v)
+        pool = before.clone()  # [B, HV, V, K]
+        slots = torch.arange(step.batch, dtype=torch.int32, device=q.device)
+
+        def run():
+            kernel(q, k, v, None, x.a_log, a, x.dt_bias, b, x.scale, o, True, pool, slots)
+            return o.view(x.v.shape), pool.transpose(-1, -2)
+
+        run.before = lambda: pool.copy_(before)
+        return run
 
 
 class FlashInferCut(FlashInfer):
@@ -233,4 +368,4 @@ def first_of_each(cases, key):
 
 
 # In the order in which they are given up if time runs out, last first.
-CONTESTANTS = {c.name: c for c in (Deltawave(), FlashInfer(), FlashInferCut(), FlashQla(), Fla())}
+CONTESTANTS = {c.name: c for c in (Deltawave(), FlashInfer(), FlashInferCut(), FlashInferDecode(), FlashQla(), Fla())}

@@ -205,6 +205,8 @@ class Row:
         try:
             action()
             torch.cuda.synchronize()
+        except Missing as reason:
+            self.entries[name]["absent"] = str(reason)
         except Exception as problem:
             self.entries[name]["error"] = f"{step}: {type(problem).__name__}: {str(problem)[:300]}"
             self.graphs.pop(name, None)
@@ -218,9 +220,9 @@ class Row:
     def run(self, clock, with_reference):
         import torch
 
-        x = make_inputs(self.case)
+        x = self.case.inputs()
         self.note(f"{self.case.name}|reference|")
-        wanted = reference(x) if with_reference else None
+        wanted = self.case.reference(x) if with_reference else None
         for name in self.names:
             self.entries[name] = {}
             self.attempt(name, "run", lambda: self.check(name, x, wanted))
@@ -242,24 +244,27 @@ class Row:
         """Runs a contestant once to compile what it compiles, then as a graph whose outputs held NaN before."""
         import torch
 
-        entry, call = self.entries[name], CONTESTANTS[name].build(x)
+        entry, call = self.entries[name], getattr(CONTESTANTS[name], self.case.operation)(x)
+        before = getattr(call, "before", None)
         started = time.time()
         call()
         torch.cuda.synchronize()
         entry["first_call_s"] = round(time.time() - started, 2)
-        graph, (o, state) = graph_of(call)
-        o.fill_(float("nan"))
-        state.fill_(float("nan"))
+        graph, outputs = graph_of(call)
+        for output in outputs:
+            output.fill_(float("nan"))
+        if before:
+            before()
         graph.replay()
         torch.cuda.synchronize()
-        if wanted is not None:
-            entry["o_error"], entry["state_error"] = error(o, wanted[0]), error(state, wanted[1])
-        for other, (other_o, other_state) in self.others.items():
-            entry[f"o_against_{other}"] = error(o, other_o)
-            entry[f"state_against_{other}"] = error(state, other_state)
+        for index, label in enumerate(self.case.outputs):
+            if wanted is not None:
+                entry[f"{label}_error"] = error(outputs[index], wanted[index])
+            for other, theirs in self.others.items():
+                entry[f"{label}_against_{other}"] = error(outputs[index], theirs[index])
         if not self.others:
-            self.others[name] = (o.clone(), state.clone())
-        if not all(bool(torch.isfinite(t).all()) for t in (o, state)):
+            self.others[name] = [output.clone() for output in outputs]
+        if not all(bool(torch.isfinite(t).all()) for t in outputs):
             raise ArithmeticError("outputs are missing or not finite")
         self.graphs[name] = (graph, call)
 
@@ -329,19 +334,18 @@ def work(cases, names, out, deadline, bad):
         if measured >= 4 and len(names) > 3 and (now - started) / measured * (len(left) - index) > deadline - now:
             emit({"kind": "dropped", "what": names[-1], "reason": f"out of time from `{case.name}` on"})
             names, started, measured = names[:-1], now, 0
-        here = [name for name in names if (case.name, name) not in bad]
+        able = [name for name in names if getattr(CONTESTANTS[name], case.operation, None)]
+        here = [name for name in able if (case.name, name) not in bad]
         with torch.inference_mode():
             entries = Row(case, here, note).run(clock, (case.name, "reference") not in bad)
-        for other in names:
+        for other in able:
             if other not in here:
                 entries[other] = {"error": "it brought the process down"}
-        emit({"kind": "row", "case": case.name, "dtype": case.dtype, "key_heads": case.key_heads,
-              "value_heads": case.value_heads, "batch": case.batch, "tokens": case.tokens, "gates": case.gates,
-              "io_bytes": case.io_bytes, "state_bytes": case.state_bytes, "copy_bytes_per_s": bandwidth,
+        emit({"kind": "row", "case": case.name, **case.line(), "copy_bytes_per_s": bandwidth,
               "copy_ms": copy_ms(clock, case.io_bytes + case.state_bytes), "results": entries,
               "seconds": round(time.time() - now, 2)})
         measured += 1
-        print(f"{case.name}: " + ", ".join(f"{n} {e.get('ms', e.get('error', '?'))}" for n, e in entries.items()),
+        print(f"{case.name}: " + ", ".join(f"{n} {e.get('ms') or e.get('error') or e.get('absent')}" for n, e in entries.items()),
               flush=True)
         gc.collect()
         torch.cuda.empty_cache()
@@ -365,7 +369,7 @@ def warm_up(name, case):
     import torch
 
     with torch.inference_mode():
-        CONTESTANTS[name].build(make_inputs(case))()
+        CONTESTANTS[name].prefill(make_inputs(case))()
         torch.cuda.synchronize()
 
 

@@ -9,6 +9,7 @@ is to have Python 3.12 or newer on x86-64, PyTorch with CUDA 13, and nvcc.
 import fnmatch
 import io
 import lzma
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,9 +45,13 @@ PIECES = {
     },
     "fla": {
         "fla-core==0.6.0": (["*"], ["*/RECORD"]),
-        "triton==3.9.0": (["*"], ["triton/backends/amd/*", "*/RECORD"]),
+        # Its assembler for sm_90 and newer is called ptxas-blackwell.
+        "triton==3.9.0": (["*"], ["triton/backends/amd/lib/*", "triton/backends/nvidia/lib/cupti*", "*/bin/ptxas",
+                                  "*/bin/cuobjdump", "*/bin/nvdisasm", "triton/_C/libproton.so", "triton/FileCheck",
+                                  "triton/plugins/*", "triton/instrumentation/*.so", "triton/include/*", "*/RECORD"]),
     },
 }
+STRIPPED = ("triton/_C/libtriton.so",)  # most of it is debugging information
 PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64",
              "manylinux2014_x86_64", "manylinux1_x86_64"]
 # Machine code packs better with its jumps made absolute; the dictionary holds the largest library.
@@ -66,6 +71,18 @@ def wanted(name, take, leave):
     return any(fnmatch.fnmatch(name, p) for p in take) and not any(fnmatch.fnmatch(name, p) for p in leave)
 
 
+def stripped(program):
+    """A shared library without symbols that nothing links to."""
+    tool = next(filter(None, map(shutil.which, ("strip", "llvm-strip", "llvm-strip-19"))), None)
+    if tool is None:
+        sys.exit("packing Triton needs strip, of binutils or LLVM")
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(program)
+        file.flush()
+        subprocess.run([tool, "--strip-unneeded", file.name], check=True)
+        return Path(file.name).read_bytes()
+
+
 def pack(packages, target):
     partial = target.with_suffix(".partial")
     with tempfile.TemporaryDirectory() as scratch, lzma.open(partial, "w", filters=FILTERS) as packed, \
@@ -80,11 +97,14 @@ def pack(packages, target):
                 for info in members.infolist():
                     if info.is_dir() or not wanted(info.filename, take, leave):
                         continue
+                    contents = members.read(info)
+                    if info.filename in STRIPPED:
+                        contents = stripped(contents)
                     entry = tarfile.TarInfo(info.filename)
                     program = ".so" in info.filename or "/bin/" in info.filename
-                    entry.size, entry.mode = info.file_size, 0o755 if program else 0o644
-                    archive.addfile(entry, io.BytesIO(members.read(info)))
-                    count, size = count + 1, size + info.file_size
+                    entry.size, entry.mode = len(contents), 0o755 if program else 0o644
+                    archive.addfile(entry, io.BytesIO(contents))
+                    count, size = count + 1, size + len(contents)
             print(f"{package}: {count} files, {size / 2**20:.1f} MiB", flush=True)
     size = partial.stat().st_size
     if size > LIMIT:

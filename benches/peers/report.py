@@ -8,9 +8,20 @@ from cases import GATES
 from contestants import CONTESTANTS
 
 COLOURS = {"deltawave": "#c2410c", "fla": "#2563eb", "flashqla": "#15803d", "flashinfer": "#7c3aed",
-           "flashinfer-cut": "#be185d"}
+           "flashinfer-cut": "#be185d", "flashinfer-decode": "#7c3aed"}
 
 WRONG = 0.02  # errors beyond this are no rounding
+
+# The other operations: title, and what is measured.
+OPERATIONS = {
+    "decode": ("Decode", "Sequences x tokens. Gates are computed and rows of q and k normalised inside, states are updated: "
+                         "in place, but FLA writes new ones."),
+    "norm": ("Gated norm", "Rows of a value head: normalised, weighted, times silu of the gate."),
+    "conv": ("Convolution and split", "Width 4, SiLU, then q, k and v as tensors of their own: for FLA a copy after its "
+                                      "convolution."),
+    "layer": ("Layer", "From the projections to the rows before the output projection: convolution, gates, prefill, gated "
+                       "norm. For FLA: its kernels for these, one after the other."),
+}
 
 
 def order(row):
@@ -26,12 +37,14 @@ class Results:
     def __init__(self, path):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         kinds = lambda kind: [line for line in lines if line["kind"] == kind]  # noqa: E731
-        self.rows = sorted(kinds("row"), key=order)
+        # Rows of older results are prefills, and do not say so.
+        prefill = lambda row: row.get("operation", "prefill") == "prefill"  # noqa: E731
+        self.rows = sorted(filter(prefill, kinds("row")), key=order)
+        self.steps = [row for row in kinds("row") if not prefill(row)]
         self.dropped, self.missing = kinds("dropped"), kinds("missing")
         self.machine = (kinds("machine") or [{}])[0]
         self.end = (kinds("end") or [{}])[-1]
-        seen = {name for row in self.rows for name in row["results"]}
-        self.names = [name for name in CONTESTANTS if name in seen]
+        self.names = contestants_of(self.rows)
 
     def floor_ms(self, row):
         """What moving q, k, v and o once takes at the copy bandwidth of this run."""
@@ -39,10 +52,24 @@ class Results:
         return row["io_bytes"] / bandwidth * 1e3 if bandwidth else math.nan
 
 
+def contestants_of(rows):
+    seen = {name for row in rows for name in row["results"]}
+    return [name for name in CONTESTANTS if name in seen]
+
+
+def errors_of(entry):
+    """The errors of a contestant's outputs, by name. None: it was not finite, or there was nothing to compare with."""
+    return {key.removesuffix("_error"): value for key, value in entry.items() if key.endswith("_error")}
+
+
+def wrong(entry):
+    """Whether an error is beyond rounding. NaN is."""
+    return any(not value <= WRONG for value in errors_of(entry).values())
+
+
 def correct(entry):
     """Whether a contestant ran, and its results are right as far as they could be checked."""
-    errors = [entry.get("o_error"), entry.get("state_error")]
-    return "ms" in entry and "error" not in entry and all(e is None or e <= WRONG for e in errors)
+    return "ms" in entry and "error" not in entry and not wrong(entry)
 
 
 def fastest_peer(row):
@@ -93,6 +120,30 @@ def times(results):
     return table(header, rows)
 
 
+def steps(results, operation):
+    """The rows of one of the other operations: a table."""
+    rows = [row for row in results.steps if row["operation"] == operation]
+    names = contestants_of(rows)
+    peers = [name for name in names if name != "deltawave"]
+    header = ["case", "floor, us", "copy, us", "deltawave, us", *[f"{CONTESTANTS[name].label}, us" for name in peers],
+              "fastest peer", "ratio", "largest error"]
+    lines = []
+    for row in rows:
+        bandwidth = row["copy_bytes_per_s"]
+        us = lambda ms: cell(ms * 1e3 if ms is not None else None, 1)  # noqa: E731
+        cells = [row["case"], us((row["io_bytes"] + row["state_bytes"]) / bandwidth * 1e3), us(row.get("copy_ms")),
+                 us(row["results"].get("deltawave", {}).get("ms"))]
+        for name in peers:
+            entry = row["results"].get(name, {})
+            cells.append(us(entry.get("ms")) + (" (wrong)" if "ms" in entry and not correct(entry) else ""))
+        best = fastest_peer(row)
+        largest = max((e for name in names for e in errors_of(row["results"].get(name, {})).values()), default=math.nan)
+        lines.append([*cells, CONTESTANTS[best[0]].label if best else "-", cell(ratio(row), 2), f"{largest:.1e}"])
+    lines = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * (len(header) - 1)], *lines]]
+    means = [ratio(row) for row in rows if ratio(row)]
+    return [*lines, "", f"Fastest correct peer over deltawave: {geometric_mean(means):.2f} in the geometric mean."]
+
+
 def summary(results):
     """Geometric means of fastest correct peer over deltawave: all rows, and parts of them."""
     many = lambda row: "x" in row["batch"] or "ragged" in row["batch"]  # noqa: E731
@@ -128,11 +179,13 @@ def remarks(results):
     lines = [f"- {m['what']} was not run: {m['reason']}." for m in results.missing]
     lines += [f"- Dropped: {d['what']}: {d['reason']}." for d in results.dropped]
     spread = 0.0
-    for row in results.rows:
+    for row in results.rows + results.steps:
         for name, entry in row["results"].items():
-            if "error" in entry:
+            if "absent" in entry:
+                lines.append(f"- {CONTESTANTS[name].label}, `{row['case']}`: not run: {entry['absent']}.")
+            elif "error" in entry:
                 lines.append(f"- {CONTESTANTS[name].label}, `{row['case']}`: {' '.join(entry['error'].split())}")
-            elif max(entry.get("o_error") or 0, entry.get("state_error") or 0) > WRONG:
+            elif wrong(entry):
                 verdict = "**its results are wrong**, its time means nothing."
                 lines.append(f"- {CONTESTANTS[name].label}, `{row['case']}`: {verdict}")
             rounds = entry.get("rounds_ms", [])
@@ -150,7 +203,7 @@ def markdown(results):
     versions = ", ".join(f"{key} {value}" for key, value in machine.items())
     bandwidth = results.machine.get("copy_bytes_per_s", math.nan) / 1e12
     return "\n".join([
-        "# Prefill beside its peers on an NVIDIA GPU",
+        "# Beside its peers on an NVIDIA GPU",
         "",
         "Generated by `make bench-peers`. One run, one process, the same inputs for everyone.",
         "",
@@ -175,6 +228,8 @@ def markdown(results):
         "",
         *times(results),
         "",
+        *[line for operation, title in OPERATIONS.items() if any(r["operation"] == operation for r in results.steps)
+          for line in ["## " + title[0], "", title[1], "", *steps(results, operation), ""]],
         "## Errors",
         "",
         "rms of the error over rms of a float64 recurrence, o / final state, of the outputs that were timed.",
@@ -269,4 +324,6 @@ def write(out):
 def short(out):
     """What is worth a screen: the geometric means and the remarks."""
     results = Results(out / "results.jsonl")
-    return "\n".join([*summary(results), "", *remarks(results)])
+    tables = [line for operation in OPERATIONS if any(r["operation"] == operation for r in results.steps)
+              for line in ["", *steps(results, operation)]]
+    return "\n".join([*summary(results), *tables, "", *remarks(results)])

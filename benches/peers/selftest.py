@@ -8,8 +8,9 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import report
-from cases import TAIL, all_cases
+from cases import TAIL, all_cases, matches
 from contestants import CONTESTANTS, ROOT
+from steps import all_steps
 
 
 def test_cases():
@@ -19,6 +20,25 @@ def test_cases():
     assert [case.tokens for case in ragged] == [39866] * 4 and len(ragged[0].lengths) == 16
     assert len(TAIL) == 64 and max(TAIL) == 8192 and sorted(TAIL)[32] < 256
     assert cases[0].name == "bf16 16:16 32K normal" and cases[0].io_bytes == 4 * 32768 * 16 * 128 * 2
+
+
+def test_steps():
+    steps = all_steps()
+    assert len({step.name for step in steps}) == len(steps)
+    decode = next(step for step in steps if step.name == "decode 16:32 8 x 4, bf16 states")
+    # States are read and written; q, k, v, o, a and b have 16 bits.
+    assert decode.state_bytes == 2 * 8 * 32 * 128 * 128 * 2
+    assert decode.io_bytes == 8 * 4 * 2 * (2 * 16 * 128 + 2 * 32 * 128 + 2 * 32)
+    for step in steps:
+        able = [name for name, c in CONTESTANTS.items() if getattr(c, step.operation, None)]
+        assert "deltawave" in able and len(able) >= 2, step
+
+
+def test_choices():
+    names = ["bf16 16:32 8K model", "bf16 2:8 8K zero", "fp16 16:16 2K mixed"]
+    assert [n for n in names if matches(n, "")] == names
+    assert [n for n in names if matches(n, "16:32+model,fp16")] == [names[0], names[2]]
+    assert not any(matches(n, "2:8+model") for n in names)
 
 
 def made_up(path):
@@ -46,9 +66,16 @@ def made_up(path):
                 results["flashqla"].update(ms=floor, o_error=0.3)
             if index > 20:
                 del results["flashinfer"]
-            emit(kind="row", case=case.name, dtype=case.dtype, key_heads=case.key_heads, value_heads=case.value_heads,
-                 batch=case.batch, tokens=case.tokens, gates=case.gates, io_bytes=case.io_bytes,
-                 state_bytes=case.state_bytes, copy_ms=1.1 * floor, results=results)
+            emit(kind="row", case=case.name, **case.line(), copy_bytes_per_s=4.0e12, copy_ms=1.1 * floor, results=results)
+        for index, step in enumerate(all_steps()):
+            results = {"deltawave": {"ms": 0.01}, "fla": {"ms": 0.02}, "flashinfer-decode": {"ms": 0.015}}
+            for entry in results.values():
+                entry.update({f"{label}_error": 2e-3 for label in step.outputs}, rounds_ms=[entry["ms"]])
+            if index == 0:
+                results["flashinfer-decode"]["o_error"] = float("nan")
+            if index == 1:
+                results["fla"] = {"absent": "made-up reason"}
+            emit(kind="row", case=step.name, **step.line(), copy_bytes_per_s=4.0e12, copy_ms=0.004, results=results)
         emit(kind="dropped", what="flashinfer", reason="out of time")
         emit(kind="end", copy_bytes_per_s=3.9e12)
 
@@ -67,6 +94,11 @@ def test_report():
         assert "(wrong) |" in wrong and "| FlashQLA |" not in wrong
         ratios = [float(line.split("|")[-2]) for line in tables[:len(all_cases())]]
         assert min(ratios) > 0.6 and f"| all | {len(ratios)} |" in text
+        assert "`decode 16:32 8 x 1, f32 states`: not run: made-up reason." in text
+        assert "- FlashInfer, `decode 16:32 1 x 1, f32 states`: **its results are wrong**" in text
+        decodes = [line for line in text.splitlines() if line.startswith("| decode")]
+        assert [line.split("|")[-3].strip() for line in decodes[:3]] == ["2.00", "1.50", "1.50"], decodes[:3]
+        assert "## Gated norm" in text and "## Layer" in text and "| norm 16:32 8192 tokens |" in text
         assert "at most 1.0%" in text and "4.00 TB/s, at the end 3.90 TB/s" in text
         chart = xml.etree.ElementTree.parse(folder / "peers.svg").getroot()
         marks = [e for e in chart.iter() if e.tag.endswith(("circle", "polygon"))]
@@ -85,6 +117,8 @@ def test_package():
 
 if __name__ == "__main__":
     test_cases()
+    test_steps()
+    test_choices()
     test_report()
     test_package()
     print("ok")
