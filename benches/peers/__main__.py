@@ -1,7 +1,8 @@
-"""deltawave's prefill beside FlashInfer, FlashQLA and FLA on one NVIDIA GPU: `make bench-peers`.
+"""deltawave beside FlashInfer, FlashQLA and FLA on one NVIDIA GPU: `make bench-peers`.
 
     python3 benches/peers [--out FOLDER] [--resume] [--budget SECONDS] [--peers NAME,...] [--only TEXT] [--wheels FOLDER]
-    python3 benches/peers --report FOLDER     tables and chart again, from results.jsonl
+    python3 benches/peers --unpack [--wheels FOLDER]     packages that come in pieces; a machine keeps them
+    python3 benches/peers --report FOLDER                tables and chart again, from results.jsonl
 
 First the peers compile in parallel, what can. Then one worker process measures row by row, all contestants in turns; if
 one of them brings it down or hangs, the worker is started again without that one in that row. Peers that are missing
@@ -40,6 +41,7 @@ def arguments():
     parser.add_argument("--resume", action="store_true", help="measure the rows that FOLDER does not have yet")
     parser.add_argument("--wheels", type=Path, default=ROOT / ".whl",
                         help="where the pieces of `make peers-wheels` are, if any")
+    parser.add_argument("--unpack", action="store_true", help="only unpack these, for calls to come")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write tables and chart")
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--warm-up", type=json.loads, help=argparse.SUPPRESS)
@@ -52,10 +54,14 @@ def unpack(folder):
     cache = Path(os.environ.setdefault("DELTAWAVE_PEERS_CACHE", str(Path(tempfile.gettempdir()) / "deltawave-peers")))
     site = cache / "site"
     for archive in sorted(folder.glob("*.tar.xz")):
+        done = cache / f"{archive.name}-{archive.stat().st_size}"
+        if done.exists():
+            continue
         print(f"unpacking {archive.name}", flush=True)
         site.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive) as packed:
             packed.extractall(site, filter="data")
+        done.touch()
     # What compiles keeps its results with them.
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
     os.environ.setdefault("TILELANG_CACHE_DIR", str(cache / "tilelang"))
@@ -145,6 +151,8 @@ def main():
 
     begun = time.time()
     unpack(args.wheels)
+    if args.unpack:
+        return
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     results, log_path = out / "results.jsonl", out / "log"
