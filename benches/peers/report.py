@@ -264,9 +264,9 @@ def svg(results):
     found = {}
     for index, row in enumerate(results.rows):
         for name in results.names:
-            ms = row["results"].get(name, {}).get("ms")
-            if ms:
-                found[index, name] = ms / results.floor_ms(row)
+            entry = row["results"].get(name, {})
+            if correct(entry):
+                found[index, name] = entry["ms"] / results.floor_ms(row)
     high = 2 ** math.ceil(math.log2(max([*found.values(), 2])) + 0.15)
     height = top + step * len(results.rows) + 46
     place = lambda ratio: left + width * math.log2(max(ratio, 1)) / math.log2(high)  # noqa: E731
@@ -292,9 +292,10 @@ def svg(results):
                      f'stroke="{"#6b7280" if ratio == 1 else "#e5e7eb"}"/>')
         parts.append(f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{ratio}x</text>')
         ratio *= 2
+    shapes = list(dict.fromkeys(shape(row)[0] for row in results.rows))
     for index, row in enumerate(results.rows):
         y = top + step * index + step // 2
-        if index % 4 < 2:
+        if shapes.index(shape(row)[0]) % 2 == 0:
             parts.append(f'<rect x="10" y="{y - step // 2}" width="{left + width + 10}" height="{step}" '
                          'fill="#000000" fill-opacity="0.035"/>')
         ratios = [found[index, name] for name in results.names if (index, name) in found]
