@@ -270,12 +270,14 @@ class FlashInfer:
 
     name, label = "flashinfer", "FlashInfer"
     file, entry = "gdn_kernels.delta_rule_dsl.delta_rule_sm90", "delta_rule_prefill_dsl_sm90"
+    parts = ()
 
     def check(self):
         for package in ("flashinfer", "cutlass", "tvm_ffi"):
             need(package)
         try:
-            flashinfer_parts.module(self.file)
+            for part in (*self.parts, self.file):
+                flashinfer_parts.module(part)
         except Exception as problem:  # whatever an import of foreign code raises
             raise Missing(f"its import fails: {type(problem).__name__}: {str(problem)[:300]}")
 
@@ -313,14 +315,10 @@ class FlashInfer:
 class FlashInferDecode(FlashInfer):
     """FlashInfer's decode kernels, in the CuTe DSL. Which one runs depends on the states' type and the tokens."""
 
-    name, label, file = "flashinfer-decode", "FlashInfer", "gdn_decode"
+    name, label, file = "flashinfer-decode", "FlashInfer decode", "gdn_decode"
+    # What the first takes for unavailable if it cannot be imported.
+    parts = ("gdn_kernels.gdn_decode_bf16_state", "gdn_kernels.gdn_decode_pretranspose", "gdn_kernels.gdn_decode_mtp")
     prefill = None
-
-    def check(self):
-        super().check()
-        module = flashinfer_parts.module(self.file)
-        if not module._GDN_DECODE_BF16_STATE_AVAILABLE:
-            raise Missing("its kernels for bf16 states cannot be imported")
 
     def decode(self, x):
         import torch

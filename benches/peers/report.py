@@ -141,6 +141,8 @@ def steps(results, operation):
         lines.append([*cells, CONTESTANTS[best[0]].label if best else "-", cell(ratio(row), 2), f"{largest:.1e}"])
     lines = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * (len(header) - 1)], *lines]]
     means = [ratio(row) for row in rows if ratio(row)]
+    if not means:
+        return lines
     return [*lines, "", f"Fastest correct peer over deltawave: {geometric_mean(means):.2f} in the geometric mean."]
 
 

@@ -95,7 +95,7 @@ def test_report():
         ratios = [float(line.split("|")[-2]) for line in tables[:len(all_cases())]]
         assert min(ratios) > 0.6 and f"| all | {len(ratios)} |" in text
         assert "`decode 16:32 8 x 1, f32 states`: not run: made-up reason." in text
-        assert "- FlashInfer, `decode 16:32 1 x 1, f32 states`: **its results are wrong**" in text
+        assert "- FlashInfer decode, `decode 16:32 1 x 1, f32 states`: **its results are wrong**" in text
         decodes = [line for line in text.splitlines() if line.startswith("| decode")]
         assert [line.split("|")[-3].strip() for line in decodes[:3]] == ["2.00", "1.50", "1.50"], decodes[:3]
         assert "## Gated norm" in text and "## Layer" in text and "| norm 16:32 8192 tokens |" in text
