@@ -62,7 +62,7 @@ def unpack(folder):
         with tarfile.open(archive) as packed:
             packed.extractall(site, filter="data")
         done.touch()
-    # What compiles keeps its results with them.
+    # Caches of compiled kernels lie beside them.
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
     os.environ.setdefault("TILELANG_CACHE_DIR", str(cache / "tilelang"))
     os.environ.setdefault("CUDA_CACHE_PATH", str(cache / "cuda"))

@@ -41,13 +41,13 @@ class Case:
 
     @property
     def state_bytes(self):
-        """The final states, in f32. There are no initial ones."""
+        """The final states, in f32. Initial ones are absent."""
         return 4 * len(self.lengths) * self.value_heads * D * D
 
     operation, outputs = "prefill", ("o", "state")
 
     def line(self):
-        """What results.jsonl says of the row."""
+        """The row in results.jsonl, but its results."""
         return {"operation": self.operation, "dtype": self.dtype, "key_heads": self.key_heads,
                 "value_heads": self.value_heads, "batch": self.batch, "tokens": self.tokens, "gates": self.gates,
                 "io_bytes": self.io_bytes, "state_bytes": self.state_bytes}

@@ -1,6 +1,6 @@
 """deltawave and its peers behind one interface: `prefill(x)` makes a function of nothing that returns `o` of shape
 [1, T, HV, V] and the final states [N, HV, K, V]. `decode`, `norm`, `conv` and `layer` are the same for the inputs of a
-`Step`: the outputs are those that it names. What updates states in place has a function `before` that puts them back. A
+`Step`: the outputs are those that it names. A function that updates states in place has an attribute `before`, which puts them back. A
 contestant that cannot run here raises `Missing` with the reason."""
 
 import importlib.metadata
@@ -316,7 +316,7 @@ class FlashInferDecode(FlashInfer):
     """FlashInfer's decode kernels, in the CuTe DSL. Which one runs depends on the states' type and the tokens."""
 
     name, label, file = "flashinfer-decode", "FlashInfer decode", "gdn_decode"
-    # What the first takes for unavailable if it cannot be imported.
+    # The first module leaves out kernels that cannot be imported, without words.
     parts = ("gdn_kernels.gdn_decode_bf16_state", "gdn_kernels.gdn_decode_pretranspose", "gdn_kernels.gdn_decode_mtp")
     prefill = None
 

@@ -330,7 +330,7 @@ def work(cases, names, out, deadline, bad):
         if now > deadline:
             emit({"kind": "dropped", "what": f"{len(left) - index} rows", "reason": "out of time"})
             break
-        # What is behind its time gives up the last contestant, for good; deltawave and FlashInfer always stay.
+        # A run behind its time gives up the last contestant, for good; deltawave and FlashInfer always stay.
         if measured >= 4 and len(names) > 3 and (now - started) / measured * (len(left) - index) > deadline - now:
             emit({"kind": "dropped", "what": names[-1], "reason": f"out of time from `{case.name}` on"})
             names, started, measured = names[:-1], now, 0

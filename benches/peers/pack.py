@@ -19,7 +19,7 @@ from pathlib import Path
 
 LIMIT = 60 << 20  # bytes of a piece
 
-# What is taken of each package, and what is left out of that: sources, headers, other vendors' kernels, mostly.
+# Files taken of each package, and files left out of those: sources, headers, other vendors' kernels, mostly.
 # FlashInfer and TileLang agree on this one.
 TVM_FFI = {"apache-tvm-ffi==0.1.12": (["*"], ["tvm_ffi/3rdparty/libbacktrace/*", "*/RECORD"])}
 PIECES = {

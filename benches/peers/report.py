@@ -325,7 +325,7 @@ def write(out):
 
 
 def short(out):
-    """What is worth a screen: the geometric means and the remarks."""
+    """Enough for a screen: the geometric means, the other operations and the remarks."""
     results = Results(out / "results.jsonl")
     tables = [line for operation in OPERATIONS if any(r["operation"] == operation for r in results.steps)
               for line in ["", *steps(results, operation)]]

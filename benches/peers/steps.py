@@ -44,14 +44,14 @@ class Step:
 
     @property
     def io_bytes(self):
-        """What each token reads and writes, once, but states."""
+        """All that each token reads and writes, once, but states."""
         values = self.value_heads * D
         numbers = {"decode": self.channels + values + 2 * self.value_heads, "norm": 3 * values,
                    "conv": 2 * self.channels, "layer": self.channels + 2 * values + 2 * self.value_heads}
         return 2 * self.batch * self.tokens * numbers[self.operation]
 
     def line(self):
-        """What results.jsonl says of the row."""
+        """The row in results.jsonl, but its results."""
         return {"operation": self.operation, "dtype": self.dtype, "key_heads": self.key_heads,
                 "value_heads": self.value_heads, "batch": self.batch, "tokens": self.tokens, "state": self.state,
                 "io_bytes": self.io_bytes, "state_bytes": self.state_bytes}
