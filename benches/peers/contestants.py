@@ -1,7 +1,7 @@
 """deltawave and its peers behind one interface: `prefill(x)` makes a function of nothing that returns `o` of shape
 [1, T, HV, V] and the final states [N, HV, K, V]. `decode`, `norm`, `conv` and `layer` are the same for the inputs of a
-`Step`: the outputs are those that it names. A function that updates states in place has an attribute `before`, which puts them back. A
-contestant that cannot run here raises `Missing` with the reason."""
+`Step`: the outputs are those that it names. A function that updates states in place has an attribute `before`, which
+puts them back. A contestant that cannot run here raises `Missing` with the reason."""
 
 import importlib.metadata
 import importlib.util

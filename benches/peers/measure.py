@@ -345,8 +345,8 @@ def work(cases, names, out, deadline, bad):
               "copy_ms": copy_ms(clock, case.io_bytes + case.state_bytes), "results": entries,
               "seconds": round(time.time() - now, 2)})
         measured += 1
-        print(f"{case.name}: " + ", ".join(f"{n} {e.get('ms') or e.get('error') or e.get('absent')}" for n, e in entries.items()),
-              flush=True)
+        said = [f"{n} {e.get('ms') or e.get('error') or e.get('absent')}" for n, e in entries.items()]
+        print(f"{case.name}: {', '.join(said)}", flush=True)
         gc.collect()
         torch.cuda.empty_cache()
     emit({"kind": "end", "copy_bytes_per_s": copy_bandwidth(clock)})

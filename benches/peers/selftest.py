@@ -1,6 +1,7 @@
 """Tests of the benchmark that need no GPU, no torch and no NumPy: the rows; tables and chart from made-up results; that it
-finds the Python package. `python3 benches/peers/selftest.py`"""
+finds the Python package. With torch also the references. `python3 benches/peers/selftest.py`"""
 
+import importlib.util
 import json
 import random
 import tempfile
@@ -8,9 +9,9 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import report
-from cases import TAIL, all_cases, matches
+from cases import GATES, TAIL, Case, all_cases, make_inputs, matches
 from contestants import CONTESTANTS, ROOT
-from steps import all_steps
+from steps import Step, all_steps, decode, normed
 
 
 def test_cases():
@@ -39,6 +40,35 @@ def test_choices():
     assert [n for n in names if matches(n, "")] == names
     assert [n for n in names if matches(n, "16:32+model,fp16")] == [names[0], names[2]]
     assert not any(matches(n, "2:8+model") for n in names)
+
+
+def test_references():
+    """The reference by chunks against the recurrence token by token, where torch is installed."""
+    if importlib.util.find_spec("torch") is None:
+        print("the references were not tested: there is no torch")
+        return
+    import torch
+
+    from measure import error, recurrence, reference
+
+    for gates in GATES:
+        x = make_inputs(Case("bf16", 2, 4, (300, 64, 1, 129), gates), device="cpu")
+        for found, wanted in zip(reference(x, budget=1 << 22), recurrence(x)):
+            assert error(found, wanted) < 1e-12, (gates, error(found, wanted))
+        x.g[0, 77, 1] -= 0.1
+        assert error(reference(x)[0], wanted_o := recurrence(x)[0]) < 1e-12
+        x.g[0, 77, 1] += 0.1
+        assert error(reference(x)[0], wanted_o) > 1e-6
+    # A layer of one token is a decode from zeros: nothing of the convolution but its newest tap, and SiLU.
+    step = Step("layer", 1, 1, key_heads=2, value_heads=4)
+    x = step.inputs(device="cpu")
+    q, k, v = torch.nn.functional.silu(x.x[:, :step.channels].double() * x.conv_weight[:, -1].double()).split(
+        [256, 256, 512], -1)
+    x.q, x.k, x.v, x.pool = q.view(1, 2, 128), k.view(1, 2, 128), v.view(1, 4, 128), torch.zeros_like(x.pool)
+    o, state = decode(Step("decode", 1, 1, key_heads=2, value_heads=4), x)
+    y, found = step.reference(x)
+    assert error(found, state) < 1e-12
+    assert error(y, normed(o, x.x[:, step.channels:].view(1, 4, 128), x.norm_weight)) < 1e-12
 
 
 def made_up(path):
@@ -120,6 +150,7 @@ if __name__ == "__main__":
     test_cases()
     test_steps()
     test_choices()
+    test_references()
     test_report()
     test_package()
     print("ok")
