@@ -13,8 +13,7 @@
 // Chunks (walk.h) does not write the outputs of the first segment.quiet tokens, a multiple of a chunk.
 #pragma once
 
-// Targets whose slabs differ from those of prefill_scan ask for it in layout.h and walk.h.
-#define PREFILL_FUSED
+#include "fused_mode.h"
 
 #include "columns.h"
 

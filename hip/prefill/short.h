@@ -28,18 +28,13 @@
 #include "../tensor/states.h"
 #include "factors.h"
 #include "gates.h"
+#include "place.h"
 #include "segment.h"
 
 namespace prefill {
 
 constexpr int short_tokens = DWK_SHORT_TOKENS;
 static_assert(short_tokens == 16, "one row tile");
-
-// Tile and element of a lane.
-struct Place {
-    int tile;
-    int element;
-};
 
 } // namespace prefill
 

@@ -12,11 +12,13 @@ use super::{compiler, folder, root, skip};
 const TARGETS: [(&str, &str); 2] = [("gfx9", "gfx942"), ("sm90", "sm_90a")];
 
 /// The files that choose between targets: the contracts.
-const CONTRACTS: [&str; 5] = [
+const CONTRACTS: [&str; 7] = [
     "arch/contract.h",
+    "prefill/fused.h",
     "prefill/layout.h",
     "prefill/parts.h",
     "prefill/prepare.h",
+    "prefill/short.h",
     "prefill/walk.h",
 ];
 

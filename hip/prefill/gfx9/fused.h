@@ -1,10 +1,13 @@
-// Making waves of prefill_fused on CDNA: K and Q to LDS, K^T, T, P and row factors of each chunk, one chunk ahead of the
-// waves that hold the state. Each of the four has a row tile of the chunk. fused_chunks.h lists the barriers.
+// Making waves of prefill_fused on CDNA: K and Q to LDS, K^T, T, P and row factors of each chunk, one chunk ahead of
+// the waves that hold the state. Each of the four has a row tile of the chunk. fused_chunks.h lists the barriers.
 //
-// T = (I - A)^-1 as in math/inverse.h: each wave inverts its diagonal block, then the waves share the products that join
-// the blocks. Wave r has A_rr and the blocks of A left of it, but A_32 belongs to wave 0.
+// T = (I - A)^-1 as in math/inverse.h: each wave inverts its diagonal block, then the waves share the products that
+// join the blocks. Wave r has A_rr and the blocks of A left of it, but A_32 belongs to wave 0.
 #pragma once
 
+#include "../fused_mode.h"
+
+#include "../segment.h"
 #include "../../tensor/rows.h"
 #include "../phases.h"
 #include "fused_memory.h"
@@ -287,8 +290,10 @@ template <class T, int Keys> class Maker {
         for (int b = 0; b < pairs; ++b) {
             shared.transposed[b][row][lane] = transposed[b];
         }
-        const auto inverse = [&](int i) __attribute__((always_inline)) { return shared.inverses.get_transposed(i, at); };
-        const auto transposed_inverse = [&](int i) __attribute__((always_inline)) { return shared.inverses.get(i, at); };
+        const auto inverse = [&](int i)
+                                 __attribute__((always_inline)) { return shared.inverses.get_transposed(i, at); };
+        const auto transposed_inverse = [&](int i)
+                                            __attribute__((always_inline)) { return shared.inverses.get(i, at); };
         const Tile own = strictly_lower(transposed_inverse(row), at);
         Tile below, first, second;
         if (row == 0) {

@@ -11,6 +11,9 @@
 //   used      P, K^T and row factors are no longer read
 #pragma once
 
+#include "../fused_mode.h"
+
+#include "../segment.h"
 #include "../recurrence.h"
 #include "../segment.h"
 #include "fused_memory.h"

@@ -1,6 +1,7 @@
 // Lanes of a wave of prefill_short on CDNA: implements ../short.h. A wave has 32 value columns.
 #pragma once
 
+#include "../place.h"
 #include "rows.h"
 
 namespace prefill {

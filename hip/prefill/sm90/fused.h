@@ -2,6 +2,9 @@
 // copies and makes.
 #pragma once
 
+#include "../fused_mode.h"
+
+#include "../segment.h"
 #include "maker.h"
 
 namespace prefill {

@@ -2,8 +2,12 @@
 #pragma once
 
 #include "../../arch/tile.h"
+#include "../place.h"
+#include "../../arch/tile.h"
 
 namespace prefill {
+
+using namespace tile;
 
 constexpr int short_residency = 8;
 constexpr int short_tiles = 1;
