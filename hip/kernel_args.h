@@ -44,7 +44,8 @@ enum {
 /* Tokens of a chunk, and bytes of a record. */
 enum {
     DWK_CHUNK = 64,
-    DWK_RECORD_BYTES = 11776 /* record of a (chunk, value head): prepare writes it, summarise and scan read it */
+    DWK_RECORD_BYTES = 11776, /* record of a (chunk, value head): prepare writes it, summarise and scan read it */
+    DWK_SHORT_TOKENS = 16     /* most tokens of a sequence that prefill_short computes */
 };
 
 /* Strides of a token tensor. */
@@ -135,11 +136,11 @@ typedef struct dwk_prefill_prepare_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t head_groups; /* workgroups that share the value heads of a (chunk, key head) */
-    int32_t group_heads; /* value heads of each workgroup, at most */
-    int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
-    int32_t slots;       /* slots of the pool of states */
-    int32_t pad0;
+    int32_t head_groups;  /* workgroups that share the value heads of a (chunk, key head) */
+    int32_t group_heads;  /* value heads of each workgroup, at most */
+    int32_t dies;         /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t slots;        /* slots of the pool of states */
+    int32_t least_tokens; /* sequences of fewer tokens are prefill_short's */
 } dwk_prefill_prepare_args;
 
 /* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
@@ -193,7 +194,7 @@ typedef struct dwk_prefill_scan_args {
     int32_t slots;          /* slots of the pool; 0: states are separate tensors */
     int32_t snapshot_count; /* slots of snapshots */
     int32_t snapshot_type;  /* DWK_F32 or DWK_BF16 */
-    int32_t pad0;
+    int32_t least_tokens;   /* sequences of fewer tokens are prefill_short's */
 } dwk_prefill_scan_args;
 
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One
@@ -206,6 +207,16 @@ typedef struct dwk_prefill_fused_args {
     int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
     int32_t pad0;
 } dwk_prefill_fused_args;
+
+/* prefill_short_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, for sequences of at most
+ * DWK_SHORT_TOKENS tokens. One wave per (item, value head, slab of value columns). */
+typedef struct dwk_prefill_short_args {
+    dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads */
+    dwk_prefill_scan_args scan;       /* without records, items and summaries; items_count: sequences */
+    const int32_t *items;             /* [items_count]: sequences; null: item n is sequence n */
+    int32_t clears;                   /* 1: rows of o past the last sequence become 0 */
+    int32_t pad0;
+} dwk_prefill_short_args;
 
 /* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N. One workgroup per
  * (sequence of more than two segments, value head, 16 value columns). */

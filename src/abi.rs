@@ -27,6 +27,7 @@ pub const DWK_NORM_SILU: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 pub const DWK_CHUNK: _bindgen_ty_5 = 64;
 pub const DWK_RECORD_BYTES: _bindgen_ty_5 = 11776;
+pub const DWK_SHORT_TOKENS: _bindgen_ty_5 = 16;
 pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -229,7 +230,7 @@ pub struct dwk_prefill_prepare_args {
     pub group_heads: i32,
     pub dies: i32,
     pub slots: i32,
-    pub pad0: i32,
+    pub least_tokens: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -305,8 +306,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_prepare_args, dies) - 284usize];
     ["Offset of field: dwk_prefill_prepare_args::slots"]
         [::core::mem::offset_of!(dwk_prefill_prepare_args, slots) - 288usize];
-    ["Offset of field: dwk_prefill_prepare_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_prepare_args, pad0) - 292usize];
+    ["Offset of field: dwk_prefill_prepare_args::least_tokens"]
+        [::core::mem::offset_of!(dwk_prefill_prepare_args, least_tokens) - 292usize];
 };
 impl Default for dwk_prefill_prepare_args {
     fn default() -> Self {
@@ -361,7 +362,7 @@ pub struct dwk_prefill_scan_args {
     pub slots: i32,
     pub snapshot_count: i32,
     pub snapshot_type: i32,
-    pub pad0: i32,
+    pub least_tokens: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -450,8 +451,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_count) - 364usize];
     ["Offset of field: dwk_prefill_scan_args::snapshot_type"]
         [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_type) - 368usize];
-    ["Offset of field: dwk_prefill_scan_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_scan_args, pad0) - 372usize];
+    ["Offset of field: dwk_prefill_scan_args::least_tokens"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, least_tokens) - 372usize];
 };
 impl Default for dwk_prefill_scan_args {
     fn default() -> Self {
@@ -485,6 +486,40 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 676usize];
 };
 impl Default for dwk_prefill_fused_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_short_args {
+    pub prepare: dwk_prefill_prepare_args,
+    pub scan: dwk_prefill_scan_args,
+    pub items: *const i32,
+    pub clears: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_short_args"][::core::mem::size_of::<dwk_prefill_short_args>() - 688usize];
+    ["Alignment of dwk_prefill_short_args"]
+        [::core::mem::align_of::<dwk_prefill_short_args>() - 8usize];
+    ["Offset of field: dwk_prefill_short_args::prepare"]
+        [::core::mem::offset_of!(dwk_prefill_short_args, prepare) - 0usize];
+    ["Offset of field: dwk_prefill_short_args::scan"]
+        [::core::mem::offset_of!(dwk_prefill_short_args, scan) - 296usize];
+    ["Offset of field: dwk_prefill_short_args::items"]
+        [::core::mem::offset_of!(dwk_prefill_short_args, items) - 672usize];
+    ["Offset of field: dwk_prefill_short_args::clears"]
+        [::core::mem::offset_of!(dwk_prefill_short_args, clears) - 680usize];
+    ["Offset of field: dwk_prefill_short_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_short_args, pad0) - 684usize];
+};
+impl Default for dwk_prefill_short_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

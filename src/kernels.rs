@@ -23,6 +23,9 @@ pub const KEY_BUCKETS: [usize; 5] = [64, 96, 128, 192, 256];
 /// Number of [`KEY_BUCKETS`] for which `prefill_fused` is compiled: those whose state and operands fit on chip.
 pub const FUSED_BUCKETS: usize = 3;
 
+/// Number of [`KEY_BUCKETS`] for which `prefill_short` is compiled: those whose state one wave holds.
+pub const SHORT_BUCKETS: usize = 3;
+
 /// Computation of a kernel. `usize` fields are its key bucket: the largest key dimension that it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -52,6 +55,8 @@ pub enum Role {
     PrefillFused(usize),
     /// How segments of a fused prefill start, and M and N where they need them.
     PrefillFusedSummarise(usize),
+    /// Sequences of at most 16 tokens in one kernel.
+    PrefillShort(usize),
 }
 
 /// A row of [`TABLE`].
@@ -220,6 +225,14 @@ kernels! {
         "dw_prefill_fused_summarise_f16_k96" => Role::PrefillFusedSummarise(96),
         "dw_prefill_fused_summarise_f16_k128" => Role::PrefillFusedSummarise(128),
     }
+    PREFILL_SHORT: dwk_prefill_short_args in "prefill_short" {
+        "dw_prefill_short_bf16_k64" => Role::PrefillShort(64),
+        "dw_prefill_short_bf16_k96" => Role::PrefillShort(96),
+        "dw_prefill_short_bf16_k128" => Role::PrefillShort(128),
+        "dw_prefill_short_f16_k64" => Role::PrefillShort(64),
+        "dw_prefill_short_f16_k96" => Role::PrefillShort(96),
+        "dw_prefill_short_f16_k128" => Role::PrefillShort(128),
+    }
 }
 
 /// A family's kernels for a type. The first half of a family is bf16, the second fp16.
@@ -295,6 +308,14 @@ pub(crate) fn prefill_fused_summarise(
     key_dim: usize,
 ) -> Option<Kernel<abi::dwk_prefill_fused_args>> {
     (typed(PREFILL_FUSED_SUMMARISE, dtype).get(bucket_index(key_dim))).copied()
+}
+
+/// The kernel for short sequences, if one is compiled for this key dimension.
+pub(crate) fn prefill_short(
+    dtype: Dtype,
+    key_dim: usize,
+) -> Option<Kernel<abi::dwk_prefill_short_args>> {
+    (typed(PREFILL_SHORT, dtype).get(bucket_index(key_dim))).copied()
 }
 
 #[cfg(test)]

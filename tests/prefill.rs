@@ -17,6 +17,8 @@ mod numerics;
 mod pool;
 #[path = "prefill/segments.rs"]
 mod segments;
+#[path = "prefill/short.rs"]
+mod short;
 #[path = "prefill/snapshots.rs"]
 mod snapshots;
 #[path = "prefill/varlen.rs"]

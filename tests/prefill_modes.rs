@@ -8,6 +8,7 @@ use common::{
     Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, check_output, context, run,
     run_pool, simulated, spec,
 };
+use deltawave::prefill::PrefillPath;
 use deltawave::types::{Dtype, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
@@ -46,6 +47,29 @@ fn cases() -> Vec<Case> {
             cases.push(case);
         }
     }
+    // Short sequences, alone and beside a long one.
+    for (i, (k, lengths)) in [
+        (64, vec![16, 3, 0]),
+        (96, vec![9, 70, 1]),
+        (128, vec![16, 15]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let mut case = Case::new(spec(dtype, 1, 2, k, 48), &lengths);
+            case.spec.path = PrefillPath::Short;
+            case.spec.qk_l2norm = i % 2 == 0;
+            case.padding = 20 * i;
+            case.initial = kind(
+                Dtype::F32,
+                [StateLayout::ValueMajor, StateLayout::KeyMajor][i % 2],
+            );
+            case.final_state = kind(Dtype::Bf16, StateLayout::ValueMajor);
+            case.entry = [Entry::Packed, Entry::Device { wide: false }][i % 2];
+            cases.push(case);
+        }
+    }
     cases
 }
 
@@ -70,7 +94,11 @@ fn every_way_of_execution() {
         output
     };
     // In place on a pool, whole and cut, in every order.
-    for segments in [1, 3] {
+    for (segments, path) in [
+        (1, PrefillPath::Split),
+        (3, PrefillPath::Split),
+        (1, PrefillPath::Short),
+    ] {
         let state = StateKind {
             dtype: Dtype::F32,
             layout: StateLayout::ValueMajor,
@@ -78,6 +106,7 @@ fn every_way_of_execution() {
         };
         let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[75, 200, 9]);
         (case.initial, case.spec.segments) = (Some(state), Some(segments));
+        case.spec.path = path;
         let pool = PoolCase::new(state, 4, &[3, 1, -1]);
         let expected = run_pool(&context, &case, &case.data(), &pool);
         for order in [WaveOrder::InStep, WaveOrder::Seeded(1)] {

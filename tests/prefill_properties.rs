@@ -37,6 +37,16 @@ fn dim() -> impl Strategy<Value = usize> {
     ]
 }
 
+/// As the planner chooses, or with the kernel for short sequences wherever it is compiled.
+fn path() -> impl Strategy<Value = PrefillPath> {
+    prop_oneof![
+        Just(PrefillPath::Auto),
+        Just(PrefillPath::Split),
+        Just(PrefillPath::Fused),
+        Just(PrefillPath::Short)
+    ]
+}
+
 /// As the planner chooses, which leaves lengths of this size whole, or forced.
 fn segments() -> impl Strategy<Value = Option<usize>> {
     prop_oneof![2 => Just(None), 3 => (1usize..=4).prop_map(Some)]
@@ -50,8 +60,7 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
         1 => Just(Some(0.0f32))
     ];
     let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
-    let path = prop_oneof![Just(PrefillPath::Fused), Just(PrefillPath::Split)];
-    let options = (head_map, any::<bool>(), scale, segments(), path);
+    let options = (head_map, any::<bool>(), scale, segments(), path());
     (dtype(), 1usize..=3, 1usize..=4, dim(), dim(), options).prop_map(
         |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale, segments, path))| {
             PrefillSpec {
@@ -62,7 +71,10 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
                 qk_l2norm,
                 scale,
                 segments,
-                path: if k > 128 { PrefillPath::Split } else { path },
+                path: match path {
+                    PrefillPath::Short | PrefillPath::Fused if k > 128 => PrefillPath::Auto,
+                    path => path,
+                },
                 ..spec(dtype, key_heads, key_heads * group, k, v)
             }
         },
@@ -74,18 +86,31 @@ fn length() -> impl Strategy<Value = usize> {
         3 => prop::sample::select(vec![0usize, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129]),
         2 => 0usize..=150,
         1 => 130usize..=300,
+        // More chunks than a segment starts early.
+        1 => 700usize..=1300,
         1 => 1usize..=8,
+    ]
+}
+
+/// Batches of short sequences alone, and of some short ones.
+fn short_lengths() -> impl Strategy<Value = Vec<usize>> {
+    let short = || prop_oneof![3 => 0usize..=16, 1 => Just(16usize)];
+    prop_oneof![
+        2 => prop::collection::vec(short(), 1..=9),
+        1 => prop::collection::vec(prop_oneof![3 => short(), 1 => length()], 1..=7),
     ]
 }
 
 fn lengths() -> impl Strategy<Value = (Entry, Vec<usize>, usize, usize)> {
     let padding = || prop_oneof![2 => Just(0usize), 1 => 1usize..=70];
-    let packed = (prop::collection::vec(length(), 0..=5), padding());
-    let device = (
-        prop::collection::vec(length(), 0..=5),
-        padding(),
-        any::<bool>(),
-    );
+    let some = || {
+        prop_oneof![
+            2 => prop::collection::vec(length(), 0..=5),
+            1 => short_lengths()
+        ]
+    };
+    let packed = (some(), padding());
+    let device = (some(), padding(), any::<bool>());
     let gap = prop_oneof![Just(0usize), (1usize..=6).prop_map(|n| 8 * n)];
     let dense = (1usize..=3, length(), gap);
     prop_oneof![

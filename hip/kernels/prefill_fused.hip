@@ -40,7 +40,7 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     }
     Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
-    if (x.slots > 0 && segment.begin == segment.end) {
+    if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
         return;
     }
     if (is_padding(x, segment.sequence)) {

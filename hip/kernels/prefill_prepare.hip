@@ -40,6 +40,9 @@ template <class T> DEVICE void prepare(const dwk_prefill_prepare_args &x) {
         return;
     }
     const Rows range = rows_of(x.cu_seqlens, sequence, x.tokens);
+    if (range.end - range.begin < x.least_tokens) {
+        return;
+    }
     const int number = record - first_record(range.begin, sequence);
     if (number < 0 || number >= (range.end - range.begin + chunk - 1) / chunk) {
         return;

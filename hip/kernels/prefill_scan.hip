@@ -16,7 +16,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
     const Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
-    if (x.slots > 0 && segment.begin == segment.end) {
+    if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
         arch::wait_for_previous_kernel();
         return;
     }

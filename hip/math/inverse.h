@@ -11,11 +11,13 @@ namespace math {
 
 using namespace tile;
 
-// Four 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The column's number
-// permutes its 16-byte quarters, which avoids bank conflicts.
-struct Blocks {
-    static constexpr int count = 4;
-    float at[count * 16 * 16];
+// 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The column's number permutes
+// its 16-byte quarters, which avoids bank conflicts.
+template <int Count> struct SomeBlocks {
+    static constexpr int count = Count;
+    // Accessed as vectors, through pointers: clang 22 takes what is cast directly from an element of a member for as
+    // aligned as that element.
+    alignas(16) float at[count * 16 * 16];
 
     static DEVICE_MEMBER int place(int block, int row, int column) {
         return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
@@ -27,13 +29,15 @@ struct Blocks {
             for (int i = 0; i < arch::run; ++i) {
                 consecutive[i] = x[e + i];
             }
-            *(arch::Run *)(at + place(block, at_.row(e), at_.column(e))) = consecutive;
+            float *const to = at + place(block, at_.row(e), at_.column(e));
+            *(arch::Run *)to = consecutive;
         }
     }
     DEVICE_MEMBER Tile get(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; e += arch::run) {
-            const arch::Run consecutive = *(const arch::Run *)(at + place(block, at_.row(e), at_.column(e)));
+            const float *const from = at + place(block, at_.row(e), at_.column(e));
+            const arch::Run consecutive = *(const arch::Run *)from;
             for (int i = 0; i < arch::run; ++i) {
                 out[e + i] = consecutive[i];
             }
@@ -48,6 +52,7 @@ struct Blocks {
         return out;
     }
 };
+typedef SomeBlocks<4> Blocks; // the diagonal blocks of a chunk
 
 // Column of the 16x16 identity: lane l of 16 has column l.
 struct UnitColumn {
@@ -74,11 +79,13 @@ template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const
     }
 }
 
-// x[b] <- (I - x[b])^-1 for blocks from `first` on, one block for each 16 lanes of the wave.
-DEVICE void invert_blocks(Blocks &x, const UnitColumn &unit, int lane, int first) {
-    const int block = first + lane / 16, column = lane % 16;
+// x[b] <- (I - x[b])^-1 for blocks from `first` on, one block for each 16 lanes of the wave. A single block is computed
+// by each 16 lanes alike.
+template <int Count> DEVICE void invert_blocks(SomeBlocks<Count> &x, const UnitColumn &unit, int lane, int first) {
+    const int block = Count == 1 ? 0 : first + lane / 16, column = lane % 16;
     const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
-        return *(f32x4 *)(x.at + Blocks::place(block, 4 * quarter, of_column));
+        float *const rows = x.at + SomeBlocks<Count>::place(block, 4 * quarter, of_column);
+        return *(f32x4 *)rows;
     };
     float entries[16], t[16];
     for (int q = 0; q < 4; ++q) {
@@ -89,8 +96,14 @@ DEVICE void invert_blocks(Blocks &x, const UnitColumn &unit, int lane, int first
         }
     }
     substitute<15>(t, entries, four);
+    if constexpr (Count == 1) {
+        // Otherwise the compiler would move the sums, not the exchanges, into the branch.
+        for (float &x : t) {
+            x = arch::held(x);
+        }
+    }
     arch::wave_sync();
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < 4 && (Count > 1 || lane < 16); ++q) {
         four(column, q) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
     }
     arch::wave_sync();

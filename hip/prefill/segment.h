@@ -51,6 +51,11 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    false};
 }
 
+// Whether prefill_short computes the sequence of this segment.
+DEVICE bool is_short(const dwk_prefill_scan_args &x, const Segment &segment) {
+    return segment.first && segment.last && segment.end - segment.begin < x.least_tokens;
+}
+
 // Work of a workgroup of scan or summarise.
 struct Work {
     int item;

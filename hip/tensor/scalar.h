@@ -13,6 +13,11 @@ DEVICE float load_scalar(const void *p, int64_t index, int type) {
     return type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }
 
+// Element of type DWK_F32, DWK_BF16 or DWK_F16 from its bits, in the low half if it has 16.
+DEVICE float scalar_of(int raw, int type) {
+    return type == DWK_F32 ? bits<float>(raw) : type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
+}
+
 // out[i] = element index + i step for i < count. Entries from `count` on repeat the first element, so that no branch
 // waits for a load.
 template <int N>

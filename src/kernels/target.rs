@@ -8,6 +8,8 @@ use super::{FUSED_BUCKETS, KEY_BUCKETS, Role};
 pub struct Target {
     /// Threads of `prefill_lengths`: sixteen waves.
     lengths_threads: u32,
+    /// Threads of a wave, the workgroup of `prefill_short`.
+    wave_threads: u32,
     /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
@@ -18,6 +20,8 @@ pub struct Target {
     fused: [Walk; FUSED_BUCKETS],
     /// Workgroups of `prefill_fused_summarise`, likewise.
     fused_summarise: [Walk; FUSED_BUCKETS],
+    /// Value columns of a workgroup of `prefill_short`: one wave.
+    pub(crate) short_columns: usize,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
     /// Costs for the planner of fused prefills.
@@ -35,6 +39,8 @@ pub(crate) struct Costs {
     pub(crate) launch: f64,
     /// Segment only below this fraction of the unsegmented time, because segments double the work and take memory.
     pub(crate) worthwhile: f64,
+    /// Share of the chunks of summarised segments that `prefill_summarise` is expected to walk: gates that forget leave few.
+    pub(crate) summarised: f64,
     /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
 }
@@ -111,11 +117,13 @@ static CDNA: Target = {
     };
     Target {
         lengths_threads: 1024,
+        wave_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
+        short_columns: 32,
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -131,6 +139,7 @@ static CDNA: Target = {
             combine: 1.9,
             launch: 6.2,
             worthwhile: 0.85,
+            summarised: 0.25,
             fewer: 1.03,
         },
         // Modelled for an MI300X: 6,500 clocks a chunk.
@@ -170,6 +179,7 @@ static SM90: Target = {
     }
     Target {
         lengths_threads: 512,
+        wave_threads: 32,
         prepare_room: 0,
         scan: [
             walk(384, 154_624),
@@ -187,6 +197,7 @@ static SM90: Target = {
         ],
         fused: [fused(154_624), fused(203_776), fused(203_776)],
         fused_summarise: [fused(105_472), fused(130_048), fused(130_048)],
+        short_columns: 16,
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {
@@ -202,12 +213,14 @@ static SM90: Target = {
             combine: 1.5,
             launch: 6.5,
             worthwhile: 0.97,
+            summarised: 1.0,
             fewer: 1.0,
         },
         // Estimated for an H200.
         fused_costs: FusedCosts {
+            // Measured on an H200: slower than prepare and scan.
             automatic: false,
-            chunk: 2.4,
+            chunk: 7.0,
             start: 33,
             warm_up: 48,
             summaries: 43,
@@ -266,6 +279,7 @@ impl Target {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
+            Role::PrefillShort(_) => self.wave_threads,
             Role::PrefillLengths => self.lengths_threads,
             Role::PrefillSummarise(_)
             | Role::PrefillScan(_)
@@ -282,9 +296,12 @@ impl Target {
             .map_or(self.threads(role), |walk| walk.wide_threads)
     }
 
-    /// Value columns of a workgroup that walks chunks; 0 for other kernels.
+    /// Value columns of a workgroup that walks chunks or computes a short sequence; 0 for other kernels.
     pub fn columns(&self, role: Role) -> usize {
-        self.walk(role).map_or(0, |walk| walk.columns)
+        match role {
+            Role::PrefillShort(_) => self.short_columns,
+            _ => self.walk(role).map_or(0, |walk| walk.columns),
+        }
     }
 
     /// Bytes of shared memory with which a kernel is launched.

@@ -61,6 +61,19 @@ class Window {
         return (unsigned short)x;
     }
 
+    // Loads 8 bytes at an address that is a multiple of 8, and at any even address.
+    DEVICE_MEMBER i32x2 load_b64(u32 offset) const {
+        int x, y;
+        asm("{.reg .pred p; setp.ge.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0;\n"
+            "@p ld.global.nc.v2.b32 {%0, %1}, [%2];}"
+            : "=&r"(x), "=&r"(y)
+            : "l"(base + offset), "r"(offset));
+        return i32x2{x, y};
+    }
+    DEVICE_MEMBER i32x2 gather_b64(u32 offset) const {
+        return i32x2{load_b16(offset) | load_b16(offset + 2) << 16, load_b16(offset + 4) | load_b16(offset + 6) << 16};
+    }
+
     // Loads 16 bytes at any even address.
     DEVICE_MEMBER i32x4 gather_b128(u32 offset) const {
         i32x4 out;
@@ -73,6 +86,12 @@ class Window {
   private:
     u64 base;
 };
+
+// Bits of a number of 32 or 16 bits. Nothing waits for the load before they are used.
+DEVICE int load_bits(const char *p, bool wide) {
+    const Window at(p);
+    return at.load_b32(wide ? 0 : Window::nowhere) | at.load_b16(wide ? Window::nowhere : 0);
+}
 
 // Shared-memory address for asynchronous copies and products.
 DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }

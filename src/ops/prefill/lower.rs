@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::plan::Counts;
+use super::plan::{self, Counts};
 use super::shape::Shape;
 use super::states::{self, PlanSlots};
 use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
     self, dwk_prefill_combine_args, dwk_prefill_fused_args, dwk_prefill_item,
-    dwk_prefill_prepare_args, dwk_prefill_scan_args,
+    dwk_prefill_prepare_args, dwk_prefill_scan_args, dwk_prefill_short_args,
 };
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
@@ -27,6 +27,8 @@ pub(super) struct Tables {
     /// Null: every sequence is one item.
     pub(super) items: *const dwk_prefill_item,
     pub(super) chains: *const i32,
+    /// Sequences of `prefill_short`; null: all sequences.
+    pub(super) short: *const i32,
     pub(super) counts: Counts,
 }
 
@@ -40,6 +42,8 @@ pub(super) struct Kernels {
     /// Absent for key dimensions for which it is not compiled.
     pub(super) fused: Option<Kernel<dwk_prefill_fused_args>>,
     pub(super) fused_summarise: Option<Kernel<dwk_prefill_fused_args>>,
+    /// Absent for key dimensions for which it is not compiled.
+    pub(super) short: Option<Kernel<dwk_prefill_short_args>>,
 }
 
 impl Kernels {
@@ -54,6 +58,7 @@ impl Kernels {
             Part::Scan => Some(self.scan.name()),
             Part::Fused => self.fused.map(Kernel::name),
             Part::FusedSummarise => self.fused_summarise.map(Kernel::name),
+            Part::Short => self.short.map(Kernel::name),
         }
     }
 }
@@ -70,6 +75,8 @@ pub(crate) struct LaunchArguments {
     scan: dwk_prefill_scan_args,
     scan_groups: u32,
     scan_threads: u32,
+    short: dwk_prefill_short_args,
+    short_groups: u32,
 }
 
 impl Shape {
@@ -188,6 +195,22 @@ impl Shape {
         [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
         prepare.slots = scan.slots;
         scan.flags = flags;
+        if counts.short > 0 {
+            [prepare.least_tokens, scan.least_tokens] = [plan::SHORT_TOKENS as i32 + 1; 2];
+        }
+        let short = dwk_prefill_short_args {
+            prepare,
+            scan: dwk_prefill_scan_args {
+                items: ptr::null(),
+                items_count: counts.short as i32,
+                slabs: self.short_slabs() as i32,
+                ..scan
+            },
+            items: tables.short,
+            clears: i32::from(counts.only_short()),
+            pad0: 0,
+        };
+        let short_groups = counts.short * value_heads * self.short_slabs();
         let [
             prepare_groups,
             summarise_groups,
@@ -215,7 +238,10 @@ impl Shape {
         };
         Ok(LaunchArguments {
             prepare,
-            prepare_groups,
+            prepare_groups: match counts.only_short() {
+                true => 0,
+                false => prepare_groups,
+            },
             summarise,
             summarise_groups,
             summarise_threads: summarise_division.threads,
@@ -224,6 +250,8 @@ impl Shape {
             scan,
             scan_groups,
             scan_threads: scan_division.threads,
+            short,
+            short_groups: short_groups as u32,
         })
     }
 
@@ -271,6 +299,13 @@ impl Shape {
             .filter(|_| self.is_fused());
         // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
         unsafe {
+            if let Some(short) = kernels.short
+                && wants(Part::Short)
+                && x.short_groups > 0
+            {
+                let threads = self.target.threads(short.role());
+                launch(to, (short, x.short_groups, threads), &x.short)?;
+            }
             if let Some((fused, fused_summarise)) = fused {
                 let args = |scan| dwk_prefill_fused_args {
                     prepare: x.prepare,
@@ -295,7 +330,7 @@ impl Shape {
                 }
                 return Ok(());
             }
-            if wants(Part::Prepare) {
+            if wants(Part::Prepare) && x.prepare_groups > 0 {
                 launch(to, prepare, &x.prepare)?;
             }
             if wants(Part::Summarise) && x.summarise_groups > 0 {

@@ -85,11 +85,18 @@ pub enum PrefillPath {
     /// `prefill_prepare` and `prefill_scan`, with `prefill_summarise` and `prefill_combine` between them if sequences
     /// are cut.
     Split,
+    /// `prefill_short` for sequences of at most 16 tokens, for `K` up to 128; the plan chooses for the others.
+    Short,
 }
 
 impl PrefillPath {
     /// Every path.
-    pub const ALL: [PrefillPath; 3] = [PrefillPath::Auto, PrefillPath::Fused, PrefillPath::Split];
+    pub const ALL: [PrefillPath; 4] = [
+        PrefillPath::Auto,
+        PrefillPath::Fused,
+        PrefillPath::Split,
+        PrefillPath::Short,
+    ];
 
     /// Its name in [`PATH_VARIABLE`].
     pub fn name(self) -> &'static str {
@@ -97,6 +104,7 @@ impl PrefillPath {
             PrefillPath::Auto => "auto",
             PrefillPath::Fused => "fused",
             PrefillPath::Split => "split",
+            PrefillPath::Short => "short",
         }
     }
 }
@@ -104,7 +112,7 @@ impl PrefillPath {
 /// Environment variable that overrides [`PrefillSpec::segments`]. `1` switches segments off.
 pub const SEGMENTS_VARIABLE: &str = "DELTAWAVE_SEGMENTS";
 
-/// Environment variable that overrides [`PrefillSpec::path`]: `auto`, `fused` or `split`.
+/// Environment variable that overrides [`PrefillSpec::path`]: `auto`, `fused`, `split` or `short`.
 pub const PATH_VARIABLE: &str = "DELTAWAVE_PREFILL";
 
 impl PrefillSpec {
@@ -146,6 +154,7 @@ impl PrefillSpec {
             scan: kernels::prefill_scan(self.dtype, self.heads.key_dim),
             fused: kernels::prefill_fused(self.dtype, self.heads.key_dim),
             fused_summarise: kernels::prefill_fused_summarise(self.dtype, self.heads.key_dim),
+            short: kernels::prefill_short(self.dtype, self.heads.key_dim),
         }
     }
 }
@@ -193,6 +202,8 @@ pub enum Part {
     FusedSummarise,
     /// `prefill_fused`.
     Fused,
+    /// `prefill_short`.
+    Short,
 }
 
 impl Part {
@@ -207,6 +218,7 @@ impl Part {
             Part::Scan => "prefill_scan",
             Part::FusedSummarise => "prefill_fused_summarise",
             Part::Fused => "prefill_fused",
+            Part::Short => "prefill_short",
         }
     }
 }
@@ -227,7 +239,7 @@ enum Lengths {
     Host {
         cu_seqlens: Vec<i32>,
         counts: Counts,
-        /// Items, chains, and `cu_seqlens`.
+        /// Items, chains, `cu_seqlens`, and short sequences.
         tables: Buffer<i32>,
     },
     Device(DeviceLengths),
@@ -390,8 +402,8 @@ impl Prefill {
         match &self.lengths {
             Lengths::Host { counts, .. } => *counts,
             Lengths::Device(lengths) => match &lengths.segments {
-                Some(segments) => segments.most,
-                None => self.shape.whole(),
+                Some(segments) => self.shape.with_short(segments.most),
+                None => self.shape.with_short(self.shape.whole()),
             },
         }
     }
@@ -424,7 +436,11 @@ impl Prefill {
 
     /// Total number of segments. A sequence that is not cut counts as one. A plan of [`Prefill::device`]: at most.
     pub fn segments(&self) -> usize {
-        self.counts().items
+        let counts = self.counts();
+        match &self.lengths {
+            Lengths::Host { .. } => counts.items + counts.short,
+            Lengths::Device(_) => counts.items,
+        }
     }
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
@@ -437,15 +453,17 @@ impl Prefill {
     pub fn parts(&self) -> Vec<Part> {
         let counts = self.counts();
         let device = matches!(self.lengths, Lengths::Device(_));
-        let fused = self.shape.is_fused();
+        let fused = self.shape.is_fused() && !counts.only_short();
+        let split = !self.shape.is_fused() && !counts.only_short();
         [
             (Part::Whole, true),
             (Part::Lengths, device),
-            (Part::Prepare, !fused),
-            (Part::Summarise, !fused && counts.summaries > 0),
+            (Part::Short, counts.short > 0),
+            (Part::Prepare, split),
+            (Part::Summarise, split && counts.summaries > 0),
             (Part::FusedSummarise, fused && counts.summaries > 0),
             (Part::Combine, counts.chains > 0),
-            (Part::Scan, !fused),
+            (Part::Scan, split),
             (Part::Fused, fused),
         ]
         .into_iter()
@@ -475,10 +493,12 @@ impl Prefill {
             Lengths::Host { counts, tables, .. } => {
                 let items: *const i32 = tables.address().cast_const().cast();
                 let chains = items.wrapping_add(counts.items * plan::ITEM_WORDS);
+                let cu_seqlens = chains.wrapping_add(counts.chains as usize * plan::CHAIN_WORDS);
                 Tables {
-                    cu_seqlens: chains.wrapping_add(counts.chains as usize * plan::CHAIN_WORDS),
+                    cu_seqlens,
                     items: items.cast(),
                     chains,
+                    short: cu_seqlens.wrapping_add(self.shape.sequences + 1),
                     counts: *counts,
                 }
             }
@@ -486,6 +506,7 @@ impl Prefill {
                 cu_seqlens: made.map_or(ptr::null(), |tables| tables.cu_seqlens),
                 items: made.map_or(ptr::null(), |tables| tables.items),
                 chains: made.map_or(ptr::null(), |tables| tables.chains),
+                short: ptr::null(),
                 counts: self.counts(),
             },
         }

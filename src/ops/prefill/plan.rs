@@ -7,7 +7,7 @@
 mod balance;
 
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
-use crate::abi::dwk_prefill_item;
+use crate::abi::{DWK_SHORT_TOKENS, dwk_prefill_item};
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{Costs, KernelCost};
@@ -30,13 +30,22 @@ pub(super) struct Machine {
 }
 
 /// Numbers of segments (`items`), of segments that another follows (`summaries`), of sequences of more than two
-/// segments (`chains`), and of chunks of the longest segment.
+/// segments (`chains`), and of chunks of the longest segment. `short`: sequences that `prefill_short` computes, which are
+/// no items; if only the device knows the lengths, all sequences are both, and each kernel picks its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) items: usize,
     pub(super) summaries: usize,
     pub(super) chains: u32,
     pub(super) longest_chunks: u32,
+    pub(super) short: usize,
+}
+
+impl Counts {
+    /// Whether `prefill_short` computes all sequences.
+    pub(super) fn only_short(self) -> bool {
+        self.items == 0 && self.short > 0
+    }
 }
 
 /// Division of a batch into segments.
@@ -48,6 +57,8 @@ pub(super) struct Partition {
     pub(super) summaries: usize,
     /// First summary and number of summaries, for each sequence of more than two segments.
     pub(super) chains: Vec<[i32; 2]>,
+    /// Sequences that `prefill_short` computes. They have no items.
+    pub(super) short: Vec<i32>,
 }
 
 /// Least chunks of a segment that the planner chooses. In shorter segments the start and end of kernels dominate.
@@ -55,6 +66,9 @@ const LEAST_CHUNKS: usize = 4;
 
 /// Most bytes for all summaries of a batch that the planner chooses.
 pub(super) const MOST_SUMMARY_BYTES: usize = 1 << 30;
+
+/// Most tokens of a sequence that `prefill_short` computes.
+pub(super) const SHORT_TOKENS: usize = DWK_SHORT_TOKENS as usize;
 
 /// Words of an item and of a chain.
 pub(super) const ITEM_WORDS: usize = size_of::<dwk_prefill_item>() / size_of::<i32>();
@@ -68,19 +82,32 @@ impl Partition {
             summaries: self.summaries,
             chains: self.chains.len() as u32,
             longest_chunks: longest_chunks.unwrap_or(0),
+            short: self.short.len(),
         }
     }
 
-    /// Words to upload: items, chains, `cu_seqlens`.
+    /// Leaves short sequences to `prefill_short`. They are at most a chunk long, so no segment follows their only one.
+    pub(super) fn leave_short(&mut self, cu_seqlens: &[i32]) {
+        let tokens = |n: i32| cu_seqlens[n as usize + 1] - cu_seqlens[n as usize];
+        let is_short = |n: &i32| tokens(*n) as usize <= SHORT_TOKENS;
+        self.items.retain(|item| !is_short(&item.sequence));
+        self.short = (0..cu_seqlens.len() as i32 - 1).filter(is_short).collect();
+    }
+
+    /// Words to upload: items, chains, `cu_seqlens`, short sequences.
     pub(super) fn table(&self, cu_seqlens: &[i32]) -> Vec<i32> {
         let mut words = Vec::with_capacity(
-            self.items.len() * ITEM_WORDS + self.chains.len() * CHAIN_WORDS + cu_seqlens.len(),
+            self.items.len() * ITEM_WORDS
+                + self.chains.len() * CHAIN_WORDS
+                + cu_seqlens.len()
+                + self.short.len(),
         );
         for i in &self.items {
             words.extend([i.sequence, i.first_chunk, i.chunks, i.summary]);
         }
         words.extend(self.chains.as_flattened());
         words.extend(cu_seqlens);
+        words.extend(&self.short);
         words
     }
 }
@@ -137,6 +164,7 @@ pub(super) fn counts(chunks: &[usize], cut: Cut) -> Counts {
         summaries,
         chains,
         longest_chunks: longest_chunks as u32,
+        short: 0,
     }
 }
 
@@ -147,6 +175,7 @@ pub(super) fn cut(chunks: &[usize], cut: Cut) -> Partition {
         items: Vec::with_capacity(counts.items),
         summaries: counts.summaries,
         chains: Vec::with_capacity(counts.chains as usize),
+        short: Vec::new(),
     };
     let mut last = Vec::with_capacity(chunks.len());
     for (sequence, &n) in chunks.iter().enumerate() {
@@ -205,6 +234,13 @@ pub(super) fn path_of_environment() -> Checked<Option<PrefillPath>> {
             format!("it must be one of {}", names()),
         )
     })
+}
+
+/// Whether `prefill_short` computes the short sequences of a batch: where many are to be expected, because they have at
+/// most a chunk on average. A pure function of what a plan with lengths on the device knows, so that it chooses as a plan
+/// with lengths on the host does.
+pub(super) fn uses_short(rows: usize, sequences: usize) -> bool {
+    sequences > 0 && rows <= CHUNK * sequences
 }
 
 /// Number of segments of the longest sequence: the least number within `costs.fewer` of the fastest. 1 unless segments
@@ -300,7 +336,7 @@ impl Machine {
         let summarised = cut.iter().sum::<usize>() - cut.len() * segment;
         launch
             + work(scan, walked_chunks * self.scan)
-            + work(summarise, summarised * self.summarise)
+            + self.costs.summarised * work(summarise, summarised * self.summarise)
             + steps(cut, segment) as f64 * combine
     }
 
@@ -317,13 +353,14 @@ impl Machine {
         if summaries > 0 {
             let workgroups = summaries * self.summarise;
             us += self.costs.launch;
-            us += walk(
+            let walked = walk(
                 &self.costs.summarise,
                 self.compute_units,
                 workgroups,
                 segment,
                 workgroups * segment,
             );
+            us += self.costs.summarised * walked;
         }
         if chained > 0 {
             let rounds = (chained * self.combine).div_ceil(self.compute_units);

@@ -9,7 +9,9 @@ use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
 use crate::abi;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::kernels::{COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, Target, Walk, bucket_index};
+use crate::kernels::{
+    COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, SHORT_BUCKETS, Target, Walk, bucket_index,
+};
 use crate::model::Heads;
 use crate::runtime::Context;
 use crate::tensor::Batch;
@@ -25,8 +27,10 @@ pub(super) struct Shape {
     pub(super) target: &'static Target,
     pub(super) dies: u32,
     pub(super) compute_units: usize,
-    /// Never [`PrefillPath::Auto`].
+    /// [`PrefillPath::Fused`] or [`PrefillPath::Split`], for sequences that `prefill_short` does not compute.
     pub(super) path: PrefillPath,
+    /// Whether `prefill_short` computes short sequences.
+    short: bool,
 }
 
 /// Path that the environment or the spec asks for, in this order.
@@ -40,12 +44,22 @@ fn wanted_path(spec: &PrefillSpec) -> Checked<PrefillPath> {
         let allowed = "the fused kernel needs K of at most 128";
         ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
     })?;
+    check::ensure(path != PrefillPath::Short || has_short(spec), || {
+        let was = format!("short with K = {}", spec.heads.key_dim);
+        let allowed = "the kernel for short sequences needs K of at most 128";
+        ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
+    })?;
     Ok(path)
 }
 
 /// Whether the fused kernels are compiled for this K.
 fn is_compiled(spec: &PrefillSpec) -> bool {
     bucket_index(spec.heads.key_dim) < FUSED_BUCKETS
+}
+
+/// Whether the kernel for short sequences is compiled for this K.
+fn has_short(spec: &PrefillSpec) -> bool {
+    bucket_index(spec.heads.key_dim) < SHORT_BUCKETS
 }
 
 /// Layout of the workspace: offsets in bytes.
@@ -108,12 +122,17 @@ impl Shape {
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
             path: PrefillPath::Split,
+            short: false,
         };
         let fused = match wanted {
             // A batch without sequences has no workgroup of the fused kernel that could clear o.
             _ if sequences == 0 => false,
-            PrefillPath::Auto => is_compiled(&spec) && shape.fused_is_faster(),
+            PrefillPath::Auto | PrefillPath::Short => is_compiled(&spec) && shape.fused_is_faster(),
             forced => forced == PrefillPath::Fused,
+        };
+        shape.short = match wanted {
+            PrefillPath::Auto => has_short(&spec) && plan::uses_short(batch.rows(), sequences),
+            forced => forced == PrefillPath::Short,
         };
         if fused {
             shape.path = PrefillPath::Fused;
@@ -177,6 +196,7 @@ impl Shape {
             summaries,
             chains: (summaries / 2).min(self.sequences) as u32,
             longest_chunks: self.whole().longest_chunks,
+            short: 0,
         };
         self.check_grids(most)?;
         Ok(Some(DeviceSegments {
@@ -207,13 +227,22 @@ impl Shape {
         })
     }
 
-    /// Counts if no sequence is cut.
+    /// Counts of a plan whose lengths only the device knows, with its short sequences.
+    pub(super) fn with_short(&self, counts: Counts) -> Counts {
+        Counts {
+            short: if self.short { self.sequences } else { 0 },
+            ..counts
+        }
+    }
+
+    /// Counts if no sequence is cut, and none is left to `prefill_short`.
     pub(super) fn whole(&self) -> Counts {
         Counts {
             items: self.sequences,
             summaries: 0,
             chains: 0,
             longest_chunks: self.chunk_entries().div_ceil(self.sequences.max(1)) as u32,
+            short: 0,
         }
     }
 
@@ -250,7 +279,11 @@ impl Shape {
             }
         };
         self.check_grids(plan::counts(&chunks, cut))?;
-        Ok(plan::cut(&chunks, cut))
+        let mut partition = plan::cut(&chunks, cut);
+        if self.short {
+            partition.leave_short(cu_seqlens);
+        }
+        Ok(partition)
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
@@ -316,8 +349,13 @@ impl Shape {
         self.spec.heads.value_dim.div_ceil(columns)
     }
 
-    pub(super) fn record_bytes(&self) -> usize {
-        if self.is_fused() {
+    /// Workgroups of short per sequence and value head.
+    pub(super) fn short_slabs(&self) -> usize {
+        (self.spec.heads.value_dim).div_ceil(self.target.short_columns)
+    }
+
+    fn record_bytes(&self, counts: Counts) -> usize {
+        if self.is_fused() || counts.only_short() {
             return 0;
         }
         self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
@@ -339,7 +377,7 @@ impl Shape {
     /// per summary and value head. A fused prefill has neither records nor bounds, but two words.
     pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
-        let states = self.record_bytes();
+        let states = self.record_bytes(counts);
         let retained = states + self.summary_bytes(counts.summaries);
         let cut = usize::from(counts.summaries > 0 && !self.is_fused());
         let words = 1 + usize::from(self.is_fused());
