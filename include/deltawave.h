@@ -134,7 +134,8 @@ typedef struct dw_lengths {
 enum {
     DW_PATH_AUTO = 0,  /* the faster ones, as estimated */
     DW_PATH_FUSED = 1, /* one kernel, for K up to 128; more before it if sequences are cut */
-    DW_PATH_SPLIT = 2  /* one kernel for the chunks, one for the walk; more between them if sequences are cut */
+    DW_PATH_SPLIT = 2, /* one kernel for the chunks, one for the walk; more between them if sequences are cut */
+    DW_PATH_SHORT = 3  /* as AUTO, but a kernel of its own computes sequences of at most 16 tokens, for K up to 128 */
 };
 
 typedef struct dw_prefill_spec {

@@ -238,7 +238,7 @@ fn specs_and_lengths() {
         "dtype: 9; it must be DW_F32 or",
     );
     refused(packed(&|s, _| s.head_map = 2), "head_map: 2");
-    refused(packed(&|s, _| s.path = 3), "path: 3");
+    refused(packed(&|s, _| s.path = 4), "path: 4");
     refused(
         packed(&|s, _| (s.path, s.key_dim) = (abi::DW_PATH_FUSED as i32, 144)),
         "path: fused with K = 144",
