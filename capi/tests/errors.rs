@@ -52,6 +52,8 @@ fn spec() -> dw_prefill_spec {
         value_heads: HV as i32,
         key_dim: K as i32,
         value_dim: V as i32,
+        // The kernel for short sequences needs no workspace.
+        path: abi::DW_PATH_SPLIT as i32,
         ..Default::default()
     }
 }

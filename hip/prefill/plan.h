@@ -1,5 +1,5 @@
-// Lists of segments for prefill_fused, made on the device by one workgroup: which sequences are cut, and where. The rule
-// is that of src/ops/prefill/plan/balance.rs, in integers, so that host and device cut alike.
+// Lists of segments for prefill_fused, made on the device by one workgroup: which sequences are cut, and where. The
+// rule is that of src/ops/prefill/plan/balance.rs, in integers, so that host and device cut alike.
 //
 // A candidate is the chunks of the longest segment. Sequences of c chunks are cut into ceil(c / candidate) segments of
 // equal length. Candidates are chosen so that all items fit into 1 to 8 rounds of workgroups, once counting as if every
@@ -134,8 +134,7 @@ DEVICE int choose(const dwk_prefill_plan &x, const Batch &batch) {
 DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int sequences) {
     SHARED static int of_wave[waves];
     const Batch batch(cu_seqlens, sequences);
-    const int candidate =
-        x.segments > 0 ? ceil_of(max_of(batch.longest, 1), x.segments) : choose(x, batch);
+    const int candidate = x.segments > 0 ? ceil_of(max_of(batch.longest, 1), x.segments) : choose(x, batch);
     const int wave = arch::wave(), lane = arch::lane();
     const auto own_length = [&](int chunks) {
         return waves - 1 - min_of((int)((u32)chunks * waves / (u32)(candidate + 1)), waves - 1) == wave;

@@ -10,8 +10,8 @@
 
 namespace prefill {
 
-// log2 of what the chunks of a warm-up may leave of the norm of an earlier state. Rounding a state to f32 loses 2^-24 of
-// it, rounding to operands of 16 bits 2^-9 or 2^-12. States of up to 2^64 then leave less than 2^-64, below the
+// log2 of what the chunks of a warm-up may leave of the norm of an earlier state. Rounding a state to f32 loses 2^-24
+// of it, rounding to operands of 16 bits 2^-9 or 2^-12. States of up to 2^64 then leave less than 2^-64, below the
 // rounding of any state above 2^-40. (prefill/forget.h keeps 2^-288, which leaves nothing of any f32 state.)
 constexpr float nothing_of_a_state = -128.0f;
 
@@ -41,8 +41,7 @@ template <class T, int Threads> class Forgetting {
     // log2 of a bound on how much a token scales the norm of any state.
     DEVICE_MEMBER float bound_of(int token, bool inside, bool with_keys) const {
         const GateReader reader(x, sequence, token, inside);
-        const Gates gates =
-            reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
+        const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
         float bound = gates.g * math::log2e;
         if (inside && (with_keys || x.flags & DWK_QK_L2NORM)) {
             const float by = growth(gates.beta, with_keys ? key_square(token) : 1.0f);
