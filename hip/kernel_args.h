@@ -98,8 +98,8 @@ typedef struct dwk_prefill_lengths_args {
     int32_t *rest;          /* [sequences - decodes + 1]: checked[decodes + i] - decodes; null: not written */
     int32_t sequences;
     int32_t tokens;
-    int32_t wide;    /* 1: cu_seqlens is i64 */
-    int32_t decodes; /* the first `decodes` sequences must have one row each; at most tokens and sequences */
+    int32_t wide;          /* 1: cu_seqlens is i64 */
+    int32_t decodes;       /* the first `decodes` sequences must have one row each; at most tokens and sequences */
     dwk_prefill_plan plan; /* of the sequences after the decodes */
 } dwk_prefill_lengths_args;
 

@@ -134,7 +134,8 @@ typedef struct dw_lengths {
 enum {
     DW_PATH_AUTO = 0,  /* the faster ones, as estimated */
     DW_PATH_FUSED = 1, /* one kernel, for K up to 128; more before it if sequences are cut */
-    DW_PATH_SPLIT = 2  /* one kernel for the chunks, one for the walk; more between them if sequences are cut */
+    DW_PATH_SPLIT = 2, /* one kernel for the chunks, one for the walk; more between them if sequences are cut */
+    DW_PATH_SHORT = 3  /* as AUTO, but a kernel of its own computes sequences of at most 16 tokens, for K up to 128 */
 };
 
 typedef struct dw_prefill_spec {
@@ -147,9 +148,9 @@ typedef struct dw_prefill_spec {
     int32_t value_dim;   /* V, a multiple of 16 up to 256 */
     int32_t qk_l2norm;   /* 1: the kernels l2-normalise the rows of q and k */
     float scale;         /* 0: K^-0.5 */
-    /* Number of segments of each sequence, walked in parallel. 1: no sequence is cut. 0: numbers with the least estimated
-     * time. Where only the device knows the lengths, only the fused path cuts sequences. The environment variable
-     * DELTAWAVE_SEGMENTS overrides it. */
+    /* Number of segments of each sequence, walked in parallel. 1: no sequence is cut. 0: numbers with the least
+     * estimated time. Where only the device knows the lengths, only the fused path cuts sequences. The environment
+     * variable DELTAWAVE_SEGMENTS overrides it. */
     int32_t segments;
     int32_t compute_units; /* compute units that launches can use; 0: all of the device */
     int32_t path;          /* DW_PATH_*; the environment variable DELTAWAVE_PREFILL overrides it */

@@ -86,6 +86,8 @@ fn length() -> impl Strategy<Value = usize> {
         3 => prop::sample::select(vec![0usize, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129]),
         2 => 0usize..=150,
         1 => 130usize..=300,
+        // More chunks than a segment starts early.
+        1 => 700usize..=1300,
         1 => 1usize..=8,
     ]
 }

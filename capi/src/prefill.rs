@@ -44,6 +44,7 @@ pub(crate) fn path(path: i32) -> Checked<PrefillPath> {
         (abi::DW_PATH_AUTO, "DW_PATH_AUTO", PrefillPath::Auto),
         (abi::DW_PATH_FUSED, "DW_PATH_FUSED", PrefillPath::Fused),
         (abi::DW_PATH_SPLIT, "DW_PATH_SPLIT", PrefillPath::Split),
+        (abi::DW_PATH_SHORT, "DW_PATH_SHORT", PrefillPath::Short),
     ];
     read::choice("path", path, &paths)
 }

@@ -52,6 +52,8 @@ fn spec() -> dw_prefill_spec {
         value_heads: HV as i32,
         key_dim: K as i32,
         value_dim: V as i32,
+        // The kernel for short sequences needs no workspace.
+        path: abi::DW_PATH_SPLIT as i32,
         ..Default::default()
     }
 }
@@ -238,6 +240,11 @@ fn specs_and_lengths() {
         "dtype: 9; it must be DW_F32 or",
     );
     refused(packed(&|s, _| s.head_map = 2), "head_map: 2");
+    refused(packed(&|s, _| s.path = 4), "path: 4");
+    refused(
+        packed(&|s, _| (s.path, s.key_dim) = (abi::DW_PATH_FUSED as i32, 144)),
+        "path: fused with K = 144",
+    );
     refused(
         packed(&|s, _| s.key_heads = -1),
         "key_heads: -1; it must not be negative",

@@ -357,6 +357,7 @@ fn plans_that_are_refused() {
     refused(packed(|s| s.gate = 2, 75, 2), "gate");
     refused(packed(|s| s.qk_l2norm = 2, 75, 2), "qk_l2norm");
     refused(packed(|s| s.segments = -1, 75, 2), "segments");
+    refused(packed(|s| s.path = 4, 75, 2), "path");
     refused(packed(|_| (), 75, 3), "decodes");
     refused(packed(|_| (), 75, -1), "decodes");
     refused(packed(|_| (), 10, 2), "cu_seqlens");

@@ -211,6 +211,7 @@ pub const PATHS: Choices<PrefillPath> = &[
     ("auto", PrefillPath::Auto),
     ("fused", PrefillPath::Fused),
     ("split", PrefillPath::Split),
+    ("short", PrefillPath::Short),
 ];
 
 /// `--head-map`.

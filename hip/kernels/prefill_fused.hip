@@ -58,7 +58,7 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
 } // namespace
 
 #define FUSED(name, type, keys)                                                                                        \
-    KERNEL((prefill::fused_threads<keys, true>()), (prefill::fused_residency<keys, true>()))                                       \
+    KERNEL((prefill::fused_threads<keys, true>()), (prefill::fused_residency<keys, true>()))                           \
     void dw_prefill_fused_##name##_k##keys(dwk_prefill_fused_args x) { fused<type, keys>(x); }
 
 FUSED_SHARED_BYTES(64)

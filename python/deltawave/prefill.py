@@ -24,7 +24,7 @@ class PrefillSpec:
     scale: Optional[float] = None  # None or 0: K ** -0.5
     segments: Optional[int] = None  # number of segments of each sequence; None: least estimated time
     compute_units: Optional[int] = None  # compute units that launches can use; None: all of the device
-    path: str = "auto"  # kernels: "fused", for K up to 128, "split", or the faster ones as estimated
+    path: str = "auto"  # kernels: "fused", "split", "short", or the faster ones as estimated
 
     def struct(self):
         """The C struct."""

@@ -32,6 +32,7 @@ class Refused(unittest.TestCase):
         self.refused("dtype: 'int8'", lambda: plan(dtype="int8"))
         self.refused("dtype: 'f32'; it must be one of bf16, fp16", lambda: plan(dtype="f32"))
         self.refused("head_map: 'mixed'", lambda: plan(head_map="mixed"))
+        self.refused("path: 'mixed'", lambda: plan(path="mixed"))
         # As in C, 0 is the default; a number that is 0 in f32 alone is not.
         plan(scale=0.0), plan(scale=0), plan(scale=None)
         self.refused("scale: 1e-50", lambda: plan(scale=1e-50))

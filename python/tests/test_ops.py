@@ -47,7 +47,8 @@ class Ops(unittest.TestCase):
         on_device = ops.empty((3,), torch.int32).copy_(on_host)
         found = []
         for lengths in (on_host, on_device):
-            o, after = ops.prefill(**x, initial_state=states, cu_seqlens=lengths, state_layout="value_major", segments=1)
+            o, after = ops.prefill(**x, initial_state=states, cu_seqlens=lengths, state_layout="value_major", segments=1,
+                                   path="split")
             self.close(o, wanted[0])
             self.close(after.swapaxes(2, 3), wanted[1])
             found.append((o, after))

@@ -92,6 +92,24 @@ class Prefill(unittest.TestCase):
         for found, wanted in zip(out, (g, beta)):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
 
+    def test_paths(self):
+        x, exact = inputs("bf16")
+        lengths = simulator().array(np.array(OFFSETS, np.int32))
+        wanted = reference.prefill(**exact, cu_seqlens=OFFSETS, states=np.zeros((3, HV, K, V)), scale=K ** -0.5)
+        for options in ({"path": "split"}, {"path": "fused"}, {"path": "fused", "segments": 2}):
+            packed = dw.Prefill.packed(simulator(), spec(**options), OFFSETS, TOKENS)
+            plans = [(packed, {})]
+            if options["path"] == "fused":
+                device = dw.Prefill.device(simulator(), spec(**options), TOKENS, 3)
+                plans.append((device, {"cu_seqlens": lengths}))
+            outputs = []
+            for plan, more in plans:
+                o, states = poisoned((TOKENS, HV, V), "bf16"), poisoned((3, HV, K, V), "bf16")
+                plan.launch(**x, o=o, final_state=states, **more)
+                self.check("bf16", (o, dw.to_float(states)), wanted)
+                outputs.append((o.tobytes(), states.tobytes()))
+            self.assertEqual(len(set(outputs)), 1)
+
     def test_strided_views_dense_batches_and_lengths_on_the_device(self):
         x, exact = inputs("bf16")
         qkv = simulator().array(np.concatenate([np.asarray(x[n]).reshape(TOKENS, -1) for n in "qkv"], 1))

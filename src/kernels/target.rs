@@ -39,6 +39,8 @@ pub(crate) struct Costs {
     pub(crate) launch: f64,
     /// Segment only below this fraction of the unsegmented time, because segments double the work and take memory.
     pub(crate) worthwhile: f64,
+    /// Share of the chunks of summarised segments that `prefill_summarise` is expected to walk: gates that forget leave few.
+    pub(crate) summarised: f64,
     /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
 }
@@ -137,6 +139,7 @@ static CDNA: Target = {
             combine: 1.9,
             launch: 6.2,
             worthwhile: 0.85,
+            summarised: 0.25,
             fewer: 1.03,
         },
         // Modelled for an MI300X: 6,500 clocks a chunk.
@@ -210,6 +213,7 @@ static SM90: Target = {
             combine: 1.5,
             launch: 6.5,
             worthwhile: 0.97,
+            summarised: 1.0,
             fewer: 1.0,
         },
         // Estimated for an H200.

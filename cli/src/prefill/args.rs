@@ -106,7 +106,7 @@ pub struct PrefillArgs {
     pub segments: Option<u32>,
     /// Kernels. fused: one, for K up to 128; split: one for the chunks, one for the walk; auto: the faster, as estimated
     ///
-    /// The environment variable DELTAWAVE_PREFILL overrides this.
+    /// short: as auto, with a kernel of its own for sequences of at most 16 tokens. The environment variable DELTAWAVE_PREFILL overrides this.
     #[arg(long, value_parser = choice(PATHS), default_value = "auto", help_heading = OPERATION)]
     pub path: PrefillPath,
 

@@ -160,6 +160,80 @@ fn segments_are_forced_and_switched_off() {
 }
 
 #[test]
+fn paths_are_forced() {
+    if !kernels() {
+        return;
+    }
+    let run = |extra: &[&str], variable: &str| {
+        let shape = ["prefill", "--json", "--check", "--heads", "1,1"];
+        Command::new(env!("CARGO_BIN_EXE_deltawave"))
+            .args(shape)
+            .args(["--seqlens", "400,64"])
+            .args(extra)
+            .env("DELTAWAVE_BACKEND", "simulator")
+            .env("DELTAWAVE_PREFILL", variable)
+            .output()
+            .expect("the program starts")
+    };
+    let small = ["--dims", "32,16"];
+    for (extra, variable, names) in [
+        (&["--path", "fused"][..], "", &["fused"][..]),
+        (&["--path", "split"], "", &["prepare", "scan"]),
+        (&["--path", "split"], "fused", &["fused"]),
+        (&[], "split", &["prepare", "scan"]),
+        (
+            &["--path", "fused", "--segments", "4"],
+            // The planner's choice, which need not be the option's.
+            "auto",
+            &[],
+        ),
+        (
+            &["--path", "fused", "--segments", "4"],
+            "",
+            &["fused_summarise", "combine", "fused"],
+        ),
+        (
+            &["--path", "fused", "--segments", "2", "--snapshots", "64"],
+            "",
+            &["fused_summarise", "fused"],
+        ),
+    ] {
+        let report = json(&run(&[&small[..], extra].concat(), variable));
+        assert_eq!(report["passed"], true, "{extra:?} {variable}");
+        if variable == "auto" {
+            continue;
+        }
+        let kernels = report["kernels"].as_array().expect("kernels").iter();
+        let found: Vec<&str> = kernels.filter_map(|k| k["name"].as_str()).collect();
+        assert_eq!(found.len(), names.len(), "{found:?}");
+        for (found, name) in found.iter().zip(names) {
+            assert!(found.starts_with(&format!("dw_prefill_{name}_")), "{found}");
+        }
+    }
+    for (extra, variable, words) in [
+        (
+            &["--dims", "144,16"][..],
+            "fused",
+            "DELTAWAVE_PREFILL: fused with K = 144",
+        ),
+        (
+            &["--dims", "144,16", "--path", "fused"],
+            "",
+            "path: fused with K = 144",
+        ),
+        (&small, "both", "it must be one of auto, fused, split"),
+    ] {
+        let output = run(extra, variable);
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        assert!(
+            text(&output.stderr).contains(words),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+}
+
+#[test]
 fn tables_show_kernels_errors_and_where_the_time_was_spent() {
     if !kernels() {
         return;

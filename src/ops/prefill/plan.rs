@@ -336,7 +336,7 @@ impl Machine {
         let summarised = cut.iter().sum::<usize>() - cut.len() * segment;
         launch
             + work(scan, walked_chunks * self.scan)
-            + work(summarise, summarised * self.summarise)
+            + self.costs.summarised * work(summarise, summarised * self.summarise)
             + steps(cut, segment) as f64 * combine
     }
 
@@ -353,13 +353,14 @@ impl Machine {
         if summaries > 0 {
             let workgroups = summaries * self.summarise;
             us += self.costs.launch;
-            us += walk(
+            let walked = walk(
                 &self.costs.summarise,
                 self.compute_units,
                 workgroups,
                 segment,
                 workgroups * segment,
             );
+            us += self.costs.summarised * walked;
         }
         if chained > 0 {
             let rounds = (chained * self.combine).div_ceil(self.compute_units);

@@ -23,6 +23,7 @@ const fn costs(fewer: f64) -> Costs {
         combine: 1.0,
         launch: 5.0,
         worthwhile: 0.85,
+        summarised: 1.0,
         fewer,
     }
 }
@@ -225,6 +226,22 @@ fn fewer_segments_may_take_a_little_longer() {
     assert!(cost(fewer) <= 1.5 * cost(segments));
 }
 
+/// On an MI300X, gates that forget make summaries cheap, and gates that do not cost 4% more than without segments.
+#[test]
+fn summaries_are_expected_to_forget() {
+    for (heads, segments) in [(32, 2), (16, 4)] {
+        let machine = Machine {
+            compute_units: 304,
+            costs: &Target::of("gfx942").costs,
+            scan: 4 * heads,
+            summarise: 8 * heads,
+            combine: 8 * heads,
+            summary_bytes: heads << 17,
+        };
+        assert_eq!(choose(&[128], &machine), segments, "{heads} heads");
+    }
+}
+
 #[test]
 fn two_workgroups_in_one_where_not_all_fit_alone() {
     let cost = KernelCost {
@@ -246,4 +263,82 @@ fn two_workgroups_in_one_where_not_all_fit_alone() {
     assert!(!two_in_one(&cost, 132, 88, [3, 2], 64, 64 * 88));
     // The longest sequence dominates, and a wide workgroup takes longer per chunk.
     assert!(!two_in_one(&cost, 132, 132, [2, 1], 640, 640 + 131));
+}
+
+fn balance(compute_units: i32, workgroups: i32) -> Balance {
+    Balance {
+        workgroups,
+        compute_units,
+        most_summaries: 1 << 20,
+        least_chunks: 8,
+        start: 32,
+        warm_up: 48,
+        summaries: 40,
+        worthwhile: 15,
+    }
+}
+
+/// Segments that a balance makes of lengths.
+fn segments_of(balance: &Balance, lengths: &[usize]) -> Partition {
+    cut(lengths, Cut::AtMost(balance.choose(lengths).0))
+}
+
+#[test]
+fn a_balance_fills_rounds_of_the_device() {
+    // 64 heads on 304 units: 4 segments fill 84%, 19 fill four rounds exactly.
+    let whole = segments_of(&balance(304, 64), &[512]);
+    assert!(
+        [4, 9, 14, 19].contains(&whole.items.len()),
+        "{}",
+        whole.items.len()
+    );
+    assert!((whole.items.iter()).all(|i| i.chunks <= 128));
+    // 8 heads: 38 segments would be 14 chunks each.
+    assert_eq!(segments_of(&balance(304, 8), &[512]).items.len(), 37);
+    // A full device, and sequences too short to be cut.
+    assert_eq!(segments_of(&balance(132, 32), &[64; 33]).summaries, 0);
+    assert_eq!(segments_of(&balance(132, 8), &[8, 3, 0]).summaries, 0);
+    assert_eq!(segments_of(&balance(132, 8), &[]).items.len(), 0);
+    // One long sequence among short ones is cut. They are not.
+    let mut lengths = vec![2; 40];
+    lengths.push(500);
+    let cut = segments_of(&balance(132, 8), &lengths);
+    assert!(cut.summaries >= 4, "{}", cut.summaries);
+    assert!(cut.items[..cut.summaries].iter().all(|i| i.sequence == 40));
+}
+
+#[test]
+fn a_sequence_is_cut_evenly() {
+    for (chunks, most, each) in [(65, 16, 13), (64, 16, 16), (9, 4, 3), (1, 8, 1), (0, 8, 1)] {
+        assert_eq!(
+            Cut::AtMost(most).segment(chunks),
+            each,
+            "{chunks} by {most}"
+        );
+    }
+    for (chunks, segments, each) in [(7, 4, 2), (3, 9, 1), (0, 2, 1), (100, 1, 100)] {
+        assert_eq!(Cut::Segments(segments).segment(chunks), each);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_balance_keeps_its_bounds(
+        units in 1i32..400,
+        workgroups in 1i32..200,
+        most_summaries in 0i32..60,
+        tokens in vec(prop_oneof![0usize..300, 0usize..60_000], 0..40),
+    ) {
+        let balance = Balance { most_summaries, ..balance(units, workgroups) };
+        let lengths: Vec<usize> = tokens.iter().map(|n| n.div_ceil(CHUNK)).collect();
+        let (longest, cost) = balance.choose(&lengths);
+        let cut = cut(&lengths, Cut::AtMost(longest));
+        // Lists that the device makes have room for this.
+        prop_assert!(cut.summaries <= balance.most_summaries(tokens.iter().sum()));
+        prop_assert!(cut.chains.len() <= (cut.summaries / 2).min(lengths.len()));
+        prop_assert!(cut.summaries == 0 || longest >= 8);
+        // Cutting costs no more than not cutting.
+        let uncut = Balance { most_summaries: 0, ..balance }.choose(&lengths).1;
+        prop_assert!(cost <= uncut, "{cost}, uncut {uncut}");
+    }
 }
