@@ -1,8 +1,9 @@
 // Making waves of prefill_fused on CDNA: K and Q to LDS, K^T, T, P and row factors of each chunk, one chunk ahead of the
 // waves that hold the state. Each of the four has a row tile of the chunk. fused_chunks.h lists the barriers.
 //
-// T = (I - A)^-1 as in math/inverse.h: each wave inverts its diagonal block, then the waves share the products that join
-// the blocks. Wave r has A_rr and the blocks of A left of it, but A_32 belongs to wave 0.
+// T = (I - A)^-1 as in math/inverse.h: wave 0 inverts the diagonal blocks and sums the gates; waves 1 to 3 make two more
+// blocks of A and P each: (1, 0) and (3, 2), (2, 0) and (2, 1), (3, 0) and (3, 1). Then all share the products that join
+// the inverses.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -72,9 +73,9 @@ template <class T, int Keys> class Maker {
         sum_gates(rest, 0);
         request_gates(rest - chunk);
         copy_rows();
-        arch::workgroup_sync();
+        arch::workgroup_sync(); // copied
         make_blocks();
-        arch::workgroup_sync();
+        arch::workgroup_sync(); // used
 #pragma unroll 1
         while (true) {
             join_blocks();
@@ -92,7 +93,7 @@ template <class T, int Keys> class Maker {
 
   private:
     static DEVICE_MEMBER int making_row() { return arch::opaque_uniform(arch::uniform_value(arch::wave())); }
-    DEVICE_MEMBER bool reads_gates() const { return row == 1; }
+    DEVICE_MEMBER bool reads_gates() const { return row == 0; }
 
     // Requests the wave's rows of K and Q.
     DEVICE_MEMBER void request_rows() {
@@ -175,60 +176,71 @@ template <class T, int Keys> class Maker {
         kq *= rows * columns_at(factors.q_norm + 16 * i, at);
     }
 
-    // Computes the wave's blocks of A and P, and the inverse of its diagonal block. Requests the next chunk.
+    // Computes the wave's blocks of A and P, and the inverses of the diagonal blocks. Requests the next chunk.
     DEVICE_MEMBER void make_blocks() {
-        const int i = left_row(), j = left_column();
-        if (row == 0) {
-            for (int b = 0; b < pairs; ++b) {
-                own_k[b].data = shared.k[i][b][arch::lane()];
-                own_q[b].data = shared.q[i][b][arch::lane()];
-            }
-        }
-        OperandPair other[pairs];
-        load_left(other, j);
         const ChunkFactors &factors = shared.factors[parity];
+        OperandPair other[pairs];
+        load_left(other, 0);
         // While these arrive: the diagonal block.
         const Tile decayed = chunk_decay(factors, row, row, at);
         const Tile own_a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
         own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
         shared.inverses.put(row, own_a, at);
-        arch::phase();
-        Tile kk_left[2]{}, kq_left[2]{};
-        multiply_left(kk_left[0], kq_left[0], other);
-        if (row >= 2) {
-            load_left(other, 1);
+        arch::workgroup_sync(); // diagonal
+        if (row == 0) {
+            next_rows();
+            invert_blocks();
+            previous = gates;
+            previous_sums = sums;
+            if (norm) {
+                norms.k = factors.k_norm[arch::lane()];
+                norms.q = factors.q_norm[arch::lane()];
+                norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
+            }
+            sum_gates(rest - chunk, parity ^ 1);
+            request_gates(rest - 2 * chunk);
+        } else {
+            Tile kk_left[2]{}, kq_left[2]{};
+            multiply_left(kk_left[0], kq_left[0], other);
+            load_left(other, second_column());
+            if (row == 1) {
+                for (int b = 0; b < pairs; ++b) {
+                    own_k[b].data = shared.k[second_row()][b][arch::lane()];
+                    own_q[b].data = shared.q[second_row()][b][arch::lane()];
+                }
+                arch::products_done();
+            }
             multiply_left(kk_left[1], kq_left[1], other);
             arch::products_done();
+            next_rows();
+            if (norm) {
+                normalise(kk_left[0], kq_left[0], row, 0);
+                normalise(kk_left[1], kq_left[1], second_row(), second_column());
+            }
+            left_block(kk_left[0], kq_left[0], row, 0, 0);
+            left_block(kk_left[1], kq_left[1], second_row(), second_column(), 1);
+            if (row == 1) {
+                shared.corner[arch::lane()] = a[1]; // A_32 for wave 0
+            }
         }
-        arch::products_done();
+        parity ^= 1;
+    }
+    // The second of the wave's blocks left of the diagonal. The first is (row, 0).
+    DEVICE_MEMBER int second_row() const { return row == 1 ? 3 : row; }
+    DEVICE_MEMBER int second_column() const { return row == 1 ? 2 : 1; }
+    // Requests the wave's rows of K and Q of the next chunk.
+    DEVICE_MEMBER void next_rows() {
         q.advance();
         k.advance();
         q.limit_to(rest - chunk);
         k.limit_to(rest - chunk);
         request_rows();
-        if (norm) {
-            norms.k = factors.k_norm[arch::lane()];
-            norms.q = factors.q_norm[arch::lane()];
-            norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
-            normalise(kk_left[0], kq_left[0], i, j);
-            normalise(kk_left[1], kq_left[1], i, 1);
-        }
-        invert_block();
-        left_block(kk_left[0], kq_left[0], i, j, 0);
-        if (row >= 2) {
-            left_block(kk_left[1], kq_left[1], i, 1, 1);
-        }
-        previous = gates;
-        previous_sums = sums;
-        parity ^= 1;
-        sum_gates(rest - chunk, parity);
-        request_gates(rest - 2 * chunk);
     }
-    // (I - x)^-1 of the wave's block in LDS, as math::invert_blocks. Each row of 16 lanes computes the same.
-    DEVICE_MEMBER void invert_block() {
-        const int column = arch::lane() % 16;
+    // (I - x)^-1 of the blocks in LDS, as math::invert_blocks: one for each row of 16 lanes.
+    DEVICE_MEMBER void invert_blocks() {
+        const int block = arch::lane() / 16, column = arch::lane() % 16;
         const auto four = [&](int quarter) __attribute__((always_inline)) -> f32x4 & {
-            return *(f32x4 *)(shared.inverses.at + math::Blocks::place(row, 4 * quarter, column));
+            return *(f32x4 *)(shared.inverses.at + math::Blocks::place(block, 4 * quarter, column));
         };
         float entries[16], t[16];
         for (int q = 0; q < 4; ++q) {
@@ -256,9 +268,6 @@ template <class T, int Keys> class Maker {
             substitute<Column - 1>(t, a);
         }
     }
-    // Blocks left of the diagonal that the wave has: row, and first column.
-    DEVICE_MEMBER int left_row() const { return row == 0 ? tiles - 1 : row; }
-    DEVICE_MEMBER int left_column() const { return row == 0 ? 2 : 0; }
     // Blocks of K K^T and Q K^T: rows of the wave's registers, and rows of another tile, from LDS.
     DEVICE_MEMBER void load_left(OperandPair (&other)[pairs], int j) const {
         for (int b = 0; b < pairs; ++b) {
@@ -292,8 +301,10 @@ template <class T, int Keys> class Maker {
         Tile below, first, second;
         if (row == 0) {
             below = transposed_inverse(3);
-            first = multiply_transposed(multiply_transposed(a[0], inverse(2), Tile{}), below, Tile{}); // T_32^T
+            const Tile a_32 = shared.corner[lane];
+            first = multiply_transposed(multiply_transposed(a_32, inverse(2), Tile{}), below, Tile{}); // T_32^T
             shared.joined[3][lane] = first;
+            write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
         } else {
             first = multiply_transposed(a[0], inverse(0), Tile{}); // A_i0 T_00
             arch::products_done();
@@ -326,23 +337,20 @@ template <class T, int Keys> class Maker {
             first = multiply_transposed(joined, below, Tile{}); // T_20^T, part of T_30^T
         }
         arch::products_done();
-        if (reads_gates()) {
-            write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
-        }
         arch::workgroup_sync(); // corner
         if (row == 3) {
             first = multiply_transposed(shared.corner[lane], second, first); // T_30^T
         }
         arch::products_done();
         put(shared.t, lower_block(row, row), rounded<T>(own));
-        put(shared.t, lower_block(left_row(), left_column()), rounded<T>(first));
+        put(shared.t, row == 0 ? lower_block(3, 2) : lower_block(row, 0), rounded<T>(first));
         if (row < 2) {
-            put(shared.t, lower_block(row == 0 ? 3 : 2, 1), rounded<T>(second));
+            put(shared.t, row == 0 ? lower_block(3, 1) : lower_block(2, 1), rounded<T>(second));
         }
         put(shared.p, lower_block(row, row), own_p);
-        put(shared.p, lower_block(left_row(), left_column()), left_p[0]);
-        if (row >= 2) {
-            put(shared.p, lower_block(row, 1), left_p[1]);
+        if (row > 0) {
+            put(shared.p, lower_block(row, 0), left_p[0]);
+            put(shared.p, lower_block(second_row(), second_column()), left_p[1]);
         }
         on_diagonal(kq, row, at, [&](int i, float product) {
             ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;

@@ -8,6 +8,7 @@
 //   corner    they have exchanged another part; row factors of this chunk are in LDS
 //   made      T, P and K^T of this chunk are in LDS; K and Q are no longer read
 //   copied    K and Q of the next chunk are in LDS; T is no longer read
+//   diagonal  the making waves have exchanged the diagonal blocks of A
 //   used      P, K^T and row factors are no longer read
 #pragma once
 
@@ -48,8 +49,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Meets the barriers of the making waves before the first chunk.
     DEVICE_MEMBER void begin(const State &) {
         if (rest > 0) {
-            arch::workgroup_sync();
-            arch::workgroup_sync();
+            arch::workgroup_sync(); // copied
+            arch::workgroup_sync(); // diagonal
+            arch::workgroup_sync(); // used
         }
     }
     // Tokens left in the segment.
@@ -139,7 +141,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         for (int n = 0; n < all; ++n) {
             const int b = n % steps / tiles, i = n % tiles;
             if (n == joined) {
-                __builtin_amdgcn_s_barrier(); // these waves read nothing that depends on it
+                __builtin_amdgcn_s_barrier(); // joined: these waves read nothing that depends on it
                 arch::phase();
             }
             if (n == corner || n == made) {
@@ -226,6 +228,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             multiply(state, k, decay.x * unit);
         }
         unit = decay.y;
+        arch::phase();
+        __builtin_amdgcn_s_barrier(); // diagonal: these waves read nothing that depends on it
         arch::phase();
     }
     typedef OperandPair Lower[lower_blocks / 2];
