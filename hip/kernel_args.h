@@ -61,7 +61,35 @@ typedef struct dwk_state_strides {
     int64_t row;
 } dwk_state_strides;
 
-/* prefill_lengths: makes cu_seqlens safe, so that no entry leads out of bounds. */
+/* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
+typedef struct dwk_prefill_item {
+    int32_t sequence;    /* -1: no item, nor are those that follow; in lists that the device made */
+    int32_t first_chunk; /* counted in the sequence */
+    int32_t chunks;
+    int32_t summary; /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
+} dwk_prefill_item;
+
+/* Division of a fused prefill's sequences into segments, and the lists that prefill_lengths makes of it
+ * (hip/prefill/plan.h; src/ops/prefill/plan/balance.rs computes the same on the host). Costs are in sixteenths of the
+ * time of a chunk. */
+typedef struct dwk_prefill_plan {
+    dwk_prefill_item *items; /* [items_count], as in dwk_prefill_scan_args; null: no lists are made */
+    int32_t *chains;         /* [chains_count, 2], as in dwk_prefill_combine_args */
+    int32_t items_count;
+    int32_t chains_count;
+    int32_t segments;       /* of each sequence; 0: the cheapest */
+    int32_t workgroups;     /* of an item */
+    int32_t compute_units;  /* workgroups at a time */
+    int32_t most_summaries; /* items that another follows, if `segments` is 0 */
+    int32_t least_chunks;   /* of a segment, if `segments` is 0 */
+    int32_t start;          /* cost of an item's start */
+    int32_t warm_up;        /* cost of the chunks that a segment begins early */
+    int32_t summaries;      /* cost of prefill_fused_summarise */
+    int32_t worthwhile;     /* sequences are cut below so many sixteenths of the time of whole ones */
+    int32_t pad0;
+} dwk_prefill_plan;
+
+/* prefill_lengths: makes cu_seqlens safe, so that no entry leads out of bounds, and lists of segments. */
 typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
     int32_t *checked;       /* [sequences + 1]: clamped to 0..tokens, non-decreasing, first 0 */
@@ -71,6 +99,7 @@ typedef struct dwk_prefill_lengths_args {
     int32_t tokens;
     int32_t wide;    /* 1: cu_seqlens is i64 */
     int32_t decodes; /* the first `decodes` sequences must have one row each; at most tokens and sequences */
+    dwk_prefill_plan plan; /* of the sequences after the decodes */
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
@@ -113,14 +142,6 @@ typedef struct dwk_prefill_prepare_args {
     int32_t pad0;
 } dwk_prefill_prepare_args;
 
-/* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
-typedef struct dwk_prefill_item {
-    int32_t sequence;
-    int32_t first_chunk; /* counted in the sequence */
-    int32_t chunks;
-    int32_t summary; /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
-} dwk_prefill_item;
-
 /* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
  * value columns).
  * prefill_summarise, of the same types and sizes: N and M of items that another item of the sequence follows, one
@@ -145,7 +166,9 @@ typedef struct dwk_prefill_scan_args {
     const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, for a first segment, its initial state [V, K] */
     float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
-    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. Unused for first segments. */
+    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. Unused for first segments. With prefill_fused,
+                           [2, summaries, HV]: then how the segment after starts, 2 (chunks before its begin) + (from
+                           zeros); 0: at its begin, from N */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
     dwk_token_strides v_strides;
@@ -174,7 +197,9 @@ typedef struct dwk_prefill_scan_args {
 } dwk_prefill_scan_args;
 
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One
- * workgroup per (item, value head, slab of value columns). */
+ * workgroup per (item, value head, slab of value columns).
+ * prefill_fused_summarise, of the same types and sizes: what prefill_prepare and prefill_summarise do, for items that
+ * another item of the sequence follows, and how that item starts. */
 typedef struct dwk_prefill_fused_args {
     dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads */
     dwk_prefill_scan_args scan;       /* without records */

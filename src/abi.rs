@@ -65,6 +65,87 @@ const _: () = {
         [::core::mem::offset_of!(dwk_state_strides, row) - 16usize];
 };
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dwk_prefill_item {
+    pub sequence: i32,
+    pub first_chunk: i32,
+    pub chunks: i32,
+    pub summary: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_item"][::core::mem::size_of::<dwk_prefill_item>() - 16usize];
+    ["Alignment of dwk_prefill_item"][::core::mem::align_of::<dwk_prefill_item>() - 4usize];
+    ["Offset of field: dwk_prefill_item::sequence"]
+        [::core::mem::offset_of!(dwk_prefill_item, sequence) - 0usize];
+    ["Offset of field: dwk_prefill_item::first_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_item, first_chunk) - 4usize];
+    ["Offset of field: dwk_prefill_item::chunks"]
+        [::core::mem::offset_of!(dwk_prefill_item, chunks) - 8usize];
+    ["Offset of field: dwk_prefill_item::summary"]
+        [::core::mem::offset_of!(dwk_prefill_item, summary) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_plan {
+    pub items: *mut dwk_prefill_item,
+    pub chains: *mut i32,
+    pub items_count: i32,
+    pub chains_count: i32,
+    pub segments: i32,
+    pub workgroups: i32,
+    pub compute_units: i32,
+    pub most_summaries: i32,
+    pub least_chunks: i32,
+    pub start: i32,
+    pub warm_up: i32,
+    pub summaries: i32,
+    pub worthwhile: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_plan"][::core::mem::size_of::<dwk_prefill_plan>() - 64usize];
+    ["Alignment of dwk_prefill_plan"][::core::mem::align_of::<dwk_prefill_plan>() - 8usize];
+    ["Offset of field: dwk_prefill_plan::items"]
+        [::core::mem::offset_of!(dwk_prefill_plan, items) - 0usize];
+    ["Offset of field: dwk_prefill_plan::chains"]
+        [::core::mem::offset_of!(dwk_prefill_plan, chains) - 8usize];
+    ["Offset of field: dwk_prefill_plan::items_count"]
+        [::core::mem::offset_of!(dwk_prefill_plan, items_count) - 16usize];
+    ["Offset of field: dwk_prefill_plan::chains_count"]
+        [::core::mem::offset_of!(dwk_prefill_plan, chains_count) - 20usize];
+    ["Offset of field: dwk_prefill_plan::segments"]
+        [::core::mem::offset_of!(dwk_prefill_plan, segments) - 24usize];
+    ["Offset of field: dwk_prefill_plan::workgroups"]
+        [::core::mem::offset_of!(dwk_prefill_plan, workgroups) - 28usize];
+    ["Offset of field: dwk_prefill_plan::compute_units"]
+        [::core::mem::offset_of!(dwk_prefill_plan, compute_units) - 32usize];
+    ["Offset of field: dwk_prefill_plan::most_summaries"]
+        [::core::mem::offset_of!(dwk_prefill_plan, most_summaries) - 36usize];
+    ["Offset of field: dwk_prefill_plan::least_chunks"]
+        [::core::mem::offset_of!(dwk_prefill_plan, least_chunks) - 40usize];
+    ["Offset of field: dwk_prefill_plan::start"]
+        [::core::mem::offset_of!(dwk_prefill_plan, start) - 44usize];
+    ["Offset of field: dwk_prefill_plan::warm_up"]
+        [::core::mem::offset_of!(dwk_prefill_plan, warm_up) - 48usize];
+    ["Offset of field: dwk_prefill_plan::summaries"]
+        [::core::mem::offset_of!(dwk_prefill_plan, summaries) - 52usize];
+    ["Offset of field: dwk_prefill_plan::worthwhile"]
+        [::core::mem::offset_of!(dwk_prefill_plan, worthwhile) - 56usize];
+    ["Offset of field: dwk_prefill_plan::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_plan, pad0) - 60usize];
+};
+impl Default for dwk_prefill_plan {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_lengths_args {
     pub cu_seqlens: *const ::core::ffi::c_void,
@@ -75,11 +156,12 @@ pub struct dwk_prefill_lengths_args {
     pub tokens: i32,
     pub wide: i32,
     pub decodes: i32,
+    pub plan: dwk_prefill_plan,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 48usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 112usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -98,6 +180,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_lengths_args, wide) - 40usize];
     ["Offset of field: dwk_prefill_lengths_args::decodes"]
         [::core::mem::offset_of!(dwk_prefill_lengths_args, decodes) - 44usize];
+    ["Offset of field: dwk_prefill_lengths_args::plan"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, plan) - 48usize];
 };
 impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
@@ -233,27 +317,6 @@ impl Default for dwk_prefill_prepare_args {
         }
     }
 }
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct dwk_prefill_item {
-    pub sequence: i32,
-    pub first_chunk: i32,
-    pub chunks: i32,
-    pub summary: i32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of dwk_prefill_item"][::core::mem::size_of::<dwk_prefill_item>() - 16usize];
-    ["Alignment of dwk_prefill_item"][::core::mem::align_of::<dwk_prefill_item>() - 4usize];
-    ["Offset of field: dwk_prefill_item::sequence"]
-        [::core::mem::offset_of!(dwk_prefill_item, sequence) - 0usize];
-    ["Offset of field: dwk_prefill_item::first_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_item, first_chunk) - 4usize];
-    ["Offset of field: dwk_prefill_item::chunks"]
-        [::core::mem::offset_of!(dwk_prefill_item, chunks) - 8usize];
-    ["Offset of field: dwk_prefill_item::summary"]
-        [::core::mem::offset_of!(dwk_prefill_item, summary) - 12usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_scan_args {

@@ -38,7 +38,7 @@ pub enum Role {
     Gate,
     /// Gated RMS norm.
     Norm,
-    /// Checks `cu_seqlens` on the device.
+    /// Checks `cu_seqlens` on the device and divides sequences into segments.
     PrefillLengths,
     /// T and P of each chunk.
     PrefillPrepare,
@@ -50,6 +50,8 @@ pub enum Role {
     PrefillScan(usize),
     /// T and P, outputs and final states in one kernel.
     PrefillFused(usize),
+    /// How segments of a fused prefill start, and M and N where they need them.
+    PrefillFusedSummarise(usize),
 }
 
 /// A row of [`TABLE`].
@@ -210,6 +212,14 @@ kernels! {
         "dw_prefill_fused_f16_k96" => Role::PrefillFused(96),
         "dw_prefill_fused_f16_k128" => Role::PrefillFused(128),
     }
+    PREFILL_FUSED_SUMMARISE: dwk_prefill_fused_args in "prefill_fused_summarise" {
+        "dw_prefill_fused_summarise_bf16_k64" => Role::PrefillFusedSummarise(64),
+        "dw_prefill_fused_summarise_bf16_k96" => Role::PrefillFusedSummarise(96),
+        "dw_prefill_fused_summarise_bf16_k128" => Role::PrefillFusedSummarise(128),
+        "dw_prefill_fused_summarise_f16_k64" => Role::PrefillFusedSummarise(64),
+        "dw_prefill_fused_summarise_f16_k96" => Role::PrefillFusedSummarise(96),
+        "dw_prefill_fused_summarise_f16_k128" => Role::PrefillFusedSummarise(128),
+    }
 }
 
 /// A family's kernels for a type. The first half of a family is bf16, the second fp16.
@@ -279,6 +289,14 @@ pub(crate) fn prefill_fused(
     (typed(PREFILL_FUSED, dtype).get(bucket_index(key_dim))).copied()
 }
 
+/// The kernel that summarises segments for the fused kernel, if one is compiled for this key dimension.
+pub(crate) fn prefill_fused_summarise(
+    dtype: Dtype,
+    key_dim: usize,
+) -> Option<Kernel<abi::dwk_prefill_fused_args>> {
+    (typed(PREFILL_FUSED_SUMMARISE, dtype).get(bucket_index(key_dim))).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,6 +335,9 @@ mod tests {
                 prefill_scan(Dtype::F16, key_dim).role(),
                 Role::PrefillScan(bucket)
             );
+            let name = format!("dw_prefill_fused_summarise_bf16_k{bucket}");
+            let fused = prefill_fused_summarise(Dtype::Bf16, key_dim).map(Kernel::name);
+            assert_eq!(fused, (bucket <= 128).then_some(&name[..]));
         }
     }
 }

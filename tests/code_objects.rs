@@ -24,7 +24,9 @@ use build::Compiler;
 /// up to 256.
 fn most_registers(role: Role) -> u32 {
     match role {
-        Role::Gate | Role::PrefillLengths => 32,
+        Role::Gate => 32,
+        // Sixteen waves on a compute unit.
+        Role::PrefillLengths => 64,
         Role::Norm => 96,
         // Four waves per SIMD.
         Role::Commit | Role::Conv => 128,
@@ -34,12 +36,14 @@ fn most_registers(role: Role) -> u32 {
         Role::Decode(_)
         | Role::PrefillSummarise(_)
         | Role::PrefillCombine(_)
-        | Role::PrefillScan(_) => 256,
+        | Role::PrefillScan(_)
+        | Role::PrefillFused(_)
+        | Role::PrefillFusedSummarise(_) => 256,
     }
 }
 
 const MAX_LDS: u32 = 64 << 10;
-const MAX_KERNELS: usize = 40;
+const MAX_KERNELS: usize = 60;
 const MAX_BYTES: usize = 6 << 20;
 /// Of all compilers together, on the CPU: what else the machine does does not count.
 const MAX_COMPILE_TIME: Duration = Duration::from_secs(60);

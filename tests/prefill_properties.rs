@@ -9,7 +9,7 @@ use common::{
     Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
 };
 use deltawave::model::Heads;
-use deltawave::prefill::PrefillSpec;
+use deltawave::prefill::{PrefillPath, PrefillSpec};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 use proptest::prelude::*;
@@ -50,17 +50,21 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
         1 => Just(Some(0.0f32))
     ];
     let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
-    let options = (head_map, any::<bool>(), scale, segments());
+    let path = prop_oneof![Just(PrefillPath::Fused), Just(PrefillPath::Split)];
+    let options = (head_map, any::<bool>(), scale, segments(), path);
     (dtype(), 1usize..=3, 1usize..=4, dim(), dim(), options).prop_map(
-        |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale, segments))| PrefillSpec {
-            heads: Heads {
-                map: head_map,
-                ..Heads::new(key_heads, key_heads * group, k, v)
-            },
-            qk_l2norm,
-            scale,
-            segments,
-            ..spec(dtype, key_heads, key_heads * group, k, v)
+        |(dtype, key_heads, group, k, v, (head_map, qk_l2norm, scale, segments, path))| {
+            PrefillSpec {
+                heads: Heads {
+                    map: head_map,
+                    ..Heads::new(key_heads, key_heads * group, k, v)
+                },
+                qk_l2norm,
+                scale,
+                segments,
+                path: if k > 128 { PrefillPath::Split } else { path },
+                ..spec(dtype, key_heads, key_heads * group, k, v)
+            }
         },
     )
 }
@@ -153,7 +157,7 @@ fn case() -> impl Strategy<Value = Case> {
                 seed,
             )| {
                 let (initial, final_state, flags) = states;
-                if matches!(entry, Entry::Device { .. }) {
+                if matches!(entry, Entry::Device { .. }) && spec.path != PrefillPath::Fused {
                     spec.segments = None;
                 }
                 let state = spec.heads.value * spec.heads.key_dim * spec.heads.value_dim;

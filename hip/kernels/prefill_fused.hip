@@ -1,10 +1,13 @@
 // Prefill in one kernel: what prefill_prepare and prefill_scan compute (prefill/recurrence.h), without records. One
 // workgroup per (segment, value head, slab of value columns). Some waves hold the state and walk the chunks. The others
-// make T, P and the row factors of the next chunk on chip meanwhile.
+// make T, P and the row factors of the next chunk on chip meanwhile. A segment that is not its sequence's first starts
+// some chunks early, from zeros, if prefill_fused_summarise found that nothing of any earlier state is left after them;
+// otherwise from the state that the summaries hold.
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
 // or [slots, HV, V, K], f32 or bf16.
 #include "../prefill/fused.h"
+#include "../prefill/warm_up.h"
 
 namespace {
 
@@ -26,30 +29,36 @@ template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x) {
 
 template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) {
     const dwk_prefill_scan_args &x = y.scan;
+    // The kernel before may have made the lengths and the items.
+    arch::wait_for_previous_kernel();
     const Work work = work_of(x, arch::workgroup());
-    const Segment segment = segment_of(x, work.item);
     if (token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {
-        arch::wait_for_previous_kernel();
         clear_rest<Keys>(x);
     }
+    if (!is_item(x, work.item)) {
+        return;
+    }
+    Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
     if (x.slots > 0 && segment.begin == segment.end) {
-        arch::wait_for_previous_kernel();
         return;
     }
     if (is_padding(x, segment.sequence)) {
-        arch::wait_for_previous_kernel();
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    run_making_waves<T, Keys>(y, segment, work);
-    run_fused_state_waves<Keys>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
+    if (segment.summarised && !segment.first) {
+        begin_early(x, segment, work.head);
+    }
+    run_making_waves<T, Keys, true>(arch::reread(y), segment, work);
+    run_fused_state_waves<Keys, true>(
+        [&]() __attribute__((always_inline)) { scan_columns<T, Keys, true>(arch::reread(y).scan, segment, work); });
 }
 
 } // namespace
 
 #define FUSED(name, type, keys)                                                                                        \
-    KERNEL((prefill::fused_threads<keys>()), (prefill::fused_residency<keys>()))                                       \
+    KERNEL((prefill::fused_threads<keys, true>()), (prefill::fused_residency<keys, true>()))                           \
     void dw_prefill_fused_##name##_k##keys(dwk_prefill_fused_args x) { fused<type, keys>(x); }
 
 FUSED_SHARED_BYTES(64)

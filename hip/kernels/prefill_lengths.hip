@@ -2,11 +2,13 @@
 //   checked[i] = i where i <= decodes, else max over j <= i of clamp(cu_seqlens[j], decodes, tokens)
 //   rest[i] = checked[decodes + i] - decodes
 // Writes a status word: 0, or 1 + the index of the first replaced entry. Replaced are entries out of order, out of
-// range or, for i <= decodes, other than i.
-#include "../arch/contract.h"
-#include "../kernel_args.h"
+// range or, for i <= decodes, other than i. With a plan, also cuts the sequences after the decodes into segments
+// (prefill/plan.h).
+#include "../prefill/plan.h"
 
-KERNEL(arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
+namespace {
+
+DEVICE void check_lengths(const dwk_prefill_lengths_args &x) {
     const int lane = arch::lane();
     int longest = 0; // running maximum of all blocks before
     int bad = 0x7fffffff;
@@ -34,5 +36,17 @@ KERNEL(arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
     }
     if (lane == 0) {
         *x.status = bad == 0x7fffffff ? 0 : 1 + bad;
+    }
+}
+
+} // namespace
+
+KERNEL(plan::waves *arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
+    if (arch::wave() == 0) {
+        check_lengths(x);
+    }
+    if (x.plan.items) {
+        arch::workgroup_sync();
+        plan::make_lists(x.plan, x.rest ? x.rest : x.checked, x.sequences - x.decodes);
     }
 }

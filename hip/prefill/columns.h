@@ -31,13 +31,14 @@ struct Located {
 };
 
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
-// lanes. If none has a snapshot, it stops after these chunks.
-DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
+// lanes. If none has a snapshot, it stops after these chunks. Quiet chunks (`Fused`) have negative numbers; the segment
+// before takes their snapshots.
+template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
     const Segment segment = Located(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
-    if (ahead * chunk < tokens) {
+    if ((!Fused || ahead >= 0) && ahead * chunk < tokens) {
         wanted = (u32)x.snapshot_slots[segment.record + ahead] < (u32)x.snapshot_count;
     }
     const u64 found = arch::ballot(wanted);
@@ -58,8 +59,8 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
     }
 }
 
-// Walks the chunks, in the waves that hold the state.
-template <class T, int Keys>
+// Walks the chunks, in the waves that hold the state. `Fused`: the segment may begin with quiet chunks.
+template <class T, int Keys, bool Fused = false>
 DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
@@ -70,7 +71,9 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     arch::let_next_kernel_begin();
     State<Keys> state;
     clear_state<Keys>(state);
-    if (segment.summarised) {
+    if (Fused && segment.from_zeros) {
+        // Earlier tokens leave nothing of a state.
+    } else if (segment.summarised) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else {
         first_state<Keys>(state, x, segment.sequence, work.head, column);
@@ -80,7 +83,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     do {
         int rest = 0;
         if (arch::reread(x).snapshot_slots) {
-            rest = next_stop(arch::reread(x), chunks.left());
+            rest = next_stop<Fused>(arch::reread(x), chunks.left());
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {

@@ -1,11 +1,16 @@
-// Contract of a target for prefill_fused: waves that make T, P and the row factors of each chunk on chip, beside the
-// waves that walk (walk.h). <target>/fused.h supplies
+// Contract of a target for prefill_fused (Outputs) and prefill_fused_summarise (without): waves that make T, the row
+// factors and, with Outputs, P of each chunk on chip, beside the waves that walk (walk.h). <target>/fused.h supplies
 //
-//   fused_threads<Keys>(), fused_residency<Keys>()  for KERNEL
-//   FUSED_SHARED_BYTES(keys)                        declares the dynamic shared memory; empty if it is static
-//   run_making_waves<T, Keys>(x, segment, work)     runs the waves that do not hold the state and ends them; returns in
+//   fused_threads<Keys, Outputs>(), fused_residency<Keys, Outputs>()
+//                                                   for KERNEL
+//   FUSED_SHARED_BYTES(keys), FUSED_SUMMARISE_SHARED_BYTES(keys)
+//                                                   declare the dynamic shared memory; empty if it is static
+//   run_making_waves<T, Keys, Outputs>(x, segment, work)
+//                                                   runs the waves that do not hold the state and ends them; returns in
 //                                                   the others
-//   run_fused_state_waves<Keys>(f)                  runs f() in the waves that hold the state
+//   run_fused_state_waves<Keys, Outputs>(f)         runs f() in the waves that hold the state
+//
+// Chunks (walk.h) does not write the outputs of the first segment.quiet tokens, a multiple of a chunk.
 #pragma once
 
 // Targets whose slabs differ from those of prefill_scan ask for it in layout.h and walk.h.

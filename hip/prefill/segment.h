@@ -16,7 +16,15 @@ struct Segment {
     bool first;  // whether it is the first of its sequence
     bool last;
     bool summarised; // whether the sequence is cut: a summary then holds the state before it
+    int quiet;       // tokens at its begin that belong to earlier segments: their outputs are not written
+    bool from_zeros; // with quiet tokens: the walk starts from zeros
 };
+
+// Whether item `index` exists. Lists that the device makes are as long as any batch could need, and end with items of
+// sequence -1.
+DEVICE bool is_item(const dwk_prefill_scan_args &x, int index) {
+    return !x.items || arch::uniform(&x.items[index].sequence) >= 0;
+}
 
 // Segment of item `index`, clamped to the chunks of its sequence, so that no item leads out of bounds. Without items:
 // all of sequence `index`.
@@ -38,7 +46,9 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    min_of(max_of(item.summary, 0), x.summaries),
                    first == 0,
                    first + count == chunks,
-                   x.summaries > 0 && (first > 0 || count < chunks)};
+                   x.summaries > 0 && (first > 0 || count < chunks),
+                   0,
+                   false};
 }
 
 // Work of a workgroup of scan or summarise.

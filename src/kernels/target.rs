@@ -6,7 +6,7 @@ use super::{FUSED_BUCKETS, KEY_BUCKETS, Role};
 /// Launch parameters of an architecture's kernels.
 #[derive(Debug, PartialEq)]
 pub struct Target {
-    /// Threads of `prefill_lengths`: one wave.
+    /// Threads of `prefill_lengths`: sixteen waves.
     lengths_threads: u32,
     /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
@@ -16,8 +16,12 @@ pub struct Target {
     summarise: [Walk; KEY_BUCKETS.len()],
     /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].
     fused: [Walk; FUSED_BUCKETS],
+    /// Workgroups of `prefill_fused_summarise`, likewise.
+    fused_summarise: [Walk; FUSED_BUCKETS],
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
+    /// Costs for the planner of fused prefills.
+    pub(crate) fused_costs: FusedCosts,
 }
 
 /// Modelled kernel costs for the planner of segments, in microseconds at K = V = 128.
@@ -33,6 +37,31 @@ pub(crate) struct Costs {
     pub(crate) worthwhile: f64,
     /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
+}
+
+/// Modelled costs of a fused prefill, at K = V = 128. One workgroup at a time is on a compute unit. Integers are in
+/// sixteenths of a chunk, because host and device must cut alike.
+#[derive(Debug, PartialEq)]
+pub(crate) struct FusedCosts {
+    /// Whether `PrefillPath::Auto` may choose the fused path.
+    pub(crate) automatic: bool,
+    /// Microseconds per chunk.
+    pub(crate) chunk: f64,
+    /// Start of a workgroup.
+    pub(crate) start: i32,
+    /// Chunks that a segment begins early, if gates forget soon.
+    pub(crate) warm_up: i32,
+    /// Launch of `prefill_fused_summarise`, if gates forget soon.
+    pub(crate) summaries: i32,
+    /// Cut sequences only below so many sixteenths of the time of whole ones.
+    pub(crate) worthwhile: i32,
+    /// Least chunks of a segment that the planner chooses.
+    pub(crate) least_chunks: i32,
+    /// Most chunks that a segment begins early.
+    pub(crate) most_warm_up: i32,
+    /// Microseconds of `prefill_prepare` per (chunk, value head) on a compute unit, for the comparison with the split
+    /// path.
+    pub(crate) prepare: f64,
 }
 
 /// Modelled time of a kernel that walks chunks, in microseconds per chunk.
@@ -81,11 +110,12 @@ static CDNA: Target = {
         ..SCAN
     };
     Target {
-        lengths_threads: 64,
+        lengths_threads: 1024,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
         fused: [FUSED; FUSED_BUCKETS],
+        fused_summarise: [FUSED; FUSED_BUCKETS],
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -102,6 +132,18 @@ static CDNA: Target = {
             launch: 6.2,
             worthwhile: 0.85,
             fewer: 1.03,
+        },
+        // Modelled for an MI300X: 6,500 clocks a chunk.
+        fused_costs: FusedCosts {
+            automatic: false,
+            chunk: 3.9,
+            start: 20,
+            warm_up: 48,
+            summaries: 26,
+            worthwhile: 15,
+            least_chunks: 8,
+            most_warm_up: 8,
+            prepare: 0.9,
         },
     }
 };
@@ -127,7 +169,7 @@ static SM90: Target = {
         }
     }
     Target {
-        lengths_threads: 32,
+        lengths_threads: 512,
         prepare_room: 0,
         scan: [
             walk(384, 154_624),
@@ -144,6 +186,7 @@ static SM90: Target = {
             walk(256, 154_624),
         ],
         fused: [fused(154_624), fused(203_776), fused(203_776)],
+        fused_summarise: [fused(105_472), fused(130_048), fused(130_048)],
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {
@@ -160,6 +203,18 @@ static SM90: Target = {
             launch: 6.5,
             worthwhile: 0.97,
             fewer: 1.0,
+        },
+        // Estimated for an H200.
+        fused_costs: FusedCosts {
+            automatic: false,
+            chunk: 2.4,
+            start: 33,
+            warm_up: 48,
+            summaries: 43,
+            worthwhile: 15,
+            least_chunks: 8,
+            most_warm_up: 8,
+            prepare: 1.5,
         },
     }
 };
@@ -201,15 +256,21 @@ impl Target {
         &self.fused[bucket_index]
     }
 
+    /// Workgroup of `prefill_fused_summarise` for `KEY_BUCKETS[bucket_index]`, below [`FUSED_BUCKETS`].
+    pub(crate) fn fused_summarise(&self, bucket_index: usize) -> &Walk {
+        &self.fused_summarise[bucket_index]
+    }
+
     /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
     pub fn threads(&self, role: Role) -> u32 {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillLengths => self.lengths_threads,
-            Role::PrefillSummarise(_) | Role::PrefillScan(_) | Role::PrefillFused(_) => {
-                self.walk(role).map_or(0, |walk| walk.threads)
-            }
+            Role::PrefillSummarise(_)
+            | Role::PrefillScan(_)
+            | Role::PrefillFused(_)
+            | Role::PrefillFusedSummarise(_) => self.walk(role).map_or(0, |walk| walk.threads),
             // A wave of 64 lanes owns 32 rows of M; a wave of 32 lanes owns 16.
             Role::PrefillCombine(bucket) => 2 * bucket as u32,
         }
@@ -238,6 +299,7 @@ impl Target {
             Role::PrefillScan(bucket) => Some(self.scan(index(bucket))),
             Role::PrefillSummarise(bucket) => Some(self.summarise(index(bucket))),
             Role::PrefillFused(bucket) => Some(self.fused(index(bucket))),
+            Role::PrefillFusedSummarise(bucket) => Some(self.fused_summarise(index(bucket))),
             _ => None,
         }
     }

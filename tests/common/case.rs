@@ -102,7 +102,7 @@ impl Case {
         let has = has.map_or("None".to_owned(), |h| format!("Some(vec!{h:?})"));
         format!(
             "common::check(&common::context(), &Case {{ spec: PrefillSpec {{ head_map: HeadMap::{:?}, qk_l2norm: {}, \
-             scale: {:?}, segments: {:?}, ..common::spec(Dtype::{:?}, {}, {}, {}, {}) }}, padding: {}, gates: Gates::{:?}, \
+             scale: {:?}, segments: {:?}, path: PrefillPath::{:?}, ..common::spec(Dtype::{:?}, {}, {}, {}, {}) }}, padding: {}, gates: Gates::{:?}, \
              keys: Keys::{:?}, gate_kind: GateKind::{}, layout: Layout::{:?}, batch_gap: {}, initial: {}, \
              has_initial: {has}, final_state: {}, entry: Entry::{:?}, seed: {}, \
              ..Case::new(common::spec(Dtype::Bf16, 1, 1, 16, 16), &{:?}) }});",
@@ -110,6 +110,7 @@ impl Case {
             s.qk_l2norm,
             s.scale,
             s.segments,
+            s.path,
             s.dtype,
             s.heads.key,
             s.heads.value,

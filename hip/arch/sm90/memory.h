@@ -85,6 +85,25 @@ DEVICE void copy_async(u32 to, const char *from) {
 }
 // Waits for all copies of this thread.
 DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Groups the copies of this thread since the last call. await_copies<Pending> waits for all but the last groups.
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+// Stores an operand of 16 rows to shared memory. Each lane gives the address of 16 bytes: lane l those of row l % 16,
+// elements 8 (l / 16) to 8 (l / 16) + 7.
+DEVICE void store_operand(u32 to, i32x4 x) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+// Loads an operand of 16 rows from shared memory, addressed as by store_operand.
+DEVICE i32x4 load_operand(u32 from) {
+    int x, y, z, w;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "r"(from)
+                 : "memory");
+    return i32x4{x, y, z, w};
+}
 DEVICE void store_shared(u32 to, i32x4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");

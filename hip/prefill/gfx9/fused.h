@@ -1,9 +1,9 @@
-// Making waves of prefill_fused on CDNA: K and Q to LDS, K^T, T, P and row factors of each chunk, one chunk ahead of the
-// waves that hold the state. Each of the four has a row tile of the chunk. fused_chunks.h lists the barriers.
+// Making waves of prefill_fused on CDNA: K and Q to LDS, K^T, T, P and row factors of each chunk, one chunk ahead of
+// the waves that hold the state. Each of the four has a row tile of the chunk. fused_chunks.h lists the barriers.
 //
-// T = (I - A)^-1 as in math/inverse.h: wave 0 inverts the diagonal blocks and sums the gates; waves 1 to 3 make two more
-// blocks of A and P each: (1, 0) and (3, 2), (2, 0) and (2, 1), (3, 0) and (3, 1). Then all share the products that join
-// the inverses.
+// T = (I - A)^-1 as in math/inverse.h: wave 0 inverts the diagonal blocks and sums the gates; waves 1 to 3 make two
+// more blocks of A and P each: (1, 0) and (3, 2), (2, 0) and (2, 1), (3, 0) and (3, 1). Then all share the products
+// that join the inverses.
 #pragma once
 
 #include "../../tensor/rows.h"
@@ -13,10 +13,11 @@
 
 namespace prefill {
 
-template <int Keys> constexpr int fused_threads() { return walk_threads<Keys, true>(); }
-template <int Keys> constexpr int fused_residency() { return walk_residency<Keys, true>(); }
+template <int Keys, bool Outputs> constexpr int fused_threads() { return walk_threads<Keys, Outputs>(); }
+template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_residency<Keys, Outputs>(); }
 // Empty: the code object declares LDS.
 #define FUSED_SHARED_BYTES(keys)
+#define FUSED_SUMMARISE_SHARED_BYTES(keys)
 
 // One number of each token of a (sequence, value head): g or beta, of any type. Rows past the end of a chunk read as 0.
 class ScalarRows {
@@ -30,7 +31,7 @@ class ScalarRows {
         if (present) {
             rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
             memory.limit(rows > 0 ? (rows - 1) * stride + size : 0);
-            raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_u16(arch::lane() * stride);
+            raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_b16(arch::lane() * stride);
             memory.advance((u64)stride * chunk);
         }
     }
@@ -43,7 +44,7 @@ class ScalarRows {
     Window memory;
 };
 
-template <class T, int Keys> class Maker {
+template <class T, int Keys, bool Outputs> class Maker {
     static constexpr int pairs = key_pairs(Keys);
 
   public:
@@ -100,7 +101,9 @@ template <class T, int Keys> class Maker {
         for (int b = 0; b < pairs; ++b) {
             const bool inside = inside_keys<Keys>(b, key_dim);
             own_k[b].data = k.memory.load_b128(inside ? k_offset + 64 * b : Window::nowhere);
-            own_q[b].data = q.memory.load_b128(inside ? q_offset + 64 * b : Window::nowhere);
+            if constexpr (Outputs) {
+                own_q[b].data = q.memory.load_b128(inside ? q_offset + 64 * b : Window::nowhere);
+            }
         }
     }
     // Requests the gates of the next chunk, of which `rows` tokens exist.
@@ -130,17 +133,21 @@ template <class T, int Keys> class Maker {
     DEVICE_MEMBER void copy_rows() {
         for (int b = 0; b < pairs; ++b) {
             shared.k[row][b][arch::lane()] = own_k[b].data;
-            shared.q[row][b][arch::lane()] = own_q[b].data;
+            if constexpr (Outputs) {
+                shared.q[row][b][arch::lane()] = own_q[b].data;
+            }
         }
         kk = kq = Tile{};
         for (int b = 0; b < pairs; ++b) {
             multiply(kk, own_k[b], own_k[b]);
-            multiply(kq, own_k[b], own_q[b]);
+            if constexpr (Outputs) {
+                multiply(kq, own_k[b], own_q[b]);
+            }
         }
         arch::products_done();
         if (norm) {
             Tile qq{};
-            for (int b = 0; b < pairs; ++b) {
+            for (int b = 0; b < pairs && Outputs; ++b) {
                 multiply(qq, own_q[b], own_q[b]);
             }
             ChunkFactors &factors = shared.factors[parity];
@@ -206,7 +213,9 @@ template <class T, int Keys> class Maker {
             if (row == 1) {
                 for (int b = 0; b < pairs; ++b) {
                     own_k[b].data = shared.k[second_row()][b][arch::lane()];
-                    own_q[b].data = shared.q[second_row()][b][arch::lane()];
+                    if constexpr (Outputs) {
+                        own_q[b].data = shared.q[second_row()][b][arch::lane()];
+                    }
                 }
                 arch::products_done();
             }
@@ -277,7 +286,9 @@ template <class T, int Keys> class Maker {
     DEVICE_MEMBER void multiply_left(Tile &kk, Tile &kq, const OperandPair (&other)[pairs]) const {
         for (int b = 0; b < pairs; ++b) {
             multiply(kk, other[b], own_k[b]);
-            multiply(kq, other[b], own_q[b]);
+            if constexpr (Outputs) {
+                multiply(kq, other[b], own_q[b]);
+            }
         }
     }
     // Block (i, j) of A and P.
@@ -295,8 +306,10 @@ template <class T, int Keys> class Maker {
         for (int b = 0; b < pairs; ++b) {
             shared.transposed[b][row][lane] = transposed[b];
         }
-        const auto inverse = [&](int i) __attribute__((always_inline)) { return shared.inverses.get_transposed(i, at); };
-        const auto transposed_inverse = [&](int i) __attribute__((always_inline)) { return shared.inverses.get(i, at); };
+        const auto inverse = [&](int i)
+                                 __attribute__((always_inline)) { return shared.inverses.get_transposed(i, at); };
+        const auto transposed_inverse = [&](int i)
+                                            __attribute__((always_inline)) { return shared.inverses.get(i, at); };
         const Tile own = strictly_lower(transposed_inverse(row), at);
         Tile below, first, second;
         if (row == 0) {
@@ -347,14 +360,16 @@ template <class T, int Keys> class Maker {
         if (row < 2) {
             put(shared.t, row == 0 ? lower_block(3, 1) : lower_block(2, 1), rounded<T>(second));
         }
-        put(shared.p, lower_block(row, row), own_p);
-        if (row > 0) {
-            put(shared.p, lower_block(row, 0), left_p[0]);
-            put(shared.p, lower_block(second_row(), second_column()), left_p[1]);
+        if constexpr (Outputs) {
+            put(shared.p, lower_block(row, row), own_p);
+            if (row > 0) {
+                put(shared.p, lower_block(row, 0), left_p[0]);
+                put(shared.p, lower_block(second_row(), second_column()), left_p[1]);
+            }
+            on_diagonal(kq, row, at, [&](int i, float product) {
+                ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
+            });
         }
-        on_diagonal(kq, row, at, [&](int i, float product) {
-            ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
-        });
     }
     static DEVICE_MEMBER void put(BlockPairs &to, int block, Operand x) {
         ((Operand *)&to[block / 2][arch::lane()])[block % 2] = x;
@@ -383,17 +398,17 @@ template <class T, int Keys> class Maker {
 };
 
 // Runs the making waves, which end here. The waves that hold the state return.
-template <class T, int Keys>
+template <class T, int Keys, bool Outputs>
 DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &segment, const Work &work) {
     if (arch::wave() >= making_waves) {
         return;
     }
     arch::set_priority<1>(); // the waves that hold the state wait for these
-    Maker<T, Keys>(x.prepare, segment, work.head, work.key_head).run();
+    Maker<T, Keys, Outputs>(x.prepare, segment, work.head, work.key_head).run();
     arch::end_wave();
 }
 
 // Runs f() in the waves that hold the state.
-template <int Keys, class F> DEVICE void run_fused_state_waves(const F &f) { f(); }
+template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(const F &f) { f(); }
 
 } // namespace prefill

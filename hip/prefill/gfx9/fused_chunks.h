@@ -1,7 +1,7 @@
-// Walk of prefill_fused over chunks on CDNA, in the waves that hold the state. A wave has all rows of its value columns,
-// so S, X and U, rounded, are its own right operands, and nothing of the slab goes through LDS. K, Q, K^T, T, P and row
-// factors come from the making waves (fused.h), one chunk after the other. Vector instructions are spread over the
-// steps of the long products, so that the matrix unit has work meanwhile.
+// Walk of prefill_fused over chunks on CDNA, in the waves that hold the state. A wave has all rows of its value
+// columns, so S, X and U, rounded, are its own right operands, and nothing of the slab goes through LDS. K, Q, K^T, T,
+// P and row factors come from the making waves (fused.h), one chunk after the other. Vector instructions are spread
+// over the steps of the long products, so that the matrix unit has work meanwhile.
 //
 // Barriers of a chunk, which all waves meet:
 //   joined    the making waves have exchanged parts of T
@@ -29,7 +29,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset)
         : shared(fused_memory<Keys>()), v(x.v, x.v_strides, s.sequence, s.begin, head, x.value_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin - chunk, head, x.value_dim), scale(x.scale),
-          rest(s.end - s.begin) {
+          rest(s.end - s.begin), quiet(s.quiet) {
         for (int r = 0; r < elements; ++r) {
             const int row = LaneMap(arch::lane()).row(r);
             v_offset[r] = row * v.stride + column_offset;
@@ -75,7 +75,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             // O / scale += (P - diag(P)) U                           [64 tokens, 32 columns]
             multiply_lower(out, p, rounded_u);
         }
-        pending = rest;
+        pending = quiet > 0 ? 0 : rest;
+        quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
         rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
     }
 
@@ -123,7 +124,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // X = beta V - beta exp(G) R                                     [64 tokens, 32 columns], f32 and rounded
     DEVICE_MEMBER void read_state(const State &state, Slab &x, RoundedSlab &rounded_x) {
         constexpr int all = (Outputs ? 2 : 1) * steps;
-        constexpr int joined = steps * 3 / 4, corner = Outputs ? steps * 3 / 2 : steps - 2, made = all - 2;
+        constexpr int joined = Outputs ? steps * 3 / 4 : steps / 2, corner = Outputs ? steps * 3 / 2 : steps * 3 / 4,
+                      made = Outputs ? all - 2 : all - 1;
+        static_assert(joined < corner && corner < made && made + ahead > all, "K and Q are requested before `made`");
         OperandPair ring[ahead + 1];
         for (int n = 0; n < ahead; ++n) {
             ring[n] = rows_of_step(n);
@@ -353,6 +356,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     int pending = 0;   // rows of them, or more
     float unit = 1.0f; // unit of the state in registers
     int rest;
+    int quiet; // tokens left whose outputs are not written
 };
 
 } // namespace prefill

@@ -1,6 +1,6 @@
 // Layout of a slab of value columns in a workgroup of prefill_fused on CDNA. Four waves hold the state, one per SIMD:
-// all key elements of 32 value columns each. Four waves before them make T, P and the row factors (fused.h). SIMDs prefer
-// older waves, and those that hold the state wait for the others.
+// all key elements of 32 value columns each. Four waves before them make T, P and the row factors (fused.h). SIMDs
+// prefer older waves, and those that hold the state wait for the others.
 #pragma once
 
 #include "../../arch/tile.h"

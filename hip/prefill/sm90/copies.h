@@ -8,10 +8,11 @@
 
 namespace prefill {
 
-// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row.
-class RowsOfThread {
+// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row. The last
+// `Threads` threads of a warpgroup share the rows.
+template <int Threads> class RowsOfThread {
   public:
-    static constexpr int at_once = group_threads / 8, times = chunk / at_once;
+    static constexpr int at_once = Threads / 8, times = chunk / at_once;
     DEVICE_MEMBER RowsOfThread(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 offset)
         : stride((u32)s.token * 2) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
@@ -19,7 +20,7 @@ class RowsOfThread {
         from = base + ((u64)row(0) * stride + (thread_of_group() % 8 * 16 + offset));
     }
     // row(i): this thread's i-th row. place(i): offset of the thread's 16 bytes of it in a panel.
-    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() / 8; }
+    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() % (u32)Threads / 8; }
     static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), thread_of_group() % 8); }
     // Whether one access can cover the 16 bytes.
     DEVICE_MEMBER bool in_one_access() const { return aligned; }
@@ -55,68 +56,20 @@ DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
     }
 }
 
-// Copies successive chunks, each to its stage of the ring as soon as the stage is free.
-template <int Keys, bool Outputs> class Copier {
-    typedef prefill::Stage<Keys, Outputs> Stage;
-    typedef RowsOfThread Rows;
+// Copies K, Q and V of successive chunks to stages of the ring.
+template <int Keys, bool Outputs, int Threads> class TokenCopier {
+    typedef RowsOfThread<Threads> Rows;
 
   public:
+    typedef prefill::Stage<Keys, Outputs> Stage;
+
+  protected:
     // `column`: the workgroup's first value column.
-    DEVICE_MEMBER Copier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
+    DEVICE_MEMBER TokenCopier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
-          v(x.v, x.v_strides, s, head, column * 2),
-          record((const char *)x.records + ((int64_t)s.record * x.value_heads + head) * DWK_RECORD_BYTES),
-          record_step(x.value_heads * DWK_RECORD_BYTES), left(s.end - s.begin), values(x.value_dim - column),
+          v(x.v, x.v_strides, s, head, column * 2), left(s.end - s.begin), values(x.value_dim - column),
           groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + thread_of_group() % 8 * 8 < x.key_dim),
-          aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {
-        for (int i = 0; i < parts_of_warp; ++i) {
-            const int part = min_of(i * scan_waves + wave_of_group(), parts - 1);
-            const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix),
-                      groups = 2 * (tile + 1); // 16-byte groups per row
-            const int own = (of_matrix - lower_block(tile, 0)) * arch::lanes + arch::lane();
-            matrix_place[i] = arch::opaque((part < lower_blocks ? Stage::t : Stage::p) +
-                                           swizzled(16 * tile + own / groups, own % groups));
-        }
-    }
-
-    DEVICE_MEMBER void run() {
-        clear_upper_blocks();
-        int stage = 0, copied = -1;
-#pragma unroll 1
-        for (int number = 0; left > 0; ++number) {
-            if constexpr (Stage::count == 2) {
-                hand_over(copied); // otherwise the stage waited for next would never be given back
-            }
-            if (number >= Stage::count) {
-                for (int g = 0; g < Stage::most_groups; ++g) {
-                    if (g < groups) {
-                        Handover<Stage>::wait_empty(g, stage);
-                    }
-                }
-            }
-            hand_over(copied);
-            copy(memory + stage * Stage::bytes, number == 0);
-            copied = stage;
-            stage = stage + 1 == Stage::count ? 0 : stage + 1;
-            left -= chunk;
-        }
-        hand_over(copied);
-    }
-
-  private:
-    // Hands over the stage that was copied, if any (`copied` >= 0).
-    DEVICE_MEMBER void hand_over(int &copied) const {
-        if (copied >= 0) {
-            arch::await_copies();
-            arch::publish_shared();
-            for (int g = 0; g < Stage::most_groups; ++g) {
-                if (g < groups) {
-                    Handover<Stage>::full(g, copied);
-                }
-            }
-            copied = -1;
-        }
-    }
+          aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {}
 
     // Writes zeros to the blocks of T and P above the diagonal, which no copy writes.
     DEVICE_MEMBER void clear_upper_blocks() const {
@@ -135,7 +88,8 @@ template <int Keys, bool Outputs> class Copier {
         }
     }
 
-    DEVICE_MEMBER void copy(u32 to, bool first) {
+    // Copies the next chunk. `left` tokens are left, it included.
+    DEVICE_MEMBER void copy_tokens(u32 to) {
         if (left >= chunk && aligned) {
             copy_keys(to + Stage::k, k);
             if (Outputs || values > 0) {
@@ -153,12 +107,14 @@ template <int Keys, bool Outputs> class Copier {
                 copy_some_keys(to + Stage::q, q);
             }
         }
-        if (first) {
-            arch::wait_for_previous_kernel();
-        }
-        copy_record(to);
     }
+    const u32 memory;
+    Rows k, q, v;
+    int left;
+    const int values; // columns of V, counted from the workgroup's first
+    const int groups;
 
+  private:
     // Whether V has the columns that this thread copies for a warpgroup.
     DEVICE_MEMBER bool in_values(int group) const { return group * 64 + thread_of_group() % 8 * 8 < values; }
 
@@ -200,6 +156,80 @@ template <int Keys, bool Outputs> class Copier {
         });
     }
 
+    const bool in_last, aligned;
+};
+
+// Copies successive chunks, each to its stage of the ring as soon as the stage is free.
+template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, group_threads> {
+    typedef TokenCopier<Keys, Outputs, group_threads> Base;
+    typedef prefill::Stage<Keys, Outputs> Stage;
+    using Base::groups;
+    using Base::left;
+    using Base::memory;
+
+  public:
+    // `column`: the workgroup's first value column.
+    DEVICE_MEMBER Copier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
+        : Base(x, s, head, key_head, column),
+          record((const char *)x.records + ((int64_t)s.record * x.value_heads + head) * DWK_RECORD_BYTES),
+          record_step(x.value_heads * DWK_RECORD_BYTES) {
+        for (int i = 0; i < parts_of_warp; ++i) {
+            const int part = min_of(i * scan_waves + wave_of_group(), parts - 1);
+            const int of_matrix = part % lower_blocks, tile = tile_row(of_matrix),
+                      groups = 2 * (tile + 1); // 16-byte groups per row
+            const int own = (of_matrix - lower_block(tile, 0)) * arch::lanes + arch::lane();
+            matrix_place[i] = arch::opaque((part < lower_blocks ? Stage::t : Stage::p) +
+                                           swizzled(16 * tile + own / groups, own % groups));
+        }
+    }
+
+    DEVICE_MEMBER void run() {
+        Base::clear_upper_blocks();
+        int stage = 0, copied = -1;
+#pragma unroll 1
+        for (int number = 0; left > 0; ++number) {
+            if constexpr (Stage::count == 2) {
+                hand_over(copied); // otherwise the stage waited for next would never be given back
+            }
+            if (number >= Stage::count) {
+                for (int g = 0; g < Stage::most_groups; ++g) {
+                    if (g < groups) {
+                        Handover<Stage>::wait_empty(g, stage);
+                    }
+                }
+            }
+            hand_over(copied);
+            copy(memory + stage * Stage::bytes, number == 0);
+            copied = stage;
+            stage = stage + 1 == Stage::count ? 0 : stage + 1;
+            left -= chunk;
+        }
+        hand_over(copied);
+    }
+
+  private:
+    // Hands over the stage that was copied, if any (`copied` >= 0).
+    DEVICE_MEMBER void hand_over(int &copied) const {
+        if (copied >= 0) {
+            arch::await_copies();
+            arch::publish_shared();
+            for (int g = 0; g < Stage::most_groups; ++g) {
+                if (g < groups) {
+                    Handover<Stage>::full(g, copied);
+                }
+            }
+            copied = -1;
+        }
+    }
+
+    DEVICE_MEMBER void copy(u32 to, bool first) {
+        Base::copy_tokens(to);
+        if (first) {
+            arch::wait_for_previous_kernel();
+        }
+        copy_record(to);
+    }
+
     // Copies T, P and the row factors. A record stores rows of T and P up to their diagonal blocks, so a row of shared
     // memory is contiguous in it.
     DEVICE_MEMBER void copy_record(u32 to) {
@@ -223,15 +253,9 @@ template <int Keys, bool Outputs> class Copier {
     static constexpr int parts = Outputs ? 2 * lower_blocks : lower_blocks;
     static constexpr int parts_of_warp = (parts + scan_waves - 1) / scan_waves;
     static constexpr int row_bytes = row_factors * chunk * 4 + 16;
-    const u32 memory;
-    Rows k, q, v;
     const char *record;
     const u32 record_step;
     u32 matrix_place[parts_of_warp];
-    int left;
-    const int values; // columns of V, counted from the workgroup's first
-    const int groups;
-    const bool in_last, aligned;
 };
 
 } // namespace prefill

@@ -51,7 +51,7 @@ template <int N> DEVICE void pin(Operand (&x)[N][1]) {
 class Output {
   public:
     DEVICE_MEMBER Output(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 column_offset)
-        : stride((u32)s.token * 2), has_columns(column_offset != Window::nowhere) {
+        : stride((u32)s.token * 2), has_columns(column_offset != Window::nowhere), quiet(segment.quiet) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         words = (((u32)(u64)base | stride) & 3) == 0;
         to = (char *)base + ((u64)LaneMap(arch::lane()).row(0) * stride + (has_columns ? column_offset : 0));
@@ -63,8 +63,11 @@ class Output {
             pair[i] = T::pack(scale * x[i / 4][0][e], scale * x[i / 4][0][e + 2]);
         }
     }
-    // Stores a whole chunk, or its first `rows` rows, and advances to the next chunk.
+    // Stores a whole chunk, or its first `rows` rows, unless it is quiet, and advances to the next chunk.
     DEVICE_MEMBER void store() {
+        if (is_quiet()) {
+            return;
+        }
         if (words) [[likely]] {
             if (has_columns) {
                 each([](char *at, int, int x) __attribute__((always_inline)) { arch::store_global(at, x); });
@@ -75,6 +78,9 @@ class Output {
         }
     }
     DEVICE_MEMBER void store_some(int rows) {
+        if (is_quiet()) {
+            return;
+        }
         if (has_columns) {
             const int first = LaneMap(arch::lane()).row(0);
             each([&](char *at, int row, int x) __attribute__((always_inline)) {
@@ -88,6 +94,15 @@ class Output {
     }
 
   private:
+    // Skips a quiet chunk. Compiled away where no segment has any.
+    DEVICE_MEMBER bool is_quiet() {
+        if (quiet <= 0) {
+            return false;
+        }
+        quiet -= chunk;
+        to += (u64)stride * chunk;
+        return true;
+    }
     // Calls f(address, row counted from the lane's first, both elements).
     template <class F> DEVICE_MEMBER void each(F f) const {
         char *at = arch::opaque(to); // otherwise registers hold all addresses from chunk to chunk
@@ -103,6 +118,7 @@ class Output {
     const u32 stride;
     const bool has_columns;
     bool words; // whether two elements form an aligned word
+    int quiet;  // tokens left whose outputs are not written
 };
 
 } // namespace prefill

@@ -6,6 +6,13 @@
 
 namespace prefill {
 
+// Whether a stage is given back at the end of its chunk: warps that make T there need the time.
+#ifdef PREFILL_FUSED
+constexpr bool gives_back_early = true;
+#else
+constexpr bool gives_back_early = false;
+#endif
+
 // Walks a segment's chunks. Copy warps put each chunk into a stage of the ring.
 template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
@@ -35,7 +42,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     }
     // Called after the last chunk.
     DEVICE_MEMBER void finish() {
-        if (Outputs && !registers_are_short(Keys) && before >= 0) {
+        if (Outputs && !registers_are_short(Keys) && !gives_back_early && before >= 0) {
             o.store_some(rest + chunk);
         }
     }
@@ -48,12 +55,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         DEVICE_MEMBER explicit Next(Chunks &chunks) : chunks(chunks) {}
         // Stores the previous chunk's outputs, if they were not stored at its end.
         DEVICE_MEMBER void store() const {
-            if (Outputs && chunks.before >= 0) {
+            if (Outputs && !gives_back_early && chunks.before >= 0) {
                 chunks.o.store();
             }
         }
         DEVICE_MEMBER void release() const {
-            if (chunks.before >= 0 &&
+            if (!gives_back_early && chunks.before >= 0 &&
                 chunks.rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
                 Handover<Stage>::empty(chunks.group, chunks.before);
             }
@@ -66,8 +73,15 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, has_values, o, reads);
     }
     DEVICE_MEMBER void advance() {
-        if (Outputs && registers_are_short(Keys)) {
-            o.store_some(rest);
+        if (Outputs && (registers_are_short(Keys) || gives_back_early)) {
+            if (gives_back_early && rest >= chunk) {
+                o.store();
+            } else {
+                o.store_some(rest);
+            }
+        }
+        if (gives_back_early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
+            Handover<Stage>::empty(group, stage);
         }
         rest -= chunk;
         before = stage;

@@ -27,7 +27,9 @@ use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::kernels;
 use crate::model::Heads;
 use crate::norm::OutputGate;
-use crate::prefill::{DeviceLengths, Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors};
+use crate::prefill::{
+    DeviceLengths, LoweredLengths, Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors,
+};
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::{Buffer, Tensor, TensorMut, TokenScalars, TokensMut};
@@ -55,6 +57,8 @@ pub struct LayerSpec {
     pub gate: OutputGate,
     /// As [`PrefillSpec::segments`].
     pub segments: Option<usize>,
+    /// As [`PrefillSpec::path`].
+    pub path: PrefillPath,
 }
 
 impl LayerSpec {
@@ -70,6 +74,7 @@ impl LayerSpec {
             eps: 1e-6,
             gate: OutputGate::Silu,
             segments: None,
+            path: PrefillPath::Auto,
         }
     }
 
@@ -103,7 +108,7 @@ impl LayerSpec {
             scale: self.scale,
             segments: self.segments,
             compute_units: None,
-            path: PrefillPath::Auto,
+            path: self.path,
         }
     }
 }
@@ -225,11 +230,11 @@ impl Layer {
     ///
     /// One more kernel checks the lengths. It replaces entries by the nearest allowed number if they are not 0, 1, 2,
     /// ... up to `decodes`, if they decrease, or if they exceed the tokens. The first 4 bytes of the workspace are the
-    /// status after a launch: 0, or 1 + the index of the first entry that was replaced. No sequence is cut into
-    /// segments.
+    /// status after a launch: 0, or 1 + the index of the first entry that was replaced. On the fused path
+    /// ([`LayerSpec::path`]) the kernel also cuts prefills into segments, as [`Prefill::device`] does.
     ///
     /// # Errors
-    /// A spec or sizes that are not allowed; more than one segment; no memory for the plan.
+    /// A spec or sizes that are not allowed; more than one segment on the split path; no memory for the plan.
     pub fn device(
         context: &Context,
         spec: LayerSpec,
@@ -253,6 +258,7 @@ impl Layer {
                 sequences,
                 tokens,
                 decodes,
+                segments: prefill.as_ref().and_then(Prefill::device_segments),
             }),
             prefill,
         })
@@ -330,11 +336,12 @@ impl Layer {
                 Some(lengths.lower(context, cu_seqlens, address)?)
             }
         };
-        let (all, of_prefills) = match (&self.lengths, &lengths) {
-            (_, Some(lengths)) => (lengths.checked(), lengths.rest()),
-            (Lengths::Host(own), None) => (own.address().cast_const().cast(), ptr::null()),
-            (Lengths::Device(_), None) => (ptr::null(), ptr::null()),
+        let all = match (&self.lengths, &lengths) {
+            (_, Some(lengths)) => lengths.checked(),
+            (Lengths::Host(own), None) => own.address().cast_const().cast(),
+            (Lengths::Device(_), None) => ptr::null(),
         };
+        let of_prefills = lengths.as_ref().map(LoweredLengths::tables);
         let (activations, records) = rest.split(stages.activations().bytes);
         let prefill = (self.prefill.as_ref())
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, of_prefills, records.address()));

@@ -1,9 +1,11 @@
-//! Lengths that only the device knows. A kernel of one wave checks them there before other kernels index with them.
+//! Lengths that only the device knows. A kernel of one workgroup checks them there before other kernels index with them,
+//! and divides a fused prefill's sequences into segments.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::abi::dwk_prefill_lengths_args;
+use super::plan::{self, Balance, Counts};
+use crate::abi::{dwk_prefill_item, dwk_prefill_lengths_args, dwk_prefill_plan};
 use crate::batch::CuSeqlens;
 use crate::check::{self, Checked};
 use crate::error::Result;
@@ -21,6 +23,60 @@ pub(crate) struct DeviceLengths {
     pub(crate) tokens: usize,
     /// At most `sequences`, and at most `tokens`.
     pub(crate) decodes: usize,
+    /// Segments of the sequences after the decodes, if the device divides them.
+    pub(crate) segments: Option<DeviceSegments>,
+}
+
+/// How the device divides sequences into segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceSegments {
+    /// Bounds for all lengths.
+    pub(super) most: Counts,
+    /// Segments of each sequence; 0: the device chooses.
+    pub(super) segments: i32,
+    pub(super) balance: Balance,
+}
+
+/// Device addresses of checked lengths and of lists of segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceTables {
+    pub(super) cu_seqlens: *const i32,
+    /// Null: every sequence is one item.
+    pub(super) items: *const dwk_prefill_item,
+    pub(super) chains: *const i32,
+}
+
+impl DeviceSegments {
+    fn item_bytes(&self) -> usize {
+        let bytes = self.most.items * plan::ITEM_WORDS * size_of::<i32>();
+        bytes.next_multiple_of(WORKSPACE_ALIGN)
+    }
+
+    fn chain_bytes(&self) -> usize {
+        let bytes = self.most.chains as usize * plan::CHAIN_WORDS * size_of::<i32>();
+        bytes.next_multiple_of(WORKSPACE_ALIGN)
+    }
+
+    /// Kernel arguments, with the lists at an address.
+    fn lower(&self, address: *mut c_void) -> dwk_prefill_plan {
+        let balance = &self.balance;
+        dwk_prefill_plan {
+            items: address.cast(),
+            chains: address.wrapping_byte_add(self.item_bytes()).cast(),
+            items_count: self.most.items as i32,
+            chains_count: self.most.chains as i32,
+            segments: self.segments,
+            workgroups: balance.workgroups,
+            compute_units: balance.compute_units,
+            most_summaries: balance.most_summaries,
+            least_chunks: balance.least_chunks,
+            start: balance.start,
+            warm_up: balance.warm_up,
+            summaries: balance.summaries,
+            worthwhile: balance.worthwhile,
+            pad0: 0,
+        }
+    }
 }
 
 /// The arguments of a launch.
@@ -38,9 +94,10 @@ impl DeviceLengths {
         }
     }
 
-    /// Bytes of workspace: the status word and the checked lengths.
+    /// Bytes of workspace: the status word, the checked lengths and the lists of segments.
     pub(crate) fn bytes(&self) -> usize {
-        STATUS_BYTES + self.checked_bytes() + self.rest_bytes()
+        let lists = (self.segments.as_ref()).map_or(0, |s| s.item_bytes() + s.chain_bytes());
+        STATUS_BYTES + self.checked_bytes() + self.rest_bytes() + lists
     }
 
     /// Checks the lengths' tensor and returns the launch arguments, with workspace at an address.
@@ -57,6 +114,10 @@ impl DeviceLengths {
             0 => ptr::null_mut(),
             _ => checked.wrapping_byte_add(self.checked_bytes()),
         };
+        let lists = checked
+            .wrapping_byte_add(self.checked_bytes())
+            .wrapping_byte_add(self.rest_bytes());
+        let plan = self.segments.map(|segments| segments.lower(lists));
         Ok(LaunchArguments(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
@@ -66,6 +127,7 @@ impl DeviceLengths {
             tokens: self.tokens as i32,
             wide: i32::from(wide),
             decodes: self.decodes as i32,
+            plan: plan.unwrap_or_default(),
         }))
     }
 }
@@ -76,11 +138,15 @@ impl LaunchArguments {
         self.0.checked
     }
 
-    /// `cu_seqlens` of the sequences after the decodes, counted from 0.
-    pub(crate) fn rest(&self) -> *const i32 {
-        match self.0.decodes {
-            0 => self.0.checked,
-            _ => self.0.rest,
+    /// Tables of the sequences after the decodes, whose `cu_seqlens` count from 0.
+    pub(crate) fn tables(&self) -> DeviceTables {
+        DeviceTables {
+            cu_seqlens: match self.0.decodes {
+                0 => self.0.checked,
+                _ => self.0.rest,
+            },
+            items: self.0.plan.items,
+            chains: self.0.plan.chains,
         }
     }
 

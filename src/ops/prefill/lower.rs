@@ -39,6 +39,7 @@ pub(super) struct Kernels {
     pub(super) scan: Kernel<dwk_prefill_scan_args>,
     /// Absent for key dimensions for which it is not compiled.
     pub(super) fused: Option<Kernel<dwk_prefill_fused_args>>,
+    pub(super) fused_summarise: Option<Kernel<dwk_prefill_fused_args>>,
 }
 
 impl Kernels {
@@ -52,6 +53,7 @@ impl Kernels {
             Part::Combine => Some(self.combine.name()),
             Part::Scan => Some(self.scan.name()),
             Part::Fused => self.fused.map(Kernel::name),
+            Part::FusedSummarise => self.fused_summarise.map(Kernel::name),
         }
     }
 }
@@ -105,6 +107,7 @@ impl Shape {
         flags |= gates.flags;
         let parts = self.workspace(counts);
         let retained = match counts.summaries {
+            _ if self.is_fused() => ptr::null_mut(),
             0 => ptr::null_mut(),
             _ => records.wrapping_byte_add(parts.retained).cast(),
         };
@@ -194,7 +197,7 @@ impl Shape {
         // Segments that another segment follows come first in the items.
         let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,
-            slabs: summarise_division.slabs as i32,
+            slabs: self.summarise_slabs(counts) as i32,
             ..scan
         };
         let combine = dwk_prefill_combine_args {
@@ -262,19 +265,33 @@ impl Shape {
         );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
-        let fused = kernels.fused.filter(|_| self.is_fused());
+        let fused = kernels
+            .fused
+            .zip(kernels.fused_summarise)
+            .filter(|_| self.is_fused());
         // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
         unsafe {
-            if let Some(fused) = fused {
+            if let Some((fused, fused_summarise)) = fused {
+                let args = |scan| dwk_prefill_fused_args {
+                    prepare: x.prepare,
+                    scan,
+                    warm_up: self.target.fused_costs.most_warm_up,
+                    pad0: 0,
+                };
+                let threads = |kernel: Kernel<_>| self.target.threads(kernel.role());
+                if wants(Part::FusedSummarise) && x.summarise_groups > 0 {
+                    let kernel = (
+                        fused_summarise,
+                        x.summarise_groups,
+                        threads(fused_summarise),
+                    );
+                    launch(to, kernel, &args(x.summarise))?;
+                }
+                if wants(Part::Combine) && x.combine_groups > 0 {
+                    launch(to, combine, &x.combine)?;
+                }
                 if wants(Part::Fused) && x.scan_groups > 0 {
-                    let args = dwk_prefill_fused_args {
-                        prepare: x.prepare,
-                        scan: x.scan,
-                        warm_up: 0,
-                        pad0: 0,
-                    };
-                    let threads = self.target.threads(fused.role());
-                    launch(to, (fused, x.scan_groups, threads), &args)?;
+                    launch(to, (fused, x.scan_groups, threads(fused)), &args(x.scan))?;
                 }
                 return Ok(());
             }

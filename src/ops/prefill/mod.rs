@@ -9,8 +9,9 @@
 //! o_t  = scale S^T q_t
 //! ```
 //!
-//! Two kernels, `prefill_prepare` and `prefill_scan`, compute this in chunks of 64 tokens. If sequences are cut into
-//! segments, `prefill_summarise` and `prefill_combine` run between them. A [`Prefill`] is made once per batch shape.
+//! Two kernels, `prefill_prepare` and `prefill_scan`, compute this in chunks of 64 tokens, or one, `prefill_fused`
+//! ([`PrefillPath`]). If sequences are cut into segments, kernels that find the states between segments run before the
+//! last. A [`Prefill`] is made once per batch shape.
 //! The lengths are known on the host ([`Prefill::packed`], [`Prefill::dense`]) or only on the device
 //! ([`Prefill::device`]). A launch allocates nothing, waits for nothing and reads nothing back, so a graph can capture
 //! it.
@@ -22,7 +23,9 @@ mod shape;
 mod snapshots;
 mod states;
 
-pub(crate) use lengths::{DeviceLengths, LaunchArguments as LoweredLengths};
+pub(crate) use lengths::{
+    DeviceLengths, DeviceSegments, DeviceTables, LaunchArguments as LoweredLengths,
+};
 pub(crate) use lower::LaunchArguments;
 use lower::{Kernels, Tables};
 use plan::Counts;
@@ -60,10 +63,9 @@ pub struct PrefillSpec {
     pub qk_l2norm: bool,
     /// Factor of the output; absent is `K^-0.5`.
     pub scale: Option<f32>,
-    /// Number of segments of the longest sequence, at most its number of chunks. It fixes the chunks of a segment:
-    /// other sequences that are longer than a segment are cut too, shorter ones stay whole. 1: no sequence is cut.
-    /// Absent: the planner estimates the fastest number, and cuts only if that saves 15%. [`SEGMENTS_VARIABLE`]
-    /// overrides it.
+    /// Number of segments of each sequence, at most its number of chunks. A sequence's results then do not depend on the
+    /// other sequences of its batch. 1: no sequence is cut. Absent: the planner estimates the fastest numbers from the
+    /// lengths of the batch, and cuts only if that saves some percent. [`SEGMENTS_VARIABLE`] overrides it.
     pub segments: Option<usize>,
     /// Compute units that launches can use, if not all of the device's.
     pub compute_units: Option<u32>,
@@ -77,7 +79,8 @@ pub enum PrefillPath {
     /// The plan chooses the fastest by its model of the device.
     #[default]
     Auto,
-    /// `prefill_fused`: one kernel without records, for `K` up to 128.
+    /// `prefill_fused`: one kernel without records, for `K` up to 128. If sequences are cut, `prefill_fused_summarise`
+    /// and, if need be, `prefill_combine` run before it.
     Fused,
     /// `prefill_prepare` and `prefill_scan`, with `prefill_summarise` and `prefill_combine` between them if sequences
     /// are cut.
@@ -142,6 +145,7 @@ impl PrefillSpec {
             combine: kernels::prefill_combine(self.heads.key_dim),
             scan: kernels::prefill_scan(self.dtype, self.heads.key_dim),
             fused: kernels::prefill_fused(self.dtype, self.heads.key_dim),
+            fused_summarise: kernels::prefill_fused_summarise(self.dtype, self.heads.key_dim),
         }
     }
 }
@@ -181,10 +185,12 @@ pub enum Part {
     Prepare,
     /// `prefill_summarise`.
     Summarise,
-    /// `prefill_combine`. Each launch needs a [`Part::Summarise`] before it.
+    /// `prefill_combine`. Each launch needs a [`Part::Summarise`] or [`Part::FusedSummarise`] before it.
     Combine,
     /// `prefill_scan`.
     Scan,
+    /// `prefill_fused_summarise`.
+    FusedSummarise,
     /// `prefill_fused`.
     Fused,
 }
@@ -199,6 +205,7 @@ impl Part {
             Part::Summarise => "prefill_summarise",
             Part::Combine => "prefill_combine",
             Part::Scan => "prefill_scan",
+            Part::FusedSummarise => "prefill_fused_summarise",
             Part::Fused => "prefill_fused",
         }
     }
@@ -264,10 +271,12 @@ impl Prefill {
     ///
     /// One more kernel checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
     /// allowed number, so nothing is accessed out of bounds. The first 4 bytes of the workspace are the status after a
-    /// launch: 0, or 1 + the index of the first entry that was replaced. No sequence is cut into segments.
+    /// launch: 0, or 1 + the index of the first entry that was replaced. On the fused path ([`PrefillPath`]) the kernel
+    /// also cuts sequences into segments, just as a plan with the lengths on the host would: results have the same bits.
+    /// Otherwise no sequence is cut.
     ///
     /// # Errors
-    /// A spec or sizes that are not allowed; more than one segment.
+    /// A spec or sizes that are not allowed; more than one segment on the split path.
     pub fn device(
         context: &Context,
         spec: PrefillSpec,
@@ -275,16 +284,17 @@ impl Prefill {
         sequences: usize,
     ) -> Result<Self> {
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
-        check::ensure(spec.segments.is_none_or(|n| n == 1), || {
+        let whole = spec.segments.is_none_or(|n| n == 1);
+        check::ensure(whole || shape.is_fused() || sequences == 0, || {
             let was = spec.segments.unwrap_or_default();
-            let allowed =
-                "it must be 1 or absent: a plan with lengths on the device cuts no sequence";
+            let allowed = "it must be 1 or absent: with lengths on the device, only a fused prefill cuts sequences";
             ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
         })?;
         let lengths = DeviceLengths {
             sequences,
             tokens,
             decodes: 0,
+            segments: shape.device_segments()?,
         };
         Ok(Self::with(context, shape, Lengths::Device(lengths)))
     }
@@ -379,7 +389,18 @@ impl Prefill {
     fn counts(&self) -> Counts {
         match &self.lengths {
             Lengths::Host { counts, .. } => *counts,
-            Lengths::Device(_) => self.shape.whole(),
+            Lengths::Device(lengths) => match &lengths.segments {
+                Some(segments) => segments.most,
+                None => self.shape.whole(),
+            },
+        }
+    }
+
+    /// How the device divides sequences into segments, for plans of [`Prefill::device`] that let it.
+    pub(crate) fn device_segments(&self) -> Option<DeviceSegments> {
+        match &self.lengths {
+            Lengths::Host { .. } => None,
+            Lengths::Device(lengths) => lengths.segments,
         }
     }
 
@@ -401,9 +422,15 @@ impl Prefill {
         self.shape.workspace(self.counts()).bytes
     }
 
-    /// Total number of segments. A sequence that is not cut counts as one.
+    /// Total number of segments. A sequence that is not cut counts as one. A plan of [`Prefill::device`]: at most.
     pub fn segments(&self) -> usize {
         self.counts().items
+    }
+
+    /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
+    /// the split path.
+    pub fn path(&self) -> PrefillPath {
+        self.shape.path
     }
 
     /// [`Part::Whole`], then each kernel of the plan.
@@ -415,7 +442,8 @@ impl Prefill {
             (Part::Whole, true),
             (Part::Lengths, device),
             (Part::Prepare, !fused),
-            (Part::Summarise, counts.summaries > 0),
+            (Part::Summarise, !fused && counts.summaries > 0),
+            (Part::FusedSummarise, fused && counts.summaries > 0),
             (Part::Combine, counts.chains > 0),
             (Part::Scan, !fused),
             (Part::Fused, fused),
@@ -441,8 +469,8 @@ impl Prefill {
         parts.filter_map(|part| self.kernels.name_of(part))
     }
 
-    /// Addresses of the tables for kernels. `checked`: checked lengths of a plan of [`Prefill::device`], on the device.
-    fn tables(&self, checked: *const i32) -> Tables {
+    /// Addresses of the tables for kernels. `made`: those of a plan of [`Prefill::device`].
+    fn tables(&self, made: Option<DeviceTables>) -> Tables {
         match &self.lengths {
             Lengths::Host { counts, tables, .. } => {
                 let items: *const i32 = tables.address().cast_const().cast();
@@ -455,9 +483,9 @@ impl Prefill {
                 }
             }
             Lengths::Device(_) => Tables {
-                cu_seqlens: checked,
-                items: ptr::null(),
-                chains: ptr::null(),
+                cu_seqlens: made.map_or(ptr::null(), |tables| tables.cu_seqlens),
+                items: made.map_or(ptr::null(), |tables| tables.items),
+                chains: made.map_or(ptr::null(), |tables| tables.chains),
                 counts: self.counts(),
             },
         }
@@ -494,8 +522,8 @@ impl Prefill {
         let scratch = workspace.span();
         let (address, records) = workspace.split(self.lengths_bytes());
         let lengths = self.lower_lengths(tensors, address)?;
-        let checked = lengths.as_ref().map_or(ptr::null(), |l| l.checked());
-        let lowered = self.lower(tensors, checked, records.address())?;
+        let tables = lengths.as_ref().map(LoweredLengths::tables);
+        let lowered = self.lower(tensors, tables, records.address())?;
         lower::check_overlaps(tensors, scratch)?;
         self.context.make_current()?;
         let _turn = stream.turn();
@@ -530,11 +558,11 @@ impl Prefill {
     pub(crate) fn lower(
         &self,
         tensors: &PrefillTensors<'_>,
-        checked: *const i32,
+        tables: Option<DeviceTables>,
         records: *mut c_void,
     ) -> Result<LaunchArguments> {
         Shape::check_devices(tensors, &self.context)?;
-        Ok((self.shape).lower(tensors, self.tables(checked), &self.slots, records)?)
+        Ok((self.shape).lower(tensors, self.tables(tables), &self.slots, records)?)
     }
 
     /// Enqueues checked launch arguments on the current device.

@@ -4,11 +4,14 @@
 //! device idles. Long sequences are then cut into segments of the same number of chunks, and shorter sequences stay
 //! whole. Two more kernels compute the state at the start of each segment.
 
-use super::{PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
+mod balance;
+
+use super::{CHUNK, PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
 use crate::abi::dwk_prefill_item;
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{Costs, KernelCost};
+pub(crate) use balance::Balance;
 
 /// Model of the device for the planner: workgroups of each kernel per unit of its work, compute units, costs.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +85,28 @@ impl Partition {
     }
 }
 
+/// How sequences are cut into segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Segments of so many chunks; the last of a sequence may be shorter.
+    Chunks(usize),
+    /// So many segments of each sequence, or one for each chunk.
+    Segments(usize),
+    /// Segments of at most so many chunks, of equal length in a sequence; its last may be shorter.
+    AtMost(usize),
+}
+
+impl Cut {
+    /// Chunks of the segments of a sequence, at least 1.
+    pub(crate) fn segment(self, chunks: usize) -> usize {
+        match self {
+            Cut::Chunks(segment) => segment.max(1),
+            Cut::Segments(segments) => chunks.div_ceil(segments.max(1)).max(1),
+            Cut::AtMost(most) => chunks.div_ceil(chunks.div_ceil(most.max(1)).max(1)).max(1),
+        }
+    }
+}
+
 /// Chunks of a segment if the longest sequence has `segments` segments.
 pub(super) fn segment_chunks(chunks: &[usize], segments: usize) -> usize {
     let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
@@ -98,25 +123,26 @@ fn followed(chunks: usize, segment: usize) -> usize {
 }
 
 /// Counts of the result of [`cut`], without allocation.
-pub(super) fn counts(chunks: &[usize], segment: usize) -> Counts {
+pub(super) fn counts(chunks: &[usize], cut: Cut) -> Counts {
     let (mut summaries, mut chains, mut longest_chunks) = (0, 0, 0);
     for &n in chunks {
+        let segment = cut.segment(n);
         let followed = followed(n, segment);
         summaries += followed;
         chains += u32::from(followed > 1);
-        longest_chunks = longest_chunks.max(n);
+        longest_chunks = longest_chunks.max(n.min(segment));
     }
     Counts {
         items: chunks.len() + summaries,
         summaries,
         chains,
-        longest_chunks: longest_chunks.min(segment) as u32,
+        longest_chunks: longest_chunks as u32,
     }
 }
 
-/// Cuts sequences of `chunks[n]` chunks into segments of at most `segment` chunks.
-pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
-    let counts = counts(chunks, segment);
+/// Cuts sequences of `chunks[n]` chunks into segments.
+pub(super) fn cut(chunks: &[usize], cut: Cut) -> Partition {
+    let counts = counts(chunks, cut);
     let mut out = Partition {
         items: Vec::with_capacity(counts.items),
         summaries: counts.summaries,
@@ -125,6 +151,7 @@ pub(super) fn cut(chunks: &[usize], segment: usize) -> Partition {
     let mut last = Vec::with_capacity(chunks.len());
     for (sequence, &n) in chunks.iter().enumerate() {
         let first = out.items.len();
+        let segment = cut.segment(n);
         let followed = followed(n, segment);
         let item = |i: usize, chunks: usize| dwk_prefill_item {
             sequence: sequence as i32,
@@ -217,6 +244,18 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     }
     let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
     chosen.map_or(1, |(segments, _)| segments)
+}
+
+/// Modelled time of scan and, with the segments that [`choose`] chooses, summarise and combine, in microseconds.
+pub(super) fn time(chunks: &[usize], machine: &Machine) -> f64 {
+    let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
+    let segment = segment_chunks(chunks, choose(chunks, machine));
+    let mut cut: Vec<usize> = chunks.iter().copied().filter(|&n| n > segment).collect();
+    cut.sort_unstable_by(|a, b| b.cmp(a));
+    let segment = segment.min(longest_chunks);
+    machine
+        .cost(chunks.len(), chunks.iter().sum(), &cut, segment)
+        .us
 }
 
 /// Steps of prefill_combine for the first, longest sequence of `cut`.

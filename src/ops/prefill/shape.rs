@@ -3,7 +3,8 @@
 //! Kernels that walk chunks divide value columns into slabs, one per workgroup. If not all workgroups fit on the device
 //! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
-use super::plan::{self, Counts, Machine, Partition};
+use super::lengths::DeviceSegments;
+use super::plan::{self, Balance, Counts, Cut, Machine, Partition};
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
 use crate::abi;
 use crate::check::{self, Checked};
@@ -28,24 +29,23 @@ pub(super) struct Shape {
     pub(super) path: PrefillPath,
 }
 
-/// Path of a prefill: that of the environment, of the spec, or the planner's choice, in this order.
-fn path_of(spec: &PrefillSpec, sequences: usize) -> Checked<PrefillPath> {
+/// Path that the environment or the spec asks for, in this order.
+fn wanted_path(spec: &PrefillSpec) -> Checked<PrefillPath> {
     let (argument, path) = match plan::path_of_environment()? {
         Some(path) => (PATH_VARIABLE, path),
         None => ("path", spec.path),
     };
-    let compiled = bucket_index(spec.heads.key_dim) < FUSED_BUCKETS;
-    check::ensure(path != PrefillPath::Fused || compiled, || {
+    check::ensure(path != PrefillPath::Fused || is_compiled(spec), || {
         let was = format!("fused with K = {}", spec.heads.key_dim);
         let allowed = "the fused kernel needs K of at most 128";
         ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
     })?;
-    Ok(match path {
-        // A batch without sequences has no workgroup of the fused kernel that could clear o.
-        _ if sequences == 0 => PrefillPath::Split,
-        PrefillPath::Auto => PrefillPath::Split,
-        forced => forced,
-    })
+    Ok(path)
+}
+
+/// Whether the fused kernels are compiled for this K.
+fn is_compiled(spec: &PrefillSpec) -> bool {
+    bucket_index(spec.heads.key_dim) < FUSED_BUCKETS
 }
 
 /// Layout of the workspace: offsets in bytes.
@@ -99,15 +99,25 @@ impl Shape {
             )
         })?;
         let compute_units = (spec.compute_units).unwrap_or(context.device().compute_units);
-        let shape = Shape {
+        let wanted = wanted_path(&spec)?;
+        let mut shape = Shape {
             spec,
             batch,
             sequences,
             target: context.target(),
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
-            path: path_of(&spec, sequences)?,
+            path: PrefillPath::Split,
         };
+        let fused = match wanted {
+            // A batch without sequences has no workgroup of the fused kernel that could clear o.
+            _ if sequences == 0 => false,
+            PrefillPath::Auto => is_compiled(&spec) && shape.fused_is_faster(),
+            forced => forced == PrefillPath::Fused,
+        };
+        if fused {
+            shape.path = PrefillPath::Fused;
+        }
         shape.check_grids(shape.whole())?;
         Ok(shape)
     }
@@ -115,6 +125,65 @@ impl Shape {
     /// Whether one kernel computes the outputs without records.
     pub(super) fn is_fused(&self) -> bool {
         self.path == PrefillPath::Fused
+    }
+
+    /// Whether a fused prefill is modelled as faster, for sequences of equal length. A pure function of what a plan with
+    /// lengths on the device knows, so that it chooses as a plan with lengths on the host does.
+    fn fused_is_faster(&self) -> bool {
+        let costs = &self.target.fused_costs;
+        if !costs.automatic {
+            return false;
+        }
+        let chunks = vec![self.chunk_entries() / self.sequences; self.sequences];
+        let launch = self.target.costs.launch;
+        let (longest, cost) = self.balance().choose(&chunks);
+        let counts = plan::counts(&chunks, Cut::AtMost(longest));
+        let chains = f64::from(counts.chains.min(1)) * launch;
+        let fused = launch + chains + cost as f64 / 16.0 * costs.chunk;
+        let heads = self.chunk_entries() * self.spec.heads.value;
+        let prepare = costs.prepare * heads as f64 / self.compute_units as f64;
+        fused < 2.0 * launch + prepare + plan::time(&chunks, &self.machine())
+    }
+
+    /// Device and costs by which a fused prefill is cut.
+    pub(super) fn balance(&self) -> Balance {
+        let costs = &self.target.fused_costs;
+        let bytes = self.summary_bytes(1).max(1);
+        Balance {
+            workgroups: (self.spec.heads.value * self.fused_slabs()) as i32,
+            compute_units: self.compute_units.min(1 << 24) as i32,
+            most_summaries: (plan::MOST_SUMMARY_BYTES / bytes) as i32,
+            least_chunks: costs.least_chunks,
+            start: costs.start,
+            warm_up: costs.warm_up,
+            summaries: costs.summaries,
+            worthwhile: costs.worthwhile,
+        }
+    }
+
+    /// Segments of a batch whose lengths only the device knows, or nothing if no sequence is cut.
+    pub(super) fn device_segments(&self) -> Checked<Option<DeviceSegments>> {
+        let forced = plan::segments_of_environment()?.or(self.spec.segments);
+        if !self.is_fused() {
+            return Ok(None);
+        }
+        let tokens = self.batch.rows();
+        let summaries = match forced {
+            Some(n) => self.sequences.saturating_mul(n - 1).min(tokens / CHUNK),
+            None => self.balance().most_summaries(tokens),
+        };
+        let most = Counts {
+            items: self.sequences + summaries,
+            summaries,
+            chains: (summaries / 2).min(self.sequences) as u32,
+            longest_chunks: self.whole().longest_chunks,
+        };
+        self.check_grids(most)?;
+        Ok(Some(DeviceSegments {
+            most,
+            segments: forced.map_or(0, |n| n.min(i32::MAX as usize) as i32),
+            balance: self.balance(),
+        }))
     }
 
     /// Checks that no grid has more threads than a launch can have.
@@ -172,14 +241,16 @@ impl Shape {
     pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
         let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
         let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
-        let segments = match plan::segments_of_environment()?.or(self.spec.segments) {
-            Some(segments) => segments,
-            None if self.is_fused() => 1,
-            None => plan::choose(&chunks, &self.machine()),
+        let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
+            Some(segments) => Cut::Segments(segments),
+            None if self.is_fused() => Cut::AtMost(self.balance().choose(&chunks).0),
+            None => {
+                let segments = plan::choose(&chunks, &self.machine());
+                Cut::Chunks(plan::segment_chunks(&chunks, segments))
+            }
         };
-        let segment = plan::segment_chunks(&chunks, segments);
-        self.check_grids(plan::counts(&chunks, segment))?;
-        Ok(plan::cut(&chunks, segment))
+        self.check_grids(plan::counts(&chunks, cut))?;
+        Ok(plan::cut(&chunks, cut))
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
@@ -191,9 +262,14 @@ impl Shape {
         let of_heads =
             |items: usize, slabs: usize| items as u64 * self.spec.heads.value as u64 * slabs as u64;
         [
-            (self.chunk_entries() as u64 + 1)
-                * (self.spec.heads.key * self.prepare_head_groups()) as u64,
-            of_heads(counts.summaries, self.summarise_division(counts).slabs),
+            match self.is_fused() {
+                true => 0,
+                false => {
+                    (self.chunk_entries() as u64 + 1)
+                        * (self.spec.heads.key * self.prepare_head_groups()) as u64
+                }
+            },
+            of_heads(counts.summaries, self.summarise_slabs(counts)),
             of_heads(counts.chains as usize, self.combine_slabs()),
             of_heads(counts.items, self.walk_slabs(counts)),
         ]
@@ -219,6 +295,18 @@ impl Shape {
             true => self.fused_slabs(),
             false => self.scan_division(counts).slabs,
         }
+    }
+
+    /// Workgroups of summarise or of fused_summarise per item and value head.
+    pub(super) fn summarise_slabs(&self, counts: Counts) -> usize {
+        if !self.is_fused() {
+            return self.summarise_division(counts).slabs;
+        }
+        let Heads {
+            key_dim, value_dim, ..
+        } = self.spec.heads;
+        let columns = self.target.fused_summarise(bucket_index(key_dim)).columns;
+        value_dim.div_ceil(columns) + key_dim.div_ceil(columns)
     }
 
     /// Workgroups of fused per item and value head.
@@ -248,18 +336,19 @@ impl Shape {
     }
 
     /// Layout of the workspace: records and, if sequences are cut, N and M of the summaries, a bound per record, a word
-    /// per summary and value head.
+    /// per summary and value head. A fused prefill has neither records nor bounds, but two words.
     pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
         let states = self.record_bytes();
         let retained = states + self.summary_bytes(counts.summaries);
-        let cut = usize::from(counts.summaries > 0);
+        let cut = usize::from(counts.summaries > 0 && !self.is_fused());
+        let words = 1 + usize::from(self.is_fused());
         let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
         WorkspaceLayout {
             states,
             retained,
             forgotten,
-            bytes: forgotten + counts.summaries * heads * size_of::<i32>(),
+            bytes: forgotten + counts.summaries * heads * words * size_of::<i32>(),
         }
     }
 

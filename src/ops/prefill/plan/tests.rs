@@ -43,7 +43,7 @@ fn machine(compute_units: usize, heads: usize) -> Machine {
 fn every_chunk_is_in_one_segment() {
     let lengths = [5, 0, 12, 1, 13, 24, 4];
     for segment in 1..=30 {
-        let cut = cut(&lengths, segment);
+        let cut = cut(&lengths, Cut::Chunks(segment));
         let mut covered: Vec<Vec<bool>> = lengths.iter().map(|&n| vec![false; n]).collect();
         for item in &cut.items {
             let chunks = &mut covered[item.sequence as usize];
@@ -61,7 +61,7 @@ fn every_chunk_is_in_one_segment() {
         };
         assert!((0..lengths.len()).all(ends), "{segment}");
         // `counts` agrees with the division.
-        let (made, known) = (cut.counts(), counts(&lengths, segment));
+        let (made, known) = (cut.counts(), counts(&lengths, Cut::Chunks(segment)));
         let numbers = |c: Counts| (c.items, c.summaries, c.chains);
         assert_eq!(numbers(made), numbers(known));
     }
@@ -69,7 +69,7 @@ fn every_chunk_is_in_one_segment() {
 
 #[test]
 fn summaries_follow_each_other() {
-    let cut = cut(&[5, 2, 0, 6, 4, 1], 2);
+    let cut = cut(&[5, 2, 0, 6, 4, 1], Cut::Chunks(2));
     // Segments that another follows are first, and segment i has summary i.
     for (at, item) in cut.items[..cut.summaries].iter().enumerate() {
         assert_eq!((item.summary as usize, item.chunks), (at, 2));
@@ -93,7 +93,7 @@ fn summaries_follow_each_other() {
 
 #[test]
 fn what_is_uploaded() {
-    let cut = cut(&[3], 1);
+    let cut = cut(&[3], Cut::Chunks(1));
     let table = cut.table(&[0, 130]);
     let counts = cut.counts();
     assert_eq!((counts.items, counts.summaries, counts.chains), (3, 2, 1));
@@ -135,7 +135,7 @@ fn an_idle_device_cuts_long_sequences() {
     let segments = choose(&lengths, &machine(304, 8));
     assert!(segments >= 8, "{segments}");
     let segment = segment_chunks(&lengths, segments);
-    let items = cut(&lengths, segment).items.len();
+    let items = cut(&lengths, Cut::Chunks(segment)).items.len();
     assert_eq!(items, 60 + 512usize.div_ceil(segment));
 }
 
@@ -147,7 +147,8 @@ fn summaries_take_bounded_memory() {
     machine.summary_bytes = MOST_SUMMARY_BYTES / 8;
     let few = choose(&lengths, &machine);
     assert!(1 < few && few < many, "{few} of {many}");
-    assert!(counts(&lengths, segment_chunks(&lengths, few)).summaries <= 8);
+    let cut = Cut::Chunks(segment_chunks(&lengths, few));
+    assert!(counts(&lengths, cut).summaries <= 8);
     machine.summary_bytes = MOST_SUMMARY_BYTES;
     assert_eq!(choose(&lengths, &machine), 1);
 }

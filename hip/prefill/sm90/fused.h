@@ -1,0 +1,40 @@
+// Roles of prefill_fused on sm_90a: implements ../fused.h. Two warpgroups hold 64 columns of the state each, a third
+// copies and makes.
+#pragma once
+
+#include "maker.h"
+
+namespace prefill {
+
+template <int Keys, bool Outputs> constexpr int fused_threads() { return 3 * group_threads; }
+template <int Keys, bool Outputs> constexpr int fused_residency() { return 1; }
+
+// Registers per thread of the warps that make and of those that hold the state.
+constexpr int making_registers = 88, fused_state_registers = 208;
+static_assert(making_registers + 2 * fused_state_registers <= 3 * 168, "setmaxnreg would wait forever");
+
+template <class T, int Keys, bool Outputs>
+DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &segment, const Work &work) {
+    SHARED static MakerMemory memory;
+    if (arch::wave() < 2 * scan_waves) {
+        return;
+    }
+    arch::give_registers<making_registers>();
+    Maker<T, Keys, Outputs>(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>(), memory)
+        .run();
+    arch::end_wave();
+}
+
+template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(const F &f) {
+    arch::take_registers<fused_state_registers>();
+    f();
+}
+
+#define FUSED_SHARED_BYTES(keys)                                                                                       \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_fused_shared_bytes_k##keys =                         \
+        prefill::Stage<keys, true>::dynamic_bytes;
+#define FUSED_SUMMARISE_SHARED_BYTES(keys)                                                                             \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_fused_summarise_shared_bytes_k##keys =               \
+        prefill::Stage<keys, false>::dynamic_bytes;
+
+} // namespace prefill
