@@ -19,44 +19,32 @@ template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_
 #define FUSED_SHARED_BYTES(keys)
 #define FUSED_SUMMARISE_SHARED_BYTES(keys)
 
-// One number of each token of a (sequence, value head): g or beta, of any type. Rows past the end of a chunk read as 0.
-class ScalarRows {
-  public:
-    DEVICE_MEMBER ScalarRows(const void *p, const dwk_token_strides &s, int type, int sequence, int begin, int head)
-        : present(p), type(type), size(type == DWK_F32 ? 4 : 2), stride((u32)s.token * size),
-          memory((const char *)p + size * token_offset(s, sequence, begin, head)) {}
-
-    // Requests this lane's token of a chunk of which `rows` tokens exist, and goes on to the next chunk.
-    DEVICE_MEMBER void request(int &raw, int rows) {
-        if (present) {
-            rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
-            memory.limit(rows > 0 ? (rows - 1) * stride + size : 0);
-            raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_b16(arch::lane() * stride);
-            memory.advance((u64)stride * chunk);
-        }
+// Requests one number of each token of a chunk of a (sequence, value head), g or beta, of any type: this lane's token.
+// Rows past the end of the chunk, which has `rows` tokens, read as 0.
+DEVICE void request_scalar(int &raw, const void *p, const dwk_token_strides &s, int type, int sequence, int begin,
+                           int head, int rows) {
+    if (p) {
+        const u32 size = type == DWK_F32 ? 4 : 2, stride = (u32)s.token * size;
+        rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
+        const Window memory((const char *)p + size * token_offset(s, sequence, begin, head),
+                            rows > 0 ? (rows - 1) * stride + size : 0);
+        raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_b16(arch::lane() * stride);
     }
-    DEVICE_MEMBER float value(int raw, float absent) const { return present ? scalar_of(raw, type) : absent; }
-
-  private:
-    const bool present;
-    const int type;
-    const u32 size, stride;
-    Window memory;
-};
+}
 
 template <class T, int Keys, bool Outputs> class Maker {
     static constexpr int pairs = key_pairs(Keys);
 
   public:
     DEVICE_MEMBER Maker(const dwk_prefill_prepare_args &x, const Segment &s, int head, int key_head)
-        : shared(fused_memory<Keys>()), at(arch::lane()), row(making_row()),
+        : x(x), shared(fused_memory<Keys>()), row(making_row()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
-          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim),
-          g(x.g, x.g_strides, x.g_type, s.sequence, s.begin, head),
-          beta(x.beta, x.beta_strides, x.beta_type, s.sequence, s.begin, head), key_dim(x.key_dim),
-          rest(s.end - s.begin), flags(x.flags), norm(flags & DWK_QK_L2NORM) {
-        if (flags & DWK_RAW_GATES) {
+          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim), sequence(s.sequence), head(head),
+          gates_begin(s.begin), key_dim(x.key_dim), rest(s.end - s.begin),
+          norm(arch::opaque_uniform(arch::uniform_value(x.flags & DWK_QK_L2NORM))) {
+        if (reads_gates() && x.flags & DWK_RAW_GATES) {
             of_head = head_gates(x, head);
+            of_head = HeadGates{arch::held(of_head.a_log), arch::held(of_head.dt_bias)};
         }
         const int own_row = 16 * row + arch::lane() % 16, eighth = arch::eighth(arch::lane()) * 16;
         q_offset = own_row * q.stride + eighth;
@@ -94,7 +82,9 @@ template <class T, int Keys, bool Outputs> class Maker {
 
   private:
     static DEVICE_MEMBER int making_row() { return arch::opaque_uniform(arch::uniform_value(arch::wave())); }
-    DEVICE_MEMBER bool reads_gates() const { return row == 0; }
+    // Opaque: otherwise each comparison of row and column occupies two scalar registers during the loop over chunks.
+    static DEVICE_MEMBER LaneMap lane_map() { return LaneMap(arch::opaque(arch::lane())); }
+    DEVICE_MEMBER bool reads_gates() const { return arch::opaque_uniform(row) == 0; }
 
     // Requests the wave's rows of K and Q.
     DEVICE_MEMBER void request_rows() {
@@ -109,18 +99,23 @@ template <class T, int Keys, bool Outputs> class Maker {
     // Requests the gates of the next chunk, of which `rows` tokens exist.
     DEVICE_MEMBER void request_gates(int rows) {
         if (reads_gates()) {
-            g.request(raw_g, rows);
-            beta.request(raw_beta, rows);
+            // Loaded again: the arguments would need more scalar registers than there are.
+            const dwk_prefill_prepare_args &y = arch::reread(x);
+            request_scalar(raw_g, y.g, y.g_strides, y.g_type, sequence, gates_begin, head, rows);
+            request_scalar(raw_beta, y.beta, y.beta_strides, y.beta_type, sequence, gates_begin, head, rows);
+            gates_begin += chunk;
         }
     }
     // Sums the gates that were requested. Rows past the sequence's end get 0 and 0.
     DEVICE_MEMBER void sum_gates(int rows, int to) {
         if (reads_gates()) {
+            const dwk_prefill_prepare_args &y = arch::reread(x);
             gates = Gates{0.0f, 0.0f};
             if (arch::lane() < rows) {
-                gates = Gates{g.value(raw_g, 0.0f), beta.value(raw_beta, 1.0f)};
-                if (flags & DWK_RAW_GATES) {
-                    gates = computed_gates(gates, of_head, flags);
+                gates =
+                    Gates{y.g ? scalar_of(raw_g, y.g_type) : 0.0f, y.beta ? scalar_of(raw_beta, y.beta_type) : 1.0f};
+                if (y.flags & DWK_RAW_GATES) {
+                    gates = computed_gates(gates, of_head, y.flags);
                 }
             }
             bound_gates(gates);
@@ -131,6 +126,7 @@ template <class T, int Keys, bool Outputs> class Maker {
 
     // Copies the wave's rows of K and Q to LDS. Computes the diagonal blocks of K K^T and Q K^T, norms, and K^T.
     DEVICE_MEMBER void copy_rows() {
+        const LaneMap at = lane_map();
         for (int b = 0; b < pairs; ++b) {
             shared.k[row][b][arch::lane()] = own_k[b].data;
             if constexpr (Outputs) {
@@ -145,7 +141,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             }
         }
         arch::products_done();
-        if (norm) {
+        if (arch::opaque_uniform(norm)) {
             Tile qq{};
             for (int b = 0; b < pairs && Outputs; ++b) {
                 multiply(qq, own_q[b], own_q[b]);
@@ -177,6 +173,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     }
     // Scales blocks (i, j) of K K^T and Q K^T by 1 / |k| and 1 / |q|.
     DEVICE_MEMBER void normalise(Tile &kk, Tile &kq, int i, int j) const {
+        const LaneMap at(arch::lane());
         const ChunkFactors &factors = shared.factors[parity];
         const Tile rows = rows_at(factors.k_norm + 16 * j, at);
         kk *= rows * columns_at(factors.k_norm + 16 * i, at);
@@ -185,6 +182,8 @@ template <class T, int Keys, bool Outputs> class Maker {
 
     // Computes the wave's blocks of A and P, and the inverses of the diagonal blocks. Requests the next chunk.
     DEVICE_MEMBER void make_blocks() {
+        const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
+        const LaneMap at = lane_map();
         const ChunkFactors &factors = shared.factors[parity];
         OperandPair other[pairs];
         load_left(other, 0);
@@ -199,7 +198,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             invert_blocks();
             previous = gates;
             previous_sums = sums;
-            if (norm) {
+            if (arch::opaque_uniform(norm)) {
                 norms.k = factors.k_norm[arch::lane()];
                 norms.q = factors.q_norm[arch::lane()];
                 norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
@@ -222,7 +221,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             multiply_left(kk_left[1], kq_left[1], other);
             arch::products_done();
             next_rows();
-            if (norm) {
+            if (arch::opaque_uniform(norm)) {
                 normalise(kk_left[0], kq_left[0], row, 0);
                 normalise(kk_left[1], kq_left[1], second_row(), second_column());
             }
@@ -247,7 +246,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     }
     // (I - x)^-1 of the blocks in LDS, as math::invert_blocks: one for each row of 16 lanes.
     DEVICE_MEMBER void invert_blocks() {
-        const int block = arch::lane() / 16, column = arch::lane() % 16;
+        const int lane = arch::opaque(arch::lane()), block = lane / 16, column = lane % 16;
         const auto four = [&](int quarter) __attribute__((always_inline)) -> f32x4 & {
             return *(f32x4 *)(shared.inverses.at + math::Blocks::place(block, 4 * quarter, column));
         };
@@ -293,6 +292,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     }
     // Block (i, j) of A and P.
     DEVICE_MEMBER void left_block(Tile kk, Tile kq, int i, int j, int which) {
+        const LaneMap at(arch::lane());
         const ChunkFactors &factors = shared.factors[parity];
         const Tile decayed = chunk_decay(factors, i, j, at);
         a[which] = block_of_a(decayed, columns_at(factors.beta + 16 * i, at), kk);
@@ -301,6 +301,8 @@ template <class T, int Keys, bool Outputs> class Maker {
 
     // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors.
     DEVICE_MEMBER void join_blocks() {
+        const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
+        const LaneMap at = lane_map();
         using math::multiply_transposed;
         const int lane = arch::lane();
         for (int b = 0; b < pairs; ++b) {
@@ -375,16 +377,16 @@ template <class T, int Keys, bool Outputs> class Maker {
         ((Operand *)&to[block / 2][arch::lane()])[block % 2] = x;
     }
 
+    const dwk_prefill_prepare_args &x;
     FusedMemory<Keys> &shared;
-    const LaneMap at;
     const int row;
     TokenRows q, k;
-    ScalarRows g, beta;
+    const int sequence, head;
+    int gates_begin; // first token of the chunk whose gates are requested next
     const int key_dim;
     u32 q_offset, k_offset;
-    int rest; // tokens from the chunk on that is being made
-    const u32 flags;
-    const bool norm;
+    int rest;       // tokens from the chunk on that is being made
+    const int norm; // a flag; not a condition, which would occupy two scalar registers
     HeadGates of_head{0.0f, 0.0f};
     int raw_g = 0, raw_beta = 0;
     OperandPair own_q[pairs], own_k[pairs];
