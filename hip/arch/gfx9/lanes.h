@@ -39,8 +39,8 @@ template <int Source> DEVICE float row_broadcast(float x) {
     return bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x150 + Source, 0xf, 0xf, true));
 }
 
-// y + x z, with x of lane `Source` of each row of 16 lanes, in one instruction. No vector instruction may write x, y or z
-// in the two wait states before it; such calls stay in their order.
+// y + x z, with x of lane `Source` of each row of 16 lanes, in one instruction. No vector instruction may write x, y or
+// z in the two wait states before it; such calls stay in their order.
 template <int Source> DEVICE float row_multiply_add(float x, float z, float y) {
     asm volatile("v_fmac_f32_dpp %0, %1, %2 row_newbcast:%3 row_mask:0xf bank_mask:0xf"
                  : "+v"(y)

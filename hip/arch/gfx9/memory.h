@@ -59,7 +59,7 @@ class Window {
         return raw_buffer_load_b64(rsrc, (int)offset, uniform, 0);
     }
     DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
-    DEVICE_MEMBER int load_u16(u32 offset) const {
+    DEVICE_MEMBER int load_b16(u32 offset) const {
         return (unsigned short)raw_buffer_load_u16(rsrc, (int)offset, 0, 0);
     }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }

@@ -1,8 +1,9 @@
 // Making waves of prefill_fused on CDNA: K and Q to LDS, K^T, T, P and row factors of each chunk, one chunk ahead of
 // the waves that hold the state. Each of the four has a row tile of the chunk. fused_chunks.h lists the barriers.
 //
-// T = (I - A)^-1 as in math/inverse.h: each wave inverts its diagonal block, then the waves share the products that
-// join the blocks. Wave r has A_rr and the blocks of A left of it, but A_32 belongs to wave 0.
+// T = (I - A)^-1 as in math/inverse.h: wave 0 inverts the diagonal blocks and sums the gates; waves 1 to 3 make two
+// more blocks of A and P each: (1, 0) and (3, 2), (2, 0) and (2, 1), (3, 0) and (3, 1). Then all share the products
+// that join the inverses.
 #pragma once
 
 #include "../fused_mode.h"
@@ -21,44 +22,32 @@ template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_
 #define FUSED_SHARED_BYTES(keys)
 #define FUSED_SUMMARISE_SHARED_BYTES(keys)
 
-// One number of each token of a (sequence, value head): g or beta, of any type. Rows past the end of a chunk read as 0.
-class ScalarRows {
-  public:
-    DEVICE_MEMBER ScalarRows(const void *p, const dwk_token_strides &s, int type, int sequence, int begin, int head)
-        : present(p), type(type), size(type == DWK_F32 ? 4 : 2), stride((u32)s.token * size),
-          memory((const char *)p + size * token_offset(s, sequence, begin, head)) {}
-
-    // Requests this lane's token of a chunk of which `rows` tokens exist, and goes on to the next chunk.
-    DEVICE_MEMBER void request(int &raw, int rows) {
-        if (present) {
-            rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
-            memory.limit(rows > 0 ? (rows - 1) * stride + size : 0);
-            raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_u16(arch::lane() * stride);
-            memory.advance((u64)stride * chunk);
-        }
+// Requests one number of each token of a chunk of a (sequence, value head), g or beta, of any type: this lane's token.
+// Rows past the end of the chunk, which has `rows` tokens, read as 0.
+DEVICE void request_scalar(int &raw, const void *p, const dwk_token_strides &s, int type, int sequence, int begin,
+                           int head, int rows) {
+    if (p) {
+        const u32 size = type == DWK_F32 ? 4 : 2, stride = (u32)s.token * size;
+        rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
+        const Window memory((const char *)p + size * token_offset(s, sequence, begin, head),
+                            rows > 0 ? (rows - 1) * stride + size : 0);
+        raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_b16(arch::lane() * stride);
     }
-    DEVICE_MEMBER float value(int raw, float absent) const { return present ? scalar_of(raw, type) : absent; }
+}
 
-  private:
-    const bool present;
-    const int type;
-    const u32 size, stride;
-    Window memory;
-};
-
-template <class T, int Keys> class Maker {
+template <class T, int Keys, bool Outputs> class Maker {
     static constexpr int pairs = key_pairs(Keys);
 
   public:
     DEVICE_MEMBER Maker(const dwk_prefill_prepare_args &x, const Segment &s, int head, int key_head)
-        : shared(fused_memory<Keys>()), at(arch::lane()), row(making_row()),
+        : x(x), shared(fused_memory<Keys>()), row(making_row()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
-          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim),
-          g(x.g, x.g_strides, x.g_type, s.sequence, s.begin, head),
-          beta(x.beta, x.beta_strides, x.beta_type, s.sequence, s.begin, head), key_dim(x.key_dim),
-          rest(s.end - s.begin), flags(x.flags), norm(flags & DWK_QK_L2NORM) {
-        if (flags & DWK_RAW_GATES) {
+          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim), sequence(s.sequence), head(head),
+          gates_begin(s.begin), key_dim(x.key_dim), rest(s.end - s.begin),
+          norm(arch::opaque_uniform(arch::uniform_value(x.flags & DWK_QK_L2NORM))) {
+        if (reads_gates() && x.flags & DWK_RAW_GATES) {
             of_head = head_gates(x, head);
+            of_head = HeadGates{arch::held(of_head.a_log), arch::held(of_head.dt_bias)};
         }
         const int own_row = 16 * row + arch::lane() % 16, eighth = arch::eighth(arch::lane()) * 16;
         q_offset = own_row * q.stride + eighth;
@@ -76,9 +65,9 @@ template <class T, int Keys> class Maker {
         sum_gates(rest, 0);
         request_gates(rest - chunk);
         copy_rows();
-        arch::workgroup_sync();
+        arch::workgroup_sync(); // copied
         make_blocks();
-        arch::workgroup_sync();
+        arch::workgroup_sync(); // used
 #pragma unroll 1
         while (true) {
             join_blocks();
@@ -96,31 +85,40 @@ template <class T, int Keys> class Maker {
 
   private:
     static DEVICE_MEMBER int making_row() { return arch::opaque_uniform(arch::uniform_value(arch::wave())); }
-    DEVICE_MEMBER bool reads_gates() const { return row == 1; }
+    // Opaque: otherwise each comparison of row and column occupies two scalar registers during the loop over chunks.
+    static DEVICE_MEMBER LaneMap lane_map() { return LaneMap(arch::opaque(arch::lane())); }
+    DEVICE_MEMBER bool reads_gates() const { return arch::opaque_uniform(row) == 0; }
 
     // Requests the wave's rows of K and Q.
     DEVICE_MEMBER void request_rows() {
         for (int b = 0; b < pairs; ++b) {
             const bool inside = inside_keys<Keys>(b, key_dim);
             own_k[b].data = k.memory.load_b128(inside ? k_offset + 64 * b : Window::nowhere);
-            own_q[b].data = q.memory.load_b128(inside ? q_offset + 64 * b : Window::nowhere);
+            if constexpr (Outputs) {
+                own_q[b].data = q.memory.load_b128(inside ? q_offset + 64 * b : Window::nowhere);
+            }
         }
     }
     // Requests the gates of the next chunk, of which `rows` tokens exist.
     DEVICE_MEMBER void request_gates(int rows) {
         if (reads_gates()) {
-            g.request(raw_g, rows);
-            beta.request(raw_beta, rows);
+            // Loaded again: the arguments would need more scalar registers than there are.
+            const dwk_prefill_prepare_args &y = arch::reread(x);
+            request_scalar(raw_g, y.g, y.g_strides, y.g_type, sequence, gates_begin, head, rows);
+            request_scalar(raw_beta, y.beta, y.beta_strides, y.beta_type, sequence, gates_begin, head, rows);
+            gates_begin += chunk;
         }
     }
     // Sums the gates that were requested. Rows past the sequence's end get 0 and 0.
     DEVICE_MEMBER void sum_gates(int rows, int to) {
         if (reads_gates()) {
+            const dwk_prefill_prepare_args &y = arch::reread(x);
             gates = Gates{0.0f, 0.0f};
             if (arch::lane() < rows) {
-                gates = Gates{g.value(raw_g, 0.0f), beta.value(raw_beta, 1.0f)};
-                if (flags & DWK_RAW_GATES) {
-                    gates = computed_gates(gates, of_head, flags);
+                gates =
+                    Gates{y.g ? scalar_of(raw_g, y.g_type) : 0.0f, y.beta ? scalar_of(raw_beta, y.beta_type) : 1.0f};
+                if (y.flags & DWK_RAW_GATES) {
+                    gates = computed_gates(gates, of_head, y.flags);
                 }
             }
             bound_gates(gates);
@@ -131,19 +129,24 @@ template <class T, int Keys> class Maker {
 
     // Copies the wave's rows of K and Q to LDS. Computes the diagonal blocks of K K^T and Q K^T, norms, and K^T.
     DEVICE_MEMBER void copy_rows() {
+        const LaneMap at = lane_map();
         for (int b = 0; b < pairs; ++b) {
             shared.k[row][b][arch::lane()] = own_k[b].data;
-            shared.q[row][b][arch::lane()] = own_q[b].data;
+            if constexpr (Outputs) {
+                shared.q[row][b][arch::lane()] = own_q[b].data;
+            }
         }
         kk = kq = Tile{};
         for (int b = 0; b < pairs; ++b) {
             multiply(kk, own_k[b], own_k[b]);
-            multiply(kq, own_k[b], own_q[b]);
+            if constexpr (Outputs) {
+                multiply(kq, own_k[b], own_q[b]);
+            }
         }
         arch::products_done();
-        if (norm) {
+        if (arch::opaque_uniform(norm)) {
             Tile qq{};
-            for (int b = 0; b < pairs; ++b) {
+            for (int b = 0; b < pairs && Outputs; ++b) {
                 multiply(qq, own_q[b], own_q[b]);
             }
             ChunkFactors &factors = shared.factors[parity];
@@ -173,66 +176,82 @@ template <class T, int Keys> class Maker {
     }
     // Scales blocks (i, j) of K K^T and Q K^T by 1 / |k| and 1 / |q|.
     DEVICE_MEMBER void normalise(Tile &kk, Tile &kq, int i, int j) const {
+        const LaneMap at(arch::lane());
         const ChunkFactors &factors = shared.factors[parity];
         const Tile rows = rows_at(factors.k_norm + 16 * j, at);
         kk *= rows * columns_at(factors.k_norm + 16 * i, at);
         kq *= rows * columns_at(factors.q_norm + 16 * i, at);
     }
 
-    // Computes the wave's blocks of A and P, and the inverse of its diagonal block. Requests the next chunk.
+    // Computes the wave's blocks of A and P, and the inverses of the diagonal blocks. Requests the next chunk.
     DEVICE_MEMBER void make_blocks() {
-        const int i = left_row(), j = left_column();
-        if (row == 0) {
-            for (int b = 0; b < pairs; ++b) {
-                own_k[b].data = shared.k[i][b][arch::lane()];
-                own_q[b].data = shared.q[i][b][arch::lane()];
-            }
-        }
-        OperandPair other[pairs];
-        load_left(other, j);
+        const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
+        const LaneMap at = lane_map();
         const ChunkFactors &factors = shared.factors[parity];
+        OperandPair other[pairs];
+        load_left(other, 0);
         // While these arrive: the diagonal block.
         const Tile decayed = chunk_decay(factors, row, row, at);
         const Tile own_a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
         own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
         shared.inverses.put(row, own_a, at);
-        arch::phase();
-        Tile kk_left[2]{}, kq_left[2]{};
-        multiply_left(kk_left[0], kq_left[0], other);
-        if (row >= 2) {
-            load_left(other, 1);
+        arch::workgroup_sync(); // diagonal
+        if (row == 0) {
+            next_rows();
+            invert_blocks();
+            previous = gates;
+            previous_sums = sums;
+            if (arch::opaque_uniform(norm)) {
+                norms.k = factors.k_norm[arch::lane()];
+                norms.q = factors.q_norm[arch::lane()];
+                norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
+            }
+            sum_gates(rest - chunk, parity ^ 1);
+            request_gates(rest - 2 * chunk);
+        } else {
+            Tile kk_left[2]{}, kq_left[2]{};
+            multiply_left(kk_left[0], kq_left[0], other);
+            load_left(other, second_column());
+            if (row == 1) {
+                for (int b = 0; b < pairs; ++b) {
+                    own_k[b].data = shared.k[second_row()][b][arch::lane()];
+                    if constexpr (Outputs) {
+                        own_q[b].data = shared.q[second_row()][b][arch::lane()];
+                    }
+                }
+                arch::products_done();
+            }
             multiply_left(kk_left[1], kq_left[1], other);
             arch::products_done();
+            next_rows();
+            if (arch::opaque_uniform(norm)) {
+                normalise(kk_left[0], kq_left[0], row, 0);
+                normalise(kk_left[1], kq_left[1], second_row(), second_column());
+            }
+            left_block(kk_left[0], kq_left[0], row, 0, 0);
+            left_block(kk_left[1], kq_left[1], second_row(), second_column(), 1);
+            if (row == 1) {
+                shared.corner[arch::lane()] = a[1]; // A_32 for wave 0
+            }
         }
-        arch::products_done();
+        parity ^= 1;
+    }
+    // The second of the wave's blocks left of the diagonal. The first is (row, 0).
+    DEVICE_MEMBER int second_row() const { return row == 1 ? 3 : row; }
+    DEVICE_MEMBER int second_column() const { return row == 1 ? 2 : 1; }
+    // Requests the wave's rows of K and Q of the next chunk.
+    DEVICE_MEMBER void next_rows() {
         q.advance();
         k.advance();
         q.limit_to(rest - chunk);
         k.limit_to(rest - chunk);
         request_rows();
-        if (norm) {
-            norms.k = factors.k_norm[arch::lane()];
-            norms.q = factors.q_norm[arch::lane()];
-            norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
-            normalise(kk_left[0], kq_left[0], i, j);
-            normalise(kk_left[1], kq_left[1], i, 1);
-        }
-        invert_block();
-        left_block(kk_left[0], kq_left[0], i, j, 0);
-        if (row >= 2) {
-            left_block(kk_left[1], kq_left[1], i, 1, 1);
-        }
-        previous = gates;
-        previous_sums = sums;
-        parity ^= 1;
-        sum_gates(rest - chunk, parity);
-        request_gates(rest - 2 * chunk);
     }
-    // (I - x)^-1 of the wave's block in LDS, as math::invert_blocks. Each row of 16 lanes computes the same.
-    DEVICE_MEMBER void invert_block() {
-        const int column = arch::lane() % 16;
+    // (I - x)^-1 of the blocks in LDS, as math::invert_blocks: one for each row of 16 lanes.
+    DEVICE_MEMBER void invert_blocks() {
+        const int lane = arch::opaque(arch::lane()), block = lane / 16, column = lane % 16;
         const auto four = [&](int quarter) __attribute__((always_inline)) -> f32x4 & {
-            return *(f32x4 *)(shared.inverses.at + math::Blocks::place(row, 4 * quarter, column));
+            return *(f32x4 *)(shared.inverses.at + math::Blocks::place(block, 4 * quarter, column));
         };
         float entries[16], t[16];
         for (int q = 0; q < 4; ++q) {
@@ -260,9 +279,6 @@ template <class T, int Keys> class Maker {
             substitute<Column - 1>(t, a);
         }
     }
-    // Blocks left of the diagonal that the wave has: row, and first column.
-    DEVICE_MEMBER int left_row() const { return row == 0 ? tiles - 1 : row; }
-    DEVICE_MEMBER int left_column() const { return row == 0 ? 2 : 0; }
     // Blocks of K K^T and Q K^T: rows of the wave's registers, and rows of another tile, from LDS.
     DEVICE_MEMBER void load_left(OperandPair (&other)[pairs], int j) const {
         for (int b = 0; b < pairs; ++b) {
@@ -272,11 +288,14 @@ template <class T, int Keys> class Maker {
     DEVICE_MEMBER void multiply_left(Tile &kk, Tile &kq, const OperandPair (&other)[pairs]) const {
         for (int b = 0; b < pairs; ++b) {
             multiply(kk, other[b], own_k[b]);
-            multiply(kq, other[b], own_q[b]);
+            if constexpr (Outputs) {
+                multiply(kq, other[b], own_q[b]);
+            }
         }
     }
     // Block (i, j) of A and P.
     DEVICE_MEMBER void left_block(Tile kk, Tile kq, int i, int j, int which) {
+        const LaneMap at(arch::lane());
         const ChunkFactors &factors = shared.factors[parity];
         const Tile decayed = chunk_decay(factors, i, j, at);
         a[which] = block_of_a(decayed, columns_at(factors.beta + 16 * i, at), kk);
@@ -285,6 +304,8 @@ template <class T, int Keys> class Maker {
 
     // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors.
     DEVICE_MEMBER void join_blocks() {
+        const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
+        const LaneMap at = lane_map();
         using math::multiply_transposed;
         const int lane = arch::lane();
         for (int b = 0; b < pairs; ++b) {
@@ -298,8 +319,10 @@ template <class T, int Keys> class Maker {
         Tile below, first, second;
         if (row == 0) {
             below = transposed_inverse(3);
-            first = multiply_transposed(multiply_transposed(a[0], inverse(2), Tile{}), below, Tile{}); // T_32^T
+            const Tile a_32 = shared.corner[lane];
+            first = multiply_transposed(multiply_transposed(a_32, inverse(2), Tile{}), below, Tile{}); // T_32^T
             shared.joined[3][lane] = first;
+            write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
         } else {
             first = multiply_transposed(a[0], inverse(0), Tile{}); // A_i0 T_00
             arch::products_done();
@@ -332,42 +355,41 @@ template <class T, int Keys> class Maker {
             first = multiply_transposed(joined, below, Tile{}); // T_20^T, part of T_30^T
         }
         arch::products_done();
-        if (reads_gates()) {
-            write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
-        }
         arch::workgroup_sync(); // corner
         if (row == 3) {
             first = multiply_transposed(shared.corner[lane], second, first); // T_30^T
         }
         arch::products_done();
         put(shared.t, lower_block(row, row), rounded<T>(own));
-        put(shared.t, lower_block(left_row(), left_column()), rounded<T>(first));
+        put(shared.t, row == 0 ? lower_block(3, 2) : lower_block(row, 0), rounded<T>(first));
         if (row < 2) {
-            put(shared.t, lower_block(row == 0 ? 3 : 2, 1), rounded<T>(second));
+            put(shared.t, row == 0 ? lower_block(3, 1) : lower_block(2, 1), rounded<T>(second));
         }
-        put(shared.p, lower_block(row, row), own_p);
-        put(shared.p, lower_block(left_row(), left_column()), left_p[0]);
-        if (row >= 2) {
-            put(shared.p, lower_block(row, 1), left_p[1]);
+        if constexpr (Outputs) {
+            put(shared.p, lower_block(row, row), own_p);
+            if (row > 0) {
+                put(shared.p, lower_block(row, 0), left_p[0]);
+                put(shared.p, lower_block(second_row(), second_column()), left_p[1]);
+            }
+            on_diagonal(kq, row, at, [&](int i, float product) {
+                ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
+            });
         }
-        on_diagonal(kq, row, at, [&](int i, float product) {
-            ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
-        });
     }
     static DEVICE_MEMBER void put(BlockPairs &to, int block, Operand x) {
         ((Operand *)&to[block / 2][arch::lane()])[block % 2] = x;
     }
 
+    const dwk_prefill_prepare_args &x;
     FusedMemory<Keys> &shared;
-    const LaneMap at;
     const int row;
     TokenRows q, k;
-    ScalarRows g, beta;
+    const int sequence, head;
+    int gates_begin; // first token of the chunk whose gates are requested next
     const int key_dim;
     u32 q_offset, k_offset;
-    int rest; // tokens from the chunk on that is being made
-    const u32 flags;
-    const bool norm;
+    int rest;       // tokens from the chunk on that is being made
+    const int norm; // a flag; not a condition, which would occupy two scalar registers
     HeadGates of_head{0.0f, 0.0f};
     int raw_g = 0, raw_beta = 0;
     OperandPair own_q[pairs], own_k[pairs];
@@ -387,7 +409,7 @@ DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &seg
         return;
     }
     arch::set_priority<1>(); // the waves that hold the state wait for these
-    Maker<T, Keys>(x.prepare, segment, work.head, work.key_head).run();
+    Maker<T, Keys, Outputs>(x.prepare, segment, work.head, work.key_head).run();
     arch::end_wave();
 }
 

@@ -8,6 +8,7 @@
 //   corner    they have exchanged another part; row factors of this chunk are in LDS
 //   made      T, P and K^T of this chunk are in LDS; K and Q are no longer read
 //   copied    K and Q of the next chunk are in LDS; T is no longer read
+//   diagonal  the making waves have exchanged the diagonal blocks of A
 //   used      P, K^T and row factors are no longer read
 #pragma once
 
@@ -15,7 +16,6 @@
 
 #include "../segment.h"
 #include "../recurrence.h"
-#include "../segment.h"
 #include "fused_memory.h"
 #include "rows.h"
 
@@ -51,8 +51,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Meets the barriers of the making waves before the first chunk.
     DEVICE_MEMBER void begin(const State &) {
         if (rest > 0) {
-            arch::workgroup_sync();
-            arch::workgroup_sync();
+            arch::workgroup_sync(); // copied
+            arch::workgroup_sync(); // diagonal
+            arch::workgroup_sync(); // used
         }
     }
     // Tokens left in the segment.
@@ -77,7 +78,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             multiply_lower(out, p, rounded_u);
         }
         pending = quiet > 0 ? 0 : rest;
-        quiet -= chunk;
+        quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
         rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
     }
 
@@ -125,7 +126,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // X = beta V - beta exp(G) R                                     [64 tokens, 32 columns], f32 and rounded
     DEVICE_MEMBER void read_state(const State &state, Slab &x, RoundedSlab &rounded_x) {
         constexpr int all = (Outputs ? 2 : 1) * steps;
-        constexpr int joined = steps * 3 / 4, corner = Outputs ? steps * 3 / 2 : steps - 2, made = all - 2;
+        constexpr int joined = Outputs ? steps * 3 / 4 : steps / 2, corner = Outputs ? steps * 3 / 2 : steps * 3 / 4,
+                      made = Outputs ? all - 2 : all - 1;
+        static_assert(joined < corner && corner < made && made + ahead > all, "K and Q are requested before `made`");
         OperandPair ring[ahead + 1];
         for (int n = 0; n < ahead; ++n) {
             ring[n] = rows_of_step(n);
@@ -143,7 +146,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         for (int n = 0; n < all; ++n) {
             const int b = n % steps / tiles, i = n % tiles;
             if (n == joined) {
-                __builtin_amdgcn_s_barrier(); // these waves read nothing that depends on it
+                __builtin_amdgcn_s_barrier(); // joined: these waves read nothing that depends on it
                 arch::phase();
             }
             if (n == corner || n == made) {
@@ -230,6 +233,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             multiply(state, k, decay.x * unit);
         }
         unit = decay.y;
+        arch::phase();
+        __builtin_amdgcn_s_barrier(); // diagonal: these waves read nothing that depends on it
         arch::phase();
     }
     typedef OperandPair Lower[lower_blocks / 2];
