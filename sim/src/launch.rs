@@ -21,7 +21,7 @@ use crate::memory::Memory;
 use crate::occupancy::Occupancy;
 use crate::sanitize::Checks;
 use crate::sanitize::races::Ledger;
-use crate::timing::trace::{Recording, Trace};
+use crate::timing::trace::{Recorded, Recording};
 use abi::Setup;
 use hang::Stuck;
 use workgroup::{Machine, Shared};
@@ -97,7 +97,7 @@ pub struct Options {
     pub notes: bool,
     /// Whether to count instructions, unit clocks and memory traffic ([`Stats::counts`]).
     pub count: bool,
-    /// Workgroups to record ([`Stats::traces`]).
+    /// Workgroups to record ([`Stats::recorded`]).
     pub record: Record,
 }
 
@@ -119,15 +119,16 @@ impl Default for Options {
     }
 }
 
-/// Workgroups to record for [`crate::timing`]: neighbours on one die, from the middle of the launch.
+/// Workgroups to record for [`crate::timing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Record {
     /// Records nothing.
     #[default]
     None,
-    /// Records at most this many workgroups, and no more than a compute unit holds, but two if it holds only one.
+    /// Records all workgroups, and keeps at most this many of each kind: those whose numbers of instructions are alike.
     Some(u32),
-    /// Records the same workgroups and runs no others: for kernels whose workgroups do not wait for each other.
+    /// Runs and records this many neighbours on one die, from the middle of the launch, and no others: for kernels whose
+    /// workgroups are alike and do not wait for each other.
     Only(u32),
 }
 
@@ -142,8 +143,8 @@ pub struct Stats {
     pub waves: u64,
     /// Counters of each instruction, if [`Options::count`] is set.
     pub counts: Option<Box<Counts>>,
-    /// Recorded instructions of the workgroups that [`Options::record`] selects.
-    pub traces: Vec<Trace>,
+    /// Workgroups that [`Options::record`] selects.
+    pub recorded: Recorded,
     /// Unordered stores of the same bytes, if [`Options::notes`] is set.
     pub notes: Vec<SameStores>,
 }
@@ -275,11 +276,10 @@ impl Launch<'_> {
         let counting = options.count.then(|| Counting::new(program, &memory));
         let recording = match options.record {
             Record::None => None,
-            Record::Some(n) | Record::Only(n) => Some(Recording::new(total, options.xccs, n)),
+            Record::Some(n) => Some(Recording::all(total, options.xccs, n)),
+            Record::Only(n) => Some(Recording::only(total, options.xccs, n)),
         };
-        let only = recording
-            .as_ref()
-            .filter(|_| matches!(options.record, Record::Only(_)));
+        let only = recording.as_ref().and_then(Recording::wanted);
         let level = options.level.min(Level::detect());
         let shared = Shared {
             launch: self,
@@ -300,8 +300,8 @@ impl Launch<'_> {
         };
         let queue = Queue {
             next: AtomicU64::new(0),
-            total: only.map_or(total, |r| r.wanted().len() as u64),
-            only: only.map(Recording::wanted),
+            total: only.map_or(total, |only| only.len() as u64),
+            only,
             waves: AtomicU64::new(0),
             fault: Mutex::new(None),
         };
@@ -332,7 +332,7 @@ impl Launch<'_> {
                 let occupancy = Occupancy::of(self.kernel, waves, lds);
                 Box::new(counting.finish(occupancy))
             }),
-            traces: recording.map_or_else(Vec::new, Recording::finish),
+            recorded: recording.map_or_else(Recorded::default, Recording::finish),
             notes: shared
                 .ledger
                 .map_or_else(Vec::new, |ledger| ledger.notes().tell(program)),

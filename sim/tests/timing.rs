@@ -10,6 +10,22 @@ use deltawave_sim::timing::{Estimate, Fit, Model, SAMPLE, Shape, Stall, perfetto
 
 struct Kernels(CodeObject);
 
+/// What a launch is modelled with.
+#[derive(Clone, Copy)]
+struct With {
+    gpu: Gpu,
+    fit: Fit,
+    record: Record,
+}
+
+impl With {
+    /// Without a fit, from neighbours in the middle.
+    fn gpu(gpu: Gpu) -> Self {
+        let (fit, record) = (Fit::NONE, Record::Only(SAMPLE));
+        With { gpu, fit, record }
+    }
+}
+
 impl Kernels {
     fn load() -> Option<Self> {
         let bytes = common::compile("timing.hip", &[])?;
@@ -22,6 +38,18 @@ impl Kernels {
     fn model(
         &self,
         gpu: Gpu,
+        name: &str,
+        workgroups: u32,
+        items: u32,
+        arguments: &[u64],
+        buffers: &mut [Vec<u8>],
+    ) -> Estimate {
+        self.model_with(With::gpu(gpu), name, workgroups, items, arguments, buffers)
+    }
+
+    fn model_with(
+        &self,
+        with: With,
         name: &str,
         workgroups: u32,
         items: u32,
@@ -55,15 +83,35 @@ impl Kernels {
             lds: kernel.descriptor.group_segment_fixed_size,
             footprint: buffers.iter().map(|b| b.len() as u64).sum(),
         };
-        let model = Model::new(gpu).with(Fit::NONE).keep(1000);
+        let model = Model::new(with.gpu).with(with.fit).keep(4000);
         let options = Options {
-            record: Record::Only(SAMPLE),
-            xccs: gpu.xcds,
+            record: with.record,
+            xccs: with.gpu.xcds,
             ..Options::default()
         };
         // SAFETY: the buffers live until the end of the function, and nothing else uses them.
         let stats = unsafe { launch.run(&options) }.expect("a kernel without faults");
-        model.estimate(&shape, &stats.traces).expect("traces")
+        model.estimate(&shape, &stats.recorded).expect("traces")
+    }
+
+    /// Models a launch of `items`, workgroup `i` with `counts[i]` of them.
+    fn items(&self, counts: &[i32], waves: u32) -> Estimate {
+        let mut buffers = [counts.iter().flat_map(|n| n.to_le_bytes()).collect()];
+        let buffer: &Vec<u8> = &buffers[0];
+        let arguments = [buffer.as_ptr() as u64];
+        let with = With {
+            record: Record::Some(SAMPLE),
+            ..With::gpu(MI300X)
+        };
+        let workgroups = counts.len() as u32;
+        self.model_with(
+            with,
+            "items",
+            workgroups,
+            64 * waves,
+            &arguments,
+            &mut buffers,
+        )
     }
 
     fn clocks(&self, name: &str, items: u32, arguments: &[u64]) -> f64 {
@@ -207,6 +255,127 @@ fn a_copy_is_as_fast_as_the_memory() {
 }
 
 #[test]
+fn the_scale_leaves_the_bandwidth_of_memory_as_it_is() {
+    let Some(kernels) = Kernels::load() else {
+        return;
+    };
+    let scaled = With {
+        fit: Fit {
+            scale: 1.25,
+            launch_us: 0.0,
+        },
+        ..With::gpu(MI300X)
+    };
+    let workgroups = 1 << 17;
+    let mut buffers = [
+        vec![0; (workgroups << 12) + 128],
+        vec![0; (workgroups << 12) + 128],
+    ];
+    let aligned = |b: &Vec<u8>| (b.as_ptr() as u64).next_multiple_of(128);
+    let arguments = [aligned(&buffers[0]), aligned(&buffers[1])];
+    let mut copy = |with| {
+        let n = workgroups as u32;
+        let e = kernels.model_with(with, "copy", n, 256, &arguments, &mut buffers);
+        e.modelled_us
+    };
+    let slower = copy(scaled) / copy(With::gpu(MI300X));
+    assert!((0.99..1.01).contains(&slower), "a copy: {slower}");
+    let products = |with| {
+        kernels
+            .model_with(with, "accumulate", 1, 64, &[], &mut [])
+            .modelled_us
+    };
+    let slower = products(scaled) / products(With::gpu(MI300X));
+    assert!((1.249..1.251).contains(&slower), "products: {slower}");
+}
+
+#[test]
+fn empty_workgroups_in_the_middle_do_not_stand_for_the_others() {
+    let Some(kernels) = Kernels::load() else {
+        return;
+    };
+    let one = kernels.items(&[50], 1).clocks;
+    assert!(one > 50.0 * 256.0);
+    // Two or three long ones on each compute unit, on SIMDs of their own.
+    let counts: Vec<i32> = (0..1024)
+        .map(|i| if (300..700).contains(&i) { 0 } else { 50 })
+        .collect();
+    let found = kernels.items(&counts, 1).clocks;
+    assert!(
+        (0.97 * one..1.1 * one).contains(&found),
+        "{found}, alone {one}"
+    );
+    // One slot in three is not used.
+    let counts: Vec<i32> = (0..1024).map(|i| if i % 3 == 1 { 0 } else { 50 }).collect();
+    let found = kernels.items(&counts, 1).clocks;
+    assert!(
+        (0.97 * one..1.1 * one).contains(&found),
+        "{found}, alone {one}"
+    );
+}
+
+#[test]
+fn the_longest_workgroup_counts_wherever_it_is() {
+    let Some(kernels) = Kernels::load() else {
+        return;
+    };
+    let one = kernels.items(&[200], 1).clocks;
+    for long in [0, 5, 1001, 2047] {
+        let counts: Vec<i32> = (0..2048).map(|i| if i == long { 200 } else { 3 }).collect();
+        let found = kernels.items(&counts, 1).clocks;
+        assert!(
+            (one..1.1 * one).contains(&found),
+            "{found}, alone {one}, as number {long}"
+        );
+    }
+}
+
+#[test]
+fn workgroups_of_two_lengths_share_a_compute_unit() {
+    let Some(kernels) = Kernels::load() else {
+        return;
+    };
+    // Four waves on each SIMD, whose vector unit is always busy; two workgroups at a time.
+    let even = kernels.items(&[20; 608], 16);
+    assert_eq!((even.share, even.resident), (2, 2));
+    let longest_first: Vec<i32> = (0..608).map(|i| if i < 304 { 30 } else { 10 }).collect();
+    let mixed = kernels.items(&longest_first, 16);
+    let ratio = mixed.clocks / even.clocks;
+    assert!((0.95..1.1).contains(&ratio), "{ratio}");
+    // Many more than are modelled: the rest is extrapolated.
+    let many: Vec<i32> = (0..304 * 40)
+        .map(|i| if i % 5 == 4 { 0 } else { 5 })
+        .collect();
+    let mixed = kernels.items(&many, 16);
+    assert!(mixed.modelled_workgroups < mixed.share);
+    let least = 32.0 * 5.0 * 4.0 * 256.0;
+    assert!(
+        (least..1.3 * least).contains(&mixed.clocks),
+        "{}, not {least}",
+        mixed.clocks
+    );
+}
+
+#[test]
+fn waves_with_priority_issue_first() {
+    let Some(kernels) = Kernels::load() else {
+        return;
+    };
+    let last = |name: &str| {
+        let e = kernels.model(MI300X, name, 1, 512, &[], &mut []);
+        let of_wave = |n: u8| {
+            let own = e.events.iter().filter(|e| e.wave == (0, n) && e.simd == 0);
+            own.map(|e| e.issued).max().expect("a wave on SIMD 0")
+        };
+        (of_wave(0), of_wave(4))
+    };
+    let (old, young) = last("vector");
+    assert!(old < young, "{old}, {young}");
+    let (old, young) = last("hurry");
+    assert!(young + 60 * 4 <= old, "{old}, {young}");
+}
+
+#[test]
 fn events_are_json_in_the_order_of_their_waves() {
     let Some(kernels) = Kernels::load() else {
         return;
@@ -254,10 +423,16 @@ fn recording_changes_nothing_else() {
     let stats = unsafe { launch.run(&options) }.expect("a kernel without faults");
     assert_eq!(to, from);
     assert_eq!(stats.workgroups, 20);
-    let recorded: Vec<u64> = stats.traces.iter().map(|t| t.workgroup).collect();
+    let recorded: Vec<u64> = stats.recorded.traces.iter().map(|t| t.workgroup).collect();
     assert_eq!(recorded, [0, 8]);
     let each = stats.wave_instructions / 20;
-    assert!(stats.traces.iter().all(|t| t.wave_instructions() == each));
+    assert!(
+        stats
+            .recorded
+            .traces
+            .iter()
+            .all(|t| t.wave_instructions() == each)
+    );
 }
 
 #[cfg(feature = "cli")]

@@ -1,5 +1,6 @@
 //! The program `deltawave`, as a user runs it.
 
+mod compare_models;
 mod conv;
 mod decode;
 mod files;

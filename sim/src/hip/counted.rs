@@ -55,7 +55,7 @@ impl CountedLaunch {
             lds: self.lds,
             footprint: counts.traffic.unique_bytes,
         };
-        Model::new(gpu).estimate(&shape, &self.stats.traces)
+        Model::new(gpu).estimate(&shape, &self.stats.recorded)
     }
 
     /// The launch as one JSON object on one line, with the modelled time if `gpu` is given.

@@ -1,13 +1,15 @@
 //! Models one compute unit clock by clock: waves on four SIMDs, shared units, and stalls.
 //!
-//! In each turn of four clocks a SIMD issues at most one instruction of each kind, of different waves, the oldest wave
-//! first. The time of an instruction's results is known when it is issued. The model therefore goes from issue to
+//! In each turn of four clocks a SIMD issues at most one instruction of each kind, of different waves: the waves of the
+//! highest priority (`s_setprio`) first, and of these the oldest. The time of an instruction's results is known when it is issued. The model therefore goes from issue to
 //! issue, not from clock to clock.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
+use super::kinds::{Kind, Next};
 use super::machine::*;
-use super::memory::{Memory, Path, Sharing, Traffic, lines_of};
+use super::memory::{Memory, Path, Traffic, lines_of};
 use super::program::{REGISTERS, Span, Static, Unit};
 use super::trace::{NO_ACCESS, Trace};
 
@@ -93,6 +95,7 @@ struct Wave {
     number: u8,
     simd: usize,
     position: usize,
+    priority: u8,
     /// Clock at which the wave could issue if nothing kept it; clock at which it can; reason for the difference.
     base: u64,
     ready: u64,
@@ -106,7 +109,7 @@ struct Wave {
 }
 
 struct Group {
-    sample: usize,
+    next: Next,
     alive: usize,
     arrived: usize,
 }
@@ -140,20 +143,25 @@ impl Simd {
 /// Input of the model of one compute unit.
 pub(super) struct Work<'a> {
     pub code: &'a [Static],
-    pub traces: &'a [&'a Trace],
-    pub sharing: &'a Sharing,
+    pub kinds: &'a [Kind<'a>],
     pub path: Path,
-    /// Number of workgroups. They execute the traces in turn.
-    pub workgroups: u64,
+    /// Workgroups in the order in which they start.
+    pub workgroups: &'a [Next],
     /// Number of workgroups at a time.
     pub resident: u32,
     /// Maximum number of events to keep.
     pub events: usize,
 }
 
+impl<'a> Work<'a> {
+    fn trace(&self, next: Next) -> &'a Trace {
+        self.kinds[next.kind].traces[next.sample]
+    }
+}
+
 struct Cu<'a> {
     work: &'a Work<'a>,
-    memory: Memory<'a>,
+    memory: Memory,
     waves: Vec<Wave>,
     groups: Vec<Group>,
     simds: [Simd; 4],
@@ -167,7 +175,7 @@ struct Cu<'a> {
 pub(super) fn run(work: &Work) -> Run {
     let mut cu = Cu {
         work,
-        memory: Memory::new(work.path, work.sharing),
+        memory: Memory::new(work.path),
         waves: Vec::new(),
         groups: Vec::new(),
         simds: Default::default(),
@@ -178,7 +186,7 @@ pub(super) fn run(work: &Work) -> Run {
             ..Run::default()
         },
     };
-    for _ in 0..u64::from(work.resident.max(1)).min(work.workgroups) {
+    for _ in 0..work.workgroups.len().min(work.resident.max(1) as usize) {
         cu.start(0);
     }
     while let Some((i, now)) = cu.first() {
@@ -192,14 +200,18 @@ impl Cu<'_> {
     /// Starts a workgroup at clock `now`. Its waves go to the SIMDs with the fewest waves.
     fn start(&mut self, now: u64) {
         let group = self.groups.len();
-        let sample = group % self.work.traces.len();
-        let trace = &self.work.traces[sample];
-        let mut alive = 0;
+        let next = self.work.workgroups[group];
+        let trace = self.work.trace(next);
+        self.groups.push(Group {
+            next,
+            alive: 0,
+            arrived: 0,
+        });
         for number in 0..trace.waves.len() {
             if trace.waves[number].is_empty() {
                 continue;
             }
-            alive += 1;
+            self.groups[group].alive += 1;
             let crowd = |s: usize| self.waves.iter().filter(|w| w.simd == s).count();
             let simd = (0..4).min_by_key(|s| crowd(*s)).unwrap_or(0);
             let mut wave = Wave {
@@ -207,6 +219,7 @@ impl Cu<'_> {
                 number: number as u8,
                 simd,
                 position: 0,
+                priority: 0,
                 base: now,
                 ready: now,
                 reason: Stall::Issue,
@@ -219,16 +232,11 @@ impl Cu<'_> {
             self.look(&mut wave);
             self.waves.push(wave);
         }
-        self.groups.push(Group {
-            sample,
-            alive,
-            arrived: 0,
-        });
     }
 
     fn step(&self, w: &Wave) -> super::trace::Step {
-        let sample = w.group % self.work.traces.len();
-        self.work.traces[sample].waves[usize::from(w.number)][w.position]
+        let trace = self.work.trace(self.groups[w.group].next);
+        trace.waves[usize::from(w.number)][w.position]
     }
 
     /// Finds the clock at which a wave can issue its next instruction, and the reason for its waiting.
@@ -291,8 +299,9 @@ impl Cu<'_> {
     fn first(&self) -> Option<(usize, u64)> {
         let waves = self.waves.iter().enumerate().filter(|(_, w)| !w.at_barrier);
         waves
-            .map(|(i, w)| (i, self.when(w)))
-            .min_by_key(|(_, at)| *at)
+            .map(|(i, w)| (i, self.when(w), Reverse(w.priority)))
+            .min_by_key(|(_, at, priority)| (*at, *priority))
+            .map(|(i, at, _)| (i, at))
     }
 
     fn issue(&mut self, i: usize, now: u64) {
@@ -325,7 +334,10 @@ impl Cu<'_> {
 
         let pair = w.simd / 2;
         let group = w.group;
-        let sample = self.groups[group].sample;
+        let next = self.groups[group].next;
+        if let Some(priority) = code.priority {
+            w.priority = priority;
+        }
         if code.unit == Unit::Matrix {
             simd.matrix = now + code.busy;
         }
@@ -338,9 +350,8 @@ impl Cu<'_> {
                 };
         }
         if step.access != NO_ACCESS {
-            let trace = &work.traces[sample];
+            let trace = work.trace(next);
             let access = &trace.accesses[step.access as usize];
-            let turn = (group / work.traces.len()) as u64;
             let local = access.lds_clocks > 0;
             if local {
                 let bytes = u64::from(access.lds_bytes);
@@ -354,7 +365,8 @@ impl Cu<'_> {
             }
             if !local || access.lines > 0 {
                 let lines = lines_of(trace, access);
-                let mut done = self.memory.access(now, access, lines, sample as u32, turn);
+                let mut done =
+                    (self.memory).access(now, access, lines, &work.kinds[next.kind].sharing, next);
                 if access.scalar {
                     w.lgkm.push_back(done);
                 } else {
@@ -380,7 +392,7 @@ impl Cu<'_> {
 
         w.base = now + code.next;
         self.run.clocks = self.run.clocks.max(w.base);
-        let trace = &work.traces[sample];
+        let trace = work.trace(next);
         let steps = &trace.waves[usize::from(w.number)];
         let from = step.at;
         w.position += 1;
@@ -417,9 +429,9 @@ impl Cu<'_> {
         for i in 0..self.waves.len() {
             if self.waves[i].group == group && self.waves[i].at_barrier {
                 let at = self.waves[i].position - 1;
-                let sample = group % self.work.traces.len();
                 let number = usize::from(self.waves[i].number);
-                let at = self.work.traces[sample].waves[number][at].at;
+                let trace = self.work.trace(self.groups[group].next);
+                let at = trace.waves[number][at].at;
                 let mut w = self.waves.swap_remove(i);
                 let open = now + BARRIER;
                 self.run.sites[at as usize].stalls[Stall::Barrier as usize] +=
@@ -441,7 +453,7 @@ impl Cu<'_> {
         g.alive -= 1;
         if g.alive > 0 {
             self.open(w.group, now);
-        } else if (self.groups.len() as u64) < self.work.workgroups {
+        } else if self.groups.len() < self.work.workgroups.len() {
             self.start(now);
         }
     }

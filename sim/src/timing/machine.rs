@@ -19,11 +19,6 @@ impl Gpu {
     pub(super) fn clocks(&self, ns: f64) -> u64 {
         (ns * self.ghz).round() as u64
     }
-
-    /// Share of `bandwidth` (bytes per second) for each of `active` compute units, in bytes a clock.
-    pub(super) fn share(&self, bandwidth: f64, active: u32) -> f64 {
-        bandwidth / f64::from(active.max(1)) / (self.ghz * 1e9)
-    }
 }
 
 /// Clocks of a SIMD's turn: 64 lanes on 16, and the distance of two instructions of a wave.

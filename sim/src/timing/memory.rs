@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::kinds::Next;
 use super::machine::*;
 use super::trace::{Access, Trace};
 use crate::gpu::Gpu;
@@ -20,9 +21,13 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Share of one of `active` compute units, in a launch that touches `footprint` bytes. Bytes that fit in the
-    /// Infinity Cache are assumed to be there, as they are from the second of several like launches on.
-    pub fn new(gpu: &Gpu, active: u32, footprint: u64) -> Self {
+    /// Share of one of `active` compute units that does `part` of the work of a launch that touches `footprint` bytes.
+    /// Bytes that fit in the Infinity Cache are assumed to be there, as they are from the second of several like
+    /// launches on.
+    ///
+    /// The bandwidth of HBM and Infinity Cache was measured, in bytes per second: a clock that lasts `scale` times as long
+    /// moves `scale` times as many bytes. Rates in bytes a clock are those of a compute unit, which are scaled with it.
+    pub fn new(gpu: &Gpu, active: u32, part: f64, footprint: u64, scale: f64) -> Self {
         let in_die = f64::from(active) / f64::from(gpu.xcds);
         let (ns, bandwidth) = if footprint <= INFINITY_BYTES {
             (INFINITY_NS, INFINITY_BANDWIDTH)
@@ -33,7 +38,7 @@ impl Path {
             l2_lines: (L2_LINES as f64 / in_die.max(1.0)) as u64,
             l2_width: L2_PORT.min(L2_WIDTH / in_die.max(1.0)),
             l2_latency: L2_LATENCY,
-            far_width: FABRIC_PORT.min(gpu.share(bandwidth, active)),
+            far_width: FABRIC_PORT.min(scale * part * bandwidth / (gpu.ghz * 1e9)),
             far_latency: L2_LATENCY + gpu.clocks(ns),
         }
     }
@@ -72,7 +77,7 @@ impl Cache {
     }
 }
 
-/// The workgroups of a sample that touch each line.
+/// The recorded workgroups of a kind that touch each line.
 pub(super) struct Sharing {
     touched: HashMap<u64, Touched>,
     samples: u32,
@@ -136,9 +141,8 @@ pub(super) struct Traffic {
     pub far_lines: u64,
 }
 
-pub(super) struct Memory<'a> {
+pub(super) struct Memory {
     path: Path,
-    sharing: &'a Sharing,
     l1: Cache,
     scalar: Cache,
     l2: Cache,
@@ -148,11 +152,10 @@ pub(super) struct Memory<'a> {
     pub traffic: Traffic,
 }
 
-impl<'a> Memory<'a> {
-    pub fn new(path: Path, sharing: &'a Sharing) -> Self {
+impl Memory {
+    pub fn new(path: Path) -> Self {
         Memory {
             path,
-            sharing,
             l1: Cache::default(),
             scalar: Cache::default(),
             l2: Cache::default(),
@@ -163,9 +166,15 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Models an access of workgroup number `turn` on this compute unit, which repeats sample `sample`. Returns the
-    /// clock when it is done.
-    pub fn access(&mut self, now: u64, a: &Access, lines: &[u64], sample: u32, turn: u64) -> u64 {
+    /// Models an access of workgroup `next`, whose kind has `sharing`. Returns the clock when it is done.
+    pub fn access(
+        &mut self,
+        now: u64,
+        a: &Access,
+        lines: &[u64],
+        sharing: &Sharing,
+        next: Next,
+    ) -> u64 {
         let start = if a.scalar { now } else { now.max(self.l1_free) };
         let l1 = if a.scalar { SCALAR_HIT } else { L1_LATENCY };
         let mut done = start + l1;
@@ -175,10 +184,10 @@ impl<'a> Memory<'a> {
         }
         for &line in lines {
             // Workgroups of different turns have their own data, except lines that all share.
-            let own = if self.sharing.by_all(line) {
+            let own = if sharing.by_all(line) {
                 line
             } else {
-                line | (turn + 1) << 48
+                line | (next.turn + 1) << 48
             };
             let (cache, capacity) = if a.scalar {
                 (&mut self.scalar, L1_LINES / 2)
@@ -198,7 +207,7 @@ impl<'a> Memory<'a> {
             if let Some(arrival) = self.l2.find(own, self.path.l2_lines) {
                 end = end.max(arrival);
             } else {
-                if !self.sharing.brought(line, sample) {
+                if !sharing.brought(line, next.sample as u32) {
                     self.traffic.far_lines += 1;
                     let clocks = LINE as f64 / self.path.far_width;
                     self.far_free = self.far_free.max(start as f64) + clocks;

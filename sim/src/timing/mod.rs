@@ -1,19 +1,21 @@
 //! Timing model: how long a launch takes, and why. All results are modelled, not measured.
 //!
-//! A few workgroups of the launch are recorded during simulation ([`trace::Recording`]). They are replayed on a model
-//! of one compute unit, as many at a time as fit on it. The launch's time is the time that this compute unit needs for
-//! its share of the workgroups. `docs/results/timing-model.md` describes the calibration and the error.
+//! A few workgroups of each kind are recorded during simulation ([`trace::Recording`]). They are replayed on a model
+//! of one compute unit, as many at a time as fit on it. The launch's time is the time that the busiest compute unit
+//! needs for its share of the workgroups. `docs/results/timing-model.md` describes the calibration and the error.
 //!
 //! | content | file |
 //! |---|---|
 //! | latencies and bandwidths, with sources | `machine.rs` |
 //! | recorded instructions of waves | `trace.rs` |
+//! | kinds of workgroups, and those of the busiest compute unit | `kinds.rs` |
 //! | units, clocks and registers of an instruction | `program.rs` |
 //! | model of a compute unit | `cu.rs` |
 //! | model of its caches, and of the memory behind | `memory.rs` |
 //! | trace of a compute unit's waves for Perfetto | `perfetto.rs` |
 
 mod cu;
+mod kinds;
 mod machine;
 mod memory;
 mod perfetto;
@@ -22,21 +24,22 @@ pub mod trace;
 
 pub use cu::{Event, Site, Stall};
 pub use perfetto::perfetto;
-pub use trace::{Recording, Trace};
+pub use trace::{Recorded, Recording, Trace};
 
 use crate::code_object::{CodeObject, Kernel};
 use crate::gpu::Gpu;
 use crate::occupancy::Occupancy;
 use cu::Work;
-use memory::{Path, Sharing};
+use memory::Path;
 
-/// Number of workgroups to record: enough to show the sharing of lines between neighbours in L2.
+/// Number of workgroups of a kind to record: enough to show the sharing of lines between neighbours in L2.
 pub const SAMPLE: u32 = 8;
 
 /// The free parameters, fitted to published times (`docs/results/timing-model.md`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
-    /// Factor on a compute unit's clocks, for effects that the model leaves out.
+    /// Factor on a compute unit's clocks, for effects that the model leaves out. The bandwidth of HBM and Infinity Cache
+    /// is not scaled: figures of it are measured ones.
     pub scale: f64,
     /// Constant time of a launch in microseconds, in addition to its work.
     pub launch_us: f64,
@@ -87,7 +90,7 @@ pub struct Estimate {
     pub gpu: Gpu,
     /// Time of the launch in microseconds.
     pub modelled_us: f64,
-    /// Clocks of the busiest compute unit, before [`Fit`].
+    /// Clocks of the busiest compute unit, not yet multiplied by [`Fit::scale`].
     pub clocks: f64,
     /// Number of workgroups of that compute unit.
     pub share: u64,
@@ -133,53 +136,56 @@ impl Model {
             .max(1)
     }
 
-    /// Models a launch from `traces` of some of its workgroups; `None` if there are none.
-    pub fn estimate(&self, shape: &Shape, traces: &[Trace]) -> Option<Estimate> {
-        if traces.is_empty() {
+    /// Models a launch from its recorded workgroups; `None` if there are none.
+    pub fn estimate(&self, shape: &Shape, recorded: &Recorded) -> Option<Estimate> {
+        if recorded.traces.is_empty() {
             return None;
         }
         let gpu = self.gpu;
         let offset = shape.kernel.descriptor.accum_offset() as u16;
         let code = program::prepare(shape.code, offset);
-        // If some workgroups end at once, the busiest compute unit has the long ones.
-        let mut traces: Vec<&Trace> = traces.iter().collect();
-        traces.sort_by_key(|t| std::cmp::Reverse(t.wave_instructions()));
-        let traces = &traces;
-        let sharing = Sharing::of(traces);
-        let active = u64::from(gpu.cus).min(shape.workgroups) as u32;
-        let share = shape.workgroups.div_ceil(u64::from(gpu.cus));
+        let kinds = kinds::kinds(recorded);
+        let dispatch = kinds::dispatch(&gpu, shape.workgroups, &kinds, recorded);
         let resident = self.resident(shape);
-        let work = |workgroups, events| Work {
-            code: &code,
-            traces,
-            sharing: &sharing,
-            path: Path::new(&gpu, active, shape.footprint),
-            workgroups,
-            resident,
-            events,
+        let estimate = |share: &kinds::Share| {
+            let (active, part) = (dispatch.active, share.part);
+            let path = Path::new(&gpu, active, part, shape.footprint, self.fit.scale);
+            let run = |end: usize, events| {
+                cu::run(&Work {
+                    code: &code,
+                    kinds: &kinds,
+                    path,
+                    workgroups: &share.workgroups[..end],
+                    resident,
+                    events,
+                })
+            };
+            // Beyond this, further workgroups cost as much for their work as the last ones.
+            let short = share.prefix(2 * u64::from(resident));
+            let long = share.prefix(4 * u64::from(resident));
+            let end = share.workgroups.len();
+            let full = run(long, self.events);
+            let mut clocks = full.clocks as f64;
+            if end > long {
+                let less = run(short, 0).clocks;
+                let marginal = full.clocks.saturating_sub(less) as f64 / share.work(short, long);
+                clocks += marginal * share.work(long, end);
+            }
+            let per = |lines: u64| (lines * machine::LINE) as f64 / long as f64;
+            Estimate {
+                gpu,
+                modelled_us: clocks * self.fit.scale / (gpu.ghz * 1e3) + self.fit.launch_us,
+                clocks,
+                share: end as u64,
+                resident,
+                modelled_workgroups: long as u64,
+                l2_bytes: per(full.traffic.l2_lines),
+                far_bytes: per(full.traffic.far_lines),
+                sites: full.sites,
+                events: full.events,
+            }
         };
-        // Beyond this, each further workgroup costs as much as the last ones.
-        let (short, long) = (2 * u64::from(resident), 4 * u64::from(resident));
-        let modelled = share.min(long);
-        let run = cu::run(&work(modelled, self.events));
-        let mut clocks = run.clocks as f64;
-        if share > long {
-            let less = cu::run(&work(short, 0)).clocks;
-            let marginal = run.clocks.saturating_sub(less) as f64 / (long - short) as f64;
-            clocks += marginal * (share - long) as f64;
-        }
-        let per = |lines: u64| (lines * machine::LINE) as f64 / modelled as f64;
-        Some(Estimate {
-            gpu,
-            modelled_us: clocks * self.fit.scale / (gpu.ghz * 1e3) + self.fit.launch_us,
-            clocks,
-            share,
-            resident,
-            modelled_workgroups: modelled,
-            l2_bytes: per(run.traffic.l2_lines),
-            far_bytes: per(run.traffic.far_lines),
-            sites: run.sites,
-            events: run.events,
-        })
+        let estimates = dispatch.shares.iter().map(estimate);
+        estimates.max_by(|a, b| a.clocks.total_cmp(&b.clocks))
     }
 }

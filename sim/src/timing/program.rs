@@ -45,6 +45,8 @@ pub(super) struct Static {
     pub latency: u64,
     /// Limits of `s_waitcnt` for the counters: vm, lgkm.
     pub wait: Option<(usize, usize)>,
+    /// Priority of the wave from here on.
+    pub priority: Option<u8>,
     pub reads: Vec<Span>,
     pub writes: Vec<Span>,
     /// Accumulator of a matrix product, which may be forwarded from the product before.
@@ -112,6 +114,7 @@ fn instruction(inst: &Inst, uses: &Uses, accum_offset: u16) -> Static {
             let vm = usize::from(imm & 15 | imm >> 10 & 0x30);
             (vm, usize::from(imm >> 8 & 15))
         }),
+        priority: (inst.op == S_SETPRIO).then_some(imm as u8 & 3),
         reads,
         writes,
         accumulator,

@@ -1,5 +1,6 @@
 //! Recorded instructions and accesses of a workgroup's waves, which the model replays.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::machine::{L1_WIDTH, LINE};
@@ -54,57 +55,160 @@ impl Trace {
     }
 }
 
-/// Recording: the workgroups of a launch to record, and their traces.
-#[derive(Debug, Default)]
+#[cfg(test)]
+impl Trace {
+    /// A trace of one wave.
+    pub(crate) fn of_length(workgroup: u64, steps: usize) -> Self {
+        let step = Step {
+            at: 0,
+            access: NO_ACCESS,
+        };
+        Trace {
+            workgroup,
+            waves: vec![vec![step; steps]],
+            ..Trace::default()
+        }
+    }
+}
+
+/// Number of a workgroup's kind: workgroups of one kind differ by less than a fifth in the instructions that they execute.
+pub(crate) fn kind(instructions: u64) -> u32 {
+    (4.0 * (instructions.max(1) as f64).log2()) as u32
+}
+
+/// Recording of a launch: for each kind of workgroup, the traces of a few neighbours on one die, as near to the middle
+/// of the launch as there are any.
+///
+/// Which traces are kept does not depend on the order in which workgroups end.
+#[derive(Debug)]
 pub struct Recording {
-    /// Numbers of the workgroups to record, ascending.
-    wanted: Vec<u64>,
-    traces: Mutex<Vec<Trace>>,
+    dies: u64,
+    /// Maximum number of traces of a kind.
+    count: u64,
+    /// The middle group of `count` neighbours of a die. Groups start at multiples of `count`: workgroups that share
+    /// memory are often numbered in powers of two.
+    middle: u64,
+    /// Numbers of the workgroups to record, ascending; `None`: all are recorded, and those of each kind are kept.
+    only: Option<Vec<u64>>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Traces of each kind, the best first.
+    kinds: BTreeMap<u32, Vec<Trace>>,
+    /// Instructions of each workgroup, unless only some run.
+    instructions: Vec<u64>,
+    /// Traces that were not kept, for their memory.
+    spare: Vec<Trace>,
+}
+
+/// Workgroups of a launch as the model sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// Traces of a few workgroups of each kind, in the order of the workgroups.
+    pub traces: Vec<Trace>,
+    /// Instructions of each workgroup of the launch, counted once per wave. Empty if only the recorded ones ran: then
+    /// the others are taken to be like them.
+    pub instructions: Vec<u64>,
 }
 
 impl Recording {
-    /// Selects `count` neighbours on one of `dies` dies, from the middle of `total` workgroups.
-    pub fn new(total: u64, dies: u32, count: u32) -> Self {
-        let (dies, count) = (u64::from(dies.max(1)), u64::from(count));
-        let all = total.div_ceil(dies);
-        let count = count.min(all);
-        // Start at a multiple of `count`: workgroups that share memory are often numbered in powers of two.
-        let first = (all - count) / 2;
-        let first = first - first % count.max(1);
+    /// Records all of `total` workgroups on `dies` dies, and keeps `count` of each kind.
+    pub fn all(total: u64, dies: u32, count: u32) -> Self {
+        let (dies, count) = (u64::from(dies.max(1)), u64::from(count.max(1)));
+        let of_a_die = total.div_ceil(dies);
+        let first = (of_a_die - count.min(of_a_die)) / 2;
         Recording {
-            wanted: (first..first + count).map(|i| i * dies).collect(),
-            traces: Mutex::default(),
+            dies,
+            count,
+            middle: first / count,
+            only: None,
+            kept: Mutex::default(),
         }
     }
 
-    /// Numbers of the workgroups to record, ascending.
-    pub fn wanted(&self) -> &[u64] {
-        &self.wanted
+    /// Selects `count` neighbours on one of `dies` dies, from the middle of `total` workgroups. The others do not run.
+    pub fn only(total: u64, dies: u32, count: u32) -> Self {
+        let mut all = Recording::all(total, dies, count);
+        let of_a_die = total.div_ceil(all.dies);
+        let count = all.count.min(of_a_die);
+        let first = (of_a_die - count) / 2;
+        let first = first - first % count.max(1);
+        all.only = Some((first..first + count).map(|i| i * all.dies).collect());
+        all
     }
 
-    /// Returns the traces, in the order of the workgroups.
-    pub fn finish(self) -> Vec<Trace> {
-        let mut traces = self.traces.into_inner().unwrap_or_else(|e| e.into_inner());
+    /// Numbers of the workgroups to run, ascending; `None`: all.
+    pub fn wanted(&self) -> Option<&[u64]> {
+        self.only.as_deref()
+    }
+
+    /// Returns the traces that were kept.
+    pub fn finish(self) -> Recorded {
+        let kept = self.kept.into_inner().unwrap_or_else(|e| e.into_inner());
+        let mut traces: Vec<Trace> = kept.kinds.into_values().flatten().collect();
         traces.sort_by_key(|t| t.workgroup);
-        traces
+        Recorded {
+            traces,
+            instructions: kept.instructions,
+        }
+    }
+
+    /// Order in which workgroups of a kind are kept: those of the first die that has any, the middle ones first.
+    fn rank(&self, workgroup: u64) -> (u64, u64, u64) {
+        let group = workgroup / self.dies / self.count;
+        (
+            workgroup % self.dies,
+            group.abs_diff(self.middle),
+            workgroup,
+        )
     }
 
     pub(crate) fn recorder(&self, workgroup: u64, waves: usize) -> Option<Recorder> {
-        self.wanted.binary_search(&workgroup).ok()?;
+        if let Some(only) = &self.only {
+            only.binary_search(&workgroup).ok()?;
+        }
+        let mut trace = self.lock().spare.pop().unwrap_or_default();
+        trace.workgroup = workgroup;
+        trace.waves.resize(waves, Vec::new());
         Some(Recorder {
-            trace: Trace {
-                workgroup,
-                waves: vec![Vec::new(); waves],
-                ..Trace::default()
-            },
+            trace,
             found: Accesses::default(),
             banks: Box::default(),
         })
     }
 
     pub(crate) fn add(&self, recorder: Recorder) {
-        let mut traces = self.traces.lock().unwrap_or_else(|e| e.into_inner());
-        traces.push(recorder.trace);
+        let trace = recorder.trace;
+        let (workgroup, instructions) = (trace.workgroup, trace.wave_instructions());
+        let kept = &mut *self.lock();
+        if self.only.is_none() {
+            let at = workgroup as usize;
+            if kept.instructions.len() <= at {
+                kept.instructions.resize(at + 1, 0);
+            }
+            kept.instructions[at] = instructions;
+        }
+        let kind = match self.only {
+            Some(_) => 0,
+            None => kind(instructions),
+        };
+        let traces = kept.kinds.entry(kind).or_default();
+        let at = traces.partition_point(|t| self.rank(t.workgroup) < self.rank(workgroup));
+        traces.insert(at, trace);
+        let die = traces[0].workgroup % self.dies;
+        let same = traces.partition_point(|t| t.workgroup % self.dies == die);
+        for mut unused in traces.drain(same.min(self.count as usize)..) {
+            unused.waves.iter_mut().for_each(Vec::clear);
+            unused.accesses.clear();
+            unused.lines.clear();
+            kept.spare.push(unused);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -193,5 +297,76 @@ impl Recorder {
             one.l1_clocks = data.max(4).max(u64::from(one.lines)) as u16;
         }
         one
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records workgroups `i` of `lengths[i]` instructions in this order, and returns which were kept.
+    fn kept(lengths: &[usize], order: &[usize], dies: u32, count: u32) -> Vec<u64> {
+        let recording = Recording::all(lengths.len() as u64, dies, count);
+        for &i in order {
+            let mut recorder = recording.recorder(i as u64, 1).expect("all are recorded");
+            assert!(recorder.trace.waves[0].is_empty());
+            recorder.trace.waves = Trace::of_length(i as u64, lengths[i]).waves;
+            recording.add(recorder);
+        }
+        let recorded = recording.finish();
+        assert!(
+            recorded
+                .instructions
+                .iter()
+                .zip(lengths)
+                .all(|(a, b)| *a == *b as u64)
+        );
+        recorded.traces.iter().map(|t| t.workgroup).collect()
+    }
+
+    #[test]
+    fn neighbours_in_the_middle_stand_for_a_launch_of_like_workgroups() {
+        let lengths = vec![100; 1024];
+        let order: Vec<usize> = (0..1024).collect();
+        let expected: Vec<u64> = (56..64).map(|i| 8 * i).collect();
+        assert_eq!(kept(&lengths, &order, 8, 8), expected);
+        let only = Recording::only(1024, 8, 8);
+        assert_eq!(only.wanted(), Some(&expected[..]));
+    }
+
+    #[test]
+    fn every_kind_is_kept_whatever_the_order() {
+        // Kinds that are on one die only, single workgroups, and empty ones.
+        let mut lengths: Vec<usize> = (0..200).map(|i| [0, 1000, 2000][i % 3]).collect();
+        lengths[100] = 10_000;
+        let forwards: Vec<usize> = (0..200).collect();
+        let first = kept(&lengths, &forwards, 2, 4);
+        for kind in [0, 1000, 2000] {
+            let of_kind = first.iter().filter(|i| lengths[**i as usize] == kind);
+            let of_kind: Vec<u64> = of_kind.copied().collect();
+            assert_eq!(of_kind.len(), 4, "{first:?}");
+            assert!(of_kind.iter().all(|i| i % 2 == 0), "of one die: {first:?}");
+        }
+        assert!(first.contains(&100));
+        let backwards: Vec<usize> = (0..200).rev().collect();
+        assert_eq!(kept(&lengths, &backwards, 2, 4), first);
+        let mixed: Vec<usize> = (0..200).map(|i| i * 77 % 200).collect();
+        assert_eq!(kept(&lengths, &mixed, 2, 4), first);
+        // All of a kind on another die.
+        let lengths: Vec<usize> = (0..64).map(|i| [1000, 10][i % 2]).collect();
+        let all: Vec<usize> = (0..64).collect();
+        let odd = kept(&lengths, &all, 2, 4)
+            .into_iter()
+            .filter(|i| i % 2 == 1);
+        assert_eq!(odd.count(), 4);
+    }
+
+    #[test]
+    fn kinds_are_near_in_length() {
+        for n in [1_u64, 7, 100, 12_345, 1 << 40] {
+            assert_eq!(kind(n), kind(n));
+            assert_ne!(kind(n), kind(n + n / 4 + 1), "{n}");
+        }
+        assert_eq!(kind(0), kind(1));
     }
 }

@@ -66,3 +66,16 @@ KERNEL void meet() {
         asm volatile(".rept 64\n s_nop 15\n .endr");
     __builtin_amdgcn_s_barrier();
 }
+
+// 64 sums for each of `counts[workgroup]`.
+KERNEL void items(const int *counts) {
+    for (int left = counts[__builtin_amdgcn_workgroup_id_x()]; left > 0; --left)
+        asm volatile(".rept 64\n v_add_f32 v0, v1, v2\n .endr" ::: "v0", "v1", "v2");
+}
+
+// 64 sums, in waves from the fifth on with priority.
+KERNEL void hurry() {
+    if (__builtin_amdgcn_readfirstlane(__builtin_amdgcn_workitem_id_x()) >= 256)
+        __builtin_amdgcn_s_setprio(3);
+    asm volatile(".rept 64\n v_add_f32 v0, v1, v2\n .endr" ::: "v0", "v1", "v2");
+}

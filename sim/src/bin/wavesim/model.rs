@@ -57,7 +57,7 @@ pub fn text(args: &Args) -> Result<String, Failure> {
     options.record = Record::Only(SAMPLE);
     run::launch(&args.run, options, |launch, done| {
         let shape = shape(launch);
-        let Some(estimate) = model.estimate(&shape, &done.stats.traces) else {
+        let Some(estimate) = model.estimate(&shape, &done.stats.recorded) else {
             return Err(Failure::NoWorkgroup);
         };
         if let Some(path) = &args.perfetto {

@@ -78,7 +78,7 @@ pub fn text(args: &Args) -> Result<String, Failure> {
             footprint: totals.traffic.unique_bytes,
             ..model::shape(launch)
         };
-        let Some(estimate) = model.estimate(&shape, &stats.traces) else {
+        let Some(estimate) = model.estimate(&shape, &stats.recorded) else {
             return Err(Failure::NoWorkgroup);
         };
         if let Some(path) = &args.roofline {
