@@ -32,7 +32,13 @@ DEVICE float normed(float o, Row &row, const Token &token, const dwk_decode_args
     const float weight =
         x.norm.weight ? load_scalar(x.norm.weight, column * x.norm.weight_stride, x.norm.weight_type) : 1.0f;
     const float z = T::low(token.z);
-    return math::gated(f32x2{o * factor * weight, 0.0f}, f32x2{z, 0.0f}, x.norm.flags & DWK_NORM_SILU).x;
+    const f32x2 scaled{o * factor * weight, 0.0f}, gate{z, 0.0f};
+    const bool with_silu = x.norm.flags & DWK_NORM_SILU;
+    // As `math::gated`, which computes both.
+    if (math::abs(z) < math::near_gate) {
+        return math::gated_near(scaled, gate, with_silu).x;
+    }
+    return math::gated_far(scaled, gate, with_silu).x;
 }
 
 } // namespace
