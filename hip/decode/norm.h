@@ -29,9 +29,8 @@ DEVICE float normed(float o, Row &row, const Token &token, const dwk_decode_args
         squares = __builtin_fmaf(own, own, squares);
     }
     const float factor = math::inverse_rms(arch::row_sum(squares), x.norm.mean, x.norm.eps);
-    const float weight =
-        x.norm.weight ? load_scalar(x.norm.weight, column * x.norm.weight_stride, x.norm.weight_type) : 1.0f;
-    const float z = T::low(token.z);
+    const float weight = x.norm.weight ? widen_raw(token.weight, x.norm.weight_type) : 1.0f;
+    const float z = arch::held(T::low(token.z));
     const f32x2 scaled{o * factor * weight, 0.0f}, gate{z, 0.0f};
     const bool with_silu = x.norm.flags & DWK_NORM_SILU;
     // As `math::gated`, which computes both.

@@ -11,8 +11,8 @@ namespace { // internal linkage: the compiler then knows ranges of results befor
 // Shared memory of a team. `sums`: each group's sums u = S^T k and w = S^T q of all columns, then k.k, q.q, k.q.
 constexpr int most_groups = 16, dots = 2 * columns, sums_row = dots + 4;
 constexpr int most_keys = 256;
-struct Exchange {
-    i32x4 q[most_keys / 8], k[most_keys / 8]; // q and k of a token, zeros beyond K
+template <int Keys> struct Exchange {
+    i32x4 q[Keys / 8], k[Keys / 8]; // q and k of a token, zeros beyond K
     float sums[most_groups][sums_row];
     float d[columns];
 };
@@ -24,7 +24,7 @@ struct Token {
     i32x4 keys;
     int v, g, beta;
     int a_log, dt_bias; // with raw gates
-    int z;              // input of the norm's gate
+    int z, weight;      // of the norm: input of the gate, and the column's weight
 };
 
 // load_raw: bits of a scalar in memory. widen_raw: its value.
@@ -60,6 +60,8 @@ template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Wor
         const int block = at.head / x.norm.block_heads, of_block = at.head - block * x.norm.block_heads;
         const unsigned short *z = (const unsigned short *)x.norm.z + token * x.norm.z_token + block * x.norm.z_block;
         out.z = z[of_block * row_dim + column];
+        const dwk_norm_args &norm = x.norm;
+        out.weight = norm.weight ? load_raw(norm.weight, column * norm.weight_stride, norm.weight_type) : 0;
     }
     return out;
 }

@@ -30,8 +30,9 @@ DEVICE Norms norms_of(const Total &total, const dwk_decode_args &x) {
 }
 
 // Writes d = beta (v - decay S^T k), [32], to shared memory. The lower half of the threads holds u = S^T k.
-template <class T>
-DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms norms, Exchange &exchange, int own) {
+template <class T, int Keys>
+DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms norms, Exchange<Keys> &exchange,
+                    int own) {
     if (member() < columns) {
         const float v = T::low(token.v);
         exchange.d[own] = gates.beta * __builtin_fmaf(-gates.decay * norms.k, total.column, v);
@@ -40,7 +41,7 @@ DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms n
 
 // S <- decay S + k d^T, [K, 32], for the thread's elements.
 template <class T, class S>
-DEVICE void update_state(StateShare<S> &share, Gates gates, Norms norms, const Exchange &exchange) {
+DEVICE void update_state(StateShare<S> &share, Gates gates, Norms norms, const Exchange<S::keys> &exchange) {
     typedef typename StateShare<S>::Columns Columns;
     Columns d;
     for (int i = 0; i < S::across; ++i) {
@@ -59,7 +60,7 @@ DEVICE void update_state(StateShare<S> &share, Gates gates, Norms norms, const E
 // Computes a token: updates the state and stores the output.
 template <class T, bool Norm, class S>
 DEVICE void advance(StateShare<S> &share, const Token &token, const Total &total, Gates gates, const dwk_decode_args &x,
-                    const Work &at, int t, Exchange &exchange, Row *row_of_head) {
+                    const Work &at, int t, Exchange<S::keys> &exchange, Row *row_of_head) {
     const Norms norms = norms_of(total, x);
     const int own = member() % columns;
     solve_d<T>(token, total, gates, norms, exchange, own);
@@ -81,7 +82,7 @@ DEVICE bool is_slot(int slot, int slots) { return slot >= 0 && slot < slots; }
 
 // Computes all tokens of a sequence. `read`, `write`: slots of the state, or -1.
 template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm>
-DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, Exchange &exchange, Row *row) {
+DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, Exchange<Keys> &exchange, Row *row) {
     typedef Share<Wide, ValueMajor, Keys> S;
     typedef Pieces<S, ValueMajor> Own;
     Token token = load_token<Norm>(arch::reread(x), at, 0);
@@ -98,7 +99,9 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
             arch::team_sync<waves>(); // all threads have read q and k of the token before
         }
         const i32x4 keys = has_keys(arch::reread(x).key_dim) ? token.keys : i32x4{};
-        (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = keys;
+        if (Keys == most_keys || member() % (threads / 2) < Keys / 8) {
+            (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = keys;
+        }
         const Gates gates = gates_of(token, arch::reread(x));
         arch::team_sync<waves>();
         const Sums<S> sums = sums_of<T, S>(share, exchange);
@@ -127,8 +130,8 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
 }
 
 template <class T, int Keys, bool Norm> DEVICE void recur(const dwk_decode_args &x) {
-    SHARED static Exchange exchanges[Norm ? row_teams : 1];
-    Exchange &exchange = exchanges[Norm ? team() : 0];
+    SHARED static Exchange<Keys> exchanges[Norm ? row_teams : 1];
+    Exchange<Keys> &exchange = exchanges[Norm ? team() : 0];
     Row *row = nullptr;
     if constexpr (Norm) {
         SHARED static Row shared_row;
