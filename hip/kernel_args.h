@@ -48,6 +48,12 @@ enum {
     DWK_SHORT_TOKENS = 16     /* most tokens of a sequence that prefill_short computes */
 };
 
+/* Division of n < 2^31 by a constant: n * multiplier >> shift, in 64 bits. */
+typedef struct dwk_divisor {
+    uint32_t multiplier;
+    uint32_t shift;
+} dwk_divisor;
+
 /* Strides of a token tensor. */
 typedef struct dwk_token_strides {
     int64_t sequence;
@@ -383,6 +389,9 @@ typedef struct dwk_decode_args {
     int32_t slabs;       /* workgroups along V */
     int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
     int32_t pad0;
+    dwk_divisor by_slabs;
+    dwk_divisor by_value_heads;
+    dwk_divisor by_key_heads; /* divides by HV / HK, or by HK with DWK_TILED_HEADS */
     dwk_norm_args norm; /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 

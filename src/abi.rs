@@ -31,6 +31,20 @@ pub const DWK_SHORT_TOKENS: _bindgen_ty_5 = 16;
 pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct dwk_divisor {
+    pub multiplier: u32,
+    pub shift: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_divisor"][::core::mem::size_of::<dwk_divisor>() - 8usize];
+    ["Alignment of dwk_divisor"][::core::mem::align_of::<dwk_divisor>() - 4usize];
+    ["Offset of field: dwk_divisor::multiplier"]
+        [::core::mem::offset_of!(dwk_divisor, multiplier) - 0usize];
+    ["Offset of field: dwk_divisor::shift"][::core::mem::offset_of!(dwk_divisor, shift) - 4usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct dwk_token_strides {
     pub sequence: i64,
     pub token: i64,
@@ -930,11 +944,14 @@ pub struct dwk_decode_args {
     pub slabs: i32,
     pub dies: i32,
     pub pad0: i32,
+    pub by_slabs: dwk_divisor,
+    pub by_value_heads: dwk_divisor,
+    pub by_key_heads: dwk_divisor,
     pub norm: dwk_norm_args,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_decode_args"][::core::mem::size_of::<dwk_decode_args>() - 536usize];
+    ["Size of dwk_decode_args"][::core::mem::size_of::<dwk_decode_args>() - 560usize];
     ["Alignment of dwk_decode_args"][::core::mem::align_of::<dwk_decode_args>() - 8usize];
     ["Offset of field: dwk_decode_args::q"][::core::mem::offset_of!(dwk_decode_args, q) - 0usize];
     ["Offset of field: dwk_decode_args::k"][::core::mem::offset_of!(dwk_decode_args, k) - 8usize];
@@ -1015,8 +1032,14 @@ const _: () = {
         [::core::mem::offset_of!(dwk_decode_args, dies) - 384usize];
     ["Offset of field: dwk_decode_args::pad0"]
         [::core::mem::offset_of!(dwk_decode_args, pad0) - 388usize];
+    ["Offset of field: dwk_decode_args::by_slabs"]
+        [::core::mem::offset_of!(dwk_decode_args, by_slabs) - 392usize];
+    ["Offset of field: dwk_decode_args::by_value_heads"]
+        [::core::mem::offset_of!(dwk_decode_args, by_value_heads) - 400usize];
+    ["Offset of field: dwk_decode_args::by_key_heads"]
+        [::core::mem::offset_of!(dwk_decode_args, by_key_heads) - 408usize];
     ["Offset of field: dwk_decode_args::norm"]
-        [::core::mem::offset_of!(dwk_decode_args, norm) - 392usize];
+        [::core::mem::offset_of!(dwk_decode_args, norm) - 416usize];
 };
 impl Default for dwk_decode_args {
     fn default() -> Self {

@@ -31,6 +31,7 @@ template <bool Wide, bool ValueMajor, int Keys> struct Share {
     static constexpr int across = ValueMajor ? 4 : piece;
     static constexpr int groups = threads * across / columns;
     static constexpr int step = groups * run;
+    static constexpr int keys = Keys;
     static constexpr int steps = Keys / step;
     static constexpr int pieces = ValueMajor ? across : run; // per step
     static constexpr int column_stride = ValueMajor ? threads / groups : 1;

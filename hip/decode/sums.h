@@ -12,7 +12,7 @@ template <class S> struct Sums {
     f32x4 dot; // k.k, q.q, k.q
 };
 
-template <class T, class S> DEVICE Sums<S> sums_of(const StateShare<S> &share, const Exchange &exchange) {
+template <class T, class S> DEVICE Sums<S> sums_of(const StateShare<S> &share, const Exchange<S::keys> &exchange) {
     typedef typename StateShare<S>::Columns Columns;
     Sums<S> out{};
     float k_k = 0.0f, q_q = 0.0f, k_q = 0.0f;
@@ -37,7 +37,7 @@ struct Total {
     float column; // u of column c in thread c, w of column c in thread 32 + c
     f32x4 dot;
 };
-template <class S> DEVICE Total total_of(const Sums<S> &sums, Exchange &exchange) {
+template <class S> DEVICE Total total_of(const Sums<S> &sums, Exchange<S::keys> &exchange) {
     float *own = exchange.sums[S::group()];
     for (int i = 0; i < S::across; ++i) {
         own[S::column(i)] = sums.u[i];

@@ -11,8 +11,8 @@ namespace { // internal linkage: the compiler then knows ranges of results befor
 // Shared memory of a team. `sums`: each group's sums u = S^T k and w = S^T q of all columns, then k.k, q.q, k.q.
 constexpr int most_groups = 16, dots = 2 * columns, sums_row = dots + 4;
 constexpr int most_keys = 256;
-struct Exchange {
-    i32x4 q[most_keys / 8], k[most_keys / 8]; // q and k of a token, zeros beyond K
+template <int Keys> struct Exchange {
+    i32x4 q[Keys / 8], k[Keys / 8]; // q and k of a token, zeros beyond K
     float sums[most_groups][sums_row];
     float d[columns];
 };
@@ -24,7 +24,7 @@ struct Token {
     i32x4 keys;
     int v, g, beta;
     int a_log, dt_bias; // with raw gates
-    int z;              // input of the norm's gate
+    int z, weight;      // of the norm: input of the gate, and the column's weight
 };
 
 // load_raw: bits of a scalar in memory. widen_raw: its value.
@@ -37,17 +37,11 @@ DEVICE float widen_raw(int raw, int type) {
 
 DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
 
-template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
+// Loads v of column `at.column + column`, the gates, and what the norm of that column needs.
+template <bool Norm> DEVICE Token load_scalars(const dwk_decode_args &x, const Work &at, int t, int column) {
     Token out{};
     const int token = at.sequence * x.tokens + t;
-    const bool of_k = member() >= threads / 2;
-    const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
-    const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
-    const char *row = of_k ? k : q;
-    // Threads beyond K read the first keys, because a branch would wait for its loads.
-    const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
-    out.keys = piece::load<false>(row + piece, arch::in_one_access(row));
-    const int column = at.column + member() % columns;
+    column += at.column;
     const unsigned short *v = (const unsigned short *)x.v + token_offset(x.v_strides, at.sequence, token, at.head);
     out.v = v[column < x.value_dim ? column : at.column];
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
@@ -60,7 +54,23 @@ template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Wor
         const int block = at.head / x.norm.block_heads, of_block = at.head - block * x.norm.block_heads;
         const unsigned short *z = (const unsigned short *)x.norm.z + token * x.norm.z_token + block * x.norm.z_block;
         out.z = z[of_block * row_dim + column];
+        const dwk_norm_args &norm = x.norm;
+        out.weight = norm.weight ? load_raw(norm.weight, column * norm.weight_stride, norm.weight_type) : 0;
     }
+    return out;
+}
+
+template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
+    const int token = at.sequence * x.tokens + t;
+    const bool of_k = member() >= threads / 2;
+    const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
+    const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
+    const char *row = of_k ? k : q;
+    // Threads beyond K read the first keys, because a branch would wait for its loads.
+    const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
+    const i32x4 keys = piece::load<false>(row + piece, arch::in_one_access(row));
+    Token out = load_scalars<Norm>(x, at, t, member() % columns);
+    out.keys = keys;
     return out;
 }
 

@@ -2,8 +2,8 @@
 //   y[t, h] = x[t, h] / sqrt(mean(x[t, h]^2) + eps) * weight * gate(z[t, h]),   gate: silu or sigmoid
 // in f32, rounded once. x, y, z [T, HV, V] bf16 or f16; weight [V] f32, bf16 or f16.
 //
-// Sixteen lanes own a row, eight numbers each, or twice eight if V > 128. They compute `run` tokens of one head; the
-// next sixteen lanes have the next head. A lane writes only elements that it has read itself, so y may be x.
+// Sixteen lanes own a row, eight numbers each, or 32 lanes if V > 128. They compute `run` tokens of one head; the next
+// lanes have the next head. A lane writes only elements that it has read itself, so y may be x.
 #include "../kernel_args.h"
 #include "../math/activations.h"
 #include "../math/norms.h"
@@ -16,12 +16,9 @@ using piece::octet;
 typedef piece::Octet Values;
 
 constexpr int threads = 256;
-constexpr int row_lanes = 16;
-constexpr int octets_at_once = 4; // loads in flight together
-static_assert(threads % row_lanes == 0 && arch::lanes % row_lanes == 0, "a row is within a wave");
-
-DEVICE i32x4 load(const char *p) { return piece::load<false>(p, arch::in_one_access(p)); }
-DEVICE void store(char *p, i32x4 x) { piece::store<false>(p, x, arch::in_one_access(p)); }
+constexpr int rows_at_once = 4; // of a lane, loads in flight together
+constexpr int short_row = 16 * octet;
+static_assert(threads % 32 == 0 && arch::lanes % 32 == 0, "a row is within a wave");
 
 // Rows of a head: address of this lane's elements of token 0, and bytes from token to token.
 struct Rows {
@@ -33,56 +30,73 @@ struct Rows {
     int64_t y_stride;
 };
 
-// Norm of a lane's elements: octet o begins at column + 128 o.
-template <class T, int Octets> class Norm {
+// A lane's elements of N tokens, unconverted.
+template <int N> struct Raw {
+    i32x4 x[N], z[N];
+};
+
+// Whether |z| < near_gate for eight numbers. Compares bits of numbers without signs; NaNs are greater than all numbers.
+template <class T> DEVICE bool near(i32x4 z) {
+    typedef unsigned short u16x2 __attribute__((ext_vector_type(2)));
+    static_assert(math::near_gate == 64.0f, "bits of 64");
+    constexpr u32 bound = __is_same(T, arch::Bf16) ? 0x4280 : 0x5400;
+    u16x2 greatest = bits<u16x2>(z[0] & 0x7fff7fff);
+    for (int i = 1; i < 4; ++i) {
+        greatest = __builtin_elementwise_max(greatest, bits<u16x2>(z[i] & 0x7fff7fff));
+    }
+    return greatest[0] < bound && greatest[1] < bound;
+}
+
+// Norm of a lane's elements. `Whole`: each of its accesses to x, y and z is one.
+template <class T, bool Whole> class Norm {
   public:
-    DEVICE_MEMBER explicit Norm(const dwk_norm_args &x, int column)
-        : mean(x.mean), eps(x.eps), silu_gates(x.flags & DWK_NORM_SILU) {
-        for (int o = 0; o < Octets; ++o) {
-            inside[o] = column + o * row_lanes * octet < x.value_dim;
-            weight[o] = inside[o] ? read_weight(x, column + o * row_lanes * octet) : Values{};
+    DEVICE_MEMBER Norm(const dwk_norm_args &x, int column)
+        : mean(x.mean), eps(x.eps), silu_gates(x.flags & DWK_NORM_SILU), long_rows(x.value_dim > short_row),
+          inside(column < x.value_dim) {}
+
+    // Loads the weights. Call it after the first `load`, so that both are under way together.
+    DEVICE_MEMBER void load_weight(const dwk_norm_args &x, int column) {
+        weight = inside ? read_weight(x, column) : Values{};
+    }
+
+    // Loads N tokens from token t on.
+    template <int N> DEVICE_MEMBER Raw<N> load(const Rows &rows, int t) const {
+        Raw<N> raw{};
+        for (int i = 0; i < N && inside; ++i) {
+            raw.x[i] = piece::load<false>(rows.x + (t + i) * rows.x_stride, Whole);
+            raw.z[i] = piece::load<false>(rows.z + (t + i) * rows.z_stride, Whole);
         }
+        return raw;
     }
 
     // y = x / rms(x) * weight * gate(z) for N tokens from token t on.
-    template <int N> DEVICE_MEMBER void apply(const Rows &rows, int t) const {
-        i32x4 x[N][Octets], z[N][Octets];
+    template <int N> DEVICE_MEMBER void apply(const Raw<N> &raw, const Rows &rows, int t) const {
         for (int i = 0; i < N; ++i) {
-            for (int o = 0; o < Octets; ++o) {
-                x[i][o] = z[i][o] = i32x4{};
-                if (inside[o]) {
-                    x[i][o] = load(rows.x + (t + i) * rows.x_stride + o * bytes);
-                    z[i][o] = load(rows.z + (t + i) * rows.z_stride + o * bytes);
-                }
-            }
-        }
-        for (int i = 0; i < N; ++i) {
+            const Values x = piece::widened<T>(raw.x[i]);
             float squares = 0.0f;
-            for (int o = 0; o < Octets; ++o) {
-                const Values v = piece::widened<T>(x[i][o]);
-                for (int e = 0; e < octet; ++e) {
-                    squares = __builtin_fmaf(v[e], v[e], squares);
-                }
+            for (int e = 0; e < octet; ++e) {
+                squares = __builtin_fmaf(x[e], x[e], squares);
             }
-            const float factor = math::inverse_rms(arch::row_sum(squares), mean, eps);
-            for (int o = 0; o < Octets; ++o) {
-                if (inside[o]) {
-                    const Values y = gated(piece::widened<T>(x[i][o]) * factor * weight[o], piece::widened<T>(z[i][o]));
-                    store(rows.y + (t + i) * rows.y_stride + o * bytes, piece::rounded<T>(y));
-                }
+            float sum = arch::row_sum(squares);
+            if (long_rows) {
+                sum += arch::other_row(sum);
+            }
+            const float factor = math::inverse_rms(sum, mean, eps);
+            if (inside) {
+                const i32x4 y = near<T>(raw.z[i]) ? gated<math::gated_near>(raw.x[i], factor, raw.z[i])
+                                                  : gated<math::gated>(raw.x[i], factor, raw.z[i]);
+                piece::store<false>(rows.y + (t + i) * rows.y_stride, y, Whole);
             }
         }
     }
 
   private:
-    static constexpr int bytes = 2 * row_lanes * octet;
-
-    DEVICE_MEMBER Values gated(Values x, Values z) const {
-        Values y;
-        for (int e = 0; e < octet; e += 2) {
-            const f32x2 pair = math::gated(f32x2{x[e], x[e + 1]}, f32x2{z[e], z[e + 1]}, silu_gates);
-            y[e] = math::canonical(pair[0]);
-            y[e + 1] = math::canonical(pair[1]);
+    template <f32x2 (*Gated)(f32x2, f32x2, bool)> DEVICE_MEMBER i32x4 gated(i32x4 x, float factor, i32x4 z) const {
+        i32x4 y;
+        for (int i = 0; i < 4; ++i) {
+            const f32x2 normed = f32x2{T::low(x[i]), T::high(x[i])} * factor * f32x2{weight[2 * i], weight[2 * i + 1]};
+            const f32x2 pair = Gated(normed, f32x2{T::low(z[i]), T::high(z[i])}, silu_gates);
+            y[i] = T::pack(math::packable(pair[0]), math::packable(pair[1]));
         }
         return y;
     }
@@ -92,16 +106,19 @@ template <class T, int Octets> class Norm {
         if (!x.weight) {
             return (Values)1.0f;
         }
-        if (x.weight_stride == 1 && x.weight_type == own_type) {
-            return piece::widened<T>(load((const char *)x.weight + 2 * column));
+        if (Whole && x.weight_stride == 1 && arch::in_one_access(x.weight)) {
+            if (x.weight_type == own_type) {
+                return piece::widened<T>(arch::load_b128((const char *)x.weight + 2 * column));
+            }
+            if (x.weight_type == DWK_F32) {
+                const char *p = (const char *)x.weight + 4 * column;
+                Values out{};
+                out.lo = bits<f32x4>(arch::load_b128(p));
+                out.hi = bits<f32x4>(arch::load_b128(p + 16));
+                return out;
+            }
         }
         Values out{};
-        if (x.weight_stride == 1 && x.weight_type == DWK_F32) {
-            const char *p = (const char *)x.weight + 4 * column;
-            out.lo = bits<f32x4>(load(p));
-            out.hi = bits<f32x4>(load(p + 16));
-            return out;
-        }
 #pragma unroll 1
         for (int e = 0; e < octet; ++e) {
             for (int i = 0; i < octet - 1; ++i) {
@@ -112,17 +129,39 @@ template <class T, int Octets> class Norm {
         return out;
     }
 
-    Values weight[Octets];
-    bool inside[Octets];
+    Values weight;
     float mean, eps;
-    bool silu_gates;
+    bool silu_gates, long_rows, inside;
 };
 
-template <class T, int Octets> DEVICE void walk(const dwk_norm_args &x) {
-    const int index = arch::workgroup() * (threads / row_lanes) + arch::thread() / row_lanes;
-    const int run = index / x.value_heads, head = index - run * x.value_heads;
+// Computes rows from token t on, N at a time, while there are N before `end`; returns the token after them. `first`:
+// the weights are not loaded yet.
+template <int N, class Norm>
+DEVICE int walk_rows(Norm &norm, const Rows &rows, const dwk_norm_args &x, int column, int t, int end, bool first) {
+    if (t + N > end) {
+        return t;
+    }
+    Raw<N> raw = norm.template load<N>(rows, t);
+    if (first) {
+        norm.load_weight(x, column);
+    }
+#pragma unroll 1
+    for (;;) {
+        norm.template apply<N>(raw, rows, t);
+        t += N;
+        if (t + N > end) {
+            return t;
+        }
+        raw = norm.template load<N>(rows, t);
+    }
+}
+
+template <class T, bool Whole> DEVICE void walk(const dwk_norm_args &x) {
+    const int row_lanes = x.value_dim > short_row ? 32 : 16;
+    const u32 index = arch::workgroup() * (threads / row_lanes) + arch::thread() / row_lanes;
+    const int run = index / (u32)x.value_heads, head = index - run * x.value_heads;
     const int column = arch::thread() % row_lanes * octet;
-    const int block = head / x.block_heads;
+    const int block = (u32)head / (u32)x.block_heads;
     Rows rows;
     rows.x = (const char *)x.x + 2 * (head * x.x_strides.head + column);
     rows.z = (const char *)x.z + 2 * (block * x.z_block + (head - block * x.block_heads) * x.value_dim + column);
@@ -131,32 +170,27 @@ template <class T, int Octets> DEVICE void walk(const dwk_norm_args &x) {
     rows.z_stride = 2 * x.z_token;
     rows.y_stride = 2 * x.y_strides.token;
 
-    int t = run * x.run;
-    const int end = min_of(t + x.run, x.tokens);
-    if (t >= end) {
-        return;
+    const int start = run * x.run, end = min_of(start + x.run, x.tokens);
+    Norm<T, Whole> norm(x, column);
+    int t = start;
+    if (Whole) {
+        t = walk_rows<rows_at_once>(norm, rows, x, column, t, end, true);
     }
-    const Norm<T, Octets> norm(x, column);
-    constexpr int rows_at_once = octets_at_once / Octets;
-#pragma unroll 1
-    for (; t + rows_at_once <= end; t += rows_at_once) {
-        norm.template apply<rows_at_once>(rows, t);
-    }
-#pragma unroll 1
-    for (; t < end; ++t) {
-        norm.template apply<1>(rows, t);
-    }
+    walk_rows<1>(norm, rows, x, column, t, end, t == start);
 }
 
 template <class T> DEVICE void norm(const dwk_norm_args &x) {
-    if (x.value_dim <= row_lanes * octet) {
-        walk<T, 1>(x);
+    const u64 strides =
+        x.x_strides.head | x.x_strides.token | x.y_strides.head | x.y_strides.token | x.z_token | x.z_block;
+    const u64 addresses = (u64)x.x | (u64)x.z | (u64)x.y | 2 * strides;
+    if (arch::in_one_access((const void *)addresses)) {
+        walk<T, true>(x);
     } else {
-        walk<T, 2>(x);
+        walk<T, false>(x);
     }
 }
 
 } // namespace
 
-KERNEL(threads, 2) void dw_norm_bf16(dwk_norm_args x) { norm<arch::Bf16>(x); }
-KERNEL(threads, 2) void dw_norm_f16(dwk_norm_args x) { norm<arch::F16>(x); }
+KERNEL(threads, 3) void dw_norm_bf16(dwk_norm_args x) { norm<arch::Bf16>(x); }
+KERNEL(threads, 3) void dw_norm_f16(dwk_norm_args x) { norm<arch::F16>(x); }

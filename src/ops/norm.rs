@@ -22,8 +22,10 @@ use crate::types::Dtype;
 pub const MAX_VALUE_DIM: usize = 256;
 
 const THREADS: usize = 256;
-/// Lanes of a row.
-const ROW_LANES: usize = 16;
+/// Numbers of a row that a lane owns.
+const LANE_ELEMENTS: usize = 8;
+/// Lanes of a row of up to 128 numbers, and of a longer one.
+const ROW_LANES: [usize; 2] = [16, 32];
 /// Tokens per lane, the number that it loads at once. Fewer if there would be too few workgroups.
 const RUN: usize = 4;
 
@@ -116,9 +118,14 @@ impl GatedNorm<'_> {
         };
         check_eps(self.eps)?;
 
+        let [short, long] = ROW_LANES;
+        let row_lanes = match value_dim <= short * LANE_ELEMENTS {
+            true => short,
+            false => long,
+        };
         let groups = |run: usize| {
             let rows = (tokens.div_ceil(run) as u64).saturating_mul(value_heads as u64);
-            rows.div_ceil((THREADS / ROW_LANES) as u64)
+            rows.div_ceil((THREADS / row_lanes) as u64)
         };
         let run = match groups(RUN) >= 2 * u64::from(compute_units) {
             true => RUN,

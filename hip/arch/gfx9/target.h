@@ -16,7 +16,9 @@ struct Traits {
     static constexpr int tile_elements = elements;
     static constexpr int tile_run = run;
     static constexpr int words_of_operand = operand_words;
-    static constexpr int shared_bytes = 64 << 10; // LDS of a workgroup, at most
+    static constexpr bool pack_keeps_nans = false; // T::pack rounds every NaN to a NaN
+    static constexpr bool decode_by_warps = false; // decode/warps.h, not decode/sums.h
+    static constexpr int shared_bytes = 64 << 10;  // LDS of a workgroup, at most
 };
 
 } // namespace arch

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
-use crate::abi::{self, dwk_decode_args, dwk_norm_args};
+use crate::abi::{self, dwk_decode_args, dwk_divisor, dwk_norm_args};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -45,6 +45,7 @@ impl LaunchArguments {
         self.kernel = kernel;
         self.groups /= self.arguments.slabs as u32;
         self.arguments.slabs = 1;
+        self.arguments.by_slabs = divisor(1);
         self.arguments.norm = *norm;
     }
 }
@@ -166,6 +167,12 @@ impl Shape {
             dt_bias_type: gates.dt_bias_type,
             slabs: self.slabs() as i32,
             dies: self.dies as i32,
+            by_slabs: divisor(self.slabs()),
+            by_value_heads: divisor(value_heads),
+            by_key_heads: divisor(match map {
+                HeadMap::Tiled => key_heads,
+                HeadMap::Grouped => value_heads / key_heads,
+            }),
             ..Default::default()
         };
         self.lower_pool(x, plan_slots, &mut arguments)?;
@@ -239,6 +246,15 @@ impl Shape {
         out.states_token = token;
         out.states_type = check::type_code(states.0.dtype);
         Ok(())
+    }
+}
+
+/// Factors that divide any `n < 2^31` by `by`, from 1 to 2^31, with a product of 64 bits and a shift.
+fn divisor(by: usize) -> dwk_divisor {
+    let shift = 31 + by.next_power_of_two().trailing_zeros();
+    dwk_divisor {
+        multiplier: (1u64 << shift).div_ceil(by as u64) as u32,
+        shift,
     }
 }
 
@@ -355,4 +371,41 @@ pub(super) fn check_devices(x: &DecodeTensors<'_>, context: &Context) -> Checked
     let optional = optional.into_iter().filter_map(|(n, o)| Some((n, o?)));
     let mut all = always.into_iter().chain(optional);
     all.try_for_each(|(name, owner)| check::device(name, owner, context))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divisor;
+
+    #[test]
+    fn divisors_divide() {
+        let bounds = [
+            1,
+            2,
+            3,
+            4,
+            5,
+            7,
+            30,
+            48,
+            64,
+            1000,
+            (1 << 20) - 1,
+            1 << 20,
+            1 << 30,
+            1 << 31,
+        ];
+        for by in bounds {
+            let factors = divisor(by);
+            let most = (1u64 << 31) - 1;
+            let multiples = (0..4).flat_map(|i| {
+                let near = (most / by as u64 >> (8 * i)) * by as u64;
+                [near.saturating_sub(1), near, near + 1, near + by as u64 - 1]
+            });
+            for n in multiples.chain([0, 1, most]).map(|n| n.min(most)) {
+                let quotient = n * u64::from(factors.multiplier) >> factors.shift;
+                assert_eq!(quotient, n / by as u64, "{n} / {by}");
+            }
+        }
+    }
 }
