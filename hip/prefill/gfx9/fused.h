@@ -126,7 +126,7 @@ template <class T, int Keys, bool Outputs> class Maker {
 
     // Copies the wave's rows of K and Q to LDS. Computes the diagonal blocks of K K^T and Q K^T, norms, and K^T.
     DEVICE_MEMBER void copy_rows() {
-        const LaneMap at = lane_map();
+        const LaneMap at(arch::lane());
         for (int b = 0; b < pairs; ++b) {
             shared.k[row][b][arch::lane()] = own_k[b].data;
             if constexpr (Outputs) {
@@ -147,8 +147,8 @@ template <class T, int Keys, bool Outputs> class Maker {
                 multiply(qq, own_q[b], own_q[b]);
             }
             ChunkFactors &factors = shared.factors[parity];
-            on_diagonal(kk, row, at, [&](int i, float square) { factors.k_norm[i] = square; });
-            on_diagonal(qq, row, at, [&](int i, float square) { factors.q_norm[i] = square; });
+            on_diagonal(kk, row, lane_map(), [&](int i, float square) { factors.k_norm[i] = square; });
+            on_diagonal(qq, row, lane_map(), [&](int i, float square) { factors.q_norm[i] = square; });
             arch::wave_sync();
             invert_norms(factors, 16 * row + arch::lane() % 16);
             arch::wave_sync();
@@ -183,14 +183,14 @@ template <class T, int Keys, bool Outputs> class Maker {
     // Computes the wave's blocks of A and P, and the inverses of the diagonal blocks. Requests the next chunk.
     DEVICE_MEMBER void make_blocks() {
         const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
-        const LaneMap at = lane_map();
+        const LaneMap at(arch::lane());
         const ChunkFactors &factors = shared.factors[parity];
         OperandPair other[pairs];
         load_left(other, 0);
         // While these arrive: the diagonal block.
         const Tile decayed = chunk_decay(factors, row, row, at);
         const Tile own_a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
-        own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
+        own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), lane_map()));
         shared.inverses.put(row, own_a, at);
         arch::workgroup_sync(); // diagonal
         if (row == 0) {
@@ -246,7 +246,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     }
     // (I - x)^-1 of the blocks in LDS, as math::invert_blocks: one for each row of 16 lanes.
     DEVICE_MEMBER void invert_blocks() {
-        const int lane = arch::opaque(arch::lane()), block = lane / 16, column = lane % 16;
+        const int block = arch::lane() / 16, column = arch::lane() % 16, same_column = arch::opaque(column);
         const auto four = [&](int quarter) __attribute__((always_inline)) -> f32x4 & {
             return *(f32x4 *)(shared.inverses.at + math::Blocks::place(block, 4 * quarter, column));
         };
@@ -255,7 +255,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             const f32x4 rows = four(q);
             for (int r = 0; r < 4; ++r) {
                 entries[4 * q + r] = rows[r];
-                t[4 * q + r] = arch::held(column == 4 * q + r ? 1.0f : 0.0f);
+                t[4 * q + r] = arch::held(same_column == 4 * q + r ? 1.0f : 0.0f);
             }
         }
         substitute<15>(t, entries);
@@ -302,7 +302,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors.
     DEVICE_MEMBER void join_blocks() {
         const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
-        const LaneMap at = lane_map();
+        const LaneMap at(arch::lane());
         using math::multiply_transposed;
         const int lane = arch::lane();
         for (int b = 0; b < pairs; ++b) {
@@ -312,7 +312,7 @@ template <class T, int Keys, bool Outputs> class Maker {
                                  __attribute__((always_inline)) { return shared.inverses.get_transposed(i, at); };
         const auto transposed_inverse = [&](int i)
                                             __attribute__((always_inline)) { return shared.inverses.get(i, at); };
-        const Tile own = strictly_lower(transposed_inverse(row), at);
+        const Tile own = strictly_lower(transposed_inverse(row), lane_map());
         Tile below, first, second;
         if (row == 0) {
             below = transposed_inverse(3);
@@ -368,7 +368,7 @@ template <class T, int Keys, bool Outputs> class Maker {
                 put(shared.p, lower_block(row, 0), left_p[0]);
                 put(shared.p, lower_block(second_row(), second_column()), left_p[1]);
             }
-            on_diagonal(kq, row, at, [&](int i, float product) {
+            on_diagonal(kq, row, lane_map(), [&](int i, float product) {
                 ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
             });
         }
