@@ -22,29 +22,43 @@ template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_
 #define FUSED_SHARED_BYTES(keys)
 #define FUSED_SUMMARISE_SHARED_BYTES(keys)
 
-// Requests one number of each token of a chunk of a (sequence, value head), g or beta, of any type: this lane's token.
-// Rows past the end of the chunk, which has `rows` tokens, read as 0.
-DEVICE void request_scalar(int &raw, const void *p, const dwk_token_strides &s, int type, int sequence, int begin,
-                           int head, int rows) {
-    if (p) {
-        const u32 size = type == DWK_F32 ? 4 : 2, stride = (u32)s.token * size;
-        rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
-        const Window memory((const char *)p + size * token_offset(s, sequence, begin, head),
-                            rows > 0 ? (rows - 1) * stride + size : 0);
-        raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_b16(arch::lane() * stride);
+// One number of each token of a (sequence, value head), g or beta, of any type: this lane's token of each chunk.
+class ScalarRows {
+  public:
+    DEVICE_MEMBER ScalarRows(const void *p, const dwk_token_strides &s, int type, int sequence, int begin, int head)
+        : kind(p ? type : absent), step((u32)s.token * size() * chunk),
+          address((const char *)p + size() * token_offset(s, sequence, begin + arch::lane(), head)) {}
+
+    // Requests the token of the next chunk, if it is `inside` the sequence.
+    DEVICE_MEMBER void request(int &raw, bool inside) {
+        if (kind != absent && inside) {
+            raw = kind == DWK_F32 ? *(const int *)address : *(const unsigned short *)address;
+        }
+        address += step;
     }
-}
+    DEVICE_MEMBER float value(int raw, float otherwise) const {
+        return kind == absent ? otherwise : scalar_of(raw, kind);
+    }
+
+  private:
+    static constexpr int absent = -1;
+    DEVICE_MEMBER u32 size() const { return kind == DWK_F32 ? 4 : 2; }
+    const int kind; // type, or absent
+    const u32 step;
+    const char *address;
+};
 
 template <class T, int Keys, bool Outputs> class Maker {
     static constexpr int pairs = key_pairs(Keys);
 
   public:
     DEVICE_MEMBER Maker(const dwk_prefill_prepare_args &x, const Segment &s, int head, int key_head)
-        : x(x), shared(fused_memory<Keys>()), row(making_row()),
+        : shared(fused_memory<Keys>()), row(making_row()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
-          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim), sequence(s.sequence), head(head),
-          gates_begin(s.begin), key_dim(x.key_dim), rest(s.end - s.begin),
-          norm(arch::opaque_uniform(arch::uniform_value(x.flags & DWK_QK_L2NORM))) {
+          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim),
+          g(x.g, x.g_strides, x.g_type, s.sequence, s.begin, head),
+          beta(x.beta, x.beta_strides, x.beta_type, s.sequence, s.begin, head), key_dim(x.key_dim),
+          rest(s.end - s.begin), flags(x.flags) {
         if (reads_gates() && x.flags & DWK_RAW_GATES) {
             of_head = head_gates(x, head);
             of_head = HeadGates{arch::held(of_head.a_log), arch::held(of_head.dt_bias)};
@@ -102,23 +116,20 @@ template <class T, int Keys, bool Outputs> class Maker {
     // Requests the gates of the next chunk, of which `rows` tokens exist.
     DEVICE_MEMBER void request_gates(int rows) {
         if (reads_gates()) {
-            // Loaded again: the arguments would need more scalar registers than there are.
-            const dwk_prefill_prepare_args &y = arch::reread(x);
-            request_scalar(raw_g, y.g, y.g_strides, y.g_type, sequence, gates_begin, head, rows);
-            request_scalar(raw_beta, y.beta, y.beta_strides, y.beta_type, sequence, gates_begin, head, rows);
-            gates_begin += chunk;
+            const bool inside = arch::lane() < rows;
+            g.request(raw_g, inside);
+            beta.request(raw_beta, inside);
         }
     }
     // Sums the gates that were requested. Rows past the sequence's end get 0 and 0.
     DEVICE_MEMBER void sum_gates(int rows, int to) {
         if (reads_gates()) {
-            const dwk_prefill_prepare_args &y = arch::reread(x);
+            const u32 flags = arch::opaque_uniform(this->flags);
             gates = Gates{0.0f, 0.0f};
             if (arch::lane() < rows) {
-                gates =
-                    Gates{y.g ? scalar_of(raw_g, y.g_type) : 0.0f, y.beta ? scalar_of(raw_beta, y.beta_type) : 1.0f};
-                if (y.flags & DWK_RAW_GATES) {
-                    gates = computed_gates(gates, of_head, y.flags);
+                gates = Gates{g.value(raw_g, 0.0f), beta.value(raw_beta, 1.0f)};
+                if (flags & DWK_RAW_GATES) {
+                    gates = computed_gates(gates, of_head, flags);
                 }
             }
             bound_gates(gates);
@@ -129,7 +140,7 @@ template <class T, int Keys, bool Outputs> class Maker {
 
     // Copies the wave's rows of K and Q to LDS. Computes the diagonal blocks of K K^T and Q K^T, norms, and K^T.
     DEVICE_MEMBER void copy_rows() {
-        const LaneMap at = lane_map();
+        const LaneMap at(arch::lane());
         for (int b = 0; b < pairs; ++b) {
             shared.k[row][b][arch::lane()] = own_k[b].data;
             if constexpr (Outputs) {
@@ -144,14 +155,14 @@ template <class T, int Keys, bool Outputs> class Maker {
             }
         }
         arch::products_done();
-        if (arch::opaque_uniform(norm)) {
+        if (arch::opaque_uniform(flags) & DWK_QK_L2NORM) {
             Tile qq{};
             for (int b = 0; b < pairs && Outputs; ++b) {
                 multiply(qq, own_q[b], own_q[b]);
             }
             ChunkFactors &factors = shared.factors[parity];
-            on_diagonal(kk, row, at, [&](int i, float square) { factors.k_norm[i] = square; });
-            on_diagonal(qq, row, at, [&](int i, float square) { factors.q_norm[i] = square; });
+            on_diagonal(kk, row, lane_map(), [&](int i, float square) { factors.k_norm[i] = square; });
+            on_diagonal(qq, row, lane_map(), [&](int i, float square) { factors.q_norm[i] = square; });
             arch::wave_sync();
             invert_norms(factors, 16 * row + arch::lane() % 16);
             arch::wave_sync();
@@ -186,14 +197,14 @@ template <class T, int Keys, bool Outputs> class Maker {
     // Computes the wave's blocks of A and P, and the inverses of the diagonal blocks. Requests the next chunk.
     DEVICE_MEMBER void make_blocks() {
         const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
-        const LaneMap at = lane_map();
+        const LaneMap at(arch::lane());
         const ChunkFactors &factors = shared.factors[parity];
         OperandPair other[pairs];
         load_left(other, 0);
         // While these arrive: the diagonal block.
         const Tile decayed = chunk_decay(factors, row, row, at);
         const Tile own_a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
-        own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
+        own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), lane_map()));
         shared.inverses.put(row, own_a, at);
         arch::workgroup_sync(); // diagonal
         if (row == 0) {
@@ -201,7 +212,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             invert_blocks();
             previous = gates;
             previous_sums = sums;
-            if (arch::opaque_uniform(norm)) {
+            if (arch::opaque_uniform(flags) & DWK_QK_L2NORM) {
                 norms.k = factors.k_norm[arch::lane()];
                 norms.q = factors.q_norm[arch::lane()];
                 norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
@@ -224,7 +235,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             multiply_left(kk_left[1], kq_left[1], other);
             arch::products_done();
             next_rows();
-            if (arch::opaque_uniform(norm)) {
+            if (arch::opaque_uniform(flags) & DWK_QK_L2NORM) {
                 normalise(kk_left[0], kq_left[0], row, 0);
                 normalise(kk_left[1], kq_left[1], second_row(), second_column());
             }
@@ -249,7 +260,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     }
     // (I - x)^-1 of the blocks in LDS, as math::invert_blocks: one for each row of 16 lanes.
     DEVICE_MEMBER void invert_blocks() {
-        const int lane = arch::opaque(arch::lane()), block = lane / 16, column = lane % 16;
+        const int block = arch::lane() / 16, column = arch::lane() % 16, same_column = arch::opaque(column);
         const auto four = [&](int quarter) __attribute__((always_inline)) -> f32x4 & {
             return *(f32x4 *)(shared.inverses.at + math::Blocks::place(block, 4 * quarter, column));
         };
@@ -258,7 +269,7 @@ template <class T, int Keys, bool Outputs> class Maker {
             const f32x4 rows = four(q);
             for (int r = 0; r < 4; ++r) {
                 entries[4 * q + r] = rows[r];
-                t[4 * q + r] = arch::held(column == 4 * q + r ? 1.0f : 0.0f);
+                t[4 * q + r] = arch::held(same_column == 4 * q + r ? 1.0f : 0.0f);
             }
         }
         substitute<15>(t, entries);
@@ -305,7 +316,7 @@ template <class T, int Keys, bool Outputs> class Maker {
     // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors.
     DEVICE_MEMBER void join_blocks() {
         const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
-        const LaneMap at = lane_map();
+        const LaneMap at(arch::lane());
         using math::multiply_transposed;
         const int lane = arch::lane();
         for (int b = 0; b < pairs; ++b) {
@@ -315,7 +326,7 @@ template <class T, int Keys, bool Outputs> class Maker {
                                  __attribute__((always_inline)) { return shared.inverses.get_transposed(i, at); };
         const auto transposed_inverse = [&](int i)
                                             __attribute__((always_inline)) { return shared.inverses.get(i, at); };
-        const Tile own = strictly_lower(transposed_inverse(row), at);
+        const Tile own = strictly_lower(transposed_inverse(row), lane_map());
         Tile below, first, second;
         if (row == 0) {
             below = transposed_inverse(3);
@@ -371,7 +382,7 @@ template <class T, int Keys, bool Outputs> class Maker {
                 put(shared.p, lower_block(row, 0), left_p[0]);
                 put(shared.p, lower_block(second_row(), second_column()), left_p[1]);
             }
-            on_diagonal(kq, row, at, [&](int i, float product) {
+            on_diagonal(kq, row, lane_map(), [&](int i, float product) {
                 ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
             });
         }
@@ -380,16 +391,14 @@ template <class T, int Keys, bool Outputs> class Maker {
         ((Operand *)&to[block / 2][arch::lane()])[block % 2] = x;
     }
 
-    const dwk_prefill_prepare_args &x;
     FusedMemory<Keys> &shared;
     const int row;
     TokenRows q, k;
-    const int sequence, head;
-    int gates_begin; // first token of the chunk whose gates are requested next
+    ScalarRows g, beta;
     const int key_dim;
     u32 q_offset, k_offset;
-    int rest;       // tokens from the chunk on that is being made
-    const int norm; // a flag; not a condition, which would occupy two scalar registers
+    int rest;        // tokens from the chunk on that is being made
+    const int flags; // as opaque numbers: conditions would occupy two scalar registers each
     HeadGates of_head{0.0f, 0.0f};
     int raw_g = 0, raw_beta = 0;
     OperandPair own_q[pairs], own_k[pairs];

@@ -182,7 +182,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
                 }
             }
             // X, as soon as the row factors are there: those of a tile a step before.
-            constexpr int every = (all - corner) / tiles;
+            constexpr int every = Outputs ? (all - corner) / tiles : 1;
             if (Outputs && n >= corner && (n - corner) % every == 0 && (n - corner) / every < tiles) {
                 const int q = (n - corner) / every;
                 const Tile last_beta = beta, last_read = read;
