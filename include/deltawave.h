@@ -130,6 +130,14 @@ typedef struct dw_lengths {
  *   S <- exp(g) S;  d = beta (v - S^T k);  S <- S + k d^T;  o = scale S^T q
  */
 
+/* Kernels that compute a prefill. Results differ by rounding only. */
+enum {
+    DW_PATH_AUTO = 0,  /* the faster ones, as estimated */
+    DW_PATH_FUSED = 1, /* one kernel, for K up to 128; more before it if sequences are cut */
+    DW_PATH_SPLIT = 2, /* one kernel for the chunks, one for the walk; more between them if sequences are cut */
+    DW_PATH_SHORT = 3  /* one kernel for sequences of at most 16 tokens, for K up to 128; others as with auto */
+};
+
 typedef struct dw_prefill_spec {
     size_t size;
     int32_t dtype;       /* of q, k, v, o: DW_BF16 or DW_F16 */
@@ -140,11 +148,13 @@ typedef struct dw_prefill_spec {
     int32_t value_dim;   /* V, a multiple of 16 up to 256 */
     int32_t qk_l2norm;   /* 1: the kernels l2-normalise the rows of q and k */
     float scale;         /* 0: K^-0.5 */
-    /* Number of segments of the longest sequence, walked in parallel, if the host knows the lengths. 1: no sequence is
-     * cut. 0: the number with the least estimated time, but 1 unless that saves 15%. The environment variable
+    /* Number of segments of each sequence, walked in parallel. 1: no sequence is cut. 0: numbers with the least estimated
+     * time. Where only the device knows the lengths, only the fused path cuts sequences. The environment variable
      * DELTAWAVE_SEGMENTS overrides it. */
     int32_t segments;
     int32_t compute_units; /* compute units that launches can use; 0: all of the device */
+    int32_t path;          /* DW_PATH_*; the environment variable DELTAWAVE_PREFILL overrides it */
+    int32_t pad0;
 } dw_prefill_spec;
 
 /* Tensors of one launch. Packed batches have no batch dimension: [T, H, D]. Dense batches have one: [B, T, H, D]. */
@@ -480,7 +490,7 @@ typedef struct dw_layer_spec {
     int32_t gate;             /* output gate of the norm: DW_GATE_* */
     int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
     int32_t segments;         /* as in dw_prefill_spec */
-    int32_t pad0;
+    int32_t path;             /* as in dw_prefill_spec */
 } dw_layer_spec;
 
 /* Tensors of a launch over T packed rows. Channels: q, then k, then v. */

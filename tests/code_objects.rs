@@ -24,7 +24,9 @@ use build::Compiler;
 /// up to 256.
 fn most_registers(role: Role) -> u32 {
     match role {
-        Role::Gate | Role::PrefillLengths => 32,
+        Role::Gate => 32,
+        // Sixteen waves on a compute unit.
+        Role::PrefillLengths => 64,
         Role::Norm => 96,
         // Four waves per SIMD.
         Role::Commit | Role::Conv | Role::PrefillShort(_) => 128,

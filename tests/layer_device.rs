@@ -11,6 +11,7 @@ use deltawave::ArgumentError;
 use deltawave::Error;
 use deltawave::layer::Layer;
 use deltawave::layer::LayerSpec;
+use deltawave::prefill::PrefillPath;
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 
@@ -35,6 +36,14 @@ fn the_bits_of_lengths_on_the_host() {
         dtype: Dtype::F16,
         ..LayerSpec::new(1, 2, 48, 32)
     };
+    let fused = LayerSpec {
+        path: PrefillPath::Fused,
+        ..spec
+    };
+    let cut = LayerSpec {
+        segments: Some(2),
+        ..fused
+    };
     for (spec, lengths, decodes, padding, has_slots) in [
         (spec, &[1, 1, 1, 70, 0, 5][..], 3, 0b00_0010, true),
         (wide, &[1, 65], 1, 0, false),
@@ -42,6 +51,9 @@ fn the_bits_of_lengths_on_the_host() {
         (spec, &[1; 4], 4, 0b1000, true),
         (spec, &[1, 1, 0, 0], 2, 0, true),
         (wide, &[], 0, 0, true),
+        (fused, &[1, 1, 1, 70, 0, 5], 3, 0b00_0010, true),
+        (cut, &[1, 1, 200, 0, 65], 2, 0, true),
+        (cut, &[3, 0, 130], 0, 0b100, true),
     ] {
         let device = Case {
             tail: lengths.len() % 3,
@@ -63,8 +75,21 @@ fn the_bits_of_lengths_on_the_host() {
 /// Captured once, replayed for other lengths, slots, states and inputs: padding among the decodes, fewer prefills, none.
 #[test]
 fn one_graph_for_all_lengths() {
-    let context = context();
     let spec = LayerSpec::new(1, 2, 32, 48);
+    one_graph(spec);
+    let fused = LayerSpec {
+        path: PrefillPath::Fused,
+        ..spec
+    };
+    one_graph(fused);
+    one_graph(LayerSpec {
+        segments: Some(2),
+        ..fused
+    });
+}
+
+fn one_graph(spec: LayerSpec) {
+    let context = context();
     let first = case(spec, &[1, 1, 1, 0, 0, 0]);
     let stream = context.stream().unwrap();
     let mut loaded = Loaded::new(&context, &first, &Data::new(&first));
@@ -131,7 +156,8 @@ fn kernels_and_refusals() {
         let plan = Layer::device(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
         plan.kernels().len()
     };
-    assert_eq!([kernels(0), kernels(DECODES)], [5, 6]);
+    // Batches of few tokens for each sequence have a kernel for short ones, too.
+    assert_eq!([kernels(0), kernels(DECODES)], [6, 7]);
     for (argument, spec, sequences, decodes) in [
         ("decodes", spec, 2, 3),
         ("decodes", spec, 200, 101),

@@ -5,6 +5,8 @@ mod common;
 
 #[path = "prefill/forget.rs"]
 mod forget;
+#[path = "prefill/fused.rs"]
+mod fused;
 #[path = "prefill/launch.rs"]
 mod launch;
 #[path = "prefill/layout.rs"]

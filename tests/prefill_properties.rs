@@ -37,10 +37,10 @@ fn dim() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// As the planner chooses, or with the kernel for short sequences wherever it is compiled.
+/// Every path that can be forced, where it is compiled.
 fn path() -> impl Strategy<Value = PrefillPath> {
     prop_oneof![
-        Just(PrefillPath::Auto),
+        Just(PrefillPath::Fused),
         Just(PrefillPath::Split),
         Just(PrefillPath::Short)
     ]
@@ -70,10 +70,7 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
                 qk_l2norm,
                 scale,
                 segments,
-                path: match path {
-                    PrefillPath::Short if k > 128 => PrefillPath::Auto,
-                    path => path,
-                },
+                path: if k > 128 { PrefillPath::Split } else { path },
                 ..spec(dtype, key_heads, key_heads * group, k, v)
             }
         },
@@ -179,7 +176,7 @@ fn case() -> impl Strategy<Value = Case> {
                 seed,
             )| {
                 let (initial, final_state, flags) = states;
-                if matches!(entry, Entry::Device { .. }) {
+                if matches!(entry, Entry::Device { .. }) && spec.path != PrefillPath::Fused {
                     spec.segments = None;
                 }
                 let state = spec.heads.value * spec.heads.key_dim * spec.heads.value_dim;

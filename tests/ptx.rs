@@ -69,7 +69,11 @@ fn ptx_divides_work_as_the_host_launches_it() {
             assert_eq!(row.object, stem, "{name}");
             let threads = target.most_threads(row.role);
             assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
-            if let Role::PrefillScan(keys) | Role::PrefillSummarise(keys) = row.role {
+            if let Role::PrefillScan(keys)
+            | Role::PrefillSummarise(keys)
+            | Role::PrefillFused(keys)
+            | Role::PrefillFusedSummarise(keys) = row.role
+            {
                 let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
                 assert_eq!(stated, Some(target.shared_bytes(row.role)), "{name}");
                 assert!(target.columns(row.role) > 0, "{name}");

@@ -189,6 +189,10 @@ impl Default for dw_lengths {
         }
     }
 }
+pub const DW_PATH_AUTO: _bindgen_ty_7 = 0;
+pub const DW_PATH_FUSED: _bindgen_ty_7 = 1;
+pub const DW_PATH_SPLIT: _bindgen_ty_7 = 2;
+pub type _bindgen_ty_7 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_prefill_spec {
@@ -203,10 +207,12 @@ pub struct dw_prefill_spec {
     pub scale: f32,
     pub segments: i32,
     pub compute_units: i32,
+    pub path: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_spec"][::core::mem::size_of::<dw_prefill_spec>() - 48usize];
+    ["Size of dw_prefill_spec"][::core::mem::size_of::<dw_prefill_spec>() - 56usize];
     ["Alignment of dw_prefill_spec"][::core::mem::align_of::<dw_prefill_spec>() - 8usize];
     ["Offset of field: dw_prefill_spec::size"]
         [::core::mem::offset_of!(dw_prefill_spec, size) - 0usize];
@@ -230,6 +236,10 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_spec, segments) - 40usize];
     ["Offset of field: dw_prefill_spec::compute_units"]
         [::core::mem::offset_of!(dw_prefill_spec, compute_units) - 44usize];
+    ["Offset of field: dw_prefill_spec::path"]
+        [::core::mem::offset_of!(dw_prefill_spec, path) - 48usize];
+    ["Offset of field: dw_prefill_spec::pad0"]
+        [::core::mem::offset_of!(dw_prefill_spec, pad0) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -467,16 +477,16 @@ unsafe extern "C" {
         tensors: *const dw_gate_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_CONV_FLAT: _bindgen_ty_7 = 0;
-pub const DW_CONV_INTERLEAVED: _bindgen_ty_7 = 1;
-pub const DW_CONV_SEPARATE: _bindgen_ty_7 = 2;
-pub type _bindgen_ty_7 = ::core::ffi::c_uint;
-pub const DW_ACTIVATION_SILU: _bindgen_ty_8 = 0;
-pub const DW_ACTIVATION_NONE: _bindgen_ty_8 = 1;
+pub const DW_CONV_FLAT: _bindgen_ty_8 = 0;
+pub const DW_CONV_INTERLEAVED: _bindgen_ty_8 = 1;
+pub const DW_CONV_SEPARATE: _bindgen_ty_8 = 2;
 pub type _bindgen_ty_8 = ::core::ffi::c_uint;
-pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_9 = 0;
-pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_9 = 1;
+pub const DW_ACTIVATION_SILU: _bindgen_ty_9 = 0;
+pub const DW_ACTIVATION_NONE: _bindgen_ty_9 = 1;
 pub type _bindgen_ty_9 = ::core::ffi::c_uint;
+pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_10 = 0;
+pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_10 = 1;
+pub type _bindgen_ty_10 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_conv_spec {
@@ -632,9 +642,9 @@ unsafe extern "C" {
         tensors: *const dw_conv_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_DRAFT_CHAIN: _bindgen_ty_10 = 0;
-pub const DW_DRAFT_TREE: _bindgen_ty_10 = 1;
-pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+pub const DW_DRAFT_CHAIN: _bindgen_ty_11 = 0;
+pub const DW_DRAFT_TREE: _bindgen_ty_11 = 1;
+pub type _bindgen_ty_11 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_decode_spec {
@@ -842,9 +852,9 @@ unsafe extern "C" {
         tensors: *const dw_commit_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_GATE_SILU: _bindgen_ty_11 = 0;
-pub const DW_GATE_SIGMOID: _bindgen_ty_11 = 1;
-pub type _bindgen_ty_11 = ::core::ffi::c_uint;
+pub const DW_GATE_SILU: _bindgen_ty_12 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_12 = 1;
+pub type _bindgen_ty_12 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_norm_tensors {
@@ -905,7 +915,7 @@ pub struct dw_layer_spec {
     pub gate: i32,
     pub allow_neg_eigval: i32,
     pub segments: i32,
-    pub pad0: i32,
+    pub path: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -937,8 +947,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_layer_spec, allow_neg_eigval) - 52usize];
     ["Offset of field: dw_layer_spec::segments"]
         [::core::mem::offset_of!(dw_layer_spec, segments) - 56usize];
-    ["Offset of field: dw_layer_spec::pad0"]
-        [::core::mem::offset_of!(dw_layer_spec, pad0) - 60usize];
+    ["Offset of field: dw_layer_spec::path"]
+        [::core::mem::offset_of!(dw_layer_spec, path) - 60usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

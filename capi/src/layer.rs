@@ -16,7 +16,7 @@ use crate::context::context;
 use crate::conv::{self, Projections};
 use crate::lengths::Lengths;
 use crate::norm::output_gate;
-use crate::prefill::heads_map;
+use crate::prefill::{heads_map, path};
 use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{self, guard, guard_silent, refuse};
 
@@ -31,6 +31,7 @@ struct Plan {
 fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
     let segments = read::natural("segments", s.segments)?;
     Ok(LayerSpec {
+        path: deltawave::prefill::PrefillPath::Auto,
         dtype: read::dtype("dtype", s.dtype)?,
         heads: Heads {
             key: read::natural("key_heads", s.key_heads)?,
@@ -46,6 +47,7 @@ fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
         eps: s.eps,
         gate: output_gate(s.gate)?,
         segments: (segments > 0).then_some(segments),
+        path: path(s.path)?,
     })
 }
 

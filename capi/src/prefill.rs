@@ -39,6 +39,16 @@ pub(crate) fn heads_map(map: i32) -> Checked<HeadMap> {
     read::choice("head_map", map, &maps)
 }
 
+pub(crate) fn path(path: i32) -> Checked<PrefillPath> {
+    let paths = [
+        (abi::DW_PATH_AUTO, "DW_PATH_AUTO", PrefillPath::Auto),
+        (abi::DW_PATH_FUSED, "DW_PATH_FUSED", PrefillPath::Fused),
+        (abi::DW_PATH_SPLIT, "DW_PATH_SPLIT", PrefillPath::Split),
+        (abi::DW_PATH_SHORT, "DW_PATH_SHORT", PrefillPath::Short),
+    ];
+    read::choice("path", path, &paths)
+}
+
 fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
     Ok(PrefillSpec {
         dtype: read::dtype("dtype", s.dtype)?,
@@ -54,7 +64,7 @@ fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
         segments: Some(read::natural("segments", s.segments)?).filter(|&n| n != 0),
         compute_units: Some(read::natural("compute_units", s.compute_units)? as u32)
             .filter(|&n| n != 0),
-        path: PrefillPath::Auto,
+        path: path(s.path)?,
     })
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use deltawave::model::MAX_HEAD_DIM;
-use deltawave::prefill::CHUNK;
+use deltawave::prefill::{CHUNK, PrefillPath};
 use deltawave::runtime::Backend;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::models::{MODELS, Model};
@@ -204,6 +204,14 @@ const BACKENDS: Choices<Backend> = &[
     ("auto", Backend::Auto),
     ("hip", Backend::Hip),
     ("simulator", Backend::Simulator),
+];
+
+/// `--path`.
+pub const PATHS: Choices<PrefillPath> = &[
+    ("auto", PrefillPath::Auto),
+    ("fused", PrefillPath::Fused),
+    ("split", PrefillPath::Split),
+    ("short", PrefillPath::Short),
 ];
 
 /// `--head-map`.

@@ -98,7 +98,8 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_fused_args 
     int begin = segment.end; // of the walk
     if (!padding) {
         const auto forgetting = [&](int end, int most) __attribute__((always_inline)) {
-            return Forgetting<T, fused_threads<Keys, false>()>(y.prepare, walking_threads<Keys, false>(),
+            // Arguments are loaded again by each part of the kernel: together they would not fit into registers.
+            return Forgetting<T, fused_threads<Keys, false>()>(arch::reread(y).prepare, walking_threads<Keys, false>(),
                                                                segment.sequence, end, work.head, work.key_head)
                 .chunks(most);
         };
@@ -140,9 +141,10 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_fused_args 
     }
     // Nothing to walk: N is the initial state, or not needed.
     segment.begin = begin;
-    run_making_waves<T, Keys, false>(y, segment, work);
-    run_fused_state_waves<Keys, false>(
-        [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, task); });
+    run_making_waves<T, Keys, false>(arch::reread(y), segment, work);
+    run_fused_state_waves<Keys, false>([&]() __attribute__((always_inline)) {
+        summarise_columns<T, Keys>(arch::reread(y).scan, segment, work, n_slabs, task);
+    });
 }
 
 } // namespace

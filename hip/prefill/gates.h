@@ -36,6 +36,25 @@ class GateReader {
     }
     DEVICE_MEMBER Gates load_ahead(int64_t head) const { return inside ? load(head) : Gates{}; }
 
+    // g and beta as bits in memory.
+    struct Bits {
+        int g, beta;
+    };
+    // Starts to load a head. Nothing waits for it before `numbers`.
+    DEVICE_MEMBER Bits load_bits(int64_t head) const {
+        Bits out{0, 0};
+        if (inside && x.beta) {
+            out.beta = load_scalar_bits(x.beta, beta_index + head * x.beta_strides.head, x.beta_type);
+        }
+        if (inside && x.g) {
+            out.g = load_scalar_bits(x.g, g_index + head * x.g_strides.head, x.g_type);
+        }
+        return out;
+    }
+    DEVICE_MEMBER Gates numbers(Bits loaded) const {
+        return Gates{x.g ? scalar_of(loaded.g, x.g_type) : 0.0f, x.beta ? scalar_of(loaded.beta, x.beta_type) : 1.0f};
+    }
+
     // Loads N heads that are `step` apart; only the first `count` exist.
     template <int N> DEVICE_MEMBER void load_ahead(Gates (&out)[N], int64_t head, int64_t step, int count) const {
         float g[N] = {}, beta[N];

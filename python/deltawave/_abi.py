@@ -32,6 +32,9 @@ DW_STATE_VALUE_MAJOR = 1
 DW_TO_DEVICE = 0
 DW_TO_HOST = 1
 DW_ON_DEVICE = 2
+DW_PATH_AUTO = 0
+DW_PATH_FUSED = 1
+DW_PATH_SPLIT = 2
 DW_CONV_FLAT = 0
 DW_CONV_INTERLEAVED = 1
 DW_CONV_SEPARATE = 2
@@ -91,6 +94,8 @@ class dw_prefill_spec(Sized):
         ("scale", c_float),
         ("segments", c_int32),
         ("compute_units", c_int32),
+        ("path", c_int32),
+        ("pad0", c_int32),
     ]
 
 
@@ -281,7 +286,7 @@ class dw_layer_spec(Sized):
         ("gate", c_int32),
         ("allow_neg_eigval", c_int32),
         ("segments", c_int32),
-        ("pad0", c_int32),
+        ("path", c_int32),
     ]
 
 

@@ -27,7 +27,8 @@ class LayerSpec:
     allow_neg_eigval: bool = False  # beta is 2 sigmoid(b); see `Prefill` for its errors
     eps: float = 1e-6  # of the norm
     gate: str = "silu"  # output gate of the norm; or "sigmoid"
-    segments: Optional[int] = None  # number of segments of the longest sequence; None: least estimated time
+    segments: Optional[int] = None  # number of segments of each prefill; None: least estimated time
+    path: str = "auto"  # kernels of the prefill, as in `PrefillSpec`
 
     @property
     def channels(self):
@@ -36,7 +37,7 @@ class LayerSpec:
 
     def struct(self):
         """The C struct."""
-        choices = {"head_map": structs.HEAD_MAPS, "gate": GATES}
+        choices = {"head_map": structs.HEAD_MAPS, "gate": GATES, "path": structs.PATHS}
         return structs.spec(_abi.dw_layer_spec, choices, **vars(self))
 
 

@@ -187,7 +187,7 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
             dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, initial_state: Optional[Tensor] = None,
             has_initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
             scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
-            state_layout: str = "key_major", segments: Optional[int] = None) -> Tuple[Tensor, Tensor]:
+            state_layout: str = "key_major", segments: Optional[int] = None, path: str = "auto") -> Tuple[Tensor, Tensor]:
     """Returns o and the final states, in f32. `deltawave.Prefill` documents the arguments.
 
     q is `[T, HK, K]`, or `[B, T, HK, K]`. With cu_seqlens, q is one packed batch, and B must be 1. Without it, q is one
@@ -201,7 +201,7 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
     others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state,
               "final_state": final_state}
-    _launch_prefill((qk_l2norm, head_map, scale, segments), per_token, others, cu_seqlens,
+    _launch_prefill((qk_l2norm, head_map, scale, segments, path), per_token, others, cu_seqlens,
                     allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout, final_layout=state_layout)
     return o, final_state
 
@@ -213,9 +213,9 @@ def _launch_prefill(spec, per_token, others, cu_seqlens, **numbers):
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
-    qk_l2norm, head_map, scale, segments = spec
+    qk_l2norm, head_map, scale, segments, path = spec
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map,
-                       qk_l2norm, scale, segments)
+                       qk_l2norm, scale, segments, path=path)
     if dense:
         batch, tokens = q.shape[:2]
         key = (Prefill, device, spec, tokens, "dense", batch)
@@ -244,7 +244,7 @@ def _fake_empty(shape, dtype, device):
 @prefill.register_fake
 def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allow_neg_eigval=False, initial_state=None,
       has_initial_state=None, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
-      state_layout="key_major", segments=None):
+      state_layout="key_major", segments=None, path="auto"):
     return prefill_outputs(q, k, v, cu_seqlens, state_layout, _fake_empty)
 
 
@@ -255,14 +255,15 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
                  b: Optional[Tensor] = None, a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
                  allow_neg_eigval: bool = False, cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
                  qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major",
-                 snapshot_slots: Optional[Tensor] = None, segments: Optional[int] = None) -> Tensor:
+                 snapshot_slots: Optional[Tensor] = None, segments: Optional[int] = None,
+                 path: str = "auto") -> Tensor:
     """Returns o of a `prefill` on a pool of states, which is updated in place. Snapshots go to the pool, too."""
     _rows(q, k, v)
     o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
     others = {"a_log": a_log, "dt_bias": dt_bias, "pool": states, "slots": slots, "write_slots": write_slots,
               "has_initial_state": has_initial_state, "snapshot_slots": snapshot_slots}
-    _launch_prefill((qk_l2norm, head_map, scale, segments), per_token, others, cu_seqlens,
+    _launch_prefill((qk_l2norm, head_map, scale, segments, path), per_token, others, cu_seqlens,
                     allow_neg_eigval=allow_neg_eigval, pool_layout=pool_layout)
     if states is not pool:
         pool.copy_(states)
@@ -272,7 +273,7 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
 @prefill_pool.register_fake
 def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
       dt_bias=None, allow_neg_eigval=False, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
-      pool_layout="key_major", snapshot_slots=None, segments=None):
+      pool_layout="key_major", snapshot_slots=None, segments=None, path="auto"):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
@@ -485,13 +486,14 @@ def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, con
           cu_seqlens: Optional[Tensor] = None, decodes: int = 0, slots: Optional[Tensor] = None,
           has_initial_state: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", qk_l2norm: bool = True,
           allow_neg_eigval: bool = False, scale: Optional[float] = None, head_map: str = "grouped", x_layout: str = "flat",
-          conv_layout: str = "channel_major", pool_layout: str = "key_major", segments: Optional[int] = None) -> Tensor:
+          conv_layout: str = "channel_major", pool_layout: str = "key_major", segments: Optional[int] = None,
+          path: str = "auto") -> Tensor:
     """Returns y `[T, HV, V]` of packed rows x `[T, columns]`, and updates both pools in place. The first `decodes` rows are
     sequences of one token each. `deltawave.Layer` documents the arguments. Without cu_seqlens the rows after the decodes
     are one sequence."""
     device, width = _of_rank("x", x, 2, 3).device, _of_rank("conv_weight", conv_weight, 2).shape[1]
     spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
-                     allow_neg_eigval, eps, gate, segments)
+                     allow_neg_eigval, eps, gate, segments, path)
     with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
         plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (decodes,))
     written = {"conv_state": conv_state, "pool": pool}
@@ -511,5 +513,5 @@ def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, con
 def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z=None, conv_bias=None,
       dt_bias=None, norm_weight=None, cu_seqlens=None, decodes=0, slots=None, has_initial_state=None, eps=1e-6, gate="silu",
       qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
-      conv_layout="channel_major", pool_layout="key_major", segments=None):
+      conv_layout="channel_major", pool_layout="key_major", segments=None, path="auto"):
     return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)

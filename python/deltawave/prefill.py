@@ -22,12 +22,14 @@ class PrefillSpec:
     head_map: str = "grouped"  # value head h reads key head h // (HV / HK); "tiled": h % HK
     qk_l2norm: bool = False  # the kernels l2-normalise the rows of q and k
     scale: Optional[float] = None  # None or 0: K ** -0.5
-    segments: Optional[int] = None  # number of segments of the longest sequence; None: least estimated time
+    segments: Optional[int] = None  # number of segments of each sequence; None: least estimated time
     compute_units: Optional[int] = None  # compute units that launches can use; None: all of the device
+    path: str = "auto"  # kernels: "fused", for K up to 128, "split", or the faster ones as estimated
 
     def struct(self):
         """The C struct."""
-        return structs.spec(_abi.dw_prefill_spec, {"head_map": structs.HEAD_MAPS}, **vars(self))
+        choices = {"head_map": structs.HEAD_MAPS, "path": structs.PATHS}
+        return structs.spec(_abi.dw_prefill_spec, choices, **vars(self))
 
 
 class Prefill(PlanWithWorkspace):
@@ -83,7 +85,7 @@ class Prefill(PlanWithWorkspace):
     @classmethod
     def device(cls, context, spec, tokens, sequences):
         """A plan for packed sequences whose lengths are on the device alone. Entries of cu_seqlens that decrease or exceed
-        `tokens` are replaced by the nearest allowed ones. After a launch the first 4 bytes of the workspace are 0, or 1 +
+        `tokens` are replaced by the nearest allowed ones. The fused path cuts sequences there as on the host. After a launch the first 4 bytes of the workspace are 0, or 1 +
         the index of the first wrong entry."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         return cls(context, sequences, "device", structs.made(spec, PrefillSpec), tokens, sequences)

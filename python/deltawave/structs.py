@@ -11,6 +11,8 @@ from .values import choice, number, scale, shown
 
 # Words for the constants of fields that are choices.
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
+PATHS = {"auto": _abi.DW_PATH_AUTO, "fused": _abi.DW_PATH_FUSED, "split": _abi.DW_PATH_SPLIT,
+         "short": _abi.DW_PATH_SHORT}
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
 # Fields that are vectors in device memory, and their element types.

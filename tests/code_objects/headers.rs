@@ -12,11 +12,12 @@ use super::{compiler, folder, root, skip};
 const TARGETS: [(&str, &str); 2] = [("gfx9", "gfx942"), ("sm90", "sm_90a")];
 
 /// The files that choose between targets: the contracts.
-const CONTRACTS: [&str; 5] = [
+const CONTRACTS: [&str; 6] = [
     "arch/contract.h",
     "prefill/layout.h",
     "prefill/parts.h",
     "prefill/prepare.h",
+    "prefill/short.h",
     "prefill/walk.h",
 ];
 

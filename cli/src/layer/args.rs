@@ -2,12 +2,13 @@
 
 use clap::{ArgGroup, Args};
 use deltawave::norm::OutputGate;
+use deltawave::prefill::PrefillPath;
 use deltawave::types::Dtype;
 use deltawave_lab::workload::RowLayout;
 
 use crate::args::{
-    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, RESULTS, ROW_LAYOUTS, RunArgs,
-    SHAPE, StateArgs, choice, length, words,
+    Choices, CountArgs, DimsArgs, INPUTS, ModelArgs, OPERATION, PATHS, RESULTS, ROW_LAYOUTS,
+    RunArgs, SHAPE, StateArgs, choice, length, words,
 };
 
 /// `deltawave layer`.
@@ -49,9 +50,12 @@ pub struct LayerArgs {
     pub output_gate: OutputGate,
     #[command(flatten)]
     pub state: StateArgs,
-    /// Number of segments of the longest prefilled sequence [default: the fastest number]
+    /// Number of segments of each prefilled sequence [default: the fastest numbers]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
     pub segments: Option<u32>,
+    /// Kernels of the prefill, as of `deltawave prefill`
+    #[arg(long, value_parser = choice(PATHS), default_value = "auto", help_heading = OPERATION)]
+    pub path: PrefillPath,
 
     #[command(flatten)]
     pub run: RunArgs,

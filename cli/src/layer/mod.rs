@@ -48,6 +48,7 @@ pub fn run(args: &LayerArgs) -> Result<Report, Failure> {
             allow_neg_eigval: args.neg_eigval || args.shape.neg_eigval(),
             gate: args.output_gate,
             segments: args.segments.map(|n| n as usize),
+            path: args.path,
             ..LayerSpec::new(hk, hv, k, v)
         },
         cu_seqlens: cu_seqlens("--seqlens", &lengths)?,

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
+use deltawave::prefill::PrefillPath;
 use deltawave::types::{Dtype, HeadMap};
 use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
 
 use crate::args::{
-    Choices, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, RESULTS, RUN, RunArgs, SHAPE,
-    ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
+    Choices, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, PATHS, RESULTS, RUN, RunArgs,
+    SHAPE, ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
 };
 
 /// `deltawave profile`.
@@ -96,12 +97,18 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "N", value_parser = snapshot_interval, help_heading = OPERATION)]
     pub snapshots: Option<usize>,
 
-    /// Number of segments of the longest sequence, computed in parallel; 1 cuts no sequence [default: the fastest number]
+    /// Number of segments of each sequence, computed in parallel; 1 cuts no sequence [default: the fastest numbers]
     ///
-    /// Shorter sequences are cut into segments of the same length, or stay whole if they are not longer. The environment
-    /// variable DELTAWAVE_SEGMENTS overrides this.
+    /// A sequence has at most a segment for each chunk of 64 tokens. The environment variable DELTAWAVE_SEGMENTS overrides
+    /// this.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OPERATION)]
     pub segments: Option<u32>,
+    /// Kernels. fused: one, for K up to 128; split: one for the chunks, one for the walk; auto: the faster, as estimated
+    ///
+    /// short: one for sequences of at most 16 tokens, for K up to 128, and those of auto for the others.
+    /// The environment variable DELTAWAVE_PREFILL overrides this.
+    #[arg(long, value_parser = choice(PATHS), default_value = "auto", help_heading = OPERATION)]
+    pub path: PrefillPath,
 
     #[command(flatten)]
     pub run: RunArgs,

@@ -185,6 +185,7 @@ impl<'a> PrefillRun<'a> {
                 qk_l2norm: args.scale.l2norm,
                 scale: args.scale.scale(),
                 segments: args.segments.map(|n| n as usize),
+                path: args.path,
                 ..PrefillSpec::new(heads.key, heads.value, heads.key_dim, heads.value_dim)
             },
             cu_seqlens,

@@ -82,6 +82,7 @@ impl PrefillRun<'_> {
         let data = Rc::new(rest.data);
         let mut part = PrefillRun::of_file(self.args, Rc::clone(&data));
         part.spec.segments = Some(1);
+        part.spec.path = plan.path();
         part.pool = None;
         let again = Prefill::packed(context, part.spec, &part.cu_seqlens, part.tokens)
             .map_err(Failure::during("planning the rest of the sequences failed"))?;
@@ -96,7 +97,9 @@ impl PrefillRun<'_> {
             sequences: rest.sequences.len(),
             tokens: rest.rows.len(),
             same_bits: o.bytes == whole.bytes && ends.bytes == states.bytes,
-            must: !plan.parts().contains(&Part::Summarise),
+            must: [Part::Summarise, Part::FusedSummarise]
+                .iter()
+                .all(|part| !plan.parts().contains(part)),
             rms_ratio: compare(&o.values, &exact).rms_ratio,
         }))
     }

@@ -159,4 +159,12 @@ DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
 }
 
+// c + x^T y for accumulator tiles x and y, each as the sum of two bf16 numbers: accurate to 2^-16 of the greatest
+// terms, in half of the instructions of multiply_transposed_f32. Skips the product of the low parts.
+DEVICE Tile multiply_transposed_parts(Tile x, Tile y, Tile c) {
+    const Operand x_high = rounded<Bf16>(x), y_high = rounded<Bf16>(y);
+    const Operand x_low = rounded<Bf16>(x - widened<Bf16>(x_high)), y_low = rounded<Bf16>(y - widened<Bf16>(y_high));
+    return Bf16::mma(x_high, y_high, Bf16::mma(x_high, y_low, Bf16::mma(x_low, y_high, c)));
+}
+
 } // namespace arch

@@ -12,10 +12,11 @@
 
 namespace prefill {
 
-template <int Keys> constexpr int fused_threads() { return walk_threads<Keys, true>(); }
-template <int Keys> constexpr int fused_residency() { return walk_residency<Keys, true>(); }
+template <int Keys, bool Outputs> constexpr int fused_threads() { return walk_threads<Keys, Outputs>(); }
+template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_residency<Keys, Outputs>(); }
 // Empty: the code object declares LDS.
 #define FUSED_SHARED_BYTES(keys)
+#define FUSED_SUMMARISE_SHARED_BYTES(keys)
 
 template <class T, int Keys> class Maker {
     static constexpr int pairs = key_pairs(Keys);
@@ -280,7 +281,7 @@ template <class T, int Keys> class Maker {
 };
 
 // Runs the making waves, which end here. The waves that hold the state return.
-template <class T, int Keys>
+template <class T, int Keys, bool Outputs>
 DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &segment, const Work &work) {
     if (arch::wave() < state_waves) {
         return;
@@ -291,6 +292,6 @@ DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &seg
 }
 
 // Runs f() in the waves that hold the state.
-template <int Keys, class F> DEVICE void run_fused_state_waves(const F &f) { f(); }
+template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(const F &f) { f(); }
 
 } // namespace prefill

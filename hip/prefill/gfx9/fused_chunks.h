@@ -26,7 +26,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset)
         : shared(fused_memory<Keys>()), v(x.v, x.v_strides, s.sequence, s.begin, head, x.value_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), scale(x.scale),
-          rest(s.end - s.begin) {
+          rest(s.end - s.begin),
+          quiet(s.quiet) {
         for (int r = 0; r < elements; ++r) {
             const int row = LaneMap(arch::lane()).row(r);
             v_offset[r] = row * v.stride + column_offset;
@@ -239,6 +240,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         multiply_lower(out, shared.p, rounded_u);
     }
     DEVICE_MEMBER void write_outputs(const Slab &out) {
+        if (quiet > 0) {
+            quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
+            o.advance();
+            return;
+        }
         o.limit(rest);
         for (int i = 0; i < tiles; ++i) {
             const Tile first = arch::held(T::nearest(scale * out[i][0])),
@@ -266,6 +272,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     int values[tiles][elements]; // V, two columns a word
     float unit = 1.0f;           // unit of the state in registers
     int rest;
+    int quiet; // tokens left whose outputs are not written
 };
 
 } // namespace prefill

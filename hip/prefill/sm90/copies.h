@@ -8,10 +8,11 @@
 
 namespace prefill {
 
-// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row.
-class RowsOfThread {
+// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row. The last
+// `Threads` threads of a warpgroup share the rows.
+template <int Threads> class RowsOfThread {
   public:
-    static constexpr int at_once = group_threads / 8, times = chunk / at_once;
+    static constexpr int at_once = Threads / 8, times = chunk / at_once;
     DEVICE_MEMBER RowsOfThread(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 offset)
         : stride((u32)s.token * 2) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
@@ -19,7 +20,7 @@ class RowsOfThread {
         from = base + ((u64)row(0) * stride + (thread_of_group() % 8 * 16 + offset));
     }
     // row(i): this thread's i-th row. place(i): offset of the thread's 16 bytes of it in a panel.
-    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() / 8; }
+    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() % (u32)Threads / 8; }
     static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), thread_of_group() % 8); }
     // Whether one access can cover the 16 bytes.
     DEVICE_MEMBER bool in_one_access() const { return aligned; }
@@ -56,8 +57,8 @@ DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
 }
 
 // Copies K, Q and V of successive chunks to stages of the ring.
-template <int Keys, bool Outputs> class TokenCopier {
-    typedef RowsOfThread Rows;
+template <int Keys, bool Outputs, int Threads> class TokenCopier {
+    typedef RowsOfThread<Threads> Rows;
 
   public:
     typedef prefill::Stage<Keys, Outputs> Stage;
@@ -159,8 +160,8 @@ template <int Keys, bool Outputs> class TokenCopier {
 };
 
 // Copies successive chunks, each to its stage of the ring as soon as the stage is free.
-template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs> {
-    typedef TokenCopier<Keys, Outputs> Base;
+template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, group_threads> {
+    typedef TokenCopier<Keys, Outputs, group_threads> Base;
     typedef prefill::Stage<Keys, Outputs> Stage;
     using Base::groups;
     using Base::left;

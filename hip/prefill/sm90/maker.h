@@ -32,17 +32,18 @@ struct KeptTile {
 
 // Shared memory of the making warps, besides the ring.
 struct MakerMemory {
-    math::Blocks diagonal;    // A^T of the diagonal blocks, then T^T
-    math::Blocks below;       // block 0: T10^T
-    KeptTile a[lower_blocks]; // A^T of the blocks below the diagonal
-    KeptTile t32, w[2][2];    // T32^T; rows 2 and 3 of W
-    ChunkFactors factors;     // gate_sum counts from the first row of each half of the chunk; norms are inverse
-    float halves[2];          // sum of the gates of each half
+    math::Blocks diagonal;         // A^T of the diagonal blocks, then T^T
+    math::Blocks below;            // block 0: T10^T
+    KeptTile a[lower_blocks];      // A^T of the blocks below the diagonal
+    KeptTile q[lower_block(2, 0)]; // Q K^T of the blocks of warps 0 and 1
+    KeptTile t32, w[2][2];         // T32^T; rows 2 and 3 of W
+    ChunkFactors factors;          // gate_sum counts from the first row of each half of the chunk; norms are inverse
+    float halves[2];               // sum of the gates of each half
 };
 
 // Making warps of a workgroup, and what they do for one segment and value head.
-template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outputs> {
-    typedef TokenCopier<Keys, Outputs> Base;
+template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outputs, chunk> {
+    typedef TokenCopier<Keys, Outputs, chunk> Base;
     typedef prefill::Stage<Keys, Outputs> Stage;
     using Base::groups;
     using Base::left;
@@ -52,31 +53,23 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
     DEVICE_MEMBER Maker(const dwk_prefill_fused_args &x, const Segment &s, int head, int key_head, int column,
                         MakerMemory &own)
         : Base(x.scan, s, head, key_head, column), x(x.prepare), own(own), sequence(s.sequence), head(head),
-          token(s.begin + thread_of_group()), warp(wave_of_group()) {}
+          token(s.begin + row_of_thread()), warp(wave_of_group()) {}
 
     DEVICE_MEMBER void run() {
         Base::clear_upper_blocks();
         int stage = 0;
         arch::wait_for_previous_kernel();
-        Base::copy_tokens(memory);
-        Gates loaded = load_gates();
+        GateReader::Bits loaded{0, 0};
+        if (prepares()) {
+            loaded = reader().load_bits(arch::opaque(head));
+            Base::copy_tokens(memory);
+            sum_gates(reader().gates_of(arch::opaque(head),
+                                        [&]() __attribute__((always_inline)) { return reader().numbers(loaded); }));
+        }
 #pragma unroll 1
         for (int number = 0; left > 0; ++number) {
             const int next = stage + 1 == Stage::count ? 0 : stage + 1;
-            make(stage, loaded, [&]() __attribute__((always_inline)) {
-                if (left > chunk) {
-                    if (number + 1 >= Stage::count) {
-                        for (int g = 0; g < Stage::most_groups; ++g) {
-                            if (g < groups) {
-                                Handover<Stage>::wait_empty(g, next);
-                            }
-                        }
-                    }
-                    left -= chunk;
-                    Base::copy_tokens(memory + next * Stage::bytes);
-                    left += chunk;
-                }
-            });
+            make(stage, next, number + 1 >= Stage::count);
             arch::publish_shared();
             for (int g = 0; g < Stage::most_groups; ++g) {
                 if (g < groups) {
@@ -93,67 +86,76 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
     enum { copied = 13, diagonals_made = 14, exchanged = 15 };
     static DEVICE_MEMBER void sync(int id) { arch::barrier_wait(id, group_threads); }
 
-    DEVICE_MEMBER bool in_chunk() const { return thread_of_group() < chunk && thread_of_group() < left; }
-    // Loads g and beta of this thread's token of the chunk that `token` is in.
-    DEVICE_MEMBER Gates load_gates() const {
-        return GateReader(x, arch::opaque(sequence), token, in_chunk()).load_ahead(arch::opaque(head));
+    // Warps 2 and 3 copy, and prepare the gates, while warps 0 and 1 invert diagonal blocks. They have a thread per
+    // row.
+    DEVICE_MEMBER bool prepares() const { return warp >= 2; }
+    static DEVICE_MEMBER int row_of_thread() { return thread_of_group() % (u32)chunk; }
+    // Reads the gates of this thread's row of the chunk that `token` and `left` are at.
+    DEVICE_MEMBER GateReader reader() const {
+        return GateReader(x, arch::opaque(sequence), token, row_of_thread() < left);
+    }
+    // G within each half of the chunk, and -beta.
+    DEVICE_MEMBER void sum_gates(Gates gates) const {
+        const float sum = arch::inclusive_sum(gates.g * math::log2e);
+        own.factors.gate_sum[row_of_thread()] = sum;
+        own.factors.beta[row_of_thread()] = -gates.beta;
+        if (arch::lane() == arch::lanes - 1) {
+            own.halves[warp - 2] = sum;
+        }
     }
 
-    // Makes T, P and the row factors of the chunk in a stage. Calls copy_next() where the next chunk may be copied.
-    template <class F> DEVICE_MEMBER void make(int stage, Gates &loaded, const F &copy_next) {
+    // Copies the next chunk to its stage, once it is free.
+    DEVICE_MEMBER void copy_next(int next, bool used) {
+        if (left <= chunk) {
+            return;
+        }
+        for (int g = 0; g < Stage::most_groups && used; ++g) {
+            if (g < groups) {
+                if (prepares()) {
+                    Handover<Stage>::wait_empty(g, next);
+                } else {
+                    Handover<Stage>::empty(g, next); // takes part without waiting
+                }
+            }
+        }
+        if (prepares()) {
+            left -= chunk;
+            Base::copy_tokens(memory + next * Stage::bytes);
+            left += chunk;
+        }
+    }
+
+    // Makes T, P and the row factors of the chunk in `stage`, and starts to copy the chunk after it to stage `next`,
+    // which was `used` before.
+    DEVICE_MEMBER void make(int stage, int next, bool used) {
         const bool norm = x.flags & DWK_QK_L2NORM;
         const u32 at_stage = memory + stage * Stage::bytes;
         char *const rows = ring() + stage * Stage::bytes + Stage::rows;
-        ChunkFactors &factors = own.factors;
+        const ChunkFactors &factors = own.factors;
         // Opaque: otherwise registers hold addresses of shared memory from chunk to chunk.
-        const int row = arch::opaque(thread_of_group()), lane = row & (arch::lanes - 1);
+        const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1);
         const LaneMap at(lane);
 
-        // G, within each half of the chunk, by a thread per row
-        Gates gates{};
-        float sum = 0.0f;
-        if (warp < 2) {
-            gates = GateReader(x, arch::opaque(sequence), token, in_chunk())
-                        .gates_of(arch::opaque(head), [&]() __attribute__((always_inline)) { return loaded; });
-            sum = arch::inclusive_sum(gates.g * math::log2e);
-            factors.gate_sum[row] = sum;
-            factors.beta[row] = -gates.beta;
-            if (lane == arch::lanes - 1) {
-                own.halves[warp] = sum;
-            }
-        }
         arch::await_copies();
         arch::publish_shared();
         sync(copied);
-
-        const float first_half = own.halves[0], total = first_half + own.halves[1];
+        const float first_half = own.halves[0];
         // K K^T, row `warp` of blocks, each transposed
         Accumulators<tiles> products;
         start_keys(products, at_stage);
-        // The next chunk is copied, and its gates are loaded, meanwhile.
-        copy_next();
-        token += chunk;
-        left -= chunk;
-        loaded = load_gates();
-        left += chunk;
+        GateReader::Bits loaded{0, 0};
+        if (prepares()) {
+            token += chunk;
+            left -= chunk;
+            loaded = reader().load_bits(arch::opaque(head));
+            left += chunk;
+        }
         if constexpr (!T::rounds_finely) {
             arch::await_products<0>();
         }
         products.pin();
         if (norm) {
             find_norms(products, at_stage, at);
-        }
-        if (warp < 2) {
-            float norms_of_row[2] = {1.0f, 1.0f}; // 1 / |q|, 1 / |k|
-            float unit = 1.0f;
-            if (norm) {
-                norms_of_row[0] = factors.q_norm[row];
-                norms_of_row[1] = factors.k_norm[row];
-                const float other = factors.k_norm[row ^ arch::lanes];
-                const int greatest = max_of(bits<int>(norms_of_row[1]), bits<int>(other));
-                unit = power_of_two_below(__nvvm_redux_sync_max(greatest, 0xffffffff));
-            }
-            write_factors(rows, row, gates, sum + (warp ? first_half : 0.0f), total, norms_of_row, unit);
         }
         for (int j = 0; j < tiles; ++j) {
             if (j <= warp) {
@@ -173,35 +175,63 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         if constexpr (Outputs) {
             start_queries(products, at_stage);
         }
-        if (warp < 2) {
-            sync(diagonals_made);
-            math::invert_blocks(own.diagonal, math::UnitColumn(lane), lane, 2 * warp);
-        } else {
-            arch::barrier_arrive(diagonals_made, group_threads);
-        }
         if constexpr (Outputs) {
             arch::await_products<0>();
             products.pin();
+        }
+        if (prepares()) {
+            arch::barrier_arrive(diagonals_made, group_threads);
+            copy_next(next, used);
+            write_factors(rows, norm, first_half);
             for (int j = 0; j < tiles; ++j) {
                 if (j <= warp) {
-                    Tile kq = tile_of(products, j);
-                    if (norm) {
-                        kq *= rows_at(factors.k_norm + 16 * j, at) * columns_at(factors.q_norm + 16 * warp, at);
-                    }
-                    const Tile p = block_of_p(decay_of(j, at, first_half), kq);
-                    if (j == warp) {
-                        put(at_stage + Stage::p, j, j, strictly_lower(p, at));
-                        on_diagonal(kq, j, at, [&](int of_row, float x) __attribute__((always_inline)) {
-                            ((float *)rows)[diagonal_row * chunk + row_position(of_row)] = x;
-                        });
-                    } else {
-                        put(at_stage + Stage::p, warp, j, p);
-                    }
+                    write_p(tile_of(products, j), j, at_stage, rows, norm, first_half, at);
                 }
             }
+        } else {
+            for (int j = 0; j < 2 && Outputs; ++j) {
+                if (j <= warp) {
+                    own.q[lower_block(warp, j)].put(tile_of(products, j));
+                }
+            }
+            sync(diagonals_made);
+            copy_next(next, used);
+            math::invert_blocks(own.diagonal, math::UnitColumn(lane), lane, 2 * warp);
         }
         sync(exchanged);
-        invert(at_stage + Stage::t, at);
+        invert(at_stage + Stage::t, at, [&]() __attribute__((always_inline)) {
+            for (int j = 0; j < 2; ++j) {
+                if (j <= warp) {
+                    write_p(own.q[lower_block(warp, j)].get(), j, at_stage, rows, norm, first_half, at);
+                }
+            }
+        });
+        if (prepares() && left > chunk) {
+            left -= chunk;
+            sum_gates(reader().gates_of(arch::opaque(head),
+                                        [&]() __attribute__((always_inline)) { return reader().numbers(loaded); }));
+            left += chunk;
+        }
+    }
+
+    // Block (warp, j) of P, from Q K^T, transposed.
+    DEVICE_MEMBER void write_p(Tile kq, int j, u32 at_stage, char *rows, bool norm, float first_half,
+                               LaneMap at) const {
+        if constexpr (Outputs) {
+            const ChunkFactors &factors = own.factors;
+            if (norm) {
+                kq *= rows_at(factors.k_norm + 16 * j, at) * columns_at(factors.q_norm + 16 * warp, at);
+            }
+            const Tile p = block_of_p(decay_of(j, at, first_half), kq);
+            if (j == warp) {
+                put(at_stage + Stage::p, j, j, strictly_lower(p, at));
+                on_diagonal(kq, j, at, [&](int of_row, float x) __attribute__((always_inline)) {
+                    ((float *)rows)[diagonal_row * chunk + row_position(of_row)] = x;
+                });
+            } else {
+                put(at_stage + Stage::p, warp, j, p);
+            }
+        }
     }
 
     static DEVICE_MEMBER Tile tile_of(const Accumulators<tiles> &a, int i) {
@@ -290,15 +320,25 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         return decay(between - rows_at(factors.gate_sum + 16 * j, at), -columns_at(factors.gate_sum + 16 * warp, at));
     }
 
-    // Writes the factors of a row to the stage.
-    DEVICE_MEMBER void write_factors(char *rows, int row, Gates gates, float sum, float total, const float (&norms)[2],
-                                     float unit) const {
-        float *const to = (float *)rows + row_position(row);
+    // Writes the factors of this thread's row to the stage.
+    DEVICE_MEMBER void write_factors(char *rows, bool norm, float first_half) const {
+        const int row = arch::opaque(row_of_thread());
+        const ChunkFactors &factors = own.factors;
+        const float beta = -factors.beta[row], total = first_half + own.halves[1];
+        const float sum = factors.gate_sum[row] + (row >= arch::lanes ? first_half : 0.0f);
+        float q_norm = 1.0f, k_norm = 1.0f, unit = 1.0f;
+        if (norm) {
+            q_norm = Outputs ? factors.q_norm[row] : 1.0f;
+            k_norm = factors.k_norm[row];
+            const int greatest = max_of(bits<int>(k_norm), bits<int>(factors.k_norm[row ^ arch::lanes]));
+            unit = power_of_two_below(__nvvm_redux_sync_max(greatest, 0xffffffff));
+        }
         const float per_unit = bits<float>(0x7f000000 - bits<int>(unit)); // 1 / unit
-        to[beta_row * chunk] = gates.beta;
-        to[read_row * chunk] = read_factor(gates.beta, norms[1], sum);
-        to[output_row * chunk] = output_factor(norms[0], sum);
-        to[write_row * chunk] = write_factor(norms[1], per_unit, total, sum);
+        float *const to = (float *)rows + row_position(row);
+        to[beta_row * chunk] = beta;
+        to[read_row * chunk] = read_factor(beta, k_norm, sum);
+        to[output_row * chunk] = output_factor(q_norm, sum);
+        to[write_row * chunk] = write_factor(k_norm, per_unit, total, sum);
         if (row == 0) {
             *(f32x2 *)(rows + row_factors * chunk * 4) = f32x2{arch::exp2(total) * per_unit, unit};
         }
@@ -310,21 +350,27 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         arch::store_operand(matrix + swizzled(16 * i + lane % 16, 2 * j + lane / 16), rounded<T>(transposed));
     }
 
-    // T = (I - A)^-1. All inverses of diagonal blocks are in own.diagonal.
-    DEVICE_MEMBER void invert(u32 to, LaneMap at) {
-        using math::multiply_transposed;
+    // T = (I - A)^-1. All inverses of diagonal blocks are in own.diagonal. Warps 0 and 1 call meanwhile() where they
+    // would wait.
+    template <class F> DEVICE_MEMBER void invert(u32 to, LaneMap at, const F &meanwhile) {
+        const auto multiply_transposed = [](Tile x, Tile y, Tile c) __attribute__((always_inline)) {
+            return arch::multiply_transposed_parts(x, y, c);
+        };
+        const auto join = [&](Tile a21, Tile t11, Tile t22) __attribute__((always_inline)) {
+            return multiply_transposed(multiply_transposed(a21, t11, Tile{}), t22, Tile{});
+        };
         math::Blocks &diagonal = own.diagonal;
         const Tile own_inverse = diagonal.get(warp, at);
         put(to, warp, warp, strictly_lower(own_inverse, at));
         const auto a = [&](int j) __attribute__((always_inline)) { return own.a[lower_block(warp, j)].get(); };
         Tile w[2];
         if (warp == 1) {
-            const Tile t10 = math::join(a(0), diagonal.get_transposed(0, at), own_inverse);
+            const Tile t10 = join(a(0), diagonal.get_transposed(0, at), own_inverse);
             own.below.put(0, t10, at);
             put(to, 1, 0, t10);
         } else if (warp >= 2) {
             if (warp == 3) {
-                const Tile t32 = math::join(a(2), diagonal.get_transposed(2, at), own_inverse);
+                const Tile t32 = join(a(2), diagonal.get_transposed(2, at), own_inverse);
                 own.t32.put(t32);
                 put(to, 3, 2, t32);
             }
@@ -332,8 +378,11 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
             w[1] = multiply_transposed(a(1), diagonal.get_transposed(1, at), Tile{});
             own.w[warp - 2][1].put(w[1]);
         }
-        sync(copied);
-        if (warp >= 2) {
+        if (warp < 2) {
+            arch::barrier_arrive(copied, group_threads);
+            meanwhile();
+        } else {
+            sync(copied);
             w[0] = multiply_transposed(a(1), own.below.get_transposed(0, at), w[0]);
             own.w[warp - 2][0].put(w[0]);
         }

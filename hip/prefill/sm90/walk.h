@@ -42,7 +42,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     }
     // Called after the last chunk.
     DEVICE_MEMBER void finish() {
-        if (Outputs && !registers_are_short(Keys) && before >= 0) {
+        if (Outputs && !registers_are_short(Keys) && !gives_back_early && before >= 0) {
             o.store_some(rest + chunk);
         }
     }
@@ -55,7 +55,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         DEVICE_MEMBER explicit Next(Chunks &chunks) : chunks(chunks) {}
         // Stores the previous chunk's outputs, if they were not stored at its end.
         DEVICE_MEMBER void store() const {
-            if (Outputs && chunks.before >= 0) {
+            if (Outputs && !gives_back_early && chunks.before >= 0) {
                 chunks.o.store();
             }
         }
@@ -73,8 +73,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, has_values, o, reads);
     }
     DEVICE_MEMBER void advance() {
-        if (Outputs && registers_are_short(Keys)) {
-            o.store_some(rest);
+        if (Outputs && (registers_are_short(Keys) || gives_back_early)) {
+            if (gives_back_early && rest >= chunk) {
+                o.store();
+            } else {
+                o.store_some(rest);
+            }
         }
         if (gives_back_early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
             Handover<Stage>::empty(group, stage);

@@ -443,6 +443,12 @@ impl Prefill {
         }
     }
 
+    /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
+    /// the split path.
+    pub fn path(&self) -> PrefillPath {
+        self.shape.path
+    }
+
     /// [`Part::Whole`], then each kernel of the plan.
     pub fn parts(&self) -> Vec<Part> {
         let counts = self.counts();

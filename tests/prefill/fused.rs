@@ -1,0 +1,330 @@
+//! The fused path: how segments start, what only the device knows, and refusals. Property tests run it on random problems.
+
+use deltawave::error::Error;
+use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec};
+use deltawave::types::{Dtype, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+
+use crate::common::{
+    Case, Data, Entry, GateKind, Layout, Loaded, PoolCase, SnapshotCase, StateKind,
+    assert_same_bits, bits, check, check_output, check_pool, context, run, run_snapshots, spec,
+};
+
+const F32: StateKind = StateKind {
+    dtype: Dtype::F32,
+    layout: StateLayout::KeyMajor,
+    pad: 0,
+};
+
+fn fused(spec: PrefillSpec, lengths: &[usize], segments: Option<usize>) -> Case {
+    let mut case = Case::new(spec, lengths);
+    case.spec.path = PrefillPath::Fused;
+    case.spec.segments = segments;
+    case.initial = Some(F32);
+    case
+}
+
+fn plan(case: &Case) -> Prefill {
+    Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).expect("a plan")
+}
+
+/// Gates of 0, 1, 2, 7 and 28 chunks of memory, for ever, and in turn.
+fn gates(case: &Case) -> Data {
+    let mut data = case.data();
+    let heads = case.spec.heads.value;
+    for (i, g) in data.inputs.g.iter_mut().enumerate() {
+        let (token, head) = (i / heads, i % heads);
+        *g = match head {
+            0 => 0.0,
+            1 => -1.5,
+            2 => -0.75,
+            3 => -0.2,
+            4 => -0.05,
+            _ => [-30.0, 0.0, -0.01, -0.4][token / 192 % 4],
+        };
+    }
+    data
+}
+
+/// Segments that start early from zeros, from their sequence's first chunk, from N alone, and from N and M, side by side.
+#[test]
+fn every_start_of_a_segment() {
+    for (i, dtype) in [Dtype::Bf16, Dtype::F16].into_iter().enumerate() {
+        let lengths = [64 * 23 + 5, 130, 64 * 12, 0, 64];
+        for segments in [2, 5] {
+            let mut case = fused(spec(dtype, 3, 6, 64, 48), &lengths, Some(segments));
+            case.padding = 3;
+            let data = gates(&case);
+            check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+            case.spec.qk_l2norm = true;
+            case.layout = [Layout::HeadMajor, Layout::Padded(1, 3, 1)][i];
+            case.has_initial = Some(vec![1, 1, 0, 1, 1]);
+            let data = gates(&case);
+            check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+        }
+        // Segments of 40 chunks, of which the last 28 forget.
+        let case = fused(spec(dtype, 3, 6, 16, 16), &[64 * 120], Some(3));
+        let data = gates(&case);
+        check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+    }
+}
+
+/// Every bucket of K that is compiled, V of less than a slab and of two, gates that the kernels compute.
+#[test]
+fn all_buckets() {
+    for (i, (k, v)) in [(64, 16), (96, 144), (128, 128), (80, 256)]
+        .into_iter()
+        .enumerate()
+    {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let mut case = fused(spec(dtype, 2, 4, k, v), &[200, 75, 330], Some(2 + i % 2));
+            case.gates = [Gates::Mixed, Gates::Normal, Gates::Zero, Gates::Strong][i];
+            case.spec.qk_l2norm = i % 2 == 1;
+            if i % 2 == 1 {
+                case.gate_kind = GateKind::Raw {
+                    dtype: Dtype::Bf16,
+                    dt_bias: true,
+                    allow_neg_eigval: true,
+                };
+            }
+            check(&context(), &case);
+        }
+    }
+}
+
+/// Keys so long that states grow along them: gates that would forget do not.
+#[test]
+fn growth_hinders_a_warm_up() {
+    let case = fused(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 14], Some(3));
+    let mut data = case.data();
+    // Gates alone would forget in three chunks. But each token multiplies the state along the key by -1.64.
+    data.inputs.g.fill(-0.5);
+    data.inputs.beta.fill(0.66);
+    data.inputs.v.values.fill(0.0);
+    data.inputs.v = HostTensor::new(Dtype::Bf16, data.inputs.v.values.clone());
+    let mut keys = vec![0.0; data.inputs.k.values.len()];
+    for row in keys.chunks_exact_mut(64) {
+        row[3] = 2.0;
+    }
+    let short = std::mem::replace(&mut data.inputs.k, HostTensor::new(Dtype::Bf16, keys));
+    let mut whole = case.clone();
+    whole.spec.segments = Some(1);
+    let state = |case: &Case| {
+        let output = run(&context(), case, &data);
+        output.state.expect("a state")[3 * 32..4 * 32].to_vec()
+    };
+    for (a, b) in state(&case).into_iter().zip(state(&whole)) {
+        assert!(
+            b.abs() > 1e-6 && (a / b - 1.0).abs() < 0.1,
+            "{a:e}, not {b:e}"
+        );
+    }
+    // Keys of length 1 do not grow: the same gates forget, and the first chunks leave nothing.
+    data.inputs.k = short;
+    check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+}
+
+/// Snapshots at and around the begins of segments that start early.
+#[test]
+fn snapshots_belong_to_one_segment() {
+    let mut case = fused(
+        spec(Dtype::Bf16, 3, 6, 32, 48),
+        &[64 * 9, 70, 64 * 4],
+        Some(3),
+    );
+    case.gates = Gates::Mixed;
+    let data = gates(&case);
+    let expected = run(&context(), &case, &data);
+    let mut whole = case.clone();
+    whole.spec.segments = Some(1);
+    let list = plan(&case).snapshots_every(64).expect("whole chunks");
+    let each = 6 * 32 * 48;
+    for every in [1, 2] {
+        let wanted = SnapshotCase {
+            to: Some((F32, 9 + 1 + 4)),
+            list: list
+                .iter()
+                .filter(|s| s.tokens / 64 % every == 0)
+                .copied()
+                .collect(),
+            planned: true,
+        };
+        let (output, taken) = run_snapshots(&context(), &case, &data, None, &wanted);
+        assert_same_bits(&expected, &output, "with snapshots");
+        let (_, of_whole) = run_snapshots(&context(), &whole, &data, None, &wanted);
+        for (s, (a, b)) in (wanted.list.iter()).zip(taken.chunks(each).zip(of_whole.chunks(each))) {
+            let b: Vec<f64> = b.iter().map(|&x| f64::from(x)).collect();
+            let distance = deltawave_lab::metrics::compare(a, &b);
+            assert!(distance.rms_ratio < 4e-3, "{s:?}: {distance:?}");
+        }
+    }
+}
+
+/// The first segments of a sequence may run after its last one has replaced the state, also those that start at the first
+/// chunk of the sequence.
+#[test]
+fn in_place() {
+    for (k, v) in [(64, 144), (128, 32), (32, 32)] {
+        let mut case = fused(spec(Dtype::Bf16, 1, 6, k, v), &[130, 64 * 11 + 1], Some(5));
+        case.initial = None;
+        case.gates = Gates::Mixed;
+        let pool = PoolCase::new(F32, 2, &[1, 0]);
+        let expected = check_pool(&context(), &case, &pool);
+        // The last kernel alone, when the pool holds nothing any more.
+        case.initial = Some(pool.kind);
+        let stream = context().stream().unwrap();
+        let mut loaded = Loaded::on_pool(&context(), &case, &case.data(), &pool);
+        for part in [Part::FusedSummarise, Part::Combine] {
+            loaded.launch_part(&case, &stream, part).unwrap();
+        }
+        loaded.poison_pool(&stream);
+        loaded.launch_part(&case, &stream, Part::Fused).unwrap();
+        assert!(bits(&expected.o) == bits(&loaded.read(&case, &stream).o));
+    }
+}
+
+/// With a fixed number of segments, a sequence has the same bits in any batch, on either path.
+#[test]
+fn bits_do_not_depend_on_the_batch() {
+    for path in [PrefillPath::Fused, PrefillPath::Split] {
+        let lengths = [700, 64, 129, 500];
+        let mut case = fused(spec(Dtype::Bf16, 1, 2, 32, 48), &lengths, Some(3));
+        (case.spec.path, case.gates) = (path, Gates::Mixed);
+        let data = case.data();
+        let all = run(&context(), &case, &data);
+        let (row, state) = (2 * 48, 2 * 32 * 48);
+        for n in 1..lengths.len() {
+            // The others lose their tokens.
+            let mut alone = case.clone();
+            let begin = lengths[..n].iter().sum::<usize>();
+            let mut of_one = data.inputs.clone();
+            let rows = |t: &HostTensor, w: usize| {
+                HostTensor::new(
+                    t.dtype,
+                    t.values[begin * w..(begin + lengths[n]) * w].to_vec(),
+                )
+            };
+            of_one.q = rows(&data.inputs.q, 32);
+            of_one.k = rows(&data.inputs.k, 32);
+            of_one.v = rows(&data.inputs.v, row);
+            of_one.g = data.inputs.g[begin * 2..(begin + lengths[n]) * 2].to_vec();
+            of_one.beta = data.inputs.beta[begin * 2..(begin + lengths[n]) * 2].to_vec();
+            of_one.spec.tokens = lengths[n];
+            alone.lengths = vec![lengths[n]];
+            let mut one = alone.data();
+            one.inputs = of_one;
+            let initial = data.initial.as_ref().expect("an initial state");
+            let own = initial.values[n * state..(n + 1) * state].to_vec();
+            one.initial = Some(HostTensor::new(initial.dtype, own));
+            let output = run(&context(), &alone, &one);
+            let of_all = &all.o[begin * row..(begin + lengths[n]) * row];
+            assert!(bits(&output.o) == bits(of_all), "{path:?}: sequence {n}");
+            let states = all.state.as_ref().expect("states");
+            let last = output.state.expect("a state");
+            assert!(bits(&last) == bits(&states[n * state..(n + 1) * state]));
+        }
+    }
+}
+
+/// Lengths that only the device knows: cut as the host cuts them.
+#[test]
+fn the_device_cuts_as_the_host() {
+    let one_long = [64 * 70, 64 * 3, 0, 64 * 20 + 7];
+    let many: Vec<usize> = (0..150).map(|i| i * 37 % 400).collect();
+    let ragged: Vec<usize> = (0..20).map(|i| 64 * (i * i % 47) + i).collect();
+    for (i, (lengths, segments, units)) in [
+        (&one_long[..], None, None),
+        (&one_long, None, Some(12)),
+        (&one_long, Some(7), None),
+        (&many, Some(3), None),
+        (&ragged, None, Some(25)),
+        (&[64 * 40], None, Some(3)),
+        (&[0, 0], None, None),
+        (&[1], Some(9), None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut case = fused(spec(Dtype::Bf16, 1, 1, 16, 16), lengths, segments);
+        case.spec.compute_units = units;
+        (case.gates, case.padding) = ([Gates::Zero, Gates::Mixed][i % 2], i % 3 * 40);
+        let data = case.data();
+        let host = run(&context(), &case, &data);
+        let cut = plan(&case).segments();
+        let is_cut = lengths.iter().any(|&n| n > 64 * 8) || segments == Some(3);
+        assert_eq!(cut > lengths.len(), is_cut, "{i}: {cut} segments");
+        for wide in [false, true] {
+            case.entry = Entry::Device { wide };
+            let device = run(&context(), &case, &data);
+            assert_same_bits(&host, &device, &format!("{i}: host and device"));
+            let tokens = case.tokens();
+            let most = Prefill::device(&context(), case.spec, tokens, lengths.len()).unwrap();
+            assert!(cut <= most.segments(), "{i}: {cut} segments");
+        }
+    }
+}
+
+/// Lengths that are wrong are replaced before they are cut. Nothing is out of bounds, as the simulator's checks show.
+#[test]
+fn wrong_lengths_are_cut_too() {
+    for segments in [None, Some(4)] {
+        for (given, replaced) in [
+            ([0, 900, 300, i32::MAX], [900, 0, 600]),
+            ([0, -5, 1500, 1501], [0, 1500, 0]),
+            ([7, 7, 7, 1500], [7, 0, 1493]),
+            ([0, i32::MIN, i32::MAX, -1], [0, 1500, 0]),
+        ] {
+            let mut case = fused(spec(Dtype::Bf16, 1, 1, 32, 16), &replaced, segments);
+            case.gates = Gates::Mixed;
+            let data = case.data();
+            let expected = run(&context(), &case, &data);
+            case.entry = Entry::Device { wide: false };
+            let mut wrong = case.data();
+            wrong.cu_seqlens = given.to_vec();
+            let output = run(&context(), &case, &wrong);
+            assert_same_bits(&expected, &output, &format!("{given:?}"));
+        }
+    }
+}
+
+/// Kernels of a plan, and parts that make the whole.
+#[test]
+fn kernels_and_parts() {
+    let stream = context().stream().unwrap();
+    for (segments, kernels) in [(1, 1), (2, 2), (3, 3)] {
+        let case = fused(spec(Dtype::Bf16, 1, 2, 64, 48), &[300, 70], Some(segments));
+        assert_eq!(plan(&case).kernels().len(), kernels);
+        assert_eq!(plan(&case).parts().len(), 1 + kernels);
+        let data = case.data();
+        let expected = run(&context(), &case, &data);
+        let mut loaded = Loaded::new(&context(), &case, &data);
+        loaded.poison(&stream);
+        for part in [Part::FusedSummarise, Part::Combine, Part::Fused] {
+            loaded.launch_part(&case, &stream, part).unwrap();
+        }
+        assert_same_bits(&expected, &loaded.read(&case, &stream), "its parts");
+    }
+}
+
+#[test]
+fn refusals() {
+    let refused = |spec: PrefillSpec, words: &str| {
+        let error = Prefill::device(&context(), spec, 200, 1).expect_err(words);
+        assert!(matches!(error, Error::Argument(_)), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let mut wide = spec(Dtype::Bf16, 1, 1, 144, 16);
+    wide.path = PrefillPath::Fused;
+    refused(
+        wide,
+        "path: fused with K = 144; the fused kernel needs K of at most 128",
+    );
+    wide.path = PrefillPath::Split;
+    wide.segments = Some(2);
+    refused(wide, "segments: 2; it must be 1 or absent");
+    // Lists that no launch could walk.
+    let mut many = spec(Dtype::Bf16, 1, 1 << 19, 16, 16);
+    (many.path, many.segments) = (PrefillPath::Fused, Some(64));
+    let error = Prefill::device(&context(), many, 64 * 64, 1).map(drop);
+    assert!(error.expect_err("a grid").to_string().contains("segments"));
+}
