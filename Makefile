@@ -12,6 +12,7 @@ BENCH_OUT = target/bench
 
 # What `make bench-peers` needs on a machine without a network.
 CARRIED = .whl
+PIECES = flashinfer flashqla fla
 
 .PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
 .DEFAULT_GOAL := help
@@ -71,7 +72,7 @@ bench: ## measure prefill from C++ through the HIP runtime; without a GPU: a sma
 		$(MAKE) --no-print-directory dropin >&2 && \
 		LD_LIBRARY_PATH=$(DROPIN):$$LD_LIBRARY_PATH $(BENCH_OUT)/gdn_bench $(BENCH); }
 
-bench-peers: ## measure prefill beside FLA, FlashQLA and FlashInfer on an NVIDIA GPU
+bench-peers: ## measure beside FlashInfer, FlashQLA and FLA on an NVIDIA GPU: prefill, decode, norm, convolution, layer
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi
 	python3 benches/peers $(PEERS)
 
@@ -83,11 +84,11 @@ bench-compare: ## compare prefill with FLA's chain on the simulator: counters, m
 peers-library:
 	DELTAWAVE_ARCHS=$${DELTAWAVE_ARCHS:-gfx942,sm_90a} $(CARGO) build --profile $(PROFILE) -p deltawave-c
 
-peers-wheels: $(CARRIED)/peers.tar.xz peers-library ## put what make bench-peers needs where there is no network into .whl
+peers-wheels: $(PIECES:%=$(CARRIED)/%.tar.xz) peers-library ## put what make bench-peers needs where there is no network into .whl
 	cp -f target/$(PROFILE)/libdeltawave_c.so $(CARRIED)/
 
-$(CARRIED)/peers.tar.xz: benches/peers/pack.py
-	python3 benches/peers/pack.py $@
+$(CARRIED)/%.tar.xz: benches/peers/pack.py
+	python3 benches/peers/pack.py $(CARRIED) $*
 
 calibrate: ## the timing model beside published times, from the data in sim/calibration
 	@python3 sim/calibration/calibrate.py

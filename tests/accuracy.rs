@@ -26,7 +26,13 @@ fn bars() {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mut failures = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
-        for gates in [Gates::Normal, Gates::Mixed, Gates::Zero, Gates::Strong] {
+        for gates in [
+            Gates::Normal,
+            Gates::Mixed,
+            Gates::Zero,
+            Gates::Strong,
+            Gates::Model,
+        ] {
             for keys in [Keys::Normal, Keys::Silu] {
                 let mut case = Case::new(spec(dtype, HEADS, HEADS, 128, 128), &[TOKENS]);
                 case.gates = gates;

@@ -174,39 +174,88 @@ fn nothing_is_embedded_that_is_not_launched() {
     }
 }
 
+/// Fails if a kernel spills, uses scratch, or takes more registers or LDS than its role may.
+fn assert_within_resources(kernel: &KernelMetadata, compiler: &str) {
+    let who = format!("{}, compiled by {compiler}", kernel.name);
+    assert_eq!(kernel.vgpr_spill_count, 0, "VGPR spills of {who}");
+    assert_eq!(kernel.sgpr_spill_count, 0, "SGPR spills of {who}");
+    assert_eq!(
+        kernel.private_segment_fixed_size, 0,
+        "scratch bytes of {who}"
+    );
+    assert!(!kernel.uses_dynamic_stack, "dynamic stack of {who}");
+    assert!(
+        kernel.group_segment_fixed_size <= MAX_LDS,
+        "LDS of {who}: {} bytes",
+        kernel.group_segment_fixed_size
+    );
+    // `vgpr_count` counts both kinds. An accumulation register would cost moves in every chunk.
+    assert_eq!(
+        kernel.agpr_count, 0,
+        "accumulation registers that {who} names"
+    );
+    if let Some(budget) = TABLE.iter().find(|b| b.name == kernel.name) {
+        assert!(
+            kernel.vgpr_count <= most_registers(budget.role),
+            "{who} uses {} registers of {}",
+            kernel.vgpr_count,
+            most_registers(budget.role)
+        );
+    }
+}
+
 #[test]
 fn kernels_stay_within_their_resources() {
     let Some(embedded) = embedded() else { return };
-    let budgets = TABLE;
     for (object, kernels) in embedded {
         for kernel in kernels {
-            let who = format!("{}, compiled by {}", kernel.name, object.compiler);
-            assert_eq!(kernel.vgpr_spill_count, 0, "VGPR spills of {who}");
-            assert_eq!(kernel.sgpr_spill_count, 0, "SGPR spills of {who}");
-            assert_eq!(
-                kernel.private_segment_fixed_size, 0,
-                "scratch bytes of {who}"
-            );
-            assert!(!kernel.uses_dynamic_stack, "dynamic stack of {who}");
+            assert_within_resources(&kernel, object.compiler);
+        }
+    }
+}
+
+/// Versions of clang make different code. `scripts/compare-compilers` shows how fast it is.
+#[test]
+fn every_compiler_stays_within_the_resources() {
+    let arch = VERIFIED_ARCHS[0];
+    let embedded = code_objects::for_arch(arch)
+        .next()
+        .and_then(|object| Path::new(object.compiler).file_name());
+    let scratch = folder("every-compiler-probe");
+    let source = scratch_source(&scratch);
+    let mut seen = Vec::new();
+    for compiler in Compiler::candidates() {
+        // Other names of a compiler are that compiler; `kernels_stay_within_their_resources` tests the embedded one.
+        let program = fs::canonicalize(&compiler.0).unwrap_or_else(|_| compiler.0.clone());
+        if seen.contains(&program)
+            || compiler
+                .compile(&source, arch, &scratch.join("probe.co"))
+                .is_err()
+        {
+            continue;
+        }
+        seen.push(program);
+        if embedded == compiler.0.file_name() {
+            continue;
+        }
+        let _alone = compiles();
+        for (name, bytes) in compile_all(&compiler, &sources(), arch, "every-compiler") {
+            let loaded = deltawave_sim::code_object::CodeObject::load(&bytes)
+                .unwrap_or_else(|e| panic!("{name}, compiled by {}: {e}", compiler.0.display()));
+            let count = loaded.kernels().len();
             assert!(
-                kernel.group_segment_fixed_size <= MAX_LDS,
-                "LDS of {who}: {} bytes",
-                kernel.group_segment_fixed_size
+                count > 0,
+                "{name} of {} has no kernel",
+                compiler.0.display()
             );
-            // `vgpr_count` counts both kinds. An accumulation register would cost moves in every chunk.
-            assert_eq!(
-                kernel.agpr_count, 0,
-                "accumulation registers that {who} names"
-            );
-            if let Some(budget) = budgets.iter().find(|b| b.name == kernel.name) {
-                assert!(
-                    kernel.vgpr_count <= most_registers(budget.role),
-                    "{who} uses {} registers of {}",
-                    kernel.vgpr_count,
-                    most_registers(budget.role)
-                );
+            for kernel in loaded.kernels() {
+                assert_within_resources(&kernel.metadata, &compiler.0.display().to_string());
             }
         }
+        println!("{} stays within the resources", compiler.0.display());
+    }
+    if seen.is_empty() {
+        skip("no compiler for gfx942");
     }
 }
 

@@ -37,11 +37,12 @@ fn dim() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// Every path that can be forced, where it is compiled.
+/// Every path, where it is compiled.
 fn path() -> impl Strategy<Value = PrefillPath> {
     prop_oneof![
-        Just(PrefillPath::Fused),
+        Just(PrefillPath::Auto),
         Just(PrefillPath::Split),
+        Just(PrefillPath::Fused),
         Just(PrefillPath::Short)
     ]
 }
@@ -70,7 +71,10 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
                 qk_l2norm,
                 scale,
                 segments,
-                path: if k > 128 { PrefillPath::Split } else { path },
+                path: match path {
+                    PrefillPath::Short | PrefillPath::Fused if k > 128 => PrefillPath::Auto,
+                    path => path,
+                },
                 ..spec(dtype, key_heads, key_heads * group, k, v)
             }
         },

@@ -1,11 +1,12 @@
-"""deltawave's prefill beside FLA, FlashQLA and FlashInfer on one NVIDIA GPU: `make bench-peers`.
+"""deltawave beside FlashInfer, FlashQLA and FLA on one NVIDIA GPU: `make bench-peers`.
 
-    python3 benches/peers [--out FOLDER] [--budget SECONDS] [--peers NAME,...] [--only TEXT] [--wheels FILE]
-    python3 benches/peers --report FOLDER     tables and chart again, from results.jsonl
+    python3 benches/peers [--out FOLDER] [--resume] [--budget SECONDS] [--peers NAME,...] [--only TEXT] [--wheels FOLDER]
+    python3 benches/peers --unpack [--wheels FOLDER]     packages that come in pieces; a machine keeps them
+    python3 benches/peers --report FOLDER                tables and chart again, from results.jsonl
 
 First the peers compile in parallel, what can. Then one worker process measures row by row, all contestants in turns; if
 one of them brings it down or hangs, the worker is started again without that one in that row. Peers that are missing
-are named and left out. FOLDER gets results.jsonl, peers.md and peers.svg; the tables are printed last.
+are named and left out. FOLDER gets results.jsonl, peers.md and peers.svg; a summary is printed last.
 """
 
 import argparse
@@ -20,9 +21,10 @@ import time
 from pathlib import Path
 
 import report
-from cases import all_cases
+from cases import Case, all_cases, matches
 from contestants import CONTESTANTS, ROOT
 from measure import available, warm_up, work
+from steps import all_steps
 
 PATIENCE = 150  # seconds without a sign of life from the worker
 SHARE = 0.5  # of the budget that compiling may take
@@ -34,28 +36,42 @@ def arguments():
     parser.add_argument("--out", type=Path, default=ROOT / "target/peers", help="where results go")
     parser.add_argument("--budget", type=float, default=460, help="seconds in all")
     parser.add_argument("--peers", default=",".join(CONTESTANTS), help="who takes part")
-    parser.add_argument("--only", default="", help="rows whose names contain this text")
-    parser.add_argument("--wheels", type=Path, default=ROOT / ".whl/peers.tar.xz",
-                        help="packages of `make peers-wheels`")
+    parser.add_argument("--only", default="",
+                        help="rows whose names contain this text; TEXT+TEXT: both, TEXT,TEXT: either")
+    parser.add_argument("--resume", action="store_true", help="measure the rows that FOLDER does not have yet")
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".whl",
+                        help="where the pieces of `make peers-wheels` are, if any")
+    parser.add_argument("--unpack", action="store_true", help="only unpack these, for calls to come")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write tables and chart")
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--warm-up", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def unpack(archive):
-    """Packages that were carried here come first on the path of this process and its children."""
+def unpack(folder):
+    """Packages that were carried here come first on the path of this process and its children. The machine keeps them
+    from call to call, so that a piece has to be carried once."""
     cache = Path(os.environ.setdefault("DELTAWAVE_PEERS_CACHE", str(Path(tempfile.gettempdir()) / "deltawave-peers")))
-    cache.mkdir(parents=True, exist_ok=True)
     site = cache / "site"
-    if archive.exists() and not site.exists():
-        partial = cache / f"site.{os.getpid()}"
+    for archive in sorted(folder.glob("*.tar.xz")):
+        done = cache / f"{archive.name}-{archive.stat().st_size}"
+        if done.exists():
+            continue
+        print(f"unpacking {archive.name}", flush=True)
+        site.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive) as packed:
-            packed.extractall(partial, filter="data")
-        partial.rename(site)
+            packed.extractall(site, filter="data")
+        done.touch()
+    # Caches of compiled kernels lie beside them.
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
+    os.environ.setdefault("TILELANG_CACHE_DIR", str(cache / "tilelang"))
+    os.environ.setdefault("CUDA_CACHE_PATH", str(cache / "cuda"))
+    os.environ.setdefault("CUDA_CACHE_MAXSIZE", str(1 << 30))
     if site.exists():
-        sys.path.insert(0, str(site))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        # The second is named by a .pth file, which only folders of installed packages have read.
+        found = [str(site), str(site / "nvidia_cutlass_dsl" / "dsl_packages")]
+        sys.path[:0] = found
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*found, os.environ.get("PYTHONPATH")]))
 
 
 def start(option, what, log):
@@ -75,9 +91,8 @@ def stop(process):
 
 def warm_all(names, cases, until, log):
     """Fills the peers' caches of compiled kernels, in parallel. A failure here shows again when it matters."""
-    # nvcc's jobs are the longest.
-    order = sorted(names, key=lambda name: name != "flashinfer")
-    jobs = [(name, case) for name in order for case in CONTESTANTS[name].warm_up_jobs(cases)]
+    prefills = [case for case in cases if case.operation == "prefill"]
+    jobs = [(name, case) for name in names for case in CONTESTANTS[name].warm_up_jobs(prefills)]
     begun, running, total = time.time(), [], len(jobs)
     while (jobs or running) and time.time() < until:
         while jobs and len(running) < (os.cpu_count() or 1):
@@ -125,25 +140,26 @@ def main():
     if args.report:
         print(report.write(args.report))
         return
-    cases = all_cases()
+    cases = all_cases() + all_steps()
     if args.warm_up:
-        from cases import Case
-
         job = args.warm_up
         return warm_up(job["name"], Case(**{**job["case"], "lengths": tuple(job["case"]["lengths"])}))
     if args.work:
         job = args.work
-        cases = [case for case in cases if job["only"] in case.name]
+        cases = [case for case in cases if matches(case.name, job["only"])]
         return work(cases, job["names"], Path(job["out"]), job["deadline"], {tuple(pair) for pair in job["bad"]})
 
     begun = time.time()
     unpack(args.wheels)
+    if args.unpack:
+        return
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     results, log_path = out / "results.jsonl", out / "log"
-    results.write_text("")
+    if not args.resume or not results.exists():
+        results.write_text("")
     log_path.write_text("")
-    cases = [case for case in cases if args.only in case.name]
+    cases = [case for case in cases if matches(case.name, args.only)]
     names, cannot = available([name for name in CONTESTANTS if name in args.peers.split(",")])
     with results.open("a") as file:
         for name, reason in cannot.items():
@@ -153,7 +169,8 @@ def main():
         warm_all(names, cases, begun + SHARE * args.budget, log)
     supervise(names, args.only, out, begun + args.budget, log_path)
     (out / "in_flight").unlink(missing_ok=True)
-    print(f"\n{report.write(out)}\n{time.time() - begun:.0f} s in all, results in {out}")
+    report.write(out)
+    print(f"\n{report.short(out)}\n{time.time() - begun:.0f} s in all, results in {out}")
     if '"kind": "row"' not in results.read_text():
         sys.exit("no row was measured")
 

@@ -1,17 +1,18 @@
-"""deltawave and its peers behind one interface: `build(x)` makes a function of nothing that returns `o` of shape
-[1, T, HV, V] and the final states [N, HV, K, V]. A contestant that cannot run here raises `Missing` with the reason."""
+"""deltawave and its peers behind one interface: `prefill(x)` makes a function of nothing that returns `o` of shape
+[1, T, HV, V] and the final states [N, HV, K, V]. `decode`, `norm`, `conv` and `layer` are the same for the inputs of a
+`Step`: the outputs are those that it names. A function that updates states in place has an attribute `before`, which
+puts them back. A contestant that cannot run here raises `Missing` with the reason."""
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import flashinfer_parts
 from cases import D
+from steps import EPS, WIDTH
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -27,7 +28,7 @@ class Missing(Exception):
 
 
 def need(module):
-    if importlib.util.find_spec(module) is None:
+    if module not in sys.modules and importlib.util.find_spec(module) is None:
         raise Missing(f"the Python package {module} is not installed")
 
 
@@ -74,7 +75,7 @@ class Deltawave:
     def version(self):
         return "{0.name} ({0.arch})".format(self.context())
 
-    def build(self, x):
+    def prefill(self, x):
         import torch
 
         dw, case, sequences = self.package(), x.case, len(x.case.lengths)
@@ -86,11 +87,64 @@ class Deltawave:
         launch = plan.bind(q=x.q[0], k=x.k[0], v=x.v[0], o=o[0], g=x.g[0], beta=x.beta[0], final_state=state,
                            workspace=workspace)
 
-        def run():
-            launch(torch.cuda.current_stream().cuda_stream)
-            return o, state
+        return launched(launch, o, state)
 
-        return run
+    def decode(self, x):
+        import torch
+
+        dw, step = self.package(), x.case
+        spec = dw.DecodeSpec(step.key_heads, step.value_heads, D, D, step.dtype, qk_l2norm=True, scale=x.scale,
+                             tokens=step.tokens)
+        o, pool = torch.empty_like(x.v), x.pool.clone()
+        launch = dw.Decode(self.context(), spec, step.batch).bind(q=x.q, k=x.k, v=x.v, o=o, a=x.a, b=x.b, a_log=x.a_log,
+                                                                  dt_bias=x.dt_bias, pool=pool)
+        return launched(launch, o, pool, before=lambda: pool.copy_(x.pool))
+
+    def norm(self, x):
+        import torch
+
+        dw, y = self.package(), torch.empty_like(x.x)
+        context = self.context()
+        return launched(lambda stream: dw.norm(context, stream, x=x.x, z=x.z, weight=x.weight, y=y, eps=EPS), y)
+
+    def conv(self, x):
+        import torch
+
+        dw, step = self.package(), x.case
+        spec = dw.ConvSpec(step.key_heads, step.value_heads, D, D, WIDTH, step.dtype)
+        plan = dw.Conv.packed(self.context(), spec, [0, step.tokens], step.tokens)
+        made = lambda *shape: torch.empty(*shape, dtype=x.x.dtype, device=x.x.device)  # noqa: E731
+        q, k = made(step.tokens, step.key_heads, D), made(step.tokens, step.key_heads, D)
+        v, state = made(step.tokens, step.value_heads, D), made(1, step.channels, WIDTH - 1)
+        fresh = torch.zeros(1, dtype=torch.uint8, device=x.x.device)
+        launch = plan.bind(x=x.x, weight=x.conv_weight, state=state, q=q, k=k, v=v, has_initial_state=fresh)
+        return launched(launch, q, k, v)
+
+    def layer(self, x):
+        import torch
+
+        dw, step = self.package(), x.case
+        spec = dw.LayerSpec(step.key_heads, step.value_heads, D, D, step.dtype, width=WIDTH, scale=x.scale, eps=EPS)
+        plan = dw.Layer.packed(self.context(), spec, [0, step.tokens], step.tokens)
+        made = lambda *shape, dtype=x.x.dtype: torch.empty(*shape, dtype=dtype, device=x.x.device)  # noqa: E731
+        y, pool = made(step.tokens, step.value_heads, D), made(1, step.value_heads, D, D, dtype=torch.float32)
+        launch = plan.bind(x=x.x, a=x.a, b=x.b, conv_weight=x.conv_weight, a_log=x.a_log, dt_bias=x.dt_bias,
+                           norm_weight=x.norm_weight, conv_state=made(1, step.channels, WIDTH - 1), pool=pool,
+                           has_initial_state=torch.zeros(1, dtype=torch.uint8, device=x.x.device), y=y,
+                           workspace=made(plan.workspace_bytes, dtype=torch.uint8))
+        return launched(launch, y, pool)
+
+
+def launched(launch, *outputs, before=None):
+    """A bound launch on torch's current stream, which returns `outputs`."""
+    import torch
+
+    def run():
+        launch(torch.cuda.current_stream().cuda_stream)
+        return outputs
+
+    run.before = before
+    return run
 
 
 class Fla:
@@ -112,7 +166,7 @@ class Fla:
 
         return fla.__version__
 
-    def build(self, x):
+    def prefill(self, x):
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
         lengths = x.case.lengths
@@ -125,6 +179,56 @@ class Fla:
             o, state = chunk_gated_delta_rule(q, k, v, g, beta, scale=x.scale, output_final_state=True,
                                               cu_seqlens=x.cu_seqlens if ragged else None)
             return o.view(x.v.shape), state
+
+        return run
+
+    def decode(self, x):
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+        step = x.case
+        if step.state != "f32":
+            raise Missing("it returns states in f32 alone")
+        q, k, v, a, b = (t.view(step.batch, step.tokens, *t.shape[1:]) for t in (x.q, x.k, x.v, x.a, x.b))
+
+        def run():
+            o, state = fused_recurrent_gated_delta_rule(
+                q, k, v, a, beta=b, scale=x.scale, initial_state=x.pool, output_final_state=True,
+                use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=x.a_log, dt_bias=x.dt_bias,
+                use_beta_sigmoid_in_kernel=True)
+            return o.view(x.v.shape), state
+
+        return run
+
+    def norm(self, x):
+        from fla.modules.norm.fused_norm_gate import rms_norm_gated
+
+        return lambda: (rms_norm_gated(x.x, x.z, x.weight, None, activation="swish", eps=EPS),)
+
+    def rows(self, x):
+        """The convolution, then q, k and v as tensors of their own, as the kernels after it read them."""
+        from fla.modules.causal_conv1d import causal_conv1d
+
+        step, keys = x.case, x.case.key_heads * D
+        y, _ = causal_conv1d(x.x[None, :, :step.channels], x.conv_weight, activation="silu", output_final_state=True)
+        parts = y[0].split([keys, keys, step.value_heads * D], -1)
+        return tuple(part.reshape(step.tokens, -1, D) for part in parts)
+
+    def conv(self, x):
+        return lambda: self.rows(x)
+
+    def layer(self, x):
+        from fla.modules.norm.fused_norm_gate import rms_norm_gated
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        step = x.case
+
+        def run():
+            q, k, v = (t[None] for t in self.rows(x))
+            o, state = chunk_gated_delta_rule(
+                q, k, v, x.a[None], x.b[None], scale=x.scale, output_final_state=True, use_qk_l2norm_in_kernel=True,
+                use_gate_in_kernel=True, A_log=x.a_log, dt_bias=x.dt_bias, use_beta_sigmoid_in_kernel=True)
+            z = x.x[:, step.channels:].reshape(v.shape)
+            return rms_norm_gated(o, z, x.norm_weight, None, activation="swish", eps=EPS)[0], state
 
         return run
 
@@ -149,7 +253,7 @@ class FlashQla:
 
         return flash_qla.__version__
 
-    def build(self, x):
+    def prefill(self, x):
         import flash_qla
 
         # Without cu_seqlens it makes its metadata anew in every call and waits for the device.
@@ -162,79 +266,95 @@ class FlashQla:
 
 
 class FlashInfer:
-    """FlashInfer's kernel for sm_90a, of which flashinfer.cu builds the instantiation that is wanted."""
+    """FlashInfer's kernel for sm_90a, in the CuTe DSL: one launch, a workgroup for each sequence and value head."""
 
     name, label = "flashinfer", "FlashInfer"
-    FLAGS = ["-O3", "-DNDEBUG", "-std=c++20", "-use_fast_math", "--expt-relaxed-constexpr",
-             "-static-global-template-stub=false", "-gencode=arch=compute_90a,code=sm_90a",
-             "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-DFLAT_SM90A_ENABLED", "-Xcompiler", "-fPIC", "-shared"]
-    INCLUDES = ["cccl/libcudacxx/include", "cccl/cub", "cccl/thrust", "include", "cutlass/include",
-                "cutlass/tools/util/include"]
-
-    @staticmethod
-    def data():
-        need("flashinfer")
-        return Path(importlib.util.find_spec("flashinfer").submodule_search_locations[0]) / "data"
-
-    @staticmethod
-    def nvcc():
-        path = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-        if not Path(path).exists():
-            raise Missing("its kernels have to be compiled, and there is no nvcc")
-        return path
+    file, entry = "gdn_kernels.delta_rule_dsl.delta_rule_sm90", "delta_rule_prefill_dsl_sm90"
+    parts = ()
 
     def check(self):
-        self.data()
-        self.nvcc()
+        for package in ("flashinfer", "cutlass", "tvm_ffi"):
+            need(package)
+        try:
+            for part in (*self.parts, self.file):
+                flashinfer_parts.module(part)
+        except Exception as problem:  # whatever an import of foreign code raises
+            raise Missing(f"its import fails: {type(problem).__name__}: {str(problem)[:300]}")
 
     def warm_up_jobs(self, cases):
-        return first_of_each(cases, lambda c: (c.dtype, c.value_heads > c.key_heads))
+        """None: what it compiles, in seconds, it keeps in memory alone."""
+        return []
 
     def version(self):
-        return importlib.metadata.version("flashinfer-python")
+        return "{}, nvidia-cutlass-dsl {}".format(*map(installed, ("flashinfer-python", "nvidia-cutlass-dsl-libs-base")))
 
-    def library(self, dtype, gva):
-        """Compiles once into the cache folder; another process may be doing the same."""
-        folder = Path(os.environ["DELTAWAVE_PEERS_CACHE"])
-        path = folder / f"flashinfer_{dtype}_{int(gva)}.so"
-        if not path.exists():
-            element = {"bf16": "nv_bfloat16", "fp16": "half"}[dtype]
-            partial = path.with_suffix(f".{os.getpid()}")
-            includes = [f"-I{self.data() / i}" for i in self.INCLUDES]
-            command = [self.nvcc(), *self.FLAGS, f"-DELEMENT={element}", f"-DGVA={int(gva)}", *includes,
-                       "-o", str(partial), str(HERE / "flashinfer.cu")]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"nvcc: {done.stderr.strip()[-500:]}")
-            partial.rename(path)
-        return ctypes.CDLL(str(path))
+    def call(self, x, o, state, alpha, cu_seqlens):
+        kernel = getattr(flashinfer_parts.module(self.file), self.entry)
+        q, k, v, beta = x.q[0], x.k[0], x.v[0], x.beta[0]
+        return lambda: kernel(o, state, q, k, v, None, alpha, beta, cu_seqlens, x.scale)
 
-    def build(self, x):
+    def prefill(self, x):
         import torch
 
-        case, sequences = x.case, len(x.case.lengths)
-        entry = self.library(case.dtype, case.value_heads > case.key_heads).flashinfer_prefill
-        device = x.v.device
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        alpha = x.g[0].exp()  # it takes the factor itself: not timed
-        cu_seqlens = x.cu_seqlens.long()
         o = torch.empty_like(x.v)
-        state = torch.empty(sequences, case.value_heads, D, D, dtype=torch.float32, device=device)
-        workspace = torch.empty(128 * multiprocessors, dtype=torch.uint8, device=device)
-        tensors = (o, state, x.q, x.k, x.v, alpha, x.beta, cu_seqlens, workspace)
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+        state = torch.empty(len(x.case.lengths), x.case.value_heads, D, D, dtype=torch.float32, device=x.v.device)
+        # It takes the factor exp(g) itself: not timed.
+        call = self.call(x, o[0], state, x.g[0].exp(), x.cu_seqlens.long())
         transposed = state.transpose(-1, -2)  # [N, HV, V, K]
 
         def run():
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            status = entry(*pointers, sequences, case.key_heads, case.value_heads, ctypes.c_int64(case.tokens),
-                           ctypes.c_float(x.scale), multiprocessors, stream)
-            if status:
-                raise RuntimeError("the kernel was refused")
+            call()
             return o, transposed
 
-        run.keep = tensors
         return run
+
+    def forget(self):
+        flashinfer_parts.forget()
+
+
+class FlashInferDecode(FlashInfer):
+    """FlashInfer's decode kernels, in the CuTe DSL. Which one runs depends on the states' type and the tokens."""
+
+    name, label, file = "flashinfer-decode", "FlashInfer decode", "gdn_decode"
+    # The first module leaves out kernels that cannot be imported, without words.
+    parts = ("gdn_kernels.gdn_decode_bf16_state", "gdn_kernels.gdn_decode_pretranspose", "gdn_kernels.gdn_decode_mtp")
+    prefill = None
+
+    def decode(self, x):
+        import torch
+
+        step, kernel = x.case, flashinfer_parts.module(self.file).gated_delta_rule_decode_pretranspose
+        q, k, v, a, b = (t.view(step.batch, step.tokens, *t.shape[1:]) for t in (x.q, x.k, x.v, x.a, x.b))
+        before, o = x.pool.transpose(-1, -2).contiguous(), torch.empty_like(v)
+        pool = before.clone()  # [B, HV, V, K]
+        slots = torch.arange(step.batch, dtype=torch.int32, device=q.device)
+
+        def run():
+            kernel(q, k, v, None, x.a_log, a, x.dt_bias, b, x.scale, o, True, pool, slots)
+            return o.view(x.v.shape), pool.transpose(-1, -2)
+
+        run.before = lambda: pool.copy_(before)
+        return run
+
+
+class FlashInferCut(FlashInfer):
+    """FlashInfer's other kernels, which cut sequences into pieces: four launches. FlashInfer itself chooses these where
+    sequences times heads are fewer than half the multiprocessors."""
+
+    name, label = "flashinfer-cut", "FlashInfer, cut"
+    file, entry = "gdn_kernels.delta_rule_dsl.delta_rule_cp_sm90", "cp_delta_rule_dsl_sm90"
+
+    def call(self, x, o, state, alpha, cu_seqlens):
+        kernel = getattr(flashinfer_parts.module(self.file), self.entry)
+        q, k, v, beta, longest = x.q[0], x.k[0], x.v[0], x.beta[0], max(x.case.lengths)
+        return lambda: kernel(o, state, q, k, v, alpha, beta, cu_seqlens, x.scale, max_seqlen=longest)
+
+
+def installed(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "?"
 
 
 def first_of_each(cases, key):
@@ -246,4 +366,4 @@ def first_of_each(cases, key):
 
 
 # In the order in which they are given up if time runs out, last first.
-CONTESTANTS = {c.name: c for c in (Deltawave(), Fla(), FlashQla(), FlashInfer())}
+CONTESTANTS = {c.name: c for c in (Deltawave(), FlashInfer(), FlashInferCut(), FlashInferDecode(), FlashQla(), Fla())}

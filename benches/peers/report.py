@@ -4,17 +4,31 @@ import html
 import json
 import math
 
+from cases import GATES
 from contestants import CONTESTANTS
 
-COLOURS = {"deltawave": "#c2410c", "fla": "#2563eb", "flashqla": "#15803d", "flashinfer": "#7c3aed"}
+COLOURS = {"deltawave": "#c2410c", "fla": "#2563eb", "flashqla": "#15803d", "flashinfer": "#7c3aed",
+           "flashinfer-cut": "#be185d", "flashinfer-decode": "#7c3aed"}
 
 WRONG = 0.02  # errors beyond this are no rounding
+
+# The other operations: title, and what is measured.
+OPERATIONS = {
+    "decode": ("Decode", "Sequences x tokens. Gates are computed and rows of q and k normalised inside, states are updated: "
+                         "in place, but FLA writes new ones."),
+    "norm": ("Gated norm", "Rows of a value head: normalised, weighted, times silu of the gate."),
+    "conv": ("Convolution and split", "Width 4, SiLU, then q, k and v as tensors of their own: for FLA a copy after its "
+                                      "convolution."),
+    "layer": ("Layer", "From the projections to the rows before the output projection: convolution, gates, prefill, gated "
+                       "norm. For FLA: its kernels for these, one after the other."),
+}
 
 
 def order(row):
     """By type, heads and length."""
     heads = row["value_heads"], row["key_heads"]
-    return row["dtype"], heads, "x" in row["batch"] or "ragged" in row["batch"], row["tokens"], row["gates"] != "normal"
+    many = "x" in row["batch"] or "ragged" in row["batch"]
+    return row["dtype"], heads, many, row["tokens"], row["batch"], GATES.index(row["gates"])
 
 
 class Results:
@@ -23,17 +37,55 @@ class Results:
     def __init__(self, path):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         kinds = lambda kind: [line for line in lines if line["kind"] == kind]  # noqa: E731
-        self.rows = sorted(kinds("row"), key=order)
+        # Rows of older results are prefills, and do not say so.
+        prefill = lambda row: row.get("operation", "prefill") == "prefill"  # noqa: E731
+        self.rows = sorted(filter(prefill, kinds("row")), key=order)
+        self.steps = [row for row in kinds("row") if not prefill(row)]
         self.dropped, self.missing = kinds("dropped"), kinds("missing")
         self.machine = (kinds("machine") or [{}])[0]
         self.end = (kinds("end") or [{}])[-1]
-        seen = {name for row in self.rows for name in row["results"]}
-        self.names = [name for name in CONTESTANTS if name in seen]
+        self.names = contestants_of(self.rows)
 
     def floor_ms(self, row):
         """What moving q, k, v and o once takes at the copy bandwidth of this run."""
-        bandwidth = self.machine.get("copy_bytes_per_s")
+        bandwidth = row.get("copy_bytes_per_s") or self.machine.get("copy_bytes_per_s")
         return row["io_bytes"] / bandwidth * 1e3 if bandwidth else math.nan
+
+
+def contestants_of(rows):
+    seen = {name for row in rows for name in row["results"]}
+    return [name for name in CONTESTANTS if name in seen]
+
+
+def errors_of(entry):
+    """The errors of a contestant's outputs, by name. None: it was not finite, or there was nothing to compare with."""
+    return {key.removesuffix("_error"): value for key, value in entry.items() if key.endswith("_error")}
+
+
+def wrong(entry):
+    """Whether an error is beyond rounding. NaN is."""
+    return any(not value <= WRONG for value in errors_of(entry).values())
+
+
+def correct(entry):
+    """Whether a contestant ran, and its results are right as far as they could be checked."""
+    return "ms" in entry and "error" not in entry and not wrong(entry)
+
+
+def fastest_peer(row):
+    """Name and milliseconds of the fastest peer whose results are right, or None."""
+    found = [(entry["ms"], name) for name, entry in row["results"].items() if name != "deltawave" and correct(entry)]
+    return min(found)[::-1] if found else None
+
+
+def ratio(row):
+    """The fastest correct peer's time over deltawave's, or None."""
+    own, peer = row["results"].get("deltawave", {}), fastest_peer(row)
+    return peer[1] / own["ms"] if peer and correct(own) else None
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def cell(value, digits):
@@ -51,19 +103,65 @@ def shape(row):
 
 def times(results):
     peers = [name for name in results.names if name != "deltawave"]
-    header = ["case", "gates", "I/O floor, ms", "deltawave, ms", "floor / time"]
-    for name in peers:
-        header += [f"{CONTESTANTS[name].label}, ms", "ratio"]
+    header = ["case", "gates", "I/O floor, ms", "copy, ms", "deltawave, ms", "over floor", "over copy"]
+    header += [f"{CONTESTANTS[name].label}, ms" for name in peers] + ["fastest peer", "ratio"]
     rows = []
     for row in results.rows:
         own = row["results"].get("deltawave", {}).get("ms")
-        floor = results.floor_ms(row)
-        cells = [*shape(row), cell(floor, 4), cell(own, 4), cell(floor / own if own else None, 2)]
+        floor, copy = results.floor_ms(row), row.get("copy_ms")
+        cells = [*shape(row), cell(floor, 4), cell(copy, 4), cell(own, 4)]
+        cells += [cell(own / base if own and base else None, 2) for base in (floor, copy)]
         for name in peers:
-            ms = row["results"].get(name, {}).get("ms")
-            cells += [cell(ms, 4), cell(ms / own if ms and own else None, 2)]
+            entry = row["results"].get(name, {})
+            cells.append(cell(entry.get("ms"), 4) + ("" if correct(entry) or "ms" not in entry else " (wrong)"))
+        best = fastest_peer(row)
+        cells += [CONTESTANTS[best[0]].label if best else "-", cell(ratio(row), 2)]
         rows.append(cells)
     return table(header, rows)
+
+
+def steps(results, operation):
+    """The rows of one of the other operations: a table."""
+    rows = [row for row in results.steps if row["operation"] == operation]
+    names = contestants_of(rows)
+    peers = [name for name in names if name != "deltawave"]
+    header = ["case", "floor, us", "copy, us", "deltawave, us", *[f"{CONTESTANTS[name].label}, us" for name in peers],
+              "fastest peer", "ratio", "largest error"]
+    lines = []
+    for row in rows:
+        bandwidth = row["copy_bytes_per_s"]
+        us = lambda ms: cell(ms * 1e3 if ms is not None else None, 1)  # noqa: E731
+        cells = [row["case"], us((row["io_bytes"] + row["state_bytes"]) / bandwidth * 1e3), us(row.get("copy_ms")),
+                 us(row["results"].get("deltawave", {}).get("ms"))]
+        for name in peers:
+            entry = row["results"].get(name, {})
+            cells.append(us(entry.get("ms")) + (" (wrong)" if "ms" in entry and not correct(entry) else ""))
+        best = fastest_peer(row)
+        largest = max((e for name in names for e in errors_of(row["results"].get(name, {})).values()), default=math.nan)
+        lines.append([*cells, CONTESTANTS[best[0]].label if best else "-", cell(ratio(row), 2), f"{largest:.1e}"])
+    lines = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * (len(header) - 1)], *lines]]
+    means = [ratio(row) for row in rows if ratio(row)]
+    if not means:
+        return lines
+    return [*lines, "", f"Fastest correct peer over deltawave: {geometric_mean(means):.2f} in the geometric mean."]
+
+
+def summary(results):
+    """Geometric means of fastest correct peer over deltawave: all rows, and parts of them."""
+    many = lambda row: "x" in row["batch"] or "ragged" in row["batch"]  # noqa: E731
+    parts = {"all": lambda row: True, **{f"gates {g}": (lambda row, g=g: row["gates"] == g) for g in GATES},
+             "one sequence": lambda row: not many(row), "several sequences": many}
+    lines = []
+    for name, part in parts.items():
+        found = [(ratio(row), row["case"]) for row in results.rows if part(row) and ratio(row)]
+        if found:
+            least, where = min(found)
+            mean = geometric_mean([r for r, _ in found])
+            lines.append([name, str(len(found)), cell(mean, 2), cell(least, 2), where,
+                          str(sum(r < 1 for r, _ in found))])
+    header = ["rows", "number", "geometric mean", "least", "where", "rows below 1"]
+    lines = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * 3, "---", "---:"], *lines]]
+    return lines
 
 
 def errors(results):
@@ -83,17 +181,19 @@ def remarks(results):
     lines = [f"- {m['what']} was not run: {m['reason']}." for m in results.missing]
     lines += [f"- Dropped: {d['what']}: {d['reason']}." for d in results.dropped]
     spread = 0.0
-    for row in results.rows:
+    for row in results.rows + results.steps:
         for name, entry in row["results"].items():
-            if "error" in entry:
+            if "absent" in entry:
+                lines.append(f"- {CONTESTANTS[name].label}, `{row['case']}`: not run: {entry['absent']}.")
+            elif "error" in entry:
                 lines.append(f"- {CONTESTANTS[name].label}, `{row['case']}`: {' '.join(entry['error'].split())}")
-            elif max(entry.get("o_error") or 0, entry.get("state_error") or 0) > WRONG:
+            elif wrong(entry):
                 verdict = "**its results are wrong**, its time means nothing."
                 lines.append(f"- {CONTESTANTS[name].label}, `{row['case']}`: {verdict}")
             rounds = entry.get("rounds_ms", [])
             if len(rounds) > 1:
                 spread = max(spread, max(rounds) / min(rounds) - 1)
-    lines.append(f"- The medians of the two rounds of a row differ by at most {spread:.1%}.")
+    lines.append(f"- The medians of the rounds of a row differ by at most {spread:.1%}.")
     before, after = results.machine.get("copy_bytes_per_s"), results.end.get("copy_bytes_per_s")
     if before and after:
         lines.append(f"- Copy bandwidth at the start {before / 1e12:.2f} TB/s, at the end {after / 1e12:.2f} TB/s.")
@@ -105,24 +205,33 @@ def markdown(results):
     versions = ", ".join(f"{key} {value}" for key, value in machine.items())
     bandwidth = results.machine.get("copy_bytes_per_s", math.nan) / 1e12
     return "\n".join([
-        "# Prefill beside its peers on an NVIDIA GPU",
+        "# Beside its peers on an NVIDIA GPU",
         "",
         "Generated by `make bench-peers`. One run, one process, the same inputs for everyone.",
         "",
         f"- Machine and versions: {versions}.",
         f"- I/O floor: the bytes of q, k, v and o, once each, at {bandwidth:.2f} TB/s, a copy in the same run.",
-        "- Times are medians of CUDA graph replays, two rounds in turns, with the L2 cache flushed before each replay.",
-        "- K = V = 128, no initial state, final state in f32. `HK:HV` heads, then the sequences. Gates: `normal` is",
-        "  logsigmoid(N(0, 1)), `mixed` a sixteenth of that and none in every fourth head.",
-        "- A ratio is the peer's time over deltawave's: above 1, deltawave is faster.",
+        "- Copy: a copy of as many bytes as q, k, v, o and the final states have, measured beside the row.",
+        "- Times are medians of CUDA graph replays, three rounds in turns, with the L2 cache flushed before each replay.",
+        "- K = V = 128, no initial state, final state in f32. `HK:HV` heads, then the sequences.",
+        "- Gates: `normal` is logsigmoid(N(0, 1)); `mixed` a sixteenth of that and none in every fourth head; `model` is",
+        "  -A softplus(N(0, 1) + dt_bias) with A uniform in 0.001..16 and softplus(dt_bias) log-uniform in 0.001..0.1;",
+        "  `zero` is none. With `model` and `zero`, q, k and v went through a convolution of width 4 and SiLU.",
+        "- The ratio is the time of the fastest peer with right results over deltawave's: above 1, deltawave is faster.",
         "- FlashInfer takes exp(g), which is made beforehand; FlashQLA is given cu_seqlens.",
         "",
         "![Time over the I/O floor](peers.svg)",
+        "",
+        "## Fastest peer over deltawave",
+        "",
+        *summary(results),
         "",
         "## Times",
         "",
         *times(results),
         "",
+        *[line for operation, title in OPERATIONS.items() if any(r["operation"] == operation for r in results.steps)
+          for line in ["## " + title[0], "", title[1], "", *steps(results, operation), ""]],
         "## Errors",
         "",
         "rms of the error over rms of a float64 recurrence, o / final state, of the outputs that were timed.",
@@ -145,6 +254,7 @@ def marker(name, x, y):
         "fla": [(-5, -5), (5, -5), (5, 5), (-5, 5)],
         "flashqla": [(0, -6), (6, 5), (-6, 5)],
         "flashinfer": [(0, -6.5), (6.5, 0), (0, 6.5), (-6.5, 0)],
+        "flashinfer-cut": [(0, 6), (6, -5), (-6, -5)],
     }[name]
     text = " ".join(f"{x + dx:.1f},{y + dy}" for dx, dy in points)
     return f'<polygon points="{text}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
@@ -156,9 +266,9 @@ def svg(results):
     found = {}
     for index, row in enumerate(results.rows):
         for name in results.names:
-            ms = row["results"].get(name, {}).get("ms")
-            if ms:
-                found[index, name] = ms / results.floor_ms(row)
+            entry = row["results"].get(name, {})
+            if correct(entry):
+                found[index, name] = entry["ms"] / results.floor_ms(row)
     high = 2 ** math.ceil(math.log2(max([*found.values(), 2])) + 0.15)
     height = top + step * len(results.rows) + 46
     place = lambda ratio: left + width * math.log2(max(ratio, 1)) / math.log2(high)  # noqa: E731
@@ -184,9 +294,10 @@ def svg(results):
                      f'stroke="{"#6b7280" if ratio == 1 else "#e5e7eb"}"/>')
         parts.append(f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{ratio}x</text>')
         ratio *= 2
+    shapes = list(dict.fromkeys(shape(row)[0] for row in results.rows))
     for index, row in enumerate(results.rows):
         y = top + step * index + step // 2
-        if index % 4 < 2:
+        if shapes.index(shape(row)[0]) % 2 == 0:
             parts.append(f'<rect x="10" y="{y - step // 2}" width="{left + width + 10}" height="{step}" '
                          'fill="#000000" fill-opacity="0.035"/>')
         ratios = [found[index, name] for name in results.names if (index, name) in found]
@@ -211,3 +322,11 @@ def write(out):
     if results.rows:
         (out / "peers.svg").write_text(svg(results))
     return text
+
+
+def short(out):
+    """Enough for a screen: the geometric means, the other operations and the remarks."""
+    results = Results(out / "results.jsonl")
+    tables = [line for operation in OPERATIONS if any(r["operation"] == operation for r in results.steps)
+              for line in ["", *steps(results, operation)]]
+    return "\n".join([*summary(results), *tables, "", *remarks(results)])

@@ -15,7 +15,9 @@ using namespace tile;
 // its 16-byte quarters, which avoids bank conflicts.
 template <int Count> struct SomeBlocks {
     static constexpr int count = Count;
-    float at[count * 16 * 16];
+    // Accessed as vectors, through pointers: clang 22 takes what is cast directly from an element of a member for as
+    // aligned as that element.
+    alignas(16) float at[count * 16 * 16];
 
     static DEVICE_MEMBER int place(int block, int row, int column) {
         return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
@@ -27,13 +29,15 @@ template <int Count> struct SomeBlocks {
             for (int i = 0; i < arch::run; ++i) {
                 consecutive[i] = x[e + i];
             }
-            *(arch::Run *)(at + place(block, at_.row(e), at_.column(e))) = consecutive;
+            float *const to = at + place(block, at_.row(e), at_.column(e));
+            *(arch::Run *)to = consecutive;
         }
     }
     DEVICE_MEMBER Tile get(int block, LaneMap at_) const {
         Tile out;
         for (int e = 0; e < elements; e += arch::run) {
-            const arch::Run consecutive = *(const arch::Run *)(at + place(block, at_.row(e), at_.column(e)));
+            const float *const from = at + place(block, at_.row(e), at_.column(e));
+            const arch::Run consecutive = *(const arch::Run *)from;
             for (int i = 0; i < arch::run; ++i) {
                 out[e + i] = consecutive[i];
             }
@@ -80,7 +84,8 @@ template <int Column, class Memory> DEVICE void substitute(float (&t)[16], const
 template <int Count> DEVICE void invert_blocks(SomeBlocks<Count> &x, const UnitColumn &unit, int lane, int first) {
     const int block = Count == 1 ? 0 : first + lane / 16, column = lane % 16;
     const auto four = [&](int of_column, int quarter) __attribute__((always_inline)) -> f32x4 & {
-        return *(f32x4 *)(x.at + SomeBlocks<Count>::place(block, 4 * quarter, of_column));
+        float *const rows = x.at + SomeBlocks<Count>::place(block, 4 * quarter, of_column);
+        return *(f32x4 *)rows;
     };
     float entries[16], t[16];
     for (int q = 0; q < 4; ++q) {

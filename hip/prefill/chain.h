@@ -119,15 +119,18 @@ template <int Keys> class Chain {
             const bool over = first + ahead == key_tiles;
             const float *const following = over ? m : current;
             const int following_tile = over ? 0 : first + ahead;
-            // All loads precede the products, because sm_90a waits for loads in groups, not one by one.
+            // A target that waits for loads in groups, not one by one, loads all before the products.
             MatrixTile next[ahead];
-            for (int t = 0; t < ahead && matrices == 1; ++t) {
+            for (int t = 0; t < ahead && matrices == 1 && !tiles_reloaded_after_use; ++t) {
                 next[t] = left(following, following_tile + t);
             }
+            HighLow s = exchange.get(buffer, first, lane);
 #pragma unroll
             for (int t = 0; t < ahead; ++t) {
                 const MatrixTile m = tiles_of_m[RingPlace][t];
-                const HighLow s = exchange.get(buffer, first + t, lane);
+                if (t > 0 && !tiles_reloaded_after_use) {
+                    s = exchange.get(buffer, first + t, lane);
+                }
                 const auto add = [&](int term, int r, Operand left, Operand right) __attribute__((always_inline)) {
                     Tile &sum = sums[term % product_sums][r];
                     sum = arch::Bf16::mma(left, right, sum);
@@ -141,8 +144,16 @@ template <int Keys> class Chain {
                 for (int r = 0; r < row_tiles; ++r) {
                     add(2, r, m.high(r), s.high);
                 }
+                if constexpr (tiles_reloaded_after_use) {
+                    if (t + 1 < ahead) {
+                        s = exchange.get(buffer, first + t + 1, lane);
+                    }
+                    tiles_of_m[RingPlace][t] = left(following, following_tile + t);
+                    // In this order, whatever the compiler: otherwise products wait for loads that only later ones use.
+                    arch::phase();
+                }
             }
-            for (int t = 0; t < ahead; ++t) {
+            for (int t = 0; t < ahead && !tiles_reloaded_after_use; ++t) {
                 tiles_of_m[RingPlace][t] = matrices == 1 ? next[t] : left(following, following_tile + t);
             }
         }

@@ -9,10 +9,10 @@ namespace prefill {
 
 // Row factors of a chunk in shared memory, while its matrices are computed.
 struct ChunkFactors {
-    float gate_sum[chunk]; // G / ln 2
-    float beta[chunk];     // -beta
-    float q_norm[chunk];   // |q|^2, then 1 / |q|
-    float k_norm[chunk];   // |k|^2, then 1 / |k|
+    alignas(16) float gate_sum[chunk]; // G / ln 2
+    alignas(16) float beta[chunk];     // -beta
+    alignas(16) float q_norm[chunk];   // |q|^2, then 1 / |q|
+    alignas(16) float k_norm[chunk];   // |k|^2, then 1 / |k|
 };
 
 // 2^(rows_i - columns_j), [16, 16].

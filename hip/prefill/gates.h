@@ -16,6 +16,28 @@ struct Gates {
     float beta;
 };
 
+// A_log and dt_bias of a value head, with raw gates.
+struct HeadGates {
+    float a_log, dt_bias;
+};
+DEVICE HeadGates head_gates(const dwk_prefill_prepare_args &x, int64_t head) {
+    const float a_log = load_scalar(x.a_log, head * x.a_log_stride, x.a_log_type);
+    const float dt_bias = x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
+    return HeadGates{a_log, dt_bias};
+}
+
+// g and beta from a and b.
+DEVICE Gates computed_gates(Gates raw, HeadGates head, u32 flags) {
+    return Gates{math::gate(raw.g, head.a_log, head.dt_bias), math::beta(raw.beta, flags & DWK_NEGATIVE_EIGENVALUES)};
+}
+
+// Makes NaNs canonical and g at least `lowest_gate`.
+DEVICE void bound_gates(Gates &out) {
+    out.g = math::canonical(out.g);
+    out.beta = math::canonical(out.beta);
+    out.g = out.g < lowest_gate ? lowest_gate : out.g;
+}
+
 // Reads g and beta of this thread's token for any value head. Rows past the sequence's end get 0 and 0.
 class GateReader {
   public:
@@ -40,16 +62,14 @@ class GateReader {
     struct Bits {
         int g, beta;
     };
-    // Starts to load a head. Nothing waits for it before `numbers`.
-    DEVICE_MEMBER Bits load_bits(int64_t head) const {
-        Bits out{0, 0};
-        if (inside && x.beta) {
-            out.beta = load_scalar_bits(x.beta, beta_index + head * x.beta_strides.head, x.beta_type);
-        }
-        if (inside && x.g) {
-            out.g = load_scalar_bits(x.g, g_index + head * x.g_strides.head, x.g_type);
-        }
-        return out;
+    // Starts to load a head. Nothing waits for it before `numbers`. `load`(address, whether it has 32 bits) gives bits.
+    template <class F> DEVICE_MEMBER Bits load_bits(int64_t head, const F &load) const {
+        const auto at = [&](const void *p, int64_t index, int type) __attribute__((always_inline)) {
+            const bool wide = type == DWK_F32;
+            return p && inside ? load((const char *)p + index * (wide ? 4 : 2), wide) : 0;
+        };
+        return Bits{at(x.g, g_index + head * x.g_strides.head, x.g_type),
+                    at(x.beta, beta_index + head * x.beta_strides.head, x.beta_type)};
     }
     DEVICE_MEMBER Gates numbers(Bits loaded) const {
         return Gates{x.g ? scalar_of(loaded.g, x.g_type) : 0.0f, x.beta ? scalar_of(loaded.beta, x.beta_type) : 1.0f};
@@ -84,12 +104,10 @@ class GateReader {
                 const float a_log = load_scalar(x.a_log, head * x.a_log_stride, x.a_log_type);
                 const float dt_bias =
                     x.dt_bias ? load_scalar(x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type) : 0.0f;
-                out = Gates{math::gate(out.g, a_log, dt_bias), math::beta(out.beta, flags & DWK_NEGATIVE_EIGENVALUES)};
+                out = computed_gates(out, HeadGates{a_log, dt_bias}, flags);
             }
         }
-        out.g = math::canonical(out.g);
-        out.beta = math::canonical(out.beta);
-        out.g = out.g < lowest_gate ? lowest_gate : out.g;
+        bound_gates(out);
         return out;
     }
 

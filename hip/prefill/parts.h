@@ -7,6 +7,8 @@
 //   tiles_are_operands             whether an accumulator tile, rounded, is an operand of the next product
 //   tiles_ahead(key_tiles)         column tiles of M loaded ahead of the product
 //   matrices_held(key_tiles)       matrices M held in registers or being loaded to them
+//   tiles_reloaded_after_use       whether a tile's registers are loaded again as soon as it is multiplied, else all
+//                                  loads precede the products
 //   combine_residency              residency for KERNEL
 //   store_high_low<Keys>(m, to, column, K)
 //                                  stores M to a summary, as high and low numbers

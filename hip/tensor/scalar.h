@@ -13,13 +13,7 @@ DEVICE float load_scalar(const void *p, int64_t index, int type) {
     return type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }
 
-// Bits of an element of type DWK_F32, DWK_BF16 or DWK_F16, and their number. Nothing waits for the load before
-// scalar_of.
-DEVICE int load_scalar_bits(const void *p, int64_t index, int type) {
-    const bool wide = type == DWK_F32;
-    const arch::Window at((const char *)p + index * (wide ? 4 : 2));
-    return at.load_b32(wide ? 0 : arch::Window::nowhere) | at.load_b16(wide ? arch::Window::nowhere : 0);
-}
+// Element of type DWK_F32, DWK_BF16 or DWK_F16 from its bits, in the low half if it has 16.
 DEVICE float scalar_of(int raw, int type) {
     return type == DWK_F32 ? bits<float>(raw) : type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }

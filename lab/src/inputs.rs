@@ -22,6 +22,9 @@ pub enum Gates {
     Zero,
     /// `-16 softplus(N(0, 1) / 2 + 1)`: about -22 per token. One chunk decays far below the range of f32.
     Strong,
+    /// `-A softplus(N(0, 1) + dt_bias)`, with the `A` and `dt_bias` of each head that [`GateInputs`] draws: models start
+    /// from these. A few heads forget within tens of tokens, others remember thousands.
+    Model,
 }
 
 /// The distribution of the rows of q and k, before they are normalised.
@@ -43,10 +46,11 @@ impl std::str::FromStr for Gates {
             "mixed" => Ok(Gates::Mixed),
             "zero" => Ok(Gates::Zero),
             "strong" => Ok(Gates::Strong),
+            "model" => Ok(Gates::Model),
             _ => Err(ParseError {
                 what: "gates",
                 given: s.to_owned(),
-                allowed: "normal, mixed, zero, strong",
+                allowed: "normal, mixed, zero, strong, model",
             }),
         }
     }
@@ -224,11 +228,16 @@ impl Inputs {
             Tensor::new(s.dtype, narrowed(&x))
         };
         let gates = s.tokens * s.value_heads;
+        let (rates, biases) = (rates(&s), biases(&s));
         let g = match s.gates {
             Gates::Zero => vec![0.0; gates],
             _ => (normals(s.seed, "g", gates).into_iter().enumerate())
                 .map(|(i, x)| match s.gates {
                     Gates::Strong => -16.0 * softplus(0.5 * x + 1.0),
+                    Gates::Model => {
+                        let head = i % s.value_heads;
+                        -rates[head] * softplus(x + biases[head])
+                    }
                     Gates::Mixed if (i % s.value_heads).is_multiple_of(4) => 0.0,
                     Gates::Mixed => -softplus(-x) / 16.0,
                     _ => -softplus(-x),
@@ -291,19 +300,29 @@ impl GateInputs {
                 narrowed(&normals(s.seed, name, s.tokens * s.value_heads)),
             )
         };
-        let heads = |name| (0..s.value_heads).map(move |i| uniform(stream(s.seed, name), i as u64));
         GateInputs {
             a: tensor("a"),
             b: tensor("b"),
-            a_log: heads("A_log").map(|x| libm::log(16.0 * x) as f32).collect(),
-            dt_bias: heads("dt_bias")
-                .map(|x| {
-                    let step = 0.001 * libm::exp(x * libm::log(100.0));
-                    (step + libm::log(-libm::expm1(-step))) as f32
-                })
-                .collect(),
+            a_log: rates(&s).into_iter().map(|a| libm::log(a) as f32).collect(),
+            dt_bias: narrowed(&biases(&s)),
         }
     }
+}
+
+/// `A` of each value head, uniform in (0, 16).
+fn rates(s: &InputSpec) -> Vec<f64> {
+    let each = |i| 16.0 * uniform(stream(s.seed, "A_log"), i as u64);
+    (0..s.value_heads).map(each).collect()
+}
+
+/// `dt_bias` of each value head: the inverse softplus of a step in 0.001..0.1, uniform in the step's logarithm.
+fn biases(s: &InputSpec) -> Vec<f64> {
+    let each = |i| {
+        let x = uniform(stream(s.seed, "dt_bias"), i as u64);
+        let step = 0.001 * libm::exp(x * libm::log(100.0));
+        step + libm::log(-libm::expm1(-step))
+    };
+    (0..s.value_heads).map(each).collect()
 }
 
 /// Dense random states `N(0, 1) / 4`, rounded to `dtype`. The magnitude is the one that a run of tokens builds up.
@@ -461,6 +480,16 @@ mod tests {
                 assert!(g == 0.0 || g == normal.g[i] / 16.0);
             }
             assert!(draw(Gates::Zero).g.iter().all(|&g| g == 0.0));
+            let model = draw(Gates::Model);
+            let raw = GateInputs::new(model.spec);
+            for (i, (&g, &normal)) in model.g.iter().zip(&normal.g).enumerate() {
+                // Drawn from the same numbers as `normal`, which is -softplus(-x).
+                let x = -libm::log(libm::expm1(-f64::from(normal)));
+                let bias = f64::from(raw.dt_bias[i % 8]);
+                let rate = libm::exp(f64::from(raw.a_log[i % 8]));
+                let expected = -rate * softplus(x + bias);
+                assert!((f64::from(g) - expected).abs() <= 1e-3 * expected.abs());
+            }
             let strong = draw(Gates::Strong);
             assert!(strong.g.iter().all(|&g| g < -0.5) && moments(&wide(&strong.g)).0 < -20.0);
             let silu = Inputs::new(InputSpec {

@@ -34,8 +34,8 @@ pub struct DecodeArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = INPUTS)]
     pub seed: u64,
     /// Log gates. normal: logsigmoid(N(0,1)); mixed: a sixteenth of that, 0 in every fourth head; zero: 0; strong: about
-    /// -22 per token
-    #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong"]), default_value = "normal", conflicts_with = "raw_gates", help_heading = INPUTS)]
+    /// -22 per token; model: -A softplus(N(0,1) + dt_bias), with A and dt_bias of each head as models are initialised
+    #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong", "model"]), default_value = "normal", conflicts_with = "raw_gates", help_heading = INPUTS)]
     pub gates: Gates,
     /// Pass a, b, A_log and dt_bias; the kernel computes g and beta
     #[arg(long, help_heading = INPUTS)]

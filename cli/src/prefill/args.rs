@@ -57,8 +57,9 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "N", help_heading = INPUTS)]
     pub seed: Option<u64>,
     /// Log gates. normal: logsigmoid(N(0,1)); mixed: a sixteenth of that, 0 in every fourth head; zero: 0; strong: about
-    /// -22 per token [default: normal]
-    #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong"]), conflicts_with = "raw_gates", help_heading = INPUTS)]
+    /// -22 per token; model: -A softplus(N(0,1) + dt_bias), with A and dt_bias of each head as models are initialised
+    /// [default: normal]
+    #[arg(long, value_parser = words::<Gates>(&["normal", "mixed", "zero", "strong", "model"]), conflicts_with = "raw_gates", help_heading = INPUTS)]
     pub gates: Option<Gates>,
     /// Rows of q and k before their norm. normal: N(0,1); silu: silu(N(0,1)) [default: normal]
     #[arg(long, value_parser = words::<Keys>(&["normal", "silu"]), help_heading = INPUTS)]

@@ -67,6 +67,7 @@ fn checks_pass_for_every_kind_of_prefill() {
         &["--dtype", "fp16", "--mfma", "exact", "--gates", "mixed"],
         &["--gates", "strong", "--keys", "silu", "--dims", "96,192"],
         &["--gates", "zero", "--l2norm", "--head-map", "tiled"],
+        &["--gates", "model", "--keys", "silu"],
         &["--raw-gates", "--neg-eigval", "--scale", "-0.5"],
         &[
             "--initial-state",

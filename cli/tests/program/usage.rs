@@ -65,7 +65,7 @@ fn wrong_usage_names_the_argument() {
         ),
         (
             &["--heads", "1,1", "--gates", "odd"],
-            &["--gates", "normal, mixed, zero, strong"],
+            &["--gates", "normal, mixed, zero, strong, model"],
         ),
         (
             &["--heads", "1,1", "--gates", "zero", "--raw-gates"],

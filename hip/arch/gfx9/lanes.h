@@ -39,6 +39,17 @@ template <int Source> DEVICE float row_broadcast(float x) {
     return bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x150 + Source, 0xf, 0xf, true));
 }
 
+// y + x z, with x of lane `Source` of each row of 16 lanes, in one instruction. No vector instruction may write x, y or z
+// in the two wait states before it; such calls stay in their order.
+template <int Source> DEVICE float row_multiply_add(float x, float z, float y) {
+    asm volatile("v_fmac_f32_dpp %0, %1, %2 row_newbcast:%3 row_mask:0xf bank_mask:0xf"
+                 : "+v"(y)
+                 : "v"(x), "v"(z), "n"(Source));
+    return y;
+}
+// Two wait states.
+DEVICE void row_operands_done() { asm volatile("s_nop 1"); }
+
 // Sum over each row of 16 lanes; all 16 lanes get the same bits.
 template <int Rotation> DEVICE float add_rotated(float x) {
     return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), 0x120 + Rotation, 0xf, 0xf, false));

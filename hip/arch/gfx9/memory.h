@@ -26,6 +26,8 @@ INTRINSIC i32x2 raw_buffer_load_b64(i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.load.v2i32");
 INTRINSIC int raw_buffer_load_b32(i32x4 rsrc, int offset, int soffset,
                                   int aux) __asm("llvm.amdgcn.raw.buffer.load.i32");
+INTRINSIC short raw_buffer_load_u16(i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
 INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
 #undef INTRINSIC
@@ -57,6 +59,9 @@ class Window {
         return raw_buffer_load_b64(rsrc, (int)offset, uniform, 0);
     }
     DEVICE_MEMBER int load_b32(u32 offset) const { return raw_buffer_load_b32(rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER int load_b16(u32 offset) const {
+        return (unsigned short)raw_buffer_load_u16(rsrc, (int)offset, 0, 0);
+    }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
 
   private:

@@ -41,9 +41,12 @@ class LaneMap {
 typedef float ColumnFactor;
 DEVICE ColumnFactor columns_at(const float *values, LaneMap at) { return values[at.column(0)]; }
 
-// c - a b, in two halves. Computed as a whole tile, half of the sign changes would take extra instructions.
+// c - a b, in two halves. Computed as a whole tile, half of the sign changes would take extra instructions. The empty
+// instruction hides from clang 20 and newer that the upper half is one: they would change its sign as an integer's.
 DEVICE Tile minus_product(Tile c, Tile a, Tile b) {
-    const f32x2 low = __builtin_elementwise_fma(-a.xy, b.xy, c.xy), high = __builtin_elementwise_fma(-a.zw, b.zw, c.zw);
+    f32x2 upper = a.zw;
+    asm("" : "+v"(upper));
+    const f32x2 low = __builtin_elementwise_fma(-a.xy, b.xy, c.xy), high = __builtin_elementwise_fma(-upper, b.zw, c.zw);
     return Tile{low.x, low.y, high.x, high.y};
 }
 

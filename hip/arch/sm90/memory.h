@@ -87,6 +87,12 @@ class Window {
     u64 base;
 };
 
+// Bits of a number of 32 or 16 bits. Nothing waits for the load before they are used.
+DEVICE int load_bits(const char *p, bool wide) {
+    const Window at(p);
+    return at.load_b32(wide ? 0 : Window::nowhere) | at.load_b16(wide ? Window::nowhere : 0);
+}
+
 // Shared-memory address for asynchronous copies and products.
 DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
 // Starts a copy of 16 bytes from global memory, or of zeros if not `inside`. It is complete after await_copies.

@@ -124,8 +124,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         if (rest > 0) {
             next.limit(rest);
             next.load_values(part);
+            arch::phase();
             next.load_k(part);
+            arch::phase();
             next.load_columns(part);
+            arch::phase();
             next.load_rest(part);
         }
     }
@@ -240,7 +243,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
         share_state<0>(state);
         with_others<2, 1, 0>();
-        with_others<tiles * key_tiles - 2, 1, 2>();
+        with_others<tiles * key_tiles - 2, 1, Outputs ? 4 : 2>();
         arch::phase();
         share_state<1>(state);
         arch::phase();
@@ -276,12 +279,11 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
                      arch::packed<T>(T::nearest(state[2 * p + 1][J], unit)));
         }
     }
-    // Loads operands of the whole state, if registers hold them. Otherwise each operand is loaded where it is used.
+    // Loads operands of the whole state, if registers hold them. Otherwise loads the first pair; multiply_k loads each
+    // other pair before the products with the one ahead of it.
     DEVICE_MEMBER void take_state() {
-        if constexpr (!registers_are_short(Keys)) {
-            for (int b = 0; b < pairs; ++b) {
-                take_state(b);
-            }
+        for (int b = 0; b < (registers_are_short(Keys) ? 1 : pairs); ++b) {
+            take_state(b);
         }
     }
     DEVICE_MEMBER void take_state(int b) {
@@ -294,8 +296,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // out = K S0, one key pair after the other. Meanwhile computes weighted = beta V and the addresses of the next
     // chunk.
     template <int B = 0> DEVICE_MEMBER void multiply_k(Slab &out, Slab &weighted) {
-        if constexpr (registers_are_short(Keys)) {
-            take_state(B);
+        if constexpr (registers_are_short(Keys) && B + 1 < pairs) {
+            take_state(B + 1);
         }
         const OperandPair(&s)[across] = operands[B % held_pairs];
         for (int j = 0; j < across; ++j) {
@@ -362,7 +364,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
     }
 
-    static constexpr int held_pairs = registers_are_short(Keys) ? 1 : pairs;
+    static constexpr int held_pairs = registers_are_short(Keys) ? 2 : pairs;
     Exchange<Keys, Outputs> &shared;
     ChunkOperands<Keys> part;
     ChunkLoader<Keys> next;

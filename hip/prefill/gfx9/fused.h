@@ -18,15 +18,45 @@ template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_
 #define FUSED_SHARED_BYTES(keys)
 #define FUSED_SUMMARISE_SHARED_BYTES(keys)
 
+// One number of each token of a (sequence, value head): g or beta, of any type. Rows past the end of a chunk read as 0.
+class ScalarRows {
+  public:
+    DEVICE_MEMBER ScalarRows(const void *p, const dwk_token_strides &s, int type, int sequence, int begin, int head)
+        : present(p), type(type), size(type == DWK_F32 ? 4 : 2), stride((u32)s.token * size),
+          memory((const char *)p + size * token_offset(s, sequence, begin, head)) {}
+
+    // Requests this lane's token of a chunk of which `rows` tokens exist, and goes on to the next chunk.
+    DEVICE_MEMBER void request(int &raw, int rows) {
+        if (present) {
+            rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
+            memory.limit(rows > 0 ? (rows - 1) * stride + size : 0);
+            raw = type == DWK_F32 ? memory.load_b32(arch::lane() * stride) : memory.load_b16(arch::lane() * stride);
+            memory.advance((u64)stride * chunk);
+        }
+    }
+    DEVICE_MEMBER float value(int raw, float absent) const { return present ? scalar_of(raw, type) : absent; }
+
+  private:
+    const bool present;
+    const int type;
+    const u32 size, stride;
+    Window memory;
+};
+
 template <class T, int Keys> class Maker {
     static constexpr int pairs = key_pairs(Keys);
 
   public:
     DEVICE_MEMBER Maker(const dwk_prefill_prepare_args &x, const Segment &s, int head, int key_head)
-        : x(x), shared(fused_memory<Keys>()), at(arch::lane()), unit_column(arch::lane()), row(making_row()),
+        : shared(fused_memory<Keys>()), at(arch::lane()), row(making_row()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
-          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim), sequence(s.sequence), head(head),
-          token(s.begin + arch::lane()), rest(s.end - s.begin), norm(x.flags & DWK_QK_L2NORM) {
+          k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim),
+          g(x.g, x.g_strides, x.g_type, s.sequence, s.begin, head),
+          beta(x.beta, x.beta_strides, x.beta_type, s.sequence, s.begin, head), key_dim(x.key_dim),
+          rest(s.end - s.begin), flags(x.flags), norm(flags & DWK_QK_L2NORM) {
+        if (flags & DWK_RAW_GATES) {
+            of_head = head_gates(x, head);
+        }
         const int own_row = 16 * row + arch::lane() % 16, eighth = arch::eighth(arch::lane()) * 16;
         q_offset = own_row * q.stride + eighth;
         k_offset = own_row * k.stride + eighth;
@@ -36,10 +66,12 @@ template <class T, int Keys> class Maker {
         if (rest <= 0) {
             return;
         }
-        q.limit(rest);
-        k.limit(rest);
-        request(rest);
-        sum_gates(rest);
+        q.limit_to(rest);
+        k.limit_to(rest);
+        request_rows();
+        request_gates(rest);
+        sum_gates(rest, 0);
+        request_gates(rest - chunk);
         copy_rows();
         arch::workgroup_sync();
         make_blocks();
@@ -60,28 +92,37 @@ template <class T, int Keys> class Maker {
     }
 
   private:
-    static DEVICE_MEMBER int making_row() { return arch::opaque_uniform(arch::uniform_value(arch::wave() - state_waves)); }
-    DEVICE_MEMBER bool reads_gates() const { return row == 0; }
+    static DEVICE_MEMBER int making_row() { return arch::opaque_uniform(arch::uniform_value(arch::wave())); }
+    DEVICE_MEMBER bool reads_gates() const { return row == 1; }
 
-    // Requests the wave's rows of K and Q of a chunk of which `rows` tokens exist, and its gates.
-    DEVICE_MEMBER void request(int rows) {
+    // Requests the wave's rows of K and Q.
+    DEVICE_MEMBER void request_rows() {
         for (int b = 0; b < pairs; ++b) {
-            const bool inside = inside_keys<Keys>(b, x.key_dim);
+            const bool inside = inside_keys<Keys>(b, key_dim);
             own_k[b].data = k.memory.load_b128(inside ? k_offset + 64 * b : Window::nowhere);
             own_q[b].data = q.memory.load_b128(inside ? q_offset + 64 * b : Window::nowhere);
         }
+    }
+    // Requests the gates of the next chunk, of which `rows` tokens exist.
+    DEVICE_MEMBER void request_gates(int rows) {
         if (reads_gates()) {
-            gates = GateReader(x, sequence, token, arch::lane() < rows).load_ahead(head);
+            g.request(raw_g, rows);
+            beta.request(raw_beta, rows);
         }
     }
-    // Sums the gates that were requested.
-    DEVICE_MEMBER void sum_gates(int rows) {
+    // Sums the gates that were requested. Rows past the sequence's end get 0 and 0.
+    DEVICE_MEMBER void sum_gates(int rows, int to) {
         if (reads_gates()) {
-            gates = GateReader(x, sequence, token, arch::lane() < rows)
-                        .gates_of(head, [&]() __attribute__((always_inline)) { return gates; });
+            gates = Gates{0.0f, 0.0f};
+            if (arch::lane() < rows) {
+                gates = Gates{g.value(raw_g, 0.0f), beta.value(raw_beta, 1.0f)};
+                if (flags & DWK_RAW_GATES) {
+                    gates = computed_gates(gates, of_head, flags);
+                }
+            }
+            bound_gates(gates);
             sums.sum = arch::chunk_sum(log2_of(gates), sums.total, nullptr);
-            write_factors(shared.factors, arch::lane(), gates, sums);
-            token += chunk;
+            write_factors(shared.factors[to], arch::lane(), gates, sums);
         }
     }
 
@@ -102,10 +143,11 @@ template <class T, int Keys> class Maker {
             for (int b = 0; b < pairs; ++b) {
                 multiply(qq, own_q[b], own_q[b]);
             }
-            on_diagonal(kk, row, at, [&](int i, float square) { shared.factors.k_norm[i] = square; });
-            on_diagonal(qq, row, at, [&](int i, float square) { shared.factors.q_norm[i] = square; });
+            ChunkFactors &factors = shared.factors[parity];
+            on_diagonal(kk, row, at, [&](int i, float square) { factors.k_norm[i] = square; });
+            on_diagonal(qq, row, at, [&](int i, float square) { factors.q_norm[i] = square; });
             arch::wave_sync();
-            invert_norms(shared.factors, 16 * row + arch::lane() % 16);
+            invert_norms(factors, 16 * row + arch::lane() % 16);
             arch::wave_sync();
             normalise(kk, kq, row, row);
         }
@@ -128,9 +170,10 @@ template <class T, int Keys> class Maker {
     }
     // Scales blocks (i, j) of K K^T and Q K^T by 1 / |k| and 1 / |q|.
     DEVICE_MEMBER void normalise(Tile &kk, Tile &kq, int i, int j) const {
-        const Tile rows = rows_at(shared.factors.k_norm + 16 * j, at);
-        kk *= rows * columns_at(shared.factors.k_norm + 16 * i, at);
-        kq *= rows * columns_at(shared.factors.q_norm + 16 * i, at);
+        const ChunkFactors &factors = shared.factors[parity];
+        const Tile rows = rows_at(factors.k_norm + 16 * j, at);
+        kk *= rows * columns_at(factors.k_norm + 16 * i, at);
+        kq *= rows * columns_at(factors.q_norm + 16 * i, at);
     }
 
     // Computes the wave's blocks of A and P, and the inverse of its diagonal block. Requests the next chunk.
@@ -142,51 +185,102 @@ template <class T, int Keys> class Maker {
                 own_q[b].data = shared.q[i][b][arch::lane()];
             }
         }
-        left_product(i, j, a[0], left_p[0]);
+        OperandPair other[pairs];
+        load_left(other, j);
+        const ChunkFactors &factors = shared.factors[parity];
+        // While these arrive: the diagonal block.
+        const Tile decayed = chunk_decay(factors, row, row, at);
+        const Tile own_a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
+        own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
+        shared.inverses.put(row, own_a, at);
+        arch::phase();
+        Tile kk_left[2]{}, kq_left[2]{};
+        multiply_left(kk_left[0], kq_left[0], other);
         if (row >= 2) {
-            left_product(i, 1, a[1], left_p[1]);
+            load_left(other, 1);
+            multiply_left(kk_left[1], kq_left[1], other);
+            arch::products_done();
         }
+        arch::products_done();
+        q.advance();
+        k.advance();
+        q.limit_to(rest - chunk);
+        k.limit_to(rest - chunk);
+        request_rows();
         if (norm) {
-            norms.k = shared.factors.k_norm[arch::lane()];
-            norms.q = shared.factors.q_norm[arch::lane()];
+            norms.k = factors.k_norm[arch::lane()];
+            norms.q = factors.q_norm[arch::lane()];
             norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
+            normalise(kk_left[0], kq_left[0], i, j);
+            normalise(kk_left[1], kq_left[1], i, 1);
+        }
+        invert_block();
+        left_block(kk_left[0], kq_left[0], i, j, 0);
+        if (row >= 2) {
+            left_block(kk_left[1], kq_left[1], i, 1, 1);
         }
         previous = gates;
         previous_sums = sums;
-        q.advance();
-        k.advance();
-        q.limit(rest - chunk);
-        k.limit(rest - chunk);
-        request(rest - chunk);
-
-        const Tile decayed = chunk_decay(shared.factors, row, row, at);
-        const Tile own_a = block_of_a(decayed, columns_at(shared.factors.beta + 16 * row, at), kk);
-        own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
-        shared.inverses.put(row, own_a, at);
+        parity ^= 1;
+        sum_gates(rest - chunk, parity);
+        request_gates(rest - 2 * chunk);
+    }
+    // (I - x)^-1 of the wave's block in LDS, as math::invert_blocks. Each row of 16 lanes computes the same.
+    DEVICE_MEMBER void invert_block() {
+        const int column = arch::lane() % 16;
+        const auto four = [&](int quarter) __attribute__((always_inline)) -> f32x4 & {
+            return *(f32x4 *)(shared.inverses.at + math::Blocks::place(row, 4 * quarter, column));
+        };
+        float entries[16], t[16];
+        for (int q = 0; q < 4; ++q) {
+            const f32x4 rows = four(q);
+            for (int r = 0; r < 4; ++r) {
+                entries[4 * q + r] = rows[r];
+                t[4 * q + r] = arch::held(column == 4 * q + r ? 1.0f : 0.0f);
+            }
+        }
+        substitute<15>(t, entries);
         arch::wave_sync();
-        math::invert_blocks(shared.inverses, unit_column, arch::lane() % 16, row);
+        for (int q = 0; q < 4; ++q) {
+            four(q) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
+        }
+    }
+    template <int Column> static DEVICE_MEMBER void substitute(float (&t)[16], const float (&a)[16]) {
+        if constexpr (Column > 0) {
+            if constexpr (Column == 15 || Column <= 3) {
+                arch::row_operands_done();
+            }
+            // The next column's number first: it is an operand of all that follows.
+            for (int i = Column - 1; i >= 0; --i) {
+                t[i] = arch::row_multiply_add<Column>(a[i], t[Column], t[i]);
+            }
+            substitute<Column - 1>(t, a);
+        }
     }
     // Blocks left of the diagonal that the wave has: row, and first column.
     DEVICE_MEMBER int left_row() const { return row == 0 ? tiles - 1 : row; }
     DEVICE_MEMBER int left_column() const { return row == 0 ? 2 : 0; }
-    // Blocks (i, j) of A and P.
-    DEVICE_MEMBER void left_product(int i, int j, Tile &block_a, Operand &block_p) const {
-        Tile kk{}, kq{};
+    // Blocks of K K^T and Q K^T: rows of the wave's registers, and rows of another tile, from LDS.
+    DEVICE_MEMBER void load_left(OperandPair (&other)[pairs], int j) const {
         for (int b = 0; b < pairs; ++b) {
-            const OperandPair other{shared.k[j][b][arch::lane()]};
-            multiply(kk, other, own_k[b]);
-            multiply(kq, other, own_q[b]);
+            other[b].data = shared.k[j][b][arch::lane()];
         }
-        arch::products_done();
-        if (norm) {
-            normalise(kk, kq, i, j);
+    }
+    DEVICE_MEMBER void multiply_left(Tile &kk, Tile &kq, const OperandPair (&other)[pairs]) const {
+        for (int b = 0; b < pairs; ++b) {
+            multiply(kk, other[b], own_k[b]);
+            multiply(kq, other[b], own_q[b]);
         }
-        const Tile decayed = chunk_decay(shared.factors, i, j, at);
-        block_a = block_of_a(decayed, columns_at(shared.factors.beta + 16 * i, at), kk);
-        block_p = rounded<T>(block_of_p(decayed, kq));
+    }
+    // Block (i, j) of A and P.
+    DEVICE_MEMBER void left_block(Tile kk, Tile kq, int i, int j, int which) {
+        const ChunkFactors &factors = shared.factors[parity];
+        const Tile decayed = chunk_decay(factors, i, j, at);
+        a[which] = block_of_a(decayed, columns_at(factors.beta + 16 * i, at), kk);
+        left_p[which] = rounded<T>(block_of_p(decayed, kq));
     }
 
-    // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors. Sums the gates of the next chunk.
+    // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors.
     DEVICE_MEMBER void join_blocks() {
         using math::multiply_transposed;
         const int lane = arch::lane();
@@ -233,6 +327,9 @@ template <class T, int Keys> class Maker {
             first = multiply_transposed(joined, below, Tile{}); // T_20^T, part of T_30^T
         }
         arch::products_done();
+        if (reads_gates()) {
+            write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
+        }
         arch::workgroup_sync(); // corner
         if (row == 3) {
             first = multiply_transposed(shared.corner[lane], second, first); // T_30^T
@@ -251,39 +348,37 @@ template <class T, int Keys> class Maker {
         on_diagonal(kq, row, at, [&](int i, float product) {
             ((float *)(shared.rows + record_rows))[diagonal_row * chunk + i] = product;
         });
-        if (reads_gates()) {
-            write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
-        }
-        sum_gates(rest - chunk);
     }
     static DEVICE_MEMBER void put(BlockPairs &to, int block, Operand x) {
         ((Operand *)&to[block / 2][arch::lane()])[block % 2] = x;
     }
 
-    const dwk_prefill_prepare_args &x;
     FusedMemory<Keys> &shared;
     const LaneMap at;
-    const math::UnitColumn unit_column;
     const int row;
     TokenRows q, k;
+    ScalarRows g, beta;
+    const int key_dim;
     u32 q_offset, k_offset;
-    const int sequence, head;
-    int64_t token; // of this lane, in the chunk whose gates are requested next
-    int rest;      // tokens from the chunk on that is being made
+    int rest; // tokens from the chunk on that is being made
+    const u32 flags;
     const bool norm;
+    HeadGates of_head{0.0f, 0.0f};
+    int raw_g = 0, raw_beta = 0;
     OperandPair own_q[pairs], own_k[pairs];
     i32x4 transposed[pairs];
     Tile kk, kq, a[2];
     Operand own_p, left_p[2];
     Gates gates, previous;
     GateSums sums, previous_sums;
+    int parity = 0; // of the chunk that is being made
     Norms norms{1.0f, 1.0f, 1.0f};
 };
 
 // Runs the making waves, which end here. The waves that hold the state return.
 template <class T, int Keys, bool Outputs>
 DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &segment, const Work &work) {
-    if (arch::wave() < state_waves) {
+    if (arch::wave() >= making_waves) {
         return;
     }
     arch::set_priority<1>(); // the waves that hold the state wait for these

@@ -1,12 +1,14 @@
-// Walk of prefill_fused over chunks on CDNA, in the waves that hold the state. A wave has all rows of its value columns,
-// so S, X and U, rounded, are its own right operands, and nothing of the slab goes through LDS. K, Q, K^T, T, P and row
-// factors come from the making waves (fused.h), one chunk after the other.
+// Walk of prefill_fused over chunks on CDNA, in the waves that hold the state. A wave has all rows of its value
+// columns, so S, X and U, rounded, are its own right operands, and nothing of the slab goes through LDS. K, Q, K^T, T,
+// P and row factors come from the making waves (fused.h), one chunk after the other. Vector instructions are spread
+// over the steps of the long products, so that the matrix unit has work meanwhile.
 //
 // Barriers of a chunk, which all waves meet:
-//   joined, corner   the making waves have exchanged parts of T
-//   made             T, P, K^T and row factors of this chunk are in LDS; K and Q are no longer read
-//   copied           K and Q of the next chunk are in LDS; T is no longer read
-//   used             P, K^T and row factors are no longer read
+//   joined    the making waves have exchanged parts of T
+//   corner    they have exchanged another part; row factors of this chunk are in LDS
+//   made      T, P and K^T of this chunk are in LDS; K and Q are no longer read
+//   copied    K and Q of the next chunk are in LDS; T is no longer read
+//   used      P, K^T and row factors are no longer read
 #pragma once
 
 #include "../recurrence.h"
@@ -25,16 +27,20 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
   public:
     DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset)
         : shared(fused_memory<Keys>()), v(x.v, x.v_strides, s.sequence, s.begin, head, x.value_dim),
-          o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), scale(x.scale),
-          rest(s.end - s.begin),
-          quiet(s.quiet) {
+          o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin - chunk, head, x.value_dim), scale(x.scale),
+          rest(s.end - s.begin), quiet(s.quiet) {
         for (int r = 0; r < elements; ++r) {
             const int row = LaneMap(arch::lane()).row(r);
             v_offset[r] = row * v.stride + column_offset;
             o_offset[r] = row * o.stride + column_offset;
         }
+        for (int i = 0; i < tiles; ++i) {
+            for (int j = 0; j < across; ++j) {
+                out[i][j] = Tile{};
+            }
+        }
         if (rest > 0) {
-            v.limit(rest);
+            v.limit_to(rest);
             load_values();
         }
     }
@@ -49,172 +55,259 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
 
+    // Computes one chunk, and writes the outputs of the chunk before.
     DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &) {
-        Slab x, out;
-        read_state(state, x, out);
-        arch::workgroup_sync(); // made
-        solve_u(x, state);
+        Slab x;
+        RoundedSlab rounded_x;
+        read_state(state, x, rounded_x);
         arch::workgroup_sync(); // copied
-        update_state(state, x);
+        solve_u(x, rounded_x, state);
+        RoundedSlab rounded_u;
+        update_state(state, x, rounded_u);
+        OperandPair p[lower_blocks / 2];
         if constexpr (Outputs) {
-            multiply_p(out, x);
+            load_lower(p, shared.p);
         }
         arch::workgroup_sync(); // used
         if constexpr (Outputs) {
-            write_outputs(out);
+            // O / scale += (P - diag(P)) U                           [64 tokens, 32 columns]
+            multiply_lower(out, p, rounded_u);
         }
+        pending = quiet > 0 ? 0 : rest;
+        quiet -= chunk;
         rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
     }
 
     // Converts the state to unit 1.
     DEVICE_MEMBER void complete(State &state) {
-        multiply(state, unit);
+        for (int t = 0; t < key_tiles; ++t) {
+            multiply(state, t, unit);
+        }
         unit = 1.0f;
     }
-    DEVICE_MEMBER void finish() {}
+    // Writes the outputs of the last chunk.
+    DEVICE_MEMBER void finish() {
+        if constexpr (Outputs) {
+            o.limit_to(pending);
+            for (int n = 0; n < quarters; ++n) {
+                write_quarter(n);
+            }
+        }
+    }
 
   private:
     // Operand pairs that are loaded ahead of their products.
     static constexpr int ahead = 3;
+    static constexpr int steps = pairs * tiles; // of K S0, Q S0 and K^T U: an operand pair each
 
+    // Byte offset of row tile i. Opaque: there are no registers for the sums with every lane's offsets.
+    static DEVICE_MEMBER u32 of_tile(int i, u32 stride) {
+        return i == 0 ? 0 : (u32)arch::opaque_uniform((int)(16 * i * stride));
+    }
     DEVICE_MEMBER void load_values() {
         for (int i = 0; i < tiles; ++i) {
             for (int r = 0; r < elements; ++r) {
-                values[i][r] = v.memory.load_b32((u32)arch::opaque((int)v_offset[r]) + 16 * i * v.stride);
+                values[i][r] = v.memory.load_b32(v_offset[r] + of_tile(i, v.stride));
             }
         }
     }
-    // Step n of K S0 and Q S0: four row tiles of K, then of Q, for one key pair after the other.
-    static constexpr int of_pair = (Outputs ? 2 : 1) * tiles, steps = pairs * of_pair;
+    // Operand pair of step n of K S0, then of Q S0: row tile n % 4 of key pair n / 4.
     DEVICE_MEMBER OperandPair rows_of_step(int n) const {
-        const int i = n % tiles;
-        return OperandPair{n % of_pair < tiles ? shared.k[i][n / of_pair][arch::lane()]
-                                               : shared.q[i][n / of_pair][arch::lane()]};
+        const int b = n % steps / tiles, i = n % tiles;
+        return OperandPair{n < steps ? shared.k[i][b][arch::lane()] : shared.q[i][b][arch::lane()]};
     }
 
     // R = K S0                                                       [64 tokens, 32 columns]
     // out = Q S0                                                     [64 tokens, 32 columns]
-    DEVICE_MEMBER void read_state(const State &state, Slab &r, Slab &out) {
+    // X = beta V - beta exp(G) R                                     [64 tokens, 32 columns], f32 and rounded
+    DEVICE_MEMBER void read_state(const State &state, Slab &x, RoundedSlab &rounded_x) {
+        constexpr int all = (Outputs ? 2 : 1) * steps;
+        constexpr int joined = steps * 3 / 4, corner = Outputs ? steps * 3 / 2 : steps - 2, made = all - 2;
         OperandPair ring[ahead + 1];
         for (int n = 0; n < ahead; ++n) {
             ring[n] = rows_of_step(n);
         }
-        Operand s[2][2][across]; // two key pairs
-        for (int h = 0; h < 2 * across; ++h) {
+        Operand s[pairs][2][across];
+        Tile beta, read;
+        for (int h = 0; h < tiles; ++h) {
             s[0][h / across][h % across] = round_state(state, 0, h);
+        }
+        if constexpr (Outputs) {
+            o.limit_to(pending);
         }
         arch::phase();
 #pragma unroll
-        for (int n = 0; n < steps; ++n) {
-            const int b = n / of_pair, i = n % tiles;
-            if (n == steps / 4 || n == steps / 2) {
-                __builtin_amdgcn_s_barrier(); // joined, corner
+        for (int n = 0; n < all; ++n) {
+            const int b = n % steps / tiles, i = n % tiles;
+            if (n == joined) {
+                __builtin_amdgcn_s_barrier(); // these waves read nothing that depends on it
                 arch::phase();
             }
-            if (n + ahead < steps) {
+            if (n == corner || n == made) {
+                arch::workgroup_sync();
+                arch::phase();
+            }
+            if (n + ahead < all) {
                 ring[(n + ahead) % (ahead + 1)] = rows_of_step(n + ahead);
             }
-            // A quarter of the next pair's rounding.
-            if (b + 1 < pairs && n % of_pair >= of_pair - tiles) {
-                s[(b + 1) % 2][i / across][i % across] = round_state(state, b + 1, i);
+            if (n == made) {
+                load_lower(t, shared.t);
             }
             const OperandPair rows = ring[n % (ahead + 1)];
-            Slab &to = n % of_pair < tiles ? r : out;
+            Slab &to = n < steps ? x : out;
             for (int j = 0; j < across; ++j) {
-                to[i][j] = T::mma(rows.first(), s[b % 2][0][j], b == 0 ? Tile{} : to[i][j]);
+                to[i][j] = T::mma(rows.first(), s[b][0][j], b == 0 ? Tile{} : to[i][j]);
             }
             for (int j = 0; j < across; ++j) {
-                to[i][j] = T::mma(rows.second(), s[b % 2][1][j], to[i][j]);
+                to[i][j] = T::mma(rows.second(), s[b][1][j], to[i][j]);
+            }
+            if (n < steps) {
+                if (b + 1 < pairs) {
+                    s[b + 1][i / across][i % across] = round_state(state, b + 1, i);
+                }
+                if constexpr (Outputs) {
+                    constexpr int of_step = (quarters + steps - 1) / steps;
+#pragma unroll
+                    for (int q = 0; q < of_step; ++q) {
+                        if (n * of_step + q < quarters) {
+                            write_quarter(n * of_step + q);
+                        }
+                    }
+                }
+            }
+            // X, as soon as the row factors are there: those of a tile a step before.
+            constexpr int every = (all - corner) / tiles;
+            if (Outputs && n >= corner && (n - corner) % every == 0 && (n - corner) / every < tiles) {
+                const int q = (n - corner) / every;
+                const Tile last_beta = beta, last_read = read;
+                beta = shared.factor(beta_row, q);
+                read = shared.factor(read_row, q);
+                if (q > 0) {
+                    solve_x_tile(x, rounded_x, q - 1, last_beta, last_read);
+                }
             }
             arch::phase();
         }
+        if constexpr (Outputs) {
+            o.advance();
+            solve_x_tile(x, rounded_x, tiles - 1, beta, read);
+        } else {
+            for (int q = 0; q < tiles; ++q) {
+                solve_x_tile(x, rounded_x, q, shared.factor(beta_row, q), shared.factor(read_row, q));
+            }
+        }
+        arch::phase();
     }
     // Quarter h of key pair b of the state as right operands.
     DEVICE_MEMBER Operand round_state(const State &state, int b, int h) const {
         return arch::packed<T>(T::nearest(state[2 * b + h / across][h % across], unit));
     }
+    DEVICE_MEMBER void solve_x_tile(Slab &x, RoundedSlab &rounded_x, int i, Tile beta, Tile read) const {
+        Tile weighted[across];
+        for (int r = 0; r < elements; ++r) {
+            weighted[0][r] = T::low(values[i][r]);
+            weighted[1][r] = T::high(values[i][r]);
+        }
+        for (int j = 0; j < across; ++j) {
+            x[i][j] = arch::held(solve_x(beta * weighted[j], read, x[i][j]));
+            rounded_x[i][j] = arch::held(rounded<T>(x[i][j]));
+        }
+    }
 
-    // X = beta V - beta exp(G) R                                     [64 tokens, 32 columns]
     // U = X + (T - I) X, in place                                    [64 tokens, 32 columns]
     // state <- exp(G_C) S0 / unit
-    DEVICE_MEMBER void solve_u(Slab &x, State &state) {
-        RoundedSlab rounded_x;
-        for (int i = 0; i < tiles; ++i) {
-            const Tile beta = shared.factor(beta_row, i), read = shared.factor(read_row, i);
-            Tile weighted[across];
-            for (int r = 0; r < elements; ++r) {
-                weighted[0][r] = T::low(values[i][r]);
-                weighted[1][r] = T::high(values[i][r]);
-            }
-            for (int j = 0; j < across; ++j) {
-                x[i][j] = solve_x(beta * weighted[j], read, x[i][j]);
-                rounded_x[i][j] = rounded<T>(x[i][j]);
-            }
-        }
+    DEVICE_MEMBER void solve_u(Slab &x, const RoundedSlab &rounded_x, State &state) {
         v.advance();
-        v.limit(rest - chunk);
-        arch::phase();
+        v.limit_to(rest - chunk);
         load_values();
-        multiply_lower(x, shared.t, rounded_x);
         const f32x2 decay = shared.decay();
-        multiply(state, decay.x * unit);
+        arch::phase();
+        multiply_lower(x, t, rounded_x);
+        for (int k = 0; k < key_tiles; ++k) {
+            multiply(state, k, decay.x * unit);
+        }
         unit = decay.y;
         arch::phase();
     }
-    // out += lower blocks times x.
-    static DEVICE_MEMBER void multiply_lower(Slab &out, const BlockPairs &blocks, const RoundedSlab &x) {
-        OperandPair pair[lower_blocks / 2];
+    typedef OperandPair Lower[lower_blocks / 2];
+    static DEVICE_MEMBER void load_lower(Lower &to, const BlockPairs &blocks) {
         for (int n = 0; n < lower_blocks / 2; ++n) {
-            pair[n].data = blocks[n][arch::lane()];
+            to[n].data = blocks[n][arch::lane()];
         }
+    }
+    // out += lower blocks times x.
+    static DEVICE_MEMBER void multiply_lower(Slab &out, const Lower &blocks, const RoundedSlab &x) {
         for (int i = 0; i < tiles; ++i) {
             for (int c = 0; c <= i; ++c) {
                 const int n = lower_block(i, c);
                 for (int j = 0; j < across; ++j) {
-                    out[i][j] = T::mma(n % 2 == 0 ? pair[n / 2].first() : pair[n / 2].second(), x[c][j], out[i][j]);
+                    out[i][j] = T::mma(n % 2 == 0 ? blocks[n / 2].first() : blocks[n / 2].second(), x[c][j], out[i][j]);
                 }
             }
         }
-        arch::phase();
     }
 
     // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U / unit)                 [K, 32 columns]
+    // out = exp(G) Q S0 + diag(P) U                                  [64 tokens, 32 columns]
     // After the last chunk also the product with the update's rounding error (rounding_of).
-    DEVICE_MEMBER void update_state(State &state, const Slab &u) {
+    DEVICE_MEMBER void update_state(State &state, const Slab &u, RoundedSlab &rounded_u) {
         RoundedSlab update;
-        for (int i = 0; i < tiles; ++i) {
-            const Tile write = shared.factor(write_row, i);
+        Tile write, output, diagonal;
+        const auto round_update = [&](int c) __attribute__((always_inline)) {
             for (int j = 0; j < across; ++j) {
-                update[i][j] = rounded<T>(change_of(write, u[i][j]));
+                update[c][j] = arch::held(rounded<T>(change_of(write, u[c][j])));
             }
-        }
-        arch::phase();
-        accumulate(state, update);
+        };
+        accumulate(
+            state, update,
+            [&]() __attribute__((always_inline)) {
+                write = shared.factor(write_row, 0);
+                round_update(0);
+            },
+            [&](int c, int b) __attribute__((always_inline)) {
+                if (b == 0) {
+                    write = shared.factor(write_row, min_of(c + 1, tiles - 1));
+                    output = shared.factor(output_row, c);
+                    diagonal = shared.factor(diagonal_row, c);
+                }
+                if (b == 1 && c + 1 < tiles) {
+                    round_update(c + 1);
+                }
+                if (Outputs && b == pairs - 1) {
+                    for (int j = 0; j < across; ++j) {
+                        rounded_u[c][j] = arch::held(rounded<T>(u[c][j]));
+                        out[c][j] = arch::held(output_of(output, out[c][j], diagonal, u[c][j]));
+                    }
+                }
+            });
         arch::products_done();
         if (rest <= chunk) {
-            for (int i = 0; i < tiles; ++i) {
-                const Tile write = shared.factor(write_row, i);
+            for (int c = 0; c < tiles; ++c) {
+                const Tile write = shared.factor(write_row, c);
                 for (int j = 0; j < across; ++j) {
-                    update[i][j] = rounding_of<T>(change_of(write, u[i][j]), update[i][j]);
+                    update[c][j] = rounding_of<T>(change_of(write, u[c][j]), update[c][j]);
                 }
             }
-            accumulate(state, update);
+            const auto nothing = [](auto...) {};
+            accumulate(state, update, nothing, nothing);
             arch::products_done();
         }
     }
-    // S += K^T x.
-    DEVICE_MEMBER void accumulate(State &state, const RoundedSlab &x) const {
+    // S += K^T x, token tile c after token tile. Calls before() once operands are requested, and beside(c, key pair) at
+    // each step.
+    template <class F, class G>
+    DEVICE_MEMBER void accumulate(State &state, const RoundedSlab &x, const F &before, const G &beside) const {
         OperandPair ring[ahead + 1];
-        constexpr int steps = pairs * tiles;
         for (int n = 0; n < ahead; ++n) {
-            ring[n].data = shared.transposed[n / tiles][n % tiles][arch::lane()];
+            ring[n].data = shared.transposed[n % pairs][n / pairs][arch::lane()];
         }
+        before();
         arch::phase();
 #pragma unroll
         for (int n = 0; n < steps; ++n) {
-            const int b = n / tiles, c = n % tiles, next = n + ahead;
+            const int b = n % pairs, c = n / pairs, next = n + ahead;
             if (next < steps) {
-                ring[next % (ahead + 1)].data = shared.transposed[next / tiles][next % tiles][arch::lane()];
+                ring[next % (ahead + 1)].data = shared.transposed[next % pairs][next / pairs][arch::lane()];
             }
             const OperandPair keys = ring[n % (ahead + 1)];
             for (int j = 0; j < across; ++j) {
@@ -223,54 +316,39 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             for (int j = 0; j < across; ++j) {
                 state[2 * b + 1][j] = T::mma(keys.second(), x[c][j], state[2 * b + 1][j]);
             }
+            beside(c, b);
             arch::phase();
         }
     }
 
-    // O / scale = exp(G) Q S0 + diag(P) U + (P - diag(P)) U          [64 tokens, 32 columns]
-    DEVICE_MEMBER void multiply_p(Slab &out, const Slab &u) const {
-        RoundedSlab rounded_u;
-        for (int i = 0; i < tiles; ++i) {
-            const Tile output = shared.factor(output_row, i), diagonal = shared.factor(diagonal_row, i);
-            for (int j = 0; j < across; ++j) {
-                rounded_u[i][j] = rounded<T>(u[i][j]);
-                out[i][j] = output_of(output, out[i][j], diagonal, u[i][j]);
-            }
-        }
-        multiply_lower(out, shared.p, rounded_u);
-    }
-    DEVICE_MEMBER void write_outputs(const Slab &out) {
-        if (quiet > 0) {
-            quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
-            o.advance();
+    // Writes a quarter of a row tile of the outputs: quarters 0 and 1 round, 2 and 3 store.
+    static constexpr int quarters = 4 * tiles;
+    DEVICE_MEMBER void write_quarter(int n) {
+        const int i = n / 4, q = n % 4;
+        if (q < across) {
+            out[i][q] = arch::held(T::nearest(scale * out[i][q]));
             return;
         }
-        o.limit(rest);
-        for (int i = 0; i < tiles; ++i) {
-            const Tile first = arch::held(T::nearest(scale * out[i][0])),
-                       second = arch::held(T::nearest(scale * out[i][1]));
-            for (int r = 0; r < elements; ++r) {
-                o.memory.store_b32((u32)arch::opaque((int)o_offset[r]) + 16 * i * o.stride,
-                                   T::join(first[r], second[r]));
-            }
+        for (int r = 2 * (q - across); r < 2 * (q - across) + 2; ++r) {
+            o.memory.store_b32(o_offset[r] + of_tile(i, o.stride), T::join(out[i][0][r], out[i][1][r]));
         }
-        o.advance();
     }
 
-    static DEVICE_MEMBER void multiply(State &state, float by) {
-        for (int t = 0; t < key_tiles; ++t) {
-            for (int j = 0; j < across; ++j) {
-                state[t][j] *= by;
-            }
+    static DEVICE_MEMBER void multiply(State &state, int key_tile, float by) {
+        for (int j = 0; j < across; ++j) {
+            state[key_tile][j] *= by;
         }
     }
 
     const FusedMemory<Keys> &shared;
-    TokenRows v, o;
+    TokenRows v, o; // o: of the chunk before
     const float scale;
     u32 v_offset[elements], o_offset[elements];
     int values[tiles][elements]; // V, two columns a word
-    float unit = 1.0f;           // unit of the state in registers
+    OperandPair t[lower_blocks / 2];
+    Slab out;          // outputs of the chunk before, not yet written
+    int pending = 0;   // rows of them, or more
+    float unit = 1.0f; // unit of the state in registers
     int rest;
     int quiet; // tokens left whose outputs are not written
 };

@@ -1,5 +1,6 @@
 // Layout of a slab of value columns in a workgroup of prefill_fused on CDNA. Four waves hold the state, one per SIMD:
-// all key elements of 32 value columns each. Four more waves make T, P and the row factors (fused.h).
+// all key elements of 32 value columns each. Four waves before them make T, P and the row factors (fused.h). SIMDs prefer
+// older waves, and those that hold the state wait for the others.
 #pragma once
 
 #include "../../arch/tile.h"
@@ -26,7 +27,7 @@ template <int Keys, bool Outputs> constexpr int walk_threads() { return (state_w
 template <int Keys, bool Outputs> constexpr int walking_threads() { return walk_threads<Keys, Outputs>(); }
 // Waves that share a SIMD.
 template <int Keys, bool Outputs> constexpr int walk_residency() { return 2; }
-DEVICE int wave_column_of_slab(int column_tiles) { return 16 * column_tiles * arch::wave(); }
+DEVICE int wave_column_of_slab(int column_tiles) { return 16 * column_tiles * (arch::wave() - making_waves); }
 
 // Pairs of key tiles.
 constexpr int key_pairs(int keys) { return keys / 32; }

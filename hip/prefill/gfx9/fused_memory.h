@@ -26,7 +26,7 @@ template <int Keys> struct FusedMemory {
         Tile joined[tiles][arch::lanes]; // parts of T, f32; before P is written
     };
     Tile corner[arch::lanes]; // another part of T
-    ChunkFactors factors;
+    ChunkFactors factors[2]; // of this chunk and of the next
     alignas(16) char rows[record_decay + 8]; // row factors and decay as in a record
 
     DEVICE_MEMBER Tile factor(RowFactor which, int row_tile) const {

@@ -125,6 +125,7 @@ template <class T> class ChunkSolver {
                     on_diagonal(products.kq[block], i, at, diagonal);
                 }
             }
+            arch::phase();
         }
         invert(
             blocks,

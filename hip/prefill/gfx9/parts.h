@@ -15,6 +15,8 @@ constexpr bool tiles_are_operands = false;
 // Column tiles of M loaded ahead of the product, and matrices M held in registers.
 constexpr int tiles_ahead(int key_tiles) { return key_tiles <= 8 ? key_tiles : key_tiles / 2; }
 constexpr int matrices_held(int) { return 1; }
+// Whether a tile of M is loaded to the registers of the one that was multiplied. Otherwise all loads come first.
+constexpr bool tiles_reloaded_after_use = true;
 // Waves of combine that share a SIMD. With 1 the compiler would use accumulation registers.
 constexpr int combine_residency = 2;
 

@@ -78,6 +78,7 @@ class LowerBlocks {
             multiply<T>(out, before.second(), tokens[1]);
         }
         multiply<T>(out, last[0], tokens[2]);
+        arch::phase();
         multiply<T>(out, last[1], tokens[3]);
     }
     // Loads the token tiles that the blocks of `row` multiply, from LDS.

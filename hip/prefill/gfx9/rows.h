@@ -21,6 +21,11 @@ class TokenRows {
             memory.limit(rows > 0 ? (rows - 1) * stride + row_bytes : 0);
         }
     }
+    // Limits access to `rows` rows, at most 64 of them, whatever the limit was. Without a branch.
+    DEVICE_MEMBER void limit_to(int rows) {
+        rows = min_of(arch::opaque_uniform(arch::uniform_value(rows)), chunk);
+        memory.limit(rows > 0 ? (rows - 1) * stride + row_bytes : 0);
+    }
     DEVICE_MEMBER void advance() { memory.advance((u64)stride * chunk); }
 
     const u32 stride, row_bytes;

@@ -61,7 +61,7 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         arch::wait_for_previous_kernel();
         GateReader::Bits loaded{0, 0};
         if (prepares()) {
-            loaded = reader().load_bits(arch::opaque(head));
+            loaded = reader().load_bits(arch::opaque(head), arch::load_bits);
             Base::copy_tokens(memory);
             sum_gates(reader().gates_of(arch::opaque(head),
                                         [&]() __attribute__((always_inline)) { return reader().numbers(loaded); }));
@@ -147,7 +147,7 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         if (prepares()) {
             token += chunk;
             left -= chunk;
-            loaded = reader().load_bits(arch::opaque(head));
+            loaded = reader().load_bits(arch::opaque(head), arch::load_bits);
             left += chunk;
         }
         if constexpr (!T::rounds_finely) {

@@ -17,6 +17,8 @@ constexpr bool tiles_are_operands = true;
 // longer than a product.
 constexpr int tiles_ahead(int key_tiles) { return key_tiles / (key_tiles <= 8 ? 1 : key_tiles <= 12 ? 4 : 8); }
 constexpr int matrices_held(int key_tiles) { return tiles_ahead(key_tiles) == key_tiles ? 2 : 1; }
+// Whether a tile of M is loaded to the registers of the one that was multiplied.
+constexpr bool tiles_reloaded_after_use = false;
 // Least number of workgroups of combine that share a multiprocessor.
 constexpr int combine_residency = 1;
 

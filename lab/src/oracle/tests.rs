@@ -200,6 +200,7 @@ fn chunk_forms_in_f64_equal_the_recurrence() {
         (Gates::Mixed, 1e-12),
         (Gates::Zero, 1e-12),
         (Gates::Strong, 1e-12),
+        (Gates::Model, 1e-12),
     ] {
         let spec = InputSpec {
             gates,
