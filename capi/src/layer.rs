@@ -31,7 +31,6 @@ struct Plan {
 fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
     let segments = read::natural("segments", s.segments)?;
     Ok(LayerSpec {
-        path: deltawave::prefill::PrefillPath::Auto,
         dtype: read::dtype("dtype", s.dtype)?,
         heads: Heads {
             key: read::natural("key_heads", s.key_heads)?,
