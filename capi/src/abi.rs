@@ -192,6 +192,7 @@ impl Default for dw_lengths {
 pub const DW_PATH_AUTO: _bindgen_ty_7 = 0;
 pub const DW_PATH_FUSED: _bindgen_ty_7 = 1;
 pub const DW_PATH_SPLIT: _bindgen_ty_7 = 2;
+pub const DW_PATH_SHORT: _bindgen_ty_7 = 3;
 pub type _bindgen_ty_7 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
