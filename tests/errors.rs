@@ -9,7 +9,7 @@ use common::context;
 use deltawave::batch::{CuSeqlens, PerSequence};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
-use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors};
+use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec, PrefillTensors};
 use deltawave::runtime::Context;
 use deltawave::state::InitialState;
 use deltawave::state::States;
@@ -108,7 +108,11 @@ const V: usize = 16;
 
 fn valid() -> Request {
     Request {
-        spec: PrefillSpec::new(HK, HV, K, V),
+        // A path that needs a workspace.
+        spec: PrefillSpec {
+            path: PrefillPath::Split,
+            ..PrefillSpec::new(HK, HV, K, V)
+        },
         entry: Entry::Packed,
         cu_seqlens: vec![0, 5, 9],
         tokens: 9,

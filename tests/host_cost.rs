@@ -242,6 +242,6 @@ fn layers(context: &Context, stream: &Stream) -> deltawave::Result<()> {
         outcome.expect("a launch");
     });
     assert_eq!(count, 0, "layer with lengths on the device");
-    assert_only_launches(6, "layer with lengths on the device");
+    assert_only_launches(7, "layer with lengths on the device");
     Ok(())
 }

@@ -37,7 +37,7 @@ fn dim() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// As the planner chooses, or with the kernel for short sequences wherever it is compiled.
+/// Every path, where it is compiled.
 fn path() -> impl Strategy<Value = PrefillPath> {
     prop_oneof![
         Just(PrefillPath::Auto),

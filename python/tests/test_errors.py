@@ -104,7 +104,7 @@ class Refused(unittest.TestCase):
     @needs_numpy
     def test_tensors(self):
         context = simulator()
-        plan = dw.Prefill.packed(context, dw.PrefillSpec(1, 2, 16, 16), [0, 3], 3)
+        plan = dw.Prefill.packed(context, dw.PrefillSpec(1, 2, 16, 16, path="split"), [0, 3], 3)
         good = {"q": poisoned((3, 1, 16), "bf16"), "k": poisoned((3, 1, 16), "bf16"), "v": poisoned((3, 2, 16), "bf16"),
                 "o": poisoned((3, 2, 16), "bf16")}
 
