@@ -123,6 +123,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
           rest(tokens) {
         if (rest > 0) {
             next.limit(rest);
+            // In the order of the loop: its waits count the loads after the one that is needed, on every way into it.
+            // Out of order, each chunk would wait for loads that it does not need yet.
             next.load_values(part);
             arch::phase();
             next.load_k(part);
@@ -242,6 +244,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             accumulate<1>(state, all, c);
         }
         share_state<0>(state);
+        // In fours, because clang 22 makes two of each packed instruction that follows a product directly.
         with_others<2, 1, 0>();
         with_others<tiles * key_tiles - 2, 1, Outputs ? 4 : 2>();
         arch::phase();

@@ -125,7 +125,7 @@ template <class T> class ChunkSolver {
                     on_diagonal(products.kq[block], i, at, diagonal);
                 }
             }
-            arch::phase();
+            arch::phase(); // otherwise loads of later blocks move up and occupy registers
         }
         invert(
             blocks,

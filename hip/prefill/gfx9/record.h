@@ -78,7 +78,7 @@ class LowerBlocks {
             multiply<T>(out, before.second(), tokens[1]);
         }
         multiply<T>(out, last[0], tokens[2]);
-        arch::phase();
+        arch::phase(); // so that products of one sum do not follow each other
         multiply<T>(out, last[1], tokens[3]);
     }
     // Loads the token tiles that the blocks of `row` multiply, from LDS.
