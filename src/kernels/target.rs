@@ -8,8 +8,6 @@ use super::{KEY_BUCKETS, Role};
 pub struct Target {
     /// Threads of `prefill_lengths`: one wave.
     lengths_threads: u32,
-    /// Threads of `decode`, for 32 value columns.
-    decode_threads: u32,
     /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
@@ -77,7 +75,6 @@ static CDNA: Target = {
     };
     Target {
         lengths_threads: 64,
-        decode_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
@@ -114,8 +111,6 @@ static SM90: Target = {
     }
     Target {
         lengths_threads: 32,
-        // Four warps: `hip/decode/warps.h`.
-        decode_threads: 128,
         prepare_room: 0,
         scan: [
             walk(384, 154_624),
@@ -187,8 +182,7 @@ impl Target {
     pub fn threads(&self, role: Role) -> u32 {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
-            Role::Decode(_) => self.decode_threads,
-            Role::PrefillPrepare => 64,
+            Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillLengths => self.lengths_threads,
             Role::PrefillSummarise(_) | Role::PrefillScan(_) => {
                 self.walk(role).map_or(0, |walk| walk.threads)
