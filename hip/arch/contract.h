@@ -10,7 +10,6 @@
 //   thread() workgroup() lane() wave()  ids; wave() is equal in all lanes of the wave
 //   read_lane(x, from)                  x of one lane, int
 //   row_sum(x), other_row(x)            sum over 16 lanes; x of the same lane of the neighbouring 16
-//   swap32<Step>(x), read32(x, from)    x of another lane of 32: the one that differs in bit `Step`, or lane `from`
 //   inclusive_sum(x), inclusive_max(x)  prefix sum (float), prefix maximum (int) over the lanes of a wave
 //   ballot(condition)                   bit mask of the lanes where the condition holds
 //   chunk_sum, chunk_max                over the 64 threads of a workgroup, with four words of shared memory
@@ -34,7 +33,6 @@
 //   -- memory.h
 //   in_one_access(p)                    whether one access can cover 16 bytes at p
 //   load_b128 store_b128 load_b64 ...   16 and 8 bytes at such an address
-//   prefetch(p)                         request for memory that is loaded later; it may do nothing
 //   Window(base)                        memory addressed by byte offsets; a load at Window::nowhere gives 0
 //   -- tiles.h
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
@@ -97,7 +95,6 @@ static_assert(__is_same(decltype(exp2(0.0f)), float) && __is_same(decltype(exp(0
               "functions of f32");
 static_assert(__is_same(decltype(ballot(true)), u64) && __is_same(decltype(read_lane(0, 0)), int), "lanes");
 static_assert(__is_same(decltype(inclusive_sum(0.0f)), float) && __is_same(decltype(inclusive_max(0)), int), "lanes");
-static_assert(__is_same(decltype(swap32<1>(0.0f)), float) && __is_same(decltype(read32(0.0f, 0)), float), "lanes");
 static_assert(__is_same(decltype(row_sum(0.0f)), float) && __is_same(decltype(other_row(0.0f)), float), "lanes");
 static_assert(__is_same(decltype(load_b128(nullptr)), i32x4) && __is_same(decltype(load_b64(nullptr)), i32x2), "loads");
 

@@ -14,26 +14,21 @@ struct Row {
     float o[2][row_dim];
 };
 
-// Writes o of a column, rounded to 16 bits, to the row. `owner`: the thread has the column's o. A barrier follows.
-DEVICE void publish(float o, Row &row, bool owner, int column, int t) {
-    if (owner) {
-        row.o[t % 2][column] = o;
-    }
-}
-
-// 1 / rms of the row. Sums have the order of kernels/norm.hip, so that bits are equal.
-DEVICE float row_factor(const Row &row, const dwk_decode_args &x, int t) {
+// o / rms(o) * weight * gate(z) for one column. Sums have the order of kernels/norm.hip, so that bits are equal.
+template <class T>
+DEVICE float normed(float o, Row &row, const Token &token, const dwk_decode_args &x, int column, int t) {
     constexpr int octet = 8;
+    float *all = row.o[t % 2];
+    if (member() >= columns) {
+        all[column] = o;
+    }
+    arch::workgroup_sync();
     float squares = 0.0f;
     for (int i = 0; i < octet; ++i) {
-        const float own = row.o[t % 2][arch::thread() % (row_dim / octet) * octet + i];
+        const float own = all[member() % (row_dim / octet) * octet + i];
         squares = __builtin_fmaf(own, own, squares);
     }
-    return math::inverse_rms(arch::row_sum(squares), x.norm.mean, x.norm.eps);
-}
-
-// o / rms(o) * weight * gate(z) for one column.
-template <class T> DEVICE float normed(float o, float factor, const Token &token, const dwk_decode_args &x) {
+    const float factor = math::inverse_rms(arch::row_sum(squares), x.norm.mean, x.norm.eps);
     const float weight = x.norm.weight ? widen_raw(token.weight, x.norm.weight_type) : 1.0f;
     const float z = arch::held(T::low(token.z));
     const f32x2 scaled{o * factor * weight, 0.0f}, gate{z, 0.0f};

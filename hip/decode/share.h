@@ -56,8 +56,18 @@ struct Work {
     int column; // the team's first
 };
 
+// n / by for n < 2^31, without a division.
+DEVICE int quotient(int n, const dwk_divisor &by) { return (int)((u64)(u32)n * by.multiplier >> by.shift); }
+
 // Work of this team. Workgroups of one (sequence, key head) read the same q and k, so they go to one die.
 DEVICE Work work_of(const dwk_decode_args &x) {
+    if constexpr (arch::Traits::one_die) {
+        const int index = quotient(arch::workgroup(), x.by_slabs), slab = arch::workgroup() - index * x.slabs;
+        const int sequence = quotient(index, x.by_value_heads), head = index - sequence * x.value_heads;
+        const int of_head = quotient(head, x.by_key_heads); // by HV / HK, or HK with DWK_TILED_HEADS
+        const int key_head = x.flags & DWK_TILED_HEADS ? head - of_head * x.key_heads : of_head;
+        return Work{sequence, head, key_head, (slab + team()) * columns};
+    }
     const int group = x.value_heads / x.key_heads;
     const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.batch * x.key_heads, group * x.slabs, x.dies);
     const int sequence = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - sequence * x.key_heads;

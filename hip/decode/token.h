@@ -37,11 +37,17 @@ DEVICE float widen_raw(int raw, int type) {
 
 DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
 
-// Loads v of column `at.column + column`, the gates, and what the norm of that column needs.
-template <bool Norm> DEVICE Token load_scalars(const dwk_decode_args &x, const Work &at, int t, int column) {
+template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
     Token out{};
     const int token = at.sequence * x.tokens + t;
-    column += at.column;
+    const bool of_k = member() >= threads / 2;
+    const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
+    const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
+    const char *row = of_k ? k : q;
+    // Threads beyond K read the first keys, because a branch would wait for its loads.
+    const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
+    out.keys = piece::load<false>(row + piece, arch::in_one_access(row));
+    const int column = at.column + member() % columns;
     const unsigned short *v = (const unsigned short *)x.v + token_offset(x.v_strides, at.sequence, token, at.head);
     out.v = v[column < x.value_dim ? column : at.column];
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
@@ -57,20 +63,6 @@ template <bool Norm> DEVICE Token load_scalars(const dwk_decode_args &x, const W
         const dwk_norm_args &norm = x.norm;
         out.weight = norm.weight ? load_raw(norm.weight, column * norm.weight_stride, norm.weight_type) : 0;
     }
-    return out;
-}
-
-template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
-    const int token = at.sequence * x.tokens + t;
-    const bool of_k = member() >= threads / 2;
-    const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
-    const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
-    const char *row = of_k ? k : q;
-    // Threads beyond K read the first keys, because a branch would wait for its loads.
-    const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
-    const i32x4 keys = piece::load<false>(row + piece, arch::in_one_access(row));
-    Token out = load_scalars<Norm>(x, at, t, member() % columns);
-    out.keys = keys;
     return out;
 }
 

@@ -11,7 +11,6 @@
 // the first token to the last.
 #include "../decode/norm.h"
 #include "../decode/sums.h"
-#include "../decode/warps.h"
 
 namespace {
 
@@ -21,7 +20,7 @@ using namespace decode;
 struct Norms {
     float q, k;
 };
-[[maybe_unused]] DEVICE Norms norms_of(const Total &total, const dwk_decode_args &x) {
+DEVICE Norms norms_of(const Total &total, const dwk_decode_args &x) {
     Norms out{1.0f, 1.0f};
     if (x.flags & DWK_QK_L2NORM) {
         out.k = math::inverse_norm(total.dot[0]);
@@ -71,19 +70,13 @@ DEVICE void advance(StateShare<S> &share, const Token &token, const Total &total
     const float written = norms.k * total.dot[2] * exchange.d[own];
     float o = math::canonical(x.scale * (norms.q * __builtin_fmaf(gates.decay, total.column, written)));
     if (Norm) {
-        o = T::low(T::pack(o, 0.0f));
-        publish(o, *row_of_head, member() >= columns, at.column + own, t);
-        arch::workgroup_sync();
-        o = math::canonical(normed<T>(o, row_factor(*row_of_head, x, t), token, x));
+        o = math::canonical(normed<T>(T::low(T::pack(o, 0.0f)), *row_of_head, token, x, at.column + own, t));
     }
     if (member() >= columns && at.column + own < x.value_dim) {
         const int64_t row = token_offset(x.o_strides, at.sequence, at.sequence * x.tokens + t, at.head);
         ((short *)x.o)[row + at.column + own] = (short)T::pack(o, 0.0f);
     }
 }
-
-// Threads of 32 value columns.
-template <bool Norm> constexpr int team_threads = arch::Traits::decode_by_warps ? warps::Team<Norm>::threads : threads;
 
 DEVICE bool is_slot(int slot, int slots) { return slot >= 0 && slot < slots; }
 
@@ -136,42 +129,22 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
     }
 }
 
-// Shared memory of the teams of a workgroup, by the target's schedule.
-template <bool ByWarps, int Keys, bool Norm> struct Scratch {
-    Exchange<Keys> teams[Norm ? row_teams : 1];
-};
-template <int Keys, bool Norm> struct Scratch<true, Keys, Norm> {
-    warps::Sums teams[Norm ? row_teams : 1];
-};
-template <int Keys, bool Norm> using TargetScratch = Scratch<arch::Traits::decode_by_warps, Keys, Norm>;
-
-// Computes all tokens of a sequence by the target's schedule. `read`, `write`: slots of the state, or -1.
-template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm>
-DEVICE void run(const dwk_decode_args &x, const Work &at, int read, int write, TargetScratch<Keys, Norm> &scratch,
-                Row *row) {
-    if constexpr (arch::Traits::decode_by_warps) {
-        const int index = Norm ? warps::Team<Norm>::index() : 0;
-        warps::walk<T, Wide, ValueMajor, Keys, Norm>(x, at, read, write, scratch.teams[index], row);
-    } else {
-        walk<T, Wide, ValueMajor, Keys, Norm>(x, at, read, write, scratch.teams[Norm ? team() : 0], row);
-    }
-}
-
 template <class T, int Keys, bool Norm> DEVICE void recur(const dwk_decode_args &x) {
-    SHARED static TargetScratch<Keys, Norm> scratch;
+    SHARED static Exchange<Keys> exchanges[Norm ? row_teams : 1];
+    Exchange<Keys> &exchange = exchanges[Norm ? team() : 0];
     Row *row = nullptr;
     if constexpr (Norm) {
         SHARED static Row shared_row;
         row = &shared_row;
     }
-    const Work at = arch::Traits::decode_by_warps ? warps::work_of<Norm>(x) : work_of(x);
+    const Work at = work_of(x);
     const int slot = x.slots ? arch::uniform(x.slots + at.sequence) : at.sequence;
     const int write_slot = x.write_slots ? arch::uniform(x.write_slots + at.sequence) : slot;
     const bool reads = is_slot(slot, x.slot_count), writes = is_slot(write_slot, x.slot_count);
     if (!reads && !writes) {
         // Padding: outputs are zeros.
-        const int own = arch::thread() % team_threads<Norm>, column = at.column + own;
-        for (int t = 0; t < x.tokens && own < columns && column < x.value_dim; ++t) {
+        const int column = at.column + member();
+        for (int t = 0; t < x.tokens && member() < columns && column < x.value_dim; ++t) {
             const int64_t row = token_offset(x.o_strides, at.sequence, at.sequence * x.tokens + t, at.head);
             ((short *)x.o)[row + column] = 0;
         }
@@ -182,27 +155,19 @@ template <class T, int Keys, bool Norm> DEVICE void recur(const dwk_decode_args 
     const int read = initial ? slot : -1, write = writes && !x.states ? write_slot : -1;
     const bool value_major = x.flags & DWK_INITIAL_VALUE_MAJOR;
     if (x.state_type == DWK_F32) {
-        value_major ? run<T, true, true, Keys, Norm>(x, at, read, write, scratch, row)
-                    : run<T, true, false, Keys, Norm>(x, at, read, write, scratch, row);
+        value_major ? walk<T, true, true, Keys, Norm>(x, at, read, write, exchange, row)
+                    : walk<T, true, false, Keys, Norm>(x, at, read, write, exchange, row);
     } else {
-        value_major ? run<T, false, true, Keys, Norm>(x, at, read, write, scratch, row)
-                    : run<T, false, false, Keys, Norm>(x, at, read, write, scratch, row);
+        value_major ? walk<T, false, true, Keys, Norm>(x, at, read, write, exchange, row)
+                    : walk<T, false, false, Keys, Norm>(x, at, read, write, exchange, row);
     }
 }
 
-// Residency of kernels up to K = 128, of those up to 256, and with the norm.
-constexpr bool by_warps = arch::Traits::decode_by_warps;
-constexpr int residency = by_warps ? 4 : 3, long_residency = by_warps ? 3 : 2, norm_residency = 1;
-
 } // namespace
 
-KERNEL(team_threads<false>, residency) void dw_decode_bf16_k128(dwk_decode_args x) { recur<arch::Bf16, 128, false>(x); }
-KERNEL(team_threads<false>, long_residency)
-void dw_decode_bf16_k256(dwk_decode_args x) { recur<arch::Bf16, 256, false>(x); }
-KERNEL(team_threads<false>, residency) void dw_decode_f16_k128(dwk_decode_args x) { recur<arch::F16, 128, false>(x); }
-KERNEL(team_threads<false>, long_residency)
-void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, 256, false>(x); }
-KERNEL(row_teams *team_threads<true>, norm_residency)
-void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true>(x); }
-KERNEL(row_teams *team_threads<true>, norm_residency)
-void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true>(x); }
+KERNEL(threads, 3) void dw_decode_bf16_k128(dwk_decode_args x) { recur<arch::Bf16, 128, false>(x); }
+KERNEL(threads, 2) void dw_decode_bf16_k256(dwk_decode_args x) { recur<arch::Bf16, 256, false>(x); }
+KERNEL(threads, 3) void dw_decode_f16_k128(dwk_decode_args x) { recur<arch::F16, 128, false>(x); }
+KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, 256, false>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true>(x); }

@@ -56,14 +56,6 @@ template <int Rotation> DEVICE float add_rotated(float x) {
 }
 DEVICE float row_sum(float x) { return add_rotated<1>(add_rotated<2>(add_rotated<4>(add_rotated<8>(x)))); }
 
-// Among 32 lanes: x of the lane whose number differs in bit `Step`, and x of lane `from`.
-template <int Step> DEVICE float swap32(float x) {
-    return bits<float>(__builtin_amdgcn_ds_swizzle(bits<int>(x), Step << 10 | 31));
-}
-DEVICE float read32(float x, int from) {
-    return bits<float>(__builtin_amdgcn_ds_bpermute(4 * ((lane() & 32) + from), bits<int>(x)));
-}
-
 // Exchanges x with the same lane of the neighbouring row: rows 0 and 1, and rows 2 and 3.
 DEVICE float other_row(float x) { return bits<float>(__builtin_amdgcn_ds_swizzle(bits<int>(x), 16 << 10 | 31)); }
 

@@ -14,9 +14,6 @@ DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const Even8 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(Even8 *)p = x; }
 
-// Request for a line of memory; this target has none.
-DEVICE void prefetch(const void *) {}
-
 // Packs the low (or high) 16 bits of two words, `a` in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
 DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }

@@ -47,10 +47,6 @@ DEVICE float row_sum(float x) {
     return x;
 }
 
-// Among 32 lanes: x of the lane whose number differs in bit `Step`, and x of lane `from`.
-template <int Step> DEVICE float swap32(float x) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, Step, 0x1f); }
-DEVICE float read32(float x, int from) { return __nvvm_shfl_sync_idx_f32(0xffffffff, x, from, 0x1f); }
-
 // Exchanges x with the same lane of the other half.
 DEVICE float other_row(float x) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, 16, 0x1f); }
 

@@ -12,9 +12,6 @@ DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const i32x2 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(i32x2 *)p = x; }
 
-// Requests the line of 128 bytes at p, for a load later.
-DEVICE void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 // Whether each 16-byte group of the rows is one access. `stride`: bytes from row to row.
 DEVICE bool aligned_rows(const void *base, u32 stride) { return ((u64)base & 15) == 0 && (stride & 15) == 0; }
 
