@@ -10,8 +10,6 @@ pub struct Target {
     lengths_threads: u32,
     /// Threads of a wave, the workgroup of `prefill_short`.
     wave_threads: u32,
-    /// Threads of `decode`, for 32 value columns.
-    decode_threads: u32,
     /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
@@ -120,7 +118,6 @@ static CDNA: Target = {
     Target {
         lengths_threads: 1024,
         wave_threads: 64,
-        decode_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
         summarise: [WALK; KEY_BUCKETS.len()],
@@ -183,8 +180,6 @@ static SM90: Target = {
     Target {
         lengths_threads: 512,
         wave_threads: 32,
-        // Four warps: `hip/decode/warps.h`.
-        decode_threads: 128,
         prepare_room: 0,
         scan: [
             walk(384, 154_624),
@@ -283,8 +278,7 @@ impl Target {
     pub fn threads(&self, role: Role) -> u32 {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
-            Role::Decode(_) => self.decode_threads,
-            Role::PrefillPrepare => 64,
+            Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) => self.wave_threads,
             Role::PrefillLengths => self.lengths_threads,
             Role::PrefillSummarise(_)
