@@ -95,7 +95,9 @@ DEVICE int64_t cost_of(const dwk_prefill_plan &x, const Batch &batch, int candid
     }
     items = sum_of_lanes(items);
     early = sum_of_lanes(early);
-    const auto rounds = [&](int64_t work) { return (work * x.workgroups + x.compute_units - 1) / x.compute_units; };
+    const auto rounds = [&](int64_t work) __attribute__((always_inline)) {
+        return (work * x.workgroups + x.compute_units - 1) / x.compute_units;
+    };
     int64_t cost = rounds(16 * (int64_t)batch.total + (int64_t)x.start * items + (int64_t)x.warm_up * early);
     const int each = x.start + (early > 0 ? x.warm_up : 0);
     for (int share = first_share; share <= shares; ++share) {
@@ -136,10 +138,10 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
     const Batch batch(cu_seqlens, sequences);
     const int candidate = x.segments > 0 ? ceil_of(max_of(batch.longest, 1), x.segments) : choose(x, batch);
     const int wave = arch::wave(), lane = arch::lane();
-    const auto own_length = [&](int chunks) {
+    const auto own_length = [&](int chunks) __attribute__((always_inline)) {
         return waves - 1 - min_of((int)((u32)chunks * waves / (u32)(candidate + 1)), waves - 1) == wave;
     };
-    const auto put = [&](int at, int sequence, int first, int chunks, int summary) {
+    const auto put = [&](int at, int sequence, int first, int chunks, int summary) __attribute__((always_inline)) {
         if (at < x.items_count) {
             x.items[at] = dwk_prefill_item{sequence, first, chunks, summary};
         }
@@ -167,7 +169,7 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
     const u64 lower = ((u64)1 << lane) - 1;
     int summary = 0, chains = 0; // before this block of sequences
 #pragma unroll 1
-    for (int block = 0; block * arch::lanes < sequences; ++block) {
+    for (int block = 0; sequences > block * arch::lanes; ++block) {
         const int sequence = block * arch::lanes + lane;
         const bool inside = sequence < sequences;
         const int n = batch.chunks(sequence), each = segment_chunks(x, n, candidate);

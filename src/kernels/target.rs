@@ -22,6 +22,8 @@ pub struct Target {
     fused_summarise: [Walk; FUSED_BUCKETS],
     /// Value columns of a workgroup of `prefill_short`: one wave.
     pub(crate) short_columns: usize,
+    /// Whether `prefill_short` is used. On sm_90a its states are wrong on a GPU, where the simulator cannot look.
+    pub(crate) uses_short: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
     /// Costs for the planner of fused prefills.
@@ -124,6 +126,7 @@ static CDNA: Target = {
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
         short_columns: 32,
+        uses_short: true,
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -198,6 +201,7 @@ static SM90: Target = {
         fused: [fused(154_624), fused(203_776), fused(203_776)],
         fused_summarise: [fused(105_472), fused(130_048), fused(130_048)],
         short_columns: 16,
+        uses_short: false,
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {

@@ -9,7 +9,16 @@ fn json_has_every_figure() {
     if !kernels() {
         return;
     }
-    let base = ["--heads", "1,2", "--dims", "64,32", "--seqlens", "1,70"];
+    let base = [
+        "--heads",
+        "1,2",
+        "--dims",
+        "64,32",
+        "--seqlens",
+        "1,70",
+        "--path",
+        "split",
+    ];
     let unchecked = prefill(&base);
     let checked = prefill(&[&base[..], &["--check", "--repeat", "2"]].concat());
     for (figures, has_errors) in [(&unchecked, false), (&checked, true)] {
