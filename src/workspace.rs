@@ -73,8 +73,8 @@ pub(crate) fn check_workspace(
     context: &Context,
 ) -> Checked<()> {
     check::device("workspace", &workspace.owner, context)?;
-    // A launch that needs none may be given anything, such as a tensor without elements.
-    if bytes == 0 {
+    // A launch that needs none may be given one without bytes, at any address.
+    if bytes == 0 && workspace.bytes == 0 {
         return Ok(());
     }
     check::region(

@@ -97,7 +97,7 @@ class Named(unittest.TestCase):
                  "has_initial_state": flags, "y": bf16(TOKENS, HV, V)}
         pool = {"pool": f32(4, HV, K, V), "slots": i32(0), "write_slots": i32(1), "snapshots": f32(2, HV, K, V),
                 "snapshot_slots": i32(1)}
-        spec = dw.PrefillSpec(HK, HV, K, V)
+        spec = dw.PrefillSpec(HK, HV, K, V, path="split")
         packed = dw.Prefill.packed(c, spec, [0, TOKENS], TOKENS)
         device = dw.Prefill.device(c, spec, TOKENS, 1)
         decode = dw.Decode(c, dw.DecodeSpec(HK, HV, K, V), TOKENS)
