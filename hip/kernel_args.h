@@ -392,7 +392,7 @@ typedef struct dwk_decode_args {
     dwk_divisor by_slabs;
     dwk_divisor by_value_heads;
     dwk_divisor by_key_heads; /* divides by HV / HK, or by HK with DWK_TILED_HEADS */
-    dwk_norm_args norm; /* gated norm of o, for decode_norm; V is 128 */
+    dwk_norm_args norm;       /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 
 /* commit: copies the state after each sequence's last accepted token to its slot, and the accepted tokens' columns to

@@ -264,7 +264,7 @@ fn the_plan_chooses() {
     };
     let (host, device) = (Entry::Packed, Entry::Device { wide: false });
     let short = format!("{SHORT}128");
-    assert_eq!(names(&[16; 3], 128, host), [short.clone()]);
+    assert_eq!(names(&[16; 3], 128, host), std::slice::from_ref(&short));
     assert_eq!(names(&[0, 1], 96, host), [format!("{SHORT}96")]);
     let mut mixed = vec![4000];
     mixed.extend([16; 100]);

@@ -399,11 +399,11 @@ mod tests {
             let factors = divisor(by);
             let most = (1u64 << 31) - 1;
             let multiples = (0..4).flat_map(|i| {
-                let near = (most / by as u64 >> (8 * i)) * by as u64;
+                let near = ((most / by as u64) >> (8 * i)) * by as u64;
                 [near.saturating_sub(1), near, near + 1, near + by as u64 - 1]
             });
             for n in multiples.chain([0, 1, most]).map(|n| n.min(most)) {
-                let quotient = n * u64::from(factors.multiplier) >> factors.shift;
+                let quotient = (n * u64::from(factors.multiplier)) >> factors.shift;
                 assert_eq!(quotient, n / by as u64, "{n} / {by}");
             }
         }
