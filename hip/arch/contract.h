@@ -8,7 +8,7 @@
 //   -- lanes.h
 //   lanes                               lanes of a wave: 32 or 64
 //   thread() workgroup() lane() wave()  ids; wave() is equal in all lanes of the wave
-//   read_lane(x, from)                  x of one lane, int
+//   read_lane(x, from)                  x of one lane, int or float
 //   row_sum(x), other_row(x)            sum over 16 lanes; x of the same lane of the neighbouring 16
 //   inclusive_sum(x), inclusive_max(x)  prefix sum (float), prefix maximum (int) over the lanes of a wave
 //   ballot(condition)                   bit mask of the lanes where the condition holds
@@ -93,7 +93,9 @@ static_assert(__is_same(decltype(exp2(0.0f)), float) && __is_same(decltype(exp(0
                   __is_same(decltype(log(0.0f)), float) && __is_same(decltype(rsqrt(0.0f)), float) &&
                   __is_same(decltype(reciprocal(0.0f)), float),
               "functions of f32");
-static_assert(__is_same(decltype(ballot(true)), u64) && __is_same(decltype(read_lane(0, 0)), int), "lanes");
+static_assert(__is_same(decltype(ballot(true)), u64) && __is_same(decltype(read_lane(0, 0)), int) &&
+                  __is_same(decltype(read_lane(0.0f, 0)), float),
+              "lanes");
 static_assert(__is_same(decltype(inclusive_sum(0.0f)), float) && __is_same(decltype(inclusive_max(0)), int), "lanes");
 static_assert(__is_same(decltype(row_sum(0.0f)), float) && __is_same(decltype(other_row(0.0f)), float), "lanes");
 static_assert(__is_same(decltype(load_b128(nullptr)), i32x4) && __is_same(decltype(load_b64(nullptr)), i32x2), "loads");

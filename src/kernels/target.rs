@@ -22,7 +22,7 @@ pub struct Target {
     fused_summarise: [Walk; FUSED_BUCKETS],
     /// Value columns of a workgroup of `prefill_short`: one wave.
     pub(crate) short_columns: usize,
-    /// Whether `prefill_short` is used. On sm_90a its states are wrong on a GPU, where the simulator cannot look.
+    /// Whether `prefill_short` is used: not on sm_90a before its tests pass on a GPU.
     pub(crate) uses_short: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,

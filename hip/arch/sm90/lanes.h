@@ -18,6 +18,7 @@ DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 
 // Reads x of lane `from`.
 DEVICE int read_lane(int x, int from) { return __nvvm_shfl_sync_idx_i32(0xffffffff, x, from, 0x1f); }
+DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
 
 // Number of this wave in its workgroup, equal in all its lanes.
 DEVICE int wave() { return read_lane(thread() / lanes, 0); }
