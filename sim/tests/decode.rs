@@ -248,8 +248,12 @@ fn shipped_kernels_print_as_llvm_prints_them() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip/kernels");
     let mut count = 0;
     for source in files(&folder, "hip") {
+        // Assembly in these takes scalar registers, which compilers that optimise less do not always find.
+        let stem = source.file_stem().and_then(|s| s.to_str());
+        let scalar = stem.is_some_and(|stem| stem.starts_with("prefill_fused"));
         // -O3 is what ships; the others show the decoder more code.
-        for optimisation in ["-O3", "-O2", "-Os", "-O1"] {
+        let optimisations = ["-O3", "-O2", "-Os", "-O1"];
+        for optimisation in &optimisations[..if scalar { 2 } else { 4 }] {
             count += match compile_and_compare(&source, &[optimisation]) {
                 Some(count) => count,
                 None => return,
