@@ -17,7 +17,7 @@ namespace {
 
 using namespace prefill;
 
-// What a workgroup does for its columns of N.
+// Steps of a workgroup for its columns of N.
 struct Task {
     bool keeps_initial; // stores the initial state in M's place
     bool has_initial;   // N starts from the sequence's initial state, not from zeros

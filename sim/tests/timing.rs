@@ -10,7 +10,7 @@ use deltawave_sim::timing::{Estimate, Fit, Model, SAMPLE, Shape, Stall, perfetto
 
 struct Kernels(CodeObject);
 
-/// What a launch is modelled with.
+/// Device and records from which a launch is modelled.
 #[derive(Clone, Copy)]
 struct With {
     gpu: Gpu,

@@ -11,24 +11,10 @@
 #include "../factors.h"
 #include "../gates.h"
 #include "copies.h"
+#include "kept_tile.h"
 #include "registers.h"
 
 namespace prefill {
-
-// A tile kept in shared memory in the layout of registers.
-struct KeptTile {
-    f32x4 half[2][arch::lanes];
-    DEVICE_MEMBER void put(Tile x) {
-        half[0][arch::lane()] = x.lo;
-        half[1][arch::lane()] = x.hi;
-    }
-    DEVICE_MEMBER Tile get() const {
-        Tile out;
-        out.lo = half[0][arch::lane()];
-        out.hi = half[1][arch::lane()];
-        return out;
-    }
-};
 
 // Shared memory of the making warps, besides the ring.
 struct MakerMemory {
@@ -171,11 +157,9 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
                 }
             }
         }
-        // Q K^T is computed while the diagonal blocks are inverted.
+        // Q K^T reuses the registers of K K^T. It is complete before warps part: ptxas would wait there anyway.
         if constexpr (Outputs) {
             start_queries(products, at_stage);
-        }
-        if constexpr (Outputs) {
             arch::await_products<0>();
             products.pin();
         }

@@ -5,6 +5,7 @@
 #include "../../math/inverse.h"
 #include "../factors.h"
 #include "chunk_rows.h"
+#include "kept_tile.h"
 #include "record.h"
 
 namespace prefill {
@@ -100,21 +101,6 @@ template <class T> struct Products {
                 qq[b] = T::mma(q, q, qq[b]);
             }
         }
-    }
-};
-
-// A tile kept in shared memory. A lane reads the elements of its own lane number.
-struct KeptTile {
-    f32x4 half[2][arch::lanes];
-    DEVICE_MEMBER void put(Tile x) {
-        half[0][arch::lane()] = x.lo;
-        half[1][arch::lane()] = x.hi;
-    }
-    DEVICE_MEMBER Tile get() const {
-        Tile out;
-        out.lo = half[0][arch::lane()];
-        out.hi = half[1][arch::lane()];
-        return out;
     }
 };
 
