@@ -73,7 +73,6 @@ fn prefill_spec() -> impl Strategy<Value = PrefillSpec> {
                 segments,
                 path: match path {
                     PrefillPath::Short | PrefillPath::Fused if k > 128 => PrefillPath::Auto,
-                    PrefillPath::Short if !common::has_short() => PrefillPath::Auto,
                     path => path,
                 },
                 ..spec(dtype, key_heads, key_heads * group, k, v)

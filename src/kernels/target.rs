@@ -22,8 +22,6 @@ pub struct Target {
     fused_summarise: [Walk; FUSED_BUCKETS],
     /// Value columns of a workgroup of `prefill_short`: one wave.
     pub(crate) short_columns: usize,
-    /// Whether `prefill_short` is used: not on sm_90a before its tests pass on a GPU.
-    pub(crate) uses_short: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
     /// Costs for the planner of fused prefills.
@@ -126,7 +124,6 @@ static CDNA: Target = {
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
         short_columns: 32,
-        uses_short: true,
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -198,10 +195,9 @@ static SM90: Target = {
             walk(256, 130_048),
             walk(256, 154_624),
         ],
-        fused: [fused(154_624), fused(203_776), fused(203_776)],
-        fused_summarise: [fused(105_472), fused(130_048), fused(130_048)],
+        fused: [fused(164_784), fused(230_320), fused(230_320)],
+        fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
         short_columns: 16,
-        uses_short: false,
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {

@@ -33,12 +33,6 @@ pub use requests::{Memory, View, expect, view};
 pub use snapshots::{LoadedSnapshots, SnapshotCase, run_snapshots};
 pub use views::{Views, run_views};
 
-/// Whether the device's architecture uses `prefill_short`.
-#[allow(dead_code)]
-pub fn has_short() -> bool {
-    !deltawave::code_objects::is_ptx(&context().device().arch)
-}
-
 /// The device of the tests: a card where there is one, else the simulator.
 pub fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();

@@ -1,13 +1,13 @@
 //! Sequences of at most 16 tokens in `prefill_short`: the bits of the other kernels, alone and mixed with longer ones.
 
 use deltawave::error::{ArgumentKind, Error};
-use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec, Snapshot};
+use deltawave::prefill::{Prefill, PrefillPath, Snapshot};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 
 use crate::common::{
     Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
-    check_output, check_pool, context, has_short, run, run_pool, run_snapshots, spec,
+    check_output, check_pool, context, run, run_pool, run_snapshots, spec,
 };
 
 const SHORT: &str = "dw_prefill_short_bf16_k";
@@ -91,29 +91,8 @@ fn check_paths(case: &Case) {
     }
 }
 
-/// Where the kernel is not used, says so and checks that forcing it is refused.
-fn refused_here() -> bool {
-    if has_short() {
-        return false;
-    }
-    let spec = PrefillSpec {
-        path: PrefillPath::Short,
-        ..spec(Dtype::Bf16, 1, 1, 64, 64)
-    };
-    let error = Prefill::packed(&context(), spec, &[0, 16], 16).expect_err("no such kernel");
-    assert!(
-        matches!(&error, Error::Argument(e) if e.argument == "path" && e.kind == ArgumentKind::Value),
-        "{error}"
-    );
-    println!("skipped: {error}");
-    true
-}
-
 #[test]
 fn short_sequences_have_the_bits_of_the_walk() {
-    if refused_here() {
-        return;
-    }
     for case in cases() {
         check_paths(&case);
     }
@@ -122,9 +101,6 @@ fn short_sequences_have_the_bits_of_the_walk() {
 /// Long sequences, whole and cut, go through the other kernels of the same launch.
 #[test]
 fn mixed_batches_have_the_bits_of_the_walk() {
-    if refused_here() {
-        return;
-    }
     for (i, mut case) in cases().into_iter().enumerate().step_by(3) {
         case.lengths = vec![75, 16, 0, 130, 5, 17, 16];
         case.has_initial = None;
@@ -141,9 +117,6 @@ fn mixed_batches_have_the_bits_of_the_walk() {
 /// Every length up to the limit and past it, alone: which kernel computes it shows in no bit.
 #[test]
 fn every_length_alone() {
-    if refused_here() {
-        return;
-    }
     for n in 0..=18 {
         let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), &[n]);
         case.initial = kind(Dtype::F32, StateLayout::KeyMajor, 0);
@@ -160,9 +133,6 @@ fn every_length_alone() {
 /// Pools in place, with slots of padding, and separate slots to write.
 #[test]
 fn pools() {
-    if refused_here() {
-        return;
-    }
     for (i, lengths) in [[16, 9, 0, 4, 16], [16, 70, 0, 4, 17]]
         .into_iter()
         .enumerate()
@@ -199,9 +169,6 @@ fn pools() {
 /// A slot for the only chunk of a short sequence: its snapshot is the final state, on every path.
 #[test]
 fn snapshots() {
-    if refused_here() {
-        return;
-    }
     for (i, kind) in [
         (Dtype::F32, StateLayout::ValueMajor),
         (Dtype::Bf16, StateLayout::KeyMajor),
@@ -254,9 +221,6 @@ fn snapshots() {
 /// their lengths; alone if all are short. Longer keys stay with the other kernels.
 #[test]
 fn the_plan_chooses() {
-    if refused_here() {
-        return;
-    }
     let names = |lengths: &[usize], key_dim: usize, entry: Entry| {
         let mut case = Case::new(spec(Dtype::Bf16, 16, 32, key_dim, 128), lengths);
         case.entry = entry;
@@ -272,6 +236,8 @@ fn the_plan_chooses() {
     assert_eq!(names(&mixed, 128, device)[1], short);
     for entry in [host, device] {
         assert!(!names(&[4000, 16], 128, entry).contains(&short.as_str()));
+        // One more launch for few short sequences.
+        assert!(!names(&[16, 16, 16, 16, 64], 128, entry).contains(&short.as_str()));
         let longer_keys = names(&[16; 3], 144, entry);
         assert!(longer_keys.iter().all(|name| !name.contains("short")));
     }
@@ -289,9 +255,6 @@ fn the_plan_chooses() {
 
 #[test]
 fn longer_keys_are_refused() {
-    if refused_here() {
-        return;
-    }
     let mut spec = spec(Dtype::Bf16, 1, 1, 144, 64);
     spec.path = PrefillPath::Short;
     let error = Prefill::packed(&context(), spec, &[0, 16], 16).expect_err("K above 128");

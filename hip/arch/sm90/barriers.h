@@ -31,6 +31,25 @@ DEVICE void barrier_wait(int id, int threads) { asm volatile("bar.sync %0, %1;" 
 DEVICE void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Barrier in shared memory, 8 bytes at `at`, that counts phases of `count` arrivals each. `phase_arrive` returns at
+// once. `phase_wait` returns when the phase is complete of which `number` is the count of phases before it; the barrier
+// must not be further than one phase ahead of it.
+DEVICE void phases_begin(u32 at, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+DEVICE void phase_arrive(u32 at) {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(at) : "memory");
+}
+DEVICE void phase_wait(u32 at, int number) {
+    int done;
+    do {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(at), "r"(number & 1)
+                     : "memory");
+    } while (!done);
+    wave_sync(); // lanes may leave the loop one by one
+}
 // Sets the registers per thread of this warpgroup. `give_registers` releases some; `take_registers` waits until enough
 // are free.
 template <int Registers> DEVICE void give_registers() {

@@ -89,8 +89,11 @@ class Window {
 
 // Bits of a number of 32 or 16 bits. Nothing waits for the load before they are used.
 DEVICE int load_bits(const char *p, bool wide) {
-    const Window at(p);
-    return at.load_b32(wide ? 0 : Window::nowhere) | at.load_b16(wide ? Window::nowhere : 0);
+    int x;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.b32 %0, [%1]; @!p ld.global.nc.u16 %0, [%1];}"
+        : "=r"(x)
+        : "l"(p), "r"((int)wide));
+    return x;
 }
 
 // Shared-memory address for asynchronous copies and products.
@@ -118,6 +121,20 @@ DEVICE void store_operand(u32 to, i32x4 x) {
 DEVICE i32x4 load_operand(u32 from) {
     int x, y, z, w;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "r"(from)
+                 : "memory");
+    return i32x4{x, y, z, w};
+}
+// The same operand, if a lane gives the address of row 8 (l / 16) + l % 8, elements from 8 (l / 8 % 2) on. Its words
+// then lie in registers as mma.sync takes a left operand.
+DEVICE i32x4 load_left_operand(u32 from) {
+    const i32x4 x = load_operand(from);
+    return i32x4{x.x, x.z, x.y, x.w};
+}
+DEVICE i32x4 load_shared(u32 from) {
+    int x, y, z, w;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
                  : "r"(from)
                  : "memory");

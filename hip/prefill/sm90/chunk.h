@@ -31,11 +31,13 @@ template <class T, int Keys, bool Outputs> class Chunk {
     // Rounded tiles of the state, operands of K S0 and Q S0.
     typedef Operand Reads[held][1];
 
-    DEVICE_MEMBER Chunk(const char *memory, bool has_values, Output &o, Reads &reads)
-        : memory(memory), has_values(Outputs || has_values), o(o), reads(reads),
+    // `memory`: the ring.
+    DEVICE_MEMBER Chunk(const char *memory, Slots slots, bool has_values, Output &o, Reads &reads)
+        : rows(memory + slots.factors), has_values(Outputs || has_values), o(o), reads(reads),
           thread(registers_are_short(Keys) ? arch::opaque(thread_of_group()) : thread_of_group()),
-          v(memory + Stage::v + group<Stage>() * panel_bytes), at(thread & (arch::lanes - 1)),
-          shared(arch::described(shared_address(memory))) {}
+          v(memory + slots.values + Stage::v + group<Stage>() * panel_bytes), at(thread & (arch::lanes - 1)),
+          keys(arch::described(shared_address(memory) + slots.keys)),
+          matrices(arch::described(shared_address(memory) + slots.matrices)) {}
 
     // R = K S0                                                       [64, 16] in `read`
     // O = Q S0                                                       [64, 16], complete after finish_reads
@@ -189,14 +191,14 @@ template <class T, int Keys, bool Outputs> class Chunk {
             return rows_of(which, i);
         }
     }
-    DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(memory + Stage::rows + row_factors * chunk * 4); }
+    DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(rows + row_factors * chunk * 4); }
 
   private:
     // Whether half of Q S0 is queued after the product with T.
     static constexpr bool queued = Outputs && !registers_are_short(Keys);
 
     DEVICE_MEMBER Tile rows_of(RowFactor which, int i) const {
-        const f32x4 x = *(const f32x4 *)(memory + Stage::rows + (which * chunk + 16 * i) * 4 + thread % 4 * 16);
+        const f32x4 x = *(const f32x4 *)(rows + (which * chunk + 16 * i) * 4 + thread % 4 * 16);
         return Tile{x.x, x.y, x.x, x.y, x.z, x.w, x.z, x.w};
     }
     // Reads words of V from shared memory: two columns of four rows, or zeros.
@@ -228,13 +230,13 @@ template <class T, int Keys, bool Outputs> class Chunk {
         }
     }
 
-    // Descriptors of operands in shared memory: column_tile: column tile t of a matrix; row_tile: 16 rows of a panel of
-    // 64 columns.
-    DEVICE_MEMBER u64 column_tile(u32 matrix, int t) const {
-        return shared + ((matrix + t / 4 * panel_bytes + t % 4 * 32) >> 4);
+    // Descriptors of operands in shared memory: column_tile: column tile t of a matrix in `slot`; row_tile: 16 rows of
+    // a panel of 64 columns of K.
+    static DEVICE_MEMBER u64 column_tile(u64 slot, u32 matrix, int t) {
+        return slot + ((matrix + t / 4 * panel_bytes + t % 4 * 32) >> 4);
     }
-    DEVICE_MEMBER u64 row_tile(u32 matrix, int panel, int i) const {
-        return shared + ((matrix + panel * panel_bytes + i * 16 * 128) >> 4);
+    DEVICE_MEMBER u64 row_tile(int panel, int i) const {
+        return keys + ((Stage::k + panel * panel_bytes + i * 16 * 128) >> 4);
     }
 
     // Rounds `held` tiles of the state, from `first` on.
@@ -248,7 +250,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
     template <int Begin, int End> DEVICE_MEMBER void read_tiles(Accumulators<tiles> &a, u32 matrix, int first) {
         arch::begin_products();
         for (int t = Begin; t < End; ++t) {
-            T::template multiply_async<false>(a.at, reads[t][0], column_tile(matrix, first + t), first + t > 0);
+            T::template multiply_async<false>(a.at, reads[t][0], column_tile(keys, matrix, first + t), first + t > 0);
         }
         arch::commit_products();
     }
@@ -257,7 +259,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
         pin(x);
         arch::begin_products();
         for (int c = 0; c < tiles; ++c) {
-            T::template multiply_async<false>(a.at, x[c][0], column_tile(matrix, c), true);
+            T::template multiply_async<false>(a.at, x[c][0], column_tile(matrices, matrix, c), true);
         }
         arch::commit_products();
     }
@@ -265,19 +267,19 @@ template <class T, int Keys, bool Outputs> class Chunk {
     template <int Panel> DEVICE_MEMBER void accumulate_panels(Accumulators<key_tiles> &a, Operand x, int c) const {
         if constexpr (Panel < Stage::panels) {
             float(&panel)[32] = *(float(*)[32])(a.at + 32 * Panel);
-            T::template multiply_async<true>(panel, x, row_tile(Stage::k, Panel, c), true);
+            T::template multiply_async<true>(panel, x, row_tile(Panel, c), true);
             accumulate_panels<Panel + 1>(a, x, c);
         }
     }
 
-    const char *const memory;
-    const bool has_values; // false: V counts as zeros
+    const char *const rows; // row factors
+    const bool has_values;  // false: V counts as zeros
     Output &o;
     Reads &reads;
     const int thread; // index in the warpgroup
     const char *const v;
     const LaneMap at;
-    const u64 shared;
+    const u64 keys, matrices;
     Tile weighted[tiles], ahead[row_factors][tiles];
 };
 

@@ -8,7 +8,7 @@
 
 namespace prefill {
 
-// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row. The last
+// A thread's share of the rows of a 16-bit token tensor, chunk by chunk: 16 bytes of every `at_once`-th row.
 // `Threads` threads of a warpgroup share the rows.
 template <int Threads> class RowsOfThread {
   public:
@@ -17,11 +17,18 @@ template <int Threads> class RowsOfThread {
         : stride((u32)s.token * 2) {
         const char *base = row_address(p, s, segment.sequence, segment.begin, head);
         aligned = arch::aligned_rows(base, stride);
-        from = base + ((u64)row(0) * stride + (thread_of_group() % 8 * 16 + offset));
+        from = base + ((u64)row(0) * stride + (thread() % 8u * 16 + offset));
+    }
+    // Opaque where few threads copy: their registers should not hold addresses from chunk to chunk.
+    static DEVICE_MEMBER int thread() {
+        return Threads < group_threads ? arch::opaque(thread_of_group()) : thread_of_group();
     }
     // row(i): this thread's i-th row. place(i): offset of the thread's 16 bytes of it in a panel.
-    static DEVICE_MEMBER int row(int i) { return i * at_once + thread_of_group() % (u32)Threads / 8; }
-    static DEVICE_MEMBER u32 place(int i) { return swizzled(row(i), thread_of_group() % 8); }
+    static DEVICE_MEMBER int row(int i) { return i * at_once + thread() % (u32)Threads / 8; }
+    static DEVICE_MEMBER u32 place(int i) {
+        static_assert(at_once % 8 == 0, "all rows of a thread have the same permutation");
+        return swizzled(row(0), thread() % 8u) + i * at_once * 128;
+    }
     // Whether one access can cover the 16 bytes.
     DEVICE_MEMBER bool in_one_access() const { return aligned; }
 
@@ -56,56 +63,59 @@ DEVICE void copy_any(u32 to, const char *from, bool aligned, bool inside) {
     }
 }
 
-// Copies K, Q and V of successive chunks to stages of the ring.
+// Writes zeros to the blocks of T and P above the diagonal, which nothing else writes. `warp` of `warps` take part.
+template <class Stage> DEVICE void clear_upper_blocks(u32 matrices, int warp, int warps) {
+    const int row = arch::lane() % 16, half = arch::lane() / 16;
+#pragma unroll 1
+    for (int block = warp; block < tiles * tiles; block += warps) {
+        const int from_row = block / tiles, column = block % tiles;
+        if (from_row < column) {
+            const u32 at = matrices + swizzled(from_row * 16 + row, column * 2 + half);
+            store_shared(at + Stage::t, i32x4{});
+            if constexpr (Stage::outputs) {
+                store_shared(at + Stage::p, i32x4{});
+            }
+        }
+    }
+}
+
+// Copies K, Q and V of successive chunks to the ring.
 template <int Keys, bool Outputs, int Threads> class TokenCopier {
     typedef RowsOfThread<Threads> Rows;
 
   public:
     typedef prefill::Stage<Keys, Outputs> Stage;
 
-  protected:
     // `column`: the workgroup's first value column.
     DEVICE_MEMBER TokenCopier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
           v(x.v, x.v_strides, s, head, column * 2), left(s.end - s.begin), values(x.value_dim - column),
-          groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + thread_of_group() % 8 * 8 < x.key_dim),
+          groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + Rows::thread() % 8u * 8 < x.key_dim),
           aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {}
 
-    // Writes zeros to the blocks of T and P above the diagonal, which no copy writes.
-    DEVICE_MEMBER void clear_upper_blocks() const {
-        const int row = arch::lane() % 16, half = arch::lane() / 16;
-#pragma unroll 1
-        for (int i = wave_of_group(); i < Stage::count * tiles * tiles; i += scan_waves) {
-            const int block = i % (tiles * tiles), from_row = block / tiles, column = block % tiles;
-            if (from_row < column) {
-                const u32 at =
-                    memory + i / (tiles * tiles) * Stage::bytes + swizzled(from_row * 16 + row, column * 2 + half);
-                store_shared(at + Stage::t, i32x4{});
-                if constexpr (Outputs) {
-                    store_shared(at + Stage::p, i32x4{});
-                }
-            }
-        }
-    }
-
-    // Copies the next chunk. `left` tokens are left, it included.
-    DEVICE_MEMBER void copy_tokens(u32 to) {
-        if (left >= chunk && aligned) {
+    // Copies K and Q of the next chunk, of which `rows` are left of the segment, to `to`.
+    DEVICE_MEMBER void copy_keys(u32 to, int rows) {
+        if (rows >= chunk && aligned) {
             copy_keys(to + Stage::k, k);
-            if (Outputs || values > 0) {
-                copy_values(to + Stage::v);
-            }
             if constexpr (Outputs) {
                 copy_keys(to + Stage::q, q);
             }
         } else {
-            copy_some_keys(to + Stage::k, k);
-            if (Outputs || values > 0) {
-                copy_some_values(to + Stage::v);
-            }
+            copy_some_keys(to + Stage::k, k, rows);
             if constexpr (Outputs) {
-                copy_some_keys(to + Stage::q, q);
+                copy_some_keys(to + Stage::q, q, rows);
             }
+        }
+    }
+    // Copies V likewise.
+    DEVICE_MEMBER void copy_values(u32 to, int rows) {
+        if (!Outputs && values <= 0) {
+            return;
+        }
+        if (rows >= chunk && aligned) {
+            copy_values(to + Stage::v);
+        } else {
+            copy_some_values(to + Stage::v, rows);
         }
     }
     const u32 memory;
@@ -116,7 +126,7 @@ template <int Keys, bool Outputs, int Threads> class TokenCopier {
 
   private:
     // Whether V has the columns that this thread copies for a warpgroup.
-    DEVICE_MEMBER bool in_values(int group) const { return group * 64 + thread_of_group() % 8 * 8 < values; }
+    DEVICE_MEMBER bool in_values(int group) const { return group * 64 + Rows::thread() % 8u * 8 < values; }
 
     DEVICE_MEMBER void copy_keys(u32 to, Rows &rows) {
         rows.all([&](const char *from, int i) __attribute__((always_inline)) {
@@ -136,7 +146,7 @@ template <int Keys, bool Outputs, int Threads> class TokenCopier {
             }
         });
     }
-    DEVICE_MEMBER void copy_some_keys(u32 to, Rows &rows) {
+    DEVICE_MEMBER void copy_some_keys(u32 to, Rows &rows, int left) {
         rows.each([&](const char *from, int i) __attribute__((always_inline)) {
             const bool inside = Rows::row(i) < left;
 #pragma unroll 1
@@ -146,7 +156,7 @@ template <int Keys, bool Outputs, int Threads> class TokenCopier {
             }
         });
     }
-    DEVICE_MEMBER void copy_some_values(u32 to) {
+    DEVICE_MEMBER void copy_some_values(u32 to, int left) {
         v.each([&](const char *from, int i) __attribute__((always_inline)) {
 #pragma unroll 1
             for (int g = 0; g < groups; ++g) {
@@ -184,7 +194,9 @@ template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, grou
     }
 
     DEVICE_MEMBER void run() {
-        Base::clear_upper_blocks();
+        for (int i = 0; i < Stage::count; ++i) {
+            clear_upper_blocks<Stage>(memory + i * Stage::bytes, wave_of_group(), scan_waves);
+        }
         int stage = 0, copied = -1;
 #pragma unroll 1
         for (int number = 0; left > 0; ++number) {
@@ -223,7 +235,8 @@ template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, grou
     }
 
     DEVICE_MEMBER void copy(u32 to, bool first) {
-        Base::copy_tokens(to);
+        Base::copy_keys(to, left);
+        Base::copy_values(to, left);
         if (first) {
             arch::wait_for_previous_kernel();
         }

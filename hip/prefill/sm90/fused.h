@@ -1,5 +1,5 @@
-// Roles of prefill_fused on sm_90a: implements ../fused.h. Two warpgroups hold 64 columns of the state each, a third
-// copies and makes.
+// Roles of prefill_fused on sm_90a: implements ../fused.h. Two warpgroups hold 64 columns of the state each. The warps
+// of a third copy and make chunks, in two pairs.
 #pragma once
 
 #include "../fused_mode.h"
@@ -18,13 +18,16 @@ static_assert(making_registers + 2 * fused_state_registers <= 3 * 168, "setmaxnr
 
 template <class T, int Keys, bool Outputs>
 DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &segment, const Work &work) {
-    SHARED static MakerMemory memory;
+    typedef prefill::Stage<Keys, Outputs> Stage;
+    if (arch::thread() == 0) {
+        Handover<Stage>::begin();
+    }
+    arch::workgroup_sync();
     if (arch::wave() < 2 * scan_waves) {
         return;
     }
     arch::give_registers<making_registers>();
-    Maker<T, Keys, Outputs>(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>(), memory)
-        .run();
+    Maker<T, Keys, Outputs>(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>()).run();
     arch::end_wave();
 }
 
@@ -33,11 +36,14 @@ template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(con
     f();
 }
 
+// Bytes of dynamic shared memory: 1024 for alignment.
+template <class Stage> constexpr u32 fused_bytes() { return Stage::maker_memory + pairs * sizeof(MakerMemory) + 1024; }
+
 #define FUSED_SHARED_BYTES(keys)                                                                                       \
     extern "C" __attribute__((device, used)) const u32 dw_prefill_fused_shared_bytes_k##keys =                         \
-        prefill::Stage<keys, true>::dynamic_bytes;
+        prefill::fused_bytes<prefill::Stage<keys, true>>();
 #define FUSED_SUMMARISE_SHARED_BYTES(keys)                                                                             \
     extern "C" __attribute__((device, used)) const u32 dw_prefill_fused_summarise_shared_bytes_k##keys =               \
-        prefill::Stage<keys, false>::dynamic_bytes;
+        prefill::fused_bytes<prefill::Stage<keys, false>>();
 
 } // namespace prefill

@@ -1,310 +1,254 @@
-// Making warps on sm_90a: a warpgroup that copies chunks to shared memory and computes T, P and the row factors there,
-// a chunk ahead of the warps that multiply with the state (prefill_fused).
+// Making warps on sm_90a: pairs of warps that copy chunks to shared memory and compute T, P and the row factors there,
+// ahead of the warps that multiply with the state (prefill_fused). The pairs make chunks in turn, so two chunks are in
+// the making at a time: a pair alone would mostly wait for its own instructions.
 //
-// Warp w computes row w of the 16x16 blocks of A and P, blocks 0 to w. T = (I - A)^-1 is computed from blocks
-// (math/inverse.h); its rows 0 and 1 are the inverse of the upper 32x32 block, and
-//   W = [A20 A21; A30 A31] [T00 0; T10 T11]        T2c = T22 W2c        T3c = T33 W3c + T32 W2c
-// with row 2 of W and T by warp 2, row 3 of W by warp 3, and column c of row 3 of T by warp c.
+// Lower blocks [16, 16] of A, P and T of warp h of a pair: those of diagonal 32x32 block h, and block column h of the
+// 32x32 block below the diagonal (OwnBlocks). T = (I - A)^-1 is computed from blocks (math/inverse.h).
 #pragma once
 
 #include "../../math/inverse.h"
 #include "../factors.h"
 #include "../gates.h"
 #include "copies.h"
-#include "kept_tile.h"
-#include "registers.h"
+#include "record.h"
+#include "own_blocks.h"
 
 namespace prefill {
 
-// Shared memory of the making warps, besides the ring.
+// Shared memory of a pair, besides the ring.
 struct MakerMemory {
-    math::Blocks diagonal;         // A^T of the diagonal blocks, then T^T
-    math::Blocks below;            // block 0: T10^T
-    KeptTile a[lower_blocks];      // A^T of the blocks below the diagonal
-    KeptTile q[lower_block(2, 0)]; // Q K^T of the blocks of warps 0 and 1
-    KeptTile t32, w[2][2];         // T32^T; rows 2 and 3 of W
-    ChunkFactors factors;          // gate_sum counts from the first row of each half of the chunk; norms are inverse
-    float halves[2];               // sum of the gates of each half
+    math::Blocks diagonal;     // A^T of the diagonal blocks, then T^T
+    i32x4 t32[2][arch::lanes]; // T32^T, in the layout of registers
+    ChunkFactors factors;      // gate_sum counts from the first row of each half of the chunk; norms are inverse
+    float halves[2];           // sum of the gates of each half
+    // Of the work: a register that is spilled would come back from beyond the L1 cache.
+    int sequence, begin, end, head, key_head, column;
 };
 
-// Making warps of a workgroup, and what they do for one segment and value head.
-template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outputs, chunk> {
-    typedef TokenCopier<Keys, Outputs, chunk> Base;
+// A pair of making warps, and what they do for one segment and value head.
+template <class T, int Keys, bool Outputs> class Maker {
+    typedef TokenCopier<Keys, Outputs, pair_threads> Copier;
     typedef prefill::Stage<Keys, Outputs> Stage;
-    using Base::groups;
-    using Base::left;
-    using Base::memory;
+    typedef prefill::Handover<Stage> Handover;
 
   public:
-    DEVICE_MEMBER Maker(const dwk_prefill_fused_args &x, const Segment &s, int head, int key_head, int column,
-                        MakerMemory &own)
-        : Base(x.scan, s, head, key_head, column), x(x.prepare), own(own), sequence(s.sequence), head(head),
-          token(s.begin + row_of_thread()), warp(wave_of_group()) {}
+    DEVICE_MEMBER Maker(const dwk_prefill_fused_args &x, const Segment &segment, int head, int key_head, int column)
+        : x(x.prepare), scan(x.scan), memory(shared_address(ring())),
+          own(*(MakerMemory *)(ring() + Stage::maker_memory + pair() * sizeof(MakerMemory))), half(arch::wave() & 1) {
+        own.sequence = segment.sequence;
+        own.begin = segment.begin;
+        own.end = segment.end;
+        own.head = head;
+        own.key_head = key_head;
+        own.column = column;
+    }
 
     DEVICE_MEMBER void run() {
-        Base::clear_upper_blocks();
-        int stage = 0;
-        arch::wait_for_previous_kernel();
-        GateReader::Bits loaded{0, 0};
-        if (prepares()) {
-            loaded = reader().load_bits(arch::opaque(head), arch::load_bits);
-            Base::copy_tokens(memory);
-            sum_gates(reader().gates_of(arch::opaque(head),
-                                        [&]() __attribute__((always_inline)) { return reader().numbers(loaded); }));
+        for (int i = 0; i < Stage::matrix_slots; ++i) {
+            clear_upper_blocks<Stage>(matrices_at(i), wave_of_group(), scan_waves);
         }
+        arch::barrier_wait(both_pairs, group_threads);
+        if (left_at(pair()) <= 0) {
+            return;
+        }
+        copier(pair()).copy_keys(keys_at(pair()), left_at(pair()));
+        sum_gates(pair(), load_gates(pair()));
+        arch::await_copies();
+        arch::publish_shared();
 #pragma unroll 1
-        for (int number = 0; left > 0; ++number) {
-            const int next = stage + 1 == Stage::count ? 0 : stage + 1;
-            make(stage, next, number + 1 >= Stage::count);
-            arch::publish_shared();
-            for (int g = 0; g < Stage::most_groups; ++g) {
-                if (g < groups) {
-                    Handover<Stage>::full(g, stage);
-                }
-            }
-            left -= chunk;
-            stage = next;
+        for (int number = pair(); left_at(number) > 0; number += pairs) {
+            make(number);
         }
     }
 
   private:
-    // Barriers of the making warps. The ring uses the numbers below.
-    enum { copied = 13, diagonals_made = 14, exchanged = 15 };
-    static DEVICE_MEMBER void sync(int id) { arch::barrier_wait(id, group_threads); }
-
-    // Warps 2 and 3 copy, and prepare the gates, while warps 0 and 1 invert diagonal blocks. They have a thread per
-    // row.
-    DEVICE_MEMBER bool prepares() const { return warp >= 2; }
+    enum { both_pairs = 13, of_pair = 14 }; // and 15
+    static DEVICE_MEMBER int pair() { return wave_of_group() / 2; }
     static DEVICE_MEMBER int row_of_thread() { return thread_of_group() % (u32)chunk; }
-    // Reads the gates of this thread's row of the chunk that `token` and `left` are at.
-    DEVICE_MEMBER GateReader reader() const {
-        return GateReader(x, arch::opaque(sequence), token, row_of_thread() < left);
+    // Barrier of this pair.
+    static DEVICE_MEMBER void sync() { arch::barrier_wait(of_pair + pair(), pair_threads); }
+
+    DEVICE_MEMBER u32 keys_at(int number) const { return memory + number % Stage::key_slots * Stage::key_bytes; }
+    DEVICE_MEMBER u32 matrices_at(int slot) const { return memory + Stage::matrices + slot * Stage::matrix_bytes; }
+    DEVICE_MEMBER u32 values_at(int number) const {
+        return memory + Stage::values + number % Stage::value_slots * Stage::value_bytes;
+    }
+
+    DEVICE_MEMBER int left_at(int number) const { return own.end - own.begin - number * chunk; }
+    // Addresses of a chunk's rows, derived anew each time: they are not worth registers.
+    DEVICE_MEMBER Copier copier(int number) const {
+        const Segment at{own.sequence, own.begin + number * chunk, own.end, 0, 0, false, false, false, 0, false};
+        return Copier(scan, at, own.head, own.key_head, own.column);
+    }
+    DEVICE_MEMBER GateReader reader(int number) const {
+        const int row = row_of_thread();
+        return GateReader(x, own.sequence, own.begin + number * chunk + row, row < left_at(number));
+    }
+    // Starts to load the gates of this thread's row of a chunk.
+    DEVICE_MEMBER GateReader::Bits load_gates(int number) const {
+        return reader(number).load_bits(own.head, arch::load_bits);
     }
     // G within each half of the chunk, and -beta.
-    DEVICE_MEMBER void sum_gates(Gates gates) const {
+    DEVICE_MEMBER void sum_gates(int number, GateReader::Bits loaded) const {
+        const GateReader from = reader(number);
+        const Gates gates =
+            from.gates_of(own.head, [&]() __attribute__((always_inline)) { return from.numbers(loaded); });
         const float sum = arch::inclusive_sum(gates.g * math::log2e);
         own.factors.gate_sum[row_of_thread()] = sum;
         own.factors.beta[row_of_thread()] = -gates.beta;
         if (arch::lane() == arch::lanes - 1) {
-            own.halves[warp - 2] = sum;
+            own.halves[half] = sum;
         }
     }
 
-    // Copies the next chunk to its stage, once it is free.
-    DEVICE_MEMBER void copy_next(int next, bool used) {
-        if (left <= chunk) {
-            return;
-        }
-        for (int g = 0; g < Stage::most_groups && used; ++g) {
-            if (g < groups) {
-                if (prepares()) {
-                    Handover<Stage>::wait_empty(g, next);
-                } else {
-                    Handover<Stage>::empty(g, next); // takes part without waiting
-                }
-            }
-        }
-        if (prepares()) {
-            left -= chunk;
-            Base::copy_tokens(memory + next * Stage::bytes);
-            left += chunk;
-        }
-    }
-
-    // Makes T, P and the row factors of the chunk in `stage`, and starts to copy the chunk after it to stage `next`,
-    // which was `used` before.
-    DEVICE_MEMBER void make(int stage, int next, bool used) {
+    // Makes chunk `number`, and gets what this pair needs for its next one.
+    DEVICE_MEMBER void make(int number) {
         const bool norm = x.flags & DWK_QK_L2NORM;
-        const u32 at_stage = memory + stage * Stage::bytes;
-        char *const rows = ring() + stage * Stage::bytes + Stage::rows;
+        const int slot = number % Stage::matrix_slots;
+        const u32 keys = keys_at(number), matrices = matrices_at(slot);
+        char *const rows = ring() + Stage::factors + slot * Stage::factor_bytes;
         const ChunkFactors &factors = own.factors;
         // Opaque: otherwise registers hold addresses of shared memory from chunk to chunk.
         const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1);
         const LaneMap at(lane);
+        const OwnBlocks blocks(arch::opaque(half));
+        const int h = blocks.half;
 
+        sync(); // copies and sums of gates are there
+        if (norm) {
+            find_norms(keys, at, h);
+        }
+        const float first_half = own.halves[0];
+        // A = -beta D K K^T, strictly lower, and P = D Q K^T              [64, 64] each
+        Handover::wait_finished(number - Stage::matrix_slots);
+        const auto write = [&](int b, Tile kk, Tile kq) __attribute__((always_inline)) {
+            const int row = blocks.row(b), column = blocks.column(b);
+            if (norm) {
+                const Tile norms = rows_at(factors.k_norm + 16 * column, at);
+                kk *= norms * columns_at(factors.k_norm + 16 * row, at);
+                if constexpr (Outputs) {
+                    kq *= norms * columns_at(factors.q_norm + 16 * row, at);
+                }
+            }
+            const Tile decayed = decay((b >= 3 ? first_half : 0.0f) - rows_at(factors.gate_sum + 16 * column, at),
+                                       -columns_at(factors.gate_sum + 16 * row, at));
+            const Tile a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
+            if (blocks.on_diagonal(b)) {
+                own.diagonal.put(row, a, at);
+            } else {
+                put_scratch(matrices, scratch_of(blocks, b), a);
+            }
+            if constexpr (Outputs) {
+                Tile p = block_of_p(decayed, kq);
+                if (blocks.on_diagonal(b)) {
+                    p = strictly_lower(p, at);
+                    on_diagonal(kq, row, at, [&](int of_row, float x) __attribute__((always_inline)) {
+                        ((float *)rows)[diagonal_row * chunk + row_position(of_row)] = x;
+                    });
+                }
+                put(matrices + Stage::p, row, column, p);
+            }
+        };
+        {
+            Tile kk[2], kq[2];
+            multiply(kk, kq, keys, 2 * h, 2 * h);
+            write(0, kk[0], kq[0]);
+            write(1, kk[1], kq[1]);
+        }
+        {
+            Tile kk[1], kq[1];
+            multiply(kk, kq, keys, 2 * h + 1, 2 * h + 1);
+            write(2, kk[0], kq[0]);
+        }
+        {
+            Tile kk[2], kq[2];
+            multiply(kk, kq, keys, h, 2);
+            write(3, kk[0], kq[0]);
+            write(4, kk[1], kq[1]);
+        }
+        write_factors(rows, norm, first_half);
+        // The state is through with the chunk before this pair's last one by now.
+        Handover::wait_finished(number - Stage::value_slots);
+        copier(number).copy_values(values_at(number), left_at(number));
+        if (left_at(number + pairs) > 0) {
+            copier(number + pairs).copy_keys(keys_at(number + pairs), left_at(number + pairs));
+        }
+        const GateReader::Bits loaded = load_gates(number + pairs);
+        invert(matrices, blocks, at, lane);
         arch::await_copies();
         arch::publish_shared();
-        sync(copied);
-        const float first_half = own.halves[0];
-        // K K^T, row `warp` of blocks, each transposed
-        Accumulators<tiles> products;
-        start_keys(products, at_stage);
-        GateReader::Bits loaded{0, 0};
-        if (prepares()) {
-            token += chunk;
-            left -= chunk;
-            loaded = reader().load_bits(arch::opaque(head), arch::load_bits);
-            left += chunk;
+        arch::wave_sync();
+        if (lane == 0) {
+            arch::phase_arrive(Handover::full(slot));
         }
-        if constexpr (!T::rounds_finely) {
-            arch::await_products<0>();
+        sum_gates(number + pairs, loaded);
+    }
+
+    // Transposed blocks (row + i, column) of K K^T and Q K^T.
+    template <int Count>
+    DEVICE_MEMBER void multiply(Tile (&kk)[Count], Tile (&kq)[Count], u32 keys, int column, int row) const {
+        const int lane = arch::opaque(arch::lane());
+        constexpr u32 tile_bytes = 16 * 128;
+        const u32 left = keys + column * tile_bytes + swizzled(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        const u32 right = keys + row * tile_bytes + swizzled(lane % 16, lane / 16);
+        for (int i = 0; i < Count; ++i) {
+            kk[i] = Tile{};
+            kq[i] = Tile{};
         }
-        products.pin();
-        if (norm) {
-            find_norms(products, at_stage, at);
-        }
-        for (int j = 0; j < tiles; ++j) {
-            if (j <= warp) {
-                Tile kk = tile_of(products, j);
-                if (norm) {
-                    kk *= rows_at(factors.k_norm + 16 * j, at) * columns_at(factors.k_norm + 16 * warp, at);
-                }
-                const Tile a = block_of_a(decay_of(j, at, first_half), columns_at(factors.beta + 16 * warp, at), kk);
-                if (j == warp) {
-                    own.diagonal.put(j, a, at);
+        for (int t = 0; t < Keys / 16; ++t) {
+            const u32 panel = t / 4 * panel_bytes, step = t % 4 * 32;
+            const Operand k = arch::load_left_operand((left ^ step) + (Stage::k + panel));
+            for (int i = 0; i < Count; ++i) {
+                const Operand x = arch::load_operand((right ^ step) + (Stage::k + panel + i * tile_bytes));
+                if constexpr (T::rounds_finely) {
+                    // Adds in f32, which rounds; the matrix unit would truncate the sum.
+                    kk[i] += T::mma(k, x, Tile{});
                 } else {
-                    own.a[lower_block(warp, j)].put(a);
+                    kk[i] = T::mma(k, x, kk[i]);
                 }
-            }
-        }
-        // Q K^T reuses the registers of K K^T. It is complete before warps part: ptxas would wait there anyway.
-        if constexpr (Outputs) {
-            start_queries(products, at_stage);
-            arch::await_products<0>();
-            products.pin();
-        }
-        if (prepares()) {
-            arch::barrier_arrive(diagonals_made, group_threads);
-            copy_next(next, used);
-            write_factors(rows, norm, first_half);
-            for (int j = 0; j < tiles; ++j) {
-                if (j <= warp) {
-                    write_p(tile_of(products, j), j, at_stage, rows, norm, first_half, at);
+                if constexpr (Outputs) {
+                    kq[i] = T::mma(k, arch::load_operand((right ^ step) + (Stage::q + panel + i * tile_bytes)), kq[i]);
                 }
-            }
-        } else {
-            for (int j = 0; j < 2 && Outputs; ++j) {
-                if (j <= warp) {
-                    own.q[lower_block(warp, j)].put(tile_of(products, j));
-                }
-            }
-            sync(diagonals_made);
-            copy_next(next, used);
-            math::invert_blocks(own.diagonal, math::UnitColumn(lane), lane, 2 * warp);
-        }
-        sync(exchanged);
-        invert(at_stage + Stage::t, at, [&]() __attribute__((always_inline)) {
-            for (int j = 0; j < 2; ++j) {
-                if (j <= warp) {
-                    write_p(own.q[lower_block(warp, j)].get(), j, at_stage, rows, norm, first_half, at);
-                }
-            }
-        });
-        if (prepares() && left > chunk) {
-            left -= chunk;
-            sum_gates(reader().gates_of(arch::opaque(head),
-                                        [&]() __attribute__((always_inline)) { return reader().numbers(loaded); }));
-            left += chunk;
-        }
-    }
-
-    // Block (warp, j) of P, from Q K^T, transposed.
-    DEVICE_MEMBER void write_p(Tile kq, int j, u32 at_stage, char *rows, bool norm, float first_half,
-                               LaneMap at) const {
-        if constexpr (Outputs) {
-            const ChunkFactors &factors = own.factors;
-            if (norm) {
-                kq *= rows_at(factors.k_norm + 16 * j, at) * columns_at(factors.q_norm + 16 * warp, at);
-            }
-            const Tile p = block_of_p(decay_of(j, at, first_half), kq);
-            if (j == warp) {
-                put(at_stage + Stage::p, j, j, strictly_lower(p, at));
-                on_diagonal(kq, j, at, [&](int of_row, float x) __attribute__((always_inline)) {
-                    ((float *)rows)[diagonal_row * chunk + row_position(of_row)] = x;
-                });
-            } else {
-                put(at_stage + Stage::p, warp, j, p);
             }
         }
     }
 
-    static DEVICE_MEMBER Tile tile_of(const Accumulators<tiles> &a, int i) {
-        Tile out;
-        for (int e = 0; e < elements; ++e) {
-            out[e] = a.at[elements * i + e];
-        }
-        return out;
-    }
-
-    // Starts K K^T of this warp's 16 rows of the left matrix, transposed: [64, 16]. Complete at once for f16.
-    DEVICE_MEMBER void start_keys(Accumulators<tiles> &kk, u32 at_stage) const {
-        const u64 stage = arch::described(at_stage);
-        if constexpr (T::rounds_finely) {
-            // Adds in f32, which rounds: the matrix unit would truncate the sum.
-            Accumulators<tiles> part;
-            for (int e = 0; e < elements * tiles; ++e) {
-                kk.at[e] = 0.0f;
-            }
-            for (int t = 0; t < 4 * Stage::panels; ++t) {
-                arch::begin_products();
-                const u64 k = column_tile(stage, Stage::k, t);
-                T::multiply_async_shared(part.at, k, k, false);
-                arch::commit_products();
-                arch::await_products<0>();
-                part.pin();
-                for (int e = 0; e < elements * tiles; ++e) {
-                    kk.at[e] += part.at[e];
-                }
-                kk.pin();
-            }
-        } else {
-            arch::begin_products();
-            for (int t = 0; t < 4 * Stage::panels; ++t) {
-                const u64 k = column_tile(stage, Stage::k, t);
-                T::multiply_async_shared(kk.at, k, k, t > 0);
-            }
-            arch::commit_products();
-        }
-    }
-    // Starts Q K^T of this warp's 16 rows of Q, transposed: [64, 16].
-    DEVICE_MEMBER void start_queries(Accumulators<tiles> &kq, u32 at_stage) const {
-        const u64 stage = arch::described(at_stage);
-        kq.pin();
-        arch::begin_products();
-        for (int t = 0; t < 4 * Stage::panels; ++t) {
-            T::multiply_async_shared(kq.at, column_tile(stage, Stage::q, t), column_tile(stage, Stage::k, t), t > 0);
-        }
-        arch::commit_products();
-    }
-    static DEVICE_MEMBER u64 column_tile(u64 stage, u32 matrix, int t) {
-        return stage + ((matrix + t / 4 * panel_bytes + t % 4 * 32) >> 4);
-    }
-
-    // Finds 1 / |q| and 1 / |k| of this warp's rows. `kk`: K K^T.
-    DEVICE_MEMBER void find_norms(const Accumulators<tiles> &kk, u32 at_stage, LaneMap at) const {
+    // Finds 1 / |q| and 1 / |k| of this warp's rows.
+    DEVICE_MEMBER void find_norms(u32 keys, LaneMap at, int h) const {
         ChunkFactors &factors = own.factors;
-        if constexpr (Outputs) {
-            Tile qq{};
+        for (int i = 0; i < 2; ++i) {
+            const int row = 2 * h + i;
+            const int lane = arch::opaque(arch::lane());
+            const u32 place = row * (16 * 128) + swizzled(lane % 16, lane / 16);
+            Tile qq{}, kk{};
 #pragma unroll 2
-            for (int t = 0; t < 4 * Stage::panels; ++t) {
-                const int lane = arch::opaque(arch::lane()), of_row = 16 * warp + lane % 16;
-                const Operand q = arch::load_operand(at_stage + Stage::q + t / 4 * panel_bytes +
-                                                     swizzled(of_row, t % 4 * 2 + lane / 16));
-                qq = T::mma(q, q, qq);
+            for (int t = 0; t < Keys / 16; ++t) {
+                const u32 step = t / 4 * panel_bytes + (place ^ t % 4 * 32);
+                const Operand k = arch::load_operand(keys + Stage::k + step);
+                if constexpr (T::rounds_finely) {
+                    kk += T::mma(k, k, Tile{});
+                } else {
+                    kk = T::mma(k, k, kk);
+                }
+                if constexpr (Outputs) {
+                    const Operand q = arch::load_operand(keys + Stage::q + step);
+                    qq = T::mma(q, q, qq);
+                }
             }
-            on_diagonal(qq, warp, at, [&](int of_row, float x) __attribute__((always_inline)) {
-                factors.q_norm[of_row] = math::inverse_norm(x);
+            on_diagonal(kk, row, at, [&](int of_row, float x) __attribute__((always_inline)) {
+                // A row of zeros gets 0, not 1000 (factors.h).
+                factors.k_norm[of_row] = x == 0.0f ? 0.0f : math::inverse_norm(x);
             });
-        }
-        for (int j = 0; j < tiles; ++j) {
-            if (j == warp) {
-                on_diagonal(tile_of(kk, j), j, at, [&](int of_row, float x) __attribute__((always_inline)) {
-                    // A row of zeros gets 0, not 1000 (factors.h).
-                    factors.k_norm[of_row] = x == 0.0f ? 0.0f : math::inverse_norm(x);
+            if constexpr (Outputs) {
+                on_diagonal(qq, row, at, [&](int of_row, float x) __attribute__((always_inline)) {
+                    factors.q_norm[of_row] = math::inverse_norm(x);
                 });
             }
         }
-        sync(exchanged);
+        sync();
     }
 
-    // exp(G_i - G_j) of block (warp, j), transposed.
-    DEVICE_MEMBER Tile decay_of(int j, LaneMap at, float first_half) const {
-        const ChunkFactors &factors = own.factors;
-        const float between = warp >= 2 && j < 2 ? first_half : 0.0f;
-        return decay(between - rows_at(factors.gate_sum + 16 * j, at), -columns_at(factors.gate_sum + 16 * warp, at));
-    }
-
-    // Writes the factors of this thread's row to the stage.
+    // Writes the factors of this thread's row to the ring.
     DEVICE_MEMBER void write_factors(char *rows, bool norm, float first_half) const {
         const int row = arch::opaque(row_of_thread());
         const ChunkFactors &factors = own.factors;
@@ -328,64 +272,85 @@ template <class T, int Keys, bool Outputs> class Maker : TokenCopier<Keys, Outpu
         }
     }
 
-    // Writes block (i, j) of T or P to the stage, given transposed.
+    // Writes block (i, j) of T or P, given transposed.
     static DEVICE_MEMBER void put(u32 matrix, int i, int j, Tile transposed) {
         const int lane = arch::opaque(arch::lane());
         arch::store_operand(matrix + swizzled(16 * i + lane % 16, 2 * j + lane / 16), rounded<T>(transposed));
     }
 
-    // T = (I - A)^-1. All inverses of diagonal blocks are in own.diagonal. Warps 0 and 1 call meanwhile() where they
-    // would wait.
-    template <class F> DEVICE_MEMBER void invert(u32 to, LaneMap at, const F &meanwhile) {
+    // Blocks of A below the diagonal wait in the memory of T, where no block of T is written before they have been
+    // read. A lane of any warp reads the elements of its own lane number.
+    static DEVICE_MEMBER int scratch_of(const OwnBlocks &blocks, int b) {
+        // Warp 0: A10, A20, A30. Warp 1: A32, and, in the upper right quadrant, A21 and A31.
+        return blocks.half == 0 ? (b == 1 ? 0 : b == 3 ? 1 : 4) : (b == 1 ? 5 : b == 3 ? 2 : 3);
+    }
+    static DEVICE_MEMBER u32 scratch_at(u32 matrices, int scratch, int half) {
+        return matrices + Stage::t + scratch / 4 * (32 * 128) + swizzled(arch::lane(), scratch % 4 * 2 + half);
+    }
+    static DEVICE_MEMBER void put_scratch(u32 matrices, int scratch, Tile x) {
+        store_shared(scratch_at(matrices, scratch, 0), bits<i32x4>(x.lo));
+        store_shared(scratch_at(matrices, scratch, 1), bits<i32x4>(x.hi));
+    }
+    static DEVICE_MEMBER Tile get_scratch(u32 matrices, int scratch) {
+        Tile x;
+        x.lo = bits<f32x4>(arch::load_shared(scratch_at(matrices, scratch, 0)));
+        x.hi = bits<f32x4>(arch::load_shared(scratch_at(matrices, scratch, 1)));
+        return x;
+    }
+
+    // Computes this warp's blocks of T = (I - A)^-1, all transposed.
+    DEVICE_MEMBER void invert(u32 matrices, const OwnBlocks &blocks, LaneMap at, int lane) const {
         const auto multiply_transposed = [](Tile x, Tile y, Tile c) __attribute__((always_inline)) {
             return arch::multiply_transposed_parts(x, y, c);
         };
-        const auto join = [&](Tile a21, Tile t11, Tile t22) __attribute__((always_inline)) {
-            return multiply_transposed(multiply_transposed(a21, t11, Tile{}), t22, Tile{});
-        };
+        const int h = blocks.half;
+        const u32 to = matrices + Stage::t;
         math::Blocks &diagonal = own.diagonal;
-        const Tile own_inverse = diagonal.get(warp, at);
-        put(to, warp, warp, strictly_lower(own_inverse, at));
-        const auto a = [&](int j) __attribute__((always_inline)) { return own.a[lower_block(warp, j)].get(); };
-        Tile w[2];
-        if (warp == 1) {
-            const Tile t10 = join(a(0), diagonal.get_transposed(0, at), own_inverse);
-            own.below.put(0, t10, at);
-            put(to, 1, 0, t10);
-        } else if (warp >= 2) {
-            if (warp == 3) {
-                const Tile t32 = join(a(2), diagonal.get_transposed(2, at), own_inverse);
-                own.t32.put(t32);
-                put(to, 3, 2, t32);
+        arch::wave_sync();
+        math::invert_blocks(diagonal, math::UnitColumn(lane), lane, 2 * h);
+        const Tile inside = get_scratch(matrices, scratch_of(blocks, 1));
+        const Tile a2 = get_scratch(matrices, scratch_of(blocks, 3)), a3 = get_scratch(matrices, scratch_of(blocks, 4));
+        arch::wave_sync();
+        const Tile first = diagonal.get(2 * h, at), second = diagonal.get(2 * h + 1, at);
+        put(to, 2 * h, 2 * h, strictly_lower(first, at));
+        put(to, 2 * h + 1, 2 * h + 1, strictly_lower(second, at));
+        const Tile joined = multiply_transposed(multiply_transposed(inside, diagonal.get_transposed(2 * h, at), Tile{}),
+                                                second, Tile{});
+        put(to, 2 * h + 1, 2 * h, joined);
+        if (h == 1) {
+            own.t32[0][lane] = bits<i32x4>(joined.lo);
+            own.t32[1][lane] = bits<i32x4>(joined.hi);
+        }
+        sync();
+        // W = [A20 A21; A30 A31] [T00 0; T10 T11], column h
+        const Tile t11 = diagonal.get_transposed(h, at);
+        Tile w2 = multiply_transposed(a2, t11, Tile{}), w3 = multiply_transposed(a3, t11, Tile{});
+        if (h == 0) {
+            const Tile t10 = math::transposed(joined, at);
+            w2 = multiply_transposed(get_scratch(matrices, 2), t10, w2);
+            w3 = multiply_transposed(get_scratch(matrices, 3), t10, w3);
+            // These blocks of T are zeros.
+            for (int half = 0; half < 4; ++half) {
+                store_shared(scratch_at(matrices, 2 + half / 2, half % 2), i32x4{});
             }
-            w[0] = multiply_transposed(a(0), diagonal.get_transposed(0, at), Tile{});
-            w[1] = multiply_transposed(a(1), diagonal.get_transposed(1, at), Tile{});
-            own.w[warp - 2][1].put(w[1]);
+            if (lane < 16) {
+                store_shared(scratch_at(matrices, 1, 0), i32x4{});
+                store_shared(scratch_at(matrices, 1, 1), i32x4{});
+            }
         }
-        if (warp < 2) {
-            arch::barrier_arrive(copied, group_threads);
-            meanwhile();
-        } else {
-            sync(copied);
-            w[0] = multiply_transposed(a(1), own.below.get_transposed(0, at), w[0]);
-            own.w[warp - 2][0].put(w[0]);
-        }
-        sync(exchanged);
-        if (warp < 2) {
-            put(to, 3, warp,
-                multiply_transposed(own.w[1][warp].get(), diagonal.get(3, at),
-                                    multiply_transposed(own.w[0][warp].get(), own.t32.get(), Tile{})));
-        } else if (warp == 2) {
-            put(to, 2, 0, multiply_transposed(w[0], own_inverse, Tile{}));
-            put(to, 2, 1, multiply_transposed(w[1], own_inverse, Tile{}));
-        }
+        Tile t32;
+        t32.lo = bits<f32x4>(own.t32[0][lane]);
+        t32.hi = bits<f32x4>(own.t32[1][lane]);
+        // T2c = T22 W2c, T3c = T33 W3c + T32 W2c
+        put(to, 2, h, multiply_transposed(w2, diagonal.get(2, at), Tile{}));
+        put(to, 3, h, multiply_transposed(w3, diagonal.get(3, at), multiply_transposed(w2, t32, Tile{})));
     }
 
     const dwk_prefill_prepare_args &x;
+    const dwk_prefill_scan_args &scan;
+    const u32 memory;
     MakerMemory &own;
-    const int sequence, head;
-    int64_t token; // this thread's token of the current chunk
-    const int warp;
+    const int half; // of the pair
 };
 
 } // namespace prefill

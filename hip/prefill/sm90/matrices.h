@@ -6,25 +6,13 @@
 #include "../factors.h"
 #include "chunk_rows.h"
 #include "kept_tile.h"
+#include "own_blocks.h"
 #include "record.h"
 
 namespace prefill {
 
 // Workgroups of prefill_prepare that share a multiprocessor.
 constexpr int prepare_residency = 6;
-
-// Lower blocks of warp `half`: those of diagonal 32x32 block `half`, then 16 columns of the 32x32 block below the
-// diagonal.
-constexpr int blocks_of_warp = 5;
-class OwnBlocks {
-  public:
-    DEVICE_MEMBER explicit OwnBlocks(int half) : half(half) {}
-    DEVICE_MEMBER int row(int block) const { return block < 3 ? 2 * half + (block > 0) : block - 1; }
-    DEVICE_MEMBER int column(int block) const { return block < 3 ? 2 * half + (block > 1) : half; }
-    static DEVICE_MEMBER bool on_diagonal(int block) { return block == 0 || block == 2; }
-
-    const int half;
-};
 
 // This warp's blocks of K K^T and Q K^T [64, 64], each transposed, and its diagonal blocks of Q Q^T.
 template <class T> struct Products {

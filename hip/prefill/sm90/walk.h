@@ -6,11 +6,11 @@
 
 namespace prefill {
 
-// Whether a stage is given back at the end of its chunk: warps that make T there need the time.
+// Whether a chunk's outputs are stored, and its slots given back, at its end.
 #ifdef PREFILL_FUSED
-constexpr bool gives_back_early = true;
+constexpr bool ends_whole = true;
 #else
-constexpr bool gives_back_early = false;
+constexpr bool ends_whole = false;
 #endif
 
 // Walks a segment's chunks. Copy warps put each chunk into a stage of the ring.
@@ -21,7 +21,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int wave_column,
                          u32 column_offset)
         : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
-          rest(s.end - s.begin), group(prefill::group<Stage>()) {}
+          rest(s.end - s.begin), reader(prefill::group<Stage>()) {}
 
     // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
@@ -29,7 +29,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Computes one chunk. Every warp takes part in the products, even without value columns.
     DEVICE_MEMBER void step(State<Keys> &state, const dwk_prefill_scan_args &x) {
         const dwk_prefill_scan_args &y = arch::reread(x);
-        Handover<Stage>::wait_full(group, stage);
+        reader.wait();
         const Next next(*this);
         prefill::step<T, Keys, Outputs>(state, current(), next, y.scale, rest <= chunk);
         advance();
@@ -37,12 +37,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Makes the state ready to be stored: it always is on this target.
     DEVICE_MEMBER void complete(State<Keys> &) {}
     // Called before the first chunk.
-    DEVICE_MEMBER void begin(const State<Keys> &state) {
-        Chunk<T, Keys, Outputs>(memory, has_values, o, reads).prepare_reads(state);
-    }
+    DEVICE_MEMBER void begin(const State<Keys> &state) { current().prepare_reads(state); }
     // Called after the last chunk.
     DEVICE_MEMBER void finish() {
-        if (Outputs && !registers_are_short(Keys) && !gives_back_early && before >= 0) {
+        if (Outputs && !registers_are_short(Keys) && !ends_whole && reader.has_previous()) {
             o.store_some(rest + chunk);
         }
     }
@@ -55,14 +53,13 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         DEVICE_MEMBER explicit Next(Chunks &chunks) : chunks(chunks) {}
         // Stores the previous chunk's outputs, if they were not stored at its end.
         DEVICE_MEMBER void store() const {
-            if (Outputs && !gives_back_early && chunks.before >= 0) {
+            if (Outputs && !ends_whole && chunks.reader.has_previous()) {
                 chunks.o.store();
             }
         }
         DEVICE_MEMBER void release() const {
-            if (!gives_back_early && chunks.before >= 0 &&
-                chunks.rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
-                Handover<Stage>::empty(chunks.group, chunks.before);
+            if (!ends_whole) {
+                chunks.reader.give_back_previous(chunks.rest);
             }
         }
 
@@ -70,22 +67,21 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         Chunks &chunks;
     };
     DEVICE_MEMBER Chunk<T, Keys, Outputs> current() {
-        return Chunk<T, Keys, Outputs>(memory + stage * Stage::bytes, has_values, o, reads);
+        return Chunk<T, Keys, Outputs>(memory, reader.slots(), has_values, o, reads);
     }
     DEVICE_MEMBER void advance() {
-        if (Outputs && (registers_are_short(Keys) || gives_back_early)) {
-            if (gives_back_early && rest >= chunk) {
+        if (Outputs && (registers_are_short(Keys) || ends_whole)) {
+            if (ends_whole && rest >= chunk) {
                 o.store();
             } else {
                 o.store_some(rest);
             }
         }
-        if (gives_back_early && rest > Stage::count * chunk) { // otherwise nobody waits for the stage
-            Handover<Stage>::empty(group, stage);
+        if (ends_whole) {
+            reader.give_back();
         }
         rest -= chunk;
-        before = stage;
-        stage = stage + 1 == Stage::count ? 0 : stage + 1;
+        reader.advance();
     }
 
     char *const memory;
@@ -93,8 +89,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     Output o;
     typename Chunk<T, Keys, Outputs>::Reads reads;
     int rest;
-    int stage = 0, before = -1;
-    const int group;
+    RingReader<Stage> reader;
 };
 
 // Registers per thread: of copy warps, and of multiplying warps beside a second warpgroup (shared) or without (lone).

@@ -236,11 +236,19 @@ pub(super) fn path_of_environment() -> Checked<Option<PrefillPath>> {
     })
 }
 
-/// Whether `prefill_short` computes the short sequences of a batch: where many are to be expected, because they have at
-/// most a chunk on average. A pure function of what a plan with lengths on the device knows, so that it chooses as a plan
-/// with lengths on the host does.
+/// Whether `prefill_short` computes the short sequences of a batch: where many are to be expected, because sequences have
+/// at most a chunk on average. A few sequences must be short on average, because a mixed batch takes one more launch. A
+/// pure function of what a plan with lengths on the device knows, so that it chooses as a plan with lengths on the host
+/// does.
 pub(super) fn uses_short(rows: usize, sequences: usize) -> bool {
-    sequences > 0 && rows <= CHUNK * sequences
+    /// Sequences from which on the short ones among them are worth a launch.
+    const MANY: usize = 16;
+    let most = if sequences < MANY {
+        SHORT_TOKENS
+    } else {
+        CHUNK
+    };
+    sequences > 0 && rows <= most * sequences
 }
 
 /// Number of segments of the longest sequence: the least number within `costs.fewer` of the fastest. 1 unless segments

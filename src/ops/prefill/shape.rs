@@ -34,7 +34,7 @@ pub(super) struct Shape {
 }
 
 /// Path that the environment or the spec asks for, in this order.
-fn wanted_path(spec: &PrefillSpec, target: &Target) -> Checked<PrefillPath> {
+fn wanted_path(spec: &PrefillSpec) -> Checked<PrefillPath> {
     let (argument, path) = match plan::path_of_environment()? {
         Some(path) => (PATH_VARIABLE, path),
         None => ("path", spec.path),
@@ -44,22 +44,11 @@ fn wanted_path(spec: &PrefillSpec, target: &Target) -> Checked<PrefillPath> {
         let allowed = "the fused kernel needs K of at most 128";
         ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
     })?;
-    check::ensure(
-        path != PrefillPath::Short || has_short(spec, target),
-        || {
-            let (was, allowed) = match target.uses_short {
-                true => (
-                    format!("short with K = {}", spec.heads.key_dim),
-                    "the kernel for short sequences needs K of at most 128",
-                ),
-                false => (
-                    "short".to_owned(),
-                    "this architecture has no kernel for short sequences that passes its tests",
-                ),
-            };
-            ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
-        },
-    )?;
+    check::ensure(path != PrefillPath::Short || has_short(spec), || {
+        let was = format!("short with K = {}", spec.heads.key_dim);
+        let allowed = "the kernel for short sequences needs K of at most 128";
+        ArgumentError::new(argument, ArgumentKind::Value, was, allowed)
+    })?;
     Ok(path)
 }
 
@@ -68,9 +57,9 @@ fn is_compiled(spec: &PrefillSpec) -> bool {
     bucket_index(spec.heads.key_dim) < FUSED_BUCKETS
 }
 
-/// Whether the kernel for short sequences is used on this target and compiled for this K.
-fn has_short(spec: &PrefillSpec, target: &Target) -> bool {
-    target.uses_short && bucket_index(spec.heads.key_dim) < SHORT_BUCKETS
+/// Whether the kernel for short sequences is compiled for this K.
+fn has_short(spec: &PrefillSpec) -> bool {
+    bucket_index(spec.heads.key_dim) < SHORT_BUCKETS
 }
 
 /// Layout of the workspace: offsets in bytes.
@@ -124,7 +113,7 @@ impl Shape {
             )
         })?;
         let compute_units = (spec.compute_units).unwrap_or(context.device().compute_units);
-        let wanted = wanted_path(&spec, context.target())?;
+        let wanted = wanted_path(&spec)?;
         let mut shape = Shape {
             spec,
             batch,
@@ -142,9 +131,7 @@ impl Shape {
             forced => forced == PrefillPath::Fused,
         };
         shape.short = match wanted {
-            PrefillPath::Auto => {
-                has_short(&spec, shape.target) && plan::uses_short(batch.rows(), sequences)
-            }
+            PrefillPath::Auto => has_short(&spec) && plan::uses_short(batch.rows(), sequences),
             forced => forced == PrefillPath::Short,
         };
         if fused {
