@@ -2,6 +2,8 @@
 // V: K and Q are there long before the state needs them, because two chunks are in the making at a time.
 #pragma once
 
+#include "../fused_mode.h"
+
 #include "stage.h"
 
 namespace prefill {

@@ -2,7 +2,7 @@
 // product. The four warps of a warpgroup multiply together.
 #pragma once
 
-#include "stage.h"
+#include "ring.h"
 
 namespace prefill {
 

@@ -6,12 +6,14 @@
 // 32x32 block below the diagonal (OwnBlocks). T = (I - A)^-1 is computed from blocks (math/inverse.h).
 #pragma once
 
+#include "../fused_mode.h"
+
 #include "../../math/inverse.h"
 #include "../factors.h"
 #include "../gates.h"
 #include "copies.h"
-#include "record.h"
 #include "own_blocks.h"
+#include "record.h"
 
 namespace prefill {
 

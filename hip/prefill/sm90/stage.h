@@ -43,9 +43,3 @@ struct Slots {
 };
 
 } // namespace prefill
-
-#ifdef PREFILL_FUSED
-#include "fused_ring.h"
-#else
-#include "scan_ring.h"
-#endif
