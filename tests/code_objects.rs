@@ -17,6 +17,8 @@ use deltawave_sim::code_object::KernelMetadata;
 mod build;
 #[path = "code_objects/headers.rs"]
 mod headers;
+#[path = "code_objects/prebuilt.rs"]
+mod prebuilt;
 
 use build::Compiler;
 
