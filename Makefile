@@ -105,6 +105,7 @@ lint: ## check formats, lints and documentation
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --profile $(PROFILE)
 	python3 docs/draw.py --check
 	python3 scripts/check-docs --static
+	scripts/check-types
 
 check-docs: ## run the command blocks of README.md, python/README.md and docs/ on the simulator
 	@scripts/setup test

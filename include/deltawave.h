@@ -64,6 +64,8 @@ enum { DW_TO_DEVICE = 0, DW_TO_HOST = 1, DW_ON_DEVICE = 2 };
 int dw_abi_version(void);
 /* Version of the loaded library, such as "0.1.0". */
 const char *dw_version(void);
+/* Architectures that the loaded library has kernels for, separated by commas: "gfx942,sm_90a". "" if there are none. */
+const char *dw_archs(void);
 /* Error text of this thread's last failed call; "" before the first failure. Valid until the next call fails. */
 const char *dw_last_error(void);
 

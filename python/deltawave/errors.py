@@ -1,5 +1,7 @@
 """Exceptions for the error statuses of the C library, with its error texts."""
 
+from typing import Dict, Type
+
 from . import _abi
 
 
@@ -27,7 +29,7 @@ class InternalError(Error, RuntimeError):
     """A bug of the library."""
 
 
-OF_STATUS = {
+OF_STATUS: Dict[int, Type[Error]] = {
     _abi.DW_ERROR_ARGUMENT: ArgumentError,
     _abi.DW_ERROR_DEVICE: DeviceError,
     _abi.DW_ERROR_RUNTIME: DriverError,

@@ -16,7 +16,7 @@ import ctypes
 import functools
 import os
 import threading
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ def empty(shape, dtype, device="cpu"):
     if not count:
         return torch.empty(shape, dtype=dtype)
     memory = Memory(context_of(device), count * dtype.itemsize)
-    bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
+    bytes_there: Any = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
     bytes_there.memory = memory  # the tensor keeps the ctypes array alive, the array keeps the memory
     return torch.frombuffer(bytes_there, dtype=dtype, count=count).view(shape)
 
@@ -301,7 +301,9 @@ def _launch_decode(spec, inputs, **others):
     """Launches a decode. `inputs` are copied if the device cannot reach them; `others` are passed as they are."""
     q, k, v = (inputs[name] for name in "qkv")
     device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
-    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), *spec, tokens)
+    head_map, qk_l2norm, scale = spec
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale,
+                      tokens)
     with _OfShapes(**_dims_of(k, v).sources, tokens=("q", q), batch=("q", q)):
         plan = _decode_plan(device, spec, q.shape[0])
     plan.launch(**_all_reachable(inputs, device), **others)
@@ -410,7 +412,7 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state}
     plan.launch(**_all_reachable(inputs, device), **lengths, state=pool, q=q, k=k, v=v,
                 x_layout=x_layout, state_layout=state_layout)
-    if pool is not state and not keep_states:
+    if state is not None and pool is not state and not keep_states:
         state.copy_(pool)
     return q, k, v
 
