@@ -4,11 +4,12 @@ import bisect
 import ctypes
 import os
 import threading
+import warnings
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Union
 
 from . import _abi, arrays, library
-from .errors import ArgumentError
+from .errors import ArgumentError, DeviceError, Error
 from .values import address as address_of, choice, shown, whole
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Context:
     """A device with all kernels loaded: a GPU, or the simulator.
 
     `backend` is "auto" (a GPU if there is one, else the simulator), "hip" (a GPU) or "simulator". `device` is the number
-    of the GPU. On a GPU, tensors are the caller's torch tensors or addresses (`deltawave.array`). On the simulator they
+    of the GPU. If the library has no kernels for the GPU, "hip" raises a `DeviceError` that names those it has, and "auto"
+    warns. On a GPU, tensors are the caller's torch tensors or addresses (`deltawave.array`). On the simulator they
     are NumPy arrays from `array`, `empty` and `zeros`.
     """
 
@@ -87,6 +89,20 @@ class Context:
         self.library.call("dw_context_info", self.handle, byref(info))
         self.backend, self.arch, self.name = (getattr(info, f).decode() for f in ("backend", "arch", "name"))
         self.memory_bytes, self.compute_units = info.memory_bytes, info.compute_units
+        if backend == "auto" and self.is_simulator and not os.environ.get("DELTAWAVE_BACKEND"):
+            self._warn_of_unused_gpu()
+
+    def _warn_of_unused_gpu(self) -> None:
+        """Warns if there is a GPU that the library has no kernels for: the simulator is slower by orders of magnitude."""
+        gpu = c_void_p()
+        try:
+            self.library.call("dw_context_create", _abi.DW_BACKEND_HIP, self.device, byref(gpu))
+        except DeviceError as problem:
+            if str(problem).startswith("there are no kernels for"):
+                warnings.warn(f"{problem}; the simulator runs instead", RuntimeWarning, stacklevel=3)
+        except Error:
+            pass  # no GPU
+        self.library.c.dw_context_destroy(gpu)
 
     @property
     def is_simulator(self) -> bool:
