@@ -32,7 +32,8 @@ fn main() -> ExitCode {
 
 fn make(folder: &Path, version: &str, archs: &[String]) -> Result<(), String> {
     let root = Path::new(".");
-    let scratch = folder.join("scratch");
+    // Beside the folder, whose time of change makes cargo build anew.
+    let scratch = folder.with_extension("scratch");
     fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
     let named = env::var_os("DELTAWAVE_HIPCC");
     let mut compilers = Vec::new();
@@ -46,12 +47,14 @@ fn make(folder: &Path, version: &str, archs: &[String]) -> Result<(), String> {
         let same = |one: &OfArch| one.arch == *arch && one.compiler == *compiler;
         there.iter().any(same)
     };
+    fs::remove_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
     if there.len() == archs.len() && archs.iter().zip(&compilers).all(is_current) {
-        fs::remove_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
         println!("{}: up to date", folder.display());
         return Ok(());
     }
-    fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    if folder.exists() {
+        fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
     let sources = kernels::sources(root).map_err(|e| format!("hip/kernels: {e}"))?;
     let mut made = Vec::new();
     for (arch, (compiler, description)) in archs.iter().zip(compilers) {
