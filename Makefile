@@ -138,6 +138,7 @@ lint: ## check formats, lints and documentation
 	clang-format-19 --dry-run -Werror $(HIP_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --profile $(PROFILE) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --profile $(PROFILE)
+	$(CARGO) package --workspace --no-verify --allow-dirty --quiet
 	python3 docs/draw.py --check
 	python3 scripts/check-docs --static
 	scripts/check-types
