@@ -104,7 +104,7 @@ ahead:
 	$(RUSTC) --edition 2024 -O build/archive.rs -o target/archive-code-objects
 	target/archive-code-objects $(CODE_OBJECTS) $(VERSION) $(subst $(COMMA), ,$(PACKED_ARCHS))
 
-code-objects: ahead ## compile the kernels ahead of time, for builds without a compiler: target/code-objects and an archive of it
+code-objects: ahead ## compile the kernels ahead of time, for builds without a compiler
 	tar -C $(CODE_OBJECTS) --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cJf target/deltawave-code-objects-$(VERSION).tar.xz .
 	@echo "DELTAWAVE_CODE_OBJECTS=$$PWD/$(CODE_OBJECTS) builds without a compiler of kernels"
 
@@ -120,7 +120,7 @@ test-wheel-quick:
 	CARGO='$(CARGO)' scripts/wheel target/$(PROFILE:dev=debug)/libdeltawave_c.a
 	scripts/check-wheel --quick target/wheel/quick/deltawave-$(VERSION)-*.whl
 
-install: ## install the C library with header, pkg-config and CMake files: PREFIX=/usr/local, DESTDIR, LIBDIR, INCLUDEDIR
+install: ## install the C library with header, pkg-config and CMake files below PREFIX (/usr/local)
 	@scripts/setup build
 	$(CARGO) build --profile $(PROFILE) -p deltawave-c
 	PREFIX='$(PREFIX)' scripts/install-c target/$(PROFILE:dev=debug)/libdeltawave_c.a

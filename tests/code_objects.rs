@@ -12,13 +12,13 @@ use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, VERIFIED_ARCHS};
 use deltawave::kernels::{Role, TABLE};
 use deltawave_sim::code_object::KernelMetadata;
 
+#[path = "code_objects/ahead.rs"]
+mod ahead;
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
 mod build;
 #[path = "code_objects/headers.rs"]
 mod headers;
-#[path = "code_objects/prebuilt.rs"]
-mod prebuilt;
 
 use build::Compiler;
 

@@ -7,14 +7,12 @@ use std::{env, fs};
 
 use deltawave::code_objects::{self, VERIFIED_ARCHS};
 
-#[path = "../../build/kernels.rs"]
-#[allow(dead_code)]
-mod kernels;
 #[path = "../../build/prebuilt.rs"]
 mod prebuilt;
 #[path = "../../build/sha256.rs"]
 mod sha256;
 
+use super::build as kernels;
 use super::{folder, root, skip};
 use prebuilt::{MANIFEST, OfArch, PrebuiltError, object_path, open, write_manifest};
 
