@@ -70,6 +70,11 @@ class Tensor:
         self.values[...] = other.values
         return self
 
+    def as_strided(self, shape, strides):
+        """As torch's: from the tensor's first element on, whatever its own shape is."""
+        steps = tuple(self.dtype.itemsize * stride for stride in strides)
+        return self._of(np.lib.stride_tricks.as_strided(self.values, tuple(shape), steps))
+
     def _of(self, values):
         return Tensor(values, self.dtype, self.device)
 
