@@ -113,6 +113,11 @@ def _all_reachable(tensors: Dict[str, Optional[Tensor]], device: torch.device) -
     return {name: _reachable(name, x, device) for name, x in tensors.items()}
 
 
+def on_device(lengths: Tensor) -> Tensor:
+    """`lengths` where a plan reads them on the device: CPU tensors are copied into the simulator's memory."""
+    return _reachable("lengths", lengths, lengths.device)
+
+
 def _copied_back(written: Dict[str, Optional[Tensor]], reached: Dict[str, Any]) -> None:
     """Copies tensors that a launch wrote from the simulator's memory to where they were."""
     for name, tensor in written.items():
