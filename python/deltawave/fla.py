@@ -261,8 +261,9 @@ chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 
 
-def register() -> type:
-    """Makes deltawave a backend of FLA's gated delta rule, before FlashQLA and Triton, and returns its class.
+def register(simulator: bool = False) -> type:
+    """Makes deltawave a backend of FLA's gated delta rule, before FlashQLA and Triton, and returns its class. With
+    `simulator` it takes tensors on the CPU too, which run on deltawave's simulator.
 
     FLA then calls `chunk_gated_delta_rule` here wherever it can; what raises `Unsupported` or `ArgumentError` goes to FLA's
     next backend, and FLA logs why. `FLA_DELTAWAVE=0` in the environment switches it off. FLA dispatches only this
@@ -294,6 +295,8 @@ def register() -> type:
                 allow_neg_eigval: bool = False, state_v_first: bool = False, cu_seqlens: Optional[Tensor] = None,
                 cu_seqlens_cpu: Optional[Tensor] = None, chunk_indices: Optional[Tensor] = None, cp_context: Any = None,
                 **kwargs: Any) -> Tuple[bool, Optional[str]]:
+            if q.device.type != "cuda" and not simulator:
+                return False, f"q: on {q.device}; register(simulator=True) takes tensors on the CPU"
             try:
                 _check_chunk(q, k, v, g, beta, initial_state, cu_seqlens, cp_context, kwargs)
             except ArgumentError as problem:

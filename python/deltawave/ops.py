@@ -469,8 +469,8 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
               head_map, pool_layout, null_slot)
     if out is None and states is None:
         return _verify(*inputs)
-    made = verify_outputs(q, v, pool, _fake_empty)
-    o, after = made[0] if out is None else out, made[1] if states is None else states
+    o = _fake_empty(v.shape, v.dtype, v.device) if out is None else out
+    after = _fake_empty(verify_states(q, pool), pool.dtype, v.device) if states is None else states
     _verify_out(o, after, *inputs)
     return o, after
 

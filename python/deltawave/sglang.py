@@ -49,8 +49,15 @@ def extend(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, ssm_states:
     """Prefill of packed sequences. Returns o `[1, T, HV, V]`, which is `output` if that is given, and updates `ssm_states`.
 
     q, k `[1, T, HK, K]`, v `[1, T, HV, V]`, g, beta `[1, T, HV]`, query_start_loc `[N + 1]`. `track_state` `[N, HV, V, K]`
-    receives the states after the chunks that `snapshot_slots` (`tracked_slots`) chooses.
+    receives the states before the chunks that `snapshot_slots` (`tracked_slots`) chooses, and else the initial states:
+    those are the states before chunk 0, which no chunk leaves behind.
     """
+    if track_state is not None:
+        initial = ssm_states.index_select(0, cache_indices) if ssm_states.dtype != track_state.dtype else None
+        if initial is None:
+            torch.index_select(ssm_states, 0, cache_indices, out=track_state)
+        else:
+            track_state.copy_(initial)
     out = None if output is None else output.view(v.shape)
     return ops.prefill_pool(q, k, v, ssm_states, cache_indices, g=g, beta=beta, cu_seqlens=query_start_loc, qk_l2norm=True,
                             pool_layout="value_major", snapshot_slots=snapshot_slots, snapshots=track_state,
@@ -59,7 +66,7 @@ def extend(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, ssm_states:
 
 def tracked_slots(track_chunk_idx: Tensor, query_start_loc: Tensor, tokens: int) -> Tensor:
     """Snapshot slots of a prefill of `tokens` rows: sequence n's state before chunk `track_chunk_idx[n]` goes to row n of
-    `track_state`. A chunk index below 1 asks for no snapshot. Computed on the device."""
+    `track_state`. A chunk index below 1 asks for none: no chunk is before it. Computed on the device."""
     count = query_start_loc.shape[0] - 1
     entries = tokens // CHUNK + count
     starts = torch.div(query_start_loc[:-1], CHUNK, rounding_mode="floor").to(torch.int64)

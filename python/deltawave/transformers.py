@@ -5,7 +5,8 @@
 
 `enable` replaces the functions that the models call by name: the gated delta rule, the convolution and the gated norm.
 Where deltawave cannot serve a call (f32, required gradients, other devices), the function that was there before runs, and
-a warning says once which argument was refused. `hub_mapping` and `register_hub_kernels` are the same layers for the
+a warning says once which argument was refused. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
+deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same layers for the
 `kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
 
 Tested with transformers 5.17.0 and 5.23.0. Another release works if its modules have the same names, else `enable` raises.
@@ -44,6 +45,8 @@ _said: set = set()
 _replaced: List[Tuple[Any, str, Any]] = []
 # Calls that deltawave answered, by function.
 answered: Dict[str, int] = {}
+# Types of devices whose tensors go to deltawave.
+_devices = ["cuda"]
 
 
 def rms_norm_gated(hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
@@ -69,18 +72,13 @@ def _say_once(text: str) -> None:
         _log.warning(text)
 
 
-def _served(device: torch.device) -> bool:
-    """Whether there are kernels for tensors of this device."""
-    return device.type in ("cpu", "cuda")
-
-
 def _with_fallback(name: str, ours: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
     """`ours`, called with the keywords that it has. `before` answers what `ours` refuses."""
     known = frozenset(inspect.signature(ours).parameters)
 
     @functools.wraps(before)
     def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_exporting() or not _served(_first(arguments, named).device):
+        if torch.compiler.is_exporting() or _first(arguments, named).device.type not in _devices:
             return before(*arguments, **named)
         try:
             result = ours(*arguments, **{key: value for key, value in named.items() if key in known})
@@ -118,12 +116,14 @@ def _modules(models: Optional[Iterable[str]]) -> List[Any]:
     return found
 
 
-def enable(models: Optional[Iterable[str]] = None) -> List[str]:
+def enable(models: Optional[Iterable[str]] = None, simulator: bool = False) -> List[str]:
     """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all). Returns
-    the names that are replaced now. Models that exist already use them too.
+    the names that are replaced now. Models that exist already use them too. With `simulator`, tensors on the CPU go to
+    deltawave's simulator; without it they stay with transformers' own code.
 
     Raises `Unsupported` if transformers is missing, or if a module lacks one of the names; then nothing is replaced.
     """
+    _devices[:] = ["cuda", "cpu"] if simulator else ["cuda"]
     targets: List[Tuple[Any, str, Callable[..., Any]]] = []
     for module in _modules(models):
         norms = [x for name, x in vars(module).items()

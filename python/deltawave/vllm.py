@@ -2,10 +2,11 @@
 
 vLLM finds it by the entry point `vllm.general_plugins` once the package is installed. DELTAWAVE_VLLM chooses:
 
-- `layer`, the default: everything between the input projections and the output projection is `deltawave.ops.layer`, in
+- `layer`, the default on GPUs: everything between the input projections and the output projection is `deltawave.ops.layer`, in
   place on vLLM's caches. Batches with draft tokens to verify run vLLM's own kernels, layer by layer.
 - `prefill`: only vLLM's op `ChunkGatedDeltaRule` is replaced.
-- `0`: nothing is replaced.
+- `0`, the default on CPUs: nothing is replaced. With `layer` or `prefill` vLLM's CPU build runs on deltawave's simulator,
+  which is for tests.
 
 Layers that deltawave cannot serve (f32 models, LoRA projections, head dimensions that are no multiple of 16) run vLLM's
 code, with a warning that says why. Tested with vLLM 0.32.0; 0.33 has the same hook points.
@@ -33,9 +34,9 @@ _log = logging.getLogger(__name__)
 _registered: List[str] = []
 
 
-def mode() -> str:
-    """What DELTAWAVE_VLLM asks for. Raises `ArgumentError` for a word that is not in `MODES`."""
-    word = os.environ.get("DELTAWAVE_VLLM", "layer")
+def mode(on_cpu: bool = False) -> str:
+    """What DELTAWAVE_VLLM asks for, or the default. Raises `ArgumentError` for a word that is not in `MODES`."""
+    word = os.environ.get("DELTAWAVE_VLLM") or ("0" if on_cpu else "layer")
     if word not in MODES:
         raise ArgumentError(f"DELTAWAVE_VLLM: {word!r}; it must be one of {', '.join(MODES)}")
     return word
@@ -46,10 +47,14 @@ def register() -> None:
 
     Raises `Unsupported` if vLLM lacks a class or method that the plugin replaces.
     """
-    wanted = mode()
-    if wanted == "0" or _registered:
+    if mode() == "0" or _registered:
         return
     try:
+        from vllm.platforms import current_platform
+
+        wanted = mode(current_platform.is_cpu())
+        if wanted == "0":
+            return
         from vllm.model_executor.custom_op import CustomOp, PluggableLayer
         from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as theirs
 
@@ -152,6 +157,10 @@ def layer_step(layer: Any, metadata: Any, x: Tensor, ba: Tensor, y: Tensor, conv
     else:
         (b, a), x_layout = layer.split_ba(ba), "flat"
     conv_state, pool = layer.kv_cache[0], layer.kv_cache[1]
+    pool_layout = "value_major"
+    if not pool.is_cuda:
+        # vLLM's kernels for CPUs, which run batches with drafts, read the same memory as [slots, HV, K, V].
+        pool, pool_layout = pool.view(pool.shape[0], value_heads, layer.head_k_dim, layer.head_v_dim), "key_major"
     columns = layer.conv_kernel_size - 1
     # Further columns are for draft tokens; the first ones hold the state.
     conv_state = conv_state[:, :columns] if conv_layout == "token_major" else conv_state[:, :, :columns]
@@ -163,7 +172,7 @@ def layer_step(layer: Any, metadata: Any, x: Tensor, ba: Tensor, y: Tensor, conv
               norm_weight=layer.norm.weight.detach(), cu_seqlens=metadata.non_spec_query_start_loc[:count + 1],
               decodes=metadata.num_decodes, slots=slots_of(metadata, count),
               has_initial_state=None if has is None else has[:count], eps=layer.norm.eps, gate=gate, x_layout=x_layout,
-              conv_layout=conv_layout, pool_layout="value_major", out=y)
+              conv_layout=conv_layout, pool_layout=pool_layout, out=y)
 
 
 def _detached(x: Optional[Tensor]) -> Optional[Tensor]:
