@@ -179,8 +179,9 @@ class Tensor:
 
     reshape = view
 
-    def flatten(self, first, last):
+    def flatten(self, first, last=-1):
         shape = self.shape
+        first, last = first % self.dim(), last % self.dim()
         return self._of(self.values.reshape(*shape[:first], -1, *shape[last + 1:]))
 
     def squeeze(self, at):
