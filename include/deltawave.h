@@ -167,9 +167,9 @@ typedef struct dw_prefill_tensors {
     const dw_tensor *v; /* [T, HV, V] */
     const dw_tensor *o; /* [T, HV, V], written; rows past the last sequence become 0 */
 
-    /* Computed gates, f32. */
-    const dw_tensor *g;    /* [T, HV], natural logarithms, at most 0; NULL: no decay */
-    const dw_tensor *beta; /* [T, HV]; NULL: 1 */
+    /* Computed gates. */
+    const dw_tensor *g;    /* [T, HV], f32, natural logarithms, at most 0; NULL: no decay */
+    const dw_tensor *beta; /* [T, HV], any dtype; NULL: 1 */
 
     /* Or raw gates of the projections, any dtype: g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). */
     const dw_tensor *a;       /* [T, HV] */

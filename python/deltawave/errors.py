@@ -17,6 +17,10 @@ class ArgumentError(Error, ValueError):
     """An argument was refused. The text begins with the argument's name. Nothing was enqueued or written."""
 
 
+class Unsupported(ArgumentError):
+    """A valid argument of another package's function that this library cannot serve. The text names the argument."""
+
+
 class DeviceError(Error, RuntimeError):
     """No runtime, no such device, or no kernels for the device."""
 

@@ -40,7 +40,7 @@ class Prefill(PlanWithWorkspace):
     leading batch dimension:
 
     - q, k `[T, HK, K]`, v `[T, HV, V]`, and o `[T, HV, V]`, an output; rows past the last sequence become 0
-    - g `[T, HV]` f32, natural logarithms of the decay; absent: no decay. beta `[T, HV]` f32; absent: 1
+    - g `[T, HV]` f32, natural logarithms of the decay; absent: no decay. beta `[T, HV]` of any type; absent: 1
     - or raw gates a, b `[T, HV]` with a_log, dt_bias `[HV]`, of any type; `allow_neg_eigval=True` doubles beta. Repeated
       keys without decay are ill-conditioned for beta from 1.5 to 2: bf16 then has errors of 20% to 80% and more, here and
       in unfused kernels (docs/results/accuracy.md)
