@@ -14,7 +14,15 @@ BENCH_OUT = target/bench
 CARRIED = .whl
 PIECES = flashinfer flashqla fla
 
-.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
+RUSTC ?= rustc
+PREFIX ?= /usr/local
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
+# What is built ahead: `make wheel code-objects PACKED_ARCHS=gfx942`.
+PACKED_ARCHS = gfx942,sm_90a
+CODE_OBJECTS = target/code-objects
+COMMA = ,
+
+.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate ahead code-objects wheel test-wheel test-wheel-quick install gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -90,6 +98,33 @@ peers-wheels: $(PIECES:%=$(CARRIED)/%.tar.xz) peers-library ## put what make ben
 $(CARRIED)/%.tar.xz: benches/peers/pack.py
 	python3 benches/peers/pack.py $(CARRIED) $*
 
+ahead:
+	@scripts/setup build
+	@mkdir -p target
+	$(RUSTC) --edition 2024 -O build/archive.rs -o target/archive-code-objects
+	target/archive-code-objects $(CODE_OBJECTS) $(VERSION) $(subst $(COMMA), ,$(PACKED_ARCHS))
+
+code-objects: ahead ## compile the kernels ahead of time, for builds without a compiler
+	tar -C $(CODE_OBJECTS) --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cJf target/deltawave-code-objects-$(VERSION).tar.xz .
+	@echo "DELTAWAVE_CODE_OBJECTS=$$PWD/$(CODE_OBJECTS) builds without a compiler of kernels"
+
+wheel: ahead ## build the Python wheel with the C library, for glibc 2.28 and newer, in target/wheel/dist
+	CARGO='$(CARGO)' DELTAWAVE_CODE_OBJECTS=$$PWD/$(CODE_OBJECTS) scripts/wheel
+
+test-wheel: wheel ## check the wheel, install it into an empty environment and run README's Python lines there
+	scripts/check-wheel target/wheel/dist/deltawave-$(VERSION)-*.whl
+
+# The same with the library of the tests, which has the kernels of gfx942 alone: seconds.
+test-wheel-quick:
+	$(CARGO) build --profile $(PROFILE) -p deltawave-c
+	CARGO='$(CARGO)' scripts/wheel target/$(PROFILE:dev=debug)/libdeltawave_c.a
+	scripts/check-wheel --quick target/wheel/quick/deltawave-$(VERSION)-*.whl
+
+install: ## install the C library with header, pkg-config and CMake files below PREFIX (/usr/local)
+	@scripts/setup build
+	$(CARGO) build --profile $(PROFILE) -p deltawave-c
+	PREFIX='$(PREFIX)' scripts/install-c target/$(PROFILE:dev=debug)/libdeltawave_c.a
+
 calibrate: ## the timing model beside published times, from the data in sim/calibration
 	@python3 sim/calibration/calibrate.py
 
@@ -103,8 +138,10 @@ lint: ## check formats, lints and documentation
 	clang-format-19 --dry-run -Werror $(HIP_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --profile $(PROFILE) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --profile $(PROFILE)
+	$(CARGO) package --workspace --no-verify --allow-dirty --quiet
 	python3 docs/draw.py --check
 	python3 scripts/check-docs --static
+	scripts/check-types
 
 check-docs: ## run the command blocks of README.md, python/README.md and docs/ on the simulator
 	@scripts/setup test

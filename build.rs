@@ -2,10 +2,16 @@
 //!
 //! Without a compiler the crate still builds; loading kernels then says what is missing. Environment:
 //! `DELTAWAVE_ARCHS` (default `gfx942`; `sm_90a` becomes PTX), `DELTAWAVE_HIPCC` (compiler to use),
-//! `DELTAWAVE_REQUIRE_KERNELS=1` (a missing code object fails the build).
+//! `DELTAWAVE_REQUIRE_KERNELS=1` (a missing code object fails the build), `DELTAWAVE_CODE_OBJECTS` (a folder of
+//! code objects built ahead, by `make code-objects`: no compiler runs, and a folder that does not fit fails the build).
 
 #[path = "build/kernels.rs"]
 mod kernels;
+#[path = "build/prebuilt.rs"]
+#[allow(dead_code, reason = "shared with the program that makes such folders")]
+mod prebuilt;
+#[path = "build/sha256.rs"]
+mod sha256;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,6 +23,7 @@ fn main() {
     }
     for variable in [
         "DELTAWAVE_ARCHS",
+        "DELTAWAVE_CODE_OBJECTS",
         "DELTAWAVE_HIPCC",
         "DELTAWAVE_REQUIRE_KERNELS",
         "ROCM_PATH",
@@ -26,33 +33,53 @@ fn main() {
     }
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let archs = env::var("DELTAWAVE_ARCHS").unwrap_or_else(|_| "gfx942".to_owned());
-    let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
-    let sources = kernels::sources(&root).expect("hip/kernels can be read");
+    let named = env::var("DELTAWAVE_ARCHS").ok();
+    let archs = named.as_deref().map(listed);
 
     let mut embedded = String::from("&[\n");
     let mut missing = String::from("&[\n");
-    for arch in archs.split(',').map(str::trim).filter(|a| !a.is_empty()) {
-        match kernels::build(arch, &sources, &out, env::var_os("DELTAWAVE_HIPCC")) {
-            Ok((compiler, objects)) => {
-                for (name, path) in objects {
-                    let compiler = compiler.0.display().to_string();
-                    let _ = writeln!(
-                        embedded,
-                        "    CodeObject {{ arch: {arch:?}, name: {name:?}, compiler: {compiler:?}, \
-                         bytes: &Aligned(*include_bytes!({path:?})).0 }},"
+    let ahead = env::var_os("DELTAWAVE_CODE_OBJECTS").filter(|folder| !folder.is_empty());
+    if let Some(folder) = ahead {
+        let folder = root.join(folder);
+        println!("cargo::rerun-if-changed={}", folder.display());
+        let version = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
+        match prebuilt::open(&folder, &root, &version, archs.as_deref()) {
+            Ok(found) => {
+                for of_arch in found {
+                    embed(
+                        &mut embedded,
+                        &of_arch.arch,
+                        &of_arch.compiler,
+                        of_arch.objects,
                     );
                 }
             }
-            Err(reason) if required => {
-                panic!("DELTAWAVE_REQUIRE_KERNELS=1, and there are no kernels for {arch}: {reason}")
-            }
             Err(reason) => {
-                println!(
-                    "cargo::warning=no kernels for {arch}: {}",
-                    reason.lines().next().unwrap_or_default()
-                );
-                let _ = writeln!(missing, "    ({arch:?}, {reason:?}),");
+                println!("cargo::error=DELTAWAVE_CODE_OBJECTS: {reason}");
+                return;
+            }
+        }
+    } else {
+        let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
+        let sources = kernels::sources(&root).expect("hip/kernels can be read");
+        for arch in archs.unwrap_or_else(|| vec!["gfx942"]) {
+            match kernels::build(arch, &sources, &out, env::var_os("DELTAWAVE_HIPCC")) {
+                Ok((compiler, objects)) => {
+                    let compiler = compiler.0.display().to_string();
+                    embed(&mut embedded, arch, &compiler, objects);
+                }
+                Err(reason) if required => {
+                    panic!(
+                        "DELTAWAVE_REQUIRE_KERNELS=1, and there are no kernels for {arch}: {reason}"
+                    )
+                }
+                Err(reason) => {
+                    println!(
+                        "cargo::warning=no kernels for {arch}: {}",
+                        reason.lines().next().unwrap_or_default()
+                    );
+                    let _ = writeln!(missing, "    ({arch:?}, {reason:?}),");
+                }
             }
         }
     }
@@ -63,4 +90,21 @@ fn main() {
          pub static MISSING: &[(&str, &str)] = {missing}];\n"
     );
     fs::write(out.join("code_objects.rs"), text).expect("OUT_DIR can be written");
+}
+
+/// Names separated by commas.
+fn listed(text: &str) -> Vec<&str> {
+    let names = text.split(',').map(str::trim);
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+/// Adds the code objects of an architecture to the table that the crate includes.
+fn embed(table: &mut String, arch: &str, compiler: &str, objects: Vec<(String, PathBuf)>) {
+    for (name, path) in objects {
+        let _ = writeln!(
+            table,
+            "    CodeObject {{ arch: {arch:?}, name: {name:?}, compiler: {compiler:?}, \
+             bytes: &Aligned(*include_bytes!({path:?})).0 }},"
+        );
+    }
 }

@@ -64,6 +64,8 @@ enum { DW_TO_DEVICE = 0, DW_TO_HOST = 1, DW_ON_DEVICE = 2 };
 int dw_abi_version(void);
 /* Version of the loaded library, such as "0.1.0". */
 const char *dw_version(void);
+/* Architectures that the loaded library has kernels for, separated by commas: "gfx942,sm_90a". "" if there are none. */
+const char *dw_archs(void);
 /* Error text of this thread's last failed call; "" before the first failure. Valid until the next call fails. */
 const char *dw_last_error(void);
 
@@ -165,9 +167,9 @@ typedef struct dw_prefill_tensors {
     const dw_tensor *v; /* [T, HV, V] */
     const dw_tensor *o; /* [T, HV, V], written; rows past the last sequence become 0 */
 
-    /* Computed gates, f32. */
-    const dw_tensor *g;    /* [T, HV], natural logarithms, at most 0; NULL: no decay */
-    const dw_tensor *beta; /* [T, HV]; NULL: 1 */
+    /* Computed gates. */
+    const dw_tensor *g;    /* [T, HV], f32, natural logarithms, at most 0; NULL: no decay */
+    const dw_tensor *beta; /* [T, HV], any dtype; NULL: 1 */
 
     /* Or raw gates of the projections, any dtype: g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). */
     const dw_tensor *a;       /* [T, HV] */

@@ -24,12 +24,13 @@ PREAMBLE = '''"""include/deltawave.h in ctypes, made by generate_abi.py: see the
 
 from ctypes import (POINTER, Structure, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
                     c_void_p, sizeof)
+from typing import Any
 
 
 class Sized(Structure):
     """A struct that begins with its size."""
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any) -> None:
         super().__init__(size=sizeof(type(self)), **fields)
 
 '''

@@ -1,7 +1,8 @@
 """Packs libdeltawave_c.so into the package: `cargo build --release -p deltawave-c`, then `pip install ./python`.
 
 The library is DELTAWAVE_C_LIBRARY, else the one beside the modules, else the one in target/release. If none exists, the package
-is installed without a library. The first use then says how to build one.
+is installed without a library. The first use then says how to build one. The library needs no particular Python: the wheel is
+`py3-none-PLATFORM`, where PLATFORM is this machine's, or DELTAWAVE_WHEEL_PLATFORM (`make wheel`).
 """
 
 import os
@@ -9,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
@@ -51,4 +53,14 @@ class ForThisPlatform(Distribution):
         return library() is not None
 
 
-setup(cmdclass={"build_py": BuildWithLibrary}, distclass=ForThisPlatform)
+class ForEveryPython(bdist_wheel):
+    """Names the wheel by its platform alone."""
+
+    def get_tag(self):
+        platform = super().get_tag()[2]
+        if library():
+            platform = os.environ.get("DELTAWAVE_WHEEL_PLATFORM") or platform
+        return "py3", "none", platform
+
+
+setup(cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": ForEveryPython}, distclass=ForThisPlatform)

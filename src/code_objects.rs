@@ -47,19 +47,27 @@ pub fn for_arch(arch: &str) -> impl Iterator<Item = &'static CodeObject> {
     CODE_OBJECTS.iter().filter(move |c| c.arch == arch)
 }
 
-/// Why there are no code objects for an architecture, and how to get them.
+/// The architectures that this build has code objects for, by the compiler's names.
+pub fn archs() -> Vec<&'static str> {
+    let mut archs: Vec<_> = CODE_OBJECTS.iter().map(|c| c.arch).collect();
+    archs.dedup();
+    archs
+}
+
+/// Why there are no code objects for an architecture, which there are, and how to get more.
 pub fn why_missing(arch: &str) -> String {
-    if let Some((_, reason)) = MISSING.iter().find(|(a, _)| *a == arch) {
-        return format!("when this crate was built, {reason}");
-    }
-    let mut built: Vec<_> = CODE_OBJECTS.iter().map(|c| c.arch).collect();
-    built.dedup();
-    let built = if built.is_empty() {
-        "none".to_owned()
-    } else {
-        built.join(", ")
+    let built = match &archs()[..] {
+        [] => "none".to_owned(),
+        archs => archs.join(", "),
     };
-    format!("this crate was built for {built}; rebuild it with DELTAWAVE_ARCHS={arch}")
+    match MISSING.iter().find(|(a, _)| *a == arch) {
+        Some((_, reason)) => {
+            format!("this build has kernels for {built}; when it was made, {reason}")
+        }
+        None => format!(
+            "this build has kernels for {built}; a build with DELTAWAVE_ARCHS={arch} has others"
+        ),
+    }
 }
 
 /// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels
@@ -70,9 +78,7 @@ pub fn why_missing(arch: &str) -> String {
 /// # Errors
 /// Errors of the file system. Files of these names are overwritten.
 pub fn save(folder: &Path) -> io::Result<()> {
-    let mut archs: Vec<_> = CODE_OBJECTS.iter().map(|c| c.arch).collect();
-    archs.dedup();
-    for arch in archs {
+    for arch in archs() {
         let folder = folder.join(arch);
         fs::create_dir_all(&folder)?;
         let target = Target::of(arch);

@@ -17,7 +17,7 @@ pub enum Gating<'a> {
     Given {
         /// `[T, HV]`, f32, natural logarithms, at most 0; absent: no decay.
         g: Option<TokenScalars<'a>>,
-        /// `[T, HV]`, f32; absent: 1.
+        /// `[T, HV]`, f32, bf16 or fp16; absent: 1.
         beta: Option<TokenScalars<'a>>,
     },
     /// Projections a and b; kernels compute g and beta from them.
@@ -92,8 +92,9 @@ impl Gating<'_> {
                     out.g = g.0.address;
                 }
                 if let Some(beta) = beta {
-                    out.beta_strides = scalars("beta", beta, &[Dtype::F32])?;
+                    out.beta_strides = scalars("beta", beta, &any)?;
                     out.beta = beta.0.address;
+                    out.beta_type = check::type_code(beta.0.dtype);
                 }
             }
             Gating::Raw {

@@ -12,6 +12,8 @@ use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, VERIFIED_ARCHS};
 use deltawave::kernels::{Role, TABLE};
 use deltawave_sim::code_object::KernelMetadata;
 
+#[path = "code_objects/ahead.rs"]
+mod ahead;
 #[path = "../build/kernels.rs"]
 #[allow(dead_code)]
 mod build;

@@ -534,7 +534,6 @@ const REQUESTS: &[Row] = &[
     ("fp16 v in a bf16 prefill", valid, |r| r.v.dtype = Dtype::F16, "v", WrongDtype),
     ("bf16 o in an fp16 prefill", valid, |r| { r.spec.dtype = Dtype::F16; for t in [&mut r.q, &mut r.k, &mut r.v] { t.dtype = Dtype::F16 } }, "o", WrongDtype),
     ("bf16 g", valid, |r| r.g.as_mut().unwrap().dtype = Dtype::Bf16, "g", WrongDtype),
-    ("fp16 beta", valid, |r| r.beta.as_mut().unwrap().dtype = Dtype::F16, "beta", WrongDtype),
     ("fp16 initial state", valid, |r| r.initial.as_mut().unwrap().dtype = Dtype::F16, "initial_state", WrongDtype),
     ("fp16 final state", valid, |r| r.last.as_mut().unwrap().dtype = Dtype::F16, "final_state", WrongDtype),
     // Strides.

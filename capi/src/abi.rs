@@ -40,6 +40,9 @@ unsafe extern "C" {
     pub fn dw_version() -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
+    pub fn dw_archs() -> *const ::core::ffi::c_char;
+}
+unsafe extern "C" {
     pub fn dw_last_error() -> *const ::core::ffi::c_char;
 }
 #[repr(C)]

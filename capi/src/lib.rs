@@ -27,4 +27,4 @@ pub use gate::*;
 pub use layer::*;
 pub use norm::*;
 pub use prefill::*;
-pub use status::{dw_abi_version, dw_last_error, dw_version};
+pub use status::{dw_abi_version, dw_archs, dw_last_error, dw_version};

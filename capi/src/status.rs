@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::error::Error as _;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use deltawave::error::{ArgumentError, ArgumentKind, Error, Result};
 
@@ -121,6 +122,14 @@ pub extern "C" fn dw_version() -> *const c_char {
             Err(_) => unreachable!(),
         };
     VERSION.as_ptr()
+}
+
+/// The architectures that this library has kernels for, separated by commas.
+#[unsafe(no_mangle)]
+pub extern "C" fn dw_archs() -> *const c_char {
+    static ARCHS: OnceLock<CString> = OnceLock::new();
+    let joined = || CString::new(deltawave::code_objects::archs().join(",")).unwrap_or_default();
+    ARCHS.get_or_init(joined).as_ptr()
 }
 
 /// Error text of this thread's last failed call.

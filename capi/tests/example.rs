@@ -1,5 +1,8 @@
 //! `capi/examples/`, compiled by a C compiler and linked with the shared and with the static library.
 
+#[path = "example/install.rs"]
+mod install;
+
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};

@@ -52,6 +52,7 @@ fn every_function_is_declared_and_defined_alike() {
     let checked = agree![
         dw_abi_version,
         dw_version,
+        dw_archs,
         dw_last_error,
         dw_decode_create,
         dw_decode_destroy,

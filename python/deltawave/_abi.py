@@ -2,12 +2,13 @@
 
 from ctypes import (POINTER, Structure, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
                     c_void_p, sizeof)
+from typing import Any
 
 
 class Sized(Structure):
     """A struct that begins with its size."""
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any) -> None:
         super().__init__(size=sizeof(type(self)), **fields)
 
 
@@ -325,6 +326,7 @@ class dw_layer_tensors(Sized):
 FUNCTIONS = {
     "dw_abi_version": (c_int, []),
     "dw_version": (c_char_p, []),
+    "dw_archs": (c_char_p, []),
     "dw_last_error": (c_char_p, []),
     "dw_context_create": (c_int, [c_int, c_int, POINTER(c_void_p)]),
     "dw_context_destroy": (None, [c_void_p]),

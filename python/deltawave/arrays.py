@@ -9,11 +9,18 @@ have its type. Without ml_dtypes they are uint16 with the same bits, and a mark 
 import ctypes
 import functools
 import operator
-from typing import NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi
 from .errors import ArgumentError
 from .values import shown, whole, wholes
+
+if TYPE_CHECKING:
+    import numpy
+    import numpy.typing
+
+    NumPyArray = numpy.typing.NDArray[Any]
+    NumPyDtype = numpy.dtype[Any]
 
 DTYPES = {"f32": _abi.DW_F32, "bf16": _abi.DW_BF16, "fp16": _abi.DW_F16, "i32": _abi.DW_I32, "i64": _abi.DW_I64}
 SIZES = {"f32": 4, "bf16": 2, "fp16": 2, "i32": 4, "i64": 8, "u8": 1}
@@ -26,14 +33,14 @@ ALIASES = {"float32": "f32", "bfloat16": "bf16", "uint16": "bf16", "float16": "f
 BITS_OF = {"bits_of": "bf16"}
 
 
-def dtype_name(dtype, name="dtype", allowed=tuple(SIZES)):
+def dtype_name(dtype: Any, name: str = "dtype", allowed: Sequence[str] = tuple(SIZES)) -> str:
     """This package's name of an element type: `dtype` is a NumPy or torch dtype, a class of scalars, or a name. Errors name
     the argument `name` and the `allowed` types."""
     try:
         found = _dtype_name(dtype)
     except Exception:  # no hash, or an error of the caller's class
         found = None
-    if found not in allowed:
+    if found is None or found not in allowed:
         # A dtype has a size, a word has none.
         was = dtype if hasattr(dtype, "itemsize") else shown(dtype)
         raise ArgumentError(f"{name}: {'' if name == 'dtype' else 'dtype '}{was}; it must be one of {', '.join(allowed)}")
@@ -41,7 +48,7 @@ def dtype_name(dtype, name="dtype", allowed=tuple(SIZES)):
 
 
 @functools.lru_cache(maxsize=None)
-def _dtype_name(dtype):
+def _dtype_name(dtype: Any) -> Optional[str]:
     if isinstance(dtype, type):
         word = dtype.__name__  # numpy.float16, ml_dtypes.bfloat16
     elif not getattr(dtype, "isnative", True):
@@ -60,23 +67,23 @@ class Array(NamedTuple):
     shape: Tuple[int, ...]
     strides: Tuple[int, ...]
 
-    def extent(self):
+    def extent(self) -> int:
         """Bytes from the first element to the end of the last."""
         if 0 in self.shape:
             return 0
         last = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides))
         return (last + 1) * SIZES[self.dtype]
 
-    def is_dense(self):
+    def is_dense(self) -> bool:
         """Whether elements follow one another. The stride of a dimension of length 1 does not count."""
         return 0 in self.shape or all(n == 1 or stride == wanted
                                       for n, stride, wanted in zip(self.shape, self.strides, dense(self.shape)))
 
-    def has_negative_strides(self):
+    def has_negative_strides(self) -> bool:
         return 0 not in self.shape and any(n > 1 and stride < 0 for n, stride in zip(self.shape, self.strides))
 
 
-def dense(shape):
+def dense(shape: Sequence[int]) -> Tuple[int, ...]:
     """Strides of an array without gaps."""
     strides, step = [], 1
     for n in reversed(shape):
@@ -85,7 +92,7 @@ def dense(shape):
     return tuple(reversed(strides))
 
 
-def dimensions(name, shape):
+def dimensions(name: str, shape: Any) -> Tuple[int, ...]:
     """A shape as a tuple of whole numbers. One number is the shape of a vector."""
     try:
         shape = (operator.index(shape),)
@@ -94,7 +101,7 @@ def dimensions(name, shape):
     return tuple(wholes(name, shape, 64, least=0))
 
 
-def array(address, dtype, shape, strides=None):
+def array(address: int, dtype: Any, shape: Union[int, Sequence[int]], strides: Optional[Sequence[int]] = None) -> Array:
     """A tensor at an address of device memory. `strides` are in elements; without them the tensor is dense."""
     shape = dimensions("shape", shape)
     strides = dense(shape) if strides is None else tuple(wholes("strides", strides, 64))
@@ -103,12 +110,12 @@ def array(address, dtype, shape, strides=None):
     return Array(whole("address", address, 64, least=0), dtype_name(dtype), shape, strides)
 
 
-def is_torch(x):
+def is_torch(x: Any) -> bool:
     """Whether `x` is a torch tensor."""
     return hasattr(x, "data_ptr")
 
 
-def describe(name, x):
+def describe(name: str, x: Any) -> Array:
     """An argument as an `Array`. Errors name it `name`."""
     if isinstance(x, Array):
         try:
@@ -138,7 +145,7 @@ def describe(name, x):
     return Array(address, dtype, shape, tuple(step // itemsize for step in steps))
 
 
-def tensor_struct(name, a):
+def tensor_struct(name: str, a: Array) -> _abi.dw_tensor:
     """A `dw_tensor` of an `Array`."""
     if a.dtype not in FLOATS or len(a.shape) > 4:
         allowed = "it must be f32, bf16 or fp16, of at most 4 dimensions"
@@ -147,14 +154,14 @@ def tensor_struct(name, a):
                           strides=FOUR(*a.strides))
 
 
-def lengths_struct(name, a):
+def lengths_struct(name: str, a: Array) -> _abi.dw_lengths:
     """A `dw_lengths` of an `Array` on the device."""
     if a.dtype not in ("i32", "i64") or len(a.shape) != 1 or not a.is_dense():
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; it must be a dense vector of i32 or i64")
     return _abi.dw_lengths(data=a.address, entries=a.shape[0], dtype=DTYPES[a.dtype])
 
 
-def host_lengths(cu_seqlens):
+def host_lengths(cu_seqlens: Any) -> _abi.dw_lengths:
     """A `dw_lengths` of numbers on the host: a list, a NumPy array, a CPU tensor. It keeps the memory that it points
     to."""
     entries = wholes("cu_seqlens", cu_seqlens, 64)
@@ -163,7 +170,7 @@ def host_lengths(cu_seqlens):
     return lengths
 
 
-def bf16_dtype():
+def bf16_dtype() -> "NumPyDtype":
     """The NumPy dtype of bf16: ml_dtypes' type, or uint16 with the mark."""
     import numpy
 
@@ -174,12 +181,12 @@ def bf16_dtype():
     return numpy.dtype(bfloat16)
 
 
-def is_bf16(dtype):
+def is_bf16(dtype: Any) -> bool:
     """Whether a NumPy dtype is bf16: ml_dtypes' type, or uint16 with the mark."""
     return dtype.name == "bfloat16" or (dtype.metadata or {}).items() >= BITS_OF.items()
 
 
-def bf16_bits(bits):
+def bf16_bits(bits: "NumPyArray") -> "NumPyArray":
     """A bf16 view of a uint16 array that holds the bits of bf16. Copies nothing."""
     import numpy
 
@@ -189,7 +196,7 @@ def bf16_bits(bits):
     return bits.astype(bits.dtype.newbyteorder("="), copy=False).view(bf16_dtype())
 
 
-def numpy_dtype(dtype):
+def numpy_dtype(dtype: Any) -> "NumPyDtype":
     """The NumPy dtype of an element type."""
     import numpy
 
@@ -199,7 +206,7 @@ def numpy_dtype(dtype):
     return numpy.dtype({"f32": "float32", "fp16": "float16", "i32": "int32", "i64": "int64", "u8": "uint8"}[name])
 
 
-def numbers(name, values):
+def numbers(name: str, values: Any) -> "NumPyArray":
     """A NumPy array of real numbers in this machine's byte order, from an array, a tensor or nested lists."""
     import numpy
 
@@ -220,7 +227,7 @@ def numbers(name, values):
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
-def converted(name, values, dtype=None):
+def converted(name: str, values: Any, dtype: Optional[str] = None) -> "NumPyArray":
     """A dense NumPy array of `values`, converted to `dtype`.
 
     Floats round to nearest, and to infinity where they are too large, as in NumPy. A whole-number type refuses numbers
@@ -251,7 +258,7 @@ def converted(name, values, dtype=None):
     return rounded.view(bf16_dtype())
 
 
-def _whole_numbers(name, values, dtype):
+def _whole_numbers(name: str, values: "NumPyArray", dtype: str) -> "NumPyArray":
     """Numbers converted to a whole-number type, which must hold all of them."""
     import numpy
 
@@ -275,12 +282,12 @@ def _whole_numbers(name, values, dtype):
     return numpy.asarray(values, dtype=to, order="C")
 
 
-def to_bf16(values):
+def to_bf16(values: Any) -> "NumPyArray":
     """A NumPy array rounded to bf16: to nearest, ties to even. NaN stays NaN."""
     return converted("values", values, "bf16")
 
 
-def to_float(values):
+def to_float(values: Any) -> "NumPyArray":
     """A NumPy array of real numbers as f32. A uint16 array counts as bits of bf16."""
     import numpy
 

@@ -2,12 +2,18 @@
 
 import bisect
 import ctypes
+import os
 import threading
+import warnings
 from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Union
 
 from . import _abi, arrays, library
-from .errors import ArgumentError
+from .errors import ArgumentError, DeviceError, Error
 from .values import address as address_of, choice, shown, whole
+
+if TYPE_CHECKING:
+    from .arrays import Array, NumPyArray
 
 BACKENDS = {"auto": _abi.DW_BACKEND_AUTO, "hip": _abi.DW_BACKEND_HIP, "simulator": _abi.DW_BACKEND_SIMULATOR}
 
@@ -15,21 +21,22 @@ BACKENDS = {"auto": _abi.DW_BACKEND_AUTO, "hip": _abi.DW_BACKEND_HIP, "simulator
 class Memory:
     """Device memory, freed with this object. On the simulator NumPy can read and write it."""
 
-    def __init__(self, context, nbytes):
+    def __init__(self, context: "Context", nbytes: int) -> None:
         self.context, address = checked(context), c_void_p()
+        self.address = 0
         self.nbytes = whole("nbytes", nbytes, 64, least=0)
         context.library.call("dw_malloc", context.handle, max(self.nbytes, 1), byref(address))
-        self.address = address.value
+        self.address = address.value or 0
         context.memories.add(self.address, self.nbytes)
 
     @property
-    def __array_interface__(self):
+    def __array_interface__(self) -> Dict[str, Any]:
         if not self.context.is_simulator:
             raise AttributeError("memory of a GPU has no address on the host")
         return {"version": 3, "data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1"}
 
-    def __del__(self):
-        address, self.address = getattr(self, "address", None), None
+    def __del__(self) -> None:
+        address, self.address = getattr(self, "address", 0), 0
         if address:
             self.context.memories.remove(address)
             self.context.library.c.dw_free(self.context.handle, address)
@@ -38,21 +45,23 @@ class Memory:
 class Memories:
     """Address ranges of a context's allocations."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # Reentrant: garbage collection may free memory while this thread holds the lock.
-        self.lock, self.starts, self.sizes = threading.RLock(), [], {}
+        self.lock = threading.RLock()
+        self.starts: List[int] = []
+        self.sizes: Dict[int, int] = {}
 
-    def add(self, address, nbytes):
+    def add(self, address: int, nbytes: int) -> None:
         with self.lock:
             bisect.insort(self.starts, address)
             self.sizes[address] = nbytes
 
-    def remove(self, address):
+    def remove(self, address: int) -> None:
         with self.lock:
             del self.starts[bisect.bisect_left(self.starts, address)]
             del self.sizes[address]
 
-    def contains(self, address, nbytes):
+    def contains(self, address: int, nbytes: int) -> bool:
         with self.lock:
             at = bisect.bisect_right(self.starts, address) - 1
             if at < 0:
@@ -65,42 +74,59 @@ class Context:
     """A device with all kernels loaded: a GPU, or the simulator.
 
     `backend` is "auto" (a GPU if there is one, else the simulator), "hip" (a GPU) or "simulator". `device` is the number
-    of the GPU. On a GPU, tensors are the caller's torch tensors or addresses (`deltawave.array`). On the simulator they
+    of the GPU. If the library has no kernels for the GPU, "hip" raises a `DeviceError` that names those it has, and "auto"
+    warns. On a GPU, tensors are the caller's torch tensors or addresses (`deltawave.array`). On the simulator they
     are NumPy arrays from `array`, `empty` and `zeros`.
     """
 
-    def __init__(self, backend="auto", device=0, path=None):
+    def __init__(self, backend: str = "auto", device: int = 0,
+                 path: "Optional[Union[str, os.PathLike[str]]]" = None) -> None:
         self.library = library.default() if path is None else library.Library(path)
-        self.handle, self.memories, self.device = c_void_p(), Memories(), whole("device", device, 32)
+        self.handle: Optional[c_void_p] = c_void_p()
+        self.memories, self.device = Memories(), whole("device", device, 32)
         self.library.call("dw_context_create", choice("backend", backend, BACKENDS), self.device, byref(self.handle))
         info = _abi.dw_device_info()
         self.library.call("dw_context_info", self.handle, byref(info))
         self.backend, self.arch, self.name = (getattr(info, f).decode() for f in ("backend", "arch", "name"))
         self.memory_bytes, self.compute_units = info.memory_bytes, info.compute_units
+        if backend == "auto" and self.is_simulator and not os.environ.get("DELTAWAVE_BACKEND"):
+            self._warn_of_unused_gpu()
+
+    def _warn_of_unused_gpu(self) -> None:
+        """Warns if there is a GPU that the library has no kernels for: the simulator is slower by orders of magnitude."""
+        gpu = c_void_p()
+        try:
+            self.library.call("dw_context_create", _abi.DW_BACKEND_HIP, self.device, byref(gpu))
+        except DeviceError as problem:
+            if str(problem).startswith("there are no kernels for"):
+                warnings.warn(f"{problem}; the simulator runs instead", RuntimeWarning, stacklevel=3)
+        except Error:
+            pass  # no GPU
+        self.library.c.dw_context_destroy(gpu)
 
     @property
-    def is_simulator(self):
+    def is_simulator(self) -> bool:
         return self.backend == "simulator"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<deltawave.Context {self.name} ({self.backend}, {self.arch})>"
 
-    def __del__(self):
+    def __del__(self) -> None:
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
             self.library.c.dw_context_destroy(handle)
 
-    def synchronize(self, stream=None):
+    def synchronize(self, stream: Any = None) -> None:
         """Waits for all work of `stream`: an address, a torch stream, or None for the default stream."""
         self.library.call("dw_synchronize", self.handle, stream_address(stream))
 
-    def copy(self, to, source, nbytes, direction):
+    def copy(self, to: Any, source: Any, nbytes: int, direction: int) -> None:
         """Copies `nbytes` between addresses. `direction` is DW_TO_DEVICE, DW_TO_HOST or DW_ON_DEVICE."""
         nbytes, direction = whole("nbytes", nbytes, 64, least=0), whole("direction", direction, 32)
         to, source = address_of("to", to), address_of("source", source)
         self.library.call("dw_copy", self.handle, to, source, nbytes, direction)
 
-    def empty(self, shape, dtype="f32"):
+    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32") -> "NumPyArray":
         """An uninitialised NumPy array in the simulator's memory, which kernels and the host can use."""
         import numpy
 
@@ -118,7 +144,7 @@ class Context:
         except ValueError as problem:  # more dimensions than NumPy has
             raise ArgumentError(f"shape: {list(shape)}; {problem}") from None
 
-    def array(self, values, dtype=None):
+    def array(self, values: Any, dtype: Any = None) -> "NumPyArray":
         """Copies `values`, an array, a tensor or nested lists, into the simulator's memory.
 
         With a dtype the copy is converted. Without one f64 becomes f32 and other types stay: uint16 holds bits of bf16.
@@ -132,7 +158,7 @@ class Context:
         self.copy(made.ctypes.data, values.ctypes.data, values.nbytes, _abi.DW_TO_DEVICE)
         return made
 
-    def zeros(self, shape, dtype="f32"):
+    def zeros(self, shape: Union[int, Sequence[int]], dtype: Any = "f32") -> "NumPyArray":
         """A NumPy array of zeros in the simulator's memory."""
         import numpy
 
@@ -141,11 +167,11 @@ class Context:
         self.copy(made.ctypes.data, zeros.ctypes.data, zeros.nbytes, _abi.DW_TO_DEVICE)
         return made
 
-    def owns(self, x):
+    def owns(self, x: Any) -> bool:
         """Whether an array lies in memory of this device, as far as the package can tell."""
         return self._refusal(x, arrays.describe("x", x)) is None
 
-    def _refusal(self, x, a):
+    def _refusal(self, x: Any, a: "Array") -> Optional[str]:
         """Text about an array in memory that the device cannot reach, or None."""
         if isinstance(x, arrays.Array):
             return None
@@ -163,7 +189,7 @@ class Context:
             return None
         return "memory of the host; it must be made by this context: array, empty or zeros"
 
-    def describe(self, name, x):
+    def describe(self, name: str, x: Any) -> "Array":
         """An argument as an `Array` whose memory the device can reach."""
         a = arrays.describe(name, x)
         refusal = self._refusal(x, a)
@@ -172,14 +198,14 @@ class Context:
         return a
 
 
-def checked(context):
+def checked(context: Any) -> Context:
     """Refuses everything but a `Context`."""
     if not isinstance(context, Context):
         raise ArgumentError(f"context: a {type(context).__name__}; it must be a deltawave.Context")
     return context
 
 
-def stream_address(stream):
+def stream_address(stream: Any) -> Union[None, int, c_void_p]:
     """The address of a stream: None, an address, or an object with a `cuda_stream`, such as a torch stream."""
     if stream is None:
         return None
@@ -190,7 +216,7 @@ def stream_address(stream):
         raise ArgumentError(f"stream: {shown(stream)}; {allowed}") from None
 
 
-def stream_of(stream, tensors):
+def stream_of(stream: Any, tensors: Iterable[Any]) -> Union[None, int, c_void_p]:
     """The address of `stream`; if it is None and a tensor is on a GPU, of torch's current stream."""
     if stream is not None:
         return stream_address(stream)

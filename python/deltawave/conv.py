@@ -2,8 +2,10 @@
 
 from ctypes import byref
 from dataclasses import dataclass
+from typing import Any, Collection, Mapping
 
 from . import _abi, arrays, structs
+from .context import Context
 from .plan import Plan
 from .values import whole
 
@@ -27,11 +29,11 @@ class ConvSpec:
     qk_l2norm: bool = False  # rows of q and k are l2-normalised, then rounded; key_dim is then at most 256
 
     @property
-    def channels(self):
+    def channels(self) -> int:
         """Number of channels: q, then k, then v."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
-    def struct(self):
+    def struct(self) -> _abi.dw_conv_spec:
         """The C struct."""
         return structs.spec(_abi.dw_conv_spec, {"activation": ACTIVATIONS}, **vars(self))
 
@@ -58,7 +60,7 @@ class Conv(Plan):
     keep_states = False
 
     @classmethod
-    def packed(cls, context, spec, cu_seqlens, tokens):
+    def packed(cls, context: Context, spec: ConvSpec, cu_seqlens: Any, tokens: int) -> "Conv":
         """A plan for packed sequences whose lengths the host knows: n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`."""
         lengths = arrays.host_lengths(cu_seqlens)
         tokens, struct = whole("tokens", tokens, 64), structs.made(spec, ConvSpec)
@@ -67,12 +69,12 @@ class Conv(Plan):
         return made
 
     @classmethod
-    def device(cls, context, spec, tokens, sequences):
+    def device(cls, context: Context, spec: ConvSpec, tokens: int, sequences: int) -> "Conv":
         """A plan for packed sequences whose lengths are on the device alone."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         made = cls(context, sequences, "device", structs.made(spec, ConvSpec), tokens, sequences)
         made.keep_states = bool(spec.keep_states)
         return made
 
-    def unwritten(self, tensors):
+    def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:
         return ("state",) if self.keep_states else ()

@@ -2,10 +2,10 @@
 
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Collection, Mapping, Optional
 
 from . import _abi, structs
-from .context import stream_of
+from .context import Context, stream_of
 from .conv import STATE_LAYOUTS, X_LAYOUTS
 from .plan import Plan
 from .values import whole
@@ -28,7 +28,7 @@ class DecodeSpec:
     tokens: int = 1  # T: tokens of every sequence, 1 to 16
     draft: str = "chain"  # each token follows the one before it; "tree" is refused
 
-    def struct(self):
+    def struct(self) -> _abi.dw_decode_spec:
         """The C struct."""
         return structs.spec(_abi.dw_decode_spec, {"head_map": structs.HEAD_MAPS, "draft": DRAFTS}, **vars(self))
 
@@ -50,14 +50,14 @@ class Decode(Plan):
     NAME, TENSORS, CHOICES = "decode", _abi.dw_decode_tensors, {"pool_layout": structs.STATE_LAYOUTS}
     COMMIT_CHOICES = {"pool_layout": structs.STATE_LAYOUTS, "x_layout": X_LAYOUTS, "conv_layout": STATE_LAYOUTS}
 
-    def __init__(self, context, spec, batch):
+    def __init__(self, context: Context, spec: DecodeSpec, batch: int) -> None:
         batch = whole("batch", batch, 64)
         super().__init__(context, batch, "create", structs.made(spec, DecodeSpec), batch)
 
-    def unwritten(self, tensors):
+    def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:
         return ("pool",) if tensors.get("states") is not None else ()
 
-    def commit(self, stream=None, **tensors):
+    def commit(self, stream: Any = None, **tensors: Any) -> None:
         """Enqueues the commit of accepted tokens: moves the state after the last of them to its slot.
 
         Takes accepted `[B]` i32, 0 to T; slots `[B]` i32; states and pool of the launch. To commit conv states too, pass

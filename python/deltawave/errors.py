@@ -1,5 +1,7 @@
 """Exceptions for the error statuses of the C library, with its error texts."""
 
+from typing import Dict, Type
+
 from . import _abi
 
 
@@ -15,6 +17,10 @@ class ArgumentError(Error, ValueError):
     """An argument was refused. The text begins with the argument's name. Nothing was enqueued or written."""
 
 
+class Unsupported(ArgumentError):
+    """A valid argument of another package's function that this library cannot serve. The text names the argument."""
+
+
 class DeviceError(Error, RuntimeError):
     """No runtime, no such device, or no kernels for the device."""
 
@@ -27,7 +33,7 @@ class InternalError(Error, RuntimeError):
     """A bug of the library."""
 
 
-OF_STATUS = {
+OF_STATUS: Dict[int, Type[Error]] = {
     _abi.DW_ERROR_ARGUMENT: ArgumentError,
     _abi.DW_ERROR_DEVICE: DeviceError,
     _abi.DW_ERROR_RUNTIME: DriverError,

@@ -2,9 +2,10 @@
 
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from . import _abi, arrays, structs
+from .context import Context
 from .conv import STATE_LAYOUTS, X_LAYOUTS
 from .norm import GATES
 from .plan import PlanWithWorkspace
@@ -31,11 +32,11 @@ class LayerSpec:
     path: str = "auto"  # kernels of the prefill, as in `PrefillSpec`
 
     @property
-    def channels(self):
+    def channels(self) -> int:
         """Number of channels of the convolution: q, then k, then v."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
-    def struct(self):
+    def struct(self) -> _abi.dw_layer_spec:
         """The C struct."""
         choices = {"head_map": structs.HEAD_MAPS, "gate": GATES, "path": structs.PATHS}
         return structs.spec(_abi.dw_layer_spec, choices, **vars(self))
@@ -66,14 +67,14 @@ class Layer(PlanWithWorkspace):
     CHOICES = {"x_layout": X_LAYOUTS, "conv_layout": STATE_LAYOUTS, "pool_layout": structs.STATE_LAYOUTS}
 
     @classmethod
-    def packed(cls, context, spec, cu_seqlens, tokens, decodes=0):
+    def packed(cls, context: Context, spec: LayerSpec, cu_seqlens: Any, tokens: int, decodes: int = 0) -> "Layer":
         """A plan for packed sequences whose lengths the host knows: n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`."""
         lengths = arrays.host_lengths(cu_seqlens)
         tokens, decodes = whole("tokens", tokens, 64), whole("decodes", decodes, 64)
         return cls(context, lengths.entries - 1, "packed", structs.made(spec, LayerSpec), byref(lengths), tokens, decodes)
 
     @classmethod
-    def device(cls, context, spec, tokens, sequences, decodes=0):
+    def device(cls, context: Context, spec: LayerSpec, tokens: int, sequences: int, decodes: int = 0) -> "Layer":
         """A plan for packed sequences whose lengths are on the device alone, so that a captured graph serves batches of
         varying lengths. Give unused decodes a negative slot, and unused prefills no tokens. Wrong entries of cu_seqlens
         are replaced and reported as by `Prefill.device`."""

@@ -5,6 +5,7 @@ import functools
 import os
 import threading
 from pathlib import Path
+from typing import Any, Optional, Tuple, Union
 
 from . import _abi
 from .errors import OF_STATUS, ArgumentError, InternalError, LibraryError
@@ -14,7 +15,7 @@ NAME = "libdeltawave_c.so"
 HERE = Path(__file__).resolve().parent
 
 
-def find():
+def find() -> Path:
     """The path of the library: DELTAWAVE_C_LIBRARY, else beside this package, else in target/release of the repository
     that contains the package. The library that DELTAWAVE_C_LIBRARY names must exist."""
     named = os.environ.get("DELTAWAVE_C_LIBRARY")
@@ -30,7 +31,7 @@ def find():
 class Library:
     """The functions of include/deltawave.h. `call` raises an exception if a function returns an error."""
 
-    def __init__(self, path=None):
+    def __init__(self, path: "Optional[Union[str, os.PathLike[str]]]" = None) -> None:
         try:
             self.path = find() if path is None else Path(path)
         except TypeError:
@@ -46,11 +47,16 @@ class Library:
         if version != _abi.DW_ABI_VERSION:
             raise LibraryError(f"{self.path} has ABI version {version}, this package is for {_abi.DW_ABI_VERSION}")
 
-    def version(self):
+    def version(self) -> str:
         """The library's version."""
-        return self.c.dw_version().decode()
+        return str(self.c.dw_version().decode())
 
-    def call(self, name, *arguments):
+    def archs(self) -> Tuple[str, ...]:
+        """The architectures that the library has kernels for: `("gfx942", "sm_90a")`."""
+        listed: str = self.c.dw_archs().decode()
+        return tuple(listed.split(",")) if listed else ()
+
+    def call(self, name: str, *arguments: Any) -> None:
         """Calls a function that returns a status."""
         try:
             status = getattr(self.c, name)(*arguments)
@@ -65,11 +71,11 @@ _lock = threading.Lock()
 
 
 @functools.lru_cache(maxsize=None)
-def _default():
+def _default() -> Library:
     return Library()
 
 
-def default():
+def default() -> Library:
     """The library that `find` finds, loaded once, whichever thread asks first."""
     with _lock:
         return _default()

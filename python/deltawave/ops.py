@@ -9,14 +9,19 @@ Lengths on the host are part of a plan's shapes; lengths on the device are not. 
 cu_seqlens on the device, padded to a few numbers of sequences and tokens. With cu_seqlens on the host each step would make
 a plan. Beyond 256 plans it would also drop the oldest, which waits for the device.
 
-CPU tensors run on the simulator, for tests. Tensors outside its memory (`empty`) are copied there and back.
+Workspaces are kept: one tensor per device and stream, as large as the largest so far. A capture allocates its own from
+the graph's memory. With `out=` the functions here allocate nothing else.
+
+CPU tensors run on the simulator, for tests. Tensors outside its memory (`empty`) are copied there and back, with the
+strides that they have: what a GPU refuses is refused here.
 """
 
 import ctypes
 import functools
+import inspect
 import os
 import threading
-from typing import Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -38,18 +43,22 @@ from .values import choice, shown
 _plans = Plans(most=256)
 # Held while a context is made: a device must have only one, because contexts do not know each other's memory.
 _lock = threading.Lock()
+_workspace_lock = threading.Lock()
+_F = TypeVar("_F", bound=Callable[..., Any])
+# The largest workspace so far of each device and stream.
+_workspaces: Dict[Tuple[torch.device, Optional[int]], Tensor] = {}
 
 
 @functools.lru_cache(maxsize=None)
-def _context(kind, index):
+def _context(kind: str, index: Optional[int]) -> Context:
     if kind == "cpu":
         return Context("simulator")
     if torch.version.hip is None:
         os.environ.setdefault("DELTAWAVE_HIP_LIBRARY", "cuda")
-    return Context("hip", index)
+    return Context("hip", index or 0)
 
 
-def context_of(device):
+def context_of(device: torch.device) -> Context:
     """The context of a torch device. CPU tensors have the simulator's context."""
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"device: {device}; it must be cuda (a GPU) or cpu (the simulator)")
@@ -60,7 +69,7 @@ def context_of(device):
         return _context(device.type, index)
 
 
-def empty(shape, dtype, device="cpu"):
+def empty(shape: Any, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
     """An uninitialised tensor that kernels can use. A CPU tensor is in the simulator's memory."""
     try:
         device = torch.device(device)
@@ -77,27 +86,135 @@ def empty(shape, dtype, device="cpu"):
     if not count:
         return torch.empty(shape, dtype=dtype)
     memory = Memory(context_of(device), count * dtype.itemsize)
-    bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
+    bytes_there: Any = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
     bytes_there.memory = memory  # the tensor keeps the ctypes array alive, the array keeps the memory
     return torch.frombuffer(bytes_there, dtype=dtype, count=count).view(shape)
 
 
-def _reachable(name, x, device):
-    """A tensor that the device can reach: `x`, or a copy of a CPU tensor outside the simulator's memory."""
+def _reachable(name: str, x: Optional[Tensor], device: torch.device) -> Any:
+    """A tensor that the device can reach: `x`, or a copy of a CPU tensor outside the simulator's memory. The copy has the
+    strides of `x`, so that the simulator refuses the strides that a GPU refuses."""
     if x is None or device.type != "cpu":
         return x
-    arrays.describe(name, x)
+    found = arrays.describe(name, x)
     if x.device.type != "cpu":
         raise ArgumentError(f"{name}: memory of {x.device}; it must be on the device of the others, {device}")
-    return x if context_of(device).owns(x) else empty(tuple(x.shape), x.dtype).copy_(x)
+    if context_of(device).owns(x):
+        return x
+    count = found.extent() // arrays.SIZES[found.dtype]
+    if not count:
+        return empty(found.shape, x.dtype)
+    copy = empty((count,), x.dtype).copy_(x.as_strided((count,), (1,)))
+    return copy.as_strided(found.shape, found.strides)
 
 
-def _all_reachable(tensors, device):
+def _all_reachable(tensors: Dict[str, Optional[Tensor]], device: torch.device) -> Dict[str, Any]:
     """`_reachable` for tensors by name."""
     return {name: _reachable(name, x, device) for name, x in tensors.items()}
 
 
-def _of_rank(name, x, *ranks):
+def on_device(lengths: Tensor) -> Tensor:
+    """`lengths` where a plan reads them on the device: CPU tensors are copied into the simulator's memory."""
+    return _reachable("lengths", lengths, lengths.device)
+
+
+def _copied_back(written: Dict[str, Optional[Tensor]], reached: Dict[str, Any]) -> None:
+    """Copies tensors that a launch wrote from the simulator's memory to where they were."""
+    for name, tensor in written.items():
+        if tensor is not None and tensor is not reached[name]:
+            tensor.copy_(reached[name])
+
+
+def _workspace(nbytes: int, device: torch.device) -> Tensor:
+    """Scratch memory of the current stream, at least `nbytes` long. A capture has memory of its own."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.empty((nbytes,), dtype=torch.uint8, device=device)
+    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None)
+    with _workspace_lock:
+        found = _workspaces.get(key)
+        if found is None or found.shape[0] < nbytes:
+            found = _workspaces[key] = empty((nbytes,), torch.uint8, device)
+        return found
+
+
+def _output(out: Optional[Tensor], shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`out` if it has this shape and type, else an uninitialised tensor if it is None."""
+    if out is None:
+        return empty(shape, dtype, device)
+    if tuple(out.shape) != tuple(shape) or out.dtype != dtype:
+        raise ArgumentError(f"out: {out.dtype} of shape {list(out.shape)}; it must be {dtype} of shape {list(shape)}")
+    return out
+
+
+def _without_null(null_slot: int, slots: Optional[Tensor]) -> Optional[Tensor]:
+    """Slots `[N]` with -1, which is never a slot, instead of `null_slot`."""
+    if slots is None or null_slot == -1:
+        return slots
+    return slots.masked_fill(slots == null_slot, -1)
+
+
+def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = ()) -> Callable[[_F], _F]:
+    """Registers a function as two custom ops. `deltawave::NAME` returns all its results. `deltawave::NAME_out` first takes
+    `out`, which it writes instead of returning the first result, and then the optional tensors `more`, which it writes
+    too. The function made takes both as keywords, and calls one of the two ops."""
+
+    def register(function: _F) -> _F:
+        given = inspect.signature(function)
+        inputs = [p for p in given.parameters.values() if p.name not in ("out", *more)]
+        first = [inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)]
+        # Without defaults: torch drops trailing arguments that equal their defaults before it looks for mutated ones.
+        first += [given.parameters[p].replace(default=inspect.Parameter.empty, kind=first[0].kind) for p in more]
+        rest = get_args(given.return_annotation)[1:]
+
+        def allocating(*arguments: Any, **named: Any) -> Any:
+            return function(*arguments, **named)
+
+        def filling(out: Tensor, *arguments: Any, **named: Any) -> Any:
+            tensors, arguments = arguments[:len(more)], arguments[len(more):]
+            named.update(zip(more, tensors))
+            results = function(*arguments, out=out, **named)
+            return results[1] if rest else None
+
+        setattr(allocating, "__signature__", given.replace(parameters=inputs))
+        setattr(filling, "__signature__", given.replace(parameters=first + inputs,
+                                                        return_annotation=rest[0] if rest else None))
+        new = torch.library.custom_op(f"deltawave::{name}", mutates_args=mutates_args)(allocating)
+        into = torch.library.custom_op(f"deltawave::{name}_out", mutates_args=("out", *more, *mutates_args))(filling)
+        fakes: List[Any] = []
+
+        @functools.wraps(function)
+        def call(*arguments: Any, out: Optional[Tensor] = None, **named: Any) -> Any:
+            extra = [named.pop(p, None) for p in more]
+            if out is None and all(x is None for x in extra):
+                return new(*arguments, **named)
+            if out is None:
+                made = fakes[0](*arguments, **named)
+                out = made[0] if rest else made
+            others = into(out, *extra, *arguments, **named)
+            return (out, others) if rest else out
+
+        def register_fake(fake: Callable[..., Any]) -> Callable[..., Any]:
+            fakes.append(fake)
+            new.register_fake(fake)
+
+            def filled(out: Tensor, *arguments: Any, **named: Any) -> Any:
+                return fake(*arguments[len(more):], **named)[1] if rest else None
+
+            into.register_fake(filled)
+            return fake
+
+        setattr(call, "register_fake", register_fake)
+        return call  # type: ignore[return-value]
+
+    return register
+
+
+def _fake(op: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Registers the fake function of an operation: results without values, for torch.compile."""
+    return getattr(op, "register_fake")
+
+
+def _of_rank(name: str, x: Tensor, *ranks: int) -> Tensor:
     """Refuses a tensor unless its number of dimensions is one of `ranks`."""
     if x.dim() not in ranks:
         allowed = " or ".join(map(str, ranks))
@@ -105,7 +222,7 @@ def _of_rank(name, x, *ranks):
     return x
 
 
-def _rows(q, k, v):
+def _rows(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuses q, k and v unless they have three or four dimensions."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _of_rank(name, x, 3, 4)
@@ -115,42 +232,43 @@ class _OfShapes:
     """Context manager that renames errors. An op takes spec fields and outputs from shapes of tensors: an error about such
     a field becomes an error about the tensor. `_OfShapes(key_dim=("k", k))`: key_dim comes from the shape of k."""
 
-    def __init__(self, **sources):
+    def __init__(self, **sources: Tuple[str, Tensor]) -> None:
         self.sources = sources
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind, problem, traceback):
+    def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
         if isinstance(problem, ArgumentError):
             source = self.sources.get(str(problem).partition(":")[0])
             if source:
                 raise ArgumentError(f"{source[0]}: shape {list(source[1].shape)}; {problem}") from None
 
 
-def _dims_of(k, v):
+def _dims_of(k: Tensor, v: Tensor) -> _OfShapes:
     """Tensors whose shapes give prefill and decode the numbers of a spec."""
     return _OfShapes(key_heads=("k", k), key_dim=("k", k), value_heads=("v", v), value_dim=("v", v))
 
 
-def _dtype_of(name, x):
+def _dtype_of(name: str, x: Tensor) -> str:
     """The element type of a tensor that gives a plan its dtype."""
     return arrays.dtype_name(x.dtype, name, ("bf16", "fp16"))
 
 
-def _sequences_of(cu_seqlens):
+def _sequences_of(cu_seqlens: Tensor) -> int:
     """The number of sequences in `cu_seqlens`."""
     if _of_rank("cu_seqlens", cu_seqlens, 1).shape[0] < 1:
         raise ArgumentError("cu_seqlens: it is empty; it must have one entry more than sequences")
     return cu_seqlens.shape[0] - 1
 
 
-def _plan(key, make):
+def _plan(key: Any, make: Callable[[], Any]) -> Any:
     """The plan for a call's shapes, made once. A captured graph needs its plan as long as it may be replayed."""
     return _plans.get(key, make, torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
+def _packed_plan(kind: Any, spec: Any, tokens: int, cu_seqlens: Optional[Tensor], device: torch.device,
+                 decodes: Tuple[int, ...] = ()) -> Tuple[Any, Dict[str, Tensor]]:
     """A plan for packed sequences, and the launch arguments for their lengths. `cu_seqlens` is read on the host, and not
     read on the device. Without it the rows after the decodes are one sequence. `decodes` is empty, or a layer's number of
     decodes."""
@@ -162,33 +280,35 @@ def _packed_plan(kind, spec, tokens, cu_seqlens, device, decodes=()):
                                      and not (device.type == "cpu" and context.owns(cu_seqlens)))
     if on_host:
         lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
-        key = (kind, device, spec, tokens, lengths, decodes)
+        key: Any = (kind, device, spec, tokens, lengths, decodes)
         return _plan(key, lambda: kind.packed(context, spec, lengths, tokens, *decodes)), {}
     sequences = _sequences_of(cu_seqlens)
     key = (kind, device, spec, tokens, sequences, decodes)
     return _plan(key, lambda: kind.device(context, spec, tokens, sequences, *decodes)), {"cu_seqlens": cu_seqlens}
 
 
-def _lengths(tokens, decodes=0):
+def _lengths(tokens: int, decodes: int = 0) -> Tuple[int, ...]:
     """cu_seqlens of `decodes` sequences of one token each, and one sequence of the remaining tokens."""
     rest = (tokens,) if tokens > decodes or not decodes else ()
     return (*range(min(decodes, tokens) + 1), *rest)
 
 
-def _sequences(q, cu_seqlens):
+def _sequences(q: Tensor, cu_seqlens: Optional[Tensor]) -> int:
     if cu_seqlens is not None:
         return _of_rank("cu_seqlens", cu_seqlens, 1).shape[0] - 1
     return q.shape[0] if q.dim() == 4 else 1
 
 
-@torch.library.custom_op("deltawave::prefill", mutates_args=())
+@_operation("prefill")
 def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
             a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
             dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, initial_state: Optional[Tensor] = None,
             has_initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
             scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
-            state_layout: str = "key_major", segments: Optional[int] = None, path: str = "auto") -> Tuple[Tensor, Tensor]:
-    """Returns o and the final states, in f32. `deltawave.Prefill` documents the arguments.
+            state_layout: str = "key_major", segments: Optional[int] = None, path: str = "auto",
+            output_final_state: bool = True, *, out: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """Returns o and the final states, in f32; without `output_final_state` an empty tensor instead of the states. o is
+    `out` if that is given. `deltawave.Prefill` documents the arguments.
 
     q is `[T, HK, K]`, or `[B, T, HK, K]`. With cu_seqlens, q is one packed batch, and B must be 1. Without it, q is one
     sequence, or B sequences. The host reads cu_seqlens on the CPU, and may then cut long sequences into segments. It does
@@ -197,58 +317,67 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     choice("state_layout", state_layout, STATE_LAYOUTS)
     if cu_seqlens is not None:
         _sequences_of(cu_seqlens)
-    o, final_state = prefill_outputs(q, k, v, cu_seqlens, state_layout, empty)
-    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
+    _rows(q, k, v)
+    o = _output(out, tuple(v.shape), v.dtype, v.device)
+    final_state = prefill_state(q, k, v, cu_seqlens, state_layout, output_final_state, empty)
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b}
     others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state,
-              "final_state": final_state}
-    _launch_prefill((qk_l2norm, head_map, scale, segments, path), per_token, others, cu_seqlens,
+              "final_state": final_state if output_final_state else None}
+    _launch_prefill((qk_l2norm, head_map, scale, segments, path), per_token, others, {"o": o}, cu_seqlens,
                     allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout, final_layout=state_layout)
     return o, final_state
 
 
-def _launch_prefill(spec, per_token, others, cu_seqlens, **numbers):
-    """Launches a prefill. `per_token`: tensors over tokens, with or without a batch dimension. `others`: all others."""
+def _launch_prefill(options: Tuple[Any, ...], per_token: Dict[str, Any], others: Dict[str, Any], written: Dict[str, Any],
+                    cu_seqlens: Optional[Tensor], **numbers: Any) -> None:
+    """Launches a prefill. `per_token`: tensors over tokens, with or without a batch dimension. `others`: other inputs.
+    `written`: o, which is per token, and other tensors that the launch writes."""
     q, k, v = (per_token[name] for name in "qkv")
     dense = q.dim() == 4 and cu_seqlens is None
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
-    qk_l2norm, head_map, scale, segments, path = spec
+    qk_l2norm, head_map, scale, segments, path = options
+    lengths: Dict[str, Tensor] = {}
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map,
                        qk_l2norm, scale, segments, path=path)
     if dense:
         batch, tokens = q.shape[:2]
         key = (Prefill, device, spec, tokens, "dense", batch)
         with _dims_of(k, v):
-            plan, lengths = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens)), {}
+            plan = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens))
     else:
         with _dims_of(k, v):
             plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
-        per_token = {name: x if x is None or q.dim() == 3 else x.squeeze(0) for name, x in per_token.items()}
-    tensors = _all_reachable({**per_token, **others}, device)
-    plan.launch(**tensors, **lengths, **numbers, workspace=empty((plan.workspace_bytes,), torch.uint8, device))
+        if q.dim() == 4:
+            per_token = {name: None if x is None else x.squeeze(0) for name, x in per_token.items()}
+            written = {**written, "o": written["o"].squeeze(0)}
+    inputs, outputs = _all_reachable({**per_token, **others}, device), _all_reachable(written, device)
+    plan.launch(**inputs, **outputs, **lengths, **numbers, workspace=_workspace(plan.workspace_bytes, device))
+    _copied_back(written, outputs)
 
 
-def prefill_outputs(q, k, v, cu_seqlens, state_layout, make):
-    """Uninitialised outputs of a prefill."""
-    _rows(q, k, v)
+def prefill_state(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Optional[Tensor], state_layout: str, wanted: bool,
+                  make: Callable[..., Tensor]) -> Tensor:
+    """Uninitialised final states of a prefill, or an empty tensor if they are not wanted."""
     dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
-    state = (_sequences(q, cu_seqlens), v.shape[-2], *dims)
-    return make(tuple(v.shape), v.dtype, device=v.device), make(state, torch.float32, device=v.device)
+    shape = (_sequences(q, cu_seqlens), v.shape[-2], *dims) if wanted else (0,)
+    return make(shape, torch.float32, device=v.device)
 
 
-def _fake_empty(shape, dtype, device):
+def _fake_empty(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-@prefill.register_fake
+@_fake(prefill)
 def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allow_neg_eigval=False, initial_state=None,
       has_initial_state=None, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
-      state_layout="key_major", segments=None, path="auto"):
-    return prefill_outputs(q, k, v, cu_seqlens, state_layout, _fake_empty)
+      state_layout="key_major", segments=None, path="auto", output_final_state=True):
+    return (_fake_empty(v.shape, v.dtype, v.device),
+            prefill_state(q, k, v, cu_seqlens, state_layout, output_final_state, _fake_empty))
 
 
-@torch.library.custom_op("deltawave::prefill_pool", mutates_args=("pool",))
+@_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",))
 def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
                  write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
                  g: Optional[Tensor] = None, beta: Optional[Tensor] = None, a: Optional[Tensor] = None,
@@ -256,96 +385,166 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
                  allow_neg_eigval: bool = False, cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None,
                  qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major",
                  snapshot_slots: Optional[Tensor] = None, segments: Optional[int] = None,
-                 path: str = "auto") -> Tensor:
-    """Returns o of a `prefill` on a pool of states, which is updated in place. Snapshots go to the pool, too."""
+                 path: str = "auto", snapshot_layout: str = "key_major", null_slot: int = -1, *,
+                 snapshots: Optional[Tensor] = None, out: Optional[Tensor] = None) -> Tensor:
+    """Returns o of a `prefill` on a pool of states, which is updated in place. o is `out` if that is given.
+
+    Snapshots go to the pool, or to the tensor `snapshots` `[slots, HV, K, V]`, f32 or bf16, in `snapshot_layout`.
+    `null_slot` is the slot that means padding in slots and write_slots. If it is not -1 the op makes other slots: an
+    engine better makes them once a step.
+    """
     _rows(q, k, v)
-    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
-    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "o": o}
-    others = {"a_log": a_log, "dt_bias": dt_bias, "pool": states, "slots": slots, "write_slots": write_slots,
-              "has_initial_state": has_initial_state, "snapshot_slots": snapshot_slots}
-    _launch_prefill((qk_l2norm, head_map, scale, segments, path), per_token, others, cu_seqlens,
-                    allow_neg_eigval=allow_neg_eigval, pool_layout=pool_layout)
-    if states is not pool:
-        pool.copy_(states)
+    o = _output(out, tuple(v.shape), v.dtype, v.device)
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b}
+    others = {"a_log": a_log, "dt_bias": dt_bias, "slots": _without_null(null_slot, slots),
+              "write_slots": _without_null(null_slot, write_slots), "has_initial_state": has_initial_state,
+              "snapshot_slots": snapshot_slots}
+    layouts = {"pool_layout": pool_layout, **({} if snapshots is None else {"snapshot_layout": snapshot_layout})}
+    _launch_prefill((qk_l2norm, head_map, scale, segments, path), per_token, others,
+                    {"o": o, "pool": pool, "snapshots": snapshots}, cu_seqlens, allow_neg_eigval=allow_neg_eigval,
+                    **layouts)
     return o
 
 
-@prefill_pool.register_fake
+@_fake(prefill_pool)
 def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
       dt_bias=None, allow_neg_eigval=False, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
-      pool_layout="key_major", snapshot_slots=None, segments=None, path="auto"):
+      pool_layout="key_major", snapshot_slots=None, segments=None, path="auto", snapshot_layout="key_major",
+      null_slot=-1):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@torch.library.custom_op("deltawave::decode", mutates_args=("pool",))
+@_operation("decode", mutates_args=("pool",))
 def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
            beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
            a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
            scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
-           pool_layout: str = "key_major") -> Tensor:
-    """Returns o of the next tokens of every sequence, and updates the pool in place. `deltawave.Decode` documents the
-    arguments. q is `[B, HK, K]`, one token of each sequence, or `[B, T, HK, K]`."""
+           pool_layout: str = "key_major", null_slot: int = -1, *, out: Optional[Tensor] = None) -> Tensor:
+    """Returns o of the next tokens of every sequence, and updates the pool in place. o is `out` if that is given.
+    `deltawave.Decode` documents the arguments. q is `[B, HK, K]`, one token of each sequence, or `[B, T, HK, K]`.
+    null_slot: as for `prefill_pool`."""
     _rows(q, k, v)
-    o, states = empty(tuple(v.shape), v.dtype, v.device), _reachable("pool", pool, v.device)
+    o = _output(out, tuple(v.shape), v.dtype, v.device)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
-              "slots": slots, "write_slots": write_slots, "has_initial_state": has_initial_state}
-    _launch_decode((head_map, qk_l2norm, scale), inputs, pool=states, o=o, pool_layout=pool_layout,
+              "slots": _without_null(null_slot, slots), "write_slots": _without_null(null_slot, write_slots),
+              "has_initial_state": has_initial_state}
+    _launch_decode((head_map, qk_l2norm, scale), inputs, {"o": o, "pool": pool}, pool_layout=pool_layout,
                    allow_neg_eigval=allow_neg_eigval)
-    if states is not pool:
-        pool.copy_(states)
     return o
 
 
-def _launch_decode(spec, inputs, **others):
-    """Launches a decode. `inputs` are copied if the device cannot reach them; `others` are passed as they are."""
+def _launch_decode(options: Tuple[Any, ...], inputs: Dict[str, Any], written: Dict[str, Any], **others: Any) -> None:
+    """Launches a decode, which reads `inputs` and writes `written`."""
     q, k, v = (inputs[name] for name in "qkv")
     device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
-    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), *spec, tokens)
+    head_map, qk_l2norm, scale = options
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale,
+                      tokens)
     with _OfShapes(**_dims_of(k, v).sources, tokens=("q", q), batch=("q", q)):
         plan = _decode_plan(device, spec, q.shape[0])
-    plan.launch(**_all_reachable(inputs, device), **others)
+    reached, outputs = _all_reachable(inputs, device), _all_reachable(written, device)
+    plan.launch(**reached, **outputs, **others)
+    _copied_back(written, outputs)
 
 
-def _decode_plan(device, spec, batch):
+def _decode_plan(device: torch.device, spec: DecodeSpec, batch: int) -> Decode:
     return _plan((Decode, device, spec, batch), lambda: Decode(context_of(device), spec, batch))
 
 
-@decode.register_fake
+@_fake(decode)
 def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
-      dt_bias=None, allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major"):
+      dt_bias=None, allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major",
+      null_slot=-1):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@torch.library.custom_op("deltawave::verify", mutates_args=())
 def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
            a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
            dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, scale: Optional[float] = None,
-           qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major") -> Tuple[Tensor, Tensor]:
+           qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major", null_slot: int = -1, *,
+           out: Optional[Tensor] = None, states: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """Verifies drafts. Returns o as `decode` does, and the states after every token for `commit`: `[B, T, HV, K, V]` in the
-    layout and dtype of the pool. The pool is not written. q is `[B, T, HK, K]`. States of padding are uninitialised."""
+    layout and dtype of the pool. The pool is not written. q is `[B, T, HK, K]`. States of padding are uninitialised.
+    Writes `out` and `states`, f32 or bf16 with T states of a sequence one after the other, if they are given."""
+    inputs = (q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, scale, qk_l2norm,
+              head_map, pool_layout, null_slot)
+    if out is None and states is None:
+        return _verify(*inputs)
+    o = _fake_empty(v.shape, v.dtype, v.device) if out is None else out
+    after = _fake_empty(verify_states(q, pool), pool.dtype, v.device) if states is None else states
+    _verify_out(o, after, *inputs)
+    return o, after
+
+
+@torch.library.custom_op("deltawave::verify", mutates_args=())
+def _verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
+            has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
+            a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
+            dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, scale: Optional[float] = None,
+            qk_l2norm: bool = False, head_map: str = "grouped", pool_layout: str = "key_major",
+            null_slot: int = -1) -> Tuple[Tensor, Tensor]:
     _rows(q, k, v)
     o, states = verify_outputs(q, v, pool, empty)
-    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
-              "slots": slots, "has_initial_state": has_initial_state, "pool": pool}
-    _launch_decode((head_map, qk_l2norm, scale), inputs, o=o, states=states.flatten(0, 1), pool_layout=pool_layout,
-                   allow_neg_eigval=allow_neg_eigval)
+    _launch_verify(o, states, q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval,
+                   scale, qk_l2norm, head_map, pool_layout, null_slot)
     return o, states
 
 
-def verify_outputs(q, v, pool, make):
-    """Uninitialised outputs of `verify`."""
-    tokens = _of_rank("q", q, 3, 4).shape[1] if q.dim() == 4 else 1
+@torch.library.custom_op("deltawave::verify_out", mutates_args=("out", "states"))
+def _verify_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor,
+                slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
+                beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
+                a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+                scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
+                pool_layout: str = "key_major", null_slot: int = -1) -> None:
+    _launch_verify(out, states, q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval,
+                   scale, qk_l2norm, head_map, pool_layout, null_slot)
+
+
+def _launch_verify(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor],
+                   has_initial_state: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
+                   a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                   allow_neg_eigval: bool, scale: Optional[float], qk_l2norm: bool, head_map: str, pool_layout: str,
+                   null_slot: int) -> None:
+    _rows(q, k, v)
+    o = _output(out, tuple(v.shape), v.dtype, v.device)
+    shape = verify_states(q, pool)
+    if tuple(states.shape) != shape or shape[1] > 1 and states.stride()[0] != shape[1] * states.stride()[1]:
+        allowed = f"it must be {list(shape)}, with the states of a sequence one after the other"
+        raise ArgumentError(f"states: shape {list(states.shape)}, strides {list(states.stride())}; {allowed}")
+    each = states.flatten(0, 1) if shape[1] > 1 else states.squeeze(1)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
+              "slots": _without_null(null_slot, slots), "has_initial_state": has_initial_state, "pool": pool}
+    _launch_decode((head_map, qk_l2norm, scale), inputs, {"o": o, "states": each}, pool_layout=pool_layout,
+                   allow_neg_eigval=allow_neg_eigval)
+
+
+def verify_states(q: Tensor, pool: Tensor) -> Tuple[int, ...]:
+    """Shape of the states of `verify`."""
+    tokens = q.shape[1] if _of_rank("q", q, 3, 4).dim() == 4 else 1
     _of_rank("pool", pool, 4)
-    states = (q.shape[0], tokens, *pool.shape[1:])
-    return make(tuple(v.shape), v.dtype, device=v.device), make(states, pool.dtype, device=v.device)
+    return (q.shape[0], tokens, *pool.shape[1:])
 
 
-@verify.register_fake
+def verify_outputs(q: Tensor, v: Tensor, pool: Tensor, make: Callable[..., Tensor]) -> Tuple[Tensor, Tensor]:
+    """Uninitialised outputs of `verify`."""
+    shape = verify_states(q, pool)
+    return make(tuple(v.shape), v.dtype, device=v.device), make(shape, pool.dtype, device=v.device)
+
+
+@_verify.register_fake
 def _(q, k, v, pool, slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None,
-      allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major"):
+      allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major", null_slot=-1):
     return verify_outputs(q, v, pool, _fake_empty)
+
+
+@_verify_out.register_fake
+def _(out, states, q, k, v, pool, slots=None, has_initial_state=None, g=None, beta=None, a=None, b=None, a_log=None,
+      dt_bias=None, allow_neg_eigval=False, scale=None, qk_l2norm=False, head_map="grouped", pool_layout="key_major",
+      null_slot=-1):
+    return None
 
 
 def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
@@ -383,9 +582,7 @@ def _commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tens
     with _OfShapes(**{name: ("states", states) for name in taken}):
         plan = _decode_plan(device, spec, batch)
     plan.commit(**reached, pool_layout=pool_layout, x_layout=x_layout, conv_layout=conv_layout)
-    for name, tensor in written.items():
-        if tensor is not reached[name]:
-            tensor.copy_(reached[name])
+    _copied_back(written, reached)
 
 
 @_commit.register_fake
@@ -394,41 +591,114 @@ def _(accepted, states, pool, slots, conv_state, x=None, has_initial_state=None,
     return None
 
 
-@torch.library.custom_op("deltawave::conv", mutates_args=("state",))
 def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int, value_heads: int,
          key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
          has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
-         state_layout: str = "channel_major", keep_states: bool = False) -> Tuple[Tensor, Tensor, Tensor]:
+         state_layout: str = "channel_major", keep_states: bool = False, qk_l2norm: bool = False, null_slot: int = -1, *,
+         a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
+         dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False) -> Tuple[Tensor, ...]:
     """Returns q, k and v of packed rows x `[T, columns]`. Updates the pool `state` in place, except with `keep_states`.
-    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence."""
+    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence. With a, b and a_log the same launch
+    computes g and beta `[T, HV]`, f32, which are returned after v. null_slot: as for `prefill_pool`."""
+    inputs = (x, weight, bias, state, key_heads, value_heads, key_dim, value_dim)
+    rest = (cu_seqlens, slots, has_initial_state, activation, x_layout, state_layout, keep_states, qk_l2norm, null_slot)
+    if a is None and b is None and a_log is None:
+        if dt_bias is not None or allow_neg_eigval:
+            name = "dt_bias" if dt_bias is not None else "allow_neg_eigval"
+            raise ArgumentError(f"{name}: given without gates; it must come with a, b and a_log")
+        return _conv(*inputs, *rest)
+    for name, given in (("a", a), ("b", b), ("a_log", a_log)):
+        if given is None:
+            raise ArgumentError(f"{name}: None; gates need a, b and a_log")
+    return _conv_gates(*inputs, a, b, a_log, dt_bias, allow_neg_eigval, *rest)
+
+
+@torch.library.custom_op("deltawave::conv", mutates_args=("state",))
+def _conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int, value_heads: int,
+          key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
+          has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
+          state_layout: str = "channel_major", keep_states: bool = False, qk_l2norm: bool = False,
+          null_slot: int = -1) -> Tuple[Tensor, Tensor, Tensor]:
+    heads = (key_heads, value_heads, key_dim, value_dim)
+    outputs: Dict[str, Tensor] = {}
+
+    def make() -> Dict[str, Tensor]:
+        outputs.update(zip("qkv", conv_outputs(x, *heads, empty)))
+        return outputs
+
+    launch_conv(x, weight, bias, state, heads, make, {}, cu_seqlens, slots, has_initial_state, activation, x_layout,
+                state_layout, keep_states, qk_l2norm, null_slot)
+    return outputs["q"], outputs["k"], outputs["v"]
+
+
+@torch.library.custom_op("deltawave::conv_gates", mutates_args=("state",))
+def _conv_gates(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int,
+                value_heads: int, key_dim: int, value_dim: int, a: Tensor, b: Tensor, a_log: Tensor,
+                dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, cu_seqlens: Optional[Tensor] = None,
+                slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, activation: str = "silu",
+                x_layout: str = "flat", state_layout: str = "channel_major", keep_states: bool = False,
+                qk_l2norm: bool = False, null_slot: int = -1) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    heads = (key_heads, value_heads, key_dim, value_dim)
+    outputs: Dict[str, Tensor] = {}
+
+    def make() -> Dict[str, Tensor]:
+        outputs.update(zip("qkv", conv_outputs(x, *heads, empty)))
+        outputs.update({name: empty((x.shape[0], value_heads), torch.float32, x.device) for name in ("g", "beta")})
+        return outputs
+
+    gates = {"a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias, "allow_neg_eigval": allow_neg_eigval}
+    launch_conv(x, weight, bias, state, heads, make, gates, cu_seqlens, slots, has_initial_state, activation, x_layout,
+                state_layout, keep_states, qk_l2norm, null_slot)
+    return outputs["q"], outputs["k"], outputs["v"], outputs["g"], outputs["beta"]
+
+
+def launch_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor],
+                heads: Tuple[int, int, int, int], make: Callable[[], Dict[str, Tensor]], gates: Dict[str, Any],
+                cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
+                has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
+                state_layout: str = "channel_major", keep_states: bool = False, qk_l2norm: bool = False,
+                null_slot: int = -1) -> None:
+    """Launches a convolution that writes the tensors of `make`: q, k and v, with gates g and beta too, of any strides
+    between rows. `heads`: HK, HV, K, V. No custom op: for functions that are inside one."""
     device, tokens, width = x.device, _of_rank("x", x, 2, 3).shape[0], _of_rank("weight", weight, 2).shape[1]
-    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, _dtype_of("x", x), activation, keep_states)
+    spec = ConvSpec(*heads, width, _dtype_of("x", x), activation, keep_states, qk_l2norm)
     with _OfShapes(width=("weight", weight), tokens=("x", x)):
         plan, lengths = _packed_plan(Conv, spec, tokens, cu_seqlens, device)
-    pool = _reachable("state", state, device)
-    q, k, v = conv_outputs(x, key_heads, value_heads, key_dim, value_dim, empty)
-    inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state}
-    plan.launch(**_all_reachable(inputs, device), **lengths, state=pool, q=q, k=k, v=v,
-                x_layout=x_layout, state_layout=state_layout)
-    if pool is not state and not keep_states:
-        state.copy_(pool)
-    return q, k, v
+    numbers = {name: gates[name] for name in gates if name == "allow_neg_eigval"}
+    inputs = {"x": x, "weight": weight, "bias": bias, "slots": _without_null(null_slot, slots),
+              "has_initial_state": has_initial_state, **{name: t for name, t in gates.items() if name not in numbers}}
+    written: Dict[str, Optional[Tensor]] = {"state": state, **make()}
+    reached = _all_reachable(written, device)
+    plan.launch(**_all_reachable(inputs, device), **lengths, **reached, **numbers, x_layout=x_layout,
+                state_layout=state_layout)
+    _copied_back({name: t for name, t in written.items() if name != "state" or not keep_states}, reached)
 
 
-def conv_outputs(x, key_heads, value_heads, key_dim, value_dim, make):
+def conv_outputs(x: Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int,
+                 make: Callable[..., Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
     """Uninitialised outputs of a convolution."""
     _of_rank("x", x, 2, 3)
     heads = ((key_heads, key_dim), (key_heads, key_dim), (value_heads, value_dim))
-    return tuple(make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
+    q, k, v = (make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
+    return q, k, v
 
 
-@conv.register_fake
+@_conv.register_fake
 def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, cu_seqlens=None, slots=None,
-      has_initial_state=None, activation="silu", x_layout="flat", state_layout="channel_major", keep_states=False):
+      has_initial_state=None, activation="silu", x_layout="flat", state_layout="channel_major", keep_states=False,
+      qk_l2norm=False, null_slot=-1):
     return conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty)
 
 
-def _has_heads(name, x, trailing):
+@_conv_gates.register_fake
+def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, a, b, a_log, dt_bias=None,
+      allow_neg_eigval=False, cu_seqlens=None, slots=None, has_initial_state=None, activation="silu", x_layout="flat",
+      state_layout="channel_major", keep_states=False, qk_l2norm=False, null_slot=-1):
+    gates = (torch.empty((x.shape[0], value_heads), dtype=torch.float32, device=x.device) for _ in range(2))
+    return (*conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty), *gates)
+
+
+def _has_heads(name: str, x: Tensor, trailing: int) -> Tensor:
     """Refuses a tensor with fewer than `trailing` dimensions, or with a 0 among the last `trailing`."""
     if x.dim() < trailing or 0 in x.shape[-trailing:]:
         allowed = ("[..., HV]", "[..., HV, V]")[trailing - 1]
@@ -436,7 +706,7 @@ def _has_heads(name, x, trailing):
     return x
 
 
-def _of_heads(name, x, heads):
+def _of_heads(name: str, x: Tensor, heads: int) -> Tensor:
     """A tensor `[..., heads]` viewed as `[rows, heads]`."""
     if x.dim() < 1 or x.shape[-1] != heads:
         raise ArgumentError(f"{name}: shape {list(x.shape)}; its last dimension must be {heads} heads, as of a")
@@ -461,25 +731,32 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
 
 
-@torch.library.custom_op("deltawave::norm", mutates_args=())
-def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu") -> Tensor:
-    """Returns the gated RMS norm of x `[..., HV, V]`, in its shape. `deltawave.norm` documents the arguments."""
+@_operation("norm")
+def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", *,
+         out: Optional[Tensor] = None) -> Tensor:
+    """Returns the gated RMS norm of x `[..., HV, V]`, in its shape: `out` if that is given, which must be dense.
+    `deltawave.norm` documents the arguments."""
     device, shape = _has_heads("x", x, 2).device, x.shape
     _dtype_of("x", x)
     _has_heads("z", z, 2)
-    y = empty(tuple(shape), x.dtype, device)
+    y = _output(out, tuple(shape), x.dtype, device)
+    if not arrays.describe("out", y).is_dense():
+        raise ArgumentError(f"out: strides {list(y.stride())}; it must be dense")
     inputs = {"x": x.reshape(-1, *shape[-2:]), "z": z.reshape(-1, *z.shape[-2:]), "weight": weight}
+    written: Dict[str, Optional[Tensor]] = {"y": y.view(-1, *shape[-2:])}
+    reached = _all_reachable(written, device)
     with _OfShapes(y=("x", x)):
-        launch_norm(context_of(device), **_all_reachable(inputs, device), y=y.view(-1, *shape[-2:]), eps=eps, gate=gate)
+        launch_norm(context_of(device), **_all_reachable(inputs, device), **reached, eps=eps, gate=gate)
+    _copied_back(written, reached)
     return y
 
 
-@norm.register_fake
+@_fake(norm)
 def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("deltawave::layer", mutates_args=("conv_state", "pool"))
+@_operation("layer", mutates_args=("conv_state", "pool"))
 def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
           key_heads: int, value_heads: int, key_dim: int, value_dim: int, z: Optional[Tensor] = None,
           conv_bias: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
@@ -487,31 +764,30 @@ def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, con
           has_initial_state: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", qk_l2norm: bool = True,
           allow_neg_eigval: bool = False, scale: Optional[float] = None, head_map: str = "grouped", x_layout: str = "flat",
           conv_layout: str = "channel_major", pool_layout: str = "key_major", segments: Optional[int] = None,
-          path: str = "auto") -> Tensor:
-    """Returns y `[T, HV, V]` of packed rows x `[T, columns]`, and updates both pools in place. The first `decodes` rows are
-    sequences of one token each. `deltawave.Layer` documents the arguments. Without cu_seqlens the rows after the decodes
-    are one sequence."""
+          path: str = "auto", null_slot: int = -1, *, out: Optional[Tensor] = None) -> Tensor:
+    """Returns y `[T, HV, V]` of packed rows x `[T, columns]`, and updates both pools in place. y is `out` if that is given.
+    The first `decodes` rows are sequences of one token each. `deltawave.Layer` documents the arguments. Without cu_seqlens
+    the rows after the decodes are one sequence. null_slot: as for `prefill_pool`."""
     device, width = _of_rank("x", x, 2, 3).device, _of_rank("conv_weight", conv_weight, 2).shape[1]
     spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
                      allow_neg_eigval, eps, gate, segments, path)
     with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
         plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (decodes,))
-    written = {"conv_state": conv_state, "pool": pool}
+    y = _output(out, (x.shape[0], value_heads, value_dim), x.dtype, device)
+    written: Dict[str, Optional[Tensor]] = {"conv_state": conv_state, "pool": pool, "y": y}
     inputs = {"x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
-              "dt_bias": dt_bias, "norm_weight": norm_weight, "slots": slots, "has_initial_state": has_initial_state}
-    reached = _all_reachable({**inputs, **written}, device)
-    y = empty((x.shape[0], value_heads, value_dim), x.dtype, device)
-    plan.launch(**reached, **lengths, y=y, x_layout=x_layout, conv_layout=conv_layout, pool_layout=pool_layout,
-                workspace=empty((plan.workspace_bytes,), torch.uint8, device))
-    for name, tensor in written.items():
-        if tensor is not reached[name]:
-            tensor.copy_(reached[name])
+              "dt_bias": dt_bias, "norm_weight": norm_weight, "slots": _without_null(null_slot, slots),
+              "has_initial_state": has_initial_state}
+    reached = _all_reachable(written, device)
+    plan.launch(**_all_reachable(inputs, device), **reached, **lengths, x_layout=x_layout, conv_layout=conv_layout,
+                pool_layout=pool_layout, workspace=_workspace(plan.workspace_bytes, device))
+    _copied_back(written, reached)
     return y
 
 
-@layer.register_fake
+@_fake(layer)
 def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z=None, conv_bias=None,
       dt_bias=None, norm_weight=None, cu_seqlens=None, decodes=0, slots=None, has_initial_state=None, eps=1e-6, gate="silu",
       qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
-      conv_layout="channel_major", pool_layout="key_major", segments=None, path="auto"):
+      conv_layout="channel_major", pool_layout="key_major", segments=None, path="auto", null_slot=-1):
     return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)

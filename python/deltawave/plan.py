@@ -1,12 +1,13 @@
 """Plans of all operations: the common handle, launches and workspace."""
 
 from collections import OrderedDict
-from ctypes import byref, c_size_t, c_void_p
+from ctypes import Structure, byref, c_size_t, c_void_p
 from numbers import Integral
 from threading import Lock, RLock, get_ident
+from typing import Any, Callable, Collection, Dict, Hashable, Mapping, Optional, Tuple, Type
 
 from . import arrays, structs
-from .context import Memory, checked, stream_address, stream_of
+from .context import Context, Memory, checked, stream_address, stream_of
 from .errors import ArgumentError
 
 
@@ -15,41 +16,53 @@ class Plan:
 
     # Set by subclasses. NAME: the functions are dw_NAME_*. TENSORS: the struct of a launch. CHOICES: its fields that are
     # words.
-    NAME, TENSORS, CHOICES = "", None, {}
+    NAME: str = ""
+    TENSORS: Type[Structure]
+    CHOICES: Mapping[str, Mapping[str, int]] = {}
 
-    def __init__(self, context, sequences, constructor, *arguments):
-        self.context, self.sequences, self.handle = checked(context), sequences, c_void_p()
+    def __init__(self, context: Context, sequences: int, constructor: str, *arguments: Any) -> None:
+        self.context, self.sequences = checked(context), sequences
+        self.handle: Optional[c_void_p] = c_void_p()
         context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
 
-    def entries(self, name):
+    def entries(self, name: str) -> int:
         """Number of entries of the vector `name`: one per sequence."""
         return self.sequences
 
-    def unwritten(self, tensors):
+    def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:
         """Names of outputs that a launch on these tensors only reads."""
         return ()
 
-    def bind(self, **tensors):
+    def bind(self, **tensors: Any) -> "Launch":
         """Prepares a launch on these tensors. Returns a function that takes a stream and launches."""
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
         arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries, tensors,
                                     self.unwritten(tensors))
 
-        def launch(stream=None):
+        def launch(stream: Any = None) -> None:
             call(name, self.handle, stream_address(stream), byref(arguments))
 
-        launch.kept, launch.arguments = (self, tensors), arguments
-        return launch
+        return Launch(launch, arguments, (self, tensors))
 
-    def launch(self, stream=None, **tensors):
+    def launch(self, stream: Any = None, **tensors: Any) -> None:
         """Enqueues the operation on these tensors. `stream` is an address or a torch stream. None: torch's current stream if
         a tensor is on a GPU, else the default stream."""
         self.bind(**tensors)(stream_of(stream, tensors.values()))
 
-    def __del__(self):
+    def __del__(self) -> None:
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
             getattr(self.context.library.c, f"dw_{self.NAME}_destroy")(handle)
+
+
+class Launch:
+    """A launch on tensors that are bound: call it with a stream. It keeps the plan, the tensors and what they point to."""
+
+    def __init__(self, launch: Callable[[Any], None], arguments: Structure, kept: Tuple[Any, ...]) -> None:
+        self._launch, self.arguments, self.kept = launch, arguments, kept
+
+    def __call__(self, stream: Any = None) -> None:
+        self._launch(stream)
 
 
 # hipStreamPerThread and CU_STREAM_PER_THREAD: one address that is another stream in each thread.
@@ -60,17 +73,19 @@ class PlanWithWorkspace(Plan):
     """A plan whose launches need scratch memory. Launches of several threads on one stream may share a workspace: each is
     enqueued whole. Without a workspace the plan allocates one for each stream."""
 
-    def __init__(self, context, sequences, constructor, *arguments):
+    def __init__(self, context: Context, sequences: int, constructor: str, *arguments: Any) -> None:
         super().__init__(context, sequences, constructor, *arguments)
         size = c_size_t()
         context.library.call(f"dw_{self.NAME}_workspace_bytes", self.handle, byref(size))
-        self.workspace_bytes, self._own, self._lock = size.value, {}, Lock()
+        self.workspace_bytes, self._lock = size.value, Lock()
+        self._own: Dict[Hashable, Memory] = {}
 
-    def bind(self, workspace=None, **tensors):
+    def bind(self, workspace: Any = None, **tensors: Any) -> Launch:
         if "workspace_bytes" in tensors:
             raise ArgumentError("workspace_bytes: no argument of a launch; it follows from the workspace")
         if workspace is None:
             return self._bind_own(tensors)
+        address: Any
         if isinstance(workspace, Integral):
             address, size = workspace, self.workspace_bytes
         elif isinstance(workspace, Memory):
@@ -84,14 +99,15 @@ class PlanWithWorkspace(Plan):
         launch.kept += (workspace,)
         return launch
 
-    def _bind_own(self, tensors):
+    def _bind_own(self, tensors: Mapping[str, Any]) -> Launch:
         """`bind` with the plan's own workspace, chosen by the stream of the launch."""
         bound = super().bind(workspace_bytes=self.workspace_bytes, **tensors)
-        arguments, of_stream = bound.arguments, {}
+        arguments = bound.arguments
+        of_stream: Dict[Hashable, Structure] = {}
         call, name = self.context.library.call, f"dw_{self.NAME}_launch"
         card = next((x.device for x in tensors.values() if arrays.is_torch(x) and x.is_cuda), None)
 
-        def with_workspace(address):
+        def with_workspace(address: Optional[int]) -> Structure:
             own = type(arguments).from_buffer_copy(arguments)
             own.workspace = address
             return own
@@ -99,21 +115,21 @@ class PlanWithWorkspace(Plan):
         if card is not None:
             import torch
 
-        def launch(stream=None):
+        def launch(stream: Any = None) -> None:
             stream = stream_address(stream)
             if card is not None and torch.cuda.is_current_stream_capturing():
                 # Memory of the graph, which launches outside of it do not use. Freed in stream order.
                 scratch = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=card)
-                return call(name, self.handle, stream, byref(with_workspace(scratch.data_ptr())))
+                call(name, self.handle, stream, byref(with_workspace(scratch.data_ptr())))
+                return
             key = _key(stream)
             if key not in of_stream:
                 of_stream[key] = with_workspace(self._workspace(stream).address)
-            return call(name, self.handle, stream, byref(of_stream[key]))
+            call(name, self.handle, stream, byref(of_stream[key]))
 
-        launch.kept = bound.kept + (arguments,)
-        return launch
+        return Launch(launch, arguments, bound.kept)
 
-    def _workspace(self, stream):
+    def _workspace(self, stream: Any) -> Memory:
         """The plan's own workspace for launches on a stream, kept as long as the plan."""
         key = _key(stream)
         with self._lock:
@@ -122,7 +138,7 @@ class PlanWithWorkspace(Plan):
             return self._own[key]
 
 
-def _key(stream):
+def _key(stream: Any) -> Hashable:
     stream = stream or 0
     return (stream, get_ident()) if stream == PER_THREAD else stream
 
@@ -130,12 +146,14 @@ def _key(stream):
 class Plans:
     """Cache of plans: the `most` last used, and all plans that a captured graph may need."""
 
-    def __init__(self, most):
-        self.most, self.latest, self.captured = most, OrderedDict(), {}
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.latest: "OrderedDict[Hashable, Any]" = OrderedDict()
+        self.captured: Dict[Hashable, Any] = {}
         # Reentrant: garbage collection may run other code of this thread while it holds the lock.
         self.lock = RLock()
 
-    def get(self, key, make, capturing):
+    def get(self, key: Hashable, make: Callable[[], Any], capturing: bool) -> Any:
         """The plan for a key. One thread makes it if it does not exist. While a stream is being captured no plan is dropped,
         because a capture does not allow that memory is freed."""
         with self.lock:

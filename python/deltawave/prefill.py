@@ -2,9 +2,10 @@
 
 from ctypes import byref, c_int64
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Iterable, Optional, Tuple
 
 from . import _abi, arrays, structs
+from .context import Context
 from .errors import ArgumentError
 from .plan import PlanWithWorkspace
 from .values import shown, whole, wholes
@@ -26,7 +27,7 @@ class PrefillSpec:
     compute_units: Optional[int] = None  # compute units that launches can use; None: all of the device
     path: str = "auto"  # kernels: "fused", "split", "short", or the faster ones as estimated
 
-    def struct(self):
+    def struct(self) -> _abi.dw_prefill_spec:
         """The C struct."""
         choices = {"head_map": structs.HEAD_MAPS, "path": structs.PATHS}
         return structs.spec(_abi.dw_prefill_spec, choices, **vars(self))
@@ -39,7 +40,7 @@ class Prefill(PlanWithWorkspace):
     leading batch dimension:
 
     - q, k `[T, HK, K]`, v `[T, HV, V]`, and o `[T, HV, V]`, an output; rows past the last sequence become 0
-    - g `[T, HV]` f32, natural logarithms of the decay; absent: no decay. beta `[T, HV]` f32; absent: 1
+    - g `[T, HV]` f32, natural logarithms of the decay; absent: no decay. beta `[T, HV]` of any type; absent: 1
     - or raw gates a, b `[T, HV]` with a_log, dt_bias `[HV]`, of any type; `allow_neg_eigval=True` doubles beta. Repeated
       keys without decay are ill-conditioned for beta from 1.5 to 2: bf16 then has errors of 20% to 80% and more, here and
       in unfused kernels (docs/results/accuracy.md)
@@ -63,34 +64,34 @@ class Prefill(PlanWithWorkspace):
     CHOICES = {name: structs.STATE_LAYOUTS
                for name in ("initial_layout", "final_layout", "pool_layout", "snapshot_layout")}
 
-    def __init__(self, context, sequences, constructor, *arguments):
+    def __init__(self, context: Context, sequences: int, constructor: str, *arguments: Any) -> None:
         super().__init__(context, sequences, constructor, *arguments)
         entries = c_int64()
         context.library.call("dw_prefill_chunk_entries", self.handle, byref(entries))
         self.chunk_entries = entries.value
 
     @classmethod
-    def packed(cls, context, spec, cu_seqlens, tokens):
+    def packed(cls, context: Context, spec: PrefillSpec, cu_seqlens: Any, tokens: int) -> "Prefill":
         """A plan for packed sequences whose lengths the host knows: n has rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`."""
         lengths = arrays.host_lengths(cu_seqlens)
         tokens, spec = whole("tokens", tokens, 64), structs.made(spec, PrefillSpec)
         return cls(context, lengths.entries - 1, "packed", spec, byref(lengths), tokens)
 
     @classmethod
-    def dense(cls, context, spec, batch, tokens):
+    def dense(cls, context: Context, spec: PrefillSpec, batch: int, tokens: int) -> "Prefill":
         """A plan for `batch` sequences of `tokens` rows each."""
         batch, tokens = whole("batch", batch, 64), whole("tokens", tokens, 64)
         return cls(context, batch, "dense", structs.made(spec, PrefillSpec), batch, tokens)
 
     @classmethod
-    def device(cls, context, spec, tokens, sequences):
+    def device(cls, context: Context, spec: PrefillSpec, tokens: int, sequences: int) -> "Prefill":
         """A plan for packed sequences whose lengths are on the device alone. Entries of cu_seqlens that decrease or exceed
         `tokens` are replaced by the nearest allowed ones. The fused path cuts sequences there as on the host. After a launch the first 4 bytes of the workspace are 0, or 1 +
         the index of the first wrong entry."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         return cls(context, sequences, "device", structs.made(spec, PrefillSpec), tokens, sequences)
 
-    def set_slots(self, slots, write_slots=None):
+    def set_slots(self, slots: Any, write_slots: Any = None) -> None:
         """Sets slots on the host, for all later launches without slots. Refused: two sequences that write one slot, and a
         sequence that reads a slot which another one writes. Launches refuse a pool that lacks one of the slots. Nothing
         else may use the plan during the call, and no captured graph may need the plan."""
@@ -100,7 +101,7 @@ class Prefill(PlanWithWorkspace):
             raise ArgumentError(f"write_slots: {len(write)} slots; there must be as many as slots, {len(read)}")
         self.context.library.call("dw_prefill_set_slots", self.handle, read, write, len(read))
 
-    def set_snapshots(self, snapshots):
+    def set_snapshots(self, snapshots: Iterable[Tuple[int, int, int]]) -> None:
         """Sets snapshots for all later launches without snapshot_slots: a list of `(sequence, tokens, slot)`. `tokens` is the
         number of tokens before the state, a multiple of 64. The conditions of `set_slots` on the plan hold."""
         try:
@@ -110,8 +111,8 @@ class Prefill(PlanWithWorkspace):
         each = [tuple(wholes("snapshots", one, 64)) for one in snapshots]
         if any(len(one) != 3 for one in each):
             raise ArgumentError(f"snapshots: {shown(snapshots)}; each must be (sequence, tokens, slot)")
-        found = (_abi.dw_snapshot * len(each))(*each)
+        found = (_abi.dw_snapshot * len(each))(*(_abi.dw_snapshot(*one) for one in each))
         self.context.library.call("dw_prefill_set_snapshots", self.handle, found, len(found))
 
-    def entries(self, name):
+    def entries(self, name: str) -> int:
         return self.chunk_entries if name == "snapshot_slots" else super().entries(name)

@@ -4,10 +4,16 @@ tensor, lengths or a vector."""
 import ctypes
 import functools
 from ctypes import POINTER, byref
+from typing import Any, Callable, Collection, Dict, Mapping, Set, TYPE_CHECKING, Type, TypeVar
 
 from . import _abi, arrays
 from .errors import ArgumentError
 from .values import choice, number, scale, shown
+
+if TYPE_CHECKING:
+    from .context import Context
+
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 
 # Words for the constants of fields that are choices.
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
@@ -20,7 +26,7 @@ VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "sna
 
 
 # Fields that launches write, by struct.
-WRITTEN = {
+WRITTEN: Dict[Type[ctypes.Structure], Set[str]] = {
     _abi.dw_prefill_tensors: {"o", "final_state", "pool", "snapshots"},
     _abi.dw_gate_tensors: {"g", "beta"},
     _abi.dw_conv_tensors: {"q", "k", "v", "g", "beta", "state"},
@@ -31,7 +37,7 @@ WRITTEN = {
 }
 
 
-def spec(struct, choices, **values):
+def spec(struct: Type[Struct], choices: Mapping[str, Mapping[str, int]], **values: Any) -> Struct:
     """A spec struct of numbers and words. None becomes 0, the default of the field."""
     made, kinds = struct(), fields(struct)
     for name, value in values.items():
@@ -44,7 +50,7 @@ def spec(struct, choices, **values):
     return made
 
 
-def made(value, kind):
+def made(value: Any, kind: Type[Any]) -> Any:
     """A pointer to the C struct of a caller's spec."""
     if not isinstance(value, kind):
         raise ArgumentError(f"spec: {shown(value)}; it must be a {kind.__name__}")
@@ -52,12 +58,13 @@ def made(value, kind):
 
 
 @functools.lru_cache(maxsize=None)
-def fields(struct):
+def fields(struct: Type[ctypes.Structure]) -> Dict[str, Any]:
     """Fields that callers may set, and their types."""
-    return {name: kind for name, kind in struct._fields_ if name != "size" and not name.startswith("pad")}
+    return {name: kind for name, kind, *_ in struct._fields_ if name != "size" and not name.startswith("pad")}
 
 
-def tensors(struct, choices, context, entries, values, unwritten=()):
+def tensors(struct: Type[Struct], choices: Mapping[str, Mapping[str, int]], context: "Context",
+            entries: Callable[[str], int], values: Mapping[str, Any], unwritten: Collection[str] = ()) -> Struct:
     """A struct of a launch's tensors. It keeps the structs that it points to, not the memory of the arrays. `entries(name)`
     is the number of entries of a vector. `unwritten` names the outputs that this launch does not write."""
     made, kept, kinds = struct(), [], fields(struct)
@@ -87,12 +94,17 @@ def tensors(struct, choices, context, entries, values, unwritten=()):
     return made
 
 
-def is_read_only(x):
+def no_vectors(name: str) -> int:
+    """The entries of a vector, for launches that take none."""
+    raise AssertionError(name)
+
+
+def is_read_only(x: Any) -> bool:
     """Whether a NumPy array is read-only. Other arrays do not tell."""
     return getattr(getattr(x, "flags", None), "writeable", True) is False
 
 
-def vector(name, a, entries):
+def vector(name: str, a: arrays.Array, entries: int) -> int:
     """The address of a vector on the device."""
     if a.dtype != VECTORS[name] or a.shape != (entries,) or not a.is_dense():
         allowed = f"it must be a dense vector of {entries} {VECTORS[name]}"

@@ -3,13 +3,15 @@
 import ctypes
 import numbers
 import operator
+from typing import Any, Mapping, Optional, TypeVar, Union
 
 from .errors import ArgumentError
 
-INTEGERS = {32: ctypes.c_int32, 64: ctypes.c_int64}
+Choice = TypeVar("Choice")
+INTEGERS: Mapping[int, Any] = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
-def shown(value):
+def shown(value: object) -> str:
     """A value for an error's text, cut to 500 characters."""
     try:
         text = repr(value)
@@ -18,14 +20,14 @@ def shown(value):
     return text if len(text) <= 500 else f"{text[:500]}..."
 
 
-def _no_bits(value):
+def _no_bits(value: Any) -> Any:
     """A value, unless it is an array that holds the bits of bf16: they are other numbers."""
     if (getattr(getattr(value, "dtype", None), "metadata", None) or {}).get("bits_of"):
         raise TypeError
     return value
 
 
-def whole(name, value, bits, least=None):
+def whole(name: str, value: Any, bits: int, least: Optional[int] = None) -> int:
     """A Python int from a whole number of Python, NumPy or torch. It must fit `bits` with sign, and be at least `least`."""
     try:
         number = operator.index(_no_bits(value))
@@ -38,7 +40,7 @@ def whole(name, value, bits, least=None):
     return number
 
 
-def wholes(name, values, bits, least=None):
+def wholes(name: str, values: Any, bits: int, least: Optional[int] = None) -> "ctypes.Array[Any]":
     """A ctypes array from whole numbers on the host: a list, a NumPy array, a tensor."""
     try:
         if isinstance(values, (str, bytes, bytearray, dict)):
@@ -46,10 +48,11 @@ def wholes(name, values, bits, least=None):
         values = list(values.tolist() if hasattr(values, "tolist") else values)
     except Exception:  # raised by the caller's object, or by the copy of a tensor
         raise ArgumentError(f"{name}: {shown(values)}; it must be a list of whole numbers") from None
-    return (INTEGERS[bits] * len(values))(*(whole(name, value, bits, least) for value in values))
+    made: "ctypes.Array[Any]" = (INTEGERS[bits] * len(values))(*(whole(name, value, bits, least) for value in values))
+    return made
 
 
-def address(name, value):
+def address(name: str, value: Any) -> Union[None, int, ctypes.c_void_p]:
     """An address of 64 bits: None, a whole number or a `ctypes.c_void_p`."""
     if value is None or isinstance(value, ctypes.c_void_p):
         return value
@@ -62,7 +65,7 @@ def address(name, value):
     return number
 
 
-def single(name, value):
+def single(name: str, value: Any) -> float:
     """A number rounded to f32."""
     try:
         # Python's and NumPy's complex numbers would lose a part.
@@ -73,7 +76,7 @@ def single(name, value):
         raise ArgumentError(f"{name}: {shown(value)}; it must be a number") from None
 
 
-def scale(value):
+def scale(value: Any) -> float:
     """`scale` rounded to f32. 0 means the default, as in C, so a nonzero scale that rounds to 0 is refused."""
     rounded = single("scale", value)
     if rounded == 0 and value != 0:
@@ -82,14 +85,14 @@ def scale(value):
     return rounded
 
 
-def number(name, value, kind):
+def number(name: str, value: Any, kind: Any) -> Union[int, float]:
     """A number for a field of a ctypes type. Addresses and sizes are at most 2^63 - 1."""
     if kind is ctypes.c_float:
         return single(name, value)
     return whole(name, value, 8 * ctypes.sizeof(kind), 0 if kind in (ctypes.c_void_p, ctypes.c_size_t) else None)
 
 
-def choice(name, value, choices):
+def choice(name: str, value: Any, choices: Mapping[str, Choice]) -> Choice:
     """The constant of a word."""
     try:
         return choices[value]

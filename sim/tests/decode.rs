@@ -264,10 +264,10 @@ fn shipped_kernels_print_as_llvm_prints_them() {
     assert!(count > 10_000 || !folder.exists(), "{count} instructions");
 }
 
-/// Code objects from elsewhere: folders in `DELTAWAVE_CODE_OBJECTS`, separated as in PATH.
+/// Code objects from elsewhere: folders in `DELTAWAVE_FOREIGN_CODE_OBJECTS`, separated as in PATH.
 #[test]
 fn foreign_code_objects_print_as_llvm_prints_them() {
-    let Some(folders) = std::env::var_os("DELTAWAVE_CODE_OBJECTS") else {
+    let Some(folders) = std::env::var_os("DELTAWAVE_FOREIGN_CODE_OBJECTS") else {
         return;
     };
     let Some(objdump) = llvm::tool("llvm-objdump") else {

@@ -1,0 +1,221 @@
+"""SGLang plugin: the linear-attention backend `deltawave` for Gated DeltaNet (Qwen3-Next, Qwen3.5).
+
+SGLang finds it by the entry point `sglang.srt.plugins` once the package is installed:
+
+    python -m sglang.launch_server ... --linear-attn-backend deltawave
+
+`--linear-attn-decode-backend`, `--linear-attn-prefill-backend` and `--linear-attn-verify-backend` take it too. Trees of
+drafts stay with SGLang's Triton kernel, as for every backend. States are updated in place, in f32 or bf16; snapshots for
+prefix caches are written by the prefill itself. Padded rows have slot 0, which SGLang reserves: they are computed like
+others. ReplaySSM raises `Unsupported`. Tested with SGLang 0.5.23.
+
+Memory: decode, extend and verify allocate o only; extend with `output=` allocates nothing. The slots of snapshots `[T / 64 +
+N]` are made once a step. Workspaces are kept.
+"""
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .errors import ArgumentError, Unsupported
+
+SGLANG_VERSIONS = ("0.5.23",)
+NAME = "deltawave"
+CHUNK = 64  # tokens between states that prefill can write
+_registered: List[bool] = []
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
+           cache_indices: Tensor) -> Tensor:
+    """One token of every sequence. Returns o `[1, B, HV, V]`, and updates `ssm_states` in place.
+
+    q, k `[1, B, HK, K]`, v `[1, B, HV, V]`, a, b `[B, HV]`, ssm_states `[slots, HV, V, K]`, cache_indices `[B]` i32.
+    """
+    o = ops.decode(q.squeeze(0), k.squeeze(0), v.squeeze(0), ssm_states, cache_indices, a=_gates(a), b=_gates(b), a_log=A_log,
+                   dt_bias=dt_bias, qk_l2norm=True, pool_layout="value_major")
+    return o.unsqueeze(0)
+
+
+def _gates(x: Tensor) -> Tensor:
+    """Raw gates `[1, T, HV]` or `[T, HV]` as `[T, HV]`."""
+    return x.squeeze(0) if x.dim() == 3 else x
+
+
+def extend(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, ssm_states: Tensor, cache_indices: Tensor,
+           query_start_loc: Tensor, output: Optional[Tensor] = None, track_state: Optional[Tensor] = None,
+           snapshot_slots: Optional[Tensor] = None) -> Tensor:
+    """Prefill of packed sequences. Returns o `[1, T, HV, V]`, which is `output` if that is given, and updates `ssm_states`.
+
+    q, k `[1, T, HK, K]`, v `[1, T, HV, V]`, g, beta `[1, T, HV]`, query_start_loc `[N + 1]`. `track_state` `[N, HV, V, K]`
+    receives the states before the chunks that `snapshot_slots` (`tracked_slots`) chooses, and else the initial states:
+    those are the states before chunk 0, which no chunk leaves behind.
+    """
+    if track_state is not None:
+        initial = ssm_states.index_select(0, cache_indices) if ssm_states.dtype != track_state.dtype else None
+        if initial is None:
+            torch.index_select(ssm_states, 0, cache_indices, out=track_state)
+        else:
+            track_state.copy_(initial)
+    out = None if output is None else output.view(v.shape)
+    return ops.prefill_pool(q, k, v, ssm_states, cache_indices, g=g, beta=beta, cu_seqlens=query_start_loc, qk_l2norm=True,
+                            pool_layout="value_major", snapshot_slots=snapshot_slots, snapshots=track_state,
+                            snapshot_layout="value_major", out=out)
+
+
+def tracked_slots(track_chunk_idx: Tensor, query_start_loc: Tensor, tokens: int) -> Tensor:
+    """Snapshot slots of a prefill of `tokens` rows: sequence n's state before chunk `track_chunk_idx[n]` goes to row n of
+    `track_state`. A chunk index below 1 asks for none: no chunk is before it. Computed on the device."""
+    count = query_start_loc.shape[0] - 1
+    entries = tokens // CHUNK + count
+    starts = torch.div(query_start_loc[:-1], CHUNK, rounding_mode="floor").to(torch.int64)
+    rows = torch.arange(count, dtype=torch.int64, device=query_start_loc.device)
+    chunk = track_chunk_idx.to(torch.int64)
+    # One entry more, for the sequences without a snapshot.
+    place = torch.where(chunk > 0, starts + rows + chunk - 1, entries)
+    slots = torch.full((entries + 1,), -1, dtype=torch.int32, device=query_start_loc.device)
+    return slots.scatter_(0, place, rows.to(torch.int32))[:entries]
+
+
+def target_verify(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
+                  cache_indices: Tensor, buffer: Tensor, steps: int) -> Tensor:
+    """Verifies chains of `steps` drafts. Returns o `[1, B T, HV, V]`; writes the state after token t of sequence n to
+    `buffer[n, t]`, and leaves `ssm_states` as they are.
+
+    q, k `[1, B T, HK, K]`, v `[1, B T, HV, V]`, a, b `[B T, HV]`, buffer `[rows, steps, HV, V, K]`, f32 or bf16.
+    """
+    tokens = q.shape[1]
+    batch = tokens // steps
+    if batch * steps != tokens:
+        raise ArgumentError(f"q: {tokens} tokens; they must be a multiple of cache_steps, {steps}")
+    q, k, v = (x.squeeze(0).unflatten(0, (batch, steps)) for x in (q, k, v))
+    gates = [_gates(x).unflatten(0, (batch, steps)) for x in (a, b)]
+    rows = min(batch, buffer.shape[0])
+    direct = rows == batch and buffer.shape[1] == steps
+    states = buffer[:batch] if direct else buffer.new_empty((batch, steps, *buffer.shape[2:]))
+    o, _ = ops.verify(q, k, v, ssm_states, cache_indices[:batch], a=gates[0], b=gates[1], a_log=A_log, dt_bias=dt_bias,
+                      qk_l2norm=True, pool_layout="value_major", states=states)
+    if not direct:
+        # Rows beyond the buffer are padding of a warm-up batch.
+        buffer[:rows, :steps].copy_(states[:rows])
+    return o.flatten(0, 1).unsqueeze(0)
+
+
+def kernel_class(base: type) -> type:
+    """A subclass of SGLang's `LinearAttnKernelBase`."""
+
+    class DeltawaveGDNKernel(base):  # type: ignore[misc, valid-type]
+        supports_packed_decode = True
+        supports_track_state_snapshot = True
+        supports_strided_target_verify_qkv = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tracked: Optional[Tuple[Any, ...]] = None
+
+        def packed_decode(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, *, A_log: Tensor, dt_bias: Tensor, scale: float,
+                          ssm_states: Tensor, cache_indices: Tensor, num_v_heads: int, head_v_dim: int,
+                          **kwargs: Any) -> Tensor:
+            if kwargs.get("replayssm_write_pos") is not None:
+                raise Unsupported("replayssm_write_pos: ReplaySSM is not supported; start without "
+                                  "--enable-linear-replayssm")
+            key_dim = ssm_states.shape[-1]
+            keys = mixed_qkv.shape[1] - num_v_heads * head_v_dim
+            q, k, v = mixed_qkv.split([keys // 2, keys // 2, num_v_heads * head_v_dim], dim=-1)
+            dims = ((q, key_dim), (k, key_dim), (v, head_v_dim))
+            q, k, v = (x.unflatten(-1, (-1, dim)).unsqueeze(0) for x, dim in dims)
+            return decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices)
+
+        def decode(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, A_log: Tensor, dt_bias: Tensor,
+                   ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor, **kwargs: Any) -> Tensor:
+            return decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices)
+
+        def extend(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, ssm_states: Tensor,
+                   cache_indices: Tensor, query_start_loc: Tensor, inplace_update: bool = True,
+                   **kwargs: Any) -> Tuple[Tensor, None, None]:
+            if not inplace_update:
+                raise Unsupported("inplace_update: False; multi-item scoring needs --linear-attn-prefill-backend triton")
+            track_state, chunks = kwargs.get("track_state"), kwargs.get("track_chunk_idx")
+            slots = None
+            if track_state is not None:
+                if chunks is None:
+                    raise ArgumentError("track_chunk_idx: None; it must come with track_state")
+                slots = self._tracked_slots(chunks, query_start_loc, q.shape[1])
+            o = extend(q, k, v, g, beta, ssm_states, cache_indices, query_start_loc, kwargs.get("output"), track_state, slots)
+            return o, None, None
+
+        def _tracked_slots(self, chunks: Tensor, query_start_loc: Tensor, tokens: int) -> Tensor:
+            """`tracked_slots`, kept for the other layers of the step: as long as nothing writes its tensors."""
+            key = (chunks, chunks._version, query_start_loc, query_start_loc._version, tokens)
+            kept = self.tracked
+            same = kept is not None and all(x is y or not isinstance(x, Tensor) and x == y for x, y in zip(kept[0], key))
+            if kept is None or not same or query_start_loc.is_cuda and torch.cuda.is_current_stream_capturing():
+                kept = self.tracked = (key, tracked_slots(chunks, query_start_loc, tokens))
+            return kept[1]
+
+        def target_verify(self, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *,
+                          ssm_states: Tensor, cache_indices: Tensor, query_start_loc: Tensor,
+                          intermediate_states_buffer: Tensor, intermediate_state_indices: Tensor, cache_steps: int,
+                          retrieve_parent_token: Optional[Tensor] = None, **kwargs: Any) -> Tensor:
+            if retrieve_parent_token is not None:
+                raise Unsupported("retrieve_parent_token: trees of drafts are not supported; it must be None")
+            if kwargs.get("stable_rows"):
+                raise Unsupported("stable_rows: True; unset SGLANG_ENABLE_PP_SPEC, or use --linear-attn-verify-backend "
+                                  "triton")
+            return target_verify(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, intermediate_states_buffer,
+                                 cache_steps)
+
+    return DeltawaveGDNKernel
+
+
+def _chosen(mamba: Any) -> Tuple[bool, bool, bool]:
+    """Whether SGLang's options name deltawave for decode, prefill and verify."""
+    base = mamba.linear_attn_backend
+    names = (mamba.linear_attn_decode_backend or base, mamba.linear_attn_prefill_backend or base,
+             mamba.linear_attn_verify_backend)
+    return names[0] == NAME, names[1] == NAME, names[2] == NAME
+
+
+def make_dispatcher(original: Any, dispatcher: Any, decode_backend: Any, prefill_backend: Any,
+                    verify_backend: Any = None) -> None:
+    """Around `GDNKernelDispatcher.__init__`: constructs it with Triton's kernels where deltawave was chosen, then puts
+    deltawave's in their place. SGLang has no other way yet to add a kernel."""
+    from sglang.srt.layers.attention.linear.kernels.kernel_backend import LinearAttnKernelBase
+    from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend
+    from sglang.srt.runtime_context import get_exec
+
+    chosen = _chosen(get_exec().mamba)
+    triton = LinearAttnKernelBackend.TRITON
+    backends = [triton if ours else given for ours, given in zip(chosen, (decode_backend, prefill_backend, verify_backend))]
+    original(dispatcher, *backends)
+    if not any(chosen):
+        return
+    kernel = kernel_class(LinearAttnKernelBase)()
+    if chosen[0]:
+        dispatcher.decode_kernel, dispatcher.supports_packed_decode = kernel, kernel.supports_packed_decode
+    if chosen[1]:
+        dispatcher.extend_kernel = kernel
+    if chosen[2]:
+        dispatcher.verify_kernel, dispatcher.verify_kernel_is_flashinfer = kernel, False
+
+
+def register() -> None:
+    """The plugin's entry point: adds the choice `deltawave`, and the hook that serves it, once per process.
+
+    Raises `Unsupported` if SGLang lacks one of the hook points.
+    """
+    if _registered:
+        return
+    try:
+        from sglang.srt.arg_groups.choices import (LINEAR_ATTN_KERNEL_BACKEND_CHOICES,
+                                                   add_linear_attn_kernel_backend_choices)
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    except ImportError as problem:
+        tested = " and ".join(SGLANG_VERSIONS)
+        raise Unsupported(f"sglang: {problem}; the plugin is for release {tested}") from None
+    if NAME not in LINEAR_ATTN_KERNEL_BACKEND_CHOICES:
+        add_linear_attn_kernel_backend_choices([NAME])
+    HookRegistry.register("sglang.srt.layers.attention.linear.gdn_backend.GDNKernelDispatcher.__init__", make_dispatcher,
+                          HookType.AROUND)
+    _registered.append(True)

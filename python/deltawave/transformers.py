@@ -1,0 +1,256 @@
+"""deltawave in transformers: Qwen3-Next, Qwen3.5 (dense and mixture of experts) and OLMo-Hybrid.
+
+    import deltawave.transformers
+    deltawave.transformers.enable()     # before or after a model is made; disable() undoes it
+
+`enable` replaces the functions that the models call by name: the gated delta rule, the convolution and the gated norm.
+Where deltawave cannot serve a call (f32, required gradients, other devices), the function that was there before runs, and
+a warning says once which argument was refused. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
+deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same layers for the
+`kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
+
+Tested with transformers 5.17.0 and 5.23.0. Another release works if its modules have the same names, else `enable` raises.
+"""
+
+import functools
+import importlib
+import inspect
+import logging
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from .errors import ArgumentError, Unsupported
+from .fla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, refuse_gradients
+
+TRANSFORMERS_VERSIONS = ("5.17.0", "5.23.0")
+# Modules transformers.models.NAME.modeling_NAME with Gated DeltaNet layers.
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
+# Functions in these modules, and those that replace them.
+FUNCTIONS: Dict[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": fused_recurrent_gated_delta_rule,
+    "causal_conv1d_fn": causal_conv1d_fn,
+    "causal_conv1d_update": causal_conv1d_update,
+}
+# Names of activations in configurations, and in `deltawave.ops.norm`.
+GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
+
+_log = logging.getLogger(__name__)
+_said: Set[str] = set()
+# What `enable` replaced: owner, attribute, the value before.
+_replaced: List[Tuple[Any, str, Any]] = []
+# Calls that deltawave answered, by function.
+answered: Dict[str, int] = {}
+# Types of devices whose tensors go to deltawave.
+_devices = ["cuda"]
+
+
+def rms_norm_gated(hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
+    """`weight * rms_norm(hidden_states) * activation(gate)` of rows `[..., V]`, bf16 or fp16.
+
+    Raises `Unsupported` for other types, other activations and required gradients.
+    """
+    refuse_gradients(hidden_states=hidden_states, gate=gate, weight=weight)
+    if hidden_states.dtype not in (torch.bfloat16, torch.float16):
+        raise Unsupported(f"hidden_states: dtype {hidden_states.dtype}; it must be torch.bfloat16 or torch.float16")
+    if activation not in GATES:
+        raise Unsupported(f"activation: {activation!r}; it must be one of {', '.join(GATES)}")
+    if hidden_states.shape[-1] % 16 or hidden_states.shape[-1] > 256:
+        raise Unsupported(f"hidden_states: rows of {hidden_states.shape[-1]}; it must be a multiple of 16 up to 256")
+    by_row = (-1, 1, hidden_states.shape[-1])
+    y = ops.norm(hidden_states.reshape(by_row), gate.to(hidden_states.dtype).reshape(by_row), weight, eps, GATES[activation])
+    return y.view(hidden_states.shape)
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.warning(text)
+
+
+def _with_fallback(name: str, ours: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours`, called with the keywords that it has. `before` answers what `ours` refuses."""
+    known = frozenset(inspect.signature(ours).parameters)
+
+    @functools.wraps(before)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_exporting() or _first(arguments, named).device.type not in _devices:
+            return before(*arguments, **named)
+        try:
+            result = ours(*arguments, **{key: value for key, value in named.items() if key in known})
+        except Unsupported as problem:
+            if not torch.compiler.is_compiling():
+                _say_once(f"deltawave does not run {name}: {problem}. The function that was there before runs.")
+            return before(*arguments, **named)
+        if not torch.compiler.is_compiling():
+            answered[name] = answered.get(name, 0) + 1
+        return result
+
+    return call
+
+
+def _first(arguments: Tuple[Any, ...], named: Dict[str, Any]) -> Tensor:
+    """The first tensor of a call."""
+    return next(x for x in (*arguments, *named.values()) if isinstance(x, Tensor))
+
+
+def _norm_forward(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
+    return rms_norm_gated(hidden_states, gate, layer.weight, layer.variance_epsilon, layer.activation)
+
+
+def _modules(models: Optional[Iterable[str]]) -> List[Any]:
+    """Modules of the models. All that this release has, or those asked for, which must exist."""
+    found = []
+    for name in MODELS if models is None else models:
+        if name not in MODELS:
+            raise ArgumentError(f"models: {name!r}; it must be among {', '.join(MODELS)}")
+        try:
+            found.append(importlib.import_module(f"transformers.models.{name}.modeling_{name}"))
+        except ModuleNotFoundError as problem:
+            if models is not None or problem.name == "transformers":
+                raise Unsupported(f"models: {name} is not in the installed transformers ({problem})") from None
+    return found
+
+
+def enable(models: Optional[Iterable[str]] = None, simulator: bool = False) -> List[str]:
+    """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all). Returns
+    the names that are replaced now. Models that exist already use them too. With `simulator`, tensors on the CPU go to
+    deltawave's simulator; without it they stay with transformers' own code.
+
+    Raises `Unsupported` if transformers is missing, or if a module lacks one of the names; then nothing is replaced.
+    """
+    _devices[:] = ["cuda", "cpu"] if simulator else ["cuda"]
+    targets: List[Tuple[Any, str, Callable[..., Any]]] = []
+    for module in _modules(models):
+        norms = [x for name, x in vars(module).items()
+                 if name.endswith("RMSNormGated") and isinstance(x, type) and x.__module__ == module.__name__]
+        missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
+        if missing or not norms:
+            import transformers
+
+            lacks = ", ".join(missing or ["a class *RMSNormGated"])
+            tested = " and ".join(TRANSFORMERS_VERSIONS)
+            raise Unsupported(f"transformers: {module.__name__} of release {transformers.__version__} lacks {lacks}; "
+                              f"releases {tested} have it")
+        targets += [(module, name, ours) for name, ours in FUNCTIONS.items()]
+        targets += [(norm, "forward", _norm_forward) for norm in norms]
+    for owner, name, ours in targets:
+        if any(owner is known and name == attribute for known, attribute, _ in _replaced):
+            continue
+        before = getattr(owner, name)
+        _replaced.append((owner, name, before))
+        label = name if inspect.ismodule(owner) else "RMSNormGated"
+        setattr(owner, name, _with_fallback(label, ours, before))
+    return [f"{getattr(owner, '__qualname__', owner.__name__)}.{name}" for owner, name, _ in _replaced]
+
+
+def disable() -> None:
+    """Undoes `enable`."""
+    while _replaced:
+        owner, name, before = _replaced.pop()
+        setattr(owner, name, before)
+
+
+class ChunkGatedDeltaRule(nn.Module):
+    """`chunk_gated_delta_rule` as a layer of the `kernels` package: stateless, parameters of transformers' function."""
+
+    has_backward = False
+    can_torch_compile = True
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64,
+                initial_state: Optional[Tensor] = None, output_final_state: bool = False,
+                use_qk_l2norm_in_kernel: bool = False, **kwargs: Any) -> Tuple[Tensor, Optional[Tensor]]:
+        return chunk_gated_delta_rule(query, key, value, g, beta, None, initial_state, output_final_state,
+                                      use_qk_l2norm_in_kernel, cu_seqlens=kwargs.get("cu_seqlens"))
+
+
+class RecurrentGatedDeltaRule(nn.Module):
+    """`fused_recurrent_gated_delta_rule` as a layer of the `kernels` package."""
+
+    has_backward = False
+    can_torch_compile = True
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor,
+                initial_state: Optional[Tensor] = None, output_final_state: bool = False,
+                use_qk_l2norm_in_kernel: bool = False, **kwargs: Any) -> Tuple[Tensor, Optional[Tensor]]:
+        return fused_recurrent_gated_delta_rule(
+            query, key, value, g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=kwargs.get("cu_seqlens"))
+
+
+class CausalConv1dFn(nn.Module):
+    """`causal_conv1d_fn` as a layer of the `kernels` package."""
+
+    has_backward = False
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor, weight: Tensor, bias: Optional[Tensor] = None,
+                activation: Optional[str] = None, **kwargs: Any) -> Tensor:
+        out = causal_conv1d_fn(hidden_states, weight, bias, kwargs.get("seq_idx"), activation=activation)
+        assert isinstance(out, Tensor)
+        return out
+
+
+class CausalConv1dUpdate(nn.Module):
+    """`causal_conv1d_update` as a layer of the `kernels` package."""
+
+    has_backward = False
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor] = None,
+                activation: Optional[str] = None) -> Tensor:
+        return causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+
+
+class RMSNormGated(nn.Module):
+    """The gated RMS norm as a layer of the `kernels` package. Attributes are those of the layer that it replaces."""
+
+    has_backward = False
+    can_torch_compile = True
+    weight: Tensor
+    variance_epsilon: float
+    activation: str
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        return _norm_forward(self, hidden_states, gate)
+
+
+# Names of hub layers in transformers' models.
+LAYERS = {"chunk_gated_delta_rule": ChunkGatedDeltaRule, "fused_recurrent_gated_delta_rule": RecurrentGatedDeltaRule,
+          "causal_conv1d_fn": CausalConv1dFn, "causal_conv1d_update": CausalConv1dUpdate, "RMSNormGated": RMSNormGated}
+
+
+class InstalledLayer:
+    """A repository of the `kernels` package whose layer is in this package: nothing is downloaded."""
+
+    def __init__(self, layer: type) -> None:
+        self.layer = layer
+
+    def load(self) -> type:
+        """The class of the layer."""
+        return self.layer
+
+
+def hub_mapping(device: str = "rocm") -> Dict[str, Dict[str, Dict[Any, InstalledLayer]]]:
+    """A kernel mapping for inference on a type of device ("rocm", "cuda" or "cpu"), for `kernels.register_kernel_mapping`,
+    `use_kernel_mapping` and transformers' `KernelConfig`. Raises `Unsupported` without the `kernels` package."""
+    if device not in ("rocm", "cuda", "cpu"):
+        raise ArgumentError(f"device: {device!r}; it must be 'rocm', 'cuda' or 'cpu'")
+    try:
+        from kernels import Mode
+    except ImportError as problem:
+        raise Unsupported(f"kernels: {problem}; install the package for use_kernels=True") from None
+    return {name: {device: {Mode.INFERENCE: InstalledLayer(layer)}} for name, layer in LAYERS.items()}
+
+
+def register_hub_kernels(device: str = "rocm") -> None:
+    """Adds `hub_mapping(device)` to the mapping that `kernels.kernelize` uses, also through transformers'
+    `use_kernels=True`. Entries for other devices stay."""
+    mapping = hub_mapping(device)
+    from kernels import register_kernel_mapping
+
+    register_kernel_mapping(mapping)
