@@ -37,10 +37,10 @@ def dispatcher(verify):
     """SGLang's dispatcher, made as with --linear-attn-backend deltawave."""
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend
-    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.plugins import load_plugins
 
-    deltawave.sglang.register()
-    HookRegistry.apply_hooks()
+    load_plugins()
+    assert deltawave.sglang._registered, "SGLang did not find the entry point: pip install ./python"
     mamba = types.SimpleNamespace(linear_attn_backend="deltawave", linear_attn_decode_backend=None,
                                   linear_attn_prefill_backend=None, linear_attn_verify_backend=verify)
     chosen = LinearAttnKernelBackend("deltawave")
