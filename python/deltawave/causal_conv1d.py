@@ -111,7 +111,8 @@ def _fn(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optio
 
 
 @_fn.register_fake
-def _(x, weight, bias, initial_states, final_states, seq_idx=None, activation="none"):
+def _(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optional[Tensor], final_states: Optional[Tensor],
+      seq_idx: Optional[Tensor] = None, activation: str = "none") -> Tensor:
     return torch.empty((x.shape[0], x.shape[2], x.shape[1]), dtype=x.dtype, device=x.device)
 
 
@@ -124,7 +125,8 @@ def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor
 
 
 @_update.register_fake
-def _(x, conv_state, weight, bias=None, activation="none", conv_state_indices=None):
+def _(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = "none",
+      conv_state_indices: Optional[Tensor] = None) -> Tensor:
     return torch.empty((x.shape[0], x.shape[2], x.shape[1]), dtype=x.dtype, device=x.device)
 
 

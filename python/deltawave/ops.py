@@ -21,7 +21,7 @@ import functools
 import inspect
 import os
 import threading
-from typing import Any, Callable, Dict, Optional, Tuple, TypeVar, get_args
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def empty(shape: Any, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
     if not count:
         return torch.empty(shape, dtype=dtype)
     memory = Memory(context_of(device), count * dtype.itemsize)
-    bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
+    bytes_there: Any = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
     bytes_there.memory = memory  # the tensor keeps the ctypes array alive, the array keeps the memory
     return torch.frombuffer(bytes_there, dtype=dtype, count=count).view(shape)
 
@@ -180,7 +180,7 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
                                                         return_annotation=rest[0] if rest else None))
         new = torch.library.custom_op(f"deltawave::{name}", mutates_args=mutates_args)(allocating)
         into = torch.library.custom_op(f"deltawave::{name}_out", mutates_args=("out", *more, *mutates_args))(filling)
-        fakes = []
+        fakes: List[Callable[..., Any]] = []
 
         @functools.wraps(function)
         def call(*arguments: Any, out: Optional[Tensor] = None, **named: Any) -> Any:
@@ -279,9 +279,10 @@ def _packed_plan(kind: Any, spec: Any, tokens: int, cu_seqlens: Optional[Tensor]
     on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
                                      and not (device.type == "cpu" and context.owns(cu_seqlens)))
     if on_host:
-        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
-        key = (kind, device, spec, tokens, lengths, decodes)
-        return _plan(key, lambda: kind.packed(context, spec, lengths, tokens, *decodes)), {}
+        numbers = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
+        return _plan((kind, device, spec, tokens, numbers, decodes),
+                     lambda: kind.packed(context, spec, numbers, tokens, *decodes)), {}
+    assert cu_seqlens is not None
     sequences = _sequences_of(cu_seqlens)
     key = (kind, device, spec, tokens, sequences, decodes)
     return _plan(key, lambda: kind.device(context, spec, tokens, sequences, *decodes)), {"cu_seqlens": cu_seqlens}
@@ -328,7 +329,7 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     return o, final_state
 
 
-def _launch_prefill(spec: Tuple[Any, ...], per_token: Dict[str, Any], others: Dict[str, Any], written: Dict[str, Any],
+def _launch_prefill(options: Tuple[Any, ...], per_token: Dict[str, Any], others: Dict[str, Any], written: Dict[str, Any],
                     cu_seqlens: Optional[Tensor], **numbers: Any) -> None:
     """Launches a prefill. `per_token`: tensors over tokens, with or without a batch dimension. `others`: other inputs.
     `written`: o, which is per token, and other tensors that the launch writes."""
@@ -337,14 +338,15 @@ def _launch_prefill(spec: Tuple[Any, ...], per_token: Dict[str, Any], others: Di
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
-    qk_l2norm, head_map, scale, segments, path = spec
+    qk_l2norm, head_map, scale, segments, path = options
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map,
                        qk_l2norm, scale, segments, path=path)
+    lengths: Dict[str, Tensor] = {}
     if dense:
         batch, tokens = q.shape[:2]
         key = (Prefill, device, spec, tokens, "dense", batch)
         with _dims_of(k, v):
-            plan, lengths = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens)), {}
+            plan = _plan(key, lambda: Prefill.dense(context, spec, batch, tokens))
     else:
         with _dims_of(k, v):
             plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
@@ -433,11 +435,13 @@ def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
     return o
 
 
-def _launch_decode(spec: Tuple[Any, ...], inputs: Dict[str, Any], written: Dict[str, Any], **others: Any) -> None:
+def _launch_decode(options: Tuple[Any, ...], inputs: Dict[str, Any], written: Dict[str, Any], **others: Any) -> None:
     """Launches a decode, which reads `inputs` and writes `written`."""
     q, k, v = (inputs[name] for name in "qkv")
     device, tokens = q.device, q.shape[1] if q.dim() == 4 else 1
-    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), *spec, tokens)
+    head_map, qk_l2norm, scale = options
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale,
+                      tokens)
     with _OfShapes(**_dims_of(k, v).sources, tokens=("q", q), batch=("q", q)):
         plan = _decode_plan(device, spec, q.shape[0])
     reached, outputs = _all_reachable(inputs, device), _all_reachable(written, device)
