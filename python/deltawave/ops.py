@@ -53,6 +53,7 @@ _workspaces: Dict[Tuple[torch.device, Optional[int]], Tensor] = {}
 def _context(kind: str, index: Optional[int]) -> Context:
     if kind == "cpu":
         return Context("simulator")
+    assert index is not None
     if torch.version.hip is None:
         os.environ.setdefault("DELTAWAVE_HIP_LIBRARY", "cuda")
     return Context("hip", index)
