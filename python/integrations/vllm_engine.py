@@ -25,8 +25,9 @@ def model(folder: str, seed: str) -> None:
     config = Qwen3NextConfig(
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=128,
-        linear_value_head_dim=128, linear_conv_kernel_dim=4, num_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=64, shared_expert_intermediate_size=64, max_position_embeddings=1024, bos_token_id=1,
+        linear_value_head_dim=128, linear_conv_kernel_dim=4,
+        # All experts for every token: a choice would be decided by rounding, and hide the errors to be compared.
+        num_experts=2, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64, max_position_embeddings=1024, bos_token_id=1,
         eos_token_id=2, pad_token_id=0)
     torch.manual_seed(int(seed))
     made = Qwen3NextForCausalLM(config).eval().to(torch.bfloat16)
