@@ -122,8 +122,8 @@ def kernel_class(base: type) -> type:
                                   "--enable-linear-replayssm")
             key_dim = ssm_states.shape[-1]
             keys = mixed_qkv.shape[1] - num_v_heads * head_v_dim
-            parts = (mixed_qkv[:, :keys // 2], key_dim), (mixed_qkv[:, keys // 2:keys], key_dim), (mixed_qkv[:, keys:], head_v_dim)
-            q, k, v = (x.view(1, x.shape[0], -1, dim) for x, dim in parts)
+            q, k, v = mixed_qkv[:, :keys // 2], mixed_qkv[:, keys // 2:keys], mixed_qkv[:, keys:]
+            q, k, v = (x.view(1, x.shape[0], -1, dim) for x, dim in ((q, key_dim), (k, key_dim), (v, head_v_dim)))
             return decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices)
 
         def decode(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, A_log: Tensor, dt_bias: Tensor,

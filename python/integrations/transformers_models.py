@@ -123,11 +123,29 @@ def check(kind: str, heads: tuple, dtype: torch.dtype, seeds: int) -> str:
     return line
 
 
+def compiled() -> str:
+    """torch.compile takes a layer whole, and gives the bits of the layer as it is. Returns a line of the report."""
+    made, config = config_of("qwen3_5", SHAPES[0])
+    model = made(config).eval().to(torch.bfloat16)
+    weights(model, 0)
+    layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
+    rows = torch.randn(2, TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    deltawave.transformers.enable(simulator=True)
+    try:
+        with torch.no_grad():
+            same = torch.equal(layer(rows), torch.compile(layer, backend="aot_eager", fullgraph=True)(rows))
+    finally:
+        deltawave.transformers.disable()
+    assert same, "torch.compile changes a layer's output"
+    return "torch.compile(fullgraph=True) of a layer: the same bits"
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
     begin, failed = time.time(), 0
+    print(compiled(), flush=True)
     for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid"):
         for heads in SHAPES:
             for dtype in DTYPES:
