@@ -22,7 +22,7 @@ PACKED_ARCHS = gfx942,sm_90a
 CODE_OBJECTS = target/code-objects
 COMMA = ,
 
-.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate ahead code-objects wheel test-wheel test-wheel-quick install gpu gpu-bundle bench bench-peers bench-compare peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
+.PHONY: help demo test test-engine dropin dropin-cuda conformance calibrate ahead code-objects wheel test-wheel test-wheel-quick install gpu gpu-bundle bench bench-peers bench-compare integrations peers-library peers-wheels sanitize lint check-docs release-check fmt doc setup clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -88,6 +88,10 @@ bench-compare: ## compare prefill with FLA's chain on the simulator: counters, m
 	@scripts/setup test
 	CARGO='$(CARGO)' benches/compare/run $(COMPARE)
 	cp target/compare/compare.md target/compare/compare.svg docs/results/
+
+integrations: ## run transformers, FLA, SGLang and vLLM with deltawave on the simulator (fetches 8 GB from PyPI)
+	$(CARGO) build --release -p deltawave-c
+	python3 python/integrations/run.py $(INTEGRATIONS)
 
 peers-library:
 	DELTAWAVE_ARCHS=$${DELTAWAVE_ARCHS:-gfx942,sm_90a} $(CARGO) build --profile $(PROFILE) -p deltawave-c

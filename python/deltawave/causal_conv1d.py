@@ -94,9 +94,8 @@ def _starts_of(seq_idx: Tensor) -> Tensor:
     return found.scatter_(0, place, value.to(torch.int32))
 
 
-@torch.library.custom_op("deltawave::causal_conv1d_fn", mutates_args=("final_states",))
-def _fn(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optional[Tensor],
-        final_states: Optional[Tensor], seq_idx: Optional[Tensor] = None, activation: str = "none") -> Tensor:
+def _convolve_rows(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optional[Tensor],
+                   final_states: Optional[Tensor], seq_idx: Optional[Tensor] = None, activation: str = "none") -> Tensor:
     """Writes `final_states` if they are given. Returns dense `[B, T, C]`."""
     batch, _, tokens = x.shape
     lengths = _starts(batch, tokens) if seq_idx is None else ops.on_device(_starts_of(seq_idx))
@@ -110,22 +109,27 @@ def _fn(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optio
     return _convolve(x, weight, bias, state, lengths, None, has, activation, keep)
 
 
-@_fn.register_fake
-def _(x, weight, bias, initial_states, final_states, seq_idx=None, activation="none"):
+def _fake_rows(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optional[Tensor],
+               final_states: Optional[Tensor], seq_idx: Optional[Tensor] = None, activation: str = "none") -> Tensor:
     return torch.empty((x.shape[0], x.shape[2], x.shape[1]), dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("deltawave::causal_conv1d_update", mutates_args=("conv_state",))
-def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = "none",
-            conv_state_indices: Optional[Tensor] = None) -> Tensor:
+def _convolve_next(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor] = None,
+                   activation: str = "none", conv_state_indices: Optional[Tensor] = None) -> Tensor:
     """Returns dense `[B, T, C]`."""
     lengths = _starts(x.shape[0], x.shape[2])
     return _convolve(x, weight, bias, conv_state, lengths, conv_state_indices, None, activation, False)
 
 
-@_update.register_fake
-def _(x, conv_state, weight, bias=None, activation="none", conv_state_indices=None):
+def _fake_next(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = "none",
+               conv_state_indices: Optional[Tensor] = None) -> Tensor:
     return torch.empty((x.shape[0], x.shape[2], x.shape[1]), dtype=x.dtype, device=x.device)
+
+
+_fn = torch.library.custom_op("deltawave::causal_conv1d_fn", mutates_args=("final_states",))(_convolve_rows)
+_fn.register_fake(_fake_rows)
+_update = torch.library.custom_op("deltawave::causal_conv1d_update", mutates_args=("conv_state",))(_convolve_next)
+_update.register_fake(_fake_next)
 
 
 def causal_conv1d_fn(

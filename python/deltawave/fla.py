@@ -279,7 +279,7 @@ def register(simulator: bool = False) -> type:
     if os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") == "1":
         raise Unsupported("FLA_DISABLE_BACKEND_DISPATCH: 1; unset it, FLA calls no backend with it")
 
-    class DeltawaveBackend(BaseBackend):  # type: ignore[misc, valid-type]
+    class DeltawaveBackend(BaseBackend):  # type: ignore[misc]
         """Kernels for gfx942 and sm_90a, and the simulator for CPU tensors."""
 
         backend_type = "deltawave"

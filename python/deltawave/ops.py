@@ -180,7 +180,7 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
                                                         return_annotation=rest[0] if rest else None))
         new = torch.library.custom_op(f"deltawave::{name}", mutates_args=mutates_args)(allocating)
         into = torch.library.custom_op(f"deltawave::{name}_out", mutates_args=("out", *more, *mutates_args))(filling)
-        fakes: List[Any] = []
+        fakes: List[Callable[..., Any]] = []
 
         @functools.wraps(function)
         def call(*arguments: Any, out: Optional[Tensor] = None, **named: Any) -> Any:
@@ -279,9 +279,10 @@ def _packed_plan(kind: Any, spec: Any, tokens: int, cu_seqlens: Optional[Tensor]
     on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
                                      and not (device.type == "cpu" and context.owns(cu_seqlens)))
     if on_host:
-        lengths = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
-        key: Any = (kind, device, spec, tokens, lengths, decodes)
-        return _plan(key, lambda: kind.packed(context, spec, lengths, tokens, *decodes)), {}
+        numbers = _lengths(tokens, *decodes) if cu_seqlens is None else tuple(cu_seqlens.tolist())
+        return _plan((kind, device, spec, tokens, numbers, decodes),
+                     lambda: kind.packed(context, spec, numbers, tokens, *decodes)), {}
+    assert cu_seqlens is not None
     sequences = _sequences_of(cu_seqlens)
     key = (kind, device, spec, tokens, sequences, decodes)
     return _plan(key, lambda: kind.device(context, spec, tokens, sequences, *decodes)), {"cu_seqlens": cu_seqlens}
@@ -338,9 +339,9 @@ def _launch_prefill(options: Tuple[Any, ...], per_token: Dict[str, Any], others:
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
     qk_l2norm, head_map, scale, segments, path = options
-    lengths: Dict[str, Tensor] = {}
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map,
                        qk_l2norm, scale, segments, path=path)
+    lengths: Dict[str, Tensor] = {}
     if dense:
         batch, tokens = q.shape[:2]
         key = (Prefill, device, spec, tokens, "dense", batch)

@@ -89,13 +89,13 @@ def target_verify(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: 
     batch = tokens // steps
     if batch * steps != tokens:
         raise ArgumentError(f"q: {tokens} tokens; they must be a multiple of cache_steps, {steps}")
-    q, k, v = (x.squeeze(0).unflatten(0, (batch, steps)) for x in (q, k, v))
-    gates = [_gates(x).unflatten(0, (batch, steps)) for x in (a, b)]
+    q, k, v = (x.squeeze(0).view(batch, steps, *x.shape[2:]) for x in (q, k, v))
+    a, b = (_gates(x).view(batch, steps, -1) for x in (a, b))
     rows = min(batch, buffer.shape[0])
     direct = rows == batch and buffer.shape[1] == steps
     states = buffer[:batch] if direct else buffer.new_empty((batch, steps, *buffer.shape[2:]))
-    o, _ = ops.verify(q, k, v, ssm_states, cache_indices[:batch], a=gates[0], b=gates[1], a_log=A_log, dt_bias=dt_bias,
-                      qk_l2norm=True, pool_layout="value_major", states=states)
+    o, _ = ops.verify(q, k, v, ssm_states, cache_indices[:batch], a=a, b=b, a_log=A_log, dt_bias=dt_bias, qk_l2norm=True,
+                      pool_layout="value_major", states=states)
     if not direct:
         # Rows beyond the buffer are padding of a warm-up batch.
         buffer[:rows, :steps].copy_(states[:rows])
@@ -105,7 +105,7 @@ def target_verify(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: 
 def kernel_class(base: type) -> type:
     """A subclass of SGLang's `LinearAttnKernelBase`."""
 
-    class DeltawaveGDNKernel(base):  # type: ignore[misc, valid-type]
+    class DeltawaveGDNKernel(base):  # type: ignore[misc]
         supports_packed_decode = True
         supports_track_state_snapshot = True
         supports_strided_target_verify_qkv = True
@@ -122,9 +122,8 @@ def kernel_class(base: type) -> type:
                                   "--enable-linear-replayssm")
             key_dim = ssm_states.shape[-1]
             keys = mixed_qkv.shape[1] - num_v_heads * head_v_dim
-            q, k, v = mixed_qkv.split([keys // 2, keys // 2, num_v_heads * head_v_dim], dim=-1)
-            dims = ((q, key_dim), (k, key_dim), (v, head_v_dim))
-            q, k, v = (x.unflatten(-1, (-1, dim)).unsqueeze(0) for x, dim in dims)
+            q, k, v = mixed_qkv[:, :keys // 2], mixed_qkv[:, keys // 2:keys], mixed_qkv[:, keys:]
+            q, k, v = (x.view(1, x.shape[0], -1, dim) for x, dim in ((q, key_dim), (k, key_dim), (v, head_v_dim)))
             return decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices)
 
         def decode(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, A_log: Tensor, dt_bias: Tensor,

@@ -155,7 +155,7 @@ def disable() -> None:
         setattr(owner, name, before)
 
 
-class ChunkGatedDeltaRule(nn.Module):
+class ChunkGatedDeltaRule(nn.Module):  # type: ignore[misc]
     """`chunk_gated_delta_rule` as a layer of the `kernels` package: stateless, parameters of transformers' function."""
 
     has_backward = False
@@ -168,7 +168,7 @@ class ChunkGatedDeltaRule(nn.Module):
                                       use_qk_l2norm_in_kernel, cu_seqlens=kwargs.get("cu_seqlens"))
 
 
-class RecurrentGatedDeltaRule(nn.Module):
+class RecurrentGatedDeltaRule(nn.Module):  # type: ignore[misc]
     """`fused_recurrent_gated_delta_rule` as a layer of the `kernels` package."""
 
     has_backward = False
@@ -182,7 +182,7 @@ class RecurrentGatedDeltaRule(nn.Module):
             use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=kwargs.get("cu_seqlens"))
 
 
-class CausalConv1dFn(nn.Module):
+class CausalConv1dFn(nn.Module):  # type: ignore[misc]
     """`causal_conv1d_fn` as a layer of the `kernels` package."""
 
     has_backward = False
@@ -195,7 +195,7 @@ class CausalConv1dFn(nn.Module):
         return out
 
 
-class CausalConv1dUpdate(nn.Module):
+class CausalConv1dUpdate(nn.Module):  # type: ignore[misc]
     """`causal_conv1d_update` as a layer of the `kernels` package."""
 
     has_backward = False
@@ -206,7 +206,7 @@ class CausalConv1dUpdate(nn.Module):
         return causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 
-class RMSNormGated(nn.Module):
+class RMSNormGated(nn.Module):  # type: ignore[misc]
     """The gated RMS norm as a layer of the `kernels` package. Attributes are those of the layer that it replaces."""
 
     has_backward = False

@@ -75,7 +75,7 @@ def register() -> None:
 def prefill_class(base: type) -> type:
     """A subclass of vLLM's `ChunkGatedDeltaRule` whose forward is `prefill`."""
 
-    class DeltawaveChunkGatedDeltaRule(base):  # type: ignore[misc, valid-type]
+    class DeltawaveChunkGatedDeltaRule(base):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self._forward_method = prefill
@@ -182,7 +182,7 @@ def _detached(x: Optional[Tensor]) -> Optional[Tensor]:
 def layer_class(base: type, theirs: Any) -> type:
     """A subclass of vLLM's `QwenGatedDeltaNetAttention`, whose module is `theirs`."""
 
-    class DeltawaveGatedDeltaNetAttention(base):  # type: ignore[misc, valid-type]
+    class DeltawaveGatedDeltaNetAttention(base):  # type: ignore[misc]
         """Projections and caches are vLLM's. Its custom op, which graphs are split at, calls `_forward_core_rocm`."""
 
         steps: Dict[str, int] = {"deltawave": 0, "vllm": 0}  # batches by who ran them, for tests

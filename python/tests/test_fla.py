@@ -284,3 +284,22 @@ class OnTorch(OnStandIn):
         from deltawave import causal_conv1d, fla
 
         self.torch, self.fla, self.conv = real, fla, causal_conv1d
+
+
+class OnCard(OnStandIn):
+    """The same on a GPU, where torch has one and the library has kernels for it."""
+
+    def setUp(self):
+        from .test_cuda import missing
+
+        why = missing()
+        if why:
+            self.skipTest(why)
+        OnTorch.setUp(self)
+
+    def tensor(self, values, dtype="float32"):
+        made, exact = super().tensor(values, dtype)
+        return made.cuda(), exact
+
+    def array(self, x):
+        return super().array(x.cpu())

@@ -16,7 +16,10 @@ H, HV, K, V, T = 2, 4, 16, 32, 70
 
 @unittest.skipIf(np is None, "NumPy is not installed")
 class OnStandIn(unittest.TestCase):
-    tensor, array, close = Base.tensor, Base.array, Base.close
+    tensor, close = Base.tensor, Base.close
+
+    def array(self, x):
+        return Base.array(self, x)
 
     def setUp(self):
         self.torch, self.ops = torch_stand_in, torch_stand_in.package("ops").ops
@@ -36,7 +39,7 @@ class OnStandIn(unittest.TestCase):
         self.assertTrue((self.array(a) == self.array(b)).all())
 
     def empty(self, shape, dtype="bfloat16"):
-        return self.torch.empty(shape, dtype=getattr(self.torch, dtype))
+        return self.tensor(np.zeros(shape), dtype)[0]
 
     def test_outputs(self):
         x, _ = self.rows()
@@ -199,3 +202,22 @@ class OnTorch(OnStandIn):
         eager = step(x["q"], x["k"], x["v"], pools[0], outs[0])
         compiled = real.compile(step, backend="aot_eager", fullgraph=True)(x["q"], x["k"], x["v"], pools[1], outs[1])
         self.assertTrue(real.equal(eager, compiled) and real.equal(*pools) and real.equal(*outs))
+
+
+class OnCard(OnStandIn):
+    """The same on a GPU, where torch has one and the library has kernels for it."""
+
+    def setUp(self):
+        from .test_cuda import missing
+
+        why = missing()
+        if why:
+            self.skipTest(why)
+        OnTorch.setUp(self)
+
+    def tensor(self, values, dtype="float32"):
+        made, exact = super().tensor(values, dtype)
+        return made.cuda(), exact
+
+    def array(self, x):
+        return super().array(x.cpu())
