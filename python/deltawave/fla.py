@@ -261,9 +261,9 @@ chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 
 
-def register(simulator: bool = False) -> type:
-    """Makes deltawave a backend of FLA's gated delta rule, before FlashQLA and Triton, and returns its class. With
-    `simulator` it takes tensors on the CPU too, which run on deltawave's simulator.
+def register(simulator: bool = False) -> Any:
+    """Makes deltawave a backend of FLA's gated delta rule, before FlashQLA and Triton, and returns its class, whose `calls`
+    counts the calls that it answered. With `simulator` it takes tensors on the CPU too, which run on deltawave's simulator.
 
     FLA then calls `chunk_gated_delta_rule` here wherever it can; what raises `Unsupported` or `ArgumentError` goes to FLA's
     next backend, and FLA logs why. `FLA_DELTAWAVE=0` in the environment switches it off. FLA dispatches only this

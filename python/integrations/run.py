@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 FOLDER = Path(os.environ.get("DELTAWAVE_INTEGRATIONS") or ROOT / "target/integrations").resolve()
 PARTS = ("signatures", "transformers", "fla", "sglang", "vllm")
 TORCH = ["torch==2.13.0"]
-MAIN = [*TORCH, "transformers==5.23.0", "fla-core==0.6.0", "numpy", "ml_dtypes", "einops"]
+MAIN = [*TORCH, "transformers==5.23.0", "fla-core==0.6.0", "numpy", "ml_dtypes", "einops", "kernels==0.17.2"]
 # What the modules of SGLang import that the dispatcher is in.
 SGLANG = ["orjson", "ipython", "gguf", "msgspec", "pybase64", "pillow", "starlette", "pyzmq", "aiohttp", "dill",
           "sentencepiece", "apache-tvm-ffi", "compressed-tensors", "openai", "partial-json-parser", "uvicorn", "fastapi",
@@ -132,6 +132,7 @@ def transformers() -> None:
     shutil.rmtree(model, ignore_errors=True)
     run(python, HERE / "vllm_engine.py", "model", model, 0)
     run(python, HERE / "pages.py", "transformers", model)
+    run(python, HERE / "hub_kernels.py")
     run(python, "-m", "unittest", "discover", "-s", ROOT / "python/tests", "-t", ROOT / "python")
 
 

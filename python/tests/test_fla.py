@@ -303,3 +303,28 @@ class OnCard(OnStandIn):
 
     def array(self, x):
         return super().array(x.cpu())
+
+    def test_calls_wait_for_nothing_and_allocate_what_they_return(self):
+        x, _ = self.inputs()
+        one, _ = self.inputs(tokens=1)
+        initial, _ = self.states()
+        rows, _, (weight, _), _ = self.conv_inputs(9, 24, 4, True)
+        state, _ = self.tensor(np.zeros((B, 24, 4)), "bfloat16")
+        chunk, recurrent = self.fla.chunk_gated_delta_rule, self.fla.fused_recurrent_gated_delta_rule
+        given = {"initial_state": initial, "output_final_state": True}
+        calls = {"chunk": (lambda: chunk(**x, **given), 2), "chunk without a state": (lambda: chunk(**x), 1),
+                 "recurrent": (lambda: recurrent(**one, **given), 2),
+                 "conv": (lambda: self.conv.causal_conv1d_fn(rows, weight), 1),
+                 "update": (lambda: self.conv.causal_conv1d_update(rows[:, :, :1], state, weight), 1)}
+        for name, (call, wanted) in calls.items():
+            call()
+            real.cuda.synchronize()
+            before = real.cuda.memory_stats()["allocation.all.allocated"]
+            real.cuda.set_sync_debug_mode("error")
+            try:
+                found = call()
+            finally:
+                real.cuda.set_sync_debug_mode("default")
+            with self.subTest(name=name):
+                self.assertEqual(real.cuda.memory_stats()["allocation.all.allocated"] - before, wanted)
+            del found
