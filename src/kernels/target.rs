@@ -72,6 +72,8 @@ pub(crate) struct FusedCosts {
     /// Microseconds of `prefill_prepare` per (chunk, value head) on a compute unit, for the comparison with the split
     /// path.
     pub(crate) prepare: f64,
+    /// Least microseconds of `prefill_prepare`, for the same comparison.
+    pub(crate) prepare_start: f64,
     /// Microseconds of the start of a workgroup of `prefill_scan`, for the same comparison.
     pub(crate) scan_start: f64,
     /// `PrefillPath::Auto` chooses the fused path below this fraction of the split path's time.
@@ -163,7 +165,8 @@ static CDNA: Target = {
             least_chunks: 8,
             most_warm_up: 8,
             prepare: 1.3,
-            scan_start: 4.9,
+            prepare_start: 8.0,
+            scan_start: 5.5,
             faster: 0.97,
         },
     }
@@ -242,6 +245,7 @@ static SM90: Target = {
             least_chunks: 8,
             most_warm_up: 8,
             prepare: 1.5,
+            prepare_start: 5.0,
             scan_start: 5.0,
             faster: 0.97,
         },

@@ -210,7 +210,8 @@ impl Shape {
         let (costs, machine) = (&self.target.fused_costs, self.machine());
         let chunks = self.equal_chunks();
         let heads = chunks.iter().sum::<usize>() * self.spec.heads.value;
-        let prepare = costs.prepare * heads as f64 / self.compute_units as f64;
+        let prepare =
+            costs.prepare_start + costs.prepare * heads as f64 / self.compute_units as f64;
         let workgroups = self.sequences * machine.scan;
         let rounds = workgroups.div_ceil(self.compute_units * self.target.costs.scan.residency);
         let starts = costs.scan_start * rounds as f64;
@@ -521,5 +522,52 @@ impl Shape {
             slabs(self.spec.heads.value_dim, scan),
             slabs(self.spec.heads.value_dim, summarise) + of_m,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(arch: &str, heads: [usize; 2], sequences: usize, tokens: usize) -> bool {
+        let shape = Shape {
+            spec: PrefillSpec::new(heads[0], heads[1], 128, 128),
+            batch: Batch::Packed {
+                tokens: sequences * tokens,
+            },
+            sequences,
+            target: Target::of(arch),
+            dies: 8,
+            compute_units: 304,
+            path: PrefillPath::Split,
+            short: false,
+        };
+        shape.fused_is_faster(None)
+    }
+
+    /// The fused path where the model has it faster whatever the gates: where no sequence is cut.
+    #[test]
+    fn batches_are_fused_and_cut_sequences_are_not() {
+        for (heads, sequences, tokens, fused) in [
+            ([16, 32], 8, 1024, true),
+            ([16, 32], 8, 2048, true),
+            ([16, 32], 8, 4096, true),
+            ([16, 32], 64, 512, true),
+            ([16, 32], 120, 128, true),
+            ([16, 32], 256, 128, true),
+            ([16, 32], 4, 64, true),
+            ([16, 32], 1, 64, true),
+            ([16, 64], 1, 32768, false),
+            ([16, 32], 1, 8192, false),
+            ([16, 32], 1, 1024, false),
+            ([16, 48], 1, 8192, false),
+            ([2, 8], 1, 32768, false),
+            ([4, 8], 1, 8192, false),
+            ([2, 8], 4, 512, false),
+        ] {
+            let name = format!("{heads:?}, {sequences} x {tokens}");
+            assert_eq!(path("gfx942", heads, sequences, tokens), fused, "{name}");
+            assert!(!path("sm_90a", heads, sequences, tokens), "{name}");
+        }
     }
 }
