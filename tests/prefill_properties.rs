@@ -12,8 +12,10 @@ use deltawave::model::Heads;
 use deltawave::prefill::{PrefillPath, PrefillSpec};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
+use deltawave_sim::launch::WaveOrder;
+use deltawave_sim::sanitize::Checks;
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
+use proptest::test_runner::{FileFailurePersistence, TestRunner};
 
 /// Whether a case has lost the device to this process.
 static LOST: AtomicBool = AtomicBool::new(false);
@@ -252,4 +254,80 @@ proptest! {
             )));
         }
     }
+}
+
+/// Cases on the fused path.
+fn fused_case() -> impl Strategy<Value = Case> {
+    (case(), segments()).prop_map(|(mut case, segments)| {
+        case.spec.path = PrefillPath::Fused;
+        case.spec.heads.key_dim = case.spec.heads.key_dim.min(128);
+        case.spec.segments = segments;
+        case
+    })
+}
+
+/// The fused path with all checks of the simulator, its waves one after the other, in step and in a random order: no
+/// finding, the accuracy of other paths, and equal bits.
+fn fused_in_every_order(cases: u32) {
+    let context = context();
+    if !simulated(&context) {
+        return;
+    }
+    let config = ProptestConfig {
+        cases,
+        max_shrink_iters: 100,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let normal = deltawave_sim::hip::options();
+    let outcome = TestRunner::new(config).run(&fused_case(), |case| {
+        deltawave_sim::hip::clear_fault();
+        let outcome = std::panic::catch_unwind(|| {
+            let data = case.data();
+            let mut outputs = Vec::new();
+            for order in [
+                WaveOrder::RunAhead,
+                WaveOrder::InStep,
+                WaveOrder::Seeded(case.seed),
+            ] {
+                let mut options = normal.clone();
+                (options.order, options.checks) = (order, Checks::ALL);
+                deltawave_sim::hip::set_options(options);
+                outputs.push(run(&context, &case, &data));
+            }
+            deltawave_sim::hip::set_options(normal.clone());
+            check_output(&case, &data, &outputs[0], 2.0);
+            for other in &outputs[1..] {
+                common::assert_same_bits(&outputs[0], other, "another order of waves");
+            }
+        });
+        deltawave_sim::hip::set_options(normal.clone());
+        let told = |panic: &(dyn std::any::Any + Send)| {
+            let text = panic.downcast_ref::<String>().cloned();
+            text.unwrap_or_default()
+        };
+        outcome.map_err(|panic| {
+            let fault = deltawave_sim::hip::last_fault().unwrap_or_default();
+            let text = told(&*panic);
+            TestCaseError::fail(format!(
+                "{text} {fault}\nto reproduce: {}",
+                case.expression()
+            ))
+        })
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn fused_batches_in_every_order() {
+    fused_in_every_order(ProptestConfig::default().cases.div_ceil(32));
+}
+
+/// `cargo test --release --test prefill_properties -- --ignored` takes some minutes.
+#[test]
+#[ignore = "takes some minutes"]
+fn a_thousand_fused_batches_in_every_order() {
+    fused_in_every_order(1000);
 }

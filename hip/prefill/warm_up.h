@@ -1,19 +1,14 @@
 // Warm-up: a segment that is not its sequence's first may start its walk some chunks early, from zeros, if these chunks
-// leave nothing of any earlier state. It then needs no summary of the segments before it.
+// leave nothing of any earlier state in f32 (nothing_of_any). It then needs no summary of the segments before it.
 #pragma once
 
 #include "../tensor/pieces.h"
 #include "../tensor/rows.h"
+#include "forget.h"
 #include "gates.h"
 #include "recurrence.h"
-#include "segment.h"
 
 namespace prefill {
-
-// log2 of what the chunks of a warm-up may leave of the norm of an earlier state. Rounding a state to f32 loses 2^-24
-// of it, rounding to operands of 16 bits 2^-9 or 2^-12. States of up to 2^64 then leave less than 2^-64, below the
-// rounding of any state above 2^-40. (prefill/forget.h keeps 2^-288, which leaves nothing of any f32 state.)
-constexpr float nothing_of_a_state = -128.0f;
 
 // Finds how many of the chunks that end at token `end`, the begin of a chunk of a sequence, forget. All threads of the
 // workgroup, one for each token, take part and get the same numbers.
@@ -23,10 +18,10 @@ template <class T, int Threads> class Forgetting {
                              int key_head)
         : x(x), threads(threads), sequence(sequence), end(end), head(head), key_head(key_head) {}
 
-    // Least number of chunks, at most `most`, that leave less than 2^-128 of any state before them. -1: none does.
+    // Least number of chunks, at most `most`, that leave nothing of any state before them. -1: none does.
     DEVICE_MEMBER int chunks(int most) const {
         const int by_gates = search(most, false);
-        if (by_gates < 0 || x.flags & DWK_QK_L2NORM) {
+        if (by_gates < 0 || x.flags & DWK_QK_L2NORM || !any_growth(by_gates)) {
             return by_gates;
         }
         // Long keys may make states grow, so that more chunks are needed, or all are too few. Rows of K are read only
@@ -40,8 +35,7 @@ template <class T, int Threads> class Forgetting {
 
     // log2 of a bound on how much a token scales the norm of any state.
     DEVICE_MEMBER float bound_of(int token, bool inside, bool with_keys) const {
-        const GateReader reader(x, sequence, token, inside);
-        const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
+        const Gates gates = gates_of(token, inside);
         float bound = gates.g * math::log2e;
         if (inside && (with_keys || x.flags & DWK_QK_L2NORM)) {
             const float by = growth(gates.beta, with_keys ? key_square(token) : 1.0f);
@@ -63,6 +57,61 @@ template <class T, int Threads> class Forgetting {
             }
         }
         return sum;
+    }
+
+    // Whether a token of `count` chunks may make a state grow along its key: whether the greatest beta times the greatest
+    // |k|^2 reaches 2, or a beta is negative. True also if there are more tokens than threads. 16 lanes read a row.
+    DEVICE_MEMBER bool any_growth(int count) const {
+        SHARED static int greatest[2][waves];
+        constexpr int at_once = 8;
+        const int tokens = count * chunk, thread = arch::thread(), rows = threads / 16;
+        if (tokens > threads) {
+            return true;
+        }
+        const char *const last = arch::uniform_pointer(row_address(x.k, x.k_strides, sequence, end - 1, key_head));
+        const int64_t step = 2 * x.k_strides.token;
+        const bool whole = arch::in_one_access(last) && arch::in_one_access((const void *)(u64)step);
+        const int key = thread % 16 * piece::octet;
+        const bool inside = key < x.key_dim;
+        // Bits of numbers from 0 on are in the order of the numbers. Negative ones and NaNs count as infinity.
+        const int infinity = 0x7f800000;
+        const auto order = [](float x) { return x >= 0.0f ? bits<int>(x) : infinity; };
+        int square = 0;
+#pragma unroll 1
+        for (int first = thread / 16; first < tokens; first += at_once * rows) {
+            i32x4 loaded[at_once];
+            for (int i = 0; i < at_once; ++i) {
+                const int row = min_of(first + i * rows, tokens - 1);
+                loaded[i] = inside ? piece::load<false>(last - row * step + 2 * key, whole) : i32x4{};
+            }
+            for (int i = 0; i < at_once; ++i) {
+                const piece::Octet k = piece::widened<T>(loaded[i]);
+                float sum = 0.0f;
+                for (int e = 0; e < piece::octet; ++e) {
+                    sum = __builtin_fmaf(k[e], k[e], sum);
+                }
+                square = max_of(square, order(arch::row_sum(sum)));
+            }
+        }
+        const int beta = arch::inclusive_max(order(gates_of(end - 1 - thread, thread < tokens).beta));
+        square = arch::inclusive_max(square);
+        if (arch::lane() == arch::lanes - 1) {
+            greatest[0][thread / arch::lanes] = beta;
+            greatest[1][thread / arch::lanes] = square;
+        }
+        arch::workgroup_sync();
+        int most_beta = 0, most_square = 0;
+        for (int w = 0; w < threads / arch::lanes; ++w) {
+            most_beta = max_of(most_beta, greatest[0][w]);
+            most_square = max_of(most_square, greatest[1][w]);
+        }
+        // Sums in another order may differ by less.
+        return !(arch::uniform_value(bits<float>(most_beta) * bits<float>(most_square) < 1.999f));
+    }
+
+    DEVICE_MEMBER Gates gates_of(int token, bool inside) const {
+        const GateReader reader(x, sequence, token, inside);
+        return reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
     }
 
     // `chunks`, with the growth of keys or as if no state grew along them.
@@ -88,7 +137,7 @@ template <class T, int Threads> class Forgetting {
                 for (int w = 0; w < waves_of_chunk; ++w) {
                     sum += sums[buffer][i * waves_of_chunk + w];
                 }
-                if (sum < nothing_of_a_state) {
+                if (sum < nothing_of_any) {
                     return arch::uniform_value(first + i + 1);
                 }
             }

@@ -53,6 +53,8 @@ pub(crate) struct FusedCosts {
     pub(crate) automatic: bool,
     /// Microseconds per chunk.
     pub(crate) chunk: f64,
+    /// Microseconds per chunk of N or of M in `prefill_fused_summarise`, if gates forget nothing.
+    pub(crate) summary_chunk: f64,
     /// Start of a workgroup.
     pub(crate) start: i32,
     /// Chunks that a segment begins early, if gates forget soon.
@@ -68,6 +70,12 @@ pub(crate) struct FusedCosts {
     /// Microseconds of `prefill_prepare` per (chunk, value head) on a compute unit, for the comparison with the split
     /// path.
     pub(crate) prepare: f64,
+    /// Least microseconds of `prefill_prepare`, for the same comparison.
+    pub(crate) prepare_start: f64,
+    /// Microseconds of the start of a workgroup of `prefill_scan`, for the same comparison.
+    pub(crate) scan_start: f64,
+    /// `PrefillPath::Auto` chooses the fused path below this fraction of the split path's time.
+    pub(crate) faster: f64,
 }
 
 /// Modelled time of a kernel that walks chunks, in microseconds per chunk.
@@ -142,17 +150,21 @@ static CDNA: Target = {
             summarised: 0.25,
             fewer: 1.03,
         },
-        // Modelled for an MI300X: 6,500 clocks a chunk.
+        // Modelled for an MI300X: 7,760 clocks a chunk.
         fused_costs: FusedCosts {
-            automatic: false,
-            chunk: 3.9,
-            start: 20,
-            warm_up: 48,
-            summaries: 26,
+            automatic: true,
+            chunk: 4.61,
+            summary_chunk: 4.4,
+            start: 40,
+            warm_up: 64,
+            summaries: 40,
             worthwhile: 15,
             least_chunks: 8,
             most_warm_up: 8,
-            prepare: 0.9,
+            prepare: 1.3,
+            prepare_start: 8.0,
+            scan_start: 5.5,
+            faster: 0.97,
         },
     }
 };
@@ -221,6 +233,7 @@ static SM90: Target = {
             // Measured on an H200: slower than prepare and scan.
             automatic: false,
             chunk: 7.0,
+            summary_chunk: 6.0,
             start: 33,
             warm_up: 48,
             summaries: 43,
@@ -228,6 +241,9 @@ static SM90: Target = {
             least_chunks: 8,
             most_warm_up: 8,
             prepare: 1.5,
+            prepare_start: 5.0,
+            scan_start: 5.0,
+            faster: 0.97,
         },
     }
 };

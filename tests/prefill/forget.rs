@@ -3,7 +3,7 @@
 
 use std::f32::consts::LN_2;
 
-use deltawave::prefill::{Prefill, PrefillSpec};
+use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use deltawave_lab::metrics::compare;
@@ -15,9 +15,9 @@ use crate::common::{
 
 const BOTH: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 
-fn cut(spec: PrefillSpec, lengths: &[usize], segments: usize) -> Case {
+fn cut(path: PrefillPath, spec: PrefillSpec, lengths: &[usize], segments: usize) -> Case {
     let mut case = Case::new(spec, lengths);
-    case.spec.segments = Some(segments);
+    (case.spec.path, case.spec.segments) = (path, Some(segments));
     case.initial = Some(StateKind {
         dtype: Dtype::F32,
         layout: StateLayout::KeyMajor,
@@ -42,10 +42,14 @@ fn scaled(t: &HostTensor, by: f32) -> HostTensor {
 
 /// Heads that forget in a chunk, in some, just so, or never, in one launch; segments that forget before, between and after
 /// others that do not; more chunks than a wave reads bounds of at once.
-#[test]
-fn gates_of_every_strength() {
+fn gates_of_every_strength(path: PrefillPath) {
     for dtype in BOTH {
-        let mut case = cut(spec(dtype, 3, 6, 64, 48), &[64 * 9 + 5, 130, 64 * 8], 5);
+        let mut case = cut(
+            path,
+            spec(dtype, 3, 6, 64, 48),
+            &[64 * 9 + 5, 130, 64 * 8],
+            5,
+        );
         let data = with_gates(&case, |t, h| match h {
             0 => 0.0,
             1 => -0.4,
@@ -59,12 +63,17 @@ fn gates_of_every_strength() {
         check_output(&case, &data, &run(&context(), &case, &data), 1.15);
     }
     // Summaries of 290 chunks, of which the last 62 or so count, or all.
-    let mut case = cut(spec(Dtype::Bf16, 1, 2, 16, 16), &[64 * 580, 64 * 302], 2);
+    let mut case = cut(
+        path,
+        spec(Dtype::Bf16, 1, 2, 16, 16),
+        &[64 * 580, 64 * 302],
+        2,
+    );
     case.gates = Gates::Mixed;
     check(&context(), &case);
     case.gates = Gates::Zero;
     check(&context(), &case);
-    let mut case = cut(spec(Dtype::F16, 2, 4, 128, 128), &[1000], 3);
+    let mut case = cut(path, spec(Dtype::F16, 2, 4, 128, 128), &[1000], 3);
     (case.gates, case.gate_kind) = (
         Gates::Strong,
         GateKind::Raw {
@@ -93,11 +102,10 @@ fn check_from(case: &Case, data: &Data, token: usize) -> Output {
 
 /// A state far above all others that decays by up to 2^-120 within a segment, or by 2^-200 since the beginning of a
 /// segment: as little as is left of it, it is all that there is.
-#[test]
-fn what_is_left_counts() {
+fn what_is_left_counts(path: PrefillPath) {
     for decay in [-100.0f32, -110.0, -120.0] {
         // Segments of four chunks, of which the second decays. Tokens add nothing.
-        let mut case = cut(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
+        let mut case = cut(path, spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
         let mut data = with_gates(&case, |t, _| match t / 256 {
             1 => decay * LN_2 / 256.0,
             _ => 0.0,
@@ -120,9 +128,8 @@ fn what_is_left_counts() {
 }
 
 /// The same over more chunks than a wave reads bounds of at once.
-#[test]
-fn what_is_left_of_long_segments_counts() {
-    let case = cut(spec(Dtype::Bf16, 1, 1, 16, 16), &[64 * 960], 3);
+fn what_is_left_of_long_segments_counts(path: PrefillPath) {
+    let case = cut(path, spec(Dtype::Bf16, 1, 1, 16, 16), &[64 * 960], 3);
     let mut data = with_gates(&case, |t, _| match t / (64 * 320) {
         1 => -110.0 * LN_2 / (64.0 * 320.0),
         _ => 0.0,
@@ -135,9 +142,8 @@ fn what_is_left_of_long_segments_counts() {
 
 /// A segment in which a state first grows along long keys, and then decays by more than M could: it is the product that
 /// counts.
-#[test]
-fn growth_before_decay_counts() {
-    let case = cut(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
+fn growth_before_decay_counts(path: PrefillPath) {
+    let case = cut(path, spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
     // In the first chunk of the second segment the state along the key is doubled by every token.
     let mut data = with_gates(&case, |t, _| match t / 64 {
         5..8 => -160.0 * LN_2 / 192.0,
@@ -161,10 +167,9 @@ fn growth_before_decay_counts() {
 
 /// Gates that alone would leave nothing, on keys so long that the state along them does not decay: beta |k|^2 - 1 is what
 /// exp(-g) is.
-#[test]
-fn long_keys_remember() {
+fn long_keys_remember(path: PrefillPath) {
     for dtype in BOTH {
-        let case = cut(spec(dtype, 1, 2, 64, 32), &[64 * 16], 4);
+        let case = cut(path, spec(dtype, 1, 2, 64, 32), &[64 * 16], 4);
         let along: f32 = 0.75 * 4.0 - 1.0;
         let mut data = with_gates(&case, |_, _| -along.ln());
         data.inputs.beta.fill(0.75);
@@ -181,10 +186,9 @@ fn long_keys_remember() {
 }
 
 /// Segments that forget cost no accuracy, as the planner cuts them: it does not know of gates.
-#[test]
-fn forgetting_costs_no_accuracy() {
+fn forgetting_costs_no_accuracy(path: PrefillPath) {
     let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 64), &[6000, 0, 100]);
-    case.gates = Gates::Normal;
+    (case.gates, case.spec.path) = (Gates::Normal, path);
     let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
     assert!(plan.expect("a plan").segments() > 4);
     let data = case.data();
@@ -197,3 +201,25 @@ fn forgetting_costs_no_accuracy() {
         assert!(cut <= 1.05 * whole, "{cut:.3e}, whole {whole:.3e}");
     }
 }
+
+/// Runs each test on both paths that cut sequences.
+macro_rules! on_both_paths {
+    ($($name:ident),*) => {
+        mod split {
+            use deltawave::prefill::PrefillPath::Split;
+            $(#[test] fn $name() { super::$name(Split) })*
+        }
+        mod fused {
+            use deltawave::prefill::PrefillPath::Fused;
+            $(#[test] fn $name() { super::$name(Fused) })*
+        }
+    };
+}
+on_both_paths!(
+    gates_of_every_strength,
+    what_is_left_counts,
+    what_is_left_of_long_segments_counts,
+    growth_before_decay_counts,
+    long_keys_remember,
+    forgetting_costs_no_accuracy
+);

@@ -97,7 +97,7 @@ fn all_buckets() {
 fn growth_hinders_a_warm_up() {
     let case = fused(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 14], Some(3));
     let mut data = case.data();
-    // Gates alone would forget in three chunks. But each token multiplies the state along the key by -1.64.
+    // Gates alone would forget in seven chunks. But each token multiplies the state along the key by -1.64.
     data.inputs.g.fill(-0.5);
     data.inputs.beta.fill(0.66);
     data.inputs.v.values.fill(0.0);
@@ -115,7 +115,7 @@ fn growth_hinders_a_warm_up() {
     };
     for (a, b) in state(&case).into_iter().zip(state(&whole)) {
         assert!(
-            b.abs() > 1e-6 && (a / b - 1.0).abs() < 0.1,
+            b.abs() > 1e-6 && (a / b - 1.0).abs() < 0.03,
             "{a:e}, not {b:e}"
         );
     }

@@ -1,6 +1,6 @@
 //! Workspaces, streams, graphs, and the same bits every time.
 
-use deltawave::prefill::{Part, Prefill};
+use deltawave::prefill::{Part, Prefill, PrefillPath};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::Gates;
 
@@ -268,7 +268,8 @@ fn later_chunks_are_as_accurate() {
 #[test]
 fn a_launch_is_two_kernels() {
     let context = context();
-    let case = mixed_case(Entry::Packed);
+    let mut case = mixed_case(Entry::Packed);
+    case.spec.path = PrefillPath::Split;
     let plan = Prefill::packed(&context, case.spec, &case.cu_seqlens(), case.tokens()).unwrap();
     assert_eq!(
         plan.kernels(),
@@ -291,7 +292,8 @@ fn a_launch_is_two_kernels() {
 fn parts_make_the_whole() {
     let context = context();
     let stream = context.stream().unwrap();
-    let case = mixed_case(Entry::Packed);
+    let mut case = mixed_case(Entry::Packed);
+    case.spec.path = PrefillPath::Split;
     let data = case.data();
     let expected = run(&context, &case, &data);
     let mut loaded = Loaded::new(&context, &case, &data);

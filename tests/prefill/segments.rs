@@ -1,7 +1,7 @@
 //! Sequences that are cut into segments: the state passes from one to the next through summaries.
 
 use deltawave::error::Error;
-use deltawave::prefill::{Part, Prefill};
+use deltawave::prefill::{Part, Prefill, PrefillPath};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
 use deltawave_lab::metrics::compare;
@@ -297,6 +297,8 @@ fn a_crowded_device() {
             );
             case.layout = layout;
             case.padding = 7;
+            // The planner's path depends on the device.
+            case.spec.path = PrefillPath::Split;
             let data = case.data();
             case.spec.compute_units = Some(1);
             let crowded = run(&context(), &case, &data);

@@ -127,7 +127,10 @@ impl Shape {
         let fused = match wanted {
             // A batch without sequences has no workgroup of the fused kernel that could clear o.
             _ if sequences == 0 => false,
-            PrefillPath::Auto | PrefillPath::Short => is_compiled(&spec) && shape.fused_is_faster(),
+            PrefillPath::Auto | PrefillPath::Short => {
+                let segments = plan::segments_of_environment()?.or(spec.segments);
+                is_compiled(&spec) && shape.fused_is_faster(segments)
+            }
             forced => forced == PrefillPath::Fused,
         };
         shape.short = match wanted {
@@ -148,20 +151,58 @@ impl Shape {
 
     /// Whether a fused prefill is modelled as faster, for sequences of equal length. A pure function of what a plan with
     /// lengths on the device knows, so that it chooses as a plan with lengths on the host does.
-    fn fused_is_faster(&self) -> bool {
+    fn fused_is_faster(&self, segments: Option<usize>) -> bool {
         let costs = &self.target.fused_costs;
-        if !costs.automatic {
-            return false;
-        }
-        let chunks = vec![self.chunk_entries() / self.sequences; self.sequences];
-        let launch = self.target.costs.launch;
-        let (longest, cost) = self.balance().choose(&chunks);
+        let balance = match segments {
+            None => self.balance(),
+            Some(1) => Balance {
+                most_summaries: 0,
+                ..self.balance()
+            },
+            // Segments that a caller asks for may need summaries, which the split path computes faster.
+            Some(_) => return false,
+        };
+        costs.automatic && self.fused_time(balance) < costs.faster * self.split_time()
+    }
+
+    /// Chunks of each sequence if all are equally long.
+    fn equal_chunks(&self) -> Vec<usize> {
+        let tokens = self.batch.rows().div_ceil(self.sequences.max(1));
+        vec![tokens.div_ceil(CHUNK); self.sequences]
+    }
+
+    /// Modelled time of a fused prefill of sequences of equal length, in microseconds. Plans do not know the gates: where
+    /// sequences are cut, as if the gates forgot nothing.
+    fn fused_time(&self, balance: Balance) -> f64 {
+        let (costs, launch) = (&self.target.fused_costs, self.target.costs.launch);
+        let chunks = self.equal_chunks();
+        let (longest, cost) = balance.choose(&chunks);
         let counts = plan::counts(&chunks, Cut::AtMost(longest));
-        let chains = f64::from(counts.chains.min(1)) * launch;
-        let fused = launch + chains + cost as f64 / 16.0 * costs.chunk;
-        let heads = self.chunk_entries() * self.spec.heads.value;
-        let prepare = costs.prepare * heads as f64 / self.compute_units as f64;
-        fused < 2.0 * launch + prepare + plan::time(&chunks, &self.machine())
+        let mut us = launch + cost as f64 / 16.0 * costs.chunk;
+        if counts.summaries > 0 {
+            let workgroups =
+                counts.summaries * self.spec.heads.value * self.fused_summarise_slabs();
+            let rounds = workgroups.div_ceil(self.compute_units);
+            let start = f64::from(costs.start) / 16.0;
+            us += rounds as f64 * (longest as f64 + start) * costs.summary_chunk;
+        }
+        if counts.chains > 0 {
+            us += launch + self.target.costs.combine * (counts.summaries / self.sequences) as f64;
+        }
+        us
+    }
+
+    /// Modelled time of a split prefill of sequences of equal length, in microseconds.
+    fn split_time(&self) -> f64 {
+        let (costs, machine) = (&self.target.fused_costs, self.machine());
+        let chunks = self.equal_chunks();
+        let heads = chunks.iter().sum::<usize>() * self.spec.heads.value;
+        let prepare =
+            costs.prepare_start + costs.prepare * heads as f64 / self.compute_units as f64;
+        let workgroups = self.sequences * machine.scan;
+        let rounds = workgroups.div_ceil(self.compute_units * self.target.costs.scan.residency);
+        let starts = costs.scan_start * rounds as f64;
+        2.0 * self.target.costs.launch + prepare + starts + plan::time(&chunks, &machine)
     }
 
     /// Device and costs by which a fused prefill is cut.
@@ -332,13 +373,19 @@ impl Shape {
 
     /// Workgroups of summarise or of fused_summarise per item and value head.
     pub(super) fn summarise_slabs(&self, counts: Counts) -> usize {
-        if !self.is_fused() {
-            return self.summarise_division(counts).slabs;
+        match self.is_fused() {
+            true => self.fused_summarise_slabs(),
+            false => self.summarise_division(counts).slabs,
         }
+    }
+
+    /// Workgroups of fused_summarise per item and value head.
+    fn fused_summarise_slabs(&self) -> usize {
         let Heads {
             key_dim, value_dim, ..
         } = self.spec.heads;
-        let columns = self.target.fused_summarise(bucket_index(key_dim)).columns;
+        let bucket = bucket_index(key_dim).min(FUSED_BUCKETS - 1);
+        let columns = self.target.fused_summarise(bucket).columns;
         value_dim.div_ceil(columns) + key_dim.div_ceil(columns)
     }
 
@@ -462,5 +509,52 @@ impl Shape {
             slabs(self.spec.heads.value_dim, scan),
             slabs(self.spec.heads.value_dim, summarise) + of_m,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(arch: &str, heads: [usize; 2], sequences: usize, tokens: usize) -> bool {
+        let shape = Shape {
+            spec: PrefillSpec::new(heads[0], heads[1], 128, 128),
+            batch: Batch::Packed {
+                tokens: sequences * tokens,
+            },
+            sequences,
+            target: Target::of(arch),
+            dies: 8,
+            compute_units: 304,
+            path: PrefillPath::Split,
+            short: false,
+        };
+        shape.fused_is_faster(None)
+    }
+
+    /// The fused path where the model has it faster whatever the gates: where no sequence is cut.
+    #[test]
+    fn batches_are_fused_and_cut_sequences_are_not() {
+        for (heads, sequences, tokens, fused) in [
+            ([16, 32], 8, 1024, true),
+            ([16, 32], 8, 2048, true),
+            ([16, 32], 8, 4096, true),
+            ([16, 32], 64, 512, true),
+            ([16, 32], 120, 128, true),
+            ([16, 32], 256, 128, true),
+            ([16, 32], 4, 64, true),
+            ([16, 32], 1, 64, true),
+            ([16, 64], 1, 32768, false),
+            ([16, 32], 1, 8192, false),
+            ([16, 32], 1, 1024, false),
+            ([16, 48], 1, 8192, false),
+            ([2, 8], 1, 32768, false),
+            ([4, 8], 1, 8192, false),
+            ([2, 8], 4, 512, false),
+        ] {
+            let name = format!("{heads:?}, {sequences} x {tokens}");
+            assert_eq!(path("gfx942", heads, sequences, tokens), fused, "{name}");
+            assert!(!path("sm_90a", heads, sequences, tokens), "{name}");
+        }
     }
 }

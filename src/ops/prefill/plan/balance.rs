@@ -114,10 +114,10 @@ impl Balance {
 
     /// Most segments that another follows, whatever the lengths of `sequences` sequences in `tokens` tokens.
     pub(crate) fn most_summaries(&self, tokens: usize) -> usize {
-        // The sum of c - 1 over sequences of c chunks; and less than the chunks over the shortest candidate.
+        // Less than the chunks over the shortest candidate: a sequence of c chunks has at most (c - 1) / candidate.
         let rounds = i64::from(self.compute_units) * CANDIDATES / 2 / i64::from(self.workgroups);
         let most = rounds.min(i64::from(self.most_summaries)).max(0) as usize;
-        most.min(tokens / super::CHUNK)
+        most.min(tokens / (super::CHUNK * self.least_chunks.max(1) as usize))
     }
 }
 
