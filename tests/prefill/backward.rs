@@ -31,6 +31,6 @@ fn backward_of_every_kind_of_gates() {
         let mut case = Case::new(spec(Dtype::Bf16, 2, 4, 128, 128), &[200, 64, 313]);
         case.initial = Some(F32_STATE);
         case.gates = gates;
-        check_backward(&context(), &case, 1.0, 0.0);
+        check_backward(&context(), &case, 9.0, 0.0);
     }
 }

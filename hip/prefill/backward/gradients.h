@@ -148,7 +148,7 @@ template <class T, int Keys> class Gradients {
     DEVICE_MEMBER void add_head(int head) {
         const char *const factors = record_of(p, record, head);
         const int64_t place = place_of(p, record, head);
-        const char *const errors = x.errors + place * (tiles * value_tiles) * block_bytes;
+        const char *const errors = x.errors + place * (2 * tiles * value_tiles) * block_bytes;
         const char *const updates = x.d_updates + place * (tiles * value_tiles) * block_bytes;
         const Rows16 d_o(x.d_o, x.d_o_strides, sequence, begin, head, rows);
         const float *const sums = factor_of(factors, sum_row), *const betas = factor_of(factors, beta_row);
@@ -230,8 +230,9 @@ template <class T, int Keys> class Gradients {
         Tile of_beta{};
 #pragma unroll 1
         for (int u = half; u < value_tiles; u += 2) {
-            of_beta += widened<T>(load_block(errors, row_tile * value_tiles + u)) *
-                       widened<T>(load_block(updates, row_tile * value_tiles + u));
+            const Tile error = widened<T>(load_block(errors, row_tile * value_tiles + u)) +
+                               widened<T>(load_block(errors, (tiles + row_tile) * value_tiles + u));
+            of_beta += error * widened<T>(load_block(updates, row_tile * value_tiles + u));
         }
         put_column_sums(memory.betas[half] + 16 * row_tile, of_beta);
         arch::workgroup_sync();

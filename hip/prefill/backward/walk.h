@@ -10,9 +10,12 @@
 //                                                           dS0 = exp(G_C) dS1 + Q^T (exp(G) dO')
 //                                                                 - K^T (exp(G) dV)                            [K, V]
 //
-// E is the error of each token, and U = beta E its update. The walks keep S0, dS1, E and dX for the gradients.
+// E is the error of each token, and U = beta E its update. The walks keep S0, dS1, E and dX for the gradients, rounded
+// to 16 bits. E keeps its rounding error too, for dbeta = dX . E: with both factors rounded it would be less accurate
+// than that of public kernels.
 #pragma once
 
+#include "../recurrence.h"
 #include "../state.h"
 #include "record.h"
 
@@ -150,7 +153,7 @@ template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward
             right[i] = rounded<T>(error[i]);
         }
         // E = T' (V - exp(G) R)                                        [64, 16]
-        char *const errors = x.errors + c.place * (tiles * value_tiles) * block_bytes;
+        char *const errors = x.errors + c.place * (2 * tiles * value_tiles) * block_bytes;
         const float total = factor_of(c.factors, sum_row)[chunk - 1];
         const f32x2 units = *(const f32x2 *)(c.factors + record_units);
         const float per_unit = bits<float>(0x7f000000 - bits<int>(units.x));
@@ -161,7 +164,9 @@ template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward
                 error[i] = T::mma(load_block(c.factors + record_forward, lower_block(i, j)), right[j], error[i]);
             }
             error[i] = arch::held(error[i]);
-            store_block(errors, i * value_tiles + value_tile, flipped<T>(rounded<T>(error[i]), one));
+            const Operand high = rounded<T>(error[i]), low = rounding_of<T>(error[i], high);
+            store_block(errors, i * value_tiles + value_tile, flipped<T>(high, one));
+            store_block(errors, (tiles + i) * value_tiles + value_tile, flipped<T>(low, one));
             const Tile sum = rows_at(factor_of(c.factors, sum_row) + 16 * i, at);
             const Tile factor = per_unit * rows_at(factor_of(c.factors, k_norm_row) + 16 * i, at) *
                                 rows_at(factor_of(c.factors, beta_row) + 16 * i, at);

@@ -164,7 +164,7 @@ impl PrefillBackward {
         let states = places * RECORD_BYTES;
         let d_states = states + places * state;
         let errors = d_states + places * state;
-        let d_updates = errors + places * TILES * blocks;
+        let d_updates = errors + places * 2 * TILES * blocks;
         let partials = d_updates + places * TILES * blocks;
         Layout {
             states,
@@ -183,7 +183,7 @@ impl PrefillBackward {
         }
     }
 
-    /// Bytes of workspace that a launch needs: about 113 KiB per chunk and value head at `K = V = 128`.
+    /// Bytes of workspace that a launch needs: about 129 KiB per chunk and value head at `K = V = 128`.
     pub fn workspace_bytes(&self) -> usize {
         self.lengths_bytes() + self.layout().bytes
     }
