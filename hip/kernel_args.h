@@ -265,7 +265,7 @@ typedef struct dwk_prefill_backward_args {
     float *d_dt_bias;                 /* [HV], with DWK_RAW_GATES; null: not written */
     char *states;   /* [slots, HV] of 16x16 blocks [key bucket / 16, V / 16]: state before each chunk, 16 bits */
     char *d_states; /* as states: gradient of the state after each chunk */
-    char *errors;   /* [slots, HV] of blocks [2, 4, V / 16]: E, the update of each token before beta, and its rounding */
+    char *errors; /* [slots, HV] of blocks [2, 4, V / 16]: E, the update of each token before beta, and its rounding */
     char *d_updates; /* [slots, HV] of blocks [4, V / 16]: gradient of each token's update */
     float *partials; /* [slots, HV, 2]: sums of a chunk for d_a_log and d_dt_bias */
     dwk_token_strides v_strides;

@@ -23,8 +23,8 @@ template <class T> class BackwardWriter {
         const LaneMap at(arch::opaque(arch::lane()));
         const int block = lower_block(row, column);
         // T'_ij = T_ij beta_j / beta_i; both factors are negated.
-        const Tile forward = transposed * (rows_at(factors.beta + 16 * column, at) *
-                                           columns_at(factors.k_norm + 16 * row, at));
+        const Tile forward =
+            transposed * (rows_at(factors.beta + 16 * column, at) * columns_at(factors.k_norm + 16 * row, at));
         backward::store_block(record + backward::record_forward, block, rounded<T>(forward));
         backward::store_block(record + backward::record_reverse, block,
                               backward::flipped<T>(rounded<T>(transposed), identity));
@@ -67,18 +67,19 @@ template <class T> DEVICE void prepare(const dwk_prefill_backward_args &all) {
     Products<T> products;
     products.multiply(chunk_rows, x.key_dim, norm);
     const Norms norms = normalise(products, x, norm, shared);
-    const float unit_of_q = norm ? power_of_two_below(arch::chunk_max(bits<int>(norms.q), (int *)shared.scratch)) : 1.0f;
+    const float unit_of_q =
+        norm ? power_of_two_below(arch::chunk_max(bits<int>(norms.q), (int *)shared.scratch)) : 1.0f;
     const ChunkSolver<T> solver(products, shared.solver);
-    const GateReader reader(x, sequence, begin + row, row < rows);
 #pragma unroll 1
     for (int v = 0; v < group; ++v) {
-        const int head = dispatch::value_head(x, key_head, group, v);
-        char *const to = backward::record_of(x, record, head);
+        const dwk_prefill_prepare_args &y = arch::reread(all).prepare; // saves scalar registers
+        const int head = dispatch::value_head(y, key_head, group, v);
+        char *const to = backward::record_of(y, record, head);
         float *const factors = (float *)to;
-        const Gates gates =
-            reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
+        const GateReader reader(y, sequence, begin + row, row < rows);
+        const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
         // G, and factors of the rows                                [64]
-        const GateSums g = sum_gates(x, gates, record, head, shared);
+        const GateSums g = sum_gates(y, gates, record, head, shared);
         Gates solved = gates;
         if (math::abs(gates.beta) < least_beta) {
             solved.beta = gates.beta < 0.0f ? -least_beta : least_beta;

@@ -21,11 +21,10 @@ template <class T, int Keys> DEVICE void walk_chunks(const dwk_prefill_backward_
     WalkWork work;
     work.sequence = arch::uniform_value(item / p.value_heads);
     work.head = item - work.sequence * p.value_heads;
-    const int group = arch::uniform_value(p.value_heads / p.key_heads);
-    work.key_head = arch::uniform_value(p.flags & DWK_TILED_HEADS ? work.head % p.key_heads : work.head / group);
+    work.key_head =
+        arch::uniform_value(p.flags & DWK_TILED_HEADS ? work.head % p.key_heads : work.head / p.group_heads);
     work.column = 16 * slab;
     work.range = rows_of(p.cu_seqlens, work.sequence, p.tokens);
-    work.record = first_record(work.range.begin, work.sequence);
     work.chunks = (work.range.end - work.range.begin + chunk - 1) / chunk;
     work.has_state = !x.has_initial_state || arch::uniform(x.has_initial_state + work.sequence);
     if (rest % 2 == 0) {

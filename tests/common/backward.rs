@@ -166,6 +166,25 @@ impl LoadedBackward {
         }
     }
 
+    /// Ways to break a launch's arguments, and the error that each gives.
+    pub const BROKEN: &[(&'static str, fn(&mut LoadedBackward))] = &[
+        (
+            "d_o: shape [20, 2, 16]; it must be [20, 2, 32]",
+            |x| x.d_o.shape[2] = 16,
+        ),
+        ("d_q: dtype fp16; it must be bf16", |x| {
+            x.d_q.dtype = Dtype::F16
+        }),
+        (
+            "d_k: strides [0, 0, 64, 1] for shape [1, 20, 1, 64]; no two elements of an output may overlap",
+            |x| x.d_k.place.strides[0] = 0,
+        ),
+        (
+            "workspace: 0 bytes; at least 75520 bytes are needed",
+            |x| x.workspace = x.q.buffer.context().alloc(0).expect("memory"),
+        ),
+    ];
+
     /// Fills everything that a launch writes with NaN.
     pub fn poison(&mut self, stream: &Stream) {
         for buffer in [

@@ -37,9 +37,7 @@ template <class T> DEVICE Operand identity() {
 
 // The tile whose rows are the operand's rows, and whose columns are its contracted elements. Exact. `widened` gives the
 // transposed tile.
-template <class T> DEVICE Tile tile_of(Operand x, Operand identity) {
-    return arch::held(T::mma(x, identity, Tile{}));
-}
+template <class T> DEVICE Tile tile_of(Operand x, Operand identity) { return arch::held(T::mma(x, identity, Tile{})); }
 
 // The transposed operand: contracts over what were rows. Exact.
 template <class T> DEVICE Operand flipped(Operand x, Operand identity) { return rounded<T>(tile_of<T>(x, identity)); }
@@ -53,7 +51,7 @@ class Rows16 {
 
     // Operand of 16 elements from `column` on. Rows past the chunk, and columns from `columns` on, give zeros.
     DEVICE_MEMBER Operand load(int tile, int column, int columns) const {
-        const int lane = arch::lane();
+        const int lane = arch::opaque(arch::lane()); // otherwise scalar registers hold all comparisons
         const Window memory(base);
         Operand out;
         if constexpr (arch::operand_words == 2) {
@@ -74,7 +72,7 @@ class Rows16 {
     }
     // Stores an operand. Rows past the chunk, and columns from `columns` on, are skipped.
     DEVICE_MEMBER void store(int tile, int column, int columns, Operand x) const {
-        const int lane = arch::lane();
+        const int lane = arch::opaque(arch::lane());
         if constexpr (arch::operand_words == 2) {
             const u32 to = offset(tile, column, columns, 0, lane);
             if (to != Window::nowhere) {
@@ -97,8 +95,9 @@ class Rows16 {
   private:
     DEVICE_MEMBER u32 offset(int tile, int column, int columns, int word, int lane) const {
         const int row = 16 * tile + arch::operand_row(word, lane);
-        return row < rows && column < columns ? row * stride + 2 * (column + arch::operand_element(word, lane))
-                                              : Window::nowhere;
+        return ((row < rows) & (column < arch::opaque_uniform(columns)))
+                   ? row * stride + 2 * (column + arch::operand_element(word, lane))
+                   : Window::nowhere;
     }
 
     char *const base;

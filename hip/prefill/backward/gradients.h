@@ -1,5 +1,6 @@
-// Gradients of q, k and gates of a chunk and key head, by eight waves. A wave has 16 tokens (row tile i) and half of the
-// key elements of dQ and dK, and one or two of the ten lower blocks of dP and dL. With dO' = scale dO, per value head:
+// Gradients of q, k and gates of a chunk and key head, by eight waves. A wave has 16 tokens (row tile i) and half of
+// the key elements of dQ and dK, and one or two of the ten lower blocks of dP and dL. With dO' = scale dO, per value
+// head:
 //
 //   dP = lower part of dO' U^T                     dL = -strictly lower part of dV U^T              [C, C]
 //   dQ = exp(G) dO' S0^T + (D .* dP) K                                                              [C, K]
@@ -36,12 +37,12 @@ struct GradientMemory {
         // D .* dP as rows of tokens i and of j, D .* dL likewise; lower blocks.
         Operand matrices[4][lower_blocks][arch::lanes];
     };
-    float states[2][chunk];    // a, of each half of the keys
-    float updates[2][chunk];   // b
-    float betas[2][chunk];     // dbeta, of each half of the value tiles
+    float states[2][chunk];       // a, of each half of the keys
+    float updates[2][chunk];      // b
+    float betas[2][chunk];        // dbeta, of each half of the value tiles
     float sums[sum_parts][chunk]; // row sums less column sums of W
-    float before[chunk];       // sums of b over earlier tokens
-    float whole[gradient_waves]; // c
+    float before[chunk];          // sums of b over earlier tokens
+    float whole[gradient_waves];  // c
     float carry[4];
 };
 
@@ -94,14 +95,12 @@ template <class T, int Keys> class Gradients {
   public:
     DEVICE_MEMBER Gradients(const dwk_prefill_backward_args &x, GradientMemory &memory, int record, int key_head,
                             int sequence, int begin, int rows)
-        : x(x), p(x.prepare), memory(memory), record(record), key_head(key_head), sequence(sequence), begin(begin),
-          rows(rows), wave(arch::wave()), row_tile(wave % tiles), half(wave / tiles), at(arch::lane()),
-          one(identity<T>()), value_tiles(arch::uniform_value(p.value_dim / 16)),
-          q(p.q, p.q_strides, sequence, begin, key_head, rows), k(p.k, p.k_strides, sequence, begin, key_head, rows) {}
+        : all(x), memory(memory), record(record), key_head(key_head), sequence(sequence), begin(begin), rows(rows),
+          wave(arch::wave()), at(arch::lane()), one(identity<T>()),
+          q(x.prepare.q, x.prepare.q_strides, sequence, begin, key_head, rows),
+          k(x.prepare.k, x.prepare.k_strides, sequence, begin, key_head, rows) {}
 
     DEVICE_MEMBER void run() {
-        const int group = arch::uniform_value(p.value_heads / p.key_heads);
-        norms = record_of(p, record, dispatch::value_head(p, key_head, group, 0));
         for (int t = 0; t < own_tiles; ++t) {
             d_query[t] = d_key[t] = Tile{};
         }
@@ -111,21 +110,29 @@ template <class T, int Keys> class Gradients {
         multiply_rows();
         arch::workgroup_sync();
 #pragma unroll 1
-        for (int v = 0; v < group; ++v) {
-            const int head = dispatch::value_head(p, key_head, group, v);
-            add_head(head);
+        for (int v = 0; v < arch::reread(all).prepare.group_heads; ++v) {
+            const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
+            add_head(dispatch::value_head(p, key_head, p.group_heads, v));
         }
         add_matrices();
-        finish(d_query, q, x.d_q, x.d_q_strides, q_norm_row, true);
-        finish(d_key, k, x.d_k, x.d_k_strides, k_norm_row, false);
+        const dwk_prefill_backward_args &y = arch::reread(all);
+        finish(d_query, q, y.d_q, y.d_q_strides, q_norm_row, true);
+        finish(d_key, k, y.d_k, y.d_k_strides, k_norm_row, false);
     }
 
   private:
-    DEVICE_MEMBER int block_of(int own) const { return wave + own * gradient_waves; }
+    DEVICE_MEMBER int block_of(int own) const { return arch::opaque_uniform(wave) + own * gradient_waves; }
     DEVICE_MEMBER bool has_block(int own) const { return block_of(own) < lower_blocks; }
+
+    // Record of a value head, for norms: all value heads of a key head have the same.
+    DEVICE_MEMBER const char *norms() const {
+        const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
+        return record_of(p, record, dispatch::value_head(p, arch::opaque_uniform(key_head), p.group_heads, 0));
+    }
 
     // K K^T and Q K^T of the wave's blocks, transposed, divided by the norms.
     DEVICE_MEMBER void multiply_rows() {
+        const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
         for (int n = 0; n < most_blocks; ++n) {
             const int block = min_of(block_of(n), lower_blocks - 1);
             const int i = row_of_block(block), j = block - lower_block(i, 0);
@@ -136,9 +143,9 @@ template <class T, int Keys> class Gradients {
                 of_k = arch::held(T::mma(left, k.load(i, 16 * t, p.key_dim), of_k));
                 of_q = arch::held(T::mma(left, q.load(i, 16 * t, p.key_dim), of_q));
             }
-            const Tile columns = rows_at(factor_of(norms, k_norm_row) + 16 * j, at);
-            keys[n] = of_k * columns * columns_at(factor_of(norms, k_norm_row) + 16 * i, at);
-            queries[n] = of_q * columns * columns_at(factor_of(norms, q_norm_row) + 16 * i, at);
+            const Tile columns = rows_at(factor_of(norms(), k_norm_row) + 16 * j, at);
+            keys[n] = of_k * columns * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at);
+            queries[n] = of_q * columns * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at);
             d_p[n] = d_l[n] = Tile{};
         }
     }
@@ -146,6 +153,13 @@ template <class T, int Keys> class Gradients {
     // Adds the value head's part of dQ and dK that passes through states, and its D .* dP and D .* dL. Writes dg and
     // dbeta.
     DEVICE_MEMBER void add_head(int head) {
+        const dwk_prefill_backward_args &x = arch::reread(all); // saves scalar registers
+        const dwk_prefill_prepare_args &p = x.prepare;
+        const LaneMap at(arch::opaque(arch::lane()));
+        // Opaque, too: otherwise all that follows from them is computed ahead of the loop over heads.
+        const int value_tiles = (u32)p.value_dim / 16, wave = arch::opaque_uniform(this->wave), row_tile = wave % tiles,
+                  half = wave / tiles;
+        const auto block_of = [&](int own) __attribute__((always_inline)) { return wave + own * gradient_waves; };
         const char *const factors = record_of(p, record, head);
         const int64_t place = place_of(p, record, head);
         const char *const errors = x.errors + place * (2 * tiles * value_tiles) * block_bytes;
@@ -172,7 +186,7 @@ template <class T, int Keys> class Gradients {
                 const int earlier = 16 * j + at.row(e), later = 16 * i + at.column(e);
                 p_of_block[e] = earlier <= later ? p_of_block[e] : 0.0f;
                 l_of_block[e] = earlier < later ? l_of_block[e] : 0.0f;
-                if (earlier < later && has_block(n)) {
+                if (earlier < later && block_of(n) < lower_blocks) {
                     memory.pairs[later][earlier] = p_of_block[e] * queries[n][e] + l_of_block[e] * keys[n][e];
                 }
             }
@@ -213,9 +227,9 @@ template <class T, int Keys> class Gradients {
             of_s = exp2_of(later - sum) * beta * of_s;
             of_x = -(exp2_of(ones * sum) * beta * of_x);
             const Tile of_q = widened<T>(q.load(row_tile, 16 * key_tile, p.key_dim)) *
-                              columns_at(factor_of(norms, q_norm_row) + 16 * row_tile, at);
+                              columns_at(factor_of(factors, q_norm_row) + 16 * row_tile, at);
             const Tile of_k = widened<T>(k.load(row_tile, 16 * key_tile, p.key_dim)) *
-                              columns_at(factor_of(norms, k_norm_row) + 16 * row_tile, at);
+                              columns_at(factor_of(factors, k_norm_row) + 16 * row_tile, at);
             read += of_o * of_q + of_x * of_k;
             write += of_s * of_k;
             add(t, of_o, of_s + of_x);
@@ -223,7 +237,7 @@ template <class T, int Keys> class Gradients {
         put_column_sums(memory.states[half] + 16 * row_tile, read);
         put_column_sums(memory.updates[half] + 16 * row_tile, write);
         const float all_pairs = arch::inclusive_sum(state_pairs);
-        if (arch::lane() == arch::lanes - 1) {
+        if (arch::opaque(arch::lane()) == arch::lanes - 1) {
             memory.whole[wave] = all_pairs;
         }
         // dX . E
@@ -252,7 +266,9 @@ template <class T, int Keys> class Gradients {
 
     // dg and dbeta of a value head, from the sums in shared memory.
     DEVICE_MEMBER void write_gates(int head, const char *factors, float total) {
-        const int thread = arch::thread();
+        const dwk_prefill_backward_args &x = arch::reread(all);
+        const dwk_prefill_prepare_args &p = x.prepare;
+        const int thread = arch::opaque(arch::thread());
         {
             const int token = thread % chunk, part = thread / chunk;
             constexpr int each = chunk / sum_parts;
@@ -296,17 +312,18 @@ template <class T, int Keys> class Gradients {
     }
 
     // Writes the gradients of a token's gates: of g and beta, or of a and b.
-    DEVICE_MEMBER void write_token(int head, const char *factors, int token, float d_gate, float d_beta,
-                                   float &d_a_log, float &d_dt_bias) {
+    DEVICE_MEMBER void write_token(int head, const char *factors, int token, float d_gate, float d_beta, float &d_a_log,
+                                   float &d_dt_bias) {
+        const dwk_prefill_backward_args &x = arch::reread(all);
+        const dwk_prefill_prepare_args &p = x.prepare;
         if (p.flags & DWK_RAW_GATES) {
             const float beta = factor_of(factors, beta_row)[token], gate = factor_of(factors, gate_row)[token];
             const HeadGates of_head = head_gates(p, head);
             const Gates raw = GateReader(p, sequence, begin + token, true).load(head);
             d_a_log = d_gate == 0.0f ? 0.0f : d_gate * gate;
             // Where dg is 0, da is 0: exp(A_log) may be infinite.
-            d_gate = d_gate == 0.0f
-                         ? 0.0f
-                         : -d_gate * arch::exp(of_head.a_log) * math::sigmoid(raw.g + of_head.dt_bias);
+            d_gate =
+                d_gate == 0.0f ? 0.0f : -d_gate * arch::exp(of_head.a_log) * math::sigmoid(raw.g + of_head.dt_bias);
             d_dt_bias = d_gate;
             d_beta *= beta * (1.0f - (p.flags & DWK_NEGATIVE_EIGENVALUES ? 0.5f : 1.0f) * beta);
         }
@@ -321,16 +338,17 @@ template <class T, int Keys> class Gradients {
 
     // dQ += (D .* dP) K, dK += (D .* dP)^T Q + (D .* dL + (D .* dL)^T) K, of all value heads.
     DEVICE_MEMBER void add_matrices() {
+        const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
         for (int n = 0; n < most_blocks; ++n) {
             const int block = min_of(block_of(n), lower_blocks - 1);
             const int i = row_of_block(block), j = block - lower_block(i, 0);
-            const Tile earlier = rows_at(factor_of(norms, k_norm_row) + 16 * j, at);
+            const Tile earlier = rows_at(factor_of(norms(), k_norm_row) + 16 * j, at);
             const Operand from_p = rounded<T>(arch::held(d_p[n] * earlier));
             const Operand to_p =
-                flipped<T>(rounded<T>(d_p[n] * columns_at(factor_of(norms, q_norm_row) + 16 * i, at)), one);
+                flipped<T>(rounded<T>(d_p[n] * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at)), one);
             const Operand from_l = rounded<T>(arch::held(d_l[n] * earlier));
             const Operand to_l =
-                flipped<T>(rounded<T>(d_l[n] * columns_at(factor_of(norms, k_norm_row) + 16 * i, at)), one);
+                flipped<T>(rounded<T>(d_l[n] * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at)), one);
             if (has_block(n)) {
                 memory.matrices[0][block][arch::lane()] = from_p;
                 memory.matrices[1][block][arch::lane()] = to_p;
@@ -339,6 +357,7 @@ template <class T, int Keys> class Gradients {
             }
         }
         arch::workgroup_sync();
+        const int row_tile = arch::opaque_uniform(wave) % tiles, half = arch::opaque_uniform(wave) / tiles;
         const Operand none{};
 #pragma unroll
         for (int t = 0; t < own_tiles; ++t) {
@@ -367,6 +386,8 @@ template <class T, int Keys> class Gradients {
     // Gradient of a norm, and stores. `own`: gradients with regard to normalised rows.
     DEVICE_MEMBER void finish(Tile (&own)[own_tiles], const Rows16 &of, void *to, const dwk_token_strides &strides,
                               RowFactor norm, bool of_q) {
+        const int row_tile = arch::opaque_uniform(wave) % tiles, half = arch::opaque_uniform(wave) / tiles;
+        const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
         if (p.flags & DWK_QK_L2NORM) {
             // dx = r (dy - y (y . dy)), with y = r x. A row of zeros has r = 1000.
             Tile dot{};
@@ -377,7 +398,7 @@ template <class T, int Keys> class Gradients {
             float(&sums)[2][chunk] = of_q ? memory.states : memory.updates;
             put_column_sums(sums[half] + 16 * row_tile, dot);
             arch::workgroup_sync();
-            ColumnFactor r = columns_at(factor_of(norms, norm) + 16 * row_tile, at);
+            ColumnFactor r = columns_at(factor_of(norms(), norm) + 16 * row_tile, at);
             const ColumnFactor along =
                 (columns_at(sums[0] + 16 * row_tile, at) + columns_at(sums[1] + 16 * row_tile, at)) * r * r;
             const auto of_zeros = r == 0.0f;
@@ -398,15 +419,12 @@ template <class T, int Keys> class Gradients {
         }
     }
 
-    const dwk_prefill_backward_args &x;
-    const dwk_prefill_prepare_args &p;
+    const dwk_prefill_backward_args &all;
     GradientMemory &memory;
-    const int record, key_head, sequence, begin, rows, wave, row_tile, half;
+    const int record, key_head, sequence, begin, rows, wave;
     const LaneMap at;
     const Operand one;
-    const int value_tiles;
     const Rows16 q, k;
-    const char *norms; // record of a value head: norms are those of the key head
     Tile d_query[own_tiles], d_key[own_tiles];
     Tile keys[most_blocks], queries[most_blocks], d_p[most_blocks], d_l[most_blocks];
 };

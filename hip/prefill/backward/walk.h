@@ -30,7 +30,7 @@ template <int Keys, class F> DEVICE void each_element(const StateView &view, int
     const LaneMap at(arch::opaque(arch::lane()));
 #pragma unroll
     for (int t = 0; t < Keys / 16; ++t) {
-        if (16 * t < key_dim) {
+        if (16 * t < arch::opaque_uniform(key_dim)) {
 #pragma unroll
             for (int e = 0; e < elements; ++e) {
                 f(t, e, (16 * t + at.row(e)) * view.key_step + (column + at.column(e)) * view.value_step);
@@ -66,9 +66,8 @@ struct WalkWork {
     int sequence, head, key_head;
     int column; // first value column
     Rows range;
-    int record; // of the first chunk
     int chunks;
-    bool has_state;         // whether the sequence has an initial state, if there are any
+    bool has_state; // whether the sequence has an initial state, if there are any
 };
 
 // Operands and factors of one chunk for a wave.
@@ -79,7 +78,7 @@ struct ChunkOfWalk {
 };
 DEVICE ChunkOfWalk chunk_of(const dwk_prefill_backward_args &x, const WalkWork &work, int number) {
     const int begin = work.range.begin + number * chunk;
-    const int record = work.record + number;
+    const int record = first_record(work.range.begin, work.sequence) + number;
     return ChunkOfWalk{record, begin, min_of(work.range.end - begin, chunk), record_of(x.prepare, record, work.head),
                        place_of(x.prepare, record, work.head)};
 }
@@ -120,22 +119,23 @@ DEVICE void read_and_keep(Tile (&out)[tiles], const Columns<Keys> &s, const Rows
     }
 }
 
-template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward_args &x, const WalkWork &work) {
-    const dwk_prefill_prepare_args &p = x.prepare;
+template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward_args &all, const WalkWork &work) {
     const LaneMap at(arch::lane());
     const Operand one = identity<T>();
-    const int value_tiles = arch::uniform_value(p.value_dim / 16), value_tile = work.column / 16;
     Columns<Keys> state;
     for (auto &tile : state) {
         tile = Tile{};
     }
-    if (x.initial_state && work.has_state) {
-        const StateView from(x.initial_state, x.initial_strides, x.initial_type, p.flags & DWK_INITIAL_VALUE_MAJOR,
-                             work.sequence, work.head);
-        load_columns<Keys>(state, from, work.column, p.key_dim);
+    if (all.initial_state && work.has_state) {
+        const StateView from(all.initial_state, all.initial_strides, all.initial_type,
+                             all.prepare.flags & DWK_INITIAL_VALUE_MAJOR, work.sequence, work.head);
+        load_columns<Keys>(state, from, work.column, all.prepare.key_dim);
     }
 #pragma unroll 1
     for (int number = 0; number < work.chunks; ++number) {
+        const dwk_prefill_backward_args &x = arch::reread(all); // saves scalar registers
+        const dwk_prefill_prepare_args &p = x.prepare;
+        const int value_tiles = (u32)p.value_dim / 16, value_tile = (u32)work.column / 16;
         const ChunkOfWalk c = chunk_of(x, work, number);
         const Rows16 k(p.k, p.k_strides, work.sequence, c.begin, work.key_head, c.rows);
         const Rows16 v(x.v, x.v_strides, work.sequence, c.begin, work.head, c.rows);
@@ -187,28 +187,31 @@ template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward
     }
 }
 
-template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward_args &x, const WalkWork &work) {
-    const dwk_prefill_prepare_args &p = x.prepare;
+template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward_args &all, const WalkWork &work) {
     const LaneMap at(arch::lane());
     const Operand one = identity<T>();
-    const int value_tiles = arch::uniform_value(p.value_dim / 16), value_tile = work.column / 16;
     Columns<Keys> state;
     for (auto &tile : state) {
         tile = Tile{};
     }
-    if (x.d_final) {
-        const StateView from(x.d_final, x.d_final_strides, x.d_final_type, x.d_final_value_major, work.sequence,
+    if (all.d_final) {
+        const StateView from(all.d_final, all.d_final_strides, all.d_final_type, all.d_final_value_major, work.sequence,
                              work.head);
-        load_columns<Keys>(state, from, work.column, p.key_dim);
+        load_columns<Keys>(state, from, work.column, all.prepare.key_dim);
     }
 #pragma unroll 1
     for (int number = work.chunks - 1; number >= 0; --number) {
+        const dwk_prefill_backward_args &x = arch::reread(all); // saves scalar registers
+        const dwk_prefill_prepare_args &p = x.prepare;
+        const int value_tiles = (u32)p.value_dim / 16, value_tile = (u32)work.column / 16;
         const ChunkOfWalk c = chunk_of(x, work, number);
         const Rows16 q(p.q, p.q_strides, work.sequence, c.begin, work.key_head, c.rows);
         const Rows16 k(p.k, p.k_strides, work.sequence, c.begin, work.key_head, c.rows);
         const Rows16 d_o(x.d_o, x.d_o_strides, work.sequence, c.begin, work.head, c.rows);
         const float total = factor_of(c.factors, sum_row)[chunk - 1];
         const f32x2 units = *(const f32x2 *)(c.factors + record_units);
+        // exp(G) is at most about 2^first. In units of that, operands stay within the range of f16.
+        const float first = __builtin_ceilf(factor_of(c.factors, sum_row)[0]);
         const float per_k = bits<float>(0x7f000000 - bits<int>(units.x)),
                     per_q = bits<float>(0x7f000000 - bits<int>(units.y));
         // K dS1                                                        [64, 16]
@@ -223,7 +226,7 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
             const Tile d_output = tile_of<T>(d_o.load(i, work.column, p.value_dim), one);
             output[i] = rounded<T>(d_output); // exact
             of_q[i] = rounded<T>(x.scale * per_q * rows_at(factor_of(c.factors, q_norm_row) + 16 * i, at) *
-                                 exp2_of(sum) * d_output);
+                                 exp2_of(sum - first) * d_output);
             Tile inside = rows_at(factor_of(c.factors, diagonal_row) + 16 * i, at) * d_output;
             for (int j = i; j < tiles; ++j) {
                 inside = T::mma(load_block(c.factors + record_p, lower_block(j, i)), output[j], inside);
@@ -248,11 +251,11 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
                 d_v.store(i, work.column, p.value_dim, flipped<T>(rounded<T>(d_value), one));
             }
             const Tile sum = rows_at(factor_of(c.factors, sum_row) + 16 * i, at);
-            of_k[i] = rounded<T>(-per_k * rows_at(factor_of(c.factors, k_norm_row) + 16 * i, at) * exp2_of(sum) *
-                                 d_value);
+            of_k[i] = rounded<T>(-per_k * rows_at(factor_of(c.factors, k_norm_row) + 16 * i, at) *
+                                 exp2_of(sum - first) * d_value);
         }
         // dS0 = exp(G_C) dS1 - K^T (exp(G) dV) + Q^T (exp(G) dO')      [K, 16]
-        const float decay = arch::exp2(total) * per_k;
+        const float decay = arch::exp2(total - first) * per_k;
         for (auto &tile : state) {
             tile *= decay;
         }
@@ -261,10 +264,12 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
             tile = arch::held(units.x * per_q * tile);
         }
         add_outer<T, Keys>(state, q, of_q, p.key_dim, one);
+        const float unit = units.y * arch::exp2(first);
         for (auto &tile : state) {
-            tile = arch::held(units.y * tile);
+            tile = arch::held(unit * tile);
         }
     }
+    const dwk_prefill_backward_args &x = arch::reread(all);
     if (x.d_initial) {
         if (!work.has_state) {
             for (auto &tile : state) {
@@ -273,7 +278,7 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
         }
         const StateView to(x.d_initial, x.d_initial_strides, x.d_initial_type, x.d_initial_value_major, work.sequence,
                            work.head);
-        store_columns<Keys>(state, to, work.column, p.key_dim);
+        store_columns<Keys>(state, to, work.column, x.prepare.key_dim);
     }
 }
 

@@ -124,8 +124,7 @@ template <class T> class ChunkSolver {
     // Writes T = (I - A)^-1 and P, [64, 64] each, of a value head. Calls diagonal(row, q . k) for each row of this
     // lane.
     template <class Writer, class Diagonal>
-    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const Writer &write,
-                                     const Diagonal &diagonal) const {
+    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const Writer &write, const Diagonal &diagonal) const {
         const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1); // the mask tells the compiler the range
         const LaneMap at(lane);
         Tile a[blocks_of_warp];
