@@ -88,7 +88,7 @@ template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_ar
 } // namespace
 
 #define GRADIENTS(name, type, keys)                                                                                    \
-    KERNEL(prefill::backward::gradient_threads, (arch::lanes == 64 ? 2 : 1))                                           \
+    KERNEL(prefill::backward::gradient_threads, prefill::backward::gradient_residency)                                 \
     void dw_prefill_backward_gradients_##name##_k##keys(dwk_prefill_backward_args x) { gradients<type, keys>(x); }
 
 GRADIENTS(bf16, Bf16, 64)

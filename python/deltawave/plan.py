@@ -19,7 +19,11 @@ class Plan:
 
     def __init__(self, context, sequences, constructor, *arguments):
         self.context, self.sequences, self.handle = checked(context), sequences, c_void_p()
-        context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
+        context.library.call(f"dw_{self.NAME}_{constructor}", *self.origin(), *arguments, byref(self.handle))
+
+    def origin(self):
+        """First arguments of the constructors."""
+        return (self.context.handle,)
 
     def entries(self, name):
         """Number of entries of the vector `name`: one per sequence."""

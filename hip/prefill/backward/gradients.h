@@ -27,7 +27,8 @@ namespace backward {
 
 constexpr int gradient_waves = 8;
 constexpr int gradient_threads = gradient_waves * arch::lanes;
-constexpr int most_blocks = 2; // lower blocks of a wave
+constexpr int gradient_residency = arch::lanes / 32; // 256 registers a lane on both kinds of targets
+constexpr int most_blocks = 2;                       // lower blocks of a wave
 constexpr int sum_parts = gradient_threads / chunk;
 
 // Shared memory of a workgroup.
