@@ -323,7 +323,8 @@ def _prefill_autograd(ctx, d_o, d_final_state):
     needs = dict(zip(_PREFILL_INPUTS, ctx.needs_input_grad))
     raw = {"g": "a", "beta": "b"} if x["a"] is not None else {}
     sources = [raw.get(name, name) for name in _GRADIENTS.values()]
-    wanted = [bool(needs[name]) and x[name] is not None for name in sources]
+    # torch leaves out arguments at the end that were not given.
+    wanted = [bool(needs.get(name)) and x[name] is not None for name in sources]
     found = prefill_backward(
         d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
         others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
