@@ -17,9 +17,7 @@ use super::placement::{OnDevice, gather, spread, state_place};
 use super::{Case, Data, Entry, GateKind, StateKind, bits};
 
 /// Names of the gradients, in the order of [`Gradients`].
-pub const NAMES: [&str; 8] = [
-    "dq", "dk", "dv", "dg", "dbeta", "da_log", "ddt_bias", "ds0",
-];
+pub const NAMES: [&str; 8] = ["dq", "dk", "dv", "dg", "dbeta", "da_log", "ddt_bias", "ds0"];
 
 /// Gradients by [`NAMES`]; absent ones were not asked for.
 pub type Gradients = [Option<Vec<f32>>; 8];
@@ -154,7 +152,9 @@ impl LoadedBackward {
             d_a_log: context.upload(&nans).expect("memory"),
             d_dt_bias: context.upload(&nans).expect("memory"),
             d_initial: (
-                context.upload(&vec![0xff; place.elements * 4]).expect("memory"),
+                context
+                    .upload(&vec![0xff; place.elements * 4])
+                    .expect("memory"),
                 kind,
                 shape,
             ),
@@ -168,10 +168,9 @@ impl LoadedBackward {
 
     /// Ways to break a launch's arguments, and the error that each gives.
     pub const BROKEN: &[(&'static str, fn(&mut LoadedBackward))] = &[
-        (
-            "d_o: shape [20, 2, 16]; it must be [20, 2, 32]",
-            |x| x.d_o.shape[2] = 16,
-        ),
+        ("d_o: shape [20, 2, 16]; it must be [20, 2, 32]", |x| {
+            x.d_o.shape[2] = 16
+        }),
         ("d_q: dtype fp16; it must be bf16", |x| {
             x.d_q.dtype = Dtype::F16
         }),
@@ -179,10 +178,9 @@ impl LoadedBackward {
             "d_k: strides [0, 0, 64, 1] for shape [1, 20, 1, 64]; no two elements of an output may overlap",
             |x| x.d_k.place.strides[0] = 0,
         ),
-        (
-            "workspace: 0 bytes; at least 75520 bytes are needed",
-            |x| x.workspace = x.q.buffer.context().alloc(0).expect("memory"),
-        ),
+        ("workspace: 0 bytes; at least 75520 bytes are needed", |x| {
+            x.workspace = x.q.buffer.context().alloc(0).expect("memory")
+        }),
     ];
 
     /// Fills everything that a launch writes with NaN.
@@ -324,7 +322,6 @@ impl LoadedBackward {
     }
 }
 
-
 fn view((buffer, kind, shape): &States) -> deltawave::Result<(Tensor<'_, 4>, StateLayout)> {
     let tensor = buffer.tensor_of(kind.dtype, *shape, strides(kind, *shape), 0)?;
     Ok((tensor, kind.layout))
@@ -334,10 +331,14 @@ fn scalars_mut(t: &mut OnDevice) -> TokenScalarsMut<'_> {
     let ([n, h, _], [st, sh, _]) = (t.shape, t.place.strides);
     if let Some([b, n]) = t.dense {
         let strides = [n * st + t.place.batch.1, st, sh];
-        let view = t.buffer.tensor_of_mut(t.dtype, [b, n, h], strides, t.place.offset);
+        let view = t
+            .buffer
+            .tensor_of_mut(t.dtype, [b, n, h], strides, t.place.offset);
         return view.expect("in range").into();
     }
-    let view = t.buffer.tensor_of_mut(t.dtype, [n, h], [st, sh], t.place.offset);
+    let view = t
+        .buffer
+        .tensor_of_mut(t.dtype, [n, h], [st, sh], t.place.offset);
     view.expect("in range").into()
 }
 

@@ -103,7 +103,14 @@ fn backward_of_lengths_around_boundaries() {
 
 #[test]
 fn backward_of_every_dimension() {
-    for (key_dim, value_dim) in [(16, 256), (80, 112), (96, 192), (144, 32), (192, 80), (256, 256)] {
+    for (key_dim, value_dim) in [
+        (16, 256),
+        (80, 112),
+        (96, 192),
+        (144, 32),
+        (192, 80),
+        (256, 256),
+    ] {
         for dtype in [Dtype::Bf16, Dtype::F16] {
             let mut case = Case::new(
                 with_norm(spec(dtype, 1, 2, key_dim, value_dim), HeadMap::Grouped),
@@ -150,7 +157,10 @@ fn backward_of_every_layout() {
 /// Each gradient alone has the bits that it has among all, and nothing else is written.
 #[test]
 fn backward_of_each_gradient_alone() {
-    let mut case = Case::new(with_norm(spec(Dtype::Bf16, 1, 2, 64, 32), HeadMap::Tiled), &[90, 3]);
+    let mut case = Case::new(
+        with_norm(spec(Dtype::Bf16, 1, 2, 64, 32), HeadMap::Tiled),
+        &[90, 3],
+    );
     case.gate_kind = RAW;
     case.initial = Some(F32_STATE);
     case.has_initial = Some(vec![1, 0]);
@@ -176,9 +186,8 @@ fn backward_is_linear() {
     let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 32), &[150]);
     case.initial = Some(F32_STATE);
     let (data, given) = (case.data(), Given::new(&case));
-    let scaled = |t: &HostTensor| {
-        HostTensor::new(t.dtype, t.values.iter().map(|x| 0.125 * x).collect())
-    };
+    let scaled =
+        |t: &HostTensor| HostTensor::new(t.dtype, t.values.iter().map(|x| 0.125 * x).collect());
     let less = Given {
         d_o: scaled(&given.d_o),
         d_final: given.d_final.as_ref().map(scaled),
@@ -309,7 +318,10 @@ fn backward_at_the_edges() {
         assert!(rows(true) <= 1.5 * rows(false), "{:e}", rows(true));
         for (name, error, chain) in judge_backward(&case, &data, &given, &found) {
             // A row of zeros has a gradient a thousand times as large as others: its error is of its own rows.
-            assert!(error <= (1.2 * chain).max(5e-3), "{name}: {error:e}, {chain:e}");
+            assert!(
+                error <= (1.2 * chain).max(5e-3),
+                "{name}: {error:e}, {chain:e}"
+            );
         }
     }
 }

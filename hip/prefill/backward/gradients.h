@@ -65,7 +65,8 @@ DEVICE void put_column_sums(float *to, Tile x) {
 // Inclusive sum over the first 64 threads; in others unspecified. All threads take part.
 DEVICE float first_threads_sum(float x, float *carry) {
     float sum = arch::inclusive_sum(x);
-    if constexpr (arch::lanes < chunk) {
+    constexpr int waves = chunk / arch::lanes;
+    if constexpr (waves == 2) {
         if (arch::thread() == arch::lanes - 1) {
             *carry = sum;
         }

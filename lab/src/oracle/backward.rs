@@ -397,9 +397,7 @@ fn chain(p: &Problem<'_>, upstream: &Upstream<'_>, dtype: Dtype, n: usize, h: us
         let before = round(&state);
         let v_new = minus(&u, &multiply(&w, &before, kd, vd));
         let total = sums[c - 1];
-        state
-            .iter_mut()
-            .for_each(|s| *s *= libm::expf(total));
+        state.iter_mut().for_each(|s| *s *= libm::expf(total));
         let update = round(&scaled(&v_new, vd, &|i| libm::expf(total - sums[i])));
         multiply_add(&mut state, &transposed(&k, kd), &update, c, vd);
         kept.push(Kept {
@@ -453,18 +451,23 @@ fn chain(p: &Problem<'_>, upstream: &Upstream<'_>, dtype: Dtype, n: usize, h: us
             true => decay(i, j) * scale * y,
             false => 0.0,
         }));
-        let q_part = scaled(&multiply(&d_o, &transposed(&x.state, vd), vd, kd), kd, &|i| {
-            to(i) * scale
-        });
-        let k_part = scaled(&multiply(&x.v_new, &transposed(&after, vd), vd, kd), kd, &|i| {
-            libm::expf(total - x.sums[i])
-        });
+        let q_part = scaled(
+            &multiply(&d_o, &transposed(&x.state, vd), vd, kd),
+            kd,
+            &|i| to(i) * scale,
+        );
+        let k_part = scaled(
+            &multiply(&x.v_new, &transposed(&after, vd), vd, kd),
+            kd,
+            &|i| libm::expf(total - x.sums[i]),
+        );
         let dw: Vec<f32> = multiply(&d_new, &transposed(&x.state, vd), vd, kd)
             .iter()
             .map(|y| dtype.round(-y))
             .collect();
         let states: f32 = x.state.iter().zip(&after).map(|(a, b)| a * b).sum();
-        let last: f32 = libm::expf(total) * states + row_dots(&k_part, &x.k, kd).iter().sum::<f32>();
+        let last: f32 =
+            libm::expf(total) * states + row_dots(&k_part, &x.k, kd).iter().sum::<f32>();
         let dq = plus(&q_part, &multiply(&ds, &x.k, c, kd));
         let dk = plus(&k_part, &multiply(&transposed(&ds, c), &x.q, c, kd));
         let mut dg = minus(&row_dots(&dq, &x.q, kd), &row_dots(&dk, &x.k, kd));
@@ -671,7 +674,9 @@ mod tests {
                     }
                 }
                 for (i, s) in s.iter().enumerate() {
-                    let weight = up.d_final.map_or(0.0, |d| d[(n * hv + h) * kd * vd + i].into());
+                    let weight = up
+                        .d_final
+                        .map_or(0.0, |d| d[(n * hv + h) * kd * vd + i].into());
                     loss = loss + Dual(weight, 0.0) * *s;
                 }
             }
@@ -821,9 +826,8 @@ mod tests {
         let (p, up) = (made.problem(), made.upstream());
         let d = backward(&p, &up).unwrap();
         let forward = prefill(&p).unwrap();
-        let dot = |a: &[f64], b: &[f32]| -> f64 {
-            a.iter().zip(b).map(|(a, b)| a * f64::from(*b)).sum()
-        };
+        let dot =
+            |a: &[f64], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| a * f64::from(*b)).sum() };
         let inputs = dot(&d.v, p.v) + dot(&d.initial_state, &made.state);
         let outputs = dot(&forward.o, up.d_o) + dot(&forward.final_state, &made.d_final);
         assert!((inputs - outputs).abs() <= 1e-11 * outputs.abs().max(1.0));

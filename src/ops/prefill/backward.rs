@@ -417,7 +417,10 @@ fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
         ("q", Some(x.q.0.owner.clone())),
         ("k", Some(x.k.0.owner.clone())),
         ("v", Some(x.v.0.owner.clone())),
-        ("initial_state", initial.map(|i| i.state.tensor.owner.clone())),
+        (
+            "initial_state",
+            initial.map(|i| i.state.tensor.owner.clone()),
+        ),
         ("has_initial_state", has.map(|has| has.owner().clone())),
         ("d_o", Some(x.d_o.0.owner.clone())),
         ("d_final_state", d_final.cloned()),
@@ -428,7 +431,10 @@ fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
         ("d_beta", scalars(&x.d_beta)),
         ("d_a_log", x.d_a_log.as_ref().map(|t| t.0.owner.clone())),
         ("d_dt_bias", x.d_dt_bias.as_ref().map(|t| t.0.owner.clone())),
-        ("d_initial_state", x.d_initial.as_ref().map(|s| s.tensor.0.owner.clone())),
+        (
+            "d_initial_state",
+            x.d_initial.as_ref().map(|s| s.tensor.0.owner.clone()),
+        ),
     ];
     for (name, owner) in owners {
         owner.map_or(Ok(()), |owner| check::device(name, &owner, context))?;
