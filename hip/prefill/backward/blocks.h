@@ -70,6 +70,16 @@ class Rows16 {
         }
         return out;
     }
+    // Place of this lane's row of a tile, for targets where a lane's words of an operand are adjacent; and the operand
+    // of 16 elements from `column` on there. Rows past the chunk give zeros.
+    DEVICE_MEMBER u32 place(int tile) const { return offset(tile, 0, 1, 0, arch::lane()); }
+    DEVICE_MEMBER Operand load_at(u32 place, int column, int columns) const {
+        const i32x2 words = Window(base).load_b64(column < columns ? place + 2 * column : Window::nowhere);
+        Operand out;
+        out[0] = words.x;
+        out[1] = words.y;
+        return out;
+    }
     // Stores an operand. Rows past the chunk, and columns from `columns` on, are skipped.
     DEVICE_MEMBER void store(int tile, int column, int columns, Operand x) const {
         const int lane = arch::opaque(arch::lane());

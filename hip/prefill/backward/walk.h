@@ -83,15 +83,45 @@ DEVICE ChunkOfWalk chunk_of(const dwk_prefill_backward_args &x, const WalkWork &
                        place_of(x.prepare, record, work.head)};
 }
 
+// Rows of Q or K of a chunk as operands. Held in registers where they fit: all loads are then under way at once.
+// Otherwise loaded where they are multiplied.
+template <int Keys> constexpr bool holds_rows = arch::operand_words == 2 && Keys <= 128;
+template <int Keys, bool Held = holds_rows<Keys>> class KeyRows {
+  public:
+    DEVICE_MEMBER KeyRows(const Rows16 &rows, int key_dim) : rows(rows), key_dim(key_dim) {}
+    DEVICE_MEMBER Operand get(int i, int t) const { return rows.load(i, 16 * t, key_dim); }
+
+  private:
+    const Rows16 rows;
+    const int key_dim;
+};
+template <int Keys> class KeyRows<Keys, true> {
+  public:
+    DEVICE_MEMBER KeyRows(const Rows16 &rows, int key_dim) {
+#pragma unroll
+        for (int i = 0; i < tiles; ++i) {
+            const u32 place = rows.place(i);
+#pragma unroll
+            for (int t = 0; t < Keys / 16; ++t) {
+                at[t][i] = rows.load_at(place, 16 * t, arch::opaque_uniform(key_dim));
+            }
+        }
+        arch::phase();
+    }
+    DEVICE_MEMBER Operand get(int i, int t) const { return at[t][i]; }
+
+  private:
+    Operand at[Keys / 16][tiles];
+};
+
 // S += Left^T change, with `left` rows of Q or K and `change` operands over the chunk's tokens.
 template <class T, int Keys>
-DEVICE void add_outer(Columns<Keys> &s, const Rows16 &left, const Operand (&change)[tiles], int key_dim,
-                      Operand identity) {
+DEVICE void add_outer(Columns<Keys> &s, const KeyRows<Keys> &left, const Operand (&change)[tiles], Operand identity) {
 #pragma unroll
     for (int t = 0; t < Keys / 16; ++t) {
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
-            s[t] = T::mma(flipped<T>(left.load(i, 16 * t, key_dim), identity), change[i], s[t]);
+            s[t] = T::mma(flipped<T>(left.get(i, t), identity), change[i], s[t]);
         }
         arch::phase();
     }
@@ -99,8 +129,8 @@ DEVICE void add_outer(Columns<Keys> &s, const Rows16 &left, const Operand (&chan
 
 // out = K S, and S rounded to blocks [keys, values] of `to`.
 template <class T, int Keys>
-DEVICE void read_and_keep(Tile (&out)[tiles], const Columns<Keys> &s, const Rows16 &k, char *to, int value_tile,
-                          int value_tiles, int key_dim, Operand identity) {
+DEVICE void read_and_keep(Tile (&out)[tiles], const Columns<Keys> &s, const KeyRows<Keys> &k, char *to, int value_tile,
+                          int value_tiles, Operand identity) {
     for (int i = 0; i < tiles; ++i) {
         out[i] = Tile{};
     }
@@ -110,7 +140,7 @@ DEVICE void read_and_keep(Tile (&out)[tiles], const Columns<Keys> &s, const Rows
         store_block(to, t * value_tiles + value_tile, flipped<T>(state, identity));
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
-            out[i] = T::mma(k.load(i, 16 * t, key_dim), state, out[i]);
+            out[i] = T::mma(k.get(i, t), state, out[i]);
         }
         arch::phase();
     }
@@ -137,12 +167,12 @@ template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward
         const dwk_prefill_prepare_args &p = x.prepare;
         const int value_tiles = (u32)p.value_dim / 16, value_tile = (u32)work.column / 16;
         const ChunkOfWalk c = chunk_of(x, work, number);
-        const Rows16 k(p.k, p.k_strides, work.sequence, c.begin, work.key_head, c.rows);
+        const KeyRows<Keys> k(Rows16(p.k, p.k_strides, work.sequence, c.begin, work.key_head, c.rows), p.key_dim);
         const Rows16 v(x.v, x.v_strides, work.sequence, c.begin, work.head, c.rows);
         // R = K S0                                                     [64, 16]
         Tile error[tiles];
         read_and_keep<T, Keys>(error, state, k, x.states + c.place * (Keys / 16 * value_tiles) * block_bytes,
-                               value_tile, value_tiles, p.key_dim, one);
+                               value_tile, value_tiles, one);
         // V - exp(G) R
         Operand right[tiles];
         for (int i = 0; i < tiles; ++i) {
@@ -180,7 +210,7 @@ template <class T, int Keys> DEVICE void walk_forward(const dwk_prefill_backward
         for (auto &tile : state) {
             tile *= decay;
         }
-        add_outer<T, Keys>(state, k, change, p.key_dim, one);
+        add_outer<T, Keys>(state, k, change, one);
         for (auto &tile : state) {
             tile = arch::held(units.x * tile);
         }
@@ -205,8 +235,7 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
         const dwk_prefill_prepare_args &p = x.prepare;
         const int value_tiles = (u32)p.value_dim / 16, value_tile = (u32)work.column / 16;
         const ChunkOfWalk c = chunk_of(x, work, number);
-        const Rows16 q(p.q, p.q_strides, work.sequence, c.begin, work.key_head, c.rows);
-        const Rows16 k(p.k, p.k_strides, work.sequence, c.begin, work.key_head, c.rows);
+        const KeyRows<Keys> k(Rows16(p.k, p.k_strides, work.sequence, c.begin, work.key_head, c.rows), p.key_dim);
         const Rows16 d_o(x.d_o, x.d_o_strides, work.sequence, c.begin, work.head, c.rows);
         const float total = factor_of(c.factors, sum_row)[chunk - 1];
         const f32x2 units = *(const f32x2 *)(c.factors + record_units);
@@ -217,7 +246,7 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
         // K dS1                                                        [64, 16]
         Tile update[tiles];
         read_and_keep<T, Keys>(update, state, k, x.d_states + c.place * (Keys / 16 * value_tiles) * block_bytes,
-                               value_tile, value_tiles, p.key_dim, one);
+                               value_tile, value_tiles, one);
         // dU = P^T dO' + exp(G_C - G) K dS1                            [64, 16]
         Operand output[tiles], of_q[tiles], right[tiles], of_k[tiles];
 #pragma unroll
@@ -259,11 +288,14 @@ template <class T, int Keys> DEVICE void walk_reverse(const dwk_prefill_backward
         for (auto &tile : state) {
             tile *= decay;
         }
-        add_outer<T, Keys>(state, k, of_k, p.key_dim, one);
+        add_outer<T, Keys>(state, k, of_k, one);
         for (auto &tile : state) {
             tile = arch::held(units.x * per_q * tile);
         }
-        add_outer<T, Keys>(state, q, of_q, p.key_dim, one);
+        // Q takes the registers of K.
+        arch::phase();
+        const KeyRows<Keys> q(Rows16(p.q, p.q_strides, work.sequence, c.begin, work.key_head, c.rows), p.key_dim);
+        add_outer<T, Keys>(state, q, of_q, one);
         const float unit = units.y * arch::exp2(first);
         for (auto &tile : state) {
             tile = arch::held(unit * tile);
