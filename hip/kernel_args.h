@@ -45,7 +45,8 @@ enum {
 enum {
     DWK_CHUNK = 64,
     DWK_RECORD_BYTES = 11776, /* record of a (chunk, value head): prepare writes it, summarise and scan read it */
-    DWK_SHORT_TOKENS = 16     /* most tokens of a sequence that prefill_short computes */
+    DWK_SHORT_TOKENS = 16,    /* most tokens of a sequence that prefill_short computes */
+    DWK_BACKWARD_RECORD_BYTES = 17152 /* record of a (chunk, value head) in the backward of prefill */
 };
 
 /* Division of n < 2^31 by a constant: n * multiplier >> shift, in 64 bits. */
@@ -239,6 +240,57 @@ typedef struct dwk_prefill_combine_args {
     int32_t dies;
     int32_t pad0;
 } dwk_prefill_combine_args;
+
+/* Backward of prefill. All kernels take the same arguments.
+ * prefill_backward_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head).
+ * prefill_backward_walk_{bf16,f16}_k{64,128,256}: states and errors from the first chunk to the last, and gradients of
+ * states and updates from the last to the first. One wave per (sequence, value head, 16 value columns, direction).
+ * prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One workgroup per (chunk, key
+ * head).
+ * prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
+typedef struct dwk_prefill_backward_args {
+    dwk_prefill_prepare_args prepare; /* without o, retained, slots; `records` of DWK_BACKWARD_RECORD_BYTES */
+    const void *v;                    /* [T, HV, V] */
+    const void *d_o;                  /* [T, HV, V] */
+    const void *initial_state;        /* [N, HV, K, V] or [N, HV, V, K]; null: zeros */
+    const uint8_t *has_initial_state; /* [N], 0: the sequence starts from zeros; null: every sequence has a state */
+    const void *d_final;              /* gradient of the final state, shaped as it; null: zeros */
+    void *d_initial;                  /* gradient of the initial state, shaped as it; null: not written */
+    void *d_q;                        /* [T, HK, K]; null: not written */
+    void *d_k;                        /* [T, HK, K]; null: not written */
+    void *d_v;                        /* [T, HV, V]; null: not written */
+    void *d_g;                        /* [T, HV], of g or, with DWK_RAW_GATES, of a; null: not written */
+    void *d_beta;                     /* [T, HV], of beta or, with DWK_RAW_GATES, of b; null: not written */
+    float *d_a_log;                   /* [HV], with DWK_RAW_GATES; null: not written */
+    float *d_dt_bias;                 /* [HV], with DWK_RAW_GATES; null: not written */
+    char *states;   /* [slots, HV] of 16x16 blocks [key bucket / 16, V / 16]: state before each chunk, 16 bits */
+    char *d_states; /* as states: gradient of the state after each chunk */
+    char *errors; /* [slots, HV] of blocks [2, 4, V / 16]: E, the update of each token before beta, and its rounding */
+    char *d_updates; /* [slots, HV] of blocks [4, V / 16]: gradient of each token's update */
+    float *partials; /* [slots, HV, 2]: sums of a chunk for d_a_log and d_dt_bias */
+    dwk_token_strides v_strides;
+    dwk_token_strides d_o_strides;
+    dwk_token_strides d_q_strides;
+    dwk_token_strides d_k_strides;
+    dwk_token_strides d_v_strides;
+    dwk_token_strides d_g_strides;
+    dwk_token_strides d_beta_strides;
+    dwk_state_strides initial_strides;
+    dwk_state_strides d_final_strides;
+    dwk_state_strides d_initial_strides;
+    int64_t d_a_log_stride;
+    int64_t d_dt_bias_stride;
+    int32_t initial_type; /* DWK_F32 or DWK_BF16 */
+    int32_t d_final_type;
+    int32_t d_initial_type;
+    int32_t d_g_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t d_beta_type;
+    float scale;
+    uint32_t d_final_value_major;   /* 1: d_final is [N, HV, V, K] */
+    uint32_t d_initial_value_major; /* 1: d_initial is [N, HV, V, K] */
+    int32_t records;                /* slots */
+    int32_t pad0;
+} dwk_prefill_backward_args;
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
 typedef struct dwk_gate_args {

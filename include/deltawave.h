@@ -252,6 +252,53 @@ int dw_prefill_set_slots(dw_prefill *plan, const int32_t *slots, const int32_t *
 int dw_prefill_set_snapshots(dw_prefill *plan, const dw_snapshot *snapshots, int64_t count);
 int dw_prefill_launch(const dw_prefill *plan, void *stream, const dw_prefill_tensors *tensors);
 
+/* ---- backward of prefill ---- */
+
+/* The inputs of a prefill, the gradients of what it returned, and the gradients to compute. Gradients that are NULL are
+ * not computed. Rows past the last sequence become zeros. */
+typedef struct dw_prefill_backward_tensors {
+    size_t size;
+    const dw_tensor *q; /* inputs as in dw_prefill_tensors */
+    const dw_tensor *k;
+    const dw_tensor *v;
+    const dw_tensor *g;
+    const dw_tensor *beta;
+    const dw_tensor *a;
+    const dw_tensor *b;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;
+    int32_t allow_neg_eigval;
+    int32_t initial_layout;
+    const dw_tensor *initial_state;
+    const uint8_t *has_initial_state;
+    const dw_lengths *cu_seqlens;
+    const dw_tensor *d_o;             /* [T, HV, V] */
+    const dw_tensor *d_final_state;   /* as final_state; NULL: zeros */
+    const dw_tensor *d_q;             /* [T, HK, K], of the type of q; NULL: not computed, as for all that follow */
+    const dw_tensor *d_k;             /* [T, HK, K] */
+    const dw_tensor *d_v;             /* [T, HV, V] */
+    const dw_tensor *d_g;             /* [T, HV], any dtype: gradient of g or, with raw gates, of a */
+    const dw_tensor *d_beta;          /* [T, HV], any dtype: gradient of beta or, with raw gates, of b */
+    const dw_tensor *d_a_log;         /* [HV], f32, with raw gates */
+    const dw_tensor *d_dt_bias;       /* [HV], f32, with raw gates */
+    const dw_tensor *d_initial_state; /* as initial_state, f32 or bf16; zeros where has_initial_state is 0 */
+    int32_t d_final_layout;
+    int32_t d_initial_layout;
+    void *workspace;
+    size_t workspace_bytes;
+} dw_prefill_backward_tensors;
+
+/* Plan of the backward of a prefill, for the same batches. */
+typedef struct dw_prefill_backward dw_prefill_backward;
+
+/* Makes the backward of a plan, which may be destroyed afterwards. */
+int dw_prefill_backward_create(const dw_prefill *plan, dw_prefill_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_prefill_backward_destroy(dw_prefill_backward *backward);
+int dw_prefill_backward_workspace_bytes(const dw_prefill_backward *backward, size_t *bytes);
+int dw_prefill_backward_launch(const dw_prefill_backward *backward, void *stream,
+                               const dw_prefill_backward_tensors *tensors);
+
 /* ---- gates as an operation of their own ---- */
 
 typedef struct dw_gate_tensors {

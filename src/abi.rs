@@ -28,6 +28,7 @@ pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 pub const DWK_CHUNK: _bindgen_ty_5 = 64;
 pub const DWK_RECORD_BYTES: _bindgen_ty_5 = 11776;
 pub const DWK_SHORT_TOKENS: _bindgen_ty_5 = 16;
+pub const DWK_BACKWARD_RECORD_BYTES: _bindgen_ty_5 = 17152;
 pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -587,6 +588,149 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_combine_args, pad0) - 52usize];
 };
 impl Default for dwk_prefill_combine_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_backward_args {
+    pub prepare: dwk_prefill_prepare_args,
+    pub v: *const ::core::ffi::c_void,
+    pub d_o: *const ::core::ffi::c_void,
+    pub initial_state: *const ::core::ffi::c_void,
+    pub has_initial_state: *const u8,
+    pub d_final: *const ::core::ffi::c_void,
+    pub d_initial: *mut ::core::ffi::c_void,
+    pub d_q: *mut ::core::ffi::c_void,
+    pub d_k: *mut ::core::ffi::c_void,
+    pub d_v: *mut ::core::ffi::c_void,
+    pub d_g: *mut ::core::ffi::c_void,
+    pub d_beta: *mut ::core::ffi::c_void,
+    pub d_a_log: *mut f32,
+    pub d_dt_bias: *mut f32,
+    pub states: *mut ::core::ffi::c_char,
+    pub d_states: *mut ::core::ffi::c_char,
+    pub errors: *mut ::core::ffi::c_char,
+    pub d_updates: *mut ::core::ffi::c_char,
+    pub partials: *mut f32,
+    pub v_strides: dwk_token_strides,
+    pub d_o_strides: dwk_token_strides,
+    pub d_q_strides: dwk_token_strides,
+    pub d_k_strides: dwk_token_strides,
+    pub d_v_strides: dwk_token_strides,
+    pub d_g_strides: dwk_token_strides,
+    pub d_beta_strides: dwk_token_strides,
+    pub initial_strides: dwk_state_strides,
+    pub d_final_strides: dwk_state_strides,
+    pub d_initial_strides: dwk_state_strides,
+    pub d_a_log_stride: i64,
+    pub d_dt_bias_stride: i64,
+    pub initial_type: i32,
+    pub d_final_type: i32,
+    pub d_initial_type: i32,
+    pub d_g_type: i32,
+    pub d_beta_type: i32,
+    pub scale: f32,
+    pub d_final_value_major: u32,
+    pub d_initial_value_major: u32,
+    pub records: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_backward_args"]
+        [::core::mem::size_of::<dwk_prefill_backward_args>() - 736usize];
+    ["Alignment of dwk_prefill_backward_args"]
+        [::core::mem::align_of::<dwk_prefill_backward_args>() - 8usize];
+    ["Offset of field: dwk_prefill_backward_args::prepare"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, prepare) - 0usize];
+    ["Offset of field: dwk_prefill_backward_args::v"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, v) - 296usize];
+    ["Offset of field: dwk_prefill_backward_args::d_o"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_o) - 304usize];
+    ["Offset of field: dwk_prefill_backward_args::initial_state"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_state) - 312usize];
+    ["Offset of field: dwk_prefill_backward_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, has_initial_state) - 320usize];
+    ["Offset of field: dwk_prefill_backward_args::d_final"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final) - 328usize];
+    ["Offset of field: dwk_prefill_backward_args::d_initial"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial) - 336usize];
+    ["Offset of field: dwk_prefill_backward_args::d_q"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_q) - 344usize];
+    ["Offset of field: dwk_prefill_backward_args::d_k"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_k) - 352usize];
+    ["Offset of field: dwk_prefill_backward_args::d_v"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_v) - 360usize];
+    ["Offset of field: dwk_prefill_backward_args::d_g"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g) - 368usize];
+    ["Offset of field: dwk_prefill_backward_args::d_beta"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta) - 376usize];
+    ["Offset of field: dwk_prefill_backward_args::d_a_log"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_a_log) - 384usize];
+    ["Offset of field: dwk_prefill_backward_args::d_dt_bias"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_dt_bias) - 392usize];
+    ["Offset of field: dwk_prefill_backward_args::states"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, states) - 400usize];
+    ["Offset of field: dwk_prefill_backward_args::d_states"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_states) - 408usize];
+    ["Offset of field: dwk_prefill_backward_args::errors"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, errors) - 416usize];
+    ["Offset of field: dwk_prefill_backward_args::d_updates"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_updates) - 424usize];
+    ["Offset of field: dwk_prefill_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, partials) - 432usize];
+    ["Offset of field: dwk_prefill_backward_args::v_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, v_strides) - 440usize];
+    ["Offset of field: dwk_prefill_backward_args::d_o_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_o_strides) - 464usize];
+    ["Offset of field: dwk_prefill_backward_args::d_q_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_q_strides) - 488usize];
+    ["Offset of field: dwk_prefill_backward_args::d_k_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_k_strides) - 512usize];
+    ["Offset of field: dwk_prefill_backward_args::d_v_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_v_strides) - 536usize];
+    ["Offset of field: dwk_prefill_backward_args::d_g_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_strides) - 560usize];
+    ["Offset of field: dwk_prefill_backward_args::d_beta_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_strides) - 584usize];
+    ["Offset of field: dwk_prefill_backward_args::initial_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_strides) - 608usize];
+    ["Offset of field: dwk_prefill_backward_args::d_final_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_strides) - 632usize];
+    ["Offset of field: dwk_prefill_backward_args::d_initial_strides"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_strides) - 656usize];
+    ["Offset of field: dwk_prefill_backward_args::d_a_log_stride"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_a_log_stride) - 680usize];
+    ["Offset of field: dwk_prefill_backward_args::d_dt_bias_stride"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_dt_bias_stride) - 688usize];
+    ["Offset of field: dwk_prefill_backward_args::initial_type"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_type) - 696usize];
+    ["Offset of field: dwk_prefill_backward_args::d_final_type"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_type) - 700usize];
+    ["Offset of field: dwk_prefill_backward_args::d_initial_type"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_type) - 704usize];
+    ["Offset of field: dwk_prefill_backward_args::d_g_type"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_type) - 708usize];
+    ["Offset of field: dwk_prefill_backward_args::d_beta_type"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_type) - 712usize];
+    ["Offset of field: dwk_prefill_backward_args::scale"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, scale) - 716usize];
+    ["Offset of field: dwk_prefill_backward_args::d_final_value_major"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 720usize];
+    ["Offset of field: dwk_prefill_backward_args::d_initial_value_major"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 724usize];
+    ["Offset of field: dwk_prefill_backward_args::records"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 728usize];
+    ["Offset of field: dwk_prefill_backward_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, pad0) - 732usize];
+};
+impl Default for dwk_prefill_backward_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

@@ -26,6 +26,9 @@ pub const FUSED_BUCKETS: usize = 3;
 /// Number of [`KEY_BUCKETS`] for which `prefill_short` is compiled: those whose state one wave holds.
 pub const SHORT_BUCKETS: usize = 3;
 
+/// Key dimensions for which the kernels of the backward are compiled.
+pub const BACKWARD_BUCKETS: [usize; 3] = [64, 128, 256];
+
 /// Computation of a kernel. `usize` fields are its key bucket: the largest key dimension that it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -57,6 +60,14 @@ pub enum Role {
     PrefillFusedSummarise(usize),
     /// Sequences of at most 16 tokens in one kernel.
     PrefillShort(usize),
+    /// T and P of each chunk, for the backward.
+    BackwardPrepare,
+    /// States and their gradients, chunk by chunk.
+    BackwardWalk(usize),
+    /// Gradients of q, k and gates.
+    BackwardGradients(usize),
+    /// Gradients of `A_log` and `dt_bias`.
+    BackwardSums,
 }
 
 /// A row of [`TABLE`].
@@ -233,6 +244,29 @@ kernels! {
         "dw_prefill_short_f16_k96" => Role::PrefillShort(96),
         "dw_prefill_short_f16_k128" => Role::PrefillShort(128),
     }
+    BACKWARD_PREPARE: dwk_prefill_backward_args in "prefill_backward_prepare" {
+        "dw_prefill_backward_prepare_bf16" => Role::BackwardPrepare,
+        "dw_prefill_backward_prepare_f16" => Role::BackwardPrepare,
+    }
+    BACKWARD_WALK: dwk_prefill_backward_args in "prefill_backward_walk" {
+        "dw_prefill_backward_walk_bf16_k64" => Role::BackwardWalk(64),
+        "dw_prefill_backward_walk_bf16_k128" => Role::BackwardWalk(128),
+        "dw_prefill_backward_walk_bf16_k256" => Role::BackwardWalk(256),
+        "dw_prefill_backward_walk_f16_k64" => Role::BackwardWalk(64),
+        "dw_prefill_backward_walk_f16_k128" => Role::BackwardWalk(128),
+        "dw_prefill_backward_walk_f16_k256" => Role::BackwardWalk(256),
+    }
+    BACKWARD_GRADIENTS: dwk_prefill_backward_args in "prefill_backward_gradients" {
+        "dw_prefill_backward_gradients_bf16_k64" => Role::BackwardGradients(64),
+        "dw_prefill_backward_gradients_bf16_k128" => Role::BackwardGradients(128),
+        "dw_prefill_backward_gradients_bf16_k256" => Role::BackwardGradients(256),
+        "dw_prefill_backward_gradients_f16_k64" => Role::BackwardGradients(64),
+        "dw_prefill_backward_gradients_f16_k128" => Role::BackwardGradients(128),
+        "dw_prefill_backward_gradients_f16_k256" => Role::BackwardGradients(256),
+    }
+    BACKWARD_SUMS: dwk_prefill_backward_args in "prefill_backward_sums" {
+        "dw_prefill_backward_sums" => Role::BackwardSums,
+    }
 }
 
 /// A family's kernels for a type. The first half of a family is bf16, the second fp16.
@@ -318,6 +352,27 @@ pub(crate) fn prefill_short(
     (typed(PREFILL_SHORT, dtype).get(bucket_index(key_dim))).copied()
 }
 
+/// Key bucket of the backward that holds `key_dim`. `key_dim` is at most the largest bucket.
+pub(crate) fn backward_bucket(key_dim: usize) -> usize {
+    let fits = |bucket: &&usize| **bucket >= key_dim;
+    *BACKWARD_BUCKETS.iter().find(fits).unwrap_or(&256)
+}
+
+/// The kernels of the backward: prepare, walk, gradients and sums.
+pub(crate) fn prefill_backward(
+    dtype: Dtype,
+    key_dim: usize,
+) -> [Kernel<abi::dwk_prefill_backward_args>; 4] {
+    let bucket = backward_bucket(key_dim);
+    let index = (BACKWARD_BUCKETS.iter().position(|&b| b == bucket)).unwrap_or_default();
+    [
+        typed(BACKWARD_PREPARE, dtype)[0],
+        typed(BACKWARD_WALK, dtype)[index],
+        typed(BACKWARD_GRADIENTS, dtype)[index],
+        BACKWARD_SUMS[0],
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,6 +414,12 @@ mod tests {
             let name = format!("dw_prefill_fused_summarise_bf16_k{bucket}");
             let fused = prefill_fused_summarise(Dtype::Bf16, key_dim).map(Kernel::name);
             assert_eq!(fused, (bucket <= 128).then_some(&name[..]));
+            let bucket = bucket.next_power_of_two();
+            let names = prefill_backward(Dtype::F16, key_dim).map(Kernel::name);
+            let name = format!("dw_prefill_backward_walk_f16_k{bucket}");
+            assert_eq!(names[1], name);
+            let name = format!("dw_prefill_backward_gradients_f16_k{bucket}");
+            assert_eq!(names[2], name);
         }
     }
 }

@@ -3,6 +3,8 @@
 
 mod common;
 
+#[path = "prefill/backward.rs"]
+mod backward;
 #[path = "prefill/forget.rs"]
 mod forget;
 #[path = "prefill/fused.rs"]

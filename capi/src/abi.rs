@@ -434,6 +434,140 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dw_prefill_backward_tensors {
+    pub size: usize,
+    pub q: *const dw_tensor,
+    pub k: *const dw_tensor,
+    pub v: *const dw_tensor,
+    pub g: *const dw_tensor,
+    pub beta: *const dw_tensor,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub allow_neg_eigval: i32,
+    pub initial_layout: i32,
+    pub initial_state: *const dw_tensor,
+    pub has_initial_state: *const u8,
+    pub cu_seqlens: *const dw_lengths,
+    pub d_o: *const dw_tensor,
+    pub d_final_state: *const dw_tensor,
+    pub d_q: *const dw_tensor,
+    pub d_k: *const dw_tensor,
+    pub d_v: *const dw_tensor,
+    pub d_g: *const dw_tensor,
+    pub d_beta: *const dw_tensor,
+    pub d_a_log: *const dw_tensor,
+    pub d_dt_bias: *const dw_tensor,
+    pub d_initial_state: *const dw_tensor,
+    pub d_final_layout: i32,
+    pub d_initial_layout: i32,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_prefill_backward_tensors"]
+        [::core::mem::size_of::<dw_prefill_backward_tensors>() - 216usize];
+    ["Alignment of dw_prefill_backward_tensors"]
+        [::core::mem::align_of::<dw_prefill_backward_tensors>() - 8usize];
+    ["Offset of field: dw_prefill_backward_tensors::size"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, size) - 0usize];
+    ["Offset of field: dw_prefill_backward_tensors::q"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, q) - 8usize];
+    ["Offset of field: dw_prefill_backward_tensors::k"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, k) - 16usize];
+    ["Offset of field: dw_prefill_backward_tensors::v"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, v) - 24usize];
+    ["Offset of field: dw_prefill_backward_tensors::g"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, g) - 32usize];
+    ["Offset of field: dw_prefill_backward_tensors::beta"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, beta) - 40usize];
+    ["Offset of field: dw_prefill_backward_tensors::a"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, a) - 48usize];
+    ["Offset of field: dw_prefill_backward_tensors::b"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, b) - 56usize];
+    ["Offset of field: dw_prefill_backward_tensors::a_log"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, a_log) - 64usize];
+    ["Offset of field: dw_prefill_backward_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, dt_bias) - 72usize];
+    ["Offset of field: dw_prefill_backward_tensors::allow_neg_eigval"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, allow_neg_eigval) - 80usize];
+    ["Offset of field: dw_prefill_backward_tensors::initial_layout"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, initial_layout) - 84usize];
+    ["Offset of field: dw_prefill_backward_tensors::initial_state"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, initial_state) - 88usize];
+    ["Offset of field: dw_prefill_backward_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, has_initial_state) - 96usize];
+    ["Offset of field: dw_prefill_backward_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, cu_seqlens) - 104usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_o"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_o) - 112usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_final_state"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_final_state) - 120usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_q"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_q) - 128usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_k"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_k) - 136usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_v"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_v) - 144usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_g"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_g) - 152usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_beta"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_beta) - 160usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_a_log"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_a_log) - 168usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_dt_bias"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_dt_bias) - 176usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_initial_state"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_initial_state) - 184usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_final_layout"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_final_layout) - 192usize];
+    ["Offset of field: dw_prefill_backward_tensors::d_initial_layout"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, d_initial_layout) - 196usize];
+    ["Offset of field: dw_prefill_backward_tensors::workspace"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, workspace) - 200usize];
+    ["Offset of field: dw_prefill_backward_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, workspace_bytes) - 208usize];
+};
+impl Default for dw_prefill_backward_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_prefill_backward {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_prefill_backward_create(
+        plan: *const dw_prefill,
+        backward: *mut *mut dw_prefill_backward,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_prefill_backward_destroy(backward: *mut dw_prefill_backward);
+}
+unsafe extern "C" {
+    pub fn dw_prefill_backward_workspace_bytes(
+        backward: *const dw_prefill_backward,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_prefill_backward_launch(
+        backward: *const dw_prefill_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_backward_tensors,
+    ) -> ::core::ffi::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dw_gate_tensors {
     pub size: usize,
     pub a: *const dw_tensor,

@@ -8,6 +8,7 @@
 
 #[doc(hidden)]
 pub mod abi;
+mod backward;
 mod context;
 mod conv;
 mod decode;
@@ -20,6 +21,7 @@ mod read;
 mod states;
 mod status;
 
+pub use backward::*;
 pub use context::*;
 pub use conv::*;
 pub use decode::*;

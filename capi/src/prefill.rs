@@ -23,12 +23,12 @@ use crate::states;
 use crate::status::{guard, guard_silent, refuse};
 
 /// Value behind a `dw_prefill` handle.
-struct Plan {
-    context: Context,
-    sequences: usize,
+pub(crate) struct Plan {
+    pub(crate) context: Context,
+    pub(crate) sequences: usize,
     /// Whether `dw_prefill_set_snapshots` gave the plan snapshots.
     snapshots: bool,
-    plan: Prefill,
+    pub(crate) plan: Prefill,
 }
 
 pub(crate) fn heads_map(map: i32) -> Checked<HeadMap> {

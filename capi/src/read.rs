@@ -38,6 +38,8 @@ unsafe impl Versioned for abi::dw_prefill_spec {
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_prefill_tensors {}
 // SAFETY: as above.
+unsafe impl Versioned for abi::dw_prefill_backward_tensors {}
+// SAFETY: as above.
 unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_norm_tensors {}
@@ -339,6 +341,11 @@ impl Argument {
             1 => Ok(view.tensor()),
             _ => Err(view.wrong_rank("it must be [HV]")),
         }
+    }
+
+    /// [`Argument::per_head`] of an output.
+    pub fn per_head_mut(self) -> Checked<TensorMut<'static, 1>> {
+        Ok(self.of_rank(1, "it must be [HV]")?.tensor_mut())
     }
 
     fn of_rank(self, rank: usize, allowed: &str) -> Checked<View> {

@@ -142,6 +142,40 @@ class dw_snapshot(Structure):
     ]
 
 
+class dw_prefill_backward_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("q", POINTER(dw_tensor)),
+        ("k", POINTER(dw_tensor)),
+        ("v", POINTER(dw_tensor)),
+        ("g", POINTER(dw_tensor)),
+        ("beta", POINTER(dw_tensor)),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("allow_neg_eigval", c_int32),
+        ("initial_layout", c_int32),
+        ("initial_state", POINTER(dw_tensor)),
+        ("has_initial_state", c_void_p),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("d_o", POINTER(dw_tensor)),
+        ("d_final_state", POINTER(dw_tensor)),
+        ("d_q", POINTER(dw_tensor)),
+        ("d_k", POINTER(dw_tensor)),
+        ("d_v", POINTER(dw_tensor)),
+        ("d_g", POINTER(dw_tensor)),
+        ("d_beta", POINTER(dw_tensor)),
+        ("d_a_log", POINTER(dw_tensor)),
+        ("d_dt_bias", POINTER(dw_tensor)),
+        ("d_initial_state", POINTER(dw_tensor)),
+        ("d_final_layout", c_int32),
+        ("d_initial_layout", c_int32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
 class dw_gate_tensors(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -344,6 +378,10 @@ FUNCTIONS = {
     "dw_prefill_set_slots": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
     "dw_prefill_set_snapshots": (c_int, [c_void_p, POINTER(dw_snapshot), c_int64]),
     "dw_prefill_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors)]),
+    "dw_prefill_backward_create": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "dw_prefill_backward_destroy": (None, [c_void_p]),
+    "dw_prefill_backward_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_prefill_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_backward_tensors)]),
     "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),
     "dw_conv_packed": (c_int, [c_void_p, POINTER(dw_conv_spec), POINTER(dw_lengths), c_int64, POINTER(c_void_p)]),
     "dw_conv_device": (c_int, [c_void_p, POINTER(dw_conv_spec), c_int64, c_int64, POINTER(c_void_p)]),

@@ -1,5 +1,5 @@
-"""The operations as torch custom ops: `torch.ops.deltawave.layer`, `prefill`, `prefill_pool`, `decode`, `verify`,
-`commit`, `conv`, `norm` and `gate`, or the functions here.
+"""The operations as torch custom ops: `torch.ops.deltawave.layer`, `prefill` and its gradients, `prefill_pool`, `decode`,
+`verify`, `commit`, `conv`, `norm` and `gate`, or the functions here.
 
 torch.compile and torch.export take each op as one node, because it has a fake function. Ops run on torch's current
 stream, allocate through torch, and do not wait for the device, so they can be captured into a graph. The first call with
@@ -36,7 +36,7 @@ from .gate import gate as launch_gate
 from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
 from .plan import Plans
-from .prefill import Prefill, PrefillSpec
+from .prefill import Prefill, PrefillBackward, PrefillSpec
 from .structs import STATE_LAYOUTS
 from .values import choice, shown
 
@@ -204,6 +204,7 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
             return fake
 
         setattr(call, "register_fake", register_fake)
+        setattr(call, "register_autograd", new.register_autograd)
         return call  # type: ignore[return-value]
 
     return register
@@ -313,7 +314,7 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
 
     q is `[T, HK, K]`, or `[B, T, HK, K]`. With cu_seqlens, q is one packed batch, and B must be 1. Without it, q is one
     sequence, or B sequences. The host reads cu_seqlens on the CPU, and may then cut long sequences into segments. It does
-    not read cu_seqlens on a device.
+    not read cu_seqlens on a device. Gradients flow to all inputs but has_initial_state and cu_seqlens.
     """
     choice("state_layout", state_layout, STATE_LAYOUTS)
     if cu_seqlens is not None:
@@ -333,6 +334,17 @@ def _launch_prefill(options: Tuple[Any, ...], per_token: Dict[str, Any], others:
                     cu_seqlens: Optional[Tensor], **numbers: Any) -> None:
     """Launches a prefill. `per_token`: tensors over tokens, with or without a batch dimension. `others`: other inputs.
     `written`: o, which is per token, and other tensors that the launch writes."""
+    plan, lengths, rows, device = _prefill_plan(options, {**per_token, "o": written["o"]}, cu_seqlens)
+    written = {**written, "o": rows.pop("o")}
+    inputs, outputs = _all_reachable({**rows, **others}, device), _all_reachable(written, device)
+    plan.launch(**inputs, **outputs, **lengths, **numbers, workspace=_workspace(plan.workspace_bytes, device))
+    _copied_back(written, outputs)
+
+
+def _prefill_plan(options: Tuple[Any, ...], per_token: Dict[str, Any], cu_seqlens: Optional[Tensor]
+                  ) -> Tuple[Any, Dict[str, Tensor], Dict[str, Any], torch.device]:
+    """The plan of a prefill, the launch arguments for its lengths, its tensors over tokens as the plan takes them, and the
+    device."""
     q, k, v = (per_token[name] for name in "qkv")
     dense = q.dim() == 4 and cu_seqlens is None
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
@@ -352,10 +364,7 @@ def _launch_prefill(options: Tuple[Any, ...], per_token: Dict[str, Any], others:
             plan, lengths = _packed_plan(Prefill, spec, q.shape[-3], cu_seqlens, device)
         if q.dim() == 4:
             per_token = {name: None if x is None else x.squeeze(0) for name, x in per_token.items()}
-            written = {**written, "o": written["o"].squeeze(0)}
-    inputs, outputs = _all_reachable({**per_token, **others}, device), _all_reachable(written, device)
-    plan.launch(**inputs, **outputs, **lengths, **numbers, workspace=_workspace(plan.workspace_bytes, device))
-    _copied_back(written, outputs)
+    return plan, lengths, per_token, device
 
 
 def prefill_state(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Optional[Tensor], state_layout: str, wanted: bool,
@@ -376,6 +385,92 @@ def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allo
       state_layout="key_major", segments=None, path="auto", output_final_state=True):
     return (_fake_empty(v.shape, v.dtype, v.device),
             prefill_state(q, k, v, cu_seqlens, state_layout, output_final_state, _fake_empty))
+
+
+# Gradients of `prefill_backward`, and the inputs of `prefill` that they belong to.
+_GRADIENTS = {"d_q": "q", "d_k": "k", "d_v": "v", "d_g": "g", "d_beta": "beta", "d_a_log": "a_log",
+              "d_dt_bias": "dt_bias", "d_initial_state": "initial_state"}
+
+
+@torch.library.custom_op("deltawave::prefill_backward", mutates_args=())
+def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
+                     beta: Optional[Tensor], a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor],
+                     dt_bias: Optional[Tensor], allow_neg_eigval: bool, initial_state: Optional[Tensor],
+                     has_initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], scale: Optional[float],
+                     qk_l2norm: bool, head_map: str, state_layout: str, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of q, k, v, g or a, beta or b, a_log, dt_bias and initial_state, of which `wanted` says which
+    are computed; the others are empty. Gradients of a_log, dt_bias and initial_state are f32, the others have the type of
+    their input."""
+    choice("state_layout", state_layout, STATE_LAYOUTS)
+    found = prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, empty)
+    outputs = {name: x for (name, x), want in zip(zip(_GRADIENTS, found), wanted) if want}
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "d_o": _dense_rows(d_o)}
+    over_tokens = {name: outputs.pop(name) for name in tuple(_GRADIENTS)[:5] if name in outputs}
+    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, None, "auto"),
+                                                     {**per_token, **over_tokens}, cu_seqlens)
+    backward = _plan((PrefillBackward, plan), lambda: PrefillBackward(plan))
+    final = None if d_final_state is None else d_final_state.contiguous()
+    tensors = _all_reachable({**per_token, "a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state,
+                              "has_initial_state": has_initial_state, "d_final_state": final, **outputs}, device)
+    backward.launch(**tensors, **lengths, allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout,
+                    d_final_layout=state_layout, d_initial_layout=state_layout,
+                    workspace=_workspace(backward.workspace_bytes, device))
+    return found
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """`x`, copied unless its rows are dense: the gradient of a sum is expanded from one number."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def prefill_gradients(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Optional[Tensor], a: Optional[Tensor],
+                      b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                      initial_state: Optional[Tensor], wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a prefill. Those that are not wanted have no elements."""
+    inputs = (q, k, v, a if g is None else g, b if beta is None else beta, a_log, dt_bias, initial_state)
+    single = (a_log, dt_bias, initial_state)
+    return [make(tuple(x.shape) if want else (0,),
+                 torch.float32 if x is None or any(x is y for y in single) else x.dtype, device=q.device)
+            for x, want in zip(inputs, wanted)]
+
+
+@prefill_backward.register_fake
+def _(d_o, d_final_state, q, k, v, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, initial_state, has_initial_state,
+      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted):
+    return prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, _fake_empty)
+
+
+_PREFILL_TENSORS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "initial_state", "has_initial_state",
+                    "cu_seqlens")
+_PREFILL_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "allow_neg_eigval", "initial_state",
+                   "has_initial_state", "cu_seqlens", "scale", "qk_l2norm", "head_map", "state_layout", "segments", "path",
+                   "output_final_state")
+
+
+def _save_prefill(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    given = dict(zip(_PREFILL_INPUTS, inputs))
+    ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS))
+    ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout")}
+
+
+def _prefill_autograd(ctx: Any, d_o: Tensor, d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    x, others = dict(zip(_PREFILL_TENSORS, ctx.saved_tensors)), ctx.others
+    needs = dict(zip(_PREFILL_INPUTS, ctx.needs_input_grad))
+    raw = {"g": "a", "beta": "b"} if x["a"] is not None else {}
+    sources = [raw.get(name, name) for name in _GRADIENTS.values()]
+    # torch leaves out arguments at the end that were not given.
+    wanted = [bool(needs.get(name)) and x[name] is not None for name in sources]
+    if d_final_state is not None and d_final_state.numel() == 0:
+        d_final_state = None  # the states were not returned
+    found = prefill_backward(
+        d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
+        others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
+        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted)
+    gradients = {name: d.to(x[name].dtype) for name, d, want in zip(sources, found, wanted) if want}
+    return tuple(gradients.get(name) for name in _PREFILL_INPUTS)
+
+
+getattr(prefill, "register_autograd")(_prefill_autograd, setup_context=_save_prefill)
 
 
 @_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",))

@@ -23,7 +23,11 @@ class Plan:
     def __init__(self, context: Context, sequences: int, constructor: str, *arguments: Any) -> None:
         self.context, self.sequences = checked(context), sequences
         self.handle: Optional[c_void_p] = c_void_p()
-        context.library.call(f"dw_{self.NAME}_{constructor}", context.handle, *arguments, byref(self.handle))
+        context.library.call(f"dw_{self.NAME}_{constructor}", *self.origin(), *arguments, byref(self.handle))
+
+    def origin(self) -> Tuple[Any, ...]:
+        """First arguments of the constructors."""
+        return (self.context.handle,)
 
     def entries(self, name: str) -> int:
         """Number of entries of the vector `name`: one per sequence."""

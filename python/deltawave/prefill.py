@@ -116,3 +116,25 @@ class Prefill(PlanWithWorkspace):
 
     def entries(self, name: str) -> int:
         return self.chunk_entries if name == "snapshot_slots" else super().entries(name)
+
+
+class PrefillBackward(PlanWithWorkspace):
+    """The backward of a `Prefill`, for the same batches. Launches take its inputs and
+
+    - d_o `[T, HV, V]`, of any strides that inputs may have, and d_final_state, as final_state; absent: zeros
+    - the gradients to compute, outputs; those that are absent are not computed: d_q, d_k `[T, HK, K]` and d_v
+      `[T, HV, V]` of the type of q; d_g and d_beta `[T, HV]` of any type, with raw gates the gradients of a and b;
+      d_a_log and d_dt_bias `[HV]` f32, with raw gates; d_initial_state, as initial_state, f32 or bf16, with
+      `d_initial_layout`. Rows past the last sequence become 0
+    """
+
+    NAME, TENSORS = "prefill_backward", _abi.dw_prefill_backward_tensors
+    CHOICES = {name: structs.STATE_LAYOUTS for name in ("initial_layout", "d_final_layout", "d_initial_layout")}
+
+    def __init__(self, prefill: Prefill) -> None:
+        if not isinstance(prefill, Prefill):
+            raise ArgumentError(f"prefill: {shown(prefill)}; it must be a Prefill")
+        super().__init__(prefill.context, prefill.sequences, "create", prefill.handle)
+
+    def origin(self) -> Tuple[Any, ...]:
+        return ()

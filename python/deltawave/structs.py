@@ -28,6 +28,7 @@ VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "sna
 # Fields that launches write, by struct.
 WRITTEN: Dict[Type[ctypes.Structure], Set[str]] = {
     _abi.dw_prefill_tensors: {"o", "final_state", "pool", "snapshots"},
+    _abi.dw_prefill_backward_tensors: {"d_q", "d_k", "d_v", "d_g", "d_beta", "d_a_log", "d_dt_bias", "d_initial_state"},
     _abi.dw_gate_tensors: {"g", "beta"},
     _abi.dw_conv_tensors: {"q", "k", "v", "g", "beta", "state"},
     _abi.dw_decode_tensors: {"o", "pool", "states"},

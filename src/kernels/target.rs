@@ -295,7 +295,10 @@ impl Target {
         match role {
             Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
-            Role::PrefillShort(_) => self.wave_threads,
+            Role::PrefillShort(_) | Role::BackwardWalk(_) | Role::BackwardSums => self.wave_threads,
+            Role::BackwardPrepare => 64,
+            // Eight waves.
+            Role::BackwardGradients(_) => 8 * self.wave_threads,
             Role::PrefillLengths => self.lengths_threads,
             Role::PrefillSummarise(_)
             | Role::PrefillScan(_)

@@ -12,6 +12,7 @@
 //! | batches on views of one's own making | `views.rs` |
 #![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
 
+pub mod backward;
 mod case;
 mod judge;
 mod loaded;

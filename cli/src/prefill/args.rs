@@ -98,6 +98,13 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "N", value_parser = snapshot_interval, help_heading = OPERATION)]
     pub snapshots: Option<usize>,
 
+    /// Compute the gradients of all inputs instead, from drawn gradients of o and of the final states
+    ///
+    /// --check compares them with the reverse recurrence in f64: dq_rms_ratio, dk, dv, dg, dbeta and ds0 in JSON, or da, db,
+    /// da_log and ddt_bias with raw gates. Gradients of gates and states are f32.
+    #[arg(long, conflicts_with_all = ["pool", "snapshots", "output"], help_heading = OPERATION)]
+    pub backward: bool,
+
     /// Number of segments of each sequence, computed in parallel; 1 cuts no sequence [default: the fastest numbers]
     ///
     /// A sequence has at most a segment for each chunk of 64 tokens. The environment variable DELTAWAVE_SEGMENTS overrides

@@ -1,6 +1,7 @@
 //! `deltawave prefill`: a chunked prefill of drawn tensors or of a file's, run and checked.
 
 pub mod args;
+mod backward;
 mod describe;
 mod operation;
 pub mod profile;
@@ -69,7 +70,13 @@ struct Outcome {
 pub fn run(args: &PrefillArgs) -> Result<Report, Failure> {
     refuse_overwriting(args, None)?;
     limit_threads(&args.run);
-    driver::run(PrefillRun::new(args)?, &options(args, None))
+    let run = PrefillRun::new(args)?;
+    if args.backward {
+        let run = backward::BackwardRun(run);
+        run.refuse()?;
+        return driver::run(run, &options(args, None));
+    }
+    driver::run(run, &options(args, None))
 }
 
 fn options(args: &PrefillArgs, count: Option<Gpu>) -> Options<'_> {

@@ -26,6 +26,10 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
             "profile counts one run on the simulator; --backend hip and --repeat cannot be used";
         return Err(Failure::wrong(why));
     }
+    if prefill.backward {
+        let why = "profile counts the prefill itself; --backward cannot be used";
+        return Err(Failure::wrong(why));
+    }
     refuse_overwriting(prefill, args.roofline.as_ref())?;
     limit_threads(&prefill.run);
     let options = options(prefill, Some(args.gpu));

@@ -274,3 +274,44 @@ fn only_gpus_are_measured() {
         refused(&[&shape[..], &["--time", "0"]].concat(), 2, &["--time"]);
     }
 }
+
+#[test]
+fn gradients_are_checked() {
+    if !kernels() {
+        return;
+    }
+    let base = [
+        "--heads",
+        "1,2",
+        "--dims",
+        "64,32",
+        "--seqlens",
+        "1,70",
+        "--backward",
+    ];
+    let more = [
+        (&[][..], &["dq", "dk", "dv", "dg", "dbeta", "ds0"][..]),
+        (
+            &["--raw-gates", "--l2norm", "--initial-state", "f32"],
+            &["dq", "dk", "dv", "da", "db", "da_log", "ddt_bias", "ds0"],
+        ),
+    ];
+    for (flags, names) in more {
+        let unchecked = prefill(&[&base[..], flags].concat());
+        assert!(unchecked["dq_rms_ratio"].is_null());
+        let checked = prefill(&[&base[..], flags, &["--check"]].concat());
+        assert_eq!(checked["passed"], true);
+        for name in names {
+            let [found, limit] = ["rms_ratio", "rms_ratio_limit"]
+                .map(|word| checked[format!("{name}_{word}")].as_f64().unwrap());
+            assert!(found > 0.0 && found <= limit, "{name}: {found} of {limit}");
+        }
+        let kernels = checked["kernels"].as_array().unwrap();
+        assert_eq!(kernels.len(), if names.contains(&"da") { 4 } else { 3 });
+    }
+    refused(
+        &["prefill", "--heads", "1,2", "--backward", "--pool", "4"],
+        2,
+        &["cannot be used with", "--pool"],
+    );
+}

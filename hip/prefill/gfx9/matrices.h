@@ -105,9 +105,8 @@ template <class T> class ChunkSolver {
 
     // Writes T = (I - A)^-1 and P, [64, 64] each, of a value head. Calls diagonal(row, q . k) for each row of this
     // lane.
-    template <class Diagonal>
-    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const RecordWriter<T> &write,
-                                     const Diagonal &diagonal) const {
+    template <class Writer, class Diagonal>
+    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const Writer &write, const Diagonal &diagonal) const {
         // Opaque: otherwise each comparison of row and column occupies two scalar registers during the loop over heads.
         const int same_lane = arch::opaque(arch::lane());
         const LaneMap at(same_lane), later(arch::opaque(arch::lane()));

@@ -111,9 +111,8 @@ template <class T> class ChunkSolver {
 
     // Writes T = (I - A)^-1 and P, [64, 64] each, of a value head. Calls diagonal(row, q . k) for each row of this
     // lane.
-    template <class Diagonal>
-    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const RecordWriter<T> &write,
-                                     const Diagonal &diagonal) const {
+    template <class Writer, class Diagonal>
+    DEVICE_MEMBER void write_t_and_p(const ChunkFactors &factors, const Writer &write, const Diagonal &diagonal) const {
         const int lane = arch::opaque(arch::lane()) & (arch::lanes - 1); // the mask tells the compiler the range
         const LaneMap at(lane);
         Tile a[blocks_of_warp];
@@ -133,8 +132,8 @@ template <class T> class ChunkSolver {
 
   private:
     // Computes this warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed.
-    DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const RecordWriter<T> &write, LaneMap at,
-                              int lane) const {
+    template <class Writer>
+    DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const Writer &write, LaneMap at, int lane) const {
         const int half = own.half;
         math::Blocks &blocks = memory.blocks;
         blocks.put(2 * half, a[0], at);

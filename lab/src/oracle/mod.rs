@@ -14,6 +14,7 @@
 //!
 //! Elementary functions come from `libm`, and nothing is contracted to FMA. Results have the same bits on every host.
 
+mod backward;
 pub mod conv;
 pub mod gates;
 pub mod layer;
@@ -31,6 +32,7 @@ use rayon::prelude::*;
 
 use deltawave::types::HeadMap;
 
+pub use backward::{Gradients, Upstream, backward, unfused_backward};
 pub use unfused::{CHUNK, unfused};
 
 /// Source of the log gates of a prefill.

@@ -16,6 +16,7 @@
 //! ([`Prefill::device`]). A launch allocates nothing, waits for nothing and reads nothing back, so a graph can capture
 //! it.
 
+mod backward;
 mod lengths;
 mod lower;
 mod plan;
@@ -23,6 +24,7 @@ mod shape;
 mod snapshots;
 mod states;
 
+pub use backward::{BackwardTensors, PrefillBackward};
 pub(crate) use lengths::{
     DeviceLengths, DeviceSegments, DeviceTables, LaunchArguments as LoweredLengths,
 };

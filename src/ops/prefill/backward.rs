@@ -1,0 +1,476 @@
+//! Backward of a prefill: gradients of its inputs, from gradients of its outputs and final states.
+//!
+//! Three kernels, or four with raw gates: `prefill_backward_prepare` computes T, P and row factors of every chunk;
+//! `prefill_backward_walk` the states before every chunk and the gradients of the states after it, in both directions
+//! at the same time; `prefill_backward_gradients` the gradients of q, k and gates; `prefill_backward_sums` those of
+//! `A_log` and `dt_bias`. Nothing is read from the forward: the backward computes the states again. It uses no atomics,
+//! so two launches give the same bits.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::shape::Shape;
+use super::{DeviceLengths, Lengths, LoweredLengths, Prefill};
+use crate::abi::{self, dwk_prefill_backward_args, dwk_prefill_prepare_args};
+use crate::alias::{self, Span};
+use crate::batch::CuSeqlens;
+use crate::check::{self, Checked};
+use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::gates::Gating;
+use crate::kernels::{self, Kernel};
+use crate::model::Heads;
+use crate::runtime::{Context, Stream};
+use crate::state::{InitialState, State, StateMut, state_shape};
+use crate::tensor::{Buffer, TensorMut, TokenScalarsMut, Tokens, TokensMut};
+use crate::types::{Dtype, HeadMap, StateLayout};
+use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_workspace};
+
+const RECORD_BYTES: usize = abi::DWK_BACKWARD_RECORD_BYTES as usize;
+/// Bytes of a 16x16 block of 16-bit numbers.
+const BLOCK_BYTES: usize = 512;
+/// Row tiles of a chunk.
+const TILES: usize = super::CHUNK / 16;
+
+/// The tensors of one backward: the inputs of the prefill, the gradients of what it returned, and the gradients to
+/// compute. Absent gradients are not computed. Rows past the last sequence become zeros.
+///
+/// A launch refuses outputs that share memory with other arguments.
+#[derive(Debug)]
+pub struct BackwardTensors<'a> {
+    /// `[N + 1]`, lengths for a plan of [`Prefill::device`]. Absent for other plans.
+    pub cu_seqlens: Option<CuSeqlens<'a>>,
+    /// `[T, HK, K]`.
+    pub q: Tokens<'a>,
+    /// `[T, HK, K]`.
+    pub k: Tokens<'a>,
+    /// `[T, HV, V]`.
+    pub v: Tokens<'a>,
+    /// Gates.
+    pub gating: Gating<'a>,
+    /// Initial states; absent: sequences started from zeros.
+    pub initial: Option<InitialState<'a>>,
+    /// Gradient of o, `[T, HV, V]`, of any strides that inputs may have, 0 among them.
+    pub d_o: Tokens<'a>,
+    /// Gradient of the final states; absent: zeros.
+    pub d_final: Option<State<'a>>,
+    /// `[T, HK, K]`.
+    pub d_q: Option<TokensMut<'a>>,
+    /// `[T, HK, K]`.
+    pub d_k: Option<TokensMut<'a>>,
+    /// `[T, HV, V]`.
+    pub d_v: Option<TokensMut<'a>>,
+    /// Gradient of g or, with raw gates, of a: `[T, HV]`, f32, bf16 or fp16.
+    pub d_g: Option<TokenScalarsMut<'a>>,
+    /// Gradient of beta or, with raw gates, of b: `[T, HV]`, f32, bf16 or fp16.
+    pub d_beta: Option<TokenScalarsMut<'a>>,
+    /// `[HV]`, f32, with raw gates.
+    pub d_a_log: Option<TensorMut<'a, 1>>,
+    /// `[HV]`, f32, with raw gates.
+    pub d_dt_bias: Option<TensorMut<'a, 1>>,
+    /// Gradient of the initial states, or of zeros where there were none. Zeros for sequences that did not read theirs.
+    pub d_initial: Option<StateMut<'a>>,
+}
+
+/// Plan of the backward of a prefill, for the same batches.
+#[derive(Debug)]
+pub struct PrefillBackward {
+    context: Context,
+    shape: Shape,
+    kernels: [Kernel<dwk_prefill_backward_args>; 4],
+    lengths: PlanLengths,
+}
+
+#[derive(Debug)]
+enum PlanLengths {
+    /// `cu_seqlens`.
+    Host(Buffer<i32>),
+    Device(DeviceLengths),
+}
+
+/// Offsets in bytes of the parts of the workspace.
+struct Layout {
+    states: usize,
+    d_states: usize,
+    errors: usize,
+    d_updates: usize,
+    partials: usize,
+    bytes: usize,
+}
+
+impl PrefillBackward {
+    /// The backward of `prefill`. It needs a workspace of its own size.
+    ///
+    /// # Errors
+    /// No memory for the lengths.
+    pub fn of(prefill: &Prefill) -> Result<Self> {
+        let shape = prefill.shape;
+        let lengths = match &prefill.lengths {
+            Lengths::Host { cu_seqlens, .. } => {
+                PlanLengths::Host(prefill.context.upload(cu_seqlens)?)
+            }
+            Lengths::Device(lengths) => PlanLengths::Device(DeviceLengths {
+                segments: None,
+                ..*lengths
+            }),
+        };
+        let plan = PrefillBackward {
+            context: prefill.context.clone(),
+            kernels: kernels::prefill_backward(shape.spec.dtype, shape.spec.heads.key_dim),
+            shape,
+            lengths,
+        };
+        let most = plan.grids().into_iter().max().unwrap_or_default();
+        check::ensure(most < 1 << 23, || {
+            let was = format!("{most} workgroups");
+            let allowed = "fewer than 2^23 workgroups in the backward: use fewer tokens or heads";
+            ArgumentError::new("tokens", ArgumentKind::Shape, was, allowed)
+        })?;
+        Ok(plan)
+    }
+
+    /// Chunks of all sequences, at most.
+    fn records(&self) -> usize {
+        self.shape.chunk_entries()
+    }
+
+    /// Workgroups of prepare, walk, gradients (one more chunk for rows past the last sequence) and sums.
+    fn grids(&self) -> [u64; 4] {
+        let Heads {
+            key,
+            value,
+            value_dim,
+            ..
+        } = self.shape.spec.heads;
+        let chunks = self.records() as u64;
+        let slabs = (value_dim / 16) as u64;
+        [
+            chunks * key as u64,
+            self.shape.sequences as u64 * value as u64 * slabs * 2,
+            (chunks + 1) * key as u64,
+            value as u64,
+        ]
+    }
+
+    fn layout(&self) -> Layout {
+        let Heads {
+            value,
+            key_dim,
+            value_dim,
+            ..
+        } = self.shape.spec.heads;
+        let places = self.records() * value;
+        let blocks = value_dim / 16 * BLOCK_BYTES;
+        let state = kernels::backward_bucket(key_dim) / 16 * blocks;
+        let states = places * RECORD_BYTES;
+        let d_states = states + places * state;
+        let errors = d_states + places * state;
+        let d_updates = errors + places * 2 * TILES * blocks;
+        let partials = d_updates + places * TILES * blocks;
+        Layout {
+            states,
+            d_states,
+            errors,
+            d_updates,
+            partials,
+            bytes: partials + (places * 2 * size_of::<f32>()).next_multiple_of(WORKSPACE_ALIGN),
+        }
+    }
+
+    fn lengths_bytes(&self) -> usize {
+        match &self.lengths {
+            PlanLengths::Host(_) => 0,
+            PlanLengths::Device(lengths) => lengths.bytes(),
+        }
+    }
+
+    /// Bytes of workspace that a launch needs: about 129 KiB per chunk and value head at `K = V = 128`.
+    pub fn workspace_bytes(&self) -> usize {
+        self.lengths_bytes() + self.layout().bytes
+    }
+
+    /// Names of the kernels that a launch runs, in order. `raw_gates`: whether gates are [`Gating::Raw`].
+    pub fn kernels(&self, raw_gates: bool) -> Vec<&'static str> {
+        let device = matches!(self.lengths, PlanLengths::Device(_));
+        let lengths = device.then(|| kernels::prefill_lengths().name());
+        let count = if raw_gates { 4 } else { 3 };
+        let own = self.kernels.iter().take(count).map(|k| k.name());
+        lengths.into_iter().chain(own).collect()
+    }
+
+    /// Enqueues the backward: the kernels that [`PrefillBackward::kernels`] names, nothing else.
+    ///
+    /// # Errors
+    /// A tensor of another shape, type or context, strides that are not allowed, gradients that share memory with other
+    /// arguments, a workspace that is too small: then nothing was enqueued. A launch that the runtime refuses.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        check::stream(stream, &self.context)?;
+        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        check_devices(tensors, &self.context)?;
+        let scratch = workspace.span();
+        let (address, rest) = workspace.split(self.lengths_bytes());
+        let lengths = self.lower_lengths(tensors, address)?;
+        let cu_seqlens = match (&self.lengths, &lengths) {
+            (_, Some(lowered)) => lowered.checked(),
+            (PlanLengths::Host(cu_seqlens), None) => cu_seqlens.address().cast_const().cast(),
+            (PlanLengths::Device(_), None) => ptr::null(),
+        };
+        let arguments = self.lower(tensors, cu_seqlens, rest.address())?;
+        check_overlaps(tensors, scratch)?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        if let Some(lengths) = lengths {
+            lengths.enqueue(&self.context, stream)?;
+        }
+        let sums = !arguments.d_a_log.is_null() || !arguments.d_dt_bias.is_null();
+        for (kernel, groups) in self.kernels.into_iter().zip(self.grids()) {
+            let role = kernel.role();
+            if groups == 0 || (role == kernels::Role::BackwardSums && !sums) {
+                continue;
+            }
+            let threads = self.shape.target.threads(role);
+            // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
+            unsafe {
+                self.context
+                    .launch(stream, kernel, groups as u32, threads, &arguments)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lower_lengths(
+        &self,
+        tensors: &BackwardTensors<'_>,
+        address: *mut c_void,
+    ) -> Result<Option<LoweredLengths>> {
+        match &self.lengths {
+            PlanLengths::Host(_) => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                Ok(None)
+            }
+            PlanLengths::Device(lengths) => {
+                let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
+                Ok(Some(lengths.lower(&self.context, cu_seqlens, address)?))
+            }
+        }
+    }
+
+    /// Checks the tensors and returns the launch arguments.
+    fn lower(
+        &self,
+        x: &BackwardTensors<'_>,
+        cu_seqlens: *const i32,
+        scratch: *mut c_void,
+    ) -> Checked<dwk_prefill_backward_args> {
+        let Shape {
+            spec,
+            batch,
+            sequences,
+            ..
+        } = self.shape;
+        let dtype = spec.dtype;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
+            key_dim,
+            value_dim,
+            map,
+        } = spec.heads;
+        let mut flags = 0;
+        if spec.qk_l2norm {
+            flags |= abi::DWK_QK_L2NORM;
+        }
+        if map == HeadMap::Tiled {
+            flags |= abi::DWK_TILED_HEADS;
+        }
+        let gates = x.gating.lower(value_heads, |_| batch)?;
+        flags |= gates.flags;
+        let layout = self.layout();
+        let at = |offset: usize| scratch.wrapping_byte_add(offset);
+        let mut out = dwk_prefill_backward_args {
+            prepare: dwk_prefill_prepare_args {
+                q: x.q.0.address,
+                k: x.k.0.address,
+                q_strides: check::tokens("q", &x.q, batch, key_heads, key_dim, &[dtype])?,
+                k_strides: check::tokens("k", &x.k, batch, key_heads, key_dim, &[dtype])?,
+                cu_seqlens,
+                records: scratch,
+                sequences: sequences as i32,
+                tokens: batch.rows() as i32,
+                key_heads: key_heads as i32,
+                value_heads: value_heads as i32,
+                key_dim: key_dim as i32,
+                value_dim: value_dim as i32,
+                g: gates.g,
+                beta: gates.beta,
+                a_log: gates.a_log,
+                dt_bias: gates.dt_bias,
+                g_strides: gates.g_strides,
+                beta_strides: gates.beta_strides,
+                a_log_stride: gates.a_log_stride,
+                dt_bias_stride: gates.dt_bias_stride,
+                g_type: gates.g_type,
+                beta_type: gates.beta_type,
+                a_log_type: gates.a_log_type,
+                dt_bias_type: gates.dt_bias_type,
+                head_groups: 1,
+                group_heads: (value_heads / key_heads) as i32,
+                dies: self.shape.dies as i32,
+                ..Default::default()
+            },
+            v: x.v.0.address,
+            v_strides: check::tokens("v", &x.v, batch, value_heads, value_dim, &[dtype])?,
+            d_o: x.d_o.0.address,
+            d_o_strides: check::tokens("d_o", &x.d_o, batch, value_heads, value_dim, &[dtype])?,
+            states: at(layout.states).cast(),
+            d_states: at(layout.d_states).cast(),
+            errors: at(layout.errors).cast(),
+            d_updates: at(layout.d_updates).cast(),
+            partials: at(layout.partials).cast(),
+            scale: spec.scale(),
+            records: self.records() as i32,
+            ..Default::default()
+        };
+        let rows = |name, t: &Option<TokensMut<'_>>, heads, dim| match t {
+            Some(t) => {
+                let strides = check::output_tokens(name, &t.0, batch, heads, dim, &[dtype])?;
+                Checked::Ok((t.0.0.address, strides))
+            }
+            None => Ok((ptr::null_mut(), Default::default())),
+        };
+        (out.d_q, out.d_q_strides) = rows("d_q", &x.d_q, key_heads, key_dim)?;
+        (out.d_k, out.d_k_strides) = rows("d_k", &x.d_k, key_heads, key_dim)?;
+        (out.d_v, out.d_v_strides) = rows("d_v", &x.d_v, value_heads, value_dim)?;
+        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+        let scalars = |name, t: &Option<TokenScalarsMut<'_>>| match t {
+            Some(t) => {
+                let strides = check::output_scalars(name, &t.0, batch, value_heads, &any)?;
+                Checked::Ok((t.0.0.address, strides, check::type_code(t.0.0.dtype)))
+            }
+            None => Ok((ptr::null_mut(), Default::default(), 0)),
+        };
+        (out.d_g, out.d_g_strides, out.d_g_type) = scalars("d_g", &x.d_g)?;
+        (out.d_beta, out.d_beta_strides, out.d_beta_type) = scalars("d_beta", &x.d_beta)?;
+        let raw = matches!(x.gating, Gating::Raw { .. });
+        let per_head = |name, t: &Option<TensorMut<'_, 1>>| match t {
+            Some(t) => {
+                check::ensure(raw, || {
+                    let allowed = "it must be absent: gates are given, not raw";
+                    ArgumentError::new(name, ArgumentKind::Presence, "given", allowed)
+                })?;
+                check::dtype(name, t.0.dtype, &[Dtype::F32])?;
+                let stride = check::per_head(name, &t.0, value_heads)?;
+                check::no_overlap(name, &t.0.shape, &t.0.strides)?;
+                Checked::Ok((t.0.address.cast(), stride))
+            }
+            None => Ok((ptr::null_mut(), 0)),
+        };
+        (out.d_a_log, out.d_a_log_stride) = per_head("d_a_log", &x.d_a_log)?;
+        (out.d_dt_bias, out.d_dt_bias_stride) = per_head("d_dt_bias", &x.d_dt_bias)?;
+        let shape = |layout| state_shape(&spec.heads, sequences, layout);
+        let value_major = |layout| u32::from(layout == StateLayout::ValueMajor);
+        if let Some(InitialState {
+            state,
+            has_initial_state,
+        }) = &x.initial
+        {
+            let t = &state.tensor;
+            out.initial_strides = check::state("initial_state", t, shape(state.layout), false)?;
+            out.initial_state = t.address;
+            out.initial_type = check::type_code(t.dtype);
+            flags |= value_major(state.layout) * abi::DWK_INITIAL_VALUE_MAJOR;
+            if let Some(has) = has_initial_state {
+                out.has_initial_state = has.checked("has_initial_state", sequences)?;
+            }
+        }
+        if let Some(state) = &x.d_final {
+            let t = &state.tensor;
+            out.d_final_strides = check::state("d_final_state", t, shape(state.layout), false)?;
+            out.d_final = t.address;
+            out.d_final_type = check::type_code(t.dtype);
+            out.d_final_value_major = value_major(state.layout);
+        }
+        if let Some(state) = &x.d_initial {
+            let t = &state.tensor.0;
+            out.d_initial_strides = check::state("d_initial_state", t, shape(state.layout), true)?;
+            out.d_initial = t.address;
+            out.d_initial_type = check::type_code(t.dtype);
+            out.d_initial_value_major = value_major(state.layout);
+        }
+        out.prepare.flags = flags;
+        Ok(out)
+    }
+}
+
+/// Checks that every tensor with a known context belongs to `context`.
+fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
+    let d_final = x.d_final.as_ref().map(|s| &s.tensor.owner);
+    let initial = x.initial.as_ref();
+    let has = initial.and_then(|i| i.has_initial_state.as_ref());
+    let tokens = |t: &'_ Option<TokensMut<'_>>| t.as_ref().map(|t| t.0.0.owner.clone());
+    let scalars = |t: &'_ Option<TokenScalarsMut<'_>>| t.as_ref().map(|t| t.0.0.owner.clone());
+    let owners = [
+        ("q", Some(x.q.0.owner.clone())),
+        ("k", Some(x.k.0.owner.clone())),
+        ("v", Some(x.v.0.owner.clone())),
+        (
+            "initial_state",
+            initial.map(|i| i.state.tensor.owner.clone()),
+        ),
+        ("has_initial_state", has.map(|has| has.owner().clone())),
+        ("d_o", Some(x.d_o.0.owner.clone())),
+        ("d_final_state", d_final.cloned()),
+        ("d_q", tokens(&x.d_q)),
+        ("d_k", tokens(&x.d_k)),
+        ("d_v", tokens(&x.d_v)),
+        ("d_g", scalars(&x.d_g)),
+        ("d_beta", scalars(&x.d_beta)),
+        ("d_a_log", x.d_a_log.as_ref().map(|t| t.0.owner.clone())),
+        ("d_dt_bias", x.d_dt_bias.as_ref().map(|t| t.0.owner.clone())),
+        (
+            "d_initial_state",
+            x.d_initial.as_ref().map(|s| s.tensor.0.owner.clone()),
+        ),
+    ];
+    for (name, owner) in owners {
+        owner.map_or(Ok(()), |owner| check::device(name, &owner, context))?;
+    }
+    x.gating.check_devices(context)
+}
+
+/// Checks that no gradient shares memory with another argument.
+fn check_overlaps(x: &BackwardTensors<'_>, workspace: Span<'_>) -> Checked<()> {
+    let outputs = [
+        Span::maybe("d_q", x.d_q.as_ref().map(|t| &t.0.0)),
+        Span::maybe("d_k", x.d_k.as_ref().map(|t| &t.0.0)),
+        Span::maybe("d_v", x.d_v.as_ref().map(|t| &t.0.0)),
+        Span::maybe("d_g", x.d_g.as_ref().map(|t| &t.0.0)),
+        Span::maybe("d_beta", x.d_beta.as_ref().map(|t| &t.0.0)),
+        Span::maybe("d_a_log", x.d_a_log.as_ref().map(|t| &t.0)),
+        Span::maybe("d_dt_bias", x.d_dt_bias.as_ref().map(|t| &t.0)),
+        Span::maybe("d_initial_state", x.d_initial.as_ref().map(|s| &s.tensor.0)),
+        workspace,
+    ];
+    let [g, beta, a_log, dt_bias] = x.gating.spans();
+    let initial = x.initial.as_ref();
+    let has = initial.and_then(|i| i.has_initial_state.as_ref());
+    let inputs = [
+        Span::of("q", &x.q.0),
+        Span::of("k", &x.k.0),
+        Span::of("v", &x.v.0),
+        g,
+        beta,
+        a_log,
+        dt_bias,
+        Span::maybe("initial_state", initial.map(|i| &i.state.tensor)),
+        Span::numbers("has_initial_state", has),
+        Span::of("d_o", &x.d_o.0),
+        Span::maybe("d_final_state", x.d_final.as_ref().map(|s| &s.tensor)),
+        Span::lengths(x.cu_seqlens.as_ref()),
+    ];
+    alias::check(&outputs, &inputs, &[])
+}
