@@ -30,8 +30,9 @@ pub struct Drafts<'a> {
     pub accepted: Option<PerSequence<'a, i32>>,
     /// `[B + 1]`: sequence n has rows `cu_seqlens[n]..cu_seqlens[n + 1]`, at most `T`. Tensors over tokens are then
     /// `[rows, ...]`, of any number of rows. A sequence without rows reads and writes nothing. Entries that decrease or
-    /// exceed the rows never lead out of bounds; rows beyond the first `T` of a sequence, and rows of no sequence, are
-    /// left as they were. Absent: every sequence has `T` tokens.
+    /// exceed the rows never lead out of bounds, but outputs of the affected sequences are then unspecified. Rows beyond
+    /// the first `T` of a sequence, and rows of no sequence, are left as they were. Absent: every sequence has `T`
+    /// tokens.
     pub cu_seqlens: Option<CuSeqlens<'a>>,
     /// A slot that means no slot, besides negative ones and those beyond the pool.
     pub null_slot: Option<i32>,
