@@ -16,7 +16,8 @@ PATHS = {"auto": _abi.DW_PATH_AUTO, "fused": _abi.DW_PATH_FUSED, "split": _abi.D
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
 # Fields that are vectors in device memory, and their element types.
-VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32"}
+VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32",
+           "draft_slots": "i32", "read_slots": "i32"}
 
 
 # Fields that launches write, by struct.
@@ -93,8 +94,9 @@ def is_read_only(x):
 
 
 def vector(name, a, entries):
-    """The address of a vector on the device."""
-    if a.dtype != VECTORS[name] or a.shape != (entries,) or not a.is_dense():
-        allowed = f"it must be a dense vector of {entries} {VECTORS[name]}"
+    """The address of a vector on the device. `entries`: how many it has, or the shape of a table."""
+    table = isinstance(entries, tuple)
+    if a.dtype != VECTORS[name] or a.shape != (entries if table else (entries,)) or not a.is_dense():
+        allowed = f"it must be a dense {'table' if table else 'vector'} of {entries} {VECTORS[name]}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return a.address
