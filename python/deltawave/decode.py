@@ -7,6 +7,7 @@ from typing import Optional
 from . import _abi, structs
 from .context import stream_of
 from .conv import STATE_LAYOUTS, X_LAYOUTS
+from .errors import ArgumentError
 from .plan import Plan
 from .values import whole
 
@@ -66,10 +67,16 @@ class Decode(Plan):
         self.tokens = spec.tokens
 
     def entries(self, name):
-        return (self.sequences, self.tokens) if name == "draft_slots" else super().entries(name)
+        tables = {"draft_slots": (self.sequences, self.tokens), "read_slots": (self.sequences, None)}
+        return tables.get(name) or super().entries(name)
 
     def bind(self, **tensors):
-        return super().bind(**structs.with_null_slot(tensors, "read_columns"))
+        if "read_columns" in tensors:
+            raise ArgumentError("read_columns: no argument of a launch; it follows from read_slots")
+        slots = tensors.get("read_slots")
+        if slots is not None:
+            tensors["read_columns"] = (1, *self.context.describe("read_slots", slots).shape)[-1]
+        return super().bind(**structs.with_null_slot(tensors))
 
     def unwritten(self, tensors):
         return ("pool",) if tensors.get("states") is not None else ()

@@ -88,15 +88,27 @@ def tensors(struct, choices, context, entries, values, unwritten=()):
     return made
 
 
+def with_null_slot(tensors):
+    """`tensors` with the field that says whether there is a null slot."""
+    return {**tensors, "has_null_slot": 1} if tensors.get("null_slot") is not None else tensors
+
+
 def is_read_only(x):
     """Whether a NumPy array is read-only. Other arrays do not tell."""
     return getattr(getattr(x, "flags", None), "writeable", True) is False
 
 
 def vector(name, a, entries):
-    """The address of a vector on the device. `entries`: how many it has, or the shape of a table."""
-    table = isinstance(entries, tuple)
-    if a.dtype != VECTORS[name] or a.shape != (entries if table else (entries,)) or not a.is_dense():
-        allowed = f"it must be a dense {'table' if table else 'vector'} of {entries} {VECTORS[name]}"
+    """The address of a vector on the device. `entries`: how many it has, or rows and columns of a table. Columns None: any
+    number of them."""
+    kind = "vector"
+    if isinstance(entries, tuple):
+        kind, (entries, columns) = "table", entries
+        wanted = (entries, columns or a.shape[-1] if a.shape else 1)
+        entries = f"{entries} rows and {columns or 'some'} columns of"
+    else:
+        wanted = (entries,)
+    if a.dtype != VECTORS[name] or a.shape != wanted or 0 in wanted[1:] or not a.is_dense():
+        allowed = f"it must be a dense {kind} of {entries} {VECTORS[name]}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return a.address
