@@ -370,6 +370,17 @@ typedef struct dwk_conv_args {
     int32_t lane_group_log2; /* log2 of threads per head of q or k, 4 or 5; with DWK_CONV_QK_L2NORM */
 } dwk_conv_args;
 
+/* conv_draft_{bf16,f16}: conv for speculative decoding. A sequence reads width - 1 columns of its state from column
+ * accepted - 1 on. Then the state is, from column 0 on, those columns but the first, and x of the sequence. */
+typedef struct dwk_conv_draft_args {
+    dwk_conv_args conv;      /* with DWK_CONV_KEEP_STATES; state_columns is width - 1 */
+    const int32_t *accepted; /* [N], clamped to 1 to columns - (width - 2); null: 1 */
+    int32_t columns;         /* of the state */
+    int32_t slot_stride;     /* between entries of `slots` */
+    int32_t null_slot;       /* a slot that is none, besides those out of range */
+    int32_t keep_states;     /* 1: states are not written */
+} dwk_conv_draft_args;
+
 /* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */
 typedef struct dwk_norm_args {
     const void *x;      /* [T, HV, V] */
@@ -446,6 +457,20 @@ typedef struct dwk_decode_args {
     dwk_divisor by_key_heads; /* divides by HV / HK, or by HK with DWK_TILED_HEADS */
     dwk_norm_args norm;       /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
+
+/* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. `write_slots` is [B, write_columns] if that is
+ * not 0; `states` is then null. `slots` is [B, read_columns]. */
+typedef struct dwk_decode_draft_args {
+    dwk_decode_args decode;  /* without norm; `tokens`: most tokens of a sequence */
+    const int32_t *accepted; /* [B]: column of `slots` that a sequence reads, plus 1, clamped; null: the first column */
+    const void *cu_seqlens;  /* [B + 1], i32 or i64: rows of each sequence, which are packed; null: `tokens` each */
+    int32_t rows;            /* rows of the tensors over tokens, with cu_seqlens */
+    int32_t wide_lengths;    /* 1: cu_seqlens is i64 */
+    int32_t read_columns;    /* 1 without `accepted` */
+    int32_t write_columns;   /* slots that a sequence writes, one after each token; 0: one, after its last token */
+    int32_t null_slot;       /* a slot that is none, besides those out of range */
+    int32_t pad0;
+} dwk_decode_draft_args;
 
 /* commit: copies the state after each sequence's last accepted token to its slot, and the accepted tokens' columns to
  * its conv state. One workgroup per (sequence, value head), then one per (sequence, 256 channels). */

@@ -390,6 +390,16 @@ typedef struct dw_conv_tensors {
     const dw_tensor *beta;
     int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
     int32_t pad0;
+
+    /* Speculative decoding: [N] on the device, tokens of the step before that were accepted, counted from 1. Counts
+     * outside are clamped. Sequence n reads width - 1 columns of its state from column accepted[n] - 1 on. Then it
+     * writes, from column 0 on, those columns but the first, and its tokens: a state has width - 2 columns more than a
+     * sequence has tokens. Tokens beyond the last column are not stored. NULL: the last columns are read and written. */
+    const int32_t *accepted;
+    int32_t slot_columns;  /* slots is [N, slot_columns], and the first column holds the slots; 0: 1 */
+    int32_t has_null_slot; /* 1: null_slot, besides slots that are negative or beyond, makes a sequence padding */
+    int32_t null_slot;
+    int32_t pad1;
 } dw_conv_tensors;
 
 /* Plan: a checked batch shape. Launch it any number of times. */
@@ -460,6 +470,21 @@ typedef struct dw_decode_tensors {
     const dw_tensor *states;
     int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
     int32_t pool_layout;      /* DW_STATE_*: layout of pool and states */
+
+    /* Speculative decoding without a commit, all on the device; NULL or 0: not wanted. The state after each draft goes to
+     * a slot of its own, and the next step reads the slot of the last accepted one. read_slots and draft_slots may be one
+     * table. */
+    const int32_t *draft_slots; /* [B, T]: slot of the state after each token; write_slots and states are then NULL */
+    const int32_t *read_slots;  /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
+    const int32_t *accepted;    /* [B], with read_slots: counts of the step before; those outside are clamped */
+    /* [B + 1]: rows of each sequence, at most T. Tensors over tokens are then [rows, ...], of any number of rows. A
+     * sequence without rows reads and writes nothing. Entries that decrease or exceed the rows never lead out of bounds.
+     * The outputs of the sequences beside such an entry are not specified. Rows of no sequence stay as they are. */
+    const dw_lengths *cu_seqlens;
+    int32_t read_columns;  /* 0: T */
+    int32_t has_null_slot; /* 1: null_slot is no slot, besides those that are negative or beyond the pool */
+    int32_t null_slot;
+    int32_t pad0;
 } dw_decode_tensors;
 
 /* Commit of the accepted tokens: the first accepted[n] of the verified tokens of sequence n. The state after the last

@@ -975,6 +975,42 @@ impl Default for dwk_conv_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_conv_draft_args {
+    pub conv: dwk_conv_args,
+    pub accepted: *const i32,
+    pub columns: i32,
+    pub slot_stride: i32,
+    pub null_slot: i32,
+    pub keep_states: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_conv_draft_args"][::core::mem::size_of::<dwk_conv_draft_args>() - 584usize];
+    ["Alignment of dwk_conv_draft_args"][::core::mem::align_of::<dwk_conv_draft_args>() - 8usize];
+    ["Offset of field: dwk_conv_draft_args::conv"]
+        [::core::mem::offset_of!(dwk_conv_draft_args, conv) - 0usize];
+    ["Offset of field: dwk_conv_draft_args::accepted"]
+        [::core::mem::offset_of!(dwk_conv_draft_args, accepted) - 560usize];
+    ["Offset of field: dwk_conv_draft_args::columns"]
+        [::core::mem::offset_of!(dwk_conv_draft_args, columns) - 568usize];
+    ["Offset of field: dwk_conv_draft_args::slot_stride"]
+        [::core::mem::offset_of!(dwk_conv_draft_args, slot_stride) - 572usize];
+    ["Offset of field: dwk_conv_draft_args::null_slot"]
+        [::core::mem::offset_of!(dwk_conv_draft_args, null_slot) - 576usize];
+    ["Offset of field: dwk_conv_draft_args::keep_states"]
+        [::core::mem::offset_of!(dwk_conv_draft_args, keep_states) - 580usize];
+};
+impl Default for dwk_conv_draft_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_norm_args {
     pub x: *const ::core::ffi::c_void,
     pub z: *const ::core::ffi::c_void,
@@ -1186,6 +1222,52 @@ const _: () = {
         [::core::mem::offset_of!(dwk_decode_args, norm) - 416usize];
 };
 impl Default for dwk_decode_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_decode_draft_args {
+    pub decode: dwk_decode_args,
+    pub accepted: *const i32,
+    pub cu_seqlens: *const ::core::ffi::c_void,
+    pub rows: i32,
+    pub wide_lengths: i32,
+    pub read_columns: i32,
+    pub write_columns: i32,
+    pub null_slot: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_decode_draft_args"][::core::mem::size_of::<dwk_decode_draft_args>() - 600usize];
+    ["Alignment of dwk_decode_draft_args"]
+        [::core::mem::align_of::<dwk_decode_draft_args>() - 8usize];
+    ["Offset of field: dwk_decode_draft_args::decode"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, decode) - 0usize];
+    ["Offset of field: dwk_decode_draft_args::accepted"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, accepted) - 560usize];
+    ["Offset of field: dwk_decode_draft_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, cu_seqlens) - 568usize];
+    ["Offset of field: dwk_decode_draft_args::rows"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, rows) - 576usize];
+    ["Offset of field: dwk_decode_draft_args::wide_lengths"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, wide_lengths) - 580usize];
+    ["Offset of field: dwk_decode_draft_args::read_columns"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, read_columns) - 584usize];
+    ["Offset of field: dwk_decode_draft_args::write_columns"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, write_columns) - 588usize];
+    ["Offset of field: dwk_decode_draft_args::null_slot"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, null_slot) - 592usize];
+    ["Offset of field: dwk_decode_draft_args::pad0"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, pad0) - 596usize];
+};
+impl Default for dwk_decode_draft_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

@@ -46,6 +46,11 @@ impl<T: Element> PerSequence<'_, T> {
         &self.owner
     }
 
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Address and size in bytes.
     pub(crate) fn memory(&self) -> (usize, usize) {
         let bytes = self.len.saturating_mul(size_of::<T>());

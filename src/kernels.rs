@@ -165,11 +165,21 @@ kernels! {
         "dw_conv_bf16" => Role::Conv,
         "dw_conv_f16" => Role::Conv,
     }
+    CONV_DRAFT: dwk_conv_draft_args in "conv_draft" {
+        "dw_conv_draft_bf16" => Role::Conv,
+        "dw_conv_draft_f16" => Role::Conv,
+    }
     DECODE: dwk_decode_args in "decode" {
         "dw_decode_bf16_k128" => Role::Decode(128),
         "dw_decode_bf16_k256" => Role::Decode(256),
         "dw_decode_f16_k128" => Role::Decode(128),
         "dw_decode_f16_k256" => Role::Decode(256),
+    }
+    DECODE_DRAFT: dwk_decode_draft_args in "decode_draft" {
+        "dw_decode_draft_bf16_k128" => Role::Decode(128),
+        "dw_decode_draft_bf16_k256" => Role::Decode(256),
+        "dw_decode_draft_f16_k128" => Role::Decode(128),
+        "dw_decode_draft_f16_k256" => Role::Decode(256),
     }
     DECODE_NORM: dwk_decode_args in "decode" {
         "dw_decode_norm_bf16" => Role::DecodeNorm,
@@ -293,6 +303,16 @@ pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_arg
     typed(DECODE, dtype)[usize::from(key_dim > 128)]
 }
 
+/// The convolution of drafts.
+pub(crate) fn conv_draft(dtype: Dtype) -> Kernel<abi::dwk_conv_draft_args> {
+    typed(CONV_DRAFT, dtype)[0]
+}
+
+/// The decode of drafts.
+pub(crate) fn decode_draft(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_draft_args> {
+    typed(DECODE_DRAFT, dtype)[usize::from(key_dim > 128)]
+}
+
 pub(crate) fn decode_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
     typed(DECODE_NORM, dtype)[0]
 }
@@ -391,6 +411,9 @@ mod tests {
         assert_eq!(conv(Dtype::F16).name(), "dw_conv_f16");
         assert_eq!(decode(Dtype::Bf16, 128).name(), "dw_decode_bf16_k128");
         assert_eq!(decode(Dtype::F16, 144).name(), "dw_decode_f16_k256");
+        assert_eq!(conv_draft(Dtype::F16).name(), "dw_conv_draft_f16");
+        let wide = decode_draft(Dtype::F16, 144).name();
+        assert_eq!(wide, "dw_decode_draft_f16_k256");
         for (key_dim, bucket) in [
             (16, 64),
             (64, 64),

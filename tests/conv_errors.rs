@@ -4,7 +4,9 @@ mod common;
 
 use common::{Memory, View, context, expect, view};
 use deltawave::batch::{CuSeqlens, PerSequence};
-use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
+use deltawave::conv::{
+    Conv, ConvDrafts, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
+};
 use deltawave::error::ArgumentKind::{
     self, Device, Dtype as WrongDtype, Lengths, Pointer, Presence, Shape, Stride,
 };
@@ -222,4 +224,46 @@ fn empty_batches() {
     request.state.at = Some(1 << 16);
     none.launch(&stream, &tensors(&request, &memory)).unwrap();
     stream.synchronize().unwrap();
+}
+
+#[test]
+fn drafts_are_refused_by_name() {
+    let context = context();
+    let memory = Memory::new(&context);
+    let stream = context.stream().unwrap();
+    let plan = Conv::packed(&context, spec(), &LENGTHS, TOKENS).unwrap();
+    let longest = LENGTHS.windows(2).map(|pair| pair[1] - pair[0]).max();
+    let columns = longest.unwrap() as usize + 2;
+    let accepted = |n: usize| ConvDrafts {
+        accepted: Some(memory.per_sequence(n)),
+        ..Default::default()
+    };
+    let wide = || {
+        let mut request = valid();
+        request.state = view([3, 64, columns]);
+        request
+    };
+    let launch = |request: &Request, drafts: &ConvDrafts<'_>| {
+        plan.launch_drafts(&stream, &tensors(request, &memory), drafts)
+    };
+    expect(launch(&wide(), &accepted(1)), "accepted", Shape);
+    let mut narrow = wide();
+    narrow.state = view([3, 64, columns - 1]);
+    expect(launch(&narrow, &accepted(2)), "state", Shape);
+    let mut stateless = tensors(&valid(), &memory);
+    stateless.state = None;
+    let outcome = plan.launch_drafts(&stream, &stateless, &accepted(2));
+    expect(outcome, "accepted", Presence);
+    for slot_columns in [0, (1 << 16) + 1] {
+        let drafts = ConvDrafts {
+            slot_columns: Some(slot_columns),
+            ..accepted(2)
+        };
+        expect(launch(&wide(), &drafts), "slot_columns", Shape);
+    }
+    let drafts = ConvDrafts {
+        slot_columns: Some(2),
+        ..accepted(2)
+    };
+    expect(launch(&wide(), &drafts), "slots", Shape);
 }

@@ -4,6 +4,8 @@
 #[path = "common/decode.rs"]
 mod cases;
 mod common;
+#[path = "decode/drafts.rs"]
+mod drafts;
 
 use cases::{Case, Data, check, check_output, run, run_once, spec};
 use common::{GateKind, context};

@@ -2,6 +2,8 @@
 //! single steps, bit for bit, in both pools.
 
 mod common;
+#[path = "decode_chain/drafts.rs"]
+mod drafts;
 
 use common::{Case, Entry, bar, context};
 use deltawave::commit::{Commit, CommitConv, CommitTensors};

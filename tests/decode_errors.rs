@@ -3,14 +3,16 @@
 mod common;
 
 use common::{Memory, View, context, expect, view};
+use deltawave::batch::{CuSeqlens, PerSequence};
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::{ConvInput, ConvStateLayout};
-use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft, Drafts};
 use deltawave::error::ArgumentKind::{
-    self, Device, Dtype as WrongDtype, Pointer, Presence, Shape, Stride, Value,
+    self, Device, Dtype as WrongDtype, Lengths, Pointer, Presence, Shape, Stride, Value,
 };
 use deltawave::gates::Gating;
 use deltawave::state::StatePool;
+use deltawave::tensor::TensorMut;
 use deltawave::types::{Dtype, StateLayout};
 
 const BATCH: usize = 3;
@@ -280,4 +282,135 @@ fn commits_are_refused_by_name() {
     let tokens = 17;
     let wrong = Commit::new(&context, DecodeSpec { tokens, ..spec() }, BATCH);
     expect(wrong, "tokens", Shape);
+}
+
+/// Drafts, of which a test changes one thing.
+struct DraftRequest {
+    decode: Request,
+    draft_slots: Option<usize>,
+    read_slots: Option<usize>,
+    accepted: Option<usize>,
+    entries: usize,
+}
+
+fn valid_drafts() -> DraftRequest {
+    let rows = 5;
+    let mut decode = valid();
+    // Packed rows: the first dimension of a view is 1.
+    for tensor in [&mut decode.q, &mut decode.k, &mut decode.v, &mut decode.o] {
+        *tensor = typed(tensor.dtype, [1, rows, tensor.shape[2], tensor.shape[3]]);
+    }
+    decode.g = typed(Dtype::F32, [1, rows, 4]);
+    (decode.slots, decode.write_slots) = (None, None);
+    DraftRequest {
+        decode,
+        draft_slots: Some(BATCH * TOKENS),
+        read_slots: Some(BATCH * 4),
+        accepted: Some(BATCH),
+        entries: BATCH + 1,
+    }
+}
+
+#[test]
+fn drafts_are_refused_by_name() {
+    let context = context();
+    let memory = Memory::new(&context);
+    let stream = context.stream().unwrap();
+    let mut plan = Decode::new(&context, spec(), BATCH).unwrap();
+    let packed = |v: View<4>| View {
+        shape: [v.shape[1], v.shape[2], v.shape[3]],
+        strides: [v.strides[1], v.strides[2], v.strides[3]],
+        dtype: v.dtype,
+        ..view([1, 1, 1])
+    };
+    let launch = |plan: &Decode, r: &DraftRequest| {
+        let g = r.decode.g;
+        let mut x = tensors(&r.decode, &memory);
+        x.q = memory.tensor(packed(r.decode.q)).into();
+        x.k = memory.tensor(packed(r.decode.k)).into();
+        x.v = memory.tensor(packed(r.decode.v)).into();
+        x.o = memory.tensor_mut(packed(r.decode.o)).into();
+        x.gating = Gating::Given {
+            g: Some(
+                memory
+                    .tensor(typed(g.dtype, [g.shape[1], g.shape[2]]))
+                    .into(),
+            ),
+            beta: None,
+        };
+        x.states = None;
+        let drafts = Drafts {
+            draft_slots: r.draft_slots.map(|n| memory.per_sequence(n)),
+            read_slots: r.read_slots.map(|n| memory.per_sequence(n)),
+            accepted: r.accepted.map(|n| memory.per_sequence(n)),
+            cu_seqlens: Some(CuSeqlens::I32(memory.per_sequence(r.entries))),
+            null_slot: Some(0),
+        };
+        plan.launch_drafts(&stream, &x, &drafts)
+    };
+    type Change = fn(&mut DraftRequest);
+    let changes: [(&str, ArgumentKind, Change); 14] = [
+        ("draft_slots", Shape, |r| r.draft_slots = Some(BATCH)),
+        ("read_slots", Shape, |r| r.read_slots = Some(BATCH * 4 + 1)),
+        ("read_slots", Shape, |r| r.read_slots = Some(0)),
+        ("read_slots", Presence, |r| r.read_slots = None),
+        ("accepted", Presence, |r| r.accepted = None),
+        ("accepted", Shape, |r| r.accepted = Some(BATCH + 1)),
+        ("slots", Presence, |r| r.decode.slots = Some(BATCH)),
+        ("write_slots", Presence, |r| {
+            r.decode.write_slots = Some(BATCH)
+        }),
+        ("cu_seqlens", Lengths, |r| r.entries = BATCH),
+        ("k", Shape, |r| r.decode.k.shape[1] = 6),
+        ("o", Shape, |r| r.decode.o.shape[1] = 4),
+        ("g", Shape, |r| r.decode.g.shape[1] = 6),
+        // Without slots, sequence n has slot n.
+        ("pool", Shape, |r| {
+            (r.read_slots, r.accepted) = (None, None);
+            r.decode.pool.shape[0] = BATCH - 1;
+        }),
+        ("has_initial_state", Shape, |r| {
+            r.decode.has_initial_state = 1
+        }),
+    ];
+    for (argument, kind, change) in changes {
+        let mut request = valid_drafts();
+        change(&mut request);
+        expect(launch(&plan, &request), argument, kind);
+    }
+    plan.set_slots(&[0, 1, 2], None).unwrap();
+    expect(launch(&plan, &valid_drafts()), "slots", Presence);
+    // States after every token have a tensor or slots, not both; dense tensors have no lengths.
+    let plan = Decode::new(&context, spec(), BATCH).unwrap();
+    let mut request = valid();
+    request.write_slots = None;
+    let drafts = Drafts {
+        draft_slots: Some(memory.per_sequence(BATCH * TOKENS)),
+        ..Default::default()
+    };
+    let outcome = plan.launch_drafts(&stream, &tensors(&request, &memory), &drafts);
+    expect(outcome, "states", Presence);
+    let drafts = Drafts {
+        cu_seqlens: Some(CuSeqlens::I32(memory.per_sequence(BATCH + 1))),
+        ..Default::default()
+    };
+    let outcome = plan.launch_drafts(&stream, &tensors(&valid(), &memory), &drafts);
+    expect(outcome, "q", Shape);
+    // An output over the counts.
+    let accepted = context.upload(&[1i32; 64]).unwrap();
+    let mut request = tensors(&valid(), &memory);
+    (request.states, request.pool.slots, request.pool.write_slots) = (None, None, None);
+    // SAFETY: what is refused is never written.
+    request.o = unsafe {
+        let shape = [BATCH, TOKENS, 4, 16];
+        let strides = [TOKENS * 64, 64, 16, 1];
+        TensorMut::from_raw(accepted.address(), Dtype::Bf16, shape, strides).into()
+    };
+    let drafts = Drafts {
+        read_slots: Some(memory.per_sequence(BATCH)),
+        accepted: Some(PerSequence::from(&accepted)),
+        ..Default::default()
+    };
+    let outcome = plan.launch_drafts(&stream, &request, &drafts);
+    assert!(outcome.is_err(), "o is where the counts are");
 }

@@ -4,8 +4,10 @@
 mod allocations;
 mod null_runtime;
 
-use deltawave::conv::{Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors};
-use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
+use deltawave::conv::{
+    Conv, ConvDrafts, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
+};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Drafts};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
 use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
@@ -138,12 +140,23 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
     let count = allocations(|| plan.launch(&stream, &tensors).expect("a launch"));
     assert_eq!(count, 0, "conv");
     assert_only_launches(1, "conv");
+    let drafts = ConvDrafts {
+        null_slot: Some(0),
+        ..Default::default()
+    };
+    take_calls();
+    let count = allocations(|| {
+        let outcome = plan.launch_drafts(&stream, &tensors, &drafts);
+        outcome.expect("a launch");
+    });
+    assert_eq!(count, 0, "conv of drafts");
+    assert_only_launches(1, "conv of drafts");
 
     let mut buffers: [_; 4] = std::array::from_fn(|_| context.alloc::<half::bf16>(3 * 2 * 32));
     let [q, k, v, o] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
     let mut pool = context.alloc::<f32>(5 * 2 * 16 * 32)?;
     let slots = context.alloc::<i32>(3)?;
-    let tensors = DecodeTensors {
+    let mut tensors = DecodeTensors {
         q: q.tensor([3, 1, 16])?.into(),
         k: k.tensor([3, 1, 16])?.into(),
         v: v.tensor([3, 2, 32])?.into(),
@@ -166,6 +179,22 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
     let count = allocations(|| plan.launch(&stream, &tensors).expect("a launch"));
     assert_eq!(count, 0, "decode");
     assert_only_launches(1, "decode");
+    let lengths = context.upload(&[0i32, 1, 2, 3])?;
+    tensors.pool.slots = None;
+    let drafts = Drafts {
+        draft_slots: Some((&slots).into()),
+        read_slots: Some((&slots).into()),
+        accepted: Some((&slots).into()),
+        cu_seqlens: Some((&lengths).into()),
+        null_slot: Some(0),
+    };
+    take_calls();
+    let count = allocations(|| {
+        let outcome = plan.launch_drafts(&stream, &tensors, &drafts);
+        outcome.expect("a launch");
+    });
+    assert_eq!(count, 0, "decode of drafts");
+    assert_only_launches(1, "decode of drafts");
 
     let mut buffers: [_; 2] = std::array::from_fn(|_| context.alloc::<half::bf16>(3 * 2 * 32));
     let [z, y] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));

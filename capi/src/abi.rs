@@ -691,10 +691,15 @@ pub struct dw_conv_tensors {
     pub beta: *const dw_tensor,
     pub allow_neg_eigval: i32,
     pub pad0: i32,
+    pub accepted: *const i32,
+    pub slot_columns: i32,
+    pub has_null_slot: i32,
+    pub null_slot: i32,
+    pub pad1: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_conv_tensors"][::core::mem::size_of::<dw_conv_tensors>() - 176usize];
+    ["Size of dw_conv_tensors"][::core::mem::size_of::<dw_conv_tensors>() - 200usize];
     ["Alignment of dw_conv_tensors"][::core::mem::align_of::<dw_conv_tensors>() - 8usize];
     ["Offset of field: dw_conv_tensors::size"]
         [::core::mem::offset_of!(dw_conv_tensors, size) - 0usize];
@@ -737,6 +742,16 @@ const _: () = {
         [::core::mem::offset_of!(dw_conv_tensors, allow_neg_eigval) - 168usize];
     ["Offset of field: dw_conv_tensors::pad0"]
         [::core::mem::offset_of!(dw_conv_tensors, pad0) - 172usize];
+    ["Offset of field: dw_conv_tensors::accepted"]
+        [::core::mem::offset_of!(dw_conv_tensors, accepted) - 176usize];
+    ["Offset of field: dw_conv_tensors::slot_columns"]
+        [::core::mem::offset_of!(dw_conv_tensors, slot_columns) - 184usize];
+    ["Offset of field: dw_conv_tensors::has_null_slot"]
+        [::core::mem::offset_of!(dw_conv_tensors, has_null_slot) - 188usize];
+    ["Offset of field: dw_conv_tensors::null_slot"]
+        [::core::mem::offset_of!(dw_conv_tensors, null_slot) - 192usize];
+    ["Offset of field: dw_conv_tensors::pad1"]
+        [::core::mem::offset_of!(dw_conv_tensors, pad1) - 196usize];
 };
 impl Default for dw_conv_tensors {
     fn default() -> Self {
@@ -846,10 +861,18 @@ pub struct dw_decode_tensors {
     pub states: *const dw_tensor,
     pub allow_neg_eigval: i32,
     pub pool_layout: i32,
+    pub draft_slots: *const i32,
+    pub read_slots: *const i32,
+    pub accepted: *const i32,
+    pub cu_seqlens: *const dw_lengths,
+    pub read_columns: i32,
+    pub has_null_slot: i32,
+    pub null_slot: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_decode_tensors"][::core::mem::size_of::<dw_decode_tensors>() - 136usize];
+    ["Size of dw_decode_tensors"][::core::mem::size_of::<dw_decode_tensors>() - 184usize];
     ["Alignment of dw_decode_tensors"][::core::mem::align_of::<dw_decode_tensors>() - 8usize];
     ["Offset of field: dw_decode_tensors::size"]
         [::core::mem::offset_of!(dw_decode_tensors, size) - 0usize];
@@ -887,6 +910,22 @@ const _: () = {
         [::core::mem::offset_of!(dw_decode_tensors, allow_neg_eigval) - 128usize];
     ["Offset of field: dw_decode_tensors::pool_layout"]
         [::core::mem::offset_of!(dw_decode_tensors, pool_layout) - 132usize];
+    ["Offset of field: dw_decode_tensors::draft_slots"]
+        [::core::mem::offset_of!(dw_decode_tensors, draft_slots) - 136usize];
+    ["Offset of field: dw_decode_tensors::read_slots"]
+        [::core::mem::offset_of!(dw_decode_tensors, read_slots) - 144usize];
+    ["Offset of field: dw_decode_tensors::accepted"]
+        [::core::mem::offset_of!(dw_decode_tensors, accepted) - 152usize];
+    ["Offset of field: dw_decode_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_decode_tensors, cu_seqlens) - 160usize];
+    ["Offset of field: dw_decode_tensors::read_columns"]
+        [::core::mem::offset_of!(dw_decode_tensors, read_columns) - 168usize];
+    ["Offset of field: dw_decode_tensors::has_null_slot"]
+        [::core::mem::offset_of!(dw_decode_tensors, has_null_slot) - 172usize];
+    ["Offset of field: dw_decode_tensors::null_slot"]
+        [::core::mem::offset_of!(dw_decode_tensors, null_slot) - 176usize];
+    ["Offset of field: dw_decode_tensors::pad0"]
+        [::core::mem::offset_of!(dw_decode_tensors, pad0) - 180usize];
 };
 impl Default for dw_decode_tensors {
     fn default() -> Self {

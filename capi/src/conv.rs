@@ -5,7 +5,7 @@ use std::ptr;
 
 use deltawave::batch::PerSequence;
 use deltawave::conv::{
-    Activation, Conv, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
+    Activation, Conv, ConvDrafts, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
 use deltawave::error::{ArgumentKind, Error, Result};
 use deltawave::gate::Gate;
@@ -169,7 +169,11 @@ pub unsafe extern "C" fn dw_conv_launch(
         let arguments = unsafe { self::tensors(&t, plan) }?;
         // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
-        let outcome = plan.plan.launch(&stream, &arguments);
+        // SAFETY: the caller passes arrays in the device's memory.
+        let outcome = match unsafe { drafts(&t, plan) }? {
+            Some(drafts) => plan.plan.launch_drafts(&stream, &arguments, &drafts),
+            None => plan.plan.launch(&stream, &arguments),
+        };
         outcome.map_err(|error| renamed(error, t.x_layout))
     })
 }
@@ -181,10 +185,11 @@ pub unsafe extern "C" fn dw_conv_launch(
 unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'static>> {
     // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+    let columns = read::natural("slot_columns", t.slot_columns)?.max(1);
     // SAFETY: the caller passes tensors in the device's memory.
     let (slots, has) = unsafe {
         (
-            PerSequence::from_raw(t.slots, plan.sequences),
+            PerSequence::from_raw(t.slots, plan.sequences.saturating_mul(columns)),
             PerSequence::from_raw(t.has_initial_state, plan.sequences),
         )
     };
@@ -227,6 +232,26 @@ unsafe fn tensors(t: &dw_conv_tensors, plan: &Plan) -> Result<ConvTensors<'stati
         // SAFETY: as above.
         gates: unsafe { gates(t) }?,
     })
+}
+
+/// Drafts of a launch; absent if the caller gives nothing of them.
+///
+/// # Safety
+/// As [`tensors`].
+unsafe fn drafts(t: &dw_conv_tensors, plan: &Plan) -> Checked<Option<ConvDrafts<'static>>> {
+    let null_slot = read::null_slot(t.has_null_slot, t.null_slot)?;
+    let slot_columns = match read::natural("slot_columns", t.slot_columns)? {
+        0 => None,
+        columns => Some(columns),
+    };
+    // SAFETY: the caller passes an array in the device's memory.
+    let accepted = unsafe { read::numbers(t.accepted, plan.sequences) };
+    let wanted = accepted.is_some() || null_slot.is_some() || slot_columns.is_some();
+    Ok(wanted.then_some(ConvDrafts {
+        accepted,
+        slot_columns,
+        null_slot,
+    }))
 }
 
 /// Gates of a launch, if the caller gives any.

@@ -6,7 +6,7 @@ use std::ptr;
 use deltawave::batch::PerSequence;
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::ConvSpec;
-use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft, Drafts};
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::model::Heads;
 use deltawave::runtime::Context;
@@ -17,6 +17,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::conv::{self, Projections};
+use crate::lengths::Lengths;
 use crate::prefill::{Gates, gating, heads_map};
 use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{guard, guard_silent, refuse};
@@ -106,7 +107,11 @@ pub unsafe extern "C" fn dw_decode_launch(
         let arguments = unsafe { self::tensors(&t, plan) }?;
         // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
-        plan.decode.launch(&stream, &arguments)
+        // SAFETY: the caller passes arrays in the device's memory.
+        match unsafe { drafts(&t, plan) }? {
+            Some(drafts) => plan.decode.launch_drafts(&stream, &arguments, &drafts),
+            None => plan.decode.launch(&stream, &arguments),
+        }
     })
 }
 
@@ -173,6 +178,34 @@ unsafe fn tensors(t: &dw_decode_tensors, plan: &Plan) -> Checked<DecodeTensors<'
             .transpose()?,
         o: argument("o", t.o).tokens_mut()?,
     })
+}
+
+/// Drafts of a launch; absent if the caller gives nothing of them.
+///
+/// # Safety
+/// As [`tensors`].
+unsafe fn drafts(t: &dw_decode_tensors, plan: &Plan) -> Checked<Option<Drafts<'static>>> {
+    let null_slot = read::null_slot(t.has_null_slot, t.null_slot)?;
+    let columns = match read::natural("read_columns", t.read_columns)? {
+        0 => plan.spec.tokens,
+        columns => columns,
+    };
+    // SAFETY: the caller passes arrays in the device's memory.
+    let drafts = unsafe {
+        Drafts {
+            draft_slots: numbers(t.draft_slots, plan.batch * plan.spec.tokens),
+            read_slots: numbers(t.read_slots, plan.batch.saturating_mul(columns)),
+            accepted: numbers(t.accepted, plan.batch),
+            cu_seqlens: Lengths::given(t.cu_seqlens)?,
+            null_slot,
+        }
+    };
+    let wanted = drafts.draft_slots.is_some()
+        || drafts.read_slots.is_some()
+        || drafts.accepted.is_some()
+        || drafts.cu_seqlens.is_some()
+        || null_slot.is_some();
+    Ok(wanted.then_some(drafts))
 }
 
 /// Tensors of a commit, from the caller's struct.

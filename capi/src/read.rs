@@ -55,7 +55,9 @@ unsafe impl Versioned for abi::dw_conv_tensors {
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_decode_spec {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_decode_tensors {}
+unsafe impl Versioned for abi::dw_decode_tensors {
+    const FIRST: usize = offset_of!(Self, draft_slots);
+}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_commit_tensors {}
 // SAFETY: as above.
@@ -165,6 +167,11 @@ pub(crate) unsafe fn numbers<T: Element>(
 ) -> Option<PerSequence<'static, T>> {
     // SAFETY: the caller keeps the promise under `# Safety`.
     (!address.is_null()).then(|| unsafe { PerSequence::from_raw(address, count) })
+}
+
+/// A slot that means no slot, if the caller names one.
+pub(crate) fn null_slot(has: i32, slot: i32) -> Checked<Option<i32>> {
+    Ok(flag("has_null_slot", has)?.then_some(slot))
 }
 
 /// Refuses a negative number. Formats the argument's name only for an error, because a launch must not allocate.

@@ -255,6 +255,68 @@ fn steps_verification_and_commit() {
     unsafe { dw_decode_destroy(plan) };
 }
 
+/// Drafts of ones: the first sequence starts from the state after its second draft, the other from zeros. A struct of the
+/// first version of the ABI, too.
+#[test]
+fn drafts_and_accepted_counts() {
+    const TABLE: usize = 7;
+    let x = Device::new();
+    let plan = x.plan(TOKENS);
+    // Slots after each of three drafts; 0 is none.
+    x.write(TABLE, &[2, 3, 0, 1, 0, 0]);
+    x.write(ACCEPTED, &[2, 1]);
+    x.write(SLOTS, &[0, 2, 3]);
+    let lengths = abi::dw_lengths {
+        size: size_of::<abi::dw_lengths>(),
+        data: x.part(SLOTS).cast(),
+        entries: 3,
+        dtype: abi::DW_I32 as i32,
+        ..Default::default()
+    };
+    let ragged = |t: &mut dw_decode_tensors| {
+        t.slots = null();
+        (t.draft_slots, t.read_slots) = (x.part(TABLE).cast(), x.part(TABLE).cast());
+        t.accepted = x.part(ACCEPTED).cast();
+        t.cu_seqlens = &lengths;
+        (t.has_null_slot, t.null_slot) = (1, 0);
+    };
+    fine(decode(&x, plan, 2, ragged));
+    let pool = x.read::<f32, { 4 * 256 }>(POOL);
+    for (slot, state) in [0.0, 1.0, 1.0, -14.0].into_iter().enumerate() {
+        assert_eq!(pool[slot * 256..][..256], [state; 256], "slot {slot}");
+    }
+    fine(decode(&x, plan, 2, ragged));
+    let pool = x.read::<f32, { 4 * 256 }>(POOL);
+    for (slot, state) in [0.0, -14.0, 211.0, -3164.0].into_iter().enumerate() {
+        assert_eq!(pool[slot * 256..][..256], [state; 256], "slot {slot}");
+    }
+    let changed = |change: fn(&mut dw_decode_tensors)| {
+        decode(&x, plan, 2, |t| {
+            ragged(t);
+            change(t);
+        })
+    };
+    refused(changed(|t| t.accepted = null()), "accepted");
+    refused(changed(|t| t.read_slots = null()), "read_slots");
+    refused(changed(|t| t.slots = t.accepted), "slots");
+    refused(changed(|t| t.write_slots = t.accepted), "write_slots");
+    refused(changed(|t| t.read_columns = -1), "read_columns");
+    refused(changed(|t| t.has_null_slot = 2), "has_null_slot");
+    // SAFETY: made above.
+    unsafe { dw_decode_destroy(plan) };
+
+    let plan = x.plan(1);
+    x.write(SLOTS, &[0, -1]);
+    let first = std::mem::offset_of!(dw_decode_tensors, draft_slots);
+    fine(decode(&x, plan, 1, |t| {
+        t.size = first;
+        t.null_slot = 7; // not read
+    }));
+    assert_eq!(x.read::<f32, 256>(POOL), [1.0; 256]);
+    // SAFETY: made above.
+    unsafe { dw_decode_destroy(plan) };
+}
+
 #[test]
 fn what_is_refused() {
     let x = Device::new();

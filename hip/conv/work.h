@@ -15,14 +15,15 @@ struct Work {
     char *to;         // token 0 of the output
     int64_t from_stride;
     int64_t to_stride;
-    char *state;  // column 0; null: none
-    bool initial; // whether the state is read
-    int channel;  // index in weight, bias and state
-    int first;    // first token of the sequence
-    int last;     // past the last token of the sequence
-    int begin;    // first token of the run
-    int end;      // past the last token of the run
-    bool writes;  // whether the thread owns channels; else it only joins its lane group's sums
+    char *state;       // column 0, or with drafts the first column that is read; null: none
+    bool initial;      // whether the state is read
+    int channel;       // index in weight, bias and state
+    int first;         // first token of the sequence
+    int last;          // past the last token of the sequence
+    int begin;         // first token of the run
+    int end;           // past the last token of the run
+    bool writes;       // whether the thread owns channels; else it only joins its lane group's sums
+    int64_t shift = 0; // bytes from column 0 to `state`, with drafts
 };
 
 // Entry of cu_seqlens, clamped so that rows stay within the batch for any contents of the device's memory.
@@ -69,7 +70,7 @@ DEVICE void place(Work &work, const dwk_conv_args &x, int part, int channel, boo
     work.channel = channel + (part > 0 ? x.q.channels : 0) + (part > 1 ? x.k.channels : 0);
     work.state = nullptr;
     if (has_state) {
-        work.state = (char *)x.state + 2 * (slot * x.state_slot + work.channel * x.state_channel);
+        work.state = (char *)x.state + 2 * (slot * x.state_slot + work.channel * x.state_channel) + work.shift;
     }
 }
 

@@ -54,7 +54,17 @@ struct Work {
     int head;
     int key_head;
     int column; // the team's first
+    // With drafts: the sequence's first row in tensors over tokens, and its number of tokens.
+    int first, count;
 };
+
+// Row of token t of the sequence, and number of its tokens.
+template <bool Draft> DEVICE int row_of(const dwk_decode_args &x, const Work &at, int t) {
+    return (Draft ? at.first : at.sequence * x.tokens) + t;
+}
+template <bool Draft> DEVICE int tokens_of(const dwk_decode_args &x, const Work &at) {
+    return Draft ? at.count : x.tokens;
+}
 
 // n / by for n < 2^31, without a division.
 DEVICE int quotient(int n, const dwk_divisor &by) { return (int)((u64)(u32)n * by.multiplier >> by.shift); }
@@ -66,14 +76,14 @@ DEVICE Work work_of(const dwk_decode_args &x) {
         const int sequence = quotient(index, x.by_value_heads), head = index - sequence * x.value_heads;
         const int of_head = quotient(head, x.by_key_heads); // by HV / HK, or HK with DWK_TILED_HEADS
         const int key_head = x.flags & DWK_TILED_HEADS ? head - of_head * x.key_heads : of_head;
-        return Work{sequence, head, key_head, (slab + team()) * columns};
+        return Work{sequence, head, key_head, (slab + team()) * columns, 0, 0};
     }
     const int group = x.value_heads / x.key_heads;
     const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.batch * x.key_heads, group * x.slabs, x.dies);
     const int sequence = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - sequence * x.key_heads;
     const int of_group = arch::uniform_value(to.member / x.slabs);
     const int head = dispatch::value_head(x, key_head, group, of_group);
-    return Work{sequence, head, key_head, (to.member - of_group * x.slabs + team()) * columns};
+    return Work{sequence, head, key_head, (to.member - of_group * x.slabs + team()) * columns, 0, 0};
 }
 
 } // namespace

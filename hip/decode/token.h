@@ -37,9 +37,9 @@ DEVICE float widen_raw(int raw, int type) {
 
 DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
 
-template <bool Norm> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
+template <bool Norm, bool Draft> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
     Token out{};
-    const int token = at.sequence * x.tokens + t;
+    const int token = row_of<Draft>(x, at, t);
     const bool of_k = member() >= threads / 2;
     const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
     const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);

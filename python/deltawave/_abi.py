@@ -232,6 +232,11 @@ class dw_conv_tensors(Sized):
         ("beta", POINTER(dw_tensor)),
         ("allow_neg_eigval", c_int32),
         ("pad0", c_int32),
+        ("accepted", c_void_p),
+        ("slot_columns", c_int32),
+        ("has_null_slot", c_int32),
+        ("null_slot", c_int32),
+        ("pad1", c_int32),
     ]
 
 
@@ -271,6 +276,14 @@ class dw_decode_tensors(Sized):
         ("states", POINTER(dw_tensor)),
         ("allow_neg_eigval", c_int32),
         ("pool_layout", c_int32),
+        ("draft_slots", c_void_p),
+        ("read_slots", c_void_p),
+        ("accepted", c_void_p),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("read_columns", c_int32),
+        ("has_null_slot", c_int32),
+        ("null_slot", c_int32),
+        ("pad0", c_int32),
     ]
 
 

@@ -6,7 +6,8 @@ from typing import Any, Collection, Mapping
 
 from . import _abi, arrays, structs
 from .context import Context
-from .plan import Plan
+from .errors import ArgumentError
+from .plan import Launch, Plan
 from .values import whole
 
 ACTIVATIONS = {"silu": _abi.DW_ACTIVATION_SILU, "none": _abi.DW_ACTIVATION_NONE}
@@ -48,11 +49,15 @@ class Conv(Plan):
     - weight `[channels, width]`, the last column for the newest token, and bias `[channels]`, of any type
     - state `[slots, channels, columns]`, updated in place; `[slots, columns, channels]` with
       `state_layout="token_major"`
-    - slots `[N]` i32; a slot that is negative or beyond the pool makes the sequence padding
+    - slots `[N]` i32; a slot that is negative or beyond the pool makes the sequence padding, and so does null_slot, a
+      number. Of slots `[N, columns]` the first column counts
     - has_initial_state `[N]`, bytes or booleans; 0: the slot reads as zeros
     - q, k `[T, HK, K]` and v `[T, HV, V]`, outputs; rows past the last sequence become 0
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
     - a, b, a_log, dt_bias, g, beta and `allow_neg_eigval`, as for `gate`: computes g and beta in the same launch
+    - accepted `[N]` i32, for speculative decoding: tokens of the step before that were accepted, counted from 1. Sequence n
+      reads width - 1 columns of its state from column `accepted[n] - 1` on. Then it writes, from column 0 on, those columns
+      but the first, and its tokens: a state has width - 2 columns more than a sequence has tokens
     """
 
     NAME, TENSORS = "conv", _abi.dw_conv_tensors
@@ -75,6 +80,18 @@ class Conv(Plan):
         made = cls(context, sequences, "device", structs.made(spec, ConvSpec), tokens, sequences)
         made.keep_states = bool(spec.keep_states)
         return made
+
+    def bind(self, **tensors: Any) -> Launch:
+        if "slot_columns" in tensors:
+            raise ArgumentError("slot_columns: no argument of a launch; it follows from slots")
+        slots = tensors.get("slots")
+        table = slots if slots is None else self.context.describe("slots", slots)
+        if table is not None and len(table.shape) == 2:
+            address = structs.vector("slots", table, (self.sequences, None))
+            tensors.update(slots=arrays.array(address, "i32", self.sequences), slot_columns=table.shape[1])
+        bound = super().bind(**structs.with_null_slot(tensors))
+        bound.kept += (slots,)
+        return bound
 
     def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:
         return ("state",) if self.keep_states else ()

@@ -7,7 +7,8 @@ from typing import Any, Collection, Mapping, Optional
 from . import _abi, structs
 from .context import Context, stream_of
 from .conv import STATE_LAYOUTS, X_LAYOUTS
-from .plan import Plan
+from .errors import ArgumentError
+from .plan import Launch, Plan
 from .values import whole
 
 DRAFTS = {"chain": _abi.DW_DRAFT_CHAIN, "tree": _abi.DW_DRAFT_TREE}
@@ -45,6 +46,16 @@ class Decode(Plan):
     - slots, write_slots `[B]` i32 and has_initial_state `[B]`, as for `Prefill`
     - states `[B T, HV, K, V]` in the layout of the pool, an output: the state after every token; the pool is then not
       written
+
+    Speculative decoding without a commit, where every draft has a slot, and the next step reads that of the last accepted
+    draft:
+
+    - draft_slots `[B, T]` i32: slot of the state after each token; write_slots and states are then absent
+    - read_slots `[B, columns]` i32 and accepted `[B]` i32, instead of slots: sequence n reads the slot in column
+      `accepted[n] - 1`; counts are clamped. read_slots and draft_slots may be one table
+    - cu_seqlens `[B + 1]` on the device, i32 or i64: rows of each sequence, at most T; tensors over tokens are then
+      `[rows, ...]`
+    - null_slot, a number: no slot, besides slots that are negative or beyond the pool
     """
 
     NAME, TENSORS, CHOICES = "decode", _abi.dw_decode_tensors, {"pool_layout": structs.STATE_LAYOUTS}
@@ -53,6 +64,19 @@ class Decode(Plan):
     def __init__(self, context: Context, spec: DecodeSpec, batch: int) -> None:
         batch = whole("batch", batch, 64)
         super().__init__(context, batch, "create", structs.made(spec, DecodeSpec), batch)
+        self.tokens = spec.tokens
+
+    def entries(self, name: str) -> Any:
+        tables = {"draft_slots": (self.sequences, self.tokens), "read_slots": (self.sequences, None)}
+        return tables.get(name) or super().entries(name)
+
+    def bind(self, **tensors: Any) -> Launch:
+        if "read_columns" in tensors:
+            raise ArgumentError("read_columns: no argument of a launch; it follows from read_slots")
+        slots = tensors.get("read_slots")
+        if slots is not None:
+            tensors["read_columns"] = (1, *self.context.describe("read_slots", slots).shape)[-1]
+        return super().bind(**structs.with_null_slot(tensors))
 
     def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:
         return ("pool",) if tensors.get("states") is not None else ()

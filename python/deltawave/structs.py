@@ -4,7 +4,7 @@ tensor, lengths or a vector."""
 import ctypes
 import functools
 from ctypes import POINTER, byref
-from typing import Any, Callable, Collection, Dict, Mapping, Set, TYPE_CHECKING, Type, TypeVar
+from typing import Any, Callable, Collection, Dict, Mapping, Set, TYPE_CHECKING, Tuple, Type, TypeVar
 
 from . import _abi, arrays
 from .errors import ArgumentError
@@ -22,7 +22,8 @@ PATHS = {"auto": _abi.DW_PATH_AUTO, "fused": _abi.DW_PATH_FUSED, "split": _abi.D
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
 # Fields that are vectors in device memory, and their element types.
-VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32"}
+VECTORS = {"has_initial_state": "u8", "slots": "i32", "write_slots": "i32", "snapshot_slots": "i32", "accepted": "i32",
+           "draft_slots": "i32", "read_slots": "i32"}
 
 
 # Fields that launches write, by struct.
@@ -100,14 +101,26 @@ def no_vectors(name: str) -> int:
     raise AssertionError(name)
 
 
+def with_null_slot(tensors: Mapping[str, Any]) -> Dict[str, Any]:
+    """`tensors` with the field that says whether there is a null slot."""
+    return {**tensors, "has_null_slot": 1} if tensors.get("null_slot") is not None else dict(tensors)
+
+
 def is_read_only(x: Any) -> bool:
     """Whether a NumPy array is read-only. Other arrays do not tell."""
     return getattr(getattr(x, "flags", None), "writeable", True) is False
 
 
-def vector(name: str, a: arrays.Array, entries: int) -> int:
-    """The address of a vector on the device."""
-    if a.dtype != VECTORS[name] or a.shape != (entries,) or not a.is_dense():
-        allowed = f"it must be a dense vector of {entries} {VECTORS[name]}"
+def vector(name: str, a: arrays.Array, entries: Any) -> int:
+    """The address of a vector on the device. `entries`: how many it has, or rows and columns of a table. Columns None: any
+    number of them."""
+    kind = "vector"
+    wanted: Tuple[Any, ...] = (entries,)
+    if isinstance(entries, tuple):
+        kind, (entries, columns) = "table", entries
+        wanted = (entries, columns or a.shape[-1] if a.shape else 1)
+        entries = f"{entries} rows and {columns or 'some'} columns of"
+    if a.dtype != VECTORS[name] or a.shape != wanted or 0 in wanted[1:] or not a.is_dense():
+        allowed = f"it must be a dense {kind} of {entries} {VECTORS[name]}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return a.address

@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
-use crate::abi::{self, dwk_conv_args, dwk_conv_part};
+use crate::abi::{self, dwk_conv_args, dwk_conv_draft_args, dwk_conv_part};
 use crate::alias::{self, Span};
+use crate::batch::PerSequence;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::gate;
@@ -201,11 +202,18 @@ impl Shape {
         kernels::conv(self.spec.dtype)
     }
 
+    /// The kernel for drafts.
+    pub(super) fn draft_kernel(&self) -> Kernel<dwk_conv_draft_args> {
+        kernels::conv_draft(self.spec.dtype)
+    }
+
     /// Checks the tensors and returns the launch arguments. `cu_seqlens`: address, and whether entries have 64 bits.
+    /// `slot_columns`: entries of `slots` for each sequence.
     pub(super) fn lower(
         &self,
         x: &ConvTensors<'_>,
         (cu_seqlens, wide): (*const c_void, bool),
+        slot_columns: usize,
     ) -> Checked<LaunchArguments> {
         let spec = &self.spec;
         let channels = spec.total_channels();
@@ -233,7 +241,7 @@ impl Shape {
             weight: x.weight.address,
             bias: (x.bias.as_ref()).map_or(ptr::null(), |t| t.address.cast_const()),
             slots: match &x.slots {
-                Some(slots) => slots.checked("slots", self.sequences)?,
+                Some(slots) => slots.checked("slots", self.sequences * slot_columns)?,
                 None => ptr::null(),
             },
             cu_seqlens,
@@ -282,7 +290,11 @@ impl Shape {
 
     /// Checks that no output shares memory with another argument; g may be a, and beta may be b. Without tokens nothing
     /// is written and nothing is checked.
-    pub(super) fn check_overlaps(&self, x: &ConvTensors<'_>) -> Checked<()> {
+    pub(super) fn check_overlaps(
+        &self,
+        x: &ConvTensors<'_>,
+        accepted: Option<&PerSequence<'_, i32>>,
+    ) -> Checked<()> {
         if self.tokens == 0 {
             return Ok(());
         }
@@ -316,6 +328,7 @@ impl Shape {
             dt_bias,
             Span::numbers("slots", x.slots.as_ref()),
             Span::numbers("has_initial_state", has_initial_state),
+            Span::numbers("accepted", accepted),
             Span::lengths(x.cu_seqlens.as_ref()),
         ];
         alias::check(&outputs, &inputs, gate::SAME)

@@ -16,10 +16,12 @@
 //! A [`Conv`] is made once per batch shape. The lengths are known on the host ([`Conv::packed`]) or only on the device
 //! ([`Conv::device`]).
 
+mod drafts;
 mod lower;
 
 use std::ffi::c_void;
 
+pub use drafts::ConvDrafts;
 use lower::Shape;
 pub(crate) use lower::{LaunchArguments, projection, state_strides};
 
@@ -248,6 +250,8 @@ pub struct Conv {
     shape: Shape,
     /// Absent: launches read [`ConvTensors::cu_seqlens`].
     cu_seqlens: Option<Buffer<i32>>,
+    /// Tokens of the longest sequence; 0 if only the device knows.
+    longest: usize,
 }
 
 impl Conv {
@@ -264,11 +268,13 @@ impl Conv {
     ) -> Result<Self> {
         let sequences = cu_seqlens.len().saturating_sub(1);
         let shape = Shape::new(spec, tokens, sequences, context)?;
-        let cu_seqlens = context.upload(&checked_cu_seqlens(cu_seqlens, tokens)?)?;
+        let cu_seqlens = checked_cu_seqlens(cu_seqlens, tokens)?;
+        let longest = cu_seqlens.windows(2).map(|pair| pair[1] - pair[0]).max();
         Ok(Conv {
             context: context.clone(),
             shape,
-            cu_seqlens: Some(cu_seqlens),
+            cu_seqlens: Some(context.upload(&cu_seqlens)?),
+            longest: longest.unwrap_or(0) as usize,
         })
     }
 
@@ -290,6 +296,7 @@ impl Conv {
             context: context.clone(),
             shape: Shape::new(spec, tokens, sequences, context)?,
             cu_seqlens: None,
+            longest: 0,
         })
     }
 
@@ -312,22 +319,62 @@ impl Conv {
     /// A tensor of the wrong shape, type or context, or strides that are not allowed; nothing is then enqueued. A
     /// launch that the runtime refuses.
     pub fn launch(&self, stream: &Stream, tensors: &ConvTensors<'_>) -> Result<()> {
-        let lengths = match &self.cu_seqlens {
+        let lowered = self.lower(stream, self.lengths(tensors)?, tensors)?;
+        self.shape.check_overlaps(tensors, None)?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        self.enqueue(stream, &lowered)
+    }
+
+    /// Name of the kernel that [`Conv::launch_drafts`] runs.
+    pub fn draft_kernel(&self) -> &'static str {
+        self.shape.draft_kernel().name()
+    }
+
+    /// Enqueues the convolution of drafts: one kernel, nothing else.
+    ///
+    /// # Errors
+    /// As [`Conv::launch`]; a state with too few columns for the plan's lengths. With lengths on the device, tokens that
+    /// do not fit into the columns are not stored.
+    pub fn launch_drafts(
+        &self,
+        stream: &Stream,
+        tensors: &ConvTensors<'_>,
+        drafts: &ConvDrafts<'_>,
+    ) -> Result<()> {
+        let lengths = self.lengths(tensors)?;
+        check::stream(stream, &self.context)?;
+        lower::check_devices(tensors, &self.context)?;
+        if let Some(accepted) = &drafts.accepted {
+            check::device("accepted", accepted.owner(), &self.context)?;
+        }
+        let columns = drafts.slot_columns()?;
+        let lowered = self.shape.lower(tensors, lengths, columns)?;
+        let arguments = drafts.lower(&self.shape, tensors, self.longest, lowered.arguments)?;
+        if lowered.groups == 0 {
+            return Ok(());
+        }
+        (self.shape).check_overlaps(tensors, drafts.accepted.as_ref())?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        let (kernel, groups) = (self.shape.draft_kernel(), lowered.groups);
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
+        unsafe { (self.context).launch(stream, kernel, groups, lower::THREADS, &arguments) }
+    }
+
+    /// The lengths of a launch: address, and whether entries have 64 bits.
+    fn lengths(&self, tensors: &ConvTensors<'_>) -> Result<(*const c_void, bool)> {
+        match &self.cu_seqlens {
             Some(own) => {
                 CuSeqlens::refuse(&tensors.cu_seqlens)?;
-                (own.address().cast_const(), false)
+                Ok((own.address().cast_const(), false))
             }
             None => {
                 let given = CuSeqlens::required(&tensors.cu_seqlens)?;
                 check::device("cu_seqlens", given.owner(), &self.context)?;
-                given.checked(self.shape.sequences)?
+                Ok(given.checked(self.shape.sequences)?)
             }
-        };
-        let lowered = self.lower(stream, lengths, tensors)?;
-        self.shape.check_overlaps(tensors)?;
-        self.context.make_current()?;
-        let _turn = stream.turn();
-        self.enqueue(stream, &lowered)
+        }
     }
 
     /// All checks of [`Conv::launch`] except those of overlaps and lengths. `lengths`: address, and whether entries
@@ -340,7 +387,7 @@ impl Conv {
     ) -> Result<LaunchArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
-        Ok(self.shape.lower(tensors, lengths)?)
+        Ok(self.shape.lower(tensors, lengths, 1)?)
     }
 
     /// Enqueues checked launch arguments on the current device.

@@ -2,8 +2,8 @@
 
 use std::ptr;
 
-use super::{DecodeSpec, DecodeTensors, Draft, MAX_TOKENS};
-use crate::abi::{self, dwk_decode_args, dwk_divisor, dwk_norm_args};
+use super::{DecodeSpec, DecodeTensors, Draft, Drafts, MAX_TOKENS};
+use crate::abi::{self, dwk_decode_args, dwk_decode_draft_args, dwk_divisor, dwk_norm_args};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -81,6 +81,16 @@ impl Shape {
         kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
     }
 
+    /// The kernel for drafts.
+    pub(super) fn draft_kernel(&self) -> Kernel<dwk_decode_draft_args> {
+        kernels::decode_draft(self.spec.dtype, self.spec.heads.key_dim)
+    }
+
+    /// Tokens of a sequence; with drafts, the most.
+    pub(super) fn tokens(&self) -> usize {
+        self.spec.tokens
+    }
+
     /// The kernel with the gated norm fused in, if there is one for this shape.
     pub(super) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         let fits =
@@ -98,11 +108,12 @@ impl Shape {
             .saturating_mul(self.slabs() as u64)
     }
 
-    /// Checks the tensors and returns the launch arguments.
+    /// Checks the tensors and returns the launch arguments. What `drafts` hold is not checked here.
     pub(super) fn lower(
         &self,
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
+        drafts: Option<&Drafts<'_>>,
     ) -> Checked<LaunchArguments> {
         let DecodeSpec { dtype, tokens, .. } = self.spec;
         let Heads {
@@ -112,12 +123,14 @@ impl Shape {
             value_dim,
             map,
         } = self.spec.heads;
-        let batch_of = |dense| match dense {
-            true => Batch::Dense {
+        let rows = drafts.and_then(|drafts| drafts.rows(x));
+        let batch_of = |dense| match (rows, dense) {
+            (Some(tokens), _) => Batch::Packed { tokens },
+            (None, true) => Batch::Dense {
                 batch: self.batch,
                 tokens,
             },
-            false => Batch::Packed {
+            (None, false) => Batch::Packed {
                 tokens: self.batch * tokens,
             },
         };
@@ -175,7 +188,8 @@ impl Shape {
             }),
             ..Default::default()
         };
-        self.lower_pool(x, plan_slots, &mut arguments)?;
+        let in_table = drafts.is_some_and(|drafts| drafts.read_slots.is_some());
+        self.lower_pool(x, plan_slots, in_table, &mut arguments)?;
         if let Some(states) = &x.states {
             self.lower_states(states, x.pool.layout, &mut arguments)?;
         }
@@ -195,13 +209,14 @@ impl Shape {
         &self,
         x: &DecodeTensors<'_>,
         plan_slots: Option<&HostSlots>,
+        in_table: bool,
         out: &mut dwk_decode_args,
     ) -> Checked<()> {
         let pool = &x.pool;
         let tensor = &pool.tensor.0;
         let slots = tensor.shape[0];
         // Without slots, sequence n has slot n.
-        let given = pool.slots.is_some() || plan_slots.is_some();
+        let given = pool.slots.is_some() || plan_slots.is_some() || in_table;
         let least = if given { 1 } else { self.batch };
         check_slot_count("pool", tensor, least)?;
         let [rows, columns] = self.matrix(pool.layout);
@@ -322,14 +337,18 @@ pub(crate) fn check_row_stride(argument: &str, row: usize) -> Checked<()> {
     })
 }
 
-/// Checks that no output shares memory with another argument. o may be v: a workgroup reads the elements of v that it
-/// then overwrites.
-pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
-    let outputs = [
+/// Memory of the outputs.
+pub(super) fn outputs<'a>(x: &'a DecodeTensors<'_>) -> [Span<'a>; 3] {
+    [
         Span::of("o", &x.o.0.0),
         Span::maybe("states", x.states.as_ref().map(|t| &t.0)),
         Span::of("pool", &x.pool.tensor.0),
-    ];
+    ]
+}
+
+/// Checks that no output shares memory with another argument. o may be v: a workgroup reads the elements of v that it
+/// then overwrites.
+pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
     let [g, beta, a_log, dt_bias] = x.gating.spans();
     let inputs = [
         Span::of("q", &x.q.0),
@@ -343,7 +362,7 @@ pub(super) fn check_overlaps(x: &DecodeTensors<'_>) -> Checked<()> {
         Span::numbers("write_slots", x.pool.write_slots.as_ref()),
         Span::numbers("has_initial_state", x.has_initial_state.as_ref()),
     ];
-    alias::check(&outputs, &inputs, &[("o", "v")])
+    alias::check(&outputs(x), &inputs, &[("o", "v")])
 }
 
 /// Checks that every tensor with a known context belongs to `context`.

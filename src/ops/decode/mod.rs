@@ -14,17 +14,20 @@
 //!
 //! With one token a launch is a step of generation. With several tokens it verifies a draft: with
 //! [`DecodeTensors::states`] it writes the state after every token there and does not write the pool.
-//! [`Commit`](crate::commit::Commit) updates the pool once it is known how many tokens are accepted.
+//! [`Commit`](crate::commit::Commit) updates the pool once it is known how many tokens are accepted. With [`Drafts`] the
+//! state after every token has a slot in the pool, and the next launch reads the accepted one.
 
+mod drafts;
 pub(crate) mod lower;
 
+pub use drafts::Drafts;
 pub(crate) use lower::LaunchArguments;
 use lower::Shape;
 
 use crate::abi::dwk_decode_args;
 use crate::batch::PerSequence;
 use crate::check;
-use crate::error::Result;
+use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::gates::Gating;
 use crate::kernels::Kernel;
 use crate::model::Heads;
@@ -160,6 +163,43 @@ impl Decode {
         self.enqueue(stream, &lowered)
     }
 
+    /// Name of the kernel that [`Decode::launch_drafts`] runs.
+    pub fn draft_kernel(&self) -> &'static str {
+        self.shape.draft_kernel().name()
+    }
+
+    /// Enqueues the decode of drafts: one kernel, nothing else.
+    ///
+    /// # Errors
+    /// As [`Decode::launch`]; slots both of the plan and of the launch; [`Drafts`] that need something absent.
+    pub fn launch_drafts(
+        &self,
+        stream: &Stream,
+        tensors: &DecodeTensors<'_>,
+        drafts: &Drafts<'_>,
+    ) -> Result<()> {
+        check::stream(stream, &self.context)?;
+        lower::check_devices(tensors, &self.context)?;
+        drafts.check_devices(&self.context)?;
+        check::ensure(self.slots.is_none(), || {
+            let allowed = "drafts have slots on the device alone";
+            ArgumentError::new("slots", ArgumentKind::Presence, "set in the plan", allowed)
+        })?;
+        let lowered = self.shape.lower(tensors, None, Some(drafts))?;
+        let arguments = drafts.lower(&self.shape, tensors, lowered.arguments)?;
+        if lowered.groups == 0 {
+            return Ok(());
+        }
+        lower::check_overlaps(tensors)?;
+        drafts.check_overlaps(&lower::outputs(tensors))?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        let (kernel, groups) = (self.shape.draft_kernel(), lowered.groups);
+        let threads = self.context.target().threads(kernel.role());
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
+        unsafe { (self.context).launch(stream, kernel, groups, threads, &arguments) }
+    }
+
     /// All checks of [`Decode::launch`] except those of overlaps.
     pub(crate) fn lower(
         &self,
@@ -168,7 +208,7 @@ impl Decode {
     ) -> Result<LaunchArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
-        Ok(self.shape.lower(tensors, self.slots.as_ref())?)
+        Ok(self.shape.lower(tensors, self.slots.as_ref(), None)?)
     }
 
     /// Enqueues checked launch arguments on the current device.

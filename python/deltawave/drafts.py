@@ -1,0 +1,133 @@
+"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts` and `conv_drafts`, or the functions here.
+
+The state after each draft goes to a slot of its own, and the next step reads the slot of the last accepted draft, so that
+nothing is copied when drafts are accepted. As for the ops of `deltawave.ops`, CPU tensors run on the simulator.
+"""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .conv import Conv, ConvSpec
+from .decode import DecodeSpec
+from .errors import ArgumentError
+
+
+def decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor] = None,
+                  accepted: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, g: Optional[Tensor] = None,
+                  beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
+                  a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+                  has_initial_state: Optional[Tensor] = None, scale: Optional[float] = None, qk_l2norm: bool = False,
+                  head_map: str = "grouped", pool_layout: str = "key_major", null_slot: Optional[int] = None,
+                  out: Optional[Tensor] = None) -> Tensor:
+    """Returns o of the drafts of every sequence: `out` if that is given. Stores the state after each to the pool.
+
+    `deltawave.Decode` documents the arguments. draft_slots is `[B, T]` i32. read_slots is draft_slots unless it is given;
+    without accepted each sequence reads the first of its slots. q is `[rows, HK, K]` with cu_seqlens `[B + 1]`, on the
+    device of q. Without it q is `[B, T, HK, K]`."""
+    inputs = (q, k, v, pool, draft_slots, read_slots, accepted, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+              allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+    if out is None:
+        return _decode_drafts(*inputs)
+    _decode_drafts_out(out, *inputs)
+    return out
+
+
+def _launch_decode(out, q, k, v, pool, draft_slots, read_slots, accepted, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot):
+    ops._rows(q, k, v)
+    batch, tokens = ops._of_rank("draft_slots", draft_slots, 2).shape
+    device = q.device
+    if read_slots is None:
+        read_slots = draft_slots
+    if accepted is None:
+        accepted = torch.ones(batch, dtype=torch.int32, device=device)
+    lengths = None
+    if cu_seqlens is not None:
+        ops._sequences_of(cu_seqlens)
+        if cu_seqlens.device != device:
+            raise ArgumentError(f"cu_seqlens: memory of {cu_seqlens.device}; it must be on {device}, the device of q")
+        lengths = cu_seqlens
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], ops._dtype_of("q", q), head_map, qk_l2norm,
+                      scale, tokens)
+    with ops._OfShapes(**ops._dims_of(k, v).sources, tokens=("draft_slots", draft_slots),
+                       batch=("draft_slots", draft_slots)):
+        plan = ops._decode_plan(device, spec, batch)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
+              "draft_slots": draft_slots, "read_slots": read_slots, "accepted": accepted, "cu_seqlens": lengths,
+              "has_initial_state": has_initial_state}
+    _launch(plan, inputs, {"pool": pool, "o": out}, device, pool_layout=pool_layout, allow_neg_eigval=allow_neg_eigval,
+            null_slot=null_slot)
+
+
+def _launch(plan, inputs, written, device, **others):
+    """Launches a plan. What it wrote to copies goes back to the caller's tensors."""
+    reached = ops._all_reachable(written, device)
+    plan.launch(**ops._all_reachable(inputs, device), **reached, **others)
+    for name, tensor in written.items():
+        if tensor is not reached[name]:
+            tensor.copy_(reached[name])
+
+
+@torch.library.custom_op("deltawave::decode_drafts", mutates_args=("pool",))
+def _decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor],
+                   accepted: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
+                   a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                   allow_neg_eigval: bool, has_initial_state: Optional[Tensor], scale: Optional[float], qk_l2norm: bool,
+                   head_map: str, pool_layout: str, null_slot: Optional[int]) -> Tensor:
+    ops._rows(q, k, v)
+    out = ops.empty(tuple(v.shape), v.dtype, v.device)
+    _launch_decode(out, q, k, v, pool, draft_slots, read_slots, accepted, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+    return out
+
+
+@_decode_drafts.register_fake
+def _(q, k, v, *others):
+    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
+
+
+@torch.library.custom_op("deltawave::decode_drafts_out", mutates_args=("out", "pool"))
+def _decode_drafts_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
+                       read_slots: Optional[Tensor], accepted: Optional[Tensor], cu_seqlens: Optional[Tensor],
+                       g: Optional[Tensor], beta: Optional[Tensor], a: Optional[Tensor], b: Optional[Tensor],
+                       a_log: Optional[Tensor], dt_bias: Optional[Tensor], allow_neg_eigval: bool,
+                       has_initial_state: Optional[Tensor], scale: Optional[float], qk_l2norm: bool, head_map: str,
+                       pool_layout: str, null_slot: Optional[int]) -> None:
+    _launch_decode(out, q, k, v, pool, draft_slots, read_slots, accepted, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+
+
+@_decode_drafts_out.register_fake
+def _(out, *others):
+    return None
+
+
+@torch.library.custom_op("deltawave::conv_drafts", mutates_args=("state",))
+def conv_drafts(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Tensor, key_heads: int, value_heads: int,
+                key_dim: int, value_dim: int, accepted: Tensor, cu_seqlens: Tensor, slots: Tensor,
+                has_initial_state: Optional[Tensor] = None, activation: str = "silu", qk_l2norm: bool = False,
+                x_layout: str = "flat", state_layout: str = "channel_major",
+                null_slot: Optional[int] = None) -> Tuple[Tensor, Tensor, Tensor]:
+    """Returns q, k and v of the drafts x `[rows, columns]`. `deltawave.Conv` documents the arguments.
+
+    Sequence n starts from the columns of its state from `accepted[n] - 1` on; the state then holds them and the drafts.
+    slots is `[N]` i32, or `[N, columns]` as draft_slots, of which the first column counts. cu_seqlens is on the device of x,
+    or on the host."""
+    device, width = x.device, ops._of_rank("weight", weight, 2).shape[1]
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, ops._dtype_of("x", x), activation, False, qk_l2norm)
+    with ops._OfShapes(width=("weight", weight), tokens=("x", x)):
+        plan, lengths = ops._packed_plan(Conv, spec, ops._of_rank("x", x, 2, 3).shape[0], cu_seqlens, device)
+    q, k, v = ops.conv_outputs(x, key_heads, value_heads, key_dim, value_dim, ops.empty)
+    inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state,
+              "accepted": accepted, **lengths}
+    _launch(plan, inputs, {"state": state, "q": q, "k": k, "v": v}, device, x_layout=x_layout, state_layout=state_layout,
+            null_slot=null_slot)
+    return q, k, v
+
+
+@conv_drafts.register_fake
+def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, *others, **more):
+    return ops.conv_outputs(x, key_heads, value_heads, key_dim, value_dim, ops._fake_empty)

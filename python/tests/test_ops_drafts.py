@@ -1,0 +1,86 @@
+"""The torch custom ops of speculative decoding on tensors of the CPU, which run on the simulator."""
+
+import unittest
+
+from .common import np
+
+try:
+    import torch
+    from torch.library import opcheck
+
+    from deltawave import ArgumentError, drafts, ops
+except ImportError as problem:
+    if problem.name != "torch" and "opcheck" not in str(problem) and "custom_op" not in str(problem):
+        raise
+    torch = None
+
+HK, HV, K, V, BATCH, TOKENS, WIDTH = 1, 2, 16, 32, 2, 3, 4
+CHANNELS = 2 * HK * K + HV * V
+
+
+def uniform(low, high, *shape):
+    return low + (high - low) * torch.rand(*shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
+
+
+def inputs(*leading):
+    return {"q": uniform(-.4, .4, *leading, HK, K).bfloat16(), "k": uniform(-.3, .4, *leading, HK, K).bfloat16(),
+            "v": uniform(-1, 1, *leading, HV, V).bfloat16(), "g": uniform(-.2, 0, *leading, HV),
+            "beta": uniform(0, 1, *leading, HV)}
+
+
+@unittest.skipIf(torch is None or np is None, "torch 2.4 or newer, with NumPy, is not installed")
+class Drafts(unittest.TestCase):
+    def test_states_of_drafts_are_those_of_verify(self):
+        x, pool = inputs(BATCH, TOKENS), uniform(-1, 1, 8, HV, K, V)
+        table = torch.tensor([[1, 5, 0], [3, 2, 7]], dtype=torch.int32)
+        accepted = torch.tensor([2, 1], dtype=torch.int32)
+        wanted, states = ops.verify(**x, pool=pool, slots=torch.tensor([5, 3], dtype=torch.int32))
+        lengths = ops.empty((BATCH + 1,), torch.int32).copy_(torch.tensor([0, TOKENS, TOKENS + 2]))
+        for ragged in (False, True):
+            rows = {name: t.flatten(0, 1)[:TOKENS + 2] for name, t in x.items()} if ragged else x
+            after, out = pool.clone(), torch.zeros_like(rows["v"])
+            more = {"cu_seqlens": lengths} if ragged else {}
+            found = drafts.decode_drafts(**rows, **more, pool=after, draft_slots=table, accepted=accepted, null_slot=0, out=out)
+            self.assertIs(found, out)
+            self.assertTrue(torch.equal(found.flatten(0, -3), wanted.flatten(0, 1)[:found.flatten(0, -3).shape[0]]))
+            for n in range(BATCH):
+                for t in range(TOKENS):
+                    stored = table[n, t] and not (ragged and (n, t) == (1, 2))
+                    now = states[n, t] if stored else pool[table[n, t]]
+                    self.assertTrue(torch.equal(after[table[n, t]], now), (n, t))
+            again = pool.clone()
+            found = drafts.decode_drafts(**rows, **more, pool=again, draft_slots=table, accepted=accepted, null_slot=0)
+            self.assertTrue(torch.equal(found, out) and torch.equal(again, after))
+
+    def test_conv_reads_from_the_accepted_column(self):
+        x, weight = uniform(-1, 1, 5, CHANNELS).bfloat16(), uniform(-1, 1, CHANNELS, WIDTH).bfloat16()
+        state = uniform(-1, 1, 4, CHANNELS, WIDTH - 2 + TOKENS).bfloat16()
+        lengths, heads = torch.tensor([0, 3, 5]), (HK, HV, K, V)
+        slots = torch.tensor([[2, 9], [1, 9]], dtype=torch.int32)
+        before = torch.stack([state[2, :, 1:4], state[1, :, 0:3]])
+        wanted = ops.conv(x, weight, None, before, *heads, cu_seqlens=lengths)
+        after = state.clone()
+        found = drafts.conv_drafts(x, weight, None, after, *heads, torch.tensor([2, 1], dtype=torch.int32), lengths, slots)
+        for a, b in zip(found, wanted):
+            self.assertTrue(torch.equal(a, b))
+        self.assertTrue(torch.equal(after[2], torch.cat([state[2, :, 2:4], x[:3].T], 1)))
+        self.assertTrue(torch.equal(after[1], torch.cat([state[1, :, 1:3], x[3:].T, state[1, :, 4:]], 1)))
+        self.assertTrue(torch.equal(after[[0, 3]], state[[0, 3]]))
+
+    def test_ops_are_what_torch_wants(self):
+        x, pool = inputs(BATCH, TOKENS), uniform(-1, 1, 8, HV, K, V)
+        table = torch.tensor([[1, 5, 0], [3, 2, 7]], dtype=torch.int32)
+        q, k, v, g, beta = x.values()
+        rest = (pool, table, None, None, None, g, beta, None, None, None, None, False, None, None, False, "grouped",
+                "key_major", 0)
+        tests = ("test_schema", "test_faketensor")
+        opcheck(torch.ops.deltawave.decode_drafts.default, (q, k, v, *rest), test_utils=tests)
+        opcheck(torch.ops.deltawave.decode_drafts_out.default, (torch.empty_like(v), q, k, v, *rest), test_utils=tests)
+
+    def test_what_is_refused(self):
+        x, pool = inputs(BATCH, TOKENS), uniform(-1, 1, 8, HV, K, V)
+        for changed in (torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[1, 2]], dtype=torch.int32),
+                        torch.tensor([[1, 2, 3], [4, 5, 6]])):
+            with self.assertRaises(ArgumentError) as caught:
+                drafts.decode_drafts(**x, pool=pool, draft_slots=changed)
+            self.assertRegex(str(caught.exception), "^(draft_slots|q)")
