@@ -281,7 +281,12 @@ impl Target {
     /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
     pub fn threads(&self, role: Role) -> u32 {
         match role {
-            Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
+            Role::Commit
+            | Role::Conv
+            | Role::Gate
+            | Role::Norm
+            | Role::DecodeNorm
+            | Role::PrefillCollect => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) => self.wave_threads,
             Role::PrefillLengths => self.lengths_threads,
