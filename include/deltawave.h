@@ -250,6 +250,78 @@ int dw_prefill_set_slots(dw_prefill *plan, const int32_t *slots, const int32_t *
 int dw_prefill_set_snapshots(dw_prefill *plan, const dw_snapshot *snapshots, int64_t count);
 int dw_prefill_launch(const dw_prefill *plan, void *stream, const dw_prefill_tensors *tensors);
 
+/* ---- prefill of sequences that several ranks share ----
+ *
+ * Each sequence is cut into blocks of the same number of tokens; its last block may be shorter. All ranks describe the
+ * same layout. A rank's batch is packed, and its sequences are its fragments: runs of blocks of a sequence.
+ *
+ *   dw_parallel_prefill_summarise_launch    writes summaries of the rank's blocks
+ *   all-gather of summary_bytes of each rank, on the same stream (ncclAllGather, rcclAllGather, ...); not if it is 0
+ *   dw_parallel_prefill_finish_launch       outputs, final states and snapshots
+ *
+ * Outputs and states have the same bits for any number of ranks, one included, and any layout with the same block. */
+
+/* Which rank has which blocks. */
+enum {
+    DW_RANKS_CONTIGUOUS = 0, /* the blocks of the packed sequences in runs of equal length, rank after rank */
+    DW_RANKS_ZIGZAG = 1,     /* each sequence in 2 R pieces: rank r has pieces r and 2 R - 1 - r */
+    DW_RANKS_FRAGMENTS = 2   /* as `fragments` says */
+};
+
+typedef struct dw_fragment {
+    int64_t sequence;
+    int64_t begin;  /* tokens of the sequence before it: a multiple of the block */
+    int64_t tokens; /* a multiple of the block, unless the sequence ends with it */
+} dw_fragment;
+
+typedef struct dw_rank_layout {
+    size_t size;
+    const int64_t *lengths; /* [sequences], tokens of each sequence, on the host */
+    int64_t sequences;
+    int64_t block; /* tokens of a block, a multiple of 64 */
+    int32_t ranks;
+    int32_t kind;                 /* DW_RANKS_* */
+    const dw_fragment *fragments; /* with DW_RANKS_FRAGMENTS: of rank 0, then of rank 1, ..., on the host; else NULL */
+    const int64_t *fragment_counts; /* [ranks], with DW_RANKS_FRAGMENTS; else NULL */
+} dw_rank_layout;
+
+typedef struct dw_parallel_prefill_sizes {
+    size_t size;
+    size_t summary_bytes;   /* that each rank sends, equal on all ranks; 0: nothing is exchanged on any rank */
+    size_t gathered_bytes;  /* of all ranks, rank by rank */
+    size_t workspace_bytes; /* both launches need the same workspace, unchanged between them */
+    int64_t fragments;      /* of this rank: the sequences of its batch */
+    int64_t order_entries;
+    int64_t chunk_entries; /* of snapshot_slots */
+} dw_parallel_prefill_sizes;
+
+/* Plan of one rank's part. */
+typedef struct dw_parallel_prefill dw_parallel_prefill;
+
+/* Makes a plan for `rank`, whose batch has `tokens` rows; rows past its last fragment belong to no sequence. The spec's
+ * segments must be 0, and its path DW_PATH_AUTO or DW_PATH_SPLIT. */
+int dw_parallel_prefill_create(const dw_context *context, const dw_prefill_spec *spec, const dw_rank_layout *layout,
+                               int32_t rank, int64_t tokens, dw_parallel_prefill **plan);
+void dw_parallel_prefill_destroy(dw_parallel_prefill *plan);
+/* Fills in *sizes, whose field `size` the caller sets. */
+int dw_parallel_prefill_get_sizes(const dw_parallel_prefill *plan, dw_parallel_prefill_sizes *sizes);
+/* Copies the rank's fragments, in the order of its batch, to fragments[count], and the slots of the summaries that it
+ * folds to order[entries]. Slot s is summary s % n of rank s / n, where n is the number of summaries that fit into
+ * summary_bytes. Counts must be those of the sizes; either array may be NULL. */
+int dw_parallel_prefill_tables(const dw_parallel_prefill *plan, dw_fragment *fragments, int64_t count, int32_t *order,
+                               int64_t entries);
+/* As dw_prefill_set_snapshots: sequences are fragments, and tokens count from a fragment's begin. */
+int dw_parallel_prefill_set_snapshots(dw_parallel_prefill *plan, const dw_snapshot *snapshots, int64_t count);
+/* The first stage. Tensors are per fragment: a fragment with the first token of a sequence reads its initial state, one
+ * with the last token writes its final state. Slots of a pool must be the same for all fragments of a sequence. Tensors
+ * must not change until the second stage is complete. `summary`: device memory, aligned to 256 bytes. */
+int dw_parallel_prefill_summarise_launch(const dw_parallel_prefill *plan, void *stream,
+                                         const dw_prefill_tensors *tensors, void *summary, size_t summary_bytes);
+/* The second stage, with the same tensors and workspace. `gathered`: only read. `order`: [order_entries] on the device;
+ * NULL: the plan's. */
+int dw_parallel_prefill_finish_launch(const dw_parallel_prefill *plan, void *stream, const dw_prefill_tensors *tensors,
+                                      const void *gathered, size_t gathered_bytes, const int32_t *order);
+
 /* ---- gates as an operation of their own ---- */
 
 typedef struct dw_gate_tensors {

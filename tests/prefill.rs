@@ -15,6 +15,8 @@ mod layout;
 mod numerics;
 #[path = "prefill/pool.rs"]
 mod pool;
+#[path = "prefill/ranks.rs"]
+mod ranks;
 #[path = "prefill/segments.rs"]
 mod segments;
 #[path = "prefill/short.rs"]
