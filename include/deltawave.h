@@ -278,7 +278,8 @@ typedef struct dw_rank_layout {
     size_t size;
     const int64_t *lengths; /* [sequences], tokens of each sequence, on the host */
     int64_t sequences;
-    int64_t block; /* tokens of a block, a multiple of 64 */
+    /* Tokens of a block, a multiple of 64. 0: chosen by the lengths and the spec's value heads, not by the ranks. */
+    int64_t block;
     int32_t ranks;
     int32_t kind;                 /* DW_RANKS_* */
     const dw_fragment *fragments; /* with DW_RANKS_FRAGMENTS: of rank 0, then of rank 1, ..., on the host; else NULL */

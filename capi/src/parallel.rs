@@ -32,7 +32,7 @@ struct Plan {
 ///
 /// # Safety
 /// The pointer is null or valid, and its arrays have as many elements as it says.
-unsafe fn layout(given: *const dw_rank_layout) -> Result<RankLayout> {
+unsafe fn layout(given: *const dw_rank_layout, value_heads: usize) -> Result<RankLayout> {
     // SAFETY: the caller passes a null or valid pointer.
     let x = unsafe { read::structure("layout", given) }?;
     let sequences = read::natural("sequences", x.sequences)?;
@@ -40,10 +40,11 @@ unsafe fn layout(given: *const dw_rank_layout) -> Result<RankLayout> {
     let lengths = unsafe { host_slice("lengths", x.lengths, sequences) }?;
     let lengths = lengths.iter().map(|&n| read::natural("lengths", n));
     let lengths: Vec<usize> = lengths.collect::<Checked<_>>()?;
-    let (block, ranks) = (
-        read::natural("block", x.block)?,
-        read::natural("ranks", x.ranks)?,
-    );
+    let ranks = read::natural("ranks", x.ranks)?;
+    let block = match read::natural("block", x.block)? {
+        0 => RankLayout::default_block(&lengths, value_heads),
+        block => block,
+    };
     let kinds = [
         (abi::DW_RANKS_CONTIGUOUS, "DW_RANKS_CONTIGUOUS", 0),
         (abi::DW_RANKS_ZIGZAG, "DW_RANKS_ZIGZAG", 1),
@@ -64,8 +65,7 @@ unsafe fn layout(given: *const dw_rank_layout) -> Result<RankLayout> {
             let counts: Vec<usize> = counts.collect::<Checked<_>>()?;
             let all = counts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
             // SAFETY: as above.
-            let all =
-                unsafe { host_slice("fragments", x.fragments, all.unwrap_or(usize::MAX)) }?;
+            let all = unsafe { host_slice("fragments", x.fragments, all.unwrap_or(usize::MAX)) }?;
             let all = all.iter().map(|f| {
                 Ok(Fragment {
                     sequence: read::natural("fragments.sequence", f.sequence)?,
@@ -101,13 +101,14 @@ pub unsafe extern "C" fn dw_parallel_prefill_create(
         *out = ptr::null_mut();
         // SAFETY: as above.
         let (context, spec) = unsafe { (self::context(context)?, read::structure("spec", spec)?) };
+        let spec = prefill::spec(&spec)?;
         // SAFETY: as above.
-        let layout = unsafe { self::layout(layout) }?;
+        let layout = unsafe { self::layout(layout, spec.heads.value) }?;
         let (rank, tokens) = (
             read::natural("rank", rank)?,
             read::natural("tokens", tokens)?,
         );
-        let plan = ParallelPrefill::new(context, prefill::spec(&spec)?, &layout, rank, tokens)?;
+        let plan = ParallelPrefill::new(context, spec, &layout, rank, tokens)?;
         let made = Plan {
             context: context.clone(),
             fragments: layout.fragments(rank).to_vec(),

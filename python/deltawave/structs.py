@@ -94,7 +94,12 @@ def is_read_only(x):
 
 def vector(name, a, entries):
     """The address of a vector on the device."""
-    if a.dtype != VECTORS[name] or a.shape != (entries,) or not a.is_dense():
-        allowed = f"it must be a dense vector of {entries} {VECTORS[name]}"
+    return dense_vector(name, a, entries, VECTORS[name])
+
+
+def dense_vector(name, a, entries, dtype):
+    """The address of a vector of `dtype` on the device."""
+    if a.dtype != dtype or a.shape != (entries,) or not a.is_dense():
+        allowed = f"it must be a dense vector of {entries} {dtype}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return a.address

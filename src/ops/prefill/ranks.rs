@@ -48,6 +48,7 @@ impl RankLayout {
     ) -> Result<Self> {
         check_block(block_tokens)?;
         check_ranks(fragments.len())?;
+        check_lengths(lengths, block_tokens)?;
         check_fragments(lengths, block_tokens, &fragments)?;
         let mut layout = RankLayout {
             block: block_tokens / CHUNK,
@@ -67,6 +68,7 @@ impl RankLayout {
     pub fn contiguous(lengths: &[usize], block_tokens: usize, ranks: usize) -> Result<Self> {
         check_block(block_tokens)?;
         check_ranks(ranks)?;
+        check_lengths(lengths, block_tokens)?;
         let blocks: usize = lengths.iter().map(|n| n.div_ceil(block_tokens)).sum();
         let mut first = 0;
         Self::of_blocks(lengths, block_tokens, ranks, |_, block, of_sequence| {
@@ -86,11 +88,21 @@ impl RankLayout {
     pub fn zigzag(lengths: &[usize], block_tokens: usize, ranks: usize) -> Result<Self> {
         check_block(block_tokens)?;
         check_ranks(ranks)?;
+        check_lengths(lengths, block_tokens)?;
         Self::of_blocks(lengths, block_tokens, ranks, |_, block, of_sequence| {
             let pieces = 2 * ranks as u128;
             let piece = (block as u128 * pieces / of_sequence.max(1) as u128) as usize;
             piece.min(2 * ranks - 1 - piece)
         })
+    }
+
+    /// Tokens of a block for sequences of these lengths, if the caller has no other wish: 16 to 64 blocks of the longest
+    /// sequence, fewer for more value heads, so that all summaries together have about 64 MiB at `K = V = 128`. Depends
+    /// on nothing else, so that all ranks, and any number of them, choose alike.
+    pub fn default_block(lengths: &[usize], value_heads: usize) -> usize {
+        let longest_chunks = lengths.iter().max().map_or(0, |n| n.div_ceil(CHUNK));
+        let blocks = (512 / value_heads.max(1)).clamp(16, 64);
+        longest_chunks.div_ceil(blocks).clamp(4, 1 << 24) * CHUNK
     }
 
     /// Layout in which `rank_of(sequence, block, blocks of the sequence)` has a block.
@@ -208,6 +220,16 @@ fn check_block(tokens: usize) -> Checked<()> {
     })
 }
 
+/// Checks that there are fewer than 2^24 blocks, which also bounds the memory of a layout.
+fn check_lengths(lengths: &[usize], block_tokens: usize) -> Checked<()> {
+    let blocks = lengths.iter().map(|n| n.div_ceil(block_tokens));
+    let all = blocks.fold(0usize, usize::saturating_add);
+    check::ensure(all < 1 << 24, || {
+        let was = format!("{all} blocks of {block_tokens} tokens");
+        refuse("lengths", was, "fewer than 2^24 blocks".to_owned())
+    })
+}
+
 fn check_ranks(ranks: usize) -> Checked<()> {
     check::ensure((1..1 << 20).contains(&ranks), || {
         let allowed = "it must be at least 1 and less than 2^20";
@@ -304,6 +326,17 @@ mod tests {
     }
 
     #[test]
+    fn blocks_are_chosen_by_lengths_and_heads() {
+        let block = |tokens: usize, heads| RankLayout::default_block(&[5, tokens], heads);
+        assert_eq!(block(1 << 17, 32), 8192);
+        assert_eq!(block(1 << 17, 8), 2048);
+        assert_eq!(block(1 << 17, 64), 8192);
+        assert_eq!(block(100, 64), 256);
+        assert_eq!(RankLayout::default_block(&[], 0), 256);
+        assert!(RankLayout::contiguous(&[usize::MAX], block(usize::MAX, 1), 1).is_err());
+    }
+
+    #[test]
     fn wrong_layouts_are_refused() {
         let of = |fragments: Vec<Vec<Fragment>>| RankLayout::new(&[200, 0], 64, fragments);
         let good = vec![
@@ -312,7 +345,7 @@ mod tests {
         ];
         assert!(of(good).is_ok());
         for (wrong, words) in [
-            (vec![], "ranks: was 0"),
+            (vec![], "ranks: 0"),
             (vec![vec![fragment(0, 0, 200)]], "sequence 1 has 0 tokens"),
             (
                 vec![vec![fragment(0, 0, 100), fragment(0, 100, 100)]],
