@@ -1,6 +1,6 @@
 """Prefill of sequences that several ranks share. include/deltawave.h specifies it."""
 
-from ctypes import byref, c_int32, c_int64, sizeof
+from ctypes import addressof, byref, c_int32, c_int64
 
 from . import _abi, structs
 from .context import stream_address, stream_of
@@ -52,10 +52,9 @@ class RankLayout:
 
     def struct(self):
         """The C struct, which keeps its arrays."""
-        made = _abi.dw_rank_layout(size=sizeof(_abi.dw_rank_layout), sequences=len(self.lengths), block=self.block,
-                                   ranks=self.ranks)
+        made = _abi.dw_rank_layout(sequences=len(self.lengths), block=self.block, ranks=self.ranks)
         made.kept = [(c_int64 * max(len(self.lengths), 1))(*self.lengths)]
-        made.lengths = made.kept[0]
+        made.lengths = addressof(made.kept[0])
         if isinstance(self.kind, str):
             made.kind = KINDS[self.kind]
         else:
@@ -63,7 +62,7 @@ class RankLayout:
             every = [f for rank in self.kind for f in rank]
             made.kept += [(_abi.dw_fragment * max(len(every), 1))(*every),
                           (c_int64 * max(self.ranks, 1))(*map(len, self.kind))]
-            made.fragments, made.fragment_counts = made.kept[1:]
+            made.fragments, made.fragment_counts = made.kept[1], addressof(made.kept[2])
         return made
 
 
@@ -86,7 +85,7 @@ class ParallelPrefill(Plan):
         if not isinstance(layout, RankLayout):
             raise ArgumentError(f"layout: {shown(layout)}; it must be a RankLayout")
         super().__init__(context, 0, "create", structs.made(spec, PrefillSpec), byref(layout.struct()), rank, tokens)
-        sizes = _abi.dw_parallel_prefill_sizes(size=sizeof(_abi.dw_parallel_prefill_sizes))
+        sizes = _abi.dw_parallel_prefill_sizes()
         context.library.call("dw_parallel_prefill_get_sizes", self.handle, byref(sizes))
         self.summary_bytes, self.gathered_bytes = sizes.summary_bytes, sizes.gathered_bytes
         self.workspace_bytes, self.chunk_entries = sizes.workspace_bytes, sizes.chunk_entries
