@@ -3,6 +3,7 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`] | `ops/prefill/`, `hip/kernels/prefill_*.hip` |
+//! | prefill of sequences that ranks share | [`prefill::ParallelPrefill`], [`parallel::Communicator`] | `ops/prefill/parallel.rs`, `parallel.rs` |
 //! | decode, one or a few tokens at a time | [`decode::Decode`] | `ops/decode/`, `hip/kernels/decode.hip` |
 //! | states after accepted tokens | [`commit::Commit`] | `ops/commit.rs`, `hip/kernels/commit.hip` |
 //! | convolution of q, k and v | [`conv::Conv`] | `ops/conv/`, `hip/kernels/conv.hip` |
@@ -39,6 +40,7 @@ pub mod gates;
 pub mod kernels;
 pub mod model;
 mod ops;
+pub mod parallel;
 pub mod runtime;
 pub mod state;
 pub mod tensor;

@@ -53,6 +53,14 @@ impl<'a> Workspace<'a> {
         (self.address, rest)
     }
 
+    /// The same memory, for a call that ends before the next use.
+    pub(crate) fn again(&self) -> Workspace<'_> {
+        Workspace {
+            owner: self.owner.clone(),
+            ..*self
+        }
+    }
+
     pub(crate) fn address(&self) -> *mut c_void {
         self.address
     }

@@ -3,6 +3,8 @@
 
 mod common;
 
+#[path = "prefill/collectives.rs"]
+mod collectives;
 #[path = "prefill/forget.rs"]
 mod forget;
 #[path = "prefill/fused.rs"]

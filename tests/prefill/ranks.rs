@@ -4,6 +4,7 @@
 use deltawave::Result;
 use deltawave::batch::PerSequence;
 use deltawave::gates::Gating;
+use deltawave::parallel::Communicator;
 use deltawave::prefill::{
     CHUNK, Fragment, ParallelPrefill, PrefillPath, PrefillTensors, RankLayout, Snapshot, Snapshots,
 };
@@ -18,9 +19,17 @@ use proptest::test_runner::FileFailurePersistence;
 
 use crate::common::{Case, Data, GateKind, Output, StateKind, check_output, context, spec};
 
+/// What a launch enqueues.
+pub(super) enum Step<'a> {
+    Summarise,
+    Finish(&'a mut Buffer<u8>, Option<PerSequence<'a, i32>>),
+    /// Everything, with a communicator, and memory for the summaries of all ranks.
+    All(&'a Communicator, &'a mut Buffer<u8>),
+}
+
 /// Where states are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Where {
+pub(super) enum Where {
     /// Tensors with a state for each fragment.
     Separate,
     /// Slots of a pool, read and written in place.
@@ -35,8 +44,8 @@ struct Shared {
 }
 
 /// A rank's tensors on the device.
-struct Rank {
-    plan: ParallelPrefill,
+pub(super) struct Rank {
+    pub(super) plan: ParallelPrefill,
     fragments: Vec<Fragment>,
     tokens: usize,
     q: Buffer<u8>,
@@ -77,7 +86,7 @@ fn kind(case: &Case) -> StateKind {
 }
 
 impl Rank {
-    fn new(
+    pub(super) fn new(
         context: &Context,
         case: &Case,
         data: &Data,
@@ -172,13 +181,13 @@ impl Rank {
     }
 
     /// Launches a stage: the first, or the second with the summaries of all ranks.
-    fn launch(
+    pub(super) fn launch(
         &mut self,
         case: &Case,
         stream: &Stream,
         states: Where,
         rank: usize,
-        gathered: Option<(&mut Buffer<u8>, Option<PerSequence<'_, i32>>)>,
+        step: Step<'_>,
     ) -> Result<()> {
         let h = case.spec.heads;
         let dtype = case.spec.dtype;
@@ -292,17 +301,31 @@ impl Rank {
             },
         };
         let workspace = Workspace::new(&mut self.workspace);
-        match gathered {
-            None => {
+        match step {
+            Step::Summarise => {
                 let summary = Workspace::new(&mut self.summary);
                 self.plan
                     .summarise_launch(stream, &tensors, summary, workspace)
             }
-            Some((gathered, order)) => {
+            Step::Finish(gathered, order) => {
                 let gathered = Workspace::new(gathered);
                 (self.plan).finish_launch(stream, &tensors, gathered, order, workspace)
             }
+            Step::All(communicator, gathered) => {
+                let memory = [&mut self.summary, gathered].map(Workspace::new);
+                communicator.prefill(&self.plan, stream, &tensors, memory, workspace)
+            }
         }
+    }
+
+    /// Its summaries, after the first stage.
+    pub(super) fn summary(&self, stream: &Stream) -> Vec<u8> {
+        self.summary.download(stream).expect("a copy")
+    }
+
+    /// The output and the states of the last launch, as they lie in memory.
+    pub(super) fn results(&self, stream: &Stream) -> [Vec<u8>; 2] {
+        [&self.o, &self.last].map(|x| x.download(stream).expect("a copy"))
     }
 }
 
@@ -316,7 +339,7 @@ fn share(case: &Case, data: &Data, layout: &RankLayout, states: Where) -> Shared
         .collect();
     let mut gathered = Vec::new();
     for (i, rank) in ranks.iter_mut().enumerate() {
-        rank.launch(case, &stream, states, i, None)
+        rank.launch(case, &stream, states, i, Step::Summarise)
             .expect("the first stage");
         gathered.extend(rank.summary.download(&stream).expect("a copy"));
     }
@@ -334,7 +357,7 @@ fn share(case: &Case, data: &Data, layout: &RankLayout, states: Where) -> Shared
         let order = context.upload(rank.plan.order()).expect("memory");
         // Every third rank gives the order itself.
         let order = (i % 3 == 2).then(|| (&order).into());
-        rank.launch(case, &stream, states, i, Some((&mut gathered, order)))
+        rank.launch(case, &stream, states, i, Step::Finish(&mut gathered, order))
             .expect("the second stage");
         let bytes = rank.o.download(&stream).expect("a copy");
         let values = HostTensor::from_bytes(case.spec.dtype, bytes).values;
@@ -426,7 +449,7 @@ fn check_layouts(case: &Case, block: usize, ranks: &[usize], states: Where) {
     }
 }
 
-fn case(dtype: Dtype, lengths: &[usize], gates: Gates) -> Case {
+pub(super) fn case(dtype: Dtype, lengths: &[usize], gates: Gates) -> Case {
     let mut case = Case::new(spec(dtype, 1, 2, 32, 48), lengths);
     case.gates = gates;
     case.initial = Some(kind(&case));
@@ -544,14 +567,14 @@ fn wrong_orders_stay_within_bounds() {
     );
     let stream = context.stream().expect("a stream");
     let mut rank = Rank::new(&context, &case, &data, &layout, 0, Where::Separate);
-    rank.launch(&case, &stream, Where::Separate, 0, None)
+    rank.launch(&case, &stream, Where::Separate, 0, Step::Summarise)
         .expect("a launch");
     let bytes = rank.summary.download(&stream).expect("a copy");
     let mut gathered = context.upload(&bytes).expect("memory");
     let mut outputs = Vec::new();
     for slot in [i32::MIN, -1, 4, 1 << 20, i32::MAX] {
         let order = context.upload(&[slot; 4]).expect("memory");
-        let given = Some((&mut gathered, Some((&order).into())));
+        let given = Step::Finish(&mut gathered, Some((&order).into()));
         rank.launch(&case, &stream, Where::Separate, 0, given)
             .expect("a launch");
         stream.synchronize().expect("no fault");
@@ -559,12 +582,12 @@ fn wrong_orders_stay_within_bounds() {
     }
     // Slot 0 stands for all of them.
     assert!(outputs.iter().all(|o| *o == outputs[0]));
-    let given = Some((&mut gathered, None));
+    let given = Step::Finish(&mut gathered, None);
     rank.launch(&case, &stream, Where::Separate, 0, given)
         .expect("a launch");
     assert!(rank.o.download(&stream).expect("a copy") != outputs[0]);
     let order = context.upload(&[0; 3]).expect("memory");
-    let given = Some((&mut gathered, Some((&order).into())));
+    let given = Step::Finish(&mut gathered, Some((&order).into()));
     let error = rank
         .launch(&case, &stream, Where::Separate, 0, given)
         .expect_err("3 of 4");

@@ -42,6 +42,7 @@ pub struct ParallelPrefill {
     cu_seqlens: Vec<i32>,
     counts: Counts,
     blocks: LocalBlocks,
+    rank: usize,
     ranks: usize,
     rank_slots: usize,
     /// Items of scan, items of summarise, chains, `cu_seqlens`, order.
@@ -208,6 +209,7 @@ impl ParallelPrefill {
             cu_seqlens,
             counts,
             blocks,
+            rank,
             ranks: layout.ranks(),
             rank_slots: layout.rank_slots(),
         })
@@ -222,6 +224,11 @@ impl ParallelPrefill {
     /// Bytes of the summaries of all ranks, rank by rank.
     pub fn gathered_bytes(&self) -> usize {
         self.ranks * self.summary_bytes()
+    }
+
+    /// This rank, and the number of ranks.
+    pub fn rank_of(&self) -> (usize, usize) {
+        (self.rank, self.ranks)
     }
 
     /// Bytes of workspace. Both stages need the same workspace, unchanged between them.

@@ -97,7 +97,7 @@ impl RankLayout {
     }
 
     /// Tokens of a block for sequences of these lengths, if the caller has no other wish: 16 to 64 blocks of the longest
-    /// sequence, fewer for more value heads, so that all summaries together have about 64 MiB at `K = V = 128`. Depends
+    /// sequence, fewer for more value heads: with 8 to 32 of them, all summaries have about 64 MiB at `K = V = 128`. Depends
     /// on nothing else, so that all ranks, and any number of them, choose alike.
     pub fn default_block(lengths: &[usize], value_heads: usize) -> usize {
         let longest_chunks = lengths.iter().max().map_or(0, |n| n.div_ceil(CHUNK));
