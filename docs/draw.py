@@ -282,6 +282,40 @@ def segments():
     return p
 
 
+# ---- ranks ----
+
+
+def ranks():
+    """One sequence of eight blocks over two ranks."""
+    unit, left = 74, 150
+    p = Picture(960, 392, "One sequence of eight blocks over two ranks: summaries are gathered, every rank folds them alike")
+    p.text(24, 34, "A sequence of eight blocks over two ranks", 17, weight=600)
+    p.text(24, 54, "Time goes down. Every rank folds the same summaries in the same order, whoever made them.", 12.5, colour=MUTED)
+    for rank in range(2):
+        p.text(left + (4 * rank + 2) * unit, 86, f"rank {rank}", 14, "middle", weight=600)
+    p.line([(left + 4 * unit, 74), (left + 4 * unit, 346)], MUTED, 1, dash="4 3")
+
+    def row(y, label, colour, texts):
+        p.text(left - 14, y + 22, label, 12.5, "end", colour)
+        for i, text in enumerate(texts):
+            p.rect(left + i * unit + 3, y, unit - 6, 34, PALE[colour] if text else "#ffffff", colour if text else RULE, 3, 1,
+                   dash=None if text else "3 2")
+            p.text(left + (i + .5) * unit, y + 22, text or "-", 12, "middle", colour if text else RULE)
+
+    row(100, "summarise", BLUE, ["N₀", *(f"M{x} N{x}" for x in "₁₂₃₄₅₆"), ""])
+    for rank in range(2):
+        x = left + 4 * rank * unit + 3
+        p.rect(x, 156, 4 * unit - 6, 34, "#ffffff", INK, 3, 1)
+        p.text(x + 2 * unit - 3, 178, "N₀  M₁ N₁  M₂ N₂  ..  M₆ N₆", 12, "middle")
+    p.text(left - 14, 178, "all-gather", 12.5, "end")
+    row(212, "combine", VIOLET, [f"S{x}" for x in "₀₁₂₃₄₅₆₇"])
+    row(268, "scan", ORANGE, [f"O{x}" for x in "₀₁₂₃₄₅₆₇"])
+    p.text(left + 7.5 * unit, 322, "final state", 12, "middle", ORANGE)
+    p.text(24, 372, "The engine's own all-gather is the only exchange. The first block reads the initial state; the last one has no successor, "
+           "and sends nothing.", 12.5)
+    return p
+
+
 # ---- tiles ----
 
 GROUPS = ["#fde68a", "#bfdbfe", "#bbf7d0", "#ddd6fe"]
@@ -346,7 +380,7 @@ def tile_sm90a():
     return p
 
 
-DRAWN = {"times.svg": times, "chunk.svg": chunk, "segments.svg": segments, "tile-gfx942.svg": tile_gfx942,
+DRAWN = {"times.svg": times, "chunk.svg": chunk, "segments.svg": segments, "ranks.svg": ranks, "tile-gfx942.svg": tile_gfx942,
          "tile-sm90a.svg": tile_sm90a}
 
 

@@ -72,10 +72,14 @@ typedef struct dwk_state_strides {
 /* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
 typedef struct dwk_prefill_item {
     int32_t sequence;    /* -1: no item, nor are those that follow; in lists that the device made */
-    int32_t first_chunk; /* counted in the sequence */
-    int32_t chunks;
-    int32_t summary; /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
+    int32_t first_chunk; /* counted in the sequence; DWK_ITEM_CONTINUES */
+    int32_t chunks;      /* DWK_ITEM_FOLLOWED */
+    int32_t summary;     /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
 } dwk_prefill_item;
+
+/* Bits of an item, for sequences of which other ranks have parts. In first_chunk: although its first chunk is the
+ * sequence's, a segment is before it. In chunks: although its last chunk is the sequence's, a segment follows it. */
+enum { DWK_ITEM_CONTINUES = 0x40000000, DWK_ITEM_FOLLOWED = 0x40000000 };
 
 /* Division of a fused prefill's sequences into segments, and the lists that prefill_lengths makes of it
  * (hip/prefill/plan.h; src/ops/prefill/plan/balance.rs computes the same on the host). Costs are in sixteenths of the
@@ -291,6 +295,21 @@ typedef struct dwk_prefill_backward_args {
     int32_t records;                /* slots */
     int32_t pad0;
 } dwk_prefill_backward_args;
+
+/* prefill_collect: copies the summaries of blocks, gathered from all ranks, into the order in which prefill_combine
+ * reads them. One workgroup per (summary, value head). */
+typedef struct dwk_prefill_collect_args {
+    const void *gathered; /* [ranks] of rank_bytes: summaries [rank_slots, HV], then their flags [rank_slots, HV] */
+    const int32_t *order; /* [summaries]: slot of each summary in gathered; slot s is slot s % rank_slots of rank
+                             s / rank_slots. Out of range: slot 0. */
+    float *states;        /* [summaries, HV], as in dwk_prefill_scan_args */
+    int32_t *forgotten;   /* [summaries, HV] */
+    int64_t rank_bytes;
+    int32_t ranks;
+    int32_t rank_slots;
+    int32_t value_heads;
+    int32_t words; /* of a summary and value head, a multiple of 4 */
+} dwk_prefill_collect_args;
 
 /* gate: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or 2 sigmoid(b). */
 typedef struct dwk_gate_args {

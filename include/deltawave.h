@@ -298,6 +298,78 @@ void dw_prefill_backward_destroy(dw_prefill_backward *backward);
 int dw_prefill_backward_workspace_bytes(const dw_prefill_backward *backward, size_t *bytes);
 int dw_prefill_backward_launch(const dw_prefill_backward *backward, void *stream,
                                const dw_prefill_backward_tensors *tensors);
+/* ---- prefill of sequences that several ranks share ----
+ *
+ * Each sequence is cut into blocks of the same number of tokens; its last block may be shorter. All ranks describe the
+ * same layout. A rank's batch is packed, and its sequences are its fragments: runs of blocks of a sequence.
+ *
+ *   dw_parallel_prefill_summarise_launch    writes summaries of the rank's blocks
+ *   all-gather of summary_bytes of each rank, on the same stream (ncclAllGather, rcclAllGather, ...); not if it is 0
+ *   dw_parallel_prefill_finish_launch       outputs, final states and snapshots
+ *
+ * Outputs and states have the same bits for any number of ranks, one included, and any layout with the same block. */
+
+/* Which rank has which blocks. */
+enum {
+    DW_RANKS_CONTIGUOUS = 0, /* the blocks of the packed sequences in runs of equal length, rank after rank */
+    DW_RANKS_ZIGZAG = 1,     /* each sequence in 2 R pieces: rank r has pieces r and 2 R - 1 - r */
+    DW_RANKS_FRAGMENTS = 2   /* as `fragments` says */
+};
+
+typedef struct dw_fragment {
+    int64_t sequence;
+    int64_t begin;  /* tokens of the sequence before it: a multiple of the block */
+    int64_t tokens; /* a multiple of the block, unless the sequence ends with it */
+} dw_fragment;
+
+typedef struct dw_rank_layout {
+    size_t size;
+    const int64_t *lengths; /* [sequences], tokens of each sequence, on the host */
+    int64_t sequences;
+    /* Tokens of a block, a multiple of 64. 0: chosen by the lengths and the spec's value heads, not by the ranks. */
+    int64_t block;
+    int32_t ranks;
+    int32_t kind;                 /* DW_RANKS_* */
+    const dw_fragment *fragments; /* with DW_RANKS_FRAGMENTS: of rank 0, then of rank 1, ..., on the host; else NULL */
+    const int64_t *fragment_counts; /* [ranks], with DW_RANKS_FRAGMENTS; else NULL */
+} dw_rank_layout;
+
+typedef struct dw_parallel_prefill_sizes {
+    size_t size;
+    size_t summary_bytes;   /* that each rank sends, equal on all ranks; 0: nothing is exchanged on any rank */
+    size_t gathered_bytes;  /* of all ranks, rank by rank */
+    size_t workspace_bytes; /* both launches need the same workspace, unchanged between them */
+    int64_t fragments;      /* of this rank: the sequences of its batch */
+    int64_t order_entries;
+    int64_t chunk_entries; /* of snapshot_slots */
+} dw_parallel_prefill_sizes;
+
+/* Plan of one rank's part. */
+typedef struct dw_parallel_prefill dw_parallel_prefill;
+
+/* Makes a plan for `rank`, whose batch has `tokens` rows; rows past its last fragment belong to no sequence. The spec's
+ * segments must be 0, and its path DW_PATH_AUTO or DW_PATH_SPLIT. */
+int dw_parallel_prefill_create(const dw_context *context, const dw_prefill_spec *spec, const dw_rank_layout *layout,
+                               int32_t rank, int64_t tokens, dw_parallel_prefill **plan);
+void dw_parallel_prefill_destroy(dw_parallel_prefill *plan);
+/* Fills in *sizes, whose field `size` the caller sets. */
+int dw_parallel_prefill_get_sizes(const dw_parallel_prefill *plan, dw_parallel_prefill_sizes *sizes);
+/* Copies the rank's fragments, in the order of its batch, to fragments[count], and the slots of the summaries that it
+ * folds to order[entries]. Slot s is summary s % n of rank s / n, where n is the number of summaries that fit into
+ * summary_bytes. Counts must be those of the sizes; either array may be NULL. */
+int dw_parallel_prefill_tables(const dw_parallel_prefill *plan, dw_fragment *fragments, int64_t count, int32_t *order,
+                               int64_t entries);
+/* As dw_prefill_set_snapshots: sequences are fragments, and tokens count from a fragment's begin. */
+int dw_parallel_prefill_set_snapshots(dw_parallel_prefill *plan, const dw_snapshot *snapshots, int64_t count);
+/* The first stage. Tensors are per fragment: a fragment with the first token of a sequence reads its initial state, one
+ * with the last token writes its final state. Slots of a pool must be the same for all fragments of a sequence. Tensors
+ * must not change until the second stage is complete. `summary`: device memory, aligned to 256 bytes. */
+int dw_parallel_prefill_summarise_launch(const dw_parallel_prefill *plan, void *stream,
+                                         const dw_prefill_tensors *tensors, void *summary, size_t summary_bytes);
+/* The second stage, with the same tensors and workspace. `gathered`: only read. `order`: [order_entries] on the device;
+ * NULL: the plan's. */
+int dw_parallel_prefill_finish_launch(const dw_parallel_prefill *plan, void *stream, const dw_prefill_tensors *tensors,
+                                      const void *gathered, size_t gathered_bytes, const int32_t *order);
 
 /* ---- gates as an operation of their own ---- */
 
@@ -394,7 +466,8 @@ typedef struct dw_conv_tensors {
     /* Speculative decoding: [N] on the device, tokens of the step before that were accepted, counted from 1. Counts
      * outside are clamped. Sequence n reads width - 1 columns of its state from column accepted[n] - 1 on. Then it
      * writes, from column 0 on, those columns but the first, and its tokens: a state has width - 2 columns more than a
-     * sequence has tokens. Tokens beyond the last column are not stored. NULL: the last columns are read and written. */
+     * sequence has tokens. Tokens beyond the last column are not stored. NULL: the last columns are read and written.
+     */
     const int32_t *accepted;
     int32_t slot_columns;  /* slots is [N, slot_columns], and the first column holds the slots; 0: 1 */
     int32_t has_null_slot; /* 1: null_slot, besides slots that are negative or beyond, makes a sequence padding */
@@ -471,15 +544,16 @@ typedef struct dw_decode_tensors {
     int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
     int32_t pool_layout;      /* DW_STATE_*: layout of pool and states */
 
-    /* Speculative decoding without a commit, all on the device; NULL or 0: not wanted. The state after each draft goes to
-     * a slot of its own, and the next step reads the slot of the last accepted one. read_slots and draft_slots may be one
-     * table. */
+    /* Speculative decoding without a commit, all on the device; NULL or 0: not wanted. The state after each draft goes
+     * to a slot of its own, and the next step reads the slot of the last accepted one. read_slots and draft_slots may
+     * be one table. */
     const int32_t *draft_slots; /* [B, T]: slot of the state after each token; write_slots and states are then NULL */
     const int32_t *read_slots;  /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
     const int32_t *accepted;    /* [B], with read_slots: counts of the step before; those outside are clamped */
     /* [B + 1]: rows of each sequence, at most T. Tensors over tokens are then [rows, ...], of any number of rows. A
-     * sequence without rows reads and writes nothing. Entries that decrease or exceed the rows never lead out of bounds.
-     * The outputs of the sequences beside such an entry are not specified. Rows of no sequence stay as they are. */
+     * sequence without rows reads and writes nothing. Entries that decrease or exceed the rows never lead out of
+     * bounds. The outputs of the sequences beside such an entry are not specified. Rows of no sequence stay as they
+     * are. */
     const dw_lengths *cu_seqlens;
     int32_t read_columns;  /* 0: T */
     int32_t has_null_slot; /* 1: null_slot is no slot, besides those that are negative or beyond the pool */

@@ -101,6 +101,9 @@ const _: () = {
     ["Offset of field: dwk_prefill_item::summary"]
         [::core::mem::offset_of!(dwk_prefill_item, summary) - 12usize];
 };
+pub const DWK_ITEM_CONTINUES: _bindgen_ty_6 = 1073741824;
+pub const DWK_ITEM_FOLLOWED: _bindgen_ty_6 = 1073741824;
+pub type _bindgen_ty_6 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_plan {
@@ -731,6 +734,53 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_backward_args, pad0) - 732usize];
 };
 impl Default for dwk_prefill_backward_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_collect_args {
+    pub gathered: *const ::core::ffi::c_void,
+    pub order: *const i32,
+    pub states: *mut f32,
+    pub forgotten: *mut i32,
+    pub rank_bytes: i64,
+    pub ranks: i32,
+    pub rank_slots: i32,
+    pub value_heads: i32,
+    pub words: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_collect_args"]
+        [::core::mem::size_of::<dwk_prefill_collect_args>() - 56usize];
+    ["Alignment of dwk_prefill_collect_args"]
+        [::core::mem::align_of::<dwk_prefill_collect_args>() - 8usize];
+    ["Offset of field: dwk_prefill_collect_args::gathered"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, gathered) - 0usize];
+    ["Offset of field: dwk_prefill_collect_args::order"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, order) - 8usize];
+    ["Offset of field: dwk_prefill_collect_args::states"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, states) - 16usize];
+    ["Offset of field: dwk_prefill_collect_args::forgotten"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, forgotten) - 24usize];
+    ["Offset of field: dwk_prefill_collect_args::rank_bytes"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, rank_bytes) - 32usize];
+    ["Offset of field: dwk_prefill_collect_args::ranks"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, ranks) - 40usize];
+    ["Offset of field: dwk_prefill_collect_args::rank_slots"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, rank_slots) - 44usize];
+    ["Offset of field: dwk_prefill_collect_args::value_heads"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, value_heads) - 48usize];
+    ["Offset of field: dwk_prefill_collect_args::words"]
+        [::core::mem::offset_of!(dwk_prefill_collect_args, words) - 52usize];
+};
+impl Default for dwk_prefill_collect_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

@@ -71,6 +71,9 @@ pub enum Error {
     /// A call of the runtime failed.
     #[error(transparent)]
     Hip(#[from] HipError),
+    /// A collective of RCCL or NCCL failed, or was not complete in time.
+    #[error(transparent)]
+    Collective(#[from] hip_sys::CclError),
     /// No runtime was found.
     #[error("no HIP runtime could be loaded")]
     Load(#[from] LoadError),

@@ -52,6 +52,8 @@ pub enum Role {
     PrefillSummarise(usize),
     /// The state at the start of each segment.
     PrefillCombine(usize),
+    /// Summaries that ranks gathered, in the order of their sequences.
+    PrefillCollect,
     /// Outputs and final states.
     PrefillScan(usize),
     /// T and P, outputs and final states in one kernel.
@@ -218,6 +220,9 @@ kernels! {
         "dw_prefill_combine_k192" => Role::PrefillCombine(192),
         "dw_prefill_combine_k256" => Role::PrefillCombine(256),
     }
+    PREFILL_COLLECT: dwk_prefill_collect_args in "prefill_collect" {
+        "dw_prefill_collect" => Role::PrefillCollect,
+    }
     PREFILL_SCAN: dwk_prefill_scan_args in "prefill_scan" {
         "dw_prefill_scan_bf16_k64" => Role::PrefillScan(64),
         "dw_prefill_scan_bf16_k96" => Role::PrefillScan(96),
@@ -342,6 +347,10 @@ pub(crate) fn prefill_summarise(
 
 pub(crate) fn prefill_combine(key_dim: usize) -> Kernel<abi::dwk_prefill_combine_args> {
     PREFILL_COMBINE[bucket_index(key_dim)]
+}
+
+pub(crate) fn prefill_collect() -> Kernel<abi::dwk_prefill_collect_args> {
+    PREFILL_COLLECT[0]
 }
 
 pub(crate) fn prefill_scan(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_prefill_scan_args> {

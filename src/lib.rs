@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | chunked prefill | [`prefill::Prefill`] | `ops/prefill/`, `hip/kernels/prefill_*.hip` |
 //! | gradients of a prefill | [`prefill::PrefillBackward`] | `ops/prefill/backward.rs`, `hip/kernels/prefill_backward_*.hip` |
+//! | prefill of sequences that ranks share | [`prefill::ParallelPrefill`], [`parallel::Communicator`] | `ops/prefill/parallel.rs`, `parallel.rs` |
 //! | decode, one or a few tokens at a time | [`decode::Decode`] | `ops/decode/`, `hip/kernels/decode.hip` |
 //! | states after accepted tokens | [`commit::Commit`] | `ops/commit.rs`, `hip/kernels/commit.hip` |
 //! | convolution of q, k and v | [`conv::Conv`] | `ops/conv/`, `hip/kernels/conv.hip` |
@@ -40,6 +41,7 @@ pub mod gates;
 pub mod kernels;
 pub mod model;
 mod ops;
+pub mod parallel;
 pub mod runtime;
 pub mod state;
 pub mod tensor;

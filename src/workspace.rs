@@ -35,7 +35,12 @@ impl<'a> Workspace<'a> {
 
     /// Memory range of the whole workspace, for the overlap check: nothing else may use it during a launch.
     pub(crate) fn span(&self) -> Span<'static> {
-        Span::bytes("workspace", self.address.addr(), self.bytes)
+        self.span_of("workspace")
+    }
+
+    /// Memory range, for an argument of another name.
+    pub(crate) fn span_of(&self, argument: &'static str) -> Span<'static> {
+        Span::bytes(argument, self.address.addr(), self.bytes)
     }
 
     /// Splits off the first `bytes` bytes: their address, and the rest. Not bounds-checked.
@@ -46,6 +51,14 @@ impl<'a> Workspace<'a> {
             ..self
         };
         (self.address, rest)
+    }
+
+    /// The same memory, for a call that ends before the next use.
+    pub(crate) fn again(&self) -> Workspace<'_> {
+        Workspace {
+            owner: self.owner.clone(),
+            ..*self
+        }
     }
 
     pub(crate) fn address(&self) -> *mut c_void {
@@ -72,13 +85,23 @@ pub(crate) fn check_workspace(
     bytes: usize,
     context: &Context,
 ) -> Checked<()> {
-    check::device("workspace", &workspace.owner, context)?;
+    check_memory("workspace", workspace, bytes, context)
+}
+
+/// [`check_workspace`] for an argument of another name.
+pub(crate) fn check_memory(
+    argument: &str,
+    workspace: &Workspace<'_>,
+    bytes: usize,
+    context: &Context,
+) -> Checked<()> {
+    check::device(argument, &workspace.owner, context)?;
     // A launch that needs none may be given one without bytes, at any address.
     if bytes == 0 && workspace.bytes == 0 {
         return Ok(());
     }
     check::region(
-        "workspace",
+        argument,
         workspace.address,
         workspace.bytes,
         bytes,

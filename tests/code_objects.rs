@@ -29,6 +29,8 @@ fn most_registers(role: Role) -> u32 {
         Role::Gate => 32,
         // Sixteen waves on a compute unit.
         Role::PrefillLengths => 64,
+        // Eight copies in flight.
+        Role::PrefillCollect => 64,
         Role::Norm => 96,
         // Four waves per SIMD.
         Role::Commit | Role::Conv | Role::PrefillShort(_) => 128,

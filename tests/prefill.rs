@@ -5,6 +5,8 @@ mod common;
 
 #[path = "prefill/backward.rs"]
 mod backward;
+#[path = "prefill/collectives.rs"]
+mod collectives;
 #[path = "prefill/forget.rs"]
 mod forget;
 #[path = "prefill/fused.rs"]
@@ -17,6 +19,8 @@ mod layout;
 mod numerics;
 #[path = "prefill/pool.rs"]
 mod pool;
+#[path = "prefill/ranks.rs"]
+mod ranks;
 #[path = "prefill/segments.rs"]
 mod segments;
 #[path = "prefill/short.rs"]

@@ -432,6 +432,160 @@ unsafe extern "C" {
         tensors: *const dw_prefill_tensors,
     ) -> ::core::ffi::c_int;
 }
+pub const DW_RANKS_CONTIGUOUS: _bindgen_ty_8 = 0;
+pub const DW_RANKS_ZIGZAG: _bindgen_ty_8 = 1;
+pub const DW_RANKS_FRAGMENTS: _bindgen_ty_8 = 2;
+pub type _bindgen_ty_8 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_fragment {
+    pub sequence: i64,
+    pub begin: i64,
+    pub tokens: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_fragment"][::core::mem::size_of::<dw_fragment>() - 24usize];
+    ["Alignment of dw_fragment"][::core::mem::align_of::<dw_fragment>() - 8usize];
+    ["Offset of field: dw_fragment::sequence"]
+        [::core::mem::offset_of!(dw_fragment, sequence) - 0usize];
+    ["Offset of field: dw_fragment::begin"][::core::mem::offset_of!(dw_fragment, begin) - 8usize];
+    ["Offset of field: dw_fragment::tokens"]
+        [::core::mem::offset_of!(dw_fragment, tokens) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_rank_layout {
+    pub size: usize,
+    pub lengths: *const i64,
+    pub sequences: i64,
+    pub block: i64,
+    pub ranks: i32,
+    pub kind: i32,
+    pub fragments: *const dw_fragment,
+    pub fragment_counts: *const i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_rank_layout"][::core::mem::size_of::<dw_rank_layout>() - 56usize];
+    ["Alignment of dw_rank_layout"][::core::mem::align_of::<dw_rank_layout>() - 8usize];
+    ["Offset of field: dw_rank_layout::size"]
+        [::core::mem::offset_of!(dw_rank_layout, size) - 0usize];
+    ["Offset of field: dw_rank_layout::lengths"]
+        [::core::mem::offset_of!(dw_rank_layout, lengths) - 8usize];
+    ["Offset of field: dw_rank_layout::sequences"]
+        [::core::mem::offset_of!(dw_rank_layout, sequences) - 16usize];
+    ["Offset of field: dw_rank_layout::block"]
+        [::core::mem::offset_of!(dw_rank_layout, block) - 24usize];
+    ["Offset of field: dw_rank_layout::ranks"]
+        [::core::mem::offset_of!(dw_rank_layout, ranks) - 32usize];
+    ["Offset of field: dw_rank_layout::kind"]
+        [::core::mem::offset_of!(dw_rank_layout, kind) - 36usize];
+    ["Offset of field: dw_rank_layout::fragments"]
+        [::core::mem::offset_of!(dw_rank_layout, fragments) - 40usize];
+    ["Offset of field: dw_rank_layout::fragment_counts"]
+        [::core::mem::offset_of!(dw_rank_layout, fragment_counts) - 48usize];
+};
+impl Default for dw_rank_layout {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_parallel_prefill_sizes {
+    pub size: usize,
+    pub summary_bytes: usize,
+    pub gathered_bytes: usize,
+    pub workspace_bytes: usize,
+    pub fragments: i64,
+    pub order_entries: i64,
+    pub chunk_entries: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_parallel_prefill_sizes"]
+        [::core::mem::size_of::<dw_parallel_prefill_sizes>() - 56usize];
+    ["Alignment of dw_parallel_prefill_sizes"]
+        [::core::mem::align_of::<dw_parallel_prefill_sizes>() - 8usize];
+    ["Offset of field: dw_parallel_prefill_sizes::size"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, size) - 0usize];
+    ["Offset of field: dw_parallel_prefill_sizes::summary_bytes"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, summary_bytes) - 8usize];
+    ["Offset of field: dw_parallel_prefill_sizes::gathered_bytes"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, gathered_bytes) - 16usize];
+    ["Offset of field: dw_parallel_prefill_sizes::workspace_bytes"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, workspace_bytes) - 24usize];
+    ["Offset of field: dw_parallel_prefill_sizes::fragments"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, fragments) - 32usize];
+    ["Offset of field: dw_parallel_prefill_sizes::order_entries"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, order_entries) - 40usize];
+    ["Offset of field: dw_parallel_prefill_sizes::chunk_entries"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, chunk_entries) - 48usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_parallel_prefill {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_create(
+        context: *const dw_context,
+        spec: *const dw_prefill_spec,
+        layout: *const dw_rank_layout,
+        rank: i32,
+        tokens: i64,
+        plan: *mut *mut dw_parallel_prefill,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_destroy(plan: *mut dw_parallel_prefill);
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_get_sizes(
+        plan: *const dw_parallel_prefill,
+        sizes: *mut dw_parallel_prefill_sizes,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_tables(
+        plan: *const dw_parallel_prefill,
+        fragments: *mut dw_fragment,
+        count: i64,
+        order: *mut i32,
+        entries: i64,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_set_snapshots(
+        plan: *mut dw_parallel_prefill,
+        snapshots: *const dw_snapshot,
+        count: i64,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_summarise_launch(
+        plan: *const dw_parallel_prefill,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_tensors,
+        summary: *mut ::core::ffi::c_void,
+        summary_bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_finish_launch(
+        plan: *const dw_parallel_prefill,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_tensors,
+        gathered: *const ::core::ffi::c_void,
+        gathered_bytes: usize,
+        order: *const i32,
+    ) -> ::core::ffi::c_int;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_prefill_backward_tensors {
@@ -615,16 +769,16 @@ unsafe extern "C" {
         tensors: *const dw_gate_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_CONV_FLAT: _bindgen_ty_8 = 0;
-pub const DW_CONV_INTERLEAVED: _bindgen_ty_8 = 1;
-pub const DW_CONV_SEPARATE: _bindgen_ty_8 = 2;
-pub type _bindgen_ty_8 = ::core::ffi::c_uint;
-pub const DW_ACTIVATION_SILU: _bindgen_ty_9 = 0;
-pub const DW_ACTIVATION_NONE: _bindgen_ty_9 = 1;
+pub const DW_CONV_FLAT: _bindgen_ty_9 = 0;
+pub const DW_CONV_INTERLEAVED: _bindgen_ty_9 = 1;
+pub const DW_CONV_SEPARATE: _bindgen_ty_9 = 2;
 pub type _bindgen_ty_9 = ::core::ffi::c_uint;
-pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_10 = 0;
-pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_10 = 1;
+pub const DW_ACTIVATION_SILU: _bindgen_ty_10 = 0;
+pub const DW_ACTIVATION_NONE: _bindgen_ty_10 = 1;
 pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_11 = 0;
+pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_11 = 1;
+pub type _bindgen_ty_11 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_conv_spec {
@@ -795,9 +949,9 @@ unsafe extern "C" {
         tensors: *const dw_conv_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_DRAFT_CHAIN: _bindgen_ty_11 = 0;
-pub const DW_DRAFT_TREE: _bindgen_ty_11 = 1;
-pub type _bindgen_ty_11 = ::core::ffi::c_uint;
+pub const DW_DRAFT_CHAIN: _bindgen_ty_12 = 0;
+pub const DW_DRAFT_TREE: _bindgen_ty_12 = 1;
+pub type _bindgen_ty_12 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_decode_spec {
@@ -1029,9 +1183,9 @@ unsafe extern "C" {
         tensors: *const dw_commit_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_GATE_SILU: _bindgen_ty_12 = 0;
-pub const DW_GATE_SIGMOID: _bindgen_ty_12 = 1;
-pub type _bindgen_ty_12 = ::core::ffi::c_uint;
+pub const DW_GATE_SILU: _bindgen_ty_13 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_13 = 1;
+pub type _bindgen_ty_13 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_norm_tensors {

@@ -49,7 +49,7 @@ pub(crate) fn path(path: i32) -> Checked<PrefillPath> {
     read::choice("path", path, &paths)
 }
 
-fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
+pub(crate) fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
     Ok(PrefillSpec {
         dtype: read::dtype("dtype", s.dtype)?,
         heads: Heads {
@@ -195,8 +195,9 @@ pub unsafe extern "C" fn dw_prefill_launch(
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
+        let entries = plan.plan.chunk_entries();
         // SAFETY: as above; the caller passes tensors in valid memory.
-        let arguments = unsafe { self::tensors(&t, plan) }?;
+        let arguments = unsafe { self::tensors(&t, plan.sequences, entries, plan.snapshots) }?;
         // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
         // SAFETY: the caller passes device memory that nothing else uses.
@@ -256,26 +257,43 @@ pub unsafe extern "C" fn dw_prefill_set_snapshots(
         let plan = unsafe { read::output("plan", plan.cast::<Plan>()) }?;
         let count = read::natural("count", count)?;
         // SAFETY: the caller passes an array of `count` elements.
-        let given = unsafe { host_slice("snapshots", snapshots, count) }?;
-        let list = given.iter().map(|s| {
-            Ok(Snapshot {
-                sequence: read::natural("snapshots.sequence", s.sequence)?,
-                tokens: read::natural("snapshots.tokens", s.tokens)?,
-                slot: read::natural("snapshots.slot", s.slot)?,
-            })
-        });
-        let list: Vec<_> = list.collect::<Checked<_>>()?;
-        plan.plan.set_snapshots(&list)?;
+        plan.plan
+            .set_snapshots(&unsafe { self::snapshots(snapshots, count) }?)?;
         plan.snapshots = true;
         Ok(())
     })
 }
 
-/// Tensors of a launch, from the caller's struct.
+/// Snapshots from the caller's array.
+///
+/// # Safety
+/// The address is null or has `count` elements.
+pub(crate) unsafe fn snapshots(
+    snapshots: *const dw_snapshot,
+    count: usize,
+) -> Checked<Vec<Snapshot>> {
+    // SAFETY: the caller keeps the promise under `# Safety`.
+    let given = unsafe { host_slice("snapshots", snapshots, count) }?;
+    let list = given.iter().map(|s| {
+        Ok(Snapshot {
+            sequence: read::natural("snapshots.sequence", s.sequence)?,
+            tokens: read::natural("snapshots.tokens", s.tokens)?,
+            slot: read::natural("snapshots.slot", s.slot)?,
+        })
+    });
+    list.collect()
+}
+
+/// Tensors of a launch, from the caller's struct. `entries`: of snapshot slots. `planned`: the plan has snapshots.
 ///
 /// # Safety
 /// The pointers are null or valid, and their tensors lie in valid memory.
-unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors<'static>> {
+pub(crate) unsafe fn tensors(
+    t: &dw_prefill_tensors,
+    sequences: usize,
+    entries: usize,
+    planned: bool,
+) -> Checked<PrefillTensors<'static>> {
     // SAFETY: the caller passes a null or valid pointer.
     let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
     let state = |name, pointer, layout_name: &str, layout| -> Checked<Option<_>> {
@@ -290,11 +308,11 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
     )?;
     let last = state("final_state", t.final_state, "final_layout", t.final_layout)?;
     // SAFETY: as above.
-    let has = unsafe { PerSequence::from_raw(t.has_initial_state, plan.sequences) };
+    let has = unsafe { PerSequence::from_raw(t.has_initial_state, sequences) };
     let has_initial_state = (!t.has_initial_state.is_null()).then_some(has);
     let presence = |name, was, allowed| Err(refuse(name, ArgumentKind::Presence, was, allowed));
     // SAFETY: as above.
-    let pool = unsafe { states::pool(t, plan.sequences) }?;
+    let pool = unsafe { states::pool(t, sequences) }?;
     if pool.is_some() && (initial.is_some() || last.is_some()) {
         let was = "given with an initial_state or a final_state";
         return presence(
@@ -355,7 +373,7 @@ unsafe fn tensors(t: &dw_prefill_tensors, plan: &Plan) -> Checked<PrefillTensors
         states,
         o: argument("o", t.o).tokens_mut()?,
         // SAFETY: as above.
-        snapshots: unsafe { states::snapshots(t, plan.plan.chunk_entries(), plan.snapshots) }?,
+        snapshots: unsafe { states::snapshots(t, entries, planned) }?,
     })
 }
 

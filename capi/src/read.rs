@@ -40,6 +40,10 @@ unsafe impl Versioned for abi::dw_prefill_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_prefill_backward_tensors {}
 // SAFETY: as above.
+unsafe impl Versioned for abi::dw_rank_layout {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_parallel_prefill_sizes {}
+// SAFETY: as above.
 unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_norm_tensors {}

@@ -5,6 +5,7 @@
 //! | the functions, each with its C signature | [`for_each_function!`] | `table.rs` |
 //! | a loaded runtime, and calls of its functions | [`Hip`] | `hip.rs` |
 //! | the same functions on top of the CUDA driver | [`Hip::is_cuda`] | `cuda/` |
+//! | collectives of RCCL or NCCL | [`Ccl`] | `ccl.rs` |
 //! | search for a runtime | [`Hip::load`], [`LoadError`] | `load.rs` |
 //! | status codes | [`hipError_t`] | `status.rs` |
 //! | errors of calls | [`HipError`] | `error.rs` |
@@ -22,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ccl;
 mod cuda;
 mod error;
 mod hip;
@@ -31,6 +33,10 @@ mod status;
 mod table;
 pub mod types;
 
+pub use ccl::{
+    CCL_VARIABLE, Ccl, CclError, NCCL_IN_PROGRESS, NCCL_SUCCESS, NCCL_UINT8, ncclComm_t,
+    ncclConfig_t, ncclUniqueId,
+};
 pub use error::{Attempt, HipError, LoadError};
 pub use hip::{Hip, Resolver};
 pub use load::{CUDA, LIBRARY_VARIABLE};

@@ -15,8 +15,9 @@ struct Segment {
     int summary; // index of its summary; the segment before has summary - 1
     bool first;  // whether it is the first of its sequence
     bool last;
-    bool summarised; // whether the sequence is cut: a summary then holds the state before it
-    int quiet;       // tokens at its begin that belong to earlier segments: their outputs are not written
+    bool
+        summarised; // whether the sequence is cut: a summary then holds the state before it (or other ranks have parts)
+    int quiet;      // tokens at its begin that belong to earlier segments: their outputs are not written
     bool from_zeros; // with quiet tokens: the walk starts from zeros
 };
 
@@ -29,24 +30,26 @@ DEVICE bool is_item(const dwk_prefill_scan_args &x, int index) {
 // Segment of item `index`, clamped to the chunks of its sequence, so that no item leads out of bounds. Without items:
 // all of sequence `index`.
 DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
-    dwk_prefill_item item{index, 0, 1 << 30, 0};
+    dwk_prefill_item item{index, 0, DWK_ITEM_FOLLOWED - 1, 0};
     if (x.items) {
         const i32x4 stored = arch::uniform((const i32x4 *)(x.items + index));
         item = dwk_prefill_item{min_of(max_of(stored.x, 0), x.sequences - 1), stored.y, stored.z, stored.w};
     }
     const Rows range = rows_of(x.cu_seqlens, item.sequence, x.tokens);
     const int chunks = (range.end - range.begin + chunk - 1) / chunk;
-    const int first = min_of(max_of(item.first_chunk, 0), chunks);
-    const int count = min_of(max_of(item.chunks, 0), chunks - first);
+    // Other ranks may have parts of the sequence before and after.
+    const bool continues = item.first_chunk & DWK_ITEM_CONTINUES, followed = item.chunks & DWK_ITEM_FOLLOWED;
+    const int first = min_of(item.first_chunk & (DWK_ITEM_CONTINUES - 1), chunks);
+    const int count = min_of(item.chunks & (DWK_ITEM_FOLLOWED - 1), chunks - first);
     const int begin = range.begin + first * chunk;
     return Segment{item.sequence,
                    min_of(begin, range.end),
                    min_of(begin + count * chunk, range.end),
                    first_record(range.begin, item.sequence) + first,
                    min_of(max_of(item.summary, 0), x.summaries),
-                   first == 0,
-                   first + count == chunks,
-                   x.summaries > 0 && (first > 0 || count < chunks),
+                   first == 0 && !continues,
+                   first + count == chunks && !followed,
+                   x.summaries > 0 && (first > 0 || count < chunks || continues || followed),
                    0,
                    false};
 }

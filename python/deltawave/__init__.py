@@ -21,10 +21,12 @@ from .gate import gate
 from .layer import Layer, LayerSpec
 from .library import Library
 from .norm import norm
+from .parallel import ParallelPrefill, RankLayout
 from .prefill import Prefill, PrefillBackward, PrefillSpec
 
 __version__ = "0.1.0"
 
 __all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
-           "DriverError", "Error", "InternalError", "Layer", "LayerSpec", "Library", "LibraryError", "Memory", "Prefill",
-           "PrefillBackward", "PrefillSpec", "Unsupported", "array", "bf16_bits", "gate", "norm", "to_bf16", "to_float"]
+           "DriverError", "Error", "InternalError", "Layer", "LayerSpec", "Library", "LibraryError", "Memory",
+           "ParallelPrefill", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout", "Unsupported", "array", "bf16_bits",
+           "gate", "norm", "to_bf16", "to_float"]

@@ -37,6 +37,9 @@ DW_PATH_AUTO = 0
 DW_PATH_FUSED = 1
 DW_PATH_SPLIT = 2
 DW_PATH_SHORT = 3
+DW_RANKS_CONTIGUOUS = 0
+DW_RANKS_ZIGZAG = 1
+DW_RANKS_FRAGMENTS = 2
 DW_CONV_FLAT = 0
 DW_CONV_INTERLEAVED = 1
 DW_CONV_SEPARATE = 2
@@ -173,6 +176,39 @@ class dw_prefill_backward_tensors(Sized):
         ("d_initial_layout", c_int32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
+    ]
+
+
+class dw_fragment(Structure):
+    _fields_ = [
+        ("sequence", c_int64),
+        ("begin", c_int64),
+        ("tokens", c_int64),
+    ]
+
+
+class dw_rank_layout(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("lengths", c_void_p),
+        ("sequences", c_int64),
+        ("block", c_int64),
+        ("ranks", c_int32),
+        ("kind", c_int32),
+        ("fragments", POINTER(dw_fragment)),
+        ("fragment_counts", c_void_p),
+    ]
+
+
+class dw_parallel_prefill_sizes(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("summary_bytes", c_size_t),
+        ("gathered_bytes", c_size_t),
+        ("workspace_bytes", c_size_t),
+        ("fragments", c_int64),
+        ("order_entries", c_int64),
+        ("chunk_entries", c_int64),
     ]
 
 
@@ -395,6 +431,13 @@ FUNCTIONS = {
     "dw_prefill_backward_destroy": (None, [c_void_p]),
     "dw_prefill_backward_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
     "dw_prefill_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_backward_tensors)]),
+    "dw_parallel_prefill_create": (c_int, [c_void_p, POINTER(dw_prefill_spec), POINTER(dw_rank_layout), c_int32, c_int64, POINTER(c_void_p)]),
+    "dw_parallel_prefill_destroy": (None, [c_void_p]),
+    "dw_parallel_prefill_get_sizes": (c_int, [c_void_p, POINTER(dw_parallel_prefill_sizes)]),
+    "dw_parallel_prefill_tables": (c_int, [c_void_p, POINTER(dw_fragment), c_int64, c_void_p, c_int64]),
+    "dw_parallel_prefill_set_snapshots": (c_int, [c_void_p, POINTER(dw_snapshot), c_int64]),
+    "dw_parallel_prefill_summarise_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors), c_void_p, c_size_t]),
+    "dw_parallel_prefill_finish_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors), c_void_p, c_size_t, c_void_p]),
     "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),
     "dw_conv_packed": (c_int, [c_void_p, POINTER(dw_conv_spec), POINTER(dw_lengths), c_int64, POINTER(c_void_p)]),
     "dw_conv_device": (c_int, [c_void_p, POINTER(dw_conv_spec), c_int64, c_int64, POINTER(c_void_p)]),

@@ -21,7 +21,7 @@ import functools
 import inspect
 import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, get_args
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from .errors import ArgumentError
 from .gate import gate as launch_gate
 from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
+from .parallel import ParallelPrefill, RankLayout
 from .plan import Plans
 from .prefill import Prefill, PrefillBackward, PrefillSpec
 from .structs import STATE_LAYOUTS
@@ -471,6 +472,62 @@ def _prefill_autograd(ctx: Any, d_o: Tensor, d_final_state: Optional[Tensor]) ->
 
 
 getattr(prefill, "register_autograd")(_prefill_autograd, setup_context=_save_prefill)
+
+
+def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
+                     a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
+                     dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+                     initial_state: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
+                     scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
+                     state_layout: str = "key_major", *, lengths: Sequence[int], kind: str = "contiguous",
+                     block: Optional[int] = None, group: Any = None) -> Tuple[Tensor, Tensor]:
+    """`prefill` of sequences that the ranks of a process group of torch.distributed share. Every rank calls it, with its own
+    rows, and the same `lengths`: tokens of each whole sequence. `deltawave.RankLayout` documents kind and block.
+
+    q is `[T, HK, K]`, the rank's fragments in the order of the layout: see `rank_fragments`. Returns o, and states `[N, HV,
+    K, V]` in f32, N fragments: the final state for a fragment with its sequence's last token, zeros for others.
+    initial_state and has_initial_state are per fragment, too; those of fragments that do not begin a sequence are not
+    read. Outputs and states have the same bits for any number of ranks and any kind, if the block is the same.
+
+    group: a process group, None for the default one. Ranks are those within the group. Forward only."""
+    choice("state_layout", state_layout, STATE_LAYOUTS)
+    import torch.distributed as dist
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _of_rank(name, x, 3)
+    device = q.device
+    context, layout = context_of(device), RankLayout(lengths, ranks, kind, block)
+    spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale)
+    key = (ParallelPrefill, device, spec, layout, rank, q.shape[0])
+    with _dims_of(k, v):
+        plan = _plan(key, lambda: ParallelPrefill(context, spec, layout, rank, q.shape[0]))
+    dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
+    o = empty(tuple(v.shape), v.dtype, device)
+    final_state = empty((len(plan.fragments), v.shape[-2], *dims), torch.float32, device).zero_()
+    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
+             "initial_state": initial_state, "has_initial_state": has_initial_state, "o": o, "final_state": final_state}
+    tensors = {**_all_reachable(given, device), "allow_neg_eigval": allow_neg_eigval, "initial_layout": state_layout,
+               "final_layout": state_layout}
+    if not plan.fragments:
+        tensors = {name: x for name, x in tensors.items() if "state" not in name and "layout" not in name}
+    workspace = empty((plan.workspace_bytes,), torch.uint8, device)
+    # Zeros: bytes past the summaries of a rank with fewer blocks are sent, too.
+    summary = empty((plan.summary_bytes,), torch.uint8, device).zero_()
+    plan.summarise(summary, workspace, **tensors)
+    gathered = summary
+    if plan.summary_bytes and ranks > 1:
+        gathered = empty((plan.gathered_bytes,), torch.uint8, device)
+        dist.all_gather_into_tensor(gathered, summary, group=group)
+    plan.finish(gathered, workspace, **tensors)
+    return o, final_state
+
+
+def rank_fragments(lengths, ranks, rank, value_heads, kind="contiguous", block=None, device="cpu"):
+    """Fragments of a rank, `(sequence, begin, tokens)`: the rows that it passes to `prefill_parallel`, in this order."""
+    layout = RankLayout(lengths, ranks, kind, block)
+    plan = ParallelPrefill(context_of(torch.device(device)), PrefillSpec(value_heads, value_heads, 16, 16), layout, rank,
+                           sum(layout.lengths))
+    return plan.fragments
 
 
 @_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",))

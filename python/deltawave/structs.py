@@ -112,6 +112,11 @@ def is_read_only(x: Any) -> bool:
 
 
 def vector(name: str, a: arrays.Array, entries: Any) -> int:
+    """The address of a vector on the device, of the type that `name` has."""
+    return dense_vector(name, a, entries, VECTORS[name])
+
+
+def dense_vector(name: str, a: arrays.Array, entries: Any, dtype: str) -> int:
     """The address of a vector on the device. `entries`: how many it has, or rows and columns of a table. Columns None: any
     number of them."""
     kind = "vector"
@@ -120,7 +125,7 @@ def vector(name: str, a: arrays.Array, entries: Any) -> int:
         kind, (entries, columns) = "table", entries
         wanted = (entries, columns or a.shape[-1] if a.shape else 1)
         entries = f"{entries} rows and {columns or 'some'} columns of"
-    if a.dtype != VECTORS[name] or a.shape != wanted or 0 in wanted[1:] or not a.is_dense():
-        allowed = f"it must be a dense {kind} of {entries} {VECTORS[name]}"
+    if a.dtype != dtype or a.shape != wanted or 0 in wanted[1:] or not a.is_dense():
+        allowed = f"it must be a dense {kind} of {entries} {dtype}"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
     return a.address

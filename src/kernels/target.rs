@@ -293,7 +293,12 @@ impl Target {
     /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
     pub fn threads(&self, role: Role) -> u32 {
         match role {
-            Role::Commit | Role::Conv | Role::Gate | Role::Norm | Role::DecodeNorm => 256,
+            Role::Commit
+            | Role::Conv
+            | Role::Gate
+            | Role::Norm
+            | Role::DecodeNorm
+            | Role::PrefillCollect => 256,
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardWalk(_) | Role::BackwardSums => self.wave_threads,
             Role::BackwardPrepare => 64,

@@ -63,6 +63,17 @@ impl Kernels {
     }
 }
 
+/// Summaries that a rank makes of its blocks, in memory that the caller sends.
+pub(super) struct SentSummaries {
+    /// `[count]`: blocks that another follows.
+    pub(super) items: *const dwk_prefill_item,
+    pub(super) count: usize,
+    /// Chunks of the longest block.
+    pub(super) longest_chunks: u32,
+    pub(super) states: *mut c_void,
+    pub(super) forgotten: *mut c_void,
+}
+
 /// Launch arguments of all kernels, with their grids. Kernels with an empty grid are not launched.
 pub(crate) struct LaunchArguments {
     prepare: dwk_prefill_prepare_args,
@@ -77,6 +88,13 @@ pub(crate) struct LaunchArguments {
     scan_threads: u32,
     short: dwk_prefill_short_args,
     short_groups: u32,
+}
+
+impl LaunchArguments {
+    /// Where combine and scan read summaries, and the flags of those.
+    pub(super) fn summaries(&self) -> (*mut f32, *mut i32) {
+        (self.scan.states, self.scan.forgotten)
+    }
 }
 
 impl Shape {
@@ -265,6 +283,28 @@ impl Shape {
         states::check_devices(x, context)
     }
 
+    /// Lets summarise make the summaries that a rank sends, in place of those that combine and scan read.
+    pub(super) fn send(&self, lowered: &mut LaunchArguments, sent: &SentSummaries) {
+        let counts = Counts {
+            items: sent.count,
+            summaries: sent.count,
+            chains: 0,
+            longest_chunks: sent.longest_chunks,
+            short: 0,
+        };
+        lowered.summarise = dwk_prefill_scan_args {
+            items: sent.items,
+            items_count: sent.count as i32,
+            slabs: self.summarise_slabs(counts) as i32,
+            states: sent.states.cast(),
+            forgotten: sent.forgotten.cast(),
+            summaries: sent.count as i32,
+            ..lowered.scan
+        };
+        lowered.summarise_groups = self.grids(counts)[1] as u32;
+        lowered.summarise_threads = self.summarise_division(counts).threads;
+    }
+
     /// Enqueues all kernels of a launch, or one part.
     ///
     /// # Safety
@@ -371,6 +411,16 @@ unsafe fn launch<A>(
 /// Checks that no output shares memory with another argument. o may be v: a workgroup reads elements of v before it
 /// writes the same elements of o. The final state may be the initial state.
 pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Checked<()> {
+    check_overlaps_with(x, workspace, Span::NONE, [Span::NONE; 2])
+}
+
+/// [`check_overlaps`] with one more output and two more inputs.
+pub(super) fn check_overlaps_with(
+    x: &PrefillTensors<'_>,
+    workspace: Span<'_>,
+    output: Span<'_>,
+    [first, second]: [Span<'_>; 2],
+) -> Checked<()> {
     let pool = x.states.pool();
     let (initial, last, has_initial_state) = match &x.states {
         States::None => (None, None, None),
@@ -390,6 +440,7 @@ pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Che
         Span::maybe("final_state", last.map(|s| &s.tensor.0)),
         Span::maybe("pool", pool.map(|p| &p.tensor.0)),
         workspace,
+        output,
     ];
     let [g, beta, a_log, dt_bias] = x.gating.spans();
     let inputs = [
@@ -406,6 +457,8 @@ pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Che
         Span::numbers("write_slots", pool.and_then(|p| p.write_slots.as_ref())),
         Span::numbers("snapshot_slots", snapshots.and_then(|s| s.slots.as_ref())),
         Span::lengths(x.cu_seqlens.as_ref()),
+        first,
+        second,
     ];
     let same = [("o", "v"), ("final_state", "initial_state")];
     let same = match initial.map(|s| s.layout) == last.map(|s| s.layout) {

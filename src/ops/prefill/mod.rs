@@ -19,7 +19,9 @@
 mod backward;
 mod lengths;
 mod lower;
+mod parallel;
 mod plan;
+mod ranks;
 mod shape;
 mod snapshots;
 mod states;
@@ -30,7 +32,9 @@ pub(crate) use lengths::{
 };
 pub(crate) use lower::LaunchArguments;
 use lower::{Kernels, Tables};
+pub use parallel::ParallelPrefill;
 use plan::Counts;
+pub use ranks::{Fragment, RankLayout};
 use shape::Shape;
 pub use snapshots::{Snapshot, Snapshots};
 use states::PlanSlots;

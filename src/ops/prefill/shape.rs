@@ -144,6 +144,21 @@ impl Shape {
         Ok(shape)
     }
 
+    /// [`Shape::new`] with the split path for all sequences, whatever is fastest.
+    pub(super) fn split(
+        spec: PrefillSpec,
+        batch: Batch,
+        sequences: usize,
+        context: &Context,
+    ) -> Checked<Shape> {
+        let shape = Shape::new(spec, batch, sequences, context)?;
+        Ok(Shape {
+            path: PrefillPath::Split,
+            short: false,
+            ..shape
+        })
+    }
+
     /// Whether one kernel computes the outputs without records.
     pub(super) fn is_fused(&self) -> bool {
         self.path == PrefillPath::Fused
