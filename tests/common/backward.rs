@@ -50,6 +50,9 @@ impl Given {
     }
 }
 
+/// Breaks an argument of a launch.
+pub type Break = fn(&mut LoadedBackward);
+
 type States = (Buffer<u8>, StateKind, [usize; 4]);
 
 /// The tensors of a backward on the device.
@@ -167,7 +170,7 @@ impl LoadedBackward {
     }
 
     /// Ways to break a launch's arguments, and the error that each gives.
-    pub const BROKEN: &[(&'static str, fn(&mut LoadedBackward))] = &[
+    pub const BROKEN: &[(&'static str, Break)] = &[
         ("d_o: shape [20, 2, 16]; it must be [20, 2, 32]", |x| {
             x.d_o.shape[2] = 16
         }),

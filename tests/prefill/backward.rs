@@ -308,7 +308,7 @@ fn backward_at_the_edges() {
         // Where beta is 0 its gradient is as accurate as elsewhere.
         let dbeta = found[4].as_ref().expect("wanted");
         let rows = |zero: bool| {
-            let of = move |i: &usize| ((i / 2 + i % 2) % 5 == 0) == zero;
+            let of = move |i: &usize| (i / 2 + i % 2).is_multiple_of(5) == zero;
             let error = (0..280)
                 .filter(of)
                 .map(|i| (f64::from(dbeta[i]) - exact.beta[i]).powi(2));
