@@ -257,8 +257,8 @@ pub unsafe extern "C" fn dw_prefill_set_snapshots(
         let plan = unsafe { read::output("plan", plan.cast::<Plan>()) }?;
         let count = read::natural("count", count)?;
         // SAFETY: the caller passes an array of `count` elements.
-        plan.plan
-            .set_snapshots(&unsafe { self::snapshots(snapshots, count) }?)?;
+        let list = unsafe { self::snapshots(snapshots, count) }?;
+        plan.plan.set_snapshots(&list)?;
         plan.snapshots = true;
         Ok(())
     })

@@ -1,5 +1,5 @@
-/* A library of collectives for ranks that are threads of one process, whose memory is the host's. Like RCCL and NCCL without
- * blocking: calls return 'in progress', and are complete when all ranks have made them. */
+/* A library of collectives for ranks that are threads of one process, whose memory is the host's. Like RCCL and NCCL
+ * without blocking: calls return 'in progress', and are complete when all ranks have made them. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -36,14 +36,7 @@ struct World {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static World worlds[MOST_WORLDS];
-static int ids, live;
-
-int fake_live(void) {
-    pthread_mutex_lock(&lock);
-    const int n = live;
-    pthread_mutex_unlock(&lock);
-    return n;
-}
+static int ids;
 
 const char *ncclGetErrorString(int code) { return code == REMOTE_ERROR ? "remote process exited" : "invalid argument"; }
 
@@ -71,7 +64,6 @@ int ncclCommInitRankConfig(Comm **comm, int ranks, Id id, int rank, Config *conf
     world->ranks = ranks;
     world->comms[rank] = made;
     ++world->arrived;
-    ++live;
     *comm = made;
     pthread_mutex_unlock(&lock);
     return IN_PROGRESS;
@@ -93,6 +85,10 @@ int ncclAllGather(const void *send, void *receive, size_t count, int kind, Comm 
     }
     pthread_mutex_lock(&lock);
     World *world = comm->world;
+    if (world->dead) {
+        pthread_mutex_unlock(&lock);
+        return REMOTE_ERROR;
+    }
     comm->send = send;
     comm->receive = receive;
     comm->bytes = count;
@@ -120,7 +116,6 @@ int ncclCommFinalize(Comm *comm) {
 
 int ncclCommDestroy(Comm *comm) {
     pthread_mutex_lock(&lock);
-    --live;
     free(comm);
     pthread_mutex_unlock(&lock);
     return SUCCESS;
@@ -129,7 +124,6 @@ int ncclCommDestroy(Comm *comm) {
 int ncclCommAbort(Comm *comm) {
     pthread_mutex_lock(&lock);
     comm->world->dead = 1;
-    --live;
     free(comm);
     pthread_mutex_unlock(&lock);
     return SUCCESS;

@@ -155,7 +155,7 @@ impl Rank {
                 });
             }
         }
-        if rank % 2 == 0 {
+        if rank.is_multiple_of(2) {
             plan.set_snapshots(&list).expect("snapshots");
         }
         Rank {

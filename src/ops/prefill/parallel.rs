@@ -104,7 +104,7 @@ impl LocalBlocks {
                 let continues = b == range.start && b > 0;
                 let followed = b + 1 == range.end && b + 1 < blocks;
                 let marked =
-                    |x: usize, mark: bool, bit: u32| x as i32 | i32::from(mark) * bit as i32;
+                    |x: usize, mark: bool, bit: u32| (x as u32 | if mark { bit } else { 0 }) as i32;
                 let item = |summary: usize| {
                     [
                         n as i32,
