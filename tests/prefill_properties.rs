@@ -331,3 +331,37 @@ fn fused_batches_in_every_order() {
 fn a_thousand_fused_batches_in_every_order() {
     fused_in_every_order(1000);
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "proptest-regressions/prefill_backward.txt",
+        ))),
+        max_shrink_iters: 100,
+        cases: ProptestConfig::default().cases / 8,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn gradients_are_those_of_the_recurrence(mut case in case()) {
+        let context = context();
+        if simulated(&context) {
+            deltawave_sim::hip::clear_fault();
+        }
+        // Segments and paths are of the forward alone.
+        (case.spec.segments, case.spec.path) = (None, PrefillPath::Auto);
+        case.lengths.iter_mut().for_each(|n| *n = (*n).min(200));
+        let (slack, floor) = match case.spec.dtype {
+            Dtype::F16 => (3.0, 8e-3),
+            _ => (3.0, 5e-2),
+        };
+        let outcome = std::panic::catch_unwind(|| {
+            common::backward::check_backward(&context, &case, slack, floor);
+        });
+        if let Err(panic) = outcome {
+            let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+            let fault = deltawave_sim::hip::last_fault().unwrap_or_default();
+            return Err(TestCaseError::fail(format!("{text} {fault}\n{}", case.expression())));
+        }
+    }
+}
