@@ -11,7 +11,7 @@ use deltawave::gate::Gate;
 use deltawave::gates::Gating;
 use deltawave::layer::{Layer, LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec, PrefillTensors, Snapshots};
+use deltawave::prefill::{Prefill, PrefillSpec, PrefillTensors, Snapshots};
 use deltawave::runtime::Context;
 use deltawave::state::{InitialState, State, StateMut, StatePool, States};
 use deltawave::tensor::{Buffer, Element, Tensor, TensorMut};
@@ -334,8 +334,6 @@ impl PrefillRequest {
     pub fn launch(&self, arena: &mut Arena, device: bool) -> Result<Vec<u8>, Error> {
         let spec = PrefillSpec {
             segments: Some(self.segments),
-            // The only path whose workspace always holds something.
-            path: PrefillPath::Split,
             ..PrefillSpec::new(HK, HV, K, V)
         };
         arena.run(|m| {
