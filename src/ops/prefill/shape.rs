@@ -127,9 +127,10 @@ impl Shape {
         let fused = match wanted {
             // A batch without sequences has no workgroup of the fused kernel that could clear o.
             _ if sequences == 0 => false,
-            PrefillPath::Auto | PrefillPath::Short => {
+            PrefillPath::Auto => {
+                // With a number of segments, bits must not depend on the batch, and neither may the path.
                 let segments = plan::segments_of_environment()?.or(spec.segments);
-                is_compiled(&spec) && shape.fused_is_faster(segments)
+                segments.is_none() && is_compiled(&spec) && shape.fused_is_faster()
             }
             forced => forced == PrefillPath::Fused,
         };
@@ -166,18 +167,9 @@ impl Shape {
 
     /// Whether a fused prefill is modelled as faster, for sequences of equal length. A pure function of what a plan with
     /// lengths on the device knows, so that it chooses as a plan with lengths on the host does.
-    fn fused_is_faster(&self, segments: Option<usize>) -> bool {
+    fn fused_is_faster(&self) -> bool {
         let costs = &self.target.fused_costs;
-        let balance = match segments {
-            None => self.balance(),
-            Some(1) => Balance {
-                most_summaries: 0,
-                ..self.balance()
-            },
-            // Segments that a caller asks for may need summaries, which the split path computes faster.
-            Some(_) => return false,
-        };
-        costs.automatic && self.fused_time(balance) < costs.faster * self.split_time()
+        costs.automatic && self.fused_time() < costs.faster * self.split_time()
     }
 
     /// Chunks of each sequence if all are equally long.
@@ -188,10 +180,10 @@ impl Shape {
 
     /// Modelled time of a fused prefill of sequences of equal length, in microseconds. Plans do not know the gates: where
     /// sequences are cut, as if the gates forgot nothing.
-    fn fused_time(&self, balance: Balance) -> f64 {
+    fn fused_time(&self) -> f64 {
         let (costs, launch) = (&self.target.fused_costs, self.target.costs.launch);
         let chunks = self.equal_chunks();
-        let (longest, cost) = balance.choose(&chunks);
+        let (longest, cost) = self.balance().choose(&chunks);
         let counts = plan::counts(&chunks, Cut::AtMost(longest));
         let mut us = launch + cost as f64 / 16.0 * costs.chunk;
         if counts.summaries > 0 {
@@ -544,7 +536,7 @@ mod tests {
             path: PrefillPath::Split,
             short: false,
         };
-        shape.fused_is_faster(None)
+        shape.fused_is_faster()
     }
 
     /// The fused path where the model has it faster whatever the gates: where no sequence is cut.
