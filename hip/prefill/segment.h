@@ -37,19 +37,20 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
     }
     const Rows range = rows_of(x.cu_seqlens, item.sequence, x.tokens);
     const int chunks = (range.end - range.begin + chunk - 1) / chunk;
-    // Other ranks may have parts of the sequence before and after.
-    const bool continues = item.first_chunk & DWK_ITEM_CONTINUES, followed = item.chunks & DWK_ITEM_FOLLOWED;
     const int first = min_of(item.first_chunk & (DWK_ITEM_CONTINUES - 1), chunks);
     const int count = min_of(item.chunks & (DWK_ITEM_FOLLOWED - 1), chunks - first);
+    // Other ranks may have parts of the sequence before and after: then a bit is set.
+    const bool is_first = item.first_chunk == 0;
+    const bool is_last = first + count == chunks && item.chunks < DWK_ITEM_FOLLOWED;
     const int begin = range.begin + first * chunk;
     return Segment{item.sequence,
                    min_of(begin, range.end),
                    min_of(begin + count * chunk, range.end),
                    first_record(range.begin, item.sequence) + first,
                    min_of(max_of(item.summary, 0), x.summaries),
-                   first == 0 && !continues,
-                   first + count == chunks && !followed,
-                   x.summaries > 0 && (first > 0 || count < chunks || continues || followed),
+                   is_first,
+                   is_last,
+                   x.summaries > 0 && !(is_first && is_last),
                    0,
                    false};
 }
