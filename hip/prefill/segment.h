@@ -39,10 +39,10 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
     const int chunks = (range.end - range.begin + chunk - 1) / chunk;
     const int first = min_of(item.first_chunk & (DWK_ITEM_CONTINUES - 1), chunks);
     const int count = min_of(item.chunks & (DWK_ITEM_FOLLOWED - 1), chunks - first);
-    // Other ranks may have parts of the sequence before and after: then a bit is set.
-    const bool is_first = item.first_chunk == 0;
-    const bool is_last = first + count == chunks && item.chunks < DWK_ITEM_FOLLOWED;
     const int begin = range.begin + first * chunk;
+    // Other ranks may have parts of the sequence before and after: then a bit is set.
+    const int before = item.first_chunk, after = chunks - first - count + (item.chunks & DWK_ITEM_FOLLOWED);
+    const bool is_first = before == 0, is_last = after == 0;
     return Segment{item.sequence,
                    min_of(begin, range.end),
                    min_of(begin + count * chunk, range.end),
@@ -50,7 +50,7 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    min_of(max_of(item.summary, 0), x.summaries),
                    is_first,
                    is_last,
-                   x.summaries > 0 && !(is_first && is_last),
+                   x.summaries > 0 && (before | after) != 0,
                    0,
                    false};
 }
