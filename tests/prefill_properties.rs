@@ -290,18 +290,18 @@ fn fused_in_every_order(cases: u32) {
                 WaveOrder::InStep,
                 WaveOrder::Seeded(case.seed),
             ] {
-                let mut options = normal.clone();
+                let mut options = normal;
                 (options.order, options.checks) = (order, Checks::ALL);
                 deltawave_sim::hip::set_options(options);
                 outputs.push(run(&context, &case, &data));
             }
-            deltawave_sim::hip::set_options(normal.clone());
+            deltawave_sim::hip::set_options(normal);
             check_output(&case, &data, &outputs[0], 2.0);
             for other in &outputs[1..] {
                 common::assert_same_bits(&outputs[0], other, "another order of waves");
             }
         });
-        deltawave_sim::hip::set_options(normal.clone());
+        deltawave_sim::hip::set_options(normal);
         let told = |panic: &(dyn std::any::Any + Send)| {
             let text = panic.downcast_ref::<String>().cloned();
             text.unwrap_or_default()

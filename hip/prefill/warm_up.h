@@ -59,8 +59,9 @@ template <class T, int Threads> class Forgetting {
         return sum;
     }
 
-    // Whether a token of `count` chunks may make a state grow along its key: whether the greatest beta times the greatest
-    // |k|^2 reaches 2, or a beta is negative. True also if there are more tokens than threads. 16 lanes read a row.
+    // Whether a token of `count` chunks may make a state grow along its key: whether the greatest beta times the
+    // greatest |k|^2 reaches 2, or a beta is negative. True also if there are more tokens than threads. 16 lanes read a
+    // row.
     DEVICE_MEMBER bool any_growth(int count) const {
         SHARED static int greatest[2][waves];
         constexpr int at_once = 8;

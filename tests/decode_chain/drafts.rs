@@ -324,7 +324,7 @@ fn run_of_steps(memory: Memory, tokens: usize, seed: u64) {
     const PADDING: usize = 2;
     let slots = BATCH * tokens + 2;
     let slot = |n: usize, t: usize| 1 + (n * tokens + t) * 7 % (BATCH * tokens);
-    assert!((BATCH * tokens) % 7 != 0, "slots of their own");
+    assert!(!(BATCH * tokens).is_multiple_of(7), "slots of their own");
     let table: Vec<i32> = (0..BATCH * tokens)
         .map(|i| match (i / tokens, i % tokens) {
             (PADDING, t) => [NULL, -1, i32::MAX][t % 3],
