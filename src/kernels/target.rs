@@ -152,7 +152,8 @@ static CDNA: Target = {
         },
         // Modelled for an MI300X: 7,760 clocks a chunk.
         fused_costs: FusedCosts {
-            automatic: true,
+            // Plans do not know the longest sequence of a batch, and a chunk takes four times as long as in prefill_scan.
+            automatic: false,
             chunk: 4.61,
             summary_chunk: 4.4,
             start: 40,

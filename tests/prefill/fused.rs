@@ -7,8 +7,7 @@ use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
     Case, Data, Entry, GateKind, Layout, Loaded, PoolCase, SnapshotCase, StateKind,
-    assert_same_bits, bits, check, check_output, check_pool, context, run, run_snapshots,
-    simulated, spec,
+    assert_same_bits, bits, check, check_output, check_pool, context, run, run_snapshots, spec,
 };
 
 const F32: StateKind = StateKind {
@@ -224,21 +223,6 @@ fn bits_do_not_depend_on_the_batch() {
             let last = output.state.expect("a state");
             assert!(bits(&last) == bits(&states[n * state..(n + 1) * state]));
         }
-    }
-}
-
-/// A number of segments, one included, fixes the path: `auto` is not fused for one batch and split for another.
-#[test]
-fn a_number_of_segments_fixes_the_path() {
-    if !simulated(&context()) {
-        return;
-    }
-    let mut case = fused(spec(Dtype::Bf16, 16, 32, 128, 128), &[64; 8], None);
-    case.spec.path = PrefillPath::Auto;
-    assert_eq!(plan(&case).path(), PrefillPath::Fused);
-    for segments in [1, 2] {
-        case.spec.segments = Some(segments);
-        assert_eq!(plan(&case).path(), PrefillPath::Split);
     }
 }
 
