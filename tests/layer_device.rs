@@ -156,8 +156,7 @@ fn kernels_and_refusals() {
         let plan = Layer::device(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
         plan.kernels().len()
     };
-    // Batches of few tokens for each sequence have a kernel for short ones, too.
-    assert_eq!([kernels(0), kernels(DECODES)], [6, 7]);
+    assert_eq!([kernels(0), kernels(DECODES)], [5, 6]);
     for (argument, spec, sequences, decodes) in [
         ("decodes", spec, 2, 3),
         ("decodes", spec, 200, 101),

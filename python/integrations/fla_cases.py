@@ -102,7 +102,7 @@ def main():
                     wanted = torch.cat([o for o, _ in wanted], 1), torch.cat([s for _, s in wanted])
                     report(f"packed {word} {lengths} D {dim} HV {value_heads} v_first {v_first}", (0.005, 0.005),
                            (o, state), wanted)
-    # What is no case: FLA's next backend answers, which needs a GPU; deltawave must not have been called.
+    # Other cases: FLA's next backend answers, which needs a GPU; deltawave must not have been called.
     before = backend.calls
     for name, change in (("f32", lambda x: [t.float() for t in x]), ("D 60", lambda x: x), ("gradients", None)):
         x = inputs(1, 5, 1, 1, 60 if name == "D 60" else 64, 1, 0, torch.float16)

@@ -19,7 +19,7 @@ use proptest::test_runner::FileFailurePersistence;
 
 use crate::common::{Case, Data, GateKind, Output, StateKind, check_output, context, spec};
 
-/// What a launch enqueues.
+/// Kernels that a launch enqueues.
 pub(super) enum Step<'a> {
     Summarise,
     Finish(&'a mut Buffer<u8>, Option<PerSequence<'a, i32>>),
@@ -597,7 +597,7 @@ fn wrong_orders_stay_within_bounds() {
     );
 }
 
-/// What a plan refuses, and the sizes that it names.
+/// Layouts that a plan refuses, and the sizes that it names.
 #[test]
 fn plans_are_checked() {
     let context = context();

@@ -23,7 +23,7 @@ struct MakerMemory {
     i32x4 t32[2][arch::lanes]; // T32^T, in the layout of registers
     ChunkFactors factors;      // gate_sum counts from the first row of each half of the chunk; norms are inverse
     float halves[2];           // sum of the gates of each half
-    // Of the work: a register that is spilled would come back from beyond the L1 cache.
+    // Numbers of the work, here because a register that is spilled would come back from beyond the L1 cache.
     int sequence, begin, end, head, key_head, column;
 };
 
