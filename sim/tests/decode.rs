@@ -250,7 +250,11 @@ fn shipped_kernels_print_as_llvm_prints_them() {
     for source in files(&folder, "hip") {
         // Assembly in these takes scalar registers, which compilers that optimise less do not always find.
         let stem = source.file_stem().and_then(|s| s.to_str());
-        let scalar = stem.is_some_and(|stem| stem.starts_with("prefill_fused"));
+        let scalar = stem.is_some_and(|stem| {
+            ["prefill_fused", "prefill_backward"]
+                .iter()
+                .any(|of| stem.starts_with(of))
+        });
         // -O3 is what ships; the others show the decoder more code.
         let optimisations = ["-O3", "-O2", "-Os", "-O1"];
         for optimisation in &optimisations[..if scalar { 2 } else { 4 }] {

@@ -9,7 +9,7 @@ fn layers_are_checked_and_counted() {
     }
     let small = ["--heads", "2,4", "--dims", "32,48"];
     for (arguments, kernels) in [
-        (&["--seqlens", "70,0,3", "--output-gate", "sigmoid"][..], 5),
+        (&["--seqlens", "70,0,3", "--output-gate", "sigmoid"][..], 4),
         (&["--decodes", "3", "--initial-state"], 3),
         (
             &[
