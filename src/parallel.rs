@@ -16,7 +16,7 @@ use hip_sys::{
     ncclUniqueId,
 };
 
-use crate::check;
+use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::prefill::{AGREEMENT_BYTES, ParallelPrefill, PrefillTensors};
 use crate::runtime::{Context, Stream};
@@ -184,10 +184,10 @@ impl Communicator {
     }
 
     /// Enqueues an all-gather: `send`, of `bytes` bytes on each rank, goes to `receive`, rank by rank, on every rank. All
-    /// ranks call it with the same number of bytes.
+    /// ranks call it with the same number of bytes. `send` may be this rank's place in `receive`.
     ///
     /// # Errors
-    /// Memory that is too small; the library refuses; the call did not start in time.
+    /// Memory that is too small, or that overlaps otherwise; the library refuses; the call did not start in time.
     pub fn all_gather(
         &self,
         stream: &Stream,
@@ -200,6 +200,7 @@ impl Communicator {
         check_memory("send", send, bytes, &self.context)?;
         let all = bytes.saturating_mul(self.ranks);
         check_memory("receive", receive, all, &self.context)?;
+        check_places(send, receive, bytes, self.rank, self.ranks)?;
         let comm = self.usable(call)?;
         self.context.make_current()?;
         let begin = Instant::now();
@@ -259,7 +260,9 @@ impl Communicator {
     ) -> Result<()> {
         self.check_plan(plan)?;
         let bytes = plan.summary_bytes();
+        check_memory("summary", &summary, bytes, &self.context)?;
         check_memory("gathered", &gathered, plan.gathered_bytes(), &self.context)?;
+        check_places(&summary, &gathered, bytes, self.rank, self.ranks)?;
         plan.summarise_launch(stream, tensors, summary.again(), workspace.again())?;
         if bytes > 0 {
             self.all_gather(stream, &summary, &gathered, bytes)?;
@@ -292,6 +295,24 @@ impl Communicator {
             pause(begin);
         }
     }
+}
+
+/// Checks that memory to be sent lies apart from what is received, or at this rank's place in it.
+fn check_places(
+    send: &Workspace<'_>,
+    receive: &Workspace<'_>,
+    bytes: usize,
+    rank: usize,
+    ranks: usize,
+) -> Checked<()> {
+    let (from, to) = (send.address().addr(), receive.address().addr());
+    let all = bytes.saturating_mul(ranks);
+    let apart = from.saturating_add(bytes) <= to || to.saturating_add(all) <= from;
+    check::ensure(apart || from == to.saturating_add(rank * bytes), || {
+        let was = format!("address {from:#x} in the {ranks} times {bytes} bytes that are received");
+        let allowed = format!("memory of its own, or place {rank} in them");
+        ArgumentError::new("send", ArgumentKind::Overlap, was, allowed)
+    })
 }
 
 /// Polls often at first, then rarely.

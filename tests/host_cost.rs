@@ -2,7 +2,11 @@
 //! takes is measured by `benches/host.rs`.
 
 mod allocations;
+mod fake_collectives;
 mod null_runtime;
+
+use std::path::Path;
+use std::time::Duration;
 
 use deltawave::conv::{
     Conv, ConvDrafts, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
@@ -12,7 +16,8 @@ use deltawave::gate::Gate;
 use deltawave::gates::Gating;
 use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
 use deltawave::norm::{GatedNorm, OutputGate};
-use deltawave::prefill::Prefill;
+use deltawave::parallel::{Collectives, Communicator};
+use deltawave::prefill::{ParallelPrefill, Prefill, RankLayout};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::StatePool;
 use deltawave::types::StateLayout;
@@ -95,6 +100,10 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
         });
         assert_eq!(count, 0, "lengths on the device");
         assert_only_launches(5, "lengths on the device");
+    }
+
+    for shape in SHAPES {
+        shared_by_ranks(&context, &stream, shape)?;
     }
 
     let mut buffers: [_; 3] = std::array::from_fn(|_| context.alloc::<f32>(64 * 8));
@@ -272,5 +281,70 @@ fn layers(context: &Context, stream: &Stream) -> deltawave::Result<()> {
     });
     assert_eq!(count, 0, "layer with lengths on the device");
     assert_only_launches(7, "layer with lengths on the device");
+    Ok(())
+}
+
+/// Both stages of a prefill that ranks share, and the call that does all steps through a library of collectives.
+fn shared_by_ranks(context: &Context, stream: &Stream, shape: Shape) -> deltawave::Result<()> {
+    let cu_seqlens = shape.cu_seqlens();
+    let lengths: Vec<usize> = (cu_seqlens.windows(2))
+        .map(|w| (w[1] - w[0]) as usize)
+        .collect();
+    let block = RankLayout::default_block(&lengths, shape.value_heads);
+    let layout = RankLayout::zigzag(&lengths, block, 1)?;
+    let plan = ParallelPrefill::new(context, shape.spec(), &layout, 0, shape.tokens)?;
+    assert_eq!(layout.fragments(0).len(), shape.sequences);
+    let mut layer = Layer::new(context, shape, plan.workspace_bytes())?;
+    let (tensors, workspace) = layer.parts(true)?;
+    let mut summary = context.alloc::<u8>(plan.summary_bytes())?;
+    let mut gathered = context.alloc::<u8>(plan.gathered_bytes())?;
+    let order = context.upload(plan.order())?;
+    take_calls();
+    let count = allocations(|| {
+        let (summary, workspace) = (Workspace::new(&mut summary), Workspace::new(workspace));
+        let launched = plan.summarise_launch(stream, &tensors, summary, workspace);
+        launched.expect("the first stage");
+    });
+    assert_eq!(count, 0, "the first stage over ranks");
+    assert_only_launches(2, "the first stage over ranks");
+    for given in [false, true] {
+        let count = allocations(|| {
+            let order = given.then(|| (&order).into());
+            let (all, workspace) = (Workspace::new(&mut gathered), Workspace::new(workspace));
+            let launched = plan.finish_launch(stream, &tensors, all, order, workspace);
+            launched.expect("the second stage");
+        });
+        assert_eq!(count, 0, "the second stage over ranks");
+        assert_only_launches(3, "the second stage over ranks");
+    }
+
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let library = fake_collectives::compile(root, folder, "libhost_cost.so", "-O1");
+    let Some(library) = library else {
+        return Ok(());
+    };
+    let library = Collectives::load(context, Some(&library))?;
+    let id = library.unique_id()?;
+    let joined = Communicator::new(context, &library, id, 0, 1, Duration::from_secs(60))?;
+    // The library copies what no kernel wrote: memory of the host, aligned as a workspace must be.
+    let bytes = plan.summary_bytes();
+    let mut memory = vec![0u8; 2 * (bytes + 256)];
+    let first = memory.as_mut_ptr();
+    let first = first.wrapping_add(first.align_offset(256));
+    take_calls();
+    let count = allocations(|| {
+        // SAFETY: both halves lie in `memory`, and nothing else uses them.
+        let halves = [first, first.wrapping_add(bytes.next_multiple_of(256))]
+            .map(|address| unsafe { Workspace::from_raw(address.cast(), bytes) });
+        let workspace = Workspace::new(workspace);
+        let launched = joined.prefill(&plan, stream, &tensors, halves, workspace);
+        launched.expect("all steps");
+    });
+    assert_eq!(count, 0, "all steps over ranks");
+    for (name, _) in take_calls() {
+        let allowed = ["hipSetDevice", "hipModuleLaunchKernel"];
+        assert!(allowed.contains(&name), "all steps over ranks: {name}");
+    }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! that each has to catch; 'survey n' those of the longer list in the survey of the field.
 
 mod common;
+mod fake_collectives;
 
 #[path = "prefill/backward.rs"]
 mod backward;
@@ -27,5 +28,7 @@ mod segments;
 mod short;
 #[path = "prefill/snapshots.rs"]
 mod snapshots;
+#[path = "prefill/tails.rs"]
+mod tails;
 #[path = "prefill/varlen.rs"]
 mod varlen;

@@ -16,7 +16,7 @@ from .arrays import Array, array, bf16_bits, to_bf16, to_float
 from .context import Context, Memory
 from .conv import Conv, ConvSpec
 from .decode import Decode, DecodeSpec
-from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError, Unsupported
+from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError, RanksError, Unsupported
 from .gate import gate
 from .layer import Layer, LayerSpec
 from .library import Library
@@ -28,5 +28,5 @@ __version__ = "0.1.0"
 
 __all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
            "DriverError", "Error", "InternalError", "Layer", "LayerSpec", "Library", "LibraryError", "Memory",
-           "ParallelPrefill", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout", "Unsupported", "array", "bf16_bits",
-           "gate", "norm", "to_bf16", "to_float"]
+           "ParallelPrefill", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout", "RanksError", "Unsupported", "array",
+           "bf16_bits", "gate", "norm", "to_bf16", "to_float"]

@@ -29,6 +29,10 @@ class DriverError(Error, RuntimeError):
     """A call of the device's runtime failed."""
 
 
+class RanksError(Error, RuntimeError):
+    """Ranks differ in layout or spec, a rank did not come in time, or the library of collectives failed."""
+
+
 class InternalError(Error, RuntimeError):
     """A bug of the library."""
 
@@ -38,4 +42,5 @@ OF_STATUS: Dict[int, Type[Error]] = {
     _abi.DW_ERROR_DEVICE: DeviceError,
     _abi.DW_ERROR_RUNTIME: DriverError,
     _abi.DW_ERROR_INTERNAL: InternalError,
+    _abi.DW_ERROR_RANKS: RanksError,
 }

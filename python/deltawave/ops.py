@@ -19,8 +19,10 @@ strides that they have: what a GPU refuses is refused here.
 import ctypes
 import functools
 import inspect
+import itertools
 import os
 import threading
+from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, get_args
 
 import torch
@@ -31,7 +33,7 @@ from .context import Context, Memory
 from .conv import STATE_LAYOUTS as CONV_LAYOUTS
 from .conv import Conv, ConvSpec
 from .decode import Decode, DecodeSpec
-from .errors import ArgumentError
+from .errors import ArgumentError, Error, RanksError
 from .gate import gate as launch_gate
 from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
@@ -480,7 +482,7 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
                      initial_state: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
                      scale: Optional[float] = None, qk_l2norm: bool = False, head_map: str = "grouped",
                      state_layout: str = "key_major", *, lengths: Sequence[int], kind: str = "contiguous",
-                     block: Optional[int] = None, group: Any = None) -> Tuple[Tensor, Tensor]:
+                     block: Optional[int] = None, group: Any = None, agree: str = "first") -> Tuple[Tensor, Tensor]:
     """`prefill` of sequences that the ranks of a process group of torch.distributed share. Every rank calls it, with its own
     rows, and the same `lengths`: tokens of each whole sequence. `deltawave.RankLayout` documents kind and block.
 
@@ -489,18 +491,22 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
     initial_state and has_initial_state are per fragment, too; those of fragments that do not begin a sequence are not
     read. Outputs and states have the same bits for any number of ranks and any kind, if the block is the same.
 
-    group: a process group, None for the default one. Ranks are those within the group. Forward only."""
+    group: a process group, None for the default one. Ranks are those within the group. Forward only.
+
+    agree: when the ranks compare their layouts and specs, in a collective of its own, before they send anything. "first": at
+    the first use of a layout and spec in a group, which must be the first on all ranks; "always"; "never", for callers that
+    know. Ranks that differ all raise RanksError, which names what differs."""
     choice("state_layout", state_layout, STATE_LAYOUTS)
+    choice("agree", agree, AGREE)
     import torch.distributed as dist
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     for name, x in (("q", q), ("k", k), ("v", v)):
         _of_rank(name, x, 3)
     device = q.device
-    context, layout = context_of(device), RankLayout(lengths, ranks, kind, block)
+    layout = RankLayout(lengths, ranks, kind, block)
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale)
-    key = (ParallelPrefill, device, spec, layout, rank, q.shape[0])
     with _dims_of(k, v):
-        plan = _plan(key, lambda: ParallelPrefill(context, spec, layout, rank, q.shape[0]))
+        plan = _rank_plan(device, spec, layout, q.shape[0], group, agree)
     dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
     o = empty(tuple(v.shape), v.dtype, device)
     final_state = empty((len(plan.fragments), v.shape[-2], *dims), torch.float32, device).zero_()
@@ -520,6 +526,98 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
         dist.all_gather_into_tensor(gathered, summary, group=group)
     plan.finish(gathered, workspace, **tensors)
     return o, final_state
+
+
+AGREE = ("first", "always", "never")
+# Layouts and specs that the ranks of a group have compared, the latest last. The value keeps the group, so that no other one
+# gets its id.
+_compared: "OrderedDict[Any, Any]" = OrderedDict()
+
+
+def _rank_plan(device: torch.device, spec: PrefillSpec, layout: RankLayout, rows: int, group: Any,
+               agree: str) -> ParallelPrefill:
+    """The plan of this rank, once all ranks have compared theirs, if `agree` says so. A rank whose plan is refused tells the
+    others, which would wait for it."""
+    import torch.distributed as dist
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    of_group = dist.group.WORLD if group is None else group
+    key = (id(of_group), layout, spec)
+    compares = ranks > 1 and (agree == "always" or agree == "first" and key not in _compared)
+    plan, problem, context = None, None, context_of(device)
+    try:
+        plan = _plan((ParallelPrefill, device, spec, layout, rank, rows),
+                     lambda: ParallelPrefill(context, spec, layout, rank, rows))
+    except Error as error:
+        problem = error
+    if compares:
+        every: List[Any] = [None] * ranks
+        dist.all_gather_object(every, (plan and plan.agreement(), problem and str(problem)), group=group)
+        for other, (_, text) in enumerate(every):
+            if text is not None and problem is None:
+                raise RanksError(f"rank {other} refused its part: {text}")
+        if plan is not None:
+            plan.check_agreement([agreement for agreement, _ in every])
+            _compared[key] = of_group
+            while len(_compared) > 256:
+                _compared.popitem(last=False)
+    if plan is None:
+        raise problem or Error("no plan")
+    return plan
+
+
+def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: int, value_heads: int, key_dim: int,
+                  value_dim: int, initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
+                  state_layout: str = "channel_major", qk_l2norm: bool = False, *, lengths: Sequence[int],
+                  kind: str = "contiguous", block: Optional[int] = None, group: Any = None,
+                  agree: str = "first") -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`conv` of sequences that the ranks of a process group share, before `prefill_parallel`: x has the rows of the rank's
+    fragments, in the same layout. Returns q, k, v, and the conv states after each fragment, `[N, channels, width - 1]` or
+    with the last two exchanged; those of a fragment with its sequence's last token are final. initial_state: as those, zeros
+    if it is absent; only fragments that begin a sequence read it. All outputs have one rank's bits.
+
+    Each rank sends the last width - 1 rows of every fragment that another fragment follows. group, agree: as for
+    `prefill_parallel`."""
+    choice("state_layout", state_layout, CONV_LAYOUTS)
+    choice("agree", agree, AGREE)
+    import torch.distributed as dist
+    ranks = dist.get_world_size(group)
+    device, width, rows = _of_rank("x", x, 2, 3).device, _of_rank("weight", weight, 2).shape[1], x.shape[0]
+    heads = (key_heads, value_heads, key_dim, value_dim)
+    # Only the layout matters here: any plan for it says which rows lie where.
+    spec = PrefillSpec(key_heads, value_heads, 16, 16, _dtype_of("x", x))
+    plan = _rank_plan(device, spec, RankLayout(lengths, ranks, kind, block), rows, group, agree)
+    ends = list(itertools.accumulate(tokens for _, _, tokens in plan.fragments))
+    channels = 2 * key_heads * key_dim + value_heads * value_dim
+    tail = (channels, width - 1) if state_layout == "channel_major" else (width - 1, channels)
+    states = empty((len(ends), *tail), x.dtype, device).zero_()
+    if initial_state is not None:
+        if initial_state.shape != states.shape:
+            raise ArgumentError(f"initial_state: shape {list(initial_state.shape)}; it must be {list(states.shape)}")
+        states.copy_(initial_state)
+
+    def convolved(x: Tensor, ends: List[int], states: Tensor) -> Tuple[Tensor, ...]:
+        offsets = torch.tensor([0, *ends], dtype=torch.int32)
+        return conv(x, weight, bias, states, *heads, offsets, activation=activation, x_layout=x_layout,
+                    state_layout=state_layout, qk_l2norm=qk_l2norm)
+
+    if plan.tail_slots:
+        # A convolution of the last rows alone leaves them in its states, in any layout of x.
+        send = empty((plan.tail_slots, *tail), x.dtype, device).zero_()
+        last = [row for (slot, _), end in zip(plan.tails, ends) if slot >= 0 for row in range(end - width + 1, end)]
+        if last:
+            of_tails = list(range(width - 1, len(last) + 1, width - 1))
+            convolved(x[torch.tensor(last, device=device)], of_tails, send[:len(of_tails)])
+        gathered = send
+        if ranks > 1:
+            gathered = empty((ranks * plan.tail_slots, *tail), x.dtype, device)
+            dist.all_gather_into_tensor(gathered, send, group=group)
+        for n, (_, slot) in enumerate(plan.tails):
+            if slot >= 0:
+                states[n] = gathered[slot]
+    if not ends:
+        return (*conv_outputs(x, *heads, empty), states)
+    q, k, v = convolved(x, ends, states)
+    return q, k, v, states
 
 
 def rank_fragments(lengths, ranks, rank, value_heads, kind="contiguous", block=None, device="cpu"):

@@ -1,6 +1,6 @@
 """Prefill of sequences that several ranks share. include/deltawave.h specifies it."""
 
-from ctypes import addressof, byref, c_int32, c_int64
+from ctypes import addressof, byref, c_char, c_int32, c_int64
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 from . import _abi, structs
@@ -10,15 +10,16 @@ from .plan import Launch, Plan
 from .prefill import Prefill, PrefillSpec
 from .values import shown, whole, wholes
 
-KINDS = {"contiguous": _abi.DW_RANKS_CONTIGUOUS, "zigzag": _abi.DW_RANKS_ZIGZAG}
+KINDS = {"contiguous": _abi.DW_RANKS_CONTIGUOUS, "zigzag": _abi.DW_RANKS_ZIGZAG, "packed": _abi.DW_RANKS_PACKED}
+KINDS_ALLOWED = "contiguous, zigzag, packed, or the fragments of each rank"
 
 
 class RankLayout:
     """Which rank has which tokens; equal on all ranks.
 
     lengths: tokens of each sequence. ranks: their number. kind: "contiguous" (the packed sequences in runs of equal length),
-    "zigzag" (rank r has pieces r and 2 R - 1 - r of each sequence), or a list with the fragments of each rank, `(sequence,
-    begin, tokens)`. block: tokens of a block, a multiple of 64; fragments begin and end at blocks, or with their sequence.
+    "zigzag" (rank r has pieces r and 2 R - 1 - r of each sequence), "packed" (whole sequences, the longest first, each on the
+    rank with the fewest blocks so far), or a list with the fragments of each rank, `(sequence, begin, tokens)`. block: tokens of a block, a multiple of 64; fragments begin and end at blocks, or with their sequence.
     None: chosen by the lengths and the value heads. Results depend on the block, and neither on the ranks nor on the kind."""
 
     def __init__(self, lengths: Sequence[int], ranks: int, kind: Any = "contiguous", block: Optional[int] = None) -> None:
@@ -28,13 +29,13 @@ class RankLayout:
             raise ArgumentError("block: 0; it must be a positive multiple of 64")
         if isinstance(kind, str):
             if kind not in KINDS:
-                raise ArgumentError(f"kind: {shown(kind)}; it must be contiguous, zigzag, or the fragments of each rank")
+                raise ArgumentError(f"kind: {shown(kind)}; it must be {KINDS_ALLOWED}")
             self.kind: Union[str, Tuple[Any, ...]] = kind
         else:
             try:
                 self.kind = tuple(tuple(tuple(wholes("fragments", f, 64)) for f in rank) for rank in kind)
             except TypeError:
-                raise ArgumentError(f"kind: {shown(kind)}; it must be contiguous, zigzag, or the fragments of each rank") \
+                raise ArgumentError(f"kind: {shown(kind)}; it must be {KINDS_ALLOWED}") \
                     from None
             if any(len(f) != 3 for rank in self.kind for f in rank):
                 raise ArgumentError("fragments: each must be (sequence, begin, tokens)")
@@ -77,7 +78,11 @@ class ParallelPrefill(Plan):
     Tensors are those of `Prefill` for a packed batch, whose sequences are `fragments`, `(sequence, begin, tokens)`. A
     fragment with the first token of a sequence reads its initial state, one with the last token writes its final state.
     Slots of a pool must be the same for all fragments of a sequence. summary, gathered and workspace are dense tensors of
-    bytes, or addresses, aligned to 256; both stages need the same workspace, unchanged between them."""
+    bytes, or addresses, aligned to 256; both stages need the same workspace, unchanged between them.
+
+    tails: for a convolution, `(sent, before)` of each fragment. A fragment that another follows sends its last width - 1 rows
+    as tail `sent` of the rank's `tail_slots` tails; the rows before a fragment are tail `before` of those of all ranks, rank
+    by rank. -1: none."""
 
     NAME, TENSORS, CHOICES = "parallel_prefill", Prefill.TENSORS, Prefill.CHOICES
 
@@ -97,6 +102,21 @@ class ParallelPrefill(Plan):
                              sizes.order_entries)
         self.fragments = [(f.sequence, f.begin, f.tokens) for f in fragments[:self.sequences]]
         self.order = list(order[:sizes.order_entries])
+        slots, (sent, before) = c_int64(), ((c_int32 * max(self.sequences, 1))() for _ in range(2))
+        context.library.call("dw_parallel_prefill_tails", self.handle, byref(slots), sent, before, self.sequences)
+        self.tail_slots, self.tails = slots.value, list(zip(sent, before))[:self.sequences]
+
+    def agreement(self) -> bytes:
+        """Layout and spec as bytes, for `check_agreement` on all ranks."""
+        found = (c_char * _abi.DW_AGREEMENT_BYTES)()
+        self.context.library.call("dw_parallel_prefill_agreement", self.handle, found)
+        return found.raw
+
+    def check_agreement(self, agreements: Sequence[bytes]) -> None:
+        """Compares the `agreement` of all ranks, in their order. RanksError names what differs. Call it once per plan, before
+        the first launch: ranks with different plans wait for each other, or read each other's bytes as something else."""
+        every = b"".join(agreements)
+        self.context.library.call("dw_parallel_prefill_check_agreement", self.handle, every, len(every))
 
     def entries(self, name: str) -> int:
         return self.chunk_entries if name == "snapshot_slots" else super().entries(name)

@@ -71,7 +71,7 @@ class Stages(unittest.TestCase):
         alone = self.ranks(1, "contiguous")
         self.assertTrue(np.isfinite(alone[0]).all() and np.isfinite(alone[1]).all())
         other = [[], [(3, 128, 22), (0, 0, 64), (1, 0, 0)], [(0, 64, 266), (2, 0, 64), (3, 0, 128)]]
-        for ranks, kind in ((2, "contiguous"), (3, "zigzag"), (8, "contiguous"), (3, other)):
+        for ranks, kind in ((2, "contiguous"), (3, "zigzag"), (4, "packed"), (8, "contiguous"), (3, other)):
             shared = self.ranks(ranks, kind)
             self.assertTrue(np.array_equal(alone[0], shared[0]) and np.array_equal(alone[1], shared[1]), (ranks, kind))
 
@@ -108,6 +108,80 @@ def inputs():
     return rows, uniform(-1, 1, len(LENGTHS), HV, K, V)
 
 
+WIDTH, CHANNELS = 4, 2 * HK * K + HV * V
+
+
+def conv_inputs():
+    """Rows of all sequences, weights, and their conv states."""
+    made = torch.Generator().manual_seed(2)
+    shapes = ((sum(LENGTHS), CHANNELS), (CHANNELS, WIDTH), (len(LENGTHS), CHANNELS, WIDTH - 1))
+    return [torch.randn(*shape, generator=made).bfloat16() for shape in shapes]
+
+
+def refusals(rank, ranks, kind, folder):
+    """Ranks that differ: each learns what differs before anything is sent, and the group stays usable."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    rows, _ = inputs()
+    last = rank == ranks - 1
+
+    def run(tokens, given, **more):
+        ops.prefill_parallel(**{name: x[:tokens] for name, x in given.items()}, block=BLOCK, **more)
+
+    def of(kind, lengths):
+        return sum(n for _, _, n in ops.rank_fragments(lengths, ranks, rank, HV, kind, BLOCK))
+
+    own = kind if last else "contiguous"
+    cases = [(lambda: run(of(own, LENGTHS), rows, lengths=LENGTHS, kind=own), "fragments of the ranks: hash"),
+             (lambda: run(of("contiguous", [544 if last else 500]), rows, lengths=[544 if last else 500]),
+              "tokens of all sequences: [0-9]+ on rank"),
+             (lambda: run(of("contiguous", LENGTHS), {**rows, "v": rows["v"][..., :16 if last else None]}, lengths=LENGTHS),
+              "value dimension: [0-9]+ on rank"),
+             (lambda: run(of("contiguous", LENGTHS), rows, lengths=LENGTHS, scale=.5 if last else .25), "scale or norm")]
+    other = rf"on rank {0 if last else ranks - 1}, .* on rank {rank};"
+    problems = []
+    for call, words in cases:
+        try:
+            call()
+            problems.append(f"{words}: not refused")
+        except dw.RanksError as error:
+            import re
+            if not re.search(words, str(error)) or not re.search(other, str(error)):
+                problems.append(f"{words}: {error}")
+    # A rank that has too few rows refuses them; the others do not wait for it.
+    try:
+        run(of("contiguous", LENGTHS) - last, rows, lengths=LENGTHS)
+        problems.append("too few rows: not refused")
+    except dw.RanksError as error:
+        if last or f"rank {ranks - 1} refused its part: " not in str(error):
+            problems.append(str(error))
+    except dw.ArgumentError as error:
+        if not last:
+            problems.append(str(error))
+    # Equal layouts are compared once, or always, or never.
+    for agree in ("first", "first", "always", "never"):
+        run(of("contiguous", LENGTHS), rows, lengths=LENGTHS, agree=agree)
+    torch.save(problems, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def conv_process(rank, ranks, kind, folder):
+    """A rank's convolution: its fragments, outputs and states go to a file."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    x, weight, states = conv_inputs()
+    starts = [sum(LENGTHS[:n]) for n in range(len(LENGTHS))]
+    fragments = ops.rank_fragments(LENGTHS, ranks, rank, HV, kind, BLOCK)
+    own = [i for n, begin, count in fragments for i in range(starts[n] + begin, starts[n] + begin + count)]
+    given = states[[n for n, _, _ in fragments]]
+    for i, (_, begin, _) in enumerate(fragments):
+        if begin:
+            given[i] = torch.nan
+    found = ops.conv_parallel(x[own], weight, None, HK, HV, K, V, given, lengths=LENGTHS, kind=kind, block=BLOCK)
+    torch.save((own, fragments, *(t.clone() for t in found)), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def process(rank, ranks, kind, folder):
     """A rank: its fragments, outputs and states go to a file."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -125,9 +199,10 @@ def process(rank, ranks, kind, folder):
 
 @unittest.skipIf(torch is None or np is None, "torch 2.4 or newer, with NumPy, is not installed")
 class Processes(unittest.TestCase):
-    def ranks(self, ranks, kind):
+    def files(self, function, ranks, kind):
+        """What the ranks' processes write."""
         with tempfile.TemporaryDirectory() as folder:
-            code = f"from tests.test_parallel import process; import sys; process(int(sys.argv[1]), {ranks}, '{kind}', " \
+            code = f"from tests.test_parallel import {function} as run; import sys; run(int(sys.argv[1]), {ranks}, '{kind}', " \
                    f"{folder!r})"
             root = Path(__file__).resolve().parent.parent
             path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
@@ -139,15 +214,17 @@ class Processes(unittest.TestCase):
             finally:
                 for p in started:
                     p.kill()
-            o, final = torch.full((sum(LENGTHS), HV, V), torch.nan), torch.full((len(LENGTHS), HV, K, V), torch.nan)
-            for rank in range(ranks):
-                own, fragments, o_rank, final_rank = torch.load(f"{folder}/{rank}.pt")
-                o[own] = o_rank.float()
-                for i, (n, begin, count) in enumerate(fragments):
-                    if begin + count == LENGTHS[n]:
-                        final[n] = final_rank[i]
-                    else:
-                        self.assertTrue((final_rank[i] == 0).all())
+            return [torch.load(f"{folder}/{rank}.pt") for rank in range(ranks)]
+
+    def ranks(self, ranks, kind):
+        o, final = torch.full((sum(LENGTHS), HV, V), torch.nan), torch.full((len(LENGTHS), HV, K, V), torch.nan)
+        for own, fragments, o_rank, final_rank in self.files("process", ranks, kind):
+            o[own] = o_rank.float()
+            for i, (n, begin, count) in enumerate(fragments):
+                if begin + count == LENGTHS[n]:
+                    final[n] = final_rank[i]
+                else:
+                    self.assertTrue((final_rank[i] == 0).all())
         return o, final
 
     def test_processes_have_one_ranks_bits(self):
@@ -158,9 +235,29 @@ class Processes(unittest.TestCase):
         for found, wanted in zip(alone, (o, final)):
             error = (found - wanted.float()).norm() / wanted.float().norm()
             self.assertLess(float(error), 8e-3)
-        for ranks, kind in ((2, "contiguous"), (4, "zigzag")):
+        for ranks, kind in ((2, "contiguous"), (3, "packed"), (4, "zigzag")):
             for found, wanted in zip(self.ranks(ranks, kind), alone):
                 self.assertTrue(torch.equal(found, wanted), (ranks, kind))
+
+    def test_ranks_that_differ(self):
+        for ranks, kind in ((2, "zigzag"), (3, "packed")):
+            for rank, problems in enumerate(self.files("refusals", ranks, kind)):
+                self.assertEqual(problems, [], f"rank {rank} of {ranks}")
+
+    def test_convolutions_have_one_ranks_bits(self):
+        x, weight, states = conv_inputs()
+        offsets = torch.tensor([sum(LENGTHS[:n]) for n in range(len(LENGTHS) + 1)])
+        q, k, v = ops.conv(x, weight, None, states, HK, HV, K, V, offsets)
+        for ranks, kind in ((1, "contiguous"), (2, "contiguous"), (3, "zigzag"), (5, "packed")):
+            rows = 0
+            for own, fragments, *found, after in self.files("conv_process", ranks, kind):
+                rows += len(own)
+                for one, wanted in zip(found, (q, k, v)):
+                    self.assertTrue(torch.equal(one, wanted[own]), (ranks, kind))
+                for i, (n, begin, count) in enumerate(fragments):
+                    if begin + count == LENGTHS[n]:
+                        self.assertTrue(torch.equal(after[i], states[n]), (ranks, kind, n))
+            self.assertEqual(rows, sum(LENGTHS))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 //! Communicators, with a library of collectives that a C compiler makes here: ranks are threads of this process.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
+use std::{env, process, thread};
 
 use deltawave::Error;
 use deltawave::error::Result;
@@ -24,33 +23,8 @@ fn compiled(name: &str, option: &str) -> Option<PathBuf> {
         return None;
     }
     let folder = env::temp_dir().join(format!("deltawave-collectives-{}", process::id()));
-    fs::create_dir_all(&folder).expect("a folder");
-    let library = folder.join(name);
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/prefill/fake_collectives.c");
-    let mut compiler = Command::new("cc");
-    compiler.args([
-        "-std=gnu11",
-        "-Wall",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        option,
-        "-o",
-    ]);
-    match compiler.arg(&library).arg(source).status() {
-        Ok(status) => assert!(status.success(), "the C compiler"),
-        Err(error) => {
-            assert_ne!(
-                env::var("DELTAWAVE_REQUIRE_KERNELS").as_deref(),
-                Ok("1"),
-                "{error}"
-            );
-            println!("skipped: cc: {error}");
-            return None;
-        }
-    }
-    Some(library)
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate::fake_collectives::compile(root, &folder, name, option)
 }
 
 fn library() -> Option<Collectives> {

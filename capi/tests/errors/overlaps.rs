@@ -3,6 +3,7 @@
 use deltawave_c::abi::{
     dw_commit_tensors, dw_conv, dw_conv_spec, dw_conv_tensors, dw_decode, dw_decode_spec,
     dw_decode_tensors, dw_layer, dw_layer_spec, dw_layer_tensors, dw_norm_tensors,
+    dw_parallel_prefill_sizes, dw_rank_layout,
 };
 
 use super::*;
@@ -64,6 +65,86 @@ fn of_prefill() {
     overlaps(run(&pool), "snapshots", "pool");
     // SAFETY: made above.
     unsafe { dw_prefill_destroy(plan) };
+}
+
+/// Summaries and gathered summaries of a prefill that ranks share, in memory of their own.
+#[test]
+fn of_parallel_prefill() {
+    const ROWS: i64 = 96;
+    const ROOM: usize = 1 << 18;
+    let x = Launch::new(false);
+    let lengths = [ROWS];
+    let layout = dw_rank_layout {
+        size: size_of::<dw_rank_layout>(),
+        lengths: lengths.as_ptr(),
+        sequences: 1,
+        block: 64,
+        ranks: 1,
+        ..Default::default()
+    };
+    let mut plan = null_mut();
+    let mut sizes = dw_parallel_prefill_sizes {
+        size: size_of::<dw_parallel_prefill_sizes>(),
+        ..Default::default()
+    };
+    let mut memory = null_mut();
+    // SAFETY: the pointers are valid.
+    unsafe {
+        let spec = spec();
+        let made = dw_parallel_prefill_create(x.context, &spec, &layout, 0, ROWS, &mut plan);
+        fine(made);
+        fine(dw_parallel_prefill_get_sizes(plan, &mut sizes));
+        fine(dw_malloc(x.context, 10 * ROOM, &mut memory));
+    }
+    assert!(sizes.summary_bytes > 0 && sizes.workspace_bytes < ROOM);
+    let at = |i: usize| memory.wrapping_byte_add(i * ROOM);
+    let t = |i, dtype, shape: &[i64]| tensor(at(i), dtype, shape);
+    let (q, k) = (
+        t(0, abi::DW_BF16, &[ROWS, HK, K]),
+        t(1, abi::DW_BF16, &[ROWS, HK, K]),
+    );
+    let (v, o) = (
+        t(2, abi::DW_BF16, &[ROWS, HV, V]),
+        t(3, abi::DW_BF16, &[ROWS, HV, V]),
+    );
+    let last = t(4, abi::DW_F32, &[1, HV, K, V]);
+    let tensors = dw_prefill_tensors {
+        size: size_of::<dw_prefill_tensors>(),
+        q: &q,
+        k: &k,
+        v: &v,
+        o: &o,
+        final_state: &last,
+        workspace: at(5),
+        workspace_bytes: sizes.workspace_bytes,
+        ..Default::default()
+    };
+    // SAFETY: the pointers are valid.
+    let first = |summary| unsafe {
+        let bytes = sizes.summary_bytes;
+        dw_parallel_prefill_summarise_launch(plan, null_mut(), &tensors, summary, bytes)
+    };
+    // SAFETY: as above.
+    let second = |gathered: *mut c_void, order: *mut c_void| unsafe {
+        let bytes = sizes.gathered_bytes;
+        let order = order.cast_const().cast();
+        dw_parallel_prefill_finish_launch(plan, null_mut(), &tensors, gathered, bytes, order)
+    };
+    fine(first(at(6)));
+    fine(second(at(6), null_mut()));
+    overlaps(first(at(0)), "summary", "q");
+    overlaps(first(at(2)), "summary", "v");
+    for (i, name) in [(3, "o"), (4, "final_state"), (5, "workspace")] {
+        refused(first(at(i)), &format!("{name}: it overlaps summary"));
+        overlaps(second(at(i), null_mut()), name, "gathered");
+        overlaps(second(at(6), at(i)), name, "order");
+    }
+    // SAFETY: made above, and nothing runs.
+    unsafe {
+        fine(dw_synchronize(x.context, null_mut()));
+        dw_parallel_prefill_destroy(plan);
+        fine(dw_free(x.context, memory));
+    }
 }
 
 #[test]

@@ -3,6 +3,8 @@
 mod compare_models;
 mod conv;
 mod decode;
+#[path = "../../../tests/fake_collectives/mod.rs"]
+mod fake_collectives;
 mod files;
 mod golden;
 mod info;

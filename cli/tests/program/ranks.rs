@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use super::{file, json, kernels, prefill, refused, text};
+use super::{fake_collectives, file, json, kernels, prefill, refused, text};
 
 const SHARED: [&str; 6] = [
     "--heads",
@@ -67,21 +67,9 @@ fn ranks_have_the_bits_of_one() {
 
 /// A library of collectives for processes on the simulator; nothing without a C compiler.
 fn library() -> Option<PathBuf> {
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libranks_fake.so");
-    let source = "../tests/prefill/fake_collectives.c";
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
-    let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-o"]);
-    match compiler.arg(&library).arg(source).status() {
-        Ok(status) => assert!(status.success(), "the C compiler"),
-        Err(error) => {
-            let required = std::env::var("DELTAWAVE_REQUIRE_KERNELS");
-            assert_ne!(required.as_deref(), Ok("1"), "{error}");
-            println!("skipped: cc: {error}");
-            return None;
-        }
-    }
-    Some(library)
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    fake_collectives::compile(&root, folder, "libranks.so", "-O1")
 }
 
 fn processes(library: &Path, extra: &[&str], dies: Option<&str>) -> Output {
