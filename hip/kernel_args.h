@@ -338,8 +338,8 @@ typedef struct dwk_gate_args {
     int32_t groups; /* workgroups that share the work */
 } dwk_gate_args;
 
-/* gate_backward: gradients of a and b, and sums for those of A_log and dt_bias. In `gate`, g and beta are the gradients of
- * g and beta, read; null: 0. Workgroup w has `rows` tokens from w * rows on. */
+/* gate_backward: gradients of a and b, and sums for those of A_log and dt_bias. In `gate`, g and beta are the gradients
+ * of g and beta, read; null: 0. Workgroup w has `rows` tokens from w * rows on. */
 typedef struct dwk_gate_backward_args {
     dwk_gate_args gate;
     void *d_a;       /* [T, blocks, block_heads]; d_a_strides.head is within a block; null: not written */
@@ -367,7 +367,7 @@ typedef struct dwk_gradient_sums_part {
 
 /* gradient_sums: sums over records, in an order that depends on their number alone. One workgroup per 16 columns. */
 typedef struct dwk_gradient_sums_args {
-    const float *partials;         /* [records, columns of `first`, then of `second`] */
+    const float *partials; /* [records, columns of `first`, then of `second`] */
     dwk_gradient_sums_part first;
     dwk_gradient_sums_part second;
     int32_t records;
@@ -445,9 +445,10 @@ typedef struct dwk_conv_backward_part {
     int32_t pad0;
 } dwk_conv_backward_part;
 
-/* conv_backward_{bf16,f16}: gradients of x and of the conv states, and sums for those of weight and bias. In `conv`, the
- * parts' `out` is the gradient of the output, read; `state` is the initial states, read, slot n for sequence n; there are
- * no gates. Walker w of `walkers` has the blocks of tokens w, w + walkers, ...; `conv.groups` workgroups are a walker. */
+/* conv_backward_{bf16,f16}: gradients of x and of the conv states, and sums for those of weight and bias. In `conv`,
+ * the parts' `out` is the gradient of the output, read; `state` is the initial states, read, slot n for sequence n;
+ * there are no gates. Walker w of `walkers` has the blocks of tokens w, w + walkers, ...; `conv.groups` workgroups are
+ * a walker. */
 typedef struct dwk_conv_backward_args {
     dwk_conv_args conv;
     dwk_conv_backward_part q;

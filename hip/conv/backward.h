@@ -2,11 +2,11 @@
 //   ds[t]     = dy[t] activation'(s[t])
 //   dx[t]     = sum over j of w[j] ds[t + width - 1 - j], rows past the sequence are 0
 //   dw[j]     = sum over t of ds[t] x[t - (width - 1) + j];   dbias = sum over t of ds[t]
-// dx of the width - 1 tokens before a sequence is the gradient of its state's last columns. With norms, dy of q and k first
-// becomes (dy - n (n . dy)) / |silu(s)|, with n the normed row, not rounded.
+// dx of the width - 1 tokens before a sequence is the gradient of its state's last columns. With norms, dy of q and k
+// first becomes (dy - n (n . dy)) / |silu(s)|, with n the normed row, not rounded.
 //
-// A thread owns eight channels. It walks over a run of tokens, and over width - 1 more, whose ds the run's dx needs. s is
-// computed again from x. Sums of dw and dbias stay in registers over all blocks of tokens of the thread's walker.
+// A thread owns eight channels. It walks over a run of tokens, and over width - 1 more, whose ds the run's dx needs. s
+// is computed again from x. Sums of dw and dbias stay in registers over all blocks of tokens of the thread's walker.
 #pragma once
 
 #include "run.h"
@@ -52,7 +52,8 @@ struct Share {
     int count;   // channels, at most eight
 };
 
-template <class Field> DEVICE Field of_gradient(const dwk_conv_backward_args &x, int part, Field dwk_conv_backward_part::*f) {
+template <class Field>
+DEVICE Field of_gradient(const dwk_conv_backward_args &x, int part, Field dwk_conv_backward_part::*f) {
     const Field q = x.q.*f, k = x.k.*f, v = x.v.*f;
     return part == 0 ? q : part == 1 ? k : v;
 }
@@ -133,7 +134,8 @@ struct Columns {
     int64_t column;  // bytes from column to column
     int count;
 
-    DEVICE_MEMBER Columns(const void *all, int64_t slot, int64_t channel, int64_t column, int sequence, const Share &share)
+    DEVICE_MEMBER Columns(const void *all, int64_t slot, int64_t channel, int64_t column, int sequence,
+                          const Share &share)
         : base((char *)all + 2 * (sequence * slot + share.first * channel)), channel(2 * channel), column(2 * column),
           count(share.count) {}
     DEVICE_MEMBER i32x4 load(int index) const {
@@ -157,7 +159,8 @@ template <class T, int Width, Norm Norms> class Walk {
     DEVICE_MEMBER Walk(const dwk_conv_backward_args &args, const Share &share) : all(args), share(share) {
         const dwk_conv_args &x = arch::reread(all).conv;
         for (int j = 0; j < Width; ++j) {
-            weight[j] = read(x.weight, share.first * x.weight_channel + j * x.weight_tap, x.weight_channel, x.weight_type);
+            weight[j] =
+                read(x.weight, share.first * x.weight_channel + j * x.weight_tap, x.weight_channel, x.weight_type);
         }
         bias = x.bias ? read(x.bias, share.first * x.bias_stride, x.bias_stride, x.bias_type) : Values{};
         for (int j = 0; j <= Width; ++j) {
@@ -331,7 +334,8 @@ template <class T, int Width, Norm Norms> class Walk {
 };
 
 // Walks over the blocks of a walker.
-template <class T, int Width, Norm Norms> DEVICE void walk(const dwk_conv_backward_args &args, const Share &share, int walker) {
+template <class T, int Width, Norm Norms>
+DEVICE void walk(const dwk_conv_backward_args &args, const Share &share, int walker) {
     Walk<T, Width, Norms> walk(args, share);
 #pragma unroll 1
     for (int block = walker; block < arch::reread(args).blocks; block += arch::reread(args).walkers) {

@@ -1,5 +1,5 @@
-// Backward of the causal convolution (conv/backward.h): gradients of the projections, of the conv states, and sums for those
-// of weight and bias, which gradient_sums adds up.
+// Backward of the causal convolution (conv/backward.h): gradients of the projections, of the conv states, and sums for
+// those of weight and bias, which gradient_sums adds up.
 //
 // x, dx [T, channels], dy [T, H, D] bf16 or f16; weight [channels, width]; states [N, channels, columns], as x.
 #include "../conv/backward.h"

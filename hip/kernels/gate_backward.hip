@@ -3,8 +3,8 @@
 //   dA_log[h] = sum over t of dg g                 ddt_bias[h] = sum over t of da
 // in f32; sums are of numbers before rounding. Where dg is 0, da is 0, even if exp(A_log) is infinite.
 //
-// a, b, da, db [T, HV] f32, bf16 or f16; dg, dbeta [T, HV] f32. Adjacent threads have adjacent heads. A workgroup leaves
-// its sums, which gradient_sums adds up.
+// a, b, da, db [T, HV] f32, bf16 or f16; dg, dbeta [T, HV] f32. Adjacent threads have adjacent heads. A workgroup
+// leaves its sums, which gradient_sums adds up.
 #include "../gate/gates.h"
 
 namespace {

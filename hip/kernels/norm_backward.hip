@@ -5,8 +5,8 @@
 //   dweight = sum over rows of dy * n * gate(z)
 // in f32, rounded once. x, dy, dx [T, HV, V], z, dz [T, blocks, heads * V] bf16 or f16; weight [V] f32, bf16 or f16.
 //
-// Sixteen lanes own a row, eight numbers each, or 32 lanes if V > 128. A workgroup computes adjacent rows, `run` for each
-// row of lanes, and leaves its sums for dweight, which gradient_sums adds up.
+// Sixteen lanes own a row, eight numbers each, or 32 lanes if V > 128. A workgroup computes adjacent rows, `run` for
+// each row of lanes, and leaves its sums for dweight, which gradient_sums adds up.
 #include "../kernel_args.h"
 #include "../math/activations.h"
 #include "../math/norms.h"
@@ -61,12 +61,13 @@ DEVICE void differentiate(const dwk_norm_backward_args &args, float *of_lanes) {
         i32x4 raw_x{}, raw_z{}, raw_y{};
         if (there) {
             const u32 block = head / (u32)x.block_heads, of_block = head - block * x.block_heads;
-            raw_x = piece::load<false>((const char *)x.x + 2 * (token * x.x_strides.token + head * x.x_strides.head + column),
-                                       Whole);
+            raw_x = piece::load<false>(
+                (const char *)x.x + 2 * (token * x.x_strides.token + head * x.x_strides.head + column), Whole);
             raw_z = piece::load<false>(
-                (const char *)x.z + 2 * (token * x.z_token + block * x.z_block + of_block * x.value_dim + column), Whole);
-            raw_y = piece::load<false>((const char *)x.y + 2 * (token * x.y_strides.token + head * x.y_strides.head + column),
-                                       Whole);
+                (const char *)x.z + 2 * (token * x.z_token + block * x.z_block + of_block * x.value_dim + column),
+                Whole);
+            raw_y = piece::load<false>(
+                (const char *)x.y + 2 * (token * x.y_strides.token + head * x.y_strides.head + column), Whole);
         }
         const Values own = piece::widened<T>(raw_x), z = piece::widened<T>(raw_z), d_y = piece::widened<T>(raw_y);
         Values d_normed, d_z, d_weight;

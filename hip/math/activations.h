@@ -77,8 +77,8 @@ struct Slope {
     f32x2 value, slope;
 };
 
-// sigmoid(x) and its derivative, or silu(x) and its derivative. Products of e^-|x|, so that both are accurate at both ends.
-// NaN for a NaN.
+// sigmoid(x) and its derivative, or silu(x) and its derivative. Products of e^-|x|, so that both are accurate at both
+// ends. NaN for a NaN.
 DEVICE Slope slope(f32x2 x, bool with_silu) {
     constexpr float ln2 = 0.693147180559945309417f;
     Slope y;
