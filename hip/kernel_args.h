@@ -494,13 +494,16 @@ typedef struct dwk_norm_args {
  * read, and `run` the rows that each row of lanes computes, one after the other. */
 typedef struct dwk_norm_backward_args {
     dwk_norm_args norm;
-    void *d_x;       /* [T, HV, V]; null: not written */
-    void *d_z;       /* [T, blocks, d_z_heads, V], dense from d_z_heads on; null: not written */
-    float *partials; /* [workgroups, V]; null: not written */
+    void *d_x;              /* [T, HV, V]; null: not written */
+    void *d_z;              /* [T, blocks, d_z_heads, V], dense from d_z_heads on; null: not written */
+    float *partials;        /* [workgroups, V]; null: not written */
+    const void *cu_seqlens; /* its last entry: tokens that count; the gradients of others are 0. Null: all count */
     dwk_token_strides d_x_strides;
     int64_t d_z_token;
     int64_t d_z_block;
     int32_t d_z_heads; /* heads per block of d_z */
+    int32_t last;      /* index of the last entry of cu_seqlens */
+    int32_t wide;      /* 1: cu_seqlens is i64 */
     int32_t pad0;
 } dwk_norm_backward_args;
 

@@ -1357,15 +1357,18 @@ pub struct dwk_norm_backward_args {
     pub d_x: *mut ::core::ffi::c_void,
     pub d_z: *mut ::core::ffi::c_void,
     pub partials: *mut f32,
+    pub cu_seqlens: *const ::core::ffi::c_void,
     pub d_x_strides: dwk_token_strides,
     pub d_z_token: i64,
     pub d_z_block: i64,
     pub d_z_heads: i32,
+    pub last: i32,
+    pub wide: i32,
     pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_norm_backward_args"][::core::mem::size_of::<dwk_norm_backward_args>() - 216usize];
+    ["Size of dwk_norm_backward_args"][::core::mem::size_of::<dwk_norm_backward_args>() - 232usize];
     ["Alignment of dwk_norm_backward_args"]
         [::core::mem::align_of::<dwk_norm_backward_args>() - 8usize];
     ["Offset of field: dwk_norm_backward_args::norm"]
@@ -1376,16 +1379,22 @@ const _: () = {
         [::core::mem::offset_of!(dwk_norm_backward_args, d_z) - 152usize];
     ["Offset of field: dwk_norm_backward_args::partials"]
         [::core::mem::offset_of!(dwk_norm_backward_args, partials) - 160usize];
+    ["Offset of field: dwk_norm_backward_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, cu_seqlens) - 168usize];
     ["Offset of field: dwk_norm_backward_args::d_x_strides"]
-        [::core::mem::offset_of!(dwk_norm_backward_args, d_x_strides) - 168usize];
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_x_strides) - 176usize];
     ["Offset of field: dwk_norm_backward_args::d_z_token"]
-        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_token) - 192usize];
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_token) - 200usize];
     ["Offset of field: dwk_norm_backward_args::d_z_block"]
-        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_block) - 200usize];
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_block) - 208usize];
     ["Offset of field: dwk_norm_backward_args::d_z_heads"]
-        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_heads) - 208usize];
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_heads) - 216usize];
+    ["Offset of field: dwk_norm_backward_args::last"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, last) - 220usize];
+    ["Offset of field: dwk_norm_backward_args::wide"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, wide) - 224usize];
     ["Offset of field: dwk_norm_backward_args::pad0"]
-        [::core::mem::offset_of!(dwk_norm_backward_args, pad0) - 212usize];
+        [::core::mem::offset_of!(dwk_norm_backward_args, pad0) - 228usize];
 };
 impl Default for dwk_norm_backward_args {
     fn default() -> Self {

@@ -52,6 +52,12 @@ DEVICE void differentiate(const dwk_norm_backward_args &args, float *of_lanes) {
     const bool inside = column < x.value_dim, with_silu = x.flags & DWK_NORM_SILU;
     const Values weight = inside ? read_weight(x, column) : Values{};
     const u32 rows = (u32)x.tokens * (u32)x.value_heads;
+    u32 end = x.tokens;
+    if (args.cu_seqlens) {
+        const int64_t last = args.wide ? arch::uniform((const int64_t *)args.cu_seqlens + args.last)
+                                       : arch::uniform((const int32_t *)args.cu_seqlens + args.last);
+        end = (u32)max_of<int64_t>(0, min_of<int64_t>(last, x.tokens));
+    }
     u32 row = (u32)arch::workgroup() * x.run * at_once + row_lane;
     Values sums{};
 #pragma unroll 1
@@ -59,7 +65,7 @@ DEVICE void differentiate(const dwk_norm_backward_args &args, float *of_lanes) {
         const bool there = inside && row < rows;
         const u32 token = row / (u32)x.value_heads, head = row - token * x.value_heads;
         i32x4 raw_x{}, raw_z{}, raw_y{};
-        if (there) {
+        if (there && token < end) {
             const u32 block = head / (u32)x.block_heads, of_block = head - block * x.block_heads;
             raw_x = piece::load<false>(
                 (const char *)x.x + 2 * (token * x.x_strides.token + head * x.x_strides.head + column), Whole);

@@ -22,6 +22,7 @@ mod dual;
 pub mod gate_backward;
 pub mod gates;
 pub mod layer;
+pub mod layer_backward;
 mod linalg;
 pub mod norm;
 pub mod norm_backward;

@@ -1,7 +1,6 @@
 //! Backward of a convolution: gradients of the projections, the weights and the conv states.
 
 use std::ffi::c_void;
-use std::ptr;
 
 use super::lower::{self, Shape, projection, state_strides, state_view};
 use super::{Activation, Conv, ConvInput, ConvSpec, ConvStateLayout};
@@ -50,6 +49,15 @@ impl<'a> ConvInputMut<'a> {
     /// As [`ConvInput::interleaved`].
     pub fn interleaved(x: TensorMut<'a, 2>, spec: &ConvSpec) -> Result<Self> {
         Ok(Self::of(ConvInput::interleaved(&x.0, spec)?))
+    }
+
+    /// The same views, for a stage of a layer.
+    pub(crate) fn again(&self) -> Self {
+        Self::of(ConvInput {
+            q: self.q.0.clone(),
+            k: self.k.0.clone(),
+            v: self.v.0.clone(),
+        })
     }
 
     fn of(x: ConvInput<'a>) -> Self {

@@ -237,7 +237,7 @@ impl GatedNormBackward<'_> {
             d_z_token: of_d_z.token,
             d_z_block: of_d_z.block,
             d_z_heads: of_d_z.heads as i32,
-            pad0: 0,
+            ..Default::default()
         };
         Ok(LaunchArguments {
             kernel: kernels::norm_backward(dtype),
@@ -266,6 +266,19 @@ impl GatedNormBackward<'_> {
 }
 
 impl LaunchArguments {
+    /// Lengths `[sequences + 1]`: address, and whether entries have 64 bits. Gradients of rows past the last sequence
+    /// become zeros, and these rows count for no weight.
+    pub(crate) fn within(
+        mut self,
+        (cu_seqlens, wide): (*const c_void, bool),
+        sequences: usize,
+    ) -> Self {
+        self.arguments.cu_seqlens = cu_seqlens;
+        self.arguments.last = sequences as i32;
+        self.arguments.wide = i32::from(wide);
+        self
+    }
+
     /// Enqueues the kernels on the current device.
     pub(crate) fn enqueue(&self, context: &Context, stream: &Stream) -> Result<()> {
         if self.groups > 0 {
