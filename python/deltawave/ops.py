@@ -29,12 +29,16 @@ from torch import Tensor
 from . import arrays
 from .context import Context, Memory
 from .conv import STATE_LAYOUTS as CONV_LAYOUTS
-from .conv import Conv, ConvSpec
+from .conv import Conv, ConvBackward, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError
 from .gate import gate as launch_gate
+from .gate import gate_backward as launch_gate_backward
+from .gate import gate_backward_workspace_bytes
 from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
+from .norm import norm_backward as launch_norm_backward
+from .norm import norm_backward_workspace_bytes
 from .parallel import ParallelPrefill, RankLayout
 from .plan import Plans
 from .prefill import Prefill, PrefillBackward, PrefillSpec
@@ -851,6 +855,49 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, a, b, 
     return (*conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty), *gates)
 
 
+@torch.library.custom_op("deltawave::conv_backward", mutates_args=())
+def conv_backward(d_q: Tensor, d_k: Tensor, d_v: Tensor, d_final_state: Optional[Tensor], x: Tensor, weight: Tensor,
+                  bias: Optional[Tensor], initial_state: Optional[Tensor], has_initial_state: Optional[Tensor],
+                  key_heads: int, value_heads: int, key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor],
+                  activation: str, x_layout: str, state_layout: str, qk_l2norm: bool, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of x, weight, bias and initial_state of a convolution, of which `wanted` says which are computed;
+    the others are empty. Those of weight and bias are f32. Columns of x that are not of q, k and v have the gradient 0.
+    initial_state `[N, channels, columns]` is a copy of what the convolution read. `deltawave.ConvBackward` documents the
+    arguments."""
+    device, width = x.device, _of_rank("weight", weight, 2).shape[1]
+    found = conv_gradients(x, weight, initial_state, d_final_state, wanted, empty)
+    channels = weight.shape[0]
+    if wanted[0] and x.shape[-1] != channels:
+        found[0].zero_()
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, _dtype_of("x", x), activation, False, qk_l2norm)
+    with _OfShapes(width=("weight", weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Conv, spec, _of_rank("x", x, 2).shape[0], cu_seqlens, device)
+    backward = _plan((ConvBackward, plan), lambda: ConvBackward(plan))
+    names = ("d_x", "d_weight", "d_bias", "d_initial_state")
+    outputs = {name: t for name, t, want in zip(names, found, wanted) if want}
+    given = {"d_q": _dense_rows(d_q), "d_k": _dense_rows(d_k), "d_v": _dense_rows(d_v), "d_final_state": d_final_state}
+    tensors = _all_reachable({"x": x, "weight": weight, "bias": bias, "initial_state": initial_state,
+                              "has_initial_state": has_initial_state, **given, **outputs}, device)
+    backward.launch(**tensors, **lengths, x_layout=x_layout, initial_layout=state_layout, d_final_layout=state_layout,
+                    d_initial_layout=state_layout, workspace=_workspace(backward.workspace_bytes, device))
+    return found
+
+
+def conv_gradients(x: Tensor, weight: Tensor, initial_state: Optional[Tensor], d_final_state: Optional[Tensor],
+                   wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a convolution. Those that are not wanted have no elements."""
+    state = initial_state if initial_state is not None else d_final_state
+    shapes = (tuple(x.shape), tuple(weight.shape), (weight.shape[0],), (0,) if state is None else tuple(state.shape))
+    types = (x.dtype, torch.float32, torch.float32, x.dtype)
+    return [make(shape if want else (0,), dtype, device=x.device) for shape, dtype, want in zip(shapes, types, wanted)]
+
+
+@conv_backward.register_fake
+def _(d_q, d_k, d_v, d_final_state, x, weight, bias, initial_state, has_initial_state, key_heads, value_heads, key_dim,
+      value_dim, cu_seqlens, activation, x_layout, state_layout, qk_l2norm, wanted):
+    return conv_gradients(x, weight, initial_state, d_final_state, wanted, _fake_empty)
+
+
 def _has_heads(name: str, x: Tensor, trailing: int) -> Tensor:
     """Refuses a tensor with fewer than `trailing` dimensions, or with a 0 among the last `trailing`."""
     if x.dim() < trailing or 0 in x.shape[-trailing:]:
@@ -884,6 +931,38 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
 
 
+@torch.library.custom_op("deltawave::gate_backward", mutates_args=())
+def gate_backward(d_g: Optional[Tensor], d_beta: Optional[Tensor], a: Tensor, b: Tensor, a_log: Tensor,
+                  dt_bias: Optional[Tensor], allow_neg_eigval: bool, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of a, b, a_log and dt_bias, of which `wanted` says which are computed; the others are empty.
+    Those of a and b have the type of their input, the others are f32. d_g and d_beta: None is 0."""
+    device, heads = _has_heads("a", a, 1).device, a.shape[-1]
+    found = gate_gradients(a, b, a_log, wanted, empty)
+    rows = a.reshape(-1, heads)
+    inputs = {"a": rows, "b": _of_heads("b", b, heads), "a_log": a_log, "dt_bias": dt_bias,
+              "d_g": None if d_g is None else _of_heads("d_g", d_g, heads).float(),
+              "d_beta": None if d_beta is None else _of_heads("d_beta", d_beta, heads).float()}
+    names = ("d_a", "d_b", "d_a_log", "d_dt_bias")
+    outputs = {name: t if name.endswith(("log", "bias")) else t.view(-1, heads)
+               for name, t, want in zip(names, found, wanted) if want}
+    context = context_of(device)
+    size = gate_backward_workspace_bytes(context, rows.shape[0], heads)
+    launch_gate_backward(context, **_all_reachable({**inputs, **outputs}, device), allow_neg_eigval=allow_neg_eigval,
+                         workspace=_workspace(size, device))
+    return found
+
+
+def gate_gradients(a: Tensor, b: Tensor, a_log: Tensor, wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of gates. Those that are not wanted have no elements."""
+    sources = ((a, a.dtype), (b, b.dtype), (a_log, torch.float32), (a_log, torch.float32))
+    return [make(tuple(x.shape) if want else (0,), dtype, device=a.device) for (x, dtype), want in zip(sources, wanted)]
+
+
+@gate_backward.register_fake
+def _(d_g, d_beta, a, b, a_log, dt_bias, allow_neg_eigval, wanted):
+    return gate_gradients(a, b, a_log, wanted, _fake_empty)
+
+
 @_operation("norm")
 def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", *,
          out: Optional[Tensor] = None) -> Tensor:
@@ -907,6 +986,37 @@ def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-
 @_fake(norm)
 def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("deltawave::norm_backward", mutates_args=())
+def norm_backward(d_y: Tensor, x: Tensor, z: Tensor, weight: Optional[Tensor], eps: float, gate: str,
+                  wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of x, z and weight of a gated norm, of which `wanted` says which are computed; the others are
+    empty. That of weight is f32. x is what the norm read: a norm in place has no gradients."""
+    device, shape = _has_heads("x", x, 2).device, x.shape
+    _dtype_of("x", x)
+    _has_heads("z", z, 2)
+    found = norm_gradients(x, z, wanted, empty)
+    inputs = {"x": x.reshape(-1, *shape[-2:]), "z": z.reshape(-1, *z.shape[-2:]), "weight": weight,
+              "d_y": _dense_rows(d_y).reshape(-1, *d_y.shape[-2:])}
+    views = {"d_x": found[0].view(-1, *shape[-2:]) if wanted[0] else None,
+             "d_z": found[1].view(-1, *z.shape[-2:]) if wanted[1] else None, "d_weight": found[2] if wanted[2] else None}
+    context = context_of(device)
+    size = norm_backward_workspace_bytes(context, inputs["x"].shape[0], *shape[-2:])
+    launch_norm_backward(context, **_all_reachable({**inputs, **views}, device), eps=eps, gate=gate,
+                         workspace=_workspace(size, device))
+    return found
+
+
+def norm_gradients(x: Tensor, z: Tensor, wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a gated norm. Those that are not wanted have no elements."""
+    shapes = ((tuple(x.shape), x.dtype), (tuple(z.shape), x.dtype), ((x.shape[-1],), torch.float32))
+    return [make(shape if want else (0,), dtype, device=x.device) for (shape, dtype), want in zip(shapes, wanted)]
+
+
+@norm_backward.register_fake
+def _(d_y, x, z, weight, eps, gate, wanted):
+    return norm_gradients(x, z, wanted, _fake_empty)
 
 
 @_operation("layer", mutates_args=("conv_state", "pool"))
