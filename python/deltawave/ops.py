@@ -154,10 +154,56 @@ def _without_null(null_slot: int, slots: Optional[Tensor]) -> Optional[Tensor]:
     return slots.masked_fill(slots == null_slot, -1)
 
 
-def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = ()) -> Callable[[_F], _F]:
+def needs_gradient(*tensors: Any) -> bool:
+    """Whether autograd would record a function of these arguments."""
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+
+
+class _WithoutBackward(torch.autograd.Function):  # type: ignore[misc]
+    """Gives tensors a backward that raises."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, made: List[Tensor], *inputs: Tensor) -> Tuple[Tensor, ...]:
+        ctx.text = text
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError(ctx.text)
+
+
+def without_backward(name: str, instead: str, inputs: Sequence[Any], results: Sequence[Optional[Tensor]]) -> Any:
+    """`results`, made without autograd, of a function that has no backward. A backward through them raises
+    NotImplementedError, which names the function and what differentiates in its place."""
+    text = f"{name}: no backward; {instead} has one"
+    needed = [x for x in inputs if getattr(x, "requires_grad", False)]
+    made = iter(_WithoutBackward.apply(text, [x for x in results if x is not None], *needed))
+    return tuple(None if x is None else next(made) for x in results)
+
+
+def _refuses_backward(name: str, instead: str, out: Optional[Tensor], call: Callable[[], Any],
+                      inputs: Sequence[Any]) -> Any:
+    """Results of `call`, an op without a backward. `without_backward` says so where a gradient is required."""
+    if not needs_gradient(*inputs):
+        return call()
+    if out is not None:
+        raise ArgumentError(_OUT_AND_GRADIENTS)
+    with torch.no_grad():
+        results = call()
+    if isinstance(results, Tensor):
+        return without_backward(name, instead, inputs, (results,))[0]
+    return without_backward(name, instead, inputs, results)
+
+
+_OUT_AND_GRADIENTS = "out: given where a gradient is required; it must be absent, or the call under torch.no_grad()"
+
+
+def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = (),
+               instead: str = "") -> Callable[[_F], _F]:
     """Registers a function as two custom ops. `deltawave::NAME` returns all its results. `deltawave::NAME_out` first takes
     `out`, which it writes instead of returning the first result, and then the optional tensors `more`, which it writes
-    too. The function made takes both as keywords, and calls one of the two ops."""
+    too. The function made takes both as keywords, and calls one of the two ops. `instead`: an op has no backward, and this
+    function has one."""
 
     def register(function: _F) -> _F:
         given = inspect.signature(function)
@@ -185,6 +231,14 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
 
         @functools.wraps(function)
         def call(*arguments: Any, out: Optional[Tensor] = None, **named: Any) -> Any:
+            inputs = (*arguments, *named.values())
+            if instead:
+                return _refuses_backward(name, instead, out, lambda: run(out, arguments, named), inputs)
+            if out is not None and needs_gradient(*inputs):
+                raise ArgumentError(_OUT_AND_GRADIENTS)
+            return run(out, arguments, named)
+
+        def run(out: Optional[Tensor], arguments: Tuple[Any, ...], named: Dict[str, Any]) -> Any:
             extra = [named.pop(p, None) for p in more]
             if out is None and all(x is None for x in extra):
                 return new(*arguments, **named)
@@ -441,6 +495,16 @@ def _(d_o, d_final_state, q, k, v, g, beta, a, b, a_log, dt_bias, allow_neg_eigv
     return prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, _fake_empty)
 
 
+def _save_nothing(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+def _no_second_order(ctx: Any, *gradients: Any) -> Any:
+    raise NotImplementedError("prefill: no gradients of gradients; the backward of prefill cannot be differentiated")
+
+
+prefill_backward.register_autograd(_no_second_order, setup_context=_save_nothing)
+
 _PREFILL_TENSORS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "initial_state", "has_initial_state",
                     "cu_seqlens")
 _PREFILL_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "allow_neg_eigval", "initial_state",
@@ -449,12 +513,13 @@ _PREFILL_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "al
 
 
 def _save_prefill(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.set_materialize_grads(False)  # the gradient of unused states, in f32, would be as large as they are
     given = dict(zip(_PREFILL_INPUTS, inputs))
     ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS))
     ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout")}
 
 
-def _prefill_autograd(ctx: Any, d_o: Tensor, d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
     x, others = dict(zip(_PREFILL_TENSORS, ctx.saved_tensors)), ctx.others
     needs = dict(zip(_PREFILL_INPUTS, ctx.needs_input_grad))
     raw = {"g": "a", "beta": "b"} if x["a"] is not None else {}
@@ -463,6 +528,10 @@ def _prefill_autograd(ctx: Any, d_o: Tensor, d_final_state: Optional[Tensor]) ->
     wanted = [bool(needs.get(name)) and x[name] is not None for name in sources]
     if d_final_state is not None and d_final_state.numel() == 0:
         d_final_state = None  # the states were not returned
+    if d_o is None and d_final_state is None:
+        return tuple(None for _ in _PREFILL_INPUTS)
+    if d_o is None:
+        d_o = torch.zeros_like(x["v"])
     found = prefill_backward(
         d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
         others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
@@ -530,7 +599,7 @@ def rank_fragments(lengths, ranks, rank, value_heads, kind="contiguous", block=N
     return plan.fragments
 
 
-@_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",))
+@_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",), instead="deltawave.ops.prefill")
 def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
                  write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
                  g: Optional[Tensor] = None, beta: Optional[Tensor] = None, a: Optional[Tensor] = None,
@@ -567,7 +636,7 @@ def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=Non
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@_operation("decode", mutates_args=("pool",))
+@_operation("decode", mutates_args=("pool",), instead="deltawave.ops.prefill")
 def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
            beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
@@ -623,6 +692,9 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
     Writes `out` and `states`, f32 or bf16 with T states of a sequence one after the other, if they are given."""
     inputs = (q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, scale, qk_l2norm,
               head_map, pool_layout, null_slot)
+    if needs_gradient(*inputs):
+        written = out if states is None else states
+        return _refuses_backward("verify", "deltawave.ops.prefill", written, lambda: _verify(*inputs), inputs)
     if out is None and states is None:
         return _verify(*inputs)
     o = _fake_empty(v.shape, v.dtype, v.device) if out is None else out
@@ -884,6 +956,33 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
 
 
+def _save_gate(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    a, b, a_log, dt_bias, allow_neg_eigval = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(a, b, a_log, dt_bias)
+    ctx.most = 2.0 if allow_neg_eigval else 1.0
+
+
+def _gate_autograd(ctx: Any, d_g: Optional[Tensor], d_beta: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    a, b, a_log, dt_bias = ctx.saved_tensors
+    d_a = d_b = d_a_log = d_dt_bias = None
+    if d_g is not None:
+        x = a.float() if dt_bias is None else a.float() + dt_bias.float()
+        factor = -a_log.float().exp()
+        # exp(a_log) may be infinite: no gradient of g is none of a.
+        d_a = torch.where(d_g == 0, 0.0, d_g * factor * x.sigmoid())
+        d_a_log = torch.where(d_g == 0, 0.0, d_g * factor * torch.nn.functional.softplus(x)).flatten(0, -2).sum(0)
+        d_dt_bias = None if dt_bias is None else d_a.flatten(0, -2).sum(0).to(dt_bias.dtype)
+        d_a, d_a_log = d_a.to(a.dtype), d_a_log.to(a_log.dtype)
+    if d_beta is not None:
+        s = b.float().sigmoid()
+        d_b = (ctx.most * d_beta * s * (1 - s)).to(b.dtype)
+    return d_a, d_b, d_a_log, d_dt_bias, None
+
+
+gate.register_autograd(_gate_autograd, setup_context=_save_gate)
+
+
 @_operation("norm")
 def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", *,
          out: Optional[Tensor] = None) -> Tensor:
@@ -909,7 +1008,7 @@ def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@_operation("layer", mutates_args=("conv_state", "pool"))
+@_operation("layer", mutates_args=("conv_state", "pool"), instead="deltawave.training.gated_delta_net")
 def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
           key_heads: int, value_heads: int, key_dim: int, value_dim: int, z: Optional[Tensor] = None,
           conv_bias: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
