@@ -827,15 +827,19 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     computes g and beta `[T, HV]`, f32, which are returned after v. null_slot: as for `prefill_pool`."""
     inputs = (x, weight, bias, state, key_heads, value_heads, key_dim, value_dim)
     rest = (cu_seqlens, slots, has_initial_state, activation, x_layout, state_layout, keep_states, qk_l2norm, null_slot)
+    gates = (a, b, a_log, dt_bias)
     if a is None and b is None and a_log is None:
         if dt_bias is not None or allow_neg_eigval:
             name = "dt_bias" if dt_bias is not None else "allow_neg_eigval"
             raise ArgumentError(f"{name}: given without gates; it must come with a, b and a_log")
-        return _conv(*inputs, *rest)
     for name, given in (("a", a), ("b", b), ("a_log", a_log)):
-        if given is None:
+        if given is None and (a is not None or b is not None or a_log is not None):
             raise ArgumentError(f"{name}: None; gates need a, b and a_log")
-    return _conv_gates(*inputs, a, b, a_log, dt_bias, allow_neg_eigval, *rest)
+
+    def launch() -> Tuple[Tensor, ...]:
+        return _conv(*inputs, *rest) if a is None else _conv_gates(*inputs, *gates, allow_neg_eigval, *rest)
+
+    return _refuses_backward("conv", "deltawave.training.causal_conv", None, launch, (*inputs, *gates))
 
 
 @torch.library.custom_op("deltawave::conv", mutates_args=("state",))
