@@ -141,7 +141,9 @@ class Cases:
             x["g"] = decays(*shape) / normalizer * (torch.rand(*shape) > zeros)
             x.update(beta=torch.rand(*shape).sigmoid(), h0=torch.zeros(batch, value_heads, dim, dim))
             name = f"chunk {word} B {batch} T {tokens} H {heads} HV {value_heads} D {dim}"
-            self.compare(name, x, {"scale": scale, "use_qk_l2norm_in_kernel": l2norm}, BARS)
+            # Without any decay in bf16 errors of 1024 tokens add up: the bar that fla_cases.py has, too.
+            bars = {**BARS, "o": 0.006} if zeros == 1 and dtype == torch.bfloat16 else BARS
+            self.compare(name, x, {"scale": scale, "use_qk_l2norm_in_kernel": l2norm}, bars)
         for batch, tokens, heads, value_heads, dim, scale, l2norm, negative in SIGMOID:
             x, shape = rows(batch, tokens, heads, value_heads, dim), (batch, tokens, value_heads)
             x.update(g=decays(*shape), beta=torch.randn(*shape), h0=torch.zeros(batch, value_heads, dim, dim))
