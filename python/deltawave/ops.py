@@ -29,12 +29,16 @@ from torch import Tensor
 from . import arrays
 from .context import Context, Memory
 from .conv import STATE_LAYOUTS as CONV_LAYOUTS
-from .conv import Conv, ConvSpec
+from .conv import Conv, ConvBackward, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError
 from .gate import gate as launch_gate
+from .gate import gate_backward as launch_gate_backward
+from .gate import gate_backward_workspace_bytes
 from .layer import Layer, LayerSpec
 from .norm import norm as launch_norm
+from .norm import norm_backward as launch_norm_backward
+from .norm import norm_backward_workspace_bytes
 from .parallel import ParallelPrefill, RankLayout
 from .plan import Plans
 from .prefill import Prefill, PrefillBackward, PrefillSpec
@@ -499,11 +503,27 @@ def _save_nothing(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
     pass
 
 
-def _no_second_order(ctx: Any, *gradients: Any) -> Any:
-    raise NotImplementedError("prefill: no gradients of gradients; the backward of prefill cannot be differentiated")
+def _no_second_order(name: str) -> Callable[..., Any]:
+    """The backward of a backward, which raises."""
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(f"{name}: no gradients of gradients; the backward of {name} cannot be differentiated")
+
+    return backward
 
 
-prefill_backward.register_autograd(_no_second_order, setup_context=_save_nothing)
+def _needed(ctx: Any, inputs: Sequence[Optional[Tensor]]) -> List[bool]:
+    """Which of the first inputs need a gradient. torch leaves out arguments at the end that were not given."""
+    needs = list(ctx.needs_input_grad) + [False] * len(inputs)
+    return [x is not None and bool(need) for x, need in zip(inputs, needs)]
+
+
+def _cast(found: Sequence[Tensor], inputs: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> List[Optional[Tensor]]:
+    """Gradients in the types of their inputs; None where none is wanted."""
+    return [d.to(x.dtype) if want and x is not None else None for d, x, want in zip(found, inputs, wanted)]
+
+
+prefill_backward.register_autograd(_no_second_order("prefill"), setup_context=_save_nothing)
 
 _PREFILL_TENSORS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "initial_state", "has_initial_state",
                     "cu_seqlens")
@@ -823,7 +843,8 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
          a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
          dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False) -> Tuple[Tensor, ...]:
     """Returns q, k and v of packed rows x `[T, columns]`. Updates the pool `state` in place, except with `keep_states`.
-    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence. With a, b and a_log the same launch
+    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence. Without a state, gradients flow to x, weight,
+    bias, a, b, a_log and dt_bias. With a, b and a_log the same launch
     computes g and beta `[T, HV]`, f32, which are returned after v. null_slot: as for `prefill_pool`."""
     inputs = (x, weight, bias, state, key_heads, value_heads, key_dim, value_dim)
     rest = (cu_seqlens, slots, has_initial_state, activation, x_layout, state_layout, keep_states, qk_l2norm, null_slot)
@@ -839,7 +860,14 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     def launch() -> Tuple[Tensor, ...]:
         return _conv(*inputs, *rest) if a is None else _conv_gates(*inputs, *gates, allow_neg_eigval, *rest)
 
-    return _refuses_backward("conv", "deltawave.training.causal_conv", None, launch, (*inputs, *gates))
+    if state is None and needs_gradient(*inputs, *gates):
+        if slots is not None or has_initial_state is not None or keep_states:
+            name = "slots" if slots is not None else "has_initial_state" if has_initial_state is not None else "keep_states"
+            raise ArgumentError(f"{name}: given without a state")
+        made = _conv_rows(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout,
+                          state_layout, qk_l2norm)
+        return made if a is None else (*made, *gate(a, b, a_log, dt_bias, allow_neg_eigval))
+    return _refuses_backward("conv", "deltawave.ops.conv without a state", None, launch, (*inputs, *gates))
 
 
 @torch.library.custom_op("deltawave::conv", mutates_args=("state",))
@@ -927,6 +955,82 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, a, b, 
     return (*conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty), *gates)
 
 
+@torch.library.custom_op("deltawave::conv_backward", mutates_args=())
+def conv_backward(d_q: Tensor, d_k: Tensor, d_v: Tensor, d_final_state: Optional[Tensor], x: Tensor, weight: Tensor,
+                  bias: Optional[Tensor], initial_state: Optional[Tensor], has_initial_state: Optional[Tensor],
+                  key_heads: int, value_heads: int, key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor],
+                  activation: str, x_layout: str, state_layout: str, qk_l2norm: bool, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of x, weight, bias and initial_state of a convolution, of which `wanted` says which are computed;
+    the others are empty. Those of weight and bias are f32. Columns of x that are not of q, k and v have the gradient 0.
+    initial_state `[N, channels, columns]` is a copy of what the convolution read. `deltawave.ConvBackward` documents the
+    arguments."""
+    device, width = x.device, _of_rank("weight", weight, 2).shape[1]
+    found = conv_gradients(x, weight, initial_state, d_final_state, wanted, empty)
+    channels = weight.shape[0]
+    if wanted[0] and x.shape[-1] != channels:
+        found[0].zero_()
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, _dtype_of("x", x), activation, False, qk_l2norm)
+    with _OfShapes(width=("weight", weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Conv, spec, _of_rank("x", x, 2).shape[0], cu_seqlens, device)
+    backward = _plan((ConvBackward, plan), lambda: ConvBackward(plan))
+    names = ("d_x", "d_weight", "d_bias", "d_initial_state")
+    outputs = {name: t for name, t, want in zip(names, found, wanted) if want}
+    given = {"d_q": _dense_rows(d_q), "d_k": _dense_rows(d_k), "d_v": _dense_rows(d_v), "d_final_state": d_final_state}
+    tensors = _all_reachable({"x": x, "weight": weight, "bias": bias, "initial_state": initial_state,
+                              "has_initial_state": has_initial_state, **given, **outputs}, device)
+    backward.launch(**tensors, **lengths, x_layout=x_layout, initial_layout=state_layout, d_final_layout=state_layout,
+                    d_initial_layout=state_layout, workspace=_workspace(backward.workspace_bytes, device))
+    return found
+
+
+@torch.library.custom_op("deltawave::conv_rows", mutates_args=())
+def _conv_rows(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: int, value_heads: int, key_dim: int,
+               value_dim: int, cu_seqlens: Optional[Tensor], activation: str, x_layout: str, state_layout: str,
+               qk_l2norm: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    """`conv` of sequences that start from zeros and leave no states: the op that autograd differentiates."""
+    heads = (key_heads, value_heads, key_dim, value_dim)
+    outputs = dict(zip("qkv", conv_outputs(x, *heads, empty)))
+    launch_conv(x, weight, bias, None, heads, lambda: outputs, {}, cu_seqlens, None, None, activation, x_layout, state_layout,
+                False, qk_l2norm)
+    return outputs["q"], outputs["k"], outputs["v"]
+
+
+@_conv_rows.register_fake
+def _(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout, state_layout, qk_l2norm):
+    return conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty)
+
+
+def conv_gradients(x: Tensor, weight: Tensor, initial_state: Optional[Tensor], d_final_state: Optional[Tensor],
+                   wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a convolution. Those that are not wanted have no elements."""
+    state = initial_state if initial_state is not None else d_final_state
+    shapes = (tuple(x.shape), tuple(weight.shape), (weight.shape[0],), (0,) if state is None else tuple(state.shape))
+    types = (x.dtype, torch.float32, torch.float32, x.dtype)
+    return [make(shape if want else (0,), dtype, device=x.device) for shape, dtype, want in zip(shapes, types, wanted)]
+
+
+@conv_backward.register_fake
+def _(d_q, d_k, d_v, d_final_state, x, weight, bias, initial_state, has_initial_state, key_heads, value_heads, key_dim,
+      value_dim, cu_seqlens, activation, x_layout, state_layout, qk_l2norm, wanted):
+    return conv_gradients(x, weight, initial_state, d_final_state, wanted, _fake_empty)
+
+
+def _save_conv(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3], inputs[7])
+    ctx.heads, ctx.others = inputs[3:7], inputs[8:]
+
+
+def _conv_autograd(ctx: Any, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tuple[Optional[Tensor], ...]:
+    *x, cu_seqlens = ctx.saved_tensors
+    wanted = _needed(ctx, x)
+    found = conv_backward(d_q, d_k, d_v, None, *x, None, None, *ctx.heads, cu_seqlens, *ctx.others, [*wanted, False])
+    return (*_cast(found, x, wanted), *(None for _ in range(9)))
+
+
+conv_backward.register_autograd(_no_second_order("conv"), setup_context=_save_nothing)
+_conv_rows.register_autograd(_conv_autograd, setup_context=_save_conv)
+
+
 def _has_heads(name: str, x: Tensor, trailing: int) -> Tensor:
     """Refuses a tensor with fewer than `trailing` dimensions, or with a 0 among the last `trailing`."""
     if x.dim() < trailing or 0 in x.shape[-trailing:]:
@@ -960,30 +1064,53 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
 
 
+@torch.library.custom_op("deltawave::gate_backward", mutates_args=())
+def gate_backward(d_g: Optional[Tensor], d_beta: Optional[Tensor], a: Tensor, b: Tensor, a_log: Tensor,
+                  dt_bias: Optional[Tensor], allow_neg_eigval: bool, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of a, b, a_log and dt_bias, of which `wanted` says which are computed; the others are empty.
+    Those of a and b have the type of their input, the others are f32. d_g and d_beta: None is 0."""
+    device, heads = _has_heads("a", a, 1).device, a.shape[-1]
+    found = gate_gradients(a, b, a_log, wanted, empty)
+    rows = a.reshape(-1, heads)
+    inputs = {"a": rows, "b": _of_heads("b", b, heads), "a_log": a_log, "dt_bias": dt_bias,
+              "d_g": None if d_g is None else _of_heads("d_g", d_g, heads).float(),
+              "d_beta": None if d_beta is None else _of_heads("d_beta", d_beta, heads).float()}
+    names = ("d_a", "d_b", "d_a_log", "d_dt_bias")
+    outputs = {name: t if name.endswith(("log", "bias")) else t.view(-1, heads)
+               for name, t, want in zip(names, found, wanted) if want}
+    context = context_of(device)
+    size = gate_backward_workspace_bytes(context, rows.shape[0], heads)
+    launch_gate_backward(context, **_all_reachable({**inputs, **outputs}, device), allow_neg_eigval=allow_neg_eigval,
+                         workspace=_workspace(size, device))
+    return found
+
+
+def gate_gradients(a: Tensor, b: Tensor, a_log: Tensor, wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of gates. Those that are not wanted have no elements."""
+    sources = ((a, a.dtype), (b, b.dtype), (a_log, torch.float32), (a_log, torch.float32))
+    return [make(tuple(x.shape) if want else (0,), dtype, device=a.device) for (x, dtype), want in zip(sources, wanted)]
+
+
+@gate_backward.register_fake
+def _(d_g, d_beta, a, b, a_log, dt_bias, allow_neg_eigval, wanted):
+    return gate_gradients(a, b, a_log, wanted, _fake_empty)
+
+
 def _save_gate(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
-    a, b, a_log, dt_bias, allow_neg_eigval = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(a, b, a_log, dt_bias)
-    ctx.most = 2.0 if allow_neg_eigval else 1.0
+    ctx.save_for_backward(*inputs[:4])
+    ctx.allow_neg_eigval = inputs[4]
 
 
 def _gate_autograd(ctx: Any, d_g: Optional[Tensor], d_beta: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-    a, b, a_log, dt_bias = ctx.saved_tensors
-    d_a = d_b = d_a_log = d_dt_bias = None
-    if d_g is not None:
-        x = a.float() if dt_bias is None else a.float() + dt_bias.float()
-        factor = -a_log.float().exp()
-        # exp(a_log) may be infinite: no gradient of g is none of a.
-        d_a = torch.where(d_g == 0, 0.0, d_g * factor * x.sigmoid())
-        d_a_log = torch.where(d_g == 0, 0.0, d_g * factor * torch.nn.functional.softplus(x)).flatten(0, -2).sum(0)
-        d_dt_bias = None if dt_bias is None else d_a.flatten(0, -2).sum(0).to(dt_bias.dtype)
-        d_a, d_a_log = d_a.to(a.dtype), d_a_log.to(a_log.dtype)
-    if d_beta is not None:
-        s = b.float().sigmoid()
-        d_b = (ctx.most * d_beta * s * (1 - s)).to(b.dtype)
-    return d_a, d_b, d_a_log, d_dt_bias, None
+    x = ctx.saved_tensors
+    wanted = _needed(ctx, x)
+    if d_g is None:
+        wanted = [False, wanted[1], False, False]
+    return (*_cast(gate_backward(d_g, d_beta, *x, ctx.allow_neg_eigval, wanted), x, wanted), None)
 
 
+gate_backward.register_autograd(_no_second_order("gate"), setup_context=_save_nothing)
 gate.register_autograd(_gate_autograd, setup_context=_save_gate)
 
 
@@ -1010,6 +1137,52 @@ def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-
 @_fake(norm)
 def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("deltawave::norm_backward", mutates_args=())
+def norm_backward(d_y: Tensor, x: Tensor, z: Tensor, weight: Optional[Tensor], eps: float, gate: str,
+                  wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of x, z and weight of a gated norm, of which `wanted` says which are computed; the others are
+    empty. That of weight is f32. x is what the norm read: a norm in place has no gradients."""
+    device, shape = _has_heads("x", x, 2).device, x.shape
+    _dtype_of("x", x)
+    _has_heads("z", z, 2)
+    found = norm_gradients(x, z, wanted, empty)
+    inputs = {"x": x.reshape(-1, *shape[-2:]), "z": z.reshape(-1, *z.shape[-2:]), "weight": weight,
+              "d_y": _dense_rows(d_y).reshape(-1, *d_y.shape[-2:])}
+    views = {"d_x": found[0].view(-1, *shape[-2:]) if wanted[0] else None,
+             "d_z": found[1].view(-1, *z.shape[-2:]) if wanted[1] else None, "d_weight": found[2] if wanted[2] else None}
+    context = context_of(device)
+    size = norm_backward_workspace_bytes(context, inputs["x"].shape[0], *shape[-2:])
+    launch_norm_backward(context, **_all_reachable({**inputs, **views}, device), eps=eps, gate=gate,
+                         workspace=_workspace(size, device))
+    return found
+
+
+def norm_gradients(x: Tensor, z: Tensor, wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a gated norm. Those that are not wanted have no elements."""
+    shapes = ((tuple(x.shape), x.dtype), (tuple(z.shape), x.dtype), ((x.shape[-1],), torch.float32))
+    return [make(shape if want else (0,), dtype, device=x.device) for (shape, dtype), want in zip(shapes, wanted)]
+
+
+@norm_backward.register_fake
+def _(d_y, x, z, weight, eps, gate, wanted):
+    return norm_gradients(x, z, wanted, _fake_empty)
+
+
+def _save_norm(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.others = inputs[3:]
+
+
+def _norm_autograd(ctx: Any, d_y: Tensor) -> Tuple[Optional[Tensor], ...]:
+    x = ctx.saved_tensors
+    wanted = _needed(ctx, x)
+    return (*_cast(norm_backward(d_y, *x, *ctx.others, wanted), x, wanted), None, None)
+
+
+norm_backward.register_autograd(_no_second_order("norm"), setup_context=_save_nothing)
+getattr(norm, "register_autograd")(_norm_autograd, setup_context=_save_norm)
 
 
 @_operation("layer", mutates_args=("conv_state", "pool"), instead="deltawave.training.gated_delta_net")
