@@ -863,7 +863,7 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     if state is None and needs_gradient(*inputs, *gates):
         if slots is not None or has_initial_state is not None or keep_states:
             name = "slots" if slots is not None else "has_initial_state" if has_initial_state is not None else "keep_states"
-            raise ArgumentError(f"{name}: given without a state")
+            raise ArgumentError(f"{name}: given without a state; it must be absent")
         made = _conv_rows(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout,
                           state_layout, qk_l2norm)
         return made if a is None else (*made, *gate(a, b, a_log, dt_bias, allow_neg_eigval))

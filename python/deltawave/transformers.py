@@ -5,8 +5,8 @@
 
 `enable` replaces the functions that the models call by name: the gated delta rule, the convolution and the gated norm.
 Where deltawave cannot serve a call (f32, other devices), the function that was there before runs, and a warning says once
-which argument was refused. In training the chunked gated delta rule runs on deltawave, with its backward; the convolution,
-the norm and the recurrent form stay with transformers. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
+which argument was refused. In training the chunked gated delta rule, the convolution and the norm run on deltawave, with their
+backward kernels; single tokens stay with transformers. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
 deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same layers for the
 `kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
 
@@ -62,9 +62,8 @@ _devices = ["cuda"]
 def rms_norm_gated(hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
     """`weight * rms_norm(hidden_states) * activation(gate)` of rows `[..., V]`, bf16 or fp16.
 
-    Raises `Unsupported` for other types, other activations and required gradients.
+    Gradients flow to all three. Raises `Unsupported` for other types and other activations.
     """
-    refuse_gradients(hidden_states=hidden_states, gate=gate, weight=weight)
     if hidden_states.dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported(f"hidden_states: dtype {hidden_states.dtype}; it must be torch.bfloat16 or torch.float16")
     if activation not in GATES:
@@ -195,7 +194,7 @@ class RecurrentGatedDeltaRule(nn.Module):  # type: ignore[misc]
 class CausalConv1dFn(nn.Module):  # type: ignore[misc]
     """`causal_conv1d_fn` as a layer of the `kernels` package."""
 
-    has_backward = False
+    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: Tensor, weight: Tensor, bias: Optional[Tensor] = None,
@@ -219,7 +218,7 @@ class CausalConv1dUpdate(nn.Module):  # type: ignore[misc]
 class RMSNormGated(nn.Module):  # type: ignore[misc]
     """The gated RMS norm as a layer of the `kernels` package. Attributes are those of the layer that it replaces."""
 
-    has_backward = False
+    has_backward = True
     can_torch_compile = True
     weight: Tensor
     variance_epsilon: float
