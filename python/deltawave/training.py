@@ -14,40 +14,10 @@ import math
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
 from .errors import ArgumentError
-from .values import choice
-
-
-def causal_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
-                activation: str = "silu") -> Tensor:
-    """The causal convolution of each channel of packed rows x `[T, C]`, then SiLU, or with `activation="none"` nothing.
-
-    weight `[C, width]`, bias `[C]`; cu_seqlens `[N + 1]`, None: one sequence. Sequences start from zeros."""
-    choice("activation", activation, {"silu": 0, "none": 1})
-    rows, tokens, width = x.float(), x.shape[0], weight.shape[1]
-    row = torch.arange(tokens, device=x.device)
-    if cu_seqlens is not None:
-        offsets = cu_seqlens.to(x.device, torch.int64)
-        row = row - offsets[torch.searchsorted(offsets, row, right=True) - 1]
-    y = torch.zeros_like(rows) if bias is None else bias.float().expand(rows.shape)
-    for tap in range(width):
-        back = width - 1 - tap
-        before = F.pad(rows, (0, 0, back, 0))[:tokens]
-        y = y + torch.where((row >= back)[:, None], before, 0.0) * weight[:, tap].float()
-    return (F.silu(y) if activation == "silu" else y).to(x.dtype)
-
-
-def gated_norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu") -> Tensor:
-    """The gated RMS norm of x `[..., V]`: `weight * rms_norm(x) * act(z)`, act silu or sigmoid, in the type of x."""
-    choice("gate", gate, {"silu": 0, "sigmoid": 1})
-    rows = x.float()
-    y = rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
-    y = y if weight is None else y * weight.float()
-    return (y * (F.silu if gate == "silu" else torch.sigmoid)(z.float())).to(x.dtype)
 
 
 def gated_delta_net(x: Tensor, z: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int,
@@ -74,13 +44,11 @@ def gated_delta_net(x: Tensor, z: Tensor, a: Tensor, b: Tensor, conv_weight: Ten
     offsets = cu_seqlens
     if offsets is None and batch > 1:
         offsets = torch.arange(0, batch * tokens + 1, tokens)
-    rows = causal_conv(x.flatten(0, 1), conv_weight, conv_bias, offsets).unflatten(0, (batch, tokens))
-    q, k, v = rows.split(columns, 2)
-    o, _ = ops.prefill(q.unflatten(2, (key_heads, key_dim)), k.unflatten(2, (key_heads, key_dim)),
-                       v.unflatten(2, (value_heads, value_dim)), a=a, b=b, a_log=a_log, dt_bias=dt_bias,
-                       allow_neg_eigval=allow_neg_eigval, cu_seqlens=cu_seqlens, scale=scale, qk_l2norm=qk_l2norm,
-                       head_map=head_map, output_final_state=False)
-    return gated_norm(o, z, norm_weight, eps, gate)
+    rows = ops.conv(x.flatten(0, 1), conv_weight, conv_bias, None, key_heads, value_heads, key_dim, value_dim, offsets)
+    q, k, v = (part.unflatten(0, (batch, tokens)) for part in rows)
+    o, _ = ops.prefill(q, k, v, a=a, b=b, a_log=a_log, dt_bias=dt_bias, allow_neg_eigval=allow_neg_eigval,
+                       cu_seqlens=cu_seqlens, scale=scale, qk_l2norm=qk_l2norm, head_map=head_map, output_final_state=False)
+    return ops.norm(o, z, norm_weight, eps, gate)
 
 
 class GatedDeltaNet(nn.Module):  # type: ignore[misc]

@@ -1,13 +1,16 @@
 """Trains two layers of Gated DeltaNet on associative recall and on copying, with deltawave's kernels, beside the same model in
 float64 and, on a GPU that has it, FLA's kernels.
 
-    python3 train.py                                        on the simulator: small, minutes
+    python3 train.py                    on the simulator, minutes
+    python3 train.py --steps 30         seconds
     python3 train.py --device cuda --steps 500 --tokens 2048 --hidden 256 --pairs 64
 
 Recall: pairs of a key and a value, then the keys again in another order; the model must say each value. Copying: random
-tokens, a mark, and the same tokens again. All models see the same data and start from the same numbers; AdamW trains each.
-Only the recurrence and its neighbours differ: `deltawave` has bf16 (or fp16) inputs of the kernels and f32 for the rest,
-`exact` is the chunked form in float64 by torch's autograd.
+tokens, a mark, and the same tokens again. All models see the same data and start from the same numbers; AdamW trains each, at
+a rate that rises for 20 steps and then falls to 0.
+Only what is between the projections differs: `deltawave` has bf16 (or fp16) inputs of the kernels and f32 for the rest,
+`exact` is the chunked form in float64 by torch's autograd, `rounded` the same with the roundings to bf16 between convolution,
+recurrence and norm: what a kernel of bf16 inputs cannot avoid.
 
 `--curves FILE` writes the losses as lines of JSON, which docs/draw.py draws.
 """
@@ -22,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deltawave.training import GatedDeltaNet, causal_conv, gated_norm
+from deltawave.training import GatedDeltaNet
 
 CHUNK = 64
 Batch = Tuple[Tensor, Tensor]  # tokens, and the tokens to predict at each position, -1: none
@@ -53,6 +56,21 @@ def copying(batch: int, tokens: int, pairs: int, vocabulary: int, random: torch.
 
 
 TASKS: Dict[str, Callable[..., Batch]] = {"recall": recall, "copying": copying}
+
+
+def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """SiLU of the causal convolution of each channel of x `[B, T, C]`, in the type of x; sums in the type of the weights."""
+    width, tokens = weight.shape[1], x.shape[1]
+    padded = F.pad(x.to(weight.dtype), (0, 0, width - 1, 0))
+    y = torch.stack([padded[:, tap:tap + tokens] * weight[:, tap] for tap in range(width)]).sum(0)
+    return F.silu(y).to(x.dtype)
+
+
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+    """`weight * rms_norm(x) * silu(z)` of rows `[..., V]`, in the type of x."""
+    y = x.to(weight.dtype)
+    y = y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight * F.silu(z.to(weight.dtype))
+    return y.to(x.dtype)
 
 
 def exact_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -97,14 +115,12 @@ class Parts(GatedDeltaNet):
     def mix(self, x: Tensor, z: Tensor, a: Tensor, b: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
         assert cu_seqlens is None
         key_heads, value_heads, key_dim, value_dim = self.heads
-        batch, tokens = x.shape[:2]
-        offsets = torch.arange(0, batch * tokens + 1, tokens, device=x.device)
-        rows = causal_conv(x.to(self.dtype).flatten(0, 1), self.conv_weight, None, offsets).unflatten(0, (batch, tokens))
+        rows = causal_conv(x.to(self.dtype), self.conv_weight)
         q, k, v = rows.split((key_heads * key_dim, key_heads * key_dim, value_heads * value_dim), 2)
         q, k = (part.unflatten(2, (key_heads, key_dim)) for part in (q, k))
         g = -self.a_log.exp() * F.softplus(a.to(self.a_log.dtype) + self.dt_bias)
         o = self.rule(q, k, v.unflatten(2, (value_heads, value_dim)), g, b.to(g.dtype).sigmoid())
-        return gated_norm(o, z, self.norm_weight)
+        return gated_norm(o, z.to(self.dtype), self.norm_weight)
 
 
 class Exact(Parts):
@@ -225,11 +241,11 @@ def fla_is_missing(device: str) -> Optional[str]:
 def main(arguments: Optional[List[str]] = None) -> Dict[Tuple[str, str], List[float]]:
     """Trains, and returns the losses by task and kind."""
     parser = argparse.ArgumentParser(description="two layers of Gated DeltaNet on associative recall and on copying")
-    for name, value, text in (("steps", 300, "steps of AdamW"), ("batch", 16, "sequences in a step"),
+    for name, value, text in (("steps", 500, "steps of AdamW"), ("batch", 32, "sequences in a step"),
                               ("tokens", 64, "tokens of a sequence"), ("hidden", 64, "numbers per token"),
                               ("vocabulary", 32, "tokens that exist"), ("pairs", 4, "keys in a sequence of recall")):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}; default {value}")
-    parser.add_argument("--rate", type=float, default=3e-3, help="AdamW's rate; default 0.003")
+    parser.add_argument("--rate", type=float, default=4e-3, help="AdamW's largest rate; default 0.004")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu: the simulator")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="inputs of the kernels")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))

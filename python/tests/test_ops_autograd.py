@@ -187,6 +187,13 @@ class Autograd(unittest.TestCase):
         opcheck(torch.ops.deltawave.prefill, (), {**x, "cu_seqlens": self.offsets}, test_utils=tests)
         a, b, a_log = (self.normal(*shape).requires_grad_() for shape in ((TOKENS, HV), (TOKENS, HV), (HV,)))
         opcheck(torch.ops.deltawave.gate, (a, b, a_log), test_utils=tests)
+        o, z = (self.normal(TOKENS, HV, V, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+        opcheck(torch.ops.deltawave.norm, (o, z, self.normal(V).requires_grad_()), test_utils=tests)
+        channels = 2 * HK * K + HV * V
+        rows = self.normal(TOKENS, channels, dtype=torch.bfloat16).requires_grad_()
+        weight, bias = self.normal(channels, 4).requires_grad_(), self.normal(channels).requires_grad_()
+        opcheck(torch.ops.deltawave.conv_rows, (rows, weight, bias, HK, HV, K, V, self.offsets, "silu", "flat",
+                                                "channel_major", False), test_utils=tests)
 
     def step(self, backend):
         """Losses of three steps of gradient descent, and parameters after them."""
@@ -235,7 +242,7 @@ class Autograd(unittest.TestCase):
     def refused(self, name, made):
         for out in made if isinstance(made, tuple) else (made,):
             self.assertTrue(out.requires_grad, name)
-            with self.assertRaisesRegex(NotImplementedError, f"^{name}: no backward; deltawave\\.\\S+ has one$"):
+            with self.assertRaisesRegex(NotImplementedError, f"^{name}: no backward; deltawave\\.\\S+.* has one$"):
                 out.float().sum().backward()
 
     def test_ops_without_a_backward_name_themselves(self):
