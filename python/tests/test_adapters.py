@@ -19,7 +19,7 @@ from .test_ops import torch as real
 
 H, HV, K, V, WIDTH = 2, 4, 16, 32, 4
 CHANNELS = 2 * H * K + HV * V
-NAMES = ("ops", "fla", "causal_conv1d", "transformers", "vllm", "sglang")
+NAMES = ("ops", "drafts", "fla", "causal_conv1d", "transformers", "vllm", "sglang")
 
 
 def modules(**contents):
@@ -258,7 +258,8 @@ class OnStandIn(unittest.TestCase):
         metadata = types.SimpleNamespace(num_decodes=decodes, num_prefills=2, num_actual_tokens=tokens,
                                          non_spec_query_start_loc=i32,
                                          non_spec_state_indices_tensor=self.inside(slots, "int32")[0],
-                                         has_initial_state=self.inside([1, 1, 0, 1], "uint8")[0])
+                                         has_initial_state=self.inside([1, 1, 0, 1], "uint8")[0],
+                                         spec_sequence_masks=None, num_spec_decodes=0, checkpoint=None)
         if interleaved:
             of_head = rows.reshape(tokens, H, -1)
             cut = np.cumsum([K, K, share * V])
@@ -311,13 +312,13 @@ class OnStandIn(unittest.TestCase):
         def layer(**changed):
             given = {"model_config": types.SimpleNamespace(dtype=torch.bfloat16), "head_k_dim": K, "head_v_dim": V,
                      "activation": "silu", "norm": types.SimpleNamespace(activation="silu"), "in_proj_qkvz": object(),
-                     "conv_kernel_size": 4, "get_state_dtype": lambda: (torch.bfloat16, torch.float32), **changed}
+                     "conv_kernel_size": 4, "num_spec": 15, "get_state_dtype": lambda: (torch.bfloat16, torch.float32), **changed}
             return types.SimpleNamespace(**given)
 
         self.assertIsNone(why(layer()))
         for changed in ({"model_config": types.SimpleNamespace(dtype=torch.float32)}, {"head_k_dim": 24},
                         {"head_v_dim": 512}, {"activation": "gelu"}, {"in_proj_qkv": object()}, {"conv_kernel_size": 5},
-                        {"norm": types.SimpleNamespace(activation="gelu")},
+                        {"norm": types.SimpleNamespace(activation="gelu")}, {"num_spec": 16},
                         {"get_state_dtype": lambda: (torch.bfloat16, torch.float16)}):
             self.assertIsInstance(why(layer(**changed)), str, changed)
 
@@ -358,12 +359,22 @@ class OnStandIn(unittest.TestCase):
 
         context = types.SimpleNamespace(attn_metadata=metadata)
         platform = types.SimpleNamespace(is_cpu=lambda: on_cpu)
+        class OlmoHybridGatedDeltaNetAttention:
+            def __init__(self, **attributes):
+                vars(self).update(attributes)
+
+            def _full_forward(self, hidden_states, output):
+                log.append("olmo")
+
         theirs = {"ChunkGatedDeltaRule": ChunkGatedDeltaRule, "QwenGatedDeltaNetAttention": QwenGatedDeltaNetAttention,
                   "get_forward_context": lambda: context, "is_conv_state_dim_first": lambda: False,
                   "_encode_layer_name": lambda name: name}
+        olmo = {name: theirs[name] for name in ("get_forward_context", "is_conv_state_dim_first")}
+        olmo["OlmoHybridGatedDeltaNetAttention"] = OlmoHybridGatedDeltaNetAttention
         patched = modules(vllm__platforms={"current_platform": platform},
                           vllm__model_executor__custom_op={"CustomOp": Registry, "PluggableLayer": Registry},
-                          vllm__model_executor__layers__mamba__gdn__qwen_gdn_linear_attn=theirs)
+                          vllm__model_executor__layers__mamba__gdn__qwen_gdn_linear_attn=theirs,
+                          vllm__model_executor__layers__mamba__gdn__olmo_gdn_linear_attn=olmo)
         return patched, registered, context, log
 
     def plugin(self, word, on_cpu=False):
@@ -378,7 +389,7 @@ class OnStandIn(unittest.TestCase):
         return registered, *rest
 
     def test_what_the_plugin_of_vllm_registers(self):
-        layer, prefill = ["QwenGatedDeltaNetAttention"], ["ChunkGatedDeltaRule"]
+        layer, prefill = ["QwenGatedDeltaNetAttention", "OlmoHybridGatedDeltaNetAttention"], ["ChunkGatedDeltaRule"]
         for word, on_cpu, wanted in ((None, False, layer), (None, True, []), ("layer", True, layer), ("0", False, []),
                                      ("prefill", False, prefill)):
             with self.subTest(word=word, on_cpu=on_cpu):
@@ -396,9 +407,8 @@ class OnStandIn(unittest.TestCase):
         made = registered["QwenGatedDeltaNetAttention"](
             **{**vars(layer), "prefix": "layer.0", "activation": "silu", "in_proj_qkvz": lambda h: (x, None),
                "in_proj_ba": lambda h: (ba, None), "out_proj": lambda h: (h, None),
-               "model_config": types.SimpleNamespace(dtype=self.torch.bfloat16),
+               "model_config": types.SimpleNamespace(dtype=self.torch.bfloat16), "num_spec": 2,
                "get_state_dtype": lambda: (self.torch.bfloat16, self.torch.float32)})
-        metadata.spec_sequence_masks = metadata.checkpoint = None
         context.attn_metadata = {"layer.0": metadata}
 
         def core(qkvz, ba, z_out, core_attn_out, name, use_aiter):
@@ -413,8 +423,8 @@ class OnStandIn(unittest.TestCase):
             # Only profiled: nothing runs.
             context.attn_metadata = None
             self.assertTrue((self.array(made.forward_deltawave(x)) == 0).all())
-            # A batch with drafts: vLLM's kernels, then its norm.
-            metadata.spec_sequence_masks = object()
+            # A batch with checkpoints inside its prompts: vLLM's kernels, then its norm.
+            metadata.checkpoint = object()
             context.attn_metadata = {"layer.0": metadata}
             made.norm = lambda core, z: core
             made.forward_deltawave(x)

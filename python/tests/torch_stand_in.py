@@ -174,7 +174,17 @@ class Tensor:
     def _of(self, values):
         return Tensor(values, self.dtype, self.device)
 
+    def index_copy_(self, at, index, source):
+        assert at == 0
+        self.values[index.values] = source.values
+        return self
+
+    def all(self):
+        return self.values.all()
+
     def view(self, *shape):
+        if isinstance(shape[0], dtype):
+            return Tensor(self.values.view(shape[0].numpy), shape[0], self.device)
         return self._of(self.values.reshape(shape[0] if isinstance(shape[0], tuple) else shape))
 
     reshape = view
