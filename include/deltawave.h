@@ -777,6 +777,10 @@ typedef struct dw_layer_tensors {
     int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
     int32_t pool_layout; /* DW_STATE_* */
     int32_t pad0;
+
+    /* [T, HV, V], dtype of x, written: what the norm reads, for dw_layer_backward_launch. The norm then does not work
+     * in place, and the bits of y are the same. NULL: not kept. */
+    const dw_tensor *o;
 } dw_layer_tensors;
 
 /* Plan: a checked batch shape. Launch it any number of times. */
@@ -799,6 +803,71 @@ int dw_layer_workspace_bytes(const dw_layer *plan, size_t *bytes);
 /* Enqueues at most six kernels if no sequence is cut into segments. If the host knows that every row is a decode, it
  * enqueues two for V = 128 and K up to 128, else three. */
 int dw_layer_launch(const dw_layer *plan, void *stream, const dw_layer_tensors *tensors);
+
+/* Gradients of a layer without decodes: its inputs, o, gradients of what it returned, and the gradients to compute;
+ * NULL: not computed. q, k and v are computed again. States are those of sequence n in row n: a forward overwrites its
+ * pools, so keep copies. Rows of gradients past the last sequence become zeros, whatever d_y has there. No output may
+ * overlap another argument. */
+typedef struct dw_layer_backward_tensors {
+    size_t size;
+    /* Inputs, as in dw_layer_tensors. */
+    const dw_tensor *x;
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *z;
+    const dw_tensor *a;
+    const dw_tensor *b;
+    const dw_tensor *conv_weight;
+    const dw_tensor *conv_bias;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;
+    const dw_tensor *norm_weight;
+    /* States before the batch, both or neither; NULL: sequences started from zeros. */
+    const dw_tensor *initial_conv_state; /* [N, channels, columns] or [N, columns, channels], dtype of x */
+    const dw_tensor *initial_state;      /* [N, HV, K, V] or [N, HV, V, K], f32 or bf16 */
+    const uint8_t *has_initial_state; /* [N] on the device. 0: the sequence started from zeros. NULL: all have states */
+    const dw_tensor *o;               /* [T, HV, V], of dw_layer_tensors */
+
+    const dw_tensor *d_y;                /* [T, HV, V], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_final_conv_state; /* gradients of the states after the batch; NULL: 0 */
+    const dw_tensor *d_final_state;
+
+    /* Written. */
+    const dw_tensor *d_x; /* shapes as x, by x_layout; columns that are not of q, k and v stay */
+    const dw_tensor *d_x_q;
+    const dw_tensor *d_x_k;
+    const dw_tensor *d_x_v;
+    const dw_tensor *d_z; /* [T, blocks, heads * V]; NULL: with d_x of a flat or interleaved layout and z NULL, the
+                             columns of d_x where z lies in x; else not computed */
+    const dw_tensor *d_a; /* shapes as a; any dtype */
+    const dw_tensor *d_b;
+    const dw_tensor *d_conv_weight;        /* [channels, width], f32 */
+    const dw_tensor *d_conv_bias;          /* [channels], f32 */
+    const dw_tensor *d_a_log;              /* [HV], f32 */
+    const dw_tensor *d_dt_bias;            /* [HV], f32 */
+    const dw_tensor *d_norm_weight;        /* [V], f32 */
+    const dw_tensor *d_initial_conv_state; /* as initial_conv_state; zeros for sequences that started from zeros */
+    const dw_tensor *d_initial_state;      /* as initial_state */
+
+    const dw_lengths *cu_seqlens; /* on the device, for plans of dw_layer_device; else NULL */
+    void *workspace;              /* aligned to 256 bytes; as in dw_layer_tensors */
+    size_t workspace_bytes;
+    int32_t x_layout;    /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE: of x and d_x */
+    int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR: of all conv states */
+    int32_t pool_layout; /* DW_STATE_*: of all recurrent states */
+    int32_t pad0;
+} dw_layer_backward_tensors;
+
+/* Plan of the gradients of a layer, for the same batches. */
+typedef struct dw_layer_backward dw_layer_backward;
+
+/* Makes the plan of a layer without decodes. The layer's plan may be destroyed before it. */
+int dw_layer_backward_create(const dw_layer *plan, dw_layer_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_layer_backward_destroy(dw_layer_backward *backward);
+int dw_layer_backward_workspace_bytes(const dw_layer_backward *backward, size_t *bytes);
+int dw_layer_backward_launch(const dw_layer_backward *backward, void *stream, const dw_layer_backward_tensors *tensors);
 
 #ifdef __cplusplus
 }

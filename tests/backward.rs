@@ -6,6 +6,8 @@ mod common;
 mod conv;
 #[path = "backward/gate.rs"]
 mod gate;
+#[path = "backward/layer.rs"]
+mod layer;
 #[path = "backward/norm.rs"]
 mod norm;
 #[path = "backward/placed.rs"]

@@ -1589,10 +1589,11 @@ pub struct dw_layer_tensors {
     pub conv_layout: i32,
     pub pool_layout: i32,
     pub pad0: i32,
+    pub o: *const dw_tensor,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_layer_tensors"][::core::mem::size_of::<dw_layer_tensors>() - 184usize];
+    ["Size of dw_layer_tensors"][::core::mem::size_of::<dw_layer_tensors>() - 192usize];
     ["Alignment of dw_layer_tensors"][::core::mem::align_of::<dw_layer_tensors>() - 8usize];
     ["Offset of field: dw_layer_tensors::size"]
         [::core::mem::offset_of!(dw_layer_tensors, size) - 0usize];
@@ -1643,6 +1644,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_layer_tensors, pool_layout) - 176usize];
     ["Offset of field: dw_layer_tensors::pad0"]
         [::core::mem::offset_of!(dw_layer_tensors, pad0) - 180usize];
+    ["Offset of field: dw_layer_tensors::o"]
+        [::core::mem::offset_of!(dw_layer_tensors, o) - 184usize];
 };
 impl Default for dw_layer_tensors {
     fn default() -> Self {
@@ -1690,5 +1693,175 @@ unsafe extern "C" {
         plan: *const dw_layer,
         stream: *mut ::core::ffi::c_void,
         tensors: *const dw_layer_tensors,
+    ) -> ::core::ffi::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_layer_backward_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub x_q: *const dw_tensor,
+    pub x_k: *const dw_tensor,
+    pub x_v: *const dw_tensor,
+    pub z: *const dw_tensor,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub conv_weight: *const dw_tensor,
+    pub conv_bias: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub norm_weight: *const dw_tensor,
+    pub initial_conv_state: *const dw_tensor,
+    pub initial_state: *const dw_tensor,
+    pub has_initial_state: *const u8,
+    pub o: *const dw_tensor,
+    pub d_y: *const dw_tensor,
+    pub d_final_conv_state: *const dw_tensor,
+    pub d_final_state: *const dw_tensor,
+    pub d_x: *const dw_tensor,
+    pub d_x_q: *const dw_tensor,
+    pub d_x_k: *const dw_tensor,
+    pub d_x_v: *const dw_tensor,
+    pub d_z: *const dw_tensor,
+    pub d_a: *const dw_tensor,
+    pub d_b: *const dw_tensor,
+    pub d_conv_weight: *const dw_tensor,
+    pub d_conv_bias: *const dw_tensor,
+    pub d_a_log: *const dw_tensor,
+    pub d_dt_bias: *const dw_tensor,
+    pub d_norm_weight: *const dw_tensor,
+    pub d_initial_conv_state: *const dw_tensor,
+    pub d_initial_state: *const dw_tensor,
+    pub cu_seqlens: *const dw_lengths,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+    pub x_layout: i32,
+    pub conv_layout: i32,
+    pub pool_layout: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_layer_backward_tensors"]
+        [::core::mem::size_of::<dw_layer_backward_tensors>() - 312usize];
+    ["Alignment of dw_layer_backward_tensors"]
+        [::core::mem::align_of::<dw_layer_backward_tensors>() - 8usize];
+    ["Offset of field: dw_layer_backward_tensors::size"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, size) - 0usize];
+    ["Offset of field: dw_layer_backward_tensors::x"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x) - 8usize];
+    ["Offset of field: dw_layer_backward_tensors::x_q"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_q) - 16usize];
+    ["Offset of field: dw_layer_backward_tensors::x_k"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_k) - 24usize];
+    ["Offset of field: dw_layer_backward_tensors::x_v"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_v) - 32usize];
+    ["Offset of field: dw_layer_backward_tensors::z"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, z) - 40usize];
+    ["Offset of field: dw_layer_backward_tensors::a"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, a) - 48usize];
+    ["Offset of field: dw_layer_backward_tensors::b"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, b) - 56usize];
+    ["Offset of field: dw_layer_backward_tensors::conv_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, conv_weight) - 64usize];
+    ["Offset of field: dw_layer_backward_tensors::conv_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, conv_bias) - 72usize];
+    ["Offset of field: dw_layer_backward_tensors::a_log"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, a_log) - 80usize];
+    ["Offset of field: dw_layer_backward_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, dt_bias) - 88usize];
+    ["Offset of field: dw_layer_backward_tensors::norm_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, norm_weight) - 96usize];
+    ["Offset of field: dw_layer_backward_tensors::initial_conv_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, initial_conv_state) - 104usize];
+    ["Offset of field: dw_layer_backward_tensors::initial_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, initial_state) - 112usize];
+    ["Offset of field: dw_layer_backward_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, has_initial_state) - 120usize];
+    ["Offset of field: dw_layer_backward_tensors::o"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, o) - 128usize];
+    ["Offset of field: dw_layer_backward_tensors::d_y"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_y) - 136usize];
+    ["Offset of field: dw_layer_backward_tensors::d_final_conv_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_final_conv_state) - 144usize];
+    ["Offset of field: dw_layer_backward_tensors::d_final_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_final_state) - 152usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x) - 160usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x_q"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x_q) - 168usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x_k"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x_k) - 176usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x_v"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x_v) - 184usize];
+    ["Offset of field: dw_layer_backward_tensors::d_z"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_z) - 192usize];
+    ["Offset of field: dw_layer_backward_tensors::d_a"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_a) - 200usize];
+    ["Offset of field: dw_layer_backward_tensors::d_b"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_b) - 208usize];
+    ["Offset of field: dw_layer_backward_tensors::d_conv_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_conv_weight) - 216usize];
+    ["Offset of field: dw_layer_backward_tensors::d_conv_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_conv_bias) - 224usize];
+    ["Offset of field: dw_layer_backward_tensors::d_a_log"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_a_log) - 232usize];
+    ["Offset of field: dw_layer_backward_tensors::d_dt_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_dt_bias) - 240usize];
+    ["Offset of field: dw_layer_backward_tensors::d_norm_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_norm_weight) - 248usize];
+    ["Offset of field: dw_layer_backward_tensors::d_initial_conv_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_initial_conv_state) - 256usize];
+    ["Offset of field: dw_layer_backward_tensors::d_initial_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_initial_state) - 264usize];
+    ["Offset of field: dw_layer_backward_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, cu_seqlens) - 272usize];
+    ["Offset of field: dw_layer_backward_tensors::workspace"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, workspace) - 280usize];
+    ["Offset of field: dw_layer_backward_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, workspace_bytes) - 288usize];
+    ["Offset of field: dw_layer_backward_tensors::x_layout"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_layout) - 296usize];
+    ["Offset of field: dw_layer_backward_tensors::conv_layout"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, conv_layout) - 300usize];
+    ["Offset of field: dw_layer_backward_tensors::pool_layout"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, pool_layout) - 304usize];
+    ["Offset of field: dw_layer_backward_tensors::pad0"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, pad0) - 308usize];
+};
+impl Default for dw_layer_backward_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_layer_backward {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_create(
+        plan: *const dw_layer,
+        backward: *mut *mut dw_layer_backward,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_destroy(backward: *mut dw_layer_backward);
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_workspace_bytes(
+        backward: *const dw_layer_backward,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_launch(
+        backward: *const dw_layer_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_layer_backward_tensors,
     ) -> ::core::ffi::c_int;
 }

@@ -73,7 +73,11 @@ unsafe impl Versioned for abi::dw_commit_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_layer_spec {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_layer_tensors {}
+unsafe impl Versioned for abi::dw_layer_tensors {
+    const FIRST: usize = offset_of!(Self, o);
+}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_layer_backward_tensors {}
 
 fn null(argument: &str) -> ArgumentError {
     let allowed = "it must be given";

@@ -35,7 +35,7 @@ from .errors import ArgumentError
 from .gate import gate as launch_gate
 from .gate import gate_backward as launch_gate_backward
 from .gate import gate_backward_workspace_bytes
-from .layer import Layer, LayerSpec
+from .layer import Layer, LayerBackward, LayerSpec
 from .norm import norm as launch_norm
 from .norm import norm_backward as launch_norm_backward
 from .norm import norm_backward_workspace_bytes
@@ -1220,3 +1220,109 @@ def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key
       qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
       conv_layout="channel_major", pool_layout="key_major", segments=None, path="auto", null_slot=-1):
     return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)
+
+
+# Gradients of `layer_backward`, in order.
+_LAYER_GRADIENTS = ("d_x", "d_z", "d_a", "d_b", "d_conv_weight", "d_conv_bias", "d_a_log", "d_dt_bias", "d_norm_weight",
+                    "d_initial_conv_state", "d_initial_state")
+
+
+@torch.library.custom_op("deltawave::layer_forward", mutates_args=())
+def layer_forward(x: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int, value_heads: int,
+                  key_dim: int, value_dim: int, z: Optional[Tensor], conv_bias: Optional[Tensor],
+                  dt_bias: Optional[Tensor], norm_weight: Optional[Tensor], initial_conv_state: Optional[Tensor],
+                  initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], eps: float, gate: str, qk_l2norm: bool,
+                  allow_neg_eigval: bool, scale: Optional[float], head_map: str, x_layout: str
+                  ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A layer without pools, for training: returns y and o `[T, HV, V]`, and the states after the batch, conv states
+    `[N, channels, width - 1]` in the type of x and recurrent ones `[N, HV, K, V]` in f32. Initial states have these shapes;
+    None: zeros. The inputs and o are what `layer_backward` needs."""
+    device, width = x.device, _of_rank("conv_weight", conv_weight, 2).shape[1]
+    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
+                     allow_neg_eigval, eps, gate)
+    with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (0,))
+    y, o, conv_state, pool = layer_outputs(x, conv_weight, value_heads, key_dim, value_dim, cu_seqlens, empty)
+    for name, given, to in (("initial_conv_state", initial_conv_state, conv_state), ("initial_state", initial_state, pool)):
+        if given is None:
+            to.zero_()
+        elif given.shape != to.shape:
+            raise ArgumentError(f"{name}: shape {list(given.shape)}; it must be {list(to.shape)}")
+        else:
+            to.copy_(given)
+    inputs = {"x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
+              "dt_bias": dt_bias, "norm_weight": norm_weight}
+    plan.launch(**_all_reachable(inputs, device), y=y, o=o, conv_state=conv_state, pool=pool, **lengths, x_layout=x_layout,
+                workspace=_workspace(plan.workspace_bytes, device))
+    return y, o, conv_state, pool
+
+
+def layer_outputs(x: Tensor, conv_weight: Tensor, value_heads: int, key_dim: int, value_dim: int,
+                  cu_seqlens: Optional[Tensor], make: Callable[..., Tensor]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised outputs of `layer_forward`."""
+    sequences = 1 if cu_seqlens is None else _sequences_of(cu_seqlens)
+    rows = (x.shape[0], value_heads, value_dim)
+    channels, width = conv_weight.shape
+    return (make(rows, x.dtype, device=x.device), make(rows, x.dtype, device=x.device),
+            make((sequences, channels, width - 1), x.dtype, device=x.device),
+            make((sequences, value_heads, key_dim, value_dim), torch.float32, device=x.device))
+
+
+@layer_forward.register_fake
+def _(x, a, b, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z, conv_bias, dt_bias, norm_weight,
+      initial_conv_state, initial_state, cu_seqlens, eps, gate, qk_l2norm, allow_neg_eigval, scale, head_map, x_layout):
+    return layer_outputs(x, conv_weight, value_heads, key_dim, value_dim, cu_seqlens, _fake_empty)
+
+
+@torch.library.custom_op("deltawave::layer_backward", mutates_args=())
+def layer_backward(d_y: Tensor, d_final_conv_state: Optional[Tensor], d_final_state: Optional[Tensor], o: Tensor, x: Tensor,
+                   a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int, value_heads: int,
+                   key_dim: int, value_dim: int, z: Optional[Tensor], conv_bias: Optional[Tensor],
+                   dt_bias: Optional[Tensor], norm_weight: Optional[Tensor], initial_conv_state: Optional[Tensor],
+                   initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], eps: float, gate: str, qk_l2norm: bool,
+                   allow_neg_eigval: bool, scale: Optional[float], head_map: str, x_layout: str,
+                   wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of `layer_forward`: of x, z, a, b, conv_weight, conv_bias, a_log, dt_bias, norm_weight,
+    initial_conv_state and initial_state, of which `wanted` says which are computed; the others are empty. Those of weights
+    and of initial_state are f32. Without z, which then lies in x, the gradient of x has that of z in its columns."""
+    device, width = x.device, _of_rank("conv_weight", conv_weight, 2).shape[1]
+    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
+                     allow_neg_eigval, eps, gate)
+    with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (0,))
+    backward = _plan((LayerBackward, plan), lambda: LayerBackward(plan))
+    found = layer_gradients(o, x, a, b, conv_weight, a_log, key_dim, z, cu_seqlens, wanted, empty)
+    if wanted[0] and x.shape[-1] != conv_weight.shape[0] + (value_heads * value_dim if z is None else 0):
+        found[0].zero_()
+    outputs = {name: t for name, t, want in zip(_LAYER_GRADIENTS, found, wanted)
+               if want and not (name == "d_z" and z is None)}
+    final = None if d_final_state is None else d_final_state.contiguous()
+    tensors = _all_reachable({
+        "x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
+        "dt_bias": dt_bias, "norm_weight": norm_weight, "o": o, "initial_conv_state": initial_conv_state,
+        "initial_state": initial_state, "d_y": _dense_rows(d_y), "d_final_conv_state": d_final_conv_state,
+        "d_final_state": final, **outputs}, device)
+    backward.launch(**tensors, **lengths, x_layout=x_layout, workspace=_workspace(backward.workspace_bytes, device))
+    return found
+
+
+def layer_gradients(o: Tensor, x: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_dim: int,
+                    z: Optional[Tensor], cu_seqlens: Optional[Tensor], wanted: List[bool],
+                    make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a layer. Those that are not wanted have no elements, and so has that of z without z."""
+    sequences = 1 if cu_seqlens is None else _sequences_of(cu_seqlens)
+    channels, width = conv_weight.shape
+    heads, single = tuple(a_log.shape), torch.float32
+    shapes = ((tuple(x.shape), x.dtype), (None if z is None else tuple(z.shape), x.dtype), (tuple(a.shape), a.dtype),
+              (tuple(b.shape), b.dtype), ((channels, width), single), ((channels,), single), (heads, single), (heads, single),
+              ((o.shape[-1],), single), ((sequences, channels, width - 1), x.dtype),
+              ((sequences, o.shape[-2], key_dim, o.shape[-1]), single))
+    return [make(shape if want and shape is not None else (0,), dtype, device=x.device)
+            for (shape, dtype), want in zip(shapes, wanted)]
+
+
+@layer_backward.register_fake
+def _(d_y, d_final_conv_state, d_final_state, o, x, a, b, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z,
+      conv_bias, dt_bias, norm_weight, initial_conv_state, initial_state, cu_seqlens, eps, gate, qk_l2norm, allow_neg_eigval,
+      scale, head_map, x_layout, wanted):
+    return layer_gradients(o, x, a, b, conv_weight, a_log, key_dim, z, cu_seqlens, wanted, _fake_empty)

@@ -38,7 +38,9 @@ WRITTEN: Dict[Type[ctypes.Structure], Set[str]] = {
     _abi.dw_decode_tensors: {"o", "pool", "states"},
     _abi.dw_commit_tensors: {"pool", "conv_state"},
     _abi.dw_norm_tensors: {"y"},
-    _abi.dw_layer_tensors: {"y", "pool", "conv_state"},
+    _abi.dw_layer_tensors: {"y", "o", "pool", "conv_state"},
+    _abi.dw_layer_backward_tensors: {"d_x", "d_x_q", "d_x_k", "d_x_v", "d_z", "d_a", "d_b", "d_conv_weight", "d_conv_bias",
+                                     "d_a_log", "d_dt_bias", "d_norm_weight", "d_initial_conv_state", "d_initial_state"},
 }
 
 

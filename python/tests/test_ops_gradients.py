@@ -110,6 +110,58 @@ class Gradients(unittest.TestCase):
             alone = ops.conv_backward(*arguments, [False, True, False, False])
             self.assertTrue(torch.equal(alone[1], found[1]))
 
+    def layer(self, x, z, a, b, weight, bias, a_log, dt_bias, norm, state, recurrent):
+        """y and the states of a layer, on double precision."""
+        (convolved, states), y, finals = self.conv(x, weight, bias, state, False), [], []
+        for n, (begin, end) in enumerate(zip(OFFSETS, OFFSETS[1:])):
+            s = recurrent[n]
+            for t in range(begin, end):
+                q, k = (part / (part.square().sum() + 1e-6).sqrt() for part in convolved[t, :2 * K].split(K))
+                g = -a_log.exp() * torch.nn.functional.softplus(a[t] + dt_bias)
+                s = g.exp()[:, None, None] * s
+                error = convolved[t, 2 * K:].reshape(HV, V) - torch.einsum("hkv,k->hv", s, k)
+                s = s + torch.einsum("k,hv->hkv", k, b[t].sigmoid()[:, None] * error)
+                y.append(K ** -0.5 * torch.einsum("hkv,k->hv", s, q))
+            finals.append(s)
+        o = torch.stack(y)
+        y = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm * z[:38] * z[:38].sigmoid()
+        return y, states, torch.stack(finals)
+
+    def test_layer(self):
+        channels, dtype = 2 * HK * K + HV * V, torch.bfloat16
+        x, z = normal(TOKENS, channels, dtype=dtype), normal(TOKENS, HV, V, seed=2, dtype=dtype)
+        a, b = (normal(TOKENS, HV, seed=s, dtype=dtype) for s in (3, 4))
+        weight, bias = normal(channels, WIDTH, seed=5), normal(channels, seed=6)
+        a_log, dt_bias, norm = normal(HV, seed=7), normal(HV, seed=8), normal(V, seed=9)
+        state, recurrent = normal(3, channels, WIDTH - 1, seed=10, dtype=dtype), normal(3, HV, K, V, seed=11)
+        upstream = (normal(TOKENS, HV, V, seed=12, dtype=dtype), normal(3, channels, WIDTH - 1, seed=13, dtype=dtype),
+                    normal(3, HV, K, V, seed=14))
+        upstream[0][38:] = float("nan")  # rows past the last sequence do not count
+        cu_seqlens = torch.tensor(OFFSETS)
+        heads, options = (HK, HV, K, V), (cu_seqlens, 1e-6, "silu", True, False, None, "grouped", "flat")
+        inputs = (x, z, a, b, weight, bias, a_log, dt_bias, norm, state, recurrent)
+        with torch.no_grad():
+            exact = self.layer(*(t.double() for t in inputs))
+        of_layer = (z, bias, dt_bias, norm, state, recurrent, *options)
+        y, o, states, finals = ops.layer_forward(x, a, b, weight, a_log, *heads, *of_layer)
+        close(self, (y[:38], states, finals), exact, 2e-2)
+        wanted = gradients(self.layer, inputs, (upstream[0][:38], *upstream[1:]))
+        found = ops.layer_backward(*upstream, o, x, a, b, weight, a_log, *heads, *of_layer, [True] * 11)
+        close(self, found, wanted, 3e-2)
+        self.assertEqual(float(sum(t[38:].abs().sum() for t in found[:4])), 0.0)
+        # z in the rows of x, and its gradient in those of x's.
+        packed = torch.cat([x, z.reshape(TOKENS, -1)], -1)
+        of_layer = (None, bias, dt_bias, norm, state, recurrent, *options)
+        y2, o2, _, _ = ops.layer_forward(packed, a, b, weight, a_log, *heads, *of_layer)
+        self.assertTrue(torch.equal(y, y2) and torch.equal(o, o2))
+        again = ops.layer_backward(*upstream, o, packed, a, b, weight, a_log, *heads, *of_layer, [True] + [False] * 10)
+        self.assertTrue(torch.equal(again[0], torch.cat([found[0], found[1].reshape(TOKENS, -1)], -1)))
+        self.assertEqual([t.numel() for t in again[1:]], [0] * 10)
+        opcheck(torch.ops.deltawave.layer_backward, (*upstream, o, x, a, b, weight, a_log, *heads, z, *of_layer[1:],
+                                                     [True] * 11), test_utils=("test_schema", "test_faketensor"))
+        opcheck(torch.ops.deltawave.layer_forward, (x, a, b, weight, a_log, *heads, z, *of_layer[1:]),
+                test_utils=("test_schema", "test_faketensor"))
+
     def test_opcheck(self):
         x, z, d_y = (normal(6, HV, V, dtype=torch.bfloat16) for _ in range(3))
         tests = ("test_schema", "test_faketensor")

@@ -51,6 +51,22 @@ impl<'a> ConvInputMut<'a> {
         Ok(Self::of(ConvInput::interleaved(&x.0, spec)?))
     }
 
+    /// z's columns of rows `q | k | v | z`: [`ConvInput::flat_z`].
+    ///
+    /// # Errors
+    /// As [`ConvInput::flat_z`].
+    pub fn flat_z(x: TensorMut<'a, 2>, spec: &ConvSpec) -> Result<TensorMut<'a, 3>> {
+        Ok(TensorMut(ConvInput::flat_z(&x.0, spec)?))
+    }
+
+    /// z's columns of the rows of [`ConvInputMut::interleaved`]: [`ConvInput::interleaved_z`].
+    ///
+    /// # Errors
+    /// As [`ConvInput::interleaved_z`].
+    pub fn interleaved_z(x: TensorMut<'a, 2>, spec: &ConvSpec) -> Result<TensorMut<'a, 3>> {
+        Ok(TensorMut(ConvInput::interleaved_z(&x.0, spec)?))
+    }
+
     /// The same views, for a stage of a layer.
     pub(crate) fn again(&self) -> Self {
         Self::of(ConvInput {
