@@ -387,6 +387,31 @@ typedef struct dw_gate_tensors {
 
 int dw_gate_launch(const dw_context *context, void *stream, const dw_gate_tensors *tensors);
 
+/* Gradients of the gates: the inputs of dw_gate_tensors, gradients of g and beta, and the gradients to compute; NULL:
+ * not computed. Launches with d_a_log or d_dt_bias enqueue two kernels, others one. No output may overlap another
+ * argument. */
+typedef struct dw_gate_backward_tensors {
+    size_t size;
+    const dw_tensor *a; /* [T, HV] or [T, blocks, heads of a block], as in dw_gate_tensors */
+    const dw_tensor *b;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;   /* NULL: 0 */
+    const dw_tensor *d_g;       /* [T, HV], f32; NULL: 0 */
+    const dw_tensor *d_beta;    /* [T, HV], f32; NULL: 0 */
+    const dw_tensor *d_a;       /* shapes as a; any dtype, written */
+    const dw_tensor *d_b;       /* shapes as b; any dtype, written */
+    const dw_tensor *d_a_log;   /* [HV], f32, written */
+    const dw_tensor *d_dt_bias; /* [HV], f32, written */
+    void *workspace;            /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t pad0;
+} dw_gate_backward_tensors;
+
+/* Bytes of workspace of a launch over these numbers of tokens and value heads. */
+int dw_gate_backward_workspace_bytes(const dw_context *context, int64_t tokens, int64_t value_heads, size_t *bytes);
+int dw_gate_backward_launch(const dw_context *context, void *stream, const dw_gate_backward_tensors *tensors);
+
 /* ---- causal depthwise convolution of the projections, split into q, k and v: one kernel ----
  *
  * Optionally the same kernel normalises q and k, and computes g and beta: pass the results to prefill. */
@@ -488,6 +513,52 @@ int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t 
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
 void dw_conv_destroy(dw_conv *plan);
 int dw_conv_launch(const dw_conv *plan, void *stream, const dw_conv_tensors *tensors);
+
+/* Gradients of a convolution: its inputs, gradients of what it returned, and the gradients to compute; NULL: not
+ * computed. The forward's outputs are computed again. States are those of sequence n in row n: a forward on a pool
+ * overwrites them, so keep a copy. No output may overlap another argument. */
+typedef struct dw_conv_backward_tensors {
+    size_t size;
+    const dw_tensor *x; /* as in dw_conv_tensors */
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *weight;
+    const dw_tensor *bias;          /* NULL: 0 */
+    const dw_tensor *initial_state; /* [N, channels, columns], dtype of x; NULL: sequences started from zeros */
+    const uint8_t
+        *has_initial_state;         /* [N] on the device. 0: the sequence started from zeros. NULL: all have a state */
+    const dw_tensor *d_q;           /* [T, HK, K], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_k;           /* [T, HK, K] */
+    const dw_tensor *d_v;           /* [T, HV, V] */
+    const dw_tensor *d_final_state; /* gradient of the states after the batch; NULL: 0 */
+    const dw_tensor *d_x;   /* shapes as x, by x_layout, written; rows past the last sequence become zeros, and columns
+                               that are   not of q, k and v stay */
+    const dw_tensor *d_x_q; /* with DW_CONV_SEPARATE */
+    const dw_tensor *d_x_k;
+    const dw_tensor *d_x_v;
+    const dw_tensor *d_weight;        /* [channels, width], f32, written */
+    const dw_tensor *d_bias;          /* [channels], f32, written */
+    const dw_tensor *d_initial_state; /* as initial_state, written; zeros for sequences that started from zeros */
+    const dw_lengths *cu_seqlens;     /* on the device, for plans of dw_conv_device; else NULL */
+    void *workspace;                  /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    int32_t x_layout;       /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE: of x and d_x */
+    int32_t initial_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+    int32_t d_final_layout;
+    int32_t d_initial_layout;
+} dw_conv_backward_tensors;
+
+/* Plan of the gradients of a convolution, for the same batches. */
+typedef struct dw_conv_backward dw_conv_backward;
+
+/* Makes the plan. The convolution's plan may be destroyed before it. */
+int dw_conv_backward_create(const dw_conv *plan, dw_conv_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_conv_backward_destroy(dw_conv_backward *backward);
+int dw_conv_backward_workspace_bytes(const dw_conv_backward *backward, size_t *bytes);
+/* Enqueues one kernel, and with d_weight or d_bias another one. */
+int dw_conv_backward_launch(const dw_conv_backward *backward, void *stream, const dw_conv_backward_tensors *tensors);
 
 /* ---- decode: the same small number of tokens of every sequence, on a pool of states: one kernel ----
  *
@@ -618,6 +689,29 @@ typedef struct dw_norm_tensors {
 } dw_norm_tensors;
 
 int dw_norm_launch(const dw_context *context, void *stream, const dw_norm_tensors *tensors);
+
+/* Gradients of a gated norm: its inputs, the gradient of y, and the gradients to compute; NULL: not computed. x is what
+ * the norm read, so a norm in place has no gradients. Launches with d_weight enqueue two kernels, others one. No output
+ * may overlap another argument. */
+typedef struct dw_norm_backward_tensors {
+    size_t size;
+    const dw_tensor *x;        /* [T, HV, V], as in dw_norm_tensors */
+    const dw_tensor *z;        /* [T, blocks, heads * V] */
+    const dw_tensor *weight;   /* [V], any dtype; NULL: 1 */
+    const dw_tensor *d_y;      /* [T, HV, V], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_x;      /* [T, HV, V], dtype of x, written */
+    const dw_tensor *d_z;      /* [T, blocks, heads * V], dtype of x, with blocks of its own, written */
+    const dw_tensor *d_weight; /* [V], f32, written */
+    void *workspace;           /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    float eps;    /* as in the forward */
+    int32_t gate; /* DW_GATE_* */
+} dw_norm_backward_tensors;
+
+/* Bytes of workspace of a launch over these numbers of tokens, value heads and numbers per row. */
+int dw_norm_backward_workspace_bytes(const dw_context *context, int64_t tokens, int64_t value_heads, int64_t value_dim,
+                                     size_t *bytes);
+int dw_norm_backward_launch(const dw_context *context, void *stream, const dw_norm_backward_tensors *tensors);
 
 /* ---- layer: everything between the input projections and the output projection, in place on pools of states ----
  *

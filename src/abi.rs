@@ -875,6 +875,129 @@ impl Default for dwk_gate_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_gate_backward_args {
+    pub gate: dwk_gate_args,
+    pub d_a: *mut ::core::ffi::c_void,
+    pub d_b: *mut ::core::ffi::c_void,
+    pub partials: *mut f32,
+    pub d_a_strides: dwk_token_strides,
+    pub d_b_strides: dwk_token_strides,
+    pub d_a_block: i64,
+    pub d_b_block: i64,
+    pub d_a_type: i32,
+    pub d_b_type: i32,
+    pub rows: i32,
+    pub lanes_log2: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_gate_backward_args"][::core::mem::size_of::<dwk_gate_backward_args>() - 320usize];
+    ["Alignment of dwk_gate_backward_args"]
+        [::core::mem::align_of::<dwk_gate_backward_args>() - 8usize];
+    ["Offset of field: dwk_gate_backward_args::gate"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, gate) - 0usize];
+    ["Offset of field: dwk_gate_backward_args::d_a"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a) - 216usize];
+    ["Offset of field: dwk_gate_backward_args::d_b"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b) - 224usize];
+    ["Offset of field: dwk_gate_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, partials) - 232usize];
+    ["Offset of field: dwk_gate_backward_args::d_a_strides"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a_strides) - 240usize];
+    ["Offset of field: dwk_gate_backward_args::d_b_strides"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b_strides) - 264usize];
+    ["Offset of field: dwk_gate_backward_args::d_a_block"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a_block) - 288usize];
+    ["Offset of field: dwk_gate_backward_args::d_b_block"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b_block) - 296usize];
+    ["Offset of field: dwk_gate_backward_args::d_a_type"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a_type) - 304usize];
+    ["Offset of field: dwk_gate_backward_args::d_b_type"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b_type) - 308usize];
+    ["Offset of field: dwk_gate_backward_args::rows"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, rows) - 312usize];
+    ["Offset of field: dwk_gate_backward_args::lanes_log2"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, lanes_log2) - 316usize];
+};
+impl Default for dwk_gate_backward_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_gradient_sums_part {
+    pub out: *mut f32,
+    pub outer_stride: i64,
+    pub inner_stride: i64,
+    pub columns: i32,
+    pub inner: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_gradient_sums_part"][::core::mem::size_of::<dwk_gradient_sums_part>() - 32usize];
+    ["Alignment of dwk_gradient_sums_part"]
+        [::core::mem::align_of::<dwk_gradient_sums_part>() - 8usize];
+    ["Offset of field: dwk_gradient_sums_part::out"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, out) - 0usize];
+    ["Offset of field: dwk_gradient_sums_part::outer_stride"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, outer_stride) - 8usize];
+    ["Offset of field: dwk_gradient_sums_part::inner_stride"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, inner_stride) - 16usize];
+    ["Offset of field: dwk_gradient_sums_part::columns"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, columns) - 24usize];
+    ["Offset of field: dwk_gradient_sums_part::inner"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, inner) - 28usize];
+};
+impl Default for dwk_gradient_sums_part {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_gradient_sums_args {
+    pub partials: *const f32,
+    pub first: dwk_gradient_sums_part,
+    pub second: dwk_gradient_sums_part,
+    pub records: i32,
+    pub columns: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_gradient_sums_args"][::core::mem::size_of::<dwk_gradient_sums_args>() - 80usize];
+    ["Alignment of dwk_gradient_sums_args"]
+        [::core::mem::align_of::<dwk_gradient_sums_args>() - 8usize];
+    ["Offset of field: dwk_gradient_sums_args::partials"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, partials) - 0usize];
+    ["Offset of field: dwk_gradient_sums_args::first"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, first) - 8usize];
+    ["Offset of field: dwk_gradient_sums_args::second"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, second) - 40usize];
+    ["Offset of field: dwk_gradient_sums_args::records"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, records) - 72usize];
+    ["Offset of field: dwk_gradient_sums_args::columns"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, columns) - 76usize];
+};
+impl Default for dwk_gradient_sums_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_conv_part {
     pub x: *const ::core::ffi::c_void,
     pub out: *mut ::core::ffi::c_void,
@@ -1061,6 +1184,104 @@ impl Default for dwk_conv_draft_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_conv_backward_part {
+    pub d_x: *mut ::core::ffi::c_void,
+    pub token: i64,
+    pub block_stride: i64,
+    pub block: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_conv_backward_part"][::core::mem::size_of::<dwk_conv_backward_part>() - 32usize];
+    ["Alignment of dwk_conv_backward_part"]
+        [::core::mem::align_of::<dwk_conv_backward_part>() - 8usize];
+    ["Offset of field: dwk_conv_backward_part::d_x"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, d_x) - 0usize];
+    ["Offset of field: dwk_conv_backward_part::token"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, token) - 8usize];
+    ["Offset of field: dwk_conv_backward_part::block_stride"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, block_stride) - 16usize];
+    ["Offset of field: dwk_conv_backward_part::block"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, block) - 24usize];
+    ["Offset of field: dwk_conv_backward_part::pad0"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, pad0) - 28usize];
+};
+impl Default for dwk_conv_backward_part {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_conv_backward_args {
+    pub conv: dwk_conv_args,
+    pub q: dwk_conv_backward_part,
+    pub k: dwk_conv_backward_part,
+    pub v: dwk_conv_backward_part,
+    pub d_final: *const ::core::ffi::c_void,
+    pub d_initial: *mut ::core::ffi::c_void,
+    pub partials: *mut f32,
+    pub d_final_slot: i64,
+    pub d_final_channel: i64,
+    pub d_final_column: i64,
+    pub d_initial_slot: i64,
+    pub d_initial_channel: i64,
+    pub d_initial_column: i64,
+    pub blocks: i32,
+    pub walkers: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_conv_backward_args"][::core::mem::size_of::<dwk_conv_backward_args>() - 736usize];
+    ["Alignment of dwk_conv_backward_args"]
+        [::core::mem::align_of::<dwk_conv_backward_args>() - 8usize];
+    ["Offset of field: dwk_conv_backward_args::conv"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, conv) - 0usize];
+    ["Offset of field: dwk_conv_backward_args::q"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, q) - 560usize];
+    ["Offset of field: dwk_conv_backward_args::k"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, k) - 592usize];
+    ["Offset of field: dwk_conv_backward_args::v"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, v) - 624usize];
+    ["Offset of field: dwk_conv_backward_args::d_final"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final) - 656usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial) - 664usize];
+    ["Offset of field: dwk_conv_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, partials) - 672usize];
+    ["Offset of field: dwk_conv_backward_args::d_final_slot"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final_slot) - 680usize];
+    ["Offset of field: dwk_conv_backward_args::d_final_channel"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final_channel) - 688usize];
+    ["Offset of field: dwk_conv_backward_args::d_final_column"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final_column) - 696usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial_slot"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial_slot) - 704usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial_channel"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial_channel) - 712usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial_column"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial_column) - 720usize];
+    ["Offset of field: dwk_conv_backward_args::blocks"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, blocks) - 728usize];
+    ["Offset of field: dwk_conv_backward_args::walkers"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, walkers) - 732usize];
+};
+impl Default for dwk_conv_backward_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_norm_args {
     pub x: *const ::core::ffi::c_void,
     pub z: *const ::core::ffi::c_void,
@@ -1121,6 +1342,61 @@ const _: () = {
         [::core::mem::offset_of!(dwk_norm_args, pad0) - 140usize];
 };
 impl Default for dwk_norm_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_norm_backward_args {
+    pub norm: dwk_norm_args,
+    pub d_x: *mut ::core::ffi::c_void,
+    pub d_z: *mut ::core::ffi::c_void,
+    pub partials: *mut f32,
+    pub cu_seqlens: *const ::core::ffi::c_void,
+    pub d_x_strides: dwk_token_strides,
+    pub d_z_token: i64,
+    pub d_z_block: i64,
+    pub d_z_heads: i32,
+    pub last: i32,
+    pub wide: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_norm_backward_args"][::core::mem::size_of::<dwk_norm_backward_args>() - 232usize];
+    ["Alignment of dwk_norm_backward_args"]
+        [::core::mem::align_of::<dwk_norm_backward_args>() - 8usize];
+    ["Offset of field: dwk_norm_backward_args::norm"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, norm) - 0usize];
+    ["Offset of field: dwk_norm_backward_args::d_x"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_x) - 144usize];
+    ["Offset of field: dwk_norm_backward_args::d_z"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z) - 152usize];
+    ["Offset of field: dwk_norm_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, partials) - 160usize];
+    ["Offset of field: dwk_norm_backward_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, cu_seqlens) - 168usize];
+    ["Offset of field: dwk_norm_backward_args::d_x_strides"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_x_strides) - 176usize];
+    ["Offset of field: dwk_norm_backward_args::d_z_token"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_token) - 200usize];
+    ["Offset of field: dwk_norm_backward_args::d_z_block"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_block) - 208usize];
+    ["Offset of field: dwk_norm_backward_args::d_z_heads"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_heads) - 216usize];
+    ["Offset of field: dwk_norm_backward_args::last"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, last) - 220usize];
+    ["Offset of field: dwk_norm_backward_args::wide"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, wide) - 224usize];
+    ["Offset of field: dwk_norm_backward_args::pad0"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, pad0) - 228usize];
+};
+impl Default for dwk_norm_backward_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

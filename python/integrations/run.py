@@ -167,6 +167,7 @@ def transformers() -> None:
 def fla() -> None:
     python = main_environment()
     run(python, HERE / "fla_cases.py")
+    run(python, HERE / "fla_gradients.py")
     run(python, HERE / "pages.py", "fla")
 
 

@@ -299,7 +299,11 @@ impl Target {
             | Role::Gate
             | Role::Norm
             | Role::DecodeNorm
+            | Role::NormBackward
+            | Role::GateBackward
+            | Role::GradientSums
             | Role::PrefillCollect => 256,
+            Role::ConvBackward => 128,
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardWalk(_) | Role::BackwardSums => self.wave_threads,
             Role::BackwardPrepare => 64,
