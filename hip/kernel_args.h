@@ -562,7 +562,8 @@ typedef struct dwk_decode_args {
 } dwk_decode_args;
 
 /* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. `write_slots` is [B, write_columns] if that is
- * not 0; `states` is then null. `slots` is [B, read_columns]. */
+ * not 0. They are then slots of `states`, [states_slots, HV, ...], or of `state` if that is null. `slots` is
+ * [B, read_columns]. */
 typedef struct dwk_decode_draft_args {
     dwk_decode_args decode;  /* without norm; `tokens`: most tokens of a sequence */
     const int32_t *accepted; /* [B]: column of `slots` that a sequence reads, plus 1, clamped; null: the first column */
@@ -572,7 +573,7 @@ typedef struct dwk_decode_draft_args {
     int32_t read_columns;    /* 1 without `accepted` */
     int32_t write_columns;   /* slots that a sequence writes, one after each token; 0: one, after its last token */
     int32_t null_slot;       /* a slot that is none, besides those out of range */
-    int32_t pad0;
+    int32_t states_slots;    /* slots of `states`, with write_columns */
 } dwk_decode_draft_args;
 
 /* commit: copies the state after each sequence's last accepted token to its slot, and the accepted tokens' columns to

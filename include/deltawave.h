@@ -618,7 +618,9 @@ typedef struct dw_decode_tensors {
     /* Speculative decoding without a commit, all on the device; NULL or 0: not wanted. The state after each draft goes
      * to a slot of its own, and the next step reads the slot of the last accepted one. read_slots and draft_slots may
      * be one table. */
-    const int32_t *draft_slots; /* [B, T]: slot of the state after each token; write_slots and states are then NULL */
+    /* [B, T]: slot of the state after each token; write_slots is then NULL. Slots of states if that is given, which is
+     * then [slots, HV, ...] of any number of slots, and the pool is not written. */
+    const int32_t *draft_slots;
     const int32_t *read_slots;  /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
     const int32_t *accepted;    /* [B], with read_slots: counts of the step before; those outside are clamped */
     /* [B + 1]: rows of each sequence, at most T. Tensors over tokens are then [rows, ...], of any number of rows. A

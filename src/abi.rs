@@ -1567,7 +1567,7 @@ pub struct dwk_decode_draft_args {
     pub read_columns: i32,
     pub write_columns: i32,
     pub null_slot: i32,
-    pub pad0: i32,
+    pub states_slots: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1590,8 +1590,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_decode_draft_args, write_columns) - 588usize];
     ["Offset of field: dwk_decode_draft_args::null_slot"]
         [::core::mem::offset_of!(dwk_decode_draft_args, null_slot) - 592usize];
-    ["Offset of field: dwk_decode_draft_args::pad0"]
-        [::core::mem::offset_of!(dwk_decode_draft_args, pad0) - 596usize];
+    ["Offset of field: dwk_decode_draft_args::states_slots"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, states_slots) - 596usize];
 };
 impl Default for dwk_decode_draft_args {
     fn default() -> Self {

@@ -1,5 +1,5 @@
-"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts`, `conv_drafts` and `layer_drafts`, or the
-functions here.
+"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts`, `verify_drafts`, `conv_drafts` and
+`layer_drafts`, or the functions here.
 
 The state after each draft goes to a slot of its own, and the next step reads the slot of the last accepted draft, so that
 nothing is copied when drafts are accepted. As for the ops of `deltawave.ops`, CPU tensors run on the simulator.
@@ -64,6 +64,45 @@ def _launch_decode(out, q, k, v, pool, draft_slots, read_slots, accepted, cu_seq
             null_slot=null_slot)
 
 
+def verify_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, states: Tensor, draft_slots: Tensor,
+                  slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, g: Optional[Tensor] = None,
+                  beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
+                  a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+                  has_initial_state: Optional[Tensor] = None, scale: Optional[float] = None, qk_l2norm: bool = False,
+                  head_map: str = "grouped", pool_layout: str = "key_major", null_slot: Optional[int] = None,
+                  out: Optional[Tensor] = None) -> Tensor:
+    """`decode_drafts` that leaves the pool as it is: stores the state after each draft to a slot of `states`.
+
+    states is `[slots, HV, K, V]` in the layout of the pool, f32 or bf16, of any number of slots, which draft_slots `[B, T]`
+    chooses. A slot that is none: the state is not stored. slots `[B]` i32 are those that are read, from the pool."""
+    inputs = (q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias, allow_neg_eigval,
+              has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+    if out is None:
+        return _verify_drafts(states, *inputs)
+    _verify_drafts_out(out, states, *inputs)
+    return out
+
+
+def _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot):
+    ops._rows(q, k, v)
+    batch, tokens = ops._of_rank("draft_slots", draft_slots, 2).shape
+    device = q.device
+    if cu_seqlens is not None:
+        ops._sequences_of(cu_seqlens)
+        if cu_seqlens.device != device:
+            raise ArgumentError(f"cu_seqlens: memory of {cu_seqlens.device}; it must be on {device}, the device of q")
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], ops._dtype_of("q", q), head_map, qk_l2norm,
+                      scale, tokens)
+    with ops._OfShapes(**ops._dims_of(k, v).sources, tokens=("draft_slots", draft_slots),
+                       batch=("draft_slots", draft_slots)):
+        plan = ops._decode_plan(device, spec, batch)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias, "pool": pool,
+              "draft_slots": draft_slots, "slots": slots, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+    _launch(plan, inputs, {"states": states, "o": out}, device, pool_layout=pool_layout, allow_neg_eigval=allow_neg_eigval,
+            null_slot=null_slot)
+
+
 def _launch(plan, inputs, written, device, **others):
     """Launches a plan. What it wrote to copies goes back to the caller's tensors."""
     reached = ops._all_reachable(written, device)
@@ -103,6 +142,39 @@ def _decode_drafts_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tenso
 
 
 @_decode_drafts_out.register_fake
+def _(out, *others):
+    return None
+
+
+@torch.library.custom_op("deltawave::verify_drafts", mutates_args=("states",))
+def _verify_drafts(states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
+                   slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
+                   a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                   allow_neg_eigval: bool, has_initial_state: Optional[Tensor], scale: Optional[float], qk_l2norm: bool,
+                   head_map: str, pool_layout: str, null_slot: Optional[int]) -> Tensor:
+    ops._rows(q, k, v)
+    out = ops.empty(tuple(v.shape), v.dtype, v.device)
+    _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+    return out
+
+
+@_verify_drafts.register_fake
+def _(states, q, k, v, *others):
+    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
+
+
+@torch.library.custom_op("deltawave::verify_drafts_out", mutates_args=("out", "states"))
+def _verify_drafts_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
+                       slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
+                       a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                       allow_neg_eigval: bool, has_initial_state: Optional[Tensor], scale: Optional[float],
+                       qk_l2norm: bool, head_map: str, pool_layout: str, null_slot: Optional[int]) -> None:
+    _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+
+
+@_verify_drafts_out.register_fake
 def _(out, *others):
     return None
 

@@ -534,10 +534,14 @@ class OnStandIn(unittest.TestCase):
         x, exact, pool, start, raw, (g, beta) = self.sglang_step(batch * steps)
         slots, _ = self.inside([2, 4, 0], "int32")
         lengths, _ = self.inside([0, 3, 6], "int32")
+        indices, _ = self.inside([0, 1, 2], "int32")
         for rows, room in ((4, steps), (4, steps + 1), (1, steps)):
             buffer, _ = self.inside(np.zeros((rows, room, HV, V, K)))
             given = {"ssm_states": pool, "cache_indices": slots, "query_start_loc": lengths,
-                     "intermediate_states_buffer": buffer, "intermediate_state_indices": slots, "cache_steps": steps}
+                     "intermediate_states_buffer": buffer, "intermediate_state_indices": indices, "cache_steps": steps}
+            kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, retrieve_parent_token=None)
+            kept = next(iter(kernel.verified.values()))
+            kernel.verified = {key: (*kept[:2], self.made.ops.on_device(kept[2])) for key, kept in kernel.verified.items()}
             with self.allocations() as counts:
                 o = kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, retrieve_parent_token=None)
             flat = (exact["q"], exact["k"], exact["v"], g, beta)
@@ -551,12 +555,45 @@ class OnStandIn(unittest.TestCase):
                 self.assertLess(reference.error(found[:count, t], after[:count]), 1e-5)
             self.assertTrue((found[batch:] == 0).all())
             self.assertTrue((self.array(pool).swapaxes(2, 3) == start).all())
-            if (rows, room) == (4, steps):
-                # o alone, which the op then copies into the simulator's memory and back.
-                self.assertEqual(counts, {"empty": 1, "Memory": 1, "copy_": 2})
-        for wrong in ({"retrieve_parent_token": slots}, {"stable_rows": True}):
-            with self.assertRaises(dw.Unsupported):
-                kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, **wrong)
+            self.assertEqual(counts, {"Memory": 1}, "o alone")
+        with self.assertRaises(dw.Unsupported):
+            kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, retrieve_parent_token=slots)
+
+    def test_target_verify_of_sglang_with_rows_and_lengths(self):
+        """Rows of the buffer that belong to requests, as with stable rows, and sequences of different lengths."""
+        kernel = self.sglang_kernel()
+        x, exact, pool, start, raw, (g, beta) = self.sglang_step(6)
+        slots, _ = self.inside([2, 4, 1], "int32")
+        indices, _ = self.inside([3, 0, 9], "int32")
+        lengths, _ = self.inside([0, 3, 5, 6], "int32")
+        buffer, _ = self.inside(np.zeros((4, 3, HV, V, K)))
+        for _ in range(2):
+            o = kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, ssm_states=pool, cache_indices=slots,
+                                     query_start_loc=lengths, intermediate_states_buffer=buffer,
+                                     intermediate_state_indices=indices, cache_steps=3, retrieve_parent_token=None,
+                                     stable_rows=True)
+        flat = (exact["q"], exact["k"], exact["v"], g, beta)
+        wanted, _ = reference.prefill(*flat, [0, 3, 5, 6], start[[2, 4, 1]], K ** -0.5)
+        self.close(o, wanted[None])
+        found = self.array(buffer).swapaxes(3, 4)
+        for n, (row, begin, end) in enumerate(((3, 0, 3), (0, 3, 5))):
+            for t in range(end - begin):
+                _, after = reference.prefill(*(part[begin:begin + t + 1] for part in flat), [0, t + 1],
+                                             start[[(2, 4)[n]]], K ** -0.5)
+                self.assertLess(reference.error(found[row, t], after[0]), 1e-5)
+        self.assertTrue((found[[1, 2]] == 0).all() and (found[0, 2] == 0).all())
+        self.assertTrue((self.array(pool).swapaxes(2, 3) == start).all())
+        # Indices that change in place have other slots.
+        indices.copy_(self.inside([1, 0, 9], "int32")[0])
+        if self.torch is not torch_stand_in:
+            kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, ssm_states=pool, cache_indices=slots,
+                                 query_start_loc=lengths, intermediate_states_buffer=buffer,
+                                 intermediate_state_indices=indices, cache_steps=3, retrieve_parent_token=None)
+            self.assertTrue((self.array(buffer)[1] == self.array(buffer)[3]).all())
+        with self.assertRaises(dw.ArgumentError) as caught:
+            self.made.sglang.target_verify(x["q"], x["k"], x["v"], raw["a"], raw["b"], raw["A_log"], raw["dt_bias"], pool,
+                                           slots, buffer, self.made.sglang.verify_slots(indices, 3, 3, 4, 3))
+        self.assertTrue(str(caught.exception).startswith("q: 6 tokens"))
 
     def test_the_plugin_of_sglang(self):
         registered, choices = [], ["triton"]

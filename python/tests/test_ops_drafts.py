@@ -52,6 +52,30 @@ class Drafts(unittest.TestCase):
             found = drafts.decode_drafts(**rows, **more, pool=again, draft_slots=table, accepted=accepted, null_slot=0)
             self.assertTrue(torch.equal(found, out) and torch.equal(again, after))
 
+    def test_states_go_to_slots_of_their_own(self):
+        x, pool, states = inputs(BATCH, TOKENS), uniform(-1, 1, 8, HV, K, V), torch.zeros(7, HV, K, V)
+        table = torch.tensor([[1, 5, 0], [3, 2, 7]], dtype=torch.int32)
+        slots, before = torch.tensor([5, 3], dtype=torch.int32), pool.clone()
+        wanted, after = ops.verify(**x, pool=pool, slots=slots)
+        found = drafts.verify_drafts(**x, pool=pool, states=states, draft_slots=table, slots=slots)
+        self.assertTrue(torch.equal(found, wanted) and torch.equal(pool, before))
+        for n in range(BATCH):
+            for t in range(TOKENS):
+                if table[n, t] < 7:
+                    self.assertTrue(torch.equal(states[table[n, t]], after[n, t]), (n, t))
+        self.assertTrue((states[[4, 6]] == 0).all())
+        out, lengths = torch.zeros(5, HV, V).bfloat16(), torch.tensor([0, 3, 5], dtype=torch.int32)
+        rows = {name: t.flatten(0, 1)[:5] for name, t in x.items()}
+        self.assertIs(drafts.verify_drafts(**rows, pool=pool, states=states, draft_slots=table, slots=slots,
+                                           cu_seqlens=lengths, out=out), out)
+        self.assertTrue(torch.equal(out, wanted.flatten(0, 1)[:5]))
+        q, k, v, g, beta = x.values()
+        rest = (q, k, v, pool, table, slots, None, g, beta, None, None, None, None, False, None, None, False, "grouped",
+                "key_major", None)
+        tests = ("test_schema", "test_faketensor")
+        opcheck(torch.ops.deltawave.verify_drafts.default, (states, *rest), test_utils=tests)
+        opcheck(torch.ops.deltawave.verify_drafts_out.default, (torch.empty_like(v), states, *rest), test_utils=tests)
+
     def test_conv_reads_from_the_accepted_column(self):
         x, weight = uniform(-1, 1, 5, CHANNELS).bfloat16(), uniform(-1, 1, CHANNELS, WIDTH).bfloat16()
         state = uniform(-1, 1, 4, CHANNELS, WIDTH - 2 + TOKENS).bfloat16()

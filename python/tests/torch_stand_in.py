@@ -63,8 +63,9 @@ class Tensor:
     def data_ptr(self):
         return self.values.ctypes.data
 
-    def stride(self):
-        return tuple(step // self.dtype.itemsize for step in self.values.strides)
+    def stride(self, at=None):
+        strides = tuple(step // self.dtype.itemsize for step in self.values.strides)
+        return strides if at is None else strides[at]
 
     def tolist(self):
         return self.values.tolist()
@@ -130,6 +131,19 @@ class Tensor:
         return self._compared(other, np.greater)
 
     __gt__, __eq__, __ne__ = gt, eq, ne
+
+    def __ge__(self, other):
+        return self._compared(other, np.greater_equal)
+
+    def __lt__(self, other):
+        return self._compared(other, np.less)
+
+    def __and__(self, other):
+        return self._of(self.values & other.values)
+
+    def __mul__(self, other):
+        return self._of(self.values * other)
+
     __hash__ = object.__hash__
 
     def __add__(self, other):
