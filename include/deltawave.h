@@ -32,7 +32,8 @@ enum {
     DW_ERROR_ARGUMENT = 1, /* an argument was refused */
     DW_ERROR_DEVICE = 2,   /* no runtime, no such device, or no kernels for it */
     DW_ERROR_RUNTIME = 3,  /* a call of the device's runtime failed */
-    DW_ERROR_INTERNAL = 4  /* a bug of this library */
+    DW_ERROR_INTERNAL = 4, /* a bug of this library */
+    DW_ERROR_RANKS = 5     /* ranks differ, a rank did not come in time, or the library of collectives failed */
 };
 
 /* Backend: the device that executes the kernels. */
@@ -313,7 +314,8 @@ int dw_prefill_backward_launch(const dw_prefill_backward *backward, void *stream
 enum {
     DW_RANKS_CONTIGUOUS = 0, /* the blocks of the packed sequences in runs of equal length, rank after rank */
     DW_RANKS_ZIGZAG = 1,     /* each sequence in 2 R pieces: rank r has pieces r and 2 R - 1 - r */
-    DW_RANKS_FRAGMENTS = 2   /* as `fragments` says */
+    DW_RANKS_FRAGMENTS = 2,  /* as `fragments` says */
+    DW_RANKS_PACKED = 3      /* whole sequences, the longest first, each on the rank with the fewest blocks so far */
 };
 
 typedef struct dw_fragment {
@@ -370,6 +372,55 @@ int dw_parallel_prefill_summarise_launch(const dw_parallel_prefill *plan, void *
  * NULL: the plan's. */
 int dw_parallel_prefill_finish_launch(const dw_parallel_prefill *plan, void *stream, const dw_prefill_tensors *tensors,
                                       const void *gathered, size_t gathered_bytes, const int32_t *order);
+
+/* Layout and spec of a rank's plan, as bytes. Gather them from all ranks once per plan, and compare them before the
+ * first launch: ranks with different plans would wait for each other, or read each other's bytes as something else. */
+enum { DW_AGREEMENT_BYTES = 128 };
+int dw_parallel_prefill_agreement(const dw_parallel_prefill *plan, void *bytes);
+/* `all`: DW_AGREEMENT_BYTES of each rank, rank by rank. DW_ERROR_RANKS if they differ: the text names what differs. */
+int dw_parallel_prefill_check_agreement(const dw_parallel_prefill *plan, const void *all, size_t bytes);
+
+/* Exchange of a convolution's tails, the last width - 1 rows of each fragment that another fragment follows. Each rank
+ * sends *slots tails; 0: nobody sends. For fragment n, sent[n] is the place of its tail among them, and before[n] is
+ * the slot, in the tails of all ranks, of the rows before it; -1: none. `count`: the plan's fragments. */
+int dw_parallel_prefill_tails(const dw_parallel_prefill *plan, int64_t *slots, int32_t *sent, int32_t *before,
+                              int64_t count);
+
+/* ---- ranks that exchange through RCCL or NCCL, which is opened at run time ----
+ *
+ * An engine with a communicator of its own needs nothing of this. No call waits longer than the timeout: where another
+ * rank died, or never made the same call, the communicator is aborted, the call returns DW_ERROR_RANKS, and the text
+ * names the function of the library of collectives. Later calls return DW_ERROR_RANKS at once. */
+
+enum { DW_UNIQUE_ID_BYTES = 128 };
+
+/* A rank among ranks, each with a device of its own. */
+typedef struct dw_communicator dw_communicator;
+
+/* Writes DW_UNIQUE_ID_BYTES to `id`. One rank makes an id and hands it to the others. `library`: name or path of the
+ * library of collectives; NULL: the one that DELTAWAVE_CCL_LIBRARY names, or RCCL, or NCCL. It is never unloaded. */
+int dw_communicator_unique_id(const dw_context *context, const char *library, void *id);
+/* Joins the ranks with the same id. Every rank calls it; it returns once all have. */
+int dw_communicator_create(const dw_context *context, const char *library, const void *id, int32_t rank, int32_t ranks,
+                           int64_t timeout_ms, dw_communicator **communicator);
+/* Lets issued work end, at most for the timeout. */
+void dw_communicator_destroy(dw_communicator *communicator);
+/* Compares the layouts and specs of all ranks' plans, and waits for the result. All ranks call it, once per plan,
+ * before the first prefill. It allocates. DW_ERROR_RANKS if they differ: the text names what differs. */
+int dw_communicator_agree(const dw_communicator *communicator, const dw_parallel_prefill *plan);
+/* All steps: the first stage, the all-gather (unless summary_bytes of the plan is 0), the second stage. Enqueues them,
+ * and returns. `summary` and `gathered`: device memory of summary_bytes and gathered_bytes of the plan, aligned to 256.
+ */
+int dw_communicator_prefill(const dw_communicator *communicator, const dw_parallel_prefill *plan, void *stream,
+                            const dw_prefill_tensors *tensors, void *summary, size_t summary_bytes, void *gathered,
+                            size_t gathered_bytes);
+/* Enqueues an all-gather: `bytes` bytes of each rank go to `receive`, rank by rank, on every rank. Device memory,
+ * aligned to 256 bytes. */
+int dw_communicator_all_gather(const dw_communicator *communicator, void *stream, const void *send, void *receive,
+                               size_t bytes);
+/* Waits until all work of the stream is done, at most for the timeout. dw_synchronize has no limit, and hangs if
+ * another rank dies. */
+int dw_communicator_synchronize(const dw_communicator *communicator, void *stream);
 
 /* ---- gates as an operation of their own ---- */
 

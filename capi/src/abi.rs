@@ -12,6 +12,7 @@ pub const DW_ERROR_ARGUMENT: _bindgen_ty_1 = 1;
 pub const DW_ERROR_DEVICE: _bindgen_ty_1 = 2;
 pub const DW_ERROR_RUNTIME: _bindgen_ty_1 = 3;
 pub const DW_ERROR_INTERNAL: _bindgen_ty_1 = 4;
+pub const DW_ERROR_RANKS: _bindgen_ty_1 = 5;
 pub type _bindgen_ty_1 = ::core::ffi::c_uint;
 pub const DW_BACKEND_AUTO: _bindgen_ty_2 = 0;
 pub const DW_BACKEND_HIP: _bindgen_ty_2 = 1;
@@ -569,6 +570,7 @@ unsafe extern "C" {
 pub const DW_RANKS_CONTIGUOUS: _bindgen_ty_8 = 0;
 pub const DW_RANKS_ZIGZAG: _bindgen_ty_8 = 1;
 pub const DW_RANKS_FRAGMENTS: _bindgen_ty_8 = 2;
+pub const DW_RANKS_PACKED: _bindgen_ty_8 = 3;
 pub type _bindgen_ty_8 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -664,6 +666,11 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_parallel_prefill {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_communicator {
     _unused: [u8; 0],
 }
 unsafe extern "C" {

@@ -9,6 +9,7 @@
 #[doc(hidden)]
 pub mod abi;
 mod backward;
+mod communicator;
 mod context;
 mod conv;
 mod conv_backward;
@@ -25,6 +26,7 @@ mod states;
 mod status;
 
 pub use backward::*;
+pub use communicator::*;
 pub use context::*;
 pub use conv::*;
 pub use conv_backward::*;

@@ -1,6 +1,6 @@
-/* A library of collectives for ranks whose memory is the host's: threads of one process, or processes of one host. Like RCCL
- * and NCCL without blocking: calls return 'in progress', and are complete when all ranks have made them. Ranks meet in a
- * file that the id names. */
+/* A library of collectives for ranks whose memory is the host's: threads of one process, or processes of one host. Like
+ * RCCL and NCCL without blocking: calls return 'in progress', and are complete when all ranks have made them. Ranks
+ * meet in a file that the id names. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -61,7 +61,8 @@ int ncclGetUniqueId(Id *id) {
     return failed ? SYSTEM_ERROR : SUCCESS;
 }
 
-/* Ends this process if FAKE_COLLECTIVES_DIES is RANK:CALL of this rank and call: 0 for the start, n for all-gather n. */
+/* Ends this process if FAKE_COLLECTIVES_DIES is RANK:CALL of this rank and call: 0 for the start, n for all-gather n.
+ */
 static void die_at(int rank, int call) {
     const char *when = getenv("FAKE_COLLECTIVES_DIES");
     int of_rank, at;
@@ -130,9 +131,9 @@ int ncclCommGetAsyncError(Comm *comm, int *error) {
         *error = progress(comm);
         return SUCCESS;
     }
-    *error = atomic_load(&world->dead)                     ? REMOTE_ERROR
+    *error = atomic_load(&world->dead)                    ? REMOTE_ERROR
              : atomic_load(&world->arrived) < comm->ranks ? IN_PROGRESS
-                                                           : SUCCESS;
+                                                          : SUCCESS;
     return SUCCESS;
 }
 

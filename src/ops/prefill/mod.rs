@@ -34,7 +34,7 @@ pub(crate) use lower::LaunchArguments;
 use lower::{Kernels, Tables};
 pub use parallel::ParallelPrefill;
 use plan::Counts;
-pub use ranks::{AGREEMENT_BYTES, Fragment, RankLayout};
+pub use ranks::{AGREEMENT_BYTES, Fragment, RankLayout, Tail};
 use shape::Shape;
 pub use snapshots::{Snapshot, Snapshots};
 use states::PlanSlots;

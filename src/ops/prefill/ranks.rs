@@ -18,6 +18,15 @@ pub struct Fragment {
     pub tokens: usize,
 }
 
+/// A fragment's part in the exchange of a convolution's tails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tail {
+    /// Place of its last rows among the tails that its rank sends; none if its sequence ends with it.
+    pub sent: Option<usize>,
+    /// Slot, among the tails of all ranks, of the rows before it; none if its sequence begins with it.
+    pub before: Option<usize>,
+}
+
 /// Sequences over ranks. All ranks make the same layout, from the lengths of all sequences.
 ///
 /// Each sequence is cut into *blocks* of the same number of tokens; its last block may be shorter. A rank sends a summary of
@@ -225,6 +234,40 @@ impl RankLayout {
     /// that either all take part in a collective, or none.
     pub fn rank_slots(&self) -> usize {
         self.rank_slots
+    }
+
+    /// Tails that each rank sends for a convolution: the most fragments that another follows that any rank has. 0: no rank
+    /// sends or waits for anything.
+    pub fn tail_slots(&self) -> usize {
+        let counts = self.ranks.iter().map(|of_rank| {
+            let followed = of_rank.iter().filter(|f| self.is_followed(f));
+            followed.count()
+        });
+        counts.max().unwrap_or(0)
+    }
+
+    /// Exchange of a convolution's tails, for each fragment of a rank. A tail is the last `width - 1` rows of a fragment that
+    /// another follows, which has at least a block of rows. Tails of all ranks are gathered rank by rank, with
+    /// [`RankLayout::tail_slots`] of each.
+    pub fn tails(&self, rank: usize) -> Vec<Tail> {
+        let slots = self.tail_slots();
+        let mut at = std::collections::HashMap::new();
+        for (rank, of_rank) in self.ranks.iter().enumerate() {
+            let followed = of_rank.iter().filter(|f| self.is_followed(f));
+            for (i, f) in followed.enumerate() {
+                at.insert((f.sequence, f.begin + f.tokens), rank * slots + i);
+            }
+        }
+        let fragments = self.fragments(rank).iter();
+        let tail = |f: &Fragment| Tail {
+            sent: (at.get(&(f.sequence, f.begin + f.tokens))).map(|slot| slot - rank * slots),
+            before: at.get(&(f.sequence, f.begin)).copied(),
+        };
+        fragments.map(tail).collect()
+    }
+
+    fn is_followed(&self, f: &Fragment) -> bool {
+        f.begin + f.tokens < self.lengths[f.sequence]
     }
 
     /// Chunks of a block.
