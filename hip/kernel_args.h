@@ -101,6 +101,24 @@ typedef struct dwk_prefill_plan {
     int32_t pad0;
 } dwk_prefill_plan;
 
+/* Choice between prefill_fused and prefill_prepare with prefill_scan by the lengths. Times are modelled, in
+ * nanoseconds. The kernels of the path that is not chosen find no work in their lists. */
+typedef struct dwk_prefill_choice {
+    dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list, plan.items is prefill_fused's; null: no
+                                      choice */
+    int32_t *prepare_lengths;      /* [sequences + 1]: cu_seqlens for prefill_prepare */
+    int32_t compute_units;
+    int32_t fused_workgroups; /* of a sequence */
+    int32_t fused_chunk;
+    int32_t fused_start; /* of a workgroup */
+    int32_t scan_workgroups;
+    int32_t scan_chunk;
+    int32_t scan_start;
+    int32_t prepare_start;
+    int32_t prepare_chunk; /* of all heads, on one compute unit */
+    int32_t pad0;
+} dwk_prefill_choice;
+
 /* prefill_lengths: makes cu_seqlens safe, so that no entry leads out of bounds, and lists of segments. */
 typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
@@ -112,6 +130,7 @@ typedef struct dwk_prefill_lengths_args {
     int32_t wide;          /* 1: cu_seqlens is i64 */
     int32_t decodes;       /* the first `decodes` sequences must have one row each; at most tokens and sequences */
     dwk_prefill_plan plan; /* of the sequences after the decodes */
+    dwk_prefill_choice choice;
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */

@@ -166,6 +166,60 @@ impl Default for dwk_prefill_plan {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_choice {
+    pub split_items: *mut dwk_prefill_item,
+    pub prepare_lengths: *mut i32,
+    pub compute_units: i32,
+    pub fused_workgroups: i32,
+    pub fused_chunk: i32,
+    pub fused_start: i32,
+    pub scan_workgroups: i32,
+    pub scan_chunk: i32,
+    pub scan_start: i32,
+    pub prepare_start: i32,
+    pub prepare_chunk: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_choice"][::core::mem::size_of::<dwk_prefill_choice>() - 56usize];
+    ["Alignment of dwk_prefill_choice"][::core::mem::align_of::<dwk_prefill_choice>() - 8usize];
+    ["Offset of field: dwk_prefill_choice::split_items"]
+        [::core::mem::offset_of!(dwk_prefill_choice, split_items) - 0usize];
+    ["Offset of field: dwk_prefill_choice::prepare_lengths"]
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_lengths) - 8usize];
+    ["Offset of field: dwk_prefill_choice::compute_units"]
+        [::core::mem::offset_of!(dwk_prefill_choice, compute_units) - 16usize];
+    ["Offset of field: dwk_prefill_choice::fused_workgroups"]
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_workgroups) - 20usize];
+    ["Offset of field: dwk_prefill_choice::fused_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_chunk) - 24usize];
+    ["Offset of field: dwk_prefill_choice::fused_start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_start) - 28usize];
+    ["Offset of field: dwk_prefill_choice::scan_workgroups"]
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_workgroups) - 32usize];
+    ["Offset of field: dwk_prefill_choice::scan_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_chunk) - 36usize];
+    ["Offset of field: dwk_prefill_choice::scan_start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_start) - 40usize];
+    ["Offset of field: dwk_prefill_choice::prepare_start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_start) - 44usize];
+    ["Offset of field: dwk_prefill_choice::prepare_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_chunk) - 48usize];
+    ["Offset of field: dwk_prefill_choice::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_choice, pad0) - 52usize];
+};
+impl Default for dwk_prefill_choice {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_lengths_args {
     pub cu_seqlens: *const ::core::ffi::c_void,
     pub checked: *mut i32,
@@ -176,11 +230,12 @@ pub struct dwk_prefill_lengths_args {
     pub wide: i32,
     pub decodes: i32,
     pub plan: dwk_prefill_plan,
+    pub choice: dwk_prefill_choice,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 112usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 168usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -201,6 +256,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_lengths_args, decodes) - 44usize];
     ["Offset of field: dwk_prefill_lengths_args::plan"]
         [::core::mem::offset_of!(dwk_prefill_lengths_args, plan) - 48usize];
+    ["Offset of field: dwk_prefill_lengths_args::choice"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, choice) - 112usize];
 };
 impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
