@@ -668,11 +668,6 @@ const _: () = {
 pub struct dw_parallel_prefill {
     _unused: [u8; 0],
 }
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct dw_communicator {
-    _unused: [u8; 0],
-}
 unsafe extern "C" {
     pub fn dw_parallel_prefill_create(
         context: *const dw_context,
@@ -725,6 +720,91 @@ unsafe extern "C" {
         gathered: *const ::core::ffi::c_void,
         gathered_bytes: usize,
         order: *const i32,
+    ) -> ::core::ffi::c_int;
+}
+pub const DW_AGREEMENT_BYTES: _bindgen_ty_9 = 128;
+pub type _bindgen_ty_9 = ::core::ffi::c_uint;
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_agreement(
+        plan: *const dw_parallel_prefill,
+        bytes: *mut ::core::ffi::c_void,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_check_agreement(
+        plan: *const dw_parallel_prefill,
+        all: *const ::core::ffi::c_void,
+        bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_tails(
+        plan: *const dw_parallel_prefill,
+        slots: *mut i64,
+        sent: *mut i32,
+        before: *mut i32,
+        count: i64,
+    ) -> ::core::ffi::c_int;
+}
+pub const DW_UNIQUE_ID_BYTES: _bindgen_ty_10 = 128;
+pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_communicator {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_communicator_unique_id(
+        context: *const dw_context,
+        library: *const ::core::ffi::c_char,
+        id: *mut ::core::ffi::c_void,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_create(
+        context: *const dw_context,
+        library: *const ::core::ffi::c_char,
+        id: *const ::core::ffi::c_void,
+        rank: i32,
+        ranks: i32,
+        timeout_ms: i64,
+        communicator: *mut *mut dw_communicator,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_destroy(communicator: *mut dw_communicator);
+}
+unsafe extern "C" {
+    pub fn dw_communicator_agree(
+        communicator: *const dw_communicator,
+        plan: *const dw_parallel_prefill,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_prefill(
+        communicator: *const dw_communicator,
+        plan: *const dw_parallel_prefill,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_tensors,
+        summary: *mut ::core::ffi::c_void,
+        summary_bytes: usize,
+        gathered: *mut ::core::ffi::c_void,
+        gathered_bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_all_gather(
+        communicator: *const dw_communicator,
+        stream: *mut ::core::ffi::c_void,
+        send: *const ::core::ffi::c_void,
+        receive: *mut ::core::ffi::c_void,
+        bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_synchronize(
+        communicator: *const dw_communicator,
+        stream: *mut ::core::ffi::c_void,
     ) -> ::core::ffi::c_int;
 }
 #[repr(C)]
@@ -856,16 +936,16 @@ unsafe extern "C" {
         tensors: *const dw_gate_backward_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_CONV_FLAT: _bindgen_ty_9 = 0;
-pub const DW_CONV_INTERLEAVED: _bindgen_ty_9 = 1;
-pub const DW_CONV_SEPARATE: _bindgen_ty_9 = 2;
-pub type _bindgen_ty_9 = ::core::ffi::c_uint;
-pub const DW_ACTIVATION_SILU: _bindgen_ty_10 = 0;
-pub const DW_ACTIVATION_NONE: _bindgen_ty_10 = 1;
-pub type _bindgen_ty_10 = ::core::ffi::c_uint;
-pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_11 = 0;
-pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_11 = 1;
+pub const DW_CONV_FLAT: _bindgen_ty_11 = 0;
+pub const DW_CONV_INTERLEAVED: _bindgen_ty_11 = 1;
+pub const DW_CONV_SEPARATE: _bindgen_ty_11 = 2;
 pub type _bindgen_ty_11 = ::core::ffi::c_uint;
+pub const DW_ACTIVATION_SILU: _bindgen_ty_12 = 0;
+pub const DW_ACTIVATION_NONE: _bindgen_ty_12 = 1;
+pub type _bindgen_ty_12 = ::core::ffi::c_uint;
+pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_13 = 0;
+pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_13 = 1;
+pub type _bindgen_ty_13 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_conv_spec {
@@ -1164,9 +1244,9 @@ unsafe extern "C" {
         tensors: *const dw_conv_backward_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_DRAFT_CHAIN: _bindgen_ty_12 = 0;
-pub const DW_DRAFT_TREE: _bindgen_ty_12 = 1;
-pub type _bindgen_ty_12 = ::core::ffi::c_uint;
+pub const DW_DRAFT_CHAIN: _bindgen_ty_14 = 0;
+pub const DW_DRAFT_TREE: _bindgen_ty_14 = 1;
+pub type _bindgen_ty_14 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_decode_spec {
@@ -1398,9 +1478,9 @@ unsafe extern "C" {
         tensors: *const dw_commit_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_GATE_SILU: _bindgen_ty_13 = 0;
-pub const DW_GATE_SIGMOID: _bindgen_ty_13 = 1;
-pub type _bindgen_ty_13 = ::core::ffi::c_uint;
+pub const DW_GATE_SILU: _bindgen_ty_15 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_15 = 1;
+pub type _bindgen_ty_15 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_norm_tensors {

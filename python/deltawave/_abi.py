@@ -18,6 +18,7 @@ DW_ERROR_ARGUMENT = 1
 DW_ERROR_DEVICE = 2
 DW_ERROR_RUNTIME = 3
 DW_ERROR_INTERNAL = 4
+DW_ERROR_RANKS = 5
 DW_BACKEND_AUTO = 0
 DW_BACKEND_HIP = 1
 DW_BACKEND_SIMULATOR = 2
@@ -40,6 +41,9 @@ DW_PATH_SHORT = 3
 DW_RANKS_CONTIGUOUS = 0
 DW_RANKS_ZIGZAG = 1
 DW_RANKS_FRAGMENTS = 2
+DW_RANKS_PACKED = 3
+DW_AGREEMENT_BYTES = 128
+DW_UNIQUE_ID_BYTES = 128
 DW_CONV_FLAT = 0
 DW_CONV_INTERLEAVED = 1
 DW_CONV_SEPARATE = 2
@@ -554,6 +558,16 @@ FUNCTIONS = {
     "dw_parallel_prefill_set_snapshots": (c_int, [c_void_p, POINTER(dw_snapshot), c_int64]),
     "dw_parallel_prefill_summarise_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors), c_void_p, c_size_t]),
     "dw_parallel_prefill_finish_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_tensors), c_void_p, c_size_t, c_void_p]),
+    "dw_parallel_prefill_agreement": (c_int, [c_void_p, c_void_p]),
+    "dw_parallel_prefill_check_agreement": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "dw_parallel_prefill_tails": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "dw_communicator_unique_id": (c_int, [c_void_p, c_void_p, c_void_p]),
+    "dw_communicator_create": (c_int, [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int64, POINTER(c_void_p)]),
+    "dw_communicator_destroy": (None, [c_void_p]),
+    "dw_communicator_agree": (c_int, [c_void_p, c_void_p]),
+    "dw_communicator_prefill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(dw_prefill_tensors), c_void_p, c_size_t, c_void_p, c_size_t]),
+    "dw_communicator_all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t]),
+    "dw_communicator_synchronize": (c_int, [c_void_p, c_void_p]),
     "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),
     "dw_gate_backward_workspace_bytes": (c_int, [c_void_p, c_int64, c_int64, POINTER(c_size_t)]),
     "dw_gate_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_backward_tensors)]),
