@@ -672,8 +672,8 @@ typedef struct dw_decode_tensors {
     /* [B, T]: slot of the state after each token; write_slots is then NULL. Slots of states if that is given, which is
      * then [slots, HV, ...] of any number of slots, and the pool is not written. */
     const int32_t *draft_slots;
-    const int32_t *read_slots;  /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
-    const int32_t *accepted;    /* [B], with read_slots: counts of the step before; those outside are clamped */
+    const int32_t *read_slots; /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
+    const int32_t *accepted;   /* [B], with read_slots: counts of the step before; those outside are clamped */
     /* [B + 1]: rows of each sequence, at most T. Tensors over tokens are then [rows, ...], of any number of rows. A
      * sequence without rows reads and writes nothing. Entries that decrease or exceed the rows never lead out of
      * bounds. The outputs of the sequences beside such an entry are not specified. Rows of no sequence stay as they
