@@ -49,14 +49,10 @@ KERNEL(plan::waves *arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_
         arch::workgroup_sync();
         const int32_t *cu_seqlens = x.rest ? x.rest : x.checked;
         const int sequences = x.sequences - x.decodes;
-        if (plan::chooses_path) {
-            dwk_prefill_plan chosen = x.plan;
-            if (x.choice.split_items) {
-                chosen.items = plan::chosen_items(x.plan, x.choice, cu_seqlens, sequences, x.tokens - x.decodes);
-            }
-            plan::make_lists(chosen, cu_seqlens, sequences);
-        } else {
-            plan::make_lists(x.plan, cu_seqlens, sequences);
+        dwk_prefill_plan chosen = x.plan;
+        if (x.choice.split_items) {
+            chosen.items = plan::chosen_items(x.plan, x.choice, cu_seqlens, sequences, x.tokens - x.decodes);
         }
+        plan::make_lists(chosen, cu_seqlens, sequences);
     }
 }

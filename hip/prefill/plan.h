@@ -15,13 +15,6 @@ namespace plan {
 
 using prefill::chunk;
 
-// Whether plans let the device choose between prefill_fused and prefill_scan.
-#if defined(__NVPTX__)
-constexpr bool chooses_path = false;
-#else
-constexpr bool chooses_path = true;
-#endif
-
 constexpr int waves = 16;
 constexpr int candidates = waves; // one for each wave; the first cuts nothing
 constexpr int first_share = 4, shares = 8;

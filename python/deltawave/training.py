@@ -66,7 +66,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         if dtype not in (torch.bfloat16, torch.float16):
             raise ArgumentError(f"dtype: {dtype}; it must be torch.bfloat16 or torch.float16")
         self.heads = (key_heads, value_heads, key_dim, value_dim)
-        self.options = {"eps": eps, "gate": gate, "allow_neg_eigval": allow_neg_eigval}
+        self.options: dict[str, Any] = {"eps": eps, "gate": gate, "allow_neg_eigval": allow_neg_eigval}
         self.dtype = dtype
         channels = 2 * key_heads * key_dim + value_heads * value_dim
         self.in_proj = nn.Linear(hidden, channels, bias=False)

@@ -31,12 +31,13 @@ class Chunk(unittest.TestCase):
     def uniform(self, *shape):
         return torch.rand(*shape, generator=self.random)
 
-    def inputs(self, dtype, raw_g=False, raw_beta=False, packed=False, state=torch.float32, v_first=False, dt_bias=True,
-               g=torch.float32):
+    def inputs(self, dtype, raw_g=False, raw_beta=False, packed=False, state="f32", v_first=False, dt_bias=True,
+               g=None):
+        state = torch.float32 if state == "f32" else state
         batch, tokens = (1, B * T) if packed else (B, T)
         x = {"q": self.normal(batch, tokens, H, K, dtype=dtype), "k": self.normal(batch, tokens, H, K, dtype=dtype),
              "v": self.normal(batch, tokens, HV, V, dtype=dtype)}
-        x["g"] = self.normal(batch, tokens, HV, dtype=dtype) if raw_g else (-self.uniform(batch, tokens, HV)).to(g)
+        x["g"] = self.normal(batch, tokens, HV, dtype=dtype) if raw_g else (-self.uniform(batch, tokens, HV)).to(g or torch.float32)
         x["beta"] = (self.normal(batch, tokens, HV) if raw_beta else self.uniform(batch, tokens, HV)).to(dtype)
         if raw_g:
             x["A_log"] = self.normal(HV) * 0.3

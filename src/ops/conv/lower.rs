@@ -407,7 +407,7 @@ impl Shape {
         out: &mut dwk_conv_args,
     ) -> Checked<()> {
         // Without slots, sequence n has slot n.
-        let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
+        let least_slots = if has_slots { 1 } else { self.sequences };
         // The kernel doubles columns, and adds tokens to them, in 32 bits.
         let most_columns = (i32::MAX as usize - self.tokens).min(1 << 30);
         let checked = state_strides(
