@@ -154,6 +154,9 @@ class Example(unittest.TestCase):
         o = train.exact_rule(q, k, v, g, beta)
         wanted, _ = differentiable.gated_delta_rule(differentiable.unit(q), differentiable.unit(k), v, g, beta)
         torch.testing.assert_close(o, wanted)
+        emulated = train.emulated_rule(*(t.detach().bfloat16() for t in (q, k, v)), g.detach().float(), beta.detach().float())
+        error = float((emulated - wanted.detach()).norm() / wanted.detach().norm())
+        self.assertTrue(1e-3 < error < 1e-2, error)
         d_o, inputs = torch.randn(o.shape, generator=random).double(), (q, k, v, g, beta)
         for one, other in zip(torch.autograd.grad(o, inputs, d_o), torch.autograd.grad(wanted, inputs, d_o)):
             torch.testing.assert_close(one, other)
@@ -162,13 +165,15 @@ class Example(unittest.TestCase):
         train, said = example(), io.StringIO()
         with contextlib.redirect_stdout(said):
             found = train.main(["--steps", "30", "--batch", "4", "--hidden", "32"])
-        self.assertIn("fla: left out: its kernels need a GPU", said.getvalue())
+        self.assertIn("fla: its kernels need a GPU; its chain is emulated", said.getvalue())
         for task in train.TASKS:
             ours, exact = found[task, "deltawave"], found[task, "exact"]
             self.assertEqual(len(ours), 30)
             self.assertLess(sum(ours[-5:]), sum(ours[:5]))
             self.assertTrue(train.within(ours, exact))
             self.assertNotEqual(ours, exact)
+            self.assertNotEqual(ours, found[task, "emulated"])
+            self.assertTrue(train.within(found[task, "emulated"], exact))
 
 
 @unittest.skipIf(torch is None or np is None, "torch 2.4 or newer, with NumPy, is not installed")
