@@ -426,8 +426,8 @@ pub fn judge_backward(
 }
 
 /// Runs and judges a case: no gradient may be further from the oracle than `slack` times FLA's chain, or than `floor`.
-/// Where the chain is further than `floor` itself, keys are so long that errors grow from token to token: single cases
-/// then say little, and the limit is 4 `slack` times the chain's error.
+/// Where the chain is further than a `floor` that is given, keys are so long that errors grow from token to token: single
+/// cases then say little, and the limit is 4 `slack` times the chain's error. A `floor` of 0 is none: the limit is the chain's.
 pub fn check_backward(context: &Context, case: &Case, slack: f64, floor: f64) {
     let data = case.data();
     let given = Given::new(case);
@@ -437,7 +437,8 @@ pub fn check_backward(context: &Context, case: &Case, slack: f64, floor: f64) {
         println!("{:?} {:?}: {judged:?}", case.spec.dtype, case.gates);
     }
     for (name, error, chain) in judged {
-        let slack = if chain > floor { 4.0 * slack } else { slack };
+        let grown = floor > 0.0 && chain > floor;
+        let slack = if grown { 4.0 * slack } else { slack };
         let limit = (slack * chain).max(floor);
         assert!(
             error <= limit,
