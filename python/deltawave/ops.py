@@ -860,10 +860,15 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     def launch() -> Tuple[Tensor, ...]:
         return _conv(*inputs, *rest) if a is None else _conv_gates(*inputs, *gates, allow_neg_eigval, *rest)
 
+    if state is None and (slots is not None or has_initial_state is not None):
+        name = "slots" if slots is not None else "has_initial_state"
+        raise ArgumentError(f"{name}: given without a state; it must be absent")
     if state is None and needs_gradient(*inputs, *gates):
-        if slots is not None or has_initial_state is not None or keep_states:
-            name = "slots" if slots is not None else "has_initial_state" if has_initial_state is not None else "keep_states"
-            raise ArgumentError(f"{name}: given without a state; it must be absent")
+        if a is not None and b is not None and a_log is not None:
+            for name, t, wanted in (("a", a, (x.shape[0], value_heads)), ("b", b, (x.shape[0], value_heads)),
+                                    ("a_log", a_log, (value_heads,)), ("dt_bias", dt_bias, (value_heads,))):
+                if t is not None and tuple(t.shape) != wanted:
+                    raise ArgumentError(f"{name}: shape {list(t.shape)}; it must be {list(wanted)}")
         made = _conv_rows(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout,
                           state_layout, qk_l2norm)
         return made if a is None else (*made, *gate(a, b, a_log, dt_bias, allow_neg_eigval))
