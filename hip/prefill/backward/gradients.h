@@ -319,7 +319,7 @@ template <class T, int Keys> class Gradients {
                     const int t = 2 * b + s;
 #pragma unroll
                     for (int u = 0; u < slabs_at_once; ++u) {
-                        if ((group + u) % tiles == arch::opaque_uniform(row_tile)) {
+                        if ((group + u < slabs) & ((group + u) % tiles == arch::opaque_uniform(row_tile))) {
                             state_pairs = arch::held(state_pairs + dot(state[u], d_state[u]));
                         }
                     }
