@@ -26,18 +26,20 @@ template <class T, int Keys> DEVICE void walk_chunks(const dwk_prefill_backward_
     work.slab = rest / 2;
     work.range = rows_of(p.cu_seqlens, work.sequence, p.tokens);
     work.chunks = (work.range.end - work.range.begin + chunk - 1) / chunk;
-    work.has_state = !x.has_initial_state || arch::uniform(x.has_initial_state + work.sequence);
+    work.has_state =
+        arch::uniform_value(!x.has_initial_state || arch::uniform(x.has_initial_state + work.sequence) ? 1 : 0);
+    // Read again: otherwise scalar registers hold what both directions read.
     if (rest % 2 == 0) {
-        Walk<T, Keys, true>(x, work, memory).run();
+        Walk<T, Keys, true>(arch::reread(x), work, memory).run();
     } else {
-        Walk<T, Keys, false>(x, work, memory).run();
+        Walk<T, Keys, false>(arch::reread(x), work, memory).run();
     }
 }
 
 } // namespace
 
 #define WALK(name, type, keys)                                                                                         \
-    KERNEL(prefill::backward::walk_threads, prefill::backward::walk_residency)                                                                                             \
+    KERNEL(prefill::backward::walk_threads, prefill::backward::walk_residency)                                         \
     void dw_prefill_backward_walk_##name##_k##keys(dwk_prefill_backward_args x) { walk_chunks<type, keys>(x); }
 
 WALK(bf16, Bf16, 64)

@@ -51,12 +51,10 @@ template <class T> DEVICE Operand exactly(Tile x) {
 template <class T> DEVICE Tile tile_of(Operand x, Operand identity) { return arch::held(T::mma(x, identity, Tile{})); }
 
 // The transposed operand: contracts over what were rows. Exact.
-template <class T> DEVICE Operand flipped(Operand x, Operand identity) {
-    return exactly<T>(tile_of<T>(x, identity));
-}
+template <class T> DEVICE Operand flipped(Operand x, Operand identity) { return exactly<T>(tile_of<T>(x, identity)); }
 
-// Two operands side by side: 16 rows, 32 contracted elements. Where a lane's words of an operand are adjacent in memory,
-// a lane has eight adjacent elements of its row, four in each operand: memory moves in 16 bytes.
+// Two operands side by side: 16 rows, 32 contracted elements. Where a lane's words of an operand are adjacent in
+// memory, a lane has eight adjacent elements of its row, four in each operand: memory moves in 16 bytes.
 struct Pair {
     Operand part[2];
 };
@@ -76,9 +74,7 @@ DEVICE Pair pair_of_words(i32x4 x) {
     }
     return out;
 }
-DEVICE i32x4 words_of_pair(const Pair &x) {
-    return i32x4{x.part[0][0], x.part[0][1], x.part[1][0], x.part[1][1]};
-}
+DEVICE i32x4 words_of_pair(const Pair &x) { return i32x4{x.part[0][0], x.part[0][1], x.part[1][0], x.part[1][1]}; }
 
 // The pair at `pairs`, equal in all lanes, and an offset that contains the lane's place.
 DEVICE u32 place_in_pair() { return arch::lane() * 16; }
@@ -114,9 +110,7 @@ DEVICE void store_pair(char *pairs, int index, const Pair &x) {
 template <bool Adjacent = adjacent> class Pairs {
   public:
     DEVICE_MEMBER explicit Pairs(const char *pairs) : from(pairs) {}
-    DEVICE_MEMBER Pair load(int index, bool there) const {
-        return there ? load_pair(from, index) : Pair{};
-    }
+    DEVICE_MEMBER Pair load(int index, bool there) const { return there ? load_pair(from, index) : Pair{}; }
 
   private:
     const char *const from;
@@ -247,9 +241,7 @@ template <> class PairRows<true> {
         const int lane = arch::lane(), own = column + lane / 16 * 8;
         return own < columns ? (16 * tile + lane % 16) * stride + 2 * own : Window::nowhere;
     }
-    DEVICE_MEMBER Pair load(u32 place, u32 mask) const {
-        return pair_of_words(Window(base).load_b128(place | mask));
-    }
+    DEVICE_MEMBER Pair load(u32 place, u32 mask) const { return pair_of_words(Window(base).load_b128(place | mask)); }
     DEVICE_MEMBER void store(u32 place, u32 mask, const Pair &x) const {
         const u32 to = place | mask;
         if ((int)to >= 0) {

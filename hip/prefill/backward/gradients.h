@@ -39,12 +39,12 @@ struct GradientMemory {
         Operand matrices[4][lower_blocks][arch::lanes];
     };
     Tile products[2][most_blocks][gradient_threads]; // Q K^T and K K^T of each wave's blocks
-    float states[2][chunk];       // a, of each half of the keys
-    float updates[2][chunk];      // b
-    float betas[2][chunk];        // dbeta, of each half of the value tiles
-    float sums[sum_parts][chunk]; // row sums less column sums of W
-    float before[chunk];          // sums of b over earlier tokens
-    float whole[gradient_waves];  // c
+    float states[2][chunk];                          // a, of each half of the keys
+    float updates[2][chunk];                         // b
+    float betas[2][chunk];                           // dbeta, of each half of the value tiles
+    float sums[sum_parts][chunk];                    // row sums less column sums of W
+    float before[chunk];                             // sums of b over earlier tokens
+    float whole[gradient_waves];                     // c
     float carry[4];
 };
 
@@ -92,7 +92,8 @@ DEVICE void store_scalar(void *p, int64_t index, int type, float x) {
 template <class T, int Keys> class Gradients {
     static constexpr int key_tiles = Keys / 16;
     static constexpr int own_pairs = Keys / 64, own_tiles = 2 * own_pairs;
-    static constexpr int slabs_at_once = Keys > 128 ? 2 : 4; // as many as registers hold
+    // As many as registers hold.
+    static constexpr int slabs_at_once = adjacent ? Keys > 128 ? 2 : 4 : Keys > 64 ? 1 : 2;
     typedef Pair SlabRows[slabs_at_once];
 
   public:
@@ -175,7 +176,8 @@ template <class T, int Keys> class Gradients {
 
     // Sum of the products of two states' elements, which are in the same places.
     static DEVICE_MEMBER float dot(const Pair &x, const Pair &y) {
-        const Tile product = widened<T>(x.part[0]) * widened<T>(y.part[0]) + widened<T>(x.part[1]) * widened<T>(y.part[1]);
+        const Tile product =
+            widened<T>(x.part[0]) * widened<T>(y.part[0]) + widened<T>(x.part[1]) * widened<T>(y.part[1]);
         float sum = 0.0f;
         for (int e = 0; e < elements; ++e) {
             sum += product[e];
@@ -209,9 +211,7 @@ template <class T, int Keys> class Gradients {
     }
 
     // Q K^T (0) or K K^T (1) of the wave's n-th block.
-    DEVICE_MEMBER Tile &products(int which, int n) {
-        return memory.products[which][n][arch::opaque(arch::thread())];
-    }
+    DEVICE_MEMBER Tile &products(int which, int n) { return memory.products[which][n][arch::opaque(arch::thread())]; }
 
     // Adds the value head's part of dQ and dK that passes through states, and its D .* dP and D .* dL. Writes dg and
     // dbeta.
@@ -279,14 +279,16 @@ template <class T, int Keys> class Gradients {
                             of_x = T::mma(left[u].part[s], update[u].part[s], of_x);
                         }
                     }
-                    add_block(x, n, half, row_tile, group > 0, arch::held(of_o), arch::held(of_x), sums, betas, sum, beta);
+                    add_block(x, n, half, row_tile, group > 0, arch::held(of_o), arch::held(of_x), sums, betas, sum,
+                              beta);
                 }
                 arch::phase();
             }
             // dX . E
             Tile of_beta;
             const auto add_beta = [&](int u) __attribute__((always_inline)) {
-                const Pair low = errors.load((tiles + arch::opaque_uniform(row_tile)) * slabs + group + u, group + u < slabs);
+                const Pair low =
+                    errors.load((tiles + arch::opaque_uniform(row_tile)) * slabs + group + u, group + u < slabs);
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     of_beta += (widened<T>(error[u].part[s]) + widened<T>(low.part[s])) * widened<T>(update[u].part[s]);
@@ -294,6 +296,9 @@ template <class T, int Keys> class Gradients {
                 of_beta = arch::held(of_beta);
             };
             of_beta = Tile{};
+            if (slabs_at_once == 1 && group % 2 == half) {
+                add_beta(0);
+            }
 #pragma unroll
             for (int u = 0; u < slabs_at_once / 2; ++u) {
                 if (arch::opaque_uniform(half) == 0) {

@@ -1,6 +1,6 @@
 // Walks of the backward over the chunks of a sequence, by four waves for a slab of 32 value columns. The state, or its
-// gradient, is in registers: a wave has some pairs of 16 keys of all columns. Of each chunk a wave computes the rows of a
-// tile of tokens. What all waves need as right operands goes through shared memory, rounded.
+// gradient, is in registers: a wave has some pairs of 16 keys of all columns. Of each chunk a wave computes the rows of
+// a tile of tokens. What all waves need as right operands goes through shared memory, rounded.
 //
 // With dO' = scale dO, and dS1 the gradient of the state after a chunk (recurrence.h has the rest):
 //
@@ -15,10 +15,10 @@
 // to 16 bits. E keeps its rounding error too, for dbeta = dX . E: with both factors rounded it would be less accurate
 // than that of public kernels.
 //
-// Three products of a chunk depend on each other, and end at the three barriers of a chunk: the rows of K S, the solution
-// of the triangular system, the new state. Between a wave's contribution and the barrier it does what does not depend on
-// them: K and Q are turned, results are turned and stored, P^T dO' and Q^T dO' are multiplied, and operands of the next
-// chunk are requested as soon as those of this one have been multiplied.
+// Three products of a chunk depend on each other, and end at the three barriers of a chunk: the rows of K S, the
+// solution of the triangular system, the new state. Between a wave's contribution and the barrier it does what does not
+// depend on them: K and Q are turned, results are turned and stored, P^T dO' and Q^T dO' are multiplied, and operands
+// of the next chunk are requested as soon as those of this one have been multiplied.
 #pragma once
 
 #include "../recurrence.h"
@@ -35,8 +35,8 @@ constexpr int walk_residency = arch::lanes / 32; // 256 registers a lane on both
 // Pairs of key tiles. Wave w owns pairs w, w + 4, ...
 template <int Keys> constexpr int key_pairs_of = Keys / 32;
 template <int Keys> constexpr int own_pairs_of = (key_pairs_of<Keys> + walk_waves - 1) / walk_waves;
-// The wave's rows of a state: element e of tile [t][j] has key 32 pair + pair_element(t % 2, at.row(e)) of the wave's pair
-// t / 2, and column pair_element(j, at.column(e)) of the slab.
+// The wave's rows of a state: element e of tile [t][j] has key 32 pair + pair_element(t % 2, at.row(e)) of the wave's
+// pair t / 2, and column pair_element(j, at.column(e)) of the slab.
 template <int Keys> using OwnState = Tile[2 * own_pairs_of<Keys>][2];
 
 // Whether operands of the next chunk are requested ahead, in registers.
@@ -54,7 +54,7 @@ struct WalkWork {
     int slab; // number of the slab of value columns
     Rows range;
     int chunks;
-    bool has_state; // whether the sequence has an initial state, if there are any
+    int has_state; // whether the sequence has an initial state, if there are any
 };
 
 // Calls f(tile, column tile, element, index) for each element of the wave's rows that lies within K and V.
@@ -84,9 +84,8 @@ DEVICE void each_element(const StateView &view, int first_column, int key_dim, i
 template <int Keys>
 DEVICE void load_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
     if (from.wide) {
-        each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = ((const float *)from.base)[index];
-        });
+        each_element<Keys>(from, column, key_dim, value_dim,
+                           [&](int t, int j, int e, int64_t index) { s[t][j][e] = ((const float *)from.base)[index]; });
     } else {
         each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
             s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
@@ -150,7 +149,7 @@ template <bool Ahead = requests_ahead> class Triangle {
     // `blocks`: of a record. `rows`: true for the blocks (wave, 0..3), false for the blocks (0..3, wave).
     DEVICE_MEMBER void request(const char *blocks, int wave, bool rows) {
         from = blocks;
-        own = wave;
+        own = arch::opaque_uniform(wave); // otherwise scalar registers hold all that follows from it
         in_rows = rows;
         if constexpr (Ahead) {
 #pragma unroll
@@ -211,21 +210,24 @@ template <class T, int Keys, bool Reverse> class Walk {
     static constexpr int pairs = key_pairs_of<Keys>, own_pairs = own_pairs_of<Keys>, own_tiles = 2 * own_pairs;
     // Products of f16 are in units that keep them within its range; bf16 has the range of f32.
     static constexpr bool has_units = !__is_same(T, Bf16);
-    // Whether registers hold operands of Q of the next chunk.
-    static constexpr bool holds_q = requests_ahead && own_pairs == 1;
+    // Whether registers hold operands of K^T and Q^T of the next chunk.
+    static constexpr bool holds_columns = requests_ahead && own_pairs == 1;
+    // Whether registers hold an operand that is turned until the barrier before its product.
+    static constexpr bool turns_ahead = requests_ahead;
 
   public:
     DEVICE_MEMBER Walk(const dwk_prefill_backward_args &all, const WalkWork &work, WalkMemory<Keys> &memory)
         : all(all), memory(memory), work(work), wave(arch::wave()), at(arch::lane()), one(identity<T>()),
-          step(Reverse ? -1 : 1), number(Reverse ? work.chunks - 1 : 0), begin(work.range.begin + number * chunk),
-          k(all.prepare.k, all.prepare.k_strides, work.sequence, begin, work.key_head, all.prepare.key_dim),
-          q(all.prepare.q, all.prepare.q_strides, work.sequence, begin, work.key_head, all.prepare.key_dim),
-          given(Reverse ? all.d_o : all.v, Reverse ? all.d_o_strides : all.v_strides, work.sequence, begin, work.head,
-                all.prepare.value_dim),
-          d_v(all.d_v, all.d_v_strides, work.sequence, begin, work.head, all.prepare.value_dim) {
+          step(Reverse ? -1 : 1),
+          k(all.prepare.k, all.prepare.k_strides, work.sequence, begin_of(work), work.key_head, all.prepare.key_dim),
+          q(all.prepare.q, all.prepare.q_strides, work.sequence, begin_of(work), work.key_head, all.prepare.key_dim),
+          given(Reverse ? all.d_o : all.v, Reverse ? all.d_o_strides : all.v_strides, work.sequence, begin_of(work),
+                work.head, all.prepare.value_dim),
+          d_v(all.d_v, all.d_v_strides, work.sequence, begin_of(work), work.head, all.prepare.value_dim) {
         const dwk_prefill_prepare_args &p = all.prepare;
         slabs = (u32)(p.value_dim + slab - 1) / slab;
-        place = place_of(p, first_record(work.range.begin, work.sequence) + number, work.head);
+        place = place_of(p, first_record(work.range.begin, work.sequence) + first_number(work), work.head);
+        chunk_rows = work.range.end - begin_of(work);
         for (int b = 0; b < pairs; ++b) {
             k_rows.place(k, b, wave, slab * b);
         }
@@ -268,8 +270,8 @@ template <class T, int Keys, bool Reverse> class Walk {
                 walk_chunk(rest > 0);
             }
         }
-        if (Reverse && all.d_initial) {
-            const dwk_prefill_backward_args &x = arch::reread(all);
+        const dwk_prefill_backward_args &x = arch::reread(all);
+        if (Reverse && x.d_initial) {
             if (!work.has_state) {
                 for (int t = 0; t < own_tiles; ++t) {
                     state[t][0] = state[t][1] = Tile{};
@@ -288,13 +290,11 @@ template <class T, int Keys, bool Reverse> class Walk {
     DEVICE_MEMBER const char *record() const {
         return (const char *)all.prepare.records + place * DWK_BACKWARD_RECORD_BYTES;
     }
-    // Number of rows of the chunk `number`: none outside of the sequence.
-    DEVICE_MEMBER int rows_of_chunk(int number) const {
-        const int rows = work.range.end - work.range.begin - number * chunk;
-        return number < 0 ? 0 : rows;
-    }
+    // The chunk that the walk begins with, and its first token.
+    static DEVICE_MEMBER int first_number(const WalkWork &work) { return Reverse ? work.chunks - 1 : 0; }
+    static DEVICE_MEMBER int begin_of(const WalkWork &work) { return work.range.begin + first_number(work) * chunk; }
     DEVICE_MEMBER void request_first() {
-        mask.set(rows_of_chunk(number), wave);
+        mask.set(chunk_rows, wave);
         own_mask = mask;
         given_rows.request(given, mask);
         load_factors<Reverse>(factors, record(), wave);
@@ -308,11 +308,11 @@ template <class T, int Keys, bool Reverse> class Walk {
     }
     // From here on requests are of the next chunk. Past the last one they give zeros, and the same record.
     DEVICE_MEMBER void go_on(bool more) {
-        number += step;
-        mask.set(rows_of_chunk(number), wave);
+        chunk_rows = more ? chunk_rows - step * chunk : 0;
+        mask.set(chunk_rows, wave);
         k.advance(step);
         given.advance(step);
-        if constexpr (Reverse && (holds_q || !requests_ahead)) {
+        if constexpr (Reverse && (holds_columns || !requests_ahead)) {
             q.advance(step);
         }
         place += more ? step * all.prepare.value_heads : 0;
@@ -324,22 +324,23 @@ template <class T, int Keys, bool Reverse> class Walk {
         for (int b = 0; b < own_pairs; ++b) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                kept[b][j] = Pair{{rounded<T>(state[2 * b][j]), rounded<T>(state[2 * b + 1][j])}};
-                memory.state[b * walk_waves + wave][j].put(kept[b][j]);
+                memory.state[b * walk_waves + wave][j].put(
+                    Pair{{rounded<T>(state[2 * b][j]), rounded<T>(state[2 * b + 1][j])}});
             }
         }
     }
-    // Stores the rounded state with rows of keys.
+    // Stores the wave's rows of the rounded state, from shared memory, with rows of keys.
     DEVICE_MEMBER void store_state(char *to, int64_t place) {
         char *const states = to + place * (Keys / 16 * slabs) * pair_bytes;
 #pragma unroll
         for (int b = 0; b < own_pairs; ++b) {
             const int pair = b * walk_waves + wave;
             if (pair < pairs) {
+                const Pair first = memory.state[pair][0].get(), second = memory.state[pair][1].get();
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     store_pair(states, (2 * pair + s) * slabs + work.slab,
-                               Pair{{flipped<T>(kept[b][0].part[s], one), flipped<T>(kept[b][1].part[s], one)}});
+                               Pair{{flipped<T>(first.part[s], one), flipped<T>(second.part[s], one)}});
                 }
             }
         }
@@ -353,7 +354,8 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         if constexpr (Reverse) {
             Pair outputs, of_q;
-            const float per_q = has_units ? factors.chunk.per_q() : 1.0f, first = has_units ? factors.chunk.first : 0.0f;
+            const float per_q = has_units ? factors.chunk.per_q() : 1.0f,
+                        first = has_units ? factors.chunk.first : 0.0f;
             const Tile factor = all.scale * per_q * factors.q_norm * exp2_of(factors.sum - first);
             for (int j = 0; j < 2; ++j) {
                 outputs.part[j] = exactly<T>(value[j]);
@@ -389,23 +391,46 @@ template <class T, int Keys, bool Reverse> class Walk {
     }
     // Own keys of K^T or Q^T.
     template <class Source> DEVICE_MEMBER void turn(const Source &source, const PairRows<> &rows) {
+        if constexpr (turns_ahead) {
 #pragma unroll
-        for (int b = 0; b < own_pairs; ++b) {
+            for (int b = 0; b < own_pairs; ++b) {
 #pragma unroll
-            for (int i = 0; i < tiles; ++i) {
-                turned[b][i] = flipped_pair<T>(source.get(rows, own_mask, b, i), one);
+                for (int i = 0; i < tiles; ++i) {
+                    turned[b][i] = flipped_pair<T>(source.get(rows, own_mask, b, i), one);
+                }
             }
         }
     }
+    // Those of K, of which rows of the next chunk may have been requested.
+    DEVICE_MEMBER void turn_k() {
+        PairRows<> rows = k;
+        if constexpr (requests_ahead && !holds_columns) {
+            rows.advance(-step);
+        }
+        turn(k_columns, rows);
+    }
     // state += turned times tokens in shared memory.
-    DEVICE_MEMBER void accumulate(const SharedPair (&tokens)[tiles]) {
+    template <class Source>
+    DEVICE_MEMBER void accumulate(const Source &source, const PairRows<> &rows, const SharedPair (&tokens)[tiles]) {
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
             const Pair right = tokens[i].get();
 #pragma unroll
-            for (int t = 0; t < own_tiles; ++t) {
-                state[t][0] = T::mma(turned[t / 2][i].part[t % 2], right.part[0], state[t][0]);
-                state[t][1] = T::mma(turned[t / 2][i].part[t % 2], right.part[1], state[t][1]);
+            for (int b = 0; b < own_pairs; ++b) {
+                Pair left;
+                if constexpr (turns_ahead) {
+                    left = turned[b][i];
+                } else {
+                    left = flipped_pair<T>(source.get(rows, own_mask, b, i), one);
+                }
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    state[2 * b + s][0] = T::mma(left.part[s], right.part[0], state[2 * b + s][0]);
+                    state[2 * b + s][1] = T::mma(left.part[s], right.part[1], state[2 * b + s][1]);
+                }
+            }
+            if constexpr (!turns_ahead) {
+                arch::phase();
             }
         }
     }
@@ -432,11 +457,16 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
     }
 
+    // Factors and triangles of the next chunk; at the end of a chunk where nothing is requested ahead.
     DEVICE_MEMBER void request_next(bool more) {
         if constexpr (!requests_ahead) {
             go_on(more);
         }
         load_factors<Reverse>(factors, record(), wave);
+        solve.request(record() + (Reverse ? record_reverse : record_forward), wave, !Reverse);
+        if constexpr (Reverse) {
+            inside.request(record() + record_p, wave, false);
+        }
     }
 
     DEVICE_MEMBER void forward_chunk(const dwk_prefill_backward_args &x, int64_t now, const WalkFactors &f, bool more) {
@@ -454,7 +484,7 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         memory.right[wave].put(right);
         arch::phase();
-        turn(k_columns, k);
+        turn_k();
         k_columns.request(k, mask);
         store_state(x.states, now);
         arch::phase();
@@ -470,8 +500,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         memory.change[wave].put(change);
         arch::phase();
-        request_next(more);
-        solve.request(record() + record_forward, wave, true);
+        if constexpr (requests_ahead) {
+            request_next(more);
+        }
         scale_state(arch::exp2(f.chunk.total) * per_unit);
         Pair high, low;
         for (int j = 0; j < 2; ++j) {
@@ -484,12 +515,16 @@ template <class T, int Keys, bool Reverse> class Walk {
         arch::phase();
         arch::workgroup_sync();
         // S1 = exp(G_C) S0 + K^T (exp(G_C - G) beta E)                 [own keys, slab]
-        accumulate(memory.change);
+        accumulate(k_columns, k, memory.change);
         if constexpr (has_units) {
             scale_state(f.chunk.k_unit);
         }
         share_state();
         arch::phase();
+        if constexpr (!requests_ahead) {
+            request_next(more);
+            given_rows.request(given, mask);
+        }
         prepare_given();
         arch::phase();
         arch::workgroup_sync();
@@ -518,12 +553,12 @@ template <class T, int Keys, bool Reverse> class Walk {
         store_state(x.d_states, now);
         turn(q_columns, q);
         q_columns.request(q, mask);
-        if constexpr (requests_ahead && !holds_q) {
+        if constexpr (requests_ahead && !holds_columns) {
             q.advance(step);
         }
         const float first = has_units ? f.chunk.first : 0.0f;
         scale_state(arch::exp2(f.chunk.total - first) * (has_units ? f.chunk.per_q() : 1.0f));
-        accumulate(memory.of_q);
+        accumulate(q_columns, q, memory.of_q);
         arch::phase();
         arch::workgroup_sync();
         // dX = T^T dU, dV = beta dX                                    [16 tokens, slab]
@@ -536,14 +571,14 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         memory.change[wave].put(change);
         arch::phase();
-        turn(k_columns, k);
+        turn_k();
         k_columns.request(k, mask);
         if constexpr (has_units) {
             scale_state(f.chunk.q_unit * f.chunk.per_k());
         }
-        request_next(more);
-        solve.request(record() + record_reverse, wave, false);
-        inside.request(record() + record_p, wave, false);
+        if constexpr (requests_ahead) {
+            request_next(more);
+        }
         Pair d_update, d_value;
         for (int j = 0; j < 2; ++j) {
             d_update.part[j] = rounded<T>(update[j]);
@@ -558,12 +593,16 @@ template <class T, int Keys, bool Reverse> class Walk {
         arch::phase();
         arch::workgroup_sync();
         // .. - K^T (exp(G) dV)
-        accumulate(memory.change);
+        accumulate(k_columns, k, memory.change);
         if constexpr (has_units) {
             scale_state(f.chunk.k_unit * arch::exp2(first));
         }
         share_state();
         arch::phase();
+        if constexpr (!requests_ahead) {
+            request_next(more);
+            given_rows.request(given, mask);
+        }
         prepare_given();
         arch::phase();
         arch::workgroup_sync();
@@ -576,21 +615,21 @@ template <class T, int Keys, bool Reverse> class Walk {
     const LaneMap at;
     const Operand one;
     const int step;
-    int number, begin, slabs;
+    int slabs;
+    int chunk_rows; // rows from the first one of the chunk on, in the sequence
     int64_t place;
     PairRows<> k, q, given, d_v;
     RowMask<> mask, own_mask;
     ChunkPairs<pairs, 1> k_rows;
-    ChunkPairs<own_pairs, tiles> k_columns;
-    ChunkPairs<own_pairs, tiles, holds_q> q_columns;
+    ChunkPairs<own_pairs, tiles, holds_columns> k_columns;
+    ChunkPairs<own_pairs, tiles, holds_columns> q_columns;
     ChunkPairs<1, 1> given_rows;
     u32 d_v_place;
     Triangle<> solve, inside;
     WalkFactors factors;
     OwnState<Keys> state;
-    Pair kept[own_pairs][2];      // the state, rounded
-    Pair turned[own_pairs][tiles]; // own keys of K^T or Q^T
-    Slab value;                   // V or dO
+    Pair turned[turns_ahead ? own_pairs : 1][turns_ahead ? tiles : 1]; // own keys of K^T or Q^T
+    Slab value;                                                        // V or dO
 };
 
 } // namespace backward
