@@ -143,48 +143,54 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
     Pair held[Ahead ? Pairs : 1][Ahead ? Tiles : 1];
 };
 
-// Four blocks of a triangular matrix: the wave's row (or column) of blocks. Blocks past the triangle are zeros.
+// Places of four blocks of a triangular matrix of a record: of the wave's row of blocks (wave, 0..3), or of its column
+// (0..3, wave). Blocks past the triangle are zeros.
+struct TrianglePlaces {
+    u32 of[tiles];
+
+    DEVICE_MEMBER TrianglePlaces(int wave, bool rows) {
+        for (int i = 0; i < tiles; ++i) {
+            const int block = rows ? lower_block(wave, i) : lower_block(i, wave);
+            of[i] = (rows ? i <= wave : i >= wave) ? block * block_bytes + arch::lane() * (u32)sizeof(Operand)
+                                                   : Window::nowhere;
+        }
+    }
+};
+
+// These blocks, of a chunk.
 template <bool Ahead = requests_ahead> class Triangle {
   public:
-    // `blocks`: of a record. `rows`: true for the blocks (wave, 0..3), false for the blocks (0..3, wave).
-    DEVICE_MEMBER void request(const char *blocks, int wave, bool rows) {
+    DEVICE_MEMBER void request(const char *blocks, const TrianglePlaces &places) {
         from = blocks;
-        own = arch::opaque_uniform(wave); // otherwise scalar registers hold all that follows from it
-        in_rows = rows;
         if constexpr (Ahead) {
 #pragma unroll
             for (int i = 0; i < tiles; ++i) {
-                held[i] = load(i);
+                held[i] = load(i, places);
             }
         }
     }
-    DEVICE_MEMBER Operand get(int i) const {
+    DEVICE_MEMBER Operand get(int i, const TrianglePlaces &places) const {
         if constexpr (Ahead) {
             return held[i];
         } else {
-            return load(i);
+            return load(i, places);
         }
     }
 
   private:
-    DEVICE_MEMBER Operand load(int i) const {
-        const bool there = in_rows ? i <= own : i >= own;
-        const int block = there ? in_rows ? lower_block(own, i) : lower_block(i, own) : 0;
+    DEVICE_MEMBER Operand load(int i, const TrianglePlaces &places) const {
         if constexpr (adjacent) {
-            const Window memory(from + block * block_bytes);
-            const i32x2 words = memory.load_b64(there ? arch::lane() * 8 : Window::nowhere);
+            const i32x2 words = Window(from).load_b64(places.of[i]);
             Operand out;
             out[0] = words.x;
             out[1] = words.y;
             return out;
         } else {
-            return there ? load_block(from, block) : Operand{};
+            return places.of[i] == Window::nowhere ? Operand{} : *(const Operand *)(from + places.of[i]);
         }
     }
 
     const char *from;
-    int own;
-    bool in_rows;
     Operand held[Ahead ? tiles : 1];
 };
 
@@ -218,7 +224,7 @@ template <class T, int Keys, bool Reverse> class Walk {
   public:
     DEVICE_MEMBER Walk(const dwk_prefill_backward_args &all, const WalkWork &work, WalkMemory<Keys> &memory)
         : all(all), memory(memory), work(work), wave(arch::wave()), at(arch::lane()), one(identity<T>()),
-          step(Reverse ? -1 : 1),
+          step(Reverse ? -1 : 1), places(arch::wave(), !Reverse),
           k(all.prepare.k, all.prepare.k_strides, work.sequence, begin_of(work), work.key_head, all.prepare.key_dim),
           q(all.prepare.q, all.prepare.q_strides, work.sequence, begin_of(work), work.key_head, all.prepare.key_dim),
           given(Reverse ? all.d_o : all.v, Reverse ? all.d_o_strides : all.v_strides, work.sequence, begin_of(work),
@@ -288,7 +294,7 @@ template <class T, int Keys, bool Reverse> class Walk {
     typedef Tile Slab[2]; // [16 tokens, slab]
 
     DEVICE_MEMBER const char *record() const {
-        return (const char *)all.prepare.records + place * DWK_BACKWARD_RECORD_BYTES;
+        return arch::uniform_pointer((const char *)all.prepare.records + place * DWK_BACKWARD_RECORD_BYTES);
     }
     // The chunk that the walk begins with, and its first token.
     static DEVICE_MEMBER int first_number(const WalkWork &work) { return Reverse ? work.chunks - 1 : 0; }
@@ -298,13 +304,13 @@ template <class T, int Keys, bool Reverse> class Walk {
         own_mask = mask;
         given_rows.request(given, mask);
         load_factors<Reverse>(factors, record(), wave);
-        inside.request(record() + record_p, wave, false);
+        inside.request(record() + record_p, places);
         k_rows.request(k, mask);
         k_columns.request(k, mask);
         if constexpr (Reverse) {
             q_columns.request(q, mask);
         }
-        solve.request(record() + (Reverse ? record_reverse : record_forward), wave, !Reverse);
+        solve.request(record() + (Reverse ? record_reverse : record_forward), places);
     }
     // From here on requests are of the next chunk. Past the last one they give zeros, and the same record.
     DEVICE_MEMBER void go_on(bool more) {
@@ -383,7 +389,7 @@ template <class T, int Keys, bool Reverse> class Walk {
     DEVICE_MEMBER void multiply(Slab &out, const Triangle<> &triangle, const SharedPair (&tokens)[tiles]) {
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
-            const Operand block = triangle.get(i);
+            const Operand block = triangle.get(i, places);
             const Pair right = tokens[i].get();
             out[0] = T::mma(block, right.part[0], out[0]);
             out[1] = T::mma(block, right.part[1], out[1]);
@@ -463,9 +469,9 @@ template <class T, int Keys, bool Reverse> class Walk {
             go_on(more);
         }
         load_factors<Reverse>(factors, record(), wave);
-        solve.request(record() + (Reverse ? record_reverse : record_forward), wave, !Reverse);
+        solve.request(record() + (Reverse ? record_reverse : record_forward), places);
         if constexpr (Reverse) {
-            inside.request(record() + record_p, wave, false);
+            inside.request(record() + record_p, places);
         }
     }
 
@@ -615,6 +621,7 @@ template <class T, int Keys, bool Reverse> class Walk {
     const LaneMap at;
     const Operand one;
     const int step;
+    const TrianglePlaces places;
     int slabs;
     int chunk_rows; // rows from the first one of the chunk on, in the sequence
     int64_t place;
