@@ -352,6 +352,15 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
     }
 
+    // What makes of dO what Q^T multiplies.
+    DEVICE_MEMBER Tile factor_of_q(const WalkFactors &f) const {
+        const float per_q = has_units ? f.chunk.per_q() : 1.0f, first = has_units ? f.chunk.first : 0.0f;
+        return all.scale * per_q * f.q_norm * exp2_of(f.sum - first);
+    }
+    // Rounding errors of right operands, in the last chunk that a reverse walk computes: where the state was.
+    DEVICE_MEMBER SharedPair *low_of_right() { return &memory.state[0][0]; }
+    DEVICE_MEMBER SharedPair *low_of_q() { return &memory.state[0][0] + tiles; }
+
     // V or dO of the chunk that was requested last; in reverse also what of it the other waves multiply.
     DEVICE_MEMBER void prepare_given() {
         const Pair rows = given_rows.get(given, mask, 0, 0);
@@ -360,9 +369,7 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         if constexpr (Reverse) {
             Pair outputs, of_q;
-            const float per_q = has_units ? factors.chunk.per_q() : 1.0f,
-                        first = has_units ? factors.chunk.first : 0.0f;
-            const Tile factor = all.scale * per_q * factors.q_norm * exp2_of(factors.sum - first);
+            const Tile factor = factor_of_q(factors);
             for (int j = 0; j < 2; ++j) {
                 outputs.part[j] = exactly<T>(value[j]);
                 of_q.part[j] = rounded<T>(factor * value[j]);
@@ -386,7 +393,7 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
     }
     // out += blocks of the triangle times tokens in shared memory.
-    DEVICE_MEMBER void multiply(Slab &out, const Triangle<> &triangle, const SharedPair (&tokens)[tiles]) {
+    DEVICE_MEMBER void multiply(Slab &out, const Triangle<> &triangle, const SharedPair *tokens) {
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
             const Operand block = triangle.get(i, places);
@@ -417,7 +424,7 @@ template <class T, int Keys, bool Reverse> class Walk {
     }
     // state += turned times tokens in shared memory.
     template <class Source>
-    DEVICE_MEMBER void accumulate(const Source &source, const PairRows<> &rows, const SharedPair (&tokens)[tiles]) {
+    DEVICE_MEMBER void accumulate(const Source &source, const PairRows<> &rows, const SharedPair *tokens) {
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
             const Pair right = tokens[i].get();
@@ -566,9 +573,26 @@ template <class T, int Keys, bool Reverse> class Walk {
         scale_state(arch::exp2(f.chunk.total - first) * (has_units ? f.chunk.per_q() : 1.0f));
         accumulate(q_columns, q, memory.of_q);
         arch::phase();
+        if (!more) {
+            // The gradient of the initial state: rounding errors of the right operands are multiplied too.
+            arch::workgroup_sync(); // nobody reads the state from shared memory any more
+            Pair low_right, low_q;
+            const Tile factor = factor_of_q(f);
+            for (int j = 0; j < 2; ++j) {
+                low_right.part[j] = rounding_of<T>(update[j], right.part[j]);
+                const Tile of_q = factor * value[j];
+                low_q.part[j] = rounding_of<T>(of_q, rounded<T>(of_q));
+            }
+            low_of_right()[wave].put(low_right);
+            low_of_q()[wave].put(low_q);
+        }
         arch::workgroup_sync();
         // dX = T^T dU, dV = beta dX                                    [16 tokens, slab]
         multiply(update, solve, memory.right);
+        if (!more) {
+            multiply(update, solve, low_of_right());
+            accumulate(q_columns, q, low_of_q());
+        }
         const Tile factor = -f.k_norm * f.beta * exp2_of(f.sum - first) * (has_units ? f.chunk.per_k() : 1.0f);
         Pair change;
         for (int j = 0; j < 2; ++j) {
@@ -576,6 +600,13 @@ template <class T, int Keys, bool Reverse> class Walk {
             change.part[j] = rounded<T>(factor * update[j]);
         }
         memory.change[wave].put(change);
+        if (!more) {
+            Pair low;
+            for (int j = 0; j < 2; ++j) {
+                low.part[j] = rounding_of<T>(factor * update[j], change.part[j]);
+            }
+            memory.outputs[wave].put(low);
+        }
         arch::phase();
         turn_k();
         k_columns.request(k, mask);
@@ -600,8 +631,14 @@ template <class T, int Keys, bool Reverse> class Walk {
         arch::workgroup_sync();
         // .. - K^T (exp(G) dV)
         accumulate(k_columns, k, memory.change);
+        if (!more) {
+            accumulate(k_columns, k, memory.outputs);
+        }
         if constexpr (has_units) {
             scale_state(f.chunk.k_unit * arch::exp2(first));
+        }
+        if (!more) {
+            return;
         }
         share_state();
         arch::phase();
