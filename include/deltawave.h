@@ -32,7 +32,8 @@ enum {
     DW_ERROR_ARGUMENT = 1, /* an argument was refused */
     DW_ERROR_DEVICE = 2,   /* no runtime, no such device, or no kernels for it */
     DW_ERROR_RUNTIME = 3,  /* a call of the device's runtime failed */
-    DW_ERROR_INTERNAL = 4  /* a bug of this library */
+    DW_ERROR_INTERNAL = 4, /* a bug of this library */
+    DW_ERROR_RANKS = 5     /* ranks differ, a rank did not come in time, or the library of collectives failed */
 };
 
 /* Backend: the device that executes the kernels. */
@@ -313,7 +314,8 @@ int dw_prefill_backward_launch(const dw_prefill_backward *backward, void *stream
 enum {
     DW_RANKS_CONTIGUOUS = 0, /* the blocks of the packed sequences in runs of equal length, rank after rank */
     DW_RANKS_ZIGZAG = 1,     /* each sequence in 2 R pieces: rank r has pieces r and 2 R - 1 - r */
-    DW_RANKS_FRAGMENTS = 2   /* as `fragments` says */
+    DW_RANKS_FRAGMENTS = 2,  /* as `fragments` says */
+    DW_RANKS_PACKED = 3      /* whole sequences, the longest first, each on the rank with the fewest blocks so far */
 };
 
 typedef struct dw_fragment {
@@ -371,6 +373,55 @@ int dw_parallel_prefill_summarise_launch(const dw_parallel_prefill *plan, void *
 int dw_parallel_prefill_finish_launch(const dw_parallel_prefill *plan, void *stream, const dw_prefill_tensors *tensors,
                                       const void *gathered, size_t gathered_bytes, const int32_t *order);
 
+/* Layout and spec of a rank's plan, as bytes. Gather them from all ranks once per plan, and compare them before the
+ * first launch: ranks with different plans would wait for each other, or read each other's bytes as something else. */
+enum { DW_AGREEMENT_BYTES = 128 };
+int dw_parallel_prefill_agreement(const dw_parallel_prefill *plan, void *bytes);
+/* `all`: DW_AGREEMENT_BYTES of each rank, rank by rank. DW_ERROR_RANKS if they differ: the text names what differs. */
+int dw_parallel_prefill_check_agreement(const dw_parallel_prefill *plan, const void *all, size_t bytes);
+
+/* Exchange of a convolution's tails, the last width - 1 rows of each fragment that another fragment follows. Each rank
+ * sends *slots tails; 0: nobody sends. For fragment n, sent[n] is the place of its tail among them, and before[n] is
+ * the slot, in the tails of all ranks, of the rows before it; -1: none. `count`: the plan's fragments. */
+int dw_parallel_prefill_tails(const dw_parallel_prefill *plan, int64_t *slots, int32_t *sent, int32_t *before,
+                              int64_t count);
+
+/* ---- ranks that exchange through RCCL or NCCL, which is opened at run time ----
+ *
+ * An engine with a communicator of its own needs nothing of this. No call waits longer than the timeout: where another
+ * rank died, or never made the same call, the communicator is aborted, the call returns DW_ERROR_RANKS, and the text
+ * names the function of the library of collectives. Later calls return DW_ERROR_RANKS at once. */
+
+enum { DW_UNIQUE_ID_BYTES = 128 };
+
+/* A rank among ranks, each with a device of its own. */
+typedef struct dw_communicator dw_communicator;
+
+/* Writes DW_UNIQUE_ID_BYTES to `id`. One rank makes an id and hands it to the others. `library`: name or path of the
+ * library of collectives; NULL: the one that DELTAWAVE_CCL_LIBRARY names, or RCCL, or NCCL. It is never unloaded. */
+int dw_communicator_unique_id(const dw_context *context, const char *library, void *id);
+/* Joins the ranks with the same id. Every rank calls it; it returns once all have. */
+int dw_communicator_create(const dw_context *context, const char *library, const void *id, int32_t rank, int32_t ranks,
+                           int64_t timeout_ms, dw_communicator **communicator);
+/* Lets issued work end, at most for the timeout. */
+void dw_communicator_destroy(dw_communicator *communicator);
+/* Compares the layouts and specs of all ranks' plans, and waits for the result. All ranks call it, once per plan,
+ * before the first prefill. It allocates. DW_ERROR_RANKS if they differ: the text names what differs. */
+int dw_communicator_agree(const dw_communicator *communicator, const dw_parallel_prefill *plan);
+/* All steps: the first stage, the all-gather (unless summary_bytes of the plan is 0), the second stage. Enqueues them,
+ * and returns. `summary` and `gathered`: device memory of summary_bytes and gathered_bytes of the plan, aligned to 256.
+ */
+int dw_communicator_prefill(const dw_communicator *communicator, const dw_parallel_prefill *plan, void *stream,
+                            const dw_prefill_tensors *tensors, void *summary, size_t summary_bytes, void *gathered,
+                            size_t gathered_bytes);
+/* Enqueues an all-gather: `bytes` bytes of each rank go to `receive`, rank by rank, on every rank. Device memory,
+ * aligned to 256 bytes. */
+int dw_communicator_all_gather(const dw_communicator *communicator, void *stream, const void *send, void *receive,
+                               size_t bytes);
+/* Waits until all work of the stream is done, at most for the timeout. dw_synchronize has no limit, and hangs if
+ * another rank dies. */
+int dw_communicator_synchronize(const dw_communicator *communicator, void *stream);
+
 /* ---- gates as an operation of their own ---- */
 
 typedef struct dw_gate_tensors {
@@ -386,6 +437,31 @@ typedef struct dw_gate_tensors {
 } dw_gate_tensors;
 
 int dw_gate_launch(const dw_context *context, void *stream, const dw_gate_tensors *tensors);
+
+/* Gradients of the gates: the inputs of dw_gate_tensors, gradients of g and beta, and the gradients to compute; NULL:
+ * not computed. Launches with d_a_log or d_dt_bias enqueue two kernels, others one. No output may overlap another
+ * argument. */
+typedef struct dw_gate_backward_tensors {
+    size_t size;
+    const dw_tensor *a; /* [T, HV] or [T, blocks, heads of a block], as in dw_gate_tensors */
+    const dw_tensor *b;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;   /* NULL: 0 */
+    const dw_tensor *d_g;       /* [T, HV], f32; NULL: 0 */
+    const dw_tensor *d_beta;    /* [T, HV], f32; NULL: 0 */
+    const dw_tensor *d_a;       /* shapes as a; any dtype, written */
+    const dw_tensor *d_b;       /* shapes as b; any dtype, written */
+    const dw_tensor *d_a_log;   /* [HV], f32, written */
+    const dw_tensor *d_dt_bias; /* [HV], f32, written */
+    void *workspace;            /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t pad0;
+} dw_gate_backward_tensors;
+
+/* Bytes of workspace of a launch over these numbers of tokens and value heads. */
+int dw_gate_backward_workspace_bytes(const dw_context *context, int64_t tokens, int64_t value_heads, size_t *bytes);
+int dw_gate_backward_launch(const dw_context *context, void *stream, const dw_gate_backward_tensors *tensors);
 
 /* ---- causal depthwise convolution of the projections, split into q, k and v: one kernel ----
  *
@@ -489,6 +565,52 @@ int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t 
 void dw_conv_destroy(dw_conv *plan);
 int dw_conv_launch(const dw_conv *plan, void *stream, const dw_conv_tensors *tensors);
 
+/* Gradients of a convolution: its inputs, gradients of what it returned, and the gradients to compute; NULL: not
+ * computed. The forward's outputs are computed again. States are those of sequence n in row n: a forward on a pool
+ * overwrites them, so keep a copy. No output may overlap another argument. */
+typedef struct dw_conv_backward_tensors {
+    size_t size;
+    const dw_tensor *x; /* as in dw_conv_tensors */
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *weight;
+    const dw_tensor *bias;          /* NULL: 0 */
+    const dw_tensor *initial_state; /* [N, channels, columns], dtype of x; NULL: sequences started from zeros */
+    const uint8_t
+        *has_initial_state;         /* [N] on the device. 0: the sequence started from zeros. NULL: all have a state */
+    const dw_tensor *d_q;           /* [T, HK, K], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_k;           /* [T, HK, K] */
+    const dw_tensor *d_v;           /* [T, HV, V] */
+    const dw_tensor *d_final_state; /* gradient of the states after the batch; NULL: 0 */
+    const dw_tensor *d_x;   /* shapes as x, by x_layout, written; rows past the last sequence become zeros, and columns
+                               that are   not of q, k and v stay */
+    const dw_tensor *d_x_q; /* with DW_CONV_SEPARATE */
+    const dw_tensor *d_x_k;
+    const dw_tensor *d_x_v;
+    const dw_tensor *d_weight;        /* [channels, width], f32, written */
+    const dw_tensor *d_bias;          /* [channels], f32, written */
+    const dw_tensor *d_initial_state; /* as initial_state, written; zeros for sequences that started from zeros */
+    const dw_lengths *cu_seqlens;     /* on the device, for plans of dw_conv_device; else NULL */
+    void *workspace;                  /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    int32_t x_layout;       /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE: of x and d_x */
+    int32_t initial_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+    int32_t d_final_layout;
+    int32_t d_initial_layout;
+} dw_conv_backward_tensors;
+
+/* Plan of the gradients of a convolution, for the same batches. */
+typedef struct dw_conv_backward dw_conv_backward;
+
+/* Makes the plan. The convolution's plan may be destroyed before it. */
+int dw_conv_backward_create(const dw_conv *plan, dw_conv_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_conv_backward_destroy(dw_conv_backward *backward);
+int dw_conv_backward_workspace_bytes(const dw_conv_backward *backward, size_t *bytes);
+/* Enqueues one kernel, and with d_weight or d_bias another one. */
+int dw_conv_backward_launch(const dw_conv_backward *backward, void *stream, const dw_conv_backward_tensors *tensors);
+
 /* ---- decode: the same small number of tokens of every sequence, on a pool of states: one kernel ----
  *
  * The recurrence of prefill, token after token. One token is a step of generation. Several tokens verify a draft. */
@@ -547,9 +669,11 @@ typedef struct dw_decode_tensors {
     /* Speculative decoding without a commit, all on the device; NULL or 0: not wanted. The state after each draft goes
      * to a slot of its own, and the next step reads the slot of the last accepted one. read_slots and draft_slots may
      * be one table. */
-    const int32_t *draft_slots; /* [B, T]: slot of the state after each token; write_slots and states are then NULL */
-    const int32_t *read_slots;  /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
-    const int32_t *accepted;    /* [B], with read_slots: counts of the step before; those outside are clamped */
+    /* [B, T]: slot of the state after each token; write_slots is then NULL. Slots of states if that is given, which is
+     * then [slots, HV, ...] of any number of slots, and the pool is not written. */
+    const int32_t *draft_slots;
+    const int32_t *read_slots; /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
+    const int32_t *accepted;   /* [B], with read_slots: counts of the step before; those outside are clamped */
     /* [B + 1]: rows of each sequence, at most T. Tensors over tokens are then [rows, ...], of any number of rows. A
      * sequence without rows reads and writes nothing. Entries that decrease or exceed the rows never lead out of
      * bounds. The outputs of the sequences beside such an entry are not specified. Rows of no sequence stay as they
@@ -617,6 +741,29 @@ typedef struct dw_norm_tensors {
 
 int dw_norm_launch(const dw_context *context, void *stream, const dw_norm_tensors *tensors);
 
+/* Gradients of a gated norm: its inputs, the gradient of y, and the gradients to compute; NULL: not computed. x is what
+ * the norm read, so a norm in place has no gradients. Launches with d_weight enqueue two kernels, others one. No output
+ * may overlap another argument. */
+typedef struct dw_norm_backward_tensors {
+    size_t size;
+    const dw_tensor *x;        /* [T, HV, V], as in dw_norm_tensors */
+    const dw_tensor *z;        /* [T, blocks, heads * V] */
+    const dw_tensor *weight;   /* [V], any dtype; NULL: 1 */
+    const dw_tensor *d_y;      /* [T, HV, V], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_x;      /* [T, HV, V], dtype of x, written */
+    const dw_tensor *d_z;      /* [T, blocks, heads * V], dtype of x, with blocks of its own, written */
+    const dw_tensor *d_weight; /* [V], f32, written */
+    void *workspace;           /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    float eps;    /* as in the forward */
+    int32_t gate; /* DW_GATE_* */
+} dw_norm_backward_tensors;
+
+/* Bytes of workspace of a launch over these numbers of tokens, value heads and numbers per row. */
+int dw_norm_backward_workspace_bytes(const dw_context *context, int64_t tokens, int64_t value_heads, int64_t value_dim,
+                                     size_t *bytes);
+int dw_norm_backward_launch(const dw_context *context, void *stream, const dw_norm_backward_tensors *tensors);
+
 /* ---- layer: everything between the input projections and the output projection, in place on pools of states ----
  *
  *   q, k, v = silu(conv(x)); o = recurrence(q, k, v, a, b); y = rmsnorm(o) * norm_weight * gate(z)
@@ -683,6 +830,10 @@ typedef struct dw_layer_tensors {
     int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
     int32_t pool_layout; /* DW_STATE_* */
     int32_t pad0;
+
+    /* [T, HV, V], dtype of x, written: what the norm reads, for dw_layer_backward_launch. The norm then does not work
+     * in place, and the bits of y are the same. NULL: not kept. */
+    const dw_tensor *o;
 } dw_layer_tensors;
 
 /* Plan: a checked batch shape. Launch it any number of times. */
@@ -705,6 +856,71 @@ int dw_layer_workspace_bytes(const dw_layer *plan, size_t *bytes);
 /* Enqueues at most six kernels if no sequence is cut into segments. If the host knows that every row is a decode, it
  * enqueues two for V = 128 and K up to 128, else three. */
 int dw_layer_launch(const dw_layer *plan, void *stream, const dw_layer_tensors *tensors);
+
+/* Gradients of a layer without decodes: its inputs, o, gradients of what it returned, and the gradients to compute;
+ * NULL: not computed. q, k and v are computed again. States are those of sequence n in row n: a forward overwrites its
+ * pools, so keep copies. Rows of gradients past the last sequence become zeros, whatever d_y has there. No output may
+ * overlap another argument. */
+typedef struct dw_layer_backward_tensors {
+    size_t size;
+    /* Inputs, as in dw_layer_tensors. */
+    const dw_tensor *x;
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *z;
+    const dw_tensor *a;
+    const dw_tensor *b;
+    const dw_tensor *conv_weight;
+    const dw_tensor *conv_bias;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;
+    const dw_tensor *norm_weight;
+    /* States before the batch, both or neither; NULL: sequences started from zeros. */
+    const dw_tensor *initial_conv_state; /* [N, channels, columns] or [N, columns, channels], dtype of x */
+    const dw_tensor *initial_state;      /* [N, HV, K, V] or [N, HV, V, K], f32 or bf16 */
+    const uint8_t *has_initial_state; /* [N] on the device. 0: the sequence started from zeros. NULL: all have states */
+    const dw_tensor *o;               /* [T, HV, V], of dw_layer_tensors */
+
+    const dw_tensor *d_y;                /* [T, HV, V], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_final_conv_state; /* gradients of the states after the batch; NULL: 0 */
+    const dw_tensor *d_final_state;
+
+    /* Written. */
+    const dw_tensor *d_x; /* shapes as x, by x_layout; columns that are not of q, k and v stay */
+    const dw_tensor *d_x_q;
+    const dw_tensor *d_x_k;
+    const dw_tensor *d_x_v;
+    const dw_tensor *d_z; /* [T, blocks, heads * V]; NULL: with d_x of a flat or interleaved layout and z NULL, the
+                             columns of d_x where z lies in x; else not computed */
+    const dw_tensor *d_a; /* shapes as a; any dtype */
+    const dw_tensor *d_b;
+    const dw_tensor *d_conv_weight;        /* [channels, width], f32 */
+    const dw_tensor *d_conv_bias;          /* [channels], f32 */
+    const dw_tensor *d_a_log;              /* [HV], f32 */
+    const dw_tensor *d_dt_bias;            /* [HV], f32 */
+    const dw_tensor *d_norm_weight;        /* [V], f32 */
+    const dw_tensor *d_initial_conv_state; /* as initial_conv_state; zeros for sequences that started from zeros */
+    const dw_tensor *d_initial_state;      /* as initial_state */
+
+    const dw_lengths *cu_seqlens; /* on the device, for plans of dw_layer_device; else NULL */
+    void *workspace;              /* aligned to 256 bytes; as in dw_layer_tensors */
+    size_t workspace_bytes;
+    int32_t x_layout;    /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE: of x and d_x */
+    int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR: of all conv states */
+    int32_t pool_layout; /* DW_STATE_*: of all recurrent states */
+    int32_t pad0;
+} dw_layer_backward_tensors;
+
+/* Plan of the gradients of a layer, for the same batches. */
+typedef struct dw_layer_backward dw_layer_backward;
+
+/* Makes the plan of a layer without decodes. The layer's plan may be destroyed before it. */
+int dw_layer_backward_create(const dw_layer *plan, dw_layer_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_layer_backward_destroy(dw_layer_backward *backward);
+int dw_layer_backward_workspace_bytes(const dw_layer_backward *backward, size_t *bytes);
+int dw_layer_backward_launch(const dw_layer_backward *backward, void *stream, const dw_layer_backward_tensors *tensors);
 
 #ifdef __cplusplus
 }

@@ -61,6 +61,24 @@ impl ArgumentError {
     }
 }
 
+/// Ranks of a shared prefill with different plans. No summary was sent.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error(
+    "ranks differ in {what}: {theirs} on rank {rank}, {ours} on rank {own}; all ranks must make the same layout and spec"
+)]
+pub struct RankMismatch {
+    /// What differs.
+    pub what: &'static str,
+    /// The other rank.
+    pub rank: usize,
+    /// Its value, or a hash of it.
+    pub theirs: String,
+    /// This rank.
+    pub own: usize,
+    /// The value of this rank, or a hash of it.
+    pub ours: String,
+}
+
 /// An error of this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -74,6 +92,9 @@ pub enum Error {
     /// A collective of RCCL or NCCL failed, or was not complete in time.
     #[error(transparent)]
     Collective(#[from] hip_sys::CclError),
+    /// Ranks have different layouts or specs.
+    #[error(transparent)]
+    Ranks(#[from] RankMismatch),
     /// No runtime was found.
     #[error("no HIP runtime could be loaded")]
     Load(#[from] LoadError),

@@ -18,7 +18,7 @@ use hip_sys::{
 
 use crate::check;
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::prefill::{ParallelPrefill, PrefillTensors};
+use crate::prefill::{AGREEMENT_BYTES, ParallelPrefill, PrefillTensors};
 use crate::runtime::{Context, Stream};
 use crate::workspace::{Workspace, check_memory};
 
@@ -215,6 +215,34 @@ impl Communicator {
         self.settle(call, &comm, begin)
     }
 
+    /// Compares the layouts and specs of all ranks' plans, and waits for the result. All ranks call it together, once per plan,
+    /// before the first prefill. Not for a launch path: it allocates.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`](crate::Error::Ranks), on all ranks, which names what differs; a plan of another rank or number of
+    /// ranks; as [`Communicator::all_gather`].
+    pub fn agree(&self, plan: &ParallelPrefill) -> Result<()> {
+        self.check_plan(plan)?;
+        let mut send = self.context.upload(&plan.agreement())?;
+        let mut receive = self.context.alloc::<u8>(self.ranks * AGREEMENT_BYTES)?;
+        let stream = self.context.stream()?;
+        let memory = [&mut send, &mut receive].map(Workspace::new);
+        let [from, to] = &memory;
+        self.all_gather(&stream, from, to, AGREEMENT_BYTES)?;
+        self.synchronize(&stream)?;
+        plan.check_agreement(&receive.download(&stream)?)
+    }
+
+    fn check_plan(&self, plan: &ParallelPrefill) -> Result<()> {
+        let of_plan = plan.rank_of();
+        check::ensure(of_plan == (self.rank, self.ranks), || {
+            let was = format!("rank {} of {}", of_plan.0, of_plan.1);
+            let allowed = format!("the communicator has rank {} of {}", self.rank, self.ranks);
+            ArgumentError::new("plan", ArgumentKind::Value, was, allowed)
+        })?;
+        Ok(())
+    }
+
     /// All steps of a prefill that ranks share: the first stage, the exchange unless there is nothing to exchange, the second
     /// stage. `summary` and `gathered` are scratch memory of [`ParallelPrefill::summary_bytes`] and
     /// [`ParallelPrefill::gathered_bytes`].
@@ -229,12 +257,7 @@ impl Communicator {
         [summary, gathered]: [Workspace<'_>; 2],
         workspace: Workspace<'_>,
     ) -> Result<()> {
-        let of_plan = plan.rank_of();
-        check::ensure(of_plan == (self.rank, self.ranks), || {
-            let was = format!("rank {} of {}", of_plan.0, of_plan.1);
-            let allowed = format!("the communicator has rank {} of {}", self.rank, self.ranks);
-            ArgumentError::new("plan", ArgumentKind::Value, was, allowed)
-        })?;
+        self.check_plan(plan)?;
         let bytes = plan.summary_bytes();
         check_memory("gathered", &gathered, plan.gathered_bytes(), &self.context)?;
         plan.summarise_launch(stream, tensors, summary.again(), workspace.again())?;

@@ -9,11 +9,14 @@
 #[doc(hidden)]
 pub mod abi;
 mod backward;
+mod communicator;
 mod context;
 mod conv;
+mod conv_backward;
 mod decode;
 mod gate;
 mod layer;
+mod layer_backward;
 mod lengths;
 mod norm;
 mod parallel;
@@ -23,11 +26,14 @@ mod states;
 mod status;
 
 pub use backward::*;
+pub use communicator::*;
 pub use context::*;
 pub use conv::*;
+pub use conv_backward::*;
 pub use decode::*;
 pub use gate::*;
 pub use layer::*;
+pub use layer_backward::*;
 pub use norm::*;
 pub use parallel::*;
 pub use prefill::*;

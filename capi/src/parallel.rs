@@ -5,7 +5,9 @@ use std::{ptr, slice};
 
 use deltawave::batch::PerSequence;
 use deltawave::error::{ArgumentKind, Result};
-use deltawave::prefill::{Fragment, ParallelPrefill, PrefillTensors, RankLayout};
+use deltawave::prefill::{
+    AGREEMENT_BYTES, Fragment, ParallelPrefill, PrefillTensors, RankLayout, Tail,
+};
 use deltawave::runtime::{Context, Stream};
 use deltawave::workspace::Workspace;
 
@@ -20,12 +22,14 @@ use crate::read::{self, Checked};
 use crate::status::{guard, guard_silent, refuse};
 
 /// Value behind a `dw_parallel_prefill` handle.
-struct Plan {
+pub(crate) struct Plan {
     context: Context,
     fragments: Vec<Fragment>,
+    tails: Vec<Tail>,
+    tail_slots: usize,
     /// Whether `dw_parallel_prefill_set_snapshots` gave the plan snapshots.
     snapshots: bool,
-    plan: ParallelPrefill,
+    pub(crate) plan: ParallelPrefill,
 }
 
 /// Layout from the caller's struct.
@@ -49,6 +53,7 @@ unsafe fn layout(given: *const dw_rank_layout, value_heads: usize) -> Result<Ran
         (abi::DW_RANKS_CONTIGUOUS, "DW_RANKS_CONTIGUOUS", 0),
         (abi::DW_RANKS_ZIGZAG, "DW_RANKS_ZIGZAG", 1),
         (abi::DW_RANKS_FRAGMENTS, "DW_RANKS_FRAGMENTS", 2),
+        (abi::DW_RANKS_PACKED, "DW_RANKS_PACKED", 3),
     ];
     let kind = read::choice("kind", x.kind, &kinds)?;
     if kind != 2 && !(x.fragments.is_null() && x.fragment_counts.is_null()) {
@@ -58,6 +63,7 @@ unsafe fn layout(given: *const dw_rank_layout, value_heads: usize) -> Result<Ran
     match kind {
         0 => RankLayout::contiguous(&lengths, block, ranks),
         1 => RankLayout::zigzag(&lengths, block, ranks),
+        3 => RankLayout::packed(&lengths, block, ranks),
         _ => {
             // SAFETY: the caller passes an array of that many elements.
             let counts = unsafe { host_slice("fragment_counts", x.fragment_counts, ranks) }?;
@@ -112,6 +118,8 @@ pub unsafe extern "C" fn dw_parallel_prefill_create(
         let made = Plan {
             context: context.clone(),
             fragments: layout.fragments(rank).to_vec(),
+            tails: layout.tails(rank),
+            tail_slots: layout.tail_slots(),
             snapshots: false,
             plan,
         };
@@ -190,6 +198,64 @@ pub unsafe extern "C" fn dw_parallel_prefill_tables(
     })
 }
 
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_parallel_prefill_agreement(
+    plan: *const dw_parallel_prefill,
+    bytes: *mut c_void,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or valid pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: the caller passes memory of that many bytes.
+        let to = unsafe { read::output("bytes", bytes.cast::<[u8; AGREEMENT_BYTES]>()) }?;
+        *to = plan.plan.agreement();
+        Ok(())
+    })
+}
+
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_parallel_prefill_check_agreement(
+    plan: *const dw_parallel_prefill,
+    all: *const c_void,
+    bytes: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or valid pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // SAFETY: the caller passes an array of that many bytes.
+        let all = unsafe { host_slice("all", all.cast::<u8>(), bytes) }?;
+        plan.plan.check_agreement(all)
+    })
+}
+
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_parallel_prefill_tails(
+    plan: *const dw_parallel_prefill,
+    slots: *mut i64,
+    sent: *mut i32,
+    before: *mut i32,
+    count: i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or valid pointers.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        // Slots fit: there are fewer than blocks, which fit.
+        let number = |slot: Option<usize>| slot.map_or(-1, |slot| slot as i32);
+        let sent_of: Vec<_> = plan.tails.iter().map(|t| number(t.sent)).collect();
+        let before_of: Vec<_> = plan.tails.iter().map(|t| number(t.before)).collect();
+        // SAFETY: the caller passes a valid pointer, and arrays of that many elements.
+        unsafe {
+            *read::output("slots", slots)? = plan.tail_slots as i64;
+            copy("sent", &sent_of, sent, count)?;
+            copy("before", &before_of, before, count)?;
+        }
+        Ok(())
+    })
+}
+
 /// Copies values to the caller's array, unless it is null.
 ///
 /// # Safety
@@ -232,11 +298,11 @@ pub unsafe extern "C" fn dw_parallel_prefill_set_snapshots(
     })
 }
 
-/// Common body of both stages.
+/// Common body of both stages, and of all steps in one call.
 ///
 /// # Safety
 /// The pointers are null or valid, and their tensors lie in valid memory.
-unsafe fn launch(
+pub(crate) unsafe fn launch(
     plan: *const dw_parallel_prefill,
     stream: *mut c_void,
     tensors: *const dw_prefill_tensors,

@@ -46,6 +46,7 @@ fn status_of(error: &Error) -> u32 {
         | Error::NoSuchDevice { .. }
         | Error::MissingKernels { .. }
         | Error::MissingKernel { .. } => abi::DW_ERROR_DEVICE,
+        Error::Ranks(_) | Error::Collective(_) => abi::DW_ERROR_RANKS,
         _ => abi::DW_ERROR_RUNTIME,
     }
 }

@@ -90,6 +90,7 @@ pub struct InfoArgs {
 pub const SHAPE: &str = "Shape";
 pub const INPUTS: &str = "Inputs";
 pub const OPERATION: &str = "Operation";
+pub const RANKS: &str = "Ranks";
 pub const RUN: &str = "Running";
 pub const RESULTS: &str = "Results";
 
@@ -172,7 +173,7 @@ pub struct StateArgs {
 }
 
 /// Where and how often an operation runs.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// Where to run. hip: a GPU, AMD's or NVIDIA's; auto: a GPU if there is one, else the simulator
     #[arg(long, value_parser = choice(BACKENDS), default_value = "auto", help_heading = RUN)]

@@ -184,6 +184,12 @@ impl<'a> Views<'a> {
         tensor.expect("an operation takes each tensor of its list once")
     }
 
+    /// The memory of a tensor, if there is such a tensor, for views of parts of it.
+    pub fn buffer(&mut self, name: &str) -> Option<(&'a mut Buffer<u8>, Dtype)> {
+        let tensor = self.tensors.remove(name)?;
+        Some((&mut tensor.buffer, tensor.dtype))
+    }
+
     /// A view of all of a tensor.
     pub fn get<const N: usize>(
         &mut self,

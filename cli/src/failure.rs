@@ -42,6 +42,13 @@ pub enum Failure {
         "the tensors (and their reference, where one is computed) take about {needed} of host memory, and this machine has {available}"
     )]
     Memory { needed: String, available: String },
+    /// The process of another rank failed.
+    #[error("the process of rank {rank} failed: {why}")]
+    Rank {
+        rank: usize,
+        /// Its exit status, or the reason why it could not be started.
+        why: String,
+    },
     /// Two runs of the same kernels gave different bits.
     #[error("the results of run {run} differ from those of run 1")]
     Unsteady {

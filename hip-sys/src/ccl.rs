@@ -1,6 +1,7 @@
 //! Collectives of RCCL or NCCL, which have the same names and signatures, loaded at run time and never linked.
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -120,7 +121,8 @@ macro_rules! functions {
             name: Arc<str>,
             error_string: Option<unsafe extern "C" fn(c_int) -> *const c_char>,
             $($name: unsafe extern "C" fn($($kind),*) -> c_int,)+
-            _library: Library,
+            /// Never unloaded: the library has threads of its own, which a unique id starts.
+            _library: ManuallyDrop<Library>,
         }
 
         impl Ccl {
@@ -138,7 +140,7 @@ macro_rules! functions {
                 )+
                 // SAFETY: as above.
                 let error_string = unsafe { library.get(b"ncclGetErrorString\0") }.ok().map(|f| *f);
-                Ok(Ccl { name, error_string, $($name,)+ _library: library })
+                Ok(Ccl { name, error_string, $($name,)+ _library: ManuallyDrop::new(library) })
             }
 
             $(

@@ -145,14 +145,19 @@ impl PrefillFile {
         }
         let states = taken(states, self.state_elements(), &slots);
         (!rows.is_empty()).then(|| Rest {
-            data: self.of_rows(&rows, cu_seqlens, states),
+            data: self.of_rows(&rows, cu_seqlens, Some(states)),
             rows,
             sequences,
         })
     }
 
     /// Some tokens of it, as sequences of these offsets and initial states.
-    fn of_rows(&self, rows: &[usize], cu_seqlens: Vec<i32>, states: Tensor) -> PrefillFile {
+    pub fn of_rows(
+        &self,
+        rows: &[usize],
+        cu_seqlens: Vec<i32>,
+        states: Option<Tensor>,
+    ) -> PrefillFile {
         let keys = |t| taken(t, self.key_heads * self.key_dim, rows);
         let heads = |t| taken(t, self.value_heads, rows);
         PrefillFile {
@@ -174,7 +179,7 @@ impl PrefillFile {
                 FileBeta::Given(beta) => FileBeta::Given(heads(beta)),
                 FileBeta::Logits(b) => FileBeta::Logits(heads(b)),
             },
-            initial_state: Some(states),
+            initial_state: states,
             cu_seqlens,
             ..*self
         }

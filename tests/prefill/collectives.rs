@@ -9,7 +9,7 @@ use std::{env, fs, process, thread};
 use deltawave::Error;
 use deltawave::error::Result;
 use deltawave::parallel::{Collectives, Communicator, UniqueId};
-use deltawave::prefill::RankLayout;
+use deltawave::prefill::{ParallelPrefill, RankLayout};
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Gates;
 use hip_sys::CclError;
@@ -99,6 +99,8 @@ fn one_call_does_all_steps() {
     let id = library.unique_id().expect("an id");
     let run = |i| {
         let communicator = join(&library, id, i, 3, 60_000).expect("a communicator");
+        let own = rank(i);
+        communicator.agree(&own.plan).expect("equal plans");
         assert_eq!((communicator.rank(), communicator.ranks()), (i, 3));
         let stream = context().stream().expect("a stream");
         let mut rank = rank(i);
@@ -135,6 +137,43 @@ fn one_call_does_all_steps() {
         .launch(case, &stream, Where::Separate, 1, step)
         .expect_err("rank 1 of 3");
     assert!(error.to_string().contains("plan: rank 1 of 3"), "{error}");
+}
+
+/// Ranks that made different layouts learn of it before anything is sent, each of them, and the communicator stays usable.
+#[test]
+fn different_layouts_are_refused() {
+    let Some(library) = library() else { return };
+    let case = case(Dtype::Bf16, &[400, 70], Gates::Zero);
+    let id = library.unique_id().expect("an id");
+    let run = |rank| {
+        let communicator = join(&library, id, rank, 3, 60_000).expect("a communicator");
+        let plan = |layout: Result<RankLayout>| {
+            let layout = layout.expect("a layout");
+            ParallelPrefill::new(&context(), case.spec, &layout, rank, 470).expect("a plan")
+        };
+        let lengths = &case.lengths;
+        let own = match rank {
+            2 => plan(RankLayout::zigzag(lengths, 64, 3)),
+            _ => plan(RankLayout::contiguous(lengths, 64, 3)),
+        };
+        let first = communicator.agree(&own).expect_err("rank 2 differs");
+        let again = plan(RankLayout::packed(lengths, 64, 3));
+        communicator.agree(&again).expect("equal plans");
+        first
+    };
+    let errors: Vec<_> = thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..3).map(|i| scope.spawn(move || run(i))).collect();
+        let ended = ranks.into_iter().map(|rank| rank.join());
+        ended.map(|error| error.expect("a rank")).collect()
+    });
+    for (own, error) in errors.into_iter().enumerate() {
+        let Error::Ranks(found) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(found.what, "fragments of the ranks");
+        assert_eq!((found.rank, found.own), (if own == 2 { 0 } else { 2 }, own));
+    }
 }
 
 /// A rank that never comes, and one that never sends: errors in time, with the call's name, and no hang.

@@ -1,14 +1,21 @@
-/* A library of collectives for ranks that are threads of one process, whose memory is the host's. Like RCCL and NCCL
- * without blocking: calls return 'in progress', and are complete when all ranks have made them. */
-#include <pthread.h>
+/* A library of collectives for ranks whose memory is the host's: threads of one process, or processes of one host. Like
+ * RCCL and NCCL without blocking: calls return 'in progress', and are complete when all ranks have made them. Ranks
+ * meet in a file that the id names. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, IN_PROGRESS = 7, MOST_RANKS = 16, MOST_WORLDS = 64 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, IN_PROGRESS = 7, MOST_RANKS = 16 };
 
 typedef struct {
-    char bytes[128];
+    char path[128];
 } Id;
 
 typedef struct {
@@ -18,93 +25,137 @@ typedef struct {
     const char *net_name;
 } Config;
 
-typedef struct World World;
+/* The begin of the file. Bytes of rank r follow it, `room` for each rank. */
+typedef struct {
+    atomic_int arrived, dead;
+    atomic_int sent[MOST_RANKS], taken[MOST_RANKS]; /* all-gathers that a rank began, and has the result of */
+    size_t bytes[MOST_RANKS];
+} World;
 
 typedef struct {
     World *world;
-    int rank, pending;
-    const void *send;
+    char path[128];
+    int file, rank, ranks, pending;
     void *receive;
     size_t bytes;
 } Comm;
 
-struct World {
-    Id id;
-    int ranks, arrived, sent, dead;
-    Comm *comms[MOST_RANKS];
-};
+enum { HEADER = 4096 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static World worlds[MOST_WORLDS];
-static int ids;
-
-const char *ncclGetErrorString(int code) { return code == REMOTE_ERROR ? "remote process exited" : "invalid argument"; }
+const char *ncclGetErrorString(int code) {
+    return code == REMOTE_ERROR ? "remote process exited" : code == SYSTEM_ERROR ? "system error" : "invalid argument";
+}
 
 int ncclGetUniqueId(Id *id) {
-    pthread_mutex_lock(&lock);
+    static atomic_int ids;
+    const char *folder = getenv("TMPDIR");
     memset(id, 0, sizeof *id);
-    ++ids;
-    memcpy(id->bytes, &ids, sizeof ids);
-    pthread_mutex_unlock(&lock);
-    return SUCCESS;
+    const int length = snprintf(id->path, sizeof id->path, "%s/fake-collectives-%d-%d", folder ? folder : "/tmp",
+                                (int)getpid(), atomic_fetch_add(&ids, 1));
+    if (length >= (int)sizeof id->path) {
+        return SYSTEM_ERROR;
+    }
+    const int file = open(id->path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    const int failed = file < 0 || ftruncate(file, HEADER);
+    close(file);
+    return failed ? SYSTEM_ERROR : SUCCESS;
+}
+
+/* Ends this process if FAKE_COLLECTIVES_DIES is RANK:CALL of this rank and call: 0 for the start, n for all-gather n.
+ */
+static void die_at(int rank, int call) {
+    const char *when = getenv("FAKE_COLLECTIVES_DIES");
+    int of_rank, at;
+    if (when && sscanf(when, "%d:%d", &of_rank, &at) == 2 && of_rank == rank && at == call) {
+        _exit(9);
+    }
 }
 
 int ncclCommInitRankConfig(Comm **comm, int ranks, Id id, int rank, Config *config) {
-    int number;
-    memcpy(&number, id.bytes, sizeof number);
-    if (config->size != sizeof *config || config->magic != 0xcafebeef || config->blocking != 0 || number < 1 ||
-        number >= MOST_WORLDS || ranks > MOST_RANKS) {
+    if (config->size != sizeof *config || config->magic != 0xcafebeef || config->blocking != 0 || ranks > MOST_RANKS) {
         return INVALID_ARGUMENT;
     }
-    pthread_mutex_lock(&lock);
-    World *world = &worlds[number];
+    const int file = id.path[0] ? open(id.path, O_RDWR) : -1;
+    if (file < 0) {
+        return INVALID_ARGUMENT;
+    }
+    die_at(rank, 0);
+    World *world = mmap(0, HEADER, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     Comm *made = calloc(1, sizeof *made);
-    made->world = world;
-    made->rank = rank;
-    world->ranks = ranks;
-    world->comms[rank] = made;
-    ++world->arrived;
+    if (world == MAP_FAILED || !made) {
+        return SYSTEM_ERROR;
+    }
+    *made = (Comm){.world = world, .file = file, .rank = rank, .ranks = ranks};
+    memcpy(made->path, id.path, sizeof made->path);
+    atomic_fetch_add(&world->arrived, 1);
     *comm = made;
-    pthread_mutex_unlock(&lock);
     return IN_PROGRESS;
 }
 
+/* Copies the bytes of all ranks once all have sent. A rank sends again only when all have taken. */
+static int progress(Comm *comm) {
+    World *world = comm->world;
+    const int turn = atomic_load(&world->sent[comm->rank]);
+    for (int rank = 0; rank < comm->ranks; ++rank) {
+        if (atomic_load(&world->sent[rank]) < turn) {
+            return IN_PROGRESS;
+        }
+    }
+    if (atomic_load(&world->taken[comm->rank]) < turn) {
+        for (int rank = 0; rank < comm->ranks; ++rank) {
+            /* Unequal counts hang, or write past the end, in RCCL and NCCL. */
+            if (world->bytes[rank] != comm->bytes) {
+                return IN_PROGRESS;
+            }
+        }
+        for (int rank = 0; rank < comm->ranks; ++rank) {
+            char *to = (char *)comm->receive + rank * comm->bytes;
+            if (pread(comm->file, to, comm->bytes, HEADER + (off_t)rank * (off_t)comm->bytes) != (ssize_t)comm->bytes) {
+                return SYSTEM_ERROR;
+            }
+        }
+        atomic_store(&world->taken[comm->rank], turn);
+    }
+    for (int rank = 0; rank < comm->ranks; ++rank) {
+        if (atomic_load(&world->taken[rank]) < turn) {
+            return IN_PROGRESS;
+        }
+    }
+    comm->pending = 0;
+    return SUCCESS;
+}
+
 int ncclCommGetAsyncError(Comm *comm, int *error) {
-    pthread_mutex_lock(&lock);
     const World *world = comm->world;
-    *error = world->dead ? REMOTE_ERROR : world->arrived < world->ranks || comm->pending ? IN_PROGRESS : SUCCESS;
-    pthread_mutex_unlock(&lock);
+    if (comm->pending && !atomic_load(&world->dead)) {
+        *error = progress(comm);
+        return SUCCESS;
+    }
+    *error = atomic_load(&world->dead)                    ? REMOTE_ERROR
+             : atomic_load(&world->arrived) < comm->ranks ? IN_PROGRESS
+                                                          : SUCCESS;
     return SUCCESS;
 }
 
 #ifndef WITHOUT_GATHER
 int ncclAllGather(const void *send, void *receive, size_t count, int kind, Comm *comm, void *stream) {
     (void)stream;
-    if (kind != 1) {
+    World *world = comm->world;
+    if (kind != 1 || comm->pending) {
         return INVALID_ARGUMENT;
     }
-    pthread_mutex_lock(&lock);
-    World *world = comm->world;
-    if (world->dead) {
-        pthread_mutex_unlock(&lock);
+    if (atomic_load(&world->dead)) {
         return REMOTE_ERROR;
     }
-    comm->send = send;
+    die_at(comm->rank, atomic_load(&world->sent[comm->rank]) + 1);
+    if (pwrite(comm->file, send, count, HEADER + comm->rank * (off_t)count) != (ssize_t)count) {
+        return SYSTEM_ERROR;
+    }
     comm->receive = receive;
     comm->bytes = count;
     comm->pending = 1;
-    if (++world->sent == world->ranks) {
-        for (int to = 0; to < world->ranks; ++to) {
-            for (int from = 0; from < world->ranks; ++from) {
-                memcpy((char *)world->comms[to]->receive + from * count, world->comms[from]->send, count);
-            }
-        }
-        for (int rank = 0; rank < world->ranks; ++rank) {
-            world->comms[rank]->pending = 0;
-        }
-        world->sent = 0;
-    }
-    pthread_mutex_unlock(&lock);
+    world->bytes[comm->rank] = count;
+    atomic_fetch_add(&world->sent[comm->rank], 1);
     return IN_PROGRESS;
 }
 #endif
@@ -115,16 +166,14 @@ int ncclCommFinalize(Comm *comm) {
 }
 
 int ncclCommDestroy(Comm *comm) {
-    pthread_mutex_lock(&lock);
+    unlink(comm->path);
+    close(comm->file);
+    munmap(comm->world, HEADER);
     free(comm);
-    pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
 
 int ncclCommAbort(Comm *comm) {
-    pthread_mutex_lock(&lock);
-    comm->world->dead = 1;
-    free(comm);
-    pthread_mutex_unlock(&lock);
-    return SUCCESS;
+    atomic_store(&comm->world->dead, 1);
+    return ncclCommDestroy(comm);
 }

@@ -1,7 +1,6 @@
 //! Sequences that several ranks share: ranks in one process, which exchange summaries by copies. Outputs, states and
 //! snapshots have one rank's bits.
 
-use deltawave::Result;
 use deltawave::batch::PerSequence;
 use deltawave::gates::Gating;
 use deltawave::parallel::Communicator;
@@ -13,6 +12,7 @@ use deltawave::state::{InitialState, State, StateMut, StatePool, States};
 use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave::{Error, Result};
 use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -647,6 +647,125 @@ fn plans_are_checked() {
     let [first, second] = plan.kernels();
     assert_eq!(first, ["dw_prefill_prepare_bf16"]);
     assert_eq!(second, ["dw_prefill_scan_bf16_k64"]);
+}
+
+/// Whole sequences on one rank where they fit, runs of an equal share where not.
+#[test]
+fn packed_layouts_keep_sequences_whole() {
+    let f = |sequence, begin, tokens| Fragment {
+        sequence,
+        begin,
+        tokens,
+    };
+    let layout = RankLayout::packed(&[64, 640, 100, 0, 64], 64, 2).expect("a layout");
+    // 14 blocks, a share of 7: the long sequence in 7 and 3 blocks, then the shorter ones beside the 3.
+    assert_eq!(layout.fragments(0), [f(1, 0, 448), f(3, 0, 0)]);
+    let second = [f(0, 0, 64), f(1, 448, 192), f(2, 0, 100), f(4, 0, 64)];
+    assert_eq!(layout.fragments(1), second);
+    // More ranks than sequences: some have nothing.
+    let layout = RankLayout::packed(&[64, 64], 64, 4).expect("a layout");
+    assert_eq!(layout.fragments(1), [f(1, 0, 64)]);
+    assert!(layout.fragments(2).is_empty() && layout.fragments(3).is_empty());
+    assert_eq!(layout.rank_slots(), 0);
+    for wrong in [
+        RankLayout::packed(&[1], 65, 1),
+        RankLayout::packed(&[1], 64, 0),
+        RankLayout::packed(&[usize::MAX], 64, 1),
+    ] {
+        wrong.expect_err("a block, ranks or lengths that are not allowed");
+    }
+    let case = case(Dtype::Bf16, &[330, 0, 64, 150], Gates::Mixed);
+    let data = case.data();
+    let run = |layout: Result<RankLayout>| {
+        share(&case, &data, &layout.expect("a layout"), Where::Separate)
+    };
+    let alone = run(RankLayout::contiguous(&case.lengths, 64, 1));
+    for ranks in [2, 3, 8] {
+        let shared = run(RankLayout::packed(&case.lengths, 64, ranks));
+        assert_same(&alone, &shared, &format!("{ranks} ranks"));
+    }
+}
+
+/// Plans of different layouts or specs: the error names what differs, and the rank.
+#[test]
+fn plans_that_do_not_agree() {
+    let context = context();
+    let lengths = [330, 150];
+    let layout = RankLayout::contiguous(&lengths, 64, 3).expect("a layout");
+    let spec = spec(Dtype::Bf16, 1, 2, 16, 32);
+    let plan = |layout: &RankLayout, spec, rank| {
+        ParallelPrefill::new(&context, spec, layout, rank, 480).expect("a plan")
+    };
+    let ours: Vec<_> = (0..3).map(|rank| plan(&layout, spec, rank)).collect();
+    let bytes = |plans: [&ParallelPrefill; 3]| plans.map(ParallelPrefill::agreement).concat();
+    let all = bytes([&ours[0], &ours[1], &ours[2]]);
+    for rank in &ours {
+        rank.check_agreement(&all).expect("equal plans");
+    }
+    let zigzag = RankLayout::zigzag(&lengths, 64, 3).expect("a layout");
+    let other =
+        |lengths: &[usize], block| RankLayout::contiguous(lengths, block, 3).expect("a layout");
+    let f16 = deltawave::prefill::PrefillSpec {
+        dtype: Dtype::F16,
+        ..spec
+    };
+    let wider = self::spec(Dtype::Bf16, 1, 2, 16, 48);
+    for (layout, spec, what, theirs) in [
+        (&zigzag, spec, "fragments of the ranks", None),
+        (
+            &other(&lengths, 128),
+            spec,
+            "tokens of a block",
+            Some("128"),
+        ),
+        (
+            &other(&[320, 160], 64),
+            spec,
+            "lengths of the sequences",
+            None,
+        ),
+        (
+            &other(&[330, 151], 64),
+            spec,
+            "tokens of all sequences",
+            Some("481"),
+        ),
+        (&other(&[480], 64), spec, "number of sequences", Some("1")),
+        (
+            &layout,
+            f16,
+            "element type, head map, scale or norm of the spec",
+            None,
+        ),
+        (&layout, wider, "value dimension", Some("48")),
+    ] {
+        let tokens = layout.lengths().iter().sum();
+        let second = ParallelPrefill::new(&context, spec, layout, 1, tokens).expect("a plan");
+        let all = bytes([&ours[0], &second, &ours[2]]);
+        let error = ours[0].check_agreement(&all).expect_err("rank 1 differs");
+        let Error::Ranks(found) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((found.what, found.rank, found.own), (what, 1, 0));
+        assert!(theirs.is_none_or(|n| found.theirs == n), "{error}");
+        assert_ne!(found.theirs, found.ours);
+        assert!(error.to_string().contains(what), "{error}");
+        // The rank that differs learns of it, too.
+        let error = second
+            .check_agreement(&all)
+            .expect_err("it differs from rank 0");
+        assert!(
+            matches!(&error, Error::Ranks(found) if found.rank == 0),
+            "{error}"
+        );
+    }
+    let error = ours[0]
+        .check_agreement(&all[1..])
+        .expect_err("a byte too few");
+    assert!(
+        error.to_string().contains("agreements: 383 bytes"),
+        "{error}"
+    );
 }
 
 /// Lengths, a block, and the rank of each block.

@@ -1,5 +1,6 @@
 //! Arguments of a prefill, and of its profile.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
@@ -10,8 +11,8 @@ use deltawave_sim::exec::MfmaMode;
 use deltawave_sim::gpu::Gpu;
 
 use crate::args::{
-    Choices, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, PATHS, RESULTS, RUN, RunArgs,
-    SHAPE, ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
+    Choices, DimsArgs, HEAD_MAPS, INPUTS, ModelArgs, OPERATION, PATHS, RANKS, RESULTS, RUN,
+    RunArgs, SHAPE, ScaleArgs, StateArgs, choice, gpu, length, snapshot_interval, words,
 };
 
 /// `deltawave profile`.
@@ -118,6 +119,8 @@ pub struct PrefillArgs {
     pub path: PrefillPath,
 
     #[command(flatten)]
+    pub ranks: RanksArgs,
+    #[command(flatten)]
     pub run: RunArgs,
     /// Matrix arithmetic of the simulator. fast: f32 chains; exact: the published model of the rounding [default: fast]
     #[arg(long, value_parser = choice(MFMA_MODES), help_heading = RUN)]
@@ -132,6 +135,101 @@ pub struct PrefillArgs {
     /// Print one JSON object
     #[arg(long, help_heading = RESULTS)]
     pub json: bool,
+}
+
+/// A prefill that ranks share.
+#[derive(Debug, Args)]
+pub struct RanksArgs {
+    /// Share the sequences among N ranks, which exchange summaries of blocks of tokens
+    ///
+    /// --check also compares outputs and final states, bit for bit, with those of one rank: bits_equal_one_rank in JSON. They
+    /// depend on the block, and neither on N nor on the layout.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = RANKS,
+        conflicts_with_all = ["batch", "pool", "snapshots", "backward", "segments", "time"])]
+    pub ranks: Option<u32>,
+    /// Which rank has which blocks. contiguous: equal runs of the packed sequences, rank after rank; zigzag: rank r has the
+    /// pieces r and 2 N - 1 - r of each sequence, of 2 N pieces; packed: whole sequences, the longest first, on the rank with
+    /// the fewest tokens
+    #[arg(long, value_name = "LAYOUT", value_parser = choice(RANK_LAYOUTS), default_value = "contiguous", requires = "ranks", help_heading = RANKS)]
+    pub rank_layout: RankLayoutKind,
+    /// Tokens of a block, a multiple of 64 [default: a sixteenth to a sixty-fourth of the longest sequence]
+    #[arg(long, value_name = "TOKENS", value_parser = block_tokens, requires = "ranks", help_heading = RANKS)]
+    pub rank_block: Option<usize>,
+    /// How ranks exchange summaries. local: all ranks in this process, on one device, through the host; processes: a process
+    /// and a device for each, through RCCL or NCCL; auto: local on the simulator, else processes
+    #[arg(long, value_parser = choice(EXCHANGES), default_value = "auto", requires = "ranks", help_heading = RANKS)]
+    pub exchange: Exchange,
+    /// Longest wait for another rank; then this rank fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..), requires = "ranks", help_heading = RANKS)]
+    pub rank_timeout: u32,
+    /// Rank, device and id of a process that another one started
+    #[arg(long, hide = true, requires = "ranks", value_parser = join)]
+    pub join: Option<Join>,
+}
+
+/// `--rank-layout`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RankLayoutKind {
+    Contiguous,
+    Zigzag,
+    Packed,
+}
+
+pub const RANK_LAYOUTS: Choices<RankLayoutKind> = &[
+    ("contiguous", RankLayoutKind::Contiguous),
+    ("zigzag", RankLayoutKind::Zigzag),
+    ("packed", RankLayoutKind::Packed),
+];
+
+/// `--exchange`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Exchange {
+    Auto,
+    Local,
+    Processes,
+}
+
+pub const EXCHANGES: Choices<Exchange> = &[
+    ("auto", Exchange::Auto),
+    ("local", Exchange::Local),
+    ("processes", Exchange::Processes),
+];
+
+/// A process of a rank: `RANK:DEVICE:ID`, with the id in hexadecimal digits.
+#[derive(Clone, Copy, Debug)]
+pub struct Join {
+    pub rank: usize,
+    pub device: usize,
+    pub id: [u8; 128],
+}
+
+impl fmt::Display for Join {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:", self.rank, self.device)?;
+        self.id.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+fn join(text: &str) -> Result<Join, &'static str> {
+    let read = || {
+        let mut parts = text.split(':');
+        let (rank, device, digits) = (parts.next()?, parts.next()?, parts.next()?);
+        let mut id = [0; 128];
+        if digits.len() != 2 * id.len() || !digits.is_ascii() {
+            return None;
+        }
+        for (i, byte) in id.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).ok()?;
+        }
+        let (rank, device) = (rank.parse().ok()?, device.parse().ok()?);
+        Some(Join { rank, device, id })
+    };
+    read().ok_or("it must be RANK:DEVICE:ID")
+}
+
+/// Tokens of a block.
+fn block_tokens(text: &str) -> Result<usize, String> {
+    snapshot_interval(text)
 }
 
 /// `--initial-state`: the element type, unless there is none.

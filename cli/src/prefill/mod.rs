@@ -5,6 +5,7 @@ mod backward;
 mod describe;
 mod operation;
 pub mod profile;
+mod ranks;
 mod states;
 
 use std::path::PathBuf;
@@ -75,6 +76,9 @@ pub fn run(args: &PrefillArgs) -> Result<Report, Failure> {
         let run = backward::BackwardRun(run);
         run.refuse()?;
         return driver::run(run, &options(args, None));
+    }
+    if args.ranks.ranks.is_some() {
+        return ranks::run(run, &options(args, None));
     }
     driver::run(run, &options(args, None))
 }

@@ -18,6 +18,21 @@ use crate::progress::Progress;
 use crate::recurrence;
 use crate::report::{Checked, Description};
 
+impl PrefillRun<'_> {
+    /// Draws the tensors, or takes them from a file; saves them if `save` and the arguments say so.
+    pub(super) fn whole(&self, save: bool) -> Result<Rc<PrefillFile>, Failure> {
+        let data = match &self.source {
+            Source::File(file) => Rc::clone(file),
+            Source::Drawn(draw) => Rc::new(draw.tensors(&self.cu_seqlens)),
+        };
+        if let Some(path) = self.args.save_input.as_ref().filter(|_| save) {
+            data.write(path)
+                .map_err(Failure::file("--save-input", path))?;
+        }
+        Ok(data)
+    }
+}
+
 impl Operation for PrefillRun<'_> {
     type Plan = Prefill;
     type Data = Rc<PrefillFile>;
@@ -46,14 +61,7 @@ impl Operation for PrefillRun<'_> {
     }
 
     fn draw(&mut self, plan: &Prefill) -> Result<Rc<PrefillFile>, Failure> {
-        let data = match &self.source {
-            Source::File(file) => Rc::clone(file),
-            Source::Drawn(draw) => Rc::new(draw.tensors(&self.cu_seqlens)),
-        };
-        if let Some(path) = &self.args.save_input {
-            data.write(path)
-                .map_err(Failure::file("--save-input", path))?;
-        }
+        let data = self.whole(true)?;
         let snapshots = (self.args.snapshots).map(|tokens| plan.snapshots_every(tokens));
         self.snapshots =
             (snapshots.transpose()).map_err(Failure::during("the snapshots are refused"))?;

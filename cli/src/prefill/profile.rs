@@ -30,6 +30,10 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
         let why = "profile counts the prefill itself; --backward cannot be used";
         return Err(Failure::wrong(why));
     }
+    if prefill.ranks.ranks.is_some() {
+        let why = "profile counts the prefill of one device; --ranks cannot be used";
+        return Err(Failure::wrong(why));
+    }
     refuse_overwriting(prefill, args.roofline.as_ref())?;
     limit_threads(&prefill.run);
     let options = options(prefill, Some(args.gpu));

@@ -15,8 +15,10 @@ use super::{kernels, text};
 /// JSON numbers that are compared; all others are masked by their type.
 const COMPARED: &[&str] = &[
     "changed_slots",
+    "block_tokens",
     "channels",
     "chunk_heads",
+    "count",
     "decodes",
     "equal_share_limit",
     "every",
@@ -28,6 +30,7 @@ const COMPARED: &[&str] = &[
     "minimal_bytes",
     "non_finite",
     "other_slots",
+    "rank_tokens",
     "repeat",
     "resumed_sequences",
     "resumed_tokens",
@@ -36,6 +39,7 @@ const COMPARED: &[&str] = &[
     "shape",
     "slots",
     "states",
+    "summary_bytes",
     "tokens",
     "tp",
     "value_dim",

@@ -9,6 +9,7 @@ mod info;
 mod layer;
 mod prefill;
 mod profile;
+mod ranks;
 mod states;
 mod usage;
 

@@ -210,6 +210,19 @@ impl PrefillBackward {
         tensors: &BackwardTensors<'_>,
         workspace: Workspace<'_>,
     ) -> Result<()> {
+        self.launch_between(stream, tensors, workspace, || Ok(()), || Ok(()))
+    }
+
+    /// [`PrefillBackward::launch`] between kernels that `before` and `after` enqueue: no other launch of this crate on the
+    /// stream comes between them. If a check fails, neither is called.
+    pub(crate) fn launch_between(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        workspace: Workspace<'_>,
+        before: impl FnOnce() -> Result<()>,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
         check_devices(tensors, &self.context)?;
@@ -225,6 +238,7 @@ impl PrefillBackward {
         check_overlaps(tensors, scratch)?;
         self.context.make_current()?;
         let _turn = stream.turn();
+        before()?;
         if let Some(lengths) = lengths {
             lengths.enqueue(&self.context, stream)?;
         }
@@ -241,7 +255,7 @@ impl PrefillBackward {
                     .launch(stream, kernel, groups as u32, threads, &arguments)?;
             }
         }
-        Ok(())
+        after()
     }
 
     fn lower_lengths(

@@ -4,6 +4,7 @@ use std::ptr;
 
 use super::lower::{self, Kernels, SentSummaries, Tables};
 use super::plan::{self, Counts};
+use super::ranks::{AGREEMENT_BYTES, Agreement};
 use super::shape::Shape;
 use super::states::PlanSlots;
 use super::{Part, PrefillPath, PrefillSpec, PrefillTensors, RankLayout, Snapshot, snapshots};
@@ -45,6 +46,7 @@ pub struct ParallelPrefill {
     rank: usize,
     ranks: usize,
     rank_slots: usize,
+    agreement: Agreement,
     /// Items of scan, items of summarise, chains, `cu_seqlens`, order.
     tables: Buffer<i32>,
 }
@@ -212,6 +214,7 @@ impl ParallelPrefill {
             rank,
             ranks: layout.ranks(),
             rank_slots: layout.rank_slots(),
+            agreement: Agreement::new(layout, &spec),
         })
     }
 
@@ -229,6 +232,20 @@ impl ParallelPrefill {
     /// This rank, and the number of ranks.
     pub fn rank_of(&self) -> (usize, usize) {
         (self.rank, self.ranks)
+    }
+
+    /// Layout and spec of this rank as bytes, to be compared by all ranks once before the first launch: gather them from all
+    /// ranks, and call [`ParallelPrefill::check_agreement`].
+    pub fn agreement(&self) -> [u8; AGREEMENT_BYTES] {
+        self.agreement.bytes()
+    }
+
+    /// Compares the [`ParallelPrefill::agreement`] of all ranks, rank by rank.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`](crate::Error::Ranks), which names what differs and the first such rank; not as many bytes as ranks need.
+    pub fn check_agreement(&self, all: &[u8]) -> Result<()> {
+        self.agreement.check(self.rank, all)
     }
 
     /// Bytes of workspace. Both stages need the same workspace, unchanged between them.

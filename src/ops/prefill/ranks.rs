@@ -1,8 +1,11 @@
 //! Layout of sequences over ranks: which rank has which tokens, and where the summaries of blocks lie once gathered.
 
-use super::CHUNK;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{CHUNK, PrefillSpec};
 use crate::check::{self, Checked};
-use crate::error::{ArgumentError, ArgumentKind, Result};
+use crate::error::{ArgumentError, ArgumentKind, RankMismatch, Result};
 
 /// A run of tokens of one sequence that a rank has, as one sequence of its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +16,15 @@ pub struct Fragment {
     pub begin: usize,
     /// A multiple of the block, unless the sequence ends with it. 0 for a sequence without tokens only.
     pub tokens: usize,
+}
+
+/// A fragment's part in the exchange of a convolution's tails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tail {
+    /// Place of its last rows among the tails that its rank sends; none if its sequence ends with it.
+    pub sent: Option<usize>,
+    /// Slot, among the tails of all ranks, of the rows before it; none if its sequence begins with it.
+    pub before: Option<usize>,
 }
 
 /// Sequences over ranks. All ranks make the same layout, from the lengths of all sequences.
@@ -93,6 +105,39 @@ impl RankLayout {
             let pieces = 2 * ranks as u128;
             let piece = (block as u128 * pieces / of_sequence.max(1) as u128) as usize;
             piece.min(2 * ranks - 1 - piece)
+        })
+    }
+
+    /// Whole sequences where possible, the longest first, each on the rank with the fewest blocks so far. A sequence with more
+    /// blocks than an equal share is cut into runs of that share, and each run is placed like a sequence.
+    ///
+    /// # Errors
+    /// No rank; a block that is not allowed.
+    pub fn packed(lengths: &[usize], block_tokens: usize, ranks: usize) -> Result<Self> {
+        check_block(block_tokens)?;
+        check_ranks(ranks)?;
+        check_lengths(lengths, block_tokens)?;
+        let blocks_of = |n: &usize| n.div_ceil(block_tokens);
+        let all: usize = lengths.iter().map(blocks_of).sum();
+        let share = all.div_ceil(ranks).max(1);
+        let mut runs = Vec::new();
+        let mut rank_of_run: Vec<Vec<usize>> = Vec::new();
+        for (sequence, tokens) in lengths.iter().enumerate() {
+            let blocks = blocks_of(tokens);
+            let count = blocks.div_ceil(share).max(1);
+            runs.extend((0..count).map(|run| (share.min(blocks - run * share), sequence, run)));
+            rank_of_run.push(vec![0; count]);
+        }
+        runs.sort_by_key(|&(blocks, sequence, run)| (Reverse(blocks), sequence, run));
+        let mut loads: BinaryHeap<_> = (0..ranks).map(|rank| Reverse((0usize, rank))).collect();
+        for (blocks, sequence, run) in runs {
+            if let Some(mut least) = loads.peek_mut() {
+                rank_of_run[sequence][run] = least.0.1;
+                least.0.0 += blocks;
+            }
+        }
+        Self::of_blocks(lengths, block_tokens, ranks, |sequence, block, _| {
+            rank_of_run[sequence][block / share]
         })
     }
 
@@ -191,6 +236,40 @@ impl RankLayout {
         self.rank_slots
     }
 
+    /// Tails that each rank sends for a convolution: the most fragments that another follows that any rank has. 0: no rank
+    /// sends or waits for anything.
+    pub fn tail_slots(&self) -> usize {
+        let counts = self.ranks.iter().map(|of_rank| {
+            let followed = of_rank.iter().filter(|f| self.is_followed(f));
+            followed.count()
+        });
+        counts.max().unwrap_or(0)
+    }
+
+    /// Exchange of a convolution's tails, for each fragment of a rank. A tail is the last `width - 1` rows of a fragment that
+    /// another follows, which has at least a block of rows. Tails of all ranks are gathered rank by rank, with
+    /// [`RankLayout::tail_slots`] of each.
+    pub fn tails(&self, rank: usize) -> Vec<Tail> {
+        let slots = self.tail_slots();
+        let mut at = std::collections::HashMap::new();
+        for (rank, of_rank) in self.ranks.iter().enumerate() {
+            let followed = of_rank.iter().filter(|f| self.is_followed(f));
+            for (i, f) in followed.enumerate() {
+                at.insert((f.sequence, f.begin + f.tokens), rank * slots + i);
+            }
+        }
+        let fragments = self.fragments(rank).iter();
+        let tail = |f: &Fragment| Tail {
+            sent: (at.get(&(f.sequence, f.begin + f.tokens))).map(|slot| slot - rank * slots),
+            before: at.get(&(f.sequence, f.begin)).copied(),
+        };
+        fragments.map(tail).collect()
+    }
+
+    fn is_followed(&self, f: &Fragment) -> bool {
+        f.begin + f.tokens < self.lengths[f.sequence]
+    }
+
     /// Chunks of a block.
     pub(super) fn block_chunks(&self) -> usize {
         self.block
@@ -204,6 +283,116 @@ impl RankLayout {
     /// Slot, among those of all ranks, of a block that another follows.
     pub(super) fn slot(&self, sequence: usize, block: usize) -> i32 {
         self.slots[sequence][block]
+    }
+}
+
+/// Bytes of a rank's [`ParallelPrefill::agreement`](super::ParallelPrefill::agreement).
+pub const AGREEMENT_BYTES: usize = 128;
+
+/// Words of an agreement, and the names of what they must agree in. Numbers first, then hashes.
+const AGREED: [&str; 11] = [
+    "version of the library",
+    "number of ranks",
+    "number of sequences",
+    "tokens of all sequences",
+    "tokens of a block",
+    "value heads",
+    "key dimension",
+    "value dimension",
+    "lengths of the sequences",
+    "fragments of the ranks",
+    "element type, head map, scale or norm of the spec",
+];
+const FIRST_HASH: usize = 8;
+
+/// What ranks must agree in, as [`AGREED`] names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Agreement([u64; AGREED.len()]);
+
+/// A hash that is equal on all hosts and builds: FNV-1a over words, with a finaliser.
+fn hash(words: impl IntoIterator<Item = u64>) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for word in words {
+        hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        hash ^= hash >> 29;
+    }
+    hash ^= hash >> 32;
+    hash.wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+impl Agreement {
+    pub(super) fn new(layout: &RankLayout, spec: &PrefillSpec) -> Self {
+        let h = &spec.heads;
+        let fragments = layout.ranks.iter().flat_map(|of_rank| {
+            let each = of_rank.iter().flat_map(|f| [f.sequence, f.begin, f.tokens]);
+            [of_rank.len()].into_iter().chain(each)
+        });
+        let scale = spec.scale.unwrap_or_else(|| h.default_scale());
+        let others = [
+            spec.dtype as u64,
+            h.key as u64,
+            h.map as u64,
+            scale.to_bits().into(),
+            spec.qk_l2norm.into(),
+        ];
+        Agreement([
+            1,
+            layout.ranks() as u64,
+            layout.lengths.len() as u64,
+            layout.lengths.iter().map(|&n| n as u64).sum(),
+            layout.block_tokens() as u64,
+            h.value as u64,
+            h.key_dim as u64,
+            h.value_dim as u64,
+            hash(layout.lengths.iter().map(|&n| n as u64)),
+            hash(fragments.map(|n| n as u64)),
+            hash(others),
+        ])
+    }
+
+    /// Little-endian words, then zeros.
+    pub(super) fn bytes(&self) -> [u8; AGREEMENT_BYTES] {
+        let mut bytes = [0; AGREEMENT_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(self.0) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Checks the bytes of all ranks, rank by rank.
+    pub(super) fn check(&self, own: usize, all: &[u8]) -> Result<()> {
+        let ranks = self.0[1] as usize;
+        check::ensure(all.len() == ranks * AGREEMENT_BYTES, || {
+            let was = format!("{} bytes", all.len());
+            let allowed = format!("{AGREEMENT_BYTES} of each of {ranks} ranks");
+            ArgumentError::new("agreements", ArgumentKind::Size, was, allowed)
+        })?;
+        for (rank, bytes) in all.chunks_exact(AGREEMENT_BYTES).enumerate() {
+            let words = bytes
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|b| u64::from_le_bytes(*b));
+            for (i, (theirs, ours)) in words.zip(self.0).enumerate() {
+                if theirs != ours {
+                    let shown = |word: u64| match i < FIRST_HASH {
+                        true => word.to_string(),
+                        false => format!("hash {word:016x}"),
+                    };
+                    let (theirs, ours) = (shown(theirs), shown(ours));
+                    let what = AGREED[i];
+                    return Err(RankMismatch {
+                        what,
+                        rank,
+                        theirs,
+                        own,
+                        ours,
+                    }
+                    .into());
+                }
+            }
+        }
+        Ok(())
     }
 }
 
