@@ -192,9 +192,10 @@ template <bool Adjacent = adjacent> class PairRows {
     DEVICE_MEMBER Pair load(u32 place, int rows) const {
         Pair out;
         const Window memory(base);
+        const int lane = arch::opaque(arch::lane()); // otherwise registers hold all places through a loop
         for (int part = 0; part < 2; ++part) {
             for (int w = 0; w < arch::operand_words; ++w) {
-                const u32 from = offset(place, part, w, rows);
+                const u32 from = offset(place, part, w, rows, lane);
                 out.part[part][w] =
                     whole ? memory.load_b32(from) : memory.load_b16(from) | memory.load_b16(from + 2) << 16;
             }
@@ -202,9 +203,10 @@ template <bool Adjacent = adjacent> class PairRows {
         return out;
     }
     DEVICE_MEMBER void store(u32 place, int rows, const Pair &x) const {
+        const int lane = arch::opaque(arch::lane());
         for (int part = 0; part < 2; ++part) {
             for (int w = 0; w < arch::operand_words; ++w) {
-                const u32 to = offset(place, part, w, rows);
+                const u32 to = offset(place, part, w, rows, lane);
                 const int word = x.part[part][w];
                 if (to == Window::nowhere) {
                 } else if (whole) {
@@ -218,8 +220,7 @@ template <bool Adjacent = adjacent> class PairRows {
     }
 
   private:
-    DEVICE_MEMBER u32 offset(u32 place, int part, int word, int rows) const {
-        const int lane = arch::lane();
+    DEVICE_MEMBER u32 offset(u32 place, int part, int word, int rows, int lane) const {
         const int row = (int)(place >> 16) * 16 + arch::operand_row(word, lane);
         const int column = (int)(place & 0xffff) + 16 * part + arch::operand_element(word, lane);
         return ((row < rows) & (column < columns)) ? row * stride + 2 * column : Window::nowhere;

@@ -38,13 +38,13 @@ struct GradientMemory {
         // D .* dP as rows of tokens i and of j, D .* dL likewise; lower blocks.
         Operand matrices[4][lower_blocks][arch::lanes];
     };
-    Tile products[2][most_blocks][gradient_threads]; // Q K^T and K K^T of each wave's blocks
-    float states[2][chunk];                          // a, of each half of the keys
-    float updates[2][chunk];                         // b
-    float betas[2][chunk];                           // dbeta, of each half of the value tiles
-    float sums[sum_parts][chunk];                    // row sums less column sums of W
-    float before[chunk];                             // sums of b over earlier tokens
-    float whole[gradient_waves];                     // c
+    Tile products[2][lower_blocks][arch::lanes]; // Q K^T and K K^T, lower blocks
+    float states[2][chunk];                      // a, of each half of the keys
+    float updates[2][chunk];                     // b
+    float betas[2][chunk];                       // dbeta, of each half of the value tiles
+    float sums[sum_parts][chunk];                // row sums less column sums of W
+    float before[chunk];                         // sums of b over earlier tokens
+    float whole[gradient_waves];                 // c
     float carry[4];
 };
 
@@ -169,8 +169,10 @@ template <class T, int Keys> class Gradients {
         for (int n = 0; n < most_blocks; ++n) {
             const int j = min_of(column_of_block(half, n), i);
             const Tile columns = rows_at(factor_of(norms(), k_norm_row) + 16 * j, at);
-            products(1, n) = of_k[n] * columns * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at);
-            products(0, n) = of_q[n] * columns * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at);
+            if (column_of_block(half, n) <= i) {
+                products(1, n) = of_k[n] * columns * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at);
+                products(0, n) = of_q[n] * columns * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at);
+            }
         }
     }
 
@@ -211,7 +213,10 @@ template <class T, int Keys> class Gradients {
     }
 
     // Q K^T (0) or K K^T (1) of the wave's n-th block.
-    DEVICE_MEMBER Tile &products(int which, int n) { return memory.products[which][n][arch::opaque(arch::thread())]; }
+    DEVICE_MEMBER Tile &products(int which, int n) {
+        const int i = row_tile(), j = min_of(column_of_block(half(), n), i);
+        return memory.products[which][lower_block(i, j)][arch::opaque(arch::lane())];
+    }
 
     // Adds the value head's part of dQ and dK that passes through states, and its D .* dP and D .* dL. Writes dg and
     // dbeta.
@@ -504,12 +509,16 @@ template <class T, int Keys> class Gradients {
         const u32 mask = mask_of(row_tile, rows);
         if (p.flags & DWK_QK_L2NORM) {
             // dx = r (dy - y (y . dy)), with y = r x. A row of zeros has r = 1000.
-            Pair own_rows[own_pairs];
+            // Held where registers are enough, otherwise loaded twice.
+            Pair own_rows[adjacent ? own_pairs : 1];
             Tile dot{};
 #pragma unroll
             for (int b = 0; b < own_pairs; ++b) {
-                own_rows[b] = of.load(of.place(row_tile, keys_of(half, b)), mask);
-                dot += own[2 * b] * widened<T>(own_rows[b].part[0]) + own[2 * b + 1] * widened<T>(own_rows[b].part[1]);
+                const Pair x = of.load(of.place(row_tile, keys_of(half, b)), mask);
+                if constexpr (adjacent) {
+                    own_rows[b] = x;
+                }
+                dot += own[2 * b] * widened<T>(x.part[0]) + own[2 * b + 1] * widened<T>(x.part[1]);
             }
             float(&sums)[2][chunk] = of_q ? memory.states : memory.updates;
             put_column_sums(sums[half] + 16 * row_tile, dot);
@@ -521,8 +530,16 @@ template <class T, int Keys> class Gradients {
             const ColumnFactor most = r * 0.0f + math::inverse_norm(0.0f);
             r = of_zeros ? most : r;
 #pragma unroll
-            for (int t = 0; t < own_tiles; ++t) {
-                own[t] = (own[t] - widened<T>(own_rows[t / 2].part[t % 2]) * along) * r;
+            for (int b = 0; b < own_pairs; ++b) {
+                Pair x;
+                if constexpr (adjacent) {
+                    x = own_rows[b];
+                } else {
+                    x = of.load(of.place(row_tile, keys_of(half, b)), mask);
+                }
+                for (int s = 0; s < 2; ++s) {
+                    own[2 * b + s] = (own[2 * b + s] - widened<T>(x.part[s]) * along) * r;
+                }
             }
         }
         if (to) {
