@@ -70,7 +70,7 @@ pub unsafe extern "C" fn dw_gate_backward_workspace_bytes(
             context,
             read::natural("tokens", tokens)?,
             read::natural("value_heads", value_heads)?,
-        );
+        )?;
         Ok(())
     })
 }

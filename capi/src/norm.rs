@@ -71,7 +71,7 @@ pub unsafe extern "C" fn dw_norm_backward_workspace_bytes(
             read::natural("tokens", tokens)?,
             read::natural("value_heads", value_heads)?,
             read::natural("value_dim", value_dim)?,
-        );
+        )?;
         Ok(())
     })
 }

@@ -5,6 +5,7 @@ from typing import Any
 
 from . import _abi, structs
 from .context import Context, checked, stream_of
+from .errors import ArgumentError
 from .plan import memory_of
 from .values import whole
 
@@ -36,7 +37,10 @@ def gate_backward(context: Context, stream: Any = None, *, workspace: Any, **ten
     """
     shape = tuple(checked(context).describe("a", tensors["a"]).shape) if tensors.get("a") is not None else ()
     heads = shape[1] * (shape[2] if len(shape) == 3 else 1) if len(shape) in (2, 3) else 0
-    least = gate_backward_workspace_bytes(context, shape[0], heads) if heads else 0
+    try:
+        least = gate_backward_workspace_bytes(context, shape[0], heads) if heads else 0
+    except ArgumentError:  # the launch says so, and names the tensor
+        least = 0
     address, size = memory_of(context, workspace, least)
     values = {**tensors, "workspace": address, "workspace_bytes": size}
     arguments = structs.tensors(_abi.dw_gate_backward_tensors, {}, context, structs.no_vectors, values)

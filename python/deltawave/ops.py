@@ -81,7 +81,7 @@ def empty(shape: Any, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
     except (RuntimeError, TypeError):
         raise ArgumentError(f"device: {shown(device)}; it must be a torch device") from None
     if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype: {shown(dtype)}; it must be a torch device")
+        raise ArgumentError(f"dtype: {shown(dtype)}; it must be a torch dtype")
     shape = arrays.dimensions("shape", shape)
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -860,10 +860,15 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     def launch() -> Tuple[Tensor, ...]:
         return _conv(*inputs, *rest) if a is None else _conv_gates(*inputs, *gates, allow_neg_eigval, *rest)
 
+    if state is None and (slots is not None or has_initial_state is not None):
+        name = "slots" if slots is not None else "has_initial_state"
+        raise ArgumentError(f"{name}: given without a state; it must be absent")
     if state is None and needs_gradient(*inputs, *gates):
-        if slots is not None or has_initial_state is not None or keep_states:
-            name = "slots" if slots is not None else "has_initial_state" if has_initial_state is not None else "keep_states"
-            raise ArgumentError(f"{name}: given without a state; it must be absent")
+        if a is not None and b is not None and a_log is not None:
+            for name, t, wanted in (("a", a, (x.shape[0], value_heads)), ("b", b, (x.shape[0], value_heads)),
+                                    ("a_log", a_log, (value_heads,)), ("dt_bias", dt_bias, (value_heads,))):
+                if t is not None and tuple(t.shape) != wanted:
+                    raise ArgumentError(f"{name}: shape {list(t.shape)}; it must be {list(wanted)}")
         made = _conv_rows(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout,
                           state_layout, qk_l2norm)
         return made if a is None else (*made, *gate(a, b, a_log, dt_bias, allow_neg_eigval))
@@ -1236,7 +1241,8 @@ def layer_forward(x: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: T
                   ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """A layer without pools, for training: returns y and o `[T, HV, V]`, and the states after the batch, conv states
     `[N, channels, width - 1]` in the type of x and recurrent ones `[N, HV, K, V]` in f32. Initial states have these shapes;
-    None: zeros. The inputs and o are what `layer_backward` needs."""
+    None: zeros. It differentiates: by all tensors but cu_seqlens, from y and both states. Autograd keeps the inputs and o, which
+    has no gradient of its own."""
     device, width = x.device, _of_rank("conv_weight", conv_weight, 2).shape[1]
     spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
                      allow_neg_eigval, eps, gate)
@@ -1326,3 +1332,33 @@ def _(d_y, d_final_conv_state, d_final_state, o, x, a, b, conv_weight, a_log, ke
       conv_bias, dt_bias, norm_weight, initial_conv_state, initial_state, cu_seqlens, eps, gate, qk_l2norm, allow_neg_eigval,
       scale, head_map, x_layout, wanted):
     return layer_gradients(o, x, a, b, conv_weight, a_log, key_dim, z, cu_seqlens, wanted, _fake_empty)
+
+
+# Inputs of `layer_forward` in the order of their gradients.
+_LAYER_INPUTS = (0, 9, 1, 2, 3, 10, 4, 11, 12, 13, 14)
+
+
+def _save_layer(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    o = output[1]
+    ctx.mark_non_differentiable(o)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(o, *(inputs[i] for i in _LAYER_INPUTS), inputs[15])
+    ctx.heads, ctx.others = inputs[5:9], inputs[16:]
+
+
+def _layer_autograd(ctx: Any, d_y: Optional[Tensor], _: Optional[Tensor], d_conv_state: Optional[Tensor],
+                    d_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    o, *given, cu_seqlens = ctx.saved_tensors
+    wanted = [x is not None and bool(ctx.needs_input_grad[i]) for i, x in zip(_LAYER_INPUTS, given)]
+    x, z, a, b, weight, bias, a_log, *rest = given
+    d_y = torch.zeros_like(o) if d_y is None else d_y
+    found = layer_backward(d_y, d_conv_state, d_state, o, x, a, b, weight, a_log, *ctx.heads, z, bias, *rest, cu_seqlens,
+                           *ctx.others, wanted)
+    gradients: List[Optional[Tensor]] = [None] * 23
+    for i, d in zip(_LAYER_INPUTS, _cast(found, given, wanted)):
+        gradients[i] = d
+    return tuple(gradients)
+
+
+layer_backward.register_autograd(_no_second_order("layer_forward"), setup_context=_save_nothing)
+layer_forward.register_autograd(_layer_autograd, setup_context=_save_layer)

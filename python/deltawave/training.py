@@ -6,8 +6,8 @@ them.
     layer = GatedDeltaNet(hidden=512, key_heads=4, value_heads=4, key_dim=128, value_dim=128).cuda()
     layer(torch.randn(2, 300, 512, device="cuda")).sum().backward()
 
-Autograd keeps the inputs of each step, and nothing of the recurrence: the backward computes the states again. Parameters
-have the names and shapes that `deltawave.Layer` takes, so that a trained layer can be served.
+Autograd keeps the inputs of a layer and o, which the norm reads: the backward computes the convolution and the states again.
+Parameters have the names and shapes that `deltawave.Layer` takes. A trained layer is served with the bits of its training.
 """
 
 import math
@@ -31,7 +31,8 @@ def gated_delta_net(x: Tensor, z: Tensor, a: Tensor, b: Tensor, conv_weight: Ten
     x holds q, k and v side by side, bf16 or fp16; z `[B, T, HV, V]` in the type of x; a, b `[B, T, HV]`, raw gates, of any
     type; conv_weight `[channels, width]`, conv_bias `[channels]`, a_log and dt_bias `[HV]`, norm_weight `[V]`, of any type.
     Sequences start from zeros. With cu_seqlens `[N + 1]` B is 1, and the rows are packed sequences. Options are those of
-    `deltawave.ops.layer`, which serves the same layer from pools of states.
+    `deltawave.ops.layer`, which serves the same layer from pools of states. `deltawave.ops.layer_forward` is the op behind this
+    function, with states before and after.
     """
     columns = (key_heads * key_dim, key_heads * key_dim, value_heads * value_dim)
     if x.dim() != 3 or x.shape[2] != sum(columns):
@@ -41,14 +42,16 @@ def gated_delta_net(x: Tensor, z: Tensor, a: Tensor, b: Tensor, conv_weight: Ten
         raise ArgumentError(f"x: shape {list(x.shape)}; with cu_seqlens it must be [1, T, {sum(columns)}]")
     if tuple(z.shape) != (batch, tokens, value_heads, value_dim):
         raise ArgumentError(f"z: shape {list(z.shape)}; it must be {[batch, tokens, value_heads, value_dim]}")
+    for name, gates in (("a", a), ("b", b)):
+        if tuple(gates.shape) != (batch, tokens, value_heads):
+            raise ArgumentError(f"{name}: shape {list(gates.shape)}; it must be {[batch, tokens, value_heads]}")
     offsets = cu_seqlens
     if offsets is None and batch > 1:
-        offsets = torch.arange(0, batch * tokens + 1, tokens)
-    rows = ops.conv(x.flatten(0, 1), conv_weight, conv_bias, None, key_heads, value_heads, key_dim, value_dim, offsets)
-    q, k, v = (part.unflatten(0, (batch, tokens)) for part in rows)
-    o, _ = ops.prefill(q, k, v, a=a, b=b, a_log=a_log, dt_bias=dt_bias, allow_neg_eigval=allow_neg_eigval,
-                       cu_seqlens=cu_seqlens, scale=scale, qk_l2norm=qk_l2norm, head_map=head_map, output_final_state=False)
-    return ops.norm(o, z, norm_weight, eps, gate)
+        offsets = torch.arange(batch + 1) * tokens
+    y, _, _, _ = ops.layer_forward(x.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1), conv_weight, a_log, key_heads, value_heads,
+                                   key_dim, value_dim, z.flatten(0, 1), conv_bias, dt_bias, norm_weight, None, None, offsets,
+                                   eps, gate, qk_l2norm, allow_neg_eigval, scale, head_map, "flat")
+    return y.unflatten(0, (batch, tokens))
 
 
 class GatedDeltaNet(nn.Module):  # type: ignore[misc]

@@ -3,6 +3,7 @@ those of float64."""
 
 import unittest
 
+import deltawave as dw
 from deltawave import Unsupported
 
 from .common import np
@@ -152,6 +153,18 @@ class Gradients(unittest.TestCase):
                 torch.autograd.backward([m for m, _ in pairs], [g for _, g in pairs])
                 self.assertTrue(torch.equal(given[i].grad, wanted[i]), i)
                 self.assertTrue(all(t.grad is None for j, t in enumerate(given) if j != i))
+
+    def test_a_convolution_refuses_the_same_with_and_without_gradients(self):
+        weight, a_log = self.normal(CHANNELS, 4), self.normal(HV)
+        for wants in (False, True):
+            x = self.normal(9, CHANNELS, dtype=torch.bfloat16).requires_grad_(wants)
+            rows, few, wide = self.normal(9, HV), self.normal(7, HV), self.normal(9, HV + 3)
+            for name, a, b, log in (("a", few, rows, a_log), ("b", rows, few, a_log), ("a", wide, wide, self.normal(HV + 3)),
+                                    ("a_log", rows, rows, self.normal(HV + 3))):
+                with self.subTest(name=name, wants=wants), self.assertRaisesRegex(dw.ArgumentError, f"^{name}: shape"):
+                    ops.conv(x, weight, None, None, HK, HV, K, V, a=a, b=b, a_log=log)
+            with self.assertRaisesRegex(dw.ArgumentError, "^slots: given without a state"):
+                ops.conv(x, weight, None, None, HK, HV, K, V, slots=torch.zeros(1, dtype=torch.int32))
 
     def test_gradients_of_gradients_are_refused(self):
         a, b, a_log = (self.normal(*shape).requires_grad_() for shape in ((6, HV), (6, HV), (HV,)))

@@ -2,6 +2,7 @@
 
 use deltawave::error::{ArgumentKind, Error};
 use deltawave::gate::GateBackward;
+use deltawave::norm::GatedNormBackward;
 use deltawave::runtime::Context;
 use deltawave::tensor::{Buffer, TokenScalars, TokenScalarsMut};
 use deltawave::types::Dtype;
@@ -75,7 +76,7 @@ fn run(context: &Context, case: &Case, data: &Data, wanted: u32) -> Found {
     let (mut d_a, mut d_b) = (output(), output());
     let sums = || Placed::poisoned(context, Dtype::F32, [heads], [3], 0);
     let (mut d_a_log, mut d_dt_bias) = (sums(), sums());
-    let bytes = GateBackward::workspace_bytes(context, tokens, heads);
+    let bytes = GateBackward::workspace_bytes(context, tokens, heads).unwrap();
     let mut workspace: Buffer<u8> = context.alloc(bytes).unwrap();
     let mut once = || {
         for t in [&mut d_a, &mut d_b] {
@@ -281,4 +282,38 @@ fn gates_refuse_what_they_cannot_do() {
         refused(false, 8, 1 << 12, true),
         name("d_a", ArgumentKind::Overlap)
     );
+}
+
+#[test]
+fn workspaces_of_impossible_sizes_are_refused() {
+    let context = context();
+    let refused = |outcome: Result<usize, Error>| match outcome {
+        Err(Error::Argument(error)) => (error.argument, error.kind),
+        other => panic!("{other:?}"),
+    };
+    let huge = [1 << 31, 1 << 61, usize::MAX];
+    for n in huge {
+        let found = [
+            (GateBackward::workspace_bytes(&context, n, 1), "tokens"),
+            (GateBackward::workspace_bytes(&context, 1, n), "value_heads"),
+            (
+                GatedNormBackward::workspace_bytes(&context, n, 1, 16),
+                "tokens",
+            ),
+            (
+                GatedNormBackward::workspace_bytes(&context, 1, n, 16),
+                "value_heads",
+            ),
+            (
+                GatedNormBackward::workspace_bytes(&context, 1, 1, n),
+                "value_dim",
+            ),
+        ];
+        for (outcome, argument) in found {
+            assert_eq!(refused(outcome), (argument.to_owned(), ArgumentKind::Value));
+        }
+    }
+    // No sizes that are allowed overflow.
+    let most = GateBackward::workspace_bytes(&context, (1 << 31) - 1, (1 << 24) - 1).unwrap();
+    assert!(most.is_multiple_of(256));
 }

@@ -112,7 +112,7 @@ fn run(context: &Context, case: &Case, data: &Data, wanted: u32) -> Found {
     let mut d_x = Placed::poisoned(context, case.dtype, shape, strides, case.offset);
     let mut d_z = Placed::poisoned(context, case.dtype, of_d_z, padded(of_d_z, case.pad), 0);
     let mut d_weight = Placed::poisoned(context, Dtype::F32, [dim], [1 + case.pad], 3);
-    let bytes = GatedNormBackward::workspace_bytes(context, tokens, heads, dim);
+    let bytes = GatedNormBackward::workspace_bytes(context, tokens, heads, dim).unwrap();
     let mut workspace: Buffer<u8> = context.alloc(bytes).unwrap();
     let mut once = || {
         d_x.poison(&stream);

@@ -58,6 +58,9 @@ pub(crate) struct LaunchArguments {
     sums: Option<sums::LaunchArguments>,
 }
 
+const MOST_TOKENS: usize = (1 << 31) - 1;
+const MOST_HEADS: usize = (1 << 24) - 1;
+
 /// Division of tokens among workgroups, and of heads among threads.
 struct Division {
     rows: usize,
@@ -83,7 +86,20 @@ impl Division {
 
 impl GateBackward<'_> {
     /// Bytes of workspace that a launch needs: at most 32 bytes per compute unit and head.
-    pub fn workspace_bytes(context: &Context, tokens: usize, value_heads: usize) -> usize {
+    ///
+    /// # Errors
+    /// More tokens or value heads than a launch takes.
+    pub fn workspace_bytes(context: &Context, tokens: usize, value_heads: usize) -> Result<usize> {
+        let most = [
+            ("tokens", tokens, MOST_TOKENS),
+            ("value_heads", value_heads, MOST_HEADS),
+        ];
+        check::sizes(&most)?;
+        Ok(Self::workspace_of(context, tokens, value_heads))
+    }
+
+    /// [`GateBackward::workspace_bytes`] of numbers that were checked.
+    pub(crate) fn workspace_of(context: &Context, tokens: usize, value_heads: usize) -> usize {
         let division = Division::new(context.device().compute_units, tokens, value_heads);
         let bytes = division.groups * 2 * value_heads * size_of::<f32>();
         bytes.next_multiple_of(WORKSPACE_ALIGN)
@@ -113,7 +129,7 @@ impl GateBackward<'_> {
         let [_, tokens, blocks, heads] = self.a.0.shape;
         let heads = blocks.saturating_mul(heads);
         check_elements(tokens, heads)?;
-        let bytes = Self::workspace_bytes(context, tokens, heads);
+        let bytes = Self::workspace_of(context, tokens, heads);
         check_workspace(&workspace, bytes, context)?;
         let lowered = self.lower(context, stream, (tokens, heads), workspace.address())?;
         self.check_overlaps(workspace.span())?;
@@ -277,7 +293,7 @@ impl GateBackward<'_> {
 
 fn check_elements(tokens: usize, heads: usize) -> Checked<()> {
     let elements = (tokens as u64).saturating_mul(heads as u64);
-    let fits = tokens < 1 << 31 && heads < 1 << 24 && elements < 1 << 32;
+    let fits = tokens <= MOST_TOKENS && heads <= MOST_HEADS && elements < 1 << 32;
     check::ensure(fits, || {
         let was = format!("{tokens} tokens of {heads} heads");
         let allowed = "fewer than 2^31 tokens, 2^24 heads and 2^32 elements";

@@ -184,8 +184,8 @@ impl LayerBackward {
         let gates = [(); 4].map(|()| next(self.tokens * heads.value * Dtype::F32.size()));
         let (context, tokens) = (&self.context, self.tokens);
         let of_norm =
-            GatedNormBackward::workspace_bytes(context, tokens, heads.value, heads.value_dim);
-        let of_gates = GateBackward::workspace_bytes(context, tokens, heads.value);
+            GatedNormBackward::workspace_of(context, tokens, heads.value, heads.value_dim);
+        let of_gates = GateBackward::workspace_of(context, tokens, heads.value);
         let of_conv = self.conv_backward.workspace_bytes();
         let sums = next(of_norm.max(of_gates).max(of_conv));
         let prefill = next(self.prefill.workspace_bytes());

@@ -52,6 +52,9 @@ pub(crate) struct LaunchArguments {
     sums: Option<sums::LaunchArguments>,
 }
 
+const MOST_TOKENS: usize = (1 << 31) - 1;
+const MOST_HEADS: usize = (1 << 20) - 1;
+
 /// Division of rows among workgroups.
 struct Division {
     /// Rows of a row of lanes.
@@ -75,7 +78,25 @@ impl Division {
 
 impl GatedNormBackward<'_> {
     /// Bytes of workspace that a launch needs: at most 4 KiB per compute unit at V = 256.
+    ///
+    /// # Errors
+    /// More tokens, value heads or numbers in a row than a launch takes.
     pub fn workspace_bytes(
+        context: &Context,
+        tokens: usize,
+        value_heads: usize,
+        value_dim: usize,
+    ) -> Result<usize> {
+        check::sizes(&[
+            ("tokens", tokens, MOST_TOKENS),
+            ("value_heads", value_heads, MOST_HEADS),
+            ("value_dim", value_dim, MAX_VALUE_DIM),
+        ])?;
+        Ok(Self::workspace_of(context, tokens, value_heads, value_dim))
+    }
+
+    /// [`GatedNormBackward::workspace_bytes`] of numbers that were checked.
+    pub(crate) fn workspace_of(
         context: &Context,
         tokens: usize,
         value_heads: usize,
@@ -107,7 +128,7 @@ impl GatedNormBackward<'_> {
     ) -> Result<()> {
         let [_, tokens, heads, dim] = self.x.0.shape;
         self.check_x()?;
-        let bytes = Self::workspace_bytes(context, tokens, heads, dim);
+        let bytes = Self::workspace_of(context, tokens, heads, dim);
         check_workspace(&workspace, bytes, context)?;
         let lowered = self.lower(context, stream, workspace.address())?;
         self.check_overlaps(workspace.span())?;
@@ -133,11 +154,11 @@ impl GatedNormBackward<'_> {
                 "V must be a multiple of 16 from 16 to {MAX_VALUE_DIM}"
             ))
         })?;
-        check::ensure((1..1 << 20).contains(&value_heads), || {
+        check::ensure((1..=MOST_HEADS).contains(&value_heads), || {
             refuse_shape("there must be at least one value head, and fewer than 2^20".to_owned())
         })?;
         let rows = tokens.checked_mul(value_heads);
-        let few = i32::try_from(tokens).is_ok() && rows.is_some_and(|rows| rows < 1 << 31);
+        let few = rows.is_some_and(|rows| rows <= MOST_TOKENS) && tokens <= MOST_TOKENS;
         check::ensure(few, || {
             refuse_shape("there must be fewer than 2^31 rows".to_owned())
         })
