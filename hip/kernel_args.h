@@ -267,7 +267,8 @@ typedef struct dwk_prefill_combine_args {
 /* Backward of prefill. All kernels take the same arguments.
  * prefill_backward_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head).
  * prefill_backward_walk_{bf16,f16}_k{64,128,256}: states and errors from the first chunk to the last, and gradients of
- * states and updates from the last to the first. One wave per (sequence, value head, 16 value columns, direction).
+ * states and updates from the last to the first. One workgroup per (sequence, value head, 32 value columns,
+ * direction).
  * prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One workgroup per (chunk, key
  * head).
  * prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
@@ -286,10 +287,12 @@ typedef struct dwk_prefill_backward_args {
     void *d_beta;                     /* [T, HV], of beta or, with DWK_RAW_GATES, of b; null: not written */
     float *d_a_log;                   /* [HV], with DWK_RAW_GATES; null: not written */
     float *d_dt_bias;                 /* [HV], with DWK_RAW_GATES; null: not written */
-    char *states;   /* [slots, HV] of 16x16 blocks [key bucket / 16, V / 16]: state before each chunk, 16 bits */
+    char *states;   /* [slots, HV] of pairs of 16x16 blocks [key bucket / 16, V / 32, rounded up]: state before each
+                       chunk, 16 bits */
     char *d_states; /* as states: gradient of the state after each chunk */
-    char *errors; /* [slots, HV] of blocks [2, 4, V / 16]: E, the update of each token before beta, and its rounding */
-    char *d_updates; /* [slots, HV] of blocks [4, V / 16]: gradient of each token's update */
+    char *errors;   /* [slots, HV] of pairs [2, 4, V / 32, rounded up]: E, the update of each token before beta, and its
+                       rounding */
+    char *d_updates; /* [slots, HV] of pairs [4, V / 32, rounded up]: gradient of each token's update */
     float *partials; /* [slots, HV, 2]: sums of a chunk for d_a_log and d_dt_bias */
     dwk_token_strides v_strides;
     dwk_token_strides d_o_strides;

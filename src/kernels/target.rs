@@ -300,7 +300,9 @@ impl Target {
             | Role::PrefillCollect => 256,
             Role::ConvBackward => 128,
             Role::Decode(_) | Role::PrefillPrepare => 64,
-            Role::PrefillShort(_) | Role::BackwardWalk(_) | Role::BackwardSums => self.wave_threads,
+            Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
+            // Four waves.
+            Role::BackwardWalk(_) => 4 * self.wave_threads,
             Role::BackwardPrepare => 64,
             // Eight waves.
             Role::BackwardGradients(_) => 8 * self.wave_threads,
