@@ -5,7 +5,9 @@ The state after each draft goes to a slot of its own, and the next step reads th
 nothing is copied when drafts are accepted. As for the ops of `deltawave.ops`, CPU tensors run on the simulator.
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+import contextlib
+import threading
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -99,7 +101,8 @@ def _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g
         plan = ops._decode_plan(device, spec, batch)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias, "pool": pool,
               "draft_slots": draft_slots, "slots": slots, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
-    _launch(plan, inputs, {"states": states, "o": out}, device, pool_layout=pool_layout, allow_neg_eigval=allow_neg_eigval,
+    # Without sequences, draft_slots has no address, and says nothing of the states.
+    _launch(plan, inputs, {"states": states if batch else None, "o": out}, device, pool_layout=pool_layout, allow_neg_eigval=allow_neg_eigval,
             null_slot=null_slot)
 
 
@@ -207,8 +210,14 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, *other
     return ops.conv_outputs(x, key_heads, value_heads, key_dim, value_dim, ops._fake_empty)
 
 
-def _scratch(device: torch.device, *wanted: Tuple[Tuple[int, ...], torch.dtype]) -> List[Tensor]:
-    """Uninitialised tensors of these shapes and types in the stream's workspace, each from a multiple of 256 bytes on."""
+_scratches: Dict[Any, Tuple[threading.Lock, List[Tensor]]] = {}
+_scratches_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _scratch(device: torch.device, *wanted: Tuple[Tuple[int, ...], torch.dtype]) -> Iterator[List[Tensor]]:
+    """Uninitialised tensors of these shapes and types, for launches inside a `with`. They lie in memory of the current stream, which
+    is kept and which other threads wait for; a capture has memory of its own."""
     sizes, total = [], 0
     for shape, dtype in wanted:
         count = 1
@@ -216,9 +225,19 @@ def _scratch(device: torch.device, *wanted: Tuple[Tuple[int, ...], torch.dtype])
             count *= n
         sizes.append((total, count * dtype.itemsize))
         total += -(-count * dtype.itemsize // 256) * 256
-    workspace = ops._workspace(total, device)
-    return [workspace[begin:begin + size].view(dtype).view(*shape)
-            for (begin, size), (shape, dtype) in zip(sizes, wanted)]
+
+    def parts(memory: Tensor) -> List[Tensor]:
+        return [memory[begin:begin + size].view(dtype).view(*shape) for (begin, size), (shape, dtype) in zip(sizes, wanted)]
+
+    if ops._capturing(device):
+        yield parts(ops.empty((total,), torch.uint8, device))
+        return
+    with _scratches_lock:
+        turn, kept = _scratches.setdefault(ops._stream_key(device), (threading.Lock(), []))
+    with turn:
+        if not kept or kept[0].shape[0] < total:
+            kept[:] = [ops.empty((total,), torch.uint8, device)]
+        yield parts(kept[0])
 
 
 @ops._operation("layer_drafts", mutates_args=("conv_state", "pool"))
@@ -252,9 +271,6 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
         conv_plan, lengths = ops._packed_plan(Conv, conv_spec, rows, cu_seqlens, device)
     with ops._OfShapes(tokens=("draft_slots", draft_slots), batch=("draft_slots", draft_slots)):
         decode_plan = ops._decode_plan(device, decode_spec, batch)
-    q, k, v, g, beta = _scratch(device, ((rows, key_heads, key_dim), x.dtype), ((rows, key_heads, key_dim), x.dtype),
-                                ((rows, value_heads, value_dim), x.dtype), ((rows, value_heads), torch.float32),
-                                ((rows, value_heads), torch.float32))
     written: Dict[str, Optional[Tensor]] = {"conv_state": conv_state, "pool": pool, "y": y}
     reached = ops._all_reachable(written, device)
     shared: Dict[str, Any] = ops._all_reachable(
@@ -264,12 +280,16 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
                                device)
     if lengths:
         lengths = {"cu_seqlens": shared["cu_seqlens"]}
-    conv_plan.launch(x=shared["x"], state=reached["conv_state"], slots=shared["draft_slots"], q=q, k=k, v=v, g=g, beta=beta,
-                     accepted=shared["accepted"], has_initial_state=shared["has_initial_state"], x_layout=x_layout,
-                     state_layout=conv_layout, allow_neg_eigval=allow_neg_eigval, null_slot=null_slot, **given, **lengths)
-    decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"], read_slots=shared["draft_slots"],
-                       draft_slots=shared["draft_slots"], accepted=shared["accepted"], cu_seqlens=shared["cu_seqlens"],
-                       has_initial_state=shared["has_initial_state"], pool_layout=pool_layout, null_slot=null_slot)
+    keys, values, gates = (rows, key_heads, key_dim), (rows, value_heads, value_dim), (rows, value_heads)
+    with _scratch(device, (keys, x.dtype), (keys, x.dtype), (values, x.dtype), (gates, torch.float32),
+                  (gates, torch.float32)) as (q, k, v, g, beta):
+        conv_plan.launch(x=shared["x"], state=reached["conv_state"], slots=shared["draft_slots"], q=q, k=k, v=v, g=g, beta=beta,
+                         accepted=shared["accepted"], has_initial_state=shared["has_initial_state"], x_layout=x_layout,
+                         state_layout=conv_layout, allow_neg_eigval=allow_neg_eigval, null_slot=null_slot, **given, **lengths)
+        decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
+                           read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"], accepted=shared["accepted"],
+                           cu_seqlens=shared["cu_seqlens"], has_initial_state=shared["has_initial_state"],
+                           pool_layout=pool_layout, null_slot=null_slot)
     if z is None:
         shared["z"] = _z_of(shared["x"], heads, x_layout)
     weight = ops._reachable("norm_weight", norm_weight, device)

@@ -130,11 +130,20 @@ def _copied_back(written: Dict[str, Optional[Tensor]], reached: Dict[str, Any]) 
             tensor.copy_(reached[name])
 
 
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _stream_key(device: torch.device) -> Tuple[torch.device, Optional[int]]:
+    """A device and its current stream. The simulator's has no number."""
+    return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
 def _workspace(nbytes: int, device: torch.device) -> Tensor:
     """Scratch memory of the current stream, at least `nbytes` long. A capture has memory of its own."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _capturing(device):
         return torch.empty((nbytes,), dtype=torch.uint8, device=device)
-    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None)
+    key = _stream_key(device)
     with _workspace_lock:
         found = _workspaces.get(key)
         if found is None or found.shape[0] < nbytes:
@@ -479,6 +488,8 @@ def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k:
 
 def _dense_rows(x: Tensor) -> Tensor:
     """`x`, copied unless its rows are dense: the gradient of a sum is expanded from one number."""
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # a copy would keep strides of 0
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

@@ -1,5 +1,7 @@
 """The torch custom ops of speculative decoding on tensors of the CPU, which run on the simulator."""
 
+import sys
+import threading
 import unittest
 
 from .common import np
@@ -122,6 +124,40 @@ class Drafts(unittest.TestCase):
             self.assertIs(drafts.layer_drafts(*given, **named, z=z, out=out), out)
             given[3:5] = conv_state.clone(), pool.clone()
             self.assertTrue(torch.equal(drafts.layer_drafts(*given, **named), out))
+
+    def test_threads_do_not_share_what_lies_between_kernels(self):
+        given = [self.layer()[0] for _ in range(2)]
+        given[1][0] = given[1][0] * 0.5
+
+        def run(inputs):
+            inputs = [*inputs[:3], inputs[3].clone(), inputs[4].clone(), *inputs[5:]]
+            return drafts.layer_drafts(*inputs, null_slot=0), inputs[4]
+
+        wanted, wrong = [run(one) for one in given], []
+
+        def repeat(which):
+            for _ in range(60):
+                wrong.extend(which for pair in zip(run(given[which]), wanted[which]) if not torch.equal(*pair))
+
+        threads = [threading.Thread(target=repeat, args=(which,)) for which in range(2)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        self.assertEqual(wrong, [])
+
+    def test_no_sequences(self):
+        x, table = inputs(0, TOKENS), torch.empty(0, TOKENS, dtype=torch.int32)
+        pool, states = uniform(-1, 1, 8, HV, K, V), uniform(-1, 1, 2, HV, K, V)
+        before = pool.clone(), states.clone()
+        o = drafts.verify_drafts(x["q"], x["k"], x["v"], pool, states, table, g=x["g"], beta=x["beta"])
+        self.assertEqual(tuple(o.shape), tuple(x["v"].shape))
+        self.assertTrue(torch.equal(pool, before[0]) and torch.equal(states, before[1]))
 
     def test_rows_of_no_sequence(self):
         given, _ = self.layer()

@@ -134,6 +134,17 @@ class Gradients(unittest.TestCase):
         other = torch.autograd.grad(y, (o, z), torch.ones_like(y))
         self.assertTrue(all(map(torch.equal, one, other)))
 
+    def test_sums_of_empty_batches(self):
+        """The gradient of a sum is one number with strides of 0, and there is nothing to copy."""
+        x = torch.empty(0, CHANNELS, dtype=torch.bfloat16, requires_grad=True)
+        o, z = (torch.empty(0, HV, V, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        q, k = (torch.empty(0, HK, K, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        gates = self.normal(0, HV)
+        for made, leaf in ((ops.conv(x, self.normal(CHANNELS, 4), None, None, HK, HV, K, V)[0], x), (ops.norm(o, z), o),
+                           (ops.prefill(q, k, o, g=gates, beta=gates)[0], q)):
+            made.sum().backward()
+            self.assertEqual(leaf.grad.shape, leaf.shape)
+
     def test_each_input_alone(self):
         x, weight, bias = self.normal(12, CHANNELS, dtype=torch.bfloat16), self.normal(CHANNELS, 4), self.normal(CHANNELS)
         o, z, scale = self.normal(6, HV, V, dtype=torch.bfloat16), self.normal(6, HV, V, dtype=torch.bfloat16), self.normal(V)
