@@ -705,18 +705,19 @@ fn conv_refuses_what_it_cannot_do() {
     let own = context.alloc::<u8>(1 << 14).unwrap();
     let at = own.address();
     let bf16 = Dtype::Bf16;
-    let states = |columns| ConvStates {
+    let rows = |rows, columns| ConvStates {
         // SAFETY: as above.
         tensor: unsafe {
             deltawave::tensor::Tensor::from_raw(
                 at,
                 bf16,
-                [1, channels, columns],
+                [rows, channels, columns],
                 [channels * columns, columns, 1],
             )
         },
         layout: ConvStateLayout::ChannelMajor,
     };
+    let states = |columns| rows(1, columns);
     let refusals: &[(Change<'_>, &str, ArgumentKind)] = &[
         (
             &|t| t.d_x.as_mut().unwrap().k = raw(bf16, at, [tokens, 1, 15], [48, 16, 1]),
@@ -741,6 +742,17 @@ fn conv_refuses_what_it_cannot_do() {
         (
             &|t| t.initial = Some(states(2)),
             "initial_state",
+            ArgumentKind::Shape,
+        ),
+        // A row beyond the sequences would have no gradient.
+        (
+            &|t| t.initial = Some(rows(2, 3)),
+            "initial_state",
+            ArgumentKind::Shape,
+        ),
+        (
+            &|t| t.d_final = Some(rows(2, 3)),
+            "d_final_state",
             ArgumentKind::Shape,
         ),
         (

@@ -395,6 +395,8 @@ impl ConvBackward {
         let channels = spec.total_channels();
         // The kernel adds tokens to columns in 32 bits.
         let most = (i32::MAX as usize - self.shape.tokens).min(1 << 30);
+        // A row for each sequence.
+        let rows = sequences..sequences + 1;
         // All have as many columns.
         let mut next = spec.width - 1..most;
         if let Some(states) = &x.initial {
@@ -405,7 +407,7 @@ impl ConvBackward {
                 spec.dtype,
                 channels,
                 next.clone(),
-                sequences,
+                rows.clone(),
             )?;
             out.conv.state_columns = found.columns;
             next = found.columns as usize..found.columns as usize + 1;
@@ -424,7 +426,7 @@ impl ConvBackward {
                 spec.dtype,
                 channels,
                 next.clone(),
-                sequences,
+                rows.clone(),
             )?;
             out.conv.state_columns = found.columns;
             next = found.columns as usize..found.columns as usize + 1;
@@ -439,7 +441,7 @@ impl ConvBackward {
                 spec.dtype,
                 channels,
                 next,
-                sequences,
+                rows.clone(),
             )?;
             out.conv.state_columns = found.columns;
             [

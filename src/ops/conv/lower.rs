@@ -417,7 +417,7 @@ impl Shape {
             self.spec.dtype,
             self.spec.total_channels(),
             self.spec.width - 1..most_columns,
-            least_slots,
+            least_slots..i32::MAX as usize,
         )?;
         [out.state_slot, out.state_channel, out.state_column] = checked.strides;
         out.state = state.tensor.0.address;
@@ -483,7 +483,7 @@ pub(crate) fn state_strides(
     dtype: Dtype,
     wanted: usize,
     columns_allowed: Range<usize>,
-    least_slots: usize,
+    slots_allowed: Range<usize>,
 ) -> Checked<StateStrides> {
     let t = &tensor.0;
     let found = state_view(
@@ -493,7 +493,7 @@ pub(crate) fn state_strides(
         dtype,
         wanted,
         columns_allowed,
-        least_slots,
+        slots_allowed,
     )?;
     check::no_overlap(argument, &t.shape, &t.strides)?;
     Ok(found)
@@ -507,7 +507,7 @@ pub(super) fn state_view(
     dtype: Dtype,
     wanted: usize,
     columns_allowed: Range<usize>,
-    least_slots: usize,
+    slots_allowed: Range<usize>,
 ) -> Checked<StateStrides> {
     check::dtype(argument, t.dtype, &[dtype])?;
     // [slots, channels, columns]
@@ -516,18 +516,20 @@ pub(super) fn state_view(
         ConvStateLayout::TokenMajor => [slots, b, a],
     };
     let [slots, channels, columns] = ordered(t.shape);
-    let least = columns_allowed.start;
     check::ensure(
-        channels == wanted
-            && columns_allowed.contains(&columns)
-            && (least_slots..i32::MAX as usize).contains(&slots),
+        channels == wanted && columns_allowed.contains(&columns) && slots_allowed.contains(&slots),
         || {
             let order = match layout {
                 ConvStateLayout::ChannelMajor => "[slots, channels, columns]",
                 ConvStateLayout::TokenMajor => "[slots, columns, channels]",
             };
+            let number = |allowed: &Range<usize>| match allowed.len() {
+                1 => allowed.start.to_string(),
+                _ => format!("at least {}", allowed.start),
+            };
+            let (columns, slots) = (number(&columns_allowed), number(&slots_allowed));
             let allowed = format!(
-                "it must be {order} of {wanted} channels, at least {least} columns and at least {least_slots} slots"
+                "it must be {order} of {wanted} channels, {columns} columns and {slots} slots"
             );
             let was = format!("shape {:?}", t.shape);
             ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
