@@ -80,7 +80,7 @@ bench: ## measure prefill from C++ through the HIP runtime; without a GPU: a sma
 		$(MAKE) --no-print-directory dropin >&2 && \
 		LD_LIBRARY_PATH=$(DROPIN):$$LD_LIBRARY_PATH $(BENCH_OUT)/gdn_bench $(BENCH); }
 
-bench-peers: ## measure beside FlashInfer, FlashQLA and FLA on an NVIDIA GPU: prefill, decode, norm, convolution, layer
+bench-peers: ## measure beside FlashInfer, FlashQLA and FLA on an NVIDIA GPU: prefill, its backward, decode, norm, convolution, layer
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi
 	python3 benches/peers $(PEERS)
 

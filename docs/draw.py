@@ -4,7 +4,7 @@
     docs/draw.py            writes the pictures
     docs/draw.py --check    fails if a picture in the repository is not what this script draws
 
-times.svg shows the rows of docs/results/peers.jsonl. The other pictures follow from the formulas beside their functions.
+times.svg shows the rows of docs/results/peers.jsonl, training.svg those of docs/results/training.jsonl. The other pictures follow from the formulas beside their functions.
 Needs Python 3.9 and no package.
 """
 
@@ -316,6 +316,67 @@ def ranks():
     return p
 
 
+# ---- losses of a training ----
+
+# Colour, width and dashes of each curve.
+CURVES = {"exact": ("#9ca3af", 5.0, None, "float64"), "fla": (BLUE, 1.6, "6 3", "FLA"),
+          "emulated": (BLUE, 1.6, "6 3", "FLA's chain, emulated"), "deltawave": (ORANGE, 1.6, None, "deltawave")}
+
+
+def training():
+    """Running means of 20 losses of python/examples/train.py, and below their distance from those of float64."""
+    lines = [json.loads(line) for line in (HERE / "results/training.jsonl").read_text().splitlines()]
+    tasks = list(dict.fromkeys(line["task"] for line in lines))
+    run = next(line for line in lines if line["kind"] == "deltawave")
+    left, width, height, low, gap = 64, 360, 190, 80, 70
+    p = Picture(left + len(tasks) * (width + gap) - gap + 30, 478, "Losses of two layers of Gated DeltaNet that are trained")
+    p.text(24, 34, "Two layers of Gated DeltaNet that are trained", 17, weight=600)
+    on = "gfx942 kernels, simulated" if "simulator" in run["where"] else f"measured on one {run['where']}"
+    p.text(24, 55, f"deltawave: {on}, {run['dtype']} inputs. Means of 20 losses in nats, {run['tokens']} tokens, batches of "
+           f"{run['batch']}, {run['hidden']} numbers a token.", 12.5, colour=MUTED)
+    shown = [kind for kind in CURVES if any(line["kind"] == kind for line in lines)]
+    x = 30
+    for kind in shown:
+        colour, stroke, dash, label = CURVES[kind]
+        p.line([(x, 78), (x + 26, 78)], colour, stroke, dash=dash)
+        p.text(x + 32, 82.5, label)
+        x += 58 + 7 * len(label)
+
+    def mean(losses):
+        return [sum(losses[i:i + 20]) / 20 for i in range(len(losses) - 19)]
+
+    for n, task in enumerate(tasks):
+        curves = {line["kind"]: mean(line["losses"]) for line in lines if line["task"] == task}
+        x0, top, steps = left + n * (width + gap), 126, len(curves["exact"])
+        high = math.ceil(max(curves["exact"]))
+        below = top + height + 44
+        p.text(x0, top - 14, task, 14, weight=600)
+        p.text(x0, below - 10, "less float64's, nats", 11.5, colour=MUTED)
+        across = lambda i, x0=x0, steps=steps: x0 + width * i / (steps - 1)  # noqa: E731
+        for value in range(high + 1):
+            y = top + height * (1 - value / high)
+            p.line([(x0, y), (x0 + width, y)], "#e5e7eb", 1)
+            p.text(x0 - 8, y + 4, str(value), 11.5, "end", MUTED)
+        for value in (-0.02, -0.01, 0, 0.01, 0.02):
+            y = below + low / 2 * (1 - value / 0.02)
+            p.line([(x0, y), (x0 + width, y)], "#e5e7eb", 1, dash="3 3" if abs(value) == 0.01 else None)
+            if abs(value) != 0.01:
+                p.text(x0 - 8, y + 4, f"{value:g}", 11.5, "end", MUTED)
+        for i in range(0, steps, 100):
+            p.text(across(i), below + low + 18, str(i + 20), 11.5, "middle", MUTED)
+        p.text(x0 + width, below + low + 18, "steps", 11.5, "end", MUTED)
+        for kind in shown:
+            colour, stroke, dash, _ = CURVES[kind]
+            every = range(0, steps, 4)
+            p.line([(round(across(i), 1), round(top + height * (1 - curves[kind][i] / high), 1)) for i in every], colour, stroke,
+                   dash=dash)
+            if kind != "exact":
+                away = [max(-0.02, min(0.02, a - b)) for a, b in zip(curves[kind], curves["exact"])]
+                p.line([(round(across(i), 1), round(below + low / 2 * (1 - away[i] / 0.02), 1)) for i in every], colour, 1.4,
+                       dash=dash)
+    return p
+
+
 # ---- tiles ----
 
 GROUPS = ["#fde68a", "#bfdbfe", "#bbf7d0", "#ddd6fe"]
@@ -381,7 +442,7 @@ def tile_sm90a():
 
 
 DRAWN = {"times.svg": times, "chunk.svg": chunk, "segments.svg": segments, "ranks.svg": ranks, "tile-gfx942.svg": tile_gfx942,
-         "tile-sm90a.svg": tile_sm90a}
+         "tile-sm90a.svg": tile_sm90a, "training.svg": training}
 
 
 def main():

@@ -101,6 +101,24 @@ typedef struct dwk_prefill_plan {
     int32_t pad0;
 } dwk_prefill_plan;
 
+/* Choice between prefill_fused and prefill_prepare with prefill_scan by the lengths. Times are modelled, in
+ * nanoseconds. The kernels of the path that is not chosen find no work in their lists. */
+typedef struct dwk_prefill_choice {
+    dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list, plan.items is prefill_fused's; null: no
+                                      choice */
+    int32_t *prepare_lengths;      /* [sequences + 1]: cu_seqlens for prefill_prepare */
+    int32_t compute_units;
+    int32_t fused_workgroups; /* of a sequence */
+    int32_t fused_chunk;
+    int32_t fused_start; /* of a workgroup */
+    int32_t scan_workgroups;
+    int32_t scan_chunk;
+    int32_t scan_start;
+    int32_t prepare_start;
+    int32_t prepare_chunk; /* of all heads, on one compute unit */
+    int32_t pad0;
+} dwk_prefill_choice;
+
 /* prefill_lengths: makes cu_seqlens safe, so that no entry leads out of bounds, and lists of segments. */
 typedef struct dwk_prefill_lengths_args {
     const void *cu_seqlens; /* [sequences + 1], i32 or i64 */
@@ -112,6 +130,7 @@ typedef struct dwk_prefill_lengths_args {
     int32_t wide;          /* 1: cu_seqlens is i64 */
     int32_t decodes;       /* the first `decodes` sequences must have one row each; at most tokens and sequences */
     dwk_prefill_plan plan; /* of the sequences after the decodes */
+    dwk_prefill_choice choice;
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */
@@ -248,7 +267,8 @@ typedef struct dwk_prefill_combine_args {
 /* Backward of prefill. All kernels take the same arguments.
  * prefill_backward_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head).
  * prefill_backward_walk_{bf16,f16}_k{64,128,256}: states and errors from the first chunk to the last, and gradients of
- * states and updates from the last to the first. One wave per (sequence, value head, 16 value columns, direction).
+ * states and updates from the last to the first. One workgroup per (sequence, value head, 32 value columns,
+ * direction).
  * prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One workgroup per (chunk, key
  * head).
  * prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
@@ -267,10 +287,12 @@ typedef struct dwk_prefill_backward_args {
     void *d_beta;                     /* [T, HV], of beta or, with DWK_RAW_GATES, of b; null: not written */
     float *d_a_log;                   /* [HV], with DWK_RAW_GATES; null: not written */
     float *d_dt_bias;                 /* [HV], with DWK_RAW_GATES; null: not written */
-    char *states;   /* [slots, HV] of 16x16 blocks [key bucket / 16, V / 16]: state before each chunk, 16 bits */
+    char *states;   /* [slots, HV] of pairs of 16x16 blocks [key bucket / 16, V / 32, rounded up]: state before each
+                       chunk, 16 bits */
     char *d_states; /* as states: gradient of the state after each chunk */
-    char *errors; /* [slots, HV] of blocks [2, 4, V / 16]: E, the update of each token before beta, and its rounding */
-    char *d_updates; /* [slots, HV] of blocks [4, V / 16]: gradient of each token's update */
+    char *errors;   /* [slots, HV] of pairs [2, 4, V / 32, rounded up]: E, the update of each token before beta, and its
+                       rounding */
+    char *d_updates; /* [slots, HV] of pairs [4, V / 32, rounded up]: gradient of each token's update */
     float *partials; /* [slots, HV, 2]: sums of a chunk for d_a_log and d_dt_bias */
     dwk_token_strides v_strides;
     dwk_token_strides d_o_strides;
@@ -338,6 +360,42 @@ typedef struct dwk_gate_args {
     int32_t groups; /* workgroups that share the work */
 } dwk_gate_args;
 
+/* gate_backward: gradients of a and b, and sums for those of A_log and dt_bias. In `gate`, g and beta are the gradients
+ * of g and beta, read; null: 0. Workgroup w has `rows` tokens from w * rows on. */
+typedef struct dwk_gate_backward_args {
+    dwk_gate_args gate;
+    void *d_a;       /* [T, blocks, block_heads]; d_a_strides.head is within a block; null: not written */
+    void *d_b;       /* [T, blocks, block_heads]; null: not written */
+    float *partials; /* [groups, 2, HV]: sums of a workgroup, of A_log, then of dt_bias; null: not written */
+    dwk_token_strides d_a_strides;
+    dwk_token_strides d_b_strides;
+    int64_t d_a_block;
+    int64_t d_b_block;
+    int32_t d_a_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t d_b_type;
+    int32_t rows;
+    int32_t lanes_log2; /* log2 of adjacent threads with different heads, at most 8 */
+} dwk_gate_backward_args;
+
+/* An output of gradient_sums: columns of the sums. Column c goes to out[c / inner * outer_stride + c % inner *
+ * inner_stride]. */
+typedef struct dwk_gradient_sums_part {
+    float *out; /* null: not written */
+    int64_t outer_stride;
+    int64_t inner_stride;
+    int32_t columns;
+    int32_t inner;
+} dwk_gradient_sums_part;
+
+/* gradient_sums: sums over records, in an order that depends on their number alone. One workgroup per 16 columns. */
+typedef struct dwk_gradient_sums_args {
+    const float *partials; /* [records, columns of `first`, then of `second`] */
+    dwk_gradient_sums_part first;
+    dwk_gradient_sums_part second;
+    int32_t records;
+    int32_t columns; /* of a record */
+} dwk_gradient_sums_args;
+
 /* Channels of q, k or v. Channel c is read at (c / block) * x_block + c % block of a row of x, and written at
  * (c / dim) * out_head + c % dim of a row of the output. */
 typedef struct dwk_conv_part {
@@ -400,6 +458,37 @@ typedef struct dwk_conv_draft_args {
     int32_t keep_states;     /* 1: states are not written */
 } dwk_conv_draft_args;
 
+/* Gradient of x, of the channels of q, k or v: as dwk_conv_part has them in x. */
+typedef struct dwk_conv_backward_part {
+    void *d_x; /* null: not written */
+    int64_t token;
+    int64_t block_stride;
+    int32_t block;
+    int32_t pad0;
+} dwk_conv_backward_part;
+
+/* conv_backward_{bf16,f16}: gradients of x and of the conv states, and sums for those of weight and bias. In `conv`,
+ * the parts' `out` is the gradient of the output, read; `state` is the initial states, read, slot n for sequence n;
+ * there are no gates. Walker w of `walkers` has the blocks of tokens w, w + walkers, ...; `conv.groups` workgroups are
+ * a walker. */
+typedef struct dwk_conv_backward_args {
+    dwk_conv_args conv;
+    dwk_conv_backward_part q;
+    dwk_conv_backward_part k;
+    dwk_conv_backward_part v;
+    const void *d_final; /* [N, channels, columns], gradient of the states that the forward leaves; null: 0 */
+    void *d_initial;     /* [N, channels, columns]; null: not written */
+    float *partials;     /* [walkers, runs of a block, width + 1, channels]: taps, then bias; null: not written */
+    int64_t d_final_slot;
+    int64_t d_final_channel;
+    int64_t d_final_column;
+    int64_t d_initial_slot;
+    int64_t d_initial_channel;
+    int64_t d_initial_column;
+    int32_t blocks; /* of all sequences, at most */
+    int32_t walkers;
+} dwk_conv_backward_args;
+
 /* norm_{bf16,f16}: y = x / sqrt(mean(x^2) + eps) * weight * gate(z), row by row of V. */
 typedef struct dwk_norm_args {
     const void *x;      /* [T, HV, V] */
@@ -422,6 +511,23 @@ typedef struct dwk_norm_args {
     uint32_t flags; /* DWK_NORM_* */
     int32_t pad0;
 } dwk_norm_args;
+
+/* norm_backward_{bf16,f16}: gradients of x and z, and sums for that of the weight. In `norm`, y is the gradient of y,
+ * read, and `run` the rows that each row of lanes computes, one after the other. */
+typedef struct dwk_norm_backward_args {
+    dwk_norm_args norm;
+    void *d_x;              /* [T, HV, V]; null: not written */
+    void *d_z;              /* [T, blocks, d_z_heads, V], dense from d_z_heads on; null: not written */
+    float *partials;        /* [workgroups, V]; null: not written */
+    const void *cu_seqlens; /* its last entry: tokens that count; the gradients of others are 0. Null: all count */
+    dwk_token_strides d_x_strides;
+    int64_t d_z_token;
+    int64_t d_z_block;
+    int32_t d_z_heads; /* heads per block of d_z */
+    int32_t last;      /* index of the last entry of cu_seqlens */
+    int32_t wide;      /* 1: cu_seqlens is i64 */
+    int32_t pad0;
+} dwk_norm_backward_args;
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over `tokens` tokens of every sequence, on a pool of states. One
  * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES,
@@ -478,7 +584,8 @@ typedef struct dwk_decode_args {
 } dwk_decode_args;
 
 /* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. `write_slots` is [B, write_columns] if that is
- * not 0; `states` is then null. `slots` is [B, read_columns]. */
+ * not 0. They are then slots of `states`, [states_slots, HV, ...], or of `state` if that is null. `slots` is
+ * [B, read_columns]. */
 typedef struct dwk_decode_draft_args {
     dwk_decode_args decode;  /* without norm; `tokens`: most tokens of a sequence */
     const int32_t *accepted; /* [B]: column of `slots` that a sequence reads, plus 1, clamped; null: the first column */
@@ -488,7 +595,7 @@ typedef struct dwk_decode_draft_args {
     int32_t read_columns;    /* 1 without `accepted` */
     int32_t write_columns;   /* slots that a sequence writes, one after each token; 0: one, after its last token */
     int32_t null_slot;       /* a slot that is none, besides those out of range */
-    int32_t pad0;
+    int32_t states_slots;    /* slots of `states`, with write_columns */
 } dwk_decode_draft_args;
 
 /* commit: copies the state after each sequence's last accepted token to its slot, and the accepted tokens' columns to

@@ -438,6 +438,31 @@ typedef struct dw_gate_tensors {
 
 int dw_gate_launch(const dw_context *context, void *stream, const dw_gate_tensors *tensors);
 
+/* Gradients of the gates: the inputs of dw_gate_tensors, gradients of g and beta, and the gradients to compute; NULL:
+ * not computed. Launches with d_a_log or d_dt_bias enqueue two kernels, others one. No output may overlap another
+ * argument. */
+typedef struct dw_gate_backward_tensors {
+    size_t size;
+    const dw_tensor *a; /* [T, HV] or [T, blocks, heads of a block], as in dw_gate_tensors */
+    const dw_tensor *b;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;   /* NULL: 0 */
+    const dw_tensor *d_g;       /* [T, HV], f32; NULL: 0 */
+    const dw_tensor *d_beta;    /* [T, HV], f32; NULL: 0 */
+    const dw_tensor *d_a;       /* shapes as a; any dtype, written */
+    const dw_tensor *d_b;       /* shapes as b; any dtype, written */
+    const dw_tensor *d_a_log;   /* [HV], f32, written */
+    const dw_tensor *d_dt_bias; /* [HV], f32, written */
+    void *workspace;            /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
+    int32_t pad0;
+} dw_gate_backward_tensors;
+
+/* Bytes of workspace of a launch over these numbers of tokens and value heads. */
+int dw_gate_backward_workspace_bytes(const dw_context *context, int64_t tokens, int64_t value_heads, size_t *bytes);
+int dw_gate_backward_launch(const dw_context *context, void *stream, const dw_gate_backward_tensors *tensors);
+
 /* ---- causal depthwise convolution of the projections, split into q, k and v: one kernel ----
  *
  * Optionally the same kernel normalises q and k, and computes g and beta: pass the results to prefill. */
@@ -540,6 +565,52 @@ int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t 
 void dw_conv_destroy(dw_conv *plan);
 int dw_conv_launch(const dw_conv *plan, void *stream, const dw_conv_tensors *tensors);
 
+/* Gradients of a convolution: its inputs, gradients of what it returned, and the gradients to compute; NULL: not
+ * computed. The forward's outputs are computed again. States are those of sequence n in row n: a forward on a pool
+ * overwrites them, so keep a copy. No output may overlap another argument. */
+typedef struct dw_conv_backward_tensors {
+    size_t size;
+    const dw_tensor *x; /* as in dw_conv_tensors */
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *weight;
+    const dw_tensor *bias;          /* NULL: 0 */
+    const dw_tensor *initial_state; /* [N, channels, columns], dtype of x; NULL: sequences started from zeros */
+    const uint8_t
+        *has_initial_state;         /* [N] on the device. 0: the sequence started from zeros. NULL: all have a state */
+    const dw_tensor *d_q;           /* [T, HK, K], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_k;           /* [T, HK, K] */
+    const dw_tensor *d_v;           /* [T, HV, V] */
+    const dw_tensor *d_final_state; /* gradient of the states after the batch; NULL: 0 */
+    const dw_tensor *d_x;   /* shapes as x, by x_layout, written; rows past the last sequence become zeros, and columns
+                               that are   not of q, k and v stay */
+    const dw_tensor *d_x_q; /* with DW_CONV_SEPARATE */
+    const dw_tensor *d_x_k;
+    const dw_tensor *d_x_v;
+    const dw_tensor *d_weight;        /* [channels, width], f32, written */
+    const dw_tensor *d_bias;          /* [channels], f32, written */
+    const dw_tensor *d_initial_state; /* as initial_state, written; zeros for sequences that started from zeros */
+    const dw_lengths *cu_seqlens;     /* on the device, for plans of dw_conv_device; else NULL */
+    void *workspace;                  /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    int32_t x_layout;       /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE: of x and d_x */
+    int32_t initial_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
+    int32_t d_final_layout;
+    int32_t d_initial_layout;
+} dw_conv_backward_tensors;
+
+/* Plan of the gradients of a convolution, for the same batches. */
+typedef struct dw_conv_backward dw_conv_backward;
+
+/* Makes the plan. The convolution's plan may be destroyed before it. */
+int dw_conv_backward_create(const dw_conv *plan, dw_conv_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_conv_backward_destroy(dw_conv_backward *backward);
+int dw_conv_backward_workspace_bytes(const dw_conv_backward *backward, size_t *bytes);
+/* Enqueues one kernel, and with d_weight or d_bias another one. */
+int dw_conv_backward_launch(const dw_conv_backward *backward, void *stream, const dw_conv_backward_tensors *tensors);
+
 /* ---- decode: the same small number of tokens of every sequence, on a pool of states: one kernel ----
  *
  * The recurrence of prefill, token after token. One token is a step of generation. Several tokens verify a draft. */
@@ -598,9 +669,11 @@ typedef struct dw_decode_tensors {
     /* Speculative decoding without a commit, all on the device; NULL or 0: not wanted. The state after each draft goes
      * to a slot of its own, and the next step reads the slot of the last accepted one. read_slots and draft_slots may
      * be one table. */
-    const int32_t *draft_slots; /* [B, T]: slot of the state after each token; write_slots and states are then NULL */
-    const int32_t *read_slots;  /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
-    const int32_t *accepted;    /* [B], with read_slots: counts of the step before; those outside are clamped */
+    /* [B, T]: slot of the state after each token; write_slots is then NULL. Slots of states if that is given, which is
+     * then [slots, HV, ...] of any number of slots, and the pool is not written. */
+    const int32_t *draft_slots;
+    const int32_t *read_slots; /* [B, read_columns], of which sequence n reads column accepted[n] - 1; slots is NULL */
+    const int32_t *accepted;   /* [B], with read_slots: counts of the step before; those outside are clamped */
     /* [B + 1]: rows of each sequence, at most T. Tensors over tokens are then [rows, ...], of any number of rows. A
      * sequence without rows reads and writes nothing. Entries that decrease or exceed the rows never lead out of
      * bounds. The outputs of the sequences beside such an entry are not specified. Rows of no sequence stay as they
@@ -668,6 +741,29 @@ typedef struct dw_norm_tensors {
 
 int dw_norm_launch(const dw_context *context, void *stream, const dw_norm_tensors *tensors);
 
+/* Gradients of a gated norm: its inputs, the gradient of y, and the gradients to compute; NULL: not computed. x is what
+ * the norm read, so a norm in place has no gradients. Launches with d_weight enqueue two kernels, others one. No output
+ * may overlap another argument. */
+typedef struct dw_norm_backward_tensors {
+    size_t size;
+    const dw_tensor *x;        /* [T, HV, V], as in dw_norm_tensors */
+    const dw_tensor *z;        /* [T, blocks, heads * V] */
+    const dw_tensor *weight;   /* [V], any dtype; NULL: 1 */
+    const dw_tensor *d_y;      /* [T, HV, V], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_x;      /* [T, HV, V], dtype of x, written */
+    const dw_tensor *d_z;      /* [T, blocks, heads * V], dtype of x, with blocks of its own, written */
+    const dw_tensor *d_weight; /* [V], f32, written */
+    void *workspace;           /* aligned to 256 bytes; as in dw_prefill_tensors */
+    size_t workspace_bytes;
+    float eps;    /* as in the forward */
+    int32_t gate; /* DW_GATE_* */
+} dw_norm_backward_tensors;
+
+/* Bytes of workspace of a launch over these numbers of tokens, value heads and numbers per row. */
+int dw_norm_backward_workspace_bytes(const dw_context *context, int64_t tokens, int64_t value_heads, int64_t value_dim,
+                                     size_t *bytes);
+int dw_norm_backward_launch(const dw_context *context, void *stream, const dw_norm_backward_tensors *tensors);
+
 /* ---- layer: everything between the input projections and the output projection, in place on pools of states ----
  *
  *   q, k, v = silu(conv(x)); o = recurrence(q, k, v, a, b); y = rmsnorm(o) * norm_weight * gate(z)
@@ -734,6 +830,10 @@ typedef struct dw_layer_tensors {
     int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR */
     int32_t pool_layout; /* DW_STATE_* */
     int32_t pad0;
+
+    /* [T, HV, V], dtype of x, written: what the norm reads, for dw_layer_backward_launch. The norm then does not work
+     * in place, and the bits of y are the same. NULL: not kept. */
+    const dw_tensor *o;
 } dw_layer_tensors;
 
 /* Plan: a checked batch shape. Launch it any number of times. */
@@ -756,6 +856,71 @@ int dw_layer_workspace_bytes(const dw_layer *plan, size_t *bytes);
 /* Enqueues at most six kernels if no sequence is cut into segments. If the host knows that every row is a decode, it
  * enqueues two for V = 128 and K up to 128, else three. */
 int dw_layer_launch(const dw_layer *plan, void *stream, const dw_layer_tensors *tensors);
+
+/* Gradients of a layer without decodes: its inputs, o, gradients of what it returned, and the gradients to compute;
+ * NULL: not computed. q, k and v are computed again. States are those of sequence n in row n: a forward overwrites its
+ * pools, so keep copies. Rows of gradients past the last sequence become zeros, whatever d_y has there. No output may
+ * overlap another argument. */
+typedef struct dw_layer_backward_tensors {
+    size_t size;
+    /* Inputs, as in dw_layer_tensors. */
+    const dw_tensor *x;
+    const dw_tensor *x_q;
+    const dw_tensor *x_k;
+    const dw_tensor *x_v;
+    const dw_tensor *z;
+    const dw_tensor *a;
+    const dw_tensor *b;
+    const dw_tensor *conv_weight;
+    const dw_tensor *conv_bias;
+    const dw_tensor *a_log;
+    const dw_tensor *dt_bias;
+    const dw_tensor *norm_weight;
+    /* States before the batch, both or neither; NULL: sequences started from zeros. */
+    const dw_tensor *initial_conv_state; /* [N, channels, columns] or [N, columns, channels], dtype of x */
+    const dw_tensor *initial_state;      /* [N, HV, K, V] or [N, HV, V, K], f32 or bf16 */
+    const uint8_t *has_initial_state; /* [N] on the device. 0: the sequence started from zeros. NULL: all have states */
+    const dw_tensor *o;               /* [T, HV, V], of dw_layer_tensors */
+
+    const dw_tensor *d_y;                /* [T, HV, V], dtype of x, of any strides that inputs may have */
+    const dw_tensor *d_final_conv_state; /* gradients of the states after the batch; NULL: 0 */
+    const dw_tensor *d_final_state;
+
+    /* Written. */
+    const dw_tensor *d_x; /* shapes as x, by x_layout; columns that are not of q, k and v stay */
+    const dw_tensor *d_x_q;
+    const dw_tensor *d_x_k;
+    const dw_tensor *d_x_v;
+    const dw_tensor *d_z; /* [T, blocks, heads * V]; NULL: with d_x of a flat or interleaved layout and z NULL, the
+                             columns of d_x where z lies in x; else not computed */
+    const dw_tensor *d_a; /* shapes as a; any dtype */
+    const dw_tensor *d_b;
+    const dw_tensor *d_conv_weight;        /* [channels, width], f32 */
+    const dw_tensor *d_conv_bias;          /* [channels], f32 */
+    const dw_tensor *d_a_log;              /* [HV], f32 */
+    const dw_tensor *d_dt_bias;            /* [HV], f32 */
+    const dw_tensor *d_norm_weight;        /* [V], f32 */
+    const dw_tensor *d_initial_conv_state; /* as initial_conv_state; zeros for sequences that started from zeros */
+    const dw_tensor *d_initial_state;      /* as initial_state */
+
+    const dw_lengths *cu_seqlens; /* on the device, for plans of dw_layer_device; else NULL */
+    void *workspace;              /* aligned to 256 bytes; as in dw_layer_tensors */
+    size_t workspace_bytes;
+    int32_t x_layout;    /* DW_CONV_FLAT, DW_CONV_INTERLEAVED, DW_CONV_SEPARATE: of x and d_x */
+    int32_t conv_layout; /* DW_CONV_CHANNEL_MAJOR, DW_CONV_TOKEN_MAJOR: of all conv states */
+    int32_t pool_layout; /* DW_STATE_*: of all recurrent states */
+    int32_t pad0;
+} dw_layer_backward_tensors;
+
+/* Plan of the gradients of a layer, for the same batches. */
+typedef struct dw_layer_backward dw_layer_backward;
+
+/* Makes the plan of a layer without decodes. The layer's plan may be destroyed before it. */
+int dw_layer_backward_create(const dw_layer *plan, dw_layer_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_layer_backward_destroy(dw_layer_backward *backward);
+int dw_layer_backward_workspace_bytes(const dw_layer_backward *backward, size_t *bytes);
+int dw_layer_backward_launch(const dw_layer_backward *backward, void *stream, const dw_layer_backward_tensors *tensors);
 
 #ifdef __cplusplus
 }

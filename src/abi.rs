@@ -166,6 +166,60 @@ impl Default for dwk_prefill_plan {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_choice {
+    pub split_items: *mut dwk_prefill_item,
+    pub prepare_lengths: *mut i32,
+    pub compute_units: i32,
+    pub fused_workgroups: i32,
+    pub fused_chunk: i32,
+    pub fused_start: i32,
+    pub scan_workgroups: i32,
+    pub scan_chunk: i32,
+    pub scan_start: i32,
+    pub prepare_start: i32,
+    pub prepare_chunk: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_choice"][::core::mem::size_of::<dwk_prefill_choice>() - 56usize];
+    ["Alignment of dwk_prefill_choice"][::core::mem::align_of::<dwk_prefill_choice>() - 8usize];
+    ["Offset of field: dwk_prefill_choice::split_items"]
+        [::core::mem::offset_of!(dwk_prefill_choice, split_items) - 0usize];
+    ["Offset of field: dwk_prefill_choice::prepare_lengths"]
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_lengths) - 8usize];
+    ["Offset of field: dwk_prefill_choice::compute_units"]
+        [::core::mem::offset_of!(dwk_prefill_choice, compute_units) - 16usize];
+    ["Offset of field: dwk_prefill_choice::fused_workgroups"]
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_workgroups) - 20usize];
+    ["Offset of field: dwk_prefill_choice::fused_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_chunk) - 24usize];
+    ["Offset of field: dwk_prefill_choice::fused_start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_start) - 28usize];
+    ["Offset of field: dwk_prefill_choice::scan_workgroups"]
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_workgroups) - 32usize];
+    ["Offset of field: dwk_prefill_choice::scan_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_chunk) - 36usize];
+    ["Offset of field: dwk_prefill_choice::scan_start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_start) - 40usize];
+    ["Offset of field: dwk_prefill_choice::prepare_start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_start) - 44usize];
+    ["Offset of field: dwk_prefill_choice::prepare_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_chunk) - 48usize];
+    ["Offset of field: dwk_prefill_choice::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_choice, pad0) - 52usize];
+};
+impl Default for dwk_prefill_choice {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_lengths_args {
     pub cu_seqlens: *const ::core::ffi::c_void,
     pub checked: *mut i32,
@@ -176,11 +230,12 @@ pub struct dwk_prefill_lengths_args {
     pub wide: i32,
     pub decodes: i32,
     pub plan: dwk_prefill_plan,
+    pub choice: dwk_prefill_choice,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 112usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 168usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -201,6 +256,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_lengths_args, decodes) - 44usize];
     ["Offset of field: dwk_prefill_lengths_args::plan"]
         [::core::mem::offset_of!(dwk_prefill_lengths_args, plan) - 48usize];
+    ["Offset of field: dwk_prefill_lengths_args::choice"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, choice) - 112usize];
 };
 impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
@@ -875,6 +932,129 @@ impl Default for dwk_gate_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_gate_backward_args {
+    pub gate: dwk_gate_args,
+    pub d_a: *mut ::core::ffi::c_void,
+    pub d_b: *mut ::core::ffi::c_void,
+    pub partials: *mut f32,
+    pub d_a_strides: dwk_token_strides,
+    pub d_b_strides: dwk_token_strides,
+    pub d_a_block: i64,
+    pub d_b_block: i64,
+    pub d_a_type: i32,
+    pub d_b_type: i32,
+    pub rows: i32,
+    pub lanes_log2: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_gate_backward_args"][::core::mem::size_of::<dwk_gate_backward_args>() - 320usize];
+    ["Alignment of dwk_gate_backward_args"]
+        [::core::mem::align_of::<dwk_gate_backward_args>() - 8usize];
+    ["Offset of field: dwk_gate_backward_args::gate"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, gate) - 0usize];
+    ["Offset of field: dwk_gate_backward_args::d_a"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a) - 216usize];
+    ["Offset of field: dwk_gate_backward_args::d_b"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b) - 224usize];
+    ["Offset of field: dwk_gate_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, partials) - 232usize];
+    ["Offset of field: dwk_gate_backward_args::d_a_strides"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a_strides) - 240usize];
+    ["Offset of field: dwk_gate_backward_args::d_b_strides"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b_strides) - 264usize];
+    ["Offset of field: dwk_gate_backward_args::d_a_block"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a_block) - 288usize];
+    ["Offset of field: dwk_gate_backward_args::d_b_block"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b_block) - 296usize];
+    ["Offset of field: dwk_gate_backward_args::d_a_type"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_a_type) - 304usize];
+    ["Offset of field: dwk_gate_backward_args::d_b_type"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, d_b_type) - 308usize];
+    ["Offset of field: dwk_gate_backward_args::rows"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, rows) - 312usize];
+    ["Offset of field: dwk_gate_backward_args::lanes_log2"]
+        [::core::mem::offset_of!(dwk_gate_backward_args, lanes_log2) - 316usize];
+};
+impl Default for dwk_gate_backward_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_gradient_sums_part {
+    pub out: *mut f32,
+    pub outer_stride: i64,
+    pub inner_stride: i64,
+    pub columns: i32,
+    pub inner: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_gradient_sums_part"][::core::mem::size_of::<dwk_gradient_sums_part>() - 32usize];
+    ["Alignment of dwk_gradient_sums_part"]
+        [::core::mem::align_of::<dwk_gradient_sums_part>() - 8usize];
+    ["Offset of field: dwk_gradient_sums_part::out"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, out) - 0usize];
+    ["Offset of field: dwk_gradient_sums_part::outer_stride"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, outer_stride) - 8usize];
+    ["Offset of field: dwk_gradient_sums_part::inner_stride"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, inner_stride) - 16usize];
+    ["Offset of field: dwk_gradient_sums_part::columns"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, columns) - 24usize];
+    ["Offset of field: dwk_gradient_sums_part::inner"]
+        [::core::mem::offset_of!(dwk_gradient_sums_part, inner) - 28usize];
+};
+impl Default for dwk_gradient_sums_part {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_gradient_sums_args {
+    pub partials: *const f32,
+    pub first: dwk_gradient_sums_part,
+    pub second: dwk_gradient_sums_part,
+    pub records: i32,
+    pub columns: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_gradient_sums_args"][::core::mem::size_of::<dwk_gradient_sums_args>() - 80usize];
+    ["Alignment of dwk_gradient_sums_args"]
+        [::core::mem::align_of::<dwk_gradient_sums_args>() - 8usize];
+    ["Offset of field: dwk_gradient_sums_args::partials"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, partials) - 0usize];
+    ["Offset of field: dwk_gradient_sums_args::first"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, first) - 8usize];
+    ["Offset of field: dwk_gradient_sums_args::second"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, second) - 40usize];
+    ["Offset of field: dwk_gradient_sums_args::records"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, records) - 72usize];
+    ["Offset of field: dwk_gradient_sums_args::columns"]
+        [::core::mem::offset_of!(dwk_gradient_sums_args, columns) - 76usize];
+};
+impl Default for dwk_gradient_sums_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_conv_part {
     pub x: *const ::core::ffi::c_void,
     pub out: *mut ::core::ffi::c_void,
@@ -1061,6 +1241,104 @@ impl Default for dwk_conv_draft_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_conv_backward_part {
+    pub d_x: *mut ::core::ffi::c_void,
+    pub token: i64,
+    pub block_stride: i64,
+    pub block: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_conv_backward_part"][::core::mem::size_of::<dwk_conv_backward_part>() - 32usize];
+    ["Alignment of dwk_conv_backward_part"]
+        [::core::mem::align_of::<dwk_conv_backward_part>() - 8usize];
+    ["Offset of field: dwk_conv_backward_part::d_x"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, d_x) - 0usize];
+    ["Offset of field: dwk_conv_backward_part::token"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, token) - 8usize];
+    ["Offset of field: dwk_conv_backward_part::block_stride"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, block_stride) - 16usize];
+    ["Offset of field: dwk_conv_backward_part::block"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, block) - 24usize];
+    ["Offset of field: dwk_conv_backward_part::pad0"]
+        [::core::mem::offset_of!(dwk_conv_backward_part, pad0) - 28usize];
+};
+impl Default for dwk_conv_backward_part {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_conv_backward_args {
+    pub conv: dwk_conv_args,
+    pub q: dwk_conv_backward_part,
+    pub k: dwk_conv_backward_part,
+    pub v: dwk_conv_backward_part,
+    pub d_final: *const ::core::ffi::c_void,
+    pub d_initial: *mut ::core::ffi::c_void,
+    pub partials: *mut f32,
+    pub d_final_slot: i64,
+    pub d_final_channel: i64,
+    pub d_final_column: i64,
+    pub d_initial_slot: i64,
+    pub d_initial_channel: i64,
+    pub d_initial_column: i64,
+    pub blocks: i32,
+    pub walkers: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_conv_backward_args"][::core::mem::size_of::<dwk_conv_backward_args>() - 736usize];
+    ["Alignment of dwk_conv_backward_args"]
+        [::core::mem::align_of::<dwk_conv_backward_args>() - 8usize];
+    ["Offset of field: dwk_conv_backward_args::conv"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, conv) - 0usize];
+    ["Offset of field: dwk_conv_backward_args::q"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, q) - 560usize];
+    ["Offset of field: dwk_conv_backward_args::k"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, k) - 592usize];
+    ["Offset of field: dwk_conv_backward_args::v"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, v) - 624usize];
+    ["Offset of field: dwk_conv_backward_args::d_final"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final) - 656usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial) - 664usize];
+    ["Offset of field: dwk_conv_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, partials) - 672usize];
+    ["Offset of field: dwk_conv_backward_args::d_final_slot"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final_slot) - 680usize];
+    ["Offset of field: dwk_conv_backward_args::d_final_channel"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final_channel) - 688usize];
+    ["Offset of field: dwk_conv_backward_args::d_final_column"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_final_column) - 696usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial_slot"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial_slot) - 704usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial_channel"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial_channel) - 712usize];
+    ["Offset of field: dwk_conv_backward_args::d_initial_column"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, d_initial_column) - 720usize];
+    ["Offset of field: dwk_conv_backward_args::blocks"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, blocks) - 728usize];
+    ["Offset of field: dwk_conv_backward_args::walkers"]
+        [::core::mem::offset_of!(dwk_conv_backward_args, walkers) - 732usize];
+};
+impl Default for dwk_conv_backward_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_norm_args {
     pub x: *const ::core::ffi::c_void,
     pub z: *const ::core::ffi::c_void,
@@ -1121,6 +1399,61 @@ const _: () = {
         [::core::mem::offset_of!(dwk_norm_args, pad0) - 140usize];
 };
 impl Default for dwk_norm_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_norm_backward_args {
+    pub norm: dwk_norm_args,
+    pub d_x: *mut ::core::ffi::c_void,
+    pub d_z: *mut ::core::ffi::c_void,
+    pub partials: *mut f32,
+    pub cu_seqlens: *const ::core::ffi::c_void,
+    pub d_x_strides: dwk_token_strides,
+    pub d_z_token: i64,
+    pub d_z_block: i64,
+    pub d_z_heads: i32,
+    pub last: i32,
+    pub wide: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_norm_backward_args"][::core::mem::size_of::<dwk_norm_backward_args>() - 232usize];
+    ["Alignment of dwk_norm_backward_args"]
+        [::core::mem::align_of::<dwk_norm_backward_args>() - 8usize];
+    ["Offset of field: dwk_norm_backward_args::norm"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, norm) - 0usize];
+    ["Offset of field: dwk_norm_backward_args::d_x"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_x) - 144usize];
+    ["Offset of field: dwk_norm_backward_args::d_z"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z) - 152usize];
+    ["Offset of field: dwk_norm_backward_args::partials"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, partials) - 160usize];
+    ["Offset of field: dwk_norm_backward_args::cu_seqlens"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, cu_seqlens) - 168usize];
+    ["Offset of field: dwk_norm_backward_args::d_x_strides"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_x_strides) - 176usize];
+    ["Offset of field: dwk_norm_backward_args::d_z_token"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_token) - 200usize];
+    ["Offset of field: dwk_norm_backward_args::d_z_block"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_block) - 208usize];
+    ["Offset of field: dwk_norm_backward_args::d_z_heads"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, d_z_heads) - 216usize];
+    ["Offset of field: dwk_norm_backward_args::last"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, last) - 220usize];
+    ["Offset of field: dwk_norm_backward_args::wide"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, wide) - 224usize];
+    ["Offset of field: dwk_norm_backward_args::pad0"]
+        [::core::mem::offset_of!(dwk_norm_backward_args, pad0) - 228usize];
+};
+impl Default for dwk_norm_backward_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -1291,7 +1624,7 @@ pub struct dwk_decode_draft_args {
     pub read_columns: i32,
     pub write_columns: i32,
     pub null_slot: i32,
-    pub pad0: i32,
+    pub states_slots: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1314,8 +1647,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_decode_draft_args, write_columns) - 588usize];
     ["Offset of field: dwk_decode_draft_args::null_slot"]
         [::core::mem::offset_of!(dwk_decode_draft_args, null_slot) - 592usize];
-    ["Offset of field: dwk_decode_draft_args::pad0"]
-        [::core::mem::offset_of!(dwk_decode_draft_args, pad0) - 596usize];
+    ["Offset of field: dwk_decode_draft_args::states_slots"]
+        [::core::mem::offset_of!(dwk_decode_draft_args, states_slots) - 596usize];
 };
 impl Default for dwk_decode_draft_args {
     fn default() -> Self {

@@ -15,6 +15,16 @@ pub(crate) fn ensure(condition: bool, error: impl FnOnce() -> ArgumentError) -> 
     if condition { Ok(()) } else { Err(error()) }
 }
 
+/// Checks numbers, given with their names and the most that is allowed.
+pub(crate) fn sizes(numbers: &[(&str, usize, usize)]) -> Checked<()> {
+    numbers.iter().try_for_each(|&(argument, given, most)| {
+        ensure(given <= most, || {
+            let allowed = format!("it must be at most {most}");
+            ArgumentError::new(argument, ArgumentKind::Value, given.to_string(), allowed)
+        })
+    })
+}
+
 pub(crate) fn dtype(argument: &str, given: Dtype, allowed: &[Dtype]) -> Checked<()> {
     ensure(allowed.contains(&given), || {
         let names: Vec<_> = allowed.iter().map(|d| d.name()).collect();

@@ -70,6 +70,14 @@ pub enum Role {
     BackwardGradients(usize),
     /// Gradients of `A_log` and `dt_bias`.
     BackwardSums,
+    /// Gradients of a gated norm.
+    NormBackward,
+    /// Gradients of a convolution.
+    ConvBackward,
+    /// Gradients of a and b.
+    GateBackward,
+    /// Gradients of weights, from the sums of workgroups.
+    GradientSums,
 }
 
 /// A row of [`TABLE`].
@@ -282,6 +290,20 @@ kernels! {
     BACKWARD_SUMS: dwk_prefill_backward_args in "prefill_backward_sums" {
         "dw_prefill_backward_sums" => Role::BackwardSums,
     }
+    NORM_BACKWARD: dwk_norm_backward_args in "norm_backward" {
+        "dw_norm_backward_bf16" => Role::NormBackward,
+        "dw_norm_backward_f16" => Role::NormBackward,
+    }
+    CONV_BACKWARD: dwk_conv_backward_args in "conv_backward" {
+        "dw_conv_backward_bf16" => Role::ConvBackward,
+        "dw_conv_backward_f16" => Role::ConvBackward,
+    }
+    GATE_BACKWARD: dwk_gate_backward_args in "gate_backward" {
+        "dw_gate_backward" => Role::GateBackward,
+    }
+    GRADIENT_SUMS: dwk_gradient_sums_args in "gradient_sums" {
+        "dw_gradient_sums" => Role::GradientSums,
+    }
 }
 
 /// A family's kernels for a type. The first half of a family is bf16, the second fp16.
@@ -379,6 +401,23 @@ pub(crate) fn prefill_short(
     key_dim: usize,
 ) -> Option<Kernel<abi::dwk_prefill_short_args>> {
     (typed(PREFILL_SHORT, dtype).get(bucket_index(key_dim))).copied()
+}
+
+pub(crate) fn norm_backward(dtype: Dtype) -> Kernel<abi::dwk_norm_backward_args> {
+    typed(NORM_BACKWARD, dtype)[0]
+}
+
+pub(crate) fn conv_backward(dtype: Dtype) -> Kernel<abi::dwk_conv_backward_args> {
+    typed(CONV_BACKWARD, dtype)[0]
+}
+
+pub(crate) fn gate_backward() -> Kernel<abi::dwk_gate_backward_args> {
+    GATE_BACKWARD[0]
+}
+
+/// The kernel that adds up what workgroups left for gradients of weights.
+pub(crate) fn gradient_sums() -> Kernel<abi::dwk_gradient_sums_args> {
+    GRADIENT_SUMS[0]
 }
 
 /// Key bucket of the backward that holds `key_dim`. `key_dim` is at most the largest bucket.

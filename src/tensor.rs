@@ -524,6 +524,13 @@ impl<'a> TokenScalars<'a> {
 #[derive(Debug)]
 pub struct TokenScalarsMut<'a>(pub(crate) TokenScalars<'a>);
 
+impl<'a> TokenScalarsMut<'a> {
+    /// As [`TokenScalars::in_blocks`]: gradients of a [`GateBackward`](crate::gate::GateBackward) may have blocks.
+    pub fn in_blocks(t: TensorMut<'a, 3>) -> Self {
+        TokenScalarsMut(TokenScalars::in_blocks(t.0))
+    }
+}
+
 fn reshape<'a, const R: usize>(
     t: Tensor<'a, R>,
     shape: [usize; 4],

@@ -26,14 +26,15 @@ use build::Compiler;
 /// up to 256.
 fn most_registers(role: Role) -> u32 {
     match role {
-        Role::Gate => 32,
+        Role::Gate | Role::GradientSums => 32,
+        Role::GateBackward => 64,
         // Sixteen waves on a compute unit.
         Role::PrefillLengths => 64,
         // Eight copies in flight.
         Role::PrefillCollect => 64,
         Role::Norm => 96,
         // Four waves per SIMD.
-        Role::Commit | Role::Conv | Role::PrefillShort(_) => 128,
+        Role::Commit | Role::Conv | Role::NormBackward | Role::PrefillShort(_) => 128,
         // Three waves per SIMD: LDS does not hold more of summarise.
         Role::DecodeNorm | Role::Decode(..=128) | Role::PrefillSummarise(..=128) => 168,
         Role::PrefillPrepare | Role::BackwardPrepare => 208,
@@ -45,12 +46,13 @@ fn most_registers(role: Role) -> u32 {
         | Role::PrefillFused(_)
         | Role::PrefillFusedSummarise(_)
         | Role::BackwardWalk(_)
-        | Role::BackwardGradients(_) => 256,
+        | Role::BackwardGradients(_)
+        | Role::ConvBackward => 256,
     }
 }
 
 const MAX_LDS: u32 = 64 << 10;
-const MAX_KERNELS: usize = 84;
+const MAX_KERNELS: usize = 96;
 const MAX_BYTES: usize = 8 << 20;
 /// Of all compilers together, on the CPU: what else the machine does does not count.
 const MAX_COMPILE_TIME: Duration = Duration::from_secs(80);

@@ -198,7 +198,7 @@ fn gates_in_blocks() {
     }
 }
 
-/// What a launch runs: at most five kernels for a prefill that is not cut into segments.
+/// What a launch runs: at most four kernels for a prefill that is not cut into segments.
 #[test]
 fn kernels_of_a_launch() {
     let context = context();
@@ -207,20 +207,21 @@ fn kernels_of_a_launch() {
         let plan = Layer::packed(&context, spec, lengths, tokens, decodes).unwrap();
         plan.kernels()
     };
-    let prefill = kernels(&[0, 100], 100, 0);
-    assert_eq!(
-        prefill,
-        [
-            "dw_conv_bf16",
-            "dw_prefill_prepare_bf16",
-            "dw_prefill_scan_bf16_k128",
-            "dw_norm_bf16"
-        ]
-    );
+    let few_tokens = kernels(&[0, 100], 100, 0);
+    let fused = ["dw_conv_bf16", "dw_prefill_fused_bf16_k128", "dw_norm_bf16"];
+    assert_eq!(few_tokens, fused);
+    let split = [
+        "dw_conv_bf16",
+        "dw_prefill_prepare_bf16",
+        "dw_prefill_scan_bf16_k128",
+        "dw_norm_bf16",
+    ];
+    let lengths: Vec<i32> = (0..=20).map(|i| 400 * i * i).collect();
+    assert_eq!(kernels(&lengths, 160_000, 0), split);
     // The norm is in the decode.
     let decode = kernels(&[0, 1, 2], 2, 2);
     assert_eq!(decode, ["dw_conv_bf16", "dw_decode_norm_bf16"]);
-    assert_eq!(kernels(&[0, 1, 50], 50, 1).len(), 5);
+    assert_eq!(kernels(&[0, 1, 50], 50, 1).len(), 4);
     // Not where V is another.
     let spec = LayerSpec::new(30, 30, 96, 192);
     let plan = Layer::packed(&context, spec, &[0, 1, 2], 2, 2).unwrap();

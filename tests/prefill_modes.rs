@@ -4,8 +4,9 @@
 
 mod common;
 
+use common::backward::{ALL, Given, NAMES, run_backward};
 use common::{
-    Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, check_output, context, run,
+    Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, bits, check_output, context, run,
     run_pool, simulated, spec,
 };
 use deltawave::prefill::PrefillPath;
@@ -114,6 +115,47 @@ fn every_way_of_execution() {
             let other = run_pool(&context, &case, &case.data(), &pool);
             deltawave_sim::hip::set_options(usual);
             assert_same_bits(&expected, &other, &format!("a pool, {order:?}"));
+        }
+    }
+    // Gradients: sums of gates cross waves, where other kernels raced.
+    for (case, mfma) in cases()
+        .into_iter()
+        .step_by(3)
+        .zip([MfmaMode::Exact, MfmaMode::Fast].into_iter().cycle())
+    {
+        let mut case = Case {
+            final_state: case.initial,
+            ..case
+        };
+        case.spec.path = PrefillPath::Auto;
+        if case.spec.heads.key_dim > 100 {
+            case.spec.heads.value_dim = 32;
+        }
+        let (data, given) = (case.data(), Given::new(&case));
+        let with = |options: Options| {
+            deltawave_sim::hip::set_options(options);
+            let found = run_backward(&context, &case, &data, &given, ALL);
+            deltawave_sim::hip::set_options(usual);
+            found
+        };
+        let base = Options { mfma, ..usual };
+        let expected = with(base);
+        let one = Options {
+            threads: Some(1),
+            xccs: 1,
+            ..base
+        };
+        let order = |order| Options { order, ..base };
+        for options in [
+            order(WaveOrder::InStep),
+            order(WaveOrder::Seeded(1)),
+            order(WaveOrder::Seeded(2)),
+            one,
+        ] {
+            for ((a, b), name) in expected.iter().zip(&with(options)).zip(NAMES) {
+                let same = a.as_deref().map(bits) == b.as_deref().map(bits);
+                assert!(same, "{name}, {:?}: {}", options.order, case.expression());
+            }
         }
     }
     for case in cases() {

@@ -23,6 +23,7 @@ from pathlib import Path
 import report
 from cases import Case, all_cases, matches
 from contestants import CONTESTANTS, ROOT
+from gradients import all_gradients
 from measure import available, warm_up, work
 from steps import all_steps
 
@@ -140,7 +141,7 @@ def main():
     if args.report:
         print(report.write(args.report))
         return
-    cases = all_cases() + all_steps()
+    cases = all_cases() + all_gradients() + all_steps()
     if args.warm_up:
         job = args.warm_up
         return warm_up(job["name"], Case(**{**job["case"], "lengths": tuple(job["case"]["lengths"])}))

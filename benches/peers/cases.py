@@ -104,7 +104,8 @@ def make_inputs(case, device="cuda", seed=7):
     the same numbers. q and k are l2-normalised; where the case says so they and v went through a convolution and SiLU.
     Gates g: `normal` is logsigmoid(N(0, 1)); `mixed` a sixteenth of that, and none in every fourth head; `zero` is none;
     `model` is -A softplus(N(0, 1) + dt_bias) with the A and dt_bias of each head that models are initialised with: A
-    uniform in 0.001..16, softplus(dt_bias) in 0.001..0.1, uniform in its logarithm."""
+    uniform in 0.001..16, softplus(dt_bias) in 0.001..0.1, uniform in its logarithm; `strong`, for gradients, is
+    -16 softplus(N(0, 1) / 2 + 1), about -22 a token."""
     import torch
     import torch.nn.functional as F
 
@@ -134,6 +135,8 @@ def make_inputs(case, device="cuda", seed=7):
         g = -rate * F.softplus(g + step + torch.log(-torch.expm1(-step)))
     elif case.gates == "zero":
         g = torch.zeros_like(g)
+    elif case.gates == "strong":
+        g = -16 * F.softplus(g / 2 + 1)
     else:
         g = F.logsigmoid(g)
         if case.gates == "mixed":

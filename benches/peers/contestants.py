@@ -1,6 +1,6 @@
 """deltawave and its peers behind one interface: `prefill(x)` makes a function of nothing that returns `o` of shape
 [1, T, HV, V] and the final states [N, HV, K, V]. `decode`, `norm`, `conv` and `layer` are the same for the inputs of a
-`Step`: the outputs are those that it names. A function that updates states in place has an attribute `before`, which
+`Step`, `backward` for those of a `Backward`: the outputs are those that it names. A function that updates states in place has an attribute `before`, which
 puts them back. A contestant that cannot run here raises `Missing` with the reason."""
 
 import importlib.metadata
@@ -88,6 +88,20 @@ class Deltawave:
                            workspace=workspace)
 
         return launched(launch, o, state)
+
+    def backward(self, x):
+        import torch
+
+        dw, case = self.package(), x.case
+        spec = dw.PrefillSpec(case.key_heads, case.value_heads, D, D, case.dtype, scale=x.scale)
+        plan = dw.PrefillBackward(dw.Prefill.packed(self.context(), spec, x.offsets, case.tokens))
+        found = [torch.empty_like(t) for t in (x.q, x.k, x.v, x.g, x.beta, x.state)]
+        d_q, d_k, d_v, d_g, d_beta, d_state = found
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=x.v.device)
+        launch = plan.bind(q=x.q[0], k=x.k[0], v=x.v[0], g=x.g[0], beta=x.beta[0], initial_state=x.state, d_o=x.d_o[0],
+                           d_final_state=x.d_state, d_q=d_q[0], d_k=d_k[0], d_v=d_v[0], d_g=d_g[0], d_beta=d_beta[0],
+                           d_initial_state=d_state, workspace=workspace)
+        return launched(launch, *found)
 
     def decode(self, x):
         import torch
@@ -182,6 +196,22 @@ class Fla:
 
         return run
 
+    def backward(self, x):
+        """The kernels of its autograd function, called directly: torch records no graph here."""
+        from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd, chunk_gated_delta_rule_fwd
+
+        rows = len(x.case.lengths)  # equal lengths are a dense batch to it
+        q, k, v, g, beta, d_o = (t.view(rows, -1, *t.shape[2:]) for t in (x.q, x.k, x.v, x.g, x.beta, x.d_o))
+        sums, _, inverse, *_ = chunk_gated_delta_rule_fwd(q, k, v, g, beta, x.scale, x.state, True)
+
+        def run():
+            dq, dk, dv, db, dg, ds0, *_ = chunk_gated_delta_rule_bwd(q, k, v, sums, beta, inverse, x.scale, x.state, d_o,
+                                                                     x.d_state)
+            shaped = [t.reshape(1, -1, *t.shape[2:]) for t in (dq, dk, dv, dg, db)]
+            return *shaped, ds0
+
+        return run
+
     def decode(self, x):
         from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
 
@@ -261,6 +291,21 @@ class FlashQla:
             results = flash_qla.chunk_gated_delta_rule_fwd(x.q, x.k, x.v, x.g, x.beta, scale=x.scale,
                                                            output_final_state=True, cu_seqlens=x.cu_seqlens)
             return results[2], results[4]
+
+        return run
+
+    def backward(self, x):
+        """The kernels of its autograd function, called directly, with the summaries that its forward hands on."""
+        import flash_qla
+
+        shared = {"scale": x.scale, "initial_state": x.state, "cu_seqlens": x.cu_seqlens}
+        sums, inverse, *_, cache = flash_qla.chunk_gated_delta_rule_fwd(x.q, x.k, x.v, x.g, x.beta, enable_fwd_cp_cache=True,
+                                                                        **shared)
+
+        def run():
+            dq, dk, dv, db, dg, ds0 = flash_qla.chunk_gated_delta_rule_bwd(x.q, x.k, x.v, sums, x.beta, inverse, x.d_o,
+                                                                           x.d_state, cp_cache=cache, **shared)
+            return dq, dk, dv, dg, db, ds0
 
         return run
 

@@ -14,6 +14,9 @@ WRONG = 0.02  # errors beyond this are no rounding
 
 # The other operations: title, and what is measured.
 OPERATIONS = {
+    "backward": ("Backward of prefill", "Gradients of q, k, v, g, beta and the initial states, from those of o and of the final "
+                                        "states, in f32. FLA and FlashQLA are given what their forward keeps; deltawave keeps "
+                                        "nothing, and computes inverses again."),
     "decode": ("Decode", "Sequences x tokens. Gates are computed and rows of q and k normalised inside, states are updated: "
                          "in place, but FLA writes new ones."),
     "norm": ("Gated norm", "Rows of a value head: normalised, weighted, times silu of the gate."),
@@ -176,6 +179,21 @@ def errors(results):
     return table(["case", "gates", *[CONTESTANTS[name].label for name in results.names]], rows)
 
 
+def gradient_errors(results):
+    """A line for each row of gradients and contestant."""
+    rows = [row for row in results.steps if row["operation"] == "backward"]
+    lines = []
+    for row in rows:
+        for name in contestants_of(rows):
+            found = errors_of(row["results"].get(name, {}))
+            if found:
+                each = ["nan" if value is None else f"{value:.1e}" for value in found.values()]
+                lines.append([row["case"].removeprefix("backward "), CONTESTANTS[name].label, *each])
+    if not lines:
+        return []
+    return ["### Gradients", "", *table(["case", "", "dq", "dk", "dv", "dg", "dbeta", "dS0"], lines), ""]
+
+
 def remarks(results):
     """What is missing, what failed, and how much the measurements scatter."""
     lines = [f"- {m['what']} was not run: {m['reason']}." for m in results.missing]
@@ -238,6 +256,7 @@ def markdown(results):
         "",
         *errors(results),
         "",
+        *gradient_errors(results),
         "## Remarks",
         "",
         *remarks(results),

@@ -11,6 +11,7 @@ from pathlib import Path
 import report
 from cases import GATES, TAIL, Case, all_cases, make_inputs, matches
 from contestants import CONTESTANTS, ROOT
+from gradients import Backward, all_gradients, forward
 from steps import Step, all_steps, decode, normed
 
 
@@ -33,6 +34,18 @@ def test_steps():
     for step in steps:
         able = [name for name, c in CONTESTANTS.items() if getattr(c, step.operation, None)]
         assert "deltawave" in able and len(able) >= 2, step
+
+
+def test_gradient_rows():
+    rows = all_gradients()
+    assert len({row.name for row in rows}) == len(rows) and {row.gates for row in rows} >= {*GATES, "strong"}
+    first = rows[0]
+    # q, k, dq, dk; v, do, dv; four numbers of gates.
+    assert first.name == "backward 16:32 8K normal" and first.io_bytes == 8192 * (256 * (4 * 16 + 3 * 32) + 16 * 32)
+    assert first.state_bytes == 3 * 32 * 128 * 128 * 4
+    for row in rows:
+        able = [name for name, c in CONTESTANTS.items() if getattr(c, row.operation, None)]
+        assert able == ["deltawave", "flashqla", "fla"], row
 
 
 def test_choices():
@@ -71,6 +84,35 @@ def test_references():
     assert error(y, normed(o, x.x[:, step.channels:].view(1, 4, 128), x.norm_weight)) < 1e-12
 
 
+def test_gradient_references():
+    """Gradients by chunks against autograd of the recurrence token by token, where torch is installed."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    from measure import error
+
+    for gates in (*GATES, "strong"):
+        case = Backward("bf16", 2, 4, (128, 128), gates)
+        x = case.inputs(device="cpu")
+        leaves = [t.double().requires_grad_() for t in (x.q, x.k, x.v, x.g, x.beta, x.state)]
+        q, k, v, g, beta = (t[0].view(2, 128, *t.shape[2:]) for t in leaves[:5])
+        q, k = (t.repeat_interleave(2, 2) for t in (q, k))
+        state, out = leaves[5], []
+        for t in range(128):
+            state = state * g[:, t, :, None, None].exp()
+            delta = (v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])) * beta[:, t, :, None]
+            state = state + k[:, t, :, :, None] * delta[:, :, None]
+            out.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * x.scale)
+        o = torch.stack(out, 1).flatten(0, 1)[None]
+        wanted = torch.autograd.grad([o, state], leaves, [x.d_o.double(), x.d_state.double()])
+        with torch.no_grad():
+            by_chunks = forward(*leaves, x.scale, 2, 2)
+            assert error(by_chunks[0], o) < 1e-12 and error(by_chunks[1], state) < 1e-12, gates
+        for label, found, right in zip(case.outputs, case.reference(x), wanted):
+            assert found.shape == right.shape and error(found, right) < 1e-10, (gates, label, error(found, right))
+
+
 def made_up(path):
     """Results of every case, with what can go wrong in them."""
     numbers = random.Random(2)
@@ -97,6 +139,12 @@ def made_up(path):
             if index > 20:
                 del results["flashinfer"]
             emit(kind="row", case=case.name, **case.line(), copy_bytes_per_s=4.0e12, copy_ms=1.1 * floor, results=results)
+        for row in all_gradients():
+            results = {name: {"ms": ms, "rounds_ms": [ms], **{f"{label}_error": 2e-3 for label in row.outputs}}
+                       for name, ms in (("deltawave", 0.5), ("flashqla", 0.8), ("fla", 1.5))}
+            if row.gates == "strong":
+                results["flashqla"]["dg_error"] = 160.0
+            emit(kind="row", case=row.name, **row.line(), copy_bytes_per_s=4.0e12, copy_ms=0.2, results=results)
         for index, step in enumerate(all_steps()):
             results = {"deltawave": {"ms": 0.01}, "fla": {"ms": 0.02}, "flashinfer-decode": {"ms": 0.015}}
             for entry in results.values():
@@ -128,6 +176,11 @@ def test_report():
         assert "- FlashInfer decode, `decode 16:32 1 x 1, f32 states`: **its results are wrong**" in text
         decodes = [line for line in text.splitlines() if line.startswith("| decode")]
         assert [line.split("|")[-3].strip() for line in decodes[:3]] == ["2.00", "1.50", "1.50"], decodes[:3]
+        gradients = [line for line in text.splitlines() if line.startswith("| backward")]
+        assert len(gradients) == len(all_gradients()) and "| backward 16:32 8K normal |" in text
+        strong = next(line for line in gradients if "strong" in line)
+        assert "(wrong)" in strong and strong.split("|")[-3].strip() == "3.00", strong
+        assert "| 16:32 8K strong | FlashQLA | 2.0e-03 | 2.0e-03 | 2.0e-03 | 1.6e+02 |" in text
         assert "## Gated norm" in text and "## Layer" in text and "| norm 16:32 8192 tokens |" in text
         assert "at most 1.0%" in text and "4.00 TB/s, at the end 3.90 TB/s" in text
         chart = xml.etree.ElementTree.parse(folder / "peers.svg").getroot()
@@ -149,8 +202,10 @@ def test_package():
 if __name__ == "__main__":
     test_cases()
     test_steps()
+    test_gradient_rows()
     test_choices()
     test_references()
+    test_gradient_references()
     test_report()
     test_package()
     print("ok")

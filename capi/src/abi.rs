@@ -668,11 +668,6 @@ const _: () = {
 pub struct dw_parallel_prefill {
     _unused: [u8; 0],
 }
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct dw_communicator {
-    _unused: [u8; 0],
-}
 unsafe extern "C" {
     pub fn dw_parallel_prefill_create(
         context: *const dw_context,
@@ -727,6 +722,91 @@ unsafe extern "C" {
         order: *const i32,
     ) -> ::core::ffi::c_int;
 }
+pub const DW_AGREEMENT_BYTES: _bindgen_ty_9 = 128;
+pub type _bindgen_ty_9 = ::core::ffi::c_uint;
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_agreement(
+        plan: *const dw_parallel_prefill,
+        bytes: *mut ::core::ffi::c_void,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_check_agreement(
+        plan: *const dw_parallel_prefill,
+        all: *const ::core::ffi::c_void,
+        bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_tails(
+        plan: *const dw_parallel_prefill,
+        slots: *mut i64,
+        sent: *mut i32,
+        before: *mut i32,
+        count: i64,
+    ) -> ::core::ffi::c_int;
+}
+pub const DW_UNIQUE_ID_BYTES: _bindgen_ty_10 = 128;
+pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_communicator {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_communicator_unique_id(
+        context: *const dw_context,
+        library: *const ::core::ffi::c_char,
+        id: *mut ::core::ffi::c_void,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_create(
+        context: *const dw_context,
+        library: *const ::core::ffi::c_char,
+        id: *const ::core::ffi::c_void,
+        rank: i32,
+        ranks: i32,
+        timeout_ms: i64,
+        communicator: *mut *mut dw_communicator,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_destroy(communicator: *mut dw_communicator);
+}
+unsafe extern "C" {
+    pub fn dw_communicator_agree(
+        communicator: *const dw_communicator,
+        plan: *const dw_parallel_prefill,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_prefill(
+        communicator: *const dw_communicator,
+        plan: *const dw_parallel_prefill,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_tensors,
+        summary: *mut ::core::ffi::c_void,
+        summary_bytes: usize,
+        gathered: *mut ::core::ffi::c_void,
+        gathered_bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_all_gather(
+        communicator: *const dw_communicator,
+        stream: *mut ::core::ffi::c_void,
+        send: *const ::core::ffi::c_void,
+        receive: *mut ::core::ffi::c_void,
+        bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_synchronize(
+        communicator: *const dw_communicator,
+        stream: *mut ::core::ffi::c_void,
+    ) -> ::core::ffi::c_int;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_gate_tensors {
@@ -776,16 +856,96 @@ unsafe extern "C" {
         tensors: *const dw_gate_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_CONV_FLAT: _bindgen_ty_9 = 0;
-pub const DW_CONV_INTERLEAVED: _bindgen_ty_9 = 1;
-pub const DW_CONV_SEPARATE: _bindgen_ty_9 = 2;
-pub type _bindgen_ty_9 = ::core::ffi::c_uint;
-pub const DW_ACTIVATION_SILU: _bindgen_ty_10 = 0;
-pub const DW_ACTIVATION_NONE: _bindgen_ty_10 = 1;
-pub type _bindgen_ty_10 = ::core::ffi::c_uint;
-pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_11 = 0;
-pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_11 = 1;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_gate_backward_tensors {
+    pub size: usize,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub d_g: *const dw_tensor,
+    pub d_beta: *const dw_tensor,
+    pub d_a: *const dw_tensor,
+    pub d_b: *const dw_tensor,
+    pub d_a_log: *const dw_tensor,
+    pub d_dt_bias: *const dw_tensor,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+    pub allow_neg_eigval: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_gate_backward_tensors"]
+        [::core::mem::size_of::<dw_gate_backward_tensors>() - 112usize];
+    ["Alignment of dw_gate_backward_tensors"]
+        [::core::mem::align_of::<dw_gate_backward_tensors>() - 8usize];
+    ["Offset of field: dw_gate_backward_tensors::size"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, size) - 0usize];
+    ["Offset of field: dw_gate_backward_tensors::a"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, a) - 8usize];
+    ["Offset of field: dw_gate_backward_tensors::b"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, b) - 16usize];
+    ["Offset of field: dw_gate_backward_tensors::a_log"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, a_log) - 24usize];
+    ["Offset of field: dw_gate_backward_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, dt_bias) - 32usize];
+    ["Offset of field: dw_gate_backward_tensors::d_g"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, d_g) - 40usize];
+    ["Offset of field: dw_gate_backward_tensors::d_beta"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, d_beta) - 48usize];
+    ["Offset of field: dw_gate_backward_tensors::d_a"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, d_a) - 56usize];
+    ["Offset of field: dw_gate_backward_tensors::d_b"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, d_b) - 64usize];
+    ["Offset of field: dw_gate_backward_tensors::d_a_log"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, d_a_log) - 72usize];
+    ["Offset of field: dw_gate_backward_tensors::d_dt_bias"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, d_dt_bias) - 80usize];
+    ["Offset of field: dw_gate_backward_tensors::workspace"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, workspace) - 88usize];
+    ["Offset of field: dw_gate_backward_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, workspace_bytes) - 96usize];
+    ["Offset of field: dw_gate_backward_tensors::allow_neg_eigval"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, allow_neg_eigval) - 104usize];
+    ["Offset of field: dw_gate_backward_tensors::pad0"]
+        [::core::mem::offset_of!(dw_gate_backward_tensors, pad0) - 108usize];
+};
+impl Default for dw_gate_backward_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn dw_gate_backward_workspace_bytes(
+        context: *const dw_context,
+        tokens: i64,
+        value_heads: i64,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_gate_backward_launch(
+        context: *const dw_context,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_gate_backward_tensors,
+    ) -> ::core::ffi::c_int;
+}
+pub const DW_CONV_FLAT: _bindgen_ty_11 = 0;
+pub const DW_CONV_INTERLEAVED: _bindgen_ty_11 = 1;
+pub const DW_CONV_SEPARATE: _bindgen_ty_11 = 2;
 pub type _bindgen_ty_11 = ::core::ffi::c_uint;
+pub const DW_ACTIVATION_SILU: _bindgen_ty_12 = 0;
+pub const DW_ACTIVATION_NONE: _bindgen_ty_12 = 1;
+pub type _bindgen_ty_12 = ::core::ffi::c_uint;
+pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_13 = 0;
+pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_13 = 1;
+pub type _bindgen_ty_13 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_conv_spec {
@@ -956,9 +1116,137 @@ unsafe extern "C" {
         tensors: *const dw_conv_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_DRAFT_CHAIN: _bindgen_ty_12 = 0;
-pub const DW_DRAFT_TREE: _bindgen_ty_12 = 1;
-pub type _bindgen_ty_12 = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_conv_backward_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub x_q: *const dw_tensor,
+    pub x_k: *const dw_tensor,
+    pub x_v: *const dw_tensor,
+    pub weight: *const dw_tensor,
+    pub bias: *const dw_tensor,
+    pub initial_state: *const dw_tensor,
+    pub has_initial_state: *const u8,
+    pub d_q: *const dw_tensor,
+    pub d_k: *const dw_tensor,
+    pub d_v: *const dw_tensor,
+    pub d_final_state: *const dw_tensor,
+    pub d_x: *const dw_tensor,
+    pub d_x_q: *const dw_tensor,
+    pub d_x_k: *const dw_tensor,
+    pub d_x_v: *const dw_tensor,
+    pub d_weight: *const dw_tensor,
+    pub d_bias: *const dw_tensor,
+    pub d_initial_state: *const dw_tensor,
+    pub cu_seqlens: *const dw_lengths,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+    pub x_layout: i32,
+    pub initial_layout: i32,
+    pub d_final_layout: i32,
+    pub d_initial_layout: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_conv_backward_tensors"]
+        [::core::mem::size_of::<dw_conv_backward_tensors>() - 200usize];
+    ["Alignment of dw_conv_backward_tensors"]
+        [::core::mem::align_of::<dw_conv_backward_tensors>() - 8usize];
+    ["Offset of field: dw_conv_backward_tensors::size"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, size) - 0usize];
+    ["Offset of field: dw_conv_backward_tensors::x"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, x) - 8usize];
+    ["Offset of field: dw_conv_backward_tensors::x_q"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, x_q) - 16usize];
+    ["Offset of field: dw_conv_backward_tensors::x_k"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, x_k) - 24usize];
+    ["Offset of field: dw_conv_backward_tensors::x_v"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, x_v) - 32usize];
+    ["Offset of field: dw_conv_backward_tensors::weight"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, weight) - 40usize];
+    ["Offset of field: dw_conv_backward_tensors::bias"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, bias) - 48usize];
+    ["Offset of field: dw_conv_backward_tensors::initial_state"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, initial_state) - 56usize];
+    ["Offset of field: dw_conv_backward_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, has_initial_state) - 64usize];
+    ["Offset of field: dw_conv_backward_tensors::d_q"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_q) - 72usize];
+    ["Offset of field: dw_conv_backward_tensors::d_k"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_k) - 80usize];
+    ["Offset of field: dw_conv_backward_tensors::d_v"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_v) - 88usize];
+    ["Offset of field: dw_conv_backward_tensors::d_final_state"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_final_state) - 96usize];
+    ["Offset of field: dw_conv_backward_tensors::d_x"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_x) - 104usize];
+    ["Offset of field: dw_conv_backward_tensors::d_x_q"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_x_q) - 112usize];
+    ["Offset of field: dw_conv_backward_tensors::d_x_k"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_x_k) - 120usize];
+    ["Offset of field: dw_conv_backward_tensors::d_x_v"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_x_v) - 128usize];
+    ["Offset of field: dw_conv_backward_tensors::d_weight"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_weight) - 136usize];
+    ["Offset of field: dw_conv_backward_tensors::d_bias"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_bias) - 144usize];
+    ["Offset of field: dw_conv_backward_tensors::d_initial_state"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_initial_state) - 152usize];
+    ["Offset of field: dw_conv_backward_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, cu_seqlens) - 160usize];
+    ["Offset of field: dw_conv_backward_tensors::workspace"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, workspace) - 168usize];
+    ["Offset of field: dw_conv_backward_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, workspace_bytes) - 176usize];
+    ["Offset of field: dw_conv_backward_tensors::x_layout"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, x_layout) - 184usize];
+    ["Offset of field: dw_conv_backward_tensors::initial_layout"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, initial_layout) - 188usize];
+    ["Offset of field: dw_conv_backward_tensors::d_final_layout"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_final_layout) - 192usize];
+    ["Offset of field: dw_conv_backward_tensors::d_initial_layout"]
+        [::core::mem::offset_of!(dw_conv_backward_tensors, d_initial_layout) - 196usize];
+};
+impl Default for dw_conv_backward_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_conv_backward {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_conv_backward_create(
+        plan: *const dw_conv,
+        backward: *mut *mut dw_conv_backward,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_conv_backward_destroy(backward: *mut dw_conv_backward);
+}
+unsafe extern "C" {
+    pub fn dw_conv_backward_workspace_bytes(
+        backward: *const dw_conv_backward,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_conv_backward_launch(
+        backward: *const dw_conv_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_conv_backward_tensors,
+    ) -> ::core::ffi::c_int;
+}
+pub const DW_DRAFT_CHAIN: _bindgen_ty_14 = 0;
+pub const DW_DRAFT_TREE: _bindgen_ty_14 = 1;
+pub type _bindgen_ty_14 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_decode_spec {
@@ -1190,9 +1478,9 @@ unsafe extern "C" {
         tensors: *const dw_commit_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_GATE_SILU: _bindgen_ty_13 = 0;
-pub const DW_GATE_SIGMOID: _bindgen_ty_13 = 1;
-pub type _bindgen_ty_13 = ::core::ffi::c_uint;
+pub const DW_GATE_SILU: _bindgen_ty_15 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_15 = 1;
+pub type _bindgen_ty_15 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_norm_tensors {
@@ -1234,6 +1522,78 @@ unsafe extern "C" {
         context: *const dw_context,
         stream: *mut ::core::ffi::c_void,
         tensors: *const dw_norm_tensors,
+    ) -> ::core::ffi::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_norm_backward_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub z: *const dw_tensor,
+    pub weight: *const dw_tensor,
+    pub d_y: *const dw_tensor,
+    pub d_x: *const dw_tensor,
+    pub d_z: *const dw_tensor,
+    pub d_weight: *const dw_tensor,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+    pub eps: f32,
+    pub gate: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_norm_backward_tensors"]
+        [::core::mem::size_of::<dw_norm_backward_tensors>() - 88usize];
+    ["Alignment of dw_norm_backward_tensors"]
+        [::core::mem::align_of::<dw_norm_backward_tensors>() - 8usize];
+    ["Offset of field: dw_norm_backward_tensors::size"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, size) - 0usize];
+    ["Offset of field: dw_norm_backward_tensors::x"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, x) - 8usize];
+    ["Offset of field: dw_norm_backward_tensors::z"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, z) - 16usize];
+    ["Offset of field: dw_norm_backward_tensors::weight"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, weight) - 24usize];
+    ["Offset of field: dw_norm_backward_tensors::d_y"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, d_y) - 32usize];
+    ["Offset of field: dw_norm_backward_tensors::d_x"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, d_x) - 40usize];
+    ["Offset of field: dw_norm_backward_tensors::d_z"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, d_z) - 48usize];
+    ["Offset of field: dw_norm_backward_tensors::d_weight"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, d_weight) - 56usize];
+    ["Offset of field: dw_norm_backward_tensors::workspace"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, workspace) - 64usize];
+    ["Offset of field: dw_norm_backward_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, workspace_bytes) - 72usize];
+    ["Offset of field: dw_norm_backward_tensors::eps"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, eps) - 80usize];
+    ["Offset of field: dw_norm_backward_tensors::gate"]
+        [::core::mem::offset_of!(dw_norm_backward_tensors, gate) - 84usize];
+};
+impl Default for dw_norm_backward_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn dw_norm_backward_workspace_bytes(
+        context: *const dw_context,
+        tokens: i64,
+        value_heads: i64,
+        value_dim: i64,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_norm_backward_launch(
+        context: *const dw_context,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_norm_backward_tensors,
     ) -> ::core::ffi::c_int;
 }
 #[repr(C)]
@@ -1316,10 +1676,11 @@ pub struct dw_layer_tensors {
     pub conv_layout: i32,
     pub pool_layout: i32,
     pub pad0: i32,
+    pub o: *const dw_tensor,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_layer_tensors"][::core::mem::size_of::<dw_layer_tensors>() - 184usize];
+    ["Size of dw_layer_tensors"][::core::mem::size_of::<dw_layer_tensors>() - 192usize];
     ["Alignment of dw_layer_tensors"][::core::mem::align_of::<dw_layer_tensors>() - 8usize];
     ["Offset of field: dw_layer_tensors::size"]
         [::core::mem::offset_of!(dw_layer_tensors, size) - 0usize];
@@ -1370,6 +1731,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_layer_tensors, pool_layout) - 176usize];
     ["Offset of field: dw_layer_tensors::pad0"]
         [::core::mem::offset_of!(dw_layer_tensors, pad0) - 180usize];
+    ["Offset of field: dw_layer_tensors::o"]
+        [::core::mem::offset_of!(dw_layer_tensors, o) - 184usize];
 };
 impl Default for dw_layer_tensors {
     fn default() -> Self {
@@ -1417,5 +1780,175 @@ unsafe extern "C" {
         plan: *const dw_layer,
         stream: *mut ::core::ffi::c_void,
         tensors: *const dw_layer_tensors,
+    ) -> ::core::ffi::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_layer_backward_tensors {
+    pub size: usize,
+    pub x: *const dw_tensor,
+    pub x_q: *const dw_tensor,
+    pub x_k: *const dw_tensor,
+    pub x_v: *const dw_tensor,
+    pub z: *const dw_tensor,
+    pub a: *const dw_tensor,
+    pub b: *const dw_tensor,
+    pub conv_weight: *const dw_tensor,
+    pub conv_bias: *const dw_tensor,
+    pub a_log: *const dw_tensor,
+    pub dt_bias: *const dw_tensor,
+    pub norm_weight: *const dw_tensor,
+    pub initial_conv_state: *const dw_tensor,
+    pub initial_state: *const dw_tensor,
+    pub has_initial_state: *const u8,
+    pub o: *const dw_tensor,
+    pub d_y: *const dw_tensor,
+    pub d_final_conv_state: *const dw_tensor,
+    pub d_final_state: *const dw_tensor,
+    pub d_x: *const dw_tensor,
+    pub d_x_q: *const dw_tensor,
+    pub d_x_k: *const dw_tensor,
+    pub d_x_v: *const dw_tensor,
+    pub d_z: *const dw_tensor,
+    pub d_a: *const dw_tensor,
+    pub d_b: *const dw_tensor,
+    pub d_conv_weight: *const dw_tensor,
+    pub d_conv_bias: *const dw_tensor,
+    pub d_a_log: *const dw_tensor,
+    pub d_dt_bias: *const dw_tensor,
+    pub d_norm_weight: *const dw_tensor,
+    pub d_initial_conv_state: *const dw_tensor,
+    pub d_initial_state: *const dw_tensor,
+    pub cu_seqlens: *const dw_lengths,
+    pub workspace: *mut ::core::ffi::c_void,
+    pub workspace_bytes: usize,
+    pub x_layout: i32,
+    pub conv_layout: i32,
+    pub pool_layout: i32,
+    pub pad0: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_layer_backward_tensors"]
+        [::core::mem::size_of::<dw_layer_backward_tensors>() - 312usize];
+    ["Alignment of dw_layer_backward_tensors"]
+        [::core::mem::align_of::<dw_layer_backward_tensors>() - 8usize];
+    ["Offset of field: dw_layer_backward_tensors::size"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, size) - 0usize];
+    ["Offset of field: dw_layer_backward_tensors::x"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x) - 8usize];
+    ["Offset of field: dw_layer_backward_tensors::x_q"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_q) - 16usize];
+    ["Offset of field: dw_layer_backward_tensors::x_k"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_k) - 24usize];
+    ["Offset of field: dw_layer_backward_tensors::x_v"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_v) - 32usize];
+    ["Offset of field: dw_layer_backward_tensors::z"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, z) - 40usize];
+    ["Offset of field: dw_layer_backward_tensors::a"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, a) - 48usize];
+    ["Offset of field: dw_layer_backward_tensors::b"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, b) - 56usize];
+    ["Offset of field: dw_layer_backward_tensors::conv_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, conv_weight) - 64usize];
+    ["Offset of field: dw_layer_backward_tensors::conv_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, conv_bias) - 72usize];
+    ["Offset of field: dw_layer_backward_tensors::a_log"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, a_log) - 80usize];
+    ["Offset of field: dw_layer_backward_tensors::dt_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, dt_bias) - 88usize];
+    ["Offset of field: dw_layer_backward_tensors::norm_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, norm_weight) - 96usize];
+    ["Offset of field: dw_layer_backward_tensors::initial_conv_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, initial_conv_state) - 104usize];
+    ["Offset of field: dw_layer_backward_tensors::initial_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, initial_state) - 112usize];
+    ["Offset of field: dw_layer_backward_tensors::has_initial_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, has_initial_state) - 120usize];
+    ["Offset of field: dw_layer_backward_tensors::o"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, o) - 128usize];
+    ["Offset of field: dw_layer_backward_tensors::d_y"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_y) - 136usize];
+    ["Offset of field: dw_layer_backward_tensors::d_final_conv_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_final_conv_state) - 144usize];
+    ["Offset of field: dw_layer_backward_tensors::d_final_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_final_state) - 152usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x) - 160usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x_q"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x_q) - 168usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x_k"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x_k) - 176usize];
+    ["Offset of field: dw_layer_backward_tensors::d_x_v"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_x_v) - 184usize];
+    ["Offset of field: dw_layer_backward_tensors::d_z"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_z) - 192usize];
+    ["Offset of field: dw_layer_backward_tensors::d_a"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_a) - 200usize];
+    ["Offset of field: dw_layer_backward_tensors::d_b"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_b) - 208usize];
+    ["Offset of field: dw_layer_backward_tensors::d_conv_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_conv_weight) - 216usize];
+    ["Offset of field: dw_layer_backward_tensors::d_conv_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_conv_bias) - 224usize];
+    ["Offset of field: dw_layer_backward_tensors::d_a_log"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_a_log) - 232usize];
+    ["Offset of field: dw_layer_backward_tensors::d_dt_bias"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_dt_bias) - 240usize];
+    ["Offset of field: dw_layer_backward_tensors::d_norm_weight"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_norm_weight) - 248usize];
+    ["Offset of field: dw_layer_backward_tensors::d_initial_conv_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_initial_conv_state) - 256usize];
+    ["Offset of field: dw_layer_backward_tensors::d_initial_state"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, d_initial_state) - 264usize];
+    ["Offset of field: dw_layer_backward_tensors::cu_seqlens"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, cu_seqlens) - 272usize];
+    ["Offset of field: dw_layer_backward_tensors::workspace"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, workspace) - 280usize];
+    ["Offset of field: dw_layer_backward_tensors::workspace_bytes"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, workspace_bytes) - 288usize];
+    ["Offset of field: dw_layer_backward_tensors::x_layout"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, x_layout) - 296usize];
+    ["Offset of field: dw_layer_backward_tensors::conv_layout"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, conv_layout) - 300usize];
+    ["Offset of field: dw_layer_backward_tensors::pool_layout"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, pool_layout) - 304usize];
+    ["Offset of field: dw_layer_backward_tensors::pad0"]
+        [::core::mem::offset_of!(dw_layer_backward_tensors, pad0) - 308usize];
+};
+impl Default for dw_layer_backward_tensors {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_layer_backward {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_create(
+        plan: *const dw_layer,
+        backward: *mut *mut dw_layer_backward,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_destroy(backward: *mut dw_layer_backward);
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_workspace_bytes(
+        backward: *const dw_layer_backward,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_layer_backward_launch(
+        backward: *const dw_layer_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_layer_backward_tensors,
     ) -> ::core::ffi::c_int;
 }

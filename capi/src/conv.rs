@@ -22,11 +22,11 @@ use crate::read::{self, Argument, Checked};
 use crate::status::{self, guard, guard_silent, refuse};
 
 /// Value behind a `dw_conv` handle.
-struct Plan {
-    context: Context,
-    spec: ConvSpec,
-    sequences: usize,
-    plan: Conv,
+pub(crate) struct Plan {
+    pub(crate) context: Context,
+    pub(crate) spec: ConvSpec,
+    pub(crate) sequences: usize,
+    pub(crate) plan: Conv,
 }
 
 /// Projections of a convolution or commit, from the caller's struct.
@@ -309,6 +309,9 @@ pub(crate) fn renamed(error: Error, x_layout: i32) -> Error {
                 "x.q" if separate => Some("x_q"),
                 "x.k" if separate => Some("x_k"),
                 "x.v" if separate => Some("x_v"),
+                "d_x.q" if separate => Some("d_x_q"),
+                "d_x.k" if separate => Some("d_x_k"),
+                "d_x.v" if separate => Some("d_x_v"),
                 "conv.state" => Some("conv_state"),
                 _ => None,
             };
@@ -318,18 +321,15 @@ pub(crate) fn renamed(error: Error, x_layout: i32) -> Error {
     }
 }
 
-/// Input of the convolution: one packed tensor, or three.
-pub(crate) fn input(
-    t: &Projections,
-    spec: &ConvSpec,
-    argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
-) -> Result<ConvInput<'static>> {
-    #[derive(Clone, Copy, PartialEq)]
-    enum Layout {
-        Flat,
-        Interleaved,
-        Separate,
-    }
+/// Where q, k and v lie in the projections.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Layout {
+    Flat,
+    Interleaved,
+    Separate,
+}
+
+pub(crate) fn x_layout(layout: i32) -> Checked<Layout> {
     let layouts = [
         (abi::DW_CONV_FLAT, "DW_CONV_FLAT", Layout::Flat),
         (
@@ -339,7 +339,16 @@ pub(crate) fn input(
         ),
         (abi::DW_CONV_SEPARATE, "DW_CONV_SEPARATE", Layout::Separate),
     ];
-    let layout = read::choice("x_layout", t.layout, &layouts)?;
+    read::choice("x_layout", layout, &layouts)
+}
+
+/// Input of the convolution: one packed tensor, or three.
+pub(crate) fn input(
+    t: &Projections,
+    spec: &ConvSpec,
+    argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
+) -> Result<ConvInput<'static>> {
+    let layout = x_layout(t.layout)?;
     let [q, k, v] = t.separate;
     let separate = [("x_q", q), ("x_k", k), ("x_v", v)];
     let unused = match layout {

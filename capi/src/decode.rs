@@ -160,7 +160,11 @@ unsafe fn tensors(t: &dw_decode_tensors, plan: &Plan) -> Checked<DecodeTensors<'
         dt_bias: t.dt_bias,
         allow_neg_eigval: t.allow_neg_eigval,
     };
-    let tokens = plan.spec.tokens;
+    // With draft_slots, states are a pool.
+    let tokens = match t.draft_slots.is_null() {
+        true => plan.spec.tokens,
+        false => 1,
+    };
     Ok(DecodeTensors {
         q: argument("q", t.q).tokens()?,
         k: argument("k", t.k).tokens()?,

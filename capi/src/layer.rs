@@ -21,11 +21,11 @@ use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{self, guard, guard_silent, refuse};
 
 /// Value behind a `dw_layer` handle.
-struct Plan {
-    context: Context,
-    spec: LayerSpec,
-    sequences: usize,
-    plan: Layer,
+pub(crate) struct Plan {
+    pub(crate) context: Context,
+    pub(crate) spec: LayerSpec,
+    pub(crate) sequences: usize,
+    pub(crate) plan: Layer,
 }
 
 fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
@@ -168,6 +168,9 @@ pub unsafe extern "C" fn dw_layer_launch(
         let t = unsafe { read::structure("tensors", tensors) }?;
         // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments = unsafe { self::tensors(&t, plan) }?;
+        // SAFETY: as above.
+        let o = unsafe { Argument::new("o", t.o) }.optional();
+        let o = o.map(Argument::tokens_mut).transpose()?;
         // SAFETY: the caller passes a stream of the device, or null, and a workspace that nothing else uses.
         let (stream, workspace) = unsafe {
             (
@@ -175,7 +178,10 @@ pub unsafe extern "C" fn dw_layer_launch(
                 Workspace::from_raw(t.workspace, t.workspace_bytes),
             )
         };
-        let outcome = plan.plan.launch(&stream, &arguments, workspace);
+        let outcome = match &o {
+            Some(o) => (plan.plan).launch_saving(&stream, &arguments, o, workspace),
+            None => plan.plan.launch(&stream, &arguments, workspace),
+        };
         outcome.map_err(|error| conv::renamed(renamed(error), t.x_layout))
     })
 }
@@ -209,7 +215,7 @@ unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'sta
         // SAFETY: as above.
         cu_seqlens: unsafe { Lengths::given(t.cu_seqlens) }?,
         x: conv::input(&projections, &plan.spec.conv(), argument)?,
-        z: z(t, &plan.spec, argument)?,
+        z: z([t.z, t.x], t.x_layout, &plan.spec, argument)?,
         a: argument("a", t.a).scalars_in_blocks()?,
         b: argument("b", t.b).scalars_in_blocks()?,
         weights: LayerWeights {
@@ -232,28 +238,41 @@ unsafe fn tensors(t: &dw_layer_tensors, plan: &Plan) -> Result<LayerTensors<'sta
 }
 
 /// z, from its own tensor or from the rows of x.
-fn z(
-    t: &dw_layer_tensors,
+pub(crate) fn z(
+    [own, packed]: [*const abi::dw_tensor; 2],
+    x_layout: i32,
     spec: &LayerSpec,
     argument: impl Fn(&'static str, *const abi::dw_tensor) -> Argument,
 ) -> Result<Tensor<'static, 3>> {
-    if let Some(z) = argument("z", t.z).optional() {
+    if let Some(z) = argument("z", own).optional() {
         return Ok(z.blocks()?);
     }
-    if t.x.is_null() {
+    if packed.is_null() {
         let allowed = "give z: only an x of layout flat or interleaved contains it";
         return Err(refuse("z", ArgumentKind::Presence, "absent", allowed).into());
     }
-    let (x, spec) = (argument("x", t.x).matrix()?, spec.conv());
-    match i64::from(t.x_layout) == i64::from(abi::DW_CONV_INTERLEAVED) {
+    let (x, spec) = (argument("x", packed).matrix()?, spec.conv());
+    match i64::from(x_layout) == i64::from(abi::DW_CONV_INTERLEAVED) {
         true => ConvInput::interleaved_z(&x, &spec),
         false => ConvInput::flat_z(&x, &spec),
     }
 }
 
 /// Renames the argument of an error to its name in C.
-fn renamed(error: Error) -> Error {
+pub(crate) fn renamed(error: Error) -> Error {
     let names = [
+        ("d_weights.conv", "d_conv_weight"),
+        ("d_weights.conv_bias", "d_conv_bias"),
+        ("d_weights.a_log", "d_a_log"),
+        ("d_weights.dt_bias", "d_dt_bias"),
+        ("d_weights.norm", "d_norm_weight"),
+        ("initial.conv", "initial_conv_state"),
+        ("initial.recurrent", "initial_state"),
+        ("initial.has_initial_state", "has_initial_state"),
+        ("d_final_conv", "d_final_conv_state"),
+        ("d_final_recurrent", "d_final_state"),
+        ("d_initial_conv", "d_initial_conv_state"),
+        ("d_initial_recurrent", "d_initial_state"),
         ("weights.conv", "conv_weight"),
         ("weights.conv_bias", "conv_bias"),
         ("weights.a_log", "a_log"),

@@ -48,6 +48,12 @@ unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_norm_tensors {}
 // SAFETY: as above.
+unsafe impl Versioned for abi::dw_gate_backward_tensors {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_norm_backward_tensors {}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_conv_backward_tensors {}
+// SAFETY: as above.
 unsafe impl Versioned for abi::dw_conv_spec {
     const FIRST: usize = offset_of!(Self, qk_l2norm);
 }
@@ -67,7 +73,11 @@ unsafe impl Versioned for abi::dw_commit_tensors {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_layer_spec {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_layer_tensors {}
+unsafe impl Versioned for abi::dw_layer_tensors {
+    const FIRST: usize = offset_of!(Self, o);
+}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_layer_backward_tensors {}
 
 fn null(argument: &str) -> ArgumentError {
     let allowed = "it must be given";
@@ -251,6 +261,7 @@ pub(crate) struct Argument {
 }
 
 const TOKENS: &str = "it must be [T, H, D], or [B, T, H, D] of a dense batch";
+const CONV_STATES: &str = "it must be [slots, channels, columns] or [slots, columns, channels]";
 const SCALARS: &str = "it must be [T, HV], or [B, T, HV] of a dense batch";
 
 impl Argument {
@@ -345,6 +356,16 @@ impl Argument {
         }
     }
 
+    /// [`Argument::scalars_in_blocks`] of an output.
+    pub fn scalars_in_blocks_mut(self) -> Checked<TokenScalarsMut<'static>> {
+        let view = self.view()?;
+        match view.rank {
+            2 => Ok(view.tensor_mut::<2>().into()),
+            3 => Ok(TokenScalarsMut::in_blocks(view.tensor_mut())),
+            _ => Err(view.wrong_rank("it must be [T, HV] or [T, blocks, heads of a block]")),
+        }
+    }
+
     /// `[HV]`.
     pub fn per_head(self) -> Checked<Tensor<'static, 1>> {
         let view = self.view()?;
@@ -372,6 +393,16 @@ impl Argument {
         Ok(self.of_rank(1, "it must have one dimension")?.tensor())
     }
 
+    /// [`Argument::vector`] of an output.
+    pub fn vector_mut(self) -> Checked<TensorMut<'static, 1>> {
+        Ok(self.of_rank(1, "it must have one dimension")?.tensor_mut())
+    }
+
+    /// [`Argument::matrix`] of an output.
+    pub fn matrix_mut(self) -> Checked<TensorMut<'static, 2>> {
+        Ok(self.of_rank(2, "it must have two dimensions")?.tensor_mut())
+    }
+
     /// `[T, columns]`, `[channels, width]`.
     pub fn matrix(self) -> Checked<Tensor<'static, 2>> {
         Ok(self.of_rank(2, "it must have two dimensions")?.tensor())
@@ -383,10 +414,20 @@ impl Argument {
         Ok(self.of_rank(3, allowed)?.tensor())
     }
 
+    /// [`Argument::blocks`] of an output.
+    pub fn blocks_mut(self) -> Checked<TensorMut<'static, 3>> {
+        let allowed = "it must have three dimensions: [T, blocks, channels of a block]";
+        Ok(self.of_rank(3, allowed)?.tensor_mut())
+    }
+
     /// Pool of conv states, an output.
     pub fn states_mut(self) -> Checked<TensorMut<'static, 3>> {
-        let allowed = "it must be [slots, channels, columns] or [slots, columns, channels]";
-        Ok(self.of_rank(3, allowed)?.tensor_mut())
+        Ok(self.of_rank(3, CONV_STATES)?.tensor_mut())
+    }
+
+    /// Conv states that are read.
+    pub fn conv_states(self) -> Checked<Tensor<'static, 3>> {
+        Ok(self.of_rank(3, CONV_STATES)?.tensor())
     }
 
     fn state_view(self) -> Checked<View> {

@@ -12,9 +12,9 @@ DEVICE const dwk_decode_draft_args &draft_of(const dwk_decode_args &x) { return 
 
 DEVICE bool is_slot(int slot, int slots) { return slot >= 0 && slot < slots; }
 
-// `slot`, or -1 if the pool has no such slot.
-DEVICE int slot_or_none(const dwk_decode_draft_args &x, int slot) {
-    return is_slot(slot, x.decode.slot_count) && slot != x.null_slot ? slot : -1;
+// `slot`, or -1 if a pool of `slots` has no such slot.
+DEVICE int slot_or_none(const dwk_decode_draft_args &x, int slot, int slots) {
+    return is_slot(slot, slots) && slot != x.null_slot ? slot : -1;
 }
 
 // Entry of cu_seqlens, clamped to the rows.
@@ -38,26 +38,41 @@ DEVICE void find_rows(Work &at, const dwk_decode_draft_args &x) {
 // Slot of the initial state: that of the last accepted token, if there are counts of accepted tokens.
 DEVICE int slot_to_read(const dwk_decode_draft_args &x, const Work &at) {
     if (!x.decode.slots) {
-        return slot_or_none(x, at.sequence);
+        return slot_or_none(x, at.sequence, x.decode.slot_count);
     }
     int column = 0;
     if (x.accepted) {
         column = max_of(0, min_of(arch::uniform(x.accepted + at.sequence), x.read_columns) - 1);
     }
-    return slot_or_none(x, arch::uniform(x.decode.slots + (int64_t)at.sequence * x.read_columns + column));
+    const int slot = arch::uniform(x.decode.slots + (int64_t)at.sequence * x.read_columns + column);
+    return slot_or_none(x, slot, x.decode.slot_count);
 }
 
 // Slot of the state after the last token. `read`: the slot that the sequence reads.
 DEVICE int slot_to_write(const dwk_decode_draft_args &x, const Work &at, int read) {
-    return x.decode.write_slots ? slot_or_none(x, arch::uniform(x.decode.write_slots + at.sequence)) : read;
+    if (!x.decode.write_slots) {
+        return read;
+    }
+    return slot_or_none(x, arch::uniform(x.decode.write_slots + at.sequence), x.decode.slot_count);
 }
 
-// Slot of the state after token t, if each token has one.
+// Slot of the state after token t, if each token has one: of `states` if that is given, else of the pool.
 DEVICE int written_after(const dwk_decode_draft_args &x, const Work &at, int t) {
     if (!x.write_columns) {
         return -1;
     }
-    return slot_or_none(x, arch::uniform(x.decode.write_slots + (int64_t)at.sequence * x.write_columns + t));
+    const int slot = arch::uniform(x.decode.write_slots + (int64_t)at.sequence * x.write_columns + t);
+    return slot_or_none(x, slot, x.decode.states ? x.states_slots : x.decode.slot_count);
+}
+
+// Element of `states` where the state after token t begins, or -1: in the token's slot, or in the place of the token.
+DEVICE int64_t element_of_states(const dwk_decode_draft_args &x, const Work &at, int t) {
+    const dwk_state_strides &each = x.decode.states_strides;
+    if (!x.write_columns) {
+        return at.sequence * each.sequence + t * x.decode.states_token;
+    }
+    const int slot = written_after(x, at, t);
+    return slot < 0 ? -1 : slot * each.sequence;
 }
 
 // Whether the state after any token is stored to a slot of its own.

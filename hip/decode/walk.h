@@ -105,11 +105,17 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
         const dwk_decode_args &y = arch::reread(x);
         if (y.states) {
             const dwk_state_strides &each = y.states_strides;
-            const int64_t element = at.sequence * each.sequence + t * y.states_token + at.head * each.head;
-            const state::Head to(y.states, element, each.row, y.states_type);
-            store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
-        }
-        if constexpr (Draft) {
+            int64_t element = 0;
+            if constexpr (Draft) {
+                element = element_of_states(draft_of(y), at, t);
+            } else {
+                element = at.sequence * each.sequence + t * y.states_token;
+            }
+            if (element >= 0) {
+                const state::Head to(y.states, element + at.head * each.head, each.row, y.states_type);
+                store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
+            }
+        } else if constexpr (Draft) {
             const int slot = written_after(arch::reread(draft_of(x)), at, t);
             if (slot >= 0) {
                 const dwk_decode_args &z = arch::reread(x);

@@ -92,7 +92,7 @@ template <class T> DEVICE void prepare(const dwk_prefill_backward_args &all) {
         factors[backward::q_norm_row * chunk + row] = norms.q;
         factors[backward::gate_row * chunk + row] = gates.g;
         if (row == 0) {
-            *(f32x2 *)(to + backward::record_units) = f32x2{norms.unit, unit_of_q};
+            *(f32x4 *)(to + backward::record_numbers) = f32x4{norms.unit, unit_of_q, g.total, __builtin_ceilf(g.sum)};
         }
         arch::team_sync<prepare_waves>();
         // T = (I - A)^-1, P                                         [64, 64]

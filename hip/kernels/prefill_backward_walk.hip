@@ -1,5 +1,5 @@
 // Second kernel of the backward of prefill: the walks over chunks (prefill/backward/walk.h). The two directions do not
-// depend on each other. One wave per (sequence, value head, 16 value columns, direction).
+// depend on each other. One workgroup of four waves per (sequence, value head, 32 value columns, direction).
 //
 // q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32 or bf16.
 #include "../prefill/backward/walk.h"
@@ -14,30 +14,32 @@ template <class T, int Keys> DEVICE void walk_chunks(const dwk_prefill_backward_
     const dwk_prefill_prepare_args &p = x.prepare;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    const int slabs = arch::uniform_value(p.value_dim / 16);
+    SHARED static WalkMemory<Keys> memory;
+    const int slabs = arch::uniform_value((p.value_dim + slab - 1) / slab);
     const int item = arch::uniform_value(arch::workgroup() / (2 * slabs));
     const int rest = arch::workgroup() - item * 2 * slabs;
-    const int slab = rest / 2;
     WalkWork work;
     work.sequence = arch::uniform_value(item / p.value_heads);
     work.head = item - work.sequence * p.value_heads;
     work.key_head =
         arch::uniform_value(p.flags & DWK_TILED_HEADS ? work.head % p.key_heads : work.head / p.group_heads);
-    work.column = 16 * slab;
+    work.slab = rest / 2;
     work.range = rows_of(p.cu_seqlens, work.sequence, p.tokens);
     work.chunks = (work.range.end - work.range.begin + chunk - 1) / chunk;
-    work.has_state = !x.has_initial_state || arch::uniform(x.has_initial_state + work.sequence);
+    work.has_state =
+        arch::uniform_value(!x.has_initial_state || arch::uniform(x.has_initial_state + work.sequence) ? 1 : 0);
+    // Read again: otherwise scalar registers hold what both directions read.
     if (rest % 2 == 0) {
-        walk_reverse<T, Keys>(x, work);
+        Walk<T, Keys, true>(arch::reread(x), work, memory).run();
     } else {
-        walk_forward<T, Keys>(x, work);
+        Walk<T, Keys, false>(arch::reread(x), work, memory).run();
     }
 }
 
 } // namespace
 
 #define WALK(name, type, keys)                                                                                         \
-    KERNEL(arch::lanes, 2)                                                                                             \
+    KERNEL(prefill::backward::walk_threads, prefill::backward::walk_residency)                                         \
     void dw_prefill_backward_walk_##name##_k##keys(dwk_prefill_backward_args x) { walk_chunks<type, keys>(x); }
 
 WALK(bf16, Bf16, 64)

@@ -2,8 +2,8 @@
 //   checked[i] = i where i <= decodes, else max over j <= i of clamp(cu_seqlens[j], decodes, tokens)
 //   rest[i] = checked[decodes + i] - decodes
 // Writes a status word: 0, or 1 + the index of the first replaced entry. Replaced are entries out of order, out of
-// range or, for i <= decodes, other than i. With a plan, also cuts the sequences after the decodes into segments
-// (prefill/plan.h).
+// range or, for i <= decodes, other than i. With a plan, also cuts the sequences after the decodes into segments,
+// and with a choice also decides which kernels compute them (prefill/plan.h).
 #include "../prefill/plan.h"
 
 namespace {
@@ -47,6 +47,12 @@ KERNEL(plan::waves *arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_
     }
     if (x.plan.items) {
         arch::workgroup_sync();
-        plan::make_lists(x.plan, x.rest ? x.rest : x.checked, x.sequences - x.decodes);
+        const int32_t *cu_seqlens = x.rest ? x.rest : x.checked;
+        const int sequences = x.sequences - x.decodes;
+        dwk_prefill_plan chosen = x.plan;
+        if (x.choice.split_items) {
+            chosen.items = plan::chosen_items(x.plan, x.choice, cu_seqlens, sequences, x.tokens - x.decodes);
+        }
+        plan::make_lists(chosen, cu_seqlens, sequences);
     }
 }

@@ -14,6 +14,9 @@ using namespace prefill;
 
 template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
+    if (scan_lists_end && !is_item(x, work.item)) {
+        return;
+    }
     const Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
     if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {

@@ -72,6 +72,30 @@ DEVICE f32x2 gated(f32x2 x, f32x2 z, bool with_silu) {
     return f32x2{abs(z[0]) < near_gate ? near[0] : far[0], abs(z[1]) < near_gate ? near[1] : far[1]};
 }
 
+// A gate and its derivative.
+struct Slope {
+    f32x2 value, slope;
+};
+
+// sigmoid(x) and its derivative, or silu(x) and its derivative. Products of e^-|x|, so that both are accurate at both
+// ends. NaN for a NaN.
+DEVICE Slope slope(f32x2 x, bool with_silu) {
+    constexpr float ln2 = 0.693147180559945309417f;
+    Slope y;
+    for (int i = 0; i < 2; ++i) {
+        const float size = 128.0f < abs(x[i]) ? 128.0f : abs(x[i]); // beyond 128 e^-x is 0
+        const float exponent = size * -log2e;
+        const float rest = __builtin_fmaf(exponent, -ln2, -size); // what rounding the exponent lost
+        float h = arch::exp2(exponent);
+        h = __builtin_fmaf(h, rest, h);
+        const float greater = arch::reciprocal(1.0f + h), less = h * greater;
+        const float s = x[i] < 0.0f ? less : greater, other = x[i] < 0.0f ? greater : less; // other: 1 - s
+        y.value[i] = with_silu ? x[i] * s : s;
+        y.slope[i] = with_silu ? __builtin_fmaf(x[i] * s, other, s) : greater * less;
+    }
+    return y;
+}
+
 // log(1 + e^x), accurate for every x: max(x, 0) + log1p(e^-|x|), with log1p(y) = log(u) y / (u - 1) and u = 1 + y. The
 // rounding error of u cancels in the quotient.
 DEVICE float softplus(float x) {

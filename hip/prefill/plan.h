@@ -1,4 +1,4 @@
-// Lists of segments for prefill_fused, made on the device by one workgroup: which sequences are cut, and where. The
+// Lists of segments, made on the device by one workgroup: which sequences are cut, and where. The
 // rule is that of src/ops/prefill/plan/balance.rs, in integers, so that host and device cut alike.
 //
 // A candidate is the chunks of the longest segment. Sequences of c chunks are cut into ceil(c / candidate) segments of
@@ -131,6 +131,14 @@ DEVICE int choose(const dwk_prefill_plan &x, const Batch &batch) {
     return lengths[chosen];
 }
 
+// Ends a list with items that do not exist.
+DEVICE void end_list(dwk_prefill_item *items, int from, int count) {
+#pragma unroll 1
+    for (int i = from + arch::thread(); i < count; i += waves * arch::lanes) {
+        items[i] = dwk_prefill_item{-1, 0, 0, 0};
+    }
+}
+
 // Makes the lists of items and chains (src/ops/prefill/plan.rs): first the segments that another follows, sequence by
 // sequence, then the others, longer ones first. Each wave writes the latter of one sixteenth of the lengths.
 DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int sequences) {
@@ -197,14 +205,54 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
         summary = arch::read_lane(end, arch::lanes - 1);
     }
     // Ends of the lists.
-#pragma unroll 1
-    for (int i = summaries + sequences + arch::thread(); i < x.items_count; i += waves * arch::lanes) {
-        x.items[i] = dwk_prefill_item{-1, 0, 0, 0};
-    }
+    end_list(x.items, summaries + sequences, x.items_count);
 #pragma unroll 1
     for (int i = chains + arch::thread(); i < x.chains_count; i += waves * arch::lanes) {
         x.chains[2 * i] = x.chains[2 * i + 1] = 0;
     }
+}
+
+// Whether prefill_fused takes less time than prefill_prepare and prefill_scan. The rule is that of
+// src/ops/prefill/plan/choice.rs, in integers.
+DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
+    int at_least[shares - first_share + 1] = {};
+#pragma unroll 1
+    for (int i = arch::lane(); i < batch.sequences; i += arch::lanes) {
+        const int64_t n = batch.chunks(i);
+        for (int share = first_share; share <= shares; ++share) {
+            at_least[share - first_share] += n > 0 && 8 * n >= share * (int64_t)batch.longest;
+        }
+    }
+    for (int &count : at_least) {
+        count = sum_of_lanes(count);
+    }
+    const auto over_units = [&](int64_t work) __attribute__((always_inline)) {
+        return (work + x.compute_units - 1) / x.compute_units;
+    };
+    const auto walk = [&](int64_t workgroups, int64_t chunk, int64_t start) __attribute__((always_inline)) {
+        int64_t time = over_units((chunk * batch.total + start * batch.nonempty) * workgroups);
+        for (int share = first_share; share <= shares; ++share) {
+            const int64_t longest = share * batch.longest * chunk / 8 + start;
+            time = max_of<int64_t>(time, over_units(at_least[share - first_share] * workgroups) * longest);
+        }
+        return time;
+    };
+    const int64_t split = walk(x.scan_workgroups, x.scan_chunk, x.scan_start) +
+                          over_units((int64_t)x.prepare_chunk * batch.total) + x.prepare_start;
+    return 100 * walk(x.fused_workgroups, x.fused_chunk, x.fused_start) < 97 * split;
+}
+
+// Chooses a path, leaves no work to the kernels of the other, and returns where the chosen one's items are.
+DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x,
+                                      const int32_t *cu_seqlens, int sequences, int tokens) {
+    const bool fused = takes_fused(x, Batch(cu_seqlens, sequences));
+#pragma unroll 1
+    for (int i = arch::thread(); i <= sequences; i += waves * arch::lanes) {
+        // Empty sequences at the end of the batch have no chunk, and no row is past them.
+        x.prepare_lengths[i] = fused ? tokens : cu_seqlens[i];
+    }
+    end_list(fused ? x.split_items : plan.items, 0, plan.items_count);
+    return fused ? plan.items : x.split_items;
 }
 
 } // namespace plan

@@ -14,19 +14,20 @@ operations as torch custom ops. README.md has examples.
 
 from .arrays import Array, array, bf16_bits, to_bf16, to_float
 from .context import Context, Memory
-from .conv import Conv, ConvSpec
+from .conv import Conv, ConvBackward, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError, DeviceError, DriverError, Error, InternalError, LibraryError, RanksError, Unsupported
-from .gate import gate
-from .layer import Layer, LayerSpec
+from .gate import gate, gate_backward, gate_backward_workspace_bytes
+from .layer import Layer, LayerBackward, LayerSpec
 from .library import Library
-from .norm import norm
+from .norm import norm, norm_backward, norm_backward_workspace_bytes
 from .parallel import ParallelPrefill, RankLayout
 from .prefill import Prefill, PrefillBackward, PrefillSpec
 
 __version__ = "0.1.0"
 
-__all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
-           "DriverError", "Error", "InternalError", "Layer", "LayerSpec", "Library", "LibraryError", "Memory",
-           "ParallelPrefill", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout", "RanksError", "Unsupported", "array",
-           "bf16_bits", "gate", "norm", "to_bf16", "to_float"]
+__all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvBackward", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
+           "DriverError", "Error", "InternalError", "Layer", "LayerBackward", "LayerSpec", "Library", "LibraryError",
+           "Memory", "ParallelPrefill", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout", "RanksError", "Unsupported",
+           "array", "bf16_bits", "gate", "gate_backward", "gate_backward_workspace_bytes", "norm", "norm_backward",
+           "norm_backward_workspace_bytes", "to_bf16", "to_float"]

@@ -230,6 +230,26 @@ class dw_gate_tensors(Sized):
     ]
 
 
+class dw_gate_backward_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("d_g", POINTER(dw_tensor)),
+        ("d_beta", POINTER(dw_tensor)),
+        ("d_a", POINTER(dw_tensor)),
+        ("d_b", POINTER(dw_tensor)),
+        ("d_a_log", POINTER(dw_tensor)),
+        ("d_dt_bias", POINTER(dw_tensor)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("allow_neg_eigval", c_int32),
+        ("pad0", c_int32),
+    ]
+
+
 class dw_conv_spec(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -277,6 +297,38 @@ class dw_conv_tensors(Sized):
         ("has_null_slot", c_int32),
         ("null_slot", c_int32),
         ("pad1", c_int32),
+    ]
+
+
+class dw_conv_backward_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", POINTER(dw_tensor)),
+        ("x_q", POINTER(dw_tensor)),
+        ("x_k", POINTER(dw_tensor)),
+        ("x_v", POINTER(dw_tensor)),
+        ("weight", POINTER(dw_tensor)),
+        ("bias", POINTER(dw_tensor)),
+        ("initial_state", POINTER(dw_tensor)),
+        ("has_initial_state", c_void_p),
+        ("d_q", POINTER(dw_tensor)),
+        ("d_k", POINTER(dw_tensor)),
+        ("d_v", POINTER(dw_tensor)),
+        ("d_final_state", POINTER(dw_tensor)),
+        ("d_x", POINTER(dw_tensor)),
+        ("d_x_q", POINTER(dw_tensor)),
+        ("d_x_k", POINTER(dw_tensor)),
+        ("d_x_v", POINTER(dw_tensor)),
+        ("d_weight", POINTER(dw_tensor)),
+        ("d_bias", POINTER(dw_tensor)),
+        ("d_initial_state", POINTER(dw_tensor)),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("x_layout", c_int32),
+        ("initial_layout", c_int32),
+        ("d_final_layout", c_int32),
+        ("d_initial_layout", c_int32),
     ]
 
 
@@ -359,6 +411,23 @@ class dw_norm_tensors(Sized):
     ]
 
 
+class dw_norm_backward_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", POINTER(dw_tensor)),
+        ("z", POINTER(dw_tensor)),
+        ("weight", POINTER(dw_tensor)),
+        ("d_y", POINTER(dw_tensor)),
+        ("d_x", POINTER(dw_tensor)),
+        ("d_z", POINTER(dw_tensor)),
+        ("d_weight", POINTER(dw_tensor)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("eps", c_float),
+        ("gate", c_int32),
+    ]
+
+
 class dw_layer_spec(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -399,6 +468,53 @@ class dw_layer_tensors(Sized):
         ("slots", c_void_p),
         ("has_initial_state", c_void_p),
         ("y", POINTER(dw_tensor)),
+        ("cu_seqlens", POINTER(dw_lengths)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("x_layout", c_int32),
+        ("conv_layout", c_int32),
+        ("pool_layout", c_int32),
+        ("pad0", c_int32),
+        ("o", POINTER(dw_tensor)),
+    ]
+
+
+class dw_layer_backward_tensors(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", POINTER(dw_tensor)),
+        ("x_q", POINTER(dw_tensor)),
+        ("x_k", POINTER(dw_tensor)),
+        ("x_v", POINTER(dw_tensor)),
+        ("z", POINTER(dw_tensor)),
+        ("a", POINTER(dw_tensor)),
+        ("b", POINTER(dw_tensor)),
+        ("conv_weight", POINTER(dw_tensor)),
+        ("conv_bias", POINTER(dw_tensor)),
+        ("a_log", POINTER(dw_tensor)),
+        ("dt_bias", POINTER(dw_tensor)),
+        ("norm_weight", POINTER(dw_tensor)),
+        ("initial_conv_state", POINTER(dw_tensor)),
+        ("initial_state", POINTER(dw_tensor)),
+        ("has_initial_state", c_void_p),
+        ("o", POINTER(dw_tensor)),
+        ("d_y", POINTER(dw_tensor)),
+        ("d_final_conv_state", POINTER(dw_tensor)),
+        ("d_final_state", POINTER(dw_tensor)),
+        ("d_x", POINTER(dw_tensor)),
+        ("d_x_q", POINTER(dw_tensor)),
+        ("d_x_k", POINTER(dw_tensor)),
+        ("d_x_v", POINTER(dw_tensor)),
+        ("d_z", POINTER(dw_tensor)),
+        ("d_a", POINTER(dw_tensor)),
+        ("d_b", POINTER(dw_tensor)),
+        ("d_conv_weight", POINTER(dw_tensor)),
+        ("d_conv_bias", POINTER(dw_tensor)),
+        ("d_a_log", POINTER(dw_tensor)),
+        ("d_dt_bias", POINTER(dw_tensor)),
+        ("d_norm_weight", POINTER(dw_tensor)),
+        ("d_initial_conv_state", POINTER(dw_tensor)),
+        ("d_initial_state", POINTER(dw_tensor)),
         ("cu_seqlens", POINTER(dw_lengths)),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
@@ -453,18 +569,30 @@ FUNCTIONS = {
     "dw_communicator_all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t]),
     "dw_communicator_synchronize": (c_int, [c_void_p, c_void_p]),
     "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),
+    "dw_gate_backward_workspace_bytes": (c_int, [c_void_p, c_int64, c_int64, POINTER(c_size_t)]),
+    "dw_gate_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_backward_tensors)]),
     "dw_conv_packed": (c_int, [c_void_p, POINTER(dw_conv_spec), POINTER(dw_lengths), c_int64, POINTER(c_void_p)]),
     "dw_conv_device": (c_int, [c_void_p, POINTER(dw_conv_spec), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_conv_destroy": (None, [c_void_p]),
     "dw_conv_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_conv_tensors)]),
+    "dw_conv_backward_create": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "dw_conv_backward_destroy": (None, [c_void_p]),
+    "dw_conv_backward_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_conv_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_conv_backward_tensors)]),
     "dw_decode_create": (c_int, [c_void_p, POINTER(dw_decode_spec), c_int64, POINTER(c_void_p)]),
     "dw_decode_destroy": (None, [c_void_p]),
     "dw_decode_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_decode_tensors)]),
     "dw_commit_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_commit_tensors)]),
     "dw_norm_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_norm_tensors)]),
+    "dw_norm_backward_workspace_bytes": (c_int, [c_void_p, c_int64, c_int64, c_int64, POINTER(c_size_t)]),
+    "dw_norm_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_norm_backward_tensors)]),
     "dw_layer_packed": (c_int, [c_void_p, POINTER(dw_layer_spec), POINTER(dw_lengths), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_layer_device": (c_int, [c_void_p, POINTER(dw_layer_spec), c_int64, c_int64, c_int64, POINTER(c_void_p)]),
     "dw_layer_destroy": (None, [c_void_p]),
     "dw_layer_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
     "dw_layer_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_layer_tensors)]),
+    "dw_layer_backward_create": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "dw_layer_backward_destroy": (None, [c_void_p]),
+    "dw_layer_backward_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_layer_backward_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_layer_backward_tensors)]),
 }

@@ -5,11 +5,12 @@
 Outputs are views `[B, C, T]` of memory in which channels are adjacent, `[B, T, C]`: slices of them are what
 `deltawave.fla` reads without a copy. An input whose channels are not adjacent, such as a dense `[B, C, T]`, is copied.
 
-The functions do less than causal_conv1d's: x is bf16 or fp16, there are no gradients, `cache_seqlens` (a circular state)
-is not supported, and C is at least 3. What cannot be done raises `deltawave.Unsupported`, which names the argument.
+`causal_conv1d_fn` differentiates; `causal_conv1d_update` refuses gradients. The functions do less than causal_conv1d's: x is
+bf16 or fp16, `cache_seqlens` (a circular state) is not supported, and C is at least 3. What cannot be done raises
+`deltawave.Unsupported`, which names the argument.
 """
 
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -132,6 +133,55 @@ _update = torch.library.custom_op("deltawave::causal_conv1d_update", mutates_arg
 _update.register_fake(_fake_next)
 
 
+@torch.library.custom_op("deltawave::causal_conv1d", mutates_args=())
+def _differentiable(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optional[Tensor],
+                    seq_idx: Optional[Tensor], activation: str, with_final: bool) -> Tuple[Tensor, Tensor]:
+    """Dense `[B, T, C]`, and the final states, or an empty tensor if they are not wanted."""
+    final = _final_states(x, weight, with_final, ops.empty)
+    return _convolve_rows(x, weight, bias, initial_states, final if with_final else None, seq_idx, activation), final
+
+
+def _final_states(x: Tensor, weight: Tensor, wanted: bool, make: Any) -> Tensor:
+    return make((x.shape[0], x.shape[1], weight.shape[1] - 1) if wanted else (0,), x.dtype, device=x.device)
+
+
+@_differentiable.register_fake
+def _(x, weight, bias, initial_states, seq_idx, activation, with_final):
+    def make(shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return _fake_rows(x, weight, bias, None, None), _final_states(x, weight, with_final, make)
+
+
+def _save(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:5])
+    ctx.activation = inputs[5]
+
+
+def _gradients(ctx: Any, d_y: Optional[Tensor], d_final: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    x, weight, bias, initial_states, seq_idx = ctx.saved_tensors
+    batch, channels, tokens = x.shape
+    inputs = (x, weight, bias, initial_states)
+    wanted = [t is not None and need for t, need in zip(inputs, ctx.needs_input_grad)]
+    if d_final is not None and d_final.numel() == 0:
+        d_final = None  # the states were not returned
+    d_y = x.new_zeros((batch, tokens, channels)) if d_y is None else d_y
+    heads = _split(channels)
+    keys, rows = heads[2], d_y.reshape(batch * tokens, 1, channels)
+    lengths = _starts(batch, tokens) if seq_idx is None else ops.on_device(_starts_of(seq_idx))
+    found = ops.conv_backward(
+        rows[:, :, :keys], rows[:, :, keys:2 * keys], rows[:, :, 2 * keys:], None if d_final is None else d_final.contiguous(),
+        _packed(x), weight, bias, None if initial_states is None else initial_states.contiguous(), None, *heads, lengths,
+        ctx.activation, "flat", "channel_major", False, wanted)
+    d_x = found[0].view(batch, tokens, channels).transpose(1, 2) if wanted[0] else None
+    others = (d.to(t.dtype) if want else None for d, t, want in zip(found[1:], inputs[1:], wanted[1:]))
+    return (d_x, *others, None, None, None)
+
+
+_differentiable.register_autograd(_gradients, setup_context=_save)
+
+
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -148,10 +198,10 @@ def causal_conv1d_fn(
     of one number are one sequence. initial_states and final_states_out `[B, C, width - 1]`, in the type of x;
     `final_states_out` is written and returned, with the result `(out, final_states)`.
 
-    Raises `Unsupported` for f32 x, fewer than 3 channels, other activations and required gradients, and `ArgumentError`
-    for seq_idx with states.
+    Gradients flow to x, weight, bias and initial_states, from both results. Raises `Unsupported` for f32 x, fewer than 3
+    channels, other activations, and `final_states_out` where a gradient is required, and `ArgumentError` for seq_idx with
+    states.
     """
-    refuse_gradients(x=x, weight=weight, bias=bias, initial_states=initial_states)
     word = _activation(activation)
     _checked(x, weight)
     _split(x.shape[1])
@@ -166,6 +216,11 @@ def causal_conv1d_fn(
     for name, given in (("initial_states", initial_states), ("final_states_out", final_states_out)):
         if given is not None and (list(given.shape) != states or given.dtype != x.dtype):
             raise ArgumentError(f"{name}: {given.dtype} of shape {list(given.shape)}; it must be {x.dtype} of shape {states}")
+    if ops.needs_gradient(x, weight, bias, initial_states):
+        if final_states_out is not None:
+            raise Unsupported("final_states_out: given where a gradient is required; it must be None")
+        out, after = _differentiable(x, weight, bias, initial_states, seq_idx, word, return_final_states)
+        return (out.transpose(1, 2), after) if return_final_states else out.transpose(1, 2)
     final = None
     if return_final_states:
         final = final_states_out

@@ -2,13 +2,13 @@
 
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Tuple
 
 from . import _abi, arrays, structs
 from .context import Context
 from .errors import ArgumentError
-from .plan import Launch, Plan
-from .values import whole
+from .plan import Launch, Plan, PlanWithWorkspace
+from .values import shown, whole
 
 ACTIVATIONS = {"silu": _abi.DW_ACTIVATION_SILU, "none": _abi.DW_ACTIVATION_NONE}
 X_LAYOUTS = {"flat": _abi.DW_CONV_FLAT, "interleaved": _abi.DW_CONV_INTERLEAVED, "separate": _abi.DW_CONV_SEPARATE}
@@ -95,3 +95,29 @@ class Conv(Plan):
 
     def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:
         return ("state",) if self.keep_states else ()
+
+
+class ConvBackward(PlanWithWorkspace):
+    """The gradients of a `Conv`, for the same batches. Launches take its inputs x, weight and bias, and
+
+    - initial_state `[N, channels, columns]`, a copy of the states that the convolution read, row n for sequence n, with
+      `initial_layout`; absent: sequences started from zeros. has_initial_state `[N]`, as for the convolution
+    - d_q, d_k `[T, HK, K]` and d_v `[T, HV, V]`, of the type of x and any strides that inputs may have; d_final_state, as
+      initial_state, with `d_final_layout`; absent: zeros
+    - the gradients to compute, outputs; those that are absent are not computed: d_x, laid out as x (d_x_q, d_x_k, d_x_v with
+      "separate"), of which columns that are not of q, k and v are not written; d_weight `[channels, width]` and d_bias
+      `[channels]`, f32; d_initial_state, as initial_state, with `d_initial_layout`. Rows of d_x past the last sequence become
+      0
+    """
+
+    NAME, TENSORS = "conv_backward", _abi.dw_conv_backward_tensors
+    CHOICES = {"x_layout": X_LAYOUTS, **{name: STATE_LAYOUTS
+                                         for name in ("initial_layout", "d_final_layout", "d_initial_layout")}}
+
+    def __init__(self, conv: Conv) -> None:
+        if not isinstance(conv, Conv):
+            raise ArgumentError(f"conv: {shown(conv)}; it must be a Conv")
+        super().__init__(conv.context, conv.sequences, "create", conv.handle)
+
+    def origin(self) -> Tuple[Any, ...]:
+        return ()

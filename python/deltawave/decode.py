@@ -50,7 +50,8 @@ class Decode(Plan):
     Speculative decoding without a commit, where every draft has a slot, and the next step reads that of the last accepted
     draft:
 
-    - draft_slots `[B, T]` i32: slot of the state after each token; write_slots and states are then absent
+    - draft_slots `[B, T]` i32: slot of the state after each token; write_slots is then absent. Slots of states if that is
+      given, which is then `[slots, HV, K, V]` of any number of slots, and the pool is not written
     - read_slots `[B, columns]` i32 and accepted `[B]` i32, instead of slots: sequence n reads the slot in column
       `accepted[n] - 1`; counts are clamped. read_slots and draft_slots may be one table
     - cu_seqlens `[B + 1]` on the device, i32 or i64: rows of each sequence, at most T; tensors over tokens are then

@@ -1,10 +1,13 @@
-"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts` and `conv_drafts`, or the functions here.
+"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts`, `verify_drafts`, `conv_drafts` and
+`layer_drafts`, or the functions here.
 
 The state after each draft goes to a slot of its own, and the next step reads the slot of the last accepted draft, so that
 nothing is copied when drafts are accepted. As for the ops of `deltawave.ops`, CPU tensors run on the simulator.
 """
 
-from typing import Optional, Tuple
+import contextlib
+import threading
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from . import ops
 from .conv import Conv, ConvSpec
 from .decode import DecodeSpec
 from .errors import ArgumentError
+from .norm import norm as launch_norm
 
 
 def decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor] = None,
@@ -62,6 +66,46 @@ def _launch_decode(out, q, k, v, pool, draft_slots, read_slots, accepted, cu_seq
             null_slot=null_slot)
 
 
+def verify_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, states: Tensor, draft_slots: Tensor,
+                  slots: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, g: Optional[Tensor] = None,
+                  beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
+                  a_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+                  has_initial_state: Optional[Tensor] = None, scale: Optional[float] = None, qk_l2norm: bool = False,
+                  head_map: str = "grouped", pool_layout: str = "key_major", null_slot: Optional[int] = None,
+                  out: Optional[Tensor] = None) -> Tensor:
+    """`decode_drafts` that leaves the pool as it is: stores the state after each draft to a slot of `states`.
+
+    states is `[slots, HV, K, V]` in the layout of the pool, f32 or bf16, of any number of slots, which draft_slots `[B, T]`
+    chooses. A slot that is none: the state is not stored. slots `[B]` i32 are those that are read, from the pool."""
+    inputs = (q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias, allow_neg_eigval,
+              has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+    if out is None:
+        return _verify_drafts(states, *inputs)
+    _verify_drafts_out(out, states, *inputs)
+    return out
+
+
+def _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot):
+    ops._rows(q, k, v)
+    batch, tokens = ops._of_rank("draft_slots", draft_slots, 2).shape
+    device = q.device
+    if cu_seqlens is not None:
+        ops._sequences_of(cu_seqlens)
+        if cu_seqlens.device != device:
+            raise ArgumentError(f"cu_seqlens: memory of {cu_seqlens.device}; it must be on {device}, the device of q")
+    spec = DecodeSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], ops._dtype_of("q", q), head_map, qk_l2norm,
+                      scale, tokens)
+    with ops._OfShapes(**ops._dims_of(k, v).sources, tokens=("draft_slots", draft_slots),
+                       batch=("draft_slots", draft_slots)):
+        plan = ops._decode_plan(device, spec, batch)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias, "pool": pool,
+              "draft_slots": draft_slots, "slots": slots, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+    # Without sequences, draft_slots has no address, and says nothing of the states.
+    _launch(plan, inputs, {"states": states if batch else None, "o": out}, device, pool_layout=pool_layout, allow_neg_eigval=allow_neg_eigval,
+            null_slot=null_slot)
+
+
 def _launch(plan, inputs, written, device, **others):
     """Launches a plan. What it wrote to copies goes back to the caller's tensors."""
     reached = ops._all_reachable(written, device)
@@ -105,6 +149,39 @@ def _(out, *others):
     return None
 
 
+@torch.library.custom_op("deltawave::verify_drafts", mutates_args=("states",))
+def _verify_drafts(states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
+                   slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
+                   a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                   allow_neg_eigval: bool, has_initial_state: Optional[Tensor], scale: Optional[float], qk_l2norm: bool,
+                   head_map: str, pool_layout: str, null_slot: Optional[int]) -> Tensor:
+    ops._rows(q, k, v)
+    out = ops.empty(tuple(v.shape), v.dtype, v.device)
+    _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+    return out
+
+
+@_verify_drafts.register_fake
+def _(states, q, k, v, *others):
+    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
+
+
+@torch.library.custom_op("deltawave::verify_drafts_out", mutates_args=("out", "states"))
+def _verify_drafts_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
+                       slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
+                       a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
+                       allow_neg_eigval: bool, has_initial_state: Optional[Tensor], scale: Optional[float],
+                       qk_l2norm: bool, head_map: str, pool_layout: str, null_slot: Optional[int]) -> None:
+    _launch_verify(out, states, q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias,
+                   allow_neg_eigval, has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
+
+
+@_verify_drafts_out.register_fake
+def _(out, *others):
+    return None
+
+
 @torch.library.custom_op("deltawave::conv_drafts", mutates_args=("state",))
 def conv_drafts(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Tensor, key_heads: int, value_heads: int,
                 key_dim: int, value_dim: int, accepted: Tensor, cu_seqlens: Tensor, slots: Tensor,
@@ -131,3 +208,118 @@ def conv_drafts(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Tensor
 @conv_drafts.register_fake
 def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, *others, **more):
     return ops.conv_outputs(x, key_heads, value_heads, key_dim, value_dim, ops._fake_empty)
+
+
+_scratches: Dict[Any, Tuple[threading.Lock, List[Tensor]]] = {}
+_scratches_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _scratch(device: torch.device, *wanted: Tuple[Tuple[int, ...], torch.dtype]) -> Iterator[List[Tensor]]:
+    """Uninitialised tensors of these shapes and types, for launches inside a `with`. They lie in memory of the current stream, which
+    is kept and which other threads wait for; a capture has memory of its own."""
+    sizes, total = [], 0
+    for shape, dtype in wanted:
+        count = 1
+        for n in shape:
+            count *= n
+        sizes.append((total, count * dtype.itemsize))
+        total += -(-count * dtype.itemsize // 256) * 256
+
+    def parts(memory: Tensor) -> List[Tensor]:
+        return [memory[begin:begin + size].view(dtype).view(*shape) for (begin, size), (shape, dtype) in zip(sizes, wanted)]
+
+    if ops._capturing(device):
+        yield parts(ops.empty((total,), torch.uint8, device))
+        return
+    with _scratches_lock:
+        turn, kept = _scratches.setdefault(ops._stream_key(device), (threading.Lock(), []))
+    with turn:
+        if not kept or kept[0].shape[0] < total:
+            kept[:] = [ops.empty((total,), torch.uint8, device)]
+        yield parts(kept[0])
+
+
+@ops._operation("layer_drafts", mutates_args=("conv_state", "pool"))
+def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
+                 key_heads: int, value_heads: int, key_dim: int, value_dim: int, draft_slots: Tensor, accepted: Tensor,
+                 cu_seqlens: Tensor, z: Optional[Tensor] = None, conv_bias: Optional[Tensor] = None,
+                 dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
+                 has_initial_state: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", qk_l2norm: bool = True,
+                 allow_neg_eigval: bool = False, scale: Optional[float] = None, head_map: str = "grouped",
+                 x_layout: str = "flat", conv_layout: str = "channel_major", pool_layout: str = "key_major",
+                 null_slot: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
+    """`ops.layer` for sequences of drafts: returns y `[rows, HV, V]` of x `[rows, columns]`. y is `out` if that is given.
+
+    Three kernels: the convolution, which computes the gates too, the recurrence, and the gated norm. draft_slots
+    `[N, T]` i32, accepted `[N]` i32 and cu_seqlens `[N + 1]` are as for `decode_drafts`; the first column of draft_slots
+    holds the slots of conv states. Sequences have 0 to T rows. Rows of no sequence become 0; in `out` they must have been 0.
+    The other arguments are those of `ops.layer`."""
+    device, width = ops._of_rank("x", x, 2, 3).device, ops._of_rank("conv_weight", conv_weight, 2).shape[1]
+    batch, tokens = ops._of_rank("draft_slots", draft_slots, 2).shape
+    rows, dtype = x.shape[0], ops._dtype_of("x", x)
+    y = ops._output(out, (rows, value_heads, value_dim), x.dtype, device)
+    if out is None:
+        y.zero_()
+    if ops._sequences_of(cu_seqlens) != batch:
+        was = f"{cu_seqlens.shape[0]} entries"
+        raise ArgumentError(f"cu_seqlens: {was}; it must have one more than draft_slots has rows, {batch}")
+    heads = (key_heads, value_heads, key_dim, value_dim)
+    conv_spec = ConvSpec(*heads, width, dtype, "silu")
+    decode_spec = DecodeSpec(*heads, dtype, head_map, qk_l2norm, scale, tokens)
+    with ops._OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
+        conv_plan, lengths = ops._packed_plan(Conv, conv_spec, rows, cu_seqlens, device)
+    with ops._OfShapes(tokens=("draft_slots", draft_slots), batch=("draft_slots", draft_slots)):
+        decode_plan = ops._decode_plan(device, decode_spec, batch)
+    written: Dict[str, Optional[Tensor]] = {"conv_state": conv_state, "pool": pool, "y": y}
+    reached = ops._all_reachable(written, device)
+    shared: Dict[str, Any] = ops._all_reachable(
+        {"x": x, "z": z, "draft_slots": draft_slots, "accepted": accepted, "cu_seqlens": cu_seqlens,
+         "has_initial_state": has_initial_state}, device)
+    given = ops._all_reachable({"weight": conv_weight, "bias": conv_bias, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias},
+                               device)
+    if lengths:
+        lengths = {"cu_seqlens": shared["cu_seqlens"]}
+    keys, values, gates = (rows, key_heads, key_dim), (rows, value_heads, value_dim), (rows, value_heads)
+    with _scratch(device, (keys, x.dtype), (keys, x.dtype), (values, x.dtype), (gates, torch.float32),
+                  (gates, torch.float32)) as (q, k, v, g, beta):
+        conv_plan.launch(x=shared["x"], state=reached["conv_state"], slots=shared["draft_slots"], q=q, k=k, v=v, g=g, beta=beta,
+                         accepted=shared["accepted"], has_initial_state=shared["has_initial_state"], x_layout=x_layout,
+                         state_layout=conv_layout, allow_neg_eigval=allow_neg_eigval, null_slot=null_slot, **given, **lengths)
+        decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
+                           read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"], accepted=shared["accepted"],
+                           cu_seqlens=shared["cu_seqlens"], has_initial_state=shared["has_initial_state"],
+                           pool_layout=pool_layout, null_slot=null_slot)
+    if z is None:
+        shared["z"] = _z_of(shared["x"], heads, x_layout)
+    weight = ops._reachable("norm_weight", norm_weight, device)
+    launch_norm(ops.context_of(device), z=shared["z"], weight=weight, y=reached["y"], eps=eps, gate=gate)
+    ops._copied_back(written, reached)
+    return y
+
+
+def _z_of(x: Tensor, heads: Tuple[int, int, int, int], x_layout: str) -> Tensor:
+    """z in the rows of x, after q, k and v: a view `[rows, blocks, heads of a block * V]`."""
+    key_heads, value_heads, key_dim, value_dim = heads
+    values = value_heads * value_dim
+    if x_layout == "flat":
+        begin, blocks = 2 * key_heads * key_dim + values, 1
+        x = x.flatten(1) if x.dim() == 3 else x
+        columns = x[:, begin:begin + values]
+        if columns.shape[1] != values:
+            raise ArgumentError(f"x: {x.shape[1]} columns; without z it must have {begin + values}")
+        return columns.unflatten(1, (1, values))
+    begin, share = 2 * key_dim + values // key_heads, values // key_heads
+    if x.dim() == 2:
+        if x.shape[1] != key_heads * (begin + share):
+            raise ArgumentError(f"x: {x.shape[1]} columns; without z it must have {key_heads * (begin + share)}")
+        x = x.unflatten(1, (key_heads, begin + share))
+    return x[:, :, begin:begin + share]
+
+
+@ops._fake(layer_drafts)
+def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, draft_slots, accepted,
+      cu_seqlens, z=None, conv_bias=None, dt_bias=None, norm_weight=None, has_initial_state=None, eps=1e-6, gate="silu",
+      qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
+      conv_layout="channel_major", pool_layout="key_major", null_slot=None):
+    return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)

@@ -7,14 +7,16 @@
 Beyond FLA's functions these need no autotuning. They do less:
 
 - q, k and v are bf16 or fp16, all of one type. K and V are multiples of 16 up to 256.
-- There are no gradients. Where one is required, `Unsupported` is raised, not a result without a graph returned.
 - `gk`, `gv`, beta per channel and context parallelism are not supported.
+
+`chunk_gated_delta_rule` and `fused_gdn_gate` differentiate. Gradients of gradients raise NotImplementedError. So does the
+backward of `fused_recurrent_gated_delta_rule`, as in FLA.
 
 What cannot be done raises `deltawave.Unsupported`, whose text names the argument. Arguments that no implementation takes
 raise `deltawave.ArgumentError`. Both are ValueErrors.
 
 Memory: the functions allocate o, and the final state if it is wanted. A tensor is copied only if its innermost stride is
-not 1 (q, k, v, states), if g is not f32, or if a state is fp16.
+not 1 (q, k, v, states), if g is not f32, or if a state is fp16. Autograd keeps the inputs and nothing else.
 """
 
 import os
@@ -31,15 +33,10 @@ from .errors import ArgumentError, Unsupported
 FLA_VERSIONS = ("0.6.0",)
 
 
-def needs_gradient(*tensors: Any) -> bool:
-    """Whether autograd would record a function of these arguments."""
-    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-
-
 def refuse_gradients(**tensors: Any) -> None:
     """Raises `Unsupported`, which names the first tensor that requires a gradient while autograd records."""
     for name, x in tensors.items():
-        if needs_gradient(x):
+        if ops.needs_gradient(x):
             raise Unsupported(f"{name}: requires a gradient; there are forward kernels only, under torch.no_grad()")
 
 
@@ -127,8 +124,6 @@ def _check_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initi
     """Raises what `chunk_gated_delta_rule` refuses of its tensors."""
     if cp_context is not None:
         raise Unsupported("cp_context: context parallelism is not supported; it must be None")
-    refuse_gradients(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=kwargs.get("A_log"),
-                     dt_bias=kwargs.get("dt_bias"))
     _checked_heads(q, k, v)
     _checked_batch(q, initial_state, cu_seqlens)
     _checked_gates(v, g, beta)
@@ -184,7 +179,9 @@ def chunk_gated_delta_rule(
     `chunk_size` is accepted; chunks have 64 tokens. With `use_beta_sigmoid_in_kernel` beta is the input of the sigmoid,
     doubled with `allow_neg_eigval`.
 
-    Raises `Unsupported` for f32 q, other K and V, gates per channel, `cp_context` and required gradients.
+    Gradients flow to q, k, v, g, beta, initial_state, A_log and dt_bias, each in the type of its input.
+
+    Raises `Unsupported` for f32 q, other K and V, gates per channel and `cp_context`.
     """
     _check_chunk(q, k, v, g, beta, initial_state, cu_seqlens, cp_context, kwargs)
     state_v_first = _renamed(state_v_first, kwargs)
@@ -222,12 +219,20 @@ def fused_recurrent_gated_delta_rule(
     One token of every sequence, with an initial and a final state, is a decode: one kernel reads each state once and
     writes the new one once. Everything else is a prefill. `initial_state` is not written.
 
-    Raises `Unsupported` for gk, gv, and what `chunk_gated_delta_rule` does not support.
+    Raises `Unsupported` for gk, gv, and what `chunk_gated_delta_rule` does not support. There is no backward, as in FLA:
+    it raises NotImplementedError. `chunk_gated_delta_rule` has one, for any number of tokens.
     """
+    inputs = (q, k, v, g, beta, initial_state, A_log, dt_bias)
+    if ops.needs_gradient(*inputs):
+        with torch.no_grad():
+            results = fused_recurrent_gated_delta_rule(
+                q, k, v, g, gk, gv, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,
+                **kwargs)
+        return ops.without_backward("fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule", inputs, results)
     for name, x in (("gk", gk), ("gv", gv)):
         if x is not None:
             raise Unsupported(f"{name}: there are no gates per channel; it must be None")
-    refuse_gradients(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias)
     state_v_first = _renamed(state_v_first, kwargs)
     _checked_heads(q, k, v)
     _checked_batch(q, initial_state, cu_seqlens)
@@ -250,9 +255,8 @@ def fused_gdn_gate(
 ) -> Tensor:
     """Returns `-exp(A_log) softplus(g + dt_bias)` in the shape of g, computed in f32 and rounded to `output_dtype`.
 
-    g `[..., HV]`, A_log and dt_bias `[HV]`, of any type. Raises `Unsupported` where a gradient is required.
+    g `[..., HV]`, A_log and dt_bias `[HV]`, of any type. Gradients flow to all three.
     """
-    refuse_gradients(g=g, A_log=A_log, dt_bias=dt_bias)
     computed, _ = ops.gate(g, g, A_log, dt_bias)
     return computed.to(output_dtype)
 

@@ -2,14 +2,15 @@
 
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from . import _abi, arrays, structs
 from .context import Context
 from .conv import STATE_LAYOUTS, X_LAYOUTS
+from .errors import ArgumentError
 from .norm import GATES
 from .plan import PlanWithWorkspace
-from .values import whole
+from .values import shown, whole
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Layer(PlanWithWorkspace):
       sequence padding
     - has_initial_state `[N]`, bytes or booleans; 0: both states read as zeros
     - y `[T, HV, V]`, an output; rows past the last sequence become 0
+    - o `[T, HV, V]`, an output: what the norm reads, for `LayerBackward`. Without it the norm works in place, with the same
+      bits
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
     - workspace, as for `Prefill`
     """
@@ -81,3 +84,30 @@ class Layer(PlanWithWorkspace):
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         decodes = whole("decodes", decodes, 64)
         return cls(context, sequences, "device", structs.made(spec, LayerSpec), tokens, sequences, decodes)
+
+
+class LayerBackward(PlanWithWorkspace):
+    """The gradients of a `Layer` without decodes, for the same batches. Launches take its inputs, and
+
+    - o `[T, HV, V]`, which the forward kept: nothing else is needed from it
+    - initial_conv_state `[N, channels, columns]` with `conv_layout` and initial_state `[N, HV, K, V]` with `pool_layout`:
+      copies of the states before the batch, row n for sequence n; absent: sequences started from zeros. has_initial_state
+      `[N]`, as for the layer
+    - d_y `[T, HV, V]`, of any strides that inputs may have; d_final_conv_state and d_final_state, absent: zeros
+    - the gradients to compute, outputs; those that are absent are not computed: d_x, laid out as x (d_x_q, d_x_k, d_x_v with
+      "separate"); d_z, shaped as z, absent with z absent: the columns of d_x where z lies in x; d_a and d_b, shaped as a and
+      b, of any type; d_conv_weight `[channels, width]`, d_conv_bias `[channels]`, d_a_log and d_dt_bias `[HV]` and
+      d_norm_weight `[V]`, f32; d_initial_conv_state and d_initial_state, as the initial states. Rows past the last sequence
+      become 0, whatever d_y has there
+    """
+
+    NAME, TENSORS = "layer_backward", _abi.dw_layer_backward_tensors
+    CHOICES = Layer.CHOICES
+
+    def __init__(self, layer: Layer) -> None:
+        if not isinstance(layer, Layer):
+            raise ArgumentError(f"layer: {shown(layer)}; it must be a Layer")
+        super().__init__(layer.context, layer.sequences, "create", layer.handle)
+
+    def origin(self) -> Tuple[Any, ...]:
+        return ()

@@ -1,10 +1,13 @@
-"""Gated RMS norm of the outputs. include/deltawave.h specifies it."""
+"""Gated RMS norm of the outputs, and its gradients. include/deltawave.h specifies it."""
 
-from ctypes import byref
+from ctypes import byref, c_size_t
 from typing import Any
 
 from . import _abi, structs
 from .context import Context, checked, stream_of
+from .errors import ArgumentError
+from .plan import memory_of
+from .values import whole
 
 GATES = {"silu": _abi.DW_GATE_SILU, "sigmoid": _abi.DW_GATE_SIGMOID}
 
@@ -19,3 +22,30 @@ def norm(context: Context, stream: Any = None, *, eps: float = 1e-6, gate: str =
     values = {**tensors, "eps": eps, "gate": gate}
     arguments = structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, checked(context), structs.no_vectors, values)
     context.library.call("dw_norm_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))
+
+
+def norm_backward_workspace_bytes(context: Context, tokens: int, value_heads: int, value_dim: int) -> int:
+    """Bytes of workspace that `norm_backward` needs."""
+    size = c_size_t()
+    sizes = (whole("tokens", tokens, 64), whole("value_heads", value_heads, 64), whole("value_dim", value_dim, 64))
+    checked(context).library.call("dw_norm_backward_workspace_bytes", context.handle, *sizes, byref(size))
+    return size.value
+
+
+def norm_backward(context: Context, stream: Any = None, *, workspace: Any, eps: float = 1e-6, gate: str = "silu",
+                  **tensors: Any) -> None:
+    """Enqueues the gradients of `norm`. x, z and weight are its inputs: x is what the norm read, so a norm in place has no
+    gradients. d_y `[T, HV, V]` is the gradient of y.
+
+    Outputs, those that are wanted: d_x `[T, HV, V]` and d_z, shaped as z, of the type of x; d_weight `[V]` f32. workspace: a
+    tensor of `norm_backward_workspace_bytes` bytes, or its address.
+    """
+    shape = tuple(checked(context).describe("x", tensors["x"]).shape) if tensors.get("x") is not None else ()
+    try:
+        least = norm_backward_workspace_bytes(context, *shape) if len(shape) == 3 else 0
+    except ArgumentError:  # the launch says so, and names the tensor
+        least = 0
+    address, size = memory_of(context, workspace, least)
+    values = {**tensors, "eps": eps, "gate": gate, "workspace": address, "workspace_bytes": size}
+    arguments = structs.tensors(_abi.dw_norm_backward_tensors, {"gate": GATES}, context, structs.no_vectors, values)
+    context.library.call("dw_norm_backward_launch", context.handle, stream_of(stream, tensors.values()), byref(arguments))

@@ -31,12 +31,16 @@ from torch import Tensor
 from . import arrays
 from .context import Context, Memory
 from .conv import STATE_LAYOUTS as CONV_LAYOUTS
-from .conv import Conv, ConvSpec
+from .conv import Conv, ConvBackward, ConvSpec
 from .decode import Decode, DecodeSpec
 from .errors import ArgumentError, Error, RanksError
 from .gate import gate as launch_gate
-from .layer import Layer, LayerSpec
+from .gate import gate_backward as launch_gate_backward
+from .gate import gate_backward_workspace_bytes
+from .layer import Layer, LayerBackward, LayerSpec
 from .norm import norm as launch_norm
+from .norm import norm_backward as launch_norm_backward
+from .norm import norm_backward_workspace_bytes
 from .parallel import ParallelPrefill, RankLayout
 from .plan import Plans
 from .prefill import Prefill, PrefillBackward, PrefillSpec
@@ -79,7 +83,7 @@ def empty(shape: Any, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
     except (RuntimeError, TypeError):
         raise ArgumentError(f"device: {shown(device)}; it must be a torch device") from None
     if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype: {shown(dtype)}; it must be a torch device")
+        raise ArgumentError(f"dtype: {shown(dtype)}; it must be a torch dtype")
     shape = arrays.dimensions("shape", shape)
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -128,11 +132,20 @@ def _copied_back(written: Dict[str, Optional[Tensor]], reached: Dict[str, Any]) 
             tensor.copy_(reached[name])
 
 
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _stream_key(device: torch.device) -> Tuple[torch.device, Optional[int]]:
+    """A device and its current stream. The simulator's has no number."""
+    return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
 def _workspace(nbytes: int, device: torch.device) -> Tensor:
     """Scratch memory of the current stream, at least `nbytes` long. A capture has memory of its own."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _capturing(device):
         return torch.empty((nbytes,), dtype=torch.uint8, device=device)
-    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None)
+    key = _stream_key(device)
     with _workspace_lock:
         found = _workspaces.get(key)
         if found is None or found.shape[0] < nbytes:
@@ -156,10 +169,56 @@ def _without_null(null_slot: int, slots: Optional[Tensor]) -> Optional[Tensor]:
     return slots.masked_fill(slots == null_slot, -1)
 
 
-def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = ()) -> Callable[[_F], _F]:
+def needs_gradient(*tensors: Any) -> bool:
+    """Whether autograd would record a function of these arguments."""
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+
+
+class _WithoutBackward(torch.autograd.Function):  # type: ignore[misc]
+    """Gives tensors a backward that raises."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, made: List[Tensor], *inputs: Tensor) -> Tuple[Tensor, ...]:
+        ctx.text = text
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError(ctx.text)
+
+
+def without_backward(name: str, instead: str, inputs: Sequence[Any], results: Sequence[Optional[Tensor]]) -> Any:
+    """`results`, made without autograd, of a function that has no backward. A backward through them raises
+    NotImplementedError, which names the function and what differentiates in its place."""
+    text = f"{name}: no backward; {instead} has one"
+    needed = [x for x in inputs if getattr(x, "requires_grad", False)]
+    made = iter(_WithoutBackward.apply(text, [x for x in results if x is not None], *needed))
+    return tuple(None if x is None else next(made) for x in results)
+
+
+def _refuses_backward(name: str, instead: str, out: Optional[Tensor], call: Callable[[], Any],
+                      inputs: Sequence[Any]) -> Any:
+    """Results of `call`, an op without a backward. `without_backward` says so where a gradient is required."""
+    if not needs_gradient(*inputs):
+        return call()
+    if out is not None:
+        raise ArgumentError(_OUT_AND_GRADIENTS)
+    with torch.no_grad():
+        results = call()
+    if isinstance(results, Tensor):
+        return without_backward(name, instead, inputs, (results,))[0]
+    return without_backward(name, instead, inputs, results)
+
+
+_OUT_AND_GRADIENTS = "out: given where a gradient is required; it must be absent, or the call under torch.no_grad()"
+
+
+def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = (),
+               instead: str = "") -> Callable[[_F], _F]:
     """Registers a function as two custom ops. `deltawave::NAME` returns all its results. `deltawave::NAME_out` first takes
     `out`, which it writes instead of returning the first result, and then the optional tensors `more`, which it writes
-    too. The function made takes both as keywords, and calls one of the two ops."""
+    too. The function made takes both as keywords, and calls one of the two ops. `instead`: an op has no backward, and this
+    function has one."""
 
     def register(function: _F) -> _F:
         given = inspect.signature(function)
@@ -187,6 +246,14 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
 
         @functools.wraps(function)
         def call(*arguments: Any, out: Optional[Tensor] = None, **named: Any) -> Any:
+            inputs = (*arguments, *named.values())
+            if instead:
+                return _refuses_backward(name, instead, out, lambda: run(out, arguments, named), inputs)
+            if out is not None and needs_gradient(*inputs):
+                raise ArgumentError(_OUT_AND_GRADIENTS)
+            return run(out, arguments, named)
+
+        def run(out: Optional[Tensor], arguments: Tuple[Any, ...], named: Dict[str, Any]) -> Any:
             extra = [named.pop(p, None) for p in more]
             if out is None and all(x is None for x in extra):
                 return new(*arguments, **named)
@@ -423,6 +490,8 @@ def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k:
 
 def _dense_rows(x: Tensor) -> Tensor:
     """`x`, copied unless its rows are dense: the gradient of a sum is expanded from one number."""
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # a copy would keep strides of 0
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -443,6 +512,32 @@ def _(d_o, d_final_state, q, k, v, g, beta, a, b, a_log, dt_bias, allow_neg_eigv
     return prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, _fake_empty)
 
 
+def _save_nothing(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+def _no_second_order(name: str) -> Callable[..., Any]:
+    """The backward of a backward, which raises."""
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(f"{name}: no gradients of gradients; the backward of {name} cannot be differentiated")
+
+    return backward
+
+
+def _needed(ctx: Any, inputs: Sequence[Optional[Tensor]]) -> List[bool]:
+    """Which of the first inputs need a gradient. torch leaves out arguments at the end that were not given."""
+    needs = list(ctx.needs_input_grad) + [False] * len(inputs)
+    return [x is not None and bool(need) for x, need in zip(inputs, needs)]
+
+
+def _cast(found: Sequence[Tensor], inputs: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> List[Optional[Tensor]]:
+    """Gradients in the types of their inputs; None where none is wanted."""
+    return [d.to(x.dtype) if want and x is not None else None for d, x, want in zip(found, inputs, wanted)]
+
+
+prefill_backward.register_autograd(_no_second_order("prefill"), setup_context=_save_nothing)
+
 _PREFILL_TENSORS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "initial_state", "has_initial_state",
                     "cu_seqlens")
 _PREFILL_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "allow_neg_eigval", "initial_state",
@@ -451,12 +546,13 @@ _PREFILL_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "al
 
 
 def _save_prefill(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.set_materialize_grads(False)  # the gradient of unused states, in f32, would be as large as they are
     given = dict(zip(_PREFILL_INPUTS, inputs))
     ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS))
     ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout")}
 
 
-def _prefill_autograd(ctx: Any, d_o: Tensor, d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
     x, others = dict(zip(_PREFILL_TENSORS, ctx.saved_tensors)), ctx.others
     needs = dict(zip(_PREFILL_INPUTS, ctx.needs_input_grad))
     raw = {"g": "a", "beta": "b"} if x["a"] is not None else {}
@@ -465,6 +561,10 @@ def _prefill_autograd(ctx: Any, d_o: Tensor, d_final_state: Optional[Tensor]) ->
     wanted = [bool(needs.get(name)) and x[name] is not None for name in sources]
     if d_final_state is not None and d_final_state.numel() == 0:
         d_final_state = None  # the states were not returned
+    if d_o is None and d_final_state is None:
+        return tuple(None for _ in _PREFILL_INPUTS)
+    if d_o is None:
+        d_o = torch.zeros_like(x["v"])
     found = prefill_backward(
         d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
         others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
@@ -628,7 +728,7 @@ def rank_fragments(lengths, ranks, rank, value_heads, kind="contiguous", block=N
     return plan.fragments
 
 
-@_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",))
+@_operation("prefill_pool", mutates_args=("pool",), more=("snapshots",), instead="deltawave.ops.prefill")
 def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
                  write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
                  g: Optional[Tensor] = None, beta: Optional[Tensor] = None, a: Optional[Tensor] = None,
@@ -665,7 +765,7 @@ def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=Non
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@_operation("decode", mutates_args=("pool",))
+@_operation("decode", mutates_args=("pool",), instead="deltawave.ops.prefill")
 def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
            beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
@@ -721,6 +821,9 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
     Writes `out` and `states`, f32 or bf16 with T states of a sequence one after the other, if they are given."""
     inputs = (q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, scale, qk_l2norm,
               head_map, pool_layout, null_slot)
+    if needs_gradient(*inputs):
+        written = out if states is None else states
+        return _refuses_backward("verify", "deltawave.ops.prefill", written, lambda: _verify(*inputs), inputs)
     if out is None and states is None:
         return _verify(*inputs)
     o = _fake_empty(v.shape, v.dtype, v.device) if out is None else out
@@ -849,19 +952,36 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
          a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
          dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False) -> Tuple[Tensor, ...]:
     """Returns q, k and v of packed rows x `[T, columns]`. Updates the pool `state` in place, except with `keep_states`.
-    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence. With a, b and a_log the same launch
+    `deltawave.Conv` documents the arguments. Without cu_seqlens x is one sequence. Without a state, gradients flow to x, weight,
+    bias, a, b, a_log and dt_bias. With a, b and a_log the same launch
     computes g and beta `[T, HV]`, f32, which are returned after v. null_slot: as for `prefill_pool`."""
     inputs = (x, weight, bias, state, key_heads, value_heads, key_dim, value_dim)
     rest = (cu_seqlens, slots, has_initial_state, activation, x_layout, state_layout, keep_states, qk_l2norm, null_slot)
+    gates = (a, b, a_log, dt_bias)
     if a is None and b is None and a_log is None:
         if dt_bias is not None or allow_neg_eigval:
             name = "dt_bias" if dt_bias is not None else "allow_neg_eigval"
             raise ArgumentError(f"{name}: given without gates; it must come with a, b and a_log")
-        return _conv(*inputs, *rest)
     for name, given in (("a", a), ("b", b), ("a_log", a_log)):
-        if given is None:
+        if given is None and (a is not None or b is not None or a_log is not None):
             raise ArgumentError(f"{name}: None; gates need a, b and a_log")
-    return _conv_gates(*inputs, a, b, a_log, dt_bias, allow_neg_eigval, *rest)
+
+    def launch() -> Tuple[Tensor, ...]:
+        return _conv(*inputs, *rest) if a is None else _conv_gates(*inputs, *gates, allow_neg_eigval, *rest)
+
+    if state is None and (slots is not None or has_initial_state is not None):
+        name = "slots" if slots is not None else "has_initial_state"
+        raise ArgumentError(f"{name}: given without a state; it must be absent")
+    if state is None and needs_gradient(*inputs, *gates):
+        if a is not None and b is not None and a_log is not None:
+            for name, t, wanted in (("a", a, (x.shape[0], value_heads)), ("b", b, (x.shape[0], value_heads)),
+                                    ("a_log", a_log, (value_heads,)), ("dt_bias", dt_bias, (value_heads,))):
+                if t is not None and tuple(t.shape) != wanted:
+                    raise ArgumentError(f"{name}: shape {list(t.shape)}; it must be {list(wanted)}")
+        made = _conv_rows(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout,
+                          state_layout, qk_l2norm)
+        return made if a is None else (*made, *gate(a, b, a_log, dt_bias, allow_neg_eigval))
+    return _refuses_backward("conv", "deltawave.ops.conv without a state", None, launch, (*inputs, *gates))
 
 
 @torch.library.custom_op("deltawave::conv", mutates_args=("state",))
@@ -949,6 +1069,82 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, a, b, 
     return (*conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty), *gates)
 
 
+@torch.library.custom_op("deltawave::conv_backward", mutates_args=())
+def conv_backward(d_q: Tensor, d_k: Tensor, d_v: Tensor, d_final_state: Optional[Tensor], x: Tensor, weight: Tensor,
+                  bias: Optional[Tensor], initial_state: Optional[Tensor], has_initial_state: Optional[Tensor],
+                  key_heads: int, value_heads: int, key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor],
+                  activation: str, x_layout: str, state_layout: str, qk_l2norm: bool, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of x, weight, bias and initial_state of a convolution, of which `wanted` says which are computed;
+    the others are empty. Those of weight and bias are f32. Columns of x that are not of q, k and v have the gradient 0.
+    initial_state `[N, channels, columns]` is a copy of what the convolution read. `deltawave.ConvBackward` documents the
+    arguments."""
+    device, width = x.device, _of_rank("weight", weight, 2).shape[1]
+    found = conv_gradients(x, weight, initial_state, d_final_state, wanted, empty)
+    channels = weight.shape[0]
+    if wanted[0] and x.shape[-1] != channels:
+        found[0].zero_()
+    spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, _dtype_of("x", x), activation, False, qk_l2norm)
+    with _OfShapes(width=("weight", weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Conv, spec, _of_rank("x", x, 2).shape[0], cu_seqlens, device)
+    backward = _plan((ConvBackward, plan), lambda: ConvBackward(plan))
+    names = ("d_x", "d_weight", "d_bias", "d_initial_state")
+    outputs = {name: t for name, t, want in zip(names, found, wanted) if want}
+    given = {"d_q": _dense_rows(d_q), "d_k": _dense_rows(d_k), "d_v": _dense_rows(d_v), "d_final_state": d_final_state}
+    tensors = _all_reachable({"x": x, "weight": weight, "bias": bias, "initial_state": initial_state,
+                              "has_initial_state": has_initial_state, **given, **outputs}, device)
+    backward.launch(**tensors, **lengths, x_layout=x_layout, initial_layout=state_layout, d_final_layout=state_layout,
+                    d_initial_layout=state_layout, workspace=_workspace(backward.workspace_bytes, device))
+    return found
+
+
+@torch.library.custom_op("deltawave::conv_rows", mutates_args=())
+def _conv_rows(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: int, value_heads: int, key_dim: int,
+               value_dim: int, cu_seqlens: Optional[Tensor], activation: str, x_layout: str, state_layout: str,
+               qk_l2norm: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    """`conv` of sequences that start from zeros and leave no states: the op that autograd differentiates."""
+    heads = (key_heads, value_heads, key_dim, value_dim)
+    outputs = dict(zip("qkv", conv_outputs(x, *heads, empty)))
+    launch_conv(x, weight, bias, None, heads, lambda: outputs, {}, cu_seqlens, None, None, activation, x_layout, state_layout,
+                False, qk_l2norm)
+    return outputs["q"], outputs["k"], outputs["v"]
+
+
+@_conv_rows.register_fake
+def _(x, weight, bias, key_heads, value_heads, key_dim, value_dim, cu_seqlens, activation, x_layout, state_layout, qk_l2norm):
+    return conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty)
+
+
+def conv_gradients(x: Tensor, weight: Tensor, initial_state: Optional[Tensor], d_final_state: Optional[Tensor],
+                   wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a convolution. Those that are not wanted have no elements."""
+    state = initial_state if initial_state is not None else d_final_state
+    shapes = (tuple(x.shape), tuple(weight.shape), (weight.shape[0],), (0,) if state is None else tuple(state.shape))
+    types = (x.dtype, torch.float32, torch.float32, x.dtype)
+    return [make(shape if want else (0,), dtype, device=x.device) for shape, dtype, want in zip(shapes, types, wanted)]
+
+
+@conv_backward.register_fake
+def _(d_q, d_k, d_v, d_final_state, x, weight, bias, initial_state, has_initial_state, key_heads, value_heads, key_dim,
+      value_dim, cu_seqlens, activation, x_layout, state_layout, qk_l2norm, wanted):
+    return conv_gradients(x, weight, initial_state, d_final_state, wanted, _fake_empty)
+
+
+def _save_conv(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3], inputs[7])
+    ctx.heads, ctx.others = inputs[3:7], inputs[8:]
+
+
+def _conv_autograd(ctx: Any, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tuple[Optional[Tensor], ...]:
+    *x, cu_seqlens = ctx.saved_tensors
+    wanted = _needed(ctx, x)
+    found = conv_backward(d_q, d_k, d_v, None, *x, None, None, *ctx.heads, cu_seqlens, *ctx.others, [*wanted, False])
+    return (*_cast(found, x, wanted), *(None for _ in range(9)))
+
+
+conv_backward.register_autograd(_no_second_order("conv"), setup_context=_save_nothing)
+_conv_rows.register_autograd(_conv_autograd, setup_context=_save_conv)
+
+
 def _has_heads(name: str, x: Tensor, trailing: int) -> Tensor:
     """Refuses a tensor with fewer than `trailing` dimensions, or with a 0 among the last `trailing`."""
     if x.dim() < trailing or 0 in x.shape[-trailing:]:
@@ -982,6 +1178,56 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
 
 
+@torch.library.custom_op("deltawave::gate_backward", mutates_args=())
+def gate_backward(d_g: Optional[Tensor], d_beta: Optional[Tensor], a: Tensor, b: Tensor, a_log: Tensor,
+                  dt_bias: Optional[Tensor], allow_neg_eigval: bool, wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of a, b, a_log and dt_bias, of which `wanted` says which are computed; the others are empty.
+    Those of a and b have the type of their input, the others are f32. d_g and d_beta: None is 0."""
+    device, heads = _has_heads("a", a, 1).device, a.shape[-1]
+    found = gate_gradients(a, b, a_log, wanted, empty)
+    rows = a.reshape(-1, heads)
+    inputs = {"a": rows, "b": _of_heads("b", b, heads), "a_log": a_log, "dt_bias": dt_bias,
+              "d_g": None if d_g is None else _of_heads("d_g", d_g, heads).float(),
+              "d_beta": None if d_beta is None else _of_heads("d_beta", d_beta, heads).float()}
+    names = ("d_a", "d_b", "d_a_log", "d_dt_bias")
+    outputs = {name: t if name.endswith(("log", "bias")) else t.view(-1, heads)
+               for name, t, want in zip(names, found, wanted) if want}
+    context = context_of(device)
+    size = gate_backward_workspace_bytes(context, rows.shape[0], heads)
+    launch_gate_backward(context, **_all_reachable({**inputs, **outputs}, device), allow_neg_eigval=allow_neg_eigval,
+                         workspace=_workspace(size, device))
+    return found
+
+
+def gate_gradients(a: Tensor, b: Tensor, a_log: Tensor, wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of gates. Those that are not wanted have no elements."""
+    sources = ((a, a.dtype), (b, b.dtype), (a_log, torch.float32), (a_log, torch.float32))
+    return [make(tuple(x.shape) if want else (0,), dtype, device=a.device) for (x, dtype), want in zip(sources, wanted)]
+
+
+@gate_backward.register_fake
+def _(d_g, d_beta, a, b, a_log, dt_bias, allow_neg_eigval, wanted):
+    return gate_gradients(a, b, a_log, wanted, _fake_empty)
+
+
+def _save_gate(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:4])
+    ctx.allow_neg_eigval = inputs[4]
+
+
+def _gate_autograd(ctx: Any, d_g: Optional[Tensor], d_beta: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    x = ctx.saved_tensors
+    wanted = _needed(ctx, x)
+    if d_g is None:
+        wanted = [False, wanted[1], False, False]
+    return (*_cast(gate_backward(d_g, d_beta, *x, ctx.allow_neg_eigval, wanted), x, wanted), None)
+
+
+gate_backward.register_autograd(_no_second_order("gate"), setup_context=_save_nothing)
+gate.register_autograd(_gate_autograd, setup_context=_save_gate)
+
+
 @_operation("norm")
 def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", *,
          out: Optional[Tensor] = None) -> Tensor:
@@ -1007,7 +1253,53 @@ def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@_operation("layer", mutates_args=("conv_state", "pool"))
+@torch.library.custom_op("deltawave::norm_backward", mutates_args=())
+def norm_backward(d_y: Tensor, x: Tensor, z: Tensor, weight: Optional[Tensor], eps: float, gate: str,
+                  wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of x, z and weight of a gated norm, of which `wanted` says which are computed; the others are
+    empty. That of weight is f32. x is what the norm read: a norm in place has no gradients."""
+    device, shape = _has_heads("x", x, 2).device, x.shape
+    _dtype_of("x", x)
+    _has_heads("z", z, 2)
+    found = norm_gradients(x, z, wanted, empty)
+    inputs = {"x": x.reshape(-1, *shape[-2:]), "z": z.reshape(-1, *z.shape[-2:]), "weight": weight,
+              "d_y": _dense_rows(d_y).reshape(-1, *d_y.shape[-2:])}
+    views = {"d_x": found[0].view(-1, *shape[-2:]) if wanted[0] else None,
+             "d_z": found[1].view(-1, *z.shape[-2:]) if wanted[1] else None, "d_weight": found[2] if wanted[2] else None}
+    context = context_of(device)
+    size = norm_backward_workspace_bytes(context, inputs["x"].shape[0], *shape[-2:])
+    launch_norm_backward(context, **_all_reachable({**inputs, **views}, device), eps=eps, gate=gate,
+                         workspace=_workspace(size, device))
+    return found
+
+
+def norm_gradients(x: Tensor, z: Tensor, wanted: List[bool], make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a gated norm. Those that are not wanted have no elements."""
+    shapes = ((tuple(x.shape), x.dtype), (tuple(z.shape), x.dtype), ((x.shape[-1],), torch.float32))
+    return [make(shape if want else (0,), dtype, device=x.device) for (shape, dtype), want in zip(shapes, wanted)]
+
+
+@norm_backward.register_fake
+def _(d_y, x, z, weight, eps, gate, wanted):
+    return norm_gradients(x, z, wanted, _fake_empty)
+
+
+def _save_norm(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.others = inputs[3:]
+
+
+def _norm_autograd(ctx: Any, d_y: Tensor) -> Tuple[Optional[Tensor], ...]:
+    x = ctx.saved_tensors
+    wanted = _needed(ctx, x)
+    return (*_cast(norm_backward(d_y, *x, *ctx.others, wanted), x, wanted), None, None)
+
+
+norm_backward.register_autograd(_no_second_order("norm"), setup_context=_save_nothing)
+getattr(norm, "register_autograd")(_norm_autograd, setup_context=_save_norm)
+
+
+@_operation("layer", mutates_args=("conv_state", "pool"), instead="deltawave.training.gated_delta_net")
 def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
           key_heads: int, value_heads: int, key_dim: int, value_dim: int, z: Optional[Tensor] = None,
           conv_bias: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
@@ -1042,3 +1334,140 @@ def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key
       qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
       conv_layout="channel_major", pool_layout="key_major", segments=None, path="auto", null_slot=-1):
     return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)
+
+
+# Gradients of `layer_backward`, in order.
+_LAYER_GRADIENTS = ("d_x", "d_z", "d_a", "d_b", "d_conv_weight", "d_conv_bias", "d_a_log", "d_dt_bias", "d_norm_weight",
+                    "d_initial_conv_state", "d_initial_state")
+
+
+@torch.library.custom_op("deltawave::layer_forward", mutates_args=())
+def layer_forward(x: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int, value_heads: int,
+                  key_dim: int, value_dim: int, z: Optional[Tensor], conv_bias: Optional[Tensor],
+                  dt_bias: Optional[Tensor], norm_weight: Optional[Tensor], initial_conv_state: Optional[Tensor],
+                  initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], eps: float, gate: str, qk_l2norm: bool,
+                  allow_neg_eigval: bool, scale: Optional[float], head_map: str, x_layout: str
+                  ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A layer without pools, for training: returns y and o `[T, HV, V]`, and the states after the batch, conv states
+    `[N, channels, width - 1]` in the type of x and recurrent ones `[N, HV, K, V]` in f32. Initial states have these shapes;
+    None: zeros. It differentiates: by all tensors but cu_seqlens, from y and both states. Autograd keeps the inputs and o, which
+    has no gradient of its own."""
+    device, width = x.device, _of_rank("conv_weight", conv_weight, 2).shape[1]
+    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
+                     allow_neg_eigval, eps, gate)
+    with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (0,))
+    y, o, conv_state, pool = layer_outputs(x, conv_weight, value_heads, key_dim, value_dim, cu_seqlens, empty)
+    for name, given, to in (("initial_conv_state", initial_conv_state, conv_state), ("initial_state", initial_state, pool)):
+        if given is None:
+            to.zero_()
+        elif given.shape != to.shape:
+            raise ArgumentError(f"{name}: shape {list(given.shape)}; it must be {list(to.shape)}")
+        else:
+            to.copy_(given)
+    inputs = {"x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
+              "dt_bias": dt_bias, "norm_weight": norm_weight}
+    plan.launch(**_all_reachable(inputs, device), y=y, o=o, conv_state=conv_state, pool=pool, **lengths, x_layout=x_layout,
+                workspace=_workspace(plan.workspace_bytes, device))
+    return y, o, conv_state, pool
+
+
+def layer_outputs(x: Tensor, conv_weight: Tensor, value_heads: int, key_dim: int, value_dim: int,
+                  cu_seqlens: Optional[Tensor], make: Callable[..., Tensor]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised outputs of `layer_forward`."""
+    sequences = 1 if cu_seqlens is None else _sequences_of(cu_seqlens)
+    rows = (x.shape[0], value_heads, value_dim)
+    channels, width = conv_weight.shape
+    return (make(rows, x.dtype, device=x.device), make(rows, x.dtype, device=x.device),
+            make((sequences, channels, width - 1), x.dtype, device=x.device),
+            make((sequences, value_heads, key_dim, value_dim), torch.float32, device=x.device))
+
+
+@layer_forward.register_fake
+def _(x, a, b, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z, conv_bias, dt_bias, norm_weight,
+      initial_conv_state, initial_state, cu_seqlens, eps, gate, qk_l2norm, allow_neg_eigval, scale, head_map, x_layout):
+    return layer_outputs(x, conv_weight, value_heads, key_dim, value_dim, cu_seqlens, _fake_empty)
+
+
+@torch.library.custom_op("deltawave::layer_backward", mutates_args=())
+def layer_backward(d_y: Tensor, d_final_conv_state: Optional[Tensor], d_final_state: Optional[Tensor], o: Tensor, x: Tensor,
+                   a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int, value_heads: int,
+                   key_dim: int, value_dim: int, z: Optional[Tensor], conv_bias: Optional[Tensor],
+                   dt_bias: Optional[Tensor], norm_weight: Optional[Tensor], initial_conv_state: Optional[Tensor],
+                   initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], eps: float, gate: str, qk_l2norm: bool,
+                   allow_neg_eigval: bool, scale: Optional[float], head_map: str, x_layout: str,
+                   wanted: List[bool]) -> List[Tensor]:
+    """Returns the gradients of `layer_forward`: of x, z, a, b, conv_weight, conv_bias, a_log, dt_bias, norm_weight,
+    initial_conv_state and initial_state, of which `wanted` says which are computed; the others are empty. Those of weights
+    and of initial_state are f32. Without z, which then lies in x, the gradient of x has that of z in its columns."""
+    device, width = x.device, _of_rank("conv_weight", conv_weight, 2).shape[1]
+    spec = LayerSpec(key_heads, value_heads, key_dim, value_dim, _dtype_of("x", x), head_map, width, qk_l2norm, scale,
+                     allow_neg_eigval, eps, gate)
+    with _OfShapes(width=("conv_weight", conv_weight), tokens=("x", x)):
+        plan, lengths = _packed_plan(Layer, spec, x.shape[0], cu_seqlens, device, (0,))
+    backward = _plan((LayerBackward, plan), lambda: LayerBackward(plan))
+    found = layer_gradients(o, x, a, b, conv_weight, a_log, key_dim, z, cu_seqlens, wanted, empty)
+    if wanted[0] and x.shape[-1] != conv_weight.shape[0] + (value_heads * value_dim if z is None else 0):
+        found[0].zero_()
+    outputs = {name: t for name, t, want in zip(_LAYER_GRADIENTS, found, wanted)
+               if want and not (name == "d_z" and z is None)}
+    final = None if d_final_state is None else d_final_state.contiguous()
+    tensors = _all_reachable({
+        "x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
+        "dt_bias": dt_bias, "norm_weight": norm_weight, "o": o, "initial_conv_state": initial_conv_state,
+        "initial_state": initial_state, "d_y": _dense_rows(d_y), "d_final_conv_state": d_final_conv_state,
+        "d_final_state": final, **outputs}, device)
+    backward.launch(**tensors, **lengths, x_layout=x_layout, workspace=_workspace(backward.workspace_bytes, device))
+    return found
+
+
+def layer_gradients(o: Tensor, x: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_dim: int,
+                    z: Optional[Tensor], cu_seqlens: Optional[Tensor], wanted: List[bool],
+                    make: Callable[..., Tensor]) -> List[Tensor]:
+    """Uninitialised gradients of a layer. Those that are not wanted have no elements, and so has that of z without z."""
+    sequences = 1 if cu_seqlens is None else _sequences_of(cu_seqlens)
+    channels, width = conv_weight.shape
+    heads, single = tuple(a_log.shape), torch.float32
+    shapes = ((tuple(x.shape), x.dtype), (None if z is None else tuple(z.shape), x.dtype), (tuple(a.shape), a.dtype),
+              (tuple(b.shape), b.dtype), ((channels, width), single), ((channels,), single), (heads, single), (heads, single),
+              ((o.shape[-1],), single), ((sequences, channels, width - 1), x.dtype),
+              ((sequences, o.shape[-2], key_dim, o.shape[-1]), single))
+    return [make(shape if want and shape is not None else (0,), dtype, device=x.device)
+            for (shape, dtype), want in zip(shapes, wanted)]
+
+
+@layer_backward.register_fake
+def _(d_y, d_final_conv_state, d_final_state, o, x, a, b, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z,
+      conv_bias, dt_bias, norm_weight, initial_conv_state, initial_state, cu_seqlens, eps, gate, qk_l2norm, allow_neg_eigval,
+      scale, head_map, x_layout, wanted):
+    return layer_gradients(o, x, a, b, conv_weight, a_log, key_dim, z, cu_seqlens, wanted, _fake_empty)
+
+
+# Inputs of `layer_forward` in the order of their gradients.
+_LAYER_INPUTS = (0, 9, 1, 2, 3, 10, 4, 11, 12, 13, 14)
+
+
+def _save_layer(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    o = output[1]
+    ctx.mark_non_differentiable(o)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(o, *(inputs[i] for i in _LAYER_INPUTS), inputs[15])
+    ctx.heads, ctx.others = inputs[5:9], inputs[16:]
+
+
+def _layer_autograd(ctx: Any, d_y: Optional[Tensor], _: Optional[Tensor], d_conv_state: Optional[Tensor],
+                    d_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    o, *given, cu_seqlens = ctx.saved_tensors
+    wanted = [x is not None and bool(ctx.needs_input_grad[i]) for i, x in zip(_LAYER_INPUTS, given)]
+    x, z, a, b, weight, bias, a_log, *rest = given
+    d_y = torch.zeros_like(o) if d_y is None else d_y
+    found = layer_backward(d_y, d_conv_state, d_state, o, x, a, b, weight, a_log, *ctx.heads, z, bias, *rest, cu_seqlens,
+                           *ctx.others, wanted)
+    gradients: List[Optional[Tensor]] = [None] * 23
+    for i, d in zip(_LAYER_INPUTS, _cast(found, given, wanted)):
+        gradients[i] = d
+    return tuple(gradients)
+
+
+layer_backward.register_autograd(_no_second_order("layer_forward"), setup_context=_save_nothing)
+layer_forward.register_autograd(_layer_autograd, setup_context=_save_layer)

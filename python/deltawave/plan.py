@@ -69,6 +69,18 @@ class Launch:
         self._launch(stream)
 
 
+def memory_of(context: Context, workspace: Any, least: int) -> Tuple[Any, int]:
+    """Address and size of a caller's workspace. Of an address alone the size is taken to be `least`."""
+    if isinstance(workspace, Integral):
+        return workspace, least
+    if isinstance(workspace, Memory):
+        return workspace.address, workspace.nbytes
+    found = context.describe("workspace", workspace)
+    if not found.is_dense():
+        raise ArgumentError(f"workspace: strides {list(found.strides)}; it must be dense")
+    return found.address, found.extent()
+
+
 # hipStreamPerThread and CU_STREAM_PER_THREAD: one address that is another stream in each thread.
 PER_THREAD = 2
 
@@ -89,16 +101,7 @@ class PlanWithWorkspace(Plan):
             raise ArgumentError("workspace_bytes: no argument of a launch; it follows from the workspace")
         if workspace is None:
             return self._bind_own(tensors)
-        address: Any
-        if isinstance(workspace, Integral):
-            address, size = workspace, self.workspace_bytes
-        elif isinstance(workspace, Memory):
-            address, size = workspace.address, workspace.nbytes
-        else:
-            found = self.context.describe("workspace", workspace)
-            if not found.is_dense():
-                raise ArgumentError(f"workspace: strides {list(found.strides)}; it must be dense")
-            address, size = found.address, found.extent()
+        address, size = memory_of(self.context, workspace, self.workspace_bytes)
         launch = super().bind(workspace=address, workspace_bytes=size, **tensors)
         launch.kept += (workspace,)
         return launch

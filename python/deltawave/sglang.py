@@ -10,15 +10,15 @@ prefix caches are written by the prefill itself. Padded rows have slot 0, which 
 others. ReplaySSM raises `Unsupported`. Tested with SGLang 0.5.23.
 
 Memory: decode, extend and verify allocate o only; extend with `output=` allocates nothing. The slots of snapshots `[T / 64 +
-N]` are made once a step. Workspaces are kept.
+N]` are made once a step, those of drafts `[B, T]` once for each batch size. Workspaces are kept.
 """
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from . import ops
+from . import drafts, ops
 from .errors import ArgumentError, Unsupported
 
 SGLANG_VERSIONS = ("0.5.23",)
@@ -78,28 +78,37 @@ def tracked_slots(track_chunk_idx: Tensor, query_start_loc: Tensor, tokens: int)
     return slots.scatter_(0, place, rows.to(torch.int32))[:entries]
 
 
-def target_verify(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
-                  cache_indices: Tensor, buffer: Tensor, steps: int) -> Tensor:
-    """Verifies chains of `steps` drafts. Returns o `[1, B T, HV, V]`; writes the state after token t of sequence n to
-    `buffer[n, t]`, and leaves `ssm_states` as they are.
+def verify_slots(indices: Tensor, batch: int, steps: int, rows: int, room: int) -> Tensor:
+    """Slots `[batch, steps]` i32 of a buffer `[rows, room, ...]` seen as `[rows room, ...]`: drafts of sequence n go to row
+    `indices[n]`, one after the other. A row that is not there has no slot. Computed on the device."""
+    row = indices[:batch].to(torch.int64)
+    row = torch.where((row >= 0) & (row < rows), row * room, -room)
+    steps_of = torch.arange(steps, dtype=torch.int64, device=indices.device)
+    return (row.unsqueeze(1) + steps_of).to(torch.int32)
 
-    q, k `[1, B T, HK, K]`, v `[1, B T, HV, V]`, a, b `[B T, HV]`, buffer `[rows, steps, HV, V, K]`, f32 or bf16.
+
+def target_verify(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, ssm_states: Tensor,
+                  cache_indices: Tensor, buffer: Tensor, slots: Tensor, query_start_loc: Optional[Tensor] = None) -> Tensor:
+    """Verifies chains of drafts. Returns o `[1, rows, HV, V]`; writes the states after all tokens to `buffer`, and leaves
+    `ssm_states` as they are.
+
+    q, k `[1, rows, HK, K]`, v `[1, rows, HV, V]`, a, b `[rows, HV]`, buffer `[rows, steps, HV, V, K]`, f32 or bf16, slots of
+    `verify_slots` `[B, T]`. Sequence n has `query_start_loc[n]` to `query_start_loc[n + 1]`, at most T tokens; without
+    query_start_loc all have T.
     """
-    tokens = q.shape[1]
-    batch = tokens // steps
-    if batch * steps != tokens:
-        raise ArgumentError(f"q: {tokens} tokens; they must be a multiple of cache_steps, {steps}")
-    q, k, v = (x.squeeze(0).view(batch, steps, *x.shape[2:]) for x in (q, k, v))
-    a, b = (_gates(x).view(batch, steps, -1) for x in (a, b))
-    rows = min(batch, buffer.shape[0])
-    direct = rows == batch and buffer.shape[1] == steps
-    states = buffer[:batch] if direct else buffer.new_empty((batch, steps, *buffer.shape[2:]))
-    o, _ = ops.verify(q, k, v, ssm_states, cache_indices[:batch], a=a, b=b, a_log=A_log, dt_bias=dt_bias, qk_l2norm=True,
-                      pool_layout="value_major", states=states)
-    if not direct:
-        # Rows beyond the buffer are padding of a warm-up batch.
-        buffer[:rows, :steps].copy_(states[:rows])
-    return o.flatten(0, 1).unsqueeze(0)
+    batch, tokens = slots.shape
+    q, k, v, a, b = q.squeeze(0), k.squeeze(0), v.squeeze(0), _gates(a), _gates(b)
+    if query_start_loc is None:
+        if q.shape[0] != batch * tokens:
+            raise ArgumentError(f"q: {q.shape[0]} tokens; without query_start_loc they must be {batch} times {tokens}")
+        q, k, v, a, b = (x.view(batch, tokens, *x.shape[1:]) for x in (q, k, v, a, b))
+    if buffer.stride(0) != buffer.shape[1] * buffer.stride(1):
+        allowed = "a row must follow the last step of the row before it"
+        raise ArgumentError(f"intermediate_states_buffer: strides {list(buffer.stride())}; {allowed}")
+    o = drafts.verify_drafts(q, k, v, ssm_states, buffer.flatten(0, 1), slots, cache_indices[:batch],
+                             None if query_start_loc is None else query_start_loc[:batch + 1], a=a, b=b, a_log=A_log,
+                             dt_bias=dt_bias, qk_l2norm=True, pool_layout="value_major")
+    return (o.flatten(0, 1) if query_start_loc is None else o).unsqueeze(0)
 
 
 def kernel_class(base: type) -> type:
@@ -113,6 +122,8 @@ def kernel_class(base: type) -> type:
         def __init__(self) -> None:
             super().__init__()
             self.tracked: Optional[Tuple[Any, ...]] = None
+            self.verified: Dict[Tuple[int, ...], Tuple[Any, ...]] = {}
+            self.pinned: List[Tensor] = []
 
         def packed_decode(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, *, A_log: Tensor, dt_bias: Tensor, scale: float,
                           ssm_states: Tensor, cache_indices: Tensor, num_v_heads: int, head_v_dim: int,
@@ -159,11 +170,26 @@ def kernel_class(base: type) -> type:
                           retrieve_parent_token: Optional[Tensor] = None, **kwargs: Any) -> Tensor:
             if retrieve_parent_token is not None:
                 raise Unsupported("retrieve_parent_token: trees of drafts are not supported; it must be None")
-            if kwargs.get("stable_rows"):
-                raise Unsupported("stable_rows: True; unset SGLANG_ENABLE_PP_SPEC, or use --linear-attn-verify-backend "
-                                  "triton")
-            return target_verify(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, intermediate_states_buffer,
-                                 cache_steps)
+            batch = q.shape[1] // cache_steps if query_start_loc is None else query_start_loc.shape[0] - 1
+            slots = self._verify_slots(intermediate_state_indices, batch, cache_steps, intermediate_states_buffer)
+            return target_verify(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, intermediate_states_buffer, slots,
+                                 query_start_loc)
+
+        def _verify_slots(self, indices: Tensor, batch: int, steps: int, buffer: Tensor) -> Tensor:
+            """`verify_slots`, kept for all layers and steps with these indices, as long as nothing writes them: SGLang has
+            one tensor of indices, or makes one for each layer with stable rows."""
+            given = (batch, steps, *buffer.shape[:2])
+            capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
+            kept = self.verified.get(given)
+            if kept is None or kept[0] is not indices or kept[1] != indices._version:
+                kept = (indices, indices._version, verify_slots(indices, *given))
+                if capturing:
+                    return kept[2]
+                self.verified[given] = kept
+            elif capturing:
+                # A graph reads it as long as it may be replayed.
+                self.pinned.append(kept[2])
+            return kept[2]
 
     return DeltawaveGDNKernel
 

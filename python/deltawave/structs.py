@@ -31,11 +31,16 @@ WRITTEN: Dict[Type[ctypes.Structure], Set[str]] = {
     _abi.dw_prefill_tensors: {"o", "final_state", "pool", "snapshots"},
     _abi.dw_prefill_backward_tensors: {"d_q", "d_k", "d_v", "d_g", "d_beta", "d_a_log", "d_dt_bias", "d_initial_state"},
     _abi.dw_gate_tensors: {"g", "beta"},
+    _abi.dw_gate_backward_tensors: {"d_a", "d_b", "d_a_log", "d_dt_bias"},
+    _abi.dw_conv_backward_tensors: {"d_x", "d_x_q", "d_x_k", "d_x_v", "d_weight", "d_bias", "d_initial_state"},
+    _abi.dw_norm_backward_tensors: {"d_x", "d_z", "d_weight"},
     _abi.dw_conv_tensors: {"q", "k", "v", "g", "beta", "state"},
     _abi.dw_decode_tensors: {"o", "pool", "states"},
     _abi.dw_commit_tensors: {"pool", "conv_state"},
     _abi.dw_norm_tensors: {"y"},
-    _abi.dw_layer_tensors: {"y", "pool", "conv_state"},
+    _abi.dw_layer_tensors: {"y", "o", "pool", "conv_state"},
+    _abi.dw_layer_backward_tensors: {"d_x", "d_x_q", "d_x_k", "d_x_v", "d_z", "d_a", "d_b", "d_conv_weight", "d_conv_bias",
+                                     "d_a_log", "d_dt_bias", "d_norm_weight", "d_initial_conv_state", "d_initial_state"},
 }
 
 

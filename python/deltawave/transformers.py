@@ -4,8 +4,9 @@
     deltawave.transformers.enable()     # before or after a model is made; disable() undoes it
 
 `enable` replaces the functions that the models call by name: the gated delta rule, the convolution and the gated norm.
-Where deltawave cannot serve a call (f32, required gradients, other devices), the function that was there before runs, and
-a warning says once which argument was refused. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
+Where deltawave cannot serve a call (f32, other devices), the function that was there before runs, and a warning says once
+which argument was refused. In training the chunked gated delta rule, the convolution and the norm run on deltawave, with their
+backward kernels; single tokens stay with transformers. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
 deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same layers for the
 `kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
 
@@ -29,10 +30,19 @@ from .fla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, refus
 TRANSFORMERS_VERSIONS = ("5.17.0", "5.23.0")
 # Modules transformers.models.NAME.modeling_NAME with Gated DeltaNet layers.
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
+
+
+@functools.wraps(fused_recurrent_gated_delta_rule)
+def _recurrent(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **named: Any) -> Any:
+    """`fused_recurrent_gated_delta_rule`, which leaves calls that need a gradient to the function that was there before."""
+    refuse_gradients(q=q, k=k, v=v, **dict(zip(("g", "gk", "gv", "beta"), arguments)), **named)
+    return fused_recurrent_gated_delta_rule(q, k, v, *arguments, **named)
+
+
 # Functions in these modules, and those that replace them.
 FUNCTIONS: Dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
-    "torch_recurrent_gated_delta_rule": fused_recurrent_gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": _recurrent,
     "causal_conv1d_fn": causal_conv1d_fn,
     "causal_conv1d_update": causal_conv1d_update,
 }
@@ -52,9 +62,8 @@ _devices = ["cuda"]
 def rms_norm_gated(hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
     """`weight * rms_norm(hidden_states) * activation(gate)` of rows `[..., V]`, bf16 or fp16.
 
-    Raises `Unsupported` for other types, other activations and required gradients.
+    Gradients flow to all three. Raises `Unsupported` for other types and other activations.
     """
-    refuse_gradients(hidden_states=hidden_states, gate=gate, weight=weight)
     if hidden_states.dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported(f"hidden_states: dtype {hidden_states.dtype}; it must be torch.bfloat16 or torch.float16")
     if activation not in GATES:
@@ -158,7 +167,7 @@ def disable() -> None:
 class ChunkGatedDeltaRule(nn.Module):  # type: ignore[misc]
     """`chunk_gated_delta_rule` as a layer of the `kernels` package: stateless, parameters of transformers' function."""
 
-    has_backward = False
+    has_backward = True
     can_torch_compile = True
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64,
@@ -185,7 +194,7 @@ class RecurrentGatedDeltaRule(nn.Module):  # type: ignore[misc]
 class CausalConv1dFn(nn.Module):  # type: ignore[misc]
     """`causal_conv1d_fn` as a layer of the `kernels` package."""
 
-    has_backward = False
+    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: Tensor, weight: Tensor, bias: Optional[Tensor] = None,
@@ -209,7 +218,7 @@ class CausalConv1dUpdate(nn.Module):  # type: ignore[misc]
 class RMSNormGated(nn.Module):  # type: ignore[misc]
     """The gated RMS norm as a layer of the `kernels` package. Attributes are those of the layer that it replaces."""
 
-    has_backward = False
+    has_backward = True
     can_torch_compile = True
     weight: Tensor
     variance_epsilon: float

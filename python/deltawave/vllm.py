@@ -1,34 +1,39 @@
-"""vLLM plugin: the Gated DeltaNet layers of Qwen3-Next and Qwen3.5 on deltawave's kernels.
+"""vLLM plugin: the Gated DeltaNet layers of Qwen3-Next, Qwen3.5 and OLMo-Hybrid on deltawave's kernels.
 
 vLLM finds it by the entry point `vllm.general_plugins` once the package is installed. DELTAWAVE_VLLM chooses:
 
 - `layer`, the default on GPUs: everything between the input projections and the output projection is `deltawave.ops.layer`, in
-  place on vLLM's caches. Batches with draft tokens to verify run vLLM's own kernels, layer by layer.
+  place on vLLM's caches. Sequences with draft tokens to verify are `deltawave.drafts.layer_drafts`.
 - `prefill`: only vLLM's op `ChunkGatedDeltaRule` is replaced.
 - `0`, the default on CPUs: nothing is replaced. With `layer` or `prefill` vLLM's CPU build runs on deltawave's simulator,
   which is for tests.
 
-Layers that deltawave cannot serve (f32 models, LoRA projections, head dimensions that are no multiple of 16) run vLLM's
-code, with a warning that says why. Tested with vLLM 0.32.0; 0.33 has the same hook points.
+Layers that deltawave cannot serve (f32 models, LoRA projections, head dimensions that are no multiple of 16, more than 15
+draft tokens) run vLLM's code, with a warning that says why. So do steps that export checkpoints inside of a prompt, which
+vLLM asks for only with FlashInfer's prefill. Tested with vLLM 0.32.0; 0.33 has the same hook points.
 
 Memory: the layer allocates its output, which is the input of the output projection, and once a step the slots `[N]` in
-which vLLM's null block 0 is -1. Workspaces are kept.
+which vLLM's null block 0 is -1. Drafts in one step with prefills are copied out of the batch and back, as vLLM does,
+unless they come first in it. Workspaces are kept.
 """
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from . import ops
+from . import drafts, ops
 from .errors import ArgumentError, Unsupported
 
 VLLM_VERSIONS = ("0.32.0", "0.33.0")
 MODES = ("layer", "prefill", "0")
 # vLLM's null block, the slot of padding.
 NULL_BLOCK = 0
+# Tokens of a sequence to verify: drafts, and the one before them.
+MOST_DRAFTS = 16
 
 _log = logging.getLogger(__name__)
 _registered: List[str] = []
@@ -61,6 +66,11 @@ def register() -> None:
         bases = {name: getattr(theirs, name) for name in ("ChunkGatedDeltaRule", "QwenGatedDeltaNetAttention")}
         for name in ("_forward_core", "_forward_core_rocm", "split_ba", "prepare_gdn_attention_core_inputs"):
             getattr(bases["QwenGatedDeltaNetAttention"], name)
+        if wanted == "layer":
+            from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn as of_olmo
+
+            olmo = of_olmo.OlmoHybridGatedDeltaNetAttention
+            getattr(olmo, "_full_forward")
     except (ImportError, AttributeError) as problem:
         tested = " and ".join(VLLM_VERSIONS)
         raise Unsupported(f"vllm: {problem}; the plugin is for releases {tested}. DELTAWAVE_VLLM=0 switches it off") from None
@@ -69,6 +79,7 @@ def register() -> None:
     else:
         PluggableLayer.register_oot(name="QwenGatedDeltaNetAttention")(
             layer_class(bases["QwenGatedDeltaNetAttention"], theirs))
+        PluggableLayer.register_oot(name="OlmoHybridGatedDeltaNetAttention")(olmo_class(olmo, of_olmo))
     _registered.append(wanted)
 
 
@@ -104,7 +115,18 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_st
 
 
 def unsupported(layer: Any) -> Optional[str]:
-    """Why a layer of vLLM's cannot run here, or None."""
+    """Why a layer of vLLM's for Qwen3-Next or Qwen3.5 cannot run here, or None."""
+    if hasattr(layer, "in_proj_qkv") or not hasattr(layer, "in_proj_qkvz"):
+        return "projections of their own for q, k, v and z, as with LoRA"
+    return _unsupported(layer, layer.norm)
+
+
+def unsupported_olmo(layer: Any) -> Optional[str]:
+    """Why a layer of vLLM's for OLMo-Hybrid cannot run here, or None."""
+    return _unsupported(layer, layer.o_norm)
+
+
+def _unsupported(layer: Any, norm: Any) -> Optional[str]:
     dtype = layer.model_config.dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"model dtype {dtype}, not bfloat16 or float16"
@@ -114,29 +136,46 @@ def unsupported(layer: Any) -> Optional[str]:
             return f"{name} {dim}, not a multiple of 16 up to 256"
     if layer.activation not in ("silu", "swish"):
         return f"activation {layer.activation!r}, not 'silu'"
-    if layer.norm.activation not in ("silu", "swish", "sigmoid"):
-        return f"output gate {layer.norm.activation!r}, neither 'silu' nor 'sigmoid'"
-    if hasattr(layer, "in_proj_qkv") or not hasattr(layer, "in_proj_qkvz"):
-        return "projections of their own for q, k, v and z, as with LoRA"
+    if norm.activation not in ("silu", "swish", "sigmoid"):
+        return f"output gate {norm.activation!r}, neither 'silu' nor 'sigmoid'"
     if not 2 <= layer.conv_kernel_size <= 4:
         return f"a convolution of width {layer.conv_kernel_size}, not 2 to 4"
+    if layer.num_spec >= MOST_DRAFTS:
+        return f"{layer.num_spec} draft tokens, not at most {MOST_DRAFTS - 1}"
     conv_dtype, state_dtype = layer.get_state_dtype()[:2]
     if conv_dtype != dtype or state_dtype not in (torch.float32, torch.bfloat16):
         return f"caches of {conv_dtype} and {state_dtype}, not of {dtype} and of float32 or bfloat16"
     return None
 
 
-def slots_of(metadata: Any, count: int) -> Tensor:
-    """State slots of the first `count` sequences, i32, with -1 for vLLM's null block. Computed by the first layer of a step
-    (or of a captured graph) and kept with the step's metadata."""
+def _once_a_step(metadata: Any, name: str, count: int, make: Any) -> Any:
+    """What `make` returns, kept with the step's metadata for its other layers, or with those of a captured graph."""
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    kept = getattr(metadata, "_deltawave_slots", None)
+    kept = getattr(metadata, name, None)
     if kept is None or kept[0] != (capturing, count):
-        given = metadata.non_spec_state_indices_tensor[:count]
-        made = given.masked_fill(given == NULL_BLOCK, -1).to(torch.int32)
-        kept = ((capturing, count), made)
-        metadata._deltawave_slots = kept
+        kept = ((capturing, count), make())
+        setattr(metadata, name, kept)
     return kept[1]
+
+
+def slots_of(metadata: Any, count: int) -> Tensor:
+    """State slots of the first `count` sequences without drafts, i32, with -1 for vLLM's null block. Computed by the first
+    layer of a step (or of a captured graph) and kept with the step's metadata."""
+
+    def make() -> Tensor:
+        given = metadata.non_spec_state_indices_tensor[:count]
+        return given.masked_fill(given == NULL_BLOCK, -1).to(torch.int32)
+
+    return _once_a_step(metadata, "_deltawave_slots", count, make)
+
+
+def draft_slots_of(metadata: Any, count: int) -> Tensor:
+    """State slots `[count, T]` of the drafts of sequences, i32 and dense: vLLM's table, or a copy that is kept with the
+    step's metadata."""
+    given = metadata.spec_state_indices_tensor[:count]
+    if given.dtype == torch.int32 and given.is_contiguous():
+        return given
+    return _once_a_step(metadata, "_deltawave_draft_slots", count, lambda: given.to(torch.int32).contiguous())
 
 
 def conv_weight(layer: Any) -> Tensor:
@@ -146,37 +185,87 @@ def conv_weight(layer: Any) -> Tensor:
     return weight.view(weight.shape[0], -1).detach()
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Arguments of `deltawave.ops.layer` that are the same in all steps of a layer."""
+
+    norm: Any
+    x_layout: str
+    conv_layout: str
+    allow_neg_eigval: bool = False
+
+
 def layer_step(layer: Any, metadata: Any, x: Tensor, ba: Tensor, y: Tensor, conv_layout: str) -> None:
-    """Runs a step's batch without draft tokens. x `[T, qkvz]` and ba `[T, 2 HV]` are outputs of vLLM's projections, y
-    `[T, HV, V]` is written: all rows, with zeros past the last sequence."""
-    key_heads, value_heads = layer.num_k_heads // layer.tp_size, layer.num_v_heads // layer.tp_size
-    share = value_heads // key_heads
+    """Runs a step's batch through a layer of Qwen3-Next or Qwen3.5. x `[T, qkvz]` and ba `[T, 2 HV]` are outputs of vLLM's
+    projections. y `[T, HV, V]`, zeros, is written, but for the rows past the last sequence."""
     if layer.gqa_interleaved_layout:
+        key_heads = layer.num_k_heads // layer.tp_size
+        share = layer.num_v_heads // layer.num_k_heads
         of_head = ba.view(-1, key_heads, 2 * share)
         b, a, x_layout = of_head[:, :, :share], of_head[:, :, share:], "interleaved"
     else:
         (b, a), x_layout = layer.split_ba(ba), "flat"
+    run_step(layer, Parts(layer.norm, x_layout, conv_layout), metadata, x, a, b, y)
+
+
+def run_step(layer: Any, parts: Parts, metadata: Any, x: Tensor, a: Tensor, b: Tensor, y: Tensor) -> None:
+    """Runs a step's batch: sequences with drafts, and all others. `layer_step` documents the tensors."""
+    drafted = metadata.num_spec_decodes if metadata.spec_sequence_masks is not None else 0
+    others = metadata.num_decodes + metadata.num_prefills
+    if not drafted:
+        return _run_others(layer, parts, metadata, others, x, a, b, y)
+    if not others:
+        return _run_drafts(layer, parts, metadata, drafted, x, a, b, y)
+    masks = metadata.spec_sequence_masks_cpu
+    if masks is not None and bool(masks[:drafted].all()):
+        # The drafts come first: their rows and the others' are slices.
+        end = metadata.num_spec_decode_tokens
+        last = end + metadata.num_decode_tokens + metadata.num_prefill_tokens
+        _run_drafts(layer, parts, metadata, drafted, x[:end], a[:end], b[:end], y[:end])
+        return _run_others(layer, parts, metadata, others, x[end:last], a[end:last], b[end:last], y[end:last])
+    for run, count, index in ((_run_drafts, drafted, metadata.spec_token_indx),
+                              (_run_others, others, metadata.non_spec_token_indx)):
+        rows = [t.index_select(0, index) for t in (x, a, b, y)]
+        run(layer, parts, metadata, count, *rows)
+        y.index_copy_(0, index, rows[3])
+
+
+def _given(layer: Any, parts: Parts) -> Dict[str, Any]:
+    """Arguments of `ops.layer` and `drafts.layer_drafts` but x, a, b and out. The conv state has all columns."""
+    key_heads, value_heads = layer.num_k_heads // layer.tp_size, layer.num_v_heads // layer.tp_size
     conv_state, pool = layer.kv_cache[0], layer.kv_cache[1]
     pool_layout = "value_major"
     if not pool.is_cuda:
-        # vLLM's kernels for CPUs, which run batches with drafts, read the same memory as [slots, HV, K, V].
+        # vLLM's kernels for CPUs read the same memory as [slots, HV, K, V].
         pool, pool_layout = pool.view(pool.shape[0], value_heads, layer.head_k_dim, layer.head_v_dim), "key_major"
-    columns = layer.conv_kernel_size - 1
+    bias, norm = layer.conv1d.bias, parts.norm
+    return {"conv_state": conv_state, "pool": pool, "conv_weight": conv_weight(layer), "a_log": layer.A_log.detach(),
+            "key_heads": key_heads, "value_heads": value_heads, "key_dim": layer.head_k_dim, "value_dim": layer.head_v_dim,
+            "conv_bias": None if bias is None else bias.detach(), "dt_bias": layer.dt_bias.detach(),
+            "norm_weight": norm.weight.detach(), "eps": norm.eps,
+            "gate": "sigmoid" if norm.activation == "sigmoid" else "silu", "allow_neg_eigval": parts.allow_neg_eigval,
+            "x_layout": parts.x_layout, "conv_layout": parts.conv_layout, "pool_layout": pool_layout}
+
+
+def _run_others(layer: Any, parts: Parts, metadata: Any, count: int, x: Tensor, a: Tensor, b: Tensor, y: Tensor) -> None:
+    """Runs `count` sequences without drafts: decodes, then prefills."""
+    named, columns = _given(layer, parts), layer.conv_kernel_size - 1
     # Further columns are for draft tokens; the first ones hold the state.
-    conv_state = conv_state[:, :columns] if conv_layout == "token_major" else conv_state[:, :, :columns]
-    count = metadata.num_decodes + metadata.num_prefills
+    state = named["conv_state"]
+    named["conv_state"] = state[:, :columns] if parts.conv_layout == "token_major" else state[:, :, :columns]
     has = metadata.has_initial_state
-    gate = "sigmoid" if layer.norm.activation == "sigmoid" else "silu"
-    ops.layer(x, a, b, conv_state, pool, conv_weight(layer), layer.A_log.detach(), key_heads, value_heads,
-              layer.head_k_dim, layer.head_v_dim, conv_bias=_detached(layer.conv1d.bias), dt_bias=layer.dt_bias.detach(),
-              norm_weight=layer.norm.weight.detach(), cu_seqlens=metadata.non_spec_query_start_loc[:count + 1],
+    ops.layer(x, a, b, cu_seqlens=metadata.non_spec_query_start_loc[:count + 1],
               decodes=metadata.num_decodes, slots=slots_of(metadata, count),
-              has_initial_state=None if has is None else has[:count], eps=layer.norm.eps, gate=gate, x_layout=x_layout,
-              conv_layout=conv_layout, pool_layout=pool_layout, out=y)
+              has_initial_state=None if has is None else has[:count], out=y, **named)
 
 
-def _detached(x: Optional[Tensor]) -> Optional[Tensor]:
-    return None if x is None else x.detach()
+def _run_drafts(layer: Any, parts: Parts, metadata: Any, count: int, x: Tensor, a: Tensor, b: Tensor, y: Tensor) -> None:
+    """Runs `count` sequences with drafts to verify. Each starts from the state after the draft that the step before
+    accepted last, and stores the states after all of its own."""
+    drafts.layer_drafts(x, a, b, draft_slots=draft_slots_of(metadata, count),
+                        accepted=metadata.num_accepted_tokens[:count],
+                        cu_seqlens=metadata.spec_query_start_loc[:count + 1], null_slot=NULL_BLOCK, out=y,
+                        **_given(layer, parts))
 
 
 def layer_class(base: type, theirs: Any) -> type:
@@ -213,14 +302,14 @@ def layer_class(base: type, theirs: Any) -> type:
             metadata = all_metadata.get(self.prefix) if isinstance(all_metadata, dict) else None
             if metadata is None or not metadata.num_actual_tokens:
                 return None
-            if metadata.spec_sequence_masks is not None or getattr(metadata, "checkpoint", None) is not None:
-                return self._verify_by_vllm(qkvz, ba, core_attn_out)
+            if getattr(metadata, "checkpoint", None) is not None:
+                return self._run_by_vllm(qkvz, ba, core_attn_out)
             self.steps["deltawave"] += 1
             layout = "channel_major" if theirs.is_conv_state_dim_first() else "token_major"
             layer_step(self, metadata, qkvz, ba, core_attn_out, layout)
 
-        def _verify_by_vllm(self, qkvz: Tensor, ba: Tensor, core_attn_out: Tensor) -> None:
-            """A batch with draft tokens, or with checkpoints inside its prompts, by vLLM's kernels."""
+        def _run_by_vllm(self, qkvz: Tensor, ba: Tensor, core_attn_out: Tensor) -> None:
+            """A batch with checkpoints inside its prompts, by vLLM's kernels."""
             self.steps["vllm"] += 1
             mixed, z, b, a = self.prepare_gdn_attention_core_inputs(qkvz, ba, qkvz.shape[0])
             if core_attn_out.is_cuda:
@@ -231,3 +320,39 @@ def layer_class(base: type, theirs: Any) -> type:
             core_attn_out.copy_(self.norm(core_attn_out, z))
 
     return DeltawaveGatedDeltaNetAttention
+
+
+def olmo_class(base: type, theirs: Any) -> type:
+    """A subclass of vLLM's `OlmoHybridGatedDeltaNetAttention`, whose module is `theirs`."""
+
+    class DeltawaveOlmoGatedDeltaNetAttention(base):  # type: ignore[misc]
+        """Projections and caches are vLLM's, whose custom op, which holds the whole layer, calls `_full_forward`."""
+
+        steps: Dict[str, int] = {"deltawave": 0, "vllm": 0}  # batches by who ran them, for tests
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            why = unsupported_olmo(self)
+            self._runs_here = why is None
+            if why:
+                _log.warning("deltawave: %s runs vLLM's own code: it has %s", self.prefix, why)
+
+        def _full_forward(self, hidden_states: Tensor, output: Tensor) -> None:
+            all_metadata = theirs.get_forward_context().attn_metadata
+            metadata = all_metadata.get(self.prefix) if isinstance(all_metadata, dict) else None
+            exported = metadata is not None and getattr(metadata, "checkpoint", None) is not None
+            if not self._runs_here or exported:
+                self.steps["vllm"] += metadata is not None
+                return super()._full_forward(hidden_states, output)
+            x, _ = self.in_proj_qkvg(hidden_states)
+            b, _ = self.b_proj(hidden_states)
+            a, _ = self.a_proj(hidden_states)
+            # Zeros: rows of a batch that is only profiled are not written.
+            y = torch.zeros((x.shape[0], self.num_v_heads // self.tp_size, self.head_v_dim), dtype=x.dtype, device=x.device)
+            if metadata is not None and metadata.num_actual_tokens:
+                self.steps["deltawave"] += 1
+                layout = "channel_major" if theirs.is_conv_state_dim_first() else "token_major"
+                run_step(self, Parts(self.o_norm, "flat", layout, self.allow_neg_eigval), metadata, x, a, b, y)
+            output[:x.shape[0]], _ = self.o_proj(y.flatten(-2))
+
+    return DeltawaveOlmoGatedDeltaNetAttention

@@ -97,6 +97,16 @@ def main():
     errors["verify"] = close(o[0], wanted, 8e-3)
     close(buffer[:2, 2], states, 1e-5)
     assert torch.equal(pool, before)
+    # Rows of requests, as with stable rows, and sequences of different lengths.
+    buffer = torch.zeros(8, 4, HV, V, K)
+    ragged = made.target_verify(q=q[:, :5], k=k[:, :5], v=v[:, :5], a=a[:5], b=b[:5],
+                                **{**given, "query_start_loc": torch.tensor([0, 3, 5], dtype=torch.int32)},
+                                intermediate_states_buffer=buffer, cache_steps=3, retrieve_parent_token=None,
+                                intermediate_state_indices=torch.tensor([6, 1], dtype=torch.int32), stable_rows=True)
+    assert torch.equal(ragged[0], o[0, :5])
+    _, states = exact(q[0, :5], k[0, :5], v[0, :5], raw[0][:5], raw[1][:5], before[[2, 4]], [0, 3, 5])
+    errors["rows of requests"] = close(torch.stack([buffer[6, 2], buffer[1, 1]]), states, 1e-5)
+    assert not buffer[:, 3].any() and not buffer[[0, 2, 3, 4, 5, 7]].any() and torch.equal(pool, before)
     release = importlib.metadata.version("sglang")
     print(f"sglang {release}: relative errors " + ", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
 

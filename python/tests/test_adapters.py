@@ -19,7 +19,7 @@ from .test_ops import torch as real
 
 H, HV, K, V, WIDTH = 2, 4, 16, 32, 4
 CHANNELS = 2 * H * K + HV * V
-NAMES = ("ops", "fla", "causal_conv1d", "transformers", "vllm", "sglang")
+NAMES = ("ops", "drafts", "fla", "causal_conv1d", "transformers", "vllm", "sglang")
 
 
 def modules(**contents):
@@ -258,7 +258,8 @@ class OnStandIn(unittest.TestCase):
         metadata = types.SimpleNamespace(num_decodes=decodes, num_prefills=2, num_actual_tokens=tokens,
                                          non_spec_query_start_loc=i32,
                                          non_spec_state_indices_tensor=self.inside(slots, "int32")[0],
-                                         has_initial_state=self.inside([1, 1, 0, 1], "uint8")[0])
+                                         has_initial_state=self.inside([1, 1, 0, 1], "uint8")[0],
+                                         spec_sequence_masks=None, num_spec_decodes=0, checkpoint=None)
         if interleaved:
             of_head = rows.reshape(tokens, H, -1)
             cut = np.cumsum([K, K, share * V])
@@ -311,13 +312,13 @@ class OnStandIn(unittest.TestCase):
         def layer(**changed):
             given = {"model_config": types.SimpleNamespace(dtype=torch.bfloat16), "head_k_dim": K, "head_v_dim": V,
                      "activation": "silu", "norm": types.SimpleNamespace(activation="silu"), "in_proj_qkvz": object(),
-                     "conv_kernel_size": 4, "get_state_dtype": lambda: (torch.bfloat16, torch.float32), **changed}
+                     "conv_kernel_size": 4, "num_spec": 15, "get_state_dtype": lambda: (torch.bfloat16, torch.float32), **changed}
             return types.SimpleNamespace(**given)
 
         self.assertIsNone(why(layer()))
         for changed in ({"model_config": types.SimpleNamespace(dtype=torch.float32)}, {"head_k_dim": 24},
                         {"head_v_dim": 512}, {"activation": "gelu"}, {"in_proj_qkv": object()}, {"conv_kernel_size": 5},
-                        {"norm": types.SimpleNamespace(activation="gelu")},
+                        {"norm": types.SimpleNamespace(activation="gelu")}, {"num_spec": 16},
                         {"get_state_dtype": lambda: (torch.bfloat16, torch.float16)}):
             self.assertIsInstance(why(layer(**changed)), str, changed)
 
@@ -358,12 +359,22 @@ class OnStandIn(unittest.TestCase):
 
         context = types.SimpleNamespace(attn_metadata=metadata)
         platform = types.SimpleNamespace(is_cpu=lambda: on_cpu)
+        class OlmoHybridGatedDeltaNetAttention:
+            def __init__(self, **attributes):
+                vars(self).update(attributes)
+
+            def _full_forward(self, hidden_states, output):
+                log.append("olmo")
+
         theirs = {"ChunkGatedDeltaRule": ChunkGatedDeltaRule, "QwenGatedDeltaNetAttention": QwenGatedDeltaNetAttention,
                   "get_forward_context": lambda: context, "is_conv_state_dim_first": lambda: False,
                   "_encode_layer_name": lambda name: name}
+        olmo = {name: theirs[name] for name in ("get_forward_context", "is_conv_state_dim_first")}
+        olmo["OlmoHybridGatedDeltaNetAttention"] = OlmoHybridGatedDeltaNetAttention
         patched = modules(vllm__platforms={"current_platform": platform},
                           vllm__model_executor__custom_op={"CustomOp": Registry, "PluggableLayer": Registry},
-                          vllm__model_executor__layers__mamba__gdn__qwen_gdn_linear_attn=theirs)
+                          vllm__model_executor__layers__mamba__gdn__qwen_gdn_linear_attn=theirs,
+                          vllm__model_executor__layers__mamba__gdn__olmo_gdn_linear_attn=olmo)
         return patched, registered, context, log
 
     def plugin(self, word, on_cpu=False):
@@ -378,7 +389,7 @@ class OnStandIn(unittest.TestCase):
         return registered, *rest
 
     def test_what_the_plugin_of_vllm_registers(self):
-        layer, prefill = ["QwenGatedDeltaNetAttention"], ["ChunkGatedDeltaRule"]
+        layer, prefill = ["QwenGatedDeltaNetAttention", "OlmoHybridGatedDeltaNetAttention"], ["ChunkGatedDeltaRule"]
         for word, on_cpu, wanted in ((None, False, layer), (None, True, []), ("layer", True, layer), ("0", False, []),
                                      ("prefill", False, prefill)):
             with self.subTest(word=word, on_cpu=on_cpu):
@@ -396,9 +407,8 @@ class OnStandIn(unittest.TestCase):
         made = registered["QwenGatedDeltaNetAttention"](
             **{**vars(layer), "prefix": "layer.0", "activation": "silu", "in_proj_qkvz": lambda h: (x, None),
                "in_proj_ba": lambda h: (ba, None), "out_proj": lambda h: (h, None),
-               "model_config": types.SimpleNamespace(dtype=self.torch.bfloat16),
+               "model_config": types.SimpleNamespace(dtype=self.torch.bfloat16), "num_spec": 2,
                "get_state_dtype": lambda: (self.torch.bfloat16, self.torch.float32)})
-        metadata.spec_sequence_masks = metadata.checkpoint = None
         context.attn_metadata = {"layer.0": metadata}
 
         def core(qkvz, ba, z_out, core_attn_out, name, use_aiter):
@@ -413,8 +423,8 @@ class OnStandIn(unittest.TestCase):
             # Only profiled: nothing runs.
             context.attn_metadata = None
             self.assertTrue((self.array(made.forward_deltawave(x)) == 0).all())
-            # A batch with drafts: vLLM's kernels, then its norm.
-            metadata.spec_sequence_masks = object()
+            # A batch with checkpoints inside its prompts: vLLM's kernels, then its norm.
+            metadata.checkpoint = object()
             context.attn_metadata = {"layer.0": metadata}
             made.norm = lambda core, z: core
             made.forward_deltawave(x)
@@ -524,10 +534,14 @@ class OnStandIn(unittest.TestCase):
         x, exact, pool, start, raw, (g, beta) = self.sglang_step(batch * steps)
         slots, _ = self.inside([2, 4, 0], "int32")
         lengths, _ = self.inside([0, 3, 6], "int32")
+        indices, _ = self.inside([0, 1, 2], "int32")
         for rows, room in ((4, steps), (4, steps + 1), (1, steps)):
             buffer, _ = self.inside(np.zeros((rows, room, HV, V, K)))
             given = {"ssm_states": pool, "cache_indices": slots, "query_start_loc": lengths,
-                     "intermediate_states_buffer": buffer, "intermediate_state_indices": slots, "cache_steps": steps}
+                     "intermediate_states_buffer": buffer, "intermediate_state_indices": indices, "cache_steps": steps}
+            kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, retrieve_parent_token=None)
+            kept = next(iter(kernel.verified.values()))
+            kernel.verified = {key: (*kept[:2], self.made.ops.on_device(kept[2])) for key, kept in kernel.verified.items()}
             with self.allocations() as counts:
                 o = kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, retrieve_parent_token=None)
             flat = (exact["q"], exact["k"], exact["v"], g, beta)
@@ -541,12 +555,45 @@ class OnStandIn(unittest.TestCase):
                 self.assertLess(reference.error(found[:count, t], after[:count]), 1e-5)
             self.assertTrue((found[batch:] == 0).all())
             self.assertTrue((self.array(pool).swapaxes(2, 3) == start).all())
-            if (rows, room) == (4, steps):
-                # o alone, which the op then copies into the simulator's memory and back.
-                self.assertEqual(counts, {"empty": 1, "Memory": 1, "copy_": 2})
-        for wrong in ({"retrieve_parent_token": slots}, {"stable_rows": True}):
-            with self.assertRaises(dw.Unsupported):
-                kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, **wrong)
+            self.assertEqual(counts, {"Memory": 1}, "o alone")
+        with self.assertRaises(dw.Unsupported):
+            kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, **given, retrieve_parent_token=slots)
+
+    def test_target_verify_of_sglang_with_rows_and_lengths(self):
+        """Rows of the buffer that belong to requests, as with stable rows, and sequences of different lengths."""
+        kernel = self.sglang_kernel()
+        x, exact, pool, start, raw, (g, beta) = self.sglang_step(6)
+        slots, _ = self.inside([2, 4, 1], "int32")
+        indices, _ = self.inside([3, 0, 9], "int32")
+        lengths, _ = self.inside([0, 3, 5, 6], "int32")
+        buffer, _ = self.inside(np.zeros((4, 3, HV, V, K)))
+        for _ in range(2):
+            o = kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, ssm_states=pool, cache_indices=slots,
+                                     query_start_loc=lengths, intermediate_states_buffer=buffer,
+                                     intermediate_state_indices=indices, cache_steps=3, retrieve_parent_token=None,
+                                     stable_rows=True)
+        flat = (exact["q"], exact["k"], exact["v"], g, beta)
+        wanted, _ = reference.prefill(*flat, [0, 3, 5, 6], start[[2, 4, 1]], K ** -0.5)
+        self.close(o, wanted[None])
+        found = self.array(buffer).swapaxes(3, 4)
+        for n, (row, begin, end) in enumerate(((3, 0, 3), (0, 3, 5))):
+            for t in range(end - begin):
+                _, after = reference.prefill(*(part[begin:begin + t + 1] for part in flat), [0, t + 1],
+                                             start[[(2, 4)[n]]], K ** -0.5)
+                self.assertLess(reference.error(found[row, t], after[0]), 1e-5)
+        self.assertTrue((found[[1, 2]] == 0).all() and (found[0, 2] == 0).all())
+        self.assertTrue((self.array(pool).swapaxes(2, 3) == start).all())
+        # Indices that change in place have other slots.
+        indices.copy_(self.inside([1, 0, 9], "int32")[0])
+        if self.torch is not torch_stand_in:
+            kernel.target_verify(q=x["q"], k=x["k"], v=x["v"], **raw, ssm_states=pool, cache_indices=slots,
+                                 query_start_loc=lengths, intermediate_states_buffer=buffer,
+                                 intermediate_state_indices=indices, cache_steps=3, retrieve_parent_token=None)
+            self.assertTrue((self.array(buffer)[1] == self.array(buffer)[3]).all())
+        with self.assertRaises(dw.ArgumentError) as caught:
+            self.made.sglang.target_verify(x["q"], x["k"], x["v"], raw["a"], raw["b"], raw["A_log"], raw["dt_bias"], pool,
+                                           slots, buffer, self.made.sglang.verify_slots(indices, 3, 3, 4, 3))
+        self.assertTrue(str(caught.exception).startswith("q: 6 tokens"))
 
     def test_the_plugin_of_sglang(self):
         registered, choices = [], ["triton"]

@@ -8,7 +8,14 @@ from .test_ops import HK, HV, K, TOKENS, V, exact, inputs, torch
 from .test_ops_layer import CHANNELS, DECODES, OFFSETS, step
 
 if torch is not None:
-    from deltawave import DeviceError, DriverError, LibraryError, ops
+    from deltawave import DeviceError, DriverError, LibraryError, ops, training
+
+    from . import differentiable
+    from . import test_ops_layer_autograd as layers
+
+    # Inputs of a layer in the order of their gradients.
+    ORDER = ("x", "z", "a", "b", "conv_weight", "conv_bias", "a_log", "dt_bias", "norm_weight", "initial_conv_state",
+             "initial_state")
 
 
 def missing():
@@ -199,7 +206,49 @@ class Layer(Call):
         self.close(pool[slots], wanted[2])
 
 
-ALL = (Prefill, PrefillPool, Decode, Verify, Commit, Conv, Gate, Norm, Layer)
+class LayerGradients(Call):
+    """The backward of a layer, by the ops that autograd calls, with the numbers of the test of autograd."""
+
+    bar = 2e-2
+
+    def inputs(self):
+        self.of = layers.Gradients()
+        self.of.setUp()
+        self.x, self.upstream = self.of.inputs(), self.of.upstream()
+        return {**self.x, **{f"d_{i}": d for i, d in enumerate(self.upstream)}, "cu_seqlens": self.of.offsets.int()}
+
+    def run(self, t):
+        given = [*(t[n] for n in layers.NAMES[:5]), layers.HK, layers.HV, layers.K, layers.V,
+                 *(t[n] for n in layers.NAMES[5:]), t["cu_seqlens"], *layers.OPTIONS.values()]
+        _, o, _, _ = ops.layer_forward(*given)
+        return ops.layer_backward(t["d_0"], t["d_1"], t["d_2"], o, *given, [True] * 11)
+
+    def check(self, *found):
+        wanted = self.of.gradients({n: t.double() for n, t in self.x.items()}, self.upstream, layers.exact)
+        for name, d in zip(ORDER, found):
+            self.close(d, wanted[name].numpy())
+
+
+class GateGradients(Call):
+    bar = 4e-3
+
+    def inputs(self):
+        made = torch.Generator().manual_seed(9)
+        return {name: torch.randn(*shape, generator=made) for name, shape in (
+            ("a", (TOKENS, HV)), ("b", (TOKENS, HV)), ("a_log", (HV,)), ("dt_bias", (HV,)), ("d_g", (TOKENS, HV)),
+            ("d_beta", (TOKENS, HV)))}
+
+    def run(self, t):
+        return ops.gate_backward(t["d_g"], t["d_beta"], t["a"], t["b"], t["a_log"], t["dt_bias"], False, [True] * 4)
+
+    def check(self, *found):
+        x = {name: t.double().requires_grad_() for name, t in self.given.items()}
+        inputs = [x[n] for n in ("a", "b", "a_log", "dt_bias")]
+        for d, wanted in zip(found, torch.autograd.grad(differentiable.gates(*inputs), inputs, [x["d_g"], x["d_beta"]])):
+            self.close(d, wanted.numpy())
+
+
+ALL = (Prefill, PrefillPool, Decode, Verify, Commit, Conv, Gate, Norm, Layer, LayerGradients, GateGradients)
 
 
 class Cuda(unittest.TestCase):
@@ -282,3 +331,28 @@ class Cuda(unittest.TestCase):
             y, conv_state, pool = (t.cpu() for t in outputs)
             self.assertTrue((y[offsets[-1]:] == 0).all(), "rows past the last sequence")
             call.check(y, conv_state, pool)
+
+    def test_training_steps(self):
+        """Autograd calls the backward on a thread of its own, on the stream of the forward."""
+        runs = []
+        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+            torch.manual_seed(5)
+            layer = training.GatedDeltaNet(32, key_heads=1, value_heads=2, key_dim=32, value_dim=32).cuda()
+            given, wanted = (torch.randn(2, 70, 32).cuda() for _ in range(2))
+            optimiser, losses = torch.optim.AdamW(layer.parameters(), lr=1e-2), []
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                for _ in range(8):
+                    loss = (layer(given) - wanted).square().mean()
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+                    losses.append(loss.detach())
+            stream.synchronize()
+            runs.append(([x.item() for x in losses], [p.detach().clone() for p in layer.parameters()]))
+        (losses, one), (again, other) = runs
+        self.assertLess(losses[-1], losses[0])
+        for a, b in zip(losses, again):
+            self.assertAlmostEqual(a, b, delta=1e-3 * a)
+        for a, b in zip(one, other):
+            self.assertLess(float((a - b).norm()), 1e-2 * float(a.norm()) + 1e-6)

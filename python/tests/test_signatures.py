@@ -48,6 +48,16 @@ class Signatures(unittest.TestCase):
         self.assertEqual(names, ["qkvz", "ba", "z_out", "core_attn_out"])
         names = [n for n, *_ in theirs("vllm", "linear_attn.py", "qwen_gdn_attention_core")]
         self.assertEqual(names[3:], ["core_attn_out", "layer_name", "use_aiter"])
+        names = [n for n, *_ in theirs("vllm", "olmo_gdn_linear_attn.py", "OlmoHybridGatedDeltaNetAttention._full_forward")]
+        self.assertEqual(names, ["hidden_states", "output"])
+
+    def test_fields_of_vllm_that_are_read(self):
+        import ast
+
+        known = [n for n, *_ in theirs("vllm", "gdn_attn.py", "GDNAttentionMetadata")]
+        read = {x.attr for x in ast.walk(ast.parse((HERE / "vllm.py").read_text()))
+                if isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name) and x.value.id == "metadata"}
+        self.assertEqual(read | {"checkpoint"}, set(known))
 
     def takes(self, given, wanted, kind):
         """Whether parameters `given` take every call that `wanted` takes by `kind`."""
@@ -119,7 +129,7 @@ class Signatures(unittest.TestCase):
                 self.assertNotIn(package, required, "not installed")
                 continue
             release = wanted["release"].split()
-            if package not in required and self.version(release[0]) not in (release[1], None):
+            if package not in required and self.version(release[0]) not in (*release[1:], None):
                 continue
             folder = Path(list(found.submodule_search_locations)[0]).parent
             with self.subTest(package=package, release=wanted["release"]):

@@ -63,8 +63,9 @@ class Tensor:
     def data_ptr(self):
         return self.values.ctypes.data
 
-    def stride(self):
-        return tuple(step // self.dtype.itemsize for step in self.values.strides)
+    def stride(self, at=None):
+        strides = tuple(step // self.dtype.itemsize for step in self.values.strides)
+        return strides if at is None else strides[at]
 
     def tolist(self):
         return self.values.tolist()
@@ -130,6 +131,19 @@ class Tensor:
         return self._compared(other, np.greater)
 
     __gt__, __eq__, __ne__ = gt, eq, ne
+
+    def __ge__(self, other):
+        return self._compared(other, np.greater_equal)
+
+    def __lt__(self, other):
+        return self._compared(other, np.less)
+
+    def __and__(self, other):
+        return self._of(self.values & other.values)
+
+    def __mul__(self, other):
+        return self._of(self.values * other)
+
     __hash__ = object.__hash__
 
     def __add__(self, other):
@@ -174,7 +188,17 @@ class Tensor:
     def _of(self, values):
         return Tensor(values, self.dtype, self.device)
 
+    def index_copy_(self, at, index, source):
+        assert at == 0
+        self.values[index.values] = source.values
+        return self
+
+    def all(self):
+        return self.values.all()
+
     def view(self, *shape):
+        if isinstance(shape[0], dtype):
+            return Tensor(self.values.view(shape[0].numpy), shape[0], self.device)
         return self._of(self.values.reshape(shape[0] if isinstance(shape[0], tuple) else shape))
 
     reshape = view
@@ -271,6 +295,7 @@ def modules():
     made.is_grad_enabled = lambda: grad_enabled
     made.compiler = types.SimpleNamespace(is_exporting=lambda: False, is_compiling=lambda: False)
     made.nn = types.SimpleNamespace(Module=object)
+    made.autograd = types.SimpleNamespace(Function=object)
     made.library = types.SimpleNamespace(custom_op=custom_op)
     made.version = types.SimpleNamespace(hip=None)
     made.cuda = types.SimpleNamespace(is_available=lambda: False)

@@ -74,8 +74,6 @@ pub(crate) struct FusedCosts {
     pub(crate) prepare_start: f64,
     /// Microseconds of the start of a workgroup of `prefill_scan`, for the same comparison.
     pub(crate) scan_start: f64,
-    /// `PrefillPath::Auto` chooses the fused path below this fraction of the split path's time.
-    pub(crate) faster: f64,
 }
 
 /// Modelled time of a kernel that walks chunks, in microseconds per chunk.
@@ -152,8 +150,7 @@ static CDNA: Target = {
         },
         // Modelled for an MI300X: 7,760 clocks a chunk.
         fused_costs: FusedCosts {
-            // Plans do not know the longest sequence of a batch, and a chunk takes four times as long as in prefill_scan.
-            automatic: false,
+            automatic: true,
             chunk: 4.61,
             summary_chunk: 4.4,
             start: 40,
@@ -165,7 +162,6 @@ static CDNA: Target = {
             prepare: 1.3,
             prepare_start: 8.0,
             scan_start: 5.5,
-            faster: 0.97,
         },
     }
 };
@@ -244,7 +240,6 @@ static SM90: Target = {
             prepare: 1.5,
             prepare_start: 5.0,
             scan_start: 5.0,
-            faster: 0.97,
         },
     }
 };
@@ -299,9 +294,15 @@ impl Target {
             | Role::Gate
             | Role::Norm
             | Role::DecodeNorm
+            | Role::NormBackward
+            | Role::GateBackward
+            | Role::GradientSums
             | Role::PrefillCollect => 256,
+            Role::ConvBackward => 128,
             Role::Decode(_) | Role::PrefillPrepare => 64,
-            Role::PrefillShort(_) | Role::BackwardWalk(_) | Role::BackwardSums => self.wave_threads,
+            Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
+            // Four waves.
+            Role::BackwardWalk(_) => 4 * self.wave_threads,
             Role::BackwardPrepare => 64,
             // Eight waves.
             Role::BackwardGradients(_) => 8 * self.wave_threads,

@@ -180,7 +180,7 @@ impl Commit {
             spec.dtype,
             channels,
             columns,
-            least_slots.max(1),
+            least_slots.max(1)..i32::MAX as usize,
         )?;
         [out.conv_slot, out.conv_channel, out.conv_column] = state.strides;
         out.conv_state = x.state.0.address;

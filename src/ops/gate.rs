@@ -7,7 +7,12 @@
 //!
 //! Prefill and decode compute gates themselves from raw inputs. This operation is for callers that need the values.
 
+mod backward;
+
 use std::ptr;
+
+pub use backward::GateBackward;
+pub(crate) use backward::LaunchArguments as BackwardArguments;
 
 use crate::abi::{self, dwk_gate_args, dwk_token_strides};
 use crate::alias::{self, Span};
@@ -91,7 +96,8 @@ impl Gate<'_> {
     /// Checks the tensors and returns the kernel's arguments, with a workgroup for every 256 elements.
     pub(crate) fn lower(&self, tokens: usize, heads: usize) -> Checked<dwk_gate_args> {
         let batch = Batch::Packed { tokens };
-        let block_heads = self.block_heads(heads)?;
+        let all = [("a", Some(&self.a)), ("b", Some(&self.b))];
+        let block_heads = block_heads_of(heads, all)?;
         let (a_strides, a_block) = in_blocks("a", &self.a, tokens, heads, block_heads)?;
         let (b_strides, b_block) = in_blocks("b", &self.b, tokens, heads, block_heads)?;
         let a_log_stride = check::per_head("a_log", &self.a_log, heads)?;
@@ -150,19 +156,6 @@ impl Gate<'_> {
         Ok(arguments)
     }
 
-    /// Heads per block of a and b; all heads if neither has blocks.
-    fn block_heads(&self, heads: usize) -> Checked<usize> {
-        let of = |t: &TokenScalars<'_>| Some(t.0.shape[3]).filter(|n| *n > 1);
-        match (of(&self.a), of(&self.b)) {
-            (Some(a), Some(b)) if a != b => {
-                let allowed = format!("blocks of {a} heads, as in a");
-                let was = format!("blocks of {b} heads");
-                Err(ArgumentError::new("b", ArgumentKind::Shape, was, allowed))
-            }
-            (a, b) => Ok(a.or(b).unwrap_or(heads)),
-        }
-    }
-
     /// Memory that is written, and memory that is read.
     #[inline]
     pub(crate) fn spans(&self) -> ([Span<'_>; 2], [Span<'_>; 4]) {
@@ -216,6 +209,26 @@ impl Gate<'_> {
         // SAFETY: the tensors were checked against each other, and lie in the memory that they were made from.
         unsafe { context.launch(stream, kernels::gate(), groups, THREADS, &arguments) }
     }
+}
+
+/// Heads per block of tensors of which some have blocks; all heads if none has.
+fn block_heads_of<const N: usize>(
+    heads: usize,
+    tensors: [(&str, Option<&TokenScalars<'_>>); N],
+) -> Checked<usize> {
+    let mut found: Option<(&str, usize)> = None;
+    for (name, t) in tensors {
+        let Some(own) = t.map(|t| t.0.shape[3]).filter(|n| *n > 1) else {
+            continue;
+        };
+        let (first, wanted) = *found.get_or_insert((name, own));
+        check::ensure(own == wanted, || {
+            let allowed = format!("blocks of {wanted} heads, as in {first}");
+            let was = format!("blocks of {own} heads");
+            ArgumentError::new(name, ArgumentKind::Shape, was, allowed)
+        })?;
+    }
+    Ok(found.map_or(heads, |(_, own)| own))
 }
 
 /// Checks scalars with heads in blocks of `block_heads`. Returns strides within a block, and the stride of blocks.

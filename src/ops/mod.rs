@@ -7,3 +7,4 @@ pub mod gate;
 pub mod layer;
 pub mod norm;
 pub mod prefill;
+pub(crate) mod sums;

@@ -7,7 +7,12 @@
 //! in f32, rounded once, to nearest even. The norm comes before the gate, as in Qwen3-Next and in FLA's layers. A row
 //! of zeros, such as outputs of padding or past the last sequence, stays zeros for any z.
 
+mod backward;
+
 use std::ptr;
+
+pub use backward::GatedNormBackward;
+pub(crate) use backward::LaunchArguments as BackwardArguments;
 
 use crate::abi::{self, dwk_norm_args};
 use crate::alias::{self, Span};
@@ -111,18 +116,14 @@ impl GatedNorm<'_> {
             }
             None => (y.0.address, y_strides),
         };
-        let z = self.lower_z(tokens, value_heads, value_dim, dtype)?;
+        let z = lower_z("z", &self.z, tokens, value_heads, value_dim, dtype)?;
         let weight_stride = match &self.weight {
             Some(weight) => check::vector("weight", weight, value_dim)?,
             None => 0,
         };
         check_eps(self.eps)?;
 
-        let [short, long] = ROW_LANES;
-        let row_lanes = match value_dim <= short * LANE_ELEMENTS {
-            true => short,
-            false => long,
-        };
+        let row_lanes = row_lanes(value_dim);
         let groups = |run: usize| {
             let rows = (tokens.div_ceil(run) as u64).saturating_mul(value_heads as u64);
             rows.div_ceil((THREADS / row_lanes) as u64)
@@ -163,45 +164,6 @@ impl GatedNorm<'_> {
             kernel: kernels::norm(dtype),
             arguments,
             groups: groups(run) as u32,
-        })
-    }
-
-    fn lower_z(
-        &self,
-        tokens: usize,
-        value_heads: usize,
-        value_dim: usize,
-        dtype: Dtype,
-    ) -> Checked<Blocks> {
-        let z = &self.z;
-        check::dtype("z", z.dtype, &[dtype])?;
-        let [rows, blocks, size] = z.shape;
-        let whole = size > 0 && size.is_multiple_of(value_dim);
-        let all = blocks.checked_mul(size) == value_heads.checked_mul(value_dim);
-        check::ensure(rows == tokens && whole && all, || {
-            let was = format!("shape {:?}", z.shape);
-            let allowed = format!(
-                "it must be [{tokens}, blocks, heads of a block * {value_dim}], of {value_heads} heads"
-            );
-            ArgumentError::new("z", ArgumentKind::Shape, was, allowed)
-        })?;
-        check::ensure(z.strides[2] == 1, || {
-            let was = format!("an innermost stride of {}", z.strides[2]);
-            let allowed = "the innermost stride must be 1";
-            ArgumentError::new("z", ArgumentKind::Stride, was, allowed)
-        })?;
-        check::ensure(z.strides[0] <= check::MAX_TOKEN_STRIDE, || {
-            let was = format!("a token stride of {}", z.strides[0]);
-            let most = check::MAX_TOKEN_STRIDE;
-            let allowed = format!("at most {most} elements from token to token");
-            ArgumentError::new("z", ArgumentKind::Stride, was, allowed)
-        })?;
-        check::pointer("z", z.address, dtype.size(), tokens == 0)?;
-        let [token, block, _] = check::element_strides("z", z.strides)?;
-        Ok(Blocks {
-            token,
-            block,
-            heads: size / value_dim,
         })
     }
 
@@ -263,9 +225,69 @@ impl LaunchArguments {
     }
 }
 
+/// Lanes of a row of `value_dim` numbers.
+fn row_lanes(value_dim: usize) -> usize {
+    let [short, long] = ROW_LANES;
+    match value_dim <= short * LANE_ELEMENTS {
+        true => short,
+        false => long,
+    }
+}
+
+/// Checks z, or its gradient.
+fn lower_z(
+    argument: &str,
+    z: &Tensor<'_, 3>,
+    tokens: usize,
+    value_heads: usize,
+    value_dim: usize,
+    dtype: Dtype,
+) -> Checked<Blocks> {
+    check::dtype(argument, z.dtype, &[dtype])?;
+    let [rows, blocks, size] = z.shape;
+    let whole = size > 0 && size.is_multiple_of(value_dim);
+    let all = blocks.checked_mul(size) == value_heads.checked_mul(value_dim);
+    check::ensure(rows == tokens && whole && all, || {
+        let was = format!("shape {:?}", z.shape);
+        let allowed = format!(
+            "it must be [{tokens}, blocks, heads of a block * {value_dim}], of {value_heads} heads"
+        );
+        ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
+    })?;
+    check::ensure(z.strides[2] == 1, || {
+        let was = format!("an innermost stride of {}", z.strides[2]);
+        let allowed = "the innermost stride must be 1";
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
+    check::ensure(z.strides[0] <= check::MAX_TOKEN_STRIDE, || {
+        let was = format!("a token stride of {}", z.strides[0]);
+        let most = check::MAX_TOKEN_STRIDE;
+        let allowed = format!("at most {most} elements from token to token");
+        ArgumentError::new(argument, ArgumentKind::Stride, was, allowed)
+    })?;
+    check::pointer(argument, z.address, dtype.size(), tokens == 0)?;
+    let [token, block, _] = check::element_strides(argument, z.strides)?;
+    Ok(Blocks {
+        token,
+        block,
+        heads: size / value_dim,
+    })
+}
+
 /// Layout of the heads of z: strides, and heads per block.
 struct Blocks {
     token: i64,
     block: i64,
     heads: usize,
+}
+
+impl Blocks {
+    /// One block of all heads, of a tensor that is absent.
+    fn whole(heads: usize) -> Self {
+        Blocks {
+            token: 0,
+            block: 0,
+            heads,
+        }
+    }
 }

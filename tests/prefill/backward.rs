@@ -326,6 +326,31 @@ fn backward_at_the_edges() {
     }
 }
 
+/// Where gates forget, the first chunk alone makes the gradient of an initial state. The walk multiplies the rounding errors
+/// of its operands too: without them the error is 1.7e-3, as in chains of kernels that round.
+#[test]
+fn backward_keeps_rounding_errors_for_initial_states() {
+    for (key_dim, value_dim, layout) in [
+        (64, 32, StateLayout::KeyMajor),
+        (128, 128, StateLayout::KeyMajor),
+        (256, 48, StateLayout::ValueMajor),
+    ] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, key_dim, value_dim), &[200, 64, 30]);
+        case.initial = Some(StateKind {
+            layout,
+            ..F32_STATE
+        });
+        let (data, given) = (case.data(), Given::new(&case));
+        let found = run_backward(&context(), &case, &data, &given, ALL);
+        let judged = judge_backward(&case, &data, &given, &found);
+        let (_, error, chain) = judged.iter().find(|j| j.0 == "ds0").expect("a gradient");
+        assert!(
+            *error < 3e-4,
+            "ds0: {error:.2e}; FLA's chain has {chain:.2e}"
+        );
+    }
+}
+
 /// Strongly correlated keys and short memories, as models have them.
 #[test]
 fn backward_of_correlated_keys() {

@@ -287,6 +287,83 @@ fn wrong_lengths_are_cut_too() {
     }
 }
 
+/// `auto` takes a path by the lengths of a batch, on the host or on the device, and bits are those of that path.
+#[test]
+fn lengths_choose_the_path() {
+    let equal = [128; 12];
+    let mut one_long = [40; 12];
+    one_long[7] = 64 * 31;
+    let padded = [200, 130, 0, 0, 190, 260, 150, 0, 170, 200, 128, 108];
+    for (i, (lengths, path)) in [
+        (equal, PrefillPath::Fused),
+        (one_long, PrefillPath::Split),
+        (padded, PrefillPath::Fused),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 16, 128), &lengths);
+        case.spec.compute_units = Some(8);
+        (case.initial, case.gates, case.padding) = (Some(F32), Gates::Mixed, 70 * i);
+        let data = case.data();
+        let chosen = plan(&case);
+        assert_eq!(chosen.path(), path, "{i}");
+        assert_eq!(chosen.segments(), lengths.len(), "{i}: no sequence is cut");
+        let host = run(&context(), &case, &data);
+        for wide in [false, true] {
+            case.entry = Entry::Device { wide };
+            let device = run(&context(), &case, &data);
+            assert_same_bits(&host, &device, &format!("{i}: host and device"));
+        }
+        let device = Prefill::device(&context(), case.spec, case.tokens(), lengths.len()).unwrap();
+        assert_eq!(device.path(), PrefillPath::Auto, "{i}");
+        assert_eq!(device.kernels().len(), 4, "{i}: {:?}", device.kernels());
+        case.entry = Entry::Packed;
+        (case.spec.path, case.spec.segments) = (path, Some(1));
+        let forced = run(&context(), &case, &data);
+        assert_same_bits(&host, &forced, &format!("{i}: the path by itself"));
+    }
+    // A number of segments, and a device that one sequence cannot fill.
+    for (lengths, segments, units) in [(&equal[..], Some(1), 8), (&[640], None, 8)] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 16, 128), lengths);
+        (case.spec.segments, case.spec.compute_units) = (segments, Some(units));
+        assert_eq!(plan(&case).path(), PrefillPath::Split);
+        let device = Prefill::device(&context(), case.spec, case.tokens(), lengths.len());
+        assert_eq!(device.unwrap().path(), PrefillPath::Split);
+    }
+}
+
+/// One plan, as a captured graph launches it, for lengths of either path and wrong ones.
+#[test]
+fn a_plan_serves_lengths_of_both_paths() {
+    let equal = [200; 12];
+    let mut one_long = [40; 12];
+    one_long[7] = 200 * 12 - 40 * 11;
+    let mut case = Case::new(spec(Dtype::F16, 1, 2, 16, 128), &equal);
+    (case.spec.compute_units, case.gates) = (Some(8), Gates::Mixed);
+    let device_of = |lengths: &[usize; 12], case: &Case| {
+        let mut data = case.data();
+        data.cu_seqlens = (0..=12)
+            .map(|n| lengths[..n].iter().sum::<usize>() as i32)
+            .collect();
+        data
+    };
+    for lengths in [equal, one_long] {
+        let mut host = Case::new(case.spec, &lengths);
+        host.gates = case.gates;
+        let path = [PrefillPath::Fused, PrefillPath::Split][usize::from(lengths != equal)];
+        assert_eq!(plan(&host).path(), path);
+        case.entry = Entry::Device { wide: false };
+        let data = device_of(&lengths, &case);
+        let expected = run(&context(), &host, &data);
+        assert_same_bits(&expected, &run(&context(), &case, &data), "the lengths");
+        // The last entry is past the tokens, so it is replaced.
+        let mut wrong = device_of(&lengths, &case);
+        wrong.cu_seqlens[12] = i32::MAX;
+        assert_same_bits(&expected, &run(&context(), &case, &wrong), "wrong lengths");
+    }
+}
+
 /// Kernels of a plan, and parts that make the whole.
 #[test]
 fn kernels_and_parts() {

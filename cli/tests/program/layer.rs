@@ -9,7 +9,7 @@ fn layers_are_checked_and_counted() {
     }
     let small = ["--heads", "2,4", "--dims", "32,48"];
     for (arguments, kernels) in [
-        (&["--seqlens", "70,0,3", "--output-gate", "sigmoid"][..], 4),
+        (&["--seqlens", "70,0,3", "--output-gate", "sigmoid"][..], 3),
         (&["--decodes", "3", "--initial-state"], 3),
         (
             &[
@@ -25,7 +25,7 @@ fn layers_are_checked_and_counted() {
                 "--width",
                 "3",
             ],
-            5,
+            4,
         ),
         (
             &[
@@ -41,7 +41,7 @@ fn layers_are_checked_and_counted() {
                 "--repeat",
                 "2",
             ],
-            5,
+            4,
         ),
     ] {
         let output = deltawave(&[&["layer", "--check", "--json"], &small[..], arguments].concat());

@@ -254,7 +254,7 @@ fn tables_show_kernels_errors_and_where_the_time_was_spent() {
         "final_state",
         "[64, 1, 128]",
         "simulator",
-        "dw_prefill_scan_bf16_k128",
+        "dw_prefill_fused_bf16_k128",
         "unfused form",
         "not a GPU time",
     ] {

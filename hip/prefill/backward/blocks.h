@@ -14,6 +14,8 @@ using namespace tile;
 
 namespace backward {
 
+// Whether a lane's words of an operand are adjacent in memory.
+constexpr bool adjacent = arch::operand_words == 2;
 constexpr int block_bytes = 16 * 16 * 2;
 static_assert(block_bytes == arch::lanes * (int)sizeof(Operand), "a lane has its share of a block");
 
@@ -35,12 +37,224 @@ template <class T> DEVICE Operand identity() {
     return out;
 }
 
+// Rounds numbers that are exact in the type.
+template <class T> DEVICE Operand exactly(Tile x) {
+    if constexpr (adjacent) {
+        return Operand{T::join(x[0], x[1]), T::join(x[2], x[3])};
+    } else {
+        return rounded<T>(x);
+    }
+}
+
 // The tile whose rows are the operand's rows, and whose columns are its contracted elements. Exact. `widened` gives the
 // transposed tile.
 template <class T> DEVICE Tile tile_of(Operand x, Operand identity) { return arch::held(T::mma(x, identity, Tile{})); }
 
 // The transposed operand: contracts over what were rows. Exact.
-template <class T> DEVICE Operand flipped(Operand x, Operand identity) { return rounded<T>(tile_of<T>(x, identity)); }
+template <class T> DEVICE Operand flipped(Operand x, Operand identity) { return exactly<T>(tile_of<T>(x, identity)); }
+
+// Two operands side by side: 16 rows, 32 contracted elements. Where a lane's words of an operand are adjacent in
+// memory, a lane has eight adjacent elements of its row, four in each operand: memory moves in 16 bytes.
+struct Pair {
+    Operand part[2];
+};
+constexpr int pair_bytes = 2 * block_bytes;
+constexpr int slab = 32; // contracted elements of a pair, value columns of a workgroup
+
+// Which of the 32 elements is contracted element `element` (0 to 15) of an operand of a pair.
+DEVICE constexpr int pair_element(int part, int element) {
+    return adjacent ? element / 4 * 8 + 4 * part + element % 4 : 16 * part + element;
+}
+
+DEVICE Pair pair_of_words(i32x4 x) {
+    Pair out;
+    for (int w = 0; w < 2; ++w) {
+        out.part[0][w] = x[w];
+        out.part[1][w] = x[2 + w];
+    }
+    return out;
+}
+DEVICE i32x4 words_of_pair(const Pair &x) { return i32x4{x.part[0][0], x.part[0][1], x.part[1][0], x.part[1][1]}; }
+
+// The pair at `pairs`, equal in all lanes, and an offset that contains the lane's place.
+DEVICE u32 place_in_pair() { return arch::lane() * 16; }
+DEVICE Pair load_pair_at(const char *pairs, u32 offset) {
+    const char *const from = pairs + offset;
+    if constexpr (adjacent) {
+        return pair_of_words(*(const i32x4 *)from);
+    } else {
+        return Pair{{*(const Operand *)from, *(const Operand *)(from + block_bytes)}};
+    }
+}
+
+// A pair in memory: a lane's words, of both operands together where they are adjacent.
+DEVICE Pair load_pair(const char *pairs, int index) {
+    const char *const from = pairs + (int64_t)index * pair_bytes;
+    if constexpr (adjacent) {
+        return pair_of_words(((const i32x4 *)from)[arch::lane()]);
+    } else {
+        return Pair{{load_block(from, 0), load_block(from, 1)}};
+    }
+}
+DEVICE void store_pair(char *pairs, int index, const Pair &x) {
+    char *const to = pairs + (int64_t)index * pair_bytes;
+    if constexpr (adjacent) {
+        ((i32x4 *)to)[arch::lane()] = words_of_pair(x);
+    } else {
+        store_block(to, 0, x.part[0]);
+        store_block(to, 1, x.part[1]);
+    }
+}
+
+// Pairs [count] of a workspace: those from `count` on read as zeros.
+template <bool Adjacent = adjacent> class Pairs {
+  public:
+    DEVICE_MEMBER explicit Pairs(const char *pairs) : from(pairs) {}
+    DEVICE_MEMBER Pair load(int index, bool there) const { return there ? load_pair(from, index) : Pair{}; }
+
+  private:
+    const char *const from;
+};
+template <class W> DEVICE i32x4 load_b128_at(const W &memory, u32 offset, int uniform) {
+    return memory.load_b128(offset, uniform);
+}
+template <> class Pairs<true> {
+  public:
+    DEVICE_MEMBER explicit Pairs(const char *pairs) : memory(arch::uniform_pointer((char *)pairs)) {}
+    // `there` must be equal in all lanes.
+    template <class W = Window> DEVICE_MEMBER Pair load(int index, bool there) const {
+        const W &w = memory;
+        return pair_of_words(load_b128_at(w, there ? arch::lane() * 16 : Window::nowhere, index * pair_bytes));
+    }
+
+  private:
+    const Window memory;
+};
+
+// Mask of this lane's row of a tile, for loads and stores of pairs.
+DEVICE u32 mask_of(int tile, int rows) {
+    if (adjacent) {
+        return 16 * tile + arch::lane() % 16 < rows ? 0 : Window::nowhere;
+    }
+    return rows;
+}
+
+// A pair in shared memory.
+struct SharedPair {
+    i32x4 words[pair_bytes / 16];
+
+    DEVICE_MEMBER Pair get() const { return load_pair((const char *)words, 0); }
+    DEVICE_MEMBER void put(const Pair &x) { store_pair((char *)words, 0, x); }
+};
+
+// The transposed operands of a pair of tiles, exact for numbers of 16 bits.
+template <class T> DEVICE Pair flipped_pair(const Pair &x, Operand identity) {
+    return Pair{{flipped<T>(x.part[0], identity), flipped<T>(x.part[1], identity)}};
+}
+
+// Which rows of a chunk there are: of a tile of tokens, for loads and stores of pairs.
+template <bool Adjacent = adjacent> class RowMask {
+  public:
+    DEVICE_MEMBER void set(int count, int) { rows = count; }
+    DEVICE_MEMBER int tile(int) const { return rows; }
+    DEVICE_MEMBER int own() const { return rows; }
+
+  private:
+    int rows;
+};
+template <> class RowMask<true> {
+  public:
+    // Of `count` rows. `own_tile`: the wave's tile, of which own() is.
+    DEVICE_MEMBER void set(int count, int own_tile) {
+        const int row = arch::lane() % 16;
+        for (int i = 0; i < tiles; ++i) {
+            of[i] = 16 * i + row < count ? 0 : Window::nowhere;
+        }
+        of_own = 16 * own_tile + row < count ? 0 : Window::nowhere;
+    }
+    DEVICE_MEMBER u32 tile(int i) const { return of[i]; }
+    DEVICE_MEMBER u32 own() const { return of_own; }
+
+  private:
+    u32 of[tiles], of_own;
+};
+
+// Rows of a token tensor of 16-bit elements as pairs, 64 tokens after 64 tokens.
+template <bool Adjacent = adjacent> class PairRows {
+  public:
+    DEVICE_MEMBER PairRows(const void *p, const dwk_token_strides &s, int sequence, int begin, int head, int columns)
+        : base((char *)row_address(p, s, sequence, begin, head)), stride((u32)s.token * 2), columns(columns),
+          whole(arch::in_one_access(base) && arch::in_one_access((const void *)(u64)stride)) {}
+    DEVICE_MEMBER void advance(int chunks) { base += (int64_t)chunks * chunk * stride; }
+
+    // What a pair's loads need: of the rows of a tile, 32 elements from `column` on.
+    DEVICE_MEMBER u32 place(int tile, int column) const { return tile << 16 | column; }
+    DEVICE_MEMBER Pair load(u32 place, int rows) const {
+        Pair out;
+        const Window memory(base);
+        const int lane = arch::opaque(arch::lane()); // otherwise registers hold all places through a loop
+        for (int part = 0; part < 2; ++part) {
+            for (int w = 0; w < arch::operand_words; ++w) {
+                const u32 from = offset(place, part, w, rows, lane);
+                out.part[part][w] =
+                    whole ? memory.load_b32(from) : memory.load_b16(from) | memory.load_b16(from + 2) << 16;
+            }
+        }
+        return out;
+    }
+    DEVICE_MEMBER void store(u32 place, int rows, const Pair &x) const {
+        const int lane = arch::opaque(arch::lane());
+        for (int part = 0; part < 2; ++part) {
+            for (int w = 0; w < arch::operand_words; ++w) {
+                const u32 to = offset(place, part, w, rows, lane);
+                const int word = x.part[part][w];
+                if (to == Window::nowhere) {
+                } else if (whole) {
+                    *(int *)(base + to) = word;
+                } else {
+                    ((short *)(base + to))[0] = (short)word;
+                    ((short *)(base + to))[1] = (short)(word >> 16);
+                }
+            }
+        }
+    }
+
+  private:
+    DEVICE_MEMBER u32 offset(u32 place, int part, int word, int rows, int lane) const {
+        const int row = (int)(place >> 16) * 16 + arch::operand_row(word, lane);
+        const int column = (int)(place & 0xffff) + 16 * part + arch::operand_element(word, lane);
+        return ((row < rows) & (column < columns)) ? row * stride + 2 * column : Window::nowhere;
+    }
+
+    char *base;
+    const u32 stride;
+    const int columns;
+    const bool whole;
+};
+template <> class PairRows<true> {
+  public:
+    DEVICE_MEMBER PairRows(const void *p, const dwk_token_strides &s, int sequence, int begin, int head, int columns)
+        : base(arch::uniform_pointer((char *)row_address(p, s, sequence, begin, head))), stride((u32)s.token * 2),
+          columns(columns) {}
+    DEVICE_MEMBER void advance(int chunks) { base += (int64_t)chunks * chunk * stride; }
+
+    DEVICE_MEMBER u32 place(int tile, int column) const {
+        const int lane = arch::lane(), own = column + lane / 16 * 8;
+        return own < columns ? (16 * tile + lane % 16) * stride + 2 * own : Window::nowhere;
+    }
+    DEVICE_MEMBER Pair load(u32 place, u32 mask) const { return pair_of_words(Window(base).load_b128(place | mask)); }
+    DEVICE_MEMBER void store(u32 place, u32 mask, const Pair &x) const {
+        const u32 to = place | mask;
+        if ((int)to >= 0) {
+            arch::store_b128(base + to, words_of_pair(x));
+        }
+    }
+
+  private:
+    char *base;
+    const u32 stride;
+    const int columns;
+};
 
 // 16 rows of a token tensor of 16-bit elements, from row 16 * tile of a chunk on: an operand whose rows are tokens.
 class Rows16 {

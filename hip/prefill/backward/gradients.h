@@ -1,6 +1,6 @@
 // Gradients of q, k and gates of a chunk and key head, by eight waves. A wave has 16 tokens (row tile i) and half of
-// the key elements of dQ and dK, and one or two of the ten lower blocks of dP and dL. With dO' = scale dO, per value
-// head:
+// the key elements of dQ and dK, and up to two of the lower blocks (i, j) of dP and dL: its rows of dO, E and dX are in
+// registers for all products. With dO' = scale dO, per value head:
 //
 //   dP = lower part of dO' U^T                     dL = -strictly lower part of dV U^T              [C, C]
 //   dQ = exp(G) dO' S0^T + (D .* dP) K                                                              [C, K]
@@ -38,17 +38,18 @@ struct GradientMemory {
         // D .* dP as rows of tokens i and of j, D .* dL likewise; lower blocks.
         Operand matrices[4][lower_blocks][arch::lanes];
     };
-    float states[2][chunk];       // a, of each half of the keys
-    float updates[2][chunk];      // b
-    float betas[2][chunk];        // dbeta, of each half of the value tiles
-    float sums[sum_parts][chunk]; // row sums less column sums of W
-    float before[chunk];          // sums of b over earlier tokens
-    float whole[gradient_waves];  // c
+    Tile products[2][lower_blocks][arch::lanes]; // Q K^T and K K^T, lower blocks
+    float states[2][chunk];                      // a, of each half of the keys
+    float updates[2][chunk];                     // b
+    float betas[2][chunk];                       // dbeta, of each half of the value tiles
+    float sums[sum_parts][chunk];                // row sums less column sums of W
+    float before[chunk];                         // sums of b over earlier tokens
+    float whole[gradient_waves];                 // c
     float carry[4];
 };
 
-// Sums of a tile's columns, from its 16 rows, to `to`[column].
-DEVICE void put_column_sums(float *to, Tile x) {
+// Sums of a tile's columns, from its 16 rows, to `to`[column]. `adds`: to what is there.
+DEVICE void put_column_sums(float *to, Tile x, bool adds = false) {
     Tile ones;
     for (int e = 0; e < elements; ++e) {
         ones[e] = 1.0f;
@@ -57,7 +58,8 @@ DEVICE void put_column_sums(float *to, Tile x) {
     const Tile sums = arch::held(arch::multiply_transposed_f32(x, ones, Tile{}));
     for (int e = 0; e < elements; ++e) {
         if (at.column(e) == 0) {
-            to[at.row(e)] = sums[e];
+            float &sum = to[at.row(e)];
+            sum = adds ? sum + sums[e] : sums[e];
         }
     }
 }
@@ -87,20 +89,20 @@ DEVICE void store_scalar(void *p, int64_t index, int type, float x) {
     }
 }
 
-// Row and column of a lower block.
-DEVICE int row_of_block(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
-
 template <class T, int Keys> class Gradients {
     static constexpr int key_tiles = Keys / 16;
-    static constexpr int own_tiles = key_tiles / 2;
+    static constexpr int own_pairs = Keys / 64, own_tiles = 2 * own_pairs;
+    // As many as registers hold.
+    static constexpr int slabs_at_once = adjacent ? Keys > 128 ? 2 : 4 : Keys > 64 ? 1 : 2;
+    typedef Pair SlabRows[slabs_at_once];
 
   public:
     DEVICE_MEMBER Gradients(const dwk_prefill_backward_args &x, GradientMemory &memory, int record, int key_head,
                             int sequence, int begin, int rows)
         : all(x), memory(memory), record(record), key_head(key_head), sequence(sequence), begin(begin), rows(rows),
           wave(arch::wave()), at(arch::lane()), one(identity<T>()),
-          q(x.prepare.q, x.prepare.q_strides, sequence, begin, key_head, rows),
-          k(x.prepare.k, x.prepare.k_strides, sequence, begin, key_head, rows) {}
+          q(x.prepare.q, x.prepare.q_strides, sequence, begin, key_head, x.prepare.key_dim),
+          k(x.prepare.k, x.prepare.k_strides, sequence, begin, key_head, x.prepare.key_dim) {}
 
     DEVICE_MEMBER void run() {
         for (int t = 0; t < own_tiles; ++t) {
@@ -111,11 +113,13 @@ template <class T, int Keys> class Gradients {
         }
         multiply_rows();
         arch::workgroup_sync();
+        // Loops of at least one turn: registers of results would otherwise be copied for none.
+        int v = 0;
 #pragma unroll 1
-        for (int v = 0; v < arch::reread(all).prepare.group_heads; ++v) {
+        do {
             const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
             add_head(dispatch::value_head(p, key_head, p.group_heads, v));
-        }
+        } while (++v < arch::reread(all).prepare.group_heads);
         add_matrices();
         const dwk_prefill_backward_args &y = arch::reread(all);
         finish(d_query, q, y.d_q, y.d_q_strides, q_norm_row, true);
@@ -123,8 +127,12 @@ template <class T, int Keys> class Gradients {
     }
 
   private:
-    DEVICE_MEMBER int block_of(int own) const { return arch::opaque_uniform(wave) + own * gradient_waves; }
-    DEVICE_MEMBER bool has_block(int own) const { return block_of(own) < lower_blocks; }
+    DEVICE_MEMBER int row_tile() const { return arch::opaque_uniform(wave) % tiles; }
+    DEVICE_MEMBER int half() const { return arch::opaque_uniform(wave) / tiles; }
+    // First of the 32 keys of the wave's pair p.
+    DEVICE_MEMBER int keys_of(int half, int p) const { return slab * (half * own_pairs + p); }
+    // Column j of the wave's n-th block (row_tile, j); past row_tile the wave has none.
+    DEVICE_MEMBER static int column_of_block(int half, int n) { return half + 2 * n; }
 
     // Record of a value head, for norms: all value heads of a key head have the same.
     DEVICE_MEMBER const char *norms() const {
@@ -134,22 +142,80 @@ template <class T, int Keys> class Gradients {
 
     // K K^T and Q K^T of the wave's blocks, transposed, divided by the norms.
     DEVICE_MEMBER void multiply_rows() {
-        const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
+        const int i = row_tile(), half = this->half();
+        Tile of_k[most_blocks], of_q[most_blocks];
         for (int n = 0; n < most_blocks; ++n) {
-            const int block = min_of(block_of(n), lower_blocks - 1);
-            const int i = row_of_block(block), j = block - lower_block(i, 0);
-            Tile of_k{}, of_q{};
-#pragma unroll 2
-            for (int t = 0; t < key_tiles; ++t) {
-                const Operand left = k.load(j, 16 * t, p.key_dim);
-                of_k = arch::held(T::mma(left, k.load(i, 16 * t, p.key_dim), of_k));
-                of_q = arch::held(T::mma(left, q.load(i, 16 * t, p.key_dim), of_q));
-            }
-            const Tile columns = rows_at(factor_of(norms(), k_norm_row) + 16 * j, at);
-            keys[n] = of_k * columns * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at);
-            queries[n] = of_q * columns * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at);
-            d_p[n] = d_l[n] = Tile{};
+            of_k[n] = of_q[n] = d_p[n] = d_l[n] = Tile{};
         }
+        const u32 own_mask = mask_of(i, rows);
+#pragma unroll 2
+        for (int b = 0; b < Keys / slab; ++b) {
+            const Pair k_rows = k.load(k.place(i, slab * b), own_mask), q_rows = q.load(q.place(i, slab * b), own_mask);
+#pragma unroll
+            for (int n = 0; n < most_blocks; ++n) {
+                const int j = min_of(column_of_block(half, n), i);
+                const Pair left = k.load(k.place(j, slab * b), mask_of(j, rows));
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    of_k[n] = T::mma(left.part[s], k_rows.part[s], of_k[n]);
+                    of_q[n] = T::mma(left.part[s], q_rows.part[s], of_q[n]);
+                }
+            }
+            for (int n = 0; n < most_blocks; ++n) {
+                of_k[n] = arch::held(of_k[n]);
+                of_q[n] = arch::held(of_q[n]);
+            }
+        }
+        for (int n = 0; n < most_blocks; ++n) {
+            const int j = min_of(column_of_block(half, n), i);
+            const Tile columns = rows_at(factor_of(norms(), k_norm_row) + 16 * j, at);
+            if (column_of_block(half, n) <= i) {
+                products(1, n) = of_k[n] * columns * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at);
+                products(0, n) = of_q[n] * columns * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at);
+            }
+        }
+    }
+
+    // Sum of the products of two states' elements, which are in the same places.
+    static DEVICE_MEMBER float dot(const Pair &x, const Pair &y) {
+        const Tile product =
+            widened<T>(x.part[0]) * widened<T>(y.part[0]) + widened<T>(x.part[1]) * widened<T>(y.part[1]);
+        float sum = 0.0f;
+        for (int e = 0; e < elements; ++e) {
+            sum += product[e];
+        }
+        return sum;
+    }
+
+    // Adds a block of E dO^T and of E dX^T, of some values, to D .* dP, D .* dL and W.
+    DEVICE_MEMBER void add_block(const dwk_prefill_backward_args &x, int n, int half, int i, bool adds, Tile of_o,
+                                 Tile of_x, const float *sums, const float *betas, ColumnFactor sum,
+                                 ColumnFactor beta) {
+        const LaneMap at(arch::opaque(arch::lane()));
+        const int j = arch::opaque_uniform(column_of_block(half, n));
+        const Tile decayed = exp2_of(sum - rows_at(sums + 16 * j, at)) * rows_at(betas + 16 * j, at);
+        Tile of_p = x.scale * decayed * of_o, of_l = -(decayed * beta * of_x);
+        for (int e = 0; e < elements; ++e) {
+            const int earlier = 16 * j + at.row(e), later = 16 * i + at.column(e);
+            of_p[e] = earlier <= later ? of_p[e] : 0.0f;
+            of_l[e] = earlier < later ? of_l[e] : 0.0f;
+        }
+        d_p[n] = arch::held(d_p[n] + of_p);
+        d_l[n] = arch::held(d_l[n] + of_l);
+        const Tile pairs = of_p * products(0, n) + of_l * products(1, n);
+        for (int e = 0; e < elements; ++e) {
+            const int earlier = 16 * j + at.row(e), later = 16 * i + at.column(e);
+            if (earlier < later) {
+                float &to = memory.pairs[later][earlier];
+                to = adds ? to + pairs[e] : pairs[e];
+            }
+        }
+    }
+
+    // Q K^T (0) or K K^T (1) of the wave's n-th block.
+    DEVICE_MEMBER Tile &products(int which, int n) {
+        const int i = row_tile(), j = min_of(column_of_block(half(), n), i);
+        return memory.products[which][lower_block(i, j)][arch::opaque(arch::lane())];
     }
 
     // Adds the value head's part of dQ and dK that passes through states, and its D .* dP and D .* dL. Writes dg and
@@ -159,111 +225,154 @@ template <class T, int Keys> class Gradients {
         const dwk_prefill_prepare_args &p = x.prepare;
         const LaneMap at(arch::opaque(arch::lane()));
         // Opaque, too: otherwise all that follows from them is computed ahead of the loop over heads.
-        const int value_tiles = (u32)p.value_dim / 16, wave = arch::opaque_uniform(this->wave), row_tile = wave % tiles,
-                  half = wave / tiles;
-        const auto block_of = [&](int own) __attribute__((always_inline)) { return wave + own * gradient_waves; };
+        const int slabs = (u32)(p.value_dim + slab - 1) / slab, row_tile = this->row_tile(), half = this->half();
         const char *const factors = record_of(p, record, head);
         const int64_t place = place_of(p, record, head);
-        const char *const errors = x.errors + place * (2 * tiles * value_tiles) * block_bytes;
-        const char *const updates = x.d_updates + place * (tiles * value_tiles) * block_bytes;
-        const Rows16 d_o(x.d_o, x.d_o_strides, sequence, begin, head, rows);
+        const Pairs<> errors(x.errors + place * (2 * tiles * slabs) * pair_bytes);
+        const Pairs<> updates(x.d_updates + place * (tiles * slabs) * pair_bytes);
+        const int64_t first_state = (place * key_tiles + half * own_tiles) * slabs * pair_bytes;
+        const char *const states = x.states + first_state, *const d_states = x.d_states + first_state;
+        const PairRows<> d_o(x.d_o, x.d_o_strides, sequence, begin, head, p.value_dim);
         const float *const sums = factor_of(factors, sum_row), *const betas = factor_of(factors, beta_row);
-        const float total = sums[chunk - 1];
-        for (int n = 0; n < most_blocks; ++n) {
-            const int block = min_of(block_of(n), lower_blocks - 1);
-            const int i = row_of_block(block), j = block - lower_block(i, 0);
-            // E dO^T, E dX^T                                           [16, 16], rows are tokens j
-            Tile of_o{}, of_x{};
-#pragma unroll 1
-            for (int t = 0; t < value_tiles; ++t) {
-                const Operand left = load_block(errors, j * value_tiles + t);
-                of_o = arch::held(T::mma(left, d_o.load(i, 16 * t, p.value_dim), of_o));
-                of_x = arch::held(T::mma(left, load_block(updates, i * value_tiles + t), of_x));
-            }
-            const Tile decayed =
-                exp2_of(columns_at(sums + 16 * i, at) - rows_at(sums + 16 * j, at)) * rows_at(betas + 16 * j, at);
-            Tile p_of_block = x.scale * decayed * of_o;
-            Tile l_of_block = -(decayed * columns_at(betas + 16 * i, at) * of_x);
-            for (int e = 0; e < elements; ++e) {
-                const int earlier = 16 * j + at.row(e), later = 16 * i + at.column(e);
-                p_of_block[e] = earlier <= later ? p_of_block[e] : 0.0f;
-                l_of_block[e] = earlier < later ? l_of_block[e] : 0.0f;
-                if (earlier < later && block_of(n) < lower_blocks) {
-                    memory.pairs[later][earlier] = p_of_block[e] * queries[n][e] + l_of_block[e] * keys[n][e];
-                }
-            }
-            d_p[n] += p_of_block;
-            d_l[n] += l_of_block;
-        }
-
-        // dO S0^T, E dS1^T and dX S0^T                                 [keys, 16 tokens]
-        const char *const states = x.states + place * (key_tiles * value_tiles) * block_bytes;
-        const char *const d_states = x.d_states + place * (key_tiles * value_tiles) * block_bytes;
+        const float total = numbers_of(factors).total;
         const ColumnFactor sum = columns_at(sums + 16 * row_tile, at), beta = columns_at(betas + 16 * row_tile, at);
-        Tile read{}, write{}; // elements of which the sums over keys are a and b
+        const ColumnFactor after_first = exp2_of(sum), of_out_factor = x.scale * after_first,
+                           of_err_factor = exp2_of(total - sum) * beta, of_upd_factor = -after_first * beta;
+        const u32 own_mask = mask_of(row_tile, rows);
+        // Elements of which sums over keys are a and b, but for factors of tokens.
+        Tile read_q{}, read_k{}, write{};
         float state_pairs = 0.0f;
+        int group = 0;
 #pragma unroll 1
-        for (int t = 0; t < own_tiles; ++t) {
-            const int key_tile = half * own_tiles + t;
-            Tile of_o{}, of_s{}, of_x{};
-#pragma unroll 1
-            for (int u = 0; u < value_tiles; ++u) {
-                const Operand state = load_block(states, key_tile * value_tiles + u),
-                              d_state = load_block(d_states, key_tile * value_tiles + u);
-                of_o = arch::held(T::mma(state, d_o.load(row_tile, 16 * u, p.value_dim), of_o));
-                of_s = arch::held(T::mma(d_state, load_block(errors, row_tile * value_tiles + u), of_s));
-                of_x = arch::held(T::mma(state, load_block(updates, row_tile * value_tiles + u), of_x));
-                if (u % tiles == row_tile) {
-                    const Tile product = widened<T>(state) * widened<T>(d_state);
-                    for (int e = 0; e < elements; ++e) {
-                        state_pairs += product[e];
+        do {
+            SlabRows out, error, update, state, d_state;
+            // Past the last slab that of the last one, which zeros of dO, E and dX multiply.
+            u32 state_place[slabs_at_once];
+            for (int u = 0; u < slabs_at_once; ++u) {
+                state_place[u] = min_of(group + u, slabs - 1) * pair_bytes + place_in_pair();
+            }
+            const auto request_state = [&](int t, int u) __attribute__((always_inline)) {
+                const int tile = t * arch::opaque_uniform(slabs) * pair_bytes;
+                state[u] = load_pair_at(states + tile, state_place[u]);
+                d_state[u] = load_pair_at(d_states + tile, state_place[u]);
+            };
+#pragma unroll
+            for (int u = 0; u < slabs_at_once; ++u) {
+                const bool there = group + u < slabs;
+                const int index = arch::opaque_uniform(row_tile) * slabs + group + u;
+                out[u] = d_o.load(d_o.place(row_tile, slab * (group + u)), own_mask);
+                error[u] = errors.load(index, there);
+                update[u] = updates.load(index, there);
+            }
+            arch::phase();
+            // E dO^T, E dX^T                                           [16, 16], rows are tokens j
+#pragma unroll
+            for (int n = 0; n < most_blocks; ++n) {
+                const int j = arch::opaque_uniform(column_of_block(half, n)); // scalar registers are short
+                if (j <= row_tile) {
+                    SlabRows left;
+                    Tile of_o{}, of_x{};
+#pragma unroll
+                    for (int u = 0; u < slabs_at_once; ++u) {
+                        left[u] = errors.load(j * slabs + group + u, group + u < slabs);
                     }
+#pragma unroll
+                    for (int u = 0; u < slabs_at_once; ++u) {
+#pragma unroll
+                        for (int s = 0; s < 2; ++s) {
+                            of_o = T::mma(left[u].part[s], out[u].part[s], of_o);
+                            of_x = T::mma(left[u].part[s], update[u].part[s], of_x);
+                        }
+                    }
+                    add_block(x, n, half, row_tile, group > 0, arch::held(of_o), arch::held(of_x), sums, betas, sum,
+                              beta);
+                }
+                arch::phase();
+            }
+            // dX . E
+            Tile of_beta;
+            const auto add_beta = [&](int u) __attribute__((always_inline)) {
+                const Pair low =
+                    errors.load((tiles + arch::opaque_uniform(row_tile)) * slabs + group + u, group + u < slabs);
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    of_beta += (widened<T>(error[u].part[s]) + widened<T>(low.part[s])) * widened<T>(update[u].part[s]);
+                }
+                of_beta = arch::held(of_beta);
+            };
+            of_beta = Tile{};
+            if (slabs_at_once == 1 && group % 2 == half) {
+                add_beta(0);
+            }
+#pragma unroll
+            for (int u = 0; u < slabs_at_once / 2; ++u) {
+                if (arch::opaque_uniform(half) == 0) {
+                    add_beta(u);
+                } else {
+                    add_beta(slabs_at_once / 2 + u);
                 }
             }
-            Tile later, ones;
-            for (int e = 0; e < elements; ++e) {
-                later[e] = total;
-                ones[e] = 1.0f;
+            put_column_sums(memory.betas[half] + 16 * row_tile, of_beta, group > 0);
+            arch::phase();
+#pragma unroll
+            for (int u = 0; u < slabs_at_once; ++u) {
+                request_state(0, u);
             }
-            of_o = x.scale * (exp2_of(ones * sum) * of_o);
-            of_s = exp2_of(later - sum) * beta * of_s;
-            of_x = -(exp2_of(ones * sum) * beta * of_x);
-            const Tile of_q = widened<T>(q.load(row_tile, 16 * key_tile, p.key_dim)) *
-                              columns_at(factor_of(factors, q_norm_row) + 16 * row_tile, at);
-            const Tile of_k = widened<T>(k.load(row_tile, 16 * key_tile, p.key_dim)) *
-                              columns_at(factor_of(factors, k_norm_row) + 16 * row_tile, at);
-            read += of_o * of_q + of_x * of_k;
-            write += of_s * of_k;
-            add(t, of_o, of_s + of_x);
-        }
-        put_column_sums(memory.states[half] + 16 * row_tile, read);
-        put_column_sums(memory.updates[half] + 16 * row_tile, write);
+            // dO S0^T, E dS1^T and dX S0^T                             [keys, 16 tokens]
+#pragma unroll
+            for (int b = 0; b < own_pairs; ++b) {
+                const int column = keys_of(arch::opaque_uniform(half), b);
+                const Pair q_rows = q.load(q.place(row_tile, column), own_mask),
+                           k_rows = k.load(k.place(row_tile, column), own_mask);
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    const int t = 2 * b + s;
+#pragma unroll
+                    for (int u = 0; u < slabs_at_once; ++u) {
+                        if ((group + u < slabs) & ((group + u) % tiles == arch::opaque_uniform(row_tile))) {
+                            state_pairs = arch::held(state_pairs + dot(state[u], d_state[u]));
+                        }
+                    }
+                    Tile from_out{}, from_error{}, from_update{};
+#pragma unroll
+                    for (int u = 0; u < slabs_at_once; ++u) {
+#pragma unroll
+                        for (int part = 0; part < 2; ++part) {
+                            from_out = T::mma(state[u].part[part], out[u].part[part], from_out);
+                            from_error = T::mma(d_state[u].part[part], error[u].part[part], from_error);
+                            from_update = T::mma(state[u].part[part], update[u].part[part], from_update);
+                        }
+                        arch::phase();
+                        if (t + 1 < own_tiles) {
+                            request_state(t + 1, u);
+                        }
+                    }
+                    // Held: otherwise the compiler moves all this behind the branches of later tiles.
+                    from_out = arch::held(from_out);
+                    from_error = arch::held(from_error);
+                    from_update = arch::held(from_update);
+                    const Tile of_q = widened<T>(q_rows.part[s]), of_k = widened<T>(k_rows.part[s]);
+                    read_q = arch::held(read_q + from_out * of_q);
+                    read_k = arch::held(read_k + from_update * of_k);
+                    write = arch::held(write + from_error * of_k);
+                    d_query[t] = arch::held(d_query[t] + from_out * of_out_factor);
+                    d_key[t] = arch::held(d_key[t] + from_error * of_err_factor + from_update * of_upd_factor);
+                    arch::phase();
+                }
+            }
+            group += slabs_at_once;
+        } while (group < slabs);
+        const ColumnFactor q_norm = columns_at(factor_of(factors, q_norm_row) + 16 * row_tile, at),
+                           k_norm = columns_at(factor_of(factors, k_norm_row) + 16 * row_tile, at);
+        put_column_sums(memory.states[half] + 16 * row_tile,
+                        read_q * (of_out_factor * q_norm) + read_k * (of_upd_factor * k_norm));
+        put_column_sums(memory.updates[half] + 16 * row_tile, write * (of_err_factor * k_norm));
         const float all_pairs = arch::inclusive_sum(state_pairs);
         if (arch::opaque(arch::lane()) == arch::lanes - 1) {
-            memory.whole[wave] = all_pairs;
+            memory.whole[arch::opaque_uniform(wave)] = all_pairs;
         }
-        // dX . E
-        Tile of_beta{};
-#pragma unroll 1
-        for (int u = half; u < value_tiles; u += 2) {
-            const Tile error = widened<T>(load_block(errors, row_tile * value_tiles + u)) +
-                               widened<T>(load_block(errors, (tiles + row_tile) * value_tiles + u));
-            of_beta += error * widened<T>(load_block(updates, row_tile * value_tiles + u));
-        }
-        put_column_sums(memory.betas[half] + 16 * row_tile, of_beta);
         arch::workgroup_sync();
         write_gates(head, factors, total);
-    }
-
-    // Adds to the tile `t` of dQ and dK. The index is opaque to registers, so each is compared.
-    DEVICE_MEMBER void add(int t, Tile of_q, Tile of_k) {
-#pragma unroll
-        for (int n = 0; n < own_tiles; ++n) {
-            if (n == t) {
-                d_query[n] += of_q;
-                d_key[n] += of_k;
-            }
-        }
     }
 
     // dg and dbeta of a value head, from the sums in shared memory.
@@ -340,18 +449,17 @@ template <class T, int Keys> class Gradients {
 
     // dQ += (D .* dP) K, dK += (D .* dP)^T Q + (D .* dL + (D .* dL)^T) K, of all value heads.
     DEVICE_MEMBER void add_matrices() {
-        const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
+        const int row_tile = this->row_tile(), half = this->half();
         for (int n = 0; n < most_blocks; ++n) {
-            const int block = min_of(block_of(n), lower_blocks - 1);
-            const int i = row_of_block(block), j = block - lower_block(i, 0);
-            const Tile earlier = rows_at(factor_of(norms(), k_norm_row) + 16 * j, at);
+            const int i = row_tile, j = column_of_block(half, n), block = lower_block(i, min_of(j, i));
+            const Tile earlier = rows_at(factor_of(norms(), k_norm_row) + 16 * min_of(j, i), at);
             const Operand from_p = rounded<T>(arch::held(d_p[n] * earlier));
             const Operand to_p =
                 flipped<T>(rounded<T>(d_p[n] * columns_at(factor_of(norms(), q_norm_row) + 16 * i, at)), one);
             const Operand from_l = rounded<T>(arch::held(d_l[n] * earlier));
             const Operand to_l =
                 flipped<T>(rounded<T>(d_l[n] * columns_at(factor_of(norms(), k_norm_row) + 16 * i, at)), one);
-            if (has_block(n)) {
+            if (j <= i) {
                 memory.matrices[0][block][arch::lane()] = from_p;
                 memory.matrices[1][block][arch::lane()] = to_p;
                 memory.matrices[2][block][arch::lane()] = from_l;
@@ -359,43 +467,58 @@ template <class T, int Keys> class Gradients {
             }
         }
         arch::workgroup_sync();
-        const int row_tile = arch::opaque_uniform(wave) % tiles, half = arch::opaque_uniform(wave) / tiles;
-        const Operand none{};
+#pragma unroll 1
+        for (int j = 0; j < tiles; ++j) {
+            const bool before = j <= row_tile, after = j >= row_tile;
+            const int below = lower_block(max_of(j, row_tile), min_of(j, row_tile));
+            const auto matrix = [&](int which, bool wanted) __attribute__((always_inline)) {
+                const Operand stored = memory.matrices[which][below][arch::lane()];
+                return wanted ? stored : Operand{};
+            };
+            const Operand of_p = matrix(0, before), of_p_later = matrix(1, after), of_l = matrix(2, before),
+                          of_l_later = matrix(3, after);
+            const u32 mask = mask_of(j, rows);
 #pragma unroll
-        for (int t = 0; t < own_tiles; ++t) {
-            const int column = 16 * (half * own_tiles + t);
+            for (int b = 0; b < own_pairs; ++b) {
+                const int column = keys_of(half, b);
+                const Pair of_k = flipped_pair<T>(k.load(k.place(j, column), mask), one);
+                const Pair of_q = flipped_pair<T>(q.load(q.place(j, column), mask), one);
 #pragma unroll
-            for (int j = 0; j < tiles; ++j) {
-                const Operand of_k = flipped<T>(k.load(j, column, p.key_dim), one);
-                const Operand of_q = flipped<T>(q.load(j, column, p.key_dim), one);
-                const bool before = j <= row_tile, after = j >= row_tile;
-                const int below = lower_block(max_of(j, row_tile), min_of(j, row_tile));
-                const auto matrix = [&](int which, bool wanted) __attribute__((always_inline)) {
-                    const Operand stored = memory.matrices[which][below][arch::lane()];
-                    return wanted ? stored : none;
-                };
-                d_query[t] = T::mma(of_k, matrix(0, before), d_query[t]);
-                d_key[t] = T::mma(of_q, matrix(1, after), d_key[t]);
-                d_key[t] = T::mma(of_k, matrix(2, before), d_key[t]);
-                d_key[t] = T::mma(of_k, matrix(3, after), d_key[t]);
+                for (int s = 0; s < 2; ++s) {
+                    const int t = 2 * b + s;
+                    d_query[t] = T::mma(of_k.part[s], of_p, d_query[t]);
+                    d_key[t] = T::mma(of_q.part[s], of_p_later, d_key[t]);
+                    d_key[t] = T::mma(of_k.part[s], of_l, d_key[t]);
+                    d_key[t] = T::mma(of_k.part[s], of_l_later, d_key[t]);
+                }
             }
-            d_query[t] = arch::held(d_query[t]);
-            d_key[t] = arch::held(d_key[t]);
+#pragma unroll
+            for (int t = 0; t < own_tiles; ++t) {
+                d_query[t] = arch::held(d_query[t]);
+                d_key[t] = arch::held(d_key[t]);
+            }
         }
         arch::workgroup_sync();
     }
 
     // Gradient of a norm, and stores. `own`: gradients with regard to normalised rows.
-    DEVICE_MEMBER void finish(Tile (&own)[own_tiles], const Rows16 &of, void *to, const dwk_token_strides &strides,
+    DEVICE_MEMBER void finish(Tile (&own)[own_tiles], const PairRows<> &of, void *to, const dwk_token_strides &strides,
                               RowFactor norm, bool of_q) {
-        const int row_tile = arch::opaque_uniform(wave) % tiles, half = arch::opaque_uniform(wave) / tiles;
+        const int row_tile = this->row_tile(), half = this->half();
         const dwk_prefill_prepare_args &p = arch::reread(all).prepare;
+        const u32 mask = mask_of(row_tile, rows);
         if (p.flags & DWK_QK_L2NORM) {
             // dx = r (dy - y (y . dy)), with y = r x. A row of zeros has r = 1000.
+            // Held where registers are enough, otherwise loaded twice.
+            Pair own_rows[adjacent ? own_pairs : 1];
             Tile dot{};
 #pragma unroll
-            for (int t = 0; t < own_tiles; ++t) {
-                dot += own[t] * widened<T>(of.load(row_tile, 16 * (half * own_tiles + t), p.key_dim));
+            for (int b = 0; b < own_pairs; ++b) {
+                const Pair x = of.load(of.place(row_tile, keys_of(half, b)), mask);
+                if constexpr (adjacent) {
+                    own_rows[b] = x;
+                }
+                dot += own[2 * b] * widened<T>(x.part[0]) + own[2 * b + 1] * widened<T>(x.part[1]);
             }
             float(&sums)[2][chunk] = of_q ? memory.states : memory.updates;
             put_column_sums(sums[half] + 16 * row_tile, dot);
@@ -407,16 +530,24 @@ template <class T, int Keys> class Gradients {
             const ColumnFactor most = r * 0.0f + math::inverse_norm(0.0f);
             r = of_zeros ? most : r;
 #pragma unroll
-            for (int t = 0; t < own_tiles; ++t) {
-                const Tile row = widened<T>(of.load(row_tile, 16 * (half * own_tiles + t), p.key_dim));
-                own[t] = (own[t] - row * along) * r;
+            for (int b = 0; b < own_pairs; ++b) {
+                Pair x;
+                if constexpr (adjacent) {
+                    x = own_rows[b];
+                } else {
+                    x = of.load(of.place(row_tile, keys_of(half, b)), mask);
+                }
+                for (int s = 0; s < 2; ++s) {
+                    own[2 * b + s] = (own[2 * b + s] - widened<T>(x.part[s]) * along) * r;
+                }
             }
         }
         if (to) {
-            const Rows16 rows_of_to(to, strides, sequence, begin, key_head, rows);
+            const PairRows<> rows_of_to(to, strides, sequence, begin, key_head, p.key_dim);
 #pragma unroll
-            for (int t = 0; t < own_tiles; ++t) {
-                rows_of_to.store(row_tile, 16 * (half * own_tiles + t), p.key_dim, rounded<T>(own[t]));
+            for (int b = 0; b < own_pairs; ++b) {
+                rows_of_to.store(rows_of_to.place(row_tile, keys_of(half, b)), mask,
+                                 Pair{{rounded<T>(own[2 * b]), rounded<T>(own[2 * b + 1])}});
             }
         }
     }
@@ -426,9 +557,9 @@ template <class T, int Keys> class Gradients {
     const int record, key_head, sequence, begin, rows, wave;
     const LaneMap at;
     const Operand one;
-    const Rows16 q, k;
+    const PairRows<> q, k;
     Tile d_query[own_tiles], d_key[own_tiles];
-    Tile keys[most_blocks], queries[most_blocks], d_p[most_blocks], d_l[most_blocks];
+    Tile d_p[most_blocks], d_l[most_blocks];
 };
 
 } // namespace backward

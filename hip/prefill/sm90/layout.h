@@ -13,6 +13,8 @@ template <int Keys, bool Outputs> constexpr int walk_threads() {
     return (Stage<Keys, Outputs>::most_groups + 1) * group_threads;
 }
 template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
+// Whether the device may make the list of items of prefill_scan (plan.h), which then ends with items that do not exist.
+constexpr bool scan_lists_end = false;
 DEVICE int wave_column_of_slab(int column_tiles) { return arch::wave() * 16 * column_tiles; }
 
 template <int Keys> struct StateLayout {

@@ -537,57 +537,11 @@ fn chain(p: &Problem<'_>, upstream: &Upstream<'_>, dtype: Dtype, n: usize, h: us
 
 #[cfg(test)]
 mod tests {
-    use std::ops::{Add, Div, Mul, Neg, Sub};
-
+    use super::super::dual::Dual;
     use super::*;
     use crate::inputs::{GateInputs, Gates, InputSpec, Inputs, Keys, random_state};
     use crate::oracle::prefill;
     use deltawave::types::HeadMap;
-
-    /// A number and its derivative.
-    #[derive(Clone, Copy)]
-    struct Dual(f64, f64);
-    impl Add for Dual {
-        type Output = Dual;
-        fn add(self, y: Dual) -> Dual {
-            Dual(self.0 + y.0, self.1 + y.1)
-        }
-    }
-    impl Sub for Dual {
-        type Output = Dual;
-        fn sub(self, y: Dual) -> Dual {
-            Dual(self.0 - y.0, self.1 - y.1)
-        }
-    }
-    impl Mul for Dual {
-        type Output = Dual;
-        fn mul(self, y: Dual) -> Dual {
-            Dual(self.0 * y.0, self.1 * y.0 + self.0 * y.1)
-        }
-    }
-    impl Div for Dual {
-        type Output = Dual;
-        fn div(self, y: Dual) -> Dual {
-            Dual(self.0 / y.0, (self.1 * y.0 - self.0 * y.1) / (y.0 * y.0))
-        }
-    }
-    impl Neg for Dual {
-        type Output = Dual;
-        fn neg(self) -> Dual {
-            Dual(-self.0, -self.1)
-        }
-    }
-    impl Dual {
-        fn exp(self) -> Dual {
-            Dual(self.0.exp(), self.1 * self.0.exp())
-        }
-        fn ln(self) -> Dual {
-            Dual(self.0.ln(), self.1 / self.0)
-        }
-        fn sqrt(self) -> Dual {
-            Dual(self.0.sqrt(), self.1 / (2.0 * self.0.sqrt()))
-        }
-    }
 
     /// The inputs of a problem, in one list that a direction can follow.
     #[derive(Clone, Copy, Debug, PartialEq)]

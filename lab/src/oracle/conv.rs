@@ -59,7 +59,7 @@ impl ConvProblem<'_> {
         self.cu_seqlens.len().saturating_sub(1)
     }
 
-    fn validate(&self) -> Result<(), ProblemError> {
+    pub(super) fn validate(&self) -> Result<(), ProblemError> {
         for (name, x) in [("channels", self.channels), ("width", self.width)] {
             if x == 0 {
                 return Err(ProblemError::Zero { name });
@@ -126,7 +126,7 @@ impl ConvProblem<'_> {
     }
 
     /// State of sequence `n` before the batch, for one channel and column.
-    fn initial(&self, n: usize, channel: usize, column: usize) -> f32 {
+    pub(super) fn initial(&self, n: usize, channel: usize, column: usize) -> f32 {
         let used = self.has_initial_state.is_none_or(|has| has[n]);
         let at = (n * self.channels + channel) * self.columns + column;
         self.state.filter(|_| used).map_or(0.0, |s| s[at])

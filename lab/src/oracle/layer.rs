@@ -93,63 +93,82 @@ pub fn unfused_layer(p: &LayerProblem<'_>) -> Result<LayerSolution, ProblemError
     layer_of(p, |problem| unfused(problem, p.dtype))
 }
 
+impl LayerProblem<'_> {
+    /// The convolution of the layer.
+    pub(super) fn conv(&self) -> ConvProblem<'_> {
+        ConvProblem {
+            tokens: self.tokens,
+            channels: 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim,
+            width: self.width,
+            x: self.x,
+            weight: self.conv_weight,
+            bias: self.conv_bias,
+            silu: true,
+            norms: None,
+            cu_seqlens: self.cu_seqlens,
+            state: self.conv_state,
+            columns: self.width.saturating_sub(1),
+            has_initial_state: self.has_initial_state,
+            padding: self.padding,
+        }
+    }
+
+    /// q, k and v, rounded, and the conv states after the batch.
+    pub(super) fn convolved(&self) -> Result<([Vec<f32>; 3], Vec<f32>), ProblemError> {
+        let keys = self.key_heads * self.key_dim;
+        let problem = self.conv();
+        let convolved = conv(&problem)?;
+        let rounded = |x: &f64| self.dtype.round(*x as f32);
+        let part = |first: usize, last: usize| -> Vec<f32> {
+            let rows = convolved.y.chunks_exact(problem.channels);
+            rows.flat_map(|row| row[first..last].iter().map(rounded))
+                .collect()
+        };
+        let parts = [
+            part(0, keys),
+            part(keys, 2 * keys),
+            part(2 * keys, problem.channels),
+        ];
+        Ok((parts, convolved.state))
+    }
+
+    /// The recurrence of the layer, of its rounded q, k and v.
+    pub(super) fn recurrence<'a>(&'a self, [q, k, v]: &'a [Vec<f32>; 3]) -> Problem<'a> {
+        Problem {
+            tokens: self.tokens,
+            key_heads: self.key_heads,
+            value_heads: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            q,
+            k,
+            v,
+            gate: Gate::Raw {
+                a: self.a,
+                a_log: self.a_log,
+                dt_bias: self.dt_bias,
+            },
+            beta: Beta::Logits {
+                b: self.b,
+                allow_neg_eigval: self.allow_neg_eigval,
+            },
+            cu_seqlens: self.cu_seqlens,
+            initial_state: self.state,
+            has_initial_state: self.has_initial_state,
+            scale: None,
+            head_map: self.head_map,
+            l2_norm: self.l2_norm,
+        }
+    }
+}
+
 fn layer_of(
     p: &LayerProblem<'_>,
     recurrence: impl Fn(&Problem<'_>) -> Result<Solution, ProblemError>,
 ) -> Result<LayerSolution, ProblemError> {
-    let keys = p.key_heads * p.key_dim;
-    let channels = 2 * keys + p.value_heads * p.value_dim;
-    let convolved = conv(&ConvProblem {
-        tokens: p.tokens,
-        channels,
-        width: p.width,
-        x: p.x,
-        weight: p.conv_weight,
-        bias: p.conv_bias,
-        silu: true,
-        norms: None,
-        cu_seqlens: p.cu_seqlens,
-        state: p.conv_state,
-        columns: p.width.saturating_sub(1),
-        has_initial_state: p.has_initial_state,
-        padding: p.padding,
-    })?;
     let rounded = |x: &f64| p.dtype.round(*x as f32);
-    let part = |first: usize, last: usize| -> Vec<f32> {
-        let rows = convolved.y.chunks_exact(channels);
-        rows.flat_map(|row| row[first..last].iter().map(rounded))
-            .collect()
-    };
-    let (q, k, v) = (
-        part(0, keys),
-        part(keys, 2 * keys),
-        part(2 * keys, channels),
-    );
-    let Solution { o, final_state } = recurrence(&Problem {
-        tokens: p.tokens,
-        key_heads: p.key_heads,
-        value_heads: p.value_heads,
-        key_dim: p.key_dim,
-        value_dim: p.value_dim,
-        q: &q,
-        k: &k,
-        v: &v,
-        gate: Gate::Raw {
-            a: p.a,
-            a_log: p.a_log,
-            dt_bias: p.dt_bias,
-        },
-        beta: Beta::Logits {
-            b: p.b,
-            allow_neg_eigval: p.allow_neg_eigval,
-        },
-        cu_seqlens: p.cu_seqlens,
-        initial_state: p.state,
-        has_initial_state: p.has_initial_state,
-        scale: None,
-        head_map: p.head_map,
-        l2_norm: p.l2_norm,
-    })?;
+    let (parts, conv_state) = p.convolved()?;
+    let Solution { o, final_state } = recurrence(&p.recurrence(&parts))?;
     let o: Vec<f32> = o.iter().map(rounded).collect();
     let y = gated_norm(&NormProblem {
         value_dim: p.value_dim,
@@ -161,7 +180,7 @@ fn layer_of(
     })?;
     Ok(LayerSolution {
         y,
-        conv_state: convolved.state,
+        conv_state,
         state: final_state,
     })
 }

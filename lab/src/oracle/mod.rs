@@ -16,10 +16,16 @@
 
 mod backward;
 pub mod conv;
+pub mod conv_backward;
+#[cfg(test)]
+mod dual;
+pub mod gate_backward;
 pub mod gates;
 pub mod layer;
+pub mod layer_backward;
 mod linalg;
 pub mod norm;
+pub mod norm_backward;
 #[cfg(test)]
 mod t_form;
 #[cfg(test)]

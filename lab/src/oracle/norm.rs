@@ -21,36 +21,44 @@ pub struct NormProblem<'a> {
     pub silu: bool,
 }
 
+impl NormProblem<'_> {
+    pub(super) fn validate(&self) -> Result<(), ProblemError> {
+        let p = self;
+        if p.value_dim == 0 {
+            return Err(ProblemError::Zero { name: "value_dim" });
+        }
+        let whole = p.x.len().next_multiple_of(p.value_dim);
+        let given = [
+            ("x", "[rows, V]", p.x.len(), whole),
+            ("z", "[rows, V]", p.z.len(), whole),
+            (
+                "weight",
+                "[V]",
+                p.weight.map_or(p.value_dim, <[_]>::len),
+                p.value_dim,
+            ),
+        ];
+        for (name, shape, actual, expected) in given {
+            if actual != expected {
+                return Err(ProblemError::Length {
+                    name,
+                    shape,
+                    expected,
+                    actual,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight * gate(z)` for each row, `[rows, V]`. An element is 0 where x is 0, whatever z
 /// is.
 ///
 /// # Errors
 /// A tensor whose length does not match its shape.
 pub fn gated_norm(p: &NormProblem<'_>) -> Result<Vec<f64>, ProblemError> {
-    if p.value_dim == 0 {
-        return Err(ProblemError::Zero { name: "value_dim" });
-    }
-    let whole = p.x.len().next_multiple_of(p.value_dim);
-    let given = [
-        ("x", "[rows, V]", p.x.len(), whole),
-        ("z", "[rows, V]", p.z.len(), whole),
-        (
-            "weight",
-            "[V]",
-            p.weight.map_or(p.value_dim, <[_]>::len),
-            p.value_dim,
-        ),
-    ];
-    for (name, shape, actual, expected) in given {
-        if actual != expected {
-            return Err(ProblemError::Length {
-                name,
-                shape,
-                expected,
-                actual,
-            });
-        }
-    }
+    p.validate()?;
     let mut y = vec![0.0; p.x.len()];
     let rows = y.par_chunks_exact_mut(p.value_dim).enumerate();
     rows.for_each(|(row, y)| {

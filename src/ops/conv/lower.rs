@@ -139,7 +139,63 @@ pub(super) fn check_heads(spec: &ConvSpec) -> Checked<()> {
     })
 }
 
+/// Weights and biases as kernel arguments.
+pub(super) struct Weights {
+    pub(super) weight: *const c_void,
+    pub(super) bias: *const c_void,
+    /// Strides of channels and taps.
+    pub(super) strides: [i64; 2],
+    pub(super) bias_stride: i64,
+    /// Types of weight and bias.
+    pub(super) types: [i32; 2],
+}
+
+impl Weights {
+    /// Checks the tensors.
+    pub(super) fn new(
+        spec: &ConvSpec,
+        weight: &Tensor<'_, 2>,
+        bias: Option<&Tensor<'_, 1>>,
+    ) -> Checked<Self> {
+        let channels = spec.total_channels();
+        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+        check::dtype("weight", weight.dtype, &any)?;
+        check_shape("weight", &weight.shape, &[channels, spec.width])?;
+        check::pointer("weight", weight.address, weight.dtype.size(), false)?;
+        let strides = check::element_strides("weight", weight.strides)?;
+        let bias_stride = match bias {
+            Some(bias) => {
+                check::dtype("bias", bias.dtype, &any)?;
+                check_shape("bias", &bias.shape, &[channels])?;
+                check::pointer("bias", bias.address, bias.dtype.size(), false)?;
+                check::element_strides("bias", bias.strides)?[0]
+            }
+            None => 0,
+        };
+        Ok(Weights {
+            weight: weight.address.cast_const(),
+            bias: bias.map_or(ptr::null(), |t| t.address.cast_const()),
+            strides,
+            bias_stride,
+            types: [
+                check::type_code(weight.dtype),
+                bias.map_or(0, |t| check::type_code(t.dtype)),
+            ],
+        })
+    }
+}
+
 impl Shape {
+    /// Threads that share a token's channels of q, k and v.
+    pub(super) fn lanes(&self) -> [usize; 3] {
+        self.lane_group.lanes
+    }
+
+    /// Log2 of the threads of a head of q or k, with norms.
+    pub(super) fn lane_group_log2(&self) -> u32 {
+        self.lane_group.log2
+    }
+
     pub(super) fn new(
         spec: ConvSpec,
         tokens: usize,
@@ -216,21 +272,7 @@ impl Shape {
         slot_columns: usize,
     ) -> Checked<LaunchArguments> {
         let spec = &self.spec;
-        let channels = spec.total_channels();
-        let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-        check::dtype("weight", x.weight.dtype, &any)?;
-        check_shape("weight", &x.weight.shape, &[channels, spec.width])?;
-        check::pointer("weight", x.weight.address, x.weight.dtype.size(), false)?;
-        let [weight_channel, weight_tap] = check::element_strides("weight", x.weight.strides)?;
-        let bias_stride = match &x.bias {
-            Some(bias) => {
-                check::dtype("bias", bias.dtype, &any)?;
-                check_shape("bias", &bias.shape, &[channels])?;
-                check::pointer("bias", bias.address, bias.dtype.size(), false)?;
-                check::element_strides("bias", bias.strides)?[0]
-            }
-            None => 0,
-        };
+        let weights = Weights::new(spec, &x.weight, x.bias.as_ref())?;
         let (key_heads, value_heads) = (spec.heads.key, spec.heads.value);
         let (key_dim, value_dim) = (spec.heads.key_dim, spec.heads.value_dim);
         let flag = |set: bool, bit| if set { bit } else { 0 };
@@ -238,21 +280,21 @@ impl Shape {
             q: self.part(["x.q", "q"], &x.x.q, &x.q, key_heads, key_dim)?,
             k: self.part(["x.k", "k"], &x.x.k, &x.k, key_heads, key_dim)?,
             v: self.part(["x.v", "v"], &x.x.v, &x.v, value_heads, value_dim)?,
-            weight: x.weight.address,
-            bias: (x.bias.as_ref()).map_or(ptr::null(), |t| t.address.cast_const()),
+            weight: weights.weight,
+            bias: weights.bias,
             slots: match &x.slots {
                 Some(slots) => slots.checked("slots", self.sequences * slot_columns)?,
                 None => ptr::null(),
             },
             cu_seqlens,
-            weight_channel,
-            weight_tap,
-            bias_stride,
+            weight_channel: weights.strides[0],
+            weight_tap: weights.strides[1],
+            bias_stride: weights.bias_stride,
             tokens: self.tokens as i32,
             sequences: self.sequences as i32,
             width: spec.width as i32,
-            weight_type: check::type_code(x.weight.dtype),
-            bias_type: x.bias.as_ref().map_or(0, |t| check::type_code(t.dtype)),
+            weight_type: weights.types[0],
+            bias_type: weights.types[1],
             run_log2: self.division.run_log2 as i32,
             block_log2: self.division.block_log2 as i32,
             groups: self.division.groups as i32,
@@ -365,7 +407,7 @@ impl Shape {
         out: &mut dwk_conv_args,
     ) -> Checked<()> {
         // Without slots, sequence n has slot n.
-        let least_slots = if has_slots { 1 } else { self.sequences.max(1) };
+        let least_slots = if has_slots { 1 } else { self.sequences };
         // The kernel doubles columns, and adds tokens to them, in 32 bits.
         let most_columns = (i32::MAX as usize - self.tokens).min(1 << 30);
         let checked = state_strides(
@@ -375,7 +417,7 @@ impl Shape {
             self.spec.dtype,
             self.spec.total_channels(),
             self.spec.width - 1..most_columns,
-            least_slots,
+            least_slots..i32::MAX as usize,
         )?;
         [out.state_slot, out.state_channel, out.state_column] = checked.strides;
         out.state = state.tensor.0.address;
@@ -433,7 +475,7 @@ pub(crate) struct StateStrides {
     pub(crate) columns: i32,
 }
 
-/// Checks a pool of conv states.
+/// Checks a pool of conv states that is written.
 pub(crate) fn state_strides(
     argument: &str,
     tensor: &TensorMut<'_, 3>,
@@ -441,9 +483,32 @@ pub(crate) fn state_strides(
     dtype: Dtype,
     wanted: usize,
     columns_allowed: Range<usize>,
-    least_slots: usize,
+    slots_allowed: Range<usize>,
 ) -> Checked<StateStrides> {
     let t = &tensor.0;
+    let found = state_view(
+        argument,
+        t,
+        layout,
+        dtype,
+        wanted,
+        columns_allowed,
+        slots_allowed,
+    )?;
+    check::no_overlap(argument, &t.shape, &t.strides)?;
+    Ok(found)
+}
+
+/// Checks a pool of conv states.
+pub(super) fn state_view(
+    argument: &str,
+    t: &Tensor<'_, 3>,
+    layout: ConvStateLayout,
+    dtype: Dtype,
+    wanted: usize,
+    columns_allowed: Range<usize>,
+    slots_allowed: Range<usize>,
+) -> Checked<StateStrides> {
     check::dtype(argument, t.dtype, &[dtype])?;
     // [slots, channels, columns]
     let ordered = |[slots, a, b]: [usize; 3]| match layout {
@@ -451,25 +516,26 @@ pub(crate) fn state_strides(
         ConvStateLayout::TokenMajor => [slots, b, a],
     };
     let [slots, channels, columns] = ordered(t.shape);
-    let least = columns_allowed.start;
     check::ensure(
-        channels == wanted
-            && columns_allowed.contains(&columns)
-            && (least_slots..i32::MAX as usize).contains(&slots),
+        channels == wanted && columns_allowed.contains(&columns) && slots_allowed.contains(&slots),
         || {
             let order = match layout {
                 ConvStateLayout::ChannelMajor => "[slots, channels, columns]",
                 ConvStateLayout::TokenMajor => "[slots, columns, channels]",
             };
+            let number = |allowed: &Range<usize>| match allowed.len() {
+                1 => allowed.start.to_string(),
+                _ => format!("at least {}", allowed.start),
+            };
+            let (columns, slots) = (number(&columns_allowed), number(&slots_allowed));
             let allowed = format!(
-                "it must be {order} of {wanted} channels, at least {least} columns and at least {least_slots} slots"
+                "it must be {order} of {wanted} channels, {columns} columns and {slots} slots"
             );
             let was = format!("shape {:?}", t.shape);
             ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
         },
     )?;
     check::pointer(argument, t.address, t.dtype.size(), false)?;
-    check::no_overlap(argument, &t.shape, &t.strides)?;
     Ok(StateStrides {
         strides: check::element_strides(argument, ordered(t.strides))?,
         slots: slots as i32,
@@ -477,7 +543,7 @@ pub(crate) fn state_strides(
     })
 }
 
-fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()> {
+pub(super) fn check_shape(argument: &str, given: &[usize], wanted: &[usize]) -> Checked<()> {
     check::ensure(given == wanted, || {
         let was = format!("shape {given:?}");
         ArgumentError::new(

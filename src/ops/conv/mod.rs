@@ -16,11 +16,15 @@
 //! A [`Conv`] is made once per batch shape. The lengths are known on the host ([`Conv::packed`]) or only on the device
 //! ([`Conv::device`]).
 
+mod backward;
 mod drafts;
 mod lower;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
+pub(crate) use backward::LaunchArguments as BackwardArguments;
+pub use backward::{ConvBackward, ConvBackwardTensors, ConvInputMut, ConvStates, ConvStatesMut};
 pub use drafts::ConvDrafts;
 use lower::Shape;
 pub(crate) use lower::{LaunchArguments, projection, state_strides};
@@ -243,13 +247,16 @@ pub struct ConvTensors<'a> {
     pub gates: Option<Gate<'a>>,
 }
 
+/// `cu_seqlens` of a plan, which its backward shares.
+type Lengths = Arc<Buffer<i32>>;
+
 /// Plan of a convolution for packed batches of one shape: validated and uploaded once, launched any number of times.
 #[derive(Debug)]
 pub struct Conv {
     context: Context,
     shape: Shape,
     /// Absent: launches read [`ConvTensors::cu_seqlens`].
-    cu_seqlens: Option<Buffer<i32>>,
+    cu_seqlens: Option<Lengths>,
     /// Tokens of the longest sequence; 0 if only the device knows.
     longest: usize,
 }
@@ -273,7 +280,7 @@ impl Conv {
         Ok(Conv {
             context: context.clone(),
             shape,
-            cu_seqlens: Some(context.upload(&cu_seqlens)?),
+            cu_seqlens: Some(Arc::new(context.upload(&cu_seqlens)?)),
             longest: longest.unwrap_or(0) as usize,
         })
     }

@@ -20,7 +20,8 @@ use crate::runtime::Context;
 pub struct Drafts<'a> {
     /// `[B, T]`: slot of the state after each token of each sequence. Negative, beyond the pool, or `null_slot`: the
     /// state is not stored. Takes the place of [`StatePool::write_slots`](crate::state::StatePool::write_slots).
-    /// Absent: one state per sequence is stored, after its last token.
+    /// They are slots of [`DecodeTensors::states`] if that is given, which is then `[slots, 1, HV, ...]`, of any number of
+    /// slots; the pool is not written. Absent: one state per sequence is stored, after its last token.
     pub draft_slots: Option<PerSequence<'a, i32>>,
     /// `[B, columns]`: slots of the states that the step before stored, of any number of columns. Takes the place of
     /// [`StatePool::slots`](crate::state::StatePool::slots). Given with `accepted`.
@@ -61,7 +62,7 @@ impl Drafts<'_> {
         };
         if let Some(slots) = &self.draft_slots {
             absent("write_slots", x.pool.write_slots.is_some(), "draft_slots")?;
-            absent("states", x.states.is_some(), "draft_slots")?;
+            out.states_slots = x.states.as_ref().map_or(0, |t| t.0.shape[0]) as i32;
             out.decode.write_slots = slots.checked("draft_slots", batch * tokens)?;
             out.write_columns = tokens as i32;
         }

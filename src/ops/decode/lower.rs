@@ -191,7 +191,8 @@ impl Shape {
         let in_table = drafts.is_some_and(|drafts| drafts.read_slots.is_some());
         self.lower_pool(x, plan_slots, in_table, &mut arguments)?;
         if let Some(states) = &x.states {
-            self.lower_states(states, x.pool.layout, &mut arguments)?;
+            let in_slots = drafts.is_some_and(|drafts| drafts.draft_slots.is_some());
+            self.lower_states(states, x.pool.layout, in_slots, &mut arguments)?;
         }
         Ok(LaunchArguments {
             kernel: self.kernel(),
@@ -245,13 +246,25 @@ impl Shape {
         &self,
         states: &TensorMut<'_, 5>,
         layout: StateLayout,
+        in_slots: bool,
         out: &mut dwk_decode_args,
     ) -> Checked<()> {
+        // In slots of their own, states are a pool of any number of slots.
+        let [slots, ..] = states.0.shape;
+        let (batch, tokens) = match in_slots {
+            true => (slots, 1),
+            false => (self.batch, self.spec.tokens),
+        };
+        check::ensure(slots < i32::MAX as usize, || {
+            let was = format!("shape {:?}", states.0.shape);
+            let allowed = "it must have fewer than 2^31 - 1 slots";
+            ArgumentError::new("states", ArgumentKind::Shape, was, allowed)
+        })?;
         let (strides, token) = check_states(
             "states",
             &states.0,
-            self.batch,
-            self.spec.tokens,
+            batch,
+            tokens,
             self.spec.heads.value,
             self.matrix(layout),
         )?;

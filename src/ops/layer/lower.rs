@@ -62,15 +62,17 @@ impl Stages {
         &self,
         stream: &Stream,
         x: &LayerTensors<'_>,
+        saved: Option<&TokensMut<'_>>,
         cu_seqlens: *const i32,
         activations: *mut c_void,
         prefill: Option<impl FnOnce(&PrefillTensors<'_>) -> Result<prefill::LaunchArguments>>,
     ) -> Result<LaunchArguments> {
-        self.check(x)?;
+        self.check(x, saved)?;
+        let o = saved.map(|TokensMut(o)| o);
         let in_blocks = |t: &TokenScalars<'_>| t.0.shape[3] > 1;
         let convolved = self.convolved(activations, in_blocks(&x.a) || in_blocks(&x.b));
         let conv = self.lower_conv(stream, x, cu_seqlens, &convolved)?;
-        let norm = self.lower_norm(stream, x, x.z.clone(), 0..self.tokens)?;
+        let norm = self.lower_norm(stream, x, o, x.z.clone(), 0..self.tokens)?;
         let mut lowered = LaunchArguments {
             conv,
             decode: None,
@@ -82,11 +84,12 @@ impl Stages {
                 rows: 0..self.decodes,
                 sequences: 0..self.decodes,
             };
-            let tensors = decode_tensors(self.recurrence(x, &convolved, &sub_batch));
+            let tensors = decode_tensors(self.recurrence(x, o, &convolved, &sub_batch));
             let mut decode = renamed(plan.lower(stream, &tensors), &RECURRENCE)?;
-            let norm_of =
-                |rows: Range<usize>| self.lower_norm(stream, x, z_rows(&x.z, rows.clone()), rows);
-            if plan.fuse(&mut decode, &norm_of(sub_batch.rows)?) {
+            let norm_of = |rows: Range<usize>| {
+                self.lower_norm(stream, x, o, z_rows(&x.z, rows.clone()), rows)
+            };
+            if o.is_none() && plan.fuse(&mut decode, &norm_of(sub_batch.rows)?) {
                 let rest = self.decodes..self.tokens;
                 lowered.norm = (!rest.is_empty()).then(|| norm_of(rest)).transpose()?;
             }
@@ -97,7 +100,7 @@ impl Stages {
                 rows: self.decodes..self.tokens,
                 sequences: self.decodes..self.sequences,
             };
-            let tensors = prefill_tensors(self.recurrence(x, &convolved, &sub_batch));
+            let tensors = prefill_tensors(self.recurrence(x, o, &convolved, &sub_batch));
             lowered.prefill = Some(renamed(lower(&tensors), &RECURRENCE)?);
         }
         Ok(lowered)
@@ -105,12 +108,17 @@ impl Stages {
 
     /// Checks that no output of the layer shares memory with another argument. Stages may work in place: o and the norm
     /// both use y.
-    pub(super) fn check_overlaps(x: &LayerTensors<'_>, workspace: Span<'_>) -> Result<()> {
+    pub(super) fn check_overlaps(
+        x: &LayerTensors<'_>,
+        saved: Option<&TokensMut<'_>>,
+        workspace: Span<'_>,
+    ) -> Result<()> {
         let (weights, states) = (&x.weights, &x.states);
         let outputs = [
             Span::of("y", &x.y.0.0),
             Span::of("states.conv", &states.conv.0),
             Span::of("states.recurrent", &states.recurrent.0),
+            Span::maybe("o", saved.map(|o| &o.0.0)),
             workspace,
         ];
         let has_initial_state = states.has_initial_state.as_ref();
@@ -134,13 +142,17 @@ impl Stages {
     }
 
     /// Checks sizes of tensors that are split here.
-    fn check(&self, x: &LayerTensors<'_>) -> Result<()> {
+    fn check(&self, x: &LayerTensors<'_>, saved: Option<&TokensMut<'_>>) -> Result<()> {
         let batch = Batch::Packed {
             tokens: self.tokens,
         };
         let (heads, dim) = (self.spec.heads.value, self.spec.heads.value_dim);
         let any = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         check::output_tokens("y", &x.y.0, batch, heads, dim, &[self.spec.dtype])?;
+        if let Some(TokensMut(o)) = saved {
+            check::output_tokens("o", o, batch, heads, dim, &[self.spec.dtype])?;
+            check::device("o", &o.0.owner, &self.context)?;
+        }
         // With heads in blocks, only the convolution reads a and b, and checks them.
         for (name, t) in [("a", &x.a), ("b", &x.b)] {
             if t.0.shape[3] <= 1 {
@@ -263,11 +275,12 @@ impl Stages {
         &self,
         stream: &Stream,
         x: &LayerTensors<'_>,
+        o: Option<&Tokens<'_>>,
         z: Tensor<'_, 3>,
         rows: Range<usize>,
     ) -> Result<norm::LaunchArguments> {
         let norm = GatedNorm {
-            x: None,
+            x: o.map(|o| Tokens(o.0.token_rows(rows.clone()), false)),
             z,
             weight: x.weights.norm.clone(),
             eps: self.spec.eps,
@@ -283,6 +296,7 @@ impl Stages {
     fn recurrence<'a>(
         &'a self,
         x: &LayerTensors<'a>,
+        o: Option<&Tokens<'a>>,
         convolved: &Convolved<'a>,
         sub_batch: &SubBatch,
     ) -> Recurrence<'a> {
@@ -322,7 +336,7 @@ impl Stages {
                 write_slots: None,
             },
             has_initial_state: has.map(|has| has.part(sub_batch.sequences.clone())),
-            o: TokensMut(Tokens(rows(&x.y.0.0), false)),
+            o: TokensMut(Tokens(rows(o.map_or(&x.y.0.0, |o| &o.0)), false)),
         }
     }
 }
@@ -382,7 +396,7 @@ const RECURRENCE: [(&str, &str); 3] = [
 ];
 
 /// Renames the argument in an error to the layer's name.
-fn renamed<T>(outcome: Result<T>, names: &[(&str, &str)]) -> Result<T> {
+pub(super) fn renamed<T>(outcome: Result<T>, names: &[(&str, &str)]) -> Result<T> {
     outcome.map_err(|error| match error {
         Error::Argument(error) => {
             let name = names.iter().find(|(stage, _)| *stage == error.argument);

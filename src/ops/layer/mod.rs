@@ -12,12 +12,15 @@
 //! If a or b lies in blocks, the convolution computes g and beta, also in the workspace. If V is 128 and K at most 128,
 //! decode computes the norm too: same bits, one launch less.
 
+mod backward;
 mod lower;
 mod stages;
 
+pub use backward::{LayerBackward, LayerBackwardTensors, LayerInitial, LayerWeightGradients};
 use stages::Stages;
 
 use std::ptr;
+use std::sync::Arc;
 
 use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::check;
@@ -184,7 +187,7 @@ pub struct Layer {
 #[derive(Debug)]
 enum Lengths {
     /// `cu_seqlens`, uploaded.
-    Host(Buffer<i32>),
+    Host(Arc<Buffer<i32>>),
     Device(DeviceLengths),
 }
 
@@ -217,7 +220,7 @@ impl Layer {
             .transpose()?;
         Ok(Layer {
             stages,
-            lengths: Lengths::Host(context.upload(&cu_seqlens)?),
+            lengths: Lengths::Host(Arc::new(context.upload(&cu_seqlens)?)),
             prefill,
         })
     }
@@ -321,6 +324,31 @@ impl Layer {
         tensors: &LayerTensors<'_>,
         workspace: Workspace<'_>,
     ) -> Result<()> {
+        self.launch_stages(stream, tensors, None, workspace)
+    }
+
+    /// As [`Layer::launch`], and keeps `o` `[T, HV, V]`, what the norm reads, for [`LayerBackward`]: the norm does not work
+    /// in place, and decodes do not compute it. The bits of y are the same.
+    ///
+    /// # Errors
+    /// As [`Layer::launch`].
+    pub fn launch_saving(
+        &self,
+        stream: &Stream,
+        tensors: &LayerTensors<'_>,
+        o: &TokensMut<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        self.launch_stages(stream, tensors, Some(o), workspace)
+    }
+
+    fn launch_stages(
+        &self,
+        stream: &Stream,
+        tensors: &LayerTensors<'_>,
+        saved: Option<&TokensMut<'_>>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
         let (context, stages) = (&self.stages.context, &self.stages);
         check::stream(stream, context)?;
         check_workspace(&workspace, self.workspace_bytes(), context)?;
@@ -345,8 +373,8 @@ impl Layer {
         let (activations, records) = rest.split(stages.activations().bytes);
         let prefill = (self.prefill.as_ref())
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, of_prefills, records.address()));
-        let lowered = stages.lower(stream, tensors, all, activations, prefill)?;
-        Stages::check_overlaps(tensors, scratch)?;
+        let lowered = stages.lower(stream, tensors, saved, all, activations, prefill)?;
+        Stages::check_overlaps(tensors, saved, scratch)?;
         context.make_current()?;
         let _turn = stream.turn();
         if let Some(lengths) = lengths {

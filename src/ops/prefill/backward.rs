@@ -26,8 +26,10 @@ use crate::types::{Dtype, HeadMap, StateLayout};
 use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_workspace};
 
 const RECORD_BYTES: usize = abi::DWK_BACKWARD_RECORD_BYTES as usize;
-/// Bytes of a 16x16 block of 16-bit numbers.
-const BLOCK_BYTES: usize = 512;
+/// Bytes of 16 rows of a slab, in 16-bit numbers.
+const SLAB_ROWS_BYTES: usize = 1024;
+/// Value columns of a workgroup of the walk.
+const SLAB: usize = 32;
 /// Row tiles of a chunk.
 const TILES: usize = super::CHUNK / 16;
 
@@ -142,7 +144,7 @@ impl PrefillBackward {
             ..
         } = self.shape.spec.heads;
         let chunks = self.records() as u64;
-        let slabs = (value_dim / 16) as u64;
+        let slabs = value_dim.div_ceil(SLAB) as u64;
         [
             chunks * key as u64,
             self.shape.sequences as u64 * value as u64 * slabs * 2,
@@ -159,7 +161,7 @@ impl PrefillBackward {
             ..
         } = self.shape.spec.heads;
         let places = self.records() * value;
-        let blocks = value_dim / 16 * BLOCK_BYTES;
+        let blocks = value_dim.div_ceil(SLAB) * SLAB_ROWS_BYTES;
         let state = kernels::backward_bucket(key_dim) / 16 * blocks;
         let states = places * RECORD_BYTES;
         let d_states = states + places * state;
@@ -208,6 +210,19 @@ impl PrefillBackward {
         tensors: &BackwardTensors<'_>,
         workspace: Workspace<'_>,
     ) -> Result<()> {
+        self.launch_between(stream, tensors, workspace, || Ok(()), || Ok(()))
+    }
+
+    /// [`PrefillBackward::launch`] between kernels that `before` and `after` enqueue: no other launch of this crate on the
+    /// stream comes between them. If a check fails, neither is called.
+    pub(crate) fn launch_between(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        workspace: Workspace<'_>,
+        before: impl FnOnce() -> Result<()>,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
         check_devices(tensors, &self.context)?;
@@ -223,6 +238,7 @@ impl PrefillBackward {
         check_overlaps(tensors, scratch)?;
         self.context.make_current()?;
         let _turn = stream.turn();
+        before()?;
         if let Some(lengths) = lengths {
             lengths.enqueue(&self.context, stream)?;
         }
@@ -239,7 +255,7 @@ impl PrefillBackward {
                     .launch(stream, kernel, groups as u32, threads, &arguments)?;
             }
         }
-        Ok(())
+        after()
     }
 
     fn lower_lengths(

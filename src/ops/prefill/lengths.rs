@@ -1,11 +1,13 @@
 //! Lengths that only the device knows. A kernel of one workgroup checks them there before other kernels index with them,
-//! and divides a fused prefill's sequences into segments.
+//! divides a fused prefill's sequences into segments, and chooses between the fused path and the split path.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use super::plan::{self, Balance, Counts};
-use crate::abi::{dwk_prefill_item, dwk_prefill_lengths_args, dwk_prefill_plan};
+use super::plan::{self, Balance, Choice, Counts};
+use crate::abi::{
+    dwk_prefill_choice, dwk_prefill_item, dwk_prefill_lengths_args, dwk_prefill_plan,
+};
 use crate::batch::CuSeqlens;
 use crate::check::{self, Checked};
 use crate::error::Result;
@@ -35,6 +37,8 @@ pub(crate) struct DeviceSegments {
     /// Segments of each sequence; 0: the device chooses.
     pub(super) segments: i32,
     pub(super) balance: Balance,
+    /// Whether and how the device chooses the path. Then no sequence is cut.
+    pub(super) choice: Option<Choice>,
 }
 
 /// Device addresses of checked lengths and of lists of segments.
@@ -44,6 +48,10 @@ pub(crate) struct DeviceTables {
     /// Null: every sequence is one item.
     pub(super) items: *const dwk_prefill_item,
     pub(super) chains: *const i32,
+    /// Null unless the device chooses the path; `items` is then the fused path's list.
+    pub(super) split_items: *const dwk_prefill_item,
+    /// `cu_seqlens` for `prefill_prepare`, if the device chooses the path.
+    pub(super) prepare_lengths: *const i32,
 }
 
 impl DeviceSegments {
@@ -55,6 +63,26 @@ impl DeviceSegments {
     fn chain_bytes(&self) -> usize {
         let bytes = self.most.chains as usize * plan::CHAIN_WORDS * size_of::<i32>();
         bytes.next_multiple_of(WORKSPACE_ALIGN)
+    }
+
+    /// Bytes of all lists: items, chains and, if the device chooses the path, items of the split path and its lengths.
+    fn bytes(&self) -> usize {
+        let lengths = ((self.most.items + 1) * 4).next_multiple_of(WORKSPACE_ALIGN);
+        let of_choice = (self.choice).map_or(0, |_| self.item_bytes() + lengths);
+        self.item_bytes() + self.chain_bytes() + of_choice
+    }
+
+    /// Kernel arguments of the choice, with the lists at an address.
+    fn lower_choice(&self, address: *mut c_void) -> dwk_prefill_choice {
+        let Some(choice) = &self.choice else {
+            return dwk_prefill_choice::default();
+        };
+        let items = address.wrapping_byte_add(self.item_bytes() + self.chain_bytes());
+        dwk_prefill_choice {
+            split_items: items.cast(),
+            prepare_lengths: items.wrapping_byte_add(self.item_bytes()).cast(),
+            ..choice.lower()
+        }
     }
 
     /// Kernel arguments, with the lists at an address.
@@ -96,7 +124,7 @@ impl DeviceLengths {
 
     /// Bytes of workspace: the status word, the checked lengths and the lists of segments.
     pub(crate) fn bytes(&self) -> usize {
-        let lists = (self.segments.as_ref()).map_or(0, |s| s.item_bytes() + s.chain_bytes());
+        let lists = self.segments.as_ref().map_or(0, DeviceSegments::bytes);
         STATUS_BYTES + self.checked_bytes() + self.rest_bytes() + lists
     }
 
@@ -118,6 +146,7 @@ impl DeviceLengths {
             .wrapping_byte_add(self.checked_bytes())
             .wrapping_byte_add(self.rest_bytes());
         let plan = self.segments.map(|segments| segments.lower(lists));
+        let choice = self.segments.map(|segments| segments.lower_choice(lists));
         Ok(LaunchArguments(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
@@ -128,6 +157,7 @@ impl DeviceLengths {
             wide: i32::from(wide),
             decodes: self.decodes as i32,
             plan: plan.unwrap_or_default(),
+            choice: choice.unwrap_or_default(),
         }))
     }
 }
@@ -147,6 +177,8 @@ impl LaunchArguments {
             },
             items: self.0.plan.items,
             chains: self.0.plan.chains,
+            split_items: self.0.choice.split_items,
+            prepare_lengths: self.0.choice.prepare_lengths,
         }
     }
 

@@ -88,9 +88,25 @@ pub(crate) struct LaunchArguments {
     scan_threads: u32,
     short: dwk_prefill_short_args,
     short_groups: u32,
+    /// `prefill_fused`, where it has the arguments above: on the fused path.
+    fused: FusedArguments,
+}
+
+/// Arguments of `prefill_fused`, whose grid may be empty.
+struct FusedArguments {
+    prepare: dwk_prefill_prepare_args,
+    scan: dwk_prefill_scan_args,
+    groups: u32,
 }
 
 impl LaunchArguments {
+    /// Launches `prefill_fused` after the kernels of the split path, with the arguments of `fused`. `prepare_lengths`:
+    /// `cu_seqlens` for `prefill_prepare`.
+    pub(super) fn choose(&mut self, prepare_lengths: *const i32, fused: LaunchArguments) {
+        self.prepare.cu_seqlens = prepare_lengths;
+        self.fused = fused.fused;
+    }
+
     /// Where combine and scan read summaries, and the flags of those.
     pub(super) fn summaries(&self) -> (*mut f32, *mut i32) {
         (self.scan.states, self.scan.forgotten)
@@ -270,6 +286,11 @@ impl Shape {
             scan_threads: scan_division.threads,
             short,
             short_groups: short_groups as u32,
+            fused: FusedArguments {
+                prepare,
+                scan,
+                groups: if self.is_fused() { scan_groups } else { 0 },
+            },
         })
     }
 
@@ -333,10 +354,12 @@ impl Shape {
         );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
-        let fused = kernels
-            .fused
-            .zip(kernels.fused_summarise)
-            .filter(|_| self.is_fused());
+        let args = |prepare, scan| dwk_prefill_fused_args {
+            prepare,
+            scan,
+            warm_up: self.target.fused_costs.most_warm_up,
+            pad0: 0,
+        };
         // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
         unsafe {
             if let Some(short) = kernels.short
@@ -346,41 +369,35 @@ impl Shape {
                 let threads = self.target.threads(short.role());
                 launch(to, (short, x.short_groups, threads), &x.short)?;
             }
-            if let Some((fused, fused_summarise)) = fused {
-                let args = |scan| dwk_prefill_fused_args {
-                    prepare: x.prepare,
-                    scan,
-                    warm_up: self.target.fused_costs.most_warm_up,
-                    pad0: 0,
-                };
-                let threads = |kernel: Kernel<_>| self.target.threads(kernel.role());
-                if wants(Part::FusedSummarise) && x.summarise_groups > 0 {
-                    let kernel = (
-                        fused_summarise,
-                        x.summarise_groups,
-                        threads(fused_summarise),
-                    );
-                    launch(to, kernel, &args(x.summarise))?;
-                }
-                if wants(Part::Combine) && x.combine_groups > 0 {
-                    launch(to, combine, &x.combine)?;
-                }
-                if wants(Part::Fused) && x.scan_groups > 0 {
-                    launch(to, (fused, x.scan_groups, threads(fused)), &args(x.scan))?;
-                }
-                return Ok(());
-            }
-            if wants(Part::Prepare) && x.prepare_groups > 0 {
+            let split = !self.is_fused();
+            if wants(Part::Prepare) && split && x.prepare_groups > 0 {
                 launch(to, prepare, &x.prepare)?;
             }
-            if wants(Part::Summarise) && x.summarise_groups > 0 {
+            if wants(Part::Summarise) && split && x.summarise_groups > 0 {
                 launch(to, summarise, &x.summarise)?;
+            }
+            if let Some(kernel) = kernels.fused_summarise
+                && wants(Part::FusedSummarise)
+                && !split
+                && x.summarise_groups > 0
+            {
+                let threads = self.target.threads(kernel.role());
+                let args = args(x.prepare, x.summarise);
+                launch(to, (kernel, x.summarise_groups, threads), &args)?;
             }
             if wants(Part::Combine) && x.combine_groups > 0 {
                 launch(to, combine, &x.combine)?;
             }
-            if wants(Part::Scan) && x.scan_groups > 0 {
+            if wants(Part::Scan) && split && x.scan_groups > 0 {
                 launch(to, scan, &x.scan)?;
+            }
+            if let Some(kernel) = kernels.fused
+                && wants(Part::Fused)
+                && x.fused.groups > 0
+            {
+                let threads = self.target.threads(kernel.role());
+                let args = args(x.fused.prepare, x.fused.scan);
+                launch(to, (kernel, x.fused.groups, threads), &args)?;
             }
         }
         Ok(())

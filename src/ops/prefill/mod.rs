@@ -318,6 +318,7 @@ impl Prefill {
     }
 
     fn of_host(context: &Context, shape: Shape, cu_seqlens: Vec<i32>) -> Result<Self> {
+        let shape = shape.of_lengths(&cu_seqlens);
         let partition = shape.partition(&cu_seqlens)?;
         let lengths = Lengths::Host {
             counts: partition.counts(),
@@ -450,16 +451,21 @@ impl Prefill {
     }
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
-    /// the split path.
+    /// the split path. [`PrefillPath::Auto`]: each launch of a plan of [`Prefill::device`] chooses by its lengths. Then the
+    /// kernels of both paths are launched, and those of one find no work.
     pub fn path(&self) -> PrefillPath {
-        self.shape.path
+        match self.device_segments() {
+            Some(segments) if segments.choice.is_some() => PrefillPath::Auto,
+            _ => self.shape.path,
+        }
     }
 
     /// [`Part::Whole`], then each kernel of the plan.
     pub fn parts(&self) -> Vec<Part> {
         let counts = self.counts();
         let device = matches!(self.lengths, Lengths::Device(_));
-        let fused = self.shape.is_fused() && !counts.only_short();
+        let both = self.path() == PrefillPath::Auto;
+        let fused = (both || self.shape.is_fused()) && !counts.only_short();
         let split = !self.shape.is_fused() && !counts.only_short();
         [
             (Part::Whole, true),
@@ -589,7 +595,18 @@ impl Prefill {
         records: *mut c_void,
     ) -> Result<LaunchArguments> {
         Shape::check_devices(tensors, &self.context)?;
-        Ok((self.shape).lower(tensors, self.tables(tables), &self.slots, records)?)
+        let own = self.tables(tables);
+        let Some(choosing) = tables.filter(|tables| !tables.split_items.is_null()) else {
+            return Ok((self.shape).lower(tensors, own, &self.slots, records)?);
+        };
+        let split = Tables {
+            items: choosing.split_items,
+            ..own
+        };
+        let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
+        let fused = (self.shape.fused_whole()).lower(tensors, own, &self.slots, records)?;
+        lowered.choose(choosing.prepare_lengths, fused);
+        Ok(lowered)
     }
 
     /// Enqueues checked launch arguments on the current device.

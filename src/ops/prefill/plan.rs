@@ -5,6 +5,7 @@
 //! whole. Two more kernels compute the state at the start of each segment.
 
 mod balance;
+mod choice;
 
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
 use crate::abi::{DWK_SHORT_TOKENS, dwk_prefill_item};
@@ -12,6 +13,7 @@ use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{Costs, KernelCost};
 pub(crate) use balance::Balance;
+pub(crate) use choice::{Choice, WalkTime};
 
 /// Model of the device for the planner: workgroups of each kernel per unit of its work, compute units, costs.
 #[derive(Clone, Copy, Debug)]
@@ -288,18 +290,6 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     }
     let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
     chosen.map_or(1, |(segments, _)| segments)
-}
-
-/// Modelled time of scan and, with the segments that [`choose`] chooses, summarise and combine, in microseconds.
-pub(super) fn time(chunks: &[usize], machine: &Machine) -> f64 {
-    let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
-    let segment = segment_chunks(chunks, choose(chunks, machine));
-    let mut cut: Vec<usize> = chunks.iter().copied().filter(|&n| n > segment).collect();
-    cut.sort_unstable_by(|a, b| b.cmp(a));
-    let segment = segment.min(longest_chunks);
-    machine
-        .cost(chunks.len(), chunks.iter().sum(), &cut, segment)
-        .us
 }
 
 /// Steps of prefill_combine for the first, longest sequence of `cut`.

@@ -4,7 +4,7 @@
 //! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
 use super::lengths::DeviceSegments;
-use super::plan::{self, Balance, Counts, Cut, Machine, Partition};
+use super::plan::{self, Balance, Choice, Counts, Cut, Machine, Partition, WalkTime};
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
 use crate::abi;
 use crate::check::{self, Checked};
@@ -29,6 +29,8 @@ pub(super) struct Shape {
     pub(super) compute_units: usize,
     /// [`PrefillPath::Fused`] or [`PrefillPath::Split`], for sequences that `prefill_short` does not compute.
     pub(super) path: PrefillPath,
+    /// Whether [`PrefillPath::Auto`] may take the fused path in place of the split path, if the lengths suggest it.
+    may_be_fused: bool,
     /// Whether `prefill_short` computes short sequences.
     short: bool,
 }
@@ -122,25 +124,24 @@ impl Shape {
             dies: context.dies(),
             compute_units: compute_units.max(1) as usize,
             path: PrefillPath::Split,
+            may_be_fused: false,
             short: false,
         };
-        let fused = match wanted {
-            // A batch without sequences has no workgroup of the fused kernel that could clear o.
-            _ if sequences == 0 => false,
-            PrefillPath::Auto => {
-                // With a number of segments, bits must not depend on the batch, and neither may the path.
-                let segments = plan::segments_of_environment()?.or(spec.segments);
-                segments.is_none() && is_compiled(&spec) && shape.fused_is_faster()
-            }
-            forced => forced == PrefillPath::Fused,
-        };
+        // A batch without sequences has no workgroup of the fused kernel that could clear o.
+        if wanted == PrefillPath::Fused && sequences > 0 {
+            shape.path = PrefillPath::Fused;
+        }
+        // With a number of segments, bits must not depend on the batch, and neither may the path.
+        let segments = plan::segments_of_environment()?.or(spec.segments);
+        shape.may_be_fused = wanted == PrefillPath::Auto
+            && sequences > 0
+            && segments.is_none()
+            && is_compiled(&spec)
+            && shape.target.fused_costs.automatic;
         shape.short = match wanted {
             PrefillPath::Auto => has_short(&spec) && plan::uses_short(batch.rows(), sequences),
             forced => forced == PrefillPath::Short,
         };
-        if fused {
-            shape.path = PrefillPath::Fused;
-        }
         shape.check_grids(shape.whole())?;
         Ok(shape)
     }
@@ -155,6 +156,7 @@ impl Shape {
         let shape = Shape::new(spec, batch, sequences, context)?;
         Ok(Shape {
             path: PrefillPath::Split,
+            may_be_fused: false,
             short: false,
             ..shape
         })
@@ -165,54 +167,62 @@ impl Shape {
         self.path == PrefillPath::Fused
     }
 
-    /// Whether a fused prefill is modelled as faster, for sequences of equal length. A pure function of what a plan with
-    /// lengths on the device knows, so that it chooses as a plan with lengths on the host does.
-    fn fused_is_faster(&self) -> bool {
-        self.target.fused_costs.automatic && self.fused_takes_less()
-    }
-
-    fn fused_takes_less(&self) -> bool {
-        self.fused_time() < self.target.fused_costs.faster * self.split_time()
-    }
-
     /// Chunks of each sequence if all are equally long.
     fn equal_chunks(&self) -> Vec<usize> {
         let tokens = self.batch.rows().div_ceil(self.sequences.max(1));
         vec![tokens.div_ceil(CHUNK); self.sequences]
     }
 
-    /// Modelled time of a fused prefill of sequences of equal length, in microseconds. Plans do not know the gates: where
-    /// sequences are cut, as if the gates forgot nothing.
-    fn fused_time(&self) -> f64 {
-        let (costs, launch) = (&self.target.fused_costs, self.target.costs.launch);
-        let chunks = self.equal_chunks();
-        let (longest, cost) = self.balance().choose(&chunks);
-        let counts = plan::counts(&chunks, Cut::AtMost(longest));
-        let mut us = launch + cost as f64 / 16.0 * costs.chunk;
-        if counts.summaries > 0 {
-            let workgroups =
-                counts.summaries * self.spec.heads.value * self.fused_summarise_slabs();
-            let rounds = workgroups.div_ceil(self.compute_units);
-            let start = f64::from(costs.start) / 16.0;
-            us += rounds as f64 * (longest as f64 + start) * costs.summary_chunk;
+    /// Device and modelled times by which [`PrefillPath::Auto`] chooses the fused path or the split path.
+    fn choice(&self) -> Choice {
+        let (costs, heads) = (&self.target.fused_costs, self.spec.heads.value);
+        let ns = |us: f64| (1e3 * us) as i32;
+        let start = f64::from(costs.start) / 16.0 * costs.chunk;
+        let (scan, _) = self.most_slabs();
+        Choice {
+            compute_units: self.compute_units.min(1 << 24) as i32,
+            fused: WalkTime {
+                workgroups: (heads * self.fused_slabs()) as i32,
+                chunk: ns(costs.chunk),
+                start: ns(start),
+            },
+            scan: WalkTime {
+                workgroups: (heads * scan) as i32,
+                chunk: ns(self.target.costs.scan.chunk),
+                start: ns(costs.scan_start),
+            },
+            prepare_start: ns(costs.prepare_start + self.target.costs.launch),
+            prepare_chunk: ns(costs.prepare * heads as f64),
         }
-        if counts.chains > 0 {
-            us += launch + self.target.costs.combine * (counts.summaries / self.sequences) as f64;
-        }
-        us
     }
 
-    /// Modelled time of a split prefill of sequences of equal length, in microseconds.
-    fn split_time(&self) -> f64 {
-        let (costs, machine) = (&self.target.fused_costs, self.machine());
-        let chunks = self.equal_chunks();
-        let heads = chunks.iter().sum::<usize>() * self.spec.heads.value;
-        let prepare =
-            costs.prepare_start + costs.prepare * heads as f64 / self.compute_units as f64;
-        let workgroups = self.sequences * machine.scan;
-        let rounds = workgroups.div_ceil(self.compute_units * self.target.costs.scan.residency);
-        let starts = costs.scan_start * rounds as f64;
-        2.0 * self.target.costs.launch + prepare + starts + plan::time(&chunks, &machine)
+    /// How [`PrefillPath::Auto`] chooses the path of a batch. `None`: the split path, whatever the lengths, because the
+    /// fused path would not even take less time if all sequences were equally long.
+    pub(super) fn choice_by_lengths(&self) -> Option<Choice> {
+        (self.may_be_fused.then(|| self.choice()))
+            .filter(|choice| choice.takes_fused(&self.equal_chunks()))
+    }
+
+    /// The shape with the path that [`PrefillPath::Auto`] chooses for these lengths.
+    pub(super) fn of_lengths(self, cu_seqlens: &[i32]) -> Shape {
+        let Some(choice) = self.choice_by_lengths() else {
+            return self;
+        };
+        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        if choice.takes_fused(&chunks) {
+            self.fused_whole()
+        } else {
+            self
+        }
+    }
+
+    /// The shape on the fused path, where [`PrefillPath::Auto`] takes it: no sequence is cut.
+    pub(super) fn fused_whole(self) -> Shape {
+        Shape {
+            path: PrefillPath::Fused,
+            ..self
+        }
     }
 
     /// Device and costs by which a fused prefill is cut.
@@ -231,11 +241,17 @@ impl Shape {
         }
     }
 
-    /// Segments of a batch whose lengths only the device knows, or nothing if no sequence is cut.
+    /// Segments of a batch whose lengths only the device knows, or nothing if it makes no lists: no sequence is cut, and
+    /// the path is known.
     pub(super) fn device_segments(&self) -> Checked<Option<DeviceSegments>> {
         let forced = plan::segments_of_environment()?.or(self.spec.segments);
         if !self.is_fused() {
-            return Ok(None);
+            return Ok(self.choice_by_lengths().map(|choice| DeviceSegments {
+                most: self.whole(),
+                segments: 1,
+                balance: self.balance(),
+                choice: Some(choice),
+            }));
         }
         let tokens = self.batch.rows();
         let summaries = match forced {
@@ -254,6 +270,7 @@ impl Shape {
             most,
             segments: forced.map_or(0, |n| n.min(i32::MAX as usize) as i32),
             balance: self.balance(),
+            choice: None,
         }))
     }
 
@@ -323,6 +340,7 @@ impl Shape {
         let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
         let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => Cut::Segments(segments),
+            None if self.may_be_fused && self.is_fused() => Cut::Segments(1),
             None if self.is_fused() => Cut::AtMost(self.balance().choose(&chunks).0),
             None => {
                 let segments = plan::choose(&chunks, &self.machine());
@@ -526,25 +544,34 @@ impl Shape {
 mod tests {
     use super::*;
 
-    fn takes_less(heads: [usize; 2], sequences: usize, tokens: usize) -> bool {
-        let shape = Shape {
+    /// Shape of an `auto` plan on an MI300X.
+    fn shape(heads: [usize; 2], lengths: &[usize]) -> Shape {
+        Shape {
             spec: PrefillSpec::new(heads[0], heads[1], 128, 128),
             batch: Batch::Packed {
-                tokens: sequences * tokens,
+                tokens: lengths.iter().sum(),
             },
-            sequences,
+            sequences: lengths.len(),
             target: Target::of("gfx942"),
             dies: 8,
             compute_units: 304,
             path: PrefillPath::Split,
+            may_be_fused: true,
             short: false,
-        };
-        shape.fused_takes_less()
+        }
     }
 
-    /// The fused path takes less time, whatever the gates, where sequences are equally long and none is cut.
+    fn takes_fused(heads: [usize; 2], lengths: &[usize]) -> bool {
+        let mut cu_seqlens = vec![0];
+        for n in lengths {
+            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + *n as i32);
+        }
+        shape(heads, lengths).of_lengths(&cu_seqlens).is_fused()
+    }
+
+    /// The fused path takes less time where the workgroups of equal sequences fill the device.
     #[test]
-    fn equal_sequences_take_less_time_fused_and_cut_ones_do_not() {
+    fn equal_sequences_that_fill_the_device_are_fused() {
         for (heads, sequences, tokens, fused) in [
             ([16, 32], 8, 1024, true),
             ([16, 32], 8, 2048, true),
@@ -563,7 +590,40 @@ mod tests {
             ([2, 8], 4, 512, false),
         ] {
             let name = format!("{heads:?}, {sequences} x {tokens}");
-            assert_eq!(takes_less(heads, sequences, tokens), fused, "{name}");
+            let lengths = vec![tokens; sequences];
+            assert_eq!(takes_fused(heads, &lengths), fused, "{name}");
         }
+    }
+
+    /// One long sequence is walked chunk by chunk, and a chunk takes four times as long in the fused kernel.
+    #[test]
+    fn a_batch_with_one_long_sequence_is_split() {
+        let lengths = [4096, 1024, 1024, 512, 512, 512, 256, 256];
+        assert!(!takes_fused([16, 32], &lengths));
+        // As many tokens in sequences of equal length, and with padding.
+        assert!(takes_fused([16, 32], &[1024; 8]));
+        let short = [vec![128; 100], vec![0; 20]].concat();
+        assert!(takes_fused([16, 32], &short));
+        let mut long = vec![128; 119];
+        long.push(8192);
+        assert!(!takes_fused([16, 32], &long));
+        // The long sequence is short beside the rest.
+        let mut among_many = vec![512; 200];
+        among_many.push(4096);
+        assert!(takes_fused([16, 32], &among_many));
+    }
+
+    /// Only the fused path has a list if the path does not depend on the lengths.
+    #[test]
+    fn the_device_chooses_where_lengths_decide() {
+        let chooses = |heads, lengths: &[usize]| {
+            let segments = shape(heads, lengths).device_segments();
+            segments
+                .expect("a grid")
+                .is_some_and(|s| s.choice.is_some())
+        };
+        assert!(chooses([16, 32], &[1024; 8]));
+        assert!(!chooses([16, 32], &[8192]));
+        assert!(!chooses([2, 8], &[512; 4]));
     }
 }
