@@ -308,11 +308,15 @@ fn check_places(
     let (from, to) = (send.address().addr(), receive.address().addr());
     let all = bytes.saturating_mul(ranks);
     let apart = from.saturating_add(bytes) <= to || to.saturating_add(all) <= from;
-    check::ensure(apart || from == to.saturating_add(rank * bytes), || {
-        let was = format!("address {from:#x} in the {ranks} times {bytes} bytes that are received");
-        let allowed = format!("memory of its own, or place {rank} in them");
-        ArgumentError::new("send", ArgumentKind::Overlap, was, allowed)
-    })
+    check::ensure(
+        apart || from == to.saturating_add(rank.saturating_mul(bytes)),
+        || {
+            let was =
+                format!("address {from:#x} in the {ranks} times {bytes} bytes that are received");
+            let allowed = format!("memory of its own, or place {rank} in them");
+            ArgumentError::new("send", ArgumentKind::Overlap, was, allowed)
+        },
+    )
 }
 
 /// Polls often at first, then rarely.

@@ -591,7 +591,8 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
     initial_state and has_initial_state are per fragment, too; those of fragments that do not begin a sequence are not
     read. Outputs and states have the same bits for any number of ranks and any kind, if the block is the same.
 
-    group: a process group, None for the default one. Ranks are those within the group. Forward only.
+    group: a process group, None for the default one. Ranks are those within the group. There is no backward: one that
+    reaches the results raises NotImplementedError.
 
     agree: when the ranks compare their layouts and specs, in a collective of its own, before they send anything. "first": at
     the first use of a layout and spec in a group, which must be the first on all ranks; "always"; "never", for callers that
@@ -602,33 +603,38 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
     ranks = dist.get_world_size(group)
     for name, x in (("q", q), ("k", k), ("v", v)):
         _of_rank(name, x, 3)
-    device = q.device
-    layout = RankLayout(lengths, ranks, kind, block)
-    spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale)
-    with _dims_of(k, v):
-        plan = _rank_plan(device, spec, layout, q.shape[0], group, agree)
-    dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
-    o = empty(tuple(v.shape), v.dtype, device)
-    final_state = empty((len(plan.fragments), v.shape[-2], *dims), torch.float32, device).zero_()
-    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
-             "initial_state": initial_state, "has_initial_state": has_initial_state, "o": o, "final_state": final_state}
-    tensors = {**_all_reachable(given, device), "allow_neg_eigval": allow_neg_eigval, "initial_layout": state_layout,
-               "final_layout": state_layout}
-    if not plan.fragments:
-        tensors = {name: x for name, x in tensors.items() if "state" not in name and "layout" not in name}
-    workspace = empty((plan.workspace_bytes,), torch.uint8, device)
-    # Zeros: bytes past the summaries of a rank with fewer blocks are sent, too.
-    summary = empty((plan.summary_bytes,), torch.uint8, device).zero_()
-    plan.summarise(summary, workspace, **tensors)
-    gathered = summary
-    if plan.summary_bytes and ranks > 1:
-        gathered = empty((plan.gathered_bytes,), torch.uint8, device)
-        dist.all_gather_into_tensor(gathered, summary, group=group)
-    plan.finish(gathered, workspace, **tensors)
-    return o, final_state
+
+    def launch() -> Tuple[Tensor, Tensor]:
+        device = q.device
+        layout = RankLayout(lengths, ranks, kind, block)
+        spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale)
+        with _dims_of(k, v):
+            plan = _rank_plan(device, spec, layout, q.shape[0], group, agree)
+        dims = (k.shape[-1], v.shape[-1]) if state_layout == "key_major" else (v.shape[-1], k.shape[-1])
+        o = empty(tuple(v.shape), v.dtype, device)
+        final_state = empty((len(plan.fragments), v.shape[-2], *dims), torch.float32, device).zero_()
+        given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias,
+                 "initial_state": initial_state, "has_initial_state": has_initial_state, "o": o, "final_state": final_state}
+        tensors = {**_all_reachable(given, device), "allow_neg_eigval": allow_neg_eigval, "initial_layout": state_layout,
+                   "final_layout": state_layout}
+        if not plan.fragments:
+            tensors = {name: x for name, x in tensors.items() if "state" not in name and "layout" not in name}
+        workspace = empty((plan.workspace_bytes,), torch.uint8, device)
+        # Zeros: bytes past the summaries of a rank with fewer blocks are sent, too.
+        summary = empty((plan.summary_bytes,), torch.uint8, device).zero_()
+        plan.summarise(summary, workspace, **tensors)
+        gathered = summary
+        if plan.summary_bytes and ranks > 1:
+            gathered = empty((plan.gathered_bytes,), torch.uint8, device)
+            dist.all_gather_into_tensor(gathered, summary, group=group)
+        plan.finish(gathered, workspace, **tensors)
+        return o, final_state
+
+    inputs = (q, k, v, g, beta, a, b, a_log, dt_bias, initial_state)
+    return _refuses_backward("prefill_parallel", "deltawave.ops.prefill", None, launch, inputs)
 
 
-AGREE = ("first", "always", "never")
+AGREE = {"first": 0, "always": 1, "never": 2}
 # Layouts and specs that the ranks of a group have compared, the latest last. The value keeps the group, so that no other one
 # gets its id.
 _compared: "OrderedDict[Any, Any]" = OrderedDict()

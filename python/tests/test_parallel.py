@@ -160,6 +160,17 @@ def refusals(rank, ranks, kind, folder):
     # Equal layouts are compared once, or always, or never.
     for agree in ("first", "first", "always", "never"):
         run(of("contiguous", LENGTHS), rows, lengths=LENGTHS, agree=agree)
+    # There is no backward, and it says so.
+    n = of("contiguous", LENGTHS)
+    given = {name: x[:n] for name, x in rows.items()}
+    given["q"] = given["q"].detach().requires_grad_()
+    o, _ = ops.prefill_parallel(**given, lengths=LENGTHS, block=BLOCK)
+    try:
+        o.sum().backward()
+        problems.append("a backward: not refused")
+    except NotImplementedError as error:
+        if not str(error).startswith("prefill_parallel: no backward"):
+            problems.append(str(error))
     torch.save(problems, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
