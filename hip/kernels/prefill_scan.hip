@@ -1,6 +1,7 @@
 // Last kernel of prefill: outputs and final states. One workgroup per (segment, value head, slab of value columns)
 // walks the chunks of its segment. It starts from the sequence's initial state or, if the sequence is cut, from the
-// state that prefill_summarise and prefill_combine left. Per chunk of 64 tokens (prefill/recurrence.h; the phases are
+// state that prefill_summarise and prefill_combine left. The second of two segments may start some chunks early
+// instead, from zeros (prefill/forget.h). Per chunk of 64 tokens (prefill/recurrence.h; the phases are
 // in prefill/<target>/):
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
@@ -17,7 +18,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     if (scan_lists_end && !is_item(x, work.item)) {
         return;
     }
-    const Segment segment = segment_of(x, work.item);
+    Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
     if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
         arch::wait_for_previous_kernel();
@@ -26,6 +27,9 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     if (is_padding(x, segment.sequence)) {
         arch::wait_for_previous_kernel();
         clear_outputs<Keys>(x, segment, work);
+        return;
+    }
+    if (is_half(x, segment) && !divide(x, segment, work.head)) {
         return;
     }
     run_helper_waves<T, Keys, true>(x, segment, work);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../tensor/rows.h"
+#include "forget.h"
 #include "walk.h"
 
 namespace prefill {
@@ -30,15 +31,24 @@ struct Located {
         : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
 };
 
+// Located, and if the segment goes on to the end of a sequence that is cut in two (divide), all that it walks.
+template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x) {
+    Located at(x);
+    if (!Fused && at.segment.first && is_half(x, at.segment)) {
+        divide(x, at.segment, at.work.head);
+    }
+    return at;
+}
+
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
-// lanes. If none has a snapshot, it stops after these chunks. Quiet chunks (`Fused`) have negative numbers; the segment
-// before takes their snapshots.
+// lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
+// takes their snapshots.
 template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
-    const Segment segment = Located(x).segment;
+    const Segment segment = located<Fused>(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
-    if ((!Fused || ahead >= 0) && ahead * chunk < tokens) {
+    if ((!(Fused || early_starts) || ahead >= 0) && ahead * chunk < tokens) {
         wanted = (u32)x.snapshot_slots[segment.record + ahead] < (u32)x.snapshot_count;
     }
     const u64 found = arch::ballot(wanted);
@@ -47,9 +57,9 @@ template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int l
 }
 
 // Stores the state after the chunks so far, if a snapshot is wanted.
-template <int Keys>
+template <int Keys, bool Fused>
 DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
-    const Located at(x);
+    const Located at = located<Fused>(x);
     const int done = (at.segment.end - at.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
@@ -59,7 +69,7 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
     }
 }
 
-// Walks the chunks, in the waves that hold the state. `Fused`: the segment may begin with quiet chunks.
+// Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused.
 template <class T, int Keys, bool Fused = false>
 DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
@@ -71,7 +81,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     arch::let_next_kernel_begin();
     State<Keys> state;
     clear_state<Keys>(state);
-    if (Fused && segment.from_zeros) {
+    if ((Fused || early_starts) && segment.from_zeros) {
         // Earlier tokens leave nothing of a state.
     } else if (segment.summarised) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
@@ -87,14 +97,14 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column);
+            take_snapshot<Keys, Fused>(state, arch::reread(x), chunks.left(), column);
         }
     } while (chunks.left() > 0);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const Located at(y);
+        const Located at = located<Fused>(y);
         const int slot = slot_of(y, y.write_slots, at.segment.sequence);
         if (at.segment.last && slot >= 0) {
             const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,

@@ -2,6 +2,7 @@
 // prefill_prepare, log2 of how much a chunk scales the norm of any state.
 #pragma once
 
+#include "layout.h"
 #include "segment.h"
 
 namespace prefill {
@@ -50,6 +51,34 @@ DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, b
         later = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
     }
     return later < nothing_of_one;
+}
+
+// Whether a segment is one of two of its sequence, and there are no summaries: divide() then says who walks what.
+DEVICE bool is_half(const dwk_prefill_scan_args &x, const Segment &segment) {
+    return early_starts && x.retained && x.summaries == 0 && segment.first != segment.last;
+}
+
+// Who walks a sequence that is cut in two without summaries. The second segment starts early, from zeros, if the last
+// chunks of the first leave nothing of any state. Otherwise the first goes on to the end of the sequence. False: the
+// segment has no work.
+DEVICE bool divide(const dwk_prefill_scan_args &x, Segment &segment, int head) {
+    const Rows range = rows_of(x.cu_seqlens, segment.sequence, x.tokens);
+    Segment before = segment; // the first of the two
+    before.begin = range.begin;
+    before.end = segment.first ? segment.end : segment.begin;
+    before.record = first_record(range.begin, segment.sequence);
+    bool from_zeros;
+    forget(x, head, before, from_zeros);
+    if (segment.first) {
+        segment.end = from_zeros ? segment.end : range.end;
+        segment.last = !from_zeros;
+        return true;
+    }
+    segment.quiet = segment.begin - before.begin;
+    segment.begin = before.begin;
+    segment.record = before.record;
+    segment.from_zeros = true;
+    return from_zeros;
 }
 
 } // namespace prefill

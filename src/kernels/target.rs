@@ -41,6 +41,8 @@ pub(crate) struct Costs {
     pub(crate) worthwhile: f64,
     /// Share of the chunks of summarised segments that `prefill_summarise` is expected to walk: gates that forget leave few.
     pub(crate) summarised: f64,
+    /// Whether `prefill_scan` needs no summaries for sequences of two segments that start from zeros.
+    pub(crate) early_starts: bool,
     /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
 }
@@ -146,6 +148,7 @@ static CDNA: Target = {
             launch: 6.2,
             worthwhile: 0.85,
             summarised: 0.25,
+            early_starts: true,
             fewer: 1.03,
         },
         // Modelled for an MI300X: 7,760 clocks a chunk.
@@ -223,6 +226,7 @@ static SM90: Target = {
             launch: 6.5,
             worthwhile: 0.97,
             summarised: 1.0,
+            early_starts: false,
             fewer: 1.0,
         },
         // Estimated for an H200.

@@ -21,7 +21,8 @@ template <class T, int Keys> class OutputChunks {
         : shared(exchange<Keys, true>()), values(shared_values()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), record(x, s.record, head),
-          at_p(LowerBlocks::Offsets::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin) {
+          at_p(LowerBlocks::Offsets::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin),
+          quiet(s.quiet) {
         const int lane = arch::lane();
         q_offset = (16 * row + lane % 16) * q.stride + arch::eighth(lane) * 16;
         factor_offset = (16 * row + LaneMap(lane).row(0)) * 4;
@@ -46,7 +47,7 @@ template <class T, int Keys> class OutputChunks {
         }
         take_values();
         p.template multiply<T>(done, u, row);
-        o.limit(rest);
+        o.limit_to(rest);
         write_outputs();
         arch::workgroup_sync(); // matches the barrier of the last update's rounding error
     }
@@ -100,6 +101,9 @@ template <class T, int Keys> class OutputChunks {
         diagonal = factor(diagonal_row);
         record.advance();
         if constexpr (Finish) {
+            // Without a branch: the products above may not be finished.
+            o.limit_to(quiet > 0 ? 0 : chunk);
+            quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
             write_outputs();
             o.advance();
         }
@@ -165,6 +169,7 @@ template <class T, int Keys> class OutputChunks {
     Slab out, exact, done;
     OperandPair u[tiles];
     int rest;
+    int quiet; // tokens left whose outputs are not written
     int parity = 0;
 };
 

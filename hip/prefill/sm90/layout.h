@@ -15,6 +15,8 @@ template <int Keys, bool Outputs> constexpr int walk_threads() {
 template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
 // Whether the device may make the list of items of prefill_scan (plan.h), which then ends with items that do not exist.
 constexpr bool scan_lists_end = false;
+// Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
+constexpr bool early_starts = false;
 DEVICE int wave_column_of_slab(int column_tiles) { return arch::wave() * 16 * column_tiles; }
 
 template <int Keys> struct StateLayout {

@@ -229,6 +229,10 @@ impl Shape {
         [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
         prepare.slots = scan.slots;
         scan.flags = flags;
+        let starts_early = self.starts_early(counts, &x.states);
+        if starts_early {
+            scan.summaries = 0;
+        }
         if counts.short > 0 {
             [prepare.least_tokens, scan.least_tokens] = [plan::SHORT_TOKENS as i32 + 1; 2];
         }
@@ -277,7 +281,7 @@ impl Shape {
                 false => prepare_groups,
             },
             summarise,
-            summarise_groups,
+            summarise_groups: if starts_early { 0 } else { summarise_groups },
             summarise_threads: summarise_division.threads,
             combine,
             combine_groups,

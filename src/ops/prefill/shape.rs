@@ -14,6 +14,7 @@ use crate::kernels::{
 };
 use crate::model::Heads;
 use crate::runtime::Context;
+use crate::state::States;
 use crate::tensor::Batch;
 
 const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
@@ -31,6 +32,8 @@ pub(super) struct Shape {
     pub(super) path: PrefillPath,
     /// Whether [`PrefillPath::Auto`] may take the fused path in place of the split path, if the lengths suggest it.
     may_be_fused: bool,
+    /// Whether the planner cuts sequences, not the caller.
+    planned_segments: bool,
     /// Whether `prefill_short` computes short sequences.
     short: bool,
 }
@@ -125,6 +128,7 @@ impl Shape {
             compute_units: compute_units.max(1) as usize,
             path: PrefillPath::Split,
             may_be_fused: false,
+            planned_segments: false,
             short: false,
         };
         // A batch without sequences has no workgroup of the fused kernel that could clear o.
@@ -133,6 +137,7 @@ impl Shape {
         }
         // With a number of segments, bits must not depend on the batch, and neither may the path.
         let segments = plan::segments_of_environment()?.or(spec.segments);
+        shape.planned_segments = segments.is_none();
         shape.may_be_fused = wanted == PrefillPath::Auto
             && sequences > 0
             && segments.is_none()
@@ -157,6 +162,7 @@ impl Shape {
         Ok(Shape {
             path: PrefillPath::Split,
             may_be_fused: false,
+            planned_segments: false,
             short: false,
             ..shape
         })
@@ -223,6 +229,19 @@ impl Shape {
             path: PrefillPath::Fused,
             ..self
         }
+    }
+
+    /// Whether a launch needs no summaries although sequences are cut, because each has at most two segments: the second
+    /// starts early where gates forget, and the first goes on where they do not. Sequences must start from zeros, because
+    /// the last segment may overwrite an initial state that the first still reads.
+    pub(super) fn starts_early(&self, counts: Counts, states: &States<'_>) -> bool {
+        let from_zeros = matches!(
+            states,
+            States::None | States::Separate { initial: None, .. }
+        );
+        let in_two = counts.summaries > 0 && counts.chains == 0;
+        let may = self.planned_segments && !self.is_fused() && self.target.costs.early_starts;
+        may && in_two && from_zeros
     }
 
     /// Device and costs by which a fused prefill is cut.
@@ -557,6 +576,7 @@ mod tests {
             compute_units: 304,
             path: PrefillPath::Split,
             may_be_fused: true,
+            planned_segments: true,
             short: false,
         }
     }

@@ -24,6 +24,7 @@ const fn costs(fewer: f64) -> Costs {
         launch: 5.0,
         worthwhile: 0.85,
         summarised: 1.0,
+        early_starts: false,
         fewer,
     }
 }
