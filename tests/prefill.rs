@@ -8,6 +8,8 @@ mod fake_collectives;
 mod backward;
 #[path = "prefill/collectives.rs"]
 mod collectives;
+#[path = "prefill/early.rs"]
+mod early;
 #[path = "prefill/forget.rs"]
 mod forget;
 #[path = "prefill/fused.rs"]

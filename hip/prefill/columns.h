@@ -31,11 +31,21 @@ struct Located {
         : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
 };
 
-// Located, and if the segment goes on to the end of a sequence that is cut in two (divide), all that it walks.
-template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x) {
+// Tokens that chunks.begin to chunks.finish walk. 0: those of the segment (segment_of) and quiet ones.
+template <bool Fused, class C> DEVICE int walked_by(const C &chunks) {
+    if constexpr (early_starts && !Fused) {
+        return chunks.walked();
+    } else {
+        return 0;
+    }
+}
+
+// Located; if the segment goes on to the end of a sequence that is cut in two (divide), all that it walks.
+template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x, int walked) {
     Located at(x);
-    if (!Fused && at.segment.first && is_half(x, at.segment)) {
-        divide(x, at.segment, at.work.head);
+    if (early_starts && !Fused && at.segment.first && walked > at.segment.end - at.segment.begin) {
+        at.segment.end = at.segment.begin + walked;
+        at.segment.last = true;
     }
     return at;
 }
@@ -43,8 +53,8 @@ template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x) {
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
 // lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
 // takes their snapshots.
-template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
-    const Segment segment = located<Fused>(x).segment;
+template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, int walked) {
+    const Segment segment = located<Fused>(x, walked).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
@@ -58,8 +68,8 @@ template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int l
 
 // Stores the state after the chunks so far, if a snapshot is wanted.
 template <int Keys, bool Fused>
-DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
-    const Located at = located<Fused>(x);
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int walked, int column) {
+    const Located at = located<Fused>(x, walked);
     const int done = (at.segment.end - at.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
@@ -93,18 +103,18 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     do {
         int rest = 0;
         if (arch::reread(x).snapshot_slots) {
-            rest = next_stop<Fused>(arch::reread(x), chunks.left());
+            rest = next_stop<Fused>(arch::reread(x), chunks.left(), walked_by<Fused>(chunks));
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys, Fused>(state, arch::reread(x), chunks.left(), column);
+            take_snapshot<Keys, Fused>(state, arch::reread(x), chunks.left(), walked_by<Fused>(chunks), column);
         }
     } while (chunks.left() > 0);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const Located at = located<Fused>(y);
+        const Located at = located<Fused>(y, walked_by<Fused>(chunks));
         const int slot = slot_of(y, y.write_slots, at.segment.sequence);
         if (at.segment.last && slot >= 0) {
             const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,

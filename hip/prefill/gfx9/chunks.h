@@ -143,6 +143,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     }
     // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
+    // Tokens of the segment, with those that it walks for other segments.
+    DEVICE_MEMBER int walked() const { return tokens; }
 
     // Computes one chunk. Between barriers runs one long chain of products and roundings. All other work fills the
     // times when the wave would wait for the matrix unit, LDS or other waves.

@@ -41,10 +41,21 @@ template <class T, int Keys> class OutputChunks {
         load_q<0, pairs>();
         read_state<false>();
         arch::loads_done(); // otherwise the compiler waits for them in every chunk
-        while (rest > chunk) {
-            rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
-            read_state<true>();
-        }
+        // Outputs of quiet chunks are dropped. Two rounds of one loop, so that no chunk decides whether it is quiet.
+        int end = max_of(rest - quiet, chunk);
+        o.limit_to(0);
+#pragma unroll 1
+        do {
+            end = arch::opaque_uniform(arch::uniform_value(end));
+#pragma unroll 1
+            while (rest > end) {
+                rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
+                read_state<true>();
+            }
+            o.limit_to(chunk);
+            end -= chunk;
+            end = end > 0 ? chunk : 0;
+        } while (end > 0);
         take_values();
         p.template multiply<T>(done, u, row);
         o.limit_to(rest);
@@ -101,9 +112,6 @@ template <class T, int Keys> class OutputChunks {
         diagonal = factor(diagonal_row);
         record.advance();
         if constexpr (Finish) {
-            // Without a branch: the products above may not be finished.
-            o.limit_to(quiet > 0 ? 0 : chunk);
-            quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
             write_outputs();
             o.advance();
         }
@@ -169,7 +177,7 @@ template <class T, int Keys> class OutputChunks {
     Slab out, exact, done;
     OperandPair u[tiles];
     int rest;
-    int quiet; // tokens left whose outputs are not written
+    const int quiet; // tokens at the begin whose outputs are not written
     int parity = 0;
 };
 
