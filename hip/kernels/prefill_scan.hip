@@ -32,8 +32,9 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     if (is_half(x, segment) && !divide(x, segment, work.head)) {
         return;
     }
-    run_helper_waves<T, Keys, true>(x, segment, work);
-    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work); });
+    const dwk_prefill_scan_args &y = early_starts ? arch::reread(x) : x;
+    run_helper_waves<T, Keys, true>(y, segment, work);
+    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(y, segment, work); });
 }
 
 } // namespace
