@@ -9,7 +9,7 @@ use common::{
     Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, bits, check_output, context, run,
     run_pool, simulated, spec,
 };
-use deltawave::prefill::PrefillPath;
+use deltawave::prefill::{Prefill, PrefillPath};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 use deltawave_sim::exec::MfmaMode;
@@ -47,6 +47,15 @@ fn cases() -> Vec<Case> {
             }
             cases.push(case);
         }
+    }
+    // Two segments without summaries: one starts early, or one goes on.
+    for gates in [Gates::Normal, Gates::Zero] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 32), &[64 * 34 + 5]);
+        (case.spec.path, case.spec.compute_units) = (PrefillPath::Split, Some(64));
+        (case.gates, case.final_state) = (gates, kind(Dtype::F32, StateLayout::KeyMajor));
+        let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
+        assert_eq!(plan.expect("a plan").segments(), 2);
+        cases.push(case);
     }
     // Short sequences, alone and beside a long one.
     for (i, (k, lengths)) in [
