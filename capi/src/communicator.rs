@@ -37,6 +37,10 @@ unsafe fn library(context: &Context, name: *const c_char) -> Result<Collectives>
         let allowed = "a name or path in UTF-8";
         return Err(refuse("library", ArgumentKind::Value, "other bytes", allowed).into());
     };
+    if name.is_empty() {
+        let allowed = "the name or path of a library, or a null pointer";
+        return Err(refuse("library", ArgumentKind::Value, "an empty name", allowed).into());
+    }
     Collectives::load(context, Some(Path::new(OsStr::new(name))))
 }
 
@@ -92,6 +96,11 @@ pub unsafe extern "C" fn dw_communicator_create(
             )
         };
         let (rank, ranks) = (read::natural("rank", rank)?, read::natural("ranks", ranks)?);
+        // Before the library: a machine that lacks it can still learn what is wrong.
+        if rank >= ranks {
+            let allowed = format!("it must be below the number of ranks, {ranks}");
+            return Err(refuse("rank", ArgumentKind::Value, rank, allowed).into());
+        }
         let timeout = read::natural("timeout_ms", timeout_ms)?;
         if timeout == 0 {
             let allowed = "it must be at least 1";

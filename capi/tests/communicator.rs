@@ -220,6 +220,11 @@ fn ranks_that_do_not_come() {
         is(status, DW_ERROR_ARGUMENT, words);
         assert!(made.is_null());
     }
+    let (status, _) = create(context, c"".as_ptr(), &id, [0, 1], 100);
+    is(status, DW_ERROR_ARGUMENT, "library: an empty name");
+    // Arguments come before the library.
+    let (status, _) = create(context, c"/nowhere/libnccl.so".as_ptr(), &id, [2, 2], 100);
+    is(status, DW_ERROR_ARGUMENT, "rank: 2");
     let (status, _) = create(context, c"/nowhere/libnccl.so".as_ptr(), &id, [0, 1], 100);
     is(status, DW_ERROR_RANKS, "/nowhere/libnccl.so (");
     let (status, _) = create(context, name, &[0; 128], [0, 1], 100);
