@@ -8,7 +8,10 @@ where FLA is installed:
     python3 benches/ranks.py --ranks 2 --device cpu                 the logic alone, on the simulator with gloo: no times
 
 It needs torch with NCCL or RCCL, and libdeltawave_c.so: of `make`, or named by DELTAWAVE_C_LIBRARY. It fetches nothing. FLA is
-found where Python finds it, or in the folder or wheel of fla-core that --fla names.
+found where Python finds it, or in folders and wheels that --fla names: a machine without a network needs fla-core and einops,
+which FLA imports, beside torch and Triton:
+
+    python3 benches/ranks.py --ranks 2 --fla carried/fla_core-0.6.0-py3-none-any.whl:carried/einops-0.8.2-py3-none-any.whl
 """
 
 import argparse
@@ -53,6 +56,10 @@ def numbers(text, at_least=1):
     return found
 
 
+def usable(path):
+    return bool(path) and (Path(path).is_dir() or zipfile.is_zipfile(path))
+
+
 def parsed(given=None):
     """The options, checked."""
     parser = argparse.ArgumentParser(description=__doc__, epilog=COLUMNS, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,8 +74,9 @@ def parsed(given=None):
     add("--block", type=int, help="tokens of a block, a multiple of 64; default: chosen by tokens and heads")
     add("--runs", type=int, default=20, help="runs of each time; default: %(default)s")
     add("--check", action="store_true", help="compare with one GPU, and fail if bits differ or errors are large")
-    add("--fla", default="auto", metavar="auto|never|PATH",
-        help="auto: measure FLA if Python finds it; PATH: a folder with the package fla, or a wheel of fla-core")
+    add("--fla", default="auto", metavar="auto|never|PATHS",
+        help="auto: measure FLA if Python finds it; PATHS: folders with the package fla and what it needs, or wheels of them, "
+             "with colons between them; default: %(default)s")
     add("--json", nargs="?", const="-", metavar="FILE", help="write rows as lines of JSON, to stdout without FILE")
     add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the simulator; default: %(default)s")
     add("--timeout", type=int, default=300, help="seconds after which a collective gives up on a rank; default: %(default)s")
@@ -94,8 +102,8 @@ def parsed(given=None):
             wrong(name, "at least 1")
     if options.block is not None and (options.block < 64 or options.block % 64):
         wrong("block", "a positive multiple of 64")
-    if options.fla not in ("auto", "never") and not Path(options.fla).exists():
-        wrong("fla", "auto, never, or a folder or wheel that exists")
+    if options.fla not in ("auto", "never") and not all(map(usable, options.fla.split(":"))):
+        wrong("fla", "auto, never, or folders and wheels that exist, with colons between them")
     if options.json not in (None, "-"):
         folder = Path(options.json).resolve().parent
         if not folder.is_dir() or Path(options.json).is_dir():
@@ -303,11 +311,11 @@ def import_fla(where, device, folder):
     # Its own kernels, where FlashQLA is installed, too.
     os.environ.setdefault("FLA_FLASH_QLA", "0")
     if where != "auto":
-        path = Path(where).resolve()
-        if path.is_file():
-            zipfile.ZipFile(path).extractall(folder)
-            path = folder
-        sys.path.insert(0, str(path))
+        # Triton reads the source of kernels from files, so wheels are unpacked.
+        for path in where.split(":"):
+            if Path(path).is_file():
+                zipfile.ZipFile(path).extractall(folder)
+        sys.path[:0] = [folder, *(str(Path(path).resolve()) for path in where.split(":") if Path(path).is_dir())]
     import fla.ops.cp
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 

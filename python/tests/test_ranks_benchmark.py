@@ -24,7 +24,6 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benches/ranks.py"
 
 # FLA's function and context, with a decayed sum for the recurrence: parts of ranks add to the whole's.
 STAND_IN = {
-    "fla/__init__.py": "",
     "fla/ops/__init__.py": "",
     "fla/ops/cp.py": """
 def build_cp_context(cu_seqlens, group, cu_seqlens_cpu, layout):
@@ -69,7 +68,8 @@ class Ranks(unittest.TestCase):
                              (("--heads", "2,3"), "--heads: [2, 3]"), (("--heads", "2"), "--heads: [2]"),
                              (("--gates", "normal,loud"), "--gates"), (("--runs", "0"), "--runs: 0"),
                              (("--block", "65"), "--block: 65"), (("--block", "0"), "--block: 0"),
-                             (("--fla", "/nowhere/fla.whl"), "--fla: /nowhere"), (("--json", "/nowhere/rows"), "--json: /nowhere"),
+                             (("--fla", "/nowhere/fla.whl"), "--fla: /nowhere"), (("--fla", f"{PROGRAM.parent}:"), "--fla: /"),
+                             (("--fla", str(PROGRAM)), "--fla: /"), (("--json", "/nowhere/rows"), "--json: /nowhere"),
                              (("--timeout", "0"), "--timeout: 0"), (("--ranks", "0"), "--ranks: 0")):
             said = self.refused(*given, *(() if "--ranks" in given else ("--ranks", "2")))
             self.assertIn(words, said)
@@ -115,11 +115,15 @@ class Ranks(unittest.TestCase):
     def test_rows_on_the_simulator(self):
         with tempfile.TemporaryDirectory() as folder:
             wheel, rows = Path(folder) / "fla_core-0-py3-none-any.whl", Path(folder) / "rows.jsonl"
+            needs = Path(folder) / "needed-0-py3-none-any.whl"
             with zipfile.ZipFile(wheel, "w") as packed:
                 for path, text in STAND_IN.items():
                     packed.writestr(path, text)
-            said = self.run_program("--ranks", "2", "--check", "--gates", "mixed", "--tokens", "200,131", "--fla", str(wheel),
-                                    "--json", str(rows))
+                packed.writestr("fla/__init__.py", "import needed")
+            with zipfile.ZipFile(needs, "w") as packed:
+                packed.writestr("needed.py", "")
+            said = self.run_program("--ranks", "2", "--check", "--gates", "mixed", "--tokens", "200,131", "--fla",
+                                    f"{wheel}:{needs}", "--json", str(rows))
             self.assertIn("check: bits of one rank", said.stdout)
             self.assertIn("131 tokens, mixed gates: left out: its context parallelism takes tokens that 2 divides", said.stdout)
             found = [json.loads(line) for line in rows.read_text().splitlines()]
@@ -133,7 +137,7 @@ class Ranks(unittest.TestCase):
 
     @unittest.skipIf(torch is None or np is None, "torch 2.4 or newer, with NumPy, is not installed")
     def test_what_fails(self):
-        # FLA fails on one rank: all leave it out, and say which rank said what.
+        # FLA, whose package is a namespace here, fails on one rank: all leave it out, and say which rank said what.
         with tempfile.TemporaryDirectory() as folder:
             for path, text in STAND_IN.items():
                 (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
