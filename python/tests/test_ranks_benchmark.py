@@ -104,6 +104,30 @@ class Ranks(unittest.TestCase):
         self.assertIn("state_error nan", found[1])
         self.assertIn("error 9.00e-03", bench.failures([{**own, "error": 9e-3}])[0])
 
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_times_are_medians_of_ranks_after_warm_up(self):
+        bench, done = program(), []
+        elapsed = iter([90., 80., 70., 5., 1., 3.])
+
+        class Event:
+            def __init__(self, enable_timing):
+                self.record, self.synchronize = lambda: done.append("record"), lambda: None
+
+            def elapsed_time(self, _):
+                return next(elapsed)
+
+        bench.torch, bench.dist = mock.Mock(), mock.Mock()
+        bench.torch.cuda.Event = Event
+        bench.torch.cuda._sleep = lambda _: done.append("pause")
+        clock = bench.Clock(mock.Mock(type="cuda"), 3)
+        bench.dist.all_reduce = lambda x: done.append("all-reduce")
+        slowest = []
+        clock.over_ranks = lambda x, how: slowest.append(how) or 2 * x
+        self.assertEqual(clock(lambda: done.append("run"), "MIN"), 6)
+        self.assertEqual(slowest, ["MIN"] * 6)
+        self.assertEqual(done, ["pause", "all-reduce", "record", "run", "record"] * 6)
+        self.assertGreaterEqual(clock.host, 0)
+
     def run_program(self, *given, code=0):
         environment = {name: x for name, x in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         found = subprocess.run([sys.executable, PROGRAM, "--device", "cpu", "--block", "64", "--timeout", "120", *given],
