@@ -160,6 +160,16 @@ def refusals(rank, ranks, kind, folder):
     # Equal layouts are compared once, or always, or never.
     for agree in ("first", "first", "always", "never"):
         run(of("contiguous", LENGTHS), rows, lengths=LENGTHS, agree=agree)
+    # A tensor that one rank refuses: the others wait, and it makes the call again.
+    n = of("contiguous", LENGTHS)
+    if last:
+        try:
+            run(n, {**rows, "beta": rows["beta"][:, :1]}, lengths=LENGTHS)
+            problems.append("a wrong tensor: not refused")
+        except dw.ArgumentError as error:
+            if not str(error).startswith("beta: "):
+                problems.append(str(error))
+    run(n, rows, lengths=LENGTHS)
     # There is no backward, and it says so.
     n = of("contiguous", LENGTHS)
     given = {name: x[:n] for name, x in rows.items()}
