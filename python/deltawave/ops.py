@@ -591,8 +591,12 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
     initial_state and has_initial_state are per fragment, too; those of fragments that do not begin a sequence are not
     read. Outputs and states have the same bits for any number of ranks and any kind, if the block is the same.
 
-    group: a process group, None for the default one. Ranks are those within the group. There is no backward: one that
-    reaches the results raises NotImplementedError.
+    group: a process group, None for the default one. Ranks are those within the group.
+
+    Gradients flow to all inputs but has_initial_state, and have the same bits for any number of ranks and any kind, if the
+    block is the same; those of a_log and dt_bias are sums over the rank's tokens, to be added up over ranks like those of
+    other weights. Gradients of states of fragments that are zeros or not read are not used, and zeros. The backward has an
+    all-gather: either all ranks, those without tokens too, require gradients and run it, in the same order, or none.
 
     agree: when the ranks compare their layouts and specs, in a collective of its own, before they send anything. "first": at
     the first use of a layout and spec in a group, which must be the first on all ranks; "always"; "never", for callers that
@@ -600,11 +604,13 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
     choice("state_layout", state_layout, STATE_LAYOUTS)
     choice("agree", agree, AGREE)
     import torch.distributed as dist
+
+    from .rank_gradients import RanksFunction, Saved, blocks_of
     ranks = dist.get_world_size(group)
     for name, x in (("q", q), ("k", k), ("v", v)):
         _of_rank(name, x, 3)
 
-    def launch() -> Tuple[Tensor, Tensor]:
+    def launch(saves: bool = False) -> Tuple[Any, ...]:
         device = q.device
         layout = RankLayout(lengths, ranks, kind, block)
         spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale)
@@ -617,6 +623,15 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
                  "initial_state": initial_state, "has_initial_state": has_initial_state, "o": o, "final_state": final_state}
         tensors = {**_all_reachable(given, device), "allow_neg_eigval": allow_neg_eigval, "initial_layout": state_layout,
                    "final_layout": state_layout}
+        ends, saved = empty((0,), torch.float32, device), None
+        if saves:
+            blocks = blocks_of(device, spec, layout, plan, dist.get_rank(group))
+            saved = Saved(blocks, plan, group, ranks, allow_neg_eigval, scale, qk_l2norm, head_map, state_layout)
+            if blocks.followed:
+                ends = empty((len(blocks.followed), v.shape[-2], k.shape[-1], v.shape[-1]), torch.float32, device)
+                slots = empty((plan.chunk_entries,), torch.int32, device)
+                slots.copy_(torch.tensor(blocks.snapshot_slots(plan), dtype=torch.int32))
+                tensors.update(snapshots=ends, snapshot_slots=slots)
         if not plan.fragments:
             tensors = {name: x for name, x in tensors.items() if "state" not in name and "layout" not in name}
         workspace = empty((plan.workspace_bytes,), torch.uint8, device)
@@ -628,10 +643,14 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
             gathered = empty((plan.gathered_bytes,), torch.uint8, device)
             dist.all_gather_into_tensor(gathered, summary, group=group)
         plan.finish(gathered, workspace, **tensors)
-        return o, final_state
+        return o, final_state, ends, saved
 
     inputs = (q, k, v, g, beta, a, b, a_log, dt_bias, initial_state)
-    return _refuses_backward("prefill_parallel", "deltawave.ops.prefill", None, launch, inputs)
+    if needs_gradient(*inputs):
+        results: Tuple[Tensor, Tensor] = RanksFunction.apply(lambda: launch(True), has_initial_state, *inputs)
+        return results
+    o, final_state, *_ = launch()
+    return o, final_state
 
 
 AGREE = {"first": 0, "always": 1, "never": 2}
