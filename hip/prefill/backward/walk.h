@@ -116,7 +116,9 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
         }
     }
     DEVICE_MEMBER void request(const PairRows<> &rows, const RowMask<> &mask) {
-        if constexpr (Ahead) {
+        if constexpr (Ahead && !adjacent && Tiles == 1) {
+            rows.load(&held[0][0], &places[0][0], Pairs, mask.own());
+        } else if constexpr (Ahead) {
 #pragma unroll
             for (int r = 0; r < Tiles; ++r) {
 #pragma unroll
@@ -131,6 +133,18 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
             return held[pair][tile];
         } else {
             return load(rows, mask, pair, tile);
+        }
+    }
+    // `Count` pairs of a tile, or all tiles of a pair, from `pair` on. Loads that are not ahead are requested together.
+    template <int Count>
+    DEVICE_MEMBER void get_all(Pair (&out)[Count], const PairRows<> &rows, const RowMask<> &mask, int pair) const {
+        if constexpr (Ahead || adjacent) {
+#pragma unroll
+            for (int i = 0; i < Count; ++i) {
+                out[i] = Tiles == 1 ? get(rows, mask, pair + i, 0) : get(rows, mask, pair, i);
+            }
+        } else {
+            rows.load(out, Tiles == 1 ? &places[pair][0] : places[pair], Count, mask.own());
         }
     }
 
@@ -158,7 +172,7 @@ struct TrianglePlaces {
 };
 
 // These blocks, of a chunk.
-template <bool Ahead = requests_ahead> class Triangle {
+template <bool Ahead = true> class Triangle {
   public:
     DEVICE_MEMBER void request(const char *blocks, const TrianglePlaces &places) {
         from = blocks;
@@ -178,6 +192,9 @@ template <bool Ahead = requests_ahead> class Triangle {
     }
 
   private:
+    template <class W> static DEVICE_MEMBER Operand load_written(const W &memory, u32 offset) {
+        return memory.load_written_b128(offset);
+    }
     DEVICE_MEMBER Operand load(int i, const TrianglePlaces &places) const {
         if constexpr (adjacent) {
             const i32x2 words = Window(from).load_b64(places.of[i]);
@@ -186,7 +203,7 @@ template <bool Ahead = requests_ahead> class Triangle {
             out[1] = words.y;
             return out;
         } else {
-            return places.of[i] == Window::nowhere ? Operand{} : *(const Operand *)(from + places.of[i]);
+            return load_written(Window(from), places.of[i]);
         }
     }
 
@@ -219,7 +236,7 @@ template <class T, int Keys, bool Reverse> class Walk {
     // Whether registers hold operands of K^T and Q^T of the next chunk.
     static constexpr bool holds_columns = requests_ahead && own_pairs == 1;
     // Whether registers hold an operand that is turned until the barrier before its product.
-    static constexpr bool turns_ahead = requests_ahead;
+    static constexpr bool turns_ahead = requests_ahead || own_pairs == 1;
 
   public:
     DEVICE_MEMBER Walk(const dwk_prefill_backward_args &all, const WalkWork &work, WalkMemory<Keys> &memory)
@@ -382,14 +399,20 @@ template <class T, int Keys, bool Reverse> class Walk {
     // out += S of all keys, from the left K.
     DEVICE_MEMBER void read_state(Slab &out) {
         out[0] = out[1] = Tile{};
+        constexpr int at_once = pairs < 4 ? pairs : 4;
 #pragma unroll
-        for (int b = 0; b < pairs; ++b) {
-            const Pair rows = k_rows.get(k, own_mask, b, 0);
-            const Pair first = memory.state[b][0].get(), second = memory.state[b][1].get();
-            out[0] = T::mma(rows.part[0], first.part[0], out[0]);
-            out[1] = T::mma(rows.part[0], second.part[0], out[1]);
-            out[0] = T::mma(rows.part[1], first.part[1], out[0]);
-            out[1] = T::mma(rows.part[1], second.part[1], out[1]);
+        for (int begin = 0; begin < pairs; begin += at_once) {
+            Pair rows[at_once];
+            k_rows.get_all(rows, k, own_mask, begin);
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int b = begin + i;
+                const Pair first = memory.state[b][0].get(), second = memory.state[b][1].get();
+                out[0] = T::mma(rows[i].part[0], first.part[0], out[0]);
+                out[1] = T::mma(rows[i].part[0], second.part[0], out[1]);
+                out[0] = T::mma(rows[i].part[1], first.part[1], out[0]);
+                out[1] = T::mma(rows[i].part[1], second.part[1], out[1]);
+            }
         }
     }
     // out += blocks of the triangle times tokens in shared memory.
@@ -407,9 +430,11 @@ template <class T, int Keys, bool Reverse> class Walk {
         if constexpr (turns_ahead) {
 #pragma unroll
             for (int b = 0; b < own_pairs; ++b) {
+                Pair of_keys[tiles];
+                source.get_all(of_keys, rows, own_mask, b);
 #pragma unroll
                 for (int i = 0; i < tiles; ++i) {
-                    turned[b][i] = flipped_pair<T>(source.get(rows, own_mask, b, i), one);
+                    turned[b][i] = flipped_pair<T>(of_keys[i], one);
                 }
             }
         }
@@ -470,10 +495,13 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
     }
 
-    // Factors and triangles of the next chunk; at the end of a chunk where nothing is requested ahead.
+    // Factors and triangles of the next chunk, and what else is not requested earlier. Where no operand is turned
+    // ahead, at the end of a chunk.
     DEVICE_MEMBER void request_next(bool more) {
         if constexpr (!requests_ahead) {
             go_on(more);
+            given_rows.request(given, mask);
+            k_rows.request(k, mask);
         }
         load_factors<Reverse>(factors, record(), wave);
         solve.request(record() + (Reverse ? record_reverse : record_forward), places);
@@ -486,7 +514,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         Slab error;
         // R = K S0                                                     [16 tokens, slab]
         read_state(error);
-        k_rows.request(k, mask);
+        if constexpr (requests_ahead) {
+            k_rows.request(k, mask);
+        }
         arch::phase();
         // V - exp(G) R
         const Tile read = f.k_norm * exp2_of(f.sum);
@@ -513,7 +543,7 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         memory.change[wave].put(change);
         arch::phase();
-        if constexpr (requests_ahead) {
+        if constexpr (turns_ahead) {
             request_next(more);
         }
         scale_state(arch::exp2(f.chunk.total) * per_unit);
@@ -534,9 +564,8 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         share_state();
         arch::phase();
-        if constexpr (!requests_ahead) {
+        if constexpr (!turns_ahead) {
             request_next(more);
-            given_rows.request(given, mask);
         }
         prepare_given();
         arch::phase();
@@ -547,7 +576,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         Slab update, within;
         // K dS1                                                        [16 tokens, slab]
         read_state(update);
-        k_rows.request(k, mask);
+        if constexpr (requests_ahead) {
+            k_rows.request(k, mask);
+        }
         arch::phase();
         // dU = P^T dO' + exp(G_C - G) K dS1                            [16 tokens, slab]
         for (int j = 0; j < 2; ++j) {
@@ -613,7 +644,7 @@ template <class T, int Keys, bool Reverse> class Walk {
         if constexpr (has_units) {
             scale_state(f.chunk.q_unit * f.chunk.per_k());
         }
-        if constexpr (requests_ahead) {
+        if constexpr (turns_ahead) {
             request_next(more);
         }
         Pair d_update, d_value;
@@ -642,9 +673,8 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         share_state();
         arch::phase();
-        if constexpr (!requests_ahead) {
+        if constexpr (!turns_ahead) {
             request_next(more);
-            given_rows.request(given, mask);
         }
         prepare_given();
         arch::phase();
@@ -664,10 +694,10 @@ template <class T, int Keys, bool Reverse> class Walk {
     int64_t place;
     PairRows<> k, q, given, d_v;
     RowMask<> mask, own_mask;
-    ChunkPairs<pairs, 1> k_rows;
+    ChunkPairs<pairs, 1, turns_ahead> k_rows;
     ChunkPairs<own_pairs, tiles, holds_columns> k_columns;
     ChunkPairs<own_pairs, tiles, holds_columns> q_columns;
-    ChunkPairs<1, 1> given_rows;
+    ChunkPairs<1, 1, turns_ahead> given_rows;
     u32 d_v_place;
     Triangle<> solve, inside;
     WalkFactors factors;
