@@ -27,6 +27,8 @@ pub struct Target {
     pub(crate) short_has_bits_of_scan: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
+    /// Costs for the planner of the backward's segments. `scan` is that of `prefill_backward_walk`.
+    pub(crate) backward_costs: Costs,
     /// Costs for the planner of fused prefills.
     pub(crate) fused_costs: FusedCosts,
 }
@@ -155,6 +157,25 @@ static CDNA: Target = {
             early_starts: true,
             fewer: 1.03,
         },
+        // Modelled for an MI300X.
+        backward_costs: Costs {
+            scan: KernelCost {
+                chunk: 3.0,
+                chunk_shared: 4.5,
+                residency: 2,
+            },
+            summarise: KernelCost {
+                chunk: 2.5,
+                chunk_shared: 4.0,
+                residency: 2,
+            },
+            combine: 1.9,
+            launch: 6.2,
+            worthwhile: 0.9,
+            summarised: 0.5,
+            early_starts: false,
+            fewer: 1.03,
+        },
         // Modelled for an MI300X: 7,760 clocks a chunk.
         fused_costs: FusedCosts {
             automatic: true,
@@ -236,6 +257,25 @@ static SM90: Target = {
             fewer: 1.0,
         },
         // Estimated for an H200.
+        backward_costs: Costs {
+            scan: KernelCost {
+                chunk: 3.0,
+                chunk_shared: 4.5,
+                residency: 2,
+            },
+            summarise: KernelCost {
+                chunk: 2.5,
+                chunk_shared: 4.0,
+                residency: 2,
+            },
+            combine: 1.5,
+            launch: 6.5,
+            worthwhile: 0.9,
+            summarised: 0.5,
+            early_starts: false,
+            fewer: 1.03,
+        },
+        // Estimated for an H200.
         fused_costs: FusedCosts {
             // Measured on an H200: slower than prepare and scan.
             automatic: false,
@@ -312,7 +352,7 @@ impl Target {
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
             // Four waves.
-            Role::BackwardWalk(_) => 4 * self.wave_threads,
+            Role::BackwardSummarise(_) | Role::BackwardWalk(_) => 4 * self.wave_threads,
             Role::BackwardPrepare => 64,
             // Eight waves.
             Role::BackwardGradients(_) => 8 * self.wave_threads,
