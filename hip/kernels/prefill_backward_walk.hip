@@ -1,7 +1,7 @@
 // Second kernel of the backward of prefill: the walks over chunks (prefill/backward/walk.h). The two directions do not
 // depend on each other. One workgroup of four waves per (sequence, value head, 32 value columns, direction).
 //
-// q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32 or bf16.
+// q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32, bf16 or f16.
 #include "../prefill/backward/walk.h"
 #include "../dispatch.h"
 
