@@ -90,7 +90,7 @@ fn mixed_batches() {
             tail: 2,
             value_major: i == 1,
             token_major: i == 1,
-            state_dtype: [Dtype::F32, Dtype::Bf16, Dtype::F32][i],
+            state_dtype: [Dtype::F32, Dtype::Bf16, Dtype::F16][i],
             ..Case::new(spec, &[1, 1, 1, 40, 1, 0, 66], 3)
         };
         check(&context(), &case);
@@ -256,7 +256,7 @@ fn stages_apart_have_the_same_bits() {
         let case = Case {
             interleaved: i == 0,
             value_major: i == 1,
-            state_dtype: [Dtype::F32, Dtype::F32, Dtype::Bf16][i],
+            state_dtype: [Dtype::F32, Dtype::F16, Dtype::Bf16][i],
             ..Case::new(spec, &[1; 5], 5)
         };
         let data = Data::new(&case);

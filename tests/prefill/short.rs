@@ -36,10 +36,10 @@ fn cases() -> Vec<Case> {
             let mut case = Case::new(spec(dtype, 2, 4, k, v), &[16, 0, 1, 7, 16, 3, 15]);
             let (layouts, types) = (
                 [StateLayout::KeyMajor, StateLayout::ValueMajor],
-                [Dtype::F32, Dtype::Bf16],
+                [Dtype::F32, Dtype::Bf16, Dtype::F16],
             );
-            case.initial = kind(types[i % 2], layouts[(i / 2 + half) % 2], i % 3);
-            case.final_state = kind(types[(i / 2) % 2], layouts[(i + half) % 2], (i + half) % 3);
+            case.initial = kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3);
+            case.final_state = kind(types[(i / 2) % 3], layouts[(i + half) % 2], (i + half) % 3);
             case.has_initial = (i == 4).then(|| vec![1, 0, 1, 0, 0, 1, 1]);
             case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
             case.keys = [Keys::Normal, Keys::Silu][i % 2];
@@ -158,7 +158,7 @@ fn pools() {
         .enumerate()
     {
         for layout in [StateLayout::KeyMajor, StateLayout::ValueMajor] {
-            for dtype in [Dtype::F32, Dtype::Bf16] {
+            for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
                 let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &lengths);
                 case.spec.path = PrefillPath::Short;
                 case.spec.qk_l2norm = i == 0;
@@ -192,6 +192,7 @@ fn snapshots() {
     for (i, kind) in [
         (Dtype::F32, StateLayout::ValueMajor),
         (Dtype::Bf16, StateLayout::KeyMajor),
+        (Dtype::F16, StateLayout::ValueMajor),
     ]
     .into_iter()
     .enumerate()

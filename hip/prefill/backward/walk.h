@@ -100,27 +100,42 @@ DEVICE void each_element(const StateView &view, int first_column, int key_dim, i
     }
 }
 
+// load_rows, store_rows: the wave's rows of a state from memory, and to memory.
+template <int Type, int Keys>
+DEVICE void load_narrow_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
+    each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        s[t][j][e] = state::widened<Type>(((const short *)from.base)[index], 0);
+    });
+}
+
 template <int Keys>
 DEVICE void load_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
-    if (from.wide) {
+    if (from.type == DWK_F32) {
         each_element<Keys>(from, column, key_dim, value_dim,
                            [&](int t, int j, int e, int64_t index) { s[t][j][e] = ((const float *)from.base)[index]; });
+    } else if (from.type == DWK_F16) {
+        load_narrow_rows<DWK_F16, Keys>(s, from, column, key_dim, value_dim);
     } else {
-        each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
-        });
+        load_narrow_rows<DWK_BF16, Keys>(s, from, column, key_dim, value_dim);
     }
+}
+
+template <int Type, int Keys>
+DEVICE void store_narrow_rows(const OwnState<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
+    each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        ((short *)to.base)[index] = state::narrowed<Type>(s[t][j][e]);
+    });
 }
 
 template <int Keys>
 DEVICE void store_rows(const OwnState<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
-    if (to.wide) {
+    if (to.type == DWK_F32) {
         each_element<Keys>(to, column, key_dim, value_dim,
                            [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
+    } else if (to.type == DWK_F16) {
+        store_narrow_rows<DWK_F16, Keys>(s, to, column, key_dim, value_dim);
     } else {
-        each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            ((short *)to.base)[index] = Bf16::narrow(math::canonical(s[t][j][e]));
-        });
+        store_narrow_rows<DWK_BF16, Keys>(s, to, column, key_dim, value_dim);
     }
 }
 
