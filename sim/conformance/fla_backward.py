@@ -2,6 +2,7 @@
 
 import numpy as np
 import triton
+import triton.language as tl
 
 from fla_chain import CHUNK, Case, fla, number, ratio, rounded
 from simulator import Buffer, poisoned
@@ -9,9 +10,43 @@ from triton_launch import launched, run
 
 # The stages of the backward, in order. The forward before it keeps the gates' sums and A.
 STAGES = ("w_u", "h", "dv_local", "dhu", "dqkwg", "wy", "dg")
+# Between them FLA leaves these to torch, in whose place the kernels below move the same bytes.
+TORCH = ("sum_dq", "sum_dk", "sum_dg", "sum_dk2", "add_dk", "add_dg")
 NAMES = ("d_q", "d_k", "d_v", "d_g", "d_beta", "d_initial_state")
 # FLA's own tests allow its gradients so much more than its outputs.
 BOUNDS = {"d_q": 0.008, "d_k": 0.008, "d_v": 0.008, "d_g": 0.02, "d_beta": 0.02, "d_initial_state": 0.008}
+
+
+BLOCK = 2048
+
+
+@triton.jit
+def sum_heads(x, y, n, GROUP: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+    """`y [.., K]`, of `n` elements, from `x [.., GROUP, K]`: sums in f32, rounded once."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = x + at // K * (GROUP * K) + at % K
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(GROUP):
+        total += tl.load(first + i * K, mask=at < n, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=at < n)
+
+
+@triton.jit
+def sum_parts(x, y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """`y [n]` from `x [PARTS, n]`."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(PARTS):
+        total += tl.load(x + i * n + at, mask=at < n, other=0.0)
+    tl.store(y + at, total, mask=at < n)
+
+
+@triton.jit
+def add(x, y, n, BLOCK: tl.constexpr):
+    """`x += y`, of `n` elements."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32) + tl.load(y + at, mask=at < n, other=0.0)
+    tl.store(x + at, total.to(x.dtype.element_ty), mask=at < n)
 
 
 def recurrence(q, k, v, g, beta, h0, d_o, d_final, lengths):
@@ -51,8 +86,8 @@ def recurrence(q, k, v, g, beta, h0, d_o, d_final, lengths):
 def gradients(case, d_o, d_final, choose):
     """Runs the kernels as `chunk_gated_delta_rule_bwd` does; the gradients in the order of NAMES.
 
-    What it leaves to torch between them runs on the host: sums over value heads of a key head, over parts of the keys, and
-    of two kernels' shares of dk and dg.
+    What it leaves to torch are sums over the value heads of a key head and over parts of the keys, and additions of two
+    kernels' shares of dk and dg.
     """
     x = case.factors(True, choose)
     case.states(x, choose, None)
@@ -80,20 +115,33 @@ def gradients(case, d_o, d_final, choose):
         g=x.g, g_gamma=None, h=x.h, do=d_o, dh=dh, dq=dq, dk=dk, dw=dw, dv=du, dg=dg, scale=scale, B=case.B,
         STATE_V_FIRST=False, **x.lists, **tiles)
 
+    def of_key_heads(stage, values):
+        if H == HV:
+            return values
+        total = poisoned((rows, H, K), kind)
+        n = rows * H * K
+        run(sum_heads, (triton.cdiv(n, BLOCK),), choose(stage), x=values, y=total, n=n, GROUP=HV // H, K=K, BLOCK=BLOCK)
+        return total
+
+    def added(stage, x, y):
+        n = int(np.prod(x.shape))
+        run(add, (triton.cdiv(n, BLOCK),), choose(stage), x=x, y=y, n=n, BLOCK=BLOCK)
+        return x
+
+    dq, dk = of_key_heads("sum_dq", dq), of_key_heads("sum_dk", dk)
+    gates = poisoned((rows, HV), "fp32")
+    run(sum_parts, (triton.cdiv(rows * HV, BLOCK),), choose("sum_dg"), x=dg, y=gates, n=rows * HV, PARTS=key_parts,
+        BLOCK=BLOCK)
+
     dk2, dv = poisoned((rows, HV, K), kind), poisoned(case.v.shape, kind)
     dbeta, dg2 = poisoned((rows, HV), case.beta_kind), poisoned((rows, HV), "fp32")
     run(fla["gated_delta_rule.wy_fast"].prepare_wy_repr_bwd_kernel, (NT, BH), choose("wy"), k=x.k, v=x.v, beta=x.beta,
         g=x.g, A=x.A, dw=dw, du=du, dk=dk2, dv=dv, db=dbeta, dg=dg2, **x.lists, **tiles)
-
-    def of_key_heads(buffer):
-        values = buffer.get().reshape(rows, H, HV // H, K)
-        return rounded(values.sum(2), kind) if H != HV else values[:, :, 0]
-
-    shares, total = Buffer(dg.get().sum(0) + dg2.get(), "fp32"), poisoned((rows, HV), "fp32")
-    run(fla["utils.cumsum"].chunk_local_cumsum_scalar_kernel, (BH * NT,), choose("dg"), s=shares, o=total, scale=None,
+    dk = added("add_dk", dk, of_key_heads("sum_dk2", dk2))
+    gates, dg = added("add_dg", gates, dg2), poisoned((rows, HV), "fp32")
+    run(fla["utils.cumsum"].chunk_local_cumsum_scalar_kernel, (BH * NT,), choose("dg"), s=gates, o=dg, scale=None,
         T=case.T, B=case.B, H=HV, BT=CHUNK, REVERSE=True, **x.lists)
-    d_k = rounded(of_key_heads(dk) + of_key_heads(dk2), kind)
-    return of_key_heads(dq), d_k, dv.get(), total.get(), dbeta.get(), dh0.get()
+    return tuple(buffer.get() for buffer in (dq, dk, dv, dg, dbeta, dh0))
 
 
 def drawn(case, seed):
