@@ -214,8 +214,8 @@ typedef struct dwk_prefill_scan_args {
     int32_t value_dim;
     uint32_t flags;
     float scale;
-    int32_t initial_type; /* DWK_F32 or DWK_BF16 */
-    int32_t final_type;   /* DWK_F32 or DWK_BF16 */
+    int32_t initial_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t final_type;   /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t slabs;        /* workgroups that divide the value columns */
     int32_t tokens;
     int32_t items_count;
@@ -223,7 +223,7 @@ typedef struct dwk_prefill_scan_args {
     int32_t dies;           /* dies of the GPU, which deals workgroups to them in turn */
     int32_t slots;          /* slots of the pool; 0: states are separate tensors */
     int32_t snapshot_count; /* slots of snapshots */
-    int32_t snapshot_type;  /* DWK_F32 or DWK_BF16 */
+    int32_t snapshot_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t least_tokens;   /* sequences of fewer tokens are prefill_short's */
 } dwk_prefill_scan_args;
 
@@ -313,7 +313,7 @@ typedef struct dwk_prefill_backward_args {
     dwk_state_strides d_initial_strides;
     int64_t d_a_log_stride;
     int64_t d_dt_bias_stride;
-    int32_t initial_type; /* DWK_F32 or DWK_BF16 */
+    int32_t initial_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t d_final_type;
     int32_t d_initial_type;
     int32_t d_g_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
@@ -579,8 +579,8 @@ typedef struct dwk_decode_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t state_type;  /* DWK_F32 or DWK_BF16 */
-    int32_t states_type; /* DWK_F32 or DWK_BF16 */
+    int32_t state_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t states_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t slabs;       /* workgroups along V */
     int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
     int32_t pad0;
@@ -630,8 +630,8 @@ typedef struct dwk_commit_args {
     int32_t value_heads;
     int32_t rows;
     int32_t columns;
-    int32_t states_type; /* DWK_F32 or DWK_BF16 */
-    int32_t pool_type;   /* DWK_F32 or DWK_BF16 */
+    int32_t states_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t pool_type;   /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t conv_columns;
     int32_t blocks; /* blocks of 256 channels */
     int32_t pad0;

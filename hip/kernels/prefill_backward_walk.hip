@@ -2,7 +2,7 @@
 // depend on each other. One workgroup of four waves per (item, value head, 32 value columns, direction). An item is a
 // sequence, or a segment of one.
 //
-// q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32 or bf16.
+// q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32, bf16 or f16.
 #include "../prefill/backward/walk.h"
 #include "../dispatch.h"
 

@@ -75,8 +75,8 @@ def verify_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, states: Tensor,
                   out: Optional[Tensor] = None) -> Tensor:
     """`decode_drafts` that leaves the pool as it is: stores the state after each draft to a slot of `states`.
 
-    states is `[slots, HV, K, V]` in the layout of the pool, f32 or bf16, of any number of slots, which draft_slots `[B, T]`
-    chooses. A slot that is none: the state is not stored. slots `[B]` i32 are those that are read, from the pool."""
+    states is `[slots, HV, K, V]` in the layout of the pool, f32, bf16 or fp16, of any number of slots, which draft_slots
+    `[B, T]` chooses. A slot that is none: the state is not stored. slots `[B]` i32 are those that are read, from the pool."""
     inputs = (q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias, allow_neg_eigval,
               has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
     if out is None:

@@ -750,7 +750,7 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
                  snapshots: Optional[Tensor] = None, out: Optional[Tensor] = None) -> Tensor:
     """Returns o of a `prefill` on a pool of states, which is updated in place. o is `out` if that is given.
 
-    Snapshots go to the pool, or to the tensor `snapshots` `[slots, HV, K, V]`, f32 or bf16, in `snapshot_layout`.
+    Snapshots go to the pool, or to the tensor `snapshots` `[slots, HV, K, V]`, f32, bf16 or fp16, in `snapshot_layout`.
     `null_slot` is the slot that means padding in slots and write_slots. If it is not -1 the op makes other slots: an
     engine better makes them once a step.
     """
@@ -828,7 +828,7 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            out: Optional[Tensor] = None, states: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """Verifies drafts. Returns o as `decode` does, and the states after every token for `commit`: `[B, T, HV, K, V]` in the
     layout and dtype of the pool. The pool is not written. q is `[B, T, HK, K]`. States of padding are uninitialised.
-    Writes `out` and `states`, f32 or bf16 with T states of a sequence one after the other, if they are given."""
+    Writes `out` and `states`, f32, bf16 or fp16 with T states of a sequence one after the other, if they are given."""
     inputs = (q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, scale, qk_l2norm,
               head_map, pool_layout, null_slot)
     if needs_gradient(*inputs):

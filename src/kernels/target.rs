@@ -22,6 +22,9 @@ pub struct Target {
     fused_summarise: [Walk; FUSED_BUCKETS],
     /// Value columns of a workgroup of `prefill_short`: one wave.
     pub(crate) short_columns: usize,
+    /// Whether `prefill_short` leaves the bits of `prefill_scan`. Only then may `PrefillPath::Auto` choose it: a sequence that
+    /// is resumed must have the bits of the whole one.
+    pub(crate) short_has_bits_of_scan: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
     /// Costs for the planner of the backward's segments. `scan` is that of `prefill_backward_walk`.
@@ -134,6 +137,7 @@ static CDNA: Target = {
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
         short_columns: 32,
+        short_has_bits_of_scan: true,
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -231,6 +235,8 @@ static SM90: Target = {
         fused: [fused(164_784), fused(230_320), fused(230_320)],
         fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
         short_columns: 16,
+        // On an H200 the last bits of states differ: it multiplies with mma.sync, prefill_scan with wgmma.
+        short_has_bits_of_scan: false,
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {

@@ -100,27 +100,42 @@ DEVICE void each_element(const StateView &view, int first_column, int key_dim, i
     }
 }
 
+// load_rows, store_rows: the wave's rows of a state from memory, and to memory.
+template <int Type, int Keys>
+DEVICE void load_narrow_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
+    each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        s[t][j][e] = state::widened<Type>(((const short *)from.base)[index], 0);
+    });
+}
+
 template <int Keys>
 DEVICE void load_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
-    if (from.wide) {
+    if (from.type == DWK_F32) {
         each_element<Keys>(from, column, key_dim, value_dim,
                            [&](int t, int j, int e, int64_t index) { s[t][j][e] = ((const float *)from.base)[index]; });
+    } else if (from.type == DWK_F16) {
+        load_narrow_rows<DWK_F16, Keys>(s, from, column, key_dim, value_dim);
     } else {
-        each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
-        });
+        load_narrow_rows<DWK_BF16, Keys>(s, from, column, key_dim, value_dim);
     }
+}
+
+template <int Type, int Keys>
+DEVICE void store_narrow_rows(const OwnState<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
+    each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        ((short *)to.base)[index] = state::narrowed<Type>(s[t][j][e]);
+    });
 }
 
 template <int Keys>
 DEVICE void store_rows(const OwnState<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
-    if (to.wide) {
+    if (to.type == DWK_F32) {
         each_element<Keys>(to, column, key_dim, value_dim,
                            [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
+    } else if (to.type == DWK_F16) {
+        store_narrow_rows<DWK_F16, Keys>(s, to, column, key_dim, value_dim);
     } else {
-        each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            ((short *)to.base)[index] = Bf16::narrow(math::canonical(s[t][j][e]));
-        });
+        store_narrow_rows<DWK_BF16, Keys>(s, to, column, key_dim, value_dim);
     }
 }
 
@@ -135,7 +150,9 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
         }
     }
     DEVICE_MEMBER void request(const PairRows<> &rows, const RowMask<> &mask) {
-        if constexpr (Ahead) {
+        if constexpr (Ahead && !adjacent && Tiles == 1) {
+            rows.load(&held[0][0], &places[0][0], Pairs, mask.own());
+        } else if constexpr (Ahead) {
 #pragma unroll
             for (int r = 0; r < Tiles; ++r) {
 #pragma unroll
@@ -150,6 +167,18 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
             return held[pair][tile];
         } else {
             return load(rows, mask, pair, tile);
+        }
+    }
+    // `Count` pairs of a tile, or all tiles of a pair, from `pair` on. Loads that are not ahead are requested together.
+    template <int Count>
+    DEVICE_MEMBER void get_all(Pair (&out)[Count], const PairRows<> &rows, const RowMask<> &mask, int pair) const {
+        if constexpr (Ahead || adjacent) {
+#pragma unroll
+            for (int i = 0; i < Count; ++i) {
+                out[i] = Tiles == 1 ? get(rows, mask, pair + i, 0) : get(rows, mask, pair, i);
+            }
+        } else {
+            rows.load(out, Tiles == 1 ? &places[pair][0] : places[pair], Count, mask.own());
         }
     }
 
@@ -177,7 +206,7 @@ struct TrianglePlaces {
 };
 
 // These blocks, of a chunk.
-template <bool Ahead = requests_ahead> class Triangle {
+template <bool Ahead = true> class Triangle {
   public:
     DEVICE_MEMBER void request(const char *blocks, const TrianglePlaces &places) {
         from = blocks;
@@ -197,6 +226,9 @@ template <bool Ahead = requests_ahead> class Triangle {
     }
 
   private:
+    template <class W> static DEVICE_MEMBER Operand load_written(const W &memory, u32 offset) {
+        return memory.load_written_b128(offset);
+    }
     DEVICE_MEMBER Operand load(int i, const TrianglePlaces &places) const {
         if constexpr (adjacent) {
             const i32x2 words = Window(from).load_b64(places.of[i]);
@@ -205,7 +237,7 @@ template <bool Ahead = requests_ahead> class Triangle {
             out[1] = words.y;
             return out;
         } else {
-            return places.of[i] == Window::nowhere ? Operand{} : *(const Operand *)(from + places.of[i]);
+            return load_written(Window(from), places.of[i]);
         }
     }
 
@@ -239,7 +271,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
     // Whether registers hold operands of K^T and Q^T of the next chunk.
     static constexpr bool holds_columns = requests_ahead && own_pairs == 1;
     // Whether registers hold an operand that is turned until the barrier before its product.
-    static constexpr bool turns_ahead = requests_ahead;
+    static constexpr bool turns_ahead = requests_ahead || own_pairs == 1;
 
   public:
     DEVICE_MEMBER Walk(const dwk_prefill_backward_args &all, const WalkWork &work, WalkMemory<Keys> &memory)
@@ -439,14 +471,20 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
     // out += S of all keys, from the left K.
     DEVICE_MEMBER void read_state(Slab &out) {
         out[0] = out[1] = Tile{};
+        constexpr int at_once = pairs < 4 ? pairs : 4;
 #pragma unroll
-        for (int b = 0; b < pairs; ++b) {
-            const Pair rows = k_rows.get(k, own_mask, b, 0);
-            const Pair first = memory.state[b][0].get(), second = memory.state[b][1].get();
-            out[0] = T::mma(rows.part[0], first.part[0], out[0]);
-            out[1] = T::mma(rows.part[0], second.part[0], out[1]);
-            out[0] = T::mma(rows.part[1], first.part[1], out[0]);
-            out[1] = T::mma(rows.part[1], second.part[1], out[1]);
+        for (int begin = 0; begin < pairs; begin += at_once) {
+            Pair rows[at_once];
+            k_rows.get_all(rows, k, own_mask, begin);
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int b = begin + i;
+                const Pair first = memory.state[b][0].get(), second = memory.state[b][1].get();
+                out[0] = T::mma(rows[i].part[0], first.part[0], out[0]);
+                out[1] = T::mma(rows[i].part[0], second.part[0], out[1]);
+                out[0] = T::mma(rows[i].part[1], first.part[1], out[0]);
+                out[1] = T::mma(rows[i].part[1], second.part[1], out[1]);
+            }
         }
     }
     // out += blocks of the triangle times tokens in shared memory.
@@ -464,9 +502,11 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         if constexpr (turns_ahead) {
 #pragma unroll
             for (int b = 0; b < own_pairs; ++b) {
+                Pair of_keys[tiles];
+                source.get_all(of_keys, rows, own_mask, b);
 #pragma unroll
                 for (int i = 0; i < tiles; ++i) {
-                    turned[b][i] = flipped_pair<T>(source.get(rows, own_mask, b, i), one);
+                    turned[b][i] = flipped_pair<T>(of_keys[i], one);
                 }
             }
         }
@@ -527,10 +567,13 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         }
     }
 
-    // Factors and triangles of the next chunk; at the end of a chunk where nothing is requested ahead.
+    // Factors and triangles of the next chunk, and what else is not requested earlier. Where no operand is turned
+    // ahead, at the end of a chunk.
     DEVICE_MEMBER void request_next(bool more) {
         if constexpr (!requests_ahead) {
             go_on(more);
+            given_rows.request(given, mask);
+            k_rows.request(k, mask);
         }
         load_factors<Reverse>(factors, record(), wave);
         solve.request(record() + (Reverse ? record_reverse : record_forward), places);
@@ -543,7 +586,9 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         Slab error;
         // R = K S0                                                     [16 tokens, slab]
         read_state(error);
-        k_rows.request(k, mask);
+        if constexpr (requests_ahead) {
+            k_rows.request(k, mask);
+        }
         arch::phase();
         // V - exp(G) R
         const Tile read = f.k_norm * exp2_of(f.sum);
@@ -572,7 +617,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         }
         memory.change[wave].put(change);
         arch::phase();
-        if constexpr (requests_ahead) {
+        if constexpr (turns_ahead) {
             request_next(more);
         }
         scale_state(arch::exp2(f.chunk.total) * per_unit);
@@ -595,9 +640,8 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         }
         share_state();
         arch::phase();
-        if constexpr (!requests_ahead) {
+        if constexpr (!turns_ahead) {
             request_next(more);
-            given_rows.request(given, mask);
         }
         prepare_given();
         arch::phase();
@@ -608,7 +652,9 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         Slab update, within;
         // K dS1                                                        [16 tokens, slab]
         read_state(update);
-        k_rows.request(k, mask);
+        if constexpr (requests_ahead) {
+            k_rows.request(k, mask);
+        }
         arch::phase();
         // dU = P^T dO' + exp(G_C - G) K dS1                            [16 tokens, slab]
         for (int j = 0; j < 2; ++j) {
@@ -676,7 +722,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         if constexpr (has_units) {
             scale_state(f.chunk.q_unit * f.chunk.per_k());
         }
-        if constexpr (requests_ahead) {
+        if constexpr (turns_ahead) {
             request_next(more);
         }
         if constexpr (Keep) {
@@ -707,9 +753,8 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         }
         share_state();
         arch::phase();
-        if constexpr (!requests_ahead) {
+        if constexpr (!turns_ahead) {
             request_next(more);
-            given_rows.request(given, mask);
         }
         prepare_given();
         arch::phase();
@@ -729,10 +774,10 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
     int64_t place;
     PairRows<> k, q, given, d_v;
     RowMask<> mask, own_mask;
-    ChunkPairs<pairs, 1> k_rows;
+    ChunkPairs<pairs, 1, turns_ahead> k_rows;
     ChunkPairs<own_pairs, tiles, holds_columns> k_columns;
     ChunkPairs<own_pairs, tiles, holds_columns> q_columns;
-    ChunkPairs<1, 1> given_rows;
+    ChunkPairs<1, 1, turns_ahead> given_rows;
     u32 d_v_place;
     Triangle<> solve, inside;
     WalkFactors factors;

@@ -101,7 +101,7 @@ pub struct DecodeTensors<'a> {
     /// has a state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
     /// State after every token, for [`Commit`](crate::commit::Commit): `[B, T, HV, K, V]`, or `[B, T, HV, V, K]` if the
-    /// pool has that layout; f32 or bf16. The pool is then not written. States of padding are not written here.
+    /// pool has that layout; f32, bf16 or fp16. The pool is then not written. States of padding are not written here.
     pub states: Option<TensorMut<'a, 5>>,
     /// `[B, T, HV, V]`. It may be v.
     pub o: TokensMut<'a>,

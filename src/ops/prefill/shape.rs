@@ -146,7 +146,11 @@ impl Shape {
             && is_compiled(&spec)
             && shape.target.fused_costs.automatic;
         shape.short = match wanted {
-            PrefillPath::Auto => has_short(&spec) && plan::uses_short(batch.rows(), sequences),
+            PrefillPath::Auto => {
+                shape.target.short_has_bits_of_scan
+                    && has_short(&spec)
+                    && plan::uses_short(batch.rows(), sequences)
+            }
             forced => forced == PrefillPath::Short,
         };
         shape.check_grids(shape.whole())?;
