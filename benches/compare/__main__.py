@@ -3,8 +3,8 @@
     benches/compare/run [--operation forward|backward|both] [--rows GPU:HKxHVxT,GPU:HKxHVxNxT,...] [--out FOLDER]
 
 Both get the same inputs in the same run, and their results are compared. FLA's kernels (fla-core, compiled by Triton) run
-with the configuration of their autotuning list whose time is modelled shortest, found with the same heads and fewer
-tokens. What is counted is exact, times are modelled. FOLDER gets results.json, compare.md and compare.svg of the forward,
+with the configuration of their autotuning list whose time is modelled shortest, found with the same heads and, in large
+rows, fewer tokens. What is counted is exact, times are modelled. FOLDER gets results.json, compare.md and compare.svg of the forward,
 results_backward.json, compare_backward.md and compare_backward.svg of the backward.
 """
 
