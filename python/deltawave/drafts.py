@@ -115,7 +115,7 @@ def _launch(plan, inputs, written, device, **others):
             tensor.copy_(reached[name])
 
 
-@torch.library.custom_op("deltawave::decode_drafts", mutates_args=("pool",))
+@ops.custom_op("deltawave::decode_drafts", mutates_args=("pool",))
 def _decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor],
                    accepted: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
                    a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -133,7 +133,7 @@ def _(q, k, v, *others):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@torch.library.custom_op("deltawave::decode_drafts_out", mutates_args=("out", "pool"))
+@ops.custom_op("deltawave::decode_drafts_out", mutates_args=("out", "pool"))
 def _decode_drafts_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
                        read_slots: Optional[Tensor], accepted: Optional[Tensor], cu_seqlens: Optional[Tensor],
                        g: Optional[Tensor], beta: Optional[Tensor], a: Optional[Tensor], b: Optional[Tensor],
@@ -149,7 +149,7 @@ def _(out, *others):
     return None
 
 
-@torch.library.custom_op("deltawave::verify_drafts", mutates_args=("states",))
+@ops.custom_op("deltawave::verify_drafts", mutates_args=("states",))
 def _verify_drafts(states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
                    slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
                    a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -167,7 +167,7 @@ def _(states, q, k, v, *others):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@torch.library.custom_op("deltawave::verify_drafts_out", mutates_args=("out", "states"))
+@ops.custom_op("deltawave::verify_drafts_out", mutates_args=("out", "states"))
 def _verify_drafts_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
                        slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
                        a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -182,7 +182,7 @@ def _(out, *others):
     return None
 
 
-@torch.library.custom_op("deltawave::conv_drafts", mutates_args=("state",))
+@ops.custom_op("deltawave::conv_drafts", mutates_args=("state",))
 def conv_drafts(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Tensor, key_heads: int, value_heads: int,
                 key_dim: int, value_dim: int, accepted: Tensor, cu_seqlens: Tensor, slots: Tensor,
                 has_initial_state: Optional[Tensor] = None, activation: str = "silu", qk_l2norm: bool = False,
