@@ -64,6 +64,8 @@ pub enum Role {
     PrefillShort(usize),
     /// T and P of each chunk, for the backward.
     BackwardPrepare,
+    /// What each segment leaves, in both directions of the backward.
+    BackwardSummarise(usize),
     /// States and their gradients, chunk by chunk.
     BackwardWalk(usize),
     /// Gradients of q, k and gates.
@@ -275,6 +277,14 @@ kernels! {
         "dw_prefill_backward_prepare_bf16" => Role::BackwardPrepare,
         "dw_prefill_backward_prepare_f16" => Role::BackwardPrepare,
     }
+    BACKWARD_SUMMARISE: dwk_prefill_backward_args in "prefill_backward_summarise" {
+        "dw_prefill_backward_summarise_bf16_k64" => Role::BackwardSummarise(64),
+        "dw_prefill_backward_summarise_bf16_k128" => Role::BackwardSummarise(128),
+        "dw_prefill_backward_summarise_bf16_k256" => Role::BackwardSummarise(256),
+        "dw_prefill_backward_summarise_f16_k64" => Role::BackwardSummarise(64),
+        "dw_prefill_backward_summarise_f16_k128" => Role::BackwardSummarise(128),
+        "dw_prefill_backward_summarise_f16_k256" => Role::BackwardSummarise(256),
+    }
     BACKWARD_WALK: dwk_prefill_backward_args in "prefill_backward_walk" {
         "dw_prefill_backward_walk_bf16_k64" => Role::BackwardWalk(64),
         "dw_prefill_backward_walk_bf16_k128" => Role::BackwardWalk(128),
@@ -435,15 +445,16 @@ pub(crate) fn backward_bucket(key_dim: usize) -> usize {
     *BACKWARD_BUCKETS.iter().find(fits).unwrap_or(&256)
 }
 
-/// The kernels of the backward: prepare, walk, gradients and sums.
+/// The kernels of the backward: prepare, summarise, walk, gradients and sums.
 pub(crate) fn prefill_backward(
     dtype: Dtype,
     key_dim: usize,
-) -> [Kernel<abi::dwk_prefill_backward_args>; 4] {
+) -> [Kernel<abi::dwk_prefill_backward_args>; 5] {
     let bucket = backward_bucket(key_dim);
     let index = (BACKWARD_BUCKETS.iter().position(|&b| b == bucket)).unwrap_or_default();
     [
         typed(BACKWARD_PREPARE, dtype)[0],
+        typed(BACKWARD_SUMMARISE, dtype)[index],
         typed(BACKWARD_WALK, dtype)[index],
         typed(BACKWARD_GRADIENTS, dtype)[index],
         BACKWARD_SUMS[0],
@@ -496,10 +507,10 @@ mod tests {
             assert_eq!(fused, (bucket <= 128).then_some(&name[..]));
             let bucket = bucket.next_power_of_two();
             let names = prefill_backward(Dtype::F16, key_dim).map(Kernel::name);
-            let name = format!("dw_prefill_backward_walk_f16_k{bucket}");
-            assert_eq!(names[1], name);
-            let name = format!("dw_prefill_backward_gradients_f16_k{bucket}");
-            assert_eq!(names[2], name);
+            for (i, stem) in [(1, "summarise"), (2, "walk"), (3, "gradients")] {
+                let name = format!("dw_prefill_backward_{stem}_f16_k{bucket}");
+                assert_eq!(names[i], name);
+            }
         }
     }
 }

@@ -63,7 +63,7 @@ pub enum Command {
     /// layer with the unfused chunk form that other implementations use.
     #[command(after_long_help = include_str!("../help/layer.txt"))]
     Layer(Box<LayerArgs>),
-    /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
+    /// Count what the kernels of a prefill or its backward do: instructions, unit clocks, bank conflicts, memory lines
     ///
     /// Runs the kernels on the simulator, whatever devices there are, and counts, exactly; only times are modelled.
     /// Clocks are sums over all waves of the time that a SIMD's matrix and vector units, and a compute unit's LDS, are

@@ -18,7 +18,7 @@ use crate::args::{
 /// `deltawave profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// The prefill that is counted.
+    /// The prefill that is counted, or the backward of it.
     #[command(flatten)]
     pub prefill: PrefillArgs,
     /// GPU whose dies and units the model assumes
@@ -103,7 +103,7 @@ pub struct PrefillArgs {
     ///
     /// --check compares them with the reverse recurrence in f64: dq_rms_ratio, dk, dv, dg, dbeta and ds0 in JSON, or da, db,
     /// da_log and ddt_bias with raw gates. Gradients of gates and states are f32.
-    #[arg(long, conflicts_with_all = ["pool", "snapshots", "output"], help_heading = OPERATION)]
+    #[arg(long, conflicts_with_all = ["pool", "snapshots"], help_heading = OPERATION)]
     pub backward: bool,
 
     /// Number of segments of each sequence, computed in parallel; 1 cuts no sequence [default: the fastest numbers]
@@ -130,6 +130,9 @@ pub struct PrefillArgs {
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,
     /// Write o and final_state ([N, HV, K, V], whatever --state-layout) to a safetensors file
+    ///
+    /// With --backward: the gradients d_q, d_k, d_v, d_g, d_beta (or d_a, d_b, d_A_log, d_dt_bias) and d_initial_state,
+    /// and d_o and d_final_state that they follow from.
     #[arg(long, value_name = "FILE", help_heading = RESULTS)]
     pub output: Option<PathBuf>,
     /// Print one JSON object
