@@ -590,11 +590,11 @@ typedef struct dwk_decode_args {
     dwk_norm_args norm;       /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 
-/* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. `write_slots` is [B, write_columns] if that is
- * not 0. They are then slots of `states`, [states_slots, HV, ...], or of `state` if that is null. `slots` is
- * [B, read_columns]. */
+/* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. decode_draft_norm_{bf16,f16}: with the gated
+ * norm of o, as decode_norm. `write_slots` is [B, write_columns] if that is not 0. They are then slots of `states`,
+ * [states_slots, HV, ...], or of `state` if that is null. `slots` is [B, read_columns]. */
 typedef struct dwk_decode_draft_args {
-    dwk_decode_args decode;  /* without norm; `tokens`: most tokens of a sequence */
+    dwk_decode_args decode;  /* `tokens`: most tokens of a sequence */
     const int32_t *accepted; /* [B]: column of `slots` that a sequence reads, plus 1, clamped; null: the first column */
     const void *cu_seqlens;  /* [B + 1], i32 or i64: rows of each sequence, which are packed; null: `tokens` each */
     int32_t rows;            /* rows of the tensors over tokens, with cu_seqlens */

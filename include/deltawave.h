@@ -661,8 +661,8 @@ typedef struct dw_decode_tensors {
     const int32_t *write_slots;       /* [B] on the device, slots to write; NULL: as slots */
     const uint8_t *has_initial_state; /* [B] on the device. 0: the slot reads as zeros. NULL: all have a state */
 
-    /* States after every token, written, for dw_commit_launch; NULL: not wanted. The pool is then not written. f32 or
-     * bf16, [B T, HV, ...] in the layout of the pool. */
+    /* States after every token, written, for dw_commit_launch; NULL: not wanted. The pool is then not written. f32,
+     * bf16 or fp16, [B T, HV, ...] in the layout of the pool. */
     const dw_tensor *states;
     int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
     int32_t pool_layout;      /* DW_STATE_*: layout of pool and states */
@@ -684,6 +684,14 @@ typedef struct dw_decode_tensors {
     int32_t has_null_slot; /* 1: null_slot is no slot, besides those that are negative or beyond the pool */
     int32_t null_slot;
     int32_t pad0;
+
+    /* Gated norm of o, in place, as dw_norm_tensors: one kernel in all if V is 128 and K at most 128, otherwise one
+     * more. o must then be packed, [B T, HV, V] or [rows, HV, V]. Rows of no sequence must be zeros if they are to stay
+     * so. */
+    const dw_tensor *z;           /* NULL: no norm */
+    const dw_tensor *norm_weight; /* [V]; NULL: 1 */
+    float norm_eps;
+    int32_t norm_gate; /* DW_GATE_* */
 } dw_decode_tensors;
 
 /* Commit of the accepted tokens: the first accepted[n] of the verified tokens of sequence n. The state after the last

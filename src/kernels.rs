@@ -193,6 +193,10 @@ kernels! {
         "dw_decode_draft_f16_k128" => Role::Decode(128),
         "dw_decode_draft_f16_k256" => Role::Decode(256),
     }
+    DECODE_DRAFT_NORM: dwk_decode_draft_args in "decode_draft" {
+        "dw_decode_draft_norm_bf16" => Role::DecodeNorm,
+        "dw_decode_draft_norm_f16" => Role::DecodeNorm,
+    }
     DECODE_NORM: dwk_decode_args in "decode" {
         "dw_decode_norm_bf16" => Role::DecodeNorm,
         "dw_decode_norm_f16" => Role::DecodeNorm,
@@ -348,6 +352,11 @@ pub(crate) fn conv_draft(dtype: Dtype) -> Kernel<abi::dwk_conv_draft_args> {
 /// The decode of drafts.
 pub(crate) fn decode_draft(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_draft_args> {
     typed(DECODE_DRAFT, dtype)[usize::from(key_dim > 128)]
+}
+
+/// The decode of drafts with the gated norm.
+pub(crate) fn decode_draft_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_draft_args> {
+    typed(DECODE_DRAFT_NORM, dtype)[0]
 }
 
 pub(crate) fn decode_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {

@@ -6,6 +6,8 @@ mod cases;
 mod common;
 #[path = "decode/drafts.rs"]
 mod drafts;
+#[path = "decode/normed.rs"]
+mod normed;
 #[path = "decode/state_types.rs"]
 mod state_types;
 
