@@ -540,15 +540,38 @@ impl Default for dwk_prefill_scan_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_by_gates {
+    pub items: *const dwk_prefill_item,
+    pub chains: *const i32,
+    pub split_items: *mut dwk_prefill_item,
+    pub split_chains: *mut i32,
+    pub prepare_lengths: *mut i32,
+    pub items_count: i32,
+    pub chains_count: i32,
+    pub boundaries: i32,
+    pub soon: i32,
+}
+impl Default for dwk_prefill_by_gates {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_fused_args {
     pub prepare: dwk_prefill_prepare_args,
     pub scan: dwk_prefill_scan_args,
     pub warm_up: i32,
     pub pad0: i32,
+    pub by_gates: dwk_prefill_by_gates,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 680usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 736usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
