@@ -236,10 +236,11 @@ typedef struct dwk_prefill_by_gates {
     dwk_prefill_item *split_items; /* [items_count]: what prefill_summarise and prefill_scan read */
     int32_t *split_chains;         /* [chains_count, 2]: what prefill_combine reads */
     int32_t *prepare_lengths;      /* [sequences + 1]: cu_seqlens for prefill_prepare */
+    const int32_t *samples;        /* [samples_count, 2]: sequence and token from which on 16 tokens' gates are read */
     int32_t items_count;
     int32_t chains_count;
-    int32_t boundaries; /* items of scan.items that another follows, at least 1 */
-    int32_t soon;       /* prefill_fused is chosen if gates forget within so many chunks */
+    int32_t samples_count; /* at least 1 */
+    int32_t soon;          /* prefill_fused is chosen if gates forget within so many chunks */
 } dwk_prefill_by_gates;
 
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One

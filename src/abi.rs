@@ -546,9 +546,10 @@ pub struct dwk_prefill_by_gates {
     pub split_items: *mut dwk_prefill_item,
     pub split_chains: *mut i32,
     pub prepare_lengths: *mut i32,
+    pub samples: *const i32,
     pub items_count: i32,
     pub chains_count: i32,
-    pub boundaries: i32,
+    pub samples_count: i32,
     pub soon: i32,
 }
 impl Default for dwk_prefill_by_gates {
@@ -571,7 +572,7 @@ pub struct dwk_prefill_fused_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 736usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 744usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]

@@ -7,45 +7,45 @@
 
 namespace prefill {
 
-// Boundaries of segments at which gates are read, at most, and tokens before each.
-constexpr int sampled_boundaries = 16, sampled_tokens = 16;
+// Tokens of a sample.
+constexpr int sampled_tokens = 16;
 
 // Whether, for each value head, the sampled gates are so strong on average that y.by_gates.soon chunks of them leave
-// nothing of any state. A guess of the time alone: the results do not need it. All threads take part. `sums`: shared
-// memory of 64 numbers for each wave.
+// nothing of any state, and in each sample that twice as many do. A guess of the time alone: the results do not need
+// it. All threads take part. `sums`: shared memory of 64 numbers for each wave.
 template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, float *sums) {
     const dwk_prefill_prepare_args &x = y.prepare;
-    const int lane = arch::lane(), wave = arch::wave();
-    const int boundaries = y.by_gates.boundaries, sampled = min_of(boundaries, sampled_boundaries);
-    const float least =
-        nothing_of_any * (float)(sampled * sampled_tokens) / (float)(chunk * max_of(y.by_gates.soon, 1));
+    const int lane = arch::lane(), wave = arch::wave(), samples = y.by_gates.samples_count;
+    // log2 of what the tokens of a sample may leave on average.
+    const float mean = nothing_of_any * sampled_tokens / (float)(chunk * max_of(y.by_gates.soon, 1));
     bool all = true;
 #pragma unroll 1
     for (int first = 0; all && first < x.value_heads; first += arch::lanes) {
         const int head = min_of(first + lane, x.value_heads - 1);
-        HeadGates of_head{0.0f, 0.0f};
-        if (x.flags & DWK_RAW_GATES) {
-            of_head = head_gates(x, head);
-        }
         float sum = 0.0f;
 #pragma unroll 1
-        for (int i = wave; i < sampled; i += Waves) {
-            const Segment before = segment_of(y.scan, (int)((int64_t)i * boundaries / sampled));
-            const int64_t token = max_of(before.end - chunk, 0);
-            const int count = min_of(sampled_tokens, x.tokens - (int)token);
+        for (int i = wave; i < samples; i += Waves) {
+            const int64_t sequence = arch::uniform(y.by_gates.samples + 2 * i);
+            const int64_t token = arch::uniform(y.by_gates.samples + 2 * i + 1);
             float g[sampled_tokens] = {};
-            if (x.g && count > 0) {
-                const int64_t at = before.sequence * x.g_strides.sequence + token * x.g_strides.token;
-                load_scalars(g, x.g, at + head * x.g_strides.head, x.g_strides.token, count, x.g_type);
+            if (x.g) {
+                const int64_t at = sequence * x.g_strides.sequence + token * x.g_strides.token;
+                load_scalars(g, x.g, at + head * x.g_strides.head, x.g_strides.token, sampled_tokens, x.g_type);
             }
-            for (int t = 0; t < sampled_tokens; ++t) {
-                Gates gates{g[t], 0.0f};
-                if (x.flags & DWK_RAW_GATES) {
-                    gates.g = math::gate(gates.g, of_head.a_log, of_head.dt_bias);
+            if (x.flags & DWK_RAW_GATES) {
+                const HeadGates of_head = head_gates(x, head);
+                for (float &gate : g) {
+                    gate = math::gate(gate, of_head.a_log, of_head.dt_bias);
                 }
-                bound_gates(gates);
-                sum += gates.g * math::log2e;
             }
+            float own = 0.0f;
+            for (float gate : g) {
+                Gates gates{gate, 0.0f};
+                bound_gates(gates);
+                own += gates.g * math::log2e;
+            }
+            // A number that no other samples make good.
+            sum += own < 0.5f * mean ? own : 1e9f;
         }
         arch::workgroup_sync();
         sums[wave * arch::lanes + lane] = sum;
@@ -54,7 +54,7 @@ template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, f
         for (int w = 0; w < Waves; ++w) {
             sum += sums[w * arch::lanes + lane];
         }
-        all = arch::ballot(!(sum < least)) == 0;
+        all = arch::ballot(!(sum < mean * (float)samples)) == 0;
     }
     arch::workgroup_sync();
     return all;

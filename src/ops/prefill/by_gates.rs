@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 
+use super::CHUNK;
 use super::plan::{self, Counts, Cut, Partition};
 use super::shape::Shape;
 use crate::abi::{dwk_prefill_by_gates, dwk_prefill_item};
@@ -17,15 +18,18 @@ use crate::workspace::WORKSPACE_ALIGN;
 pub(super) struct ByGates {
     /// Segments, none of which has a summary.
     pub(super) counts: Counts,
-    /// Segments that another follows.
-    boundaries: usize,
-    /// Their first word in the tables of the plan.
-    pub(super) first_word: usize,
+    /// Samples of gates.
+    samples: usize,
+    /// First word of the segments in the tables of the plan. The samples are after them.
+    first_word: usize,
 }
+
+/// Most samples of gates: segments before whose end gates are read.
+const MOST_SAMPLES: usize = 16;
 
 /// Tables of both paths, for one launch.
 pub(super) struct Lists {
-    /// Items of the split path that the host made.
+    /// Items of the split path that the host made: the begin of the plan's tables.
     pub(super) items: *const dwk_prefill_item,
     pub(super) chains: *const i32,
     pub(super) counts: Counts,
@@ -39,18 +43,25 @@ fn aligned(words: usize) -> usize {
 
 impl ByGates {
     /// Appends the items of a fused partition to the tables of a plan.
-    pub(super) fn append(fused: &Partition, tables: &mut Vec<i32>) -> ByGates {
+    pub(super) fn append(fused: &Partition, cu_seqlens: &[i32], tables: &mut Vec<i32>) -> ByGates {
         // Kernels read an item in one access.
         tables.resize(tables.len().next_multiple_of(plan::ITEM_WORDS), 0);
         let first_word = tables.len();
         tables.extend(fused.item_words());
+        let samples = fused.summaries.min(MOST_SAMPLES);
+        for i in 0..samples {
+            // In the last chunk of a segment that another follows, so that all tokens of the chunk exist.
+            let item = &fused.items[i * fused.summaries / samples];
+            let chunk = (item.first_chunk + item.chunks - 1) * CHUNK as i32;
+            tables.extend([item.sequence, cu_seqlens[item.sequence as usize] + chunk]);
+        }
         ByGates {
             counts: Counts {
                 summaries: 0,
                 chains: 0,
                 ..fused.counts()
             },
-            boundaries: fused.summaries,
+            samples,
             first_word,
         }
     }
@@ -62,8 +73,14 @@ impl ByGates {
             + aligned(sequences + 1)
     }
 
+    /// The segments.
+    pub(super) fn items(&self, tables: *const i32) -> *const dwk_prefill_item {
+        tables.wrapping_add(self.first_word).cast()
+    }
+
     /// Kernel arguments.
     pub(super) fn lower(&self, lists: &Lists, soon: i32) -> dwk_prefill_by_gates {
+        let own = self.items(lists.items.cast());
         let items = lists.workspace;
         let chains = items.wrapping_byte_add(aligned(lists.counts.items * plan::ITEM_WORDS));
         let words = lists.counts.chains as usize * plan::CHAIN_WORDS;
@@ -75,7 +92,8 @@ impl ByGates {
             prepare_lengths: chains.wrapping_byte_add(aligned(words)).cast(),
             items_count: lists.counts.items as i32,
             chains_count: lists.counts.chains as i32,
-            boundaries: self.boundaries as i32,
+            samples: own.wrapping_add(self.counts.items).cast(),
+            samples_count: self.samples as i32,
             soon,
         }
     }

@@ -28,11 +28,11 @@ mod snapshots;
 mod states;
 
 pub use backward::{BackwardTensors, PrefillBackward};
+use by_gates::{ByGates, Lists};
 pub(crate) use lengths::{
     DeviceLengths, DeviceSegments, DeviceTables, LaunchArguments as LoweredLengths,
 };
 pub(crate) use lower::LaunchArguments;
-use by_gates::{ByGates, Lists};
 use lower::{Kernels, Tables};
 pub use parallel::ParallelPrefill;
 use plan::Counts;
@@ -84,7 +84,11 @@ pub struct PrefillSpec {
 /// Kernels that compute a prefill. Results differ by rounding only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PrefillPath {
-    /// The plan chooses the fastest by its model of the device.
+    /// The plan chooses the fastest by its model of the device. On gfx942 it may leave the choice between [`Fused`] and
+    /// [`Split`] to the gates of each launch without initial states ([`Prefill::path`]).
+    ///
+    /// [`Fused`]: PrefillPath::Fused
+    /// [`Split`]: PrefillPath::Split
     #[default]
     Auto,
     /// `prefill_fused`: one kernel without records, for `K` up to 128. If sequences are cut, `prefill_fused_summarise`
@@ -328,7 +332,7 @@ impl Prefill {
         let by_gates = shape.partition_by_gates(&cu_seqlens)?;
         let lengths = Lengths::Host {
             counts: partition.counts(),
-            by_gates: by_gates.map(|fused| ByGates::append(&fused, &mut tables)),
+            by_gates: by_gates.map(|fused| ByGates::append(&fused, &cu_seqlens, &mut tables)),
             tables: context.upload(&tables)?,
             cu_seqlens,
         };
@@ -664,9 +668,7 @@ impl Prefill {
             ..own
         };
         let fused = Tables {
-            items: (own.items.cast::<i32>())
-                .wrapping_add(by_gates.first_word)
-                .cast(),
+            items: by_gates.items(own.items.cast()),
             counts: by_gates.counts,
             ..own
         };
