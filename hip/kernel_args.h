@@ -229,7 +229,7 @@ typedef struct dwk_prefill_scan_args {
 
 /* Choice between prefill_fused and the split path by the gates, where sequences are cut. prefill_fused runs first and
  * needs no summaries: each segment starts where gates before it forget. The kernels of the path that is not chosen find
- * no work in their lists. No sequence may have an initial state. */
+ * no work in their lists. Final states may not overwrite initial ones. */
 typedef struct dwk_prefill_by_gates {
     const dwk_prefill_item *items; /* [items_count]: of the split path; null: no choice */
     const int32_t *chains;         /* [chains_count, 2]: of the split path */

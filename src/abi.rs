@@ -552,6 +552,31 @@ pub struct dwk_prefill_by_gates {
     pub samples_count: i32,
     pub soon: i32,
 }
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_by_gates"][::core::mem::size_of::<dwk_prefill_by_gates>() - 64usize];
+    ["Alignment of dwk_prefill_by_gates"][::core::mem::align_of::<dwk_prefill_by_gates>() - 8usize];
+    ["Offset of field: dwk_prefill_by_gates::items"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items) - 0usize];
+    ["Offset of field: dwk_prefill_by_gates::chains"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains) - 8usize];
+    ["Offset of field: dwk_prefill_by_gates::split_items"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, split_items) - 16usize];
+    ["Offset of field: dwk_prefill_by_gates::split_chains"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, split_chains) - 24usize];
+    ["Offset of field: dwk_prefill_by_gates::prepare_lengths"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, prepare_lengths) - 32usize];
+    ["Offset of field: dwk_prefill_by_gates::samples"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples) - 40usize];
+    ["Offset of field: dwk_prefill_by_gates::items_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items_count) - 48usize];
+    ["Offset of field: dwk_prefill_by_gates::chains_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains_count) - 52usize];
+    ["Offset of field: dwk_prefill_by_gates::samples_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples_count) - 56usize];
+    ["Offset of field: dwk_prefill_by_gates::soon"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 60usize];
+};
 impl Default for dwk_prefill_by_gates {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
@@ -583,6 +608,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 672usize];
     ["Offset of field: dwk_prefill_fused_args::pad0"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 676usize];
+    ["Offset of field: dwk_prefill_fused_args::by_gates"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 680usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {

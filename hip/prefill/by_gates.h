@@ -81,7 +81,7 @@ template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, 
 }
 
 // Moves the begin of a segment that is not its sequence's first to where its walk starts: so many chunks earlier that
-// they forget every state before them, or at the first chunk of the sequence, which has no initial state.
+// they forget every state before them, or at the first chunk of the sequence, from its initial state.
 template <class T, int Threads>
 DEVICE void begin_alone(const dwk_prefill_fused_args &y, Segment &segment, const Work &work) {
     const int first_token = rows_of(y.scan.cu_seqlens, segment.sequence, y.scan.tokens).begin;
@@ -93,7 +93,7 @@ DEVICE void begin_alone(const dwk_prefill_fused_args &y, Segment &segment, const
     segment.quiet = chunks * chunk;
     segment.begin -= segment.quiet;
     segment.record -= chunks;
-    segment.from_zeros = true;
+    segment.from_zeros = found >= 0;
 }
 
 } // namespace prefill

@@ -1,12 +1,16 @@
 //! Plans that leave the choice between the fused path and the split path to the gates, where they cut sequences.
 
-use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec};
+use deltawave::gates::Gating;
+use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors};
+use deltawave::state::States;
+use deltawave::tensor::{Tensor, TensorMut};
 use deltawave::types::Dtype;
-use deltawave_lab::inputs::Gates;
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
-    Case, Data, GateKind, Layout, Loaded, Output, SnapshotCase, StateKind, assert_same_bits,
-    check_output, context, run, run_snapshots, spec,
+    Case, Data, GateKind, Layout, Loaded, Output, PoolCase, SnapshotCase, StateKind,
+    assert_same_bits, check_output, context, run, run_pool, run_snapshots, spec,
 };
 
 const F32: StateKind = StateKind {
@@ -82,7 +86,7 @@ fn gates_choose_the_path() {
 /// Strides, raw gates, norms, padding; no final state; sequences that are cut beside sequences that are not.
 #[test]
 fn options() {
-    let lengths = [64 * 40 + 1, 64 * 90 + 63, 17, 0, 64 * 45];
+    let lengths = [17, 64 * 150 + 63, 0, 130];
     let Some(mut case) = choosing(spec(Dtype::Bf16, 2, 4, 48, 112), &lengths) else {
         return;
     };
@@ -158,16 +162,32 @@ fn gates_that_change() {
     }
 }
 
-/// Initial states rule the choice out: the last segment may overwrite them.
+/// Segments that start at their sequence's first chunk read the initial state. Where the last one may overwrite it, the
+/// path is the split one.
 #[test]
-fn initial_states_are_split() {
+fn initial_states() {
     let Some(mut case) = choosing(spec(Dtype::Bf16, 1, 4, 64, 128), &[64 * 150]) else {
         return;
     };
     case.initial = Some(F32);
-    let data = case.data();
+    let mut data = case.data();
+    set_gates(
+        &mut data,
+        4,
+        |token, _| if token % 64 < 16 { -0.42 } else { 0.0 },
+    );
     let output = run(&context(), &case, &data);
-    assert_same_bits(&forced(&case, &data, PrefillPath::Split), &output, "split");
+    check_output(&case, &data, &output, 1.15);
+    let split = forced(&case, &data, PrefillPath::Split);
+    assert!(output.o != split.o, "the fused path");
+    let pool = PoolCase::new(F32, 1, &[0]);
+    let in_place = |path| {
+        let mut case = case.clone();
+        (case.spec.path, case.initial, case.final_state) = (path, None, None);
+        run_pool(&context(), &case, &data, &pool)
+    };
+    let [chosen, split] = [PrefillPath::Auto, PrefillPath::Split].map(in_place);
+    assert_same_bits(&split, &chosen, "in place");
 }
 
 /// A captured graph serves gates of both kinds, one after the other, and parts make the whole.
@@ -236,6 +256,70 @@ fn snapshots_on_both_paths() {
         let (_, expected) = run_snapshots(&context(), &other, &data, None, &wanted);
         assert!(taken.iter().all(|x| x.is_finite()));
         assert!(taken == expected, "{gates:?}");
+    }
+}
+
+/// o in the place of v: a segment that started early would read rows of V that the segment before has replaced.
+#[test]
+fn o_in_the_place_of_v() {
+    let (k, v, heads) = (32, 128, 4);
+    let mut case = match choosing(spec(Dtype::Bf16, 1, heads, k, v), &[64 * 150]) {
+        Some(case) => case,
+        None => Case::new(spec(Dtype::Bf16, 1, heads, k, v), &[64 * 150]),
+    };
+    case.final_state = None;
+    let data = case.data();
+    let stream = context().stream().expect("a stream");
+    // The plan's choice, early starts of prefill_fused, and two segments of prefill_scan.
+    for (path, units) in [
+        (PrefillPath::Auto, case.spec.compute_units),
+        (PrefillPath::Fused, case.spec.compute_units),
+        (PrefillPath::Split, Some(40)),
+    ] {
+        (case.spec.path, case.spec.compute_units) = (path, units);
+        let tokens = case.tokens();
+        let upload = |bytes: &[u8]| context().upload(bytes).expect("a tensor");
+        let f32s = |x: &[f32]| context().upload(x).expect("a tensor");
+        let [q, key, value] =
+            [&data.inputs.q, &data.inputs.k, &data.inputs.v].map(|t| upload(&t.bytes));
+        let [g, beta] = [&data.inputs.g, &data.inputs.beta].map(|x| f32s(x));
+        let plan = plan(&case);
+        assert!(plan.segments() > 1, "{path:?}");
+        let mut workspace = upload(&vec![0xff; plan.workspace_bytes()]);
+        let dense = deltawave::tensor::dense_strides::<3>;
+        let (of_k, of_v) = ([tokens, 1, k], [tokens, heads, v]);
+        // SAFETY: the buffers live until the stream is synchronised, and v may be o.
+        unsafe {
+            let tensors = PrefillTensors {
+                cu_seqlens: None,
+                q: Tensor::from_raw(q.address(), Dtype::Bf16, of_k, dense(of_k)).into(),
+                k: Tensor::from_raw(key.address(), Dtype::Bf16, of_k, dense(of_k)).into(),
+                v: Tensor::from_raw(value.address(), Dtype::Bf16, of_v, dense(of_v)).into(),
+                gating: Gating::Given {
+                    g: Some(
+                        Tensor::from_raw(g.address(), Dtype::F32, [tokens, heads], [heads, 1])
+                            .into(),
+                    ),
+                    beta: Some(
+                        Tensor::from_raw(beta.address(), Dtype::F32, [tokens, heads], [heads, 1])
+                            .into(),
+                    ),
+                },
+                states: States::None,
+                o: TensorMut::from_raw(value.address(), Dtype::Bf16, of_v, dense(of_v)).into(),
+                snapshots: None,
+            };
+            let bytes = plan.workspace_bytes();
+            let memory = Workspace::from_raw(workspace.address().cast(), bytes);
+            plan.launch(&stream, &tensors, memory).expect("a launch");
+        }
+        let o = value.download(&stream).expect("a copy");
+        let output = Output {
+            o: HostTensor::from_bytes(Dtype::Bf16, o).values,
+            state: None,
+        };
+        workspace.fill_bytes(0, &stream).expect("a fill");
+        check_output(&case, &data, &output, 1.15);
     }
 }
 

@@ -100,6 +100,7 @@ struct FusedArguments {
     /// Whether it runs before the kernels of the split path, and chooses by the gates.
     first: bool,
     by_gates: dwk_prefill_by_gates,
+    warm_up: i32,
 }
 
 impl LaunchArguments {
@@ -247,7 +248,7 @@ impl Shape {
         [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
         prepare.slots = scan.slots;
         scan.flags = flags;
-        let starts_early = self.starts_early(counts, &x.states);
+        let starts_early = self.starts_early(counts, x);
         if starts_early {
             scan.summaries = 0;
         }
@@ -314,6 +315,10 @@ impl Shape {
                 groups: if self.is_fused() { scan_groups } else { 0 },
                 first: false,
                 by_gates: dwk_prefill_by_gates::default(),
+                warm_up: match Shape::overwrites_v(x) {
+                    true => 0,
+                    false => self.target.fused_costs.most_warm_up,
+                },
             },
         })
     }
@@ -381,7 +386,7 @@ impl Shape {
         let args = |prepare, scan| dwk_prefill_fused_args {
             prepare,
             scan,
-            warm_up: self.target.fused_costs.most_warm_up,
+            warm_up: x.fused.warm_up,
             pad0: 0,
             by_gates: x.fused.by_gates,
         };

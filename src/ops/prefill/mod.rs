@@ -85,7 +85,7 @@ pub struct PrefillSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PrefillPath {
     /// The plan chooses the fastest by its model of the device. On gfx942 it may leave the choice between [`Fused`] and
-    /// [`Split`] to the gates of each launch without initial states ([`Prefill::path`]).
+    /// [`Split`] to the gates of each launch that overwrites neither initial states nor v ([`Prefill::path`]).
     ///
     /// [`Fused`]: PrefillPath::Fused
     /// [`Split`]: PrefillPath::Split
@@ -477,7 +477,7 @@ impl Prefill {
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
     /// the split path. [`PrefillPath::Auto`]: each launch of a plan of [`Prefill::device`] chooses by its lengths, or each
-    /// launch of another plan by its gates, unless there are initial states. Then the kernels of both paths are launched,
+    /// launch of another plan by its gates, unless it may overwrite initial states or v. Then the kernels of both paths are launched,
     /// and those of one find no work.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
@@ -629,7 +629,8 @@ impl Prefill {
         Shape::check_devices(tensors, &self.context)?;
         let own = self.tables(tables);
         if let Some(by_gates) = self.by_gates()
-            && Shape::from_zeros(&tensors.states)
+            && Shape::keeps_initial_states(&tensors.states)
+            && !Shape::overwrites_v(tensors)
         {
             return Ok(self.lower_by_gates(by_gates, tensors, own, records)?);
         }

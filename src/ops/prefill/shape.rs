@@ -5,7 +5,7 @@
 
 use super::lengths::DeviceSegments;
 use super::plan::{self, Balance, Choice, Counts, Cut, Machine, Partition, WalkTime};
-use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
+use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec, PrefillTensors};
 use crate::abi;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -236,19 +236,39 @@ impl Shape {
 
     /// Whether every sequence starts from zeros. Otherwise the last segment of a sequence may overwrite an initial state
     /// that others still read.
-    pub(super) fn from_zeros(states: &States<'_>) -> bool {
+    fn from_zeros(states: &States<'_>) -> bool {
         matches!(
             states,
             States::None | States::Separate { initial: None, .. }
         )
     }
 
+    /// Whether o is v. A segment may then not start early: the segment before it may have replaced the rows of V.
+    pub(super) fn overwrites_v(x: &PrefillTensors<'_>) -> bool {
+        x.o.0.0.address == x.v.0.address
+    }
+
+    /// Whether no launch overwrites an initial state: there is none, or the final states have memory of their own. A
+    /// launch refuses memory that is shared in part.
+    pub(super) fn keeps_initial_states(states: &States<'_>) -> bool {
+        match states {
+            States::None | States::Separate { initial: None, .. } => true,
+            States::Separate {
+                initial: Some(initial),
+                last,
+            } => {
+                !(last.as_ref()).is_some_and(|l| l.tensor.0.address == initial.state.tensor.address)
+            }
+            States::Pool { .. } => false,
+        }
+    }
+
     /// Whether a launch needs no summaries although sequences are cut, because each has at most two segments: the second
     /// starts early where gates forget, and the first goes on where they do not.
-    pub(super) fn starts_early(&self, counts: Counts, states: &States<'_>) -> bool {
+    pub(super) fn starts_early(&self, counts: Counts, x: &PrefillTensors<'_>) -> bool {
         let in_two = counts.summaries > 0 && counts.chains == 0;
         let may = self.planned_segments && !self.is_fused() && self.target.costs.early_starts;
-        may && in_two && Shape::from_zeros(states)
+        may && in_two && Shape::from_zeros(&x.states) && !Shape::overwrites_v(x)
     }
 
     /// Device and costs by which a fused prefill is cut.
