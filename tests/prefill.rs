@@ -6,6 +6,8 @@ mod fake_collectives;
 
 #[path = "prefill/backward.rs"]
 mod backward;
+#[path = "prefill/backward_segments.rs"]
+mod backward_segments;
 #[path = "prefill/collectives.rs"]
 mod collectives;
 #[path = "prefill/early.rs"]

@@ -168,7 +168,7 @@ pub struct StateArgs {
     #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
     pub state_layout: StateLayout,
     /// Element type of the states that are written
-    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
+    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16", "fp16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
 }
 

@@ -77,7 +77,7 @@ pub struct PrefillArgs {
     /// Take the inputs from a safetensors file
     ///
     /// It holds q, k [T, HK, K] and v [T, HV, V] in bf16 or fp16, and optionally g and beta [T, HV] in f32 (or a, b [T,
-    /// HV], A_log, dt_bias [HV]), cu_seqlens [N + 1] in i32 or i64, and initial_state [N, HV, K, V] in f32 or bf16.
+    /// HV], A_log, dt_bias [HV]), cu_seqlens [N + 1] in i32 or i64, and initial_state [N, HV, K, V] in f32, bf16 or fp16.
     #[arg(long, value_name = "FILE", help_heading = INPUTS,
         conflicts_with_all = ["seqlens", "batch", "len", "dtype", "seed", "gates", "keys", "raw_gates", "initial_state", "tp", "dims"])]
     pub input: Option<PathBuf>,
@@ -243,6 +243,7 @@ const INITIAL_STATES: Choices<InitialState> = &[
     ("none", InitialState(None)),
     ("f32", InitialState(Some(Dtype::F32))),
     ("bf16", InitialState(Some(Dtype::Bf16))),
+    ("fp16", InitialState(Some(Dtype::F16))),
 ];
 
 /// `--mfma`.
