@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = {
     "forward": "mi300x:16x32x8192,mi300x:2x8x8192,mi300x:2x8x32768,mi300x:16x64x32768,mi300x:4x16x8x4096,"
                "mi308x:16x32x8192,mi308x:2x8x8192",
-    "backward": "mi300x:16x32x2048,mi300x:16x32x8192,mi300x:8x16x8192,mi300x:4x8x8192,mi300x:4x8x32768,"
-                "mi300x:16x32x8x1024,mi300x:4x16x8x4096,mi308x:16x32x8192",
+    "backward": "mi300x:16x32x2048,mi300x:16x32x8192,mi300x:4x8x8192,mi300x:4x8x32768,mi300x:16x32x8x1024,"
+                "mi308x:16x32x8192",
 }
 # Ends of the names of files.
 SUFFIX = {"forward": "", "backward": "_backward"}
