@@ -1,10 +1,5 @@
 //! Arguments of the kernels, generated from `hip/kernel_args.h` by bindgen. Do not edit: see `tests/abi.rs`.
-#![allow(
-    missing_docs,
-    non_camel_case_types,
-    dead_code,
-    clippy::undocumented_unsafe_blocks
-)]
+#![allow(missing_docs, non_camel_case_types, dead_code, clippy::undocumented_unsafe_blocks)]
 
 pub const DWK_F32: _bindgen_ty_1 = 0;
 pub const DWK_BF16: _bindgen_ty_1 = 1;
@@ -540,15 +535,64 @@ impl Default for dwk_prefill_scan_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_by_gates {
+    pub items: *const dwk_prefill_item,
+    pub chains: *const i32,
+    pub split_items: *mut dwk_prefill_item,
+    pub split_chains: *mut i32,
+    pub prepare_lengths: *mut i32,
+    pub samples: *const i32,
+    pub items_count: i32,
+    pub chains_count: i32,
+    pub samples_count: i32,
+    pub soon: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_by_gates"][::core::mem::size_of::<dwk_prefill_by_gates>() - 64usize];
+    ["Alignment of dwk_prefill_by_gates"][::core::mem::align_of::<dwk_prefill_by_gates>() - 8usize];
+    ["Offset of field: dwk_prefill_by_gates::items"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items) - 0usize];
+    ["Offset of field: dwk_prefill_by_gates::chains"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains) - 8usize];
+    ["Offset of field: dwk_prefill_by_gates::split_items"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, split_items) - 16usize];
+    ["Offset of field: dwk_prefill_by_gates::split_chains"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, split_chains) - 24usize];
+    ["Offset of field: dwk_prefill_by_gates::prepare_lengths"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, prepare_lengths) - 32usize];
+    ["Offset of field: dwk_prefill_by_gates::samples"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples) - 40usize];
+    ["Offset of field: dwk_prefill_by_gates::items_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items_count) - 48usize];
+    ["Offset of field: dwk_prefill_by_gates::chains_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains_count) - 52usize];
+    ["Offset of field: dwk_prefill_by_gates::samples_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples_count) - 56usize];
+    ["Offset of field: dwk_prefill_by_gates::soon"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 60usize];
+};
+impl Default for dwk_prefill_by_gates {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_fused_args {
     pub prepare: dwk_prefill_prepare_args,
     pub scan: dwk_prefill_scan_args,
     pub warm_up: i32,
     pub pad0: i32,
+    pub by_gates: dwk_prefill_by_gates,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 680usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 744usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
@@ -559,6 +603,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 672usize];
     ["Offset of field: dwk_prefill_fused_args::pad0"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 676usize];
+    ["Offset of field: dwk_prefill_fused_args::by_gates"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 680usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {
@@ -678,6 +724,9 @@ pub struct dwk_prefill_backward_args {
     pub errors: *mut ::core::ffi::c_char,
     pub d_updates: *mut ::core::ffi::c_char,
     pub partials: *mut f32,
+    pub items: *const dwk_prefill_item,
+    pub boundaries: *mut f32,
+    pub forgotten: *mut i32,
     pub v_strides: dwk_token_strides,
     pub d_o_strides: dwk_token_strides,
     pub d_q_strides: dwk_token_strides,
@@ -699,12 +748,12 @@ pub struct dwk_prefill_backward_args {
     pub d_final_value_major: u32,
     pub d_initial_value_major: u32,
     pub records: i32,
-    pub pad0: i32,
+    pub summaries: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_backward_args"]
-        [::core::mem::size_of::<dwk_prefill_backward_args>() - 736usize];
+        [::core::mem::size_of::<dwk_prefill_backward_args>() - 760usize];
     ["Alignment of dwk_prefill_backward_args"]
         [::core::mem::align_of::<dwk_prefill_backward_args>() - 8usize];
     ["Offset of field: dwk_prefill_backward_args::prepare"]
@@ -745,50 +794,56 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_backward_args, d_updates) - 424usize];
     ["Offset of field: dwk_prefill_backward_args::partials"]
         [::core::mem::offset_of!(dwk_prefill_backward_args, partials) - 432usize];
+    ["Offset of field: dwk_prefill_backward_args::items"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, items) - 440usize];
+    ["Offset of field: dwk_prefill_backward_args::boundaries"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, boundaries) - 448usize];
+    ["Offset of field: dwk_prefill_backward_args::forgotten"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, forgotten) - 456usize];
     ["Offset of field: dwk_prefill_backward_args::v_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, v_strides) - 440usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, v_strides) - 464usize];
     ["Offset of field: dwk_prefill_backward_args::d_o_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_o_strides) - 464usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_o_strides) - 488usize];
     ["Offset of field: dwk_prefill_backward_args::d_q_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_q_strides) - 488usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_q_strides) - 512usize];
     ["Offset of field: dwk_prefill_backward_args::d_k_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_k_strides) - 512usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_k_strides) - 536usize];
     ["Offset of field: dwk_prefill_backward_args::d_v_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_v_strides) - 536usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_v_strides) - 560usize];
     ["Offset of field: dwk_prefill_backward_args::d_g_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_strides) - 560usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_strides) - 584usize];
     ["Offset of field: dwk_prefill_backward_args::d_beta_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_strides) - 584usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_strides) - 608usize];
     ["Offset of field: dwk_prefill_backward_args::initial_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_strides) - 608usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_strides) - 632usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_strides) - 632usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_strides) - 656usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_strides) - 656usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_strides) - 680usize];
     ["Offset of field: dwk_prefill_backward_args::d_a_log_stride"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_a_log_stride) - 680usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_a_log_stride) - 704usize];
     ["Offset of field: dwk_prefill_backward_args::d_dt_bias_stride"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_dt_bias_stride) - 688usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_dt_bias_stride) - 712usize];
     ["Offset of field: dwk_prefill_backward_args::initial_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_type) - 696usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_type) - 720usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_type) - 700usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_type) - 724usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_type) - 704usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_type) - 728usize];
     ["Offset of field: dwk_prefill_backward_args::d_g_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_type) - 708usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_type) - 732usize];
     ["Offset of field: dwk_prefill_backward_args::d_beta_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_type) - 712usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_type) - 736usize];
     ["Offset of field: dwk_prefill_backward_args::scale"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, scale) - 716usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, scale) - 740usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_value_major"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 720usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 744usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_value_major"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 724usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 748usize];
     ["Offset of field: dwk_prefill_backward_args::records"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 728usize];
-    ["Offset of field: dwk_prefill_backward_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, pad0) - 732usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 752usize];
+    ["Offset of field: dwk_prefill_backward_args::summaries"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, summaries) - 756usize];
 };
 impl Default for dwk_prefill_backward_args {
     fn default() -> Self {
