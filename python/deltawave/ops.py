@@ -695,6 +695,7 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
         return o, final_state, ends, saved
 
     inputs = (q, k, v, g, beta, a, b, a_log, dt_bias, initial_state)
+    _refuse_tangents("prefill_parallel", inputs)
     if needs_gradient(*inputs):
         results: Tuple[Tensor, Tensor] = RanksFunction.apply(lambda: launch(True), has_initial_state, *inputs)
         return results

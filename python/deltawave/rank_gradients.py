@@ -22,7 +22,7 @@ class Block(NamedTuple):
 
     fragment: int
     sequence: int
-    index: int  # within its sequence
+    number: int  # within its sequence
     tokens: int
     end: int  # within its fragment
     last: bool  # of its sequence
@@ -38,7 +38,7 @@ class Blocks:
         self.local = [Block(n, s, (begin + at) // size, min(size, tokens - at), min(at + size, tokens),
                             (begin + at) // size == self.counts[s] - 1)
                       for n, (s, begin, tokens) in enumerate(plan.fragments) for at in range(0, max(tokens, 1), size)]
-        self.place = {(b.sequence, b.index): i for i, b in enumerate(self.local)}
+        self.place = {(b.sequence, b.number): i for i, b in enumerate(self.local)}
         # Blocks of each rank that another one precedes: their summaries are sent.
         sent = [[(s, (begin + at) // size) for s, begin, tokens in fragments for at in range(0, max(tokens, 1), size)
                  if begin + at > 0] for fragments in every]
@@ -116,7 +116,7 @@ def _folded(blocks: Blocks, maps: Tensor, after: Tensor) -> None:
     library sums, nor on whether it may use a shorter type for f32."""
     value_dim = after.shape[-1]
     for sequence in sorted({b.sequence for b in blocks.local}):
-        first = min(b.index for b in blocks.local if b.sequence == sequence)
+        first = min(b.number for b in blocks.local if b.sequence == sequence)
         gradient: Optional[Tensor] = None
         for index in range(blocks.counts[sequence] - 1, first, -1):
             own = maps[blocks.slots[sequence, index]]
@@ -153,14 +153,14 @@ def gradients(saved: Saved, x: Dict[str, Optional[Tensor]], ends: Tensor, d_o: T
         found = ops.prefill_backward(
             upstream, last, q, k, values, x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
             saved.allow_neg_eigval, first, None, blocks.offsets, saved.scale, saved.qk_l2norm, saved.head_map, "key_major",
-            wants)
+            wants, 1)  # one segment: the planner's would depend on how many blocks the rank has
         return {name: d for name, d, want in zip(sources, found, wants) if want}
 
     starts = torch.zeros_like(after)
     if blocks.each:
         tails = torch.zeros((plan.tail_slots, heads, key_dim, value_dim), **f32)
         maps = torch.zeros((blocks.each, heads, key_dim, value_dim + key_dim), **f32)
-        sent = [(i, b) for i, b in enumerate(blocks.local) if b.index]
+        sent = [(i, b) for i, b in enumerate(blocks.local) if b.number]
         if sent:
             identity = torch.eye(key_dim, **f32).expand(count, heads, key_dim, key_dim).contiguous()
             nothing = torch.zeros((v.shape[0], heads, key_dim), dtype=v.dtype, device=device)
@@ -176,12 +176,12 @@ def gradients(saved: Saved, x: Dict[str, Optional[Tensor]], ends: Tensor, d_o: T
         tails, maps = _gathered((tails, maps), saved)
         _folded(blocks, maps, after)
         for i, b in enumerate(blocks.local):
-            if b.index:
+            if b.number:
                 # The block before may lie in the fragment before.
                 before = i - 1 if i and blocks.local[i - 1].fragment == b.fragment else None
                 starts[i] = tails[plan.tails[b.fragment][1]] if before is None else ends[blocks.ends[before]]
     initial, has = x["initial_state"], x["has_initial_state"]
-    reads = [(i, b.fragment) for i, b in enumerate(blocks.local) if not b.index]
+    reads = [(i, b.fragment) for i, b in enumerate(blocks.local) if not b.number]
     if initial is not None:
         given = _key_major(initial, saved.state_layout)
         for i, fragment in reads:
