@@ -61,6 +61,18 @@ fn cases() -> Vec<Case> {
         assert!(cut_in_two.is_some());
         cases.push(case);
     }
+    // Gates choose between the fused path and the split path. Other targets have no such plans.
+    for gates in [Gates::Normal, Gates::Zero] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 4, 32, 128), &[64 * 140 + 5]);
+        (case.gates, case.final_state) = (gates, kind(Dtype::F32, StateLayout::KeyMajor));
+        let chooses = (2..40).find(|&units| {
+            case.spec.compute_units = Some(units);
+            let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
+            plan.expect("a plan").path() == PrefillPath::Auto
+        });
+        assert!(chooses.is_some() || !context().device().arch.starts_with("gfx942"));
+        cases.push(case);
+    }
     // Short sequences, alone and beside a long one.
     for (i, (k, lengths)) in [
         (64, vec![16, 3, 0]),

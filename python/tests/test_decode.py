@@ -48,6 +48,30 @@ class Decode(unittest.TestCase):
         self.assertLess(reference.error(after[[4, 2]], states[[0, 2]]), bar)
         self.assertTrue((after[[0, 1, 3]] == before[[0, 1, 3]]).all(), "slots of nobody")
 
+    def test_a_step_with_the_norm_of_its_outputs(self):
+        x, _ = inputs(3)
+        z = Numbers(5).uniform(-1, 1, (3, HV, V), "bf16")[0]
+        weight = Numbers(6).uniform(0.5, 1.5, (V,), "f32")[0]
+        plan, outputs = dw.Decode(simulator(), spec(), 3), []
+        for normed in (False, True):
+            pool, o = value_major_pool()[0], poisoned((3, HV, V), "bf16")
+            given = {**x, "o": o, "pool": pool, "pool_layout": "value_major"}
+            if normed:
+                plan.launch(**given, z=z, norm_weight=weight, norm_gate="sigmoid")
+            else:
+                plan.launch(**given)
+                dw.norm(simulator(), z=z, weight=weight, y=o, gate="sigmoid")
+            outputs.append((dw.to_float(o), dw.to_float(pool)))
+        for apart, together in zip(*outputs):
+            self.assertTrue((apart == together).all())
+        for more, start in (({"norm_weight": weight}, "norm_weight: given without z"),
+                            ({"z": z, "norm_gate": "relu"}, "norm_gate: 'relu'"),
+                            ({"z": z, "norm_eps": 0.0}, "norm_eps: 0"),
+                            ({"z": o}, "o: it overlaps z")):
+            with self.assertRaises(dw.ArgumentError) as caught:
+                plan.launch(**given, **more)
+            self.assertTrue(str(caught.exception).startswith(start), str(caught.exception))
+
     def test_accepted_tokens_are_steps(self):
         batch, tokens, accepted, slots = 3, 3, np.array([0, 2, 3]), i32([1, 4, 0])
         offsets = np.arange(0, batch * tokens + 1, tokens)
