@@ -177,8 +177,8 @@ HEADING = "Gated DeltaNet prefill"
 ORDER = ("deltawave: prepare, scan; in segments prepare, summarise, combine, scan. FLA: cumsum, K K^T and solve, w and u, "
          "states, outputs.")
 BACKWARD_HEADING = "Backward of Gated DeltaNet prefill"
-BACKWARD_ORDER = ("deltawave: prepare, walk, gradients; cut: prepare, summarise, combine, walk, gradients. FLA: w and u, states, dv, dh du, "
-                  "dq dk dw, dk dv, dg; pale: torch")
+BACKWARD_ORDER = ("deltawave: prepare, walk, gradients; summarise, combine if cut. FLA: w and u, states, dv, dh du, dq dk dw, dk dv, "
+                  "dg; pale: torch")
 
 
 def chart(rows, heading=HEADING, order=ORDER):
