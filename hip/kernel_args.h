@@ -227,6 +227,22 @@ typedef struct dwk_prefill_scan_args {
     int32_t least_tokens;   /* sequences of fewer tokens are prefill_short's */
 } dwk_prefill_scan_args;
 
+/* Choice between prefill_fused and the split path by the gates, where sequences are cut. prefill_fused runs first and
+ * needs no summaries: each segment starts where gates before it forget. The kernels of the path that is not chosen find
+ * no work in their lists. Final states may not overwrite initial ones. */
+typedef struct dwk_prefill_by_gates {
+    const dwk_prefill_item *items; /* [items_count]: of the split path; null: no choice */
+    const int32_t *chains;         /* [chains_count, 2]: of the split path */
+    dwk_prefill_item *split_items; /* [items_count]: what prefill_summarise and prefill_scan read */
+    int32_t *split_chains;         /* [chains_count, 2]: what prefill_combine reads */
+    int32_t *prepare_lengths;      /* [sequences + 1]: cu_seqlens for prefill_prepare */
+    const int32_t *samples;        /* [samples_count, 2]: sequence and token from which on 16 tokens' gates are read */
+    int32_t items_count;
+    int32_t chains_count;
+    int32_t samples_count; /* at least 1 */
+    int32_t soon;          /* prefill_fused is chosen if gates forget within so many chunks */
+} dwk_prefill_by_gates;
+
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One
  * workgroup per (item, value head, slab of value columns).
  * prefill_fused_summarise, of the same types and sizes: what prefill_prepare and prefill_summarise do, for items that
@@ -236,6 +252,7 @@ typedef struct dwk_prefill_fused_args {
     dwk_prefill_scan_args scan;       /* without records */
     int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
     int32_t pad0;
+    dwk_prefill_by_gates by_gates;
 } dwk_prefill_fused_args;
 
 /* prefill_short_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, for sequences of at most

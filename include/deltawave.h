@@ -292,7 +292,8 @@ typedef struct dw_prefill_backward_tensors {
 /* Plan of the backward of a prefill, for the same batches. */
 typedef struct dw_prefill_backward dw_prefill_backward;
 
-/* Makes the backward of a plan, which may be destroyed afterwards. */
+/* Makes the backward of a plan, which may be destroyed afterwards. It cuts sequences into the plan's `segments`, or
+ * into numbers with the least estimated time of its own; none where only the device knows the lengths. */
 int dw_prefill_backward_create(const dw_prefill *plan, dw_prefill_backward **backward);
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
 void dw_prefill_backward_destroy(dw_prefill_backward *backward);

@@ -535,15 +535,64 @@ impl Default for dwk_prefill_scan_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_prefill_by_gates {
+    pub items: *const dwk_prefill_item,
+    pub chains: *const i32,
+    pub split_items: *mut dwk_prefill_item,
+    pub split_chains: *mut i32,
+    pub prepare_lengths: *mut i32,
+    pub samples: *const i32,
+    pub items_count: i32,
+    pub chains_count: i32,
+    pub samples_count: i32,
+    pub soon: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_by_gates"][::core::mem::size_of::<dwk_prefill_by_gates>() - 64usize];
+    ["Alignment of dwk_prefill_by_gates"][::core::mem::align_of::<dwk_prefill_by_gates>() - 8usize];
+    ["Offset of field: dwk_prefill_by_gates::items"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items) - 0usize];
+    ["Offset of field: dwk_prefill_by_gates::chains"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains) - 8usize];
+    ["Offset of field: dwk_prefill_by_gates::split_items"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, split_items) - 16usize];
+    ["Offset of field: dwk_prefill_by_gates::split_chains"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, split_chains) - 24usize];
+    ["Offset of field: dwk_prefill_by_gates::prepare_lengths"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, prepare_lengths) - 32usize];
+    ["Offset of field: dwk_prefill_by_gates::samples"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples) - 40usize];
+    ["Offset of field: dwk_prefill_by_gates::items_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items_count) - 48usize];
+    ["Offset of field: dwk_prefill_by_gates::chains_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains_count) - 52usize];
+    ["Offset of field: dwk_prefill_by_gates::samples_count"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples_count) - 56usize];
+    ["Offset of field: dwk_prefill_by_gates::soon"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 60usize];
+};
+impl Default for dwk_prefill_by_gates {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_fused_args {
     pub prepare: dwk_prefill_prepare_args,
     pub scan: dwk_prefill_scan_args,
     pub warm_up: i32,
     pub pad0: i32,
+    pub by_gates: dwk_prefill_by_gates,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 680usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 744usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
@@ -554,6 +603,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 672usize];
     ["Offset of field: dwk_prefill_fused_args::pad0"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 676usize];
+    ["Offset of field: dwk_prefill_fused_args::by_gates"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 680usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {

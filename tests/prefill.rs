@@ -8,6 +8,8 @@ mod fake_collectives;
 mod backward;
 #[path = "prefill/backward_segments.rs"]
 mod backward_segments;
+#[path = "prefill/by_gates.rs"]
+mod by_gates;
 #[path = "prefill/collectives.rs"]
 mod collectives;
 #[path = "prefill/early.rs"]

@@ -61,6 +61,18 @@ fn cases() -> Vec<Case> {
         assert!(cut_in_two.is_some());
         cases.push(case);
     }
+    // Gates choose between the fused path and the split path. Other targets have no such plans.
+    for gates in [Gates::Normal, Gates::Zero] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 4, 32, 128), &[64 * 140 + 5]);
+        (case.gates, case.final_state) = (gates, kind(Dtype::F32, StateLayout::KeyMajor));
+        let chooses = (2..40).find(|&units| {
+            case.spec.compute_units = Some(units);
+            let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
+            plan.expect("a plan").path() == PrefillPath::Auto
+        });
+        assert!(chooses.is_some() || !context().device().arch.starts_with("gfx942"));
+        cases.push(case);
+    }
     // Short sequences, alone and beside a long one.
     for (i, (k, lengths)) in [
         (64, vec![16, 3, 0]),
@@ -85,6 +97,28 @@ fn cases() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Sequences whose backward is cut: segments that forget and some that do not, chains of both directions.
+fn cut_cases() -> Vec<Case> {
+    let state = StateKind {
+        dtype: Dtype::F32,
+        layout: StateLayout::KeyMajor,
+        pad: 0,
+    };
+    let shapes = [
+        (Dtype::Bf16, 128, 48, Gates::Mixed, 4),
+        (Dtype::F16, 64, 32, Gates::Zero, 3),
+        (Dtype::Bf16, 256, 32, Gates::Normal, 2),
+        (Dtype::F16, 144, 16, Gates::Strong, 3),
+    ];
+    let case = |(dtype, k, v, gates, segments)| {
+        let mut case = Case::new(spec(dtype, 1, 2, k, v), &[260, 0, 70]);
+        (case.initial, case.gates) = (Some(state), gates);
+        case.spec.segments = Some(segments);
+        case
+    };
+    shapes.into_iter().map(case).collect()
 }
 
 /// One test, because the options are those of the whole process.
@@ -134,6 +168,7 @@ fn every_way_of_execution() {
     for (case, mfma) in cases()
         .into_iter()
         .step_by(3)
+        .chain(cut_cases())
         .zip([MfmaMode::Exact, MfmaMode::Fast].into_iter().cycle())
     {
         let mut case = Case {

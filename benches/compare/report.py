@@ -137,12 +137,12 @@ def backward_markdown(rows):
         "FLA is the seven Triton kernels that `chunk_gated_delta_rule_bwd` launches: the forward's w, u and states again, four",
         "of the backward, and the sum of the gates' gradients. It leaves the rest to torch: sums over the value heads of a key",
         "head and over parts of the keys, and additions. Torch does not run here. Stand-ins that move the same bytes are shown",
-        "as `torch`, and counted apart.",
+        "as `torch` and counted apart; most of their time is that of a launch.",
         "FLA also reads the gates' sums and the triangular factor A that its forward kept. deltawave keeps nothing of the",
         "forward: its backward starts from the inputs, and all of its kernels count.",
         "",
-        "In `chunk_gated_delta_rule_bwd_kernel_dhu` the gates promote `b_q` to f32. On gfx942 Triton multiplies it in f32, at a",
-        "fraction of the rate of bf16.",
+        "In `chunk_gated_delta_rule_bwd_kernel_dhu` the gates promote `b_q` to f32. On gfx942 Triton multiplies it in TF32, at half",
+        "the rate of bf16.",
         "",
         "![Modelled time](compare_backward.svg)",
         "",
@@ -177,8 +177,8 @@ HEADING = "Gated DeltaNet prefill"
 ORDER = ("deltawave: prepare, scan; in segments prepare, summarise, combine, scan. FLA: cumsum, K K^T and solve, w and u, "
          "states, outputs.")
 BACKWARD_HEADING = "Backward of Gated DeltaNet prefill"
-BACKWARD_ORDER = ("deltawave: prepare, walk, gradients. FLA: w and u, states, dv, dh and du, dq dk dw dg, dk dv dbeta dg, cumsum; "
-                  "last, paler and not counted in brackets, what it leaves to torch.")
+BACKWARD_ORDER = ("deltawave: prepare, walk, gradients; cut: prepare, summarise, combine, walk, gradients. FLA: w and u, states, dv, dh du, "
+                  "dq dk dw, dk dv, dg; pale: torch")
 
 
 def chart(rows, heading=HEADING, order=ORDER):
@@ -205,8 +205,8 @@ def chart(rows, heading=HEADING, order=ORDER):
                 out.append(f'<rect x="{x:.1f}" y="{y}" width="{length:.1f}" height="{bar - 3}" fill="{COLOURS[owner]}" '
                            f'stroke="white"><title>{name}: {kernel["modelled_us"]:.1f} us</title></rect>')
                 x += length
-            sum_us = total(row, who, "modelled_us")
-            text = f"{sum_us:.0f} us"
+            text = " + ".join(f"{us:.0f}" for us in (total(row, owner, "modelled_us") for owner in who.split(" and ")) if us)
+            text += " us"
             if who == "deltawave":
                 text += f" ({ratio(row):.2f}x)"
             out.append(f'<text x="{x + 6:.1f}" y="{y + bar - 8}">{text}</text>')

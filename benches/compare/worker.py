@@ -1,6 +1,7 @@
 """One shape on one GPU: worker.py OPERATION GPU HKxHVx[Nx]T OUT. The environment names the GPU and the file of counters."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,11 +16,12 @@ sys.path.insert(0, str(ROOT / "sim/conformance"))
 
 import fla_backward  # noqa: E402
 from fla_chain import Case, ratio  # noqa: E402
-from simulator import HipError, from_bf16  # noqa: E402
-from triton.runtime.errors import OutOfResources  # noqa: E402
+from simulator import from_bf16  # noqa: E402
+from triton_launch import Trial  # noqa: E402
 
-# Tokens with which configurations are tried: of all sequences, and of each at least.
-TRIAL, TRIAL_EACH = 512, 128
+# Tokens with which configurations are tried: of all sequences times value heads, so that what kernels hand on is larger than
+# the caches, and of each sequence at least.
+TRIAL, TRIAL_EACH = 1 << 17, 128
 PROFILE = Path(os.environ["DELTAWAVE_SIM_PROFILE"])
 DEPTH = 128
 
@@ -86,29 +88,37 @@ class Chain:
         """Whether a stage belongs to the operation; others only make its inputs."""
         return not self.operation.stages or stage in self.operation.stages
 
-    def run(self, case, pick):
-        """The results, and for each stage its configuration and counters. `pick(stage, configs)` chooses."""
+    def run(self, case, picks):
+        """The results, and for each stage its counters; `picks` has the numbers of the stages' configurations."""
         stages = []
 
         def choose(stage):
-            stages.append([stage, None])
+            stages.append(stage)
+            return lambda configs: configs[picks.get(stage, 0)]
 
-            def chooser(configs):
-                stages[-1][1] = pick(stage, configs) if self.counts(stage) else 0
-                return configs[stages[-1][1]]
-            return chooser
-
-        try:
-            results = self.operation.run(case, choose)
-        except (HipError, OutOfResources) as error:
-            self.lines()
-            if not self.counts(stages[-1][0]):
-                raise
-            return None, stages[-1], error
+        results = self.operation.run(case, choose)
         lines = self.lines()
         assert len(lines) == len(stages), "a launch that is not counted"
-        pairs = zip(stages, lines)
-        return results, [(stage, config, line) for (stage, config), line in pairs if self.counts(stage)], None
+        return results, [(stage, line) for stage, line in zip(stages, lines) if self.counts(stage)]
+
+    def tune(self, case):
+        """For each stage the number of its fastest configuration, as modelled, and the text of it."""
+        best = {}
+
+        def choose(stage):
+            # What the stages before have left in the file.
+            self.lines()
+
+            def ran(number, config, error):
+                lines = self.lines()
+                if error is None:
+                    best[stage] = min(best.get(stage, (math.inf,)), (lines[-1]["modelled_us"], number, str(config)))
+
+            return Trial(ran) if self.counts(stage) else lambda configs: configs[0]
+
+        self.operation.run(case, choose)
+        self.lines()
+        return {stage: number for stage, (_, number, _) in best.items()}, {s: text for s, (_, _, text) in best.items()}
 
     def lines(self):
         """What was counted since the last time."""
@@ -117,32 +127,6 @@ class Chain:
             text = file.read()
         self.read += len(text)
         return [json.loads(line) for line in text.splitlines()]
-
-
-def tune(chain, case):
-    """For each stage the number of its best configuration, and the text of it."""
-    best, texts, left, trial = {}, {}, {}, 0
-    while trial == 0 or any(left.values()):
-        def pick(stage, configs):
-            texts[stage] = configs
-            if stage not in left:
-                left[stage] = list(range(len(configs)))
-            return left[stage][0] if left[stage] else best[stage][1]
-
-        _, stages, error = chain.run(case, pick)
-        if error:
-            # This one does not fit on the device.
-            left[stages[0]].remove(stages[1])
-            continue
-        for stage, config, line in stages:
-            if left.get(stage) and config == left[stage][0]:
-                left[stage].pop(0)
-                cost = line["modelled_us"]
-                if stage not in best or cost < best[stage][0]:
-                    best[stage] = (cost, config)
-        trial += 1
-    picks = {stage: number for stage, (_, number) in best.items()}
-    return picks, {stage: str(texts[stage][number]) for stage, number in picks.items()}
 
 
 def ours(operation, gpu, heads, lengths, folder):
@@ -168,18 +152,16 @@ def main():
     # Gradients that come in are drawn by the program, too.
     inputs.update({name: results[name] for name in ("d_o", "d_final_state") if name in results})
     chain = Chain(operation)
-    trial = min(max(TRIAL // sequences, TRIAL_EACH), tokens)
-    picks, texts = tune(chain, Given(inputs, sequences, trial))
-    found, stages, error = chain.run(Given(inputs, sequences, tokens), lambda stage, _: picks[stage])
-    if error:
-        raise error
+    trial = min(max(TRIAL // (value_heads * sequences), TRIAL_EACH), tokens)
+    picks, texts = chain.tune(Given(inputs, sequences, trial))
+    found, stages = chain.run(Given(inputs, sequences, tokens), picks)
     differences = [float(ratio(f.reshape(results[name].shape), results[name])) for f, name in zip(found, operation.names)]
     assert max(differences) < operation.difference, f"results differ: {differences}"
     row = {
         "operation": name, "gpu": gpu, "heads": heads, "sequences": sequences, "tokens": tokens,
         "difference": differences, "compared": operation.names, "ours": profile,
-        "fla": [{"stage": stage, "torch": stage in fla_backward.TORCH, "configuration": texts.get(stage, "no choice"),
-                 **{k: v for k, v in line.items() if k != "opcodes"}} for stage, _, line in stages],
+        "fla": [{"stage": stage, "torch": stage in fla_backward.TORCH, "configuration": texts[stage],
+                 **{k: v for k, v in line.items() if k != "opcodes"}} for stage, line in stages],
     }
     out.write_text(json.dumps(row, indent=1) + "\n")
 

@@ -2,12 +2,14 @@
 // workgroup per (segment, value head, slab of value columns). Some waves hold the state and walk the chunks. The others
 // make T, P and the row factors of the next chunk on chip meanwhile. A segment that is not its sequence's first starts
 // some chunks early, from zeros, if prefill_fused_summarise found that nothing of any earlier state is left after them;
-// otherwise from the state that the summaries hold.
+// otherwise from the state that the summaries hold. Where the gates choose the path (prefill/by_gates.h), it finds the
+// starts itself, and there are no summaries.
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
 // or [slots, HV, V, K], f32, bf16 or f16.
 #include "../prefill/fused.h"
-#include "../prefill/warm_up.h"
+
+#include "../prefill/by_gates.h"
 
 namespace {
 
@@ -31,6 +33,20 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     const dwk_prefill_scan_args &x = y.scan;
     // The kernel before may have made the lengths and the items.
     arch::wait_for_previous_kernel();
+    constexpr int threads = fused_threads<Keys, true>();
+    bool gates_choose = false;
+    if constexpr (gates_may_choose) {
+        gates_choose = y.by_gates.items;
+        if (gates_choose) {
+            const bool chosen = gates_forget<threads / arch::lanes>(arch::reread(y), choice_memory<Keys>());
+            if (arch::workgroup() == 0) {
+                leave_lists<threads>(arch::reread(y), chosen);
+            }
+            if (!chosen) {
+                return;
+            }
+        }
+    }
     const Work work = work_of(x, arch::workgroup());
     if (token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {
         clear_rest<Keys>(x);
@@ -47,7 +63,9 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    if (segment.summarised && !segment.first) {
+    if (gates_choose && !segment.first) {
+        begin_alone<T, threads>(arch::reread(y), segment, work);
+    } else if (segment.summarised && !segment.first) {
         begin_early(x, segment, work.head);
     }
     run_making_waves<T, Keys, true>(arch::reread(y), segment, work);

@@ -62,6 +62,9 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
 
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
+    if (scan_lists_end && !is_item(x, work.item)) {
+        return;
+    }
     Segment segment = segment_of(x, work.item);
     // Slabs of N come first, then slabs of M.
     const int of_slab = slab_columns<Keys, false>();

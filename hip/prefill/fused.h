@@ -5,6 +5,8 @@
 //                                                   for KERNEL
 //   FUSED_SHARED_BYTES(keys), FUSED_SUMMARISE_SHARED_BYTES(keys)
 //                                                   declare the dynamic shared memory; empty if it is static
+//   gates_may_choose                                whether gates may choose the path (by_gates.h)
+//   choice_memory<Keys>()                           shared memory for that: 64 numbers a wave
 //   run_making_waves<T, Keys, Outputs>(x, segment, work)
 //                                                   runs the waves that do not hold the state and ends them; returns in
 //                                                   the others

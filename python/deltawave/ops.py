@@ -512,16 +512,19 @@ def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k:
                      beta: Optional[Tensor], a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor],
                      dt_bias: Optional[Tensor], allow_neg_eigval: bool, initial_state: Optional[Tensor],
                      has_initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], scale: Optional[float],
-                     qk_l2norm: bool, head_map: str, state_layout: str, wanted: List[bool]) -> List[Tensor]:
+                     qk_l2norm: bool, head_map: str, state_layout: str, wanted: List[bool],
+                     segments: Optional[int] = None) -> List[Tensor]:
     """Returns the gradients of q, k, v, g or a, beta or b, a_log, dt_bias and initial_state, of which `wanted` says which
     are computed; the others are empty. Gradients of a_log, dt_bias and initial_state are f32, the others have the type of
-    their input."""
+    their input. segments: as for `prefill`; lengths that only the device knows are not cut."""
     choice("state_layout", state_layout, STATE_LAYOUTS)
+    if cu_seqlens is not None and cu_seqlens.device.type != "cpu":
+        segments = None
     found = prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, empty)
     outputs = {name: x for (name, x), want in zip(zip(_GRADIENTS, found), wanted) if want}
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "d_o": _dense_rows(d_o)}
     over_tokens = {name: outputs.pop(name) for name in tuple(_GRADIENTS)[:5] if name in outputs}
-    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, None, "auto"),
+    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, segments, "auto"),
                                                      {**per_token, **over_tokens}, cu_seqlens)
     backward = _plan((PrefillBackward, plan), lambda: PrefillBackward(plan))
     final = None if d_final_state is None else d_final_state.contiguous()
@@ -553,7 +556,7 @@ def prefill_gradients(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta
 
 @prefill_backward.register_fake
 def _(d_o, d_final_state, q, k, v, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, initial_state, has_initial_state,
-      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted):
+      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted, segments=None):
     return prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, _fake_empty)
 
 
@@ -594,7 +597,8 @@ def _save_prefill(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)  # the gradient of unused states, in f32, would be as large as they are
     given = dict(zip(_PREFILL_INPUTS, inputs))
     ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS))
-    ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout")}
+    ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout",
+                                                       "segments")}
 
 
 def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
@@ -613,7 +617,7 @@ def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[T
     found = prefill_backward(
         d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
         others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
-        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted)
+        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted, others["segments"])
     gradients = {name: d.to(x[name].dtype) for name, d, want in zip(sources, found, wanted) if want}
     return tuple(gradients.get(name) for name in _PREFILL_INPUTS)
 

@@ -160,17 +160,17 @@ static CDNA: Target = {
         // Modelled for an MI300X.
         backward_costs: Costs {
             scan: KernelCost {
-                chunk: 3.0,
-                chunk_shared: 4.5,
+                chunk: 2.8,
+                chunk_shared: 3.9,
                 residency: 2,
             },
             summarise: KernelCost {
-                chunk: 2.5,
-                chunk_shared: 4.0,
+                chunk: 2.6,
+                chunk_shared: 3.7,
                 residency: 2,
             },
-            combine: 1.9,
-            launch: 6.2,
+            combine: 1.7,
+            launch: 9.0,
             worthwhile: 0.9,
             summarised: 0.5,
             early_starts: false,
@@ -256,16 +256,16 @@ static SM90: Target = {
             early_starts: false,
             fewer: 1.0,
         },
-        // Estimated for an H200.
+        // Those modelled for an MI300X: the backward has not run on an H200.
         backward_costs: Costs {
             scan: KernelCost {
-                chunk: 3.0,
-                chunk_shared: 4.5,
+                chunk: 2.8,
+                chunk_shared: 3.9,
                 residency: 2,
             },
             summarise: KernelCost {
-                chunk: 2.5,
-                chunk_shared: 4.0,
+                chunk: 2.6,
+                chunk_shared: 3.7,
                 residency: 2,
             },
             combine: 1.5,

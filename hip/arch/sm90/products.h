@@ -117,12 +117,13 @@ DEVICE u64 described(u32 shared) { return 1ull << 62 | 64ull << 32 | 1ull << 16 
 // Makes the writes of this thread to shared memory visible to asynchronous products.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// An f32 tile as the sum of two tf32 tiles, both truncated: `low` by the matrix unit.
+// An f32 tile as the sum of two tf32 tiles. `high` is rounded to nearest, so that the matrix unit's truncation of `low`
+// has no bias: with `high` truncated, the state of identical keys is less accurate than it may be.
 struct Split {
     int high[elements], low[elements];
     DEVICE_MEMBER explicit Split(Tile x) {
         for (int e = 0; e < elements; ++e) {
-            high[e] = bits<int>(x[e]) & 0xffffe000;
+            high[e] = (bits<int>(x[e]) + 0x1000) & 0xffffe000;
             low[e] = bits<int>(x[e] - bits<float>(high[e]));
         }
     }
@@ -138,7 +139,7 @@ DEVICE void multiply_tf32(float *d, const int (&x)[elements], const int (&y)[ele
           "r"(x[4 * h + 2 * n + 1]));
 }
 
-// c + x^T y in f32 for accumulator tiles x and y, accurate to 2^-20 of the greatest terms. Skips the product of the low
+// c + x^T y in f32 for accumulator tiles x and y, accurate to 2^-22 of the greatest terms. Skips the product of the low
 // tiles; adds the product of the high tiles last.
 DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     const Split xs(x), ys(y);

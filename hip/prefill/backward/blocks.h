@@ -201,8 +201,7 @@ template <bool Adjacent = adjacent> class PairRows {
     }
     // Several pairs at once. One branch for all of them: behind a branch of its own each load would wait for the one
     // before.
-    template <class W = Window>
-    DEVICE_MEMBER void load(Pair *out, const u32 *places, int count, int rows) const {
+    template <class W = Window> DEVICE_MEMBER void load(Pair *out, const u32 *places, int count, int rows) const {
         const W memory(base);
         const int lane = arch::opaque(arch::lane()); // otherwise registers hold all places through a loop
         if (whole) {

@@ -17,6 +17,9 @@
 namespace prefill {
 
 template <int Keys, bool Outputs> constexpr int fused_threads() { return walk_threads<Keys, Outputs>(); }
+// Whether gates may choose the path (by_gates.h), and shared memory for that, 64 numbers a wave.
+constexpr bool gates_may_choose = true;
+template <int Keys> DEVICE float *choice_memory() { return (float *)&fused_memory<Keys>(); }
 template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_residency<Keys, Outputs>(); }
 // Empty: the code object declares LDS.
 #define FUSED_SHARED_BYTES(keys)

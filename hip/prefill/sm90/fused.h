@@ -11,6 +11,8 @@ namespace prefill {
 
 template <int Keys, bool Outputs> constexpr int fused_threads() { return 3 * group_threads; }
 template <int Keys, bool Outputs> constexpr int fused_residency() { return 1; }
+constexpr bool gates_may_choose = false;
+template <int Keys> DEVICE float *choice_memory() { return nullptr; }
 
 // Registers per thread of the warps that make and of those that hold the state.
 constexpr int making_registers = 88, fused_state_registers = 208;

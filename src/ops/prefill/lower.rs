@@ -8,7 +8,7 @@ use super::shape::Shape;
 use super::states::{self, PlanSlots};
 use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
-    self, dwk_prefill_combine_args, dwk_prefill_fused_args, dwk_prefill_item,
+    self, dwk_prefill_by_gates, dwk_prefill_combine_args, dwk_prefill_fused_args, dwk_prefill_item,
     dwk_prefill_prepare_args, dwk_prefill_scan_args, dwk_prefill_short_args,
 };
 use crate::alias::{self, Span};
@@ -97,6 +97,10 @@ struct FusedArguments {
     prepare: dwk_prefill_prepare_args,
     scan: dwk_prefill_scan_args,
     groups: u32,
+    /// Whether it runs before the kernels of the split path, and chooses by the gates.
+    first: bool,
+    by_gates: dwk_prefill_by_gates,
+    warm_up: i32,
 }
 
 impl LaunchArguments {
@@ -105,6 +109,21 @@ impl LaunchArguments {
     pub(super) fn choose(&mut self, prepare_lengths: *const i32, fused: LaunchArguments) {
         self.prepare.cu_seqlens = prepare_lengths;
         self.fused = fused.fused;
+    }
+
+    /// Launches `prefill_fused` before the kernels of the split path, with the arguments of `fused`. It chooses by the
+    /// gates, and leaves their lists to them.
+    pub(super) fn choose_by_gates(
+        &mut self,
+        by_gates: dwk_prefill_by_gates,
+        fused: LaunchArguments,
+    ) {
+        self.prepare.cu_seqlens = by_gates.prepare_lengths;
+        self.fused = FusedArguments {
+            first: true,
+            by_gates,
+            ..fused.fused
+        };
     }
 
     /// Where combine and scan read summaries, and the flags of those.
@@ -229,7 +248,7 @@ impl Shape {
         [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
         prepare.slots = scan.slots;
         scan.flags = flags;
-        let starts_early = self.starts_early(counts, &x.states);
+        let starts_early = self.starts_early(counts, x);
         if starts_early {
             scan.summaries = 0;
         }
@@ -294,6 +313,12 @@ impl Shape {
                 prepare,
                 scan,
                 groups: if self.is_fused() { scan_groups } else { 0 },
+                first: false,
+                by_gates: dwk_prefill_by_gates::default(),
+                warm_up: match Shape::overwrites_v(x) {
+                    true => 0,
+                    false => self.target.fused_costs.most_warm_up,
+                },
             },
         })
     }
@@ -361,8 +386,21 @@ impl Shape {
         let args = |prepare, scan| dwk_prefill_fused_args {
             prepare,
             scan,
-            warm_up: self.target.fused_costs.most_warm_up,
+            warm_up: x.fused.warm_up,
             pad0: 0,
+            by_gates: x.fused.by_gates,
+        };
+        let fused = || {
+            let Some(kernel) = kernels.fused.filter(|_| wants(Part::Fused)) else {
+                return Ok(());
+            };
+            if x.fused.groups == 0 {
+                return Ok(());
+            }
+            let threads = self.target.threads(kernel.role());
+            let args = args(x.fused.prepare, x.fused.scan);
+            // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
+            unsafe { launch(to, (kernel, x.fused.groups, threads), &args) }
         };
         // SAFETY: the caller vouches for the memory; `lower` checked the arguments.
         unsafe {
@@ -372,6 +410,9 @@ impl Shape {
             {
                 let threads = self.target.threads(short.role());
                 launch(to, (short, x.short_groups, threads), &x.short)?;
+            }
+            if x.fused.first {
+                fused()?;
             }
             let split = !self.is_fused();
             if wants(Part::Prepare) && split && x.prepare_groups > 0 {
@@ -395,13 +436,8 @@ impl Shape {
             if wants(Part::Scan) && split && x.scan_groups > 0 {
                 launch(to, scan, &x.scan)?;
             }
-            if let Some(kernel) = kernels.fused
-                && wants(Part::Fused)
-                && x.fused.groups > 0
-            {
-                let threads = self.target.threads(kernel.role());
-                let args = args(x.fused.prepare, x.fused.scan);
-                launch(to, (kernel, x.fused.groups, threads), &args)?;
+            if !x.fused.first {
+                fused()?;
             }
         }
         Ok(())

@@ -17,6 +17,7 @@
 //! it.
 
 mod backward;
+mod by_gates;
 mod lengths;
 mod lower;
 mod parallel;
@@ -27,6 +28,7 @@ mod snapshots;
 mod states;
 
 pub use backward::{BackwardTensors, PrefillBackward};
+use by_gates::{ByGates, Lists};
 pub(crate) use lengths::{
     DeviceLengths, DeviceSegments, DeviceTables, LaunchArguments as LoweredLengths,
 };
@@ -53,7 +55,7 @@ use crate::runtime::{Context, Stream};
 use crate::state::{HostSlots, States};
 use crate::tensor::{Batch, Buffer, Tokens, TokensMut};
 use crate::types::Dtype;
-use crate::workspace::{Workspace, check_workspace};
+use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_workspace};
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = abi::DWK_CHUNK as usize;
@@ -82,7 +84,11 @@ pub struct PrefillSpec {
 /// Kernels that compute a prefill. Results differ by rounding only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PrefillPath {
-    /// The plan chooses the fastest by its model of the device.
+    /// The plan chooses the fastest by its model of the device. On gfx942 it may leave the choice between [`Fused`] and
+    /// [`Split`] to the gates of each launch that overwrites neither initial states nor v ([`Prefill::path`]).
+    ///
+    /// [`Fused`]: PrefillPath::Fused
+    /// [`Split`]: PrefillPath::Split
     #[default]
     Auto,
     /// `prefill_fused`: one kernel without records, for `K` up to 128. If sequences are cut, `prefill_fused_summarise`
@@ -246,8 +252,10 @@ enum Lengths {
     Host {
         cu_seqlens: Vec<i32>,
         counts: Counts,
-        /// Items, chains, `cu_seqlens`, and short sequences.
+        /// Items, chains, `cu_seqlens`, short sequences, and items of `by_gates`.
         tables: Buffer<i32>,
+        /// Segments of the fused path, if gates choose between it and the split path.
+        by_gates: Option<ByGates>,
     },
     Device(DeviceLengths),
 }
@@ -321,9 +329,12 @@ impl Prefill {
     fn of_host(context: &Context, shape: Shape, cu_seqlens: Vec<i32>) -> Result<Self> {
         let shape = shape.of_lengths(&cu_seqlens);
         let partition = shape.partition(&cu_seqlens)?;
+        let mut tables = partition.table(&cu_seqlens);
+        let by_gates = shape.partition_by_gates(&cu_seqlens)?;
         let lengths = Lengths::Host {
             counts: partition.counts(),
-            tables: context.upload(&partition.table(&cu_seqlens))?,
+            by_gates: by_gates.map(|fused| ByGates::append(&fused, &cu_seqlens, &mut tables)),
+            tables: context.upload(&tables)?,
             cu_seqlens,
         };
         Ok(Self::with(context, shape, lengths))
@@ -439,7 +450,21 @@ impl Prefill {
 
     /// Bytes of workspace for records and summaries.
     pub(crate) fn record_bytes(&self) -> usize {
-        self.shape.workspace(self.counts()).bytes
+        let bytes = self.shape.workspace(self.counts()).bytes;
+        match self.by_gates() {
+            Some(_) => {
+                let lists = ByGates::bytes(self.counts(), self.shape.sequences);
+                bytes.next_multiple_of(WORKSPACE_ALIGN) + lists
+            }
+            None => bytes,
+        }
+    }
+
+    fn by_gates(&self) -> Option<&ByGates> {
+        match &self.lengths {
+            Lengths::Host { by_gates, .. } => by_gates.as_ref(),
+            Lengths::Device(_) => None,
+        }
     }
 
     /// Total number of segments. A sequence that is not cut counts as one. A plan of [`Prefill::device`]: at most.
@@ -452,10 +477,12 @@ impl Prefill {
     }
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
-    /// the split path. [`PrefillPath::Auto`]: each launch of a plan of [`Prefill::device`] chooses by its lengths. Then the
-    /// kernels of both paths are launched, and those of one find no work.
+    /// the split path. [`PrefillPath::Auto`]: each launch of a plan of [`Prefill::device`] chooses by its lengths, or each
+    /// launch of another plan by its gates, unless it may overwrite initial states or v. Then the kernels of both paths are launched,
+    /// and those of one find no work.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
+            _ if self.by_gates().is_some() => PrefillPath::Auto,
             Some(segments) if segments.choice.is_some() => PrefillPath::Auto,
             _ => self.shape.path,
         }
@@ -468,16 +495,21 @@ impl Prefill {
         let both = self.path() == PrefillPath::Auto;
         let fused = (both || self.shape.is_fused()) && !counts.only_short();
         let split = !self.shape.is_fused() && !counts.only_short();
+        let first = self.by_gates().is_some();
         [
             (Part::Whole, true),
             (Part::Lengths, device),
             (Part::Short, counts.short > 0),
+            (Part::Fused, first),
             (Part::Prepare, split),
             (Part::Summarise, split && counts.summaries > 0),
-            (Part::FusedSummarise, fused && counts.summaries > 0),
+            (
+                Part::FusedSummarise,
+                fused && counts.summaries > 0 && !first,
+            ),
             (Part::Combine, counts.chains > 0),
             (Part::Scan, split),
-            (Part::Fused, fused),
+            (Part::Fused, fused && !first),
         ]
         .into_iter()
         .filter_map(|(part, launched)| launched.then_some(part))
@@ -597,6 +629,12 @@ impl Prefill {
     ) -> Result<LaunchArguments> {
         Shape::check_devices(tensors, &self.context)?;
         let own = self.tables(tables);
+        if let Some(by_gates) = self.by_gates()
+            && Shape::keeps_initial_states(&tensors.states)
+            && !Shape::overwrites_v(tensors)
+        {
+            return Ok(self.lower_by_gates(by_gates, tensors, own, records)?);
+        }
         let Some(choosing) = tables.filter(|tables| !tables.split_items.is_null()) else {
             return Ok((self.shape).lower(tensors, own, &self.slots, records)?);
         };
@@ -607,6 +645,38 @@ impl Prefill {
         let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
         let fused = (self.shape.fused_whole()).lower(tensors, own, &self.slots, records)?;
         lowered.choose(choosing.prepare_lengths, fused);
+        Ok(lowered)
+    }
+
+    /// [`Prefill::lower`] of a plan that leaves the choice of the path to the gates.
+    fn lower_by_gates(
+        &self,
+        by_gates: &ByGates,
+        tensors: &PrefillTensors<'_>,
+        own: Tables,
+        records: *mut c_void,
+    ) -> Checked<LaunchArguments> {
+        let bytes = self.shape.workspace(own.counts).bytes;
+        let lists = Lists {
+            items: own.items,
+            chains: own.chains,
+            counts: own.counts,
+            workspace: records.wrapping_byte_add(bytes.next_multiple_of(WORKSPACE_ALIGN)),
+        };
+        let by_gates_args = by_gates.lower(&lists, self.shape.target.fused_costs.most_warm_up);
+        let split = Tables {
+            items: by_gates_args.split_items,
+            chains: by_gates_args.split_chains,
+            ..own
+        };
+        let fused = Tables {
+            items: by_gates.items(own.items.cast()),
+            counts: by_gates.counts,
+            ..own
+        };
+        let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
+        let fused = (self.shape.fused_whole()).lower(tensors, fused, &self.slots, records)?;
+        lowered.choose_by_gates(by_gates_args, fused);
         Ok(lowered)
     }
 

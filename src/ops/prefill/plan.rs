@@ -96,6 +96,12 @@ impl Partition {
         self.short = (0..cu_seqlens.len() as i32 - 1).filter(is_short).collect();
     }
 
+    /// Words of the items.
+    pub(super) fn item_words(&self) -> impl Iterator<Item = i32> {
+        let words = |i: &dwk_prefill_item| [i.sequence, i.first_chunk, i.chunks, i.summary];
+        self.items.iter().flat_map(words)
+    }
+
     /// Words to upload: items, chains, `cu_seqlens`, short sequences.
     pub(super) fn table(&self, cu_seqlens: &[i32]) -> Vec<i32> {
         let mut words = Vec::with_capacity(
@@ -104,9 +110,7 @@ impl Partition {
                 + cu_seqlens.len()
                 + self.short.len(),
         );
-        for i in &self.items {
-            words.extend([i.sequence, i.first_chunk, i.chunks, i.summary]);
-        }
+        words.extend(self.item_words());
         words.extend(self.chains.as_flattened());
         words.extend(cu_seqlens);
         words.extend(&self.short);
@@ -134,6 +138,12 @@ impl Cut {
             Cut::AtMost(most) => chunks.div_ceil(chunks.div_ceil(most.max(1)).max(1)).max(1),
         }
     }
+}
+
+/// Chunks of each sequence.
+pub(super) fn chunks_of(cu_seqlens: &[i32]) -> Vec<usize> {
+    let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+    lengths.map(|n| n.div_ceil(CHUNK)).collect()
 }
 
 /// Chunks of a segment if the longest sequence has `segments` segments.
@@ -290,6 +300,15 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     }
     let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
     chosen.map_or(1, |(segments, _)| segments)
+}
+
+/// Modelled time in microseconds of the kernels after `prefill_prepare`, in segments as [`choose`] chooses them.
+pub(super) fn time(chunks: &[usize], machine: &Machine) -> f64 {
+    let segment = segment_chunks(chunks, choose(chunks, machine));
+    let mut cut: Vec<usize> = chunks.iter().copied().filter(|&n| n > segment).collect();
+    cut.sort_unstable_by(|a, b| b.cmp(a));
+    let walked_chunks = chunks.iter().sum();
+    machine.cost(chunks.len(), walked_chunks, &cut, segment).us
 }
 
 /// Steps of prefill_combine for the first, longest sequence of `cut`.

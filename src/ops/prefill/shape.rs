@@ -5,7 +5,7 @@
 
 use super::lengths::DeviceSegments;
 use super::plan::{self, Balance, Choice, Counts, Cut, Machine, Partition, WalkTime};
-use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec};
+use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec, PrefillTensors};
 use crate::abi;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -220,16 +220,14 @@ impl Shape {
         let Some(choice) = self.choice_by_lengths() else {
             return self;
         };
-        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
-        if choice.takes_fused(&chunks) {
+        if choice.takes_fused(&plan::chunks_of(cu_seqlens)) {
             self.fused_whole()
         } else {
             self
         }
     }
 
-    /// The shape on the fused path, where [`PrefillPath::Auto`] takes it: no sequence is cut.
+    /// The shape on the fused path, where [`PrefillPath::Auto`] takes it: no sequence is cut, or gates choose.
     pub(super) fn fused_whole(self) -> Shape {
         Shape {
             path: PrefillPath::Fused,
@@ -237,17 +235,46 @@ impl Shape {
         }
     }
 
-    /// Whether a launch needs no summaries although sequences are cut, because each has at most two segments: the second
-    /// starts early where gates forget, and the first goes on where they do not. Sequences must start from zeros, because
-    /// the last segment may overwrite an initial state that the first still reads.
-    pub(super) fn starts_early(&self, counts: Counts, states: &States<'_>) -> bool {
-        let from_zeros = matches!(
+    /// Whether gates may choose the path, if a sequence is cut.
+    pub(super) fn leaves_choice(&self) -> bool {
+        self.may_be_fused && !self.is_fused()
+    }
+
+    /// Whether every sequence starts from zeros. Otherwise the last segment of a sequence may overwrite an initial state
+    /// that others still read.
+    fn from_zeros(states: &States<'_>) -> bool {
+        matches!(
             states,
             States::None | States::Separate { initial: None, .. }
-        );
+        )
+    }
+
+    /// Whether o is v. A segment may then not start early: the segment before it may have replaced the rows of V.
+    pub(super) fn overwrites_v(x: &PrefillTensors<'_>) -> bool {
+        x.o.0.0.address == x.v.0.address
+    }
+
+    /// Whether no launch overwrites an initial state: there is none, or the final states have memory of their own. A
+    /// launch refuses memory that is shared in part.
+    pub(super) fn keeps_initial_states(states: &States<'_>) -> bool {
+        match states {
+            States::None | States::Separate { initial: None, .. } => true,
+            States::Separate {
+                initial: Some(initial),
+                last,
+            } => {
+                !(last.as_ref()).is_some_and(|l| l.tensor.0.address == initial.state.tensor.address)
+            }
+            States::Pool { .. } => false,
+        }
+    }
+
+    /// Whether a launch needs no summaries although sequences are cut, because each has at most two segments: the second
+    /// starts early where gates forget, and the first goes on where they do not.
+    pub(super) fn starts_early(&self, counts: Counts, x: &PrefillTensors<'_>) -> bool {
         let in_two = counts.summaries > 0 && counts.chains == 0;
         let may = self.planned_segments && !self.is_fused() && self.target.costs.early_starts;
-        may && in_two && from_zeros
+        may && in_two && Shape::from_zeros(&x.states) && !Shape::overwrites_v(x)
     }
 
     /// Device and costs by which a fused prefill is cut.
@@ -361,8 +388,7 @@ impl Shape {
 
     /// Divides the batch into segments by the environment variable, by the spec, or by the planner, in this order.
     pub(super) fn partition(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
-        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let chunks = plan::chunks_of(cu_seqlens);
         let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => Cut::Segments(segments),
             None if self.may_be_fused && self.is_fused() => Cut::Segments(1),
@@ -374,10 +400,15 @@ impl Shape {
         };
         self.check_grids(plan::counts(&chunks, cut))?;
         let mut partition = plan::cut(&chunks, cut);
+        self.leave_short(&mut partition, cu_seqlens);
+        Ok(partition)
+    }
+
+    /// Leaves short sequences to `prefill_short`, if it computes them.
+    pub(super) fn leave_short(&self, partition: &mut Partition, cu_seqlens: &[i32]) {
         if self.short {
             partition.leave_short(cu_seqlens);
         }
-        Ok(partition)
     }
 
     /// [`Shape::partition`] for the backward.

@@ -1,0 +1,99 @@
+// Choice between prefill_fused and the split path by the gates, where a plan cuts sequences (dwk_prefill_by_gates).
+// Every workgroup of prefill_fused, which runs first, samples the gates before the segments' begins, and finds the same
+// choice. Its first workgroup leaves the lists of the split path to the kernels after it, or lists without work.
+#pragma once
+
+#include "warm_up.h"
+
+namespace prefill {
+
+// Tokens of a sample.
+constexpr int sampled_tokens = 16;
+
+// Whether, for each value head, the sampled gates are so strong on average that y.by_gates.soon chunks of them leave
+// nothing of any state, and in each sample that twice as many do. A guess of the time alone: the results do not need
+// it. All threads take part. `sums`: shared memory of 64 numbers for each wave.
+template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, float *sums) {
+    const dwk_prefill_prepare_args &x = y.prepare;
+    const int lane = arch::lane(), wave = arch::wave(), samples = y.by_gates.samples_count;
+    // log2 of what the tokens of a sample may leave on average.
+    const float mean = nothing_of_any * sampled_tokens / (float)(chunk * max_of(y.by_gates.soon, 1));
+    bool all = true;
+#pragma unroll 1
+    for (int first = 0; all && first < x.value_heads; first += arch::lanes) {
+        const int head = min_of(first + lane, x.value_heads - 1);
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int i = wave; i < samples; i += Waves) {
+            const int64_t sequence = arch::uniform(y.by_gates.samples + 2 * i);
+            const int64_t token = arch::uniform(y.by_gates.samples + 2 * i + 1);
+            float g[sampled_tokens] = {};
+            if (x.g) {
+                const int64_t at = sequence * x.g_strides.sequence + token * x.g_strides.token;
+                load_scalars(g, x.g, at + head * x.g_strides.head, x.g_strides.token, sampled_tokens, x.g_type);
+            }
+            if (x.flags & DWK_RAW_GATES) {
+                const HeadGates of_head = head_gates(x, head);
+                for (float &gate : g) {
+                    gate = math::gate(gate, of_head.a_log, of_head.dt_bias);
+                }
+            }
+            float own = 0.0f;
+            for (float gate : g) {
+                Gates gates{gate, 0.0f};
+                bound_gates(gates);
+                own += gates.g * math::log2e;
+            }
+            // A number that no other samples make good.
+            sum += own < 0.5f * mean ? own : 1e9f;
+        }
+        arch::workgroup_sync();
+        sums[wave * arch::lanes + lane] = sum;
+        arch::workgroup_sync();
+        sum = 0.0f;
+        for (int w = 0; w < Waves; ++w) {
+            sum += sums[w * arch::lanes + lane];
+        }
+        all = arch::ballot(!(sum < mean * (float)samples)) == 0;
+    }
+    arch::workgroup_sync();
+    return all;
+}
+
+// Leaves the lists of the split path, or lists without work if prefill_fused is `chosen`, to the kernels after it.
+template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, bool chosen) {
+    const dwk_prefill_by_gates &x = y.by_gates;
+    const int thread = arch::thread();
+    const i32x4 nothing = {-1, 0, 0, 0};
+#pragma unroll 1
+    for (int i = thread; i < x.items_count; i += Threads) {
+        ((i32x4 *)x.split_items)[i] = chosen ? nothing : ((const i32x4 *)x.items)[i];
+    }
+#pragma unroll 1
+    for (int i = thread; i < 2 * x.chains_count; i += Threads) {
+        x.split_chains[i] = chosen ? 0 : x.chains[i];
+    }
+#pragma unroll 1
+    for (int i = thread; i <= y.scan.sequences; i += Threads) {
+        // Empty sequences at the end of the batch have no chunk, and no row is past them.
+        x.prepare_lengths[i] = chosen ? y.scan.tokens : y.scan.cu_seqlens[i];
+    }
+}
+
+// Moves the begin of a segment that is not its sequence's first to where its walk starts: so many chunks earlier that
+// they forget every state before them, or at the first chunk of the sequence, from its initial state.
+template <class T, int Threads>
+DEVICE void begin_alone(const dwk_prefill_fused_args &y, Segment &segment, const Work &work) {
+    const int first_token = rows_of(y.scan.cu_seqlens, segment.sequence, y.scan.tokens).begin;
+    const int before = (segment.begin - first_token) / chunk;
+    const int found =
+        Forgetting<T, Threads>(y.prepare, Threads, segment.sequence, segment.begin, work.head, work.key_head)
+            .chunks(before);
+    const int chunks = found >= 0 ? found : before;
+    segment.quiet = chunks * chunk;
+    segment.begin -= segment.quiet;
+    segment.record -= chunks;
+    segment.from_zeros = found >= 0;
+}
+
+} // namespace prefill

@@ -1,0 +1,353 @@
+//! Plans that leave the choice between the fused path and the split path to the gates, where they cut sequences.
+
+use deltawave::gates::Gating;
+use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors};
+use deltawave::state::States;
+use deltawave::tensor::{Tensor, TensorMut};
+use deltawave::types::Dtype;
+use deltawave::workspace::Workspace;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+
+use crate::common::{
+    Case, Data, GateKind, Layout, Loaded, Output, PoolCase, SnapshotCase, StateKind,
+    assert_same_bits, check_output, context, run, run_pool, run_snapshots, spec,
+};
+
+const F32: StateKind = StateKind {
+    dtype: Dtype::F32,
+    layout: deltawave::types::StateLayout::KeyMajor,
+    pad: 0,
+};
+
+fn plan(case: &Case) -> Prefill {
+    Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).expect("a plan")
+}
+
+/// A case whose plan leaves the choice to the gates, on a device that the split path does not fill.
+fn choosing(spec: PrefillSpec, lengths: &[usize]) -> Option<Case> {
+    let mut case = Case::new(spec, lengths);
+    case.final_state = Some(F32);
+    for units in 2..40 {
+        case.spec.compute_units = Some(units);
+        if plan(&case)
+            .kernels()
+            .first()
+            .is_some_and(|k| k.contains("fused"))
+            && plan(&case).path() == PrefillPath::Auto
+        {
+            return Some(case);
+        }
+    }
+    // Only gfx942 has such plans.
+    assert!(
+        !context().device().arch.starts_with("gfx942"),
+        "{lengths:?}: on no device"
+    );
+    None
+}
+
+fn forced(case: &Case, data: &Data, path: PrefillPath) -> Output {
+    let mut case = case.clone();
+    case.spec.path = path;
+    run(&context(), &case, data)
+}
+
+fn set_gates(data: &mut Data, heads: usize, g: impl Fn(usize, usize) -> f32) {
+    for (i, gate) in data.inputs.g.iter_mut().enumerate() {
+        *gate = g(i / heads, i % heads);
+    }
+}
+
+/// Gates that forget soon give the bits of the fused path, others those of the split path, and all the right results.
+#[test]
+fn gates_choose_the_path() {
+    for (dtype, k) in [(Dtype::Bf16, 64), (Dtype::F16, 128)] {
+        let Some(mut case) = choosing(spec(dtype, 1, 4, k, 128), &[64 * 150 + 9]) else {
+            return;
+        };
+        for (gates, path) in [
+            (Gates::Normal, PrefillPath::Fused),
+            (Gates::Strong, PrefillPath::Fused),
+            (Gates::Mixed, PrefillPath::Split),
+            (Gates::Zero, PrefillPath::Split),
+        ] {
+            case.gates = gates;
+            let data = case.data();
+            let output = run(&context(), &case, &data);
+            let name = format!("{gates:?}, {path:?}");
+            assert_same_bits(&forced(&case, &data, path), &output, &name);
+            if k == 64 {
+                check_output(&case, &data, &output, 1.15);
+            }
+        }
+    }
+}
+
+/// Strides, raw gates, norms, padding; no final state; sequences that are cut beside sequences that are not.
+#[test]
+fn options() {
+    let lengths = [17, 64 * 150 + 63, 0, 130];
+    let Some(mut case) = choosing(spec(Dtype::Bf16, 2, 4, 48, 112), &lengths) else {
+        return;
+    };
+    case.padding = 70;
+    case.spec.qk_l2norm = true;
+    case.layout = Layout::HeadMajor;
+    for (i, gates) in [Gates::Normal, Gates::Model].into_iter().enumerate() {
+        case.gates = gates;
+        case.gate_kind = GateKind::Raw {
+            dtype: Dtype::Bf16,
+            dt_bias: i == 0,
+            allow_neg_eigval: i == 1,
+        };
+        let data = case.data();
+        check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+        case.final_state = None;
+    }
+}
+
+/// One sequence forgets and another does not: the batch is split. Gates that are strong only where they are sampled take
+/// the fused path, whose segments then start many chunks early, or at the first.
+#[test]
+fn gates_that_change() {
+    let lengths = [64 * 80, 64 * 80];
+    let Some(case) = choosing(spec(Dtype::Bf16, 1, 4, 64, 128), &lengths) else {
+        return;
+    };
+    let mut data = case.data();
+    set_gates(
+        &mut data,
+        4,
+        |token, _| if token < 64 * 80 { -30.0 } else { 0.0 },
+    );
+    let output = run(&context(), &case, &data);
+    check_output(&case, &data, &output, 1.15);
+    assert_same_bits(
+        &forced(&case, &data, PrefillPath::Split),
+        &output,
+        "one forgets",
+    );
+    // One head of four, and a NaN.
+    for (weak, of_head) in [(2, 0.0), (1, f32::NAN)] {
+        set_gates(
+            &mut data,
+            4,
+            |_, head| if head == weak { of_head } else { -2.0 },
+        );
+        let output = run(&context(), &case, &data);
+        assert_same_bits(
+            &forced(&case, &data, PrefillPath::Split),
+            &output,
+            "one head",
+        );
+    }
+    // Sampled are the first tokens of the last chunk of a segment. No segment is longer than 40 chunks.
+    for strong in [-2.0, -0.7, -0.42] {
+        let mut data = case.data();
+        set_gates(
+            &mut data,
+            4,
+            |token, _| if token % 64 < 16 { strong } else { 0.0 },
+        );
+        let output = run(&context(), &case, &data);
+        check_output(&case, &data, &output, 1.15);
+        let fused = forced(&case, &data, PrefillPath::Fused);
+        let split = forced(&case, &data, PrefillPath::Split);
+        assert!(output.o != split.o, "{strong}: the fused path");
+        assert_eq!(
+            output.o == fused.o,
+            strong == -2.0,
+            "{strong}: the same starts"
+        );
+    }
+}
+
+/// Segments that start at their sequence's first chunk read the initial state. Where the last one may overwrite it, the
+/// path is the split one.
+#[test]
+fn initial_states() {
+    let Some(mut case) = choosing(spec(Dtype::Bf16, 1, 4, 64, 128), &[64 * 150]) else {
+        return;
+    };
+    case.initial = Some(F32);
+    let mut data = case.data();
+    set_gates(
+        &mut data,
+        4,
+        |token, _| if token % 64 < 16 { -0.42 } else { 0.0 },
+    );
+    let output = run(&context(), &case, &data);
+    check_output(&case, &data, &output, 1.15);
+    let split = forced(&case, &data, PrefillPath::Split);
+    assert!(output.o != split.o, "the fused path");
+    let pool = PoolCase::new(F32, 1, &[0]);
+    let in_place = |path| {
+        let mut case = case.clone();
+        (case.spec.path, case.initial, case.final_state) = (path, None, None);
+        run_pool(&context(), &case, &data, &pool)
+    };
+    let [chosen, split] = [PrefillPath::Auto, PrefillPath::Split].map(in_place);
+    assert_same_bits(&split, &chosen, "in place");
+}
+
+/// A captured graph serves gates of both kinds, one after the other, and parts make the whole.
+#[test]
+fn graphs_and_parts() {
+    let Some(mut case) = choosing(spec(Dtype::Bf16, 1, 4, 64, 128), &[64 * 150 + 30]) else {
+        return;
+    };
+    let stream = context().stream().expect("a stream");
+    let first = case.data();
+    let mut loaded = Loaded::new(&context(), &case, &first);
+    stream.synchronize().expect("loaded");
+    let graph = stream
+        .capture(|s| loaded.launch(&case, s))
+        .expect("a graph");
+    for gates in [Gates::Zero, Gates::Normal, Gates::Zero] {
+        case.gates = gates;
+        let data = case.data();
+        let expected = run(&context(), &case, &data);
+        loaded.set_inputs(&data);
+        loaded.poison(&stream);
+        // SAFETY: `loaded` is alive until the stream has been read.
+        unsafe { graph.launch(&stream).expect("a replay") };
+        assert_same_bits(
+            &expected,
+            &loaded.read(&case, &stream),
+            &format!("{gates:?}, replayed"),
+        );
+        loaded.poison(&stream);
+        loaded.fill_workspace(0xff, &stream);
+        let parts = plan(&case).parts();
+        assert_eq!(parts[1], Part::Fused);
+        for &part in &parts[1..] {
+            loaded.launch_part(&case, &stream, part).expect("a part");
+        }
+        assert_same_bits(
+            &expected,
+            &loaded.read(&case, &stream),
+            &format!("{gates:?}, parts"),
+        );
+    }
+}
+
+/// Each snapshot is taken once, on either path.
+#[test]
+fn snapshots_on_both_paths() {
+    let Some(mut case) = choosing(spec(Dtype::Bf16, 1, 4, 32, 128), &[64 * 160 + 5]) else {
+        return;
+    };
+    for (gates, path) in [
+        (Gates::Normal, PrefillPath::Fused),
+        (Gates::Zero, PrefillPath::Split),
+    ] {
+        case.gates = gates;
+        let data = case.data();
+        let list = plan(&case).snapshots_every(64 * 7).expect("whole chunks");
+        let wanted = SnapshotCase {
+            to: Some((F32, list.len())),
+            list,
+            planned: true,
+        };
+        let (output, taken) = run_snapshots(&context(), &case, &data, None, &wanted);
+        assert_same_bits(&run(&context(), &case, &data), &output, "with snapshots");
+        let mut other = case.clone();
+        other.spec.path = path;
+        let (_, expected) = run_snapshots(&context(), &other, &data, None, &wanted);
+        assert!(taken.iter().all(|x| x.is_finite()));
+        assert!(taken == expected, "{gates:?}");
+    }
+}
+
+/// o in the place of v: a segment that started early would read rows of V that the segment before has replaced.
+#[test]
+fn o_in_the_place_of_v() {
+    let (k, v, heads) = (32, 128, 4);
+    let mut case = match choosing(spec(Dtype::Bf16, 1, heads, k, v), &[64 * 150]) {
+        Some(case) => case,
+        None => Case::new(spec(Dtype::Bf16, 1, heads, k, v), &[64 * 150]),
+    };
+    case.final_state = None;
+    let data = case.data();
+    let stream = context().stream().expect("a stream");
+    // The plan's choice, early starts of prefill_fused, and two segments of prefill_scan.
+    for (path, units) in [
+        (PrefillPath::Auto, case.spec.compute_units),
+        (PrefillPath::Fused, case.spec.compute_units),
+        (PrefillPath::Split, Some(40)),
+    ] {
+        (case.spec.path, case.spec.compute_units) = (path, units);
+        let tokens = case.tokens();
+        let upload = |bytes: &[u8]| context().upload(bytes).expect("a tensor");
+        let f32s = |x: &[f32]| context().upload(x).expect("a tensor");
+        let [q, key, value] =
+            [&data.inputs.q, &data.inputs.k, &data.inputs.v].map(|t| upload(&t.bytes));
+        let [g, beta] = [&data.inputs.g, &data.inputs.beta].map(|x| f32s(x));
+        let plan = plan(&case);
+        assert!(plan.path() == PrefillPath::Auto || plan.segments() > 1, "{path:?}");
+        let mut workspace = upload(&vec![0xff; plan.workspace_bytes()]);
+        let dense = deltawave::tensor::dense_strides::<3>;
+        let (of_k, of_v) = ([tokens, 1, k], [tokens, heads, v]);
+        // SAFETY: the buffers live until the stream is synchronised, and v may be o.
+        unsafe {
+            let tensors = PrefillTensors {
+                cu_seqlens: None,
+                q: Tensor::from_raw(q.address(), Dtype::Bf16, of_k, dense(of_k)).into(),
+                k: Tensor::from_raw(key.address(), Dtype::Bf16, of_k, dense(of_k)).into(),
+                v: Tensor::from_raw(value.address(), Dtype::Bf16, of_v, dense(of_v)).into(),
+                gating: Gating::Given {
+                    g: Some(
+                        Tensor::from_raw(g.address(), Dtype::F32, [tokens, heads], [heads, 1])
+                            .into(),
+                    ),
+                    beta: Some(
+                        Tensor::from_raw(beta.address(), Dtype::F32, [tokens, heads], [heads, 1])
+                            .into(),
+                    ),
+                },
+                states: States::None,
+                o: TensorMut::from_raw(value.address(), Dtype::Bf16, of_v, dense(of_v)).into(),
+                snapshots: None,
+            };
+            let bytes = plan.workspace_bytes();
+            let memory = Workspace::from_raw(workspace.address().cast(), bytes);
+            plan.launch(&stream, &tensors, memory).expect("a launch");
+        }
+        let o = value.download(&stream).expect("a copy");
+        let output = Output {
+            o: HostTensor::from_bytes(Dtype::Bf16, o).values,
+            state: None,
+        };
+        workspace.fill_bytes(0, &stream).expect("a fill");
+        check_output(&case, &data, &output, 1.15);
+    }
+}
+
+/// No choice: a number of segments, a path, a batch that would not gain.
+#[test]
+fn no_choice() {
+    let Some(case) = choosing(spec(Dtype::Bf16, 1, 4, 64, 128), &[64 * 150]) else {
+        return;
+    };
+    assert!(
+        plan(&case).kernels().len() >= 3,
+        "{:?}",
+        plan(&case).kernels()
+    );
+    let path = |change: &dyn Fn(&mut Case)| {
+        let mut other = case.clone();
+        change(&mut other);
+        plan(&other).path()
+    };
+    assert_eq!(path(&|_| ()), PrefillPath::Auto);
+    assert_eq!(path(&|c| c.spec.segments = Some(2)), PrefillPath::Split);
+    assert_eq!(
+        path(&|c| c.spec.path = PrefillPath::Split),
+        PrefillPath::Split
+    );
+    assert_eq!(
+        path(&|c| c.spec.path = PrefillPath::Fused),
+        PrefillPath::Fused
+    );
+    assert_eq!(path(&|c| c.lengths = vec![64 * 20]), PrefillPath::Split);
+}
