@@ -84,10 +84,9 @@ bench-peers: ## measure beside FlashInfer, FlashQLA and FLA on an NVIDIA GPU: pr
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi
 	python3 benches/peers $(PEERS)
 
-bench-compare: ## compare prefill with FLA's chain on the simulator: counters, modelled times (fetches packages from PyPI)
+bench-compare: ## compare prefill and its backward with FLA's on the simulator: counters, modelled times (fetches from PyPI)
 	@scripts/setup test
-	CARGO='$(CARGO)' benches/compare/run $(COMPARE)
-	cp target/compare/compare.md target/compare/compare.svg docs/results/
+	CARGO='$(CARGO)' benches/compare/run --pages docs/results $(COMPARE)
 
 integrations: ## run transformers, FLA, SGLang and vLLM with deltawave on the simulator (fetches 8 GB from PyPI)
 	$(CARGO) build --release -p deltawave-c

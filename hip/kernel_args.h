@@ -214,8 +214,8 @@ typedef struct dwk_prefill_scan_args {
     int32_t value_dim;
     uint32_t flags;
     float scale;
-    int32_t initial_type; /* DWK_F32 or DWK_BF16 */
-    int32_t final_type;   /* DWK_F32 or DWK_BF16 */
+    int32_t initial_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t final_type;   /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t slabs;        /* workgroups that divide the value columns */
     int32_t tokens;
     int32_t items_count;
@@ -223,7 +223,7 @@ typedef struct dwk_prefill_scan_args {
     int32_t dies;           /* dies of the GPU, which deals workgroups to them in turn */
     int32_t slots;          /* slots of the pool; 0: states are separate tensors */
     int32_t snapshot_count; /* slots of snapshots */
-    int32_t snapshot_type;  /* DWK_F32 or DWK_BF16 */
+    int32_t snapshot_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t least_tokens;   /* sequences of fewer tokens are prefill_short's */
 } dwk_prefill_scan_args;
 
@@ -281,16 +281,18 @@ typedef struct dwk_prefill_combine_args {
     int32_t pad0;
 } dwk_prefill_combine_args;
 
-/* Backward of prefill. All kernels take the same arguments.
+/* Backward of prefill. All kernels take the same arguments. Sequences that are cut into segments take two more kernels:
+ * prefill_backward_summarise, and prefill_combine for both directions.
  * prefill_backward_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head).
+ * prefill_backward_summarise_{bf16,f16}_k{64,128,256}: N and M of segments that another follows, and N of those that
+ * follow another in the reverse walk. One workgroup per (summary, value head, 32 columns of one of the three).
  * prefill_backward_walk_{bf16,f16}_k{64,128,256}: states and errors from the first chunk to the last, and gradients of
- * states and updates from the last to the first. One workgroup per (sequence, value head, 32 value columns,
- * direction).
+ * states and updates from the last to the first. One workgroup per (item, value head, 32 value columns, direction).
  * prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One workgroup per (chunk, key
  * head).
  * prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
 typedef struct dwk_prefill_backward_args {
-    dwk_prefill_prepare_args prepare; /* without o, retained, slots; `records` of DWK_BACKWARD_RECORD_BYTES */
+    dwk_prefill_prepare_args prepare; /* without o, slots; `records` of DWK_BACKWARD_RECORD_BYTES */
     const void *v;                    /* [T, HV, V] */
     const void *d_o;                  /* [T, HV, V] */
     const void *initial_state;        /* [N, HV, K, V] or [N, HV, V, K]; null: zeros */
@@ -309,8 +311,13 @@ typedef struct dwk_prefill_backward_args {
     char *d_states; /* as states: gradient of the state after each chunk */
     char *errors;   /* [slots, HV] of pairs [2, 4, V / 32, rounded up]: E, the update of each token before beta, and its
                        rounding */
-    char *d_updates; /* [slots, HV] of pairs [4, V / 32, rounded up]: gradient of each token's update */
-    float *partials; /* [slots, HV, 2]: sums of a chunk for d_a_log and d_dt_bias */
+    char *d_updates;               /* [slots, HV] of pairs [4, V / 32, rounded up]: gradient of each token's update */
+    float *partials;               /* [slots, HV, 2]: sums of a chunk for d_a_log and d_dt_bias */
+    const dwk_prefill_item *items; /* segments: first those that another follows, item i with summary i, then the last
+                                      of each sequence; null: every sequence is one item */
+    float *boundaries;  /* [2 summaries, HV] as prefill_summarise writes them. Number i belongs to the state after item
+                           i;  number 2 summaries - i to the gradient of the state before the item with summary i */
+    int32_t *forgotten; /* [2 summaries, HV]. 1: M is 0 and not stored */
     dwk_token_strides v_strides;
     dwk_token_strides d_o_strides;
     dwk_token_strides d_q_strides;
@@ -323,7 +330,7 @@ typedef struct dwk_prefill_backward_args {
     dwk_state_strides d_initial_strides;
     int64_t d_a_log_stride;
     int64_t d_dt_bias_stride;
-    int32_t initial_type; /* DWK_F32 or DWK_BF16 */
+    int32_t initial_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t d_final_type;
     int32_t d_initial_type;
     int32_t d_g_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
@@ -332,7 +339,7 @@ typedef struct dwk_prefill_backward_args {
     uint32_t d_final_value_major;   /* 1: d_final is [N, HV, V, K] */
     uint32_t d_initial_value_major; /* 1: d_initial is [N, HV, V, K] */
     int32_t records;                /* slots */
-    int32_t pad0;
+    int32_t summaries;              /* segments that another follows */
 } dwk_prefill_backward_args;
 
 /* prefill_collect: copies the summaries of blocks, gathered from all ranks, into the order in which prefill_combine
@@ -589,8 +596,8 @@ typedef struct dwk_decode_args {
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t state_type;  /* DWK_F32 or DWK_BF16 */
-    int32_t states_type; /* DWK_F32 or DWK_BF16 */
+    int32_t state_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t states_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t slabs;       /* workgroups along V */
     int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
     int32_t pad0;
@@ -600,11 +607,11 @@ typedef struct dwk_decode_args {
     dwk_norm_args norm;       /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 
-/* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. `write_slots` is [B, write_columns] if that is
- * not 0. They are then slots of `states`, [states_slots, HV, ...], or of `state` if that is null. `slots` is
- * [B, read_columns]. */
+/* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. decode_draft_norm_{bf16,f16}: with the gated
+ * norm of o, as decode_norm. `write_slots` is [B, write_columns] if that is not 0. They are then slots of `states`,
+ * [states_slots, HV, ...], or of `state` if that is null. `slots` is [B, read_columns]. */
 typedef struct dwk_decode_draft_args {
-    dwk_decode_args decode;  /* without norm; `tokens`: most tokens of a sequence */
+    dwk_decode_args decode;  /* `tokens`: most tokens of a sequence */
     const int32_t *accepted; /* [B]: column of `slots` that a sequence reads, plus 1, clamped; null: the first column */
     const void *cu_seqlens;  /* [B + 1], i32 or i64: rows of each sequence, which are packed; null: `tokens` each */
     int32_t rows;            /* rows of the tensors over tokens, with cu_seqlens */
@@ -640,8 +647,8 @@ typedef struct dwk_commit_args {
     int32_t value_heads;
     int32_t rows;
     int32_t columns;
-    int32_t states_type; /* DWK_F32 or DWK_BF16 */
-    int32_t pool_type;   /* DWK_F32 or DWK_BF16 */
+    int32_t states_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t pool_type;   /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t conv_columns;
     int32_t blocks; /* blocks of 256 channels */
     int32_t pad0;

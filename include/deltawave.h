@@ -183,10 +183,10 @@ typedef struct dw_prefill_tensors {
     int32_t allow_neg_eigval;
 
     int32_t initial_layout;           /* DW_STATE_*: layout of initial_state */
-    const dw_tensor *initial_state;   /* f32 or bf16; NULL: zeros */
+    const dw_tensor *initial_state;   /* f32, bf16 or fp16; NULL: zeros */
     const uint8_t *has_initial_state; /* [N] on the device. 0: sequence n starts from zeros. NULL: all have a state */
-    /* f32 or bf16, written; NULL: not wanted. It may be initial_state itself. For a sequence without tokens it is the
-     * initial state, or zeros. */
+    /* f32, bf16 or fp16, written; NULL: not wanted. It may be initial_state itself. For a sequence without tokens it is
+     * the initial state, or zeros. */
     const dw_tensor *final_state;
     int32_t final_layout; /* DW_STATE_*: layout of final_state */
     int32_t pad0;
@@ -203,7 +203,7 @@ typedef struct dw_prefill_tensors {
      * state. Without both it is padding, and its outputs become zeros. No two sequences may write one slot, and none
      * may read a slot that another one writes. A sequence without tokens writes nothing, whatever has_initial_state
      * holds. */
-    const dw_tensor *pool;      /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
+    const dw_tensor *pool;      /* [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or fp16 */
     const int32_t *slots;       /* [N] on the device, slots to read; NULL: the plan's slots, or slot n for sequence n */
     const int32_t *write_slots; /* [N] on the device, slots to write; NULL: as slots */
 
@@ -282,7 +282,7 @@ typedef struct dw_prefill_backward_tensors {
     const dw_tensor *d_beta;          /* [T, HV], any dtype: gradient of beta or, with raw gates, of b */
     const dw_tensor *d_a_log;         /* [HV], f32, with raw gates */
     const dw_tensor *d_dt_bias;       /* [HV], f32, with raw gates */
-    const dw_tensor *d_initial_state; /* as initial_state, f32 or bf16; zeros where has_initial_state is 0 */
+    const dw_tensor *d_initial_state; /* as initial_state, f32, bf16 or fp16; zeros where has_initial_state is 0 */
     int32_t d_final_layout;
     int32_t d_initial_layout;
     void *workspace;
@@ -292,7 +292,8 @@ typedef struct dw_prefill_backward_tensors {
 /* Plan of the backward of a prefill, for the same batches. */
 typedef struct dw_prefill_backward dw_prefill_backward;
 
-/* Makes the backward of a plan, which may be destroyed afterwards. */
+/* Makes the backward of a plan, which may be destroyed afterwards. It cuts sequences into the plan's `segments`, or
+ * into numbers with the least estimated time of its own; none where only the device knows the lengths. */
 int dw_prefill_backward_create(const dw_prefill *plan, dw_prefill_backward **backward);
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
 void dw_prefill_backward_destroy(dw_prefill_backward *backward);
@@ -655,13 +656,13 @@ typedef struct dw_decode_tensors {
     /* Pool of states, updated in place. A slot that is negative or beyond the pool is no slot. A sequence without a
      * slot to read starts from zeros. Without a slot to write it leaves no state. Without both it is padding, and its
      * outputs become zeros. No two sequences may write one slot, and none may read a slot that another one writes. */
-    const dw_tensor *pool;            /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
+    const dw_tensor *pool;            /* [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or fp16 */
     const int32_t *slots;             /* [B] on the device, slots to read; NULL: slot n for sequence n */
     const int32_t *write_slots;       /* [B] on the device, slots to write; NULL: as slots */
     const uint8_t *has_initial_state; /* [B] on the device. 0: the slot reads as zeros. NULL: all have a state */
 
-    /* States after every token, written, for dw_commit_launch; NULL: not wanted. The pool is then not written. f32 or
-     * bf16, [B T, HV, ...] in the layout of the pool. */
+    /* States after every token, written, for dw_commit_launch; NULL: not wanted. The pool is then not written. f32,
+     * bf16 or fp16, [B T, HV, ...] in the layout of the pool. */
     const dw_tensor *states;
     int32_t allow_neg_eigval; /* 1: beta = 2 sigmoid(b) */
     int32_t pool_layout;      /* DW_STATE_*: layout of pool and states */
@@ -683,6 +684,14 @@ typedef struct dw_decode_tensors {
     int32_t has_null_slot; /* 1: null_slot is no slot, besides those that are negative or beyond the pool */
     int32_t null_slot;
     int32_t pad0;
+
+    /* Gated norm of o, in place, as dw_norm_tensors: one kernel in all if V is 128 and K at most 128, otherwise one
+     * more. o must then be packed, [B T, HV, V] or [rows, HV, V]. Rows of no sequence must be zeros if they are to stay
+     * so. */
+    const dw_tensor *z;           /* NULL: no norm */
+    const dw_tensor *norm_weight; /* [V]; NULL: 1 */
+    float norm_eps;
+    int32_t norm_gate; /* DW_GATE_* */
 } dw_decode_tensors;
 
 /* Commit of the accepted tokens: the first accepted[n] of the verified tokens of sequence n. The state after the last
@@ -810,7 +819,7 @@ typedef struct dw_layer_tensors {
     /* Pools with the same number of slots, updated in place. A sequence without tokens writes to neither, whatever
      * has_initial_state holds. */
     const dw_tensor *conv_state; /* [slots, channels, columns] or [slots, columns, channels]; dtype of x */
-    const dw_tensor *pool;       /* [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16 */
+    const dw_tensor *pool;       /* [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or fp16 */
     /* [N] on the device, slots in both pools. No two sequences may share a slot. A slot that is negative or beyond the
      * pools makes the sequence padding: its rows of y become zeros, and no state is touched. NULL: slot n for sequence
      * n. */
@@ -878,7 +887,7 @@ typedef struct dw_layer_backward_tensors {
     const dw_tensor *norm_weight;
     /* States before the batch, both or neither; NULL: sequences started from zeros. */
     const dw_tensor *initial_conv_state; /* [N, channels, columns] or [N, columns, channels], dtype of x */
-    const dw_tensor *initial_state;      /* [N, HV, K, V] or [N, HV, V, K], f32 or bf16 */
+    const dw_tensor *initial_state;      /* [N, HV, K, V] or [N, HV, V, K], f32, bf16 or fp16 */
     const uint8_t *has_initial_state; /* [N] on the device. 0: the sequence started from zeros. NULL: all have states */
     const dw_tensor *o;               /* [T, HV, V], of dw_layer_tensors */
 

@@ -724,6 +724,9 @@ pub struct dwk_prefill_backward_args {
     pub errors: *mut ::core::ffi::c_char,
     pub d_updates: *mut ::core::ffi::c_char,
     pub partials: *mut f32,
+    pub items: *const dwk_prefill_item,
+    pub boundaries: *mut f32,
+    pub forgotten: *mut i32,
     pub v_strides: dwk_token_strides,
     pub d_o_strides: dwk_token_strides,
     pub d_q_strides: dwk_token_strides,
@@ -745,12 +748,12 @@ pub struct dwk_prefill_backward_args {
     pub d_final_value_major: u32,
     pub d_initial_value_major: u32,
     pub records: i32,
-    pub pad0: i32,
+    pub summaries: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_backward_args"]
-        [::core::mem::size_of::<dwk_prefill_backward_args>() - 736usize];
+        [::core::mem::size_of::<dwk_prefill_backward_args>() - 760usize];
     ["Alignment of dwk_prefill_backward_args"]
         [::core::mem::align_of::<dwk_prefill_backward_args>() - 8usize];
     ["Offset of field: dwk_prefill_backward_args::prepare"]
@@ -791,50 +794,56 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_backward_args, d_updates) - 424usize];
     ["Offset of field: dwk_prefill_backward_args::partials"]
         [::core::mem::offset_of!(dwk_prefill_backward_args, partials) - 432usize];
+    ["Offset of field: dwk_prefill_backward_args::items"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, items) - 440usize];
+    ["Offset of field: dwk_prefill_backward_args::boundaries"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, boundaries) - 448usize];
+    ["Offset of field: dwk_prefill_backward_args::forgotten"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, forgotten) - 456usize];
     ["Offset of field: dwk_prefill_backward_args::v_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, v_strides) - 440usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, v_strides) - 464usize];
     ["Offset of field: dwk_prefill_backward_args::d_o_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_o_strides) - 464usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_o_strides) - 488usize];
     ["Offset of field: dwk_prefill_backward_args::d_q_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_q_strides) - 488usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_q_strides) - 512usize];
     ["Offset of field: dwk_prefill_backward_args::d_k_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_k_strides) - 512usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_k_strides) - 536usize];
     ["Offset of field: dwk_prefill_backward_args::d_v_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_v_strides) - 536usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_v_strides) - 560usize];
     ["Offset of field: dwk_prefill_backward_args::d_g_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_strides) - 560usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_strides) - 584usize];
     ["Offset of field: dwk_prefill_backward_args::d_beta_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_strides) - 584usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_strides) - 608usize];
     ["Offset of field: dwk_prefill_backward_args::initial_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_strides) - 608usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_strides) - 632usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_strides) - 632usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_strides) - 656usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_strides"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_strides) - 656usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_strides) - 680usize];
     ["Offset of field: dwk_prefill_backward_args::d_a_log_stride"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_a_log_stride) - 680usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_a_log_stride) - 704usize];
     ["Offset of field: dwk_prefill_backward_args::d_dt_bias_stride"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_dt_bias_stride) - 688usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_dt_bias_stride) - 712usize];
     ["Offset of field: dwk_prefill_backward_args::initial_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_type) - 696usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, initial_type) - 720usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_type) - 700usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_type) - 724usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_type) - 704usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_type) - 728usize];
     ["Offset of field: dwk_prefill_backward_args::d_g_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_type) - 708usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_g_type) - 732usize];
     ["Offset of field: dwk_prefill_backward_args::d_beta_type"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_type) - 712usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_type) - 736usize];
     ["Offset of field: dwk_prefill_backward_args::scale"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, scale) - 716usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, scale) - 740usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_value_major"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 720usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 744usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_value_major"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 724usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 748usize];
     ["Offset of field: dwk_prefill_backward_args::records"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 728usize];
-    ["Offset of field: dwk_prefill_backward_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, pad0) - 732usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 752usize];
+    ["Offset of field: dwk_prefill_backward_args::summaries"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, summaries) - 756usize];
 };
 impl Default for dwk_prefill_backward_args {
     fn default() -> Self {

@@ -304,7 +304,7 @@ pub(crate) fn state(
     shape: [usize; 4],
     output: bool,
 ) -> Checked<dwk_state_strides> {
-    dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16])?;
+    dtype(argument, t.dtype, &[Dtype::F32, Dtype::Bf16, Dtype::F16])?;
     ensure(t.shape == shape, || {
         ArgumentError::new(
             argument,

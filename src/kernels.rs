@@ -64,6 +64,8 @@ pub enum Role {
     PrefillShort(usize),
     /// T and P of each chunk, for the backward.
     BackwardPrepare,
+    /// What each segment leaves, in both directions of the backward.
+    BackwardSummarise(usize),
     /// States and their gradients, chunk by chunk.
     BackwardWalk(usize),
     /// Gradients of q, k and gates.
@@ -191,6 +193,10 @@ kernels! {
         "dw_decode_draft_f16_k128" => Role::Decode(128),
         "dw_decode_draft_f16_k256" => Role::Decode(256),
     }
+    DECODE_DRAFT_NORM: dwk_decode_draft_args in "decode_draft" {
+        "dw_decode_draft_norm_bf16" => Role::DecodeNorm,
+        "dw_decode_draft_norm_f16" => Role::DecodeNorm,
+    }
     DECODE_NORM: dwk_decode_args in "decode" {
         "dw_decode_norm_bf16" => Role::DecodeNorm,
         "dw_decode_norm_f16" => Role::DecodeNorm,
@@ -271,6 +277,14 @@ kernels! {
         "dw_prefill_backward_prepare_bf16" => Role::BackwardPrepare,
         "dw_prefill_backward_prepare_f16" => Role::BackwardPrepare,
     }
+    BACKWARD_SUMMARISE: dwk_prefill_backward_args in "prefill_backward_summarise" {
+        "dw_prefill_backward_summarise_bf16_k64" => Role::BackwardSummarise(64),
+        "dw_prefill_backward_summarise_bf16_k128" => Role::BackwardSummarise(128),
+        "dw_prefill_backward_summarise_bf16_k256" => Role::BackwardSummarise(256),
+        "dw_prefill_backward_summarise_f16_k64" => Role::BackwardSummarise(64),
+        "dw_prefill_backward_summarise_f16_k128" => Role::BackwardSummarise(128),
+        "dw_prefill_backward_summarise_f16_k256" => Role::BackwardSummarise(256),
+    }
     BACKWARD_WALK: dwk_prefill_backward_args in "prefill_backward_walk" {
         "dw_prefill_backward_walk_bf16_k64" => Role::BackwardWalk(64),
         "dw_prefill_backward_walk_bf16_k128" => Role::BackwardWalk(128),
@@ -338,6 +352,11 @@ pub(crate) fn conv_draft(dtype: Dtype) -> Kernel<abi::dwk_conv_draft_args> {
 /// The decode of drafts.
 pub(crate) fn decode_draft(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_draft_args> {
     typed(DECODE_DRAFT, dtype)[usize::from(key_dim > 128)]
+}
+
+/// The decode of drafts with the gated norm.
+pub(crate) fn decode_draft_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_draft_args> {
+    typed(DECODE_DRAFT_NORM, dtype)[0]
 }
 
 pub(crate) fn decode_norm(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
@@ -426,15 +445,16 @@ pub(crate) fn backward_bucket(key_dim: usize) -> usize {
     *BACKWARD_BUCKETS.iter().find(fits).unwrap_or(&256)
 }
 
-/// The kernels of the backward: prepare, walk, gradients and sums.
+/// The kernels of the backward: prepare, summarise, walk, gradients and sums.
 pub(crate) fn prefill_backward(
     dtype: Dtype,
     key_dim: usize,
-) -> [Kernel<abi::dwk_prefill_backward_args>; 4] {
+) -> [Kernel<abi::dwk_prefill_backward_args>; 5] {
     let bucket = backward_bucket(key_dim);
     let index = (BACKWARD_BUCKETS.iter().position(|&b| b == bucket)).unwrap_or_default();
     [
         typed(BACKWARD_PREPARE, dtype)[0],
+        typed(BACKWARD_SUMMARISE, dtype)[index],
         typed(BACKWARD_WALK, dtype)[index],
         typed(BACKWARD_GRADIENTS, dtype)[index],
         BACKWARD_SUMS[0],
@@ -487,10 +507,10 @@ mod tests {
             assert_eq!(fused, (bucket <= 128).then_some(&name[..]));
             let bucket = bucket.next_power_of_two();
             let names = prefill_backward(Dtype::F16, key_dim).map(Kernel::name);
-            let name = format!("dw_prefill_backward_walk_f16_k{bucket}");
-            assert_eq!(names[1], name);
-            let name = format!("dw_prefill_backward_gradients_f16_k{bucket}");
-            assert_eq!(names[2], name);
+            for (i, stem) in [(1, "summarise"), (2, "walk"), (3, "gradients")] {
+                let name = format!("dw_prefill_backward_{stem}_f16_k{bucket}");
+                assert_eq!(names[i], name);
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::types::StateLayout;
 /// States of all sequences and value heads, one per sequence.
 #[derive(Clone, Debug)]
 pub struct State<'a> {
-    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
+    /// f32, bf16 or fp16, `[N, HV, K, V]` or `[N, HV, V, K]`.
     pub tensor: Tensor<'a, 4>,
     /// Order of the last two dimensions.
     pub layout: StateLayout,
@@ -22,7 +22,7 @@ pub struct State<'a> {
 /// Mutable [`State`].
 #[derive(Debug)]
 pub struct StateMut<'a> {
-    /// f32 or bf16, `[N, HV, K, V]` or `[N, HV, V, K]`.
+    /// f32, bf16 or fp16, `[N, HV, K, V]` or `[N, HV, V, K]`.
     pub tensor: TensorMut<'a, 4>,
     /// Order of the last two dimensions.
     pub layout: StateLayout,
@@ -41,7 +41,7 @@ pub struct StateMut<'a> {
 /// pool.
 #[derive(Debug)]
 pub struct StatePool<'a> {
-    /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
+    /// f32, bf16 or fp16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
     pub tensor: TensorMut<'a, 4>,
     /// Order of the last two dimensions.
     pub layout: StateLayout,

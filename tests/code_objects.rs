@@ -45,6 +45,7 @@ fn most_registers(role: Role) -> u32 {
         | Role::PrefillScan(_)
         | Role::PrefillFused(_)
         | Role::PrefillFusedSummarise(_)
+        | Role::BackwardSummarise(_)
         | Role::BackwardWalk(_)
         | Role::BackwardGradients(_)
         | Role::ConvBackward => 256,

@@ -6,6 +6,10 @@ mod cases;
 mod common;
 #[path = "decode/drafts.rs"]
 mod drafts;
+#[path = "decode/normed.rs"]
+mod normed;
+#[path = "decode/state_types.rs"]
+mod state_types;
 
 use cases::{Case, Data, check, check_output, run, run_once, spec};
 use common::{GateKind, context};
@@ -21,6 +25,7 @@ use proptest::prelude::*;
 
 const LAYOUTS: [StateLayout; 2] = [StateLayout::KeyMajor, StateLayout::ValueMajor];
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+const STATE_DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
 /// Every layout and type of the state, every key bucket, dimensions that fill neither a workgroup nor a step.
 #[test]
@@ -35,7 +40,7 @@ fn shapes_layouts_and_types() {
         [256, 64],
     ] {
         for layout in LAYOUTS {
-            for state_dtype in [Dtype::F32, Dtype::Bf16] {
+            for state_dtype in STATE_DTYPES {
                 for dtype in DTYPES {
                     let case = Case {
                         layout,
@@ -53,13 +58,14 @@ fn shapes_layouts_and_types() {
 #[test]
 fn several_tokens() {
     let context = context();
-    for tokens in [2, 3, 16] {
+    for tokens in [2, 3, 4, 16] {
         for (layout, states) in [
             (StateLayout::KeyMajor, None),
             (StateLayout::KeyMajor, Some(Dtype::F32)),
             (StateLayout::ValueMajor, Some(Dtype::Bf16)),
+            (StateLayout::ValueMajor, Some(Dtype::F16)),
         ] {
-            for state_dtype in [Dtype::F32, Dtype::Bf16] {
+            for state_dtype in STATE_DTYPES {
                 let case = Case {
                     layout,
                     states,
@@ -119,7 +125,7 @@ fn strides() {
     for packed in [false, true] {
         for (pads, row_pad, slot_pad) in [([8, 16, 8, 8], 4, 16), ([3, 5, 7, 1], 1, 3)] {
             for layout in LAYOUTS {
-                for state_dtype in [Dtype::F32, Dtype::Bf16] {
+                for state_dtype in STATE_DTYPES {
                     let case = Case {
                         packed,
                         pads,
@@ -388,7 +394,7 @@ fn any_case() -> impl Strategy<Value = Case> {
             Just(Gates::Strong)
         ],
     );
-    let state_dtype = || prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
+    let state_dtype = || prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16), Just(Dtype::F16)];
     let pool = (
         state_dtype(),
         any::<bool>(),

@@ -38,6 +38,7 @@ fn every_order(context: &Context, usual: Options) {
     for (layout, state_dtype) in [
         (StateLayout::KeyMajor, Dtype::F32),
         (StateLayout::ValueMajor, Dtype::Bf16),
+        (StateLayout::KeyMajor, Dtype::F16),
     ] {
         let case = Case {
             layout,
@@ -69,6 +70,7 @@ fn every_byte_is_moved_once(context: &Context) {
         (4, 1, StateLayout::ValueMajor, Dtype::F32),
         (4, 1, StateLayout::KeyMajor, Dtype::Bf16),
         (4, 1, StateLayout::ValueMajor, Dtype::Bf16),
+        (4, 1, StateLayout::ValueMajor, Dtype::F16),
         (2, 4, StateLayout::KeyMajor, Dtype::F32),
     ] {
         let case = Case {

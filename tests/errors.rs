@@ -528,14 +528,11 @@ const REQUESTS: &[Row] = &[
     ("a slot of a plan beyond the pool", planned, |r| r.plan_slots = Some(vec![6, 5]), "slots", Value),
     ("slots of a plan too few", planned, |r| r.plan_slots = Some(vec![5]), "slots", Shape),
     // Element types.
-    ("an fp16 pool", pool, |r| r.pool.as_mut().unwrap().dtype = Dtype::F16, "pool", WrongDtype),
     ("fp16 q in a bf16 prefill", valid, |r| r.q.dtype = Dtype::F16, "q", WrongDtype),
     ("f32 k", valid, |r| r.k.dtype = Dtype::F32, "k", WrongDtype),
     ("fp16 v in a bf16 prefill", valid, |r| r.v.dtype = Dtype::F16, "v", WrongDtype),
     ("bf16 o in an fp16 prefill", valid, |r| { r.spec.dtype = Dtype::F16; for t in [&mut r.q, &mut r.k, &mut r.v] { t.dtype = Dtype::F16 } }, "o", WrongDtype),
     ("bf16 g", valid, |r| r.g.as_mut().unwrap().dtype = Dtype::Bf16, "g", WrongDtype),
-    ("fp16 initial state", valid, |r| r.initial.as_mut().unwrap().dtype = Dtype::F16, "initial_state", WrongDtype),
-    ("fp16 final state", valid, |r| r.last.as_mut().unwrap().dtype = Dtype::F16, "final_state", WrongDtype),
     // Strides.
     ("columns of q apart", valid, |r| { r.q.strides = vec![HK * K * 2, K * 2, 2] }, "q", Stride),
     ("columns of o apart", valid, |r| { r.o.strides = vec![HV * V * 2, V * 2, 2] }, "o", Stride),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use deltawave::conv::{
     Conv, ConvDrafts, ConvInput, ConvSpec, ConvState, ConvStateLayout, ConvTensors,
 };
-use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Drafts};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Drafts, OutputNorm};
 use deltawave::gate::Gate;
 use deltawave::gates::Gating;
 use deltawave::layer::{LayerSpec, LayerStates, LayerTensors, LayerWeights};
@@ -207,6 +207,19 @@ fn launches_allocate_nothing_and_call_nothing_else() -> deltawave::Result<()> {
 
     let mut buffers: [_; 2] = std::array::from_fn(|_| context.alloc::<half::bf16>(3 * 2 * 32));
     let [z, y] = buffers.each_mut().map(|b| b.as_mut().expect("memory"));
+    let norm = OutputNorm {
+        z: z.tensor([3, 2, 32])?,
+        weight: None,
+        eps: 1e-6,
+        gate: OutputGate::Silu,
+    };
+    take_calls();
+    let count = allocations(|| {
+        let outcome = plan.launch_normed(&stream, &tensors, Some(&drafts), &norm);
+        outcome.expect("a launch");
+    });
+    assert_eq!(count, 0, "decode of drafts with a norm");
+    assert_only_launches(2, "decode of drafts with a norm");
     let norm = GatedNorm {
         x: None,
         z: z.tensor([3, 2, 32])?,

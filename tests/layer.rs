@@ -6,7 +6,7 @@ mod cases;
 mod common;
 
 use cases::{Case, Data, Loaded, check, run};
-use common::context;
+use common::{context, is_cdna};
 use deltawave::conv::{Conv, ConvState, ConvTensors};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gate::Gate;
@@ -90,7 +90,7 @@ fn mixed_batches() {
             tail: 2,
             value_major: i == 1,
             token_major: i == 1,
-            state_dtype: [Dtype::F32, Dtype::Bf16, Dtype::F32][i],
+            state_dtype: [Dtype::F32, Dtype::Bf16, Dtype::F16][i],
             ..Case::new(spec, &[1, 1, 1, 40, 1, 0, 66], 3)
         };
         check(&context(), &case);
@@ -209,7 +209,7 @@ fn kernels_of_a_launch() {
     };
     let few_tokens = kernels(&[0, 100], 100, 0);
     let fused = ["dw_conv_bf16", "dw_prefill_fused_bf16_k128", "dw_norm_bf16"];
-    assert_eq!(few_tokens, fused);
+    assert_eq!(few_tokens == fused, is_cdna(&context), "{few_tokens:?}");
     let split = [
         "dw_conv_bf16",
         "dw_prefill_prepare_bf16",
@@ -221,7 +221,8 @@ fn kernels_of_a_launch() {
     // The norm is in the decode.
     let decode = kernels(&[0, 1, 2], 2, 2);
     assert_eq!(decode, ["dw_conv_bf16", "dw_decode_norm_bf16"]);
-    assert_eq!(kernels(&[0, 1, 50], 50, 1).len(), 4);
+    let mixed = kernels(&[0, 1, 50], 50, 1).len();
+    assert_eq!(mixed, 4 + usize::from(!is_cdna(&context)));
     // Not where V is another.
     let spec = LayerSpec::new(30, 30, 96, 192);
     let plan = Layer::packed(&context, spec, &[0, 1, 2], 2, 2).unwrap();
@@ -255,7 +256,7 @@ fn stages_apart_have_the_same_bits() {
         let case = Case {
             interleaved: i == 0,
             value_major: i == 1,
-            state_dtype: [Dtype::F32, Dtype::F32, Dtype::Bf16][i],
+            state_dtype: [Dtype::F32, Dtype::F16, Dtype::Bf16][i],
             ..Case::new(spec, &[1; 5], 5)
         };
         let data = Data::new(&case);

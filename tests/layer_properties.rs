@@ -60,19 +60,16 @@ fn any_case() -> impl Strategy<Value = Case> {
         0usize..=2,
         0u64..1 << 32,
     );
-    let states = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let states = (any::<bool>(), 0usize..3, any::<bool>(), any::<bool>());
     let slots = (any::<bool>(), any::<bool>(), any::<u8>(), any::<u8>());
     (any_spec(), batch, states, slots).prop_map(|(spec, batch, states, slots)| {
         let (decodes, prefills, tail, seed) = batch;
-        let (interleaved, bf16_states, value_major, token_major) = states;
+        let (interleaved, state_dtype, value_major, token_major) = states;
         let (has_slots, device, has_initial, padding) = slots;
         Case {
             tail,
             interleaved,
-            state_dtype: match bf16_states {
-                true => Dtype::Bf16,
-                false => Dtype::F32,
-            },
+            state_dtype: [Dtype::F32, Dtype::Bf16, Dtype::F16][state_dtype],
             value_major,
             token_major,
             has_slots,

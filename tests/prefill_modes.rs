@@ -99,6 +99,28 @@ fn cases() -> Vec<Case> {
     cases
 }
 
+/// Sequences whose backward is cut: segments that forget and some that do not, chains of both directions.
+fn cut_cases() -> Vec<Case> {
+    let state = StateKind {
+        dtype: Dtype::F32,
+        layout: StateLayout::KeyMajor,
+        pad: 0,
+    };
+    let shapes = [
+        (Dtype::Bf16, 128, 48, Gates::Mixed, 4),
+        (Dtype::F16, 64, 32, Gates::Zero, 3),
+        (Dtype::Bf16, 256, 32, Gates::Normal, 2),
+        (Dtype::F16, 144, 16, Gates::Strong, 3),
+    ];
+    let case = |(dtype, k, v, gates, segments)| {
+        let mut case = Case::new(spec(dtype, 1, 2, k, v), &[260, 0, 70]);
+        (case.initial, case.gates) = (Some(state), gates);
+        case.spec.segments = Some(segments);
+        case
+    };
+    shapes.into_iter().map(case).collect()
+}
+
 /// One test, because the options are those of the whole process.
 #[test]
 fn every_way_of_execution() {
@@ -146,6 +168,7 @@ fn every_way_of_execution() {
     for (case, mfma) in cases()
         .into_iter()
         .step_by(3)
+        .chain(cut_cases())
         .zip([MfmaMode::Exact, MfmaMode::Fast].into_iter().cycle())
     {
         let mut case = Case {

@@ -156,7 +156,7 @@ fn layout() -> impl Strategy<Value = Layout> {
 
 fn state() -> impl Strategy<Value = Option<StateKind>> {
     let layout = prop_oneof![Just(StateLayout::KeyMajor), Just(StateLayout::ValueMajor)];
-    let dtype = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
+    let dtype = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16), Just(Dtype::F16)];
     let pad = prop_oneof![2 => Just(0usize), 1 => 1usize..=5];
     prop::option::weighted(
         0.7,

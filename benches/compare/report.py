@@ -1,4 +1,6 @@
-"""Table and chart of what benches/compare found."""
+"""Tables and charts of what benches/compare found."""
+
+import math
 
 FIGURES = [
     ("modelled_us", "modelled us", 1),
@@ -10,7 +12,9 @@ FIGURES = [
     ("hbm_unique_bytes", "HBM unique, MB", 1e6),
     ("l2_fill_bytes", "L2 fill, MB", 1e6),
 ]
-OURS, THEIRS = "#1f77b4", "#ff7f0e"
+# Whose kernels, and in which colour. What FLA leaves to torch is done by stand-ins.
+COLOURS = {"deltawave": "#1f77b4", "FLA": "#ff7f0e", "torch": "#ffbb78"}
+OURS, THEIRS = COLOURS["deltawave"], COLOURS["FLA"]
 
 
 def kernels(row):
@@ -18,11 +22,12 @@ def kernels(row):
     for kernel in row["ours"]["kernels"]:
         yield "deltawave", kernel["name"], "", kernel
     for kernel in row["fla"]:
-        yield "FLA", kernel["kernel"], kernel["configuration"], kernel
+        yield "torch" if kernel.get("torch") else "FLA", kernel["kernel"], kernel["configuration"], kernel
 
 
 def total(row, whose, figure):
-    return sum(kernel[figure] for who, _, _, kernel in kernels(row) if who == whose)
+    """The sum of a figure; `whose` is one of COLOURS, or several."""
+    return sum(kernel[figure] for who, _, _, kernel in kernels(row) if who in whose.split(" and "))
 
 
 def number(value):
@@ -41,69 +46,169 @@ def short(configuration):
     return ", ".join(keep)
 
 
+# What the design of the backward's kernels counted on for each chunk of 64 tokens and value head: 13.9 products of 64 x 128 x
+# 128 on the matrix units, and KiB moved with two value heads for each key head.
+DESIGN = {"mfma_clk": 13.9 * 4096, "hbm_unique_bytes": 343 * 1024}
+
+# What is shown for each chunk and value head.
+SHARES = [
+    ("wave_instructions", "wave instr.", 1, "{:,.0f}"),
+    ("mfma_clk", "MFMA clk", 1, "{:,.0f}"),
+    ("valu_clk", "VALU clk", 1, "{:,.0f}"),
+    ("hbm_unique_bytes", "HBM unique, KiB", 1024, "{:.0f}"),
+    ("l2_fill_bytes", "L2 fill, KiB", 1024, "{:.0f}"),
+]
+
+HOW = [
+    "Instructions, clocks and bytes are counted, exactly; times are modelled, not measured",
+    "([concepts/timing.md](../concepts/timing.md) says how far the model is off). FLA's kernels have the best of their",
+    "autotuning configurations, by modelled time. Clocks are sums over all waves; vector clocks include transcendental",
+    "functions.",
+]
+
+
+def ratio(row, whose="FLA"):
+    """How many times faster deltawave is, modelled."""
+    return total(row, whose, "modelled_us") / total(row, "deltawave", "modelled_us")
+
+
+def mean(ratios):
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def details(row):
+    """All kernels of a row, their sums, and what the results show."""
+    lines = ["", f"## {title(row)}", "", "| | " + " | ".join(label for _, label, _ in FIGURES) + " | waves/SIMD |",
+             "|---|" + "---:|" * (len(FIGURES) + 1)]
+    for who, name, _, kernel in kernels(row):
+        cells = [number(kernel[figure] / scale) for figure, _, scale in FIGURES]
+        lines.append(f"| {who}: `{name}` | " + " | ".join(cells) + f" | {kernel['waves_per_simd']:g} |")
+    theirs = ["FLA"] + ["FLA and torch"] * any(kernel.get("torch") for kernel in row["fla"])
+    for who in ["deltawave", *theirs]:
+        cells = [f"**{number(total(row, who, figure) / scale)}**" for figure, _, scale in FIGURES]
+        lines.append(f"| **{who}** | " + " | ".join(cells) + " | |")
+    for who in theirs:
+        ratios = [f"{total(row, who, f) / max(total(row, 'deltawave', f), 1):.2f}x" for f, _, _ in FIGURES]
+        lines.append(f"| {who} / deltawave | " + " | ".join(ratios) + " | |")
+    share = row["ours"]["roofline_us"] / total(row, "deltawave", "modelled_us")
+    lines += ["", f"Roofline {row['ours']['roofline_us']:.1f} us: deltawave is at {share:.0%} of it, modelled. "
+              + differences(row), "", "Configurations: " + "; ".join(
+                  f"`{name}`: {short(c)}" for who, name, c, _ in kernels(row) if who == "FLA") + "."]
+    return lines
+
+
+def differences(row):
+    if row.get("operation", "forward") == "forward":
+        return f"The outputs differ by {row['difference'][0]:.1e} of their rms, the states by {row['difference'][1]:.1e}."
+    each = ", ".join(f"`{name}` {value:.1e}" for name, value in zip(row["compared"], row["difference"]))
+    return f"The gradients differ by these parts of their rms: {each}."
+
+
 def markdown(rows):
     lines = [
         "# Prefill beside FLA's chain, on the simulator",
         "",
         "`make bench-compare` writes this: deltawave's prefill and the forward chain of fla-core, compiled by Triton, on the",
         "same inputs in the same run (bf16, K = V = 128, initial and final state in f32; N x T: N sequences packed into one",
-        "batch). Instructions, clocks and bytes are counted, exactly; times are modelled, not measured ([concepts/timing.md](../concepts/timing.md) says how far the model is",
-        "off). FLA's kernels have the best of their autotuning configurations, by modelled time. Clocks are sums over all",
-        "waves; vector clocks include transcendental functions. FLA's clearing of its triangular factor is not counted.",
+        "batch).",
+        *HOW,
+        "FLA's clearing of its triangular factor is not counted.",
         "Gates are `normal`, logsigmoid(N(0, 1)): segments forget the state before them ([segments](../concepts/segments.md)), FLA's work does not",
-        "depend on gates.",
+        "depend on gates. [The backward](compare_backward.md) has a page of its own.",
         "",
         "![Modelled time](compare.svg)",
     ]
     for row in rows:
-        lines += ["", f"## {title(row)}", "", "| | " + " | ".join(label for _, label, _ in FIGURES) + " | waves/SIMD |",
-                  "|---|" + "---:|" * (len(FIGURES) + 1)]
-        for who, name, _, kernel in kernels(row):
-            cells = [number(kernel[figure] / scale) for figure, _, scale in FIGURES]
-            lines.append(f"| {who}: `{name}` | " + " | ".join(cells) + f" | {kernel['waves_per_simd']:g} |")
-        for who in ("deltawave", "FLA"):
-            cells = [f"**{number(total(row, who, figure) / scale)}**" for figure, _, scale in FIGURES]
-            lines.append(f"| **{who}** | " + " | ".join(cells) + " | |")
-        ratios = [f"{total(row, 'FLA', f) / max(total(row, 'deltawave', f), 1):.2f}x" for f, _, _ in FIGURES]
-        lines.append("| FLA / deltawave | " + " | ".join(ratios) + " | |")
-        share = row["ours"]["roofline_us"] / total(row, "deltawave", "modelled_us")
-        lines += ["", f"Roofline {row['ours']['roofline_us']:.1f} us: deltawave is at {share:.0%} of it, modelled. The "
-                  f"outputs differ by {row['difference'][0]:.1e} of their rms, the states by {row['difference'][1]:.1e}.",
-                  "", "Configurations: " + "; ".join(f"`{name}`: {short(c)}" for who, name, c, _ in kernels(row)
-                                                      if who == "FLA") + "."]
+        lines += details(row)
     return "\n".join(lines) + "\n"
 
 
-def chart(rows):
+def backward_markdown(rows):
+    lines = [
+        "# Backward of prefill beside FLA's chain, on the simulator",
+        "",
+        "`make bench-compare` writes this: deltawave's backward of prefill and the backward chain of fla-core, compiled by Triton, on",
+        "the same inputs and the same gradients of outputs and final states, in the same run (bf16, K = V = 128, states and",
+        "their gradients in f32, rows of q and k normalised before, gates given and `normal`; N x T: N sequences packed into",
+        "one batch).",
+        *HOW,
+        "",
+        "FLA is the seven Triton kernels that `chunk_gated_delta_rule_bwd` launches: the forward's w, u and states again, four",
+        "of the backward, and the sum of the gates' gradients. It leaves the rest to torch: sums over the value heads of a key",
+        "head and over parts of the keys, and additions. Torch does not run here. Stand-ins that move the same bytes are shown",
+        "as `torch` and counted apart; most of their time is that of a launch.",
+        "FLA also reads the gates' sums and the triangular factor A that its forward kept. deltawave keeps nothing of the",
+        "forward: its backward starts from the inputs, and all of its kernels count.",
+        "",
+        "In `chunk_gated_delta_rule_bwd_kernel_dhu` the gates promote `b_q` to f32. On gfx942 Triton multiplies it in TF32, at half",
+        "the rate of bf16.",
+        "",
+        "![Modelled time](compare_backward.svg)",
+        "",
+        "| modelled us | deltawave | FLA | FLA and torch | FLA / deltawave | FLA and torch / deltawave |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    theirs = ("FLA", "FLA and torch")
+    for row in rows:
+        cells = [number(total(row, who, "modelled_us")) for who in ("deltawave", *theirs)]
+        cells += [f"{ratio(row, who):.2f}x" for who in theirs]
+        lines.append(f"| {title(row)} | " + " | ".join(cells) + " |")
+    means = [f"**{mean([ratio(row, who) for row in rows]):.2f}x**" for who in theirs]
+    lines += ["| **geometric mean** | | | | " + " | ".join(means) + " |", "",
+              "## For each chunk of 64 tokens and value head", "",
+              "The design counted products of the matrix units, triangular ones by their blocks, and bytes that one kernel hands",
+              "to the next through memory or reads as input, with two value heads for each key head. It had no count of",
+              "instructions.", "",
+              "| | | " + " | ".join(label for _, label, _, _ in SHARES) + " |", "|---|---|" + "---:|" * len(SHARES),
+              "| design | | " + " | ".join(form.format(DESIGN[figure] / scale) if figure in DESIGN else ""
+                                           for figure, _, scale, form in SHARES) + " |"]
+    for row in rows:
+        for who in ("deltawave", *theirs):
+            cells = [form.format(total(row, who, figure) / row["ours"]["chunk_heads"] / scale)
+                     for figure, _, scale, form in SHARES]
+            lines.append(f"| {title(row) if who == 'deltawave' else ''} | {who} | " + " | ".join(cells) + " |")
+    for row in rows:
+        lines += details(row)
+    return "\n".join(lines) + "\n"
+
+
+HEADING = "Gated DeltaNet prefill"
+ORDER = ("deltawave: prepare, scan; in segments prepare, summarise, combine, scan. FLA: cumsum, K K^T and solve, w and u, "
+         "states, outputs.")
+BACKWARD_HEADING = "Backward of Gated DeltaNet prefill"
+BACKWARD_ORDER = ("deltawave: prepare, walk, gradients. FLA: w and u, states, dv, dh and du, dq dk dw dg, dk dv dbeta dg, cumsum; pale: "
+                  "torch, not in brackets")
+
+
+def chart(rows, heading=HEADING, order=ORDER):
     """Bars of modelled time, kernel by kernel, as SVG."""
     width, left, right, bar, gap = 900, 250, 130, 22, 34
     height = 84 + len(rows) * (2 * bar + gap)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
            f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
            '<rect width="100%" height="100%" fill="white"/>',
-           '<text x="14" y="22" font-size="14">Gated DeltaNet prefill: modelled time, the longer of each pair as long as '
-           "the axis</text>",
+           f'<text x="14" y="22" font-size="14">{heading}: modelled time, the longer of each pair as long as the axis</text>',
            f'<text x="14" y="40">deltawave (<tspan fill="{OURS}">blue</tspan>) and FLA\'s chain '
            f'(<tspan fill="{THEIRS}">orange</tspan>), kernel by kernel, FLA in its best configurations; in brackets how many '
            "times faster deltawave is</text>",
-           '<text x="14" y="58">deltawave: prepare, scan; in segments prepare, summarise, combine, scan. FLA: cumsum, K K^T and solve, w and u, states, outputs.</text>']
+           f'<text x="14" y="58">{order}</text>']
     y = 76
     for row in rows:
-        longest = max(total(row, who, "modelled_us") for who in ("deltawave", "FLA"))
+        longest = max(total(row, who, "modelled_us") for who in ("deltawave", "FLA and torch"))
         out.append(f'<text x="14" y="{y + bar + 4}">{title(row)}</text>')
-        for who, colour in (("deltawave", OURS), ("FLA", THEIRS)):
+        for who in ("deltawave", "FLA and torch"):
             x = left
-            for owner, name, _, kernel in kernels(row):
-                if owner != who:
-                    continue
+            parts = [part for owner in who.split(" and ") for part in kernels(row) if part[0] == owner]
+            for owner, name, _, kernel in parts:
                 length = kernel["modelled_us"] / longest * (width - left - right)
-                out.append(f'<rect x="{x:.1f}" y="{y}" width="{length:.1f}" height="{bar - 3}" fill="{colour}" '
+                out.append(f'<rect x="{x:.1f}" y="{y}" width="{length:.1f}" height="{bar - 3}" fill="{COLOURS[owner]}" '
                            f'stroke="white"><title>{name}: {kernel["modelled_us"]:.1f} us</title></rect>')
                 x += length
-            sum_us = total(row, who, "modelled_us")
-            text = f"{sum_us:.0f} us"
+            text = " + ".join(f"{us:.0f}" for us in (total(row, owner, "modelled_us") for owner in who.split(" and ")) if us)
+            text += " us"
             if who == "deltawave":
-                text += f" ({total(row, 'FLA', 'modelled_us') / sum_us:.2f}x)"
+                text += f" ({ratio(row):.2f}x)"
             out.append(f'<text x="{x + 6:.1f}" y="{y + bar - 8}">{text}</text>')
             y += bar
         y += gap

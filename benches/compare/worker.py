@@ -1,9 +1,12 @@
-"""One shape on one GPU: worker.py GPU HKxHVx[Nx]T OUT. The environment names the GPU and the file of counters."""
+"""One shape on one GPU: worker.py OPERATION GPU HKxHVx[Nx]T OUT. The environment names the GPU and the file of counters."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +14,35 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "sim/conformance"))
 
+import fla_backward  # noqa: E402
 from fla_chain import Case, ratio  # noqa: E402
-from simulator import HipError, from_bf16  # noqa: E402
-from triton.runtime.errors import OutOfResources  # noqa: E402
+from simulator import from_bf16  # noqa: E402
+from triton_launch import Trial  # noqa: E402
 
-# Tokens with which configurations are tried: of all sequences, and of each at least.
-TRIAL, TRIAL_EACH = 512, 128
-# The bound on the difference of the two outputs; each has its own roundings to bfloat16.
-DIFFERENCE = 0.01
+# Tokens with which configurations are tried: of all sequences times value heads, so that what kernels hand on is larger than
+# the caches, and of each sequence at least.
+TRIAL, TRIAL_EACH = 1 << 17, 128
 PROFILE = Path(os.environ["DELTAWAVE_SIM_PROFILE"])
 DEPTH = 128
+
+
+@dataclass
+class Operation:
+    """What is compared: the chain of a case, its stages that count (all without any), and tensors of the results."""
+
+    run: Callable
+    stages: tuple
+    flags: list
+    names: tuple
+    # The bound on the difference of the two results; each has its own roundings to bfloat16.
+    difference: float
+
+
+OPERATIONS = {
+    "forward": Operation(lambda case, choose: case.chain(True, choose), (), [], ("o", "final_state"), 0.01),
+    "backward": Operation(lambda case, choose: fla_backward.gradients(case, case.d_o, case.d_final, choose),
+                          fla_backward.STAGES + fla_backward.TORCH, ["--backward"], fla_backward.NAMES, 0.015),
+}
 
 
 def tensors(path):
@@ -42,10 +64,14 @@ class Given(Case):
     """A problem with inputs from a file: sequences of one length, of each of which `tokens` are taken."""
 
     def __init__(self, inputs, sequences, tokens):
-        first = {name: inputs[name].reshape(sequences, -1, *inputs[name].shape[1:])[:, :tokens]
-                 for name in ("q", "k", "v", "g", "beta")}
-        self.q, self.k, self.v, self.g, self.beta = (x.reshape(-1, *x.shape[2:]) for x in first.values())
+        def first(name):
+            each = inputs[name].reshape(sequences, -1, *inputs[name].shape[1:])[:, :tokens]
+            return each.reshape(-1, *each.shape[2:])
+
+        self.q, self.k, self.v, self.g, self.beta = map(first, ("q", "k", "v", "g", "beta"))
         self.h0 = inputs["initial_state"]
+        if "d_o" in inputs:
+            self.d_o, self.d_final = first("d_o"), inputs["d_final_state"]
         (self.H, self.K), (self.HV, self.V) = self.q.shape[1:], self.v.shape[1:]
         self.lengths, self.N, self.B, self.T = [tokens] * sequences, sequences, 1, sequences * tokens
         self.kind, self.beta_kind, self.varlen, self.v_first = "bf16", "fp32", sequences > 1, False
@@ -55,29 +81,44 @@ class Given(Case):
 class Chain:
     """FLA's chain, whose launches add lines to the file of counters."""
 
-    def __init__(self):
-        self.read = 0
+    def __init__(self, operation):
+        self.operation, self.read = operation, 0
 
-    def run(self, case, pick):
-        """Outputs, final states, and for each stage its configuration and counters. `pick(stage, configs)` chooses."""
+    def counts(self, stage):
+        """Whether a stage belongs to the operation; others only make its inputs."""
+        return not self.operation.stages or stage in self.operation.stages
+
+    def run(self, case, picks):
+        """The results, and for each stage its counters; `picks` has the numbers of the stages' configurations."""
         stages = []
 
         def choose(stage):
-            stages.append([stage, None])
+            stages.append(stage)
+            return lambda configs: configs[picks.get(stage, 0)]
 
-            def chooser(configs):
-                stages[-1][1] = pick(stage, configs)
-                return configs[stages[-1][1]]
-            return chooser
-
-        try:
-            results = case.chain(True, choose)
-        except (HipError, OutOfResources) as error:
-            self.lines()
-            return None, stages[-1], error
+        results = self.operation.run(case, choose)
         lines = self.lines()
         assert len(lines) == len(stages), "a launch that is not counted"
-        return results, [(stage, config, line) for (stage, config), line in zip(stages, lines)], None
+        return results, [(stage, line) for stage, line in zip(stages, lines) if self.counts(stage)]
+
+    def tune(self, case):
+        """For each stage the number of its fastest configuration, as modelled, and the text of it."""
+        best = {}
+
+        def choose(stage):
+            # What the stages before have left in the file.
+            self.lines()
+
+            def ran(number, config, error):
+                lines = self.lines()
+                if error is None:
+                    best[stage] = min(best.get(stage, (math.inf,)), (lines[-1]["modelled_us"], number, str(config)))
+
+            return Trial(ran) if self.counts(stage) else lambda configs: configs[0]
+
+        self.operation.run(case, choose)
+        self.lines()
+        return {stage: number for stage, (_, number, _) in best.items()}, {s: text for s, (_, _, text) in best.items()}
 
     def lines(self):
         """What was counted since the last time."""
@@ -88,63 +129,39 @@ class Chain:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def tune(chain, case):
-    """For each stage the number of its best configuration, and the text of it."""
-    best, texts, left, trial = {}, {}, {}, 0
-    while trial == 0 or any(left.values()):
-        def pick(stage, configs):
-            texts[stage] = configs
-            if stage not in left:
-                left[stage] = list(range(len(configs)))
-            return left[stage][0] if left[stage] else best[stage][1]
-
-        _, stages, error = chain.run(case, pick)
-        if error:
-            # This one does not fit on the device.
-            left[stages[0]].remove(stages[1])
-            continue
-        for stage, config, line in stages:
-            if left.get(stage) and config == left[stage][0]:
-                left[stage].pop(0)
-                cost = line["modelled_us"]
-                if stage not in best or cost < best[stage][0]:
-                    best[stage] = (cost, config)
-        trial += 1
-    picks = {stage: number for stage, (_, number) in best.items()}
-    return picks, {stage: str(texts[stage][number]) for stage, number in picks.items()}
-
-
-def ours(gpu, heads, lengths, folder):
-    """Our profile, and paths of inputs and results."""
+def ours(operation, gpu, heads, lengths, folder):
+    """Our profile, inputs and results."""
     inputs, results = folder / "inputs.safetensors", folder / "results.safetensors"
     environment = {k: v for k, v in os.environ.items() if k != "DELTAWAVE_SIM_PROFILE"}
     command = [os.environ.get("DELTAWAVE", str(ROOT / "target/release/deltawave")), "profile", "--heads",
                ",".join(map(str, heads)), "--dims", f"{DEPTH},{DEPTH}", "--seqlens", ",".join(map(str, lengths)),
                "--gpu", gpu,
-               "--initial-state", "f32", "--save-input", str(inputs), "--output", str(results), "--json"]
+               "--initial-state", "f32", "--save-input", str(inputs), "--output", str(results), "--json",
+               *operation.flags]
     found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(found.stdout), tensors(inputs), tensors(results)
 
 
 def main():
-    gpu, shape, out = sys.argv[1:]
+    name, gpu, shape, out = sys.argv[1:]
+    operation = OPERATIONS[name]
     key_heads, value_heads, *sequences, tokens = map(int, shape.split("x"))
     heads, sequences = [key_heads, value_heads], sequences[0] if sequences else 1
     out = Path(out)
-    profile, inputs, results = ours(gpu, heads, [tokens] * sequences, out.parent)
-    chain = Chain()
-    trial = min(max(TRIAL // sequences, TRIAL_EACH), tokens)
-    picks, texts = tune(chain, Given(inputs, sequences, trial))
-    found, stages, error = chain.run(Given(inputs, sequences, tokens), lambda stage, _: picks[stage])
-    if error:
-        raise error
-    differences = [float(ratio(f.reshape(r.shape), r))
-                   for f, r in zip(found, (results["o"], results["final_state"]))]
-    assert max(differences) < DIFFERENCE, f"results differ: {differences}"
+    profile, inputs, results = ours(operation, gpu, heads, [tokens] * sequences, out.parent)
+    # Gradients that come in are drawn by the program, too.
+    inputs.update({name: results[name] for name in ("d_o", "d_final_state") if name in results})
+    chain = Chain(operation)
+    trial = min(max(TRIAL // (value_heads * sequences), TRIAL_EACH), tokens)
+    picks, texts = chain.tune(Given(inputs, sequences, trial))
+    found, stages = chain.run(Given(inputs, sequences, tokens), picks)
+    differences = [float(ratio(f.reshape(results[name].shape), results[name])) for f, name in zip(found, operation.names)]
+    assert max(differences) < operation.difference, f"results differ: {differences}"
     row = {
-        "gpu": gpu, "heads": heads, "sequences": sequences, "tokens": tokens, "difference": differences, "ours": profile,
-        "fla": [{"stage": stage, "configuration": texts.get(stage, "no choice"),
-                 **{k: v for k, v in line.items() if k != "opcodes"}} for stage, _, line in stages],
+        "operation": name, "gpu": gpu, "heads": heads, "sequences": sequences, "tokens": tokens,
+        "difference": differences, "compared": operation.names, "ours": profile,
+        "fla": [{"stage": stage, "torch": stage in fla_backward.TORCH, "configuration": texts[stage],
+                 **{k: v for k, v in line.items() if k != "opcodes"}} for stage, line in stages],
     }
     out.write_text(json.dumps(row, indent=1) + "\n")
 

@@ -1318,10 +1318,14 @@ pub struct dw_decode_tensors {
     pub has_null_slot: i32,
     pub null_slot: i32,
     pub pad0: i32,
+    pub z: *const dw_tensor,
+    pub norm_weight: *const dw_tensor,
+    pub norm_eps: f32,
+    pub norm_gate: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_decode_tensors"][::core::mem::size_of::<dw_decode_tensors>() - 184usize];
+    ["Size of dw_decode_tensors"][::core::mem::size_of::<dw_decode_tensors>() - 208usize];
     ["Alignment of dw_decode_tensors"][::core::mem::align_of::<dw_decode_tensors>() - 8usize];
     ["Offset of field: dw_decode_tensors::size"]
         [::core::mem::offset_of!(dw_decode_tensors, size) - 0usize];
@@ -1375,6 +1379,14 @@ const _: () = {
         [::core::mem::offset_of!(dw_decode_tensors, null_slot) - 176usize];
     ["Offset of field: dw_decode_tensors::pad0"]
         [::core::mem::offset_of!(dw_decode_tensors, pad0) - 180usize];
+    ["Offset of field: dw_decode_tensors::z"]
+        [::core::mem::offset_of!(dw_decode_tensors, z) - 184usize];
+    ["Offset of field: dw_decode_tensors::norm_weight"]
+        [::core::mem::offset_of!(dw_decode_tensors, norm_weight) - 192usize];
+    ["Offset of field: dw_decode_tensors::norm_eps"]
+        [::core::mem::offset_of!(dw_decode_tensors, norm_eps) - 200usize];
+    ["Offset of field: dw_decode_tensors::norm_gate"]
+        [::core::mem::offset_of!(dw_decode_tensors, norm_gate) - 204usize];
 };
 impl Default for dw_decode_tensors {
     fn default() -> Self {

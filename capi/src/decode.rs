@@ -6,7 +6,7 @@ use std::ptr;
 use deltawave::batch::PerSequence;
 use deltawave::commit::{Commit, CommitConv, CommitTensors};
 use deltawave::conv::ConvSpec;
-use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft, Drafts};
+use deltawave::decode::{Decode, DecodeSpec, DecodeTensors, Draft, Drafts, OutputNorm};
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::model::Heads;
 use deltawave::runtime::Context;
@@ -18,6 +18,7 @@ use crate::abi::{
 use crate::context::context;
 use crate::conv::{self, Projections};
 use crate::lengths::Lengths;
+use crate::norm::output_gate;
 use crate::prefill::{Gates, gating, heads_map};
 use crate::read::{self, Argument, Checked, numbers};
 use crate::status::{guard, guard_silent, refuse};
@@ -108,9 +109,14 @@ pub unsafe extern "C" fn dw_decode_launch(
         // SAFETY: the caller passes a stream of the device, or null.
         let stream = unsafe { plan.context.borrow_stream(stream) };
         // SAFETY: the caller passes arrays in the device's memory.
-        match unsafe { drafts(&t, plan) }? {
-            Some(drafts) => plan.decode.launch_drafts(&stream, &arguments, &drafts),
-            None => plan.decode.launch(&stream, &arguments),
+        let drafts = unsafe { drafts(&t, plan) }?;
+        // SAFETY: as above; the caller passes tensors in valid memory.
+        match (unsafe { output_norm(&t) }?, drafts) {
+            (Some(norm), drafts) => {
+                (plan.decode).launch_normed(&stream, &arguments, drafts.as_ref(), &norm)
+            }
+            (None, Some(drafts)) => plan.decode.launch_drafts(&stream, &arguments, &drafts),
+            (None, None) => plan.decode.launch(&stream, &arguments),
         }
     })
 }
@@ -210,6 +216,29 @@ unsafe fn drafts(t: &dw_decode_tensors, plan: &Plan) -> Checked<Option<Drafts<'s
         || drafts.cu_seqlens.is_some()
         || null_slot.is_some();
     Ok(wanted.then_some(drafts))
+}
+
+/// Norm of the outputs; absent if the caller gives no z.
+///
+/// # Safety
+/// As [`tensors`].
+unsafe fn output_norm(t: &dw_decode_tensors) -> Checked<Option<OutputNorm<'static>>> {
+    // SAFETY: the caller passes null or valid pointers.
+    let argument = |name, pointer| unsafe { Argument::new(name, pointer) };
+    let weight = argument("norm_weight", t.norm_weight).optional();
+    let Some(z) = argument("z", t.z).optional() else {
+        if weight.is_some() {
+            let (was, allowed) = ("given without z", "a norm needs z");
+            return Err(refuse("norm_weight", ArgumentKind::Presence, was, allowed));
+        }
+        return Ok(None);
+    };
+    Ok(Some(OutputNorm {
+        z: z.blocks()?,
+        weight: weight.map(Argument::vector).transpose()?,
+        eps: t.norm_eps,
+        gate: output_gate("norm_gate", t.norm_gate)?,
+    }))
 }
 
 /// Tensors of a commit, from the caller's struct.

@@ -44,7 +44,7 @@ fn spec(s: &dw_layer_spec) -> Checked<LayerSpec> {
         scale: (s.scale != 0.0).then_some(s.scale),
         allow_neg_eigval: read::flag("allow_neg_eigval", s.allow_neg_eigval)?,
         eps: s.eps,
-        gate: output_gate(s.gate)?,
+        gate: output_gate("gate", s.gate)?,
         segments: (segments > 0).then_some(segments),
         path: path(s.path)?,
     })

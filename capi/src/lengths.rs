@@ -55,6 +55,9 @@ impl Lengths {
     /// # Safety
     /// The address is null or has `entries` entries.
     pub unsafe fn host(&self) -> Checked<Vec<i64>> {
+        if self.entries > 0 {
+            read::given("cu_seqlens.data", self.data)?;
+        }
         // SAFETY: the caller keeps the promise under `# Safety`.
         unsafe {
             if self.wide {
@@ -94,7 +97,7 @@ pub(crate) unsafe fn host_slice<'a, T>(
     if entries == 0 {
         return Ok(&[]);
     }
-    let data = read::given(&format!("{name}.data"), data)?;
+    let data = read::given(name, data)?;
     let whole = entries.checked_mul(size_of::<T>());
     if !data.is_aligned() || whole.is_none_or(|bytes| bytes > isize::MAX as usize) {
         let was = format!("{entries} entries at {data:p}");

@@ -11,12 +11,12 @@ use crate::read::{self, Argument, Checked};
 use crate::status::guard;
 
 /// Output gate: the activation of z.
-pub(crate) fn output_gate(gate: i32) -> Checked<OutputGate> {
+pub(crate) fn output_gate(argument: &str, gate: i32) -> Checked<OutputGate> {
     let gates = [
         (abi::DW_GATE_SILU, "DW_GATE_SILU", OutputGate::Silu),
         (abi::DW_GATE_SIGMOID, "DW_GATE_SIGMOID", OutputGate::Sigmoid),
     ];
-    read::choice("gate", gate, &gates)
+    read::choice(argument, gate, &gates)
 }
 
 /// See `include/deltawave.h`.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn dw_norm_launch(
                 .map(Argument::vector)
                 .transpose()?,
             eps: t.eps,
-            gate: output_gate(t.gate)?,
+            gate: output_gate("gate", t.gate)?,
             y: argument("y", t.y).tokens_mut()?,
         };
         // SAFETY: the caller passes a stream of the device, or null.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn dw_norm_backward_launch(
                 .map(Argument::vector)
                 .transpose()?,
             eps: t.eps,
-            gate: output_gate(t.gate)?,
+            gate: output_gate("gate", t.gate)?,
             d_y: argument("d_y", t.d_y).tokens()?,
             d_x: given("d_x", t.d_x).map(Argument::tokens_mut).transpose()?,
             d_z: given("d_z", t.d_z).map(Argument::blocks_mut).transpose()?,

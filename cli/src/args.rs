@@ -63,7 +63,7 @@ pub enum Command {
     /// layer with the unfused chunk form that other implementations use.
     #[command(after_long_help = include_str!("../help/layer.txt"))]
     Layer(Box<LayerArgs>),
-    /// Count what a prefill's kernels do: instructions, unit clocks, bank conflicts, memory lines, occupancy
+    /// Count what the kernels of a prefill or its backward do: instructions, unit clocks, bank conflicts, memory lines
     ///
     /// Runs the kernels on the simulator, whatever devices there are, and counts, exactly; only times are modelled.
     /// Clocks are sums over all waves of the time that a SIMD's matrix and vector units, and a compute unit's LDS, are
@@ -168,7 +168,7 @@ pub struct StateArgs {
     #[arg(long, value_name = "LAYOUT", value_parser = choice(STATE_LAYOUTS), default_value = "key-major", help_heading = OPERATION)]
     pub state_layout: StateLayout,
     /// Element type of the states that are written
-    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16"]), default_value = "f32", help_heading = OPERATION)]
+    #[arg(long, value_name = "DTYPE", value_parser = words::<Dtype>(&["f32", "bf16", "fp16"]), default_value = "f32", help_heading = OPERATION)]
     pub state_dtype: Dtype,
 }
 

@@ -38,6 +38,7 @@
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
 //   Run, run                            a lane's elements in consecutive rows: a vector of `run` floats
 //   LaneMap(lane).row(e) .column(e)     row and column of element e
+//   each_on_diagonal(tile, map, f)      f(i, element i of the diagonal) for those of the lane
 //   ColumnFactor, columns_at(v, map)    one number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element
 //   Operand, operand_words              16x16 numbers of 16 bits: `operand_words` words a lane

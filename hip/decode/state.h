@@ -44,6 +44,19 @@ template <class S, bool ValueMajor> class Pieces {
     u32 fallback, key_bytes;
 };
 
+// Elements of a thread's pieces, which have the type `Type`.
+template <int Type, bool ValueMajor, class S>
+DEVICE void widen_share(StateShare<S> &share, const i32x4 (&raw)[S::steps][S::pieces]) {
+    for (int j = 0; j < S::steps; ++j) {
+        for (int i = 0; i < S::pieces; ++i) {
+            for (int n = 0; n < S::piece; ++n) {
+                const float x = state::widened<Type>(raw[j][i][Type == DWK_F32 ? n : n / 2], n % 2);
+                share.s[j][ValueMajor ? n : i][ValueMajor ? i : n] = x;
+            }
+        }
+    }
+}
+
 // Loads a thread's state. Requests all loads before the first is used.
 template <class S, bool Wide, bool ValueMajor>
 DEVICE void load_state_share(StateShare<S> &share, const Pieces<S, ValueMajor> &from) {
@@ -54,14 +67,12 @@ DEVICE void load_state_share(StateShare<S> &share, const Pieces<S, ValueMajor> &
         }
     }
     arch::phase();
-    for (int j = 0; j < S::steps; ++j) {
-        for (int i = 0; i < S::pieces; ++i) {
-            for (int n = 0; n < S::piece; ++n) {
-                const int word = raw[j][i][Wide ? n : n / 2];
-                const float x = Wide ? bits<float>(word) : n % 2 ? arch::Bf16::high(word) : arch::Bf16::low(word);
-                share.s[j][ValueMajor ? n : i][ValueMajor ? i : n] = x;
-            }
-        }
+    if constexpr (Wide) {
+        widen_share<DWK_F32, ValueMajor>(share, raw);
+    } else if (from.memory.type == DWK_F16) {
+        widen_share<DWK_F16, ValueMajor>(share, raw);
+    } else {
+        widen_share<DWK_BF16, ValueMajor>(share, raw);
     }
 }
 

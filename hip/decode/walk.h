@@ -70,6 +70,11 @@ DEVICE void advance(StateShare<S> &share, const Token &token, const Total &total
     }
 }
 
+// Type of the states of the pool. `Wide`: f32.
+template <bool Wide> DEVICE int pool_type(const dwk_decode_args &x) {
+    return Wide ? DWK_F32 : state::narrow_type(x.state_type);
+}
+
 // Computes all tokens of a sequence. `read`, `write`: slots of the state, or -1.
 template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm, bool Draft>
 DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, Exchange<Keys> &exchange, Row *row) {
@@ -80,7 +85,7 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
     if (read >= 0) {
         const dwk_decode_args &y = arch::reread(x);
         const int64_t element = read * y.state_strides.sequence + at.head * y.state_strides.head;
-        const state::Head from(y.state, element, y.state_strides.row, Wide ? DWK_F32 : DWK_BF16);
+        const state::Head from(y.state, element, y.state_strides.row, pool_type<Wide>(y));
         load_state_share<S, Wide>(share, Own(from, at.column, y.key_dim, y.value_dim));
     }
 #pragma unroll 1
@@ -120,7 +125,7 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
             if (slot >= 0) {
                 const dwk_decode_args &z = arch::reread(x);
                 const int64_t element = slot * z.state_strides.sequence + at.head * z.state_strides.head;
-                const state::Head to(z.state, element, z.state_strides.row, Wide ? DWK_F32 : DWK_BF16);
+                const state::Head to(z.state, element, z.state_strides.row, pool_type<Wide>(z));
                 store_state_share<S>(share, Own(to, at.column, z.key_dim, z.value_dim));
             }
         }
@@ -130,7 +135,7 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, 
     if (write >= 0) {
         const dwk_decode_args &y = arch::reread(x);
         const int64_t element = write * y.state_strides.sequence + at.head * y.state_strides.head;
-        const state::Head to(y.state, element, y.state_strides.row, Wide ? DWK_F32 : DWK_BF16);
+        const state::Head to(y.state, element, y.state_strides.row, pool_type<Wide>(y));
         store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
     }
 }

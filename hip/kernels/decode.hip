@@ -6,9 +6,9 @@
 // in f32; o and the stored state are rounded once. S0^T k, S0^T q, k.k, q.q and k.q are all sums over keys, computed in
 // one pass (decode/sums.h).
 //
-// q, k [B, T, HK, K], v, o [B, T, HV, V] bf16 or f16; state [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16. A team
-// of threads owns 32 value columns of a (sequence, value head) (decode/share.h). Their state stays in registers from
-// the first token to the last.
+// q, k [B, T, HK, K], v, o [B, T, HV, V] bf16 or f16; state [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or f16. A
+// team of threads owns 32 value columns of a (sequence, value head) (decode/share.h). Their state stays in registers
+// from the first token to the last.
 #include "../decode/walk.h"
 
 namespace {

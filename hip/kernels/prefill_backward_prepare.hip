@@ -70,6 +70,7 @@ template <class T> DEVICE void prepare(const dwk_prefill_backward_args &all) {
     const float unit_of_q =
         norm ? power_of_two_below(arch::chunk_max(bits<int>(norms.q), (int *)shared.scratch)) : 1.0f;
     const ChunkSolver<T> solver(products, shared.solver);
+    const float key_square = x.retained && !norm ? shared.factors.k_norm[row] : 0.0f;
 #pragma unroll 1
     for (int v = 0; v < group; ++v) {
         const dwk_prefill_prepare_args &y = arch::reread(all).prepare; // saves scalar registers
@@ -79,6 +80,9 @@ template <class T> DEVICE void prepare(const dwk_prefill_backward_args &all) {
         const GateReader reader(y, sequence, begin + row, row < rows);
         const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
         // G, and factors of the rows                                [64]
+        if (y.retained) {
+            shared.factors.k_norm[row] = key_square; // the value head before has written over it
+        }
         const GateSums g = sum_gates(y, gates, record, head, shared);
         Gates solved = gates;
         if (math::abs(gates.beta) < least_beta) {

@@ -1,7 +1,8 @@
 // Second kernel of the backward of prefill: the walks over chunks (prefill/backward/walk.h). The two directions do not
-// depend on each other. One workgroup of four waves per (sequence, value head, 32 value columns, direction).
+// depend on each other. One workgroup of four waves per (item, value head, 32 value columns, direction). An item is a
+// sequence, or a segment of one.
 //
-// q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32 or bf16.
+// q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32, bf16 or f16.
 #include "../prefill/backward/walk.h"
 #include "../dispatch.h"
 
@@ -16,20 +17,21 @@ template <class T, int Keys> DEVICE void walk_chunks(const dwk_prefill_backward_
     arch::let_next_kernel_begin();
     SHARED static WalkMemory<Keys> memory;
     const int slabs = arch::uniform_value((p.value_dim + slab - 1) / slab);
-    const int item = arch::uniform_value(arch::workgroup() / (2 * slabs));
-    const int rest = arch::workgroup() - item * 2 * slabs;
+    const int unit = arch::uniform_value(arch::workgroup() / (2 * slabs));
+    const int rest = arch::workgroup() - unit * 2 * slabs;
+    const bool reverse = rest % 2 == 0;
+    const int item = arch::uniform_value(unit / p.value_heads);
     WalkWork work;
-    work.sequence = arch::uniform_value(item / p.value_heads);
-    work.head = item - work.sequence * p.value_heads;
-    work.key_head =
-        arch::uniform_value(p.flags & DWK_TILED_HEADS ? work.head % p.key_heads : work.head / p.group_heads);
+    work.piece = piece_of(x, item);
+    work.head = unit - item * p.value_heads;
+    work.key_head = key_head_of(p, work.head);
     work.slab = rest / 2;
-    work.range = rows_of(p.cu_seqlens, work.sequence, p.tokens);
-    work.chunks = (work.range.end - work.range.begin + chunk - 1) / chunk;
-    work.has_state =
-        arch::uniform_value(!x.has_initial_state || arch::uniform(x.has_initial_state + work.sequence) ? 1 : 0);
+    work.has_state = has_state(x, work.piece.sequence);
+    const bool outermost = reverse ? work.piece.is_last() : work.piece.first_chunk == 0;
+    work.start = outermost ? from_given : reverse ? mirrored(x, work.piece.summary + 1) : work.piece.summary - 1;
+    work.summary = 0;
     // Read again: otherwise scalar registers hold what both directions read.
-    if (rest % 2 == 0) {
+    if (reverse) {
         Walk<T, Keys, true>(arch::reread(x), work, memory).run();
     } else {
         Walk<T, Keys, false>(arch::reread(x), work, memory).run();

@@ -6,7 +6,7 @@
 // starts itself, and there are no summaries.
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
-// or [slots, HV, V, K], f32 or bf16.
+// or [slots, HV, V, K], f32, bf16 or f16.
 #include "../prefill/fused.h"
 
 #include "../prefill/by_gates.h"

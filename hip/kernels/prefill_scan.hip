@@ -6,7 +6,7 @@
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
 //
-// q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; states [slots, HV, K, V] or [slots, HV, V, K], f32 or bf16.
+// q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; states [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or f16.
 #include "../prefill/columns.h"
 
 namespace {

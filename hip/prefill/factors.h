@@ -39,11 +39,8 @@ DEVICE Tile strictly_lower(Tile transposed, LaneMap at) {
 
 // Calls f(row of the chunk, x) for each diagonal element of a diagonal block that this lane holds.
 template <class F> DEVICE void on_diagonal(Tile x, int row_tile, LaneMap at, F f) {
-    for (int e = 0; e < elements; ++e) {
-        if (at.row(e) == at.column(e)) {
-            f(16 * row_tile + at.column(e), x[e]);
-        }
-    }
+    arch::each_on_diagonal(x, at,
+                           [&](int i, float element) __attribute__((always_inline)) { f(16 * row_tile + i, element); });
 }
 
 // Replaces |q|^2 and |k|^2 of a row, this thread's by default, by 1 / |q| and 1 / |k|.

@@ -12,6 +12,8 @@
 //   combine_residency              residency for KERNEL
 //   store_high_low<Keys>(m, to, column, K)
 //                                  stores M to a summary, as high and low numbers
+//   store_high_low(to, row, column, K, x)
+//                                  stores an element of M likewise
 //   MatrixTile, load_matrix_tile(matrix, first_row, tile, K, lane)
 //                                  a column tile of a wave's rows of M: .high(row tile) and .low(row tile)
 //   HighLow, StateExchange<Keys>

@@ -63,12 +63,12 @@ template <int Keys> DEVICE void set(ShortState<Keys> &s, int group, int key, int
     s[group * group_tiles + key / 4][at.tile][at.element] = x;
 }
 
-// Elements of a lane in a state in memory, [K, V] or [V, K], f32 or bf16.
+// Elements of a lane in a state in memory, [K, V] or [V, K], f32, bf16 or f16.
 template <int Keys> class ShortView {
   public:
     DEVICE_MEMBER ShortView(const void *p, const dwk_state_strides &s, int type, bool value_major, int slot, int head,
                             int column, const dwk_prefill_scan_args &x)
-        : size(type == DWK_F32 ? 4 : 2), row(s.row * size), value_major(value_major), key_dim(x.key_dim),
+        : type(type), size(state::size_of(type)), row(s.row * size), value_major(value_major), key_dim(x.key_dim),
           has_column(column < x.value_dim) {
         char *const base = (char *)p + (slot * s.sequence + head * s.head) * size;
         whole = arch::in_one_access(base) && arch::in_one_access((const void *)(u64)row);
@@ -80,8 +80,8 @@ template <int Keys> class ShortView {
         if (!has_column) {
             return;
         }
-        if (size == 4) {
-            value_major ? load_keys<true>(s) : load_columns<true>(s);
+        if (type == DWK_F32) {
+            value_major ? load_keys<DWK_F32>(s) : load_columns<DWK_F32>(s);
             for (auto &tiles_of_row : s) {
                 for (Tile &tile : tiles_of_row) {
                     for (int e = 0; e < elements; ++e) {
@@ -90,18 +90,22 @@ template <int Keys> class ShortView {
                     tile = arch::held(tile); // otherwise scalar registers hold all comparisons
                 }
             }
+        } else if (type == DWK_F16) {
+            value_major ? load_keys<DWK_F16>(s) : load_columns<DWK_F16>(s);
         } else {
-            value_major ? load_keys<false>(s) : load_columns<false>(s);
+            value_major ? load_keys<DWK_BF16>(s) : load_columns<DWK_BF16>(s);
         }
     }
     DEVICE_MEMBER void store(const ShortState<Keys> &s) const {
         if (!has_column) {
             return;
         }
-        if (size == 4) {
-            value_major ? store_keys<true>(s) : store_columns<true>(s);
+        if (type == DWK_F32) {
+            value_major ? store_keys<DWK_F32>(s) : store_columns<DWK_F32>(s);
+        } else if (type == DWK_F16) {
+            value_major ? store_keys<DWK_F16>(s) : store_columns<DWK_F16>(s);
         } else {
-            value_major ? store_keys<false>(s) : store_columns<false>(s);
+            value_major ? store_keys<DWK_BF16>(s) : store_columns<DWK_BF16>(s);
         }
     }
 
@@ -143,27 +147,27 @@ template <int Keys> class ShortView {
             }
         }
     }
-    template <bool Wide> DEVICE_MEMBER void load_columns(ShortState<Keys> &s) const {
+    template <int Type> DEVICE_MEMBER void load_columns(ShortState<Keys> &s) const {
         each_key([&](int g, int i, const char *p) __attribute__((always_inline)) {
             float x[2];
-            if (Wide) {
+            if (Type == DWK_F32) {
                 const i32x2 words = whole ? arch::load_b64(p) : i32x2{((const int *)p)[0], ((const int *)p)[1]};
                 x[0] = bits<float>(words.x);
                 x[1] = bits<float>(words.y);
             } else {
                 const u32 low = ((const unsigned short *)p)[0], high = ((const unsigned short *)p)[1];
                 const int word = whole ? *(const int *)p : (int)(low | high << 16);
-                x[0] = Bf16::low(word);
-                x[1] = Bf16::high(word);
+                x[0] = state::widened<Type>(word, 0);
+                x[1] = state::widened<Type>(word, 1);
             }
             set<Keys>(s, g, i, 0, x[0]);
             set<Keys>(s, g, i, 1, x[1]);
         });
     }
-    template <bool Wide> DEVICE_MEMBER void store_columns(const ShortState<Keys> &s) const {
+    template <int Type> DEVICE_MEMBER void store_columns(const ShortState<Keys> &s) const {
         each_key([&](int g, int i, char *p) __attribute__((always_inline)) {
             const float a = get<Keys>(s, g, i, 0), b = get<Keys>(s, g, i, 1);
-            if (Wide) {
+            if (Type == DWK_F32) {
                 if (whole) {
                     arch::store_b64(p, i32x2{bits<int>(a), bits<int>(b)});
                 } else {
@@ -171,7 +175,7 @@ template <int Keys> class ShortView {
                     ((float *)p)[1] = b;
                 }
             } else {
-                const int word = state::narrowed(arch::held(a), arch::held(b));
+                const int word = state::narrowed<Type>(arch::held(a), arch::held(b));
                 if (whole) {
                     *(int *)p = word;
                 } else {
@@ -181,9 +185,9 @@ template <int Keys> class ShortView {
             }
         });
     }
-    template <bool Wide> DEVICE_MEMBER void load_keys(ShortState<Keys> &s) const {
+    template <int Type> DEVICE_MEMBER void load_keys(ShortState<Keys> &s) const {
         each_column([&](int g, int c, const char *p) __attribute__((always_inline)) {
-            if (Wide) {
+            if (Type == DWK_F32) {
                 for (int i = 0; i < own_keys; i += 4) {
                     const i32x4 words = piece::load<true>(p + 4 * i, whole);
                     for (int n = 0; n < 4; ++n) {
@@ -194,20 +198,20 @@ template <int Keys> class ShortView {
                 int words[own_keys / 2];
                 load_narrow(words, p);
                 for (int n = 0; n < own_keys / 2; ++n) {
-                    set<Keys>(s, g, 2 * n, c, Bf16::low(words[n]));
-                    set<Keys>(s, g, 2 * n + 1, c, Bf16::high(words[n]));
+                    set<Keys>(s, g, 2 * n, c, state::widened<Type>(words[n], 0));
+                    set<Keys>(s, g, 2 * n + 1, c, state::widened<Type>(words[n], 1));
                 }
             }
         });
     }
-    template <bool Wide> DEVICE_MEMBER void store_keys(const ShortState<Keys> &s) const {
+    template <int Type> DEVICE_MEMBER void store_keys(const ShortState<Keys> &s) const {
         each_column([&](int g, int c, char *p) __attribute__((always_inline)) {
             float x[own_keys];
             for (int i = 0; i < own_keys; ++i) {
                 const float own_element = get<Keys>(s, g, i, c);
-                x[i] = Wide ? own_element : arch::held(own_element);
+                x[i] = Type == DWK_F32 ? own_element : arch::held(own_element);
             }
-            state::store(p, x, Wide ? DWK_F32 : DWK_BF16, whole);
+            state::store(p, x, Type, whole);
         });
     }
     DEVICE_MEMBER void load_narrow(int (&words)[own_keys / 2], const char *p) const {
@@ -227,6 +231,7 @@ template <int Keys> class ShortView {
         }
     }
 
+    const int type;
     const int size; // bytes of an element
     const int64_t row;
     const bool value_major;

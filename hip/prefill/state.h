@@ -2,23 +2,22 @@
 #pragma once
 
 #include "../arch/tile.h"
-#include "../math/activations.h"
+#include "../tensor/states.h"
 #include "layout.h"
 #include "segment.h"
 
 namespace prefill {
 
-// State of a (slot, head) in memory, [K, V] or [V, K], f32 or bf16.
+// State of a (slot, head) in memory, [K, V] or [V, K], f32, bf16 or f16.
 struct StateView {
     char *base;
     int64_t key_step;
     int64_t value_step;
-    bool wide; // true: f32, false: bf16
+    int type;
 
     DEVICE_MEMBER StateView(const void *p, const dwk_state_strides &s, int type, bool value_major, int slot, int head)
-        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1),
-          wide(type == DWK_F32) {
-        base += (wide ? 4 : 2) * (slot * s.sequence + head * s.head);
+        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1), type(type) {
+        base += state::size_of(type) * (slot * s.sequence + head * s.head);
     }
 };
 
@@ -48,30 +47,45 @@ DEVICE void for_each_element(const StateView &view, int column, int key_dim, int
     }
 }
 
+// load_narrow, store_narrow: a state of type `Type` of 16 bits from memory, and to memory.
+template <int Type, int Keys>
+DEVICE void load_narrow(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
+    for_each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        s[t][j][e] = state::widened<Type>(((const short *)from.base)[index], 0);
+    });
+}
+
+template <int Type, int Keys>
+DEVICE void store_narrow(const State<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
+    for_each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        const float value = s[t][j][e];
+        ((short *)to.base)[index] = state::narrowed<Type>(value);
+    });
+}
+
 // load_state, store_state: a state from memory, and to memory.
 template <int Keys>
 DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
-    if (from.wide) {
+    if (from.type == DWK_F32) {
         for_each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
             s[t][j][e] = math::canonical(((const float *)from.base)[index]);
         });
+    } else if (from.type == DWK_F16) {
+        load_narrow<DWK_F16, Keys>(s, from, column, key_dim, value_dim);
     } else {
-        for_each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
-        });
+        load_narrow<DWK_BF16, Keys>(s, from, column, key_dim, value_dim);
     }
 }
 
 template <int Keys>
 DEVICE void store_state(const State<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
-    if (to.wide) {
+    if (to.type == DWK_F32) {
         for_each_element<Keys>(to, column, key_dim, value_dim,
                                [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
+    } else if (to.type == DWK_F16) {
+        store_narrow<DWK_F16, Keys>(s, to, column, key_dim, value_dim);
     } else {
-        for_each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            const float value = s[t][j][e];
-            ((short *)to.base)[index] = Bf16::narrow(math::canonical(value));
-        });
+        store_narrow<DWK_BF16, Keys>(s, to, column, key_dim, value_dim);
     }
 }
 

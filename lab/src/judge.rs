@@ -97,7 +97,8 @@ pub fn prefill(
     let [found, unfused] = [&found, unfused].map(|s| compared(data, s, exact));
     let rounding = match state.dtype {
         Dtype::Bf16 => [0.0, metrics::BF16_STATE_ROUNDING],
-        _ => [0.0; 2],
+        Dtype::F16 => [0.0, metrics::F16_STATE_ROUNDING],
+        Dtype::F32 => [0.0; 2],
     };
     let limits = limits(data, drawn, unfused.map(|(pooled, _)| pooled.rms_ratio));
     [0, 1].map(|i| {

@@ -23,6 +23,8 @@ pub const SMALL_SHAPE_SLACK: f64 = 1.15;
 pub const UNFUSED_SLACK: f64 = 1.05;
 /// Rms ratio that storing a final state in bf16 adds to its error: 1.7e-3 on average.
 pub const BF16_STATE_ROUNDING: f64 = 1.8e-3;
+/// The same for f16, which has three more bits.
+pub const F16_STATE_ROUNDING: f64 = BF16_STATE_ROUNDING / 8.0;
 
 /// The distance of a tensor from its reference.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,7 +11,7 @@
 //! | `beta`          | f32               | `[T, HV]`       | write strengths; without `beta` and `b`: 1  |
 //! | `b`             | f32, or that of q | `[T, HV]`       | logits of beta, instead of `beta`           |
 //! | `cu_seqlens`    | i32, i64          | `[N + 1]`       | without it: one sequence of all tokens      |
-//! | `initial_state` | f32, bf16         | `[N, HV, K, V]` | without it: zeros                           |
+//! | `initial_state` | f32, bf16, fp16   | `[N, HV, K, V]` | without it: zeros                           |
 //!
 //! Results are `o`, `[T, HV, V]`, and `final_state`, `[N, HV, K, V]`. An input file with any other name is refused: a
 //! misspelt optional tensor must not pass for an absent one.
@@ -291,7 +291,7 @@ impl PrefillFile {
             "initial_state",
             "[N, HV, K, V]",
             &states,
-            &[Dtype::F32, Dtype::Bf16],
+            &[Dtype::F32, Dtype::Bf16, Dtype::F16],
         )?;
         let file = PrefillFile {
             tokens,
@@ -710,9 +710,9 @@ mod tests {
                 set(e, "g", F16, vec![20, 4])
             }),
             (
-                "tensor `initial_state` is F16, it must be f32 or bf16",
+                "tensor `initial_state` is F64, it must be f32, bf16 or fp16",
                 |e| {
-                    set(e, "initial_state", F16, vec![3, 4, 16, 32]);
+                    set(e, "initial_state", F64, vec![3, 4, 16, 32]);
                 },
             ),
             ("tensor `cu_seqlens` is F64, it must be i32 or i64", |e| {

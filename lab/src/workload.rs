@@ -122,6 +122,22 @@ impl PrefillFile {
         self.chunks(chunk).map(|n| of_chunk(n as f64)).sum()
     }
 
+    /// Operations of the dense products of the backward, which starts from the inputs alone. In each chunk K K^T and Q K^T
+    /// for each key head; for each value head the inverse, T X, K S and K^T U again, then P^T dO, T^T dU, K dS, Q^T dO and
+    /// K^T dE of the reverse walk, then dO U^T, dE U^T, dO S^T, dE S^T, U dS^T and three products of n x n x K.
+    pub fn backward_flops(&self, chunk: usize) -> f64 {
+        let (k, v) = (self.key_dim as f64, self.value_dim as f64);
+        let of_chunk = |n: f64| {
+            let key_head = 2.0 * (2.0 * n * n * k);
+            let value_head = n * n * n / 3.0
+                + 5.0 * (2.0 * n * n * v)
+                + 3.0 * (2.0 * n * n * k)
+                + 8.0 * (2.0 * n * k * v);
+            self.key_heads as f64 * key_head + self.value_heads as f64 * value_head
+        };
+        self.chunks(chunk).map(|n| of_chunk(n as f64)).sum()
+    }
+
     /// Every sequence from the last snapshot before its end, where there is one. `states` are those of the snapshots.
     pub fn rest(&self, snapshots: &[Snapshot], states: &Tensor) -> Option<Rest> {
         let last = |n: usize| {

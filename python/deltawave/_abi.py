@@ -376,6 +376,10 @@ class dw_decode_tensors(Sized):
         ("has_null_slot", c_int32),
         ("null_slot", c_int32),
         ("pad0", c_int32),
+        ("z", POINTER(dw_tensor)),
+        ("norm_weight", POINTER(dw_tensor)),
+        ("norm_eps", c_float),
+        ("norm_gate", c_int32),
     ]
 
 

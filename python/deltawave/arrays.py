@@ -115,8 +115,8 @@ def is_torch(x: Any) -> bool:
     return hasattr(x, "data_ptr")
 
 
-def describe(name: str, x: Any) -> Array:
-    """An argument as an `Array`. Errors name it `name`."""
+def describe(name: str, x: Any, allowed: Sequence[str] = tuple(SIZES)) -> Array:
+    """An argument as an `Array`. Errors name it `name`, and the `allowed` types."""
     if isinstance(x, Array):
         try:
             return array(*x)  # checked again: callers can make an Array without `array`
@@ -125,7 +125,7 @@ def describe(name: str, x: Any) -> Array:
     if is_torch(x):
         try:
             x.is_cuda  # says where it is: tensors of other packages have an address, but not this
-            return Array(x.data_ptr(), dtype_name(x.dtype, name), tuple(x.shape), tuple(x.stride()))
+            return Array(x.data_ptr(), dtype_name(x.dtype, name, allowed), tuple(x.shape), tuple(x.stride()))
         except ArgumentError:
             raise
         except Exception as problem:  # storages, sparse and fake tensors, and tensors of other packages
@@ -134,7 +134,7 @@ def describe(name: str, x: Any) -> Array:
     # NumPy scalars have an array interface too; memory that is no array has no dtype.
     if not hasattr(x, "__array_interface__") or not hasattr(x, "dtype"):
         raise ArgumentError(f"{name}: a {type(x).__name__}; it must be an array or a tensor")
-    dtype = dtype_name(x.dtype, name)
+    dtype = dtype_name(x.dtype, name, allowed)
     try:
         address, itemsize, shape, steps = x.__array_interface__["data"][0], x.itemsize, tuple(x.shape), tuple(x.strides)
     except Exception as problem:  # what a caller's class lacks

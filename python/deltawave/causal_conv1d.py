@@ -127,13 +127,13 @@ def _fake_next(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Ten
     return torch.empty((x.shape[0], x.shape[2], x.shape[1]), dtype=x.dtype, device=x.device)
 
 
-_fn = torch.library.custom_op("deltawave::causal_conv1d_fn", mutates_args=("final_states",))(_convolve_rows)
+_fn = ops.custom_op("deltawave::causal_conv1d_fn", mutates_args=("final_states",))(_convolve_rows)
 _fn.register_fake(_fake_rows)
-_update = torch.library.custom_op("deltawave::causal_conv1d_update", mutates_args=("conv_state",))(_convolve_next)
+_update = ops.custom_op("deltawave::causal_conv1d_update", mutates_args=("conv_state",))(_convolve_next)
 _update.register_fake(_fake_next)
 
 
-@torch.library.custom_op("deltawave::causal_conv1d", mutates_args=())
+@ops.custom_op("deltawave::causal_conv1d", mutates_args=())
 def _differentiable(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_states: Optional[Tensor],
                     seq_idx: Optional[Tensor], activation: str, with_final: bool) -> Tuple[Tensor, Tensor]:
     """Dense `[B, T, C]`, and the final states, or an empty tensor if they are not wanted."""

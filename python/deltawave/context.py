@@ -189,9 +189,9 @@ class Context:
             return None
         return "memory of the host; it must be made by this context: array, empty or zeros"
 
-    def describe(self, name: str, x: Any) -> "Array":
-        """An argument as an `Array` whose memory the device can reach."""
-        a = arrays.describe(name, x)
+    def describe(self, name: str, x: Any, allowed: Sequence[str] = tuple(arrays.SIZES)) -> "Array":
+        """An argument of one of the `allowed` types as an `Array` whose memory the device can reach."""
+        a = arrays.describe(name, x, allowed)
         refusal = self._refusal(x, a)
         if refusal:
             raise ArgumentError(f"{name}: {refusal}")

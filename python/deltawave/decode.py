@@ -8,6 +8,7 @@ from . import _abi, structs
 from .context import Context, stream_of
 from .conv import STATE_LAYOUTS, X_LAYOUTS
 from .errors import ArgumentError
+from .norm import GATES
 from .plan import Launch, Plan
 from .values import whole
 
@@ -57,9 +58,14 @@ class Decode(Plan):
     - cu_seqlens `[B + 1]` on the device, i32 or i64: rows of each sequence, at most T; tensors over tokens are then
       `[rows, ...]`
     - null_slot, a number: no slot, besides slots that are negative or beyond the pool
+
+    The gated norm of o, in place, as `deltawave.norm`; o is then `[B T, HV, V]` or `[rows, HV, V]`:
+
+    - z, as for `deltawave.norm`, norm_weight `[V]`, norm_eps and norm_gate, "silu" or "sigmoid". One kernel in all if V is
+      128 and K at most 128, otherwise one more. Rows of no sequence must be zeros if they are to stay so
     """
 
-    NAME, TENSORS, CHOICES = "decode", _abi.dw_decode_tensors, {"pool_layout": structs.STATE_LAYOUTS}
+    NAME, TENSORS, CHOICES = "decode", _abi.dw_decode_tensors, {"pool_layout": structs.STATE_LAYOUTS, "norm_gate": GATES}
     COMMIT_CHOICES = {"pool_layout": structs.STATE_LAYOUTS, "x_layout": X_LAYOUTS, "conv_layout": STATE_LAYOUTS}
 
     def __init__(self, context: Context, spec: DecodeSpec, batch: int) -> None:
@@ -77,6 +83,8 @@ class Decode(Plan):
         slots = tensors.get("read_slots")
         if slots is not None:
             tensors["read_columns"] = (1, *self.context.describe("read_slots", slots).shape)[-1]
+        if tensors.get("z") is not None:
+            tensors.setdefault("norm_eps", 1e-6)
         return super().bind(**structs.with_null_slot(tensors))
 
     def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:

@@ -16,7 +16,6 @@ from . import ops
 from .conv import Conv, ConvSpec
 from .decode import DecodeSpec
 from .errors import ArgumentError
-from .norm import norm as launch_norm
 
 
 def decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor] = None,
@@ -75,8 +74,8 @@ def verify_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, states: Tensor,
                   out: Optional[Tensor] = None) -> Tensor:
     """`decode_drafts` that leaves the pool as it is: stores the state after each draft to a slot of `states`.
 
-    states is `[slots, HV, K, V]` in the layout of the pool, f32 or bf16, of any number of slots, which draft_slots `[B, T]`
-    chooses. A slot that is none: the state is not stored. slots `[B]` i32 are those that are read, from the pool."""
+    states is `[slots, HV, K, V]` in the layout of the pool, f32, bf16 or fp16, of any number of slots, which draft_slots
+    `[B, T]` chooses. A slot that is none: the state is not stored. slots `[B]` i32 are those that are read, from the pool."""
     inputs = (q, k, v, pool, draft_slots, slots, cu_seqlens, g, beta, a, b, a_log, dt_bias, allow_neg_eigval,
               has_initial_state, scale, qk_l2norm, head_map, pool_layout, null_slot)
     if out is None:
@@ -115,7 +114,7 @@ def _launch(plan, inputs, written, device, **others):
             tensor.copy_(reached[name])
 
 
-@torch.library.custom_op("deltawave::decode_drafts", mutates_args=("pool",))
+@ops.custom_op("deltawave::decode_drafts", mutates_args=("pool",))
 def _decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor],
                    accepted: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
                    a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -133,7 +132,7 @@ def _(q, k, v, *others):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@torch.library.custom_op("deltawave::decode_drafts_out", mutates_args=("out", "pool"))
+@ops.custom_op("deltawave::decode_drafts_out", mutates_args=("out", "pool"))
 def _decode_drafts_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
                        read_slots: Optional[Tensor], accepted: Optional[Tensor], cu_seqlens: Optional[Tensor],
                        g: Optional[Tensor], beta: Optional[Tensor], a: Optional[Tensor], b: Optional[Tensor],
@@ -149,7 +148,7 @@ def _(out, *others):
     return None
 
 
-@torch.library.custom_op("deltawave::verify_drafts", mutates_args=("states",))
+@ops.custom_op("deltawave::verify_drafts", mutates_args=("states",))
 def _verify_drafts(states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
                    slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
                    a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -167,7 +166,7 @@ def _(states, q, k, v, *others):
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@torch.library.custom_op("deltawave::verify_drafts_out", mutates_args=("out", "states"))
+@ops.custom_op("deltawave::verify_drafts_out", mutates_args=("out", "states"))
 def _verify_drafts_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor,
                        slots: Optional[Tensor], cu_seqlens: Optional[Tensor], g: Optional[Tensor], beta: Optional[Tensor],
                        a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -182,7 +181,7 @@ def _(out, *others):
     return None
 
 
-@torch.library.custom_op("deltawave::conv_drafts", mutates_args=("state",))
+@ops.custom_op("deltawave::conv_drafts", mutates_args=("state",))
 def conv_drafts(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Tensor, key_heads: int, value_heads: int,
                 key_dim: int, value_dim: int, accepted: Tensor, cu_seqlens: Tensor, slots: Tensor,
                 has_initial_state: Optional[Tensor] = None, activation: str = "silu", qk_l2norm: bool = False,
@@ -251,7 +250,8 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
                  null_slot: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
     """`ops.layer` for sequences of drafts: returns y `[rows, HV, V]` of x `[rows, columns]`. y is `out` if that is given.
 
-    Three kernels: the convolution, which computes the gates too, the recurrence, and the gated norm. draft_slots
+    Two kernels if V is 128 and K at most 128: the convolution, which computes the gates too, and the recurrence with the
+    gated norm; otherwise the norm is a third. draft_slots
     `[N, T]` i32, accepted `[N]` i32 and cu_seqlens `[N + 1]` are as for `decode_drafts`; the first column of draft_slots
     holds the slots of conv states. Sequences have 0 to T rows. Rows of no sequence become 0; in `out` they must have been 0.
     The other arguments are those of `ops.layer`."""
@@ -273,6 +273,7 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
         decode_plan = ops._decode_plan(device, decode_spec, batch)
     written: Dict[str, Optional[Tensor]] = {"conv_state": conv_state, "pool": pool, "y": y}
     reached = ops._all_reachable(written, device)
+    weight = ops._reachable("norm_weight", norm_weight, device)
     shared: Dict[str, Any] = ops._all_reachable(
         {"x": x, "z": z, "draft_slots": draft_slots, "accepted": accepted, "cu_seqlens": cu_seqlens,
          "has_initial_state": has_initial_state}, device)
@@ -280,6 +281,8 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
                                device)
     if lengths:
         lengths = {"cu_seqlens": shared["cu_seqlens"]}
+    if z is None:
+        shared["z"] = _z_of(shared["x"], heads, x_layout)
     keys, values, gates = (rows, key_heads, key_dim), (rows, value_heads, value_dim), (rows, value_heads)
     with _scratch(device, (keys, x.dtype), (keys, x.dtype), (values, x.dtype), (gates, torch.float32),
                   (gates, torch.float32)) as (q, k, v, g, beta):
@@ -289,11 +292,8 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
         decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
                            read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"], accepted=shared["accepted"],
                            cu_seqlens=shared["cu_seqlens"], has_initial_state=shared["has_initial_state"],
-                           pool_layout=pool_layout, null_slot=null_slot)
-    if z is None:
-        shared["z"] = _z_of(shared["x"], heads, x_layout)
-    weight = ops._reachable("norm_weight", norm_weight, device)
-    launch_norm(ops.context_of(device), z=shared["z"], weight=weight, y=reached["y"], eps=eps, gate=gate)
+                           pool_layout=pool_layout, null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=eps,
+                           norm_gate=gate)
     ops._copied_back(written, reached)
     return y
 

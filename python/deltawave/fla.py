@@ -16,7 +16,7 @@ What cannot be done raises `deltawave.Unsupported`, whose text names the argumen
 raise `deltawave.ArgumentError`. Both are ValueErrors.
 
 Memory: the functions allocate o, and the final state if it is wanted. A tensor is copied only if its innermost stride is
-not 1 (q, k, v, states), if g is not f32, or if a state is fp16. Autograd keeps the inputs and nothing else.
+not 1 (q, k, v, states), or if g is not f32. Autograd keeps the inputs and nothing else.
 """
 
 import os
@@ -110,13 +110,13 @@ def _gates(v: Tensor, g: Optional[Tensor], beta: Optional[Tensor], raw_g: bool, 
 
 
 def _state(initial_state: Optional[Tensor]) -> Optional[Tensor]:
-    """A state of a type and strides that kernels read: f32 and bf16 as they are, fp16 as f32."""
+    """A state of a type and strides that kernels read."""
     if initial_state is None:
         return None
     if initial_state.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         allowed = "it must be torch.float32, torch.bfloat16 or torch.float16"
         raise Unsupported(f"initial_state: dtype {initial_state.dtype}; {allowed}")
-    return rows(initial_state.float() if initial_state.dtype == torch.float16 else initial_state)
+    return rows(initial_state)
 
 
 def _check_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Optional[Tensor],

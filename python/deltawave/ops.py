@@ -44,10 +44,12 @@ from .norm import norm_backward_workspace_bytes
 from .parallel import ParallelPrefill, RankLayout
 from .plan import Plans
 from .prefill import Prefill, PrefillBackward, PrefillSpec
-from .structs import STATE_LAYOUTS
+from .structs import STATE_LAYOUTS, VECTORS
 from .values import choice, shown
 
 _plans = Plans(most=256)
+# Arguments that are not numbers of floating point.
+INTEGERS = {*VECTORS, "cu_seqlens", "order"}
 # Held while a context is made: a device must have only one, because contexts do not know each other's memory.
 _lock = threading.Lock()
 _workspace_lock = threading.Lock()
@@ -103,7 +105,7 @@ def _reachable(name: str, x: Optional[Tensor], device: torch.device) -> Any:
     strides of `x`, so that the simulator refuses the strides that a GPU refuses."""
     if x is None or device.type != "cpu":
         return x
-    found = arrays.describe(name, x)
+    found = arrays.describe(name, x, tuple(arrays.SIZES) if name in INTEGERS else arrays.FLOATS)
     if x.device.type != "cpu":
         raise ArgumentError(f"{name}: memory of {x.device}; it must be on the device of the others, {device}")
     if context_of(device).owns(x):
@@ -122,7 +124,7 @@ def _all_reachable(tensors: Dict[str, Optional[Tensor]], device: torch.device) -
 
 def on_device(lengths: Tensor) -> Tensor:
     """`lengths` where a plan reads them on the device: CPU tensors are copied into the simulator's memory."""
-    return _reachable("lengths", lengths, lengths.device)
+    return _reachable("cu_seqlens", lengths, lengths.device)
 
 
 def _copied_back(written: Dict[str, Optional[Tensor]], reached: Dict[str, Any]) -> None:
@@ -200,6 +202,7 @@ def _refuses_backward(name: str, instead: str, out: Optional[Tensor], call: Call
                       inputs: Sequence[Any]) -> Any:
     """Results of `call`, an op without a backward. `without_backward` says so where a gradient is required."""
     if not needs_gradient(*inputs):
+        _refuse_own_gradient(out)
         return call()
     if out is not None:
         raise ArgumentError(_OUT_AND_GRADIENTS)
@@ -210,7 +213,48 @@ def _refuses_backward(name: str, instead: str, out: Optional[Tensor], call: Call
     return without_backward(name, instead, inputs, results)
 
 
+def _refuse_tangents(name: str, tensors: Sequence[Any]) -> None:
+    """Refuses tensors with tangents: an op has no forward-mode derivative, and its results would silently have none."""
+    forward = torch.autograd.forward_ad
+    # Without a level there are no tangents. The number is private; without it every tensor is looked at.
+    if getattr(forward, "_current_level", 0) < 0:
+        return
+    for x in tensors:
+        if isinstance(x, Tensor) and forward.unpack_dual(x).tangent is not None:
+            text = f"{name}: no forward-mode derivative (jvp, dual tensors); reverse mode has one where the op has a backward"
+            raise NotImplementedError(text)
+
+
+def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
+    """`torch.library.custom_op` of a function, called through a function that refuses tensors with tangents. The op itself,
+    in `torch.ops`, refuses them too, unless it writes its arguments or torch.func hides the tangents."""
+
+    def register(function: Callable[..., Any]) -> Any:
+        def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def checked(*arguments: Any, **named: Any) -> Any:
+                _refuse_tangents(name, (*arguments, *named.values()))
+                return call(*arguments, **named)
+
+            return checked
+
+        # Where arguments are written, torch calls the kernel below the keys that tangents are read by.
+        made = torch.library.custom_op(name, mutates_args=mutates_args)(function if mutates_args else refusing(function))
+        called = refusing(made)
+        for attribute in ("register_fake", "register_autograd"):
+            setattr(called, attribute, getattr(made, attribute))
+        return called
+
+    return register
+
+
 _OUT_AND_GRADIENTS = "out: given where a gradient is required; it must be absent, or the call under torch.no_grad()"
+
+
+def _refuse_own_gradient(out: Optional[Tensor]) -> None:
+    """Refuses an `out` that requires a gradient: autograd would not see that it is written."""
+    if needs_gradient(out):
+        raise ArgumentError("out: requires a gradient; it must not, or the call must be under torch.no_grad()")
 
 
 def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = (),
@@ -240,8 +284,8 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
         setattr(allocating, "__signature__", given.replace(parameters=inputs))
         setattr(filling, "__signature__", given.replace(parameters=first + inputs,
                                                         return_annotation=rest[0] if rest else None))
-        new = torch.library.custom_op(f"deltawave::{name}", mutates_args=mutates_args)(allocating)
-        into = torch.library.custom_op(f"deltawave::{name}_out", mutates_args=("out", *more, *mutates_args))(filling)
+        new = custom_op(f"deltawave::{name}", mutates_args=mutates_args)(allocating)
+        into = custom_op(f"deltawave::{name}_out", mutates_args=("out", *more, *mutates_args))(filling)
         fakes: List[Callable[..., Any]] = []
 
         @functools.wraps(function)
@@ -251,6 +295,7 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
                 return _refuses_backward(name, instead, out, lambda: run(out, arguments, named), inputs)
             if out is not None and needs_gradient(*inputs):
                 raise ArgumentError(_OUT_AND_GRADIENTS)
+            _refuse_own_gradient(out)
             return run(out, arguments, named)
 
         def run(out: Optional[Tensor], arguments: Tuple[Any, ...], named: Dict[str, Any]) -> Any:
@@ -462,21 +507,24 @@ _GRADIENTS = {"d_q": "q", "d_k": "k", "d_v": "v", "d_g": "g", "d_beta": "beta", 
               "d_dt_bias": "dt_bias", "d_initial_state": "initial_state"}
 
 
-@torch.library.custom_op("deltawave::prefill_backward", mutates_args=())
+@custom_op("deltawave::prefill_backward", mutates_args=())
 def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
                      beta: Optional[Tensor], a: Optional[Tensor], b: Optional[Tensor], a_log: Optional[Tensor],
                      dt_bias: Optional[Tensor], allow_neg_eigval: bool, initial_state: Optional[Tensor],
                      has_initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], scale: Optional[float],
-                     qk_l2norm: bool, head_map: str, state_layout: str, wanted: List[bool]) -> List[Tensor]:
+                     qk_l2norm: bool, head_map: str, state_layout: str, wanted: List[bool],
+                     segments: Optional[int] = None) -> List[Tensor]:
     """Returns the gradients of q, k, v, g or a, beta or b, a_log, dt_bias and initial_state, of which `wanted` says which
     are computed; the others are empty. Gradients of a_log, dt_bias and initial_state are f32, the others have the type of
-    their input."""
+    their input. segments: as for `prefill`; lengths that only the device knows are not cut."""
     choice("state_layout", state_layout, STATE_LAYOUTS)
+    if cu_seqlens is not None and cu_seqlens.device.type != "cpu":
+        segments = None
     found = prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, empty)
     outputs = {name: x for (name, x), want in zip(zip(_GRADIENTS, found), wanted) if want}
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "d_o": _dense_rows(d_o)}
     over_tokens = {name: outputs.pop(name) for name in tuple(_GRADIENTS)[:5] if name in outputs}
-    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, None, "auto"),
+    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, segments, "auto"),
                                                      {**per_token, **over_tokens}, cu_seqlens)
     backward = _plan((PrefillBackward, plan), lambda: PrefillBackward(plan))
     final = None if d_final_state is None else d_final_state.contiguous()
@@ -508,7 +556,7 @@ def prefill_gradients(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta
 
 @prefill_backward.register_fake
 def _(d_o, d_final_state, q, k, v, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, initial_state, has_initial_state,
-      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted):
+      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted, segments=None):
     return prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, _fake_empty)
 
 
@@ -549,7 +597,8 @@ def _save_prefill(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)  # the gradient of unused states, in f32, would be as large as they are
     given = dict(zip(_PREFILL_INPUTS, inputs))
     ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS))
-    ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout")}
+    ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout",
+                                                       "segments")}
 
 
 def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
@@ -568,7 +617,7 @@ def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[T
     found = prefill_backward(
         d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
         others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
-        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted)
+        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted, others["segments"])
     gradients = {name: d.to(x[name].dtype) for name, d, want in zip(sources, found, wanted) if want}
     return tuple(gradients.get(name) for name in _PREFILL_INPUTS)
 
@@ -746,7 +795,7 @@ def prefill_pool(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[
                  snapshots: Optional[Tensor] = None, out: Optional[Tensor] = None) -> Tensor:
     """Returns o of a `prefill` on a pool of states, which is updated in place. o is `out` if that is given.
 
-    Snapshots go to the pool, or to the tensor `snapshots` `[slots, HV, K, V]`, f32 or bf16, in `snapshot_layout`.
+    Snapshots go to the pool, or to the tensor `snapshots` `[slots, HV, K, V]`, f32, bf16 or fp16, in `snapshot_layout`.
     `null_slot` is the slot that means padding in slots and write_slots. If it is not -1 the op makes other slots: an
     engine better makes them once a step.
     """
@@ -824,7 +873,7 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
            out: Optional[Tensor] = None, states: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
     """Verifies drafts. Returns o as `decode` does, and the states after every token for `commit`: `[B, T, HV, K, V]` in the
     layout and dtype of the pool. The pool is not written. q is `[B, T, HK, K]`. States of padding are uninitialised.
-    Writes `out` and `states`, f32 or bf16 with T states of a sequence one after the other, if they are given."""
+    Writes `out` and `states`, f32, bf16 or fp16 with T states of a sequence one after the other, if they are given."""
     inputs = (q, k, v, pool, slots, has_initial_state, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, scale, qk_l2norm,
               head_map, pool_layout, null_slot)
     if needs_gradient(*inputs):
@@ -838,7 +887,7 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
     return o, after
 
 
-@torch.library.custom_op("deltawave::verify", mutates_args=())
+@custom_op("deltawave::verify", mutates_args=())
 def _verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
             has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
             a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
@@ -852,7 +901,7 @@ def _verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tenso
     return o, states
 
 
-@torch.library.custom_op("deltawave::verify_out", mutates_args=("out", "states"))
+@custom_op("deltawave::verify_out", mutates_args=("out", "states"))
 def _verify_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor,
                 slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
                 beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
@@ -917,7 +966,7 @@ def commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tenso
 
 
 # conv_state has no default here: torch drops trailing arguments that equal their defaults before it looks for mutated ones.
-@torch.library.custom_op("deltawave::commit", mutates_args=("pool", "conv_state"))
+@custom_op("deltawave::commit", mutates_args=("pool", "conv_state"))
 def _commit(accepted: Tensor, states: Tensor, pool: Tensor, slots: Optional[Tensor], conv_state: Optional[Tensor],
             x: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, pool_layout: str = "key_major",
             x_layout: str = "flat", conv_layout: str = "channel_major") -> None:
@@ -990,7 +1039,7 @@ def conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tens
     return _refuses_backward("conv", "deltawave.ops.conv without a state", None, launch, (*inputs, *gates))
 
 
-@torch.library.custom_op("deltawave::conv", mutates_args=("state",))
+@custom_op("deltawave::conv", mutates_args=("state",))
 def _conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int, value_heads: int,
           key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
           has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
@@ -1008,7 +1057,7 @@ def _conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Ten
     return outputs["q"], outputs["k"], outputs["v"]
 
 
-@torch.library.custom_op("deltawave::conv_gates", mutates_args=("state",))
+@custom_op("deltawave::conv_gates", mutates_args=("state",))
 def _conv_gates(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], key_heads: int,
                 value_heads: int, key_dim: int, value_dim: int, a: Tensor, b: Tensor, a_log: Tensor,
                 dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False, cu_seqlens: Optional[Tensor] = None,
@@ -1075,7 +1124,7 @@ def _(x, weight, bias, state, key_heads, value_heads, key_dim, value_dim, a, b, 
     return (*conv_outputs(x, key_heads, value_heads, key_dim, value_dim, _fake_empty), *gates)
 
 
-@torch.library.custom_op("deltawave::conv_backward", mutates_args=())
+@custom_op("deltawave::conv_backward", mutates_args=())
 def conv_backward(d_q: Tensor, d_k: Tensor, d_v: Tensor, d_final_state: Optional[Tensor], x: Tensor, weight: Tensor,
                   bias: Optional[Tensor], initial_state: Optional[Tensor], has_initial_state: Optional[Tensor],
                   key_heads: int, value_heads: int, key_dim: int, value_dim: int, cu_seqlens: Optional[Tensor],
@@ -1103,7 +1152,7 @@ def conv_backward(d_q: Tensor, d_k: Tensor, d_v: Tensor, d_final_state: Optional
     return found
 
 
-@torch.library.custom_op("deltawave::conv_rows", mutates_args=())
+@custom_op("deltawave::conv_rows", mutates_args=())
 def _conv_rows(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: int, value_heads: int, key_dim: int,
                value_dim: int, cu_seqlens: Optional[Tensor], activation: str, x_layout: str, state_layout: str,
                qk_l2norm: bool) -> Tuple[Tensor, Tensor, Tensor]:
@@ -1166,7 +1215,7 @@ def _of_heads(name: str, x: Tensor, heads: int) -> Tensor:
     return x.reshape(-1, heads)
 
 
-@torch.library.custom_op("deltawave::gate", mutates_args=())
+@custom_op("deltawave::gate", mutates_args=())
 def gate(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Optional[Tensor] = None,
          allow_neg_eigval: bool = False) -> Tuple[Tensor, Tensor]:
     """Returns g and beta, f32, in the shape of a. `deltawave.gate` documents the arguments."""
@@ -1184,7 +1233,7 @@ def _(a, b, a_log, dt_bias=None, allow_neg_eigval=False):
     return tuple(torch.empty(a.shape, dtype=torch.float32, device=a.device) for _ in range(2))
 
 
-@torch.library.custom_op("deltawave::gate_backward", mutates_args=())
+@custom_op("deltawave::gate_backward", mutates_args=())
 def gate_backward(d_g: Optional[Tensor], d_beta: Optional[Tensor], a: Tensor, b: Tensor, a_log: Tensor,
                   dt_bias: Optional[Tensor], allow_neg_eigval: bool, wanted: List[bool]) -> List[Tensor]:
     """Returns the gradients of a, b, a_log and dt_bias, of which `wanted` says which are computed; the others are empty.
@@ -1259,7 +1308,7 @@ def _(x, z, weight=None, eps=1e-6, gate="silu"):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("deltawave::norm_backward", mutates_args=())
+@custom_op("deltawave::norm_backward", mutates_args=())
 def norm_backward(d_y: Tensor, x: Tensor, z: Tensor, weight: Optional[Tensor], eps: float, gate: str,
                   wanted: List[bool]) -> List[Tensor]:
     """Returns the gradients of x, z and weight of a gated norm, of which `wanted` says which are computed; the others are
@@ -1347,7 +1396,7 @@ _LAYER_GRADIENTS = ("d_x", "d_z", "d_a", "d_b", "d_conv_weight", "d_conv_bias", 
                     "d_initial_conv_state", "d_initial_state")
 
 
-@torch.library.custom_op("deltawave::layer_forward", mutates_args=())
+@custom_op("deltawave::layer_forward", mutates_args=())
 def layer_forward(x: Tensor, a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int, value_heads: int,
                   key_dim: int, value_dim: int, z: Optional[Tensor], conv_bias: Optional[Tensor],
                   dt_bias: Optional[Tensor], norm_weight: Optional[Tensor], initial_conv_state: Optional[Tensor],
@@ -1395,7 +1444,7 @@ def _(x, a, b, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, z
     return layer_outputs(x, conv_weight, value_heads, key_dim, value_dim, cu_seqlens, _fake_empty)
 
 
-@torch.library.custom_op("deltawave::layer_backward", mutates_args=())
+@custom_op("deltawave::layer_backward", mutates_args=())
 def layer_backward(d_y: Tensor, d_final_conv_state: Optional[Tensor], d_final_state: Optional[Tensor], o: Tensor, x: Tensor,
                    a: Tensor, b: Tensor, conv_weight: Tensor, a_log: Tensor, key_heads: int, value_heads: int,
                    key_dim: int, value_dim: int, z: Optional[Tensor], conv_bias: Optional[Tensor],
@@ -1417,11 +1466,13 @@ def layer_backward(d_y: Tensor, d_final_conv_state: Optional[Tensor], d_final_st
         found[0].zero_()
     outputs = {name: t for name, t, want in zip(_LAYER_GRADIENTS, found, wanted)
                if want and not (name == "d_z" and z is None)}
-    final = None if d_final_state is None else d_final_state.contiguous()
+    # Without sequences there are no states, and an empty gradient may have any strides.
+    final_conv, final = (None if t is None or not t.shape[0] else t for t in (d_final_conv_state, d_final_state))
+    final = None if final is None else final.contiguous()
     tensors = _all_reachable({
         "x": x, "z": z, "a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "a_log": a_log,
         "dt_bias": dt_bias, "norm_weight": norm_weight, "o": o, "initial_conv_state": initial_conv_state,
-        "initial_state": initial_state, "d_y": _dense_rows(d_y), "d_final_conv_state": d_final_conv_state,
+        "initial_state": initial_state, "d_y": _dense_rows(d_y), "d_final_conv_state": final_conv,
         "d_final_state": final, **outputs}, device)
     backward.launch(**tensors, **lengths, x_layout=x_layout, workspace=_workspace(backward.workspace_bytes, device))
     return found

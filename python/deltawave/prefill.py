@@ -44,7 +44,7 @@ class Prefill(PlanWithWorkspace):
     - or raw gates a, b `[T, HV]` with a_log, dt_bias `[HV]`, of any type; `allow_neg_eigval=True` doubles beta. Repeated
       keys without decay are ill-conditioned for beta from 1.5 to 2: bf16 then has errors of 20% to 80% and more, here and
       in unfused kernels (docs/results/accuracy.md)
-    - initial_state and final_state `[N, HV, K, V]`, f32 or bf16; `[N, HV, V, K]` with `initial_layout` and
+    - initial_state and final_state `[N, HV, K, V]`, f32, bf16 or fp16; `[N, HV, V, K]` with `initial_layout` and
       `final_layout="value_major"`. For a sequence without tokens final_state is the initial state, or zeros
     - or a pool `[slots, HV, K, V]`, updated in place, with `pool_layout` as above. slots `[N]` i32 are read and written;
       write_slots `[N]` i32 are written instead. `set_slots` sets both on the host. A slot that is negative or beyond the
@@ -124,7 +124,7 @@ class PrefillBackward(PlanWithWorkspace):
     - d_o `[T, HV, V]`, of any strides that inputs may have, and d_final_state, as final_state; absent: zeros
     - the gradients to compute, outputs; those that are absent are not computed: d_q, d_k `[T, HK, K]` and d_v
       `[T, HV, V]` of the type of q; d_g and d_beta `[T, HV]` of any type, with raw gates the gradients of a and b;
-      d_a_log and d_dt_bias `[HV]` f32, with raw gates; d_initial_state, as initial_state, f32 or bf16, with
+      d_a_log and d_dt_bias `[HV]` f32, with raw gates; d_initial_state, as initial_state, f32, bf16 or fp16, with
       `d_initial_layout`. Rows past the last sequence become 0
     """
 

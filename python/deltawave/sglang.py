@@ -5,9 +5,9 @@ SGLang finds it by the entry point `sglang.srt.plugins` once the package is inst
     python -m sglang.launch_server ... --linear-attn-backend deltawave
 
 `--linear-attn-decode-backend`, `--linear-attn-prefill-backend` and `--linear-attn-verify-backend` take it too. Trees of
-drafts stay with SGLang's Triton kernel, as for every backend. States are updated in place, in f32 or bf16; snapshots for
-prefix caches are written by the prefill itself. Padded rows have slot 0, which SGLang reserves: they are computed like
-others. ReplaySSM raises `Unsupported`. Tested with SGLang 0.5.23.
+drafts stay with SGLang's Triton kernel, as for every backend. States are updated in place, in f32, bf16 or fp16;
+snapshots for prefix caches are written by the prefill itself. Padded rows have slot 0, which SGLang reserves: they are
+computed like others. ReplaySSM raises `Unsupported`. Tested with SGLang 0.5.23.
 
 Memory: decode, extend and verify allocate o only; extend with `output=` allocates nothing. The slots of snapshots `[T / 64 +
 N]` are made once a step, those of drafts `[B, T]` once for each batch size. Workspaces are kept.
@@ -92,8 +92,8 @@ def target_verify(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: 
     """Verifies chains of drafts. Returns o `[1, rows, HV, V]`; writes the states after all tokens to `buffer`, and leaves
     `ssm_states` as they are.
 
-    q, k `[1, rows, HK, K]`, v `[1, rows, HV, V]`, a, b `[rows, HV]`, buffer `[rows, steps, HV, V, K]`, f32 or bf16, slots of
-    `verify_slots` `[B, T]`. Sequence n has `query_start_loc[n]` to `query_start_loc[n + 1]`, at most T tokens; without
+    q, k `[1, rows, HK, K]`, v `[1, rows, HV, V]`, a, b `[rows, HV]`, buffer `[rows, steps, HV, V, K]`, f32, bf16 or fp16,
+    slots of `verify_slots` `[B, T]`. Sequence n has `query_start_loc[n]` to `query_start_loc[n + 1]`, at most T tokens; without
     query_start_loc all have T.
     """
     batch, tokens = slots.shape

@@ -84,7 +84,7 @@ def tensors(struct: Type[Struct], choices: Mapping[str, Mapping[str, int]], cont
         if name in WRITTEN[struct] and name not in unwritten and is_read_only(value):
             raise ArgumentError(f"{name}: a read-only array; it must be writable")
         if kind is POINTER(_abi.dw_tensor):
-            value = arrays.tensor_struct(name, context.describe(name, value))
+            value = arrays.tensor_struct(name, context.describe(name, value, arrays.FLOATS))
         elif kind is POINTER(_abi.dw_lengths):
             value = arrays.lengths_struct(name, context.describe(name, value))
         elif name in VECTORS:

@@ -101,9 +101,9 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_st
             aiter_prefill_metadata: Any = None) -> Tuple[Tensor, Optional[Tensor]]:
     """vLLM's prefill op. Returns o `[1, T, HV, V]` and the final states `[N, HV, V, K]` f32, or None.
 
-    q, k `[1, T, HK, K]`, v `[1, T, HV, V]`, bf16 or fp16; g, beta `[1, T, HV]`; initial_state `[N, HV, V, K]`, f32 or bf16.
-    o is the beginning of `core_attn_out` if that is given. Arguments without a use here: chunk_indices, chunk_offsets,
-    aiter_prefill_metadata.
+    q, k `[1, T, HK, K]`, v `[1, T, HV, V]`, bf16 or fp16; g, beta `[1, T, HV]`; initial_state `[N, HV, V, K]`, f32, bf16 or
+    fp16. o is the beginning of `core_attn_out` if that is given. Arguments without a use here: chunk_indices,
+    chunk_offsets, aiter_prefill_metadata.
     """
     out = None
     if core_attn_out is not None:
@@ -143,8 +143,8 @@ def _unsupported(layer: Any, norm: Any) -> Optional[str]:
     if layer.num_spec >= MOST_DRAFTS:
         return f"{layer.num_spec} draft tokens, not at most {MOST_DRAFTS - 1}"
     conv_dtype, state_dtype = layer.get_state_dtype()[:2]
-    if conv_dtype != dtype or state_dtype not in (torch.float32, torch.bfloat16):
-        return f"caches of {conv_dtype} and {state_dtype}, not of {dtype} and of float32 or bfloat16"
+    if conv_dtype != dtype or state_dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"caches of {conv_dtype} and {state_dtype}, not of {dtype} and of float32, bfloat16 or float16"
     return None
 
 

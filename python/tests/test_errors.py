@@ -124,7 +124,7 @@ class Refused(unittest.TestCase):
         self.refused("initial_layout: ['key_major']", lambda: launch(initial_layout=["key_major"]))
         self.refused("dtype: ['f32']", lambda: context.empty(3, ["f32"]))
         self.refused("g: dtype float64", lambda: launch(g=np.zeros((3, 2))))
-        self.refused("g: i32 of shape", lambda: launch(g=context.zeros((3, 2), "i32")))
+        self.refused("g: dtype int32", lambda: launch(g=context.zeros((3, 2), "i32")))
         self.refused("initial_layout: 'rows'", lambda: launch(initial_layout="rows"))
         self.refused("has_initial_state: u8 of shape [2]", lambda: launch(has_initial_state=context.zeros(2, "u8")))
         self.refused("cu_seqlens: given to a plan", lambda: launch(cu_seqlens=context.zeros(2, "i32")))

@@ -75,6 +75,28 @@ class Gradients(unittest.TestCase):
             error = (found[name].double() - x).norm() / x.norm()
             self.assertLess(float(error), bar, name)
 
+    def test_segments_of_the_forward_are_those_of_the_backward(self):
+        made = torch.Generator().manual_seed(3)
+        x = {"q": torch.randn(300, HK, K, generator=made), "k": torch.randn(300, HK, K, generator=made),
+             "v": torch.randn(300, HV, V, generator=made)}
+        x = {name: t.to(torch.bfloat16).requires_grad_() for name, t in x.items()}
+        x["g"], x["beta"] = torch.zeros(300, HV), torch.rand(300, HV, generator=made)
+        d_o = torch.randn(300, HV, V, generator=made).to(torch.bfloat16)
+        d_final = torch.randn(1, HV, K, V, generator=made)
+        of = {}
+        for segments in (1, 3):
+            o, states = ops.prefill(**x, qk_l2norm=True, segments=segments)
+            found = torch.autograd.grad((o, states), [x["q"], x["k"], x["v"]], (d_o, d_final))
+            direct = ops.prefill_backward(
+                d_o, d_final, x["q"], x["k"], x["v"], x["g"], x["beta"], None, None, None, None, False, None, None, None,
+                None, True, "grouped", "key_major", [True] * 3 + [False] * 5, segments)
+            for a, b in zip(found, direct):
+                self.assertTrue(torch.equal(a, b))
+            of[segments] = found
+        self.assertFalse(torch.equal(of[1][2], of[3][2]))
+        for whole, cut in zip(of[1], of[3]):
+            self.assertLess(float((whole.double() - cut).norm() / whole.double().norm()), 1e-2)
+
     def test_gradients_are_those_of_the_recurrence(self):
         for raw, most, dtype in ((False, 1.0, torch.bfloat16), (True, 1.0, torch.bfloat16), (True, 2.0, torch.float16)):
             x, weights = inputs(raw, dtype), self.weights(dtype)

@@ -3,6 +3,7 @@
 import sys
 import threading
 import unittest
+from unittest import mock
 
 from .common import np
 
@@ -124,6 +125,12 @@ class Drafts(unittest.TestCase):
             self.assertIs(drafts.layer_drafts(*given, **named, z=z, out=out), out)
             given[3:5] = conv_state.clone(), pool.clone()
             self.assertTrue(torch.equal(drafts.layer_drafts(*given, **named), out))
+
+    def test_layer_of_two_kernels(self):
+        """V of 128: the norm is part of the decode's kernel."""
+        with mock.patch.multiple(sys.modules[__name__], K=32, V=128, CHANNELS=2 * HK * 32 + HV * 128):
+            self.test_layer_is_its_three_kernels()
+            self.test_rows_of_no_sequence()
 
     def test_threads_do_not_share_what_lies_between_kernels(self):
         given = [self.layer()[0] for _ in range(2)]

@@ -11,9 +11,9 @@ from .test_prefill import BARS, HK, HV, K, OFFSETS, TOKENS, V, inputs, spec
 SLOTS = 5
 
 
-def value_major_pool():
+def value_major_pool(dtype="f32"):
     """A pool, and its states `[slots, HV, K, V]` in double precision."""
-    pool, exact = Numbers(9).uniform(-1, 1, (SLOTS, HV, V, K), "f32")
+    pool, exact = Numbers(9).uniform(-1, 1, (SLOTS, HV, V, K), dtype)
     return pool, exact.swapaxes(2, 3)
 
 
@@ -28,14 +28,15 @@ class Pool(unittest.TestCase):
         slots, has = np.array([3, -1, 0]), np.array([False, True, False])
         packed = dw.Prefill.packed(simulator(), spec(), OFFSETS, TOKENS)
         device = dw.Prefill.device(simulator(), spec(), TOKENS, 3)
-        for plan, more in ((packed, {}), (device, {"cu_seqlens": i32(OFFSETS)})):
-            pool, before = value_major_pool()
+        lengths = {"cu_seqlens": i32(OFFSETS)}
+        for plan, more, dtype in ((packed, {}, "f32"), (device, lengths, "f32"), (packed, {}, "fp16"), (device, lengths, "bf16")):
+            pool, before = value_major_pool(dtype)
             o = poisoned((TOKENS, HV, V), "bf16")
             plan.launch(**x, o=o, pool=pool, pool_layout="value_major", slots=i32(slots),
                         has_initial_state=simulator().array(has), **more)
             start = np.where(has[:, None, None, None], before[slots], 0)
             wanted, states = reference.prefill(**exact, cu_seqlens=OFFSETS, states=start, scale=K ** -0.5)
-            found, after = dw.to_float(o), np.asarray(pool).swapaxes(2, 3)
+            found, after = dw.to_float(o), dw.to_float(pool).swapaxes(2, 3)
             self.assertTrue((found[0] == 0).all(), "padding")
             self.assertLess(reference.error(found[1:], wanted[1:]), BARS["bf16"])
             self.assertLess(reference.error(after[0], states[2]), BARS["bf16"])

@@ -27,7 +27,7 @@ class OnStandIn(unittest.TestCase):
         self.torch = torch_stand_in
         self.made = torch_stand_in.package("ops", "drafts", "vllm")
 
-    def layer(self, interleaved=False, **more):
+    def layer(self, interleaved=False, states="float32", **more):
         """A layer of vLLM's, and the numbers of its parameters and states."""
         random = np.random.default_rng(5)
 
@@ -36,7 +36,7 @@ class OnStandIn(unittest.TestCase):
 
         made, exact = {}, {}
         for name, low, high, shape, dtype in (
-                ("conv", -1, 1, (8, ALL, CHANNELS), "bfloat16"), ("pool", -1, 1, (8, HV, V, K), "float32"),
+                ("conv", -1, 1, (8, ALL, CHANNELS), "bfloat16"), ("pool", -1, 1, (8, HV, V, K), states),
                 ("weight", -1, 1, (CHANNELS, 1, WIDTH), "bfloat16"), ("a_log", 0, 1, (HV,), "float32"),
                 ("bias", -4, -2, (HV,), "float32"), ("norm", 0.5, 1.5, (V,), "float32")):
             made[name], exact[name] = draw(low, high, shape, dtype)
@@ -48,7 +48,7 @@ class OnStandIn(unittest.TestCase):
             conv1d=types.SimpleNamespace(weight=made["weight"], bias=None), norm=norm, o_norm=norm, activation="silu",
             num_spec=DRAFTS, split_ba=lambda ba: (ba[:, :HV], ba[:, HV:]),
             model_config=types.SimpleNamespace(dtype=self.torch.bfloat16),
-            get_state_dtype=lambda: (self.torch.bfloat16, self.torch.float32))
+            get_state_dtype=lambda: (self.torch.bfloat16, getattr(self.torch, states)))
         vars(layer).update(more)
         return layer, exact
 
@@ -97,9 +97,9 @@ class OnStandIn(unittest.TestCase):
                                          exact["norm"], [0, len(flat)], conv[None], state[None])
         return y, conv[0], state[0]
 
-    def steps(self, interleaved, orders, padding=0):
+    def steps(self, interleaved, orders, padding=0, states="float32"):
         """Two steps through a layer. `orders`: for each step the sequences in the batch, 0 and 1 with drafts, 2 without."""
-        layer, exact = self.layer(interleaved)
+        layer, exact = self.layer(interleaved, states)
         lengths = [{0: 3, 1: 2, 2: 37}, {0: 2, 1: 3, 2: 21}]
         accepted = [(1, 1), (2, 1)]
         heads = {n: TABLE[n][0] if n < 2 else PREFILLED for n in range(3)}
@@ -144,6 +144,12 @@ class OnStandIn(unittest.TestCase):
             for orders in ([(0, 1, 2), (0, 1, 2)], [(0, 2, 1), (2, 0, 1)]):
                 with self.subTest(interleaved=interleaved, orders=orders):
                     self.steps(interleaved, orders)
+
+    def test_drafts_in_pools_of_16_bits(self):
+        for states in ("bfloat16", "float16"):
+            with self.subTest(states=states):
+                self.steps(False, [(0, 1, 2), (0, 1, 2)], states=states)
+                self.steps(True, [(0, 1), (0, 1)], 2, states)
 
     def test_a_step_of_drafts_allocates_nothing(self):
         layer, _ = self.layer()

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import triton
@@ -85,50 +86,61 @@ class Case:
         shape = ("lengths " + ",".join(map(str, self.lengths))) if self.varlen else f"{self.N} x {self.T}"
         return f"{shape}, heads {self.H}/{self.HV}, dims {self.K}x{self.V}, {self.kind}" + ", state V first" * self.v_first
 
-    def chain(self, fused, choose):
-        """Runs the kernels as `chunk_gated_delta_rule_fwd` does; `choose(stage)` says how to pick a configuration."""
+    def factors(self, fused, choose):
+        """Inputs on the device, and what the forward keeps for the backward: the gates' sums g, and A.
+
+        `choose(stage)` says how to pick a configuration.
+        """
         shape = {"T": self.T, "H": self.H, "HV": self.HV, "K": self.K, "BT": CHUNK}
         lists = {"cu_seqlens": self.cu_seqlens, "chunk_indices": self.chunk_indices}
-        state = (self.N, self.HV, self.V, self.K) if self.v_first else (self.N, self.HV, self.K, self.V)
-        q, k, v = (Buffer(x, self.kind) for x in (self.q, self.k, self.v))
-        beta = Buffer(self.beta, self.beta_kind)
+        x = SimpleNamespace(shape=shape, lists=lists)
+        x.q, x.k, x.v = (Buffer(tensor, self.kind) for tensor in (self.q, self.k, self.v))
+        x.beta = Buffer(self.beta, self.beta_kind)
         raw = Buffer(self.g, "fp32")
-        h0 = Buffer(self.h0.swapaxes(2, 3) if self.v_first else self.h0, "fp32")
+        x.h0 = Buffer(self.h0.swapaxes(2, 3) if self.v_first else self.h0, "fp32")
         rows, NT, BH = self.rows, self.NT, self.B * self.HV
-        cdiv = triton.cdiv
 
-        g = poisoned((rows, self.HV), "fp32")
-        run(fla["utils.cumsum"].chunk_local_cumsum_scalar_kernel, (BH * NT,), choose("cumsum"), s=raw, o=g,
+        x.g = poisoned((rows, self.HV), "fp32")
+        run(fla["utils.cumsum"].chunk_local_cumsum_scalar_kernel, (BH * NT,), choose("cumsum"), s=raw, o=x.g,
             scale=RCP_LN2, T=self.T, B=self.B, H=self.HV, BT=CHUNK, REVERSE=False, **lists)
 
         # The kernels leave blocks above the diagonal as they are.
-        A = Buffer(np.zeros((rows, self.HV, CHUNK)), self.kind)
+        x.A = Buffer(np.zeros((rows, self.HV, CHUNK)), self.kind)
         if fused:
             run(fla["gated_delta_rule.chunk_fwd"].chunk_gated_delta_rule_fwd_kkt_solve_kernel, (NT, BH),
-                choose("kkt_solve"), k=k, g=g, beta=beta, A=A, BC=16, **lists, **shape)
+                choose("kkt_solve"), k=x.k, g=x.g, beta=x.beta, A=x.A, BC=16, **lists, **shape)
         else:
             products = poisoned((rows, self.HV, CHUNK), "fp32")
             run(fla["common.chunk_scaled_dot_kkt"].chunk_scaled_dot_kkt_fwd_kernel, (NT, BH), choose("kkt"),
-                k=k, g=g, beta=beta, A=products, **lists, **shape)
+                k=x.k, g=x.g, beta=x.beta, A=products, **lists, **shape)
             run(fla["utils.solve_tril"].merge_16x16_to_64x64_inverse_kernel, (NT, BH), choose("solve"), A=products,
-                Ai=A, T=self.T, H=self.HV, BT=CHUNK, USE_TMA=False, **lists)
+                Ai=x.A, T=self.T, H=self.HV, BT=CHUNK, USE_TMA=False, **lists)
+        return x
 
-        w, u = poisoned((rows, self.HV, self.K), self.kind), poisoned(self.v.shape, self.kind)
-        run(fla["gated_delta_rule.wy_fast"].recompute_w_u_fwd_kernel, (NT, BH), choose("w_u"), k=k, v=v, beta=beta, w=w,
-            u=u, A=A, g=g, V=self.V, BK=64, BV=64, **lists, **shape)
+    def states(self, x, choose, final):
+        """Adds w, the states h of the chunks and v_new to the factors; `final` is the buffer of final states, or None."""
+        u = poisoned(self.v.shape, self.kind)
+        x.w = poisoned((self.rows, self.HV, self.K), self.kind)
+        run(fla["gated_delta_rule.wy_fast"].recompute_w_u_fwd_kernel, (self.NT, self.B * self.HV), choose("w_u"), k=x.k,
+            v=x.v, beta=x.beta, w=x.w, u=u, A=x.A, g=x.g, V=self.V, BK=64, BV=64, **x.lists, **x.shape)
 
-        chunks = NT if self.varlen else self.N * NT
-        h, v_new = poisoned((chunks, self.HV, self.K, self.V), self.kind), poisoned(self.v.shape, self.kind)
-        final = poisoned(state, "fp32")
+        chunks = self.NT if self.varlen else self.N * self.NT
+        x.h, x.v_new = poisoned((chunks, self.HV, self.K, self.V), self.kind), poisoned(self.v.shape, self.kind)
         run(fla["common.chunk_delta_h"].chunk_gated_delta_rule_fwd_kernel_h_blockdim64,
-            lambda a: (cdiv(self.V, a["BV"]) * self.N * self.HV,), choose("h"), k=k, v=u, w=w, v_new=v_new, g=g,
-            gk=None, h=h, h0=h0, ht=final, cu_seqlens=self.cu_seqlens, chunk_offsets=self.chunk_offsets, V=self.V,
-            STATE_V_FIRST=self.v_first, **shape)
+            lambda a: (triton.cdiv(self.V, a["BV"]) * self.N * self.HV,), choose("h"), k=x.k, v=u, w=x.w, v_new=x.v_new,
+            g=x.g, gk=None, h=x.h, h0=x.h0, ht=final, cu_seqlens=self.cu_seqlens, chunk_offsets=self.chunk_offsets,
+            V=self.V, STATE_V_FIRST=self.v_first, **x.shape)
 
+    def chain(self, fused, choose):
+        """Runs the kernels as `chunk_gated_delta_rule_fwd` does; `choose(stage)` says how to pick a configuration."""
+        x = self.factors(fused, choose)
+        state = (self.N, self.HV, self.V, self.K) if self.v_first else (self.N, self.HV, self.K, self.V)
+        final = poisoned(state, "fp32")
+        self.states(x, choose, final)
         o = poisoned(self.v.shape, self.kind)
-        run(fla["common.chunk_o"].chunk_fwd_kernel_o, lambda a: (cdiv(self.V, a["BV"]) * NT, BH), choose("o"),
-            q=q, k=k, v=v_new, h=h, g=g, g_gamma=None, o=o, scale=self.K**-0.5, V=self.V, STATE_V_FIRST=self.v_first,
-            **lists, **shape)
+        run(fla["common.chunk_o"].chunk_fwd_kernel_o, lambda a: (triton.cdiv(self.V, a["BV"]) * self.NT, self.B * self.HV),
+            choose("o"), q=x.q, k=x.k, v=x.v_new, h=x.h, g=x.g, g_gamma=None, o=o, scale=self.K**-0.5, V=self.V,
+            STATE_V_FIRST=self.v_first, **x.lists, **x.shape)
         final = final.get()
         return o.get(), final.swapaxes(2, 3) if self.v_first else final
 

@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 import simulator
@@ -83,8 +84,33 @@ def specialise(kernel, arguments):
     return signature, constants, attributes, values
 
 
+class Trial:
+    """Stands for a choice: all configurations of a kernel run, one after the other, on the same arguments.
+
+    `ran(number, configuration, error)` is called after each of them; the error is None, or says that it does not fit on the
+    device. Kernels that are not autotuned run once, with the number 0.
+    """
+
+    def __init__(self, ran):
+        self.ran = ran
+
+    def run(self, kernel, grid, **arguments):
+        tuned = kernel
+        while not isinstance(tuned, (Autotuner, JITFunction)):
+            tuned = tuned.fn
+        for number, config in enumerate(tuned.configs if isinstance(tuned, Autotuner) else [None]):
+            error = None
+            try:
+                run(kernel, grid, lambda _, config=config: config, **arguments)
+            except (simulator.HipError, OutOfResources) as found:
+                error = found
+            self.ran(number, config, error)
+
+
 def run(kernel, grid, choose=None, num_warps=None, num_stages=None, **arguments):
     """Compiles a kernel for these arguments and runs it. `choose` picks a configuration of an autotuned kernel."""
+    if isinstance(choose, Trial):
+        return choose.run(kernel, grid, **arguments)
     kernel, options = unwrap(kernel, arguments, choose)
     if num_warps:
         options["num_warps"] = num_warps

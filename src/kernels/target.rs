@@ -22,8 +22,13 @@ pub struct Target {
     fused_summarise: [Walk; FUSED_BUCKETS],
     /// Value columns of a workgroup of `prefill_short`: one wave.
     pub(crate) short_columns: usize,
+    /// Whether `prefill_short` leaves the bits of `prefill_scan`. Only then may `PrefillPath::Auto` choose it: a sequence that
+    /// is resumed must have the bits of the whole one.
+    pub(crate) short_has_bits_of_scan: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
+    /// Costs for the planner of the backward's segments. `scan` is that of `prefill_backward_walk`.
+    pub(crate) backward_costs: Costs,
     /// Costs for the planner of fused prefills.
     pub(crate) fused_costs: FusedCosts,
 }
@@ -132,6 +137,7 @@ static CDNA: Target = {
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
         short_columns: 32,
+        short_has_bits_of_scan: true,
         costs: Costs {
             // Modelled for an MI300X.
             scan: KernelCost {
@@ -149,6 +155,25 @@ static CDNA: Target = {
             worthwhile: 0.85,
             summarised: 0.25,
             early_starts: true,
+            fewer: 1.03,
+        },
+        // Modelled for an MI300X.
+        backward_costs: Costs {
+            scan: KernelCost {
+                chunk: 2.8,
+                chunk_shared: 3.9,
+                residency: 2,
+            },
+            summarise: KernelCost {
+                chunk: 2.6,
+                chunk_shared: 3.7,
+                residency: 2,
+            },
+            combine: 1.7,
+            launch: 9.0,
+            worthwhile: 0.9,
+            summarised: 0.5,
+            early_starts: false,
             fewer: 1.03,
         },
         // Modelled for an MI300X: 7,760 clocks a chunk.
@@ -210,6 +235,8 @@ static SM90: Target = {
         fused: [fused(164_784), fused(230_320), fused(230_320)],
         fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
         short_columns: 16,
+        // On an H200 the last bits of states differ: it multiplies with mma.sync, prefill_scan with wgmma.
+        short_has_bits_of_scan: false,
         costs: Costs {
             // Measured on an H200.
             scan: KernelCost {
@@ -228,6 +255,25 @@ static SM90: Target = {
             summarised: 1.0,
             early_starts: false,
             fewer: 1.0,
+        },
+        // Those modelled for an MI300X: the backward has not run on an H200.
+        backward_costs: Costs {
+            scan: KernelCost {
+                chunk: 2.8,
+                chunk_shared: 3.9,
+                residency: 2,
+            },
+            summarise: KernelCost {
+                chunk: 2.6,
+                chunk_shared: 3.7,
+                residency: 2,
+            },
+            combine: 1.5,
+            launch: 6.5,
+            worthwhile: 0.9,
+            summarised: 0.5,
+            early_starts: false,
+            fewer: 1.03,
         },
         // Estimated for an H200.
         fused_costs: FusedCosts {
@@ -306,7 +352,7 @@ impl Target {
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
             // Four waves.
-            Role::BackwardWalk(_) => 4 * self.wave_threads,
+            Role::BackwardSummarise(_) | Role::BackwardWalk(_) => 4 * self.wave_threads,
             Role::BackwardPrepare => 64,
             // Eight waves.
             Role::BackwardGradients(_) => 8 * self.wave_threads,

@@ -49,7 +49,7 @@ pub struct CommitTensors<'a> {
     pub slots: Option<PerSequence<'a, i32>>,
     /// `[B, T, HV, K, V]` or `[B, T, HV, V, K]`: the states after every token.
     pub states: Tensor<'a, 5>,
-    /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
+    /// f32, bf16 or fp16, `[slots, HV, K, V]` or `[slots, HV, V, K]`.
     pub pool: TensorMut<'a, 4>,
     /// Order of the last two dimensions of `states` and `pool`.
     pub layout: StateLayout,

@@ -14,7 +14,7 @@ use deltawave_lab::oracle::{self, Upstream};
 use super::case::state_shape;
 use super::loaded::reorder;
 use super::placement::{OnDevice, gather, spread, state_place};
-use super::{Case, Data, Entry, GateKind, StateKind, bits};
+use super::{Case, Data, Entry, GateKind, StateKind, bits, is_cdna};
 
 /// Names of the gradients, in the order of [`Gradients`].
 pub const NAMES: [&str; 8] = ["dq", "dk", "dv", "dg", "dbeta", "da_log", "ddt_bias", "ds0"];
@@ -438,6 +438,8 @@ pub fn check_backward(context: &Context, case: &Case, slack: f64, floor: f64) {
     }
     for (name, error, chain) in judged {
         let grown = floor > 0.0 && chain > floor;
+        // The emulated chain adds exactly. Tensor cores truncate sums.
+        let slack = if is_cdna(context) { slack } else { 1.1 * slack };
         let slack = if grown { 4.0 * slack } else { slack };
         let limit = (slack * chain).max(floor);
         assert!(

@@ -56,6 +56,11 @@ pub fn simulated(context: &Context) -> bool {
     context.backend() == Backend::Simulator
 }
 
+/// Whether the device is one of AMD's, for which plans have a fused path, `prefill_short` and early starts to choose from.
+pub fn is_cdna(context: &Context) -> bool {
+    context.device().arch.starts_with("gfx")
+}
+
 /// Whether so many bytes can be allocated, of which few are touched: the simulator commits no more than those.
 pub fn has_room(context: &Context, bytes: usize) -> bool {
     if simulated(context) {

@@ -318,6 +318,8 @@ fn every_count_of_tokens_and_of_accepted_ones() {
         (Dtype::Bf16, [128, 32], Dtype::Bf16, StateLayout::KeyMajor),
         (Dtype::F16, [144, 16], Dtype::Bf16, StateLayout::ValueMajor),
         (Dtype::Bf16, [256, 16], Dtype::F32, StateLayout::KeyMajor),
+        (Dtype::Bf16, [64, 32], Dtype::F16, StateLayout::ValueMajor),
+        (Dtype::F16, [144, 48], Dtype::F16, StateLayout::KeyMajor),
     ] {
         Run::of_all_counts(spec(dtype, [1, 2], dims, MOST), state_dtype, layout).check();
     }
@@ -332,6 +334,9 @@ fn states_of_their_own() {
         (Dtype::Bf16, Dtype::Bf16, StateLayout::KeyMajor),
         (Dtype::F32, Dtype::Bf16, StateLayout::KeyMajor),
         (Dtype::Bf16, Dtype::F32, StateLayout::ValueMajor),
+        (Dtype::F16, Dtype::F16, StateLayout::ValueMajor),
+        (Dtype::F32, Dtype::F16, StateLayout::KeyMajor),
+        (Dtype::F16, Dtype::Bf16, StateLayout::ValueMajor),
     ] {
         let run = Run::of_all_counts(s, state_dtype, layout);
         let inputs = run.inputs();

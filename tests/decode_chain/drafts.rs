@@ -365,7 +365,7 @@ fn run_of_steps(memory: Memory, tokens: usize, seed: u64) {
             }
             let taken = 1 + random.below(counts[n]);
             accepted[n] = taken as i32;
-            // A bf16 state is rounded when it is stored: once a launch.
+            // A state of 16 bits is rounded when it is stored: once a launch.
             let together = if memory.dtype == Dtype::F32 { 1 } else { taken };
             for t in (0..taken).step_by(together) {
                 let mut some = Rows::default();
@@ -412,6 +412,11 @@ fn accepted_drafts_are_steps() {
                 Dtype::Bf16,
                 StateLayout::ValueMajor,
                 ConvStateLayout::TokenMajor,
+            ),
+            (
+                Dtype::F16,
+                StateLayout::KeyMajor,
+                ConvStateLayout::ChannelMajor,
             ),
         ] {
             // More columns than are needed do no harm.

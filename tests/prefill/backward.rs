@@ -129,11 +129,15 @@ fn backward_of_every_layout() {
         (Dtype::F32, StateLayout::ValueMajor, 3),
         (Dtype::Bf16, StateLayout::KeyMajor, 0),
         (Dtype::Bf16, StateLayout::ValueMajor, 5),
+        (Dtype::F16, StateLayout::ValueMajor, 0),
+        (Dtype::F16, StateLayout::KeyMajor, 2),
     ];
     let layouts = [
         Layout::Padded(3, 5, 1),
         Layout::HeadMajor,
         Layout::Padded(16, 0, 0),
+        Layout::Dense,
+        Layout::Padded(3, 5, 1),
     ];
     for ((dtype, layout, pad), place) in states.into_iter().zip(layouts) {
         let kind = StateKind { dtype, layout, pad };

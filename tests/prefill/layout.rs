@@ -86,7 +86,7 @@ fn head_counts() {
 /// switched off is not read.
 #[test]
 fn absent_states_are_zeros() {
-    for dtype in [Dtype::F32, Dtype::Bf16] {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for layout in [StateLayout::KeyMajor, StateLayout::ValueMajor] {
             let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), &[75, 0, 64]);
             let absent = run(&context(), &case, &case.data());
@@ -135,34 +135,42 @@ fn states_of_every_form() {
                             expected = Some(output);
                         }
                     }
-                    case.initial = Some(StateKind {
-                        dtype: Dtype::Bf16,
-                        ..kind(initial)
-                    });
-                    case.final_state = Some(StateKind {
-                        dtype: Dtype::Bf16,
-                        ..kind(last)
-                    });
-                    check(&context(), &case);
+                    for dtype in [Dtype::Bf16, Dtype::F16] {
+                        let of_16_bits = |layout| StateKind {
+                            dtype,
+                            ..kind(layout)
+                        };
+                        case.initial = Some(of_16_bits(initial));
+                        case.final_state = Some(of_16_bits(last));
+                        check(&context(), &case);
+                    }
                 }
             }
         }
     }
 }
 
-/// A bf16 final state is the f32 one, rounded to nearest.
+/// A final state of 16 bits is the f32 one, rounded to nearest.
 #[test]
-fn bf16_states_are_rounded_f32_states() {
-    let mut case = Case::new(spec(Dtype::F16, 1, 2, 64, 32), &[130, 20]);
-    let wide = run(&context(), &case, &case.data()).state.unwrap();
-    case.final_state = Some(StateKind {
-        dtype: Dtype::Bf16,
-        layout: StateLayout::KeyMajor,
-        pad: 0,
-    });
-    let narrow = run(&context(), &case, &case.data()).state.unwrap();
-    let rounded: Vec<f32> = wide.iter().map(|x| Dtype::Bf16.round(*x)).collect();
-    assert_eq!(narrow, rounded);
+fn states_of_16_bits_are_rounded_f32_states() {
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 32), &[130, 20]);
+    let mut data = case.data();
+    // Some states are beyond the range of f16.
+    let v = data.inputs.v.values.iter().enumerate();
+    let v = v.map(|(i, x)| if i % 32 < 8 { x * 1e7 } else { *x });
+    data.inputs.v = HostTensor::new(Dtype::Bf16, v.collect());
+    let wide = run(&context(), &case, &data).state.unwrap();
+    assert!(wide.iter().any(|x| x.abs() > 65520.0));
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        case.final_state = Some(StateKind {
+            dtype,
+            layout: StateLayout::KeyMajor,
+            pad: 0,
+        });
+        let narrow = run(&context(), &case, &data).state.unwrap();
+        let rounded: Vec<f32> = wide.iter().map(|x| dtype.round(*x)).collect();
+        assert_eq!(narrow, rounded, "{dtype}");
+    }
 }
 
 /// No final state: the same outputs.

@@ -35,6 +35,7 @@ fn in_place() {
         for (dtype, layout) in [
             (Dtype::F32, LAYOUTS[i % 2]),
             (Dtype::Bf16, LAYOUTS[(i + 1) % 2]),
+            (Dtype::F16, LAYOUTS[i % 2]),
         ] {
             let mut case = case([Dtype::Bf16, Dtype::F16][i % 2], segments);
             case.has_initial = (i == 1).then(|| vec![1, 1, 0, 1, 0]);
@@ -93,8 +94,8 @@ fn sequences_without_tokens_write_nothing() {
                 let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), lengths);
                 (case.entry, case.padding) = (entry, if entry == Entry::Dense { 0 } else { i });
                 case.has_initial = has.map(|has| vec![has; 3]);
-                let types = [Dtype::F32, Dtype::Bf16];
-                let mut pool = PoolCase::new(kind(types[i % 2], LAYOUTS[i % 2]), 6, &[3, 0, 2]);
+                let types = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+                let mut pool = PoolCase::new(kind(types[i % 3], LAYOUTS[i % 2]), 6, &[3, 0, 2]);
                 pool.write_slots = write;
                 check_pool(&context(), &case, &pool);
                 (pool.slots, pool.size) = (None, 3 + 3 * usize::from(pool.write_slots.is_some()));

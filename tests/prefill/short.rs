@@ -1,4 +1,5 @@
 //! Sequences of at most 16 tokens in `prefill_short`: the bits of the other kernels, alone and mixed with longer ones.
+//! On sm_90a the last bits of states differ, so there the results are compared as numbers.
 
 use deltawave::error::{ArgumentKind, Error};
 use deltawave::prefill::{Prefill, PrefillPath, Snapshot};
@@ -6,9 +7,10 @@ use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 
 use crate::common::{
-    Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
-    check_output, check_pool, context, run, run_pool, run_snapshots, spec,
+    Case, Entry, GateKind, Layout, Output, PoolCase, SnapshotCase, StateKind, assert_same_bits,
+    bits, check_output, check_pool, context, is_cdna, run, run_pool, run_snapshots, spec,
 };
+use deltawave_lab::metrics::compare;
 
 const SHORT: &str = "dw_prefill_short_bf16_k";
 
@@ -34,10 +36,10 @@ fn cases() -> Vec<Case> {
             let mut case = Case::new(spec(dtype, 2, 4, k, v), &[16, 0, 1, 7, 16, 3, 15]);
             let (layouts, types) = (
                 [StateLayout::KeyMajor, StateLayout::ValueMajor],
-                [Dtype::F32, Dtype::Bf16],
+                [Dtype::F32, Dtype::Bf16, Dtype::F16],
             );
-            case.initial = kind(types[i % 2], layouts[(i / 2 + half) % 2], i % 3);
-            case.final_state = kind(types[(i / 2) % 2], layouts[(i + half) % 2], (i + half) % 3);
+            case.initial = kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3);
+            case.final_state = kind(types[(i / 2) % 3], layouts[(i + half) % 2], (i + half) % 3);
             case.has_initial = (i == 4).then(|| vec![1, 0, 1, 0, 0, 1, 1]);
             case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
             case.keys = [Keys::Normal, Keys::Silu][i % 2];
@@ -77,6 +79,39 @@ fn kernels(case: &Case) -> Vec<&'static str> {
     plan.expect("a plan").kernels()
 }
 
+/// The bits of the walk on CDNA; elsewhere its numbers, up to the rounding of a stored type.
+fn assert_as_walk(walk: &Output, short: &Output, what: &str) {
+    if is_cdna(&context()) {
+        return assert_same_bits(walk, short, what);
+    }
+    assert_near(&walk.o, &short.o, &format!("o: {what}"));
+    match (&walk.state, &short.state) {
+        (Some(walk), Some(short)) => assert_near(walk, short, &format!("final state: {what}")),
+        (walk, short) => assert_eq!(walk.is_some(), short.is_some(), "{what}"),
+    }
+}
+
+/// Numbers that nobody wrote are the same bits on both sides, whatever they are.
+fn assert_near(walk: &[f32], short: &[f32], what: &str) {
+    assert_eq!(walk.len(), short.len(), "{what}");
+    let written = |x: f32| x.is_finite() && x.abs() < 1e30;
+    let (mut found, mut expected) = (Vec::new(), Vec::new());
+    for (&a, &b) in walk.iter().zip(short) {
+        if written(a) && written(b) {
+            expected.push(f64::from(a));
+            found.push(b);
+        } else {
+            assert_eq!(a.to_bits(), b.to_bits(), "{what}: what nobody writes");
+        }
+    }
+    if expected.iter().any(|x| *x != 0.0) {
+        let error = compare(&found, &expected).rms_ratio;
+        assert!(error < 1e-3, "{what}: {error:.2e}");
+    } else {
+        assert!(found.iter().all(|x| *x == 0.0), "{what}: zeros");
+    }
+}
+
 /// Runs a case with and without `prefill_short`, with lengths on the host and on the device: the same bits.
 fn check_paths(case: &Case) {
     let data = case.data();
@@ -87,7 +122,7 @@ fn check_paths(case: &Case) {
         short.entry = entry;
         assert!(kernels(&short).iter().any(|k| k.contains("prefill_short")));
         let output = run(&context(), &short, &data);
-        assert_same_bits(&expected, &output, &format!("short and split, {entry:?}"));
+        assert_as_walk(&expected, &output, &format!("short and split, {entry:?}"));
     }
 }
 
@@ -110,7 +145,7 @@ fn mixed_batches_have_the_bits_of_the_walk() {
         let data = case.data();
         let expected = run(&context(), &with_path(&case, PrefillPath::Split), &data);
         let output = run(&context(), &with_path(&case, PrefillPath::Short), &data);
-        assert_same_bits(&expected, &output, "short and cut sequences");
+        assert_as_walk(&expected, &output, "short and cut sequences");
     }
 }
 
@@ -124,7 +159,7 @@ fn every_length_alone() {
         let data = case.data();
         let expected = run(&context(), &with_path(&case, PrefillPath::Split), &data);
         let output = run(&context(), &with_path(&case, PrefillPath::Short), &data);
-        assert_same_bits(&expected, &output, &format!("{n} tokens"));
+        assert_as_walk(&expected, &output, &format!("{n} tokens"));
         let short = with_path(&case, PrefillPath::Short);
         assert_eq!(kernels(&short).len(), if n <= 16 { 1 } else { 2 }, "{n}");
     }
@@ -138,7 +173,7 @@ fn pools() {
         .enumerate()
     {
         for layout in [StateLayout::KeyMajor, StateLayout::ValueMajor] {
-            for dtype in [Dtype::F32, Dtype::Bf16] {
+            for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
                 let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &lengths);
                 case.spec.path = PrefillPath::Short;
                 case.spec.qk_l2norm = i == 0;
@@ -160,7 +195,7 @@ fn pools() {
                     &pool,
                 );
                 let output = run_pool(&context(), &case, &data, &pool);
-                assert_same_bits(&expected, &output, "a pool");
+                assert_as_walk(&expected, &output, "a pool");
             }
         }
     }
@@ -172,6 +207,7 @@ fn snapshots() {
     for (i, kind) in [
         (Dtype::F32, StateLayout::ValueMajor),
         (Dtype::Bf16, StateLayout::KeyMajor),
+        (Dtype::F16, StateLayout::ValueMajor),
     ]
     .into_iter()
     .enumerate()
@@ -203,8 +239,11 @@ fn snapshots() {
         let (expected, taken) = of(PrefillPath::Split, Entry::Packed);
         for entry in [Entry::Packed, Entry::Device { wide: true }] {
             let (output, same) = of(PrefillPath::Short, entry);
-            assert_same_bits(&expected, &output, "with snapshots");
-            assert!(bits(&taken) == bits(&same), "{entry:?}");
+            assert_as_walk(&expected, &output, "with snapshots");
+            match is_cdna(&context()) {
+                true => assert!(bits(&taken) == bits(&same), "{entry:?}"),
+                false => assert_near(&taken, &same, &format!("{entry:?}")),
+            }
         }
         let each = 2 * 64 * 48;
         let last = expected.state.expect("states");
@@ -228,6 +267,15 @@ fn the_plan_chooses() {
     };
     let (host, device) = (Entry::Packed, Entry::Device { wide: false });
     let short = format!("{SHORT}128");
+    if !is_cdna(&context()) {
+        // It has not the bits of the walk.
+        assert!(
+            names(&[16; 3], 128, host)
+                .iter()
+                .all(|name| !name.contains("short"))
+        );
+        return;
+    }
     assert_eq!(names(&[16; 3], 128, host), std::slice::from_ref(&short));
     assert_eq!(names(&[0, 1], 96, host), [format!("{SHORT}96")]);
     let mut mixed = vec![4000];

@@ -153,23 +153,19 @@ fn snapshots_are_states() {
                     "{k}x{v}, {segments} segments, {s:?}: {c:?}"
                 );
             }
-            // bf16 is the same, rounded.
-            let narrow = SnapshotCase {
-                to: Some((
-                    StateKind {
-                        dtype: Dtype::Bf16,
-                        ..F32
-                    },
-                    6,
-                )),
-                ..wanted
-            };
-            let (_, rounded) = run_snapshots(&context(), &case, &data, None, &narrow);
-            let taken = HostTensor::new(Dtype::Bf16, taken).values;
-            assert!(
-                bits(&rounded) == bits(&taken),
-                "{k}x{v}, {segments} segments"
-            );
+            // 16 bits are the same, rounded.
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let narrow = SnapshotCase {
+                    to: Some((StateKind { dtype, ..F32 }, 6)),
+                    ..wanted.clone()
+                };
+                let (_, rounded) = run_snapshots(&context(), &case, &data, None, &narrow);
+                let taken = HostTensor::new(dtype, taken.clone()).values;
+                assert!(
+                    bits(&rounded) == bits(&taken),
+                    "{k}x{v}, {segments} segments, {dtype}"
+                );
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::args::{
 /// `deltawave profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// The prefill that is counted.
+    /// The prefill that is counted, or the backward of it.
     #[command(flatten)]
     pub prefill: PrefillArgs,
     /// GPU whose dies and units the model assumes
@@ -77,7 +77,7 @@ pub struct PrefillArgs {
     /// Take the inputs from a safetensors file
     ///
     /// It holds q, k [T, HK, K] and v [T, HV, V] in bf16 or fp16, and optionally g and beta [T, HV] in f32 (or a, b [T,
-    /// HV], A_log, dt_bias [HV]), cu_seqlens [N + 1] in i32 or i64, and initial_state [N, HV, K, V] in f32 or bf16.
+    /// HV], A_log, dt_bias [HV]), cu_seqlens [N + 1] in i32 or i64, and initial_state [N, HV, K, V] in f32, bf16 or fp16.
     #[arg(long, value_name = "FILE", help_heading = INPUTS,
         conflicts_with_all = ["seqlens", "batch", "len", "dtype", "seed", "gates", "keys", "raw_gates", "initial_state", "tp", "dims"])]
     pub input: Option<PathBuf>,
@@ -103,7 +103,7 @@ pub struct PrefillArgs {
     ///
     /// --check compares them with the reverse recurrence in f64: dq_rms_ratio, dk, dv, dg, dbeta and ds0 in JSON, or da, db,
     /// da_log and ddt_bias with raw gates. Gradients of gates and states are f32.
-    #[arg(long, conflicts_with_all = ["pool", "snapshots", "output"], help_heading = OPERATION)]
+    #[arg(long, conflicts_with_all = ["pool", "snapshots"], help_heading = OPERATION)]
     pub backward: bool,
 
     /// Number of segments of each sequence, computed in parallel; 1 cuts no sequence [default: the fastest numbers]
@@ -130,6 +130,9 @@ pub struct PrefillArgs {
     #[arg(long, help_heading = RESULTS)]
     pub check: bool,
     /// Write o and final_state ([N, HV, K, V], whatever --state-layout) to a safetensors file
+    ///
+    /// With --backward: the gradients d_q, d_k, d_v, d_g, d_beta (or d_a, d_b, d_A_log, d_dt_bias) and d_initial_state,
+    /// and d_o and d_final_state that they follow from.
     #[arg(long, value_name = "FILE", help_heading = RESULTS)]
     pub output: Option<PathBuf>,
     /// Print one JSON object
@@ -240,6 +243,7 @@ const INITIAL_STATES: Choices<InitialState> = &[
     ("none", InitialState(None)),
     ("f32", InitialState(Some(Dtype::F32))),
     ("bf16", InitialState(Some(Dtype::Bf16))),
+    ("fp16", InitialState(Some(Dtype::F16))),
 ];
 
 /// `--mfma`.

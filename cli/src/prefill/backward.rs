@@ -12,7 +12,7 @@ use deltawave::workspace::Workspace;
 use deltawave_lab::inputs::{Tensor as HostTensor, random_state};
 use deltawave_lab::metrics::{Comparison, compare};
 use deltawave_lab::oracle::{self, Upstream};
-use deltawave_lab::safetensors_io::{FileBeta, FileGate, PrefillFile};
+use deltawave_lab::safetensors_io::{self, FileBeta, FileGate, Named, PrefillFile};
 use serde_json::json;
 
 use super::{PrefillRun, Source};
@@ -40,6 +40,13 @@ pub(super) struct Data {
     d_o: HostTensor,
     /// `[N, HV, K, V]`.
     d_final: HostTensor,
+}
+
+impl Data {
+    /// The inputs of the prefill.
+    pub(super) fn inputs(&self) -> &PrefillFile {
+        &self.file
+    }
 }
 
 /// A gradient: its tensor, figure of its error and of the limit, with given gates and with raw ones.
@@ -117,6 +124,48 @@ impl BackwardRun<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Writes the gradients, and what they follow from, to the file of `--output`.
+    fn write_output(&self, data: &Data, results: &Results) -> Result<(), Failure> {
+        let Some(path) = &self.0.args.output else {
+            return Ok(());
+        };
+        let (h, tokens) = (&self.0.spec.heads, self.0.tokens);
+        let states = self.0.states(self.0.sequences());
+        let d_initial = states.key_major(&results["d_initial"]);
+        let (keys, values) = ([tokens, h.key, h.key_dim], [tokens, h.value, h.value_dim]);
+        let state_shape = [states.count, h.value, h.key_dim, h.value_dim];
+        let (scalars, per_head) = ([tokens, h.value], [h.value]);
+        let raw = self.is_raw();
+        let of_gates = if raw {
+            ["d_a", "d_b"]
+        } else {
+            ["d_g", "d_beta"]
+        };
+        let mut tensors: Vec<(&str, &[usize], &HostTensor)> = vec![
+            ("d_o", &values, &data.d_o),
+            ("d_final_state", &state_shape, &data.d_final),
+            ("d_q", &keys, &results["d_q"]),
+            ("d_k", &keys, &results["d_k"]),
+            ("d_v", &values, &results["d_v"]),
+            (of_gates[0], &scalars, &results["d_g"]),
+            (of_gates[1], &scalars, &results["d_beta"]),
+            ("d_initial_state", &state_shape, &d_initial),
+        ];
+        if raw {
+            tensors.push(("d_A_log", &per_head, &results["d_a_log"]));
+            tensors.push(("d_dt_bias", &per_head, &results["d_dt_bias"]));
+        }
+        let tensors: Vec<Named> = (tensors.into_iter())
+            .map(|(name, shape, t)| Named {
+                name,
+                shape,
+                dtype: t.dtype,
+                bytes: &t.bytes,
+            })
+            .collect();
+        safetensors_io::write(path, &tensors).map_err(Failure::file("--output", path))
     }
 
     fn limit(&self, chain: f64, numbers: usize, of_gates: bool) -> f64 {
@@ -249,12 +298,12 @@ impl Operation for BackwardRun<'_> {
         &mut self,
         context: &Context,
         _: &Plan,
-        _: &Data,
-        _: &mut Results,
+        data: &Data,
+        results: &mut Results,
         _: &Options,
     ) -> Result<(), Failure> {
         self.0.outcome.simulated = context.backend() == Backend::Simulator;
-        Ok(())
+        self.write_output(data, results)
     }
 
     fn check(&self, data: &Data, results: &Results, progress: &mut Progress) -> Checked {

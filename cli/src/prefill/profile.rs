@@ -1,4 +1,4 @@
-//! `deltawave profile`: counters of a prefill's kernels on the simulator, and modelled times.
+//! `deltawave profile`: counters of the kernels of a prefill or of its backward on the simulator, and modelled times.
 
 use std::fmt::Write as _;
 
@@ -12,8 +12,9 @@ use deltawave_sim::gpu::Gpu;
 use deltawave_sim::occupancy::Occupancy;
 
 use super::args::ProfileArgs;
+use super::backward::BackwardRun;
 use super::{PrefillRun, options, refuse_overwriting};
-use crate::driver::{self, Done, Operation as _, limit_threads};
+use crate::driver::{self, Done, Operation, limit_threads};
 use crate::failure::Failure;
 use crate::report::{Figures, Report, figures, pretty};
 use crate::table::{Table, bytes, count};
@@ -26,18 +27,58 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
             "profile counts one run on the simulator; --backend hip and --repeat cannot be used";
         return Err(Failure::wrong(why));
     }
-    if prefill.backward {
-        let why = "profile counts the prefill itself; --backward cannot be used";
-        return Err(Failure::wrong(why));
-    }
     if prefill.ranks.ranks.is_some() {
         let why = "profile counts the prefill of one device; --ranks cannot be used";
         return Err(Failure::wrong(why));
     }
     refuse_overwriting(prefill, args.roofline.as_ref())?;
     limit_threads(&prefill.run);
-    let options = options(prefill, Some(args.gpu));
-    let done = driver::execute(PrefillRun::new(prefill)?, &options)?;
+    let run = PrefillRun::new(prefill)?;
+    if prefill.backward {
+        let run = BackwardRun(run);
+        run.refuse()?;
+        return count_one(run, args);
+    }
+    count_one(run, args)
+}
+
+/// An operation that is counted.
+trait Counted: Operation {
+    /// The operation's name in the title.
+    const TITLE: &'static str;
+    /// The inputs of the prefill.
+    fn inputs(data: &Self::Data) -> &PrefillFile;
+    /// Operations of the dense products.
+    fn flops(inputs: &PrefillFile) -> f64;
+}
+
+impl Counted for PrefillRun<'_> {
+    const TITLE: &'static str = "prefill";
+
+    fn inputs(data: &Self::Data) -> &PrefillFile {
+        data
+    }
+
+    fn flops(inputs: &PrefillFile) -> f64 {
+        inputs.t_form_flops(CHUNK)
+    }
+}
+
+impl Counted for BackwardRun<'_> {
+    const TITLE: &'static str = "backward of prefill";
+
+    fn inputs(data: &Self::Data) -> &PrefillFile {
+        data.inputs()
+    }
+
+    fn flops(inputs: &PrefillFile) -> f64 {
+        inputs.backward_flops(CHUNK)
+    }
+}
+
+/// Runs an operation and reports its counters.
+fn count_one<O: Counted>(operation: O, args: &ProfileArgs) -> Result<Report, Failure> {
+    let done = driver::execute(operation, &options(&args.prefill, Some(args.gpu)))?;
     let profile = Profile::new(args.gpu, &done);
     if let Some(path) = &args.roofline {
         let written = std::fs::write(path, profile.roofline());
@@ -50,9 +91,11 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
     })
 }
 
-/// The counters of a prefill, kernel by kernel.
+/// The counters of an operation, kernel by kernel.
 struct Profile<'a> {
     gpu: Gpu,
+    name: &'static str,
+    title: &'static str,
     data: &'a PrefillFile,
     /// Pairs of a chunk and a value head.
     chunk_heads: u64,
@@ -77,8 +120,8 @@ struct Kernel {
 
 impl<'a> Profile<'a> {
     /// Sums the launches of one run by kernel.
-    fn new(gpu: Gpu, done: &'a Done<PrefillRun>) -> Self {
-        let (run, data) = (&done.operation, &done.data);
+    fn new<O: Counted>(gpu: Gpu, done: &'a Done<O>) -> Self {
+        let data = O::inputs(&done.data);
         let mut kernels: Vec<Kernel> = Vec::new();
         let mut total = Totals::default();
         for launch in &done.ran.counted {
@@ -102,10 +145,12 @@ impl<'a> Profile<'a> {
         }
         Profile {
             gpu,
+            name: O::NAME,
+            title: O::TITLE,
             data,
             chunk_heads: (data.chunks(CHUNK).count() * data.value_heads) as u64,
-            minimal_bytes: run.minimal_bytes(data) as f64,
-            t_form_flops: data.t_form_flops(CHUNK),
+            minimal_bytes: done.operation.minimal_bytes(&done.data) as f64,
+            t_form_flops: O::flops(data),
             kernels,
             total,
         }
@@ -137,6 +182,7 @@ impl<'a> Profile<'a> {
         let d = self.data;
         let kernels: Vec<Figures> = self.kernels.iter().map(|k| k.figures(&self.gpu)).collect();
         figures! {
+            operation: self.name,
             gpu: self.gpu.name,
             tokens: d.tokens,
             sequences: d.sequences(),
@@ -157,8 +203,8 @@ impl<'a> Profile<'a> {
         let d = self.data;
         let sequences = d.sequences();
         let mut out = format!(
-            "Gated DeltaNet prefill, {} tokens in {sequences} sequences, heads {}/{}: counted for {}\n\n",
-            d.tokens, d.key_heads, d.value_heads, self.gpu.name
+            "Gated DeltaNet {}, {} tokens in {sequences} sequences, heads {}/{}: counted for {}\n\n",
+            self.title, d.tokens, d.key_heads, d.value_heads, self.gpu.name
         );
         let mut table = Table::new(
             1,

@@ -30,6 +30,15 @@ fn decodes_are_checked_and_counted() {
             "--dtype",
             "fp16",
         ],
+        &[
+            "--heads",
+            "1,2",
+            "--tokens",
+            "2",
+            "--verify",
+            "--state-dtype",
+            "fp16",
+        ],
     ] {
         let output = deltawave(&[&["decode", "--check", "--json"], arguments].concat());
         assert!(

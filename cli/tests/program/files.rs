@@ -123,3 +123,70 @@ fn files_are_not_written_over_each_other_through_links() {
     );
     assert_eq!(fs::read(&input).expect("still there"), b"mine");
 }
+
+/// Gradients and what they follow from, in any order of the states' dimensions.
+#[test]
+fn gradients_are_written() {
+    if !kernels() {
+        return;
+    }
+    let drawn = [
+        "--backward",
+        "--heads",
+        "1,2",
+        "--dims",
+        "32,48",
+        "--seqlens",
+        "65,3",
+        "--initial-state",
+        "f32",
+    ];
+    let rows = [
+        ("d_o", &[68, 2, 48][..]),
+        ("d_final_state", &[2, 2, 32, 48]),
+        ("d_q", &[68, 1, 32]),
+        ("d_k", &[68, 1, 32]),
+        ("d_v", &[68, 2, 48]),
+        ("d_initial_state", &[2, 2, 32, 48]),
+    ];
+    let given = [("d_g", &[68, 2][..]), ("d_beta", &[68, 2])];
+    let raw = [
+        ("d_a", &[68, 2][..]),
+        ("d_b", &[68, 2]),
+        ("d_A_log", &[2]),
+        ("d_dt_bias", &[2]),
+    ];
+    let cases = [(&[][..], &given[..]), (&["--raw-gates"], &raw)];
+    for (flags, gates) in cases {
+        let files = ["key-major", "value-major"].map(|layout| {
+            let path = file(&format!("gradients-{layout}"));
+            let name = path.to_str().expect("UTF-8");
+            let more = ["--state-layout", layout, "--output", name];
+            prefill(&[&drawn[..], flags, &more].concat());
+            fs::read(&path).expect("a file")
+        });
+        let [one, other] = (files.each_ref()).map(|b| SafeTensors::deserialize(b).expect("a file"));
+        assert_eq!(one.len(), rows.len() + gates.len());
+        for (name, shape) in rows.iter().chain(gates) {
+            let [one, other] = [&one, &other].map(|f| f.tensor(name).expect("a tensor"));
+            assert_eq!(one.shape(), *shape, "{name}");
+            assert!(one.data().iter().any(|b| *b != 0), "{name}");
+            // The layout changes nothing.
+            assert!(one.data() == other.data(), "{name}");
+        }
+    }
+    refused(
+        &[
+            "prefill",
+            "--heads",
+            "1,1",
+            "--backward",
+            "--save-input",
+            "x",
+            "--output",
+            "x",
+        ],
+        2,
+        &["--output", "would overwrite", "--save-input"],
+    );
+}

@@ -38,6 +38,8 @@ fn layers_are_checked_and_counted() {
                 "interleaved",
                 "--state-layout",
                 "value-major",
+                "--state-dtype",
+                "fp16",
                 "--repeat",
                 "2",
             ],

@@ -122,3 +122,51 @@ fn segments_that_forget_cost_little() {
         "{combine} of {combining_all}"
     );
 }
+
+#[test]
+fn profile_counts_a_backward() {
+    if !kernels() {
+        return;
+    }
+    let shape = [
+        "--backward",
+        "--heads",
+        "2,4",
+        "--seqlens",
+        "64,65,128",
+        "--initial-state",
+        "f32",
+    ];
+    let ran = prefill(&shape);
+    let output = deltawave(&[&["profile", "--json", "--check"], &shape[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let profile = json(&output);
+    let number = |v: &Value| v.as_f64().unwrap_or_else(|| panic!("no number: {v}"));
+    assert_eq!(profile["operation"], "backward");
+    assert_eq!(
+        profile["total"]["wave_instructions"],
+        ran["wave_instructions"]
+    );
+    let kernels = profile["kernels"].as_array().expect("a list");
+    for (kernel, part) in kernels.iter().zip(["prepare", "walk", "gradients"]) {
+        let name = kernel["name"].as_str().expect("text");
+        let expected = format!("dw_prefill_backward_{part}");
+        assert!(name.starts_with(&expected), "{name}");
+        assert!(number(&kernel["modelled_us"]) > 0.0, "{name}");
+    }
+    assert_eq!(kernels.len(), 3);
+    assert_eq!(profile["chunk_heads"], 5 * 4);
+    // q, k, v, dq, dk, dv; dO; g, beta, dg, dbeta; S0, dS_T, dS0.
+    let tokens = 64 + 65 + 128;
+    let rows = tokens * (2 * (2 * 2 * 256 + 4 * 256) + 4 * 256 + 4 * 4 * 4);
+    let bytes = rows + 3 * 3 * 4 * 128 * 128 * 4;
+    assert_eq!(number(&profile["minimal_bytes"]), f64::from(bytes));
+    let flops = |n: f64| {
+        let key = 4.0 * n * n * 128.0;
+        2.0 * key + 4.0 * (n * n * n / 3.0 + 16.0 * n * n * 128.0 + 16.0 * n * 128.0 * 128.0)
+    };
+    let flops = 4.0 * flops(64.0) + flops(1.0);
+    assert!((number(&profile["t_form_flops"]) / flops - 1.0).abs() < 1e-12);
+    // The kernels do at least the products that the operation has.
+    assert!(number(&profile["total"]["mfma_flops"]) > flops);
+}

@@ -11,8 +11,10 @@ fn states_stay_in_their_slots() {
     }
     let words = "--batch 2 --len 65 --pool 2 --repeat 2 --initial-state bf16 --state-dtype bf16";
     let dense: Vec<&str> = words.split(' ').collect();
+    let halves = words.replace("bf16", "fp16");
+    let halves: Vec<&str> = halves.split(' ').collect();
     let packed = ["--seqlens", "70,0,3", "--pool", "9"];
-    for (more, others) in [(&packed[..], 6), (&dense, 0)] {
+    for (more, others) in [(&packed[..], 6), (&dense, 0), (&halves, 0)] {
         let report = prefill(
             &[
                 &SMALL[..],

@@ -76,8 +76,8 @@ fn wrong_usage_names_the_argument() {
             &["--scale", "finite"],
         ),
         (
-            &["--heads", "1,1", "--state-dtype", "fp16"],
-            &["--state-dtype"],
+            &["--heads", "1,1", "--state-dtype", "fp8"],
+            &["--state-dtype", "f32, bf16, fp16"],
         ),
         (&["--heads", "1,1", "--repeat", "0"], &["--repeat"]),
         (&["--heads", "1,1", "--threads", "0"], &["--threads"]),

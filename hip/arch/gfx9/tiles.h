@@ -37,6 +37,15 @@ class LaneMap {
     int only_column;
 };
 
+// Calls f(i, x[i][i]) for this lane's elements on the diagonal of a tile.
+template <class F> DEVICE void each_on_diagonal(Tile x, LaneMap at, F f) {
+    for (int e = 0; e < elements; ++e) {
+        if (at.row(e) == at.column(e)) {
+            f(at.column(e), x[e]);
+        }
+    }
+}
+
 // One number for each of a lane's columns. Multiplying a tile by it scales the columns.
 typedef float ColumnFactor;
 DEVICE ColumnFactor columns_at(const float *values, LaneMap at) { return values[at.column(0)]; }

@@ -29,6 +29,16 @@ class LaneMap {
     int first_column;
 };
 
+// Calls f(i, x[i][i]) for this lane's elements on the diagonal of a tile: two in the lanes that have some.
+template <class F> DEVICE void each_on_diagonal(Tile x, LaneMap at, F f) {
+    const int column = at.column(0);
+    if ((column & ~1) == at.row(0)) {
+        const bool odd = column & 1;
+        f(column, odd ? x[1] : x[0]);
+        f(column + 8, odd ? x[7] : x[6]);
+    }
+}
+
 // One number for each of a lane's columns. Multiplying a tile by it scales the columns.
 typedef Tile ColumnFactor;
 DEVICE ColumnFactor columns_at(const float *values, LaneMap at) {

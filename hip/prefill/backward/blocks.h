@@ -53,8 +53,8 @@ template <class T> DEVICE Tile tile_of(Operand x, Operand identity) { return arc
 // The transposed operand: contracts over what were rows. Exact.
 template <class T> DEVICE Operand flipped(Operand x, Operand identity) { return exactly<T>(tile_of<T>(x, identity)); }
 
-// Two operands side by side: 16 rows, 32 contracted elements. Where a lane's words of an operand are adjacent in
-// memory, a lane has eight adjacent elements of its row, four in each operand: memory moves in 16 bytes.
+// Two operands side by side: 16 rows, 32 contracted elements. A lane has eight adjacent elements of each of its rows,
+// four in each operand: memory moves in 16 bytes. It has one row where its words of an operand are adjacent, else two.
 struct Pair {
     Operand part[2];
 };
@@ -63,7 +63,8 @@ constexpr int slab = 32; // contracted elements of a pair, value columns of a wo
 
 // Which of the 32 elements is contracted element `element` (0 to 15) of an operand of a pair.
 DEVICE constexpr int pair_element(int part, int element) {
-    return adjacent ? element / 4 * 8 + 4 * part + element % 4 : 16 * part + element;
+    return adjacent ? element / 4 * 8 + 4 * part + element % 4
+                    : element % 8 / 2 * 8 + 4 * part + element / 8 * 2 + element % 2;
 }
 
 DEVICE Pair pair_of_words(i32x4 x) {
@@ -109,11 +110,15 @@ DEVICE void store_pair(char *pairs, int index, const Pair &x) {
 // Pairs [count] of a workspace: those from `count` on read as zeros.
 template <bool Adjacent = adjacent> class Pairs {
   public:
-    DEVICE_MEMBER explicit Pairs(const char *pairs) : from(pairs) {}
-    DEVICE_MEMBER Pair load(int index, bool there) const { return there ? load_pair(from, index) : Pair{}; }
+    DEVICE_MEMBER explicit Pairs(const char *pairs) : memory(pairs) {}
+    template <class W = Window> DEVICE_MEMBER Pair load(int index, bool there) const {
+        const W &w = memory;
+        const u32 at = there ? index * pair_bytes + arch::lane() * (u32)sizeof(Operand) : Window::nowhere;
+        return Pair{{w.load_written_b128(at), w.load_written_b128(at + block_bytes)}};
+    }
 
   private:
-    const char *const from;
+    const Window memory;
 };
 template <class W> DEVICE i32x4 load_b128_at(const W &memory, u32 offset, int uniform) {
     return memory.load_b128(offset, uniform);
@@ -191,38 +196,57 @@ template <bool Adjacent = adjacent> class PairRows {
     DEVICE_MEMBER u32 place(int tile, int column) const { return tile << 16 | column; }
     DEVICE_MEMBER Pair load(u32 place, int rows) const {
         Pair out;
-        const Window memory(base);
+        load(&out, &place, 1, rows);
+        return out;
+    }
+    // Several pairs at once. One branch for all of them: behind a branch of its own each load would wait for the one
+    // before.
+    template <class W = Window> DEVICE_MEMBER void load(Pair *out, const u32 *places, int count, int rows) const {
+        const W memory(base);
         const int lane = arch::opaque(arch::lane()); // otherwise registers hold all places through a loop
-        for (int part = 0; part < 2; ++part) {
-            for (int w = 0; w < arch::operand_words; ++w) {
-                const u32 from = offset(place, part, w, rows, lane);
-                out.part[part][w] =
-                    whole ? memory.load_b32(from) : memory.load_b16(from) | memory.load_b16(from + 2) << 16;
+        if (whole) {
+            for (int i = 0; i < count; ++i) {
+                for (int r = 0; r < own_rows; ++r) {
+                    put(out[i], r, memory.load_b128(offset(places[i], r, rows, lane)));
+                }
+            }
+        } else {
+            for (int i = 0; i < count; ++i) {
+                for (int r = 0; r < own_rows; ++r) {
+                    put(out[i], r, memory.gather_b128(offset(places[i], r, rows, lane)));
+                }
             }
         }
-        return out;
     }
     DEVICE_MEMBER void store(u32 place, int rows, const Pair &x) const {
         const int lane = arch::opaque(arch::lane());
-        for (int part = 0; part < 2; ++part) {
-            for (int w = 0; w < arch::operand_words; ++w) {
-                const u32 to = offset(place, part, w, rows, lane);
-                const int word = x.part[part][w];
-                if (to == Window::nowhere) {
-                } else if (whole) {
-                    *(int *)(base + to) = word;
-                } else {
-                    ((short *)(base + to))[0] = (short)word;
-                    ((short *)(base + to))[1] = (short)(word >> 16);
+        for (int r = 0; r < own_rows; ++r) {
+            const u32 to = offset(place, r, rows, lane);
+            const i32x4 words{x.part[0][r], x.part[0][2 + r], x.part[1][r], x.part[1][2 + r]};
+            if (to == Window::nowhere) {
+            } else if (whole) {
+                arch::store_b128(base + to, words);
+            } else {
+                for (int i = 0; i < 8; ++i) {
+                    ((short *)(base + to))[i] = (short)(words[i / 2] >> 16 * (i % 2));
                 }
             }
         }
     }
 
   private:
-    DEVICE_MEMBER u32 offset(u32 place, int part, int word, int rows, int lane) const {
-        const int row = (int)(place >> 16) * 16 + arch::operand_row(word, lane);
-        const int column = (int)(place & 0xffff) + 16 * part + arch::operand_element(word, lane);
+    static constexpr int own_rows = 2; // of a lane, eight apart
+
+    static DEVICE_MEMBER void put(Pair &to, int row, i32x4 words) {
+        for (int part = 0; part < 2; ++part) {
+            to.part[part][row] = words[2 * part];
+            to.part[part][2 + row] = words[2 * part + 1];
+        }
+    }
+    // The lane's eight elements of one of its rows.
+    DEVICE_MEMBER u32 offset(u32 place, int own_row, int rows, int lane) const {
+        const int row = (int)(place >> 16) * 16 + 8 * own_row + (u32)lane / 4;
+        const int column = (int)(place & 0xffff) + (u32)lane % 4 * 8;
         return ((row < rows) & (column < columns)) ? row * stride + 2 * column : Window::nowhere;
     }
 
@@ -254,80 +278,6 @@ template <> class PairRows<true> {
     char *base;
     const u32 stride;
     const int columns;
-};
-
-// 16 rows of a token tensor of 16-bit elements, from row 16 * tile of a chunk on: an operand whose rows are tokens.
-class Rows16 {
-  public:
-    DEVICE_MEMBER Rows16(const void *p, const dwk_token_strides &s, int sequence, int begin, int head, int rows)
-        : base(arch::uniform_pointer((char *)row_address(p, s, sequence, begin, head))), stride((u32)s.token * 2),
-          rows(rows), whole(arch::in_one_access(base) && arch::in_one_access((const void *)(u64)stride)) {}
-
-    // Operand of 16 elements from `column` on. Rows past the chunk, and columns from `columns` on, give zeros.
-    DEVICE_MEMBER Operand load(int tile, int column, int columns) const {
-        const int lane = arch::opaque(arch::lane()); // otherwise scalar registers hold all comparisons
-        const Window memory(base);
-        Operand out;
-        if constexpr (arch::operand_words == 2) {
-            const i32x2 words = memory.load_b64(offset(tile, column, columns, 0, lane));
-            out[0] = words.x;
-            out[1] = words.y;
-        } else {
-            for (int w = 0; w < arch::operand_words; ++w) {
-                const u32 from = offset(tile, column, columns, w, lane);
-                if (whole) {
-                    out[w] = memory.load_b32(from);
-                } else {
-                    out[w] = memory.load_b16(from) | memory.load_b16(from + 2) << 16;
-                }
-            }
-        }
-        return out;
-    }
-    // Place of this lane's row of a tile, for targets where a lane's words of an operand are adjacent; and the operand
-    // of 16 elements from `column` on there. Rows past the chunk give zeros.
-    DEVICE_MEMBER u32 place(int tile) const { return offset(tile, 0, 1, 0, arch::lane()); }
-    DEVICE_MEMBER Operand load_at(u32 place, int column, int columns) const {
-        const i32x2 words = Window(base).load_b64(column < columns ? place + 2 * column : Window::nowhere);
-        Operand out;
-        out[0] = words.x;
-        out[1] = words.y;
-        return out;
-    }
-    // Stores an operand. Rows past the chunk, and columns from `columns` on, are skipped.
-    DEVICE_MEMBER void store(int tile, int column, int columns, Operand x) const {
-        const int lane = arch::opaque(arch::lane());
-        if constexpr (arch::operand_words == 2) {
-            const u32 to = offset(tile, column, columns, 0, lane);
-            if (to != Window::nowhere) {
-                arch::store_b64(base + to, i32x2{x[0], x[1]});
-            }
-        } else {
-            for (int w = 0; w < arch::operand_words; ++w) {
-                const u32 to = offset(tile, column, columns, w, lane);
-                if (to == Window::nowhere) {
-                } else if (whole) {
-                    *(int *)(base + to) = x[w];
-                } else {
-                    ((short *)(base + to))[0] = (short)x[w];
-                    ((short *)(base + to))[1] = (short)(x[w] >> 16);
-                }
-            }
-        }
-    }
-
-  private:
-    DEVICE_MEMBER u32 offset(int tile, int column, int columns, int word, int lane) const {
-        const int row = 16 * tile + arch::operand_row(word, lane);
-        return ((row < rows) & (column < arch::opaque_uniform(columns)))
-                   ? row * stride + 2 * (column + arch::operand_element(word, lane))
-                   : Window::nowhere;
-    }
-
-    char *const base;
-    const u32 stride;
-    const int rows;
-    const bool whole;
 };
 
 } // namespace backward

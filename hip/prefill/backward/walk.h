@@ -19,11 +19,15 @@
 // solution of the triangular system, the new state. Between a wave's contribution and the barrier it does what does not
 // depend on them: K and Q are turned, results are turned and stored, P^T dO' and Q^T dO' are multiplied, and operands
 // of the next chunk are requested as soon as those of this one have been multiplied.
+//
+// A sequence that is cut is walked in segments at the same time (segment.h). Walks that keep nothing then come first:
+// they give what a segment leaves.
 #pragma once
 
 #include "../recurrence.h"
 #include "../state.h"
 #include "record.h"
+#include "segment.h"
 
 namespace prefill {
 namespace backward {
@@ -48,14 +52,29 @@ template <int Keys> struct WalkMemory {
     SharedPair outputs[tiles], of_q[tiles];               // dO and what Q^T multiplies
 };
 
+// Where a walk starts, unless at the state of a summary, whose number is then in its place.
+enum WalkStart {
+    from_identity = -3, // with V = 0: columns of M
+    from_zeros = -2,
+    from_given = -1 // the initial state, or the gradient of the final state
+};
+
 // Work of a workgroup.
 struct WalkWork {
-    int sequence, head, key_head;
-    int slab; // number of the slab of value columns
-    Rows range;
-    int chunks;
+    Piece piece; // the chunks to walk
+    int head, key_head;
+    int slab;      // number of the slab of columns
+    int start;     // WalkStart, or the number of a summary
     int has_state; // whether the sequence has an initial state, if there are any
+    int summary;   // of a walk that keeps nothing: number of the summary to write
 };
+
+DEVICE int key_head_of(const dwk_prefill_prepare_args &p, int head) {
+    return arch::uniform_value(p.flags & DWK_TILED_HEADS ? head % p.key_heads : head / p.group_heads);
+}
+DEVICE int has_state(const dwk_prefill_backward_args &x, int sequence) {
+    return arch::uniform_value(!x.has_initial_state || arch::uniform(x.has_initial_state + sequence) ? 1 : 0);
+}
 
 // Calls f(tile, column tile, element, index) for each element of the wave's rows that lies within K and V.
 template <int Keys, class F>
@@ -81,27 +100,42 @@ DEVICE void each_element(const StateView &view, int first_column, int key_dim, i
     }
 }
 
+// load_rows, store_rows: the wave's rows of a state from memory, and to memory.
+template <int Type, int Keys>
+DEVICE void load_narrow_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
+    each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        s[t][j][e] = state::widened<Type>(((const short *)from.base)[index], 0);
+    });
+}
+
 template <int Keys>
 DEVICE void load_rows(OwnState<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
-    if (from.wide) {
+    if (from.type == DWK_F32) {
         each_element<Keys>(from, column, key_dim, value_dim,
                            [&](int t, int j, int e, int64_t index) { s[t][j][e] = ((const float *)from.base)[index]; });
+    } else if (from.type == DWK_F16) {
+        load_narrow_rows<DWK_F16, Keys>(s, from, column, key_dim, value_dim);
     } else {
-        each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            s[t][j][e] = Bf16::low(((const short *)from.base)[index]);
-        });
+        load_narrow_rows<DWK_BF16, Keys>(s, from, column, key_dim, value_dim);
     }
+}
+
+template <int Type, int Keys>
+DEVICE void store_narrow_rows(const OwnState<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
+    each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
+        ((short *)to.base)[index] = state::narrowed<Type>(s[t][j][e]);
+    });
 }
 
 template <int Keys>
 DEVICE void store_rows(const OwnState<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
-    if (to.wide) {
+    if (to.type == DWK_F32) {
         each_element<Keys>(to, column, key_dim, value_dim,
                            [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });
+    } else if (to.type == DWK_F16) {
+        store_narrow_rows<DWK_F16, Keys>(s, to, column, key_dim, value_dim);
     } else {
-        each_element<Keys>(to, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
-            ((short *)to.base)[index] = Bf16::narrow(math::canonical(s[t][j][e]));
-        });
+        store_narrow_rows<DWK_BF16, Keys>(s, to, column, key_dim, value_dim);
     }
 }
 
@@ -116,7 +150,9 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
         }
     }
     DEVICE_MEMBER void request(const PairRows<> &rows, const RowMask<> &mask) {
-        if constexpr (Ahead) {
+        if constexpr (Ahead && !adjacent && Tiles == 1) {
+            rows.load(&held[0][0], &places[0][0], Pairs, mask.own());
+        } else if constexpr (Ahead) {
 #pragma unroll
             for (int r = 0; r < Tiles; ++r) {
 #pragma unroll
@@ -131,6 +167,18 @@ template <int Pairs, int Tiles, bool Ahead = requests_ahead> class ChunkPairs {
             return held[pair][tile];
         } else {
             return load(rows, mask, pair, tile);
+        }
+    }
+    // `Count` pairs of a tile, or all tiles of a pair, from `pair` on. Loads that are not ahead are requested together.
+    template <int Count>
+    DEVICE_MEMBER void get_all(Pair (&out)[Count], const PairRows<> &rows, const RowMask<> &mask, int pair) const {
+        if constexpr (Ahead || adjacent) {
+#pragma unroll
+            for (int i = 0; i < Count; ++i) {
+                out[i] = Tiles == 1 ? get(rows, mask, pair + i, 0) : get(rows, mask, pair, i);
+            }
+        } else {
+            rows.load(out, Tiles == 1 ? &places[pair][0] : places[pair], Count, mask.own());
         }
     }
 
@@ -158,7 +206,7 @@ struct TrianglePlaces {
 };
 
 // These blocks, of a chunk.
-template <bool Ahead = requests_ahead> class Triangle {
+template <bool Ahead = true> class Triangle {
   public:
     DEVICE_MEMBER void request(const char *blocks, const TrianglePlaces &places) {
         from = blocks;
@@ -178,6 +226,9 @@ template <bool Ahead = requests_ahead> class Triangle {
     }
 
   private:
+    template <class W> static DEVICE_MEMBER Operand load_written(const W &memory, u32 offset) {
+        return memory.load_written_b128(offset);
+    }
     DEVICE_MEMBER Operand load(int i, const TrianglePlaces &places) const {
         if constexpr (adjacent) {
             const i32x2 words = Window(from).load_b64(places.of[i]);
@@ -186,7 +237,7 @@ template <bool Ahead = requests_ahead> class Triangle {
             out[1] = words.y;
             return out;
         } else {
-            return places.of[i] == Window::nowhere ? Operand{} : *(const Operand *)(from + places.of[i]);
+            return load_written(Window(from), places.of[i]);
         }
     }
 
@@ -211,29 +262,32 @@ template <bool Reverse> DEVICE void load_factors(WalkFactors &to, const char *re
     to.chunk = numbers_of(record);
 }
 
-// A walk in one direction, by one wave of four.
-template <class T, int Keys, bool Reverse> class Walk {
+// A walk in one direction, by one wave of four. `Keep`: stores what the gradients need. Otherwise only the last state
+// is stored, in a summary.
+template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
     static constexpr int pairs = key_pairs_of<Keys>, own_pairs = own_pairs_of<Keys>, own_tiles = 2 * own_pairs;
     // Products of f16 are in units that keep them within its range; bf16 has the range of f32.
     static constexpr bool has_units = !__is_same(T, Bf16);
     // Whether registers hold operands of K^T and Q^T of the next chunk.
     static constexpr bool holds_columns = requests_ahead && own_pairs == 1;
     // Whether registers hold an operand that is turned until the barrier before its product.
-    static constexpr bool turns_ahead = requests_ahead;
+    static constexpr bool turns_ahead = requests_ahead || own_pairs == 1;
 
   public:
     DEVICE_MEMBER Walk(const dwk_prefill_backward_args &all, const WalkWork &work, WalkMemory<Keys> &memory)
         : all(all), memory(memory), work(work), wave(arch::wave()), at(arch::lane()), one(identity<T>()),
           step(Reverse ? -1 : 1), places(arch::wave(), !Reverse),
-          k(all.prepare.k, all.prepare.k_strides, work.sequence, begin_of(work), work.key_head, all.prepare.key_dim),
-          q(all.prepare.q, all.prepare.q_strides, work.sequence, begin_of(work), work.key_head, all.prepare.key_dim),
-          given(Reverse ? all.d_o : all.v, Reverse ? all.d_o_strides : all.v_strides, work.sequence, begin_of(work),
-                work.head, all.prepare.value_dim),
-          d_v(all.d_v, all.d_v_strides, work.sequence, begin_of(work), work.head, all.prepare.value_dim) {
+          k(all.prepare.k, all.prepare.k_strides, work.piece.sequence, begin_of(work), work.key_head,
+            all.prepare.key_dim),
+          q(all.prepare.q, all.prepare.q_strides, work.piece.sequence, begin_of(work), work.key_head,
+            all.prepare.key_dim),
+          given(Reverse ? all.d_o : all.v, Reverse ? all.d_o_strides : all.v_strides, work.piece.sequence,
+                begin_of(work), work.head, !Keep && work.start == from_identity ? 0 : all.prepare.value_dim),
+          d_v(all.d_v, all.d_v_strides, work.piece.sequence, begin_of(work), work.head, all.prepare.value_dim) {
         const dwk_prefill_prepare_args &p = all.prepare;
         slabs = (u32)(p.value_dim + slab - 1) / slab;
-        place = place_of(p, first_record(work.range.begin, work.sequence) + first_number(work), work.head);
-        chunk_rows = work.range.end - begin_of(work);
+        place = place_of(p, work.piece.first_record() + first_number(work), work.head);
+        chunk_rows = work.piece.range.end - begin_of(work);
         for (int b = 0; b < pairs; ++b) {
             k_rows.place(k, b, wave, slab * b);
         }
@@ -251,33 +305,21 @@ template <class T, int Keys, bool Reverse> class Walk {
         for (int t = 0; t < own_tiles; ++t) {
             state[t][0] = state[t][1] = Tile{};
         }
-        {
-            const dwk_prefill_prepare_args &p = all.prepare;
-            if (Reverse && all.d_final) {
-                load_rows<Keys>(state,
-                                StateView(all.d_final, all.d_final_strides, all.d_final_type, all.d_final_value_major,
-                                          work.sequence, work.head),
-                                slab * work.slab, p.key_dim, p.value_dim);
-            }
-            if (!Reverse && all.initial_state && work.has_state) {
-                load_rows<Keys>(state,
-                                StateView(all.initial_state, all.initial_strides, all.initial_type,
-                                          p.flags & DWK_INITIAL_VALUE_MAJOR, work.sequence, work.head),
-                                slab * work.slab, p.key_dim, p.value_dim);
-            }
-        }
-        if (work.chunks > 0) {
+        begin_state();
+        if (work.piece.chunks > 0) {
             request_first();
             share_state();
             prepare_given();
             arch::workgroup_sync();
 #pragma unroll 1
-            for (int rest = work.chunks - 1; rest >= 0; --rest) {
+            for (int rest = work.piece.chunks - 1; rest >= 0; --rest) {
                 walk_chunk(rest > 0);
             }
         }
         const dwk_prefill_backward_args &x = arch::reread(all);
-        if (Reverse && x.d_initial) {
+        if constexpr (!Keep) {
+            store_summary(x);
+        } else if (Reverse && x.d_initial && work.piece.first_chunk == 0) {
             if (!work.has_state) {
                 for (int t = 0; t < own_tiles; ++t) {
                     state[t][0] = state[t][1] = Tile{};
@@ -285,7 +327,7 @@ template <class T, int Keys, bool Reverse> class Walk {
             }
             store_rows<Keys>(state,
                              StateView(x.d_initial, x.d_initial_strides, x.d_initial_type, x.d_initial_value_major,
-                                       work.sequence, work.head),
+                                       work.piece.sequence, work.head),
                              slab * work.slab, x.prepare.key_dim, x.prepare.value_dim);
         }
     }
@@ -293,12 +335,59 @@ template <class T, int Keys, bool Reverse> class Walk {
   private:
     typedef Tile Slab[2]; // [16 tokens, slab]
 
+    // The state that the walk starts from, unless zeros.
+    DEVICE_MEMBER void begin_state() {
+        const dwk_prefill_prepare_args &p = all.prepare;
+        if (work.start >= 0) {
+            load_rows<Keys>(state, matrix_view(boundary_of(all, work.start, work.head), p.key_dim), slab * work.slab,
+                            p.key_dim, p.value_dim);
+        } else if (work.start == from_given) {
+            if (Reverse && all.d_final) {
+                load_rows<Keys>(state,
+                                StateView(all.d_final, all.d_final_strides, all.d_final_type, all.d_final_value_major,
+                                          work.piece.sequence, work.head),
+                                slab * work.slab, p.key_dim, p.value_dim);
+            }
+            if (!Reverse && all.initial_state && work.has_state) {
+                load_rows<Keys>(state,
+                                StateView(all.initial_state, all.initial_strides, all.initial_type,
+                                          p.flags & DWK_INITIAL_VALUE_MAJOR, work.piece.sequence, work.head),
+                                slab * work.slab, p.key_dim, p.value_dim);
+            }
+        } else if (!Keep && work.start == from_identity) {
+            // The index of an element is its key less its column.
+            each_element<Keys>(matrix_view(nullptr, -1), slab * work.slab, p.key_dim, p.key_dim,
+                               [&](int t, int j, int e, int64_t index) { state[t][j][e] = index == 0 ? 1.0f : 0.0f; });
+        }
+    }
+    // Columns of N, or those of M for both directions: the reverse one applies the transposed matrix.
+    DEVICE_MEMBER void store_summary(const dwk_prefill_backward_args &x) {
+        const dwk_prefill_prepare_args &p = x.prepare;
+        float *const to = boundary_of(x, work.summary, work.head);
+        if (work.start != from_identity) {
+            store_rows<Keys>(state, matrix_view(to, p.key_dim), slab * work.slab, p.key_dim, p.value_dim);
+            return;
+        }
+        float *const forward = second_part(to, p);
+        float *const reverse = second_part(boundary_of(x, mirrored(x, work.summary), work.head), p);
+        const StateView numbered = matrix_view(nullptr, Keys); // key + Keys column
+        each_element<Keys>(numbered, slab * work.slab, p.key_dim, p.key_dim, [&](int t, int j, int e, int64_t index) {
+            const int key = (int)index % Keys, column = (int)index / Keys;
+            store_high_low(forward, key, column, p.key_dim, state[t][j][e]);
+            store_high_low(reverse, column, key, p.key_dim, state[t][j][e]);
+        });
+    }
+
     DEVICE_MEMBER const char *record() const {
         return arch::uniform_pointer((const char *)all.prepare.records + place * DWK_BACKWARD_RECORD_BYTES);
     }
     // The chunk that the walk begins with, and its first token.
-    static DEVICE_MEMBER int first_number(const WalkWork &work) { return Reverse ? work.chunks - 1 : 0; }
-    static DEVICE_MEMBER int begin_of(const WalkWork &work) { return work.range.begin + first_number(work) * chunk; }
+    static DEVICE_MEMBER int first_number(const WalkWork &work) {
+        return work.piece.first_chunk + (Reverse ? work.piece.chunks - 1 : 0);
+    }
+    static DEVICE_MEMBER int begin_of(const WalkWork &work) {
+        return work.piece.range.begin + first_number(work) * chunk;
+    }
     DEVICE_MEMBER void request_first() {
         mask.set(chunk_rows, wave);
         own_mask = mask;
@@ -382,14 +471,20 @@ template <class T, int Keys, bool Reverse> class Walk {
     // out += S of all keys, from the left K.
     DEVICE_MEMBER void read_state(Slab &out) {
         out[0] = out[1] = Tile{};
+        constexpr int at_once = pairs < 4 ? pairs : 4;
 #pragma unroll
-        for (int b = 0; b < pairs; ++b) {
-            const Pair rows = k_rows.get(k, own_mask, b, 0);
-            const Pair first = memory.state[b][0].get(), second = memory.state[b][1].get();
-            out[0] = T::mma(rows.part[0], first.part[0], out[0]);
-            out[1] = T::mma(rows.part[0], second.part[0], out[1]);
-            out[0] = T::mma(rows.part[1], first.part[1], out[0]);
-            out[1] = T::mma(rows.part[1], second.part[1], out[1]);
+        for (int begin = 0; begin < pairs; begin += at_once) {
+            Pair rows[at_once];
+            k_rows.get_all(rows, k, own_mask, begin);
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int b = begin + i;
+                const Pair first = memory.state[b][0].get(), second = memory.state[b][1].get();
+                out[0] = T::mma(rows[i].part[0], first.part[0], out[0]);
+                out[1] = T::mma(rows[i].part[0], second.part[0], out[1]);
+                out[0] = T::mma(rows[i].part[1], first.part[1], out[0]);
+                out[1] = T::mma(rows[i].part[1], second.part[1], out[1]);
+            }
         }
     }
     // out += blocks of the triangle times tokens in shared memory.
@@ -407,9 +502,11 @@ template <class T, int Keys, bool Reverse> class Walk {
         if constexpr (turns_ahead) {
 #pragma unroll
             for (int b = 0; b < own_pairs; ++b) {
+                Pair of_keys[tiles];
+                source.get_all(of_keys, rows, own_mask, b);
 #pragma unroll
                 for (int i = 0; i < tiles; ++i) {
-                    turned[b][i] = flipped_pair<T>(source.get(rows, own_mask, b, i), one);
+                    turned[b][i] = flipped_pair<T>(of_keys[i], one);
                 }
             }
         }
@@ -470,10 +567,13 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
     }
 
-    // Factors and triangles of the next chunk; at the end of a chunk where nothing is requested ahead.
+    // Factors and triangles of the next chunk, and what else is not requested earlier. Where no operand is turned
+    // ahead, at the end of a chunk.
     DEVICE_MEMBER void request_next(bool more) {
         if constexpr (!requests_ahead) {
             go_on(more);
+            given_rows.request(given, mask);
+            k_rows.request(k, mask);
         }
         load_factors<Reverse>(factors, record(), wave);
         solve.request(record() + (Reverse ? record_reverse : record_forward), places);
@@ -486,7 +586,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         Slab error;
         // R = K S0                                                     [16 tokens, slab]
         read_state(error);
-        k_rows.request(k, mask);
+        if constexpr (requests_ahead) {
+            k_rows.request(k, mask);
+        }
         arch::phase();
         // V - exp(G) R
         const Tile read = f.k_norm * exp2_of(f.sum);
@@ -499,7 +601,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         arch::phase();
         turn_k();
         k_columns.request(k, mask);
-        store_state(x.states, now);
+        if constexpr (Keep) {
+            store_state(x.states, now);
+        }
         arch::phase();
         arch::workgroup_sync();
         // E = T' (V - exp(G) R)                                        [16 tokens, slab]
@@ -513,18 +617,20 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         memory.change[wave].put(change);
         arch::phase();
-        if constexpr (requests_ahead) {
+        if constexpr (turns_ahead) {
             request_next(more);
         }
         scale_state(arch::exp2(f.chunk.total) * per_unit);
-        Pair high, low;
-        for (int j = 0; j < 2; ++j) {
-            high.part[j] = rounded<T>(error[j]);
-            low.part[j] = rounding_of<T>(error[j], high.part[j]);
+        if constexpr (Keep) {
+            Pair high, low;
+            for (int j = 0; j < 2; ++j) {
+                high.part[j] = rounded<T>(error[j]);
+                low.part[j] = rounding_of<T>(error[j], high.part[j]);
+            }
+            char *const errors = x.errors + now * (2 * tiles * slabs) * pair_bytes;
+            store_pair(errors, wave * slabs + work.slab, flipped_pair<T>(high, one));
+            store_pair(errors, (tiles + wave) * slabs + work.slab, flipped_pair<T>(low, one));
         }
-        char *const errors = x.errors + now * (2 * tiles * slabs) * pair_bytes;
-        store_pair(errors, wave * slabs + work.slab, flipped_pair<T>(high, one));
-        store_pair(errors, (tiles + wave) * slabs + work.slab, flipped_pair<T>(low, one));
         arch::phase();
         arch::workgroup_sync();
         // S1 = exp(G_C) S0 + K^T (exp(G_C - G) beta E)                 [own keys, slab]
@@ -534,9 +640,8 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         share_state();
         arch::phase();
-        if constexpr (!requests_ahead) {
+        if constexpr (!turns_ahead) {
             request_next(more);
-            given_rows.request(given, mask);
         }
         prepare_given();
         arch::phase();
@@ -547,7 +652,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         Slab update, within;
         // K dS1                                                        [16 tokens, slab]
         read_state(update);
-        k_rows.request(k, mask);
+        if constexpr (requests_ahead) {
+            k_rows.request(k, mask);
+        }
         arch::phase();
         // dU = P^T dO' + exp(G_C - G) K dS1                            [16 tokens, slab]
         for (int j = 0; j < 2; ++j) {
@@ -563,7 +670,9 @@ template <class T, int Keys, bool Reverse> class Walk {
         memory.right[wave].put(right);
         arch::phase();
         // dS0 = exp(G_C) dS1 + Q^T (exp(G) dO') ..                     [own keys, slab]
-        store_state(x.d_states, now);
+        if constexpr (Keep) {
+            store_state(x.d_states, now);
+        }
         turn(q_columns, q);
         q_columns.request(q, mask);
         if constexpr (requests_ahead && !holds_columns) {
@@ -613,20 +722,22 @@ template <class T, int Keys, bool Reverse> class Walk {
         if constexpr (has_units) {
             scale_state(f.chunk.q_unit * f.chunk.per_k());
         }
-        if constexpr (requests_ahead) {
+        if constexpr (turns_ahead) {
             request_next(more);
         }
-        Pair d_update, d_value;
-        for (int j = 0; j < 2; ++j) {
-            d_update.part[j] = rounded<T>(update[j]);
-            d_value.part[j] = rounded<T>(f.beta * update[j]);
+        if constexpr (Keep) {
+            Pair d_update, d_value;
+            for (int j = 0; j < 2; ++j) {
+                d_update.part[j] = rounded<T>(update[j]);
+                d_value.part[j] = rounded<T>(f.beta * update[j]);
+            }
+            store_pair(x.d_updates + now * (tiles * slabs) * pair_bytes, wave * slabs + work.slab,
+                       flipped_pair<T>(d_update, one));
+            if (x.d_v) {
+                d_v.store(d_v_place, own_mask.own(), flipped_pair<T>(d_value, one));
+            }
+            d_v.advance(step);
         }
-        store_pair(x.d_updates + now * (tiles * slabs) * pair_bytes, wave * slabs + work.slab,
-                   flipped_pair<T>(d_update, one));
-        if (x.d_v) {
-            d_v.store(d_v_place, own_mask.own(), flipped_pair<T>(d_value, one));
-        }
-        d_v.advance(step);
         arch::phase();
         arch::workgroup_sync();
         // .. - K^T (exp(G) dV)
@@ -642,9 +753,8 @@ template <class T, int Keys, bool Reverse> class Walk {
         }
         share_state();
         arch::phase();
-        if constexpr (!requests_ahead) {
+        if constexpr (!turns_ahead) {
             request_next(more);
-            given_rows.request(given, mask);
         }
         prepare_given();
         arch::phase();
@@ -664,10 +774,10 @@ template <class T, int Keys, bool Reverse> class Walk {
     int64_t place;
     PairRows<> k, q, given, d_v;
     RowMask<> mask, own_mask;
-    ChunkPairs<pairs, 1> k_rows;
+    ChunkPairs<pairs, 1, turns_ahead> k_rows;
     ChunkPairs<own_pairs, tiles, holds_columns> k_columns;
     ChunkPairs<own_pairs, tiles, holds_columns> q_columns;
-    ChunkPairs<1, 1> given_rows;
+    ChunkPairs<1, 1, turns_ahead> given_rows;
     u32 d_v_place;
     Triangle<> solve, inside;
     WalkFactors factors;

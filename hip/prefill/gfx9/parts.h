@@ -39,6 +39,11 @@ template <int Keys> DEVICE void store_high_low(const State<Keys> &s, float *to, 
     });
 }
 
+// Stores an element of M to a summary, as a pair of bf16.
+DEVICE void store_high_low(float *to, int row, int column, int key_dim, float x) {
+    ((int *)to)[column * key_dim + row] = pack_high_low(x);
+}
+
 // Column tile of a wave's rows of M, high and low.
 struct MatrixTile {
     struct Rows {

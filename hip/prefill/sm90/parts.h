@@ -50,6 +50,16 @@ template <int Keys> DEVICE void store_high_low(const State<Keys> &s, float *to, 
     }
 }
 
+// Stores an element of M to a summary, as a pair of bf16.
+DEVICE void store_high_low(float *to, int row, int column, int key_dim, float x) {
+    const int reader = row % 8 * 4 + column % 8 / 2, word = column % 16 / 8 * 2 + row % 16 / 8;
+    const int block = block_of_parts(row / 16, column / 16, key_dim);
+    short *const at = (short *)to + 2 * (block + reader * arch::operand_words + word) + column % 2;
+    const short high = Bf16::narrow(x);
+    at[0] = high;
+    at[2 * part_words] = Bf16::narrow(x - Bf16::low(high));
+}
+
 // Operand tile of S, high and low.
 struct HighLow {
     Operand high, low;

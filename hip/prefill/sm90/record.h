@@ -13,7 +13,7 @@ constexpr int block_bytes = 16 * 16 * 2;
 DEVICE constexpr int tile_row(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
 
 // Position of a row within a factor of the record. A lane's four rows of a tile are adjacent.
-DEVICE int row_position(int row) { return (row & ~15) + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
+DEVICE int row_position(int row) { return (row & ~15) + (row & 6) * 2 + (row & 8) / 4 + (row & 1); }
 
 // Writes lower blocks of T and P. Blocks are given transposed: a rounded accumulator tile then holds rows of the matrix
 // in consecutive words.

@@ -535,7 +535,7 @@ pub(super) fn state_view(
             ArgumentError::new(argument, ArgumentKind::Shape, was, allowed)
         },
     )?;
-    check::pointer(argument, t.address, t.dtype.size(), false)?;
+    check::pointer(argument, t.address, t.dtype.size(), slots == 0)?;
     Ok(StateStrides {
         strides: check::element_strides(argument, ordered(t.strides))?,
         slots: slots as i32,

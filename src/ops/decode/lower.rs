@@ -9,6 +9,7 @@ use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{self, Kernel};
 use crate::model::Heads;
+use crate::norm;
 use crate::runtime::Context;
 use crate::state::HostSlots;
 use crate::tensor::{Batch, Tensor, TensorMut};
@@ -39,14 +40,27 @@ pub(crate) struct LaunchArguments {
     pub(super) groups: u32,
 }
 
+/// The same for drafts.
+pub(super) struct DraftArguments {
+    pub(super) kernel: Kernel<dwk_decode_draft_args>,
+    pub(super) arguments: dwk_decode_draft_args,
+    pub(super) groups: u32,
+}
+
+/// Fuses a norm into a decode's arguments. Returns how many workgroups become one, which has whole rows.
+fn fuse(arguments: &mut dwk_decode_args, norm: &dwk_norm_args) -> u32 {
+    let slabs = arguments.slabs as u32;
+    arguments.slabs = 1;
+    arguments.by_slabs = divisor(1);
+    arguments.norm = *norm;
+    slabs
+}
+
 impl LaunchArguments {
     /// Fuses a norm of o, in place. `kernel`: the fused kernel; `norm`: arguments of a norm of the same tensors.
     pub(super) fn fuse(&mut self, kernel: Kernel<dwk_decode_args>, norm: &dwk_norm_args) {
         self.kernel = kernel;
-        self.groups /= self.arguments.slabs as u32;
-        self.arguments.slabs = 1;
-        self.arguments.by_slabs = divisor(1);
-        self.arguments.norm = *norm;
+        self.groups /= fuse(&mut self.arguments, norm);
     }
 }
 
@@ -91,11 +105,39 @@ impl Shape {
         self.spec.tokens
     }
 
+    /// Element type of the outputs.
+    pub(super) fn dtype(&self) -> Dtype {
+        self.spec.dtype
+    }
+
     /// The kernel with the gated norm fused in, if there is one for this shape.
     pub(super) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
-        let fits =
-            self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM;
-        fits.then(|| kernels::decode_norm(self.spec.dtype))
+        self.fits_norm()
+            .then(|| kernels::decode_norm(self.spec.dtype))
+    }
+
+    /// The same for drafts.
+    pub(super) fn draft_norm_kernel(&self) -> Option<Kernel<dwk_decode_draft_args>> {
+        self.fits_norm()
+            .then(|| kernels::decode_draft_norm(self.spec.dtype))
+    }
+
+    fn fits_norm(&self) -> bool {
+        self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM
+    }
+
+    /// Fuses the in-place norm of the outputs into the kernel for drafts. Returns false if no kernel for this shape has
+    /// it.
+    pub(super) fn fuse_drafts(
+        &self,
+        lowered: &mut DraftArguments,
+        norm: &norm::LaunchArguments,
+    ) -> bool {
+        if let Some(kernel) = self.draft_norm_kernel() {
+            lowered.kernel = kernel;
+            lowered.groups /= fuse(&mut lowered.arguments.decode, norm.arguments());
+        }
+        self.draft_norm_kernel().is_some()
     }
 
     fn slabs(&self) -> usize {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Gates, norms, sums and the state are f32. An output is rounded once. The state is rounded when it is stored: to a
-//! bf16 pool after the last token of a launch. A sequence's bits do not depend on the other sequences of the batch.
+//! pool of 16 bits after the last token of a launch. A sequence's bits do not depend on the other sequences of the batch.
 //!
 //! With one token a launch is a step of generation. With several tokens it verifies a draft: with
 //! [`DecodeTensors::states`] it writes the state after every token there and does not write the pool.
@@ -19,10 +19,12 @@
 
 mod drafts;
 pub(crate) mod lower;
+mod normed;
 
 pub use drafts::Drafts;
 pub(crate) use lower::LaunchArguments;
-use lower::Shape;
+use lower::{DraftArguments, Shape};
+pub use normed::OutputNorm;
 
 use crate::abi::dwk_decode_args;
 use crate::batch::PerSequence;
@@ -101,7 +103,7 @@ pub struct DecodeTensors<'a> {
     /// has a state.
     pub has_initial_state: Option<PerSequence<'a, u8>>,
     /// State after every token, for [`Commit`](crate::commit::Commit): `[B, T, HV, K, V]`, or `[B, T, HV, V, K]` if the
-    /// pool has that layout; f32 or bf16. The pool is then not written. States of padding are not written here.
+    /// pool has that layout; f32, bf16 or fp16. The pool is then not written. States of padding are not written here.
     pub states: Option<TensorMut<'a, 5>>,
     /// `[B, T, HV, V]`. It may be v.
     pub o: TokensMut<'a>,
@@ -178,6 +180,24 @@ impl Decode {
         tensors: &DecodeTensors<'_>,
         drafts: &Drafts<'_>,
     ) -> Result<()> {
+        let lowered = self.lower_drafts(stream, tensors, drafts)?;
+        if lowered.groups == 0 {
+            return Ok(());
+        }
+        lower::check_overlaps(tensors)?;
+        drafts.check_overlaps(&lower::outputs(tensors))?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        self.enqueue_drafts(stream, &lowered)
+    }
+
+    /// All checks of [`Decode::launch_drafts`] except those of overlaps.
+    fn lower_drafts(
+        &self,
+        stream: &Stream,
+        tensors: &DecodeTensors<'_>,
+        drafts: &Drafts<'_>,
+    ) -> Result<DraftArguments> {
         check::stream(stream, &self.context)?;
         lower::check_devices(tensors, &self.context)?;
         drafts.check_devices(&self.context)?;
@@ -186,18 +206,19 @@ impl Decode {
             ArgumentError::new("slots", ArgumentKind::Presence, "set in the plan", allowed)
         })?;
         let lowered = self.shape.lower(tensors, None, Some(drafts))?;
-        let arguments = drafts.lower(&self.shape, tensors, lowered.arguments)?;
-        if lowered.groups == 0 {
-            return Ok(());
-        }
-        lower::check_overlaps(tensors)?;
-        drafts.check_overlaps(&lower::outputs(tensors))?;
-        self.context.make_current()?;
-        let _turn = stream.turn();
-        let (kernel, groups) = (self.shape.draft_kernel(), lowered.groups);
+        Ok(DraftArguments {
+            kernel: self.shape.draft_kernel(),
+            arguments: drafts.lower(&self.shape, tensors, lowered.arguments)?,
+            groups: lowered.groups,
+        })
+    }
+
+    /// Enqueues checked launch arguments of drafts on the current device, of which there are some.
+    fn enqueue_drafts(&self, stream: &Stream, lowered: &DraftArguments) -> Result<()> {
+        let (kernel, groups) = (lowered.kernel, lowered.groups);
         let threads = self.context.target().threads(kernel.role());
         // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
-        unsafe { (self.context).launch(stream, kernel, groups, threads, &arguments) }
+        unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
     }
 
     /// All checks of [`Decode::launch`] except those of overlaps.

@@ -43,7 +43,7 @@ use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_workspace};
 pub struct LayerInitial<'a> {
     /// Conv states.
     pub conv: ConvStates<'a>,
-    /// Recurrent states, `[N, HV, K, V]` or `[N, HV, V, K]`, f32 or bf16.
+    /// Recurrent states, `[N, HV, K, V]` or `[N, HV, V, K]`, f32, bf16 or fp16.
     pub recurrent: State<'a>,
     /// One byte per sequence; 0: the sequence started from zeros. Absent: every sequence has states.
     pub has_initial_state: Option<PerSequence<'a, u8>>,

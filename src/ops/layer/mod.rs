@@ -138,7 +138,7 @@ pub struct LayerStates<'a> {
     pub conv: TensorMut<'a, 3>,
     /// Order of the last two dimensions.
     pub conv_layout: ConvStateLayout,
-    /// `[slots, HV, K, V]` or `[slots, HV, V, K]`, f32 or bf16.
+    /// `[slots, HV, K, V]` or `[slots, HV, V, K]`, f32, bf16 or fp16.
     pub recurrent: TensorMut<'a, 4>,
     /// Order of the last two dimensions.
     pub recurrent_layout: StateLayout,

@@ -1,6 +1,8 @@
 //! Backward of a prefill: gradients of its inputs, from gradients of its outputs and final states.
 //!
-//! Three kernels, or four with raw gates: `prefill_backward_prepare` computes T, P and row factors of every chunk;
+//! Three kernels, four with raw gates, and one or two more where sequences are cut into segments:
+//! `prefill_backward_prepare` computes T, P and row factors of every chunk; `prefill_backward_summarise` and
+//! `prefill_combine` the states between segments and the gradients of these;
 //! `prefill_backward_walk` the states before every chunk and the gradients of the states after it, in both directions
 //! at the same time; `prefill_backward_gradients` the gradients of q, k and gates; `prefill_backward_sums` those of
 //! `A_log` and `dt_bias`. Nothing is read from the forward: the backward computes the states again. It uses no atomics,
@@ -9,9 +11,12 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::shape::Shape;
+use super::plan::{self, Counts, Partition};
+use super::shape::{BACKWARD_COLUMNS as SLAB, Shape};
 use super::{DeviceLengths, Lengths, LoweredLengths, Prefill};
-use crate::abi::{self, dwk_prefill_backward_args, dwk_prefill_prepare_args};
+use crate::abi::{
+    self, dwk_prefill_backward_args, dwk_prefill_combine_args, dwk_prefill_prepare_args,
+};
 use crate::alias::{self, Span};
 use crate::batch::CuSeqlens;
 use crate::check::{self, Checked};
@@ -28,8 +33,6 @@ use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_workspace};
 const RECORD_BYTES: usize = abi::DWK_BACKWARD_RECORD_BYTES as usize;
 /// Bytes of 16 rows of a slab, in 16-bit numbers.
 const SLAB_ROWS_BYTES: usize = 1024;
-/// Value columns of a workgroup of the walk.
-const SLAB: usize = 32;
 /// Row tiles of a chunk.
 const TILES: usize = super::CHUNK / 16;
 
@@ -78,13 +81,15 @@ pub struct BackwardTensors<'a> {
 pub struct PrefillBackward {
     context: Context,
     shape: Shape,
-    kernels: [Kernel<dwk_prefill_backward_args>; 4],
+    kernels: [Kernel<dwk_prefill_backward_args>; 5],
+    combine: Kernel<dwk_prefill_combine_args>,
     lengths: PlanLengths,
+    counts: Counts,
 }
 
 #[derive(Debug)]
 enum PlanLengths {
-    /// `cu_seqlens`.
+    /// Items, chains of both directions, `cu_seqlens`.
     Host(Buffer<i32>),
     Device(DeviceLengths),
 }
@@ -96,19 +101,37 @@ struct Layout {
     errors: usize,
     d_updates: usize,
     partials: usize,
+    boundaries: usize,
+    retained: usize,
+    forgotten: usize,
     bytes: usize,
+}
+
+/// Device addresses of the tables that kernels read.
+#[derive(Clone, Copy)]
+struct Tables {
+    cu_seqlens: *const i32,
+    /// Null: no sequence is cut.
+    items: *const abi::dwk_prefill_item,
+    chains: *const i32,
 }
 
 impl PrefillBackward {
     /// The backward of `prefill`. It needs a workspace of its own size.
     ///
+    /// It cuts sequences into [`segments`](super::PrefillSpec::segments), or into as many as the planner finds fastest for
+    /// it. With lengths that only the device knows, it cuts none.
+    ///
     /// # Errors
-    /// No memory for the lengths.
+    /// [`SEGMENTS_VARIABLE`](super::SEGMENTS_VARIABLE) that is not allowed, no memory for the lengths.
     pub fn of(prefill: &Prefill) -> Result<Self> {
         let shape = prefill.shape;
+        let mut counts = shape.whole();
         let lengths = match &prefill.lengths {
             Lengths::Host { cu_seqlens, .. } => {
-                PlanLengths::Host(prefill.context.upload(cu_seqlens)?)
+                let partition = shape.partition_backward(cu_seqlens)?;
+                counts = partition.counts();
+                PlanLengths::Host(prefill.context.upload(&table(&partition, cu_seqlens))?)
             }
             Lengths::Device(lengths) => PlanLengths::Device(DeviceLengths {
                 segments: None,
@@ -118,10 +141,13 @@ impl PrefillBackward {
         let plan = PrefillBackward {
             context: prefill.context.clone(),
             kernels: kernels::prefill_backward(shape.spec.dtype, shape.spec.heads.key_dim),
+            combine: kernels::prefill_combine(shape.spec.heads.key_dim),
             shape,
             lengths,
+            counts,
         };
-        let most = plan.grids().into_iter().max().unwrap_or_default();
+        let most = plan.grids().into_iter().max();
+        let most = most.unwrap_or_default().max(plan.combine_grid());
         check::ensure(most < 1 << 23, || {
             let was = format!("{most} workgroups");
             let allowed = "fewer than 2^23 workgroups in the backward: use fewer tokens or heads";
@@ -135,22 +161,36 @@ impl PrefillBackward {
         self.shape.chunk_entries()
     }
 
-    /// Workgroups of prepare, walk, gradients (one more chunk for rows past the last sequence) and sums.
-    fn grids(&self) -> [u64; 4] {
+    /// Workgroups of prepare, summarise, walk, gradients (one more chunk for rows past the last sequence) and sums.
+    fn grids(&self) -> [u64; 5] {
         let Heads {
             key,
             value,
+            key_dim,
             value_dim,
             ..
         } = self.shape.spec.heads;
         let chunks = self.records() as u64;
         let slabs = value_dim.div_ceil(SLAB) as u64;
+        let matrices = 2 * slabs + key_dim.div_ceil(SLAB) as u64;
+        let of_heads = |count: usize, each| count as u64 * value as u64 * each;
         [
             chunks * key as u64,
-            self.shape.sequences as u64 * value as u64 * slabs * 2,
+            of_heads(self.counts.summaries, matrices),
+            of_heads(self.counts.items, 2 * slabs),
             (chunks + 1) * key as u64,
             value as u64,
         ]
+    }
+
+    /// Chains of both directions.
+    fn chains(&self) -> usize {
+        2 * self.counts.chains as usize
+    }
+
+    fn combine_grid(&self) -> u64 {
+        let slabs = self.shape.combine_slabs() as u64;
+        self.chains() as u64 * self.shape.spec.heads.value as u64 * slabs
     }
 
     fn layout(&self) -> Layout {
@@ -168,13 +208,26 @@ impl PrefillBackward {
         let errors = d_states + places * state;
         let d_updates = errors + places * 2 * TILES * blocks;
         let partials = d_updates + places * TILES * blocks;
+        let aligned =
+            |numbers: usize| (numbers * size_of::<f32>()).next_multiple_of(WORKSPACE_ALIGN);
+        let boundaries = partials + aligned(2 * places);
+        let summaries = self.counts.summaries;
+        let retained = boundaries
+            + self
+                .shape
+                .summary_bytes(2 * summaries)
+                .next_multiple_of(WORKSPACE_ALIGN);
+        let forgotten = retained + if summaries > 0 { aligned(places) } else { 0 };
         Layout {
             states,
             d_states,
             errors,
             d_updates,
             partials,
-            bytes: partials + (places * 2 * size_of::<f32>()).next_multiple_of(WORKSPACE_ALIGN),
+            boundaries,
+            retained,
+            forgotten,
+            bytes: forgotten + aligned(2 * summaries * value),
         }
     }
 
@@ -185,7 +238,13 @@ impl PrefillBackward {
         }
     }
 
-    /// Bytes of workspace that a launch needs: about 129 KiB per chunk and value head at `K = V = 128`.
+    /// Number of segments of all sequences. A sequence that is not cut counts as one.
+    pub fn segments(&self) -> usize {
+        self.counts.items
+    }
+
+    /// Bytes of workspace that a launch needs: about 129 KiB per chunk and value head at `K = V = 128`, and 256 KiB per
+    /// segment that another follows.
     pub fn workspace_bytes(&self) -> usize {
         self.lengths_bytes() + self.layout().bytes
     }
@@ -194,9 +253,19 @@ impl PrefillBackward {
     pub fn kernels(&self, raw_gates: bool) -> Vec<&'static str> {
         let device = matches!(self.lengths, PlanLengths::Device(_));
         let lengths = device.then(|| kernels::prefill_lengths().name());
-        let count = if raw_gates { 4 } else { 3 };
-        let own = self.kernels.iter().take(count).map(|k| k.name());
-        lengths.into_iter().chain(own).collect()
+        let [prepare, summarise, walk, gradients, sums] = self.kernels.map(Kernel::name);
+        let mut names: Vec<_> = lengths.into_iter().chain([prepare]).collect();
+        if self.counts.summaries > 0 {
+            names.push(summarise);
+        }
+        if self.counts.chains > 0 {
+            names.push(self.combine.name());
+        }
+        names.extend([walk, gradients]);
+        if raw_gates {
+            names.push(sums);
+        }
+        names
     }
 
     /// Enqueues the backward: the kernels that [`PrefillBackward::kernels`] names, nothing else.
@@ -229,12 +298,8 @@ impl PrefillBackward {
         let scratch = workspace.span();
         let (address, rest) = workspace.split(self.lengths_bytes());
         let lengths = self.lower_lengths(tensors, address)?;
-        let cu_seqlens = match (&self.lengths, &lengths) {
-            (_, Some(lowered)) => lowered.checked(),
-            (PlanLengths::Host(cu_seqlens), None) => cu_seqlens.address().cast_const().cast(),
-            (PlanLengths::Device(_), None) => ptr::null(),
-        };
-        let arguments = self.lower(tensors, cu_seqlens, rest.address())?;
+        let tables = self.tables(lengths.as_ref());
+        let arguments = self.lower(tensors, tables, rest.address())?;
         check_overlaps(tensors, scratch)?;
         self.context.make_current()?;
         let _turn = stream.turn();
@@ -254,8 +319,63 @@ impl PrefillBackward {
                 self.context
                     .launch(stream, kernel, groups as u32, threads, &arguments)?;
             }
+            if matches!(role, kernels::Role::BackwardSummarise(_)) {
+                self.launch_combine(stream, &arguments, tables.chains)?;
+            }
         }
         after()
+    }
+
+    /// Enqueues the kernel that chains summaries, in both directions.
+    fn launch_combine(
+        &self,
+        stream: &Stream,
+        x: &dwk_prefill_backward_args,
+        chains: *const i32,
+    ) -> Result<()> {
+        let groups = self.combine_grid();
+        if groups == 0 {
+            return Ok(());
+        }
+        let arguments = dwk_prefill_combine_args {
+            states: x.boundaries,
+            forgotten: x.forgotten,
+            chains,
+            chains_count: self.chains() as i32,
+            value_heads: x.prepare.value_heads,
+            key_dim: x.prepare.key_dim,
+            value_dim: x.prepare.value_dim,
+            slabs: self.shape.combine_slabs() as i32,
+            summaries: 2 * x.summaries,
+            dies: x.prepare.dies,
+            pad0: 0,
+        };
+        let threads = self.shape.target.threads(self.combine.role());
+        // SAFETY: the summaries are in the workspace, the chains in a buffer of the plan.
+        unsafe { (self.context).launch(stream, self.combine, groups as u32, threads, &arguments) }
+    }
+
+    /// Addresses of the tables. `made`: lengths that a launch checks.
+    fn tables(&self, made: Option<&LoweredLengths>) -> Tables {
+        match &self.lengths {
+            PlanLengths::Host(tables) => {
+                let items: *const i32 = tables.address().cast_const().cast();
+                let chains = items.wrapping_add(self.counts.items * plan::ITEM_WORDS);
+                Tables {
+                    cu_seqlens: chains.wrapping_add(self.chains() * plan::CHAIN_WORDS),
+                    items: match self.counts.summaries {
+                        0 => ptr::null(),
+                        _ => items.cast(),
+                    },
+                    chains,
+                }
+            }
+            PlanLengths::Device(_) => Tables {
+                cu_seqlens: made.map_or(ptr::null(), LoweredLengths::checked),
+                items: ptr::null(),
+                chains: ptr::null(),
+            },
+        }
     }
 
     fn lower_lengths(
@@ -279,7 +399,7 @@ impl PrefillBackward {
     fn lower(
         &self,
         x: &BackwardTensors<'_>,
-        cu_seqlens: *const i32,
+        tables: Tables,
         scratch: *mut c_void,
     ) -> Checked<dwk_prefill_backward_args> {
         let Shape {
@@ -313,8 +433,12 @@ impl PrefillBackward {
                 k: x.k.0.address,
                 q_strides: check::tokens("q", &x.q, batch, key_heads, key_dim, &[dtype])?,
                 k_strides: check::tokens("k", &x.k, batch, key_heads, key_dim, &[dtype])?,
-                cu_seqlens,
+                cu_seqlens: tables.cu_seqlens,
                 records: scratch,
+                retained: match self.counts.summaries {
+                    0 => ptr::null_mut(),
+                    _ => at(layout.retained).cast(),
+                },
                 sequences: sequences as i32,
                 tokens: batch.rows() as i32,
                 key_heads: key_heads as i32,
@@ -347,6 +471,10 @@ impl PrefillBackward {
             errors: at(layout.errors).cast(),
             d_updates: at(layout.d_updates).cast(),
             partials: at(layout.partials).cast(),
+            items: tables.items,
+            boundaries: at(layout.boundaries).cast(),
+            forgotten: at(layout.forgotten).cast(),
+            summaries: self.counts.summaries as i32,
             scale: spec.scale(),
             records: self.records() as i32,
             ..Default::default()
@@ -420,6 +548,21 @@ impl PrefillBackward {
         out.prepare.flags = flags;
         Ok(out)
     }
+}
+
+/// Words to upload: items, chains of both directions, `cu_seqlens`. Without cuts the kernels read `cu_seqlens` alone.
+fn table(partition: &Partition, cu_seqlens: &[i32]) -> Vec<i32> {
+    let both = partition.chains.iter().flat_map(|&[first, count]| {
+        // Summary n of the reverse walk has the number 2 summaries - n: hip/prefill/backward/segment.h.
+        let reverse = 2 * partition.summaries as i32 - first - count;
+        [[first, count], [reverse, count]]
+    });
+    let both = Partition {
+        chains: both.collect(),
+        items: partition.items.clone(),
+        ..Partition::default()
+    };
+    both.table(cu_seqlens)
 }
 
 /// Checks that every tensor with a known context belongs to `context`.

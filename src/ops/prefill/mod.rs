@@ -97,7 +97,8 @@ pub enum PrefillPath {
     /// `prefill_prepare` and `prefill_scan`, with `prefill_summarise` and `prefill_combine` between them if sequences
     /// are cut.
     Split,
-    /// `prefill_short` for sequences of at most 16 tokens, for `K` up to 128; the plan chooses for the others.
+    /// `prefill_short` for sequences of at most 16 tokens, for `K` up to 128; the plan chooses for the others. `Auto` takes it
+    /// where it has the bits of the other kernels: not on NVIDIA GPUs.
     Short,
 }
 

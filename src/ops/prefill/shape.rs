@@ -18,6 +18,8 @@ use crate::state::States;
 use crate::tensor::Batch;
 
 const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
+/// Columns of a workgroup of the backward's walks.
+pub(super) const BACKWARD_COLUMNS: usize = 32;
 
 /// Properties of a batch that decide its launches.
 #[derive(Clone, Copy, Debug)]
@@ -144,7 +146,11 @@ impl Shape {
             && is_compiled(&spec)
             && shape.target.fused_costs.automatic;
         shape.short = match wanted {
-            PrefillPath::Auto => has_short(&spec) && plan::uses_short(batch.rows(), sequences),
+            PrefillPath::Auto => {
+                shape.target.short_has_bits_of_scan
+                    && has_short(&spec)
+                    && plan::uses_short(batch.rows(), sequences)
+            }
             forced => forced == PrefillPath::Short,
         };
         shape.check_grids(shape.whole())?;
@@ -402,6 +408,39 @@ impl Shape {
     pub(super) fn leave_short(&self, partition: &mut Partition, cu_seqlens: &[i32]) {
         if self.short {
             partition.leave_short(cu_seqlens);
+        }
+    }
+
+    /// [`Shape::partition`] for the backward.
+    pub(super) fn partition_backward(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
+        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
+        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
+            Some(segments) => Cut::Segments(segments),
+            None => {
+                let segments = plan::choose(&chunks, &self.backward_machine());
+                Cut::AtMost(plan::segment_chunks(&chunks, segments))
+            }
+        };
+        Ok(plan::cut(&chunks, cut))
+    }
+
+    /// Model of the device for the planner of the backward's segments.
+    fn backward_machine(&self) -> Machine {
+        let Heads {
+            value,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec.heads;
+        let slabs = |columns: usize| columns.div_ceil(BACKWARD_COLUMNS);
+        Machine {
+            compute_units: self.compute_units,
+            costs: &self.target.backward_costs,
+            scan: value * 2 * slabs(value_dim),
+            summarise: value * (2 * slabs(value_dim) + slabs(key_dim)),
+            combine: value * 2 * self.combine_slabs(),
+            summary_bytes: self.summary_bytes(2),
         }
     }
 

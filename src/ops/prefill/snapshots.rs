@@ -30,7 +30,7 @@ pub struct Snapshot {
 /// usual accuracy.
 #[derive(Debug)]
 pub struct Snapshots<'a> {
-    /// f32 or bf16, `[slots, HV, K, V]` or `[slots, HV, V, K]`. Absent: slots of the pool that no sequence of the batch
+    /// f32, bf16 or fp16, `[slots, HV, K, V]` or `[slots, HV, V, K]`. Absent: slots of the pool that no sequence of the batch
     /// reads or writes.
     pub to: Option<StateMut<'a>>,
     /// Slot of the state after each chunk; negative or beyond the tensor: not stored. No slot may occur twice. Chunk c

@@ -1,0 +1,183 @@
+//! The backward of sequences that are cut into segments, against the f64 oracle.
+
+use deltawave::model::Heads;
+use deltawave::prefill::{Prefill, PrefillBackward, PrefillSpec};
+use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+
+use crate::common::backward::{ALL, Given, NAMES, check_backward, judge_backward, run_backward};
+use crate::common::{Case, Entry, GateKind, StateKind, bits, context, spec};
+
+const F32_STATE: StateKind = StateKind {
+    dtype: Dtype::F32,
+    layout: StateLayout::KeyMajor,
+    pad: 0,
+};
+const RAW: GateKind = GateKind::Raw {
+    dtype: Dtype::Bf16,
+    dt_bias: true,
+    allow_neg_eigval: true,
+};
+
+fn cut(spec: PrefillSpec, segments: usize) -> PrefillSpec {
+    PrefillSpec {
+        segments: Some(segments),
+        ..spec
+    }
+}
+
+/// Segments that forget, some that do not, chains of both directions; with and without states at both ends.
+#[test]
+fn backward_in_segments_of_every_kind_of_gates() {
+    let kinds = [
+        (Gates::Normal, true, true),
+        (Gates::Mixed, true, true),
+        (Gates::Mixed, false, true),
+        (Gates::Zero, true, false),
+        (Gates::Zero, false, false),
+        (Gates::Zero, true, true),
+        (Gates::Strong, true, true),
+        (Gates::Model, true, true),
+    ];
+    for (i, (gates, initial, last)) in kinds.into_iter().enumerate() {
+        let dtype = [Dtype::Bf16, Dtype::F16][i % 2];
+        let segments = [2, 3, 5, 4][i % 4];
+        let lengths = [0, 400, 64, 10, 333, 0];
+        let mut case = Case::new(cut(spec(dtype, 1, 2, 128, 128), segments), &lengths);
+        case.initial = initial.then_some(F32_STATE);
+        case.final_state = last.then_some(F32_STATE);
+        case.gates = gates;
+        case.seed = 20 + i as u64;
+        check_backward(&context(), &case, 1.1, 0.0);
+    }
+}
+
+/// Walks of the long segments of one sequence begin and end in other chunks where gates forget.
+#[test]
+fn backward_in_long_segments() {
+    for (gates, segments) in [(Gates::Normal, 2), (Gates::Zero, 3), (Gates::Mixed, 4)] {
+        let mut case = Case::new(cut(spec(Dtype::Bf16, 1, 1, 64, 32), segments), &[4500]);
+        case.initial = Some(F32_STATE);
+        case.gates = gates;
+        check_backward(&context(), &case, 1.1, 0.0);
+    }
+}
+
+#[test]
+fn backward_in_segments_of_every_dimension() {
+    for (key_dim, value_dim) in [(16, 96), (80, 48), (112, 16), (144, 32), (256, 80)] {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let mut heads = spec(dtype, 1, 2, key_dim, value_dim);
+            heads.qk_l2norm = true;
+            heads.heads = Heads {
+                map: HeadMap::Tiled,
+                ..heads.heads
+            };
+            let mut case = Case::new(cut(heads, 4), &[250]);
+            case.initial = Some(StateKind {
+                layout: StateLayout::ValueMajor,
+                ..F32_STATE
+            });
+            case.gates = Gates::Zero;
+            let floor = if dtype == Dtype::F16 { 6e-4 } else { 4e-3 };
+            check_backward(&context(), &case, 1.1, floor);
+            case.gate_kind = RAW;
+            case.gates = Gates::Mixed;
+            // Sums over two heads scatter.
+            check_backward(&context(), &case, 1.3, 2.0 * floor);
+        }
+    }
+}
+
+/// A gradient alone has the bits that it has among all, also where the gradient of the initial states is not wanted.
+#[test]
+fn backward_in_segments_of_each_gradient_alone() {
+    let mut case = Case::new(cut(spec(Dtype::Bf16, 1, 2, 64, 32), 3), &[300, 70]);
+    case.gate_kind = RAW;
+    case.gates = Gates::Mixed;
+    case.initial = Some(F32_STATE);
+    case.has_initial = Some(vec![0, 1]);
+    let (data, given) = (case.data(), Given::new(&case));
+    let all = run_backward(&context(), &case, &data, &given, ALL);
+    judge_backward(&case, &data, &given, &all);
+    for (i, name) in NAMES.iter().enumerate() {
+        let alone = run_backward(&context(), &case, &data, &given, 1 << i);
+        let [a, b] = [&alone, &all].map(|g| bits(g[i].as_ref().expect("wanted")));
+        assert!(a == b, "{name} alone differs");
+    }
+}
+
+/// With a number of segments, a sequence's gradients do not depend on its batch.
+#[test]
+fn backward_in_segments_does_not_depend_on_the_batch() {
+    let case = Case {
+        initial: Some(F32_STATE),
+        gates: Gates::Mixed,
+        ..Case::new(cut(spec(Dtype::Bf16, 1, 2, 64, 32), 3), &[330, 700, 64])
+    };
+    let (data, given) = (case.data(), Given::new(&case));
+    let all = run_backward(&context(), &case, &data, &given, ALL);
+    let first = Case {
+        lengths: vec![330],
+        ..case.clone()
+    };
+    let mut own = first.data();
+    let rows = |t: &HostTensor, n: usize| HostTensor::new(t.dtype, t.values[..n].to_vec());
+    own.inputs.q = rows(&data.inputs.q, 330 * 64);
+    own.inputs.k = rows(&data.inputs.k, 330 * 64);
+    own.inputs.v = rows(&data.inputs.v, 330 * 64);
+    own.inputs.g = data.inputs.g[..660].to_vec();
+    own.inputs.beta = data.inputs.beta[..660].to_vec();
+    own.initial = data.initial.as_ref().map(|t| rows(t, 2 * 64 * 32));
+    let up = Given {
+        d_o: rows(&given.d_o, 330 * 64),
+        d_final: given.d_final.as_ref().map(|t| rows(t, 2 * 64 * 32)),
+    };
+    let alone = run_backward(&context(), &first, &own, &up, ALL);
+    for ((a, b), name) in alone.iter().zip(&all).zip(NAMES) {
+        if let (Some(a), Some(b)) = (a, b) {
+            assert!(bits(a) == bits(&b[..a.len()]), "{name}");
+        }
+    }
+}
+
+/// Kernels of a plan: those of segments only where a sequence is cut, and chains only of more than two segments.
+#[test]
+fn backward_plans_segments() {
+    let context = context();
+    let kernels = |segments, tokens: usize| {
+        let spec = PrefillSpec {
+            segments,
+            ..spec(Dtype::Bf16, 1, 2, 64, 32)
+        };
+        let plan = Prefill::packed(&context, spec, &[0, tokens as i32], tokens).expect("a plan");
+        let plan = PrefillBackward::of(&plan).expect("a plan");
+        (plan.segments(), plan.kernels(false).len())
+    };
+    assert_eq!(kernels(Some(1), 640), (1, 3));
+    assert_eq!(kernels(Some(2), 640), (2, 4));
+    assert_eq!(kernels(Some(5), 640), (5, 5));
+    assert_eq!(kernels(Some(5), 64), (1, 3));
+    // Few heads leave most of the device idle: the planner cuts long sequences, and leaves short ones.
+    assert_eq!(kernels(None, 640).0, 1);
+    assert!(kernels(None, 65536).0 > 8);
+    // Lengths that only the device knows are not cut.
+    let spec = spec(Dtype::Bf16, 1, 2, 64, 32);
+    let plan = Prefill::device(&context, spec, 65536, 1).expect("a plan");
+    assert_eq!(PrefillBackward::of(&plan).expect("a plan").segments(), 1);
+}
+
+/// Lengths on the device give the bits of a plan that knows them, where none is cut.
+#[test]
+fn backward_of_lengths_on_the_device_is_whole() {
+    let mut case = Case::new(cut(spec(Dtype::Bf16, 1, 2, 64, 32), 1), &[200, 0, 90]);
+    case.initial = Some(F32_STATE);
+    let (data, given) = (case.data(), Given::new(&case));
+    let host = run_backward(&context(), &case, &data, &given, ALL);
+    case.entry = Entry::Device { wide: false };
+    let device = run_backward(&context(), &case, &data, &given, ALL);
+    for ((a, b), name) in host.iter().zip(&device).zip(NAMES) {
+        let same = a.as_deref().map(bits) == b.as_deref().map(bits);
+        assert!(same, "{name}");
+    }
+}
