@@ -284,7 +284,10 @@ fn o_in_the_place_of_v() {
             [&data.inputs.q, &data.inputs.k, &data.inputs.v].map(|t| upload(&t.bytes));
         let [g, beta] = [&data.inputs.g, &data.inputs.beta].map(|x| f32s(x));
         let plan = plan(&case);
-        assert!(plan.path() == PrefillPath::Auto || plan.segments() > 1, "{path:?}");
+        assert!(
+            plan.path() == PrefillPath::Auto || plan.segments() > 1,
+            "{path:?}"
+        );
         let mut workspace = upload(&vec![0xff; plan.workspace_bytes()]);
         let dense = deltawave::tensor::dense_strides::<3>;
         let (of_k, of_v) = ([tokens, 1, k], [tokens, heads, v]);

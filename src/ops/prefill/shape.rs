@@ -262,9 +262,7 @@ impl Shape {
             States::Separate {
                 initial: Some(initial),
                 last,
-            } => {
-                !(last.as_ref()).is_some_and(|l| l.tensor.0.address == initial.state.tensor.address)
-            }
+            } => (last.as_ref()).is_none_or(|l| l.tensor.0.address != initial.state.tensor.address),
             States::Pool { .. } => false,
         }
     }
