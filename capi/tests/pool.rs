@@ -348,7 +348,7 @@ fn refusals() {
     unsafe {
         refused(
             dw_prefill_set_slots(x.plan, null(), null(), 2),
-            "slots.data: a null pointer",
+            "slots: a null pointer",
         );
         refused(
             dw_prefill_set_slots(null_mut(), null(), null(), 0),
