@@ -487,12 +487,18 @@ fn tensor(name: &'static str, x: &TensorView<'_>, allowed: &[Dtype]) -> Result<T
         None => Err(FileError::Dtype {
             name,
             actual: x.dtype().to_string(),
-            allowed: allowed
-                .iter()
-                .map(|d| d.name())
-                .collect::<Vec<_>>()
-                .join(" or "),
+            allowed: alternatives(allowed),
         }),
+    }
+}
+
+/// `f32, bf16 or fp16`.
+fn alternatives(types: &[Dtype]) -> String {
+    let names: Vec<_> = types.iter().map(|d| d.name()).collect();
+    match names.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
     }
 }
 
