@@ -50,7 +50,7 @@ def short(configuration):
 # 128 on the matrix units, and KiB moved with two value heads for each key head.
 DESIGN = {"mfma_clk": 13.9 * 4096, "hbm_unique_bytes": 343 * 1024}
 
-# What is shown for each chunk and value head.
+# Columns of the table of costs for each chunk and value head: counter, heading, unit, format.
 SHARES = [
     ("wave_instructions", "wave instr.", 1, "{:,.0f}"),
     ("mfma_clk", "MFMA clk", 1, "{:,.0f}"),

@@ -86,8 +86,8 @@ def recurrence(q, k, v, g, beta, h0, d_o, d_final, lengths):
 def gradients(case, d_o, d_final, choose):
     """Runs the kernels as `chunk_gated_delta_rule_bwd` does; the gradients in the order of NAMES.
 
-    What it leaves to torch are sums over the value heads of a key head and over parts of the keys, and additions of two
-    kernels' shares of dk and dg.
+    Torch does the sums over the value heads of a key head and over parts of the keys, and adds two kernels' shares of dk
+    and dg.
     """
     x = case.factors(True, choose)
     case.states(x, choose, None)

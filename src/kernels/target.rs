@@ -256,7 +256,7 @@ static SM90: Target = {
             early_starts: false,
             fewer: 1.0,
         },
-        // Those modelled for an MI300X: the backward has not run on an H200.
+        // Those modelled for an MI300X, with the launch and combine of the forward on an H200.
         backward_costs: Costs {
             scan: KernelCost {
                 chunk: 2.8,

@@ -209,28 +209,35 @@ fn backward_is_linear() {
 /// A sequence's gradients do not depend on its batch.
 #[test]
 fn backward_does_not_depend_on_the_batch() {
-    let heads = spec(Dtype::Bf16, 1, 2, 64, 32);
-    let case = Case {
+    assert_first_alone(&Case {
         initial: Some(F32_STATE),
-        ..Case::new(heads, &[130, 70])
-    };
-    let (data, given) = (case.data(), Given::new(&case));
-    let all = run_backward(&context(), &case, &data, &given, ALL);
+        ..Case::new(spec(Dtype::Bf16, 1, 2, 64, 32), &[130, 70])
+    });
+}
+
+/// The gradients of a batch's first sequence have the bits of that sequence alone.
+pub fn assert_first_alone(case: &Case) {
+    let heads = &case.spec.heads;
+    let tokens = case.lengths[0];
+    let (data, given) = (case.data(), Given::new(case));
+    let all = run_backward(&context(), case, &data, &given, ALL);
     let first = Case {
-        lengths: vec![130],
+        lengths: vec![tokens],
         ..case.clone()
     };
     let mut own = first.data();
     let rows = |t: &HostTensor, n: usize| HostTensor::new(t.dtype, t.values[..n].to_vec());
-    own.inputs.q = rows(&data.inputs.q, 130 * 64);
-    own.inputs.k = rows(&data.inputs.k, 130 * 64);
-    own.inputs.v = rows(&data.inputs.v, 130 * 64);
-    own.inputs.g = data.inputs.g[..260].to_vec();
-    own.inputs.beta = data.inputs.beta[..260].to_vec();
-    own.initial = data.initial.as_ref().map(|t| rows(t, 2 * 64 * 32));
+    let (of_keys, of_values) = (heads.key * heads.key_dim, heads.value * heads.value_dim);
+    own.inputs.q = rows(&data.inputs.q, tokens * of_keys);
+    own.inputs.k = rows(&data.inputs.k, tokens * of_keys);
+    own.inputs.v = rows(&data.inputs.v, tokens * of_values);
+    own.inputs.g = data.inputs.g[..tokens * heads.value].to_vec();
+    own.inputs.beta = data.inputs.beta[..tokens * heads.value].to_vec();
+    let state = of_values * heads.key_dim;
+    own.initial = data.initial.as_ref().map(|t| rows(t, state));
     let up = Given {
-        d_o: rows(&given.d_o, 130 * 64),
-        d_final: given.d_final.as_ref().map(|t| rows(t, 2 * 64 * 32)),
+        d_o: rows(&given.d_o, tokens * of_values),
+        d_final: given.d_final.as_ref().map(|t| rows(t, state)),
     };
     let alone = run_backward(&context(), &first, &own, &up, ALL);
     for ((a, b), name) in alone.iter().zip(&all).zip(NAMES) {

@@ -5,6 +5,7 @@ use deltawave::prefill::{Prefill, PrefillBackward, PrefillSpec};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
+use crate::backward::assert_first_alone;
 use crate::common::backward::{ALL, Given, NAMES, check_backward, judge_backward, run_backward};
 use crate::common::{Case, Entry, GateKind, StateKind, bits, context, spec};
 
@@ -110,35 +111,11 @@ fn backward_in_segments_of_each_gradient_alone() {
 /// With a number of segments, a sequence's gradients do not depend on its batch.
 #[test]
 fn backward_in_segments_does_not_depend_on_the_batch() {
-    let case = Case {
+    assert_first_alone(&Case {
         initial: Some(F32_STATE),
         gates: Gates::Mixed,
         ..Case::new(cut(spec(Dtype::Bf16, 1, 2, 64, 32), 3), &[330, 700, 64])
-    };
-    let (data, given) = (case.data(), Given::new(&case));
-    let all = run_backward(&context(), &case, &data, &given, ALL);
-    let first = Case {
-        lengths: vec![330],
-        ..case.clone()
-    };
-    let mut own = first.data();
-    let rows = |t: &HostTensor, n: usize| HostTensor::new(t.dtype, t.values[..n].to_vec());
-    own.inputs.q = rows(&data.inputs.q, 330 * 64);
-    own.inputs.k = rows(&data.inputs.k, 330 * 64);
-    own.inputs.v = rows(&data.inputs.v, 330 * 64);
-    own.inputs.g = data.inputs.g[..660].to_vec();
-    own.inputs.beta = data.inputs.beta[..660].to_vec();
-    own.initial = data.initial.as_ref().map(|t| rows(t, 2 * 64 * 32));
-    let up = Given {
-        d_o: rows(&given.d_o, 330 * 64),
-        d_final: given.d_final.as_ref().map(|t| rows(t, 2 * 64 * 32)),
-    };
-    let alone = run_backward(&context(), &first, &own, &up, ALL);
-    for ((a, b), name) in alone.iter().zip(&all).zip(NAMES) {
-        if let (Some(a), Some(b)) = (a, b) {
-            assert!(bits(a) == bits(&b[..a.len()]), "{name}");
-        }
-    }
+    });
 }
 
 /// Kernels of a plan: those of segments only where a sequence is cut, and chains only of more than two segments.

@@ -118,7 +118,7 @@ DEVICE u64 described(u32 shared) { return 1ull << 62 | 64ull << 32 | 1ull << 16 
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // An f32 tile as the sum of two tf32 tiles. `high` is rounded to nearest, so that the matrix unit's truncation of `low`
-// has no bias: with `high` truncated, the state of identical keys is less accurate than it may be.
+// has no bias.
 struct Split {
     int high[elements], low[elements];
     DEVICE_MEMBER explicit Split(Tile x) {

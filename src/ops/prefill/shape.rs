@@ -411,8 +411,7 @@ impl Shape {
 
     /// [`Shape::partition`] for the backward.
     pub(super) fn partition_backward(&self, cu_seqlens: &[i32]) -> Checked<Partition> {
-        let lengths = cu_seqlens.windows(2).map(|c| (c[1] - c[0]) as usize);
-        let chunks: Vec<usize> = lengths.map(|n| n.div_ceil(CHUNK)).collect();
+        let chunks = plan::chunks_of(cu_seqlens);
         let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => Cut::Segments(segments),
             None => {
