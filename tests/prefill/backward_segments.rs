@@ -3,7 +3,7 @@
 use deltawave::model::Heads;
 use deltawave::prefill::{Prefill, PrefillBackward, PrefillSpec};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
-use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::inputs::Gates;
 
 use crate::backward::assert_first_alone;
 use crate::common::backward::{ALL, Given, NAMES, check_backward, judge_backward, run_backward};
