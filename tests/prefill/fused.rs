@@ -10,6 +10,7 @@ use crate::common::{
     assert_same_bits, bits, check, check_output, check_pool, context, is_cdna, run, run_snapshots,
     spec,
 };
+use crate::snapshots::assert_near_whole;
 
 const F32: StateKind = StateKind {
     dtype: Dtype::F32,
@@ -136,29 +137,7 @@ fn snapshots_belong_to_one_segment() {
     case.gates = Gates::Mixed;
     let data = gates(&case);
     let expected = run(&context(), &case, &data);
-    let mut whole = case.clone();
-    whole.spec.segments = Some(1);
-    let list = plan(&case).snapshots_every(64).expect("whole chunks");
-    let each = 6 * 32 * 48;
-    for every in [1, 2] {
-        let wanted = SnapshotCase {
-            to: Some((F32, 9 + 1 + 4)),
-            list: list
-                .iter()
-                .filter(|s| s.tokens / 64 % every == 0)
-                .copied()
-                .collect(),
-            planned: true,
-        };
-        let (output, taken) = run_snapshots(&context(), &case, &data, None, &wanted);
-        assert_same_bits(&expected, &output, "with snapshots");
-        let (_, of_whole) = run_snapshots(&context(), &whole, &data, None, &wanted);
-        for (s, (a, b)) in (wanted.list.iter()).zip(taken.chunks(each).zip(of_whole.chunks(each))) {
-            let b: Vec<f64> = b.iter().map(|&x| f64::from(x)).collect();
-            let distance = deltawave_lab::metrics::compare(a, &b);
-            assert!(distance.rms_ratio < 4e-3, "{s:?}: {distance:?}");
-        }
-    }
+    assert_near_whole(&case, &data, &expected, &[1, 2]);
 }
 
 /// The first segments of a sequence may run after its last one has replaced the state, also those that start at the first

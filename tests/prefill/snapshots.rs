@@ -26,6 +26,35 @@ fn case(dtype: Dtype, segments: usize) -> Case {
     case
 }
 
+/// Takes each, and every so many, of the snapshots of a case that is cut: outputs and final states keep the bits of
+/// `expected`, and snapshots are near those of whole sequences.
+pub fn assert_near_whole(case: &Case, data: &Data, expected: &Output, every: &[usize]) {
+    let mut whole = case.clone();
+    whole.spec.segments = Some(1);
+    let heads = &case.spec.heads;
+    let each = heads.value * heads.key_dim * heads.value_dim;
+    let list = plan(case).snapshots_every(64).expect("whole chunks");
+    for every in every {
+        let wanted = SnapshotCase {
+            to: Some((F32, list.len())),
+            list: list
+                .iter()
+                .filter(|s| s.tokens / 64 % every == 0)
+                .copied()
+                .collect(),
+            planned: true,
+        };
+        let (output, taken) = run_snapshots(&context(), case, data, None, &wanted);
+        assert_same_bits(expected, &output, "with snapshots");
+        let (_, of_whole) = run_snapshots(&context(), &whole, data, None, &wanted);
+        for (s, (a, b)) in (wanted.list.iter()).zip(taken.chunks(each).zip(of_whole.chunks(each))) {
+            let b: Vec<f64> = b.iter().map(|&x| f64::from(x)).collect();
+            let distance = compare(a, &b);
+            assert!(distance.rms_ratio < 4e-3, "{s:?}: {distance:?}");
+        }
+    }
+}
+
 fn plan(case: &Case) -> Prefill {
     Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).expect("a plan")
 }
