@@ -6,9 +6,8 @@ use deltawave::types::{Dtype, StateLayout};
 use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
-    Case, Data, Entry, GateKind, Layout, Loaded, PoolCase, SnapshotCase, StateKind,
-    assert_same_bits, bits, check, check_output, check_pool, context, is_cdna, run, run_snapshots,
-    spec,
+    Case, Data, Entry, GateKind, Layout, Loaded, PoolCase, StateKind, assert_same_bits, bits,
+    check, check_output, check_pool, context, is_cdna, run, spec,
 };
 use crate::snapshots::assert_near_whole;
 
