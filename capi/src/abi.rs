@@ -198,6 +198,9 @@ pub const DW_PATH_FUSED: _bindgen_ty_7 = 1;
 pub const DW_PATH_SPLIT: _bindgen_ty_7 = 2;
 pub const DW_PATH_SHORT: _bindgen_ty_7 = 3;
 pub type _bindgen_ty_7 = ::core::ffi::c_uint;
+pub const DW_SAVE_NOTHING: _bindgen_ty_8 = 0;
+pub const DW_SAVE_BOUNDARIES: _bindgen_ty_8 = 1;
+pub type _bindgen_ty_8 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_prefill_spec {
@@ -213,7 +216,7 @@ pub struct dw_prefill_spec {
     pub segments: i32,
     pub compute_units: i32,
     pub path: i32,
-    pub pad0: i32,
+    pub save: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -243,8 +246,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_spec, compute_units) - 44usize];
     ["Offset of field: dw_prefill_spec::path"]
         [::core::mem::offset_of!(dw_prefill_spec, path) - 48usize];
-    ["Offset of field: dw_prefill_spec::pad0"]
-        [::core::mem::offset_of!(dw_prefill_spec, pad0) - 52usize];
+    ["Offset of field: dw_prefill_spec::save"]
+        [::core::mem::offset_of!(dw_prefill_spec, save) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -277,10 +280,12 @@ pub struct dw_prefill_tensors {
     pub snapshot_slots: *const i32,
     pub pool_layout: i32,
     pub snapshot_layout: i32,
+    pub context: *mut ::core::ffi::c_void,
+    pub context_bytes: usize,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dw_prefill_tensors"][::core::mem::size_of::<dw_prefill_tensors>() - 200usize];
+    ["Size of dw_prefill_tensors"][::core::mem::size_of::<dw_prefill_tensors>() - 216usize];
     ["Alignment of dw_prefill_tensors"][::core::mem::align_of::<dw_prefill_tensors>() - 8usize];
     ["Offset of field: dw_prefill_tensors::size"]
         [::core::mem::offset_of!(dw_prefill_tensors, size) - 0usize];
@@ -338,6 +343,10 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_tensors, pool_layout) - 192usize];
     ["Offset of field: dw_prefill_tensors::snapshot_layout"]
         [::core::mem::offset_of!(dw_prefill_tensors, snapshot_layout) - 196usize];
+    ["Offset of field: dw_prefill_tensors::context"]
+        [::core::mem::offset_of!(dw_prefill_tensors, context) - 200usize];
+    ["Offset of field: dw_prefill_tensors::context_bytes"]
+        [::core::mem::offset_of!(dw_prefill_tensors, context_bytes) - 208usize];
 };
 impl Default for dw_prefill_tensors {
     fn default() -> Self {
@@ -406,6 +415,12 @@ unsafe extern "C" {
     ) -> ::core::ffi::c_int;
 }
 unsafe extern "C" {
+    pub fn dw_prefill_context_bytes(
+        plan: *const dw_prefill,
+        bytes: *mut usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
     pub fn dw_prefill_chunk_entries(
         plan: *const dw_prefill,
         entries: *mut i64,
@@ -465,11 +480,13 @@ pub struct dw_prefill_backward_tensors {
     pub d_initial_layout: i32,
     pub workspace: *mut ::core::ffi::c_void,
     pub workspace_bytes: usize,
+    pub context: *mut ::core::ffi::c_void,
+    pub context_bytes: usize,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_prefill_backward_tensors"]
-        [::core::mem::size_of::<dw_prefill_backward_tensors>() - 216usize];
+        [::core::mem::size_of::<dw_prefill_backward_tensors>() - 232usize];
     ["Alignment of dw_prefill_backward_tensors"]
         [::core::mem::align_of::<dw_prefill_backward_tensors>() - 8usize];
     ["Offset of field: dw_prefill_backward_tensors::size"]
@@ -530,6 +547,10 @@ const _: () = {
         [::core::mem::offset_of!(dw_prefill_backward_tensors, workspace) - 200usize];
     ["Offset of field: dw_prefill_backward_tensors::workspace_bytes"]
         [::core::mem::offset_of!(dw_prefill_backward_tensors, workspace_bytes) - 208usize];
+    ["Offset of field: dw_prefill_backward_tensors::context"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, context) - 216usize];
+    ["Offset of field: dw_prefill_backward_tensors::context_bytes"]
+        [::core::mem::offset_of!(dw_prefill_backward_tensors, context_bytes) - 224usize];
 };
 impl Default for dw_prefill_backward_tensors {
     fn default() -> Self {
@@ -567,11 +588,11 @@ unsafe extern "C" {
         tensors: *const dw_prefill_backward_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_RANKS_CONTIGUOUS: _bindgen_ty_8 = 0;
-pub const DW_RANKS_ZIGZAG: _bindgen_ty_8 = 1;
-pub const DW_RANKS_FRAGMENTS: _bindgen_ty_8 = 2;
-pub const DW_RANKS_PACKED: _bindgen_ty_8 = 3;
-pub type _bindgen_ty_8 = ::core::ffi::c_uint;
+pub const DW_RANKS_CONTIGUOUS: _bindgen_ty_9 = 0;
+pub const DW_RANKS_ZIGZAG: _bindgen_ty_9 = 1;
+pub const DW_RANKS_FRAGMENTS: _bindgen_ty_9 = 2;
+pub const DW_RANKS_PACKED: _bindgen_ty_9 = 3;
+pub type _bindgen_ty_9 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_fragment {
@@ -722,8 +743,8 @@ unsafe extern "C" {
         order: *const i32,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_AGREEMENT_BYTES: _bindgen_ty_9 = 128;
-pub type _bindgen_ty_9 = ::core::ffi::c_uint;
+pub const DW_AGREEMENT_BYTES: _bindgen_ty_10 = 128;
+pub type _bindgen_ty_10 = ::core::ffi::c_uint;
 unsafe extern "C" {
     pub fn dw_parallel_prefill_agreement(
         plan: *const dw_parallel_prefill,
@@ -746,8 +767,8 @@ unsafe extern "C" {
         count: i64,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_UNIQUE_ID_BYTES: _bindgen_ty_10 = 128;
-pub type _bindgen_ty_10 = ::core::ffi::c_uint;
+pub const DW_UNIQUE_ID_BYTES: _bindgen_ty_11 = 128;
+pub type _bindgen_ty_11 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_communicator {
@@ -936,16 +957,16 @@ unsafe extern "C" {
         tensors: *const dw_gate_backward_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_CONV_FLAT: _bindgen_ty_11 = 0;
-pub const DW_CONV_INTERLEAVED: _bindgen_ty_11 = 1;
-pub const DW_CONV_SEPARATE: _bindgen_ty_11 = 2;
-pub type _bindgen_ty_11 = ::core::ffi::c_uint;
-pub const DW_ACTIVATION_SILU: _bindgen_ty_12 = 0;
-pub const DW_ACTIVATION_NONE: _bindgen_ty_12 = 1;
+pub const DW_CONV_FLAT: _bindgen_ty_12 = 0;
+pub const DW_CONV_INTERLEAVED: _bindgen_ty_12 = 1;
+pub const DW_CONV_SEPARATE: _bindgen_ty_12 = 2;
 pub type _bindgen_ty_12 = ::core::ffi::c_uint;
-pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_13 = 0;
-pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_13 = 1;
+pub const DW_ACTIVATION_SILU: _bindgen_ty_13 = 0;
+pub const DW_ACTIVATION_NONE: _bindgen_ty_13 = 1;
 pub type _bindgen_ty_13 = ::core::ffi::c_uint;
+pub const DW_CONV_CHANNEL_MAJOR: _bindgen_ty_14 = 0;
+pub const DW_CONV_TOKEN_MAJOR: _bindgen_ty_14 = 1;
+pub type _bindgen_ty_14 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_conv_spec {
@@ -1244,9 +1265,9 @@ unsafe extern "C" {
         tensors: *const dw_conv_backward_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_DRAFT_CHAIN: _bindgen_ty_14 = 0;
-pub const DW_DRAFT_TREE: _bindgen_ty_14 = 1;
-pub type _bindgen_ty_14 = ::core::ffi::c_uint;
+pub const DW_DRAFT_CHAIN: _bindgen_ty_15 = 0;
+pub const DW_DRAFT_TREE: _bindgen_ty_15 = 1;
+pub type _bindgen_ty_15 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct dw_decode_spec {
@@ -1490,9 +1511,9 @@ unsafe extern "C" {
         tensors: *const dw_commit_tensors,
     ) -> ::core::ffi::c_int;
 }
-pub const DW_GATE_SILU: _bindgen_ty_15 = 0;
-pub const DW_GATE_SIGMOID: _bindgen_ty_15 = 1;
-pub type _bindgen_ty_15 = ::core::ffi::c_uint;
+pub const DW_GATE_SILU: _bindgen_ty_16 = 0;
+pub const DW_GATE_SIGMOID: _bindgen_ty_16 = 1;
+pub type _bindgen_ty_16 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dw_norm_tensors {
