@@ -194,6 +194,22 @@ pub unsafe extern "C" fn dw_prefill_workspace_bytes(
 
 /// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_round_tokens(
+    spec: *const dw_prefill_spec,
+    tokens: *mut i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or valid pointers.
+        let out = unsafe { read::output("tokens", tokens) }?;
+        // SAFETY: as above.
+        let given = unsafe { read::structure("spec", spec) }?;
+        *out = self::spec(&given)?.round_tokens()?.unwrap_or_default() as i64;
+        Ok(())
+    })
+}
+
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_context_bytes(
     plan: *const dw_prefill,
     bytes: *mut usize,

@@ -553,6 +553,7 @@ FUNCTIONS = {
     "dw_prefill_device": (c_int, [c_void_p, POINTER(dw_prefill_spec), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_prefill_destroy": (None, [c_void_p]),
     "dw_prefill_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_prefill_round_tokens": (c_int, [POINTER(dw_prefill_spec), c_void_p]),
     "dw_prefill_context_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
     "dw_prefill_chunk_entries": (c_int, [c_void_p, c_void_p]),
     "dw_prefill_set_slots": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),

@@ -4,7 +4,7 @@
 use super::backward::{SLAB_ROWS_BYTES, TILES};
 use super::lower::LoweredSave;
 use super::shape::{BACKWARD_COLUMNS, Shape};
-use super::{CHUNK, Lengths, Part, Prefill, PrefillTensors, Snapshot, snapshots};
+use super::{CHUNK, Lengths, Part, Prefill, PrefillSpec, PrefillTensors, Snapshot, snapshots};
 use crate::abi::{self, dwk_state_strides};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -139,27 +139,47 @@ pub(super) fn rounds(cu_seqlens: &[i32], rows: usize, most: Option<usize>) -> Ve
     out
 }
 
-impl Shape {
-    /// Bytes of the backward's workspace for a chunk and value head, sums aside.
-    pub(super) fn round_bytes(&self) -> usize {
-        let Heads {
-            key_dim, value_dim, ..
-        } = self.spec.heads;
-        let blocks = value_dim.div_ceil(BACKWARD_COLUMNS) * SLAB_ROWS_BYTES;
-        let state = kernels::backward_bucket(key_dim) / 16 * blocks;
-        let updates = 3 * TILES * blocks;
-        abi::DWK_BACKWARD_RECORD_BYTES as usize + 2 * state + updates
+impl PrefillSpec {
+    /// Most tokens of a round of the backward, a multiple of [`CHUNK`]; absent: all of the batch, since nothing is saved. A
+    /// sequence of no more tokens is not cut.
+    ///
+    /// # Errors
+    /// A spec that is not allowed.
+    pub fn round_tokens(&self) -> Result<Option<usize>> {
+        self.validate()?;
+        Ok(self.most_tokens())
     }
 
-    /// Rounds of the backward of a batch.
-    pub(super) fn rounds(&self, cu_seqlens: &[i32]) -> Vec<Round> {
-        let most = match self.spec.save {
+    fn most_tokens(&self) -> Option<usize> {
+        match self.save {
             Save::Nothing => None,
             Save::Boundaries => {
-                Some((ROUND_BYTES / (self.spec.heads.value * self.round_bytes())).max(2))
+                let chunk = self
+                    .heads
+                    .value
+                    .max(1)
+                    .saturating_mul(self.backward_bytes());
+                Some((ROUND_BYTES / chunk).saturating_sub(1).max(1) * CHUNK)
             }
-            Save::BoundariesEvery(tokens) => Some(tokens / CHUNK + 1),
-        };
+            Save::BoundariesEvery(tokens) => Some(tokens),
+        }
+    }
+
+    /// Bytes of the backward's workspace for a chunk and value head, sums aside.
+    fn backward_bytes(&self) -> usize {
+        let Heads {
+            key_dim, value_dim, ..
+        } = self.heads;
+        let blocks = value_dim.div_ceil(BACKWARD_COLUMNS) * SLAB_ROWS_BYTES;
+        let state = kernels::backward_bucket(key_dim) / 16 * blocks;
+        abi::DWK_BACKWARD_RECORD_BYTES as usize + 2 * state + 3 * TILES * blocks
+    }
+}
+
+impl Shape {
+    /// Rounds of the backward of a batch.
+    pub(super) fn rounds(&self, cu_seqlens: &[i32]) -> Vec<Round> {
+        let most = self.spec.most_tokens().map(|tokens| tokens / CHUNK + 1);
         rounds(cu_seqlens, self.batch.rows(), most)
     }
 
