@@ -453,8 +453,8 @@ def _round_tokens(k: Tensor, v: Tensor) -> int:
 
 
 @functools.lru_cache(maxsize=None)
-def _round_tokens_of(*heads: int) -> int:
-    return round_tokens_of(default_library(), PrefillSpec(*heads, save="boundaries"))
+def _round_tokens_of(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
+    return round_tokens_of(default_library(), PrefillSpec(key_heads, value_heads, key_dim, value_dim, save="boundaries"))
 
 
 def _saves(q: Tensor, cu_seqlens: Optional[Tensor], round_tokens: int) -> Any:
