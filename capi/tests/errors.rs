@@ -274,7 +274,10 @@ fn specs_and_lengths() {
         ..spec()
     };
     // SAFETY: as above.
-    refused(unsafe { XX
+    refused(
+        unsafe { dw_prefill_round_tokens(&wrong, &mut 0) },
+        "key_dim: 1048576",
+    );
     refused(packed(&|_, l| l.size = 0), "cu_seqlens.size: 0");
     refused(packed(&|_, l| l.dtype = 0), "cu_seqlens.dtype: 0");
     refused(packed(&|_, l| l.entries = -1), "cu_seqlens.entries: -1");
