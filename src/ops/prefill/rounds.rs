@@ -1,7 +1,6 @@
 //! Rounds of the backward: parts of a batch that share the workspace one after the other, and the states between them
 //! that a forward saves.
 
-use super::backward::{SLAB_ROWS_BYTES, TILES};
 use super::lower::LoweredSave;
 use super::shape::{BACKWARD_COLUMNS, Shape};
 use super::{CHUNK, Lengths, Part, Prefill, PrefillSpec, PrefillTensors, Snapshot, snapshots};
@@ -30,6 +29,11 @@ pub enum Save {
     /// [`Save::Boundaries`] with rounds of at most so many tokens, a positive multiple of [`CHUNK`].
     BoundariesEvery(usize),
 }
+
+/// Bytes of 16 rows of a slab, in 16-bit numbers.
+pub(super) const SLAB_ROWS_BYTES: usize = 1024;
+/// Row tiles of a chunk.
+pub(super) const TILES: usize = CHUNK / 16;
 
 /// Bytes that the intermediate tensors of a round may take.
 const ROUND_BYTES: usize = 1 << 30;
