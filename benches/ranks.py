@@ -15,6 +15,8 @@ which FLA imports, beside torch and Triton:
 """
 
 import argparse
+import importlib.machinery
+import importlib.util
 import datetime
 import json
 import os
@@ -315,7 +317,12 @@ def import_fla(where, device, folder):
         for path in where.split(":"):
             if Path(path).is_file():
                 zipfile.ZipFile(path).extractall(folder)
-        sys.path[:0] = [folder, *(str(Path(path).resolve()) for path in where.split(":") if Path(path).is_dir())]
+        named = [folder, *(str(Path(path).resolve()) for path in where.split(":") if Path(path).is_dir())]
+        sys.path[:0] = named
+        found = importlib.machinery.PathFinder.find_spec("fla", named)
+        if found is not None and found.origin is None:
+            # A namespace, which Python would pass over for a package that is installed.
+            sys.modules["fla"] = importlib.util.module_from_spec(found)
     import fla.ops.cp
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 

@@ -141,6 +141,14 @@ enum {
     DW_PATH_SHORT = 3  /* as AUTO, but a kernel of its own computes sequences of at most 16 tokens, for K up to 128 */
 };
 
+/* Context that a prefill saves for its backward. */
+enum {
+    DW_SAVE_NOTHING = 0, /* the backward is one round, and its workspace grows with the tokens */
+    /* f32 states between rounds of the backward, which share a workspace. Whole sequences share a round; a sequence is
+     * cut only if its backward alone needs more than about 1 GiB of workspace. */
+    DW_SAVE_BOUNDARIES = 1
+};
+
 typedef struct dw_prefill_spec {
     size_t size;
     int32_t dtype;       /* of q, k, v, o: DW_BF16 or DW_F16 */
@@ -157,7 +165,9 @@ typedef struct dw_prefill_spec {
     int32_t segments;
     int32_t compute_units; /* compute units that launches can use; 0: all of the device */
     int32_t path;          /* DW_PATH_*; the environment variable DELTAWAVE_PREFILL overrides it */
-    int32_t pad0;
+    /* Context that launches may save for the backward: DW_SAVE_*, or a number of tokens, a positive multiple of 64: as
+     * DW_SAVE_BOUNDARIES, with rounds of at most so many tokens. 0 where only the device knows the lengths. */
+    int32_t save;
 } dw_prefill_spec;
 
 /* Tensors of one launch. Packed batches have no batch dimension: [T, H, D]. Dense batches have one: [B, T, H, D]. */
@@ -215,6 +225,10 @@ typedef struct dw_prefill_tensors {
                                       plan's snapshots, if any */
     int32_t pool_layout;           /* DW_STATE_*: layout of pool */
     int32_t snapshot_layout;       /* DW_STATE_*: layout of snapshots */
+
+    /* Written, aligned to 256 bytes: the context of the spec's `save`, for the backward. NULL: nothing is saved. */
+    void *context;
+    size_t context_bytes; /* at least those of dw_prefill_context_bytes */
 } dw_prefill_tensors;
 
 /* Snapshot: the state of a sequence after some of its tokens. */
@@ -242,6 +256,11 @@ int dw_prefill_device(const dw_context *context, const dw_prefill_spec *spec, in
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
 void dw_prefill_destroy(dw_prefill *plan);
 int dw_prefill_workspace_bytes(const dw_prefill *plan, size_t *bytes);
+/* Most tokens of a round of the backward for a spec's `save`, a multiple of 64: a sequence of no more tokens is not cut,
+ * and n tokens have at most n / `tokens` boundaries, each of HV K V f32 numbers. 0: there are no rounds. */
+int dw_prefill_round_tokens(const dw_prefill_spec *spec, int64_t *tokens);
+/* Bytes of the context that launches may save; 0: the backward needs none. */
+int dw_prefill_context_bytes(const dw_prefill *plan, size_t *bytes);
 /* Number of entries of snapshot_slots. */
 int dw_prefill_chunk_entries(const dw_prefill *plan, int64_t *entries);
 /* Sets `count` slots that the host knows, for all later launches of a plan whose lengths the host knows. They are
@@ -287,13 +306,16 @@ typedef struct dw_prefill_backward_tensors {
     int32_t d_initial_layout;
     void *workspace;
     size_t workspace_bytes;
+    void *context; /* that a launch of the forward saved, from the same inputs; NULL: none, if none is needed */
+    size_t context_bytes;
 } dw_prefill_backward_tensors;
 
 /* Plan of the backward of a prefill, for the same batches. */
 typedef struct dw_prefill_backward dw_prefill_backward;
 
 /* Makes the backward of a plan, which may be destroyed afterwards. It cuts sequences into the plan's `segments`, or
- * into numbers with the least estimated time of its own; none where only the device knows the lengths. */
+ * into numbers with the least estimated time of its own; none where only the device knows the lengths. The plan's
+ * `save` says whether it has rounds. */
 int dw_prefill_backward_create(const dw_prefill *plan, dw_prefill_backward **backward);
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
 void dw_prefill_backward_destroy(dw_prefill_backward *backward);

@@ -90,7 +90,12 @@ pub unsafe extern "C" fn dw_prefill_backward_launch(
         let stream = unsafe { plan.context.borrow_stream(stream) };
         // SAFETY: the caller passes device memory that nothing else uses.
         let workspace = unsafe { Workspace::from_raw(t.workspace, t.workspace_bytes) };
-        plan.plan.launch(&stream, &arguments, workspace)
+        if t.context.is_null() {
+            return plan.plan.launch(&stream, &arguments, workspace);
+        }
+        // SAFETY: as above.
+        let context = unsafe { Workspace::from_raw(t.context, t.context_bytes) };
+        (plan.plan).launch_saved(&stream, &arguments, context, workspace)
     })
 }
 

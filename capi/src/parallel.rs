@@ -313,6 +313,10 @@ pub(crate) unsafe fn launch(
         let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
         // SAFETY: as above.
         let t = unsafe { read::structure("tensors", tensors) }?;
+        if !t.context.is_null() {
+            let allowed = "it must be NULL: a prefill over ranks saves no context";
+            return Err(refuse("context", ArgumentKind::Presence, "given", allowed).into());
+        }
         let entries = plan.plan.chunk_entries();
         // SAFETY: as above; the caller passes tensors in valid memory.
         let arguments =

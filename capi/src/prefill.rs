@@ -7,7 +7,7 @@ use deltawave::batch::PerSequence;
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::gates::Gating;
 use deltawave::model::Heads;
-use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec, PrefillTensors, Snapshot};
+use deltawave::prefill::{Prefill, PrefillPath, PrefillSpec, PrefillTensors, Save, Snapshot};
 use deltawave::runtime::Context;
 use deltawave::state::{InitialState, State, StateMut, States};
 use deltawave::types::HeadMap;
@@ -49,6 +49,14 @@ pub(crate) fn path(path: i32) -> Checked<PrefillPath> {
     read::choice("path", path, &paths)
 }
 
+fn save(save: i32) -> Checked<Save> {
+    Ok(match read::natural("save", save)? {
+        n if n == abi::DW_SAVE_NOTHING as usize => Save::Nothing,
+        n if n == abi::DW_SAVE_BOUNDARIES as usize => Save::Boundaries,
+        tokens => Save::BoundariesEvery(tokens),
+    })
+}
+
 pub(crate) fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
     Ok(PrefillSpec {
         dtype: read::dtype("dtype", s.dtype)?,
@@ -65,6 +73,7 @@ pub(crate) fn spec(s: &dw_prefill_spec) -> Checked<PrefillSpec> {
         compute_units: Some(read::natural("compute_units", s.compute_units)? as u32)
             .filter(|&n| n != 0),
         path: path(s.path)?,
+        save: save(s.save)?,
     })
 }
 
@@ -185,6 +194,38 @@ pub unsafe extern "C" fn dw_prefill_workspace_bytes(
 
 /// See `include/deltawave.h`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_round_tokens(
+    spec: *const dw_prefill_spec,
+    tokens: *mut i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or valid pointers.
+        let out = unsafe { read::output("tokens", tokens) }?;
+        // SAFETY: as above.
+        let given = unsafe { read::structure("spec", spec) }?;
+        *out = self::spec(&given)?.round_tokens()?.unwrap_or_default() as i64;
+        Ok(())
+    })
+}
+
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_prefill_context_bytes(
+    plan: *const dw_prefill,
+    bytes: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or valid pointers.
+        let out = unsafe { read::output("bytes", bytes) }?;
+        // SAFETY: as above.
+        let plan = unsafe { read::reference("plan", plan.cast::<Plan>()) }?;
+        *out = plan.plan.context_bytes();
+        Ok(())
+    })
+}
+
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_prefill_launch(
     plan: *const dw_prefill,
     stream: *mut c_void,
@@ -202,7 +243,12 @@ pub unsafe extern "C" fn dw_prefill_launch(
         let stream = unsafe { plan.context.borrow_stream(stream) };
         // SAFETY: the caller passes device memory that nothing else uses.
         let workspace = unsafe { Workspace::from_raw(t.workspace, t.workspace_bytes) };
-        plan.plan.launch(&stream, &arguments, workspace)
+        if t.context.is_null() {
+            return plan.plan.launch(&stream, &arguments, workspace);
+        }
+        // SAFETY: as above.
+        let context = unsafe { Workspace::from_raw(t.context, t.context_bytes) };
+        (plan.plan).launch_saving(&stream, &arguments, context, workspace)
     })
 }
 

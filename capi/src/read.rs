@@ -36,9 +36,13 @@ unsafe impl Versioned for abi::dw_prefill_spec {
     const FIRST: usize = offset_of!(Self, segments);
 }
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_prefill_tensors {}
+unsafe impl Versioned for abi::dw_prefill_tensors {
+    const FIRST: usize = offset_of!(Self, context);
+}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_prefill_backward_tensors {}
+unsafe impl Versioned for abi::dw_prefill_backward_tensors {
+    const FIRST: usize = offset_of!(Self, context);
+}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_rank_layout {}
 // SAFETY: as above.

@@ -86,6 +86,8 @@ fn every_function_is_declared_and_defined_alike() {
         dw_prefill_device,
         dw_prefill_destroy,
         dw_prefill_workspace_bytes,
+        dw_prefill_round_tokens,
+        dw_prefill_context_bytes,
         dw_prefill_chunk_entries,
         dw_prefill_set_slots,
         dw_prefill_set_snapshots,

@@ -38,6 +38,8 @@ DW_PATH_AUTO = 0
 DW_PATH_FUSED = 1
 DW_PATH_SPLIT = 2
 DW_PATH_SHORT = 3
+DW_SAVE_NOTHING = 0
+DW_SAVE_BOUNDARIES = 1
 DW_RANKS_CONTIGUOUS = 0
 DW_RANKS_ZIGZAG = 1
 DW_RANKS_FRAGMENTS = 2
@@ -104,7 +106,7 @@ class dw_prefill_spec(Sized):
         ("segments", c_int32),
         ("compute_units", c_int32),
         ("path", c_int32),
-        ("pad0", c_int32),
+        ("save", c_int32),
     ]
 
 
@@ -138,6 +140,8 @@ class dw_prefill_tensors(Sized):
         ("snapshot_slots", c_void_p),
         ("pool_layout", c_int32),
         ("snapshot_layout", c_int32),
+        ("context", c_void_p),
+        ("context_bytes", c_size_t),
     ]
 
 
@@ -180,6 +184,8 @@ class dw_prefill_backward_tensors(Sized):
         ("d_initial_layout", c_int32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
+        ("context", c_void_p),
+        ("context_bytes", c_size_t),
     ]
 
 
@@ -547,6 +553,8 @@ FUNCTIONS = {
     "dw_prefill_device": (c_int, [c_void_p, POINTER(dw_prefill_spec), c_int64, c_int64, POINTER(c_void_p)]),
     "dw_prefill_destroy": (None, [c_void_p]),
     "dw_prefill_workspace_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "dw_prefill_round_tokens": (c_int, [POINTER(dw_prefill_spec), c_void_p]),
+    "dw_prefill_context_bytes": (c_int, [c_void_p, POINTER(c_size_t)]),
     "dw_prefill_chunk_entries": (c_int, [c_void_p, c_void_p]),
     "dw_prefill_set_slots": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
     "dw_prefill_set_snapshots": (c_int, [c_void_p, POINTER(dw_snapshot), c_int64]),

@@ -16,7 +16,8 @@ What cannot be done raises `deltawave.Unsupported`, whose text names the argumen
 raise `deltawave.ArgumentError`. Both are ValueErrors.
 
 Memory: the functions allocate o, and the final state if it is wanted. A tensor is copied only if its innermost stride is
-not 1 (q, k, v, states), or if g is not f32. Autograd keeps the inputs and nothing else.
+not 1 (q, k, v, states), or if g is not f32. Autograd keeps the inputs, and of batches whose backward has rounds the
+states between them (`ops.prefill_saving`).
 """
 
 import os
@@ -144,8 +145,10 @@ def _renamed(state_v_first: bool, kwargs: Dict[str, Any]) -> bool:
 def _prefill(q: Tensor, k: Tensor, v: Tensor, gates: Dict[str, Any], initial_state: Optional[Tensor], wanted: bool,
              cu_seqlens: Optional[Tensor], scale: Optional[float], qk_l2norm: bool,
              layout: str) -> Tuple[Tensor, Optional[Tensor]]:
-    o, state = ops.prefill(rows(q), rows(k), rows(v), **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                           scale=scale, qk_l2norm=qk_l2norm, state_layout=layout, output_final_state=wanted)
+    trains = ops.needs_gradient(q, k, v, initial_state, *gates.values())
+    op: Any = ops.prefill_saving if trains else ops.prefill
+    o, state, *_ = op(rows(q), rows(k), rows(v), **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                      scale=scale, qk_l2norm=qk_l2norm, state_layout=layout, output_final_state=wanted)
     return o, state if wanted else None
 
 

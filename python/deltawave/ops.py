@@ -38,12 +38,14 @@ from .gate import gate as launch_gate
 from .gate import gate_backward as launch_gate_backward
 from .gate import gate_backward_workspace_bytes
 from .layer import Layer, LayerBackward, LayerSpec
+from .library import default as default_library
 from .norm import norm as launch_norm
 from .norm import norm_backward as launch_norm_backward
 from .norm import norm_backward_workspace_bytes
 from .parallel import ParallelPrefill, RankLayout
 from .plan import Plans
 from .prefill import Prefill, PrefillBackward, PrefillSpec
+from .prefill import round_tokens as round_tokens_of
 from .structs import STATE_LAYOUTS, VECTORS
 from .values import choice, shown
 
@@ -445,14 +447,50 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     return o, final_state
 
 
+def _round_tokens(k: Tensor, v: Tensor) -> int:
+    """Most tokens of a round of the backward, by the heads of k and v."""
+    return _round_tokens_of(int(k.shape[-2]), int(v.shape[-2]), int(k.shape[-1]), int(v.shape[-1]))
+
+
+@functools.lru_cache(maxsize=None)
+def _round_tokens_of(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
+    return round_tokens_of(default_library(), PrefillSpec(key_heads, value_heads, key_dim, value_dim, save="boundaries"))
+
+
+def _saves(q: Tensor, cu_seqlens: Optional[Tensor], round_tokens: int) -> Any:
+    """A spec's `save` for rounds of so many tokens, if the host knows the lengths."""
+    device = q.device
+    on_host = cu_seqlens is None or (cu_seqlens.device.type == "cpu"
+                                     and not (device.type == "cpu" and context_of(device).owns(cu_seqlens)))
+    return round_tokens if on_host else "nothing"
+
+
+def _context_bytes(k: Tensor, v: Tensor, cu_seqlens: Optional[Tensor], round_tokens: int) -> int:
+    """Bytes that hold the context of every batch of these shapes: the states of boundaries."""
+    if cu_seqlens is not None and cu_seqlens.device.type != "cpu":
+        return 0
+    rows = k.shape[0] * k.shape[1] if k.dim() == 4 else k.shape[0]
+    return rows // round_tokens * v.shape[-2] * k.shape[-1] * v.shape[-1] * 4
+
+
+def _context_at(context: Optional[Tensor], device: torch.device) -> Optional[Tensor]:
+    """A saved context where the device reaches it; None if it is empty."""
+    if context is None or not context.shape[0]:
+        return None
+    if device.type == "cpu" and not context_of(device).owns(context):
+        return empty(context.shape, context.dtype).copy_(context)
+    return context
+
+
 def _launch_prefill(options: Tuple[Any, ...], per_token: Dict[str, Any], others: Dict[str, Any], written: Dict[str, Any],
-                    cu_seqlens: Optional[Tensor], **numbers: Any) -> None:
+                    cu_seqlens: Optional[Tensor], context: Optional[Tensor] = None, **numbers: Any) -> None:
     """Launches a prefill. `per_token`: tensors over tokens, with or without a batch dimension. `others`: other inputs.
-    `written`: o, which is per token, and other tensors that the launch writes."""
+    `written`: o, which is per token, and other tensors that the launch writes. `context`: memory for what it saves."""
     plan, lengths, rows, device = _prefill_plan(options, {**per_token, "o": written["o"]}, cu_seqlens)
     written = {**written, "o": rows.pop("o")}
     inputs, outputs = _all_reachable({**rows, **others}, device), _all_reachable(written, device)
-    plan.launch(**inputs, **outputs, **lengths, **numbers, workspace=_workspace(plan.workspace_bytes, device))
+    plan.launch(**inputs, **outputs, **lengths, **numbers, context=context if plan.context_bytes else None,
+                workspace=_workspace(plan.workspace_bytes, device))
     _copied_back(written, outputs)
 
 
@@ -465,9 +503,9 @@ def _prefill_plan(options: Tuple[Any, ...], per_token: Dict[str, Any], cu_seqlen
     if q.dim() == 4 and cu_seqlens is not None and q.shape[0] != 1:
         raise ArgumentError(f"q: shape {list(q.shape)}; a batch with cu_seqlens must be [T, HK, K] or [1, T, HK, K]")
     device, context = q.device, context_of(q.device)
-    qk_l2norm, head_map, scale, segments, path = options
+    qk_l2norm, head_map, scale, segments, path, *save = options
     spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map,
-                       qk_l2norm, scale, segments, path=path)
+                       qk_l2norm, scale, segments, path=path, save=(save or ["nothing"])[0])
     lengths: Dict[str, Tensor] = {}
     if dense:
         batch, tokens = q.shape[:2]
@@ -502,6 +540,54 @@ def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allo
             prefill_state(q, k, v, cu_seqlens, state_layout, output_final_state, _fake_empty))
 
 
+@custom_op("deltawave::prefill_saving", mutates_args=())
+def prefill_saving(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
+                   a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
+                   dt_bias: Optional[Tensor] = None, allow_neg_eigval: bool = False,
+                   initial_state: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
+                   cu_seqlens: Optional[Tensor] = None, scale: Optional[float] = None, qk_l2norm: bool = False,
+                   head_map: str = "grouped", state_layout: str = "key_major", segments: Optional[int] = None,
+                   path: str = "auto", output_final_state: bool = True,
+                   round_tokens: Optional[int] = None) -> Tuple[Tensor, Tensor, Tensor]:
+    """`prefill` that also returns the context of its backward, bytes: the states between rounds of the backward.
+
+    round_tokens: most tokens of a round, a multiple of 64; the default bounds the backward's workspace to about 1 GiB. The
+    context is empty if the batch has fewer tokens, or if its lengths are on a device, where there are no rounds. `prefill`
+    saves nothing: its backward launches the forward again for these states, if it has rounds. Gradients have the same
+    bits."""
+    choice("state_layout", state_layout, STATE_LAYOUTS)
+    if cu_seqlens is not None:
+        _sequences_of(cu_seqlens)
+    _rows(q, k, v)
+    round_tokens = _round_tokens(k, v) if round_tokens is None else round_tokens
+    save = _saves(q, cu_seqlens, _checked_tokens(round_tokens))
+    o = empty(tuple(v.shape), v.dtype, v.device)
+    context = empty((_context_bytes(k, v, cu_seqlens, round_tokens),), torch.uint8, v.device)
+    final_state = prefill_state(q, k, v, cu_seqlens, state_layout, output_final_state, empty)
+    per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b}
+    others = {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state, "has_initial_state": has_initial_state,
+              "final_state": final_state if output_final_state else None}
+    _launch_prefill((qk_l2norm, head_map, scale, segments, path, save), per_token, others, {"o": o}, cu_seqlens, context,
+                    allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout, final_layout=state_layout)
+    return o, final_state, context
+
+
+def _checked_tokens(round_tokens: int) -> int:
+    if round_tokens < 64 or round_tokens % 64:
+        raise ArgumentError(f"round_tokens: {round_tokens}; it must be a positive multiple of 64")
+    return round_tokens
+
+
+@prefill_saving.register_fake
+def _(q, k, v, g=None, beta=None, a=None, b=None, a_log=None, dt_bias=None, allow_neg_eigval=False, initial_state=None,
+      has_initial_state=None, cu_seqlens=None, scale=None, qk_l2norm=False, head_map="grouped",
+      state_layout="key_major", segments=None, path="auto", output_final_state=True, round_tokens=None):
+    round_tokens = _round_tokens(k, v) if round_tokens is None else round_tokens
+    return (_fake_empty(v.shape, v.dtype, v.device),
+            prefill_state(q, k, v, cu_seqlens, state_layout, output_final_state, _fake_empty),
+            _fake_empty((_context_bytes(k, v, cu_seqlens, round_tokens),), torch.uint8, v.device))
+
+
 # Gradients of `prefill_backward`, and the inputs of `prefill` that they belong to.
 _GRADIENTS = {"d_q": "q", "d_k": "k", "d_v": "v", "d_g": "g", "d_beta": "beta", "d_a_log": "a_log",
               "d_dt_bias": "dt_bias", "d_initial_state": "initial_state"}
@@ -513,10 +599,13 @@ def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k:
                      dt_bias: Optional[Tensor], allow_neg_eigval: bool, initial_state: Optional[Tensor],
                      has_initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor], scale: Optional[float],
                      qk_l2norm: bool, head_map: str, state_layout: str, wanted: List[bool],
-                     segments: Optional[int] = None) -> List[Tensor]:
+                     segments: Optional[int] = None, path: str = "auto", round_tokens: Optional[int] = None,
+                     context: Optional[Tensor] = None) -> List[Tensor]:
     """Returns the gradients of q, k, v, g or a, beta or b, a_log, dt_bias and initial_state, of which `wanted` says which
     are computed; the others are empty. Gradients of a_log, dt_bias and initial_state are f32, the others have the type of
-    their input. segments: as for `prefill`; lengths that only the device knows are not cut."""
+    their input. segments and path: as for `prefill`; lengths that only the device knows are not cut. round_tokens and
+    context: as `prefill_saving` has them; without round_tokens there is one round, and without the context a launch of the
+    forward computes it."""
     choice("state_layout", state_layout, STATE_LAYOUTS)
     if cu_seqlens is not None and cu_seqlens.device.type != "cpu":
         segments = None
@@ -524,16 +613,33 @@ def prefill_backward(d_o: Tensor, d_final_state: Optional[Tensor], q: Tensor, k:
     outputs = {name: x for (name, x), want in zip(zip(_GRADIENTS, found), wanted) if want}
     per_token = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "d_o": _dense_rows(d_o)}
     over_tokens = {name: outputs.pop(name) for name in tuple(_GRADIENTS)[:5] if name in outputs}
-    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, segments, "auto"),
+    save = "nothing" if round_tokens is None else _saves(q, cu_seqlens, _checked_tokens(round_tokens))
+    plan, lengths, per_token, device = _prefill_plan((qk_l2norm, head_map, scale, segments, path, save),
                                                      {**per_token, **over_tokens}, cu_seqlens)
     backward = _plan((PrefillBackward, plan), lambda: PrefillBackward(plan))
+    context = _context_at(context, device) if plan.context_bytes else None
+    if plan.context_bytes and context is None:
+        context = _saved_again(plan, per_token, {"a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state,
+                                                 "has_initial_state": has_initial_state}, device,
+                               allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout)
     final = None if d_final_state is None else d_final_state.contiguous()
     tensors = _all_reachable({**per_token, "a_log": a_log, "dt_bias": dt_bias, "initial_state": initial_state,
                               "has_initial_state": has_initial_state, "d_final_state": final, **outputs}, device)
     backward.launch(**tensors, **lengths, allow_neg_eigval=allow_neg_eigval, initial_layout=state_layout,
-                    d_final_layout=state_layout, d_initial_layout=state_layout,
+                    d_final_layout=state_layout, d_initial_layout=state_layout, context=context,
                     workspace=_workspace(backward.workspace_bytes, device))
     return found
+
+
+def _saved_again(plan: Prefill, per_token: Dict[str, Any], others: Dict[str, Optional[Tensor]], device: torch.device,
+                 **numbers: Any) -> Tensor:
+    """The context of a prefill, from another launch of it."""
+    context = empty((plan.context_bytes,), torch.uint8, device)
+    inputs = {name: per_token[name] for name in ("q", "k", "v", "g", "beta", "a", "b")}
+    v = per_token["v"]
+    plan.launch(**_all_reachable({**inputs, **others}, device), **numbers, o=empty(tuple(v.shape), v.dtype, device),
+                context=context, workspace=_workspace(plan.workspace_bytes, device))
+    return context
 
 
 def _dense_rows(x: Tensor) -> Tensor:
@@ -556,7 +662,8 @@ def prefill_gradients(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta
 
 @prefill_backward.register_fake
 def _(d_o, d_final_state, q, k, v, g, beta, a, b, a_log, dt_bias, allow_neg_eigval, initial_state, has_initial_state,
-      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted, segments=None):
+      cu_seqlens, scale, qk_l2norm, head_map, state_layout, wanted, segments=None, path="auto", round_tokens=None,
+      context=None):
     return prefill_gradients(q, k, v, g, beta, a, b, a_log, dt_bias, initial_state, wanted, _fake_empty)
 
 
@@ -596,13 +703,17 @@ _PREFILL_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "a_log", "dt_bias", "al
 def _save_prefill(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)  # the gradient of unused states, in f32, would be as large as they are
     given = dict(zip(_PREFILL_INPUTS, inputs))
-    ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS))
+    ctx.save_for_backward(*(given[name] for name in _PREFILL_TENSORS), *output[2:])
     ctx.others = {name: given[name] for name in ("allow_neg_eigval", "scale", "qk_l2norm", "head_map", "state_layout",
-                                                       "segments")}
+                                                       "segments", "path")}
+    rounds = inputs[len(_PREFILL_INPUTS):]  # of `prefill_saving`
+    ctx.round_tokens = rounds[0] if rounds and rounds[0] is not None else _round_tokens(given["k"], given["v"])
 
 
-def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-    x, others = dict(zip(_PREFILL_TENSORS, ctx.saved_tensors)), ctx.others
+def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[Tensor],
+                      *of_context: Any) -> Tuple[Optional[Tensor], ...]:
+    saved, others = ctx.saved_tensors, ctx.others
+    x, context = dict(zip(_PREFILL_TENSORS, saved)), (saved[len(_PREFILL_TENSORS):] or (None,))[0]
     needs = dict(zip(_PREFILL_INPUTS, ctx.needs_input_grad))
     raw = {"g": "a", "beta": "b"} if x["a"] is not None else {}
     sources = [raw.get(name, name) for name in _GRADIENTS.values()]
@@ -611,18 +722,20 @@ def _prefill_autograd(ctx: Any, d_o: Optional[Tensor], d_final_state: Optional[T
     if d_final_state is not None and d_final_state.numel() == 0:
         d_final_state = None  # the states were not returned
     if d_o is None and d_final_state is None:
-        return tuple(None for _ in _PREFILL_INPUTS)
+        return (*(None for _ in _PREFILL_INPUTS), *(None for _ in of_context))
     if d_o is None:
         d_o = torch.zeros_like(x["v"])
     found = prefill_backward(
         d_o, d_final_state, x["q"], x["k"], x["v"], x["g"], x["beta"], x["a"], x["b"], x["a_log"], x["dt_bias"],
         others["allow_neg_eigval"], x["initial_state"], x["has_initial_state"], x["cu_seqlens"], others["scale"],
-        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted, others["segments"])
+        others["qk_l2norm"], others["head_map"], others["state_layout"], wanted, others["segments"], others["path"],
+        ctx.round_tokens, context)
     gradients = {name: d.to(x[name].dtype) for name, d, want in zip(sources, found, wanted) if want}
-    return tuple(gradients.get(name) for name in _PREFILL_INPUTS)
+    return (*(gradients.get(name) for name in _PREFILL_INPUTS), *(None for _ in of_context))
 
 
 getattr(prefill, "register_autograd")(_prefill_autograd, setup_context=_save_prefill)
+prefill_saving.register_autograd(_prefill_autograd, setup_context=_save_prefill)
 
 
 def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,

@@ -69,15 +69,16 @@ class Launch:
         self._launch(stream)
 
 
-def memory_of(context: Context, workspace: Any, least: int) -> Tuple[Any, int]:
-    """Address and size of a caller's workspace. Of an address alone the size is taken to be `least`."""
+def memory_of(context: Context, workspace: Any, least: int, name: str = "workspace") -> Tuple[Any, int]:
+    """Address and size of a caller's workspace, or of the argument `name`. Of an address alone the size is taken to be
+    `least`."""
     if isinstance(workspace, Integral):
         return workspace, least
     if isinstance(workspace, Memory):
         return workspace.address, workspace.nbytes
-    found = context.describe("workspace", workspace)
+    found = context.describe(name, workspace)
     if not found.is_dense():
-        raise ArgumentError(f"workspace: strides {list(found.strides)}; it must be dense")
+        raise ArgumentError(f"{name}: strides {list(found.strides)}; it must be dense")
     return found.address, found.extent()
 
 

@@ -1,13 +1,14 @@
 """Prefill: Gated DeltaNet over sequences of tokens. include/deltawave.h specifies it."""
 
-from ctypes import byref, c_int64
+from ctypes import byref, c_int64, c_size_t
 from dataclasses import dataclass
-from typing import Any, Iterable, Optional, Tuple
+from typing import Any, Iterable, Mapping, Optional, Tuple, Union
 
 from . import _abi, arrays, structs
 from .context import Context
 from .errors import ArgumentError
-from .plan import PlanWithWorkspace
+from .library import Library
+from .plan import Launch, PlanWithWorkspace, memory_of
 from .values import shown, whole, wholes
 
 
@@ -26,6 +27,9 @@ class PrefillSpec:
     segments: Optional[int] = None  # number of segments of each sequence; None: least estimated time
     compute_units: Optional[int] = None  # compute units that launches can use; None: all of the device
     path: str = "auto"  # kernels: "fused", "split", "short", or the faster ones as estimated
+    # context that launches may save for the backward: "nothing"; "boundaries", the states between rounds of the backward, whose
+    # workspace is then bounded; or the most tokens of a round, a multiple of 64
+    save: Union[str, int] = "nothing"
 
     def struct(self) -> _abi.dw_prefill_spec:
         """The C struct."""
@@ -33,7 +37,24 @@ class PrefillSpec:
         return structs.spec(_abi.dw_prefill_spec, choices, **vars(self))
 
 
-class Prefill(PlanWithWorkspace):
+class _PlanWithContext(PlanWithWorkspace):
+    """A plan whose launches take `context`: memory, of which `context_bytes` bytes are used."""
+
+    context_bytes: int
+
+    def bind(self, workspace: Any = None, context: Any = None, **tensors: Any) -> Launch:
+        if "context_bytes" in tensors:
+            raise ArgumentError("context_bytes: no argument of a launch; it follows from the context")
+        given: Mapping[str, Any] = {}
+        if context is not None:
+            address, size = memory_of(self.context, context, self.context_bytes, "context")
+            given = {"context": address, "context_bytes": size} if address else {}
+        launch = super().bind(workspace=workspace, **tensors, **given)
+        launch.kept += (context,)
+        return launch
+
+
+class Prefill(_PlanWithContext):
     """A prefill of one batch shape. `packed`, `dense` and `device` make one.
 
     Launches take, as arrays of the context or tensors of its device. Shapes are of packed batches; dense batches have a
@@ -54,6 +75,8 @@ class Prefill(PlanWithWorkspace):
     - snapshots `[slots, HV, K, V]`, with `snapshot_layout`: states after chunks of 64 tokens, in the slots of
       snapshot_slots `[chunk_entries]` i32 or of `set_snapshots`; without the tensor, in the pool
     - cu_seqlens `[N + 1]`, i32 or i64, with plans of `device`
+    - context: `context_bytes` of memory aligned to 256 bytes, a tensor or an address, in which the launch saves what the
+      spec's `save` says; absent: nothing is saved
     - workspace: `workspace_bytes` of memory aligned to 256 bytes, a tensor or an address. Launches on one stream may share
       it, also from several threads. Launches on different streams may share it only in an order that the caller makes.
       Without a workspace the plan allocates one for each stream. Before a capture by other means than torch's, launch on
@@ -69,6 +92,9 @@ class Prefill(PlanWithWorkspace):
         entries = c_int64()
         context.library.call("dw_prefill_chunk_entries", self.handle, byref(entries))
         self.chunk_entries = entries.value
+        size = c_size_t()
+        context.library.call("dw_prefill_context_bytes", self.handle, byref(size))
+        self.context_bytes = size.value
 
     @classmethod
     def packed(cls, context: Context, spec: PrefillSpec, cu_seqlens: Any, tokens: int) -> "Prefill":
@@ -118,7 +144,7 @@ class Prefill(PlanWithWorkspace):
         return self.chunk_entries if name == "snapshot_slots" else super().entries(name)
 
 
-class PrefillBackward(PlanWithWorkspace):
+class PrefillBackward(_PlanWithContext):
     """The backward of a `Prefill`, for the same batches. Launches take its inputs and
 
     - d_o `[T, HV, V]`, of any strides that inputs may have, and d_final_state, as final_state; absent: zeros
@@ -126,6 +152,7 @@ class PrefillBackward(PlanWithWorkspace):
       `[T, HV, V]` of the type of q; d_g and d_beta `[T, HV]` of any type, with raw gates the gradients of a and b;
       d_a_log and d_dt_bias `[HV]` f32, with raw gates; d_initial_state, as initial_state, f32, bf16 or fp16, with
       `d_initial_layout`. Rows past the last sequence become 0
+    - context, that a launch of the prefill saved from the same inputs, if `context_bytes` is not 0
     """
 
     NAME, TENSORS = "prefill_backward", _abi.dw_prefill_backward_tensors
@@ -135,6 +162,14 @@ class PrefillBackward(PlanWithWorkspace):
         if not isinstance(prefill, Prefill):
             raise ArgumentError(f"prefill: {shown(prefill)}; it must be a Prefill")
         super().__init__(prefill.context, prefill.sequences, "create", prefill.handle)
+        self.context_bytes = prefill.context_bytes
 
     def origin(self) -> Tuple[Any, ...]:
         return ()
+
+
+def round_tokens(library: Library, spec: PrefillSpec) -> int:
+    """Most tokens of a round of the backward, a multiple of 64; 0: there are no rounds."""
+    tokens = c_int64()
+    library.call("dw_prefill_round_tokens", structs.made(spec, PrefillSpec), byref(tokens))
+    return tokens.value

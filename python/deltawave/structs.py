@@ -19,6 +19,7 @@ Struct = TypeVar("Struct", bound=ctypes.Structure)
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
 PATHS = {"auto": _abi.DW_PATH_AUTO, "fused": _abi.DW_PATH_FUSED, "split": _abi.DW_PATH_SPLIT,
          "short": _abi.DW_PATH_SHORT}
+SAVES = {"nothing": _abi.DW_SAVE_NOTHING, "boundaries": _abi.DW_SAVE_BOUNDARIES}
 STATE_LAYOUTS = {"key_major": _abi.DW_STATE_KEY_MAJOR, "value_major": _abi.DW_STATE_VALUE_MAJOR}
 
 # Fields that are vectors in device memory, and their element types.
@@ -52,9 +53,21 @@ def spec(struct: Type[Struct], choices: Mapping[str, Mapping[str, int]], **value
             made.dtype = arrays.DTYPES[arrays.dtype_name(value, allowed=("bf16", "fp16"))]
         elif name in choices:
             setattr(made, name, choice(name, value, choices[name]))
+        elif name == "save":
+            made.save = _save(value)
         elif value is not None:
             setattr(made, name, scale(value) if name == "scale" else number(name, value, kinds[name]))
     return made
+
+
+def _save(value: Any) -> int:
+    """The number of a spec's `save`: a word, or tokens of a round, whose small numbers are words in C."""
+    if isinstance(value, str):
+        return choice("save", value, SAVES)
+    tokens = number("save", value, ctypes.c_int32)
+    if tokens < 64:
+        raise ArgumentError(f"save: {tokens}; it must be one of {', '.join(SAVES)}, or a positive multiple of 64")
+    return int(tokens)
 
 
 def made(value: Any, kind: Type[Any]) -> Any:

@@ -1,9 +1,9 @@
 //! The backward of a case on the device, and its gradients beside the oracle's.
 
 use deltawave::gates::Gating;
-use deltawave::prefill::{BackwardTensors, Prefill, PrefillBackward};
+use deltawave::prefill::{BackwardTensors, Prefill, PrefillBackward, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
-use deltawave::state::{InitialState, State, StateMut};
+use deltawave::state::{InitialState, State, StateMut, States as PrefillStates};
 use deltawave::tensor::{Buffer, Tensor, TokenScalarsMut};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
@@ -78,6 +78,8 @@ pub struct LoadedBackward {
     d_initial: States,
     workspace: Buffer<u8>,
     lengths: Buffer<i32>,
+    /// Context of the forward, if the backward has rounds.
+    pub saved: Option<Buffer<u8>>,
     pub plan: PrefillBackward,
 }
 
@@ -113,7 +115,8 @@ impl LoadedBackward {
             Entry::Dense => Prefill::dense(context, *s, case.lengths.len(), n),
             Entry::Device { .. } => Prefill::device(context, *s, tokens, case.lengths.len()),
         };
-        let plan = PrefillBackward::of(&forward.expect("a plan")).expect("a plan");
+        let forward = forward.expect("a plan");
+        let plan = PrefillBackward::of(&forward).expect("a plan");
         let raw = matches!(case.gate_kind, GateKind::Raw { .. });
         let (g, beta) = match raw {
             true => (data.gate_inputs.a.clone(), data.gate_inputs.b.clone()),
@@ -135,7 +138,7 @@ impl LoadedBackward {
         let (_, place) = state_place(kind, shape);
         let states = case.initial.zip(data.initial.as_ref());
         let d_final = case.final_state.zip(given.d_final.as_ref());
-        LoadedBackward {
+        let mut loaded = LoadedBackward {
             q: load(&data.inputs.q, key),
             k: load(&data.inputs.k, key),
             v: load(&data.inputs.v, value),
@@ -165,8 +168,13 @@ impl LoadedBackward {
                 .upload(&vec![0xff; plan.workspace_bytes()])
                 .expect("memory"),
             lengths: context.upload(&data.cu_seqlens).expect("memory"),
+            saved: None,
             plan,
+        };
+        if forward.context_bytes() > 0 {
+            loaded.save(context, case, &forward);
         }
+        loaded
     }
 
     /// Ways to break a launch's arguments, and the error that each gives.
@@ -209,36 +217,10 @@ impl LoadedBackward {
         let heads = case.spec.heads.value;
         let raw = matches!(case.gate_kind, GateKind::Raw { .. });
         let wants = |i: u32| wanted >> i & 1 == 1;
-        let gating = match case.gate_kind {
-            GateKind::Raw {
-                dt_bias,
-                allow_neg_eigval,
-                ..
-            } => Gating::Raw {
-                a: self.g.scalars(),
-                b: self.beta.scalars(),
-                a_log: self.a_log.tensor([heads])?,
-                dt_bias: match dt_bias {
-                    true => Some(self.dt_bias.tensor([heads])?),
-                    false => None,
-                },
-                allow_neg_eigval,
-            },
-            kind => Gating::Given {
-                g: (kind != GateKind::NoDecay).then(|| self.g.scalars()),
-                beta: (kind != GateKind::NoBeta).then(|| self.beta.scalars()),
-            },
-        };
-        let initial = match &self.initial {
-            Some(s) => {
-                let (tensor, layout) = view(s)?;
-                Some(InitialState {
-                    state: State { tensor, layout },
-                    has_initial_state: self.has.as_ref().map(Into::into),
-                })
-            }
-            None => None,
-        };
+        let (gating, initial) = (
+            gating(case, [&self.g, &self.beta], [&self.a_log, &self.dt_bias])?,
+            initial(&self.initial, &self.has)?,
+        );
         let d_final = match &self.d_final {
             Some(s) => {
                 let (tensor, layout) = view(s)?;
@@ -284,7 +266,43 @@ impl LoadedBackward {
             d_initial,
         };
         let workspace = Workspace::new(&mut self.workspace);
-        self.plan.launch(stream, &tensors, workspace)
+        match &mut self.saved {
+            Some(saved) => {
+                let context = Workspace::new(saved);
+                self.plan.launch_saved(stream, &tensors, context, workspace)
+            }
+            None => self.plan.launch(stream, &tensors, workspace),
+        }
+    }
+
+    pub fn plan_context(&self) -> &Context {
+        self.workspace.context()
+    }
+
+    /// Launches the forward on the inputs, and keeps the context that it saves.
+    fn save(&mut self, context: &Context, case: &Case, forward: &Prefill) {
+        let stream = context.stream().expect("a stream");
+        let alloc = |bytes| context.upload(&vec![0xff_u8; bytes]).expect("memory");
+        let mut saved = alloc(forward.context_bytes());
+        let mut workspace = alloc(forward.workspace_bytes());
+        let tensors = PrefillTensors {
+            cu_seqlens: None,
+            q: self.q.tokens(),
+            k: self.k.tokens(),
+            v: self.v.tokens(),
+            gating: gating(case, [&self.g, &self.beta], [&self.a_log, &self.dt_bias])
+                .expect("gates"),
+            states: PrefillStates::Separate {
+                initial: initial(&self.initial, &self.has).expect("states"),
+                last: None,
+            },
+            o: self.d_v.tokens_mut(), // of the shape of o, and poisoned before each backward
+            snapshots: None,
+        };
+        let [to, scratch] = [&mut saved, &mut workspace].map(Workspace::new);
+        (forward.launch_saving(&stream, &tensors, to, scratch)).expect("a launch");
+        stream.synchronize().expect("a launch");
+        self.saved = Some(saved);
     }
 
     /// Gradients in the oracle's order, of those that were wanted. The others must not have been written.
@@ -323,6 +341,46 @@ impl LoadedBackward {
             there.then_some(values)
         })
     }
+}
+
+fn gating<'a>(
+    case: &Case,
+    [g, beta]: [&'a OnDevice; 2],
+    [a_log, dt_bias]: [&'a Buffer<f32>; 2],
+) -> deltawave::Result<Gating<'a>> {
+    let heads = case.spec.heads.value;
+    Ok(match case.gate_kind {
+        GateKind::Raw {
+            dt_bias: biased,
+            allow_neg_eigval,
+            ..
+        } => Gating::Raw {
+            a: g.scalars(),
+            b: beta.scalars(),
+            a_log: a_log.tensor([heads])?,
+            dt_bias: match biased {
+                true => Some(dt_bias.tensor([heads])?),
+                false => None,
+            },
+            allow_neg_eigval,
+        },
+        kind => Gating::Given {
+            g: (kind != GateKind::NoDecay).then(|| g.scalars()),
+            beta: (kind != GateKind::NoBeta).then(|| beta.scalars()),
+        },
+    })
+}
+
+fn initial<'a>(
+    states: &'a Option<States>,
+    has: &'a Option<Buffer<u8>>,
+) -> deltawave::Result<Option<InitialState<'a>>> {
+    let Some(s) = states else { return Ok(None) };
+    let (tensor, layout) = view(s)?;
+    Ok(Some(InitialState {
+        state: State { tensor, layout },
+        has_initial_state: has.as_ref().map(Into::into),
+    }))
 }
 
 fn view((buffer, kind, shape): &States) -> deltawave::Result<(Tensor<'_, 4>, StateLayout)> {

@@ -31,7 +31,7 @@ use crate::kernels;
 use crate::model::Heads;
 use crate::norm::OutputGate;
 use crate::prefill::{
-    DeviceLengths, LoweredLengths, Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors,
+    DeviceLengths, LoweredLengths, Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors, Save,
 };
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
@@ -112,6 +112,7 @@ impl LayerSpec {
             segments: self.segments,
             compute_units: None,
             path: self.path,
+            save: Save::Nothing,
         }
     }
 }

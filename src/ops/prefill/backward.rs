@@ -1,21 +1,26 @@
 //! Backward of a prefill: gradients of its inputs, from gradients of its outputs and final states.
 //!
+//! With saved boundaries (`rounds.rs`) these kernels run once for each round.
+//!
 //! Three kernels, four with raw gates, and one or two more where sequences are cut into segments:
 //! `prefill_backward_prepare` computes T, P and row factors of every chunk; `prefill_backward_summarise` and
 //! `prefill_combine` the states between segments and the gradients of these;
 //! `prefill_backward_walk` the states before every chunk and the gradients of the states after it, in both directions
 //! at the same time; `prefill_backward_gradients` the gradients of q, k and gates; `prefill_backward_sums` those of
-//! `A_log` and `dt_bias`. Nothing is read from the forward: the backward computes the states again. It uses no atomics,
+//! `A_log` and `dt_bias`. The backward computes the states of the forward
+//! again; the forward only saves those that rounds start from. It uses no atomics,
 //! so two launches give the same bits.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use super::plan::{self, Counts, Partition};
+use super::rounds::Round;
 use super::shape::{BACKWARD_COLUMNS as SLAB, Shape};
 use super::{DeviceLengths, Lengths, LoweredLengths, Prefill};
 use crate::abi::{
     self, dwk_prefill_backward_args, dwk_prefill_combine_args, dwk_prefill_prepare_args,
+    dwk_token_strides,
 };
 use crate::alias::{self, Span};
 use crate::batch::CuSeqlens;
@@ -28,13 +33,13 @@ use crate::runtime::{Context, Stream};
 use crate::state::{InitialState, State, StateMut, state_shape};
 use crate::tensor::{Buffer, TensorMut, TokenScalarsMut, Tokens, TokensMut};
 use crate::types::{Dtype, HeadMap, StateLayout};
-use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_workspace};
+use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_memory, check_workspace};
 
 const RECORD_BYTES: usize = abi::DWK_BACKWARD_RECORD_BYTES as usize;
 /// Bytes of 16 rows of a slab, in 16-bit numbers.
-const SLAB_ROWS_BYTES: usize = 1024;
+pub(super) const SLAB_ROWS_BYTES: usize = 1024;
 /// Row tiles of a chunk.
-const TILES: usize = super::CHUNK / 16;
+pub(super) const TILES: usize = super::CHUNK / 16;
 
 /// The tensors of one backward: the inputs of the prefill, the gradients of what it returned, and the gradients to
 /// compute. Absent gradients are not computed. Rows past the last sequence become zeros.
@@ -83,8 +88,21 @@ pub struct PrefillBackward {
     shape: Shape,
     kernels: [Kernel<dwk_prefill_backward_args>; 5],
     combine: Kernel<dwk_prefill_combine_args>,
+    /// In the order of rows. The last one is computed first.
+    rounds: Vec<RoundPlan>,
+    /// Of the forward: bytes of the states that rounds start from.
+    context_bytes: usize,
+}
+
+/// One round: a batch of its own, in a part of the caller's tensors.
+#[derive(Debug)]
+struct RoundPlan {
+    round: Round,
+    shape: Shape,
     lengths: PlanLengths,
     counts: Counts,
+    /// Chunk indices of the rounds before it.
+    records_before: usize,
 }
 
 #[derive(Debug)]
@@ -94,13 +112,12 @@ enum PlanLengths {
     Device(DeviceLengths),
 }
 
-/// Offsets in bytes of the parts of the workspace.
+/// Offsets in bytes of the parts of the workspace of a round.
 struct Layout {
     states: usize,
     d_states: usize,
     errors: usize,
     d_updates: usize,
-    partials: usize,
     boundaries: usize,
     retained: usize,
     forgotten: usize,
@@ -116,46 +133,25 @@ struct Tables {
     chains: *const i32,
 }
 
-impl PrefillBackward {
-    /// The backward of `prefill`. It needs a workspace of its own size.
-    ///
-    /// It cuts sequences into [`segments`](super::PrefillSpec::segments), or into as many as the planner finds fastest for
-    /// it. With lengths that only the device knows, it cuts none.
-    ///
-    /// # Errors
-    /// [`SEGMENTS_VARIABLE`](super::SEGMENTS_VARIABLE) that is not allowed, no memory for the lengths.
-    pub fn of(prefill: &Prefill) -> Result<Self> {
-        let shape = prefill.shape;
-        let mut counts = shape.whole();
-        let lengths = match &prefill.lengths {
-            Lengths::Host { cu_seqlens, .. } => {
-                let partition = shape.partition_backward(cu_seqlens)?;
-                counts = partition.counts();
-                PlanLengths::Host(prefill.context.upload(&table(&partition, cu_seqlens))?)
-            }
-            Lengths::Device(lengths) => PlanLengths::Device(DeviceLengths {
-                segments: None,
-                ..*lengths
-            }),
-        };
-        let plan = PrefillBackward {
-            context: prefill.context.clone(),
-            kernels: kernels::prefill_backward(shape.spec.dtype, shape.spec.heads.key_dim),
-            combine: kernels::prefill_combine(shape.spec.heads.key_dim),
-            shape,
-            lengths,
-            counts,
-        };
-        let most = plan.grids().into_iter().max();
-        let most = most.unwrap_or_default().max(plan.combine_grid());
-        check::ensure(most < 1 << 23, || {
-            let was = format!("{most} workgroups");
-            let allowed = "fewer than 2^23 workgroups in the backward: use fewer tokens or heads";
-            ArgumentError::new("tokens", ArgumentKind::Shape, was, allowed)
-        })?;
-        Ok(plan)
-    }
+fn aligned(numbers: usize) -> usize {
+    (numbers * size_of::<f32>()).next_multiple_of(WORKSPACE_ALIGN)
+}
 
+fn size_of_type(code: i32) -> i64 {
+    if code == abi::DWK_F32 as i32 { 4 } else { 2 }
+}
+
+/// Parts of the workspace of a launch.
+struct Memory {
+    /// Of all rounds.
+    partials: *mut f32,
+    /// What a round hands from kernel to kernel.
+    round: *mut c_void,
+    /// Gradients of the states between rounds, of which one is read and the other written.
+    carries: [*mut c_void; 2],
+}
+
+impl RoundPlan {
     /// Chunks of all sequences, at most.
     fn records(&self) -> usize {
         self.shape.chunk_entries()
@@ -207,10 +203,7 @@ impl PrefillBackward {
         let d_states = states + places * state;
         let errors = d_states + places * state;
         let d_updates = errors + places * 2 * TILES * blocks;
-        let partials = d_updates + places * TILES * blocks;
-        let aligned =
-            |numbers: usize| (numbers * size_of::<f32>()).next_multiple_of(WORKSPACE_ALIGN);
-        let boundaries = partials + aligned(2 * places);
+        let boundaries = d_updates + places * TILES * blocks;
         let summaries = self.counts.summaries;
         let retained = boundaries
             + self
@@ -223,136 +216,11 @@ impl PrefillBackward {
             d_states,
             errors,
             d_updates,
-            partials,
             boundaries,
             retained,
             forgotten,
             bytes: forgotten + aligned(2 * summaries * value),
         }
-    }
-
-    fn lengths_bytes(&self) -> usize {
-        match &self.lengths {
-            PlanLengths::Host(_) => 0,
-            PlanLengths::Device(lengths) => lengths.bytes(),
-        }
-    }
-
-    /// Number of segments of all sequences. A sequence that is not cut counts as one.
-    pub fn segments(&self) -> usize {
-        self.counts.items
-    }
-
-    /// Bytes of workspace that a launch needs: about 129 KiB per chunk and value head at `K = V = 128`, and 256 KiB per
-    /// segment that another follows.
-    pub fn workspace_bytes(&self) -> usize {
-        self.lengths_bytes() + self.layout().bytes
-    }
-
-    /// Names of the kernels that a launch runs, in order. `raw_gates`: whether gates are [`Gating::Raw`].
-    pub fn kernels(&self, raw_gates: bool) -> Vec<&'static str> {
-        let device = matches!(self.lengths, PlanLengths::Device(_));
-        let lengths = device.then(|| kernels::prefill_lengths().name());
-        let [prepare, summarise, walk, gradients, sums] = self.kernels.map(Kernel::name);
-        let mut names: Vec<_> = lengths.into_iter().chain([prepare]).collect();
-        if self.counts.summaries > 0 {
-            names.push(summarise);
-        }
-        if self.counts.chains > 0 {
-            names.push(self.combine.name());
-        }
-        names.extend([walk, gradients]);
-        if raw_gates {
-            names.push(sums);
-        }
-        names
-    }
-
-    /// Enqueues the backward: the kernels that [`PrefillBackward::kernels`] names, nothing else.
-    ///
-    /// # Errors
-    /// A tensor of another shape, type or context, strides that are not allowed, gradients that share memory with other
-    /// arguments, a workspace that is too small: then nothing was enqueued. A launch that the runtime refuses.
-    pub fn launch(
-        &self,
-        stream: &Stream,
-        tensors: &BackwardTensors<'_>,
-        workspace: Workspace<'_>,
-    ) -> Result<()> {
-        self.launch_between(stream, tensors, workspace, || Ok(()), || Ok(()))
-    }
-
-    /// [`PrefillBackward::launch`] between kernels that `before` and `after` enqueue: no other launch of this crate on the
-    /// stream comes between them. If a check fails, neither is called.
-    pub(crate) fn launch_between(
-        &self,
-        stream: &Stream,
-        tensors: &BackwardTensors<'_>,
-        workspace: Workspace<'_>,
-        before: impl FnOnce() -> Result<()>,
-        after: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        check::stream(stream, &self.context)?;
-        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
-        check_devices(tensors, &self.context)?;
-        let scratch = workspace.span();
-        let (address, rest) = workspace.split(self.lengths_bytes());
-        let lengths = self.lower_lengths(tensors, address)?;
-        let tables = self.tables(lengths.as_ref());
-        let arguments = self.lower(tensors, tables, rest.address())?;
-        check_overlaps(tensors, scratch)?;
-        self.context.make_current()?;
-        let _turn = stream.turn();
-        before()?;
-        if let Some(lengths) = lengths {
-            lengths.enqueue(&self.context, stream)?;
-        }
-        let sums = !arguments.d_a_log.is_null() || !arguments.d_dt_bias.is_null();
-        for (kernel, groups) in self.kernels.into_iter().zip(self.grids()) {
-            let role = kernel.role();
-            if groups == 0 || (role == kernels::Role::BackwardSums && !sums) {
-                continue;
-            }
-            let threads = self.shape.target.threads(role);
-            // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
-            unsafe {
-                self.context
-                    .launch(stream, kernel, groups as u32, threads, &arguments)?;
-            }
-            if matches!(role, kernels::Role::BackwardSummarise(_)) {
-                self.launch_combine(stream, &arguments, tables.chains)?;
-            }
-        }
-        after()
-    }
-
-    /// Enqueues the kernel that chains summaries, in both directions.
-    fn launch_combine(
-        &self,
-        stream: &Stream,
-        x: &dwk_prefill_backward_args,
-        chains: *const i32,
-    ) -> Result<()> {
-        let groups = self.combine_grid();
-        if groups == 0 {
-            return Ok(());
-        }
-        let arguments = dwk_prefill_combine_args {
-            states: x.boundaries,
-            forgotten: x.forgotten,
-            chains,
-            chains_count: self.chains() as i32,
-            value_heads: x.prepare.value_heads,
-            key_dim: x.prepare.key_dim,
-            value_dim: x.prepare.value_dim,
-            slabs: self.shape.combine_slabs() as i32,
-            summaries: 2 * x.summaries,
-            dies: x.prepare.dies,
-            pad0: 0,
-        };
-        let threads = self.shape.target.threads(self.combine.role());
-        // SAFETY: the summaries are in the workspace, the chains in a buffer of the plan.
-        unsafe { (self.context).launch(stream, self.combine, groups as u32, threads, &arguments) }
     }
 
     /// Addresses of the tables. `made`: lengths that a launch checks.
@@ -378,30 +246,420 @@ impl PrefillBackward {
         }
     }
 
+    /// Arguments of the round, from those of the whole batch. `saved`: the states of the forward.
+    fn arguments(
+        &self,
+        whole: &dwk_prefill_backward_args,
+        tables: Tables,
+        memory: &Memory,
+        saved: *const c_void,
+    ) -> dwk_prefill_backward_args {
+        let (layout, round) = (self.layout(), &self.round);
+        let at = |offset: usize| memory.round.wrapping_byte_add(offset);
+        // Rows are numbered from the round's first one on, and sequences from its first one on.
+        let rows = |strides: &dwk_token_strides, bytes: i64| {
+            let elements =
+                round.first as i64 * strides.sequence + round.begin as i64 * strides.token;
+            (elements * bytes) as isize
+        };
+        let moved = |p: *const c_void, by: isize| match p.is_null() {
+            true => p,
+            false => p.wrapping_byte_offset(by),
+        };
+        let moved_mut = |p: *mut c_void, by: isize| moved(p, by).cast_mut();
+        let sequences = |strides: &abi::dwk_state_strides, kind: i32| {
+            (round.first as i64 * strides.sequence * size_of_type(kind)) as isize
+        };
+        let mut x = *whole;
+        let p = &mut x.prepare;
+        p.q = moved(p.q, rows(&p.q_strides, 2));
+        p.k = moved(p.k, rows(&p.k_strides, 2));
+        p.g = moved(p.g, rows(&p.g_strides, size_of_type(p.g_type)));
+        p.beta = moved(p.beta, rows(&p.beta_strides, size_of_type(p.beta_type)));
+        p.cu_seqlens = tables.cu_seqlens;
+        p.records = memory.round;
+        p.retained = match self.counts.summaries {
+            0 => ptr::null_mut(),
+            _ => at(layout.retained).cast(),
+        };
+        p.sequences = self.shape.sequences as i32;
+        p.tokens = self.shape.batch.rows() as i32;
+        x.v = moved(x.v, rows(&x.v_strides, 2));
+        x.d_o = moved(x.d_o, rows(&x.d_o_strides, 2));
+        x.d_q = moved_mut(x.d_q, rows(&x.d_q_strides, 2));
+        x.d_k = moved_mut(x.d_k, rows(&x.d_k_strides, 2));
+        x.d_v = moved_mut(x.d_v, rows(&x.d_v_strides, 2));
+        x.d_g = moved_mut(x.d_g, rows(&x.d_g_strides, size_of_type(x.d_g_type)));
+        x.d_beta = moved_mut(
+            x.d_beta,
+            rows(&x.d_beta_strides, size_of_type(x.d_beta_type)),
+        );
+        x.initial_state = moved(
+            x.initial_state,
+            sequences(&x.initial_strides, x.initial_type),
+        );
+        x.has_initial_state = moved(x.has_initial_state.cast(), round.first as isize).cast();
+        x.d_final = moved(x.d_final, sequences(&x.d_final_strides, x.d_final_type));
+        x.d_initial = moved_mut(
+            x.d_initial,
+            sequences(&x.d_initial_strides, x.d_initial_type),
+        );
+        x.states = at(layout.states).cast();
+        x.d_states = at(layout.d_states).cast();
+        x.errors = at(layout.errors).cast();
+        x.d_updates = at(layout.d_updates).cast();
+        let values = self.shape.spec.heads.value;
+        x.partials = memory
+            .partials
+            .wrapping_add(2 * self.records_before * values);
+        x.items = tables.items;
+        x.boundaries = at(layout.boundaries).cast();
+        x.forgotten = at(layout.forgotten).cast();
+        x.summaries = self.counts.summaries as i32;
+        x.records = self.records() as i32;
+        // States between rounds are f32, [HV, K, V]. Rounds alternate between two gradients of such states.
+        let (kind, strides) = (abi::DWK_F32 as i32, self.shape.boundary_strides());
+        if let Some(slot) = round.boundary {
+            let bytes = slot * self.shape.boundary_bytes();
+            x.initial_state = saved.wrapping_byte_add(bytes);
+            (x.initial_type, x.initial_strides) = (kind, strides);
+            x.has_initial_state = ptr::null();
+            x.prepare.flags &= !abi::DWK_INITIAL_VALUE_MAJOR;
+            x.d_initial = memory.carries[slot % 2];
+            (x.d_initial_type, x.d_initial_strides) = (kind, strides);
+            x.d_initial_value_major = 0;
+        }
+        if let Some(next) = round.next {
+            x.d_final = memory.carries[next % 2];
+            (x.d_final_type, x.d_final_strides) = (kind, strides);
+            x.d_final_value_major = 0;
+        }
+        x
+    }
+}
+
+impl PrefillBackward {
+    /// The backward of `prefill`. It needs a workspace of its own size.
+    ///
+    /// It cuts sequences into [`segments`](super::PrefillSpec::segments), or into as many as the planner finds fastest for
+    /// it. With lengths that only the device knows, it cuts none. [`PrefillSpec::save`](super::PrefillSpec::save) says
+    /// whether it has rounds, each of which is planned as a batch of its own.
+    ///
+    /// # Errors
+    /// [`SEGMENTS_VARIABLE`](super::SEGMENTS_VARIABLE) that is not allowed, no memory for the lengths.
+    pub fn of(prefill: &Prefill) -> Result<Self> {
+        let shape = prefill.shape;
+        let rounds = match &prefill.lengths {
+            Lengths::Host { cu_seqlens, .. } => {
+                let mut records_before = 0;
+                let rounds = shape.rounds(cu_seqlens).into_iter().map(|round| {
+                    let made = host_round(&prefill.context, shape, round, cu_seqlens)?;
+                    let records = made.records();
+                    let made = RoundPlan {
+                        records_before,
+                        ..made
+                    };
+                    records_before += records;
+                    Ok(made)
+                });
+                rounds.collect::<Result<Vec<_>>>()?
+            }
+            Lengths::Device(lengths) => vec![RoundPlan {
+                round: Round::whole(shape.sequences, shape.batch.rows()),
+                shape,
+                lengths: PlanLengths::Device(DeviceLengths {
+                    segments: None,
+                    ..*lengths
+                }),
+                counts: shape.whole(),
+                records_before: 0,
+            }],
+        };
+        let plan = PrefillBackward {
+            context: prefill.context.clone(),
+            kernels: kernels::prefill_backward(shape.spec.dtype, shape.spec.heads.key_dim),
+            combine: kernels::prefill_combine(shape.spec.heads.key_dim),
+            shape,
+            rounds,
+            context_bytes: prefill.context_bytes(),
+        };
+        let grids = |round: &RoundPlan| round.grids().into_iter().chain([round.combine_grid()]);
+        let most = plan.rounds.iter().flat_map(grids).max().unwrap_or_default();
+        check::ensure(most < 1 << 23, || {
+            let was = format!("{most} workgroups");
+            let allowed = "fewer than 2^23 workgroups in the backward: use fewer tokens or heads";
+            ArgumentError::new("tokens", ArgumentKind::Shape, was, allowed)
+        })?;
+        Ok(plan)
+    }
+
+    /// Chunk indices of all rounds.
+    fn records(&self) -> usize {
+        self.rounds.iter().map(RoundPlan::records).sum()
+    }
+
+    fn partials_bytes(&self) -> usize {
+        aligned(2 * self.records() * self.shape.spec.heads.value)
+    }
+
+    fn round_bytes(&self) -> usize {
+        let bytes = self.rounds.iter().map(|round| round.layout().bytes);
+        bytes.max().unwrap_or_default()
+    }
+
+    /// Bytes of a gradient of a state between rounds.
+    fn carry_bytes(&self) -> usize {
+        match self.context_bytes {
+            0 => 0,
+            _ => (self.shape.boundary_bytes()).next_multiple_of(WORKSPACE_ALIGN),
+        }
+    }
+
+    fn lengths_bytes(&self) -> usize {
+        match self.rounds.first().map(|round| &round.lengths) {
+            Some(PlanLengths::Device(lengths)) => lengths.bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Number of segments of all sequences. A sequence that is not cut counts as one in each of its rounds.
+    pub fn segments(&self) -> usize {
+        self.rounds.iter().map(|round| round.counts.items).sum()
+    }
+
+    /// Number of rounds: 1 unless the forward's [`PrefillSpec::save`](super::PrefillSpec::save) bounds the workspace.
+    pub fn rounds(&self) -> usize {
+        self.rounds.len()
+    }
+
+    /// Bytes of the forward's context that a launch reads: [`Prefill::context_bytes`].
+    pub fn context_bytes(&self) -> usize {
+        self.context_bytes
+    }
+
+    /// Bytes of workspace that a launch needs: about 129 KiB per chunk of a round and value head at `K = V = 128`, and
+    /// 256 KiB per segment that another follows. All rounds share it.
+    pub fn workspace_bytes(&self) -> usize {
+        self.lengths_bytes() + self.partials_bytes() + self.round_bytes() + 2 * self.carry_bytes()
+    }
+
+    /// Names of the kernels that a launch runs, in order. `raw_gates`: whether gates are [`Gating::Raw`].
+    pub fn kernels(&self, raw_gates: bool) -> Vec<&'static str> {
+        let [prepare, summarise, walk, gradients, sums] = self.kernels.map(Kernel::name);
+        let mut names = Vec::new();
+        for round in self.rounds.iter().rev() {
+            if matches!(round.lengths, PlanLengths::Device(_)) {
+                names.push(kernels::prefill_lengths().name());
+            }
+            names.push(prepare);
+            if round.counts.summaries > 0 {
+                names.push(summarise);
+            }
+            if round.counts.chains > 0 {
+                names.push(self.combine.name());
+            }
+            names.extend([walk, gradients]);
+        }
+        if raw_gates {
+            names.push(sums);
+        }
+        names
+    }
+
+    /// Enqueues the backward: the kernels that [`PrefillBackward::kernels`] names, nothing else.
+    ///
+    /// # Errors
+    /// A tensor of another shape, type or context, strides that are not allowed, gradients that share memory with other
+    /// arguments, a workspace that is too small, or a plan that reads saved context: then nothing was enqueued. A launch
+    /// that the runtime refuses.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        self.launch_between(stream, tensors, workspace, || Ok(()), || Ok(()))
+    }
+
+    /// [`PrefillBackward::launch`] with the context that [`Prefill::launch_saving`] wrote, from the same inputs.
+    /// A context without bytes serves plans that read none.
+    ///
+    /// # Errors
+    /// As [`PrefillBackward::launch`]; a context that is too small or shares memory with a gradient.
+    pub fn launch_saved(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        context: Workspace<'_>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        let nothing = || Ok(());
+        self.launch_all(
+            stream,
+            tensors,
+            Some(context),
+            workspace,
+            (nothing, nothing),
+        )
+    }
+
+    /// [`PrefillBackward::launch`] between kernels that `before` and `after` enqueue: no other launch of this crate on the
+    /// stream comes between them. If a check fails, neither is called.
+    pub(crate) fn launch_between(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        workspace: Workspace<'_>,
+        before: impl FnOnce() -> Result<()>,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.launch_all(stream, tensors, None, workspace, (before, after))
+    }
+
+    fn launch_all(
+        &self,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        saved: Option<Workspace<'_>>,
+        workspace: Workspace<'_>,
+        (before, after): (impl FnOnce() -> Result<()>, impl FnOnce() -> Result<()>),
+    ) -> Result<()> {
+        check::stream(stream, &self.context)?;
+        check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
+        let (saved, saved_span) = self.check_saved(saved)?;
+        check_devices(tensors, &self.context)?;
+        let scratch = workspace.span();
+        let (address, rest) = workspace.split(self.lengths_bytes());
+        let lengths = self.lower_lengths(tensors, address)?;
+        let memory = self.memory(rest.address());
+        let whole = self.lower(tensors)?;
+        check_overlaps(tensors, scratch, saved_span)?;
+        self.context.make_current()?;
+        let _turn = stream.turn();
+        before()?;
+        if let Some(lengths) = &lengths {
+            lengths.enqueue(&self.context, stream)?;
+        }
+        for round in self.rounds.iter().rev() {
+            let tables = round.tables(lengths.as_ref());
+            let arguments = round.arguments(&whole, tables, &memory, saved);
+            self.enqueue_round(stream, round, &arguments, tables.chains)?;
+        }
+        if !whole.d_a_log.is_null() || !whole.d_dt_bias.is_null() {
+            let arguments = dwk_prefill_backward_args {
+                partials: memory.partials,
+                records: self.records() as i32,
+                ..whole
+            };
+            let [.., sums] = self.kernels;
+            let groups = self.shape.spec.heads.value as u32;
+            let threads = self.shape.target.threads(sums.role());
+            // SAFETY: the partial sums are in the workspace; the rest as in `enqueue_round`.
+            unsafe { (self.context).launch(stream, sums, groups, threads, &arguments)? };
+        }
+        after()
+    }
+
+    /// Address and span of the forward's context.
+    fn check_saved(&self, saved: Option<Workspace<'_>>) -> Checked<(*const c_void, Span<'static>)> {
+        let Some(saved) = saved else {
+            check::ensure(self.context_bytes == 0, || {
+                let allowed = "it must be given: the plan starts rounds from saved states";
+                ArgumentError::new("context", ArgumentKind::Presence, "absent", allowed)
+            })?;
+            return Ok((ptr::null(), Span::NONE));
+        };
+        check_memory("context", &saved, self.context_bytes, &self.context)?;
+        Ok((saved.address(), saved.span_of("context")))
+    }
+
+    /// Parts of the workspace after the lengths.
+    fn memory(&self, at: *mut c_void) -> Memory {
+        let round = at.wrapping_byte_add(self.partials_bytes());
+        let carries = round.wrapping_byte_add(self.round_bytes());
+        Memory {
+            partials: at.cast(),
+            round,
+            carries: [carries, carries.wrapping_byte_add(self.carry_bytes())],
+        }
+    }
+
+    /// Enqueues the kernels of a round, but for the sums over all rounds.
+    fn enqueue_round(
+        &self,
+        stream: &Stream,
+        round: &RoundPlan,
+        arguments: &dwk_prefill_backward_args,
+        chains: *const i32,
+    ) -> Result<()> {
+        for (kernel, groups) in self.kernels.into_iter().zip(round.grids()) {
+            let role = kernel.role();
+            if groups == 0 || role == kernels::Role::BackwardSums {
+                continue;
+            }
+            let threads = self.shape.target.threads(role);
+            // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
+            unsafe {
+                self.context
+                    .launch(stream, kernel, groups as u32, threads, arguments)?;
+            }
+            if matches!(role, kernels::Role::BackwardSummarise(_)) {
+                self.launch_combine(stream, round, arguments, chains)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the kernel that chains summaries, in both directions.
+    fn launch_combine(
+        &self,
+        stream: &Stream,
+        round: &RoundPlan,
+        x: &dwk_prefill_backward_args,
+        chains: *const i32,
+    ) -> Result<()> {
+        let groups = round.combine_grid();
+        if groups == 0 {
+            return Ok(());
+        }
+        let arguments = dwk_prefill_combine_args {
+            states: x.boundaries,
+            forgotten: x.forgotten,
+            chains,
+            chains_count: round.chains() as i32,
+            value_heads: x.prepare.value_heads,
+            key_dim: x.prepare.key_dim,
+            value_dim: x.prepare.value_dim,
+            slabs: self.shape.combine_slabs() as i32,
+            summaries: 2 * x.summaries,
+            dies: x.prepare.dies,
+            pad0: 0,
+        };
+        let threads = self.shape.target.threads(self.combine.role());
+        // SAFETY: the summaries are in the workspace, the chains in a buffer of the plan.
+        unsafe { (self.context).launch(stream, self.combine, groups as u32, threads, &arguments) }
+    }
+
     fn lower_lengths(
         &self,
         tensors: &BackwardTensors<'_>,
         address: *mut c_void,
     ) -> Result<Option<LoweredLengths>> {
-        match &self.lengths {
-            PlanLengths::Host(_) => {
-                CuSeqlens::refuse(&tensors.cu_seqlens)?;
-                Ok(None)
-            }
-            PlanLengths::Device(lengths) => {
+        match self.rounds.first().map(|round| &round.lengths) {
+            Some(PlanLengths::Device(lengths)) => {
                 let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
                 Ok(Some(lengths.lower(&self.context, cu_seqlens, address)?))
+            }
+            _ => {
+                CuSeqlens::refuse(&tensors.cu_seqlens)?;
+                Ok(None)
             }
         }
     }
 
-    /// Checks the tensors and returns the launch arguments.
-    fn lower(
-        &self,
-        x: &BackwardTensors<'_>,
-        tables: Tables,
-        scratch: *mut c_void,
-    ) -> Checked<dwk_prefill_backward_args> {
+    /// Checks the tensors and returns the launch arguments of the whole batch, without those that differ from round to
+    /// round.
+    fn lower(&self, x: &BackwardTensors<'_>) -> Checked<dwk_prefill_backward_args> {
         let Shape {
             spec,
             batch,
@@ -425,22 +683,12 @@ impl PrefillBackward {
         }
         let gates = x.gating.lower(value_heads, |_| batch)?;
         flags |= gates.flags;
-        let layout = self.layout();
-        let at = |offset: usize| scratch.wrapping_byte_add(offset);
         let mut out = dwk_prefill_backward_args {
             prepare: dwk_prefill_prepare_args {
                 q: x.q.0.address,
                 k: x.k.0.address,
                 q_strides: check::tokens("q", &x.q, batch, key_heads, key_dim, &[dtype])?,
                 k_strides: check::tokens("k", &x.k, batch, key_heads, key_dim, &[dtype])?,
-                cu_seqlens: tables.cu_seqlens,
-                records: scratch,
-                retained: match self.counts.summaries {
-                    0 => ptr::null_mut(),
-                    _ => at(layout.retained).cast(),
-                },
-                sequences: sequences as i32,
-                tokens: batch.rows() as i32,
                 key_heads: key_heads as i32,
                 value_heads: value_heads as i32,
                 key_dim: key_dim as i32,
@@ -466,17 +714,7 @@ impl PrefillBackward {
             v_strides: check::tokens("v", &x.v, batch, value_heads, value_dim, &[dtype])?,
             d_o: x.d_o.0.address,
             d_o_strides: check::tokens("d_o", &x.d_o, batch, value_heads, value_dim, &[dtype])?,
-            states: at(layout.states).cast(),
-            d_states: at(layout.d_states).cast(),
-            errors: at(layout.errors).cast(),
-            d_updates: at(layout.d_updates).cast(),
-            partials: at(layout.partials).cast(),
-            items: tables.items,
-            boundaries: at(layout.boundaries).cast(),
-            forgotten: at(layout.forgotten).cast(),
-            summaries: self.counts.summaries as i32,
             scale: spec.scale(),
-            records: self.records() as i32,
             ..Default::default()
         };
         let rows = |name, t: &Option<TokensMut<'_>>, heads, dim| match t {
@@ -550,6 +788,29 @@ impl PrefillBackward {
     }
 }
 
+/// The plan of a round of a batch whose lengths the host knows.
+fn host_round(
+    context: &Context,
+    shape: Shape,
+    round: Round,
+    cu_seqlens: &[i32],
+) -> Result<RoundPlan> {
+    let shape = shape.of_round(round.rows, round.count);
+    let (begin, end) = (round.begin as i32, (round.begin + round.rows) as i32);
+    let bounds = &cu_seqlens[round.first..=round.first + round.count];
+    let bounds: Vec<i32> = (bounds.iter())
+        .map(|&row| row.clamp(begin, end) - begin)
+        .collect();
+    let partition = shape.partition_backward(&bounds)?;
+    Ok(RoundPlan {
+        round,
+        shape,
+        counts: partition.counts(),
+        lengths: PlanLengths::Host(context.upload(&table(&partition, &bounds))?),
+        records_before: 0,
+    })
+}
+
 /// Words to upload: items, chains of both directions, `cu_seqlens`. Without cuts the kernels read `cu_seqlens` alone.
 fn table(partition: &Partition, cu_seqlens: &[i32]) -> Vec<i32> {
     let both = partition.chains.iter().flat_map(|&[first, count]| {
@@ -602,7 +863,7 @@ fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
 }
 
 /// Checks that no gradient shares memory with another argument.
-fn check_overlaps(x: &BackwardTensors<'_>, workspace: Span<'_>) -> Checked<()> {
+fn check_overlaps(x: &BackwardTensors<'_>, workspace: Span<'_>, context: Span<'_>) -> Checked<()> {
     let outputs = [
         Span::maybe("d_q", x.d_q.as_ref().map(|t| &t.0.0)),
         Span::maybe("d_k", x.d_k.as_ref().map(|t| &t.0.0)),
@@ -630,6 +891,7 @@ fn check_overlaps(x: &BackwardTensors<'_>, workspace: Span<'_>) -> Checked<()> {
         Span::of("d_o", &x.d_o.0),
         Span::maybe("d_final_state", x.d_final.as_ref().map(|s| &s.tensor)),
         Span::lengths(x.cu_seqlens.as_ref()),
+        context,
     ];
     alias::check(&outputs, &inputs, &[])
 }

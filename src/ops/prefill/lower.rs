@@ -9,7 +9,7 @@ use super::states::{self, PlanSlots};
 use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
     self, dwk_prefill_by_gates, dwk_prefill_combine_args, dwk_prefill_fused_args, dwk_prefill_item,
-    dwk_prefill_prepare_args, dwk_prefill_scan_args, dwk_prefill_short_args,
+    dwk_prefill_prepare_args, dwk_prefill_scan_args, dwk_prefill_short_args, dwk_state_strides,
 };
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
@@ -103,7 +103,33 @@ struct FusedArguments {
     warm_up: i32,
 }
 
+/// States that a launch saves for the backward, as snapshots.
+pub(super) struct LoweredSave {
+    pub(super) to: *mut c_void,
+    pub(super) slots: *const i32,
+    pub(super) strides: dwk_state_strides,
+    pub(super) count: i32,
+    pub(super) span: Span<'static>,
+}
+
 impl LaunchArguments {
+    /// Lets every kernel that walks chunks save states. The launch has no other snapshots.
+    pub(super) fn save(&mut self, save: &LoweredSave) {
+        let walks = [
+            &mut self.scan,
+            &mut self.summarise,
+            &mut self.short.scan,
+            &mut self.fused.scan,
+        ];
+        for scan in walks {
+            scan.snapshots = save.to;
+            scan.snapshot_slots = save.slots;
+            scan.snapshot_strides = save.strides;
+            scan.snapshot_type = abi::DWK_F32 as i32;
+            scan.snapshot_count = save.count;
+        }
+    }
+
     /// Launches `prefill_fused` after the kernels of the split path, with the arguments of `fused`. `prepare_lengths`:
     /// `cu_seqlens` for `prefill_prepare`.
     pub(super) fn choose(&mut self, prepare_lengths: *const i32, fused: LaunchArguments) {
@@ -466,13 +492,9 @@ unsafe fn launch<A>(
 }
 
 /// Checks that no output shares memory with another argument. o may be v: a workgroup reads elements of v before it
-/// writes the same elements of o. The final state may be the initial state.
-pub(super) fn check_overlaps(x: &PrefillTensors<'_>, workspace: Span<'_>) -> Checked<()> {
-    check_overlaps_with(x, workspace, Span::NONE, [Span::NONE; 2])
-}
-
-/// [`check_overlaps`] with one more output and two more inputs.
-pub(super) fn check_overlaps_with(
+/// writes the same elements of o. The final state may be the initial state. `output`, `first` and `second` are one more
+/// output and two more inputs.
+pub(super) fn check_overlaps(
     x: &PrefillTensors<'_>,
     workspace: Span<'_>,
     output: Span<'_>,

@@ -23,6 +23,7 @@ mod lower;
 mod parallel;
 mod plan;
 mod ranks;
+mod rounds;
 mod shape;
 mod snapshots;
 mod states;
@@ -33,10 +34,12 @@ pub(crate) use lengths::{
     DeviceLengths, DeviceSegments, DeviceTables, LaunchArguments as LoweredLengths,
 };
 pub(crate) use lower::LaunchArguments;
-use lower::{Kernels, Tables};
+use lower::{Kernels, LoweredSave, Tables};
 pub use parallel::ParallelPrefill;
 use plan::Counts;
 pub use ranks::{AGREEMENT_BYTES, Fragment, RankLayout, Tail};
+use rounds::Boundaries;
+pub use rounds::Save;
 use shape::Shape;
 pub use snapshots::{Snapshot, Snapshots};
 use states::PlanSlots;
@@ -45,6 +48,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::abi;
+use crate::alias::Span;
 use crate::batch::{CuSeqlens, checked_cu_seqlens};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
@@ -79,6 +83,8 @@ pub struct PrefillSpec {
     pub compute_units: Option<u32>,
     /// Kernels that compute the prefill. [`PATH_VARIABLE`] overrides it.
     pub path: PrefillPath,
+    /// Context that [`Prefill::launch_saving`] saves for the backward.
+    pub save: Save,
 }
 
 /// Kernels that compute a prefill. Results differ by rounding only.
@@ -139,6 +145,7 @@ impl PrefillSpec {
             segments: None,
             compute_units: None,
             path: PrefillPath::Auto,
+            save: Save::Nothing,
         }
     }
 
@@ -152,6 +159,7 @@ impl PrefillSpec {
         };
         positive("segments", self.segments)?;
         positive("compute_units", self.compute_units.map(|n| n as usize))?;
+        self.save.validate()?;
         check::scale(self.scale)
     }
 
@@ -256,6 +264,8 @@ enum Lengths {
         tables: Buffer<i32>,
         /// Segments of the fused path, if gates choose between it and the split path.
         by_gates: Option<ByGates>,
+        /// States that launches may save.
+        boundaries: Option<Boundaries>,
     },
     Device(DeviceLengths),
 }
@@ -303,7 +313,8 @@ impl Prefill {
     /// Otherwise no sequence is cut.
     ///
     /// # Errors
-    /// A spec or sizes that are not allowed; more than one segment on the split path.
+    /// A spec or sizes that are not allowed; more than one segment on the split path; context to save, since only lengths on
+    /// the host say where rounds begin.
     pub fn device(
         context: &Context,
         spec: PrefillSpec,
@@ -311,6 +322,7 @@ impl Prefill {
         sequences: usize,
     ) -> Result<Self> {
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
+        (spec.save).refuse("it must be nothing: with lengths on the device no sequence is cut")?;
         let whole = spec.segments.is_none_or(|n| n == 1);
         check::ensure(whole || shape.is_fused() || sequences == 0, || {
             let was = spec.segments.unwrap_or_default();
@@ -335,6 +347,7 @@ impl Prefill {
             counts: partition.counts(),
             by_gates: by_gates.map(|fused| ByGates::append(&fused, &cu_seqlens, &mut tables)),
             tables: context.upload(&tables)?,
+            boundaries: Boundaries::of(context, &shape, &cu_seqlens)?,
             cu_seqlens,
         };
         Ok(Self::with(context, shape, lengths))
@@ -583,14 +596,29 @@ impl Prefill {
         workspace: Workspace<'_>,
         part: Part,
     ) -> Result<()> {
+        self.launch_with(stream, tensors, workspace, part, None)
+    }
+
+    fn launch_with(
+        &self,
+        stream: &Stream,
+        tensors: &PrefillTensors<'_>,
+        workspace: Workspace<'_>,
+        part: Part,
+        save: Option<LoweredSave>,
+    ) -> Result<()> {
         check::stream(stream, &self.context)?;
         check_workspace(&workspace, self.workspace_bytes(), &self.context)?;
         let scratch = workspace.span();
         let (address, records) = workspace.split(self.lengths_bytes());
         let lengths = self.lower_lengths(tensors, address)?;
         let tables = lengths.as_ref().map(LoweredLengths::tables);
-        let lowered = self.lower(tensors, tables, records.address())?;
-        lower::check_overlaps(tensors, scratch)?;
+        let mut lowered = self.lower(tensors, tables, records.address())?;
+        let saved = save.as_ref().map_or(Span::NONE, |save| save.span);
+        lower::check_overlaps(tensors, scratch, saved, [Span::NONE; 2])?;
+        if let Some(save) = save {
+            lowered.save(&save);
+        }
         self.context.make_current()?;
         let _turn = stream.turn();
         if let Some(lengths) = lengths

@@ -171,6 +171,7 @@ impl ParallelPrefill {
             let allowed = "it must be absent: the layout's block says how sequences are cut";
             ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
         })?;
+        (spec.save).refuse("it must be nothing: a prefill over ranks saves no context")?;
         let path = matches!(spec.path, PrefillPath::Auto | PrefillPath::Split);
         check::ensure(path, || {
             let was = spec.path.name();
@@ -368,7 +369,7 @@ impl ParallelPrefill {
             },
         );
         let own = summary.span_of("summary");
-        lower::check_overlaps_with(tensors, workspace.span(), own, [Span::NONE; 2])?;
+        lower::check_overlaps(tensors, workspace.span(), own, [Span::NONE; 2])?;
         self.context.make_current()?;
         let _turn = stream.turn();
         self.enqueue(stream, &lowered, &[Part::Prepare, Part::Summarise])
@@ -397,7 +398,7 @@ impl ParallelPrefill {
             gathered.span_of("gathered"),
             Span::numbers("order", order.as_ref()),
         ];
-        lower::check_overlaps_with(tensors, workspace.span(), Span::NONE, inputs)?;
+        lower::check_overlaps(tensors, workspace.span(), Span::NONE, inputs)?;
         self.context.make_current()?;
         let _turn = stream.turn();
         if self.counts.summaries > 0 {

@@ -174,6 +174,15 @@ impl Shape {
         })
     }
 
+    /// The shape of a round of the backward: a packed batch of its own.
+    pub(super) fn of_round(self, tokens: usize, sequences: usize) -> Shape {
+        Shape {
+            batch: Batch::Packed { tokens },
+            sequences,
+            ..self
+        }
+    }
+
     /// Whether one kernel computes the outputs without records.
     pub(super) fn is_fused(&self) -> bool {
         self.path == PrefillPath::Fused
