@@ -16,6 +16,8 @@ from . import ops
 from .conv import Conv, ConvSpec
 from .decode import DecodeSpec
 from .errors import ArgumentError
+from .norm import GATES
+from .values import choice, positive
 
 
 def decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor] = None,
@@ -255,6 +257,8 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
     `[N, T]` i32, accepted `[N]` i32 and cu_seqlens `[N + 1]` are as for `decode_drafts`; the first column of draft_slots
     holds the slots of conv states. Sequences have 0 to T rows. Rows of no sequence become 0; in `out` they must have been 0.
     The other arguments are those of `ops.layer`."""
+    # The decode has other names for them, and comes after the convolution has written its states.
+    norm_eps, _ = positive("eps", eps), choice("gate", gate, GATES)
     device, width = ops._of_rank("x", x, 2, 3).device, ops._of_rank("conv_weight", conv_weight, 2).shape[1]
     batch, tokens = ops._of_rank("draft_slots", draft_slots, 2).shape
     rows, dtype = x.shape[0], ops._dtype_of("x", x)
@@ -292,7 +296,7 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
         decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
                            read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"], accepted=shared["accepted"],
                            cu_seqlens=shared["cu_seqlens"], has_initial_state=shared["has_initial_state"],
-                           pool_layout=pool_layout, null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=eps,
+                           pool_layout=pool_layout, null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=norm_eps,
                            norm_gate=gate)
     ops._copied_back(written, reached)
     return y
