@@ -202,11 +202,11 @@ def backward_markdown(rows):
 
 
 HEADING = "Gated DeltaNet prefill"
-ORDER = ("deltawave: prepare, scan; in segments prepare, summarise, combine, scan; or fused. FLA: cumsum, K K^T and solve, w and u, "
-         "states, outputs. aiter: preparation, states, outputs.")
+ORDER = ("deltawave: prepare, (summarise, combine,) scan, or fused. FLA: cumsum, K K^T and solve, w and u, states, outputs. "
+         "aiter: prepare, states, outputs.")
 BACKWARD_HEADING = "Backward of Gated DeltaNet prefill"
-BACKWARD_ORDER = ("deltawave: prepare, walk, gradients; summarise, combine if cut. FLA: w and u, states, dv, dh du, dq dk dw, dk dv, "
-                  "dg; pale: torch")
+BACKWARD_ORDER = ("deltawave: prepare, (summarise, combine,) walk, gradients. FLA: w and u, states, dv, dh du, dq dk dw, dk dv, dg; "
+                  "pale: torch")
 
 
 def chart(rows, heading=HEADING, order=ORDER):
@@ -221,7 +221,7 @@ def chart(rows, heading=HEADING, order=ORDER):
            f'<text x="14" y="40">deltawave (<tspan fill="{OURS}">blue</tspan>) and FLA\'s chain '
            f'(<tspan fill="{THEIRS}">orange</tspan>)'
            + (f', aiter (<tspan fill="{AITER}">violet</tspan>)' if len(theirs) > 1 else "")
-           + ", kernel by kernel, theirs in the best configurations; in brackets how many times as long as deltawave</text>",
+           + ", kernel by kernel, theirs in the best configurations; in brackets: over deltawave</text>",
            f'<text x="14" y="58">{order}</text>']
     y = 76
     for row in rows:
