@@ -1,19 +1,23 @@
 //! The backward of sequences that several ranks share: ranks in one process, which exchange summaries by copies. Gradients
 //! have one rank's bits, and one rank's are accurate.
 
+use std::thread;
+
 use deltawave::Result;
 use deltawave::gates::Gating;
+use deltawave::parallel::Communicator;
 use deltawave::prefill::{
     BackwardTensors, Fragment, ParallelPrefill, ParallelPrefillBackward, RankLayout,
 };
 use deltawave::state::{InitialState, State, StateMut};
-use deltawave::tensor::{Buffer, TensorMut, TokenScalarsMut};
+use deltawave::tensor::Buffer;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave::workspace::Workspace;
 use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
+use crate::collectives::{join, library};
 use crate::common::backward::{Given, Gradients, NAMES, judge_backward};
 use crate::common::{Case, Data, GateKind, StateKind, bits, context, spec};
 use crate::ranks::case;
@@ -25,6 +29,8 @@ const PADDING: usize = 3;
 enum Stage<'a> {
     Summarise(&'a mut Buffer<u8>),
     Finish(&'a mut Buffer<u8>),
+    /// Everything, with memory for the rank's summaries and for those of all ranks.
+    All(&'a Communicator, [&'a mut Buffer<u8>; 2]),
 }
 
 struct Rank {
@@ -145,7 +151,7 @@ impl Rank {
             _ => Dtype::F32,
         };
         let raw = matches!(case.gate_kind, GateKind::Raw { .. });
-        let scalar = |x: &'_ Buffer<u8>| x.tensor_of(gate_dtype, scalars, [h.value, 1], 0);
+        let scalar = |x| Buffer::<u8>::tensor_of(x, gate_dtype, scalars, [h.value, 1], 0);
         let gating = match case.gate_kind {
             GateKind::Raw {
                 allow_neg_eigval, ..
@@ -168,14 +174,13 @@ impl Rank {
             StateLayout::ValueMajor => [n, h.value, h.value_dim, h.key_dim],
         };
         let strides = |[_, a, b, c]: [usize; 4]| [a * b * c, b * c, c, 1];
-        let state = |x: &'_ Option<Buffer<u8>>| -> Result<_> {
-            let Some(x) = x else { return Ok(None) };
-            let tensor = x.tensor_of(kind.dtype, shape, strides(shape), 0)?;
-            Ok(Some((tensor, kind.layout)))
-        };
         let [initial, d_final] = &self.states;
+        let state = |x: Option<_>| {
+            x.map(|x| Buffer::<u8>::tensor_of(x, kind.dtype, shape, strides(shape), 0))
+                .transpose()
+        };
+        let layout = kind.layout;
         let [d_q, d_k, d_v, d_g, d_beta] = &mut self.outputs;
-        let gate = |x: TensorMut<'_, 2>| TokenScalarsMut::from(x);
         let [d_a_log, d_dt_bias] = &mut self.d_per_head;
         let key_major = [n, h.value, h.key_dim, h.value_dim];
         let tensors = BackwardTensors {
@@ -184,27 +189,24 @@ impl Rank {
             k: k.tensor_of(dtype, key, dense(key), 0)?.into(),
             v: v.tensor_of(dtype, value, dense(value), 0)?.into(),
             gating,
-            initial: state(initial)?.map(|(tensor, layout)| InitialState {
+            initial: state(initial.as_ref())?.map(|tensor| InitialState {
                 state: State { tensor, layout },
                 has_initial_state: self.has.as_ref().map(Into::into),
             }),
             d_o: d_o.tensor_of(dtype, value, dense(value), 0)?.into(),
-            d_final: state(d_final)?.map(|(tensor, layout)| State { tensor, layout }),
+            d_final: state(d_final.as_ref())?.map(|tensor| State { tensor, layout }),
             d_q: Some(d_q.tensor_of_mut(dtype, key, dense(key), 0)?.into()),
             d_k: Some(d_k.tensor_of_mut(dtype, key, dense(key), 0)?.into()),
             d_v: Some(d_v.tensor_of_mut(dtype, value, dense(value), 0)?.into()),
-            d_g: Some(gate(d_g.tensor_of_mut(
-                Dtype::F32,
-                scalars,
-                [h.value, 1],
-                0,
-            )?)),
-            d_beta: Some(gate(d_beta.tensor_of_mut(
-                Dtype::F32,
-                scalars,
-                [h.value, 1],
-                0,
-            )?)),
+            d_g: Some(
+                d_g.tensor_of_mut(Dtype::F32, scalars, [h.value, 1], 0)?
+                    .into(),
+            ),
+            d_beta: Some(
+                d_beta
+                    .tensor_of_mut(Dtype::F32, scalars, [h.value, 1], 0)?
+                    .into(),
+            ),
             d_a_log: match raw {
                 true => Some(d_a_log.tensor_mut([h.value])?),
                 false => None,
@@ -227,6 +229,12 @@ impl Rank {
             Stage::Finish(gathered) => {
                 let gathered = Workspace::new(gathered);
                 (self.plan).finish_launch(&stream, &tensors, gathered, workspace)?;
+            }
+            Stage::All(communicator, memory) => {
+                let memory = memory.map(Workspace::new);
+                let plan = &self.plan;
+                communicator.prefill_backward(plan, &stream, &tensors, memory, workspace)?;
+                communicator.synchronize(&stream)?;
             }
         }
         stream.synchronize()
@@ -415,6 +423,58 @@ fn plans_and_launches_are_checked() {
     let plan = ParallelPrefillBackward::of(&plan).expect("a plan");
     assert_eq!((plan.summary_bytes(), plan.gathered_bytes()), (0, 0));
     assert_eq!(plan.rank_of(), (0, 2));
+}
+
+/// One call with a communicator does what the stages do, and refuses a plan of another rank.
+#[test]
+fn one_call_does_all_steps_of_the_backward() {
+    let Some(library) = library() else { return };
+    let case = case(Dtype::Bf16, &[400, 70], Gates::Zero);
+    let (case, data, given) = (&case, &case.data(), &Given::new(&case));
+    let layout = &RankLayout::zigzag(&case.lengths, 64, 3).expect("a layout");
+    let rank = |rank| Rank::new(case, data, given, layout, rank);
+    let outputs = |rank: &Rank| {
+        let stream = context().stream().expect("a stream");
+        let copies = rank.outputs.iter().map(|x| x.download(&stream));
+        copies.collect::<Result<Vec<_>>>().expect("copies")
+    };
+    let stream = context().stream().expect("a stream");
+    let mut staged: Vec<Rank> = (0..3).map(rank).collect();
+    let mut all = Vec::new();
+    for rank in &mut staged {
+        let mut summary = poison(rank.plan.summary_bytes());
+        rank.launch(case, Stage::Summarise(&mut summary))
+            .expect("the first stage");
+        all.extend(summary.download(&stream).expect("a copy"));
+    }
+    let id = library.unique_id().expect("an id");
+    let run = |i| {
+        let communicator = join(&library, id, i, 3, 60_000).expect("a communicator");
+        let mut rank = rank(i);
+        let [mut own, mut all] =
+            [rank.plan.summary_bytes(), rank.plan.gathered_bytes()].map(poison);
+        rank.launch(case, Stage::All(&communicator, [&mut own, &mut all]))
+            .expect("a launch");
+        outputs(&rank)
+    };
+    let found: Vec<_> = thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..3).map(|i| scope.spawn(move || run(i))).collect();
+        let ended = ranks.into_iter().map(|rank| rank.join());
+        ended.map(|outputs| outputs.expect("a rank")).collect()
+    });
+    let mut gathered = context().upload(&all).expect("memory");
+    for (i, (rank, found)) in staged.iter_mut().zip(found).enumerate() {
+        rank.launch(case, Stage::Finish(&mut gathered))
+            .expect("the second stage");
+        assert!(outputs(rank) == found, "rank {i}");
+    }
+    let id = library.unique_id().expect("an id");
+    let alone = join(&library, id, 0, 1, 1000).expect("a communicator");
+    let mut own = poison(staged[1].plan.summary_bytes());
+    let stage = Stage::All(&alone, [&mut own, &mut gathered]);
+    let error = staged[1].launch(case, stage).expect_err("rank 1 of 3");
+    assert!(error.to_string().contains("plan: rank 1 of 3"), "{error}");
 }
 
 proptest! {

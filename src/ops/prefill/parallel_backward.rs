@@ -206,15 +206,16 @@ impl ParallelPrefillBackward {
     /// [`Gating::Raw`](crate::gates::Gating::Raw).
     pub fn kernels(&self, raw_gates: bool) -> [Vec<&'static str>; 2] {
         let [prepare, summarise, walk, gradients, sums] = self.backward.kernels.map(Kernel::name);
-        let combine = self.backward.rounds[0].counts.chains > 0;
+        let round = &self.backward.rounds[0];
+        let combine = round.counts.chains > 0;
         let collect = kernels::prefill_collect().name();
         let list = |names: &[(&'static str, bool)]| {
             let wanted = names.iter().filter(|(_, runs)| *runs);
             wanted.map(|(name, _)| *name).collect()
         };
-        let items = self.backward.rounds[0].counts.items > 0;
+        let items = round.counts.items > 0;
         [
-            list(&[(prepare, items), (summarise, self.sent > 0)]),
+            list(&[(prepare, round.grids()[0] > 0), (summarise, self.sent > 0)]),
             list(&[
                 (collect, self.folded > 0),
                 (self.backward.combine.name(), combine),
