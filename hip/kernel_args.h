@@ -316,7 +316,7 @@ typedef struct dwk_prefill_backward_args {
     const dwk_prefill_item *items; /* segments: first those that another follows, item i with summary i, then the last
                                       of each sequence; null: every sequence is one item */
     float *boundaries;  /* [2 summaries, HV] as prefill_summarise writes them. Number i belongs to the state after item
-                           i;  number 2 summaries - i to the gradient of the state before the item with summary i */
+                           i;  number `mirror` - i to the gradient of the state before the item with summary i */
     int32_t *forgotten; /* [2 summaries, HV]. 1: M is 0 and not stored */
     dwk_token_strides v_strides;
     dwk_token_strides d_o_strides;
@@ -340,6 +340,9 @@ typedef struct dwk_prefill_backward_args {
     uint32_t d_initial_value_major; /* 1: d_initial is [N, HV, V, K] */
     int32_t records;                /* slots */
     int32_t summaries;              /* segments that another follows */
+    int32_t mirror;                 /* 2 summaries, unless `blocks` */
+    int32_t blocks; /* of prefill_backward_summarise. 1: items are a rank's blocks of sequences that have
+                       others, in `boundaries` that the rank sends. Item i has numbers i and mirror - i */
 } dwk_prefill_backward_args;
 
 /* prefill_collect: copies the summaries of blocks, gathered from all ranks, into the order in which prefill_combine

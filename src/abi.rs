@@ -754,11 +754,13 @@ pub struct dwk_prefill_backward_args {
     pub d_initial_value_major: u32,
     pub records: i32,
     pub summaries: i32,
+    pub mirror: i32,
+    pub blocks: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_backward_args"]
-        [::core::mem::size_of::<dwk_prefill_backward_args>() - 760usize];
+        [::core::mem::size_of::<dwk_prefill_backward_args>() - 768usize];
     ["Alignment of dwk_prefill_backward_args"]
         [::core::mem::align_of::<dwk_prefill_backward_args>() - 8usize];
     ["Offset of field: dwk_prefill_backward_args::prepare"]
@@ -849,6 +851,10 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 752usize];
     ["Offset of field: dwk_prefill_backward_args::summaries"]
         [::core::mem::offset_of!(dwk_prefill_backward_args, summaries) - 756usize];
+    ["Offset of field: dwk_prefill_backward_args::mirror"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, mirror) - 760usize];
+    ["Offset of field: dwk_prefill_backward_args::blocks"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, blocks) - 764usize];
 };
 impl Default for dwk_prefill_backward_args {
     fn default() -> Self {

@@ -5,6 +5,7 @@
 //! | chunked prefill | [`prefill::Prefill`] | `ops/prefill/`, `hip/kernels/prefill_*.hip` |
 //! | gradients of a prefill | [`prefill::PrefillBackward`] | `ops/prefill/backward.rs`, `hip/kernels/prefill_backward_*.hip` |
 //! | prefill of sequences that ranks share | [`prefill::ParallelPrefill`], [`parallel::Communicator`] | `ops/prefill/parallel.rs`, `parallel.rs` |
+//! | gradients of such a prefill | [`prefill::ParallelPrefillBackward`] | `ops/prefill/parallel_backward.rs` |
 //! | decode, one or a few tokens at a time | [`decode::Decode`] | `ops/decode/`, `hip/kernels/decode.hip` |
 //! | states after accepted tokens | [`commit::Commit`] | `ops/commit.rs`, `hip/kernels/commit.hip` |
 //! | convolution of q, k and v | [`conv::Conv`] | `ops/conv/`, `hip/kernels/conv.hip` |

@@ -18,7 +18,9 @@ use hip_sys::{
 
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::prefill::{AGREEMENT_BYTES, ParallelPrefill, PrefillTensors};
+use crate::prefill::{
+    AGREEMENT_BYTES, BackwardTensors, ParallelPrefill, ParallelPrefillBackward, PrefillTensors,
+};
 use crate::runtime::{Context, Stream};
 use crate::workspace::{Workspace, check_memory};
 
@@ -223,7 +225,7 @@ impl Communicator {
     /// [`Error::Ranks`](crate::Error::Ranks), on all ranks, which names what differs; a plan of another rank or number of
     /// ranks; as [`Communicator::all_gather`].
     pub fn agree(&self, plan: &ParallelPrefill) -> Result<()> {
-        self.check_plan(plan)?;
+        self.check_rank(plan.rank_of())?;
         let mut send = self.context.upload(&plan.agreement())?;
         let mut receive = self.context.alloc::<u8>(self.ranks * AGREEMENT_BYTES)?;
         let stream = self.context.stream()?;
@@ -234,8 +236,8 @@ impl Communicator {
         plan.check_agreement(&receive.download(&stream)?)
     }
 
-    fn check_plan(&self, plan: &ParallelPrefill) -> Result<()> {
-        let of_plan = plan.rank_of();
+    /// `of_plan`: rank and number of ranks of a plan.
+    fn check_rank(&self, of_plan: (usize, usize)) -> Result<()> {
         check::ensure(of_plan == (self.rank, self.ranks), || {
             let was = format!("rank {} of {}", of_plan.0, of_plan.1);
             let allowed = format!("the communicator has rank {} of {}", self.rank, self.ranks);
@@ -258,7 +260,7 @@ impl Communicator {
         [summary, gathered]: [Workspace<'_>; 2],
         workspace: Workspace<'_>,
     ) -> Result<()> {
-        self.check_plan(plan)?;
+        self.check_rank(plan.rank_of())?;
         let bytes = plan.summary_bytes();
         check_memory("summary", &summary, bytes, &self.context)?;
         check_memory("gathered", &gathered, plan.gathered_bytes(), &self.context)?;
@@ -268,6 +270,31 @@ impl Communicator {
             self.all_gather(stream, &summary, &gathered, bytes)?;
         }
         plan.finish_launch(stream, tensors, gathered, None, workspace)
+    }
+
+    /// All steps of the backward of a prefill that ranks share, as [`Communicator::prefill`]. `summary` and `gathered` are
+    /// scratch memory of [`ParallelPrefillBackward::summary_bytes`] and [`ParallelPrefillBackward::gathered_bytes`].
+    ///
+    /// # Errors
+    /// As [`Communicator::prefill`].
+    pub fn prefill_backward(
+        &self,
+        plan: &ParallelPrefillBackward,
+        stream: &Stream,
+        tensors: &BackwardTensors<'_>,
+        [summary, gathered]: [Workspace<'_>; 2],
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        self.check_rank(plan.rank_of())?;
+        let bytes = plan.summary_bytes();
+        check_memory("summary", &summary, bytes, &self.context)?;
+        check_memory("gathered", &gathered, plan.gathered_bytes(), &self.context)?;
+        check_places(&summary, &gathered, bytes, self.rank, self.ranks)?;
+        plan.summarise_launch(stream, tensors, summary.again(), workspace.again())?;
+        if bytes > 0 {
+            self.all_gather(stream, &summary, &gathered, bytes)?;
+        }
+        plan.finish_launch(stream, tensors, gathered, workspace)
     }
 
     /// Waits until all work of a stream is done, at most `timeout`.

@@ -6,6 +6,8 @@ mod fake_collectives;
 
 #[path = "prefill/backward.rs"]
 mod backward;
+#[path = "prefill/backward_ranks.rs"]
+mod backward_ranks;
 #[path = "prefill/backward_rounds.rs"]
 mod backward_rounds;
 #[path = "prefill/backward_segments.rs"]

@@ -5,7 +5,8 @@
 //   N  [K, V]   state after the summary's segment, starting from zeros
 //   M  [K, K]   state after the summary's segment, starting from the identity with v = 0
 // The first segment of a sequence starts from the initial state, the last one from the gradient of the final state.
-// They need no M. If the gates forget, M is 0 and is not stored, and walks skip chunks that do not matter.
+// They need no M. A rank's blocks (prefill/backward/segment.h) leave N' of themselves, and N and M where others need
+// them. If the gates forget, M is 0 and is not stored, and walks skip chunks that do not matter.
 //
 // q, k [T, HK, K], v, d_o [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] f32 and M^T or, in reverse, M [K, K].
 #include "../prefill/backward/walk.h"
@@ -31,14 +32,15 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_ar
     work.key_head = key_head_of(p, work.head);
     work.slab = rest - (of_m ? 2 * of_n : reverse ? 0 : of_n);
     work.piece = piece_of(x, summary);
-    if (of_m && work.piece.first_chunk == 0) {
+    // The first block of a sequence needs no N', the last one no N, and neither needs M.
+    if ((work.piece.first && (of_m || (x.blocks && reverse))) || (!reverse && work.piece.is_last())) {
         return;
     }
-    if (reverse) {
+    if (reverse && !x.blocks) {
         work.piece = piece_after(x, work.piece);
     }
     work.has_state = has_state(x, work.piece.sequence);
-    work.summary = reverse ? mirrored(x, summary + 1) : summary;
+    work.summary = reverse ? mirrored(x, x.blocks ? summary : summary + 1) : summary;
     int needed;
     bool zeros;
     const bool forgotten = forget(x, work.piece, work.head, reverse, needed, zeros);
@@ -52,7 +54,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_ar
         }
         work.start = from_identity;
     } else {
-        const bool outermost = reverse ? work.piece.is_last() : work.piece.first_chunk == 0;
+        const bool outermost = reverse ? work.piece.is_last() : work.piece.first;
         work.start = outermost && !zeros ? from_given : from_zeros;
         work.piece.first_chunk += reverse ? 0 : work.piece.chunks - needed;
         work.piece.chunks = needed;

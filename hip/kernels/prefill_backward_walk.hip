@@ -27,7 +27,7 @@ template <class T, int Keys> DEVICE void walk_chunks(const dwk_prefill_backward_
     work.key_head = key_head_of(p, work.head);
     work.slab = rest / 2;
     work.has_state = has_state(x, work.piece.sequence);
-    const bool outermost = reverse ? work.piece.is_last() : work.piece.first_chunk == 0;
+    const bool outermost = reverse ? work.piece.is_last() : work.piece.first;
     work.start = outermost ? from_given : reverse ? mirrored(x, work.piece.summary + 1) : work.piece.summary - 1;
     work.summary = 0;
     // Read again: otherwise scalar registers hold what both directions read.

@@ -27,7 +27,7 @@ fn compiled(name: &str, option: &str) -> Option<PathBuf> {
     crate::fake_collectives::compile(root, &folder, name, option)
 }
 
-fn library() -> Option<Collectives> {
+pub(super) fn library() -> Option<Collectives> {
     static LIBRARY: OnceLock<Option<Collectives>> = OnceLock::new();
     let make = || {
         let path = compiled("libfake.so", "-O1")?;
@@ -36,7 +36,7 @@ fn library() -> Option<Collectives> {
     LIBRARY.get_or_init(make).clone()
 }
 
-fn join(
+pub(super) fn join(
     library: &Collectives,
     id: UniqueId,
     rank: usize,

@@ -5,6 +5,9 @@
 // mirrored(i) is of the reverse walk, of the item that has summary i or, as the last of its sequence, would have it.
 // Once combined, its N' is the gradient of the state before the item. So a sequence's summaries are adjacent, in the
 // order of either walk.
+//
+// Ranks that share a sequence cut it into blocks, which are its segments (src/ops/prefill/parallel_backward.rs). A
+// rank's sequence then is a fragment: the blocks before it and after it are other ranks'.
 #pragma once
 
 #include "../forget.h"
@@ -19,30 +22,35 @@ struct Piece {
     Rows range; // tokens of the sequence
     int first_chunk;
     int chunks;
-    int total;   // chunks of the sequence
-    int summary; // the piece before has summary - 1
+    int total;     // chunks of the sequence
+    int summary;   // the piece before has summary - 1
+    bool first;    // whether the sequence begins with it
+    bool followed; // whether another rank has what follows the rank's last chunk
 
     DEVICE_MEMBER int first_record() const { return prefill::first_record(range.begin, sequence); }
-    DEVICE_MEMBER bool is_last() const { return first_chunk + chunks == total; }
+    DEVICE_MEMBER bool is_last() const { return !followed && first_chunk + chunks == total; }
 };
 
 // Item `index`, clamped to the chunks of its sequence. Without items: all of sequence `index`.
 DEVICE Piece piece_of(const dwk_prefill_backward_args &x, int index) {
-    dwk_prefill_item item{index, 0, 0x7fffffff, 0};
+    dwk_prefill_item item{index, 0, DWK_ITEM_FOLLOWED - 1, 0};
     if (x.items) {
         const i32x4 stored = arch::uniform((const i32x4 *)(x.items + index));
         item = dwk_prefill_item{stored.x, stored.y, stored.z, stored.w};
     }
     const Rows range = rows_of(x.prepare.cu_seqlens, item.sequence, x.prepare.tokens);
     const int total = (range.end - range.begin + chunk - 1) / chunk;
-    const int first = min_of(item.first_chunk, total);
-    return Piece{item.sequence, range, first, min_of(item.chunks, total - first), total, item.summary};
+    const int first = min_of(item.first_chunk & (DWK_ITEM_CONTINUES - 1), total);
+    const int count = min_of(item.chunks & (DWK_ITEM_FOLLOWED - 1), total - first);
+    const bool followed = (item.chunks & DWK_ITEM_FOLLOWED) != 0;
+    return Piece{item.sequence, range, first, count, total, item.summary, item.first_chunk == 0, followed};
 }
 // The piece after one that has a summary.
 DEVICE Piece piece_after(const dwk_prefill_backward_args &x, const Piece &piece) {
     Piece out = piece;
     out.first_chunk += piece.chunks;
     out.summary += 1;
+    out.first = false;
     out.chunks = piece.total - out.first_chunk;
     if (out.summary < x.summaries) {
         const Piece next = piece_of(x, out.summary);
@@ -52,7 +60,7 @@ DEVICE Piece piece_after(const dwk_prefill_backward_args &x, const Piece &piece)
 }
 
 // Number of the summary of the reverse walk.
-DEVICE int mirrored(const dwk_prefill_backward_args &x, int summary) { return 2 * x.summaries - summary; }
+DEVICE int mirrored(const dwk_prefill_backward_args &x, int summary) { return x.mirror - summary; }
 DEVICE float *boundary_of(const dwk_prefill_backward_args &x, int summary, int head) {
     return x.boundaries + ((int64_t)summary * x.prepare.value_heads + head) * summary_size(x.prepare);
 }

@@ -319,7 +319,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
         const dwk_prefill_backward_args &x = arch::reread(all);
         if constexpr (!Keep) {
             store_summary(x);
-        } else if (Reverse && x.d_initial && work.piece.first_chunk == 0) {
+        } else if (Reverse && x.d_initial && work.piece.first) {
             if (!work.has_state) {
                 for (int t = 0; t < own_tiles; ++t) {
                     state[t][0] = state[t][1] = Tile{};

@@ -80,23 +80,23 @@ pub struct BackwardTensors<'a> {
 /// Plan of the backward of a prefill, for the same batches.
 #[derive(Debug)]
 pub struct PrefillBackward {
-    context: Context,
-    shape: Shape,
-    kernels: [Kernel<dwk_prefill_backward_args>; 5],
-    combine: Kernel<dwk_prefill_combine_args>,
+    pub(super) context: Context,
+    pub(super) shape: Shape,
+    pub(super) kernels: [Kernel<dwk_prefill_backward_args>; 5],
+    pub(super) combine: Kernel<dwk_prefill_combine_args>,
     /// In the order of rows. The last one is computed first.
-    rounds: Vec<RoundPlan>,
+    pub(super) rounds: Vec<RoundPlan>,
     /// Of the forward: bytes of the states that rounds start from.
     context_bytes: usize,
 }
 
 /// One round: a batch of its own, in a part of the caller's tensors.
 #[derive(Debug)]
-struct RoundPlan {
+pub(super) struct RoundPlan {
     round: Round,
     shape: Shape,
     lengths: PlanLengths,
-    counts: Counts,
+    pub(super) counts: Counts,
     /// Chunk indices of the rounds before it.
     records_before: usize,
 }
@@ -122,11 +122,11 @@ struct Layout {
 
 /// Device addresses of the tables that kernels read.
 #[derive(Clone, Copy)]
-struct Tables {
+pub(super) struct Tables {
     cu_seqlens: *const i32,
     /// Null: no sequence is cut.
     items: *const abi::dwk_prefill_item,
-    chains: *const i32,
+    pub(super) chains: *const i32,
 }
 
 fn aligned(numbers: usize) -> usize {
@@ -138,9 +138,9 @@ fn size_of_type(code: i32) -> i64 {
 }
 
 /// Parts of the workspace of a launch.
-struct Memory {
+pub(super) struct Memory {
     /// Of all rounds.
-    partials: *mut f32,
+    pub(super) partials: *mut f32,
     /// What a round hands from kernel to kernel.
     round: *mut c_void,
     /// Gradients of the states between rounds, of which one is read and the other written.
@@ -148,31 +148,52 @@ struct Memory {
 }
 
 impl RoundPlan {
+    /// A batch whose sequences are cut as `partition` says.
+    pub(super) fn of_partition(
+        context: &Context,
+        shape: Shape,
+        round: Round,
+        partition: &Partition,
+        cu_seqlens: &[i32],
+    ) -> Result<Self> {
+        Ok(RoundPlan {
+            round,
+            shape,
+            counts: partition.counts(),
+            lengths: PlanLengths::Host(context.upload(&table(partition, cu_seqlens))?),
+            records_before: 0,
+        })
+    }
+
     /// Chunks of all sequences, at most.
     fn records(&self) -> usize {
         self.shape.chunk_entries()
     }
 
     /// Workgroups of prepare, summarise, walk, gradients (one more chunk for rows past the last sequence) and sums.
-    fn grids(&self) -> [u64; 5] {
+    pub(super) fn grids(&self) -> [u64; 5] {
         let Heads {
             key,
             value,
-            key_dim,
             value_dim,
             ..
         } = self.shape.spec.heads;
         let chunks = self.records() as u64;
         let slabs = value_dim.div_ceil(SLAB) as u64;
-        let matrices = 2 * slabs + key_dim.div_ceil(SLAB) as u64;
         let of_heads = |count: usize, each| count as u64 * value as u64 * each;
         [
             chunks * key as u64,
-            of_heads(self.counts.summaries, matrices),
+            of_heads(self.counts.summaries, self.matrices()),
             of_heads(self.counts.items, 2 * slabs),
             (chunks + 1) * key as u64,
             value as u64,
         ]
+    }
+
+    /// Workgroups of summarise for a segment and value head.
+    pub(super) fn matrices(&self) -> u64 {
+        let heads = &self.shape.spec.heads;
+        (2 * heads.value_dim.div_ceil(SLAB) + heads.key_dim.div_ceil(SLAB)) as u64
     }
 
     /// Chains of both directions.
@@ -220,7 +241,7 @@ impl RoundPlan {
     }
 
     /// Addresses of the tables. `made`: lengths that a launch checks.
-    fn tables(&self, made: Option<&LoweredLengths>) -> Tables {
+    pub(super) fn tables(&self, made: Option<&LoweredLengths>) -> Tables {
         match &self.lengths {
             PlanLengths::Host(tables) => {
                 let items: *const i32 = tables.address().cast_const().cast();
@@ -243,7 +264,7 @@ impl RoundPlan {
     }
 
     /// Arguments of the round, from those of the whole batch. `saved`: the states of the forward.
-    fn arguments(
+    pub(super) fn arguments(
         &self,
         whole: &dwk_prefill_backward_args,
         tables: Tables,
@@ -312,6 +333,7 @@ impl RoundPlan {
         x.boundaries = at(layout.boundaries).cast();
         x.forgotten = at(layout.forgotten).cast();
         x.summaries = self.counts.summaries as i32;
+        x.mirror = 2 * x.summaries;
         x.records = self.records() as i32;
         // States between rounds are f32, [HV, K, V]. Rounds alternate between two gradients of such states.
         let (kind, strides) = (abi::DWK_F32 as i32, self.shape.boundary_strides());
@@ -371,13 +393,22 @@ impl PrefillBackward {
                 records_before: 0,
             }],
         };
+        Self::of_rounds(&prefill.context, shape, rounds, prefill.context_bytes())
+    }
+
+    pub(super) fn of_rounds(
+        context: &Context,
+        shape: Shape,
+        rounds: Vec<RoundPlan>,
+        context_bytes: usize,
+    ) -> Result<Self> {
         let plan = PrefillBackward {
-            context: prefill.context.clone(),
+            context: context.clone(),
             kernels: kernels::prefill_backward(shape.spec.dtype, shape.spec.heads.key_dim),
             combine: kernels::prefill_combine(shape.spec.heads.key_dim),
             shape,
             rounds,
-            context_bytes: prefill.context_bytes(),
+            context_bytes,
         };
         let grids = |round: &RoundPlan| round.grids().into_iter().chain([round.combine_grid()]);
         let most = plan.rounds.iter().flat_map(grids).max().unwrap_or_default();
@@ -529,7 +560,7 @@ impl PrefillBackward {
         let lengths = self.lower_lengths(tensors, address)?;
         let memory = self.memory(rest.address());
         let whole = self.lower(tensors)?;
-        check_overlaps(tensors, scratch, saved_span)?;
+        check_overlaps(tensors, [scratch, Span::NONE], saved_span)?;
         self.context.make_current()?;
         let _turn = stream.turn();
         before()?;
@@ -541,19 +572,44 @@ impl PrefillBackward {
             let arguments = round.arguments(&whole, tables, &memory, saved);
             self.enqueue_round(stream, round, &arguments, tables.chains)?;
         }
-        if !whole.d_a_log.is_null() || !whole.d_dt_bias.is_null() {
-            let arguments = dwk_prefill_backward_args {
-                partials: memory.partials,
-                records: self.records() as i32,
-                ..whole
-            };
-            let [.., sums] = self.kernels;
-            let groups = self.shape.spec.heads.value as u32;
-            let threads = self.shape.target.threads(sums.role());
-            // SAFETY: the partial sums are in the workspace; the rest as in `enqueue_round`.
-            unsafe { (self.context).launch(stream, sums, groups, threads, &arguments)? };
-        }
+        self.enqueue_sums(stream, &whole, &memory)?;
         after()
+    }
+
+    /// Enqueues the kernel that sums over all rounds, if its results are wanted.
+    pub(super) fn enqueue_sums(
+        &self,
+        stream: &Stream,
+        whole: &dwk_prefill_backward_args,
+        memory: &Memory,
+    ) -> Result<()> {
+        if whole.d_a_log.is_null() && whole.d_dt_bias.is_null() {
+            return Ok(());
+        }
+        let arguments = dwk_prefill_backward_args {
+            partials: memory.partials,
+            records: self.records() as i32,
+            ..*whole
+        };
+        let [.., sums] = self.kernels;
+        self.enqueue(stream, sums, self.shape.spec.heads.value as u64, &arguments)
+    }
+
+    /// Enqueues one kernel, unless it has no workgroup.
+    pub(super) fn enqueue(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<dwk_prefill_backward_args>,
+        groups: u64,
+        arguments: &dwk_prefill_backward_args,
+    ) -> Result<()> {
+        if groups == 0 {
+            return Ok(());
+        }
+        let threads = self.shape.target.threads(kernel.role());
+        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views. What kernels hand on is in
+        // the workspace.
+        unsafe { (self.context).launch(stream, kernel, groups as u32, threads, arguments) }
     }
 
     /// Address and span of the forward's context.
@@ -570,7 +626,7 @@ impl PrefillBackward {
     }
 
     /// Parts of the workspace after the lengths.
-    fn memory(&self, at: *mut c_void) -> Memory {
+    pub(super) fn memory(&self, at: *mut c_void) -> Memory {
         let round = at.wrapping_byte_add(self.partials_bytes());
         let carries = round.wrapping_byte_add(self.round_bytes());
         Memory {
@@ -590,15 +646,10 @@ impl PrefillBackward {
     ) -> Result<()> {
         for (kernel, groups) in self.kernels.into_iter().zip(round.grids()) {
             let role = kernel.role();
-            if groups == 0 || role == kernels::Role::BackwardSums {
+            if role == kernels::Role::BackwardSums {
                 continue;
             }
-            let threads = self.shape.target.threads(role);
-            // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
-            unsafe {
-                self.context
-                    .launch(stream, kernel, groups as u32, threads, arguments)?;
-            }
+            self.enqueue(stream, kernel, groups, arguments)?;
             if matches!(role, kernels::Role::BackwardSummarise(_)) {
                 self.launch_combine(stream, round, arguments, chains)?;
             }
@@ -607,7 +658,7 @@ impl PrefillBackward {
     }
 
     /// Enqueues the kernel that chains summaries, in both directions.
-    fn launch_combine(
+    pub(super) fn launch_combine(
         &self,
         stream: &Stream,
         round: &RoundPlan,
@@ -655,7 +706,7 @@ impl PrefillBackward {
 
     /// Checks the tensors and returns the launch arguments of the whole batch, without those that differ from round to
     /// round.
-    fn lower(&self, x: &BackwardTensors<'_>) -> Checked<dwk_prefill_backward_args> {
+    pub(super) fn lower(&self, x: &BackwardTensors<'_>) -> Checked<dwk_prefill_backward_args> {
         let Shape {
             spec,
             batch,
@@ -798,13 +849,7 @@ fn host_round(
         .map(|&row| row.clamp(begin, end) - begin)
         .collect();
     let partition = shape.partition_backward(&bounds)?;
-    Ok(RoundPlan {
-        round,
-        shape,
-        counts: partition.counts(),
-        lengths: PlanLengths::Host(context.upload(&table(&partition, &bounds))?),
-        records_before: 0,
-    })
+    RoundPlan::of_partition(context, shape, round, &partition, &bounds)
 }
 
 /// Words to upload: items, chains of both directions, `cu_seqlens`. Without cuts the kernels read `cu_seqlens` alone.
@@ -823,7 +868,7 @@ fn table(partition: &Partition, cu_seqlens: &[i32]) -> Vec<i32> {
 }
 
 /// Checks that every tensor with a known context belongs to `context`.
-fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
+pub(super) fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
     let d_final = x.d_final.as_ref().map(|s| &s.tensor.owner);
     let initial = x.initial.as_ref();
     let has = initial.and_then(|i| i.has_initial_state.as_ref());
@@ -859,7 +904,14 @@ fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Checked<()> {
 }
 
 /// Checks that no gradient shares memory with another argument.
-fn check_overlaps(x: &BackwardTensors<'_>, workspace: Span<'_>, context: Span<'_>) -> Checked<()> {
+///
+/// `scratch`: memory that the launch writes besides. `context`: memory that it reads besides.
+pub(super) fn check_overlaps(
+    x: &BackwardTensors<'_>,
+    scratch: [Span<'_>; 2],
+    context: Span<'_>,
+) -> Checked<()> {
+    let [workspace, summary] = scratch;
     let outputs = [
         Span::maybe("d_q", x.d_q.as_ref().map(|t| &t.0.0)),
         Span::maybe("d_k", x.d_k.as_ref().map(|t| &t.0.0)),
@@ -870,6 +922,7 @@ fn check_overlaps(x: &BackwardTensors<'_>, workspace: Span<'_>, context: Span<'_
         Span::maybe("d_dt_bias", x.d_dt_bias.as_ref().map(|t| &t.0)),
         Span::maybe("d_initial_state", x.d_initial.as_ref().map(|s| &s.tensor.0)),
         workspace,
+        summary,
     ];
     let [g, beta, a_log, dt_bias] = x.gating.spans();
     let initial = x.initial.as_ref();

@@ -21,6 +21,7 @@ mod by_gates;
 mod lengths;
 mod lower;
 mod parallel;
+mod parallel_backward;
 mod plan;
 mod ranks;
 mod rounds;
@@ -36,6 +37,7 @@ pub(crate) use lengths::{
 pub(crate) use lower::LaunchArguments;
 use lower::{Kernels, LoweredSave, Tables};
 pub use parallel::ParallelPrefill;
+pub use parallel_backward::ParallelPrefillBackward;
 use plan::Counts;
 pub use ranks::{AGREEMENT_BYTES, Fragment, RankLayout, Tail};
 use rounds::Boundaries;

@@ -3,6 +3,7 @@
 use std::ptr;
 
 use super::lower::{self, Kernels, SentSummaries, Tables};
+use super::parallel_backward::BackwardBlocks;
 use super::plan::{self, Counts};
 use super::ranks::{AGREEMENT_BYTES, Agreement};
 use super::shape::Shape;
@@ -36,13 +37,15 @@ use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_memory, check_workspace
 /// included. [`PrefillSpec::segments`] must be absent, since the block decides; the path is [`PrefillPath::Split`].
 #[derive(Debug)]
 pub struct ParallelPrefill {
-    context: Context,
-    shape: Shape,
+    pub(super) context: Context,
+    pub(super) shape: Shape,
     kernels: Kernels,
     slots: PlanSlots,
     cu_seqlens: Vec<i32>,
     counts: Counts,
     blocks: LocalBlocks,
+    /// Blocks of the backward.
+    pub(super) reversible: BackwardBlocks,
     rank: usize,
     ranks: usize,
     rank_slots: usize,
@@ -212,6 +215,7 @@ impl ParallelPrefill {
             cu_seqlens,
             counts,
             blocks,
+            reversible: BackwardBlocks::new(layout, rank),
             rank,
             ranks: layout.ranks(),
             rank_slots: layout.rank_slots(),
