@@ -274,6 +274,9 @@ impl Shape {
         [prepare.read_slots, prepare.write_slots] = [scan.read_slots, scan.write_slots];
         prepare.slots = scan.slots;
         scan.flags = flags;
+        if self.is_from_hbm(counts) {
+            scan.flags |= abi::DWK_FROM_HBM;
+        }
         let starts_early = self.starts_early(counts, x);
         if starts_early {
             scan.summaries = 0;

@@ -531,6 +531,23 @@ impl Shape {
         self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
     }
 
+    /// Whether `prefill_scan` has to load its operands from HBM: Q, K, V, O and records do not fit in the Infinity Cache.
+    /// An upper bound, as lengths may leave rows and records unused.
+    pub(super) fn is_from_hbm(&self, counts: Counts) -> bool {
+        /// Bytes of the Infinity Cache of every CDNA 3 device.
+        const INFINITY_CACHE: usize = 256 << 20;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec.heads;
+        // Q and K, V and O.
+        let token = 2 * (key_heads * key_dim + value_heads * value_dim) * size_of::<u16>();
+        self.batch.rows() * token + self.record_bytes(counts) > INFINITY_CACHE
+    }
+
     /// Bytes of all summaries: N, and M or the initial state.
     pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
         let Heads {
@@ -707,6 +724,23 @@ mod tests {
         let mut among_many = vec![512; 200];
         among_many.push(4096);
         assert!(takes_fused([16, 32], &among_many));
+    }
+
+    /// Records count: those of empty sequences alone do not fit.
+    #[test]
+    fn large_batches_come_from_hbm() {
+        for (heads, lengths, from_hbm) in [
+            ([16, 64], vec![32768], true),
+            ([16, 48], vec![8192], true),
+            ([16, 32], vec![8192], false),
+            ([2, 8], vec![32768], false),
+            ([1, 2], vec![330, 64, 75], false),
+            ([1, 2], [vec![330, 64, 75], vec![0; 11_997]].concat(), true),
+        ] {
+            let shape = shape(heads, &lengths);
+            let found = shape.is_from_hbm(shape.whole());
+            assert_eq!(found, from_hbm, "{heads:?}, {} sequences", lengths.len());
+        }
     }
 
     /// Only the fused path has a list if the path does not depend on the lengths.
