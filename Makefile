@@ -84,7 +84,7 @@ bench-peers: ## measure beside FlashInfer, FlashQLA and FLA on an NVIDIA GPU: pr
 	@if command -v $(firstword $(CARGO)) >/dev/null; then $(MAKE) --no-print-directory peers-library; fi
 	python3 benches/peers $(PEERS)
 
-bench-compare: ## compare prefill and its backward with FLA's on the simulator: counters, modelled times (fetches from PyPI)
+bench-compare: ## compare prefill with FLA (and aiter: --aiter), its backward with FLA, on the simulator: counters, modelled times (fetches from PyPI)
 	@scripts/setup test
 	CARGO='$(CARGO)' benches/compare/run --pages docs/results $(COMPARE)
 

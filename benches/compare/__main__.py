@@ -1,10 +1,12 @@
 """deltawave's prefill and its backward beside FLA's chains of Triton kernels, on the simulator: `make bench-compare`.
 
     benches/compare/run [--operation forward|backward|both] [--rows GPU:HKxHVxT,GPU:HKxHVxNxT,...] [--out FOLDER]
+                        [--aiter CHECKOUT [--aiter-code FOLDER]]
 
 Both get the same inputs in the same run, and their results are compared. FLA's kernels (fla-core, compiled by Triton) run
 with the configuration of their autotuning list whose time is modelled shortest, found with the same heads and, in large
-rows, fewer tokens. What is counted is exact, times are modelled. FOLDER gets results.json, compare.md and compare.svg of the forward,
+rows, fewer tokens. With a checkout of https://github.com/ROCm/aiter the forward has aiter's kernels, too, likewise the fastest ones:
+those of Triton and, with code objects that `sim/calibration/compile.py` made (--help), those of FlyDSL. What is counted is exact, times are modelled. FOLDER gets results.json, compare.md and compare.svg of the forward,
 results_backward.json, compare_backward.md and compare_backward.svg of the backward.
 """
 
@@ -49,6 +51,9 @@ def arguments():
                         "sequences x tokens of each")
     parser.add_argument("--out", type=Path, default=ROOT / "target/compare", help="where results go")
     parser.add_argument("--pages", type=Path, help="where tables and charts are copied to")
+    parser.add_argument("--aiter", type=Path, metavar="CHECKOUT", help="a checkout of https://github.com/ROCm/aiter")
+    parser.add_argument("--aiter-code", type=Path, metavar="FOLDER", help="FlyDSL's kernels: sim/calibration/compile.py "
+                        "CHECKOUT FOLDER fly_prepare.co fly_k5.HV.HK.{16,32,64}.dense-final.co, for the heads of each row")
     parser.add_argument("--report", action="store_true", help="only write tables and charts again")
     return parser.parse_args()
 
@@ -65,6 +70,8 @@ def compare(operation, options):
         # The runtime reads its environment once.
         environment = {**os.environ, "DELTAWAVE_SIM_GPU": gpu, "DELTAWAVE_SIM_PROFILE": str(profile)}
         worker = [sys.executable, str(Path(__file__).with_name("worker.py")), operation, gpu, shape, str(row)]
+        if operation == "forward" and options.aiter:
+            worker += [str(x.resolve()) for x in (options.aiter, options.aiter_code) if x]
         if subprocess.run(worker, env=environment).returncode:
             sys.exit(f"benches/compare: nothing came of {name}, {operation}")
         rows.append(json.loads(row.read_text()))

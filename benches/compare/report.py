@@ -13,16 +13,18 @@ FIGURES = [
     ("l2_fill_bytes", "L2 fill, MB", 1e6),
 ]
 # Whose kernels, and in which colour. What FLA leaves to torch is done by stand-ins.
-COLOURS = {"deltawave": "#1f77b4", "FLA": "#ff7f0e", "torch": "#ffbb78"}
-OURS, THEIRS = COLOURS["deltawave"], COLOURS["FLA"]
+COLOURS = {"deltawave": "#1f77b4", "FLA": "#ff7f0e", "torch": "#ffbb78", "aiter": "#9467bd"}
+OURS, THEIRS, AITER = COLOURS["deltawave"], COLOURS["FLA"], COLOURS["aiter"]
 
 
 def kernels(row):
-    """Kernels of both: whose, name, configuration, counters."""
+    """Kernels of all: whose, name, configuration, counters."""
     for kernel in row["ours"]["kernels"]:
         yield "deltawave", kernel["name"], "", kernel
     for kernel in row["fla"]:
         yield "torch" if kernel.get("torch") else "FLA", kernel["kernel"], kernel["configuration"], kernel
+    for kernel in row.get("aiter", []):
+        yield "aiter", kernel["kernel"], kernel["configuration"], kernel
 
 
 def total(row, whose, figure):
@@ -61,7 +63,7 @@ SHARES = [
 
 HOW = [
     "Instructions, clocks and bytes are counted, exactly; times are modelled, not measured",
-    "([concepts/timing.md](../concepts/timing.md) says how far the model is off). FLA's kernels have the best of their",
+    "([concepts/timing.md](../concepts/timing.md) says how far the model is off). Their kernels have the best of their",
     "autotuning configurations, by modelled time. Clocks are sums over all waves; vector clocks include transcendental",
     "functions.",
 ]
@@ -84,7 +86,7 @@ def details(row):
     for who, name, _, kernel in kernels(row):
         cells = [number(kernel[figure] / scale) for figure, _, scale in FIGURES]
         lines.append(f"| {who}: `{name}` | " + " | ".join(cells) + f" | {kernel['waves_per_simd']:g} |")
-    theirs = ["FLA"] + ["FLA and torch"] * any(kernel.get("torch") for kernel in row["fla"])
+    theirs = ["FLA"] + ["FLA and torch"] * any(kernel.get("torch") for kernel in row["fla"]) + ["aiter"] * ("aiter" in row)
     for who in ["deltawave", *theirs]:
         cells = [f"**{number(total(row, who, figure) / scale)}**" for figure, _, scale in FIGURES]
         lines.append(f"| **{who}** | " + " | ".join(cells) + " | |")
@@ -94,31 +96,57 @@ def details(row):
     share = row["ours"]["roofline_us"] / total(row, "deltawave", "modelled_us")
     lines += ["", f"Roofline {row['ours']['roofline_us']:.1f} us: deltawave is at {share:.0%} of it, modelled. "
               + differences(row), "", "Configurations: " + "; ".join(
-                  f"`{name}`: {short(c)}" for who, name, c, _ in kernels(row) if who == "FLA") + "."]
+                  f"`{name}`: {short(c)}" for who, name, c, _ in kernels(row) if who in ("FLA", "aiter")) + "."]
     return lines
 
 
 def differences(row):
     if row.get("operation", "forward") == "forward":
-        return f"The outputs differ by {row['difference'][0]:.1e} of their rms, the states by {row['difference'][1]:.1e}."
+        found = [("FLA", row["difference"])] + [("aiter", row["aiter_difference"])] * ("aiter" in row)
+        return " ".join(f"{who}'s outputs differ by {o:.1e} of their rms, its states by {state:.1e}." for who, (o, state) in found)
     each = ", ".join(f"`{name}` {value:.1e}" for name, value in zip(row["compared"], row["difference"]))
     return f"The gradients differ by these parts of their rms: {each}."
 
 
+def summary(rows):
+    """Modelled times of all rows, and how many times faster deltawave is."""
+    theirs = [who for who in ("FLA", "aiter") if any(who.lower() in row for row in rows)]
+    lines = ["| modelled us | deltawave | " + " | ".join(theirs) + " | " + " | ".join(f"{who} / deltawave" for who in theirs) + " |",
+             "|---|---:|" + "---:|" * (2 * len(theirs))]
+    found = {who: [] for who in theirs}
+    for row in rows:
+        present = [who for who in theirs if who.lower() in row]
+        times = [number(total(row, who, "modelled_us")) if who in present else "" for who in theirs]
+        for who in present:
+            found[who].append(ratio(row, who))
+        ratios = [f"{ratio(row, who):.2f}x" if who in present else "" for who in theirs]
+        lines.append(f"| {title(row)} | {number(total(row, 'deltawave', 'modelled_us'))} | " + " | ".join(times + ratios) + " |")
+    means = [f"**{mean(found[who]):.2f}x**" for who in theirs]
+    return [*lines, "| **geometric mean** | | " + " | ".join([""] * len(theirs) + means) + " |"]
+
+
 def markdown(rows):
     lines = [
-        "# Prefill beside FLA's chain, on the simulator",
+        "# Prefill beside the chains of FLA and aiter, on the simulator",
         "",
         "`make bench-compare` writes this: deltawave's prefill and the forward chain of fla-core, compiled by Triton, on the",
         "same inputs in the same run (bf16, K = V = 128, initial and final state in f32; N x T: N sequences packed into one",
         "batch).",
         *HOW,
         "FLA's clearing of its triangular factor is not counted.",
-        "Gates are `normal`, logsigmoid(N(0, 1)): segments forget the state before them ([segments](../concepts/segments.md)), FLA's work does not",
+        "Gates are `normal`, logsigmoid(N(0, 1)): segments forget the state before them ([segments](../concepts/segments.md)), the others' work does not",
         "depend on gates. [The backward](compare_backward.md) has a page of its own.",
         "",
-        "![Modelled time](compare.svg)",
     ]
+    if any("aiter" in row for row in rows):
+        lines += [
+            "aiter's chain (`--aiter`) is the fastest that its kernels form on gfx942, by modelled time: kernels of Triton and of FlyDSL for the",
+            "preparation and for the states, one of Triton for the outputs, each in its best configuration. aiter gets the sequences of a",
+            "batch as `[N, T]`, without a table of lengths. FlyDSL's kernels cut numbers off to bf16, as aiter compiles them.",
+            "",
+        ]
+    lines += summary(rows)
+    lines += ["", "![Modelled time](compare.svg)"]
     for row in rows:
         lines += details(row)
     return "\n".join(lines) + "\n"
@@ -174,30 +202,32 @@ def backward_markdown(rows):
 
 
 HEADING = "Gated DeltaNet prefill"
-ORDER = ("deltawave: prepare, scan; in segments prepare, summarise, combine, scan. FLA: cumsum, K K^T and solve, w and u, "
-         "states, outputs.")
+ORDER = ("deltawave: prepare, (summarise, combine,) scan, or fused. FLA: cumsum, K K^T and solve, w and u, states, outputs. "
+         "aiter: prepare, states, outputs.")
 BACKWARD_HEADING = "Backward of Gated DeltaNet prefill"
-BACKWARD_ORDER = ("deltawave: prepare, walk, gradients; summarise, combine if cut. FLA: w and u, states, dv, dh du, dq dk dw, dk dv, "
-                  "dg; pale: torch")
+BACKWARD_ORDER = ("deltawave: prepare, (summarise, combine,) walk, gradients. FLA: w and u, states, dv, dh du, dq dk dw, dk dv, dg; "
+                  "pale: torch")
 
 
 def chart(rows, heading=HEADING, order=ORDER):
     """Bars of modelled time, kernel by kernel, as SVG."""
     width, left, right, bar, gap = 900, 250, 130, 22, 34
-    height = 84 + len(rows) * (2 * bar + gap)
+    theirs = ["FLA and torch", *["aiter"] * any("aiter" in row for row in rows)]
+    height = 84 + len(rows) * ((1 + len(theirs)) * bar + gap)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
            f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
            '<rect width="100%" height="100%" fill="white"/>',
-           f'<text x="14" y="22" font-size="14">{heading}: modelled time, the longer of each pair as long as the axis</text>',
+           f'<text x="14" y="22" font-size="14">{heading}: modelled time, the longest of each row as long as the axis</text>',
            f'<text x="14" y="40">deltawave (<tspan fill="{OURS}">blue</tspan>) and FLA\'s chain '
-           f'(<tspan fill="{THEIRS}">orange</tspan>), kernel by kernel, FLA in its best configurations; in brackets how many '
-           "times faster deltawave is</text>",
+           f'(<tspan fill="{THEIRS}">orange</tspan>)'
+           + (f', aiter (<tspan fill="{AITER}">violet</tspan>)' if len(theirs) > 1 else "")
+           + ", kernel by kernel, theirs in the best configurations; in brackets: over deltawave</text>",
            f'<text x="14" y="58">{order}</text>']
     y = 76
     for row in rows:
-        longest = max(total(row, who, "modelled_us") for who in ("deltawave", "FLA and torch"))
+        longest = max(total(row, who, "modelled_us") for who in ("deltawave", *theirs))
         out.append(f'<text x="14" y="{y + bar + 4}">{title(row)}</text>')
-        for who in ("deltawave", "FLA and torch"):
+        for who in ("deltawave", *theirs):
             x = left
             parts = [part for owner in who.split(" and ") for part in kernels(row) if part[0] == owner]
             for owner, name, _, kernel in parts:
@@ -207,8 +237,8 @@ def chart(rows, heading=HEADING, order=ORDER):
                 x += length
             text = " + ".join(f"{us:.0f}" for us in (total(row, owner, "modelled_us") for owner in who.split(" and ")) if us)
             text += " us"
-            if who == "deltawave":
-                text += f" ({ratio(row):.2f}x)"
+            if who != "deltawave":
+                text += f" ({ratio(row, who.split(' and ')[0]):.2f}x)"
             out.append(f'<text x="{x + 6:.1f}" y="{y + bar - 8}">{text}</text>')
             y += bar
         y += gap

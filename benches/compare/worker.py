@@ -1,4 +1,5 @@
-"""One shape on one GPU: worker.py OPERATION GPU HKxHVx[Nx]T OUT. The environment names the GPU and the file of counters."""
+"""One shape on one GPU: worker.py OPERATION GPU HKxHVx[Nx]T OUT [AITER [CODE]]. The environment names the GPU and the file of
+counters."""
 
 import json
 import math
@@ -78,47 +79,23 @@ class Given(Case):
         self.pack()
 
 
-class Chain:
-    """FLA's chain, whose launches add lines to the file of counters."""
+class Counters:
+    """Lines that launches add to the file of counters."""
 
-    def __init__(self, operation):
-        self.operation, self.read = operation, 0
+    def __init__(self):
+        self.read = 0
 
-    def counts(self, stage):
-        """Whether a stage belongs to the operation; others only make its inputs."""
-        return not self.operation.stages or stage in self.operation.stages
-
-    def run(self, case, picks):
-        """The results, and for each stage its counters; `picks` has the numbers of the stages' configurations."""
-        stages = []
-
-        def choose(stage):
-            stages.append(stage)
-            return lambda configs: configs[picks.get(stage, 0)]
-
-        results = self.operation.run(case, choose)
-        lines = self.lines()
-        assert len(lines) == len(stages), "a launch that is not counted"
-        return results, [(stage, line) for stage, line in zip(stages, lines) if self.counts(stage)]
-
-    def tune(self, case):
-        """For each stage the number of its fastest configuration, as modelled, and the text of it."""
-        best = {}
-
-        def choose(stage):
-            # What the stages before have left in the file.
-            self.lines()
-
-            def ran(number, config, error):
-                lines = self.lines()
-                if error is None:
-                    best[stage] = min(best.get(stage, (math.inf,)), (lines[-1]["modelled_us"], number, str(config)))
-
-            return Trial(ran) if self.counts(stage) else lambda configs: configs[0]
-
-        self.operation.run(case, choose)
+    def trial(self, stage, best):
+        """Runs all configurations of a stage and keeps the fastest in `best`: modelled time, number, text."""
+        # What the stages before have left in the file.
         self.lines()
-        return {stage: number for stage, (_, number, _) in best.items()}, {s: text for s, (_, _, text) in best.items()}
+
+        def ran(number, config, error):
+            lines = self.lines()
+            if error is None:
+                best[stage] = min(best.get(stage, (math.inf,)), (lines[-1]["modelled_us"], number, str(config)))
+
+        return Trial(ran)
 
     def lines(self):
         """What was counted since the last time."""
@@ -127,6 +104,73 @@ class Chain:
             text = file.read()
         self.read += len(text)
         return [json.loads(line) for line in text.splitlines()]
+
+
+def picked(stages, picks):
+    """A choice of the configurations with the numbers in `picks`. Notes the stages in their order."""
+    def choose(stage):
+        stages.append(stage)
+        return lambda configs: configs[picks.get(stage, 0)]
+    return choose
+
+
+class Chain:
+    """FLA's chain."""
+
+    def __init__(self, operation, counters):
+        self.operation, self.counters = operation, counters
+
+    def counts(self, stage):
+        """Whether a stage belongs to the operation; others only make its inputs."""
+        return not self.operation.stages or stage in self.operation.stages
+
+    def run(self, case, picks):
+        """The results, and for each stage its counters; `picks` has the numbers of the stages' configurations."""
+        stages = []
+        results = self.operation.run(case, picked(stages, picks))
+        lines = self.counters.lines()
+        assert len(lines) == len(stages), "a launch that is not counted"
+        return results, [(stage, line) for stage, line in zip(stages, lines) if self.counts(stage)]
+
+    def tune(self, case):
+        """For each stage the number of its fastest configuration, as modelled, and the text of it."""
+        best = {}
+
+        def choose(stage):
+            return self.counters.trial(stage, best) if self.counts(stage) else lambda configs: configs[0]
+
+        self.operation.run(case, choose)
+        self.counters.lines()
+        return {stage: number for stage, (_, number, _) in best.items()}, {s: text for s, (_, _, text) in best.items()}
+
+
+def aiter_kernels(aiter, counters, trial, case):
+    """aiter's fastest chain: results, and for each stage its counters. `trial` is what configurations are tried with."""
+    import aiter_chain
+
+    best, x = {}, aiter.inputs(trial)
+    first, second = aiter.forms()
+
+    def choose(stage):
+        # Forms share stages.
+        return counters.trial(stage, best) if stage not in best else lambda configs: configs[best[stage][1]]
+
+    for form in first:
+        aiter.prepare(x, form, choose)
+    for form in second:
+        aiter.states(x, form, choose)
+    aiter.outputs(x, choose)
+    counters.lines()
+
+    def fastest(forms, stages):
+        return min(forms, key=lambda form: sum(best[stage][0] for stage in stages[form]))
+
+    forms = fastest(first, aiter_chain.PREPARE), fastest(second, aiter_chain.STATES)
+    stages = []
+    results = aiter.run(case, forms, picked(stages, {stage: number for stage, (_, number, _) in best.items()}))
+    lines = counters.lines()
+    assert len(lines) == len(stages), "a launch that is not counted"
+    return results, [(stage, best[stage][2], line) for stage, line in zip(stages, lines)]
 
 
 def ours(operation, gpu, heads, lengths, folder):
@@ -143,7 +187,7 @@ def ours(operation, gpu, heads, lengths, folder):
 
 
 def main():
-    name, gpu, shape, out = sys.argv[1:]
+    name, gpu, shape, out, *checkout = sys.argv[1:]
     operation = OPERATIONS[name]
     key_heads, value_heads, *sequences, tokens = map(int, shape.split("x"))
     heads, sequences = [key_heads, value_heads], sequences[0] if sequences else 1
@@ -151,7 +195,8 @@ def main():
     profile, inputs, results = ours(operation, gpu, heads, [tokens] * sequences, out.parent)
     # Gradients that come in are drawn by the program, too.
     inputs.update({name: results[name] for name in ("d_o", "d_final_state") if name in results})
-    chain = Chain(operation)
+    counters = Counters()
+    chain = Chain(operation, counters)
     trial = min(max(TRIAL // (value_heads * sequences), TRIAL_EACH), tokens)
     picks, texts = chain.tune(Given(inputs, sequences, trial))
     found, stages = chain.run(Given(inputs, sequences, tokens), picks)
@@ -163,6 +208,17 @@ def main():
         "fla": [{"stage": stage, "torch": stage in fla_backward.TORCH, "configuration": texts[stage],
                  **{k: v for k, v in line.items() if k != "opcodes"}} for stage, line in stages],
     }
+    if checkout:
+        import aiter_chain
+
+        aiter = aiter_chain.Chain(*checkout)
+        found, stages = aiter_kernels(aiter, counters, Given(inputs, sequences, trial), Given(inputs, sequences, tokens))
+        differences = [float(ratio(f.reshape(results[name].shape), results[name]))
+                       for f, name in zip(found, operation.names)]
+        assert max(differences) < operation.difference, f"aiter's results differ: {differences}"
+        row["aiter_difference"] = differences
+        row["aiter"] = [{"stage": stage, "configuration": text, **{k: v for k, v in line.items() if k != "opcodes"}}
+                        for stage, text, line in stages]
     out.write_text(json.dumps(row, indent=1) + "\n")
 
 

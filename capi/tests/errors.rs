@@ -257,6 +257,27 @@ fn specs_and_lengths() {
         "qk_l2norm: 2; it must be 0 or 1",
     );
     refused(packed(&|s, _| s.scale = f32::NAN), "scale: NaN");
+    refused(packed(&|s, _| s.save = -1), "save: -1");
+    refused(
+        packed(&|s, _| s.save = 100),
+        "save: boundaries every 100 tokens; tokens must be a positive multiple of 64",
+    );
+    for (save, wanted) in [(0, 0), (abi::DW_SAVE_BOUNDARIES as i32, 64), (192, 192)] {
+        let (s, mut tokens) = (dw_prefill_spec { save, ..spec() }, -1);
+        // SAFETY: the pointers are valid.
+        fine(unsafe { dw_prefill_round_tokens(&s, &mut tokens) });
+        assert!(tokens % 64 == 0 && tokens >= wanted && (save != 0 || tokens == 0));
+    }
+    let wrong = dw_prefill_spec {
+        key_dim: 1 << 20,
+        save: 1,
+        ..spec()
+    };
+    // SAFETY: as above.
+    refused(
+        unsafe { dw_prefill_round_tokens(&wrong, &mut 0) },
+        "key_dim: 1048576",
+    );
     refused(packed(&|_, l| l.size = 0), "cu_seqlens.size: 0");
     refused(packed(&|_, l| l.dtype = 0), "cu_seqlens.dtype: 0");
     refused(packed(&|_, l| l.entries = -1), "cu_seqlens.entries: -1");
@@ -440,6 +461,35 @@ impl Drop for Launch {
     }
 }
 
+/// A plan that saves the states between rounds says how much, and takes no less.
+#[test]
+fn saved_context() {
+    let x = Launch::new(false);
+    let s = dw_prefill_spec { save: 64, ..spec() };
+    let (rows, mut plan, mut bytes) = (200i64, null_mut(), 0);
+    let given = [0i64, 130, 200];
+    let lengths = dw_lengths {
+        data: given.as_ptr().cast(),
+        ..lengths()
+    };
+    // SAFETY: the pointers are valid.
+    unsafe {
+        fine(dw_prefill_packed(x.context, &s, &lengths, rows, &mut plan));
+        fine(dw_prefill_context_bytes(plan, &mut bytes));
+        // Boundaries after 64 and 128 tokens of one sequence, and after 64 of the other.
+        assert_eq!(bytes, 3 * (HV * K * V * 4) as usize);
+        refused(
+            dw_prefill_context_bytes(plan, null_mut()),
+            "bytes: a null pointer",
+        );
+        refused(
+            dw_prefill_device(x.context, &s, rows, 2, &mut null_mut()),
+            "save: boundaries; it must be nothing",
+        );
+        dw_prefill_destroy(plan);
+    }
+}
+
 #[test]
 fn launches() {
     let x = Launch::new(false);
@@ -462,6 +512,8 @@ fn launches() {
         (t.initial_state, t.has_initial_state) = (&x.state, flags)
     }));
 
+    // The spec saves nothing, which needs no memory; what is given must be memory all the same.
+    fine(run(&|t| (t.context, t.context_bytes) = (t.workspace, 0)));
     refused(run(&|t| t.size = 4), "tensors.size: 4");
     // Half of a field more than there is.
     let cut = size_of::<dw_prefill_tensors>() + 4;

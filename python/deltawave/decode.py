@@ -85,6 +85,9 @@ class Decode(Plan):
             tensors["read_columns"] = (1, *self.context.describe("read_slots", slots).shape)[-1]
         if tensors.get("z") is not None:
             tensors.setdefault("norm_eps", 1e-6)
+        for name in ("norm_eps", "norm_gate"):
+            if tensors.get("z") is None and tensors.get(name) is not None:
+                raise ArgumentError(f"{name}: given without z; a norm needs z")
         return super().bind(**structs.with_null_slot(tensors))
 
     def unwritten(self, tensors: Mapping[str, Any]) -> Collection[str]:

@@ -1,5 +1,5 @@
-"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts`, `verify_drafts`, `conv_drafts` and
-`layer_drafts`, or the functions here.
+"""Speculative decoding as torch custom ops: `torch.ops.deltawave.decode_drafts`, `verify_drafts`, `conv_drafts`,
+`layer_drafts` and `layer_step`, or the functions here.
 
 The state after each draft goes to a slot of its own, and the next step reads the slot of the last accepted draft, so that
 nothing is copied when drafts are accepted. As for the ops of `deltawave.ops`, CPU tensors run on the simulator.
@@ -16,6 +16,8 @@ from . import ops
 from .conv import Conv, ConvSpec
 from .decode import DecodeSpec
 from .errors import ArgumentError
+from .norm import GATES
+from .values import choice, positive
 
 
 def decode_drafts(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, draft_slots: Tensor, read_slots: Optional[Tensor] = None,
@@ -255,6 +257,8 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
     `[N, T]` i32, accepted `[N]` i32 and cu_seqlens `[N + 1]` are as for `decode_drafts`; the first column of draft_slots
     holds the slots of conv states. Sequences have 0 to T rows. Rows of no sequence become 0; in `out` they must have been 0.
     The other arguments are those of `ops.layer`."""
+    # The decode has other names for them, and comes after the convolution has written its states.
+    norm_eps, _ = positive("eps", eps), choice("gate", gate, GATES)
     device, width = ops._of_rank("x", x, 2, 3).device, ops._of_rank("conv_weight", conv_weight, 2).shape[1]
     batch, tokens = ops._of_rank("draft_slots", draft_slots, 2).shape
     rows, dtype = x.shape[0], ops._dtype_of("x", x)
@@ -292,7 +296,7 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
         decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
                            read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"], accepted=shared["accepted"],
                            cu_seqlens=shared["cu_seqlens"], has_initial_state=shared["has_initial_state"],
-                           pool_layout=pool_layout, null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=eps,
+                           pool_layout=pool_layout, null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=norm_eps,
                            norm_gate=gate)
     ops._copied_back(written, reached)
     return y
@@ -322,4 +326,60 @@ def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key
       cu_seqlens, z=None, conv_bias=None, dt_bias=None, norm_weight=None, has_initial_state=None, eps=1e-6, gate="silu",
       qk_l2norm=True, allow_neg_eigval=False, scale=None, head_map="grouped", x_layout="flat",
       conv_layout="channel_major", pool_layout="key_major", null_slot=None):
+    return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)
+
+
+@ops._operation("layer_step", mutates_args=("conv_state", "pool"))
+def layer_step(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
+               key_heads: int, value_heads: int, key_dim: int, value_dim: int, draft_rows: int, draft_slots: Tensor,
+               accepted: Tensor, draft_cu_seqlens: Tensor, cu_seqlens: Tensor, decodes: int = 0,
+               slots: Optional[Tensor] = None, z: Optional[Tensor] = None, conv_bias: Optional[Tensor] = None,
+               dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
+               draft_has_initial_state: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None,
+               eps: float = 1e-6, gate: str = "silu", qk_l2norm: bool = True, allow_neg_eigval: bool = False,
+               scale: Optional[float] = None, head_map: str = "grouped", x_layout: str = "flat",
+               conv_layout: str = "channel_major", pool_layout: str = "key_major", segments: Optional[int] = None,
+               path: str = "auto", null_slot: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
+    """The layer for all sequences of a step: returns y `[T, HV, V]` of x `[T, columns]`. y is `out` if that is given.
+
+    The first `draft_rows` rows are of sequences with drafts, as `layer_drafts` takes them: draft_slots `[N, T]`, accepted
+    `[N]`, draft_cu_seqlens `[N + 1]`, draft_has_initial_state `[N]`. The rows after them are decodes and prefills, as
+    `ops.layer` takes them: cu_seqlens `[M + 1]`, which counts from 0 at row `draft_rows`, decodes, slots `[M]` and
+    has_initial_state `[M]`. Both tables of slots are of the same pools; conv_state has a column for each draft.
+
+    Any part may be absent or padded. Sequences without tokens write no state. A draft's slot null_slot and a slot of -1 are
+    padding, and rows of y that belong to no sequence become 0."""
+    rows, device = ops._of_rank("x", x, 2, 3).shape[0], x.device
+    if not 0 <= draft_rows <= rows:
+        raise ArgumentError(f"draft_rows: {draft_rows}; it must be 0 to {rows}, the rows of x")
+    y = ops._output(out, (rows, value_heads, value_dim), x.dtype, device)
+    shared: Dict[str, Any] = {
+        "pool": pool, "conv_weight": conv_weight, "a_log": a_log, "key_heads": key_heads, "value_heads": value_heads,
+        "key_dim": key_dim, "value_dim": value_dim, "conv_bias": conv_bias, "dt_bias": dt_bias, "norm_weight": norm_weight,
+        "eps": eps, "gate": gate, "qk_l2norm": qk_l2norm, "allow_neg_eigval": allow_neg_eigval, "scale": scale,
+        "head_map": head_map, "x_layout": x_layout, "conv_layout": conv_layout, "pool_layout": pool_layout}
+
+    def part(begin: int, end: int) -> Dict[str, Any]:
+        return {**shared, "x": x[begin:end], "a": a[begin:end], "b": b[begin:end], "z": None if z is None else z[begin:end],
+                "out": y[begin:end]}
+
+    if draft_rows:
+        y[:draft_rows].zero_()
+        layer_drafts(**part(0, draft_rows), conv_state=conv_state, draft_slots=draft_slots, accepted=accepted,
+                     cu_seqlens=draft_cu_seqlens, has_initial_state=draft_has_initial_state, null_slot=null_slot)
+    if draft_rows < rows:
+        # Further columns are for drafts; the first ones hold the state.
+        columns, state = ops._of_rank("conv_weight", conv_weight, 2).shape[1] - 1, ops._of_rank("conv_state", conv_state, 3)
+        state = state[:, :columns] if conv_layout == "token_major" else state[:, :, :columns]
+        ops.layer(**part(draft_rows, rows), conv_state=state, cu_seqlens=cu_seqlens, decodes=decodes, slots=slots,
+                  has_initial_state=has_initial_state, segments=segments, path=path)
+    return y
+
+
+@ops._fake(layer_step)
+def _(x, a, b, conv_state, pool, conv_weight, a_log, key_heads, value_heads, key_dim, value_dim, draft_rows, draft_slots,
+      accepted, draft_cu_seqlens, cu_seqlens, decodes=0, slots=None, z=None, conv_bias=None, dt_bias=None, norm_weight=None,
+      draft_has_initial_state=None, has_initial_state=None, eps=1e-6, gate="silu", qk_l2norm=True, allow_neg_eigval=False,
+      scale=None, head_map="grouped", x_layout="flat", conv_layout="channel_major", pool_layout="key_major", segments=None,
+      path="auto", null_slot=None):
     return torch.empty((x.shape[0], value_heads, value_dim), dtype=x.dtype, device=x.device)

@@ -76,6 +76,14 @@ def single(name: str, value: Any) -> float:
         raise ArgumentError(f"{name}: {shown(value)}; it must be a number") from None
 
 
+def positive(name: str, value: Any) -> float:
+    """A number rounded to f32, there positive and normal."""
+    rounded = single(name, value)
+    if not 2.0**-126 <= rounded < float("inf"):
+        raise ArgumentError(f"{name}: {shown(value)}; it must be a positive, normal number")
+    return rounded
+
+
 def scale(value: Any) -> float:
     """`scale` rounded to f32. 0 means the default, as in C, so a nonzero scale that rounds to 0 is refused."""
     rounded = single("scale", value)

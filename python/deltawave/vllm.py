@@ -3,7 +3,8 @@
 vLLM finds it by the entry point `vllm.general_plugins` once the package is installed. DELTAWAVE_VLLM chooses:
 
 - `layer`, the default on GPUs: everything between the input projections and the output projection is `deltawave.ops.layer`, in
-  place on vLLM's caches. Sequences with draft tokens to verify are `deltawave.drafts.layer_drafts`.
+  place on vLLM's caches. Sequences with draft tokens to verify are `deltawave.drafts.layer_drafts`, or all are
+  `deltawave.drafts.layer_step` if those come first.
 - `prefill`: only vLLM's op `ChunkGatedDeltaRule` is replaced.
 - `0`, the default on CPUs: nothing is replaced. With `layer` or `prefill` vLLM's CPU build runs on deltawave's simulator,
   which is for tests.
@@ -221,8 +222,11 @@ def run_step(layer: Any, parts: Parts, metadata: Any, x: Tensor, a: Tensor, b: T
         # The drafts come first: their rows and the others' are slices.
         end = metadata.num_spec_decode_tokens
         last = end + metadata.num_decode_tokens + metadata.num_prefill_tokens
-        _run_drafts(layer, parts, metadata, drafted, x[:end], a[:end], b[:end], y[:end])
-        return _run_others(layer, parts, metadata, others, x[end:last], a[end:last], b[end:last], y[end:last])
+        drafts.layer_step(x[:last], a[:last], b[:last], draft_rows=end, out=y[:last], draft_slots=draft_slots_of(metadata, drafted),
+                          accepted=metadata.num_accepted_tokens[:drafted],
+                          draft_cu_seqlens=metadata.spec_query_start_loc[:drafted + 1], null_slot=NULL_BLOCK,
+                          **_others(metadata, others), **_given(layer, parts))
+        return None
     for run, count, index in ((_run_drafts, drafted, metadata.spec_token_indx),
                               (_run_others, others, metadata.non_spec_token_indx)):
         rows = [t.index_select(0, index) for t in (x, a, b, y)]
@@ -253,10 +257,14 @@ def _run_others(layer: Any, parts: Parts, metadata: Any, count: int, x: Tensor, 
     # Further columns are for draft tokens; the first ones hold the state.
     state = named["conv_state"]
     named["conv_state"] = state[:, :columns] if parts.conv_layout == "token_major" else state[:, :, :columns]
+    ops.layer(x, a, b, out=y, **_others(metadata, count), **named)
+
+
+def _others(metadata: Any, count: int) -> Dict[str, Any]:
+    """Arguments for the `count` sequences without drafts."""
     has = metadata.has_initial_state
-    ops.layer(x, a, b, cu_seqlens=metadata.non_spec_query_start_loc[:count + 1],
-              decodes=metadata.num_decodes, slots=slots_of(metadata, count),
-              has_initial_state=None if has is None else has[:count], out=y, **named)
+    return {"cu_seqlens": metadata.non_spec_query_start_loc[:count + 1], "decodes": metadata.num_decodes,
+            "slots": slots_of(metadata, count), "has_initial_state": None if has is None else has[:count]}
 
 
 def _run_drafts(layer: Any, parts: Parts, metadata: Any, count: int, x: Tensor, a: Tensor, b: Tensor, y: Tensor) -> None:

@@ -65,6 +65,8 @@ class Decode(unittest.TestCase):
         for apart, together in zip(*outputs):
             self.assertTrue((apart == together).all())
         for more, start in (({"norm_weight": weight}, "norm_weight: given without z"),
+                            ({"norm_eps": 1e-5}, "norm_eps: given without z"),
+                            ({"norm_gate": "sigmoid"}, "norm_gate: given without z"),
                             ({"z": z, "norm_gate": "relu"}, "norm_gate: 'relu'"),
                             ({"z": z, "norm_eps": 0.0}, "norm_eps: 0"),
                             ({"z": o}, "o: it overlaps z")):

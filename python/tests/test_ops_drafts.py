@@ -182,6 +182,12 @@ class Drafts(unittest.TestCase):
             with self.assertRaises(ArgumentError) as caught:
                 drafts.layer_drafts(*given)
             self.assertRegex(str(caught.exception), f"^{name}:")
+        # Arguments of the norm have the names that the op gives them.
+        for name, wrong in (("eps", -1.0), ("eps", float("inf")), ("eps", 1e-46), ("gate", "relu")):
+            given, _ = self.layer()
+            with self.assertRaises(ArgumentError) as caught:
+                drafts.layer_drafts(*given, **{name: wrong})
+            self.assertRegex(str(caught.exception), f"^{name}: ")
 
     def test_ops_are_what_torch_wants(self):
         x, pool = inputs(BATCH, TOKENS), uniform(-1, 1, 8, HV, K, V)

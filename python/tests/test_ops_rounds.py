@@ -7,6 +7,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("torch is not installed") from None
 
+import deltawave as dw
 from deltawave import ops
 from deltawave.errors import ArgumentError
 
@@ -106,6 +107,35 @@ class Rounds(unittest.TestCase):
         self.same(gradients(checkpointed, x, round_tokens=64)[0], wanted)
         compiled = torch.compile(lambda **named: ops.prefill_saving(**named), backend="aot_eager", fullgraph=True)
         self.same(gradients(compiled, x, round_tokens=64)[0], wanted)
+
+    def test_plans_take_the_context(self):
+        x = {name: t.detach() for name, t in inputs(200).items()}
+        spec = dw.PrefillSpec(HK, HV, K, V, save=64)
+        given = {name: ops.empty(t.shape, t.dtype).copy_(t) for name, t in x.items()}
+        plan = dw.Prefill.packed(ops.context_of(torch.device("cpu")), spec, [0, 150, 200], 200)
+        backward = dw.PrefillBackward(plan)
+        self.assertEqual((plan.context_bytes, backward.context_bytes), (2 * STATE, 2 * STATE))
+        o, d_q = ops.empty((200, HV, V), torch.bfloat16), ops.empty((200, HK, K), torch.bfloat16)
+        memory = ops.empty((1 << 16,), torch.uint8)
+        with self.assertRaisesRegex(ArgumentError, "context: it overlaps o|o: it overlaps context"):
+            plan.launch(**given, o=o, context=o.view(torch.uint8).flatten())
+        with self.assertRaisesRegex(ArgumentError, f"context: {STATE} bytes; at least {2 * STATE} bytes are needed"):
+            plan.launch(**given, o=o, context=memory[:STATE])
+        with self.assertRaisesRegex(ArgumentError, "context_bytes: no argument of a launch"):
+            plan.launch(**given, o=o, context=memory, context_bytes=9)
+        pool = ops.empty((2, HV, K, V), torch.float32)
+        with self.assertRaisesRegex(ArgumentError, "pool: given; it must be absent: the launch saves context"):
+            plan.launch(**given, o=o, pool=pool, context=memory)
+        plan.launch(**given, o=o, context=memory)
+        with self.assertRaisesRegex(ArgumentError, "context: absent; it must be given"):
+            backward.launch(**given, d_o=o, d_q=d_q)
+        with self.assertRaisesRegex(ArgumentError, "d_q: it overlaps context"):
+            backward.launch(**given, d_o=o, d_q=d_q, context=d_q.view(torch.uint8).flatten()[:2 * STATE])
+        backward.launch(**given, d_o=o, d_q=d_q, context=memory)
+        self.assertTrue(d_q.isfinite().all())
+        for wrong in (0, 1, 63, "all", None, 2.5):
+            with self.assertRaisesRegex(ArgumentError, "save"):
+                dw.Prefill.packed(ops.context_of(torch.device("cpu")), dw.PrefillSpec(HK, HV, K, V, save=wrong), [0, 200], 200)
 
     def test_the_default_bounds_the_workspace(self):
         k, v = torch.empty(1, 16, 128), torch.empty(1, 32, 128)

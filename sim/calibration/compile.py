@@ -1,7 +1,8 @@
-"""Compiles the code objects of rows.json from a checkout of aiter, without a GPU: compile.py AITER FOLDER
+"""Compiles the code objects of rows.json from a checkout of aiter, without a GPU: compile.py AITER FOLDER [NAME...]
 
 AITER is a checkout of https://github.com/ROCm/aiter at the commit in rows.json. FOLDER gets a code object for each launch;
-`calibrate.py --code FOLDER` models them. Each is compared with the checksum of the one that was modelled last.
+`calibrate.py --code FOLDER` models them. Each is compared with the checksum of the one that was modelled last. NAMEs, which
+need not be in rows.json, are compiled in place of those.
 
 Needs Python 3.11 with triton==3.7.1, flydsl==0.3.1, torch, packaging and einops, and ld.lld of LLVM 19.
 """
@@ -156,12 +157,14 @@ def flydsl_kernels(dumps):
 
         return compiled(make)
 
-    def k5(heads, key_heads, columns, packed):
+    def k5(heads, key_heads, columns, mode):
+        # Final states are stored in packed batches, as in aiter's tuned tables, and where the name says so.
+        packed, final = mode == "varlen", mode != "dense"
+
         def make():
-            # Final states are stored in packed batches only, as in aiter's tuned tables.
             function = k5_module.compile_chunk_gated_delta_h_opt(
                 K=K, V=V, BT=BT, BV=columns, H=heads, Hg=key_heads, USE_G=True, USE_GK=False, USE_INITIAL_STATE=True,
-                STORE_FINAL_STATE=packed, SAVE_NEW_VALUE=True, IS_VARLEN=packed, WU_CONTIGUOUS=True,
+                STORE_FINAL_STATE=final, SAVE_NEW_VALUE=True, IS_VARLEN=packed, WU_CONTIGUOUS=True,
                 STATE_DTYPE_BF16=False, SNAPSHOT_DTYPE_BF16=True, G_IS_LOG2_SCALED=True, USE_STATE_INDICES=False,
                 SCHED_GFX942=True, G_HEAD_MAJOR=True, BF16_CONVERT_TRUNC=True)
             none, integers = empty(1, dtype=full), empty(1, dtype=torch.int32)
@@ -169,7 +172,7 @@ def flydsl_kernels(dumps):
             lengths = empty(2, dtype=torch.int32) if packed else integers
             return function, (empty(1, BT, key_heads, K), empty(1, heads, BT, V), empty(1, heads, BT, K),
                               empty(1, heads, BT, V), empty(1, heads, BT, dtype=full), none, empty(1, 1, heads, V, K),
-                              state, state if packed else none, lengths, lengths, integers, BT, BT, 1, V // columns,
+                              state, state if final else none, lengths, lengths, integers, BT, BT, 1, V // columns,
                               heads, stream)
 
         return compiled(make)
@@ -181,6 +184,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("aiter", metavar="AITER")
     parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument("names", metavar="NAME", nargs="*")
     arguments = parser.parse_args()
     linker = os.environ.get("LLD") or shutil.which("ld.lld-19") or shutil.which("ld.lld")
     if not linker:
@@ -202,19 +206,20 @@ def main():
             "FLYDSL_DUMP_DIR": dumps, "FLYDSL_RUNTIME_CACHE_DIR": os.path.join(temporary, "flydsl")})
         packages(os.path.abspath(arguments.aiter))
         triton, (prepare, k5) = triton_kernels(), flydsl_kernels(dumps)
-        for name, checksum in known.items():
+        for name in arguments.names or known:
             kind, *parts = name.split(".")
             if kind == "fly_prepare":
                 code = prepare()
             elif kind == "fly_k5":
                 heads, key_heads, columns, mode, _ = parts
-                code = k5(int(heads), int(key_heads), int(columns), mode == "varlen")
+                code = k5(int(heads), int(key_heads), int(columns), mode)
             else:
                 code = triton[kind](int(parts[0]))
             with open(os.path.join(arguments.folder, name), "wb") as file:
                 file.write(code)
-            same = hashlib.sha256(code).hexdigest() == checksum
-            print(f"{name}: {'as modelled last' if same else 'not the bytes that were modelled last'}", flush=True)
+            same = hashlib.sha256(code).hexdigest() == known.get(name)
+            said = "as modelled last" if same else "not the bytes that were modelled last"
+            print(f"{name}: {said if name in known else 'compiled'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -148,22 +148,51 @@ template <class T, int Keys> class Gradients {
             of_k[n] = of_q[n] = d_p[n] = d_l[n] = Tile{};
         }
         const u32 own_mask = mask_of(i, rows);
-#pragma unroll 2
-        for (int b = 0; b < Keys / slab; ++b) {
-            const Pair k_rows = k.load(k.place(i, slab * b), own_mask), q_rows = q.load(q.place(i, slab * b), own_mask);
-#pragma unroll
+        struct Rows {
+            Pair k, q, left[most_blocks];
+        };
+        const auto load = [&](int b) __attribute__((always_inline)) {
+            Rows out{k.load(k.place(i, slab * b), own_mask), q.load(q.place(i, slab * b), own_mask), {}};
             for (int n = 0; n < most_blocks; ++n) {
                 const int j = min_of(column_of_block(half, n), i);
-                const Pair left = k.load(k.place(j, slab * b), mask_of(j, rows));
+                out.left[n] = k.load(k.place(j, slab * b), mask_of(j, rows));
+            }
+            return out;
+        };
+        const auto multiply = [&](const Rows &x) __attribute__((always_inline)) {
+#pragma unroll
+            for (int n = 0; n < most_blocks; ++n) {
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
-                    of_k[n] = T::mma(left.part[s], k_rows.part[s], of_k[n]);
-                    of_q[n] = T::mma(left.part[s], q_rows.part[s], of_q[n]);
+                    of_k[n] = T::mma(x.left[n].part[s], x.k.part[s], of_k[n]);
+                    of_q[n] = T::mma(x.left[n].part[s], x.q.part[s], of_q[n]);
                 }
             }
             for (int n = 0; n < most_blocks; ++n) {
                 of_k[n] = arch::held(of_k[n]);
                 of_q[n] = arch::held(of_q[n]);
+            }
+        };
+        if constexpr (adjacent) {
+            // Loads of several turns wait for memory together.
+            constexpr int at_once = Keys < 4 * slab ? Keys / slab : 4;
+#pragma unroll 1
+            for (int first = 0; first < Keys / slab; first += at_once) {
+                Rows some[at_once];
+#pragma unroll
+                for (int b = 0; b < at_once; ++b) {
+                    some[b] = load(first + b);
+                }
+                arch::phase();
+#pragma unroll
+                for (int b = 0; b < at_once; ++b) {
+                    multiply(some[b]);
+                }
+            }
+        } else {
+#pragma unroll 2
+            for (int b = 0; b < Keys / slab; ++b) {
+                multiply(load(b));
             }
         }
         for (int n = 0; n < most_blocks; ++n) {
@@ -264,18 +293,36 @@ template <class T, int Keys> class Gradients {
                 error[u] = errors.load(index, there);
                 update[u] = updates.load(index, there);
             }
+            SlabRows left;
+            const auto request_left = [&](int n) __attribute__((always_inline)) {
+                const int j = min_of(arch::opaque_uniform(column_of_block(half, n)), arch::opaque_uniform(row_tile));
+#pragma unroll
+                for (int u = 0; u < slabs_at_once; ++u) {
+                    left[u] = errors.load(j * slabs + group + u, group + u < slabs);
+                }
+            };
+            const auto low_of = [&](int u) __attribute__((always_inline)) {
+                return errors.load((tiles + arch::opaque_uniform(row_tile)) * slabs + group + u, group + u < slabs);
+            };
+            constexpr int most_lows = slabs_at_once > 1 ? slabs_at_once / 2 : 1;
+            Pair lows[most_lows];
+            // Requests come a step ahead where registers suffice.
+            if constexpr (adjacent) {
+                request_left(0);
+            }
             arch::phase();
             // E dO^T, E dX^T                                           [16, 16], rows are tokens j
 #pragma unroll
             for (int n = 0; n < most_blocks; ++n) {
                 const int j = arch::opaque_uniform(column_of_block(half, n)); // scalar registers are short
-                if (j <= row_tile) {
-                    SlabRows left;
-                    Tile of_o{}, of_x{};
-#pragma unroll
-                    for (int u = 0; u < slabs_at_once; ++u) {
-                        left[u] = errors.load(j * slabs + group + u, group + u < slabs);
+                Tile of_o{}, of_x{};
+                if constexpr (!adjacent) {
+                    if (j > row_tile) {
+                        continue;
                     }
+                    request_left(n);
+                }
+                if (j <= row_tile) {
 #pragma unroll
                     for (int u = 0; u < slabs_at_once; ++u) {
 #pragma unroll
@@ -284,16 +331,34 @@ template <class T, int Keys> class Gradients {
                             of_x = T::mma(left[u].part[s], update[u].part[s], of_x);
                         }
                     }
-                    add_block(x, n, half, row_tile, group > 0, arch::held(of_o), arch::held(of_x), sums, betas, sum,
-                              beta);
+                    of_o = arch::held(of_o);
+                    of_x = arch::held(of_x);
+                }
+                if constexpr (adjacent) {
+                    arch::phase();
+                    if (n + 1 < most_blocks) {
+                        request_left(n + 1);
+                    } else {
+#pragma unroll
+                        for (int u = 0; u < slabs_at_once / 2; ++u) {
+                            lows[u] = low_of(half * (slabs_at_once / 2) + u);
+                        }
+#pragma unroll
+                        for (int u = 0; u < slabs_at_once; ++u) {
+                            request_state(0, u);
+                        }
+                    }
+                    arch::phase();
+                }
+                if (j <= row_tile) {
+                    add_block(x, n, half, row_tile, group > 0, of_o, of_x, sums, betas, sum, beta);
                 }
                 arch::phase();
             }
             // dX . E
             Tile of_beta;
             const auto add_beta = [&](int u) __attribute__((always_inline)) {
-                const Pair low =
-                    errors.load((tiles + arch::opaque_uniform(row_tile)) * slabs + group + u, group + u < slabs);
+                const Pair low = adjacent ? lows[u % most_lows] : low_of(u);
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     of_beta += (widened<T>(error[u].part[s]) + widened<T>(low.part[s])) * widened<T>(update[u].part[s]);
@@ -314,9 +379,11 @@ template <class T, int Keys> class Gradients {
             }
             put_column_sums(memory.betas[half] + 16 * row_tile, of_beta, group > 0);
             arch::phase();
+            if constexpr (!adjacent) {
 #pragma unroll
-            for (int u = 0; u < slabs_at_once; ++u) {
-                request_state(0, u);
+                for (int u = 0; u < slabs_at_once; ++u) {
+                    request_state(0, u);
+                }
             }
             // dO S0^T, E dS1^T and dX S0^T                             [keys, 16 tokens]
 #pragma unroll
@@ -466,9 +533,33 @@ template <class T, int Keys> class Gradients {
                 memory.matrices[3][block][arch::lane()] = to_l;
             }
         }
+        struct Rows {
+            Pair k[own_pairs], q[own_pairs];
+        };
+        const auto load = [&](int j) __attribute__((always_inline)) {
+            Rows out;
+            const u32 mask = mask_of(j, rows);
+#pragma unroll
+            for (int b = 0; b < own_pairs; ++b) {
+                const int column = keys_of(half, b);
+                out.k[b] = k.load(k.place(j, column), mask);
+                out.q[b] = q.load(q.place(j, column), mask);
+            }
+            return out;
+        };
+        Rows next;
+        if constexpr (adjacent) {
+            next = load(0);
+        }
         arch::workgroup_sync();
 #pragma unroll 1
         for (int j = 0; j < tiles; ++j) {
+            Rows present;
+            if constexpr (adjacent) {
+                present = next;
+                next = load(min_of(j + 1, tiles - 1));
+                arch::phase();
+            }
             const bool before = j <= row_tile, after = j >= row_tile;
             const int below = lower_block(max_of(j, row_tile), min_of(j, row_tile));
             const auto matrix = [&](int which, bool wanted) __attribute__((always_inline)) {
@@ -477,12 +568,12 @@ template <class T, int Keys> class Gradients {
             };
             const Operand of_p = matrix(0, before), of_p_later = matrix(1, after), of_l = matrix(2, before),
                           of_l_later = matrix(3, after);
-            const u32 mask = mask_of(j, rows);
+            if constexpr (!adjacent) {
+                present = load(j);
+            }
 #pragma unroll
             for (int b = 0; b < own_pairs; ++b) {
-                const int column = keys_of(half, b);
-                const Pair of_k = flipped_pair<T>(k.load(k.place(j, column), mask), one);
-                const Pair of_q = flipped_pair<T>(q.load(q.place(j, column), mask), one);
+                const Pair of_k = flipped_pair<T>(present.k[b], one), of_q = flipped_pair<T>(present.q[b], one);
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     const int t = 2 * b + s;

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::plan::{self, Counts, Partition};
-use super::rounds::Round;
+use super::rounds::{Round, SLAB_ROWS_BYTES, TILES};
 use super::shape::{BACKWARD_COLUMNS as SLAB, Shape};
 use super::{DeviceLengths, Lengths, LoweredLengths, Prefill};
 use crate::abi::{
@@ -36,10 +36,6 @@ use crate::types::{Dtype, HeadMap, StateLayout};
 use crate::workspace::{WORKSPACE_ALIGN, Workspace, check_memory, check_workspace};
 
 const RECORD_BYTES: usize = abi::DWK_BACKWARD_RECORD_BYTES as usize;
-/// Bytes of 16 rows of a slab, in 16-bit numbers.
-pub(super) const SLAB_ROWS_BYTES: usize = 1024;
-/// Row tiles of a chunk.
-pub(super) const TILES: usize = super::CHUNK / 16;
 
 /// The tensors of one backward: the inputs of the prefill, the gradients of what it returned, and the gradients to
 /// compute. Absent gradients are not computed. Rows past the last sequence become zeros.

@@ -1,7 +1,6 @@
 //! Rounds of the backward: parts of a batch that share the workspace one after the other, and the states between them
 //! that a forward saves.
 
-use super::backward::{SLAB_ROWS_BYTES, TILES};
 use super::lower::LoweredSave;
 use super::shape::{BACKWARD_COLUMNS, Shape};
 use super::{CHUNK, Lengths, Part, Prefill, PrefillSpec, PrefillTensors, Snapshot, snapshots};
@@ -30,6 +29,11 @@ pub enum Save {
     /// [`Save::Boundaries`] with rounds of at most so many tokens, a positive multiple of [`CHUNK`].
     BoundariesEvery(usize),
 }
+
+/// Bytes of 16 rows of a slab, in 16-bit numbers.
+pub(super) const SLAB_ROWS_BYTES: usize = 1024;
+/// Row tiles of a chunk.
+pub(super) const TILES: usize = CHUNK / 16;
 
 /// Bytes that the intermediate tensors of a round may take.
 const ROUND_BYTES: usize = 1 << 30;
@@ -86,8 +90,8 @@ impl Round {
     }
 }
 
-/// Rounds of at most `most` chunk indices, at least 2, in the order of rows. Parts of one sequence are about equally
-/// long. `None`: one round.
+/// Rounds of at most `most` chunk indices, at least 2, and of so many full chunks but one, in the order of rows. Parts of
+/// one sequence are about equally long. `None`: one round.
 pub(super) fn rounds(cu_seqlens: &[i32], rows: usize, most: Option<usize>) -> Vec<Round> {
     let sequences = cu_seqlens.len() - 1;
     let at = |n: usize| cu_seqlens[n] as usize;
@@ -100,7 +104,11 @@ pub(super) fn rounds(cu_seqlens: &[i32], rows: usize, most: Option<usize>) -> Ve
     let mut boundaries = 0;
     let mut open = 0; // first sequence that has no round yet
     let most = most.unwrap_or(usize::MAX);
-    let fits = |first: usize, end: usize| (at(end) - at(first)) / CHUNK + (end - first) <= most;
+    let tokens = (most - 1).saturating_mul(CHUNK);
+    let fits = |first: usize, end: usize| {
+        let rows = at(end) - at(first);
+        rows <= tokens && rows / CHUNK + (end - first) <= most
+    };
     for n in 0..sequences {
         if fits(open, n + 1) {
             continue;
@@ -321,6 +329,7 @@ mod tests {
                 at += r.rows;
                 let past = if i + 1 == found.len() { 7 } else { 0 };
                 assert!((r.rows - past) / CHUNK + r.count <= most, "{r:?}");
+                assert!(r.rows - past <= (most - 1) * CHUNK, "{r:?}");
                 assert_eq!(r.begin, cu_seqlens[r.first] as usize + r.skipped);
                 assert_eq!(r.boundary.is_some(), r.skipped > 0);
                 assert!(r.skipped.is_multiple_of(CHUNK));
