@@ -19,13 +19,14 @@ enum { DWK_F32 = 0, DWK_BF16 = 1, DWK_F16 = 2 };
 
 /* Bits of `flags`. */
 enum {
-    DWK_QK_L2NORM = 1,            /* divide q and k by sqrt(sum of squares + 1e-6) */
-    DWK_RAW_GATES = 2,            /* g, beta point to a, b: compute both */
-    DWK_NEGATIVE_EIGENVALUES = 4, /* beta = 2 sigmoid(b) */
-    DWK_TILED_HEADS = 8,          /* value head h reads key head h % HK, not h / (HV / HK) */
-    DWK_INITIAL_VALUE_MAJOR = 16, /* initial_state is [N, HV, V, K] */
-    DWK_FINAL_VALUE_MAJOR = 32,   /* final_state is [N, HV, V, K] */
-    DWK_SNAPSHOT_VALUE_MAJOR = 64 /* snapshots is [slots, HV, V, K] */
+    DWK_QK_L2NORM = 1,             /* divide q and k by sqrt(sum of squares + 1e-6) */
+    DWK_RAW_GATES = 2,             /* g, beta point to a, b: compute both */
+    DWK_NEGATIVE_EIGENVALUES = 4,  /* beta = 2 sigmoid(b) */
+    DWK_TILED_HEADS = 8,           /* value head h reads key head h % HK, not h / (HV / HK) */
+    DWK_INITIAL_VALUE_MAJOR = 16,  /* initial_state is [N, HV, V, K] */
+    DWK_FINAL_VALUE_MAJOR = 32,    /* final_state is [N, HV, V, K] */
+    DWK_SNAPSHOT_VALUE_MAJOR = 64, /* snapshots is [slots, HV, V, K] */
+    DWK_FROM_HBM = 128 /* scan: its tensors and records do not fit in the last cache; changes the time only */
 };
 
 /* Bits of `flags` of conv. */

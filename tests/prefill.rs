@@ -20,6 +20,8 @@ mod collectives;
 mod early;
 #[path = "prefill/forget.rs"]
 mod forget;
+#[path = "prefill/from_hbm.rs"]
+mod from_hbm;
 #[path = "prefill/fused.rs"]
 mod fused;
 #[path = "prefill/launch.rs"]

@@ -34,7 +34,15 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     }
     const dwk_prefill_scan_args &y = early_starts ? arch::reread(x) : x;
     run_helper_waves<T, Keys, true>(y, segment, work);
-    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) { scan_columns<T, Keys>(y, segment, work); });
+    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) {
+        if constexpr (orders_loads(Keys)) {
+            if (y.flags & DWK_FROM_HBM) {
+                scan_columns<T, Keys, false, ChunksOfHbm<T, Keys>>(y, segment, work);
+                return;
+            }
+        }
+        scan_columns<T, Keys>(y, segment, work);
+    });
 }
 
 } // namespace

@@ -79,8 +79,8 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
     }
 }
 
-// Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused.
-template <class T, int Keys, bool Fused = false>
+// Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused. `C`: how (walk.h).
+template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>>
 DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
@@ -98,7 +98,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     } else {
         first_state<Keys>(state, x, segment.sequence, work.head, column);
     }
-    Chunks<T, Keys> chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
+    C chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
     chunks.begin(state);
     do {
         int rest = 0;

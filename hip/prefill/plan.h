@@ -214,6 +214,7 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
 
 // Whether prefill_fused takes less time than prefill_prepare and prefill_scan. The rule is that of
 // src/ops/prefill/plan/choice.rs, in integers.
+#if defined(__NVPTX__)
 DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
     int at_least[shares - first_share + 1] = {};
 #pragma unroll 1
@@ -241,6 +242,58 @@ DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
                           over_units((int64_t)x.prepare_chunk * batch.total) + x.prepare_start;
     return 100 * walk(x.fused_workgroups, x.fused_chunk, x.fused_start) < 97 * split;
 }
+#else
+// A division of 64 bits is a long program on CDNA, so that each lane of the first wave has another one of them.
+DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
+    constexpr int shares_count = shares - first_share + 1;
+    constexpr int of_walk = 8; // lanes of a walk: one for each share, and one for the mean. Those of the scan follow
+    constexpr int of_fused = 0, of_scan = of_walk, of_prepare = 2 * of_walk;
+    static_assert(shares_count < of_walk, "a lane of a walk for the mean");
+    SHARED static int64_t times[of_prepare + 1];
+    if (arch::wave() == 0) {
+        const int lane = arch::lane(), part = lane % of_walk;
+        int at_least[shares_count] = {};
+#pragma unroll 1
+        for (int i = lane; i < batch.sequences; i += arch::lanes) {
+            const int64_t n = batch.chunks(i);
+            for (int share = first_share; share <= shares; ++share) {
+                at_least[share - first_share] += n > 0 && 8 * n >= share * (int64_t)batch.longest;
+            }
+        }
+        int own_count = 0; // of this lane's share
+        for (int i = 0; i < shares_count; ++i) {
+            const int count = sum_of_lanes(at_least[i]);
+            own_count = part == i ? count : own_count;
+        }
+        const bool scan = lane >= of_scan;
+        const int64_t workgroups = scan ? x.scan_workgroups : x.fused_workgroups;
+        const int64_t of_chunk = scan ? x.scan_chunk : x.fused_chunk, start = scan ? x.scan_start : x.fused_start;
+        int64_t work = own_count * workgroups;
+        int64_t each = (first_share + part) * batch.longest * of_chunk / 8 + start;
+        if (part >= shares_count) {
+            work = (of_chunk * batch.total + start * batch.nonempty) * workgroups;
+            each = 1;
+        }
+        if (lane == of_prepare) {
+            work = (int64_t)x.prepare_chunk * batch.total;
+            each = 1;
+        }
+        const int64_t time = (work + x.compute_units - 1) / x.compute_units * each;
+        if (lane <= of_prepare) {
+            times[lane] = time;
+        }
+    }
+    arch::workgroup_sync();
+    const auto walk = [&](int first) __attribute__((always_inline)) {
+        int64_t time = times[first];
+        for (int i = 1; i <= shares_count; ++i) {
+            time = max_of<int64_t>(time, times[first + i]);
+        }
+        return time;
+    };
+    return 100 * walk(of_fused) < 97 * (walk(of_scan) + times[of_prepare] + x.prepare_start);
+}
+#endif
 
 // Chooses a path, leaves no work to the kernels of the other, and returns where the chosen one's items are.
 DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x,

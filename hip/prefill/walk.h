@@ -8,6 +8,7 @@
 //       .complete(state)           makes the state ready to be stored, after any chunk
 //       .left()                    tokens left in the segment
 //       .finish()                  after the last chunk
+//   ChunksOfHbm<T, Keys>           the same with outputs and another order of loads, if orders_loads(Keys)
 //   run_helper_waves<T, Keys, Outputs>(x, segment, work)
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
@@ -18,6 +19,10 @@
 
 #if defined(__NVPTX__)
 #include "sm90/walk.h"
+namespace prefill {
+constexpr bool orders_loads(int) { return false; }
+template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys>;
+} // namespace prefill
 #else
 #include "gfx9/walk.h"
 #endif
@@ -25,8 +30,8 @@
 namespace prefill {
 
 // Walks the chunks of a segment until `rest` of its tokens are left. Call between chunks.begin and chunks.finish.
-template <class T, int Keys, bool Outputs>
-DEVICE void walk(State<Keys> &state, Chunks<T, Keys, Outputs> &chunks, const dwk_prefill_scan_args &x, int rest) {
+template <class T, int Keys, bool Outputs = true, class C>
+DEVICE void walk(State<Keys> &state, C &chunks, const dwk_prefill_scan_args &x, int rest) {
 #pragma unroll 1
     while (chunks.left() > rest) {
         chunks.step(state, x);

@@ -111,7 +111,10 @@ template <int Keys> class ChunkLoader {
 
 // Walks a segment's chunks in the waves that hold the state: all waves of prefill_summarise, half of prefill_scan's.
 // While a chunk is multiplied, the next is loaded to registers that are already read.
-template <class T, int Keys, bool Outputs = true> class Chunks {
+//
+// TFirst: the next T and row factors are requested as soon as their registers are free, before K^T. From HBM they are
+// late otherwise. From a cache they are not, and are requested after half of the state's update, which delays it less.
+template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chunks {
     static constexpr int across = scan_tiles, key_tiles = StateLayout<Keys>::key_tiles, pairs = key_pairs(Keys);
     typedef prefill::State<Keys> State;
     typedef Tile Slab[across]; // [16 tokens, slab]
@@ -129,9 +132,15 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             arch::phase();
             next.load_k(part);
             arch::phase();
-            next.load_columns(part);
-            arch::phase();
-            next.load_rest(part);
+            if constexpr (TFirst) {
+                next.load_rest(part);
+                arch::phase();
+                next.load_columns(part);
+            } else {
+                next.load_columns(part);
+                arch::phase();
+                next.load_rest(part);
+            }
         }
     }
 
@@ -225,6 +234,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         for (int c = 0; c < tiles / 2; ++c) {
             pack(turned, c);
         }
+        if constexpr (TFirst) {
+            next.load_rest(part);
+        }
         next.load_columns(part);
         arch::phase();
         arch::workgroup_sync();
@@ -241,7 +253,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
             accumulate<0>(state, all, c);
             arch::phase();
         }
-        next.load_rest(part);
+        if constexpr (!TFirst) {
+            next.load_rest(part);
+        }
         for (int c = 0; c < tiles; ++c) {
             accumulate<1>(state, all, c);
         }

@@ -10,6 +10,12 @@
 
 namespace prefill {
 
+#if !defined(PREFILL_FUSED)
+// Chunks of prefill_scan where they come from HBM. Larger states leave no registers for another loop.
+constexpr bool orders_loads(int keys) { return !registers_are_short(keys); }
+template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys, true, orders_loads(Keys)>;
+#endif
+
 // Runs f(), the work of the waves that hold the state.
 template <int Keys, bool Outputs, class F> DEVICE void run_state_waves(const F &f) { f(); }
 

@@ -531,6 +531,25 @@ impl Shape {
         self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
     }
 
+    /// Whether the bandwidth of HBM limits `prefill_scan`: Q, K, V, O and records do not fit in the Infinity Cache, and
+    /// the workgroups of `at_once` items fill three quarters of the device. Lengths may leave rows and records unused.
+    pub(super) fn is_from_hbm(&self, counts: Counts, at_once: usize) -> bool {
+        /// Bytes of the Infinity Cache of every CDNA 3 device.
+        const INFINITY_CACHE: usize = 256 << 20;
+        let Heads {
+            key: key_heads,
+            value: value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.spec.heads;
+        // Q and K, V and O.
+        let token = 2 * (key_heads * key_dim + value_heads * value_dim) * size_of::<u16>();
+        let far = self.batch.rows() * token + self.record_bytes(counts) > INFINITY_CACHE;
+        let workgroups = at_once * value_heads * self.scan_division(counts).slabs;
+        far && 4 * workgroups >= 3 * self.compute_units
+    }
+
     /// Bytes of all summaries: N, and M or the initial state.
     pub(super) fn summary_bytes(&self, summaries: usize) -> usize {
         let Heads {
@@ -707,6 +726,24 @@ mod tests {
         let mut among_many = vec![512; 200];
         among_many.push(4096);
         assert!(takes_fused([16, 32], &among_many));
+    }
+
+    /// Also where the records of empty sequences alone do not fit.
+    #[test]
+    fn large_batches_come_from_hbm() {
+        for (heads, lengths, from_hbm) in [
+            ([16, 64], vec![32768], true),
+            // The workgroups leave a third of the device idle.
+            ([16, 48], vec![8192], false),
+            ([16, 32], vec![8192], false),
+            ([2, 8], vec![32768], false),
+            ([1, 2], vec![330, 64, 75], false),
+            ([1, 2], [vec![330, 64, 75], vec![0; 11_997]].concat(), true),
+        ] {
+            let shape = shape(heads, &lengths);
+            let found = shape.is_from_hbm(shape.whole(), lengths.len());
+            assert_eq!(found, from_hbm, "{heads:?}, {} sequences", lengths.len());
+        }
     }
 
     /// Only the fused path has a list if the path does not depend on the lengths.
