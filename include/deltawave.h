@@ -256,8 +256,8 @@ int dw_prefill_device(const dw_context *context, const dw_prefill_spec *spec, in
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
 void dw_prefill_destroy(dw_prefill *plan);
 int dw_prefill_workspace_bytes(const dw_prefill *plan, size_t *bytes);
-/* Most tokens of a round of the backward for a spec's `save`, a multiple of 64: a sequence of no more tokens is not cut,
- * and n tokens have at most n / `tokens` boundaries, each of HV K V f32 numbers. 0: there are no rounds. */
+/* Most tokens of a round of the backward for a spec's `save`, a multiple of 64: a sequence of no more tokens is not
+ * cut, and n tokens have at most n / `tokens` boundaries, each of HV K V f32 numbers. 0: there are no rounds. */
 int dw_prefill_round_tokens(const dw_prefill_spec *spec, int64_t *tokens);
 /* Bytes of the context that launches may save; 0: the backward needs none. */
 int dw_prefill_context_bytes(const dw_prefill *plan, size_t *bytes);
