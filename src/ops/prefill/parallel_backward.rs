@@ -120,7 +120,7 @@ impl BackwardBlocks {
                 let count = layout.block_chunks().min(chunks - first_chunk);
                 let ends = first_chunk + count == chunks;
                 let mark =
-                    |x: usize, mark: bool, bit: u32| (x as u32 | u32::from(mark) * bit) as i32;
+                    |x: usize, mark: bool, bit: u32| (x as u32 | (u32::from(mark) * bit)) as i32;
                 let item = dwk_prefill_item {
                     sequence: n as i32,
                     first_chunk: mark(first_chunk, local == 0 && number > 0, DWK_ITEM_CONTINUES),
