@@ -213,37 +213,8 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
 }
 
 // Whether prefill_fused takes less time than prefill_prepare and prefill_scan. The rule is that of
-// src/ops/prefill/plan/choice.rs, in integers.
-#if defined(__NVPTX__)
-DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
-    int at_least[shares - first_share + 1] = {};
-#pragma unroll 1
-    for (int i = arch::lane(); i < batch.sequences; i += arch::lanes) {
-        const int64_t n = batch.chunks(i);
-        for (int share = first_share; share <= shares; ++share) {
-            at_least[share - first_share] += n > 0 && 8 * n >= share * (int64_t)batch.longest;
-        }
-    }
-    for (int &count : at_least) {
-        count = sum_of_lanes(count);
-    }
-    const auto over_units = [&](int64_t work) __attribute__((always_inline)) {
-        return (work + x.compute_units - 1) / x.compute_units;
-    };
-    const auto walk = [&](int64_t workgroups, int64_t chunk, int64_t start) __attribute__((always_inline)) {
-        int64_t time = over_units((chunk * batch.total + start * batch.nonempty) * workgroups);
-        for (int share = first_share; share <= shares; ++share) {
-            const int64_t longest = share * batch.longest * chunk / 8 + start;
-            time = max_of<int64_t>(time, over_units(at_least[share - first_share] * workgroups) * longest);
-        }
-        return time;
-    };
-    const int64_t split = walk(x.scan_workgroups, x.scan_chunk, x.scan_start) +
-                          over_units((int64_t)x.prepare_chunk * batch.total) + x.prepare_start;
-    return 100 * walk(x.fused_workgroups, x.fused_chunk, x.fused_start) < 97 * split;
-}
-#else
-// A division of 64 bits is a long program on CDNA, so that each lane of the first wave has another one of them.
+// src/ops/prefill/plan/choice.rs, in integers. A division of 64 bits is a long program on CDNA, so each lane of the
+// first wave has another one of them.
 DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
     constexpr int shares_count = shares - first_share + 1;
     constexpr int of_walk = 8; // lanes of a walk: one for each share, and one for the mean. Those of the scan follow
@@ -293,7 +264,6 @@ DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
     };
     return 100 * walk(of_fused) < 97 * (walk(of_scan) + times[of_prepare] + x.prepare_start);
 }
-#endif
 
 // Chooses a path, leaves no work to the kernels of the other, and returns where the chosen one's items are.
 DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x,
