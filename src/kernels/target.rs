@@ -251,8 +251,10 @@ static SM90: Target = {
             },
             combine: 1.5,
             launch: 6.5,
-            worthwhile: 0.97,
-            summarised: 1.0,
+            // Cuts (16,32) x 32768 into four, and leaves one sequence of 48 heads or more whole at any length: three
+            // rounds of workgroups, where gates that never forget would pay for segments.
+            worthwhile: 0.86,
+            summarised: 0.225,
             early_starts: false,
             fewer: 1.0,
         },
