@@ -258,22 +258,22 @@ static SM90: Target = {
             early_starts: false,
             fewer: 1.0,
         },
-        // Those modelled for an MI300X, with the launch and combine of the forward on an H200.
+        // Measured on an H200: `prefill_backward_walk` multiplies with wgmma, 64 columns a workgroup.
         backward_costs: Costs {
             scan: KernelCost {
-                chunk: 2.8,
-                chunk_shared: 3.9,
+                chunk: 3.2,
+                chunk_shared: 3.85,
                 residency: 2,
             },
             summarise: KernelCost {
-                chunk: 2.6,
-                chunk_shared: 3.7,
+                chunk: 1.2,
+                chunk_shared: 2.2,
                 residency: 2,
             },
-            combine: 1.5,
+            combine: 3.0,
             launch: 6.5,
             worthwhile: 0.9,
-            summarised: 0.5,
+            summarised: 0.25,
             early_starts: false,
             fewer: 1.03,
         },

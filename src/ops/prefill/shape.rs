@@ -424,22 +424,22 @@ impl Shape {
         let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => Cut::Segments(segments),
             None => {
-                let segments = plan::choose(&chunks, &self.backward_machine());
+                let segments = plan::choose(&chunks, &self.backward_machine(BACKWARD_COLUMNS));
                 Cut::AtMost(plan::segment_chunks(&chunks, segments))
             }
         };
         Ok(plan::cut(&chunks, cut))
     }
 
-    /// Model of the device for the planner of the backward's segments.
-    fn backward_machine(&self) -> Machine {
+    /// Model of the device for the planner of the backward's segments. `slab`: columns of a workgroup.
+    fn backward_machine(&self, slab: usize) -> Machine {
         let Heads {
             value,
             key_dim,
             value_dim,
             ..
         } = self.spec.heads;
-        let slabs = |columns: usize| columns.div_ceil(BACKWARD_COLUMNS);
+        let slabs = |columns: usize| columns.div_ceil(slab);
         Machine {
             compute_units: self.compute_units,
             costs: &self.target.backward_costs,
@@ -793,6 +793,24 @@ mod tests {
             let shape = shape(heads, &lengths);
             let found = shape.is_from_hbm(shape.whole(), lengths.len());
             assert_eq!(found, from_hbm, "{heads:?}, {} sequences", lengths.len());
+        }
+    }
+
+    /// The fastest numbers of segments measured, of kernels whose workgroups own 64 columns.
+    #[test]
+    fn a_backward_is_cut_as_measured_on_an_h200() {
+        for (heads, tokens, sequences, segments) in [
+            ([16, 16], 8192, 1, 4),
+            ([16, 32], 8192, 1, 2),
+            ([16, 32], 32768, 1, 2),
+            ([2, 8], 32768, 1, 8),
+            ([16, 32], 4096, 8, 1),
+        ] {
+            let lengths = vec![tokens; sequences];
+            let machine = on_an_h200(heads, &lengths).backward_machine(64);
+            let chunks = plan::chunks_of(&cu_seqlens(&lengths));
+            let name = format!("{heads:?}, {sequences} x {tokens}");
+            assert_eq!(plan::choose(&chunks, &machine), segments, "{name}");
         }
     }
 
