@@ -227,6 +227,14 @@ def _refuse_tangents(name: str, tensors: Sequence[Any]) -> None:
             raise NotImplementedError(text)
 
 
+def _refuse_wide(function: Callable[..., Any], arguments: Sequence[Any], named: Dict[str, Any]) -> None:
+    """Refuses the first whole number that torch cannot pass to an op: it does not say which argument it is."""
+    for name, value in [*zip(inspect.signature(function).parameters, arguments), *named.items()]:
+        if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
+            least = 0 if name == "segments" else -1 << 31
+            raise ArgumentError(f"{name}: {shown(value)}; it must be a whole number from {least} to {(1 << 31) - 1}") from None
+
+
 def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
     """`torch.library.custom_op` of a function, called through a function that refuses tensors with tangents. The op itself,
     in `torch.ops`, refuses them too, unless it writes its arguments or torch.func hides the tangents."""
@@ -236,7 +244,11 @@ def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..
             @functools.wraps(function)
             def checked(*arguments: Any, **named: Any) -> Any:
                 _refuse_tangents(name, (*arguments, *named.values()))
-                return call(*arguments, **named)
+                try:
+                    return call(*arguments, **named)
+                except (OverflowError, RuntimeError, TypeError):
+                    _refuse_wide(function, arguments, named)
+                    raise
 
             return checked
 
@@ -869,7 +881,7 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
     choice("agree", agree, AGREE)
     import torch.distributed as dist
     ranks = dist.get_world_size(group)
-    device, width, rows = _of_rank("x", x, 2, 3).device, _of_rank("weight", weight, 2).shape[1], x.shape[0]
+    device, width, rows = _of_rank("x", x, 2).device, _of_rank("weight", weight, 2).shape[1], x.shape[0]
     heads = (key_heads, value_heads, key_dim, value_dim)
     # Only the layout matters here: any plan for it says which rows lie where.
     spec = PrefillSpec(key_heads, value_heads, 16, 16, _dtype_of("x", x))
@@ -1219,7 +1231,7 @@ def launch_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Option
                 null_slot: int = -1) -> None:
     """Launches a convolution that writes the tensors of `make`: q, k and v, with gates g and beta too, of any strides
     between rows. `heads`: HK, HV, K, V. No custom op: for functions that are inside one."""
-    device, tokens, width = x.device, _of_rank("x", x, 2, 3).shape[0], _of_rank("weight", weight, 2).shape[1]
+    device, tokens, width = x.device, _of_rank("x", x, 2).shape[0], _of_rank("weight", weight, 2).shape[1]
     spec = ConvSpec(*heads, width, _dtype_of("x", x), activation, keep_states, qk_l2norm)
     with _OfShapes(width=("weight", weight), tokens=("x", x)):
         plan, lengths = _packed_plan(Conv, spec, tokens, cu_seqlens, device)
@@ -1236,7 +1248,7 @@ def launch_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Option
 def conv_outputs(x: Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int,
                  make: Callable[..., Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
     """Uninitialised outputs of a convolution."""
-    _of_rank("x", x, 2, 3)
+    _of_rank("x", x, 2)
     heads = ((key_heads, key_dim), (key_heads, key_dim), (value_heads, value_dim))
     q, k, v = (make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
     return q, k, v
