@@ -316,7 +316,7 @@ DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_pr
     arch::workgroup_sync();
     const bool fused = chosen;
 #pragma unroll 1
-    for (int block = arch::wave(); block * arch::lanes <= batch.sequences; block += waves) {
+    for (int block = arch::wave(); batch.sequences >= block * arch::lanes; block += waves) {
         const int i = block * arch::lanes + arch::lane();
         if (i <= batch.sequences) {
             // Empty sequences at the end of the batch have no chunk, and no row is past them.
