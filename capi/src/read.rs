@@ -46,7 +46,11 @@ unsafe impl Versioned for abi::dw_prefill_backward_tensors {
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_rank_layout {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_parallel_prefill_sizes {}
+unsafe impl Versioned for abi::dw_parallel_prefill_sizes {
+    const FIRST: usize = offset_of!(Self, block);
+}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_parallel_prefill_backward_sizes {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
