@@ -906,8 +906,8 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
                 if slot >= 0:
                     states[n] = gathered[slot]
         before = states.clone() if differentiates else states
-        ends_sequence = [begin + tokens == layout.lengths[n] for n, begin, tokens in plan.fragments]
-        saved = SavedConv(plan, group, ranks, before, ends_sequence, heads, activation, x_layout, state_layout, qk_l2norm)
+        left = [layout.lengths[n] - begin - tokens for n, begin, tokens in plan.fragments]
+        saved = SavedConv(plan, group, ranks, before, left, heads, activation, x_layout, state_layout, qk_l2norm)
         if not ends:
             return (*conv_outputs(x, *heads, empty), states, saved)
         q, k, v = convolved(x, ends, states)
