@@ -853,8 +853,8 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
     Each rank sends the last width - 1 rows of every fragment that another fragment follows. group, agree: as for
     `prefill_parallel`.
 
-    Gradients flow to x, weight, bias and initial_state, if x has two dimensions. Those of x have one rank's bits; those of weight
-    and bias are sums over the rank's rows, to be added up over ranks. Gradients of states of fragments that do not end their
+    Gradients flow to x, weight, bias and initial_state, if x has two dimensions. Gradients of x have one rank's bits; those of
+    weight and bias are sums over the rank's rows, to be added up over ranks. Gradients of states of fragments that do not end their
     sequence are not used. The backward has an all-reduce: either all ranks require gradients and run it, in the same order,
     or none."""
     choice("state_layout", state_layout, CONV_LAYOUTS)
