@@ -416,7 +416,7 @@ int dw_parallel_prefill_tails(const dw_parallel_prefill *plan, int64_t *slots, i
  *   all-gather of summary_bytes of each rank, on the same stream; not if it is 0
  *   dw_parallel_prefill_backward_finish_launch       gradients
  *
- * Gradients have the same bits for any number of ranks, one included, and any layout with the same block. Those of
+ * Gradients have the same bits for any number of ranks, one included, and any layout with the same block. Gradients of
  * A_log and dt_bias are sums over the rank's tokens: the caller adds up those of all ranks. Nothing of the forward is
  * kept. */
 

@@ -121,7 +121,6 @@ struct Rank {
     sizes: dw_parallel_prefill_backward_sizes,
     /// Sequence, first row of the whole, rows.
     fragments: Vec<[usize; 3]>,
-    rows: usize,
     /// q, k, v, dO, g, beta, states, dS_T; then dq, dk, dv, dg, dbeta, dS0.
     tensors: Vec<dw_tensor>,
     summary: *mut c_void,
@@ -185,14 +184,12 @@ impl Rank {
                 [f.sequence as usize, begin as usize, f.tokens as usize]
             })
             .collect();
-        let rows = fragments.iter().map(|f| f[2]).sum();
         let mut made = Rank {
             context,
             forward,
             backward,
             sizes,
             fragments,
-            rows,
             tensors: Vec::new(),
             summary: null_mut(),
             gathered: null_mut(),

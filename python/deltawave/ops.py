@@ -865,8 +865,8 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
     Each rank sends the last width - 1 rows of every fragment that another fragment follows. group, agree: as for
     `prefill_parallel`.
 
-    Gradients flow to x, weight, bias and initial_state, if x has two dimensions. Those of x have one rank's bits; those of weight
-    and bias are sums over the rank's rows, to be added up over ranks. Gradients of states of fragments that do not end their
+    Gradients flow to x, weight, bias and initial_state, if x has two dimensions. Gradients of x have one rank's bits; those of
+    weight and bias are sums over the rank's rows, to be added up over ranks. Gradients of states of fragments that do not end their
     sequence are not used. The backward has an all-reduce: either all ranks require gradients and run it, in the same order,
     or none."""
     choice("state_layout", state_layout, CONV_LAYOUTS)
@@ -918,8 +918,8 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
                 if slot >= 0:
                     states[n] = gathered[slot]
         before = states.clone() if differentiates else states
-        ends_sequence = [begin + tokens == layout.lengths[n] for n, begin, tokens in plan.fragments]
-        saved = SavedConv(plan, group, ranks, before, ends_sequence, heads, activation, x_layout, state_layout, qk_l2norm)
+        left = [layout.lengths[n] - begin - tokens for n, begin, tokens in plan.fragments]
+        saved = SavedConv(plan, group, ranks, before, left, heads, activation, x_layout, state_layout, qk_l2norm)
         if not ends:
             return (*conv_outputs(x, *heads, empty), states, saved)
         q, k, v = convolved(x, ends, states)

@@ -106,7 +106,7 @@ class SavedConv(NamedTuple):
     group: Any
     ranks: int
     before: Tensor  # conv states before the fragments
-    ends_sequence: List[bool]  # of the fragments
+    left: List[int]  # tokens of the sequence after each fragment
     heads: Tuple[int, int, int, int]
     activation: str
     x_layout: str
@@ -120,22 +120,20 @@ def _after(saved: SavedConv, rows: Sequence[Tensor], d_states: Tensor) -> Tuple[
     the places that `tails` has for the rows before them, zeros elsewhere; a sum of bytes over ranks leaves each as it is."""
     plan, channels = saved.plan, d_states.shape[1:].numel()
     width = (d_states.shape[2] if saved.state_layout == "channel_major" else d_states.shape[1]) + 1
-    columns = [x[:1].numel() if x.shape[0] else x.shape[1:].numel() for x in rows]
+    columns = [x.shape[1:].numel() for x in rows]
     item = rows[0].element_size()
-    # Number of rows, rows of each tensor, gradient of states.
-    sizes = [8, *((width - 1) * n * item for n in columns), channels * item]
+    # Rows of each tensor, then the gradient of states. A fragment has fewer than width - 1 rows only if its sequence ends there.
+    sizes = [*((width - 1) * n * item for n in columns), channels * item]
     sent = torch.zeros((saved.ranks * plan.tail_slots, -(-sum(sizes) // 8) * 8), dtype=torch.uint8, device=rows[0].device)
     begin = 0
     for n, ((_, before), (_, _, tokens)) in enumerate(zip(plan.tails, plan.fragments)):
         if before >= 0:
-            count = min(tokens, width - 1)
-            sent[before, 0] = count
-            at = 8
-            for x, size in zip(rows, sizes[1:]):
+            count, at = min(tokens, width - 1), 0
+            for x, size in zip(rows, sizes):
                 own = x[begin:begin + count].contiguous().view(-1).view(torch.uint8)
                 sent[before, at:at + own.numel()] = own
                 at += size
-            if saved.ends_sequence[n] and tokens < width - 1:
+            if not saved.left[n] and tokens < width - 1:
                 sent[before, at:at + sizes[-1]] = d_states[n].contiguous().view(-1).view(torch.uint8)
         begin += tokens
     if saved.ranks > 1 and sent.numel():
@@ -148,9 +146,9 @@ def _after(saved: SavedConv, rows: Sequence[Tensor], d_states: Tensor) -> Tuple[
         if slot < 0:
             following.append([x[:0] for x in rows])
             continue
-        own, at = sent[first + slot], 8
-        count, found = int(own[0]), []
-        for x, size, of_row in zip(rows, sizes[1:], columns):
+        own, at, found = sent[first + slot], 0, []
+        count = min(saved.left[n], width - 1)
+        for x, size, of_row in zip(rows, sizes, columns):
             part = own[at:at + count * of_row * item].contiguous().view(x.dtype)
             found.append(part.view(count, *x.shape[1:]))
             at += size
@@ -170,8 +168,8 @@ def conv_gradients(saved: SavedConv, x: Tensor, weight: Tensor, bias: Optional[T
     """Gradients of x, weight, bias and initial states. All ranks call it together."""
     plan = saved.plan
     of_end = torch.zeros_like(d_states)
-    for n, ends in enumerate(saved.ends_sequence):
-        if ends:
+    for n, left in enumerate(saved.left):
+        if not left:
             of_end[n] = d_states[n]
     following, d_after = _after(saved, (x, *upstream), of_end) if plan.tail_slots else ([], of_end)
     found = ops.conv_gradients(x, weight, saved.before, None, wanted, ops.empty)
@@ -194,8 +192,10 @@ def conv_gradients(saved: SavedConv, x: Tensor, weight: Tensor, bias: Optional[T
             lengths = [n + following[i][0].shape[0] for i, n in enumerate(tokens)]
         else:
             joined, lengths = [torch.cat(parts) for parts in own], tokens
-        d_final = torch.where(torch.tensor(saved.ends_sequence, device=x.device).view(-1, 1, 1), of_end, d_after)
-        made = launched(joined, lengths, d_final, [wanted[0], False, False, wanted[3]])
+        if following:
+            # A fragment ends its sequence, or another one follows it.
+            d_after += of_end
+        made = launched(joined, lengths, d_after, [wanted[0], False, False, wanted[3]])
         if wanted[0]:
             at = 0
             found[0].zero_()

@@ -228,7 +228,7 @@ fn sensitivities(
             q: &q,
             k: &k,
             v: &v,
-            ..problem.clone()
+            ..*problem
         };
         let found = list(oracle::backward(&problem, &Upstream { d_o: &d_o, ..*up })?);
         for ((error, found), exact) in errors.iter_mut().zip(&found).zip(exact) {
