@@ -328,7 +328,7 @@ fn the_device_cuts_as_the_host_at_the_end_of_a_wave() {
     let wave = if is_cdna(&context()) { 64 } else { 32 };
     for sequences in [wave - 1, wave, wave + 1] {
         let mut lengths: Vec<usize> = (0..sequences).map(|i| 65 + i * 29 % 60).collect();
-        for long in [130, 64 * 90] {
+        for long in [130, 64 * 240] {
             lengths[sequences - 1] = long;
             for (path, segments) in [
                 (PrefillPath::Auto, None),
