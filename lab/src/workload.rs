@@ -119,7 +119,7 @@ impl PrefillFile {
             let value_head = n * n * n / 3.0 + 2.0 * (2.0 * n * n * v) + 3.0 * (2.0 * n * k * v);
             self.key_heads as f64 * key_head + self.value_heads as f64 * value_head
         };
-        self.chunks(chunk).map(|n| of_chunk(n as f64)).sum()
+        self.sum_of_chunks(chunk, of_chunk)
     }
 
     /// Operations of the dense products of the backward, which starts from the inputs alone. In each chunk K K^T and Q K^T
@@ -135,7 +135,13 @@ impl PrefillFile {
                 + 8.0 * (2.0 * n * k * v);
             self.key_heads as f64 * key_head + self.value_heads as f64 * value_head
         };
-        self.chunks(chunk).map(|n| of_chunk(n as f64)).sum()
+        self.sum_of_chunks(chunk, of_chunk)
+    }
+
+    /// Sum over the tokens of each chunk: 0 without chunks, where the sum of no f64 is -0.
+    fn sum_of_chunks(&self, chunk: usize, of_chunk: impl Fn(f64) -> f64) -> f64 {
+        let numbers = self.chunks(chunk).map(|n| of_chunk(n as f64));
+        numbers.fold(0.0, |sum, n| sum + n)
     }
 
     /// Every sequence from the last snapshot before its end, where there is one. `states` are those of the snapshots.

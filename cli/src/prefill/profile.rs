@@ -235,13 +235,16 @@ impl<'a> Profile<'a> {
             table.row(head.into_iter().chain(cells(&self.total)));
         }
         let _ = writeln!(out, "{table}");
-        let [instructions, matrix, vector] = self.per_chunk_head().map(|(_, n)| count(n as u64));
-        let _ = writeln!(
-            out,
-            "  for each of {} chunks x value heads: {instructions} wave instructions, {matrix} MFMA clocks, {vector} VALU \
-             clocks",
-            count(self.chunk_heads)
-        );
+        if self.chunk_heads > 0 {
+            let [instructions, matrix, vector] =
+                self.per_chunk_head().map(|(_, n)| count(n as u64));
+            let _ = writeln!(
+                out,
+                "  for each of {} chunks x value heads: {instructions} wave instructions, {matrix} MFMA clocks, {vector} VALU \
+                 clocks",
+                count(self.chunk_heads)
+            );
+        }
         let titles = ["us", "modelled", "matrix", "vector", "LDS", "HBM"];
         let mut times = Table::new(1, &titles);
         let rows = (self.kernels.iter()).map(|k| (k.name.as_str(), k.modelled_us, &k.totals));

@@ -170,3 +170,20 @@ fn profile_counts_a_backward() {
     // The kernels do at least the products that the operation has.
     assert!(number(&profile["total"]["mfma_flops"]) > flops);
 }
+
+#[test]
+fn a_profile_of_no_tokens() {
+    if !kernels() {
+        return;
+    }
+    let shape = ["--heads", "1,1", "--dims", "16,16", "--seqlens", "0"];
+    for more in [&[][..], &["--backward"]] {
+        let output = deltawave(&[&["profile"], &shape[..], more].concat());
+        let shown = text(&output.stdout);
+        assert!(output.status.success(), "{shown}");
+        assert!(shown.contains("0 tokens in 1 sequences"), "{shown}");
+        assert!(!shown.contains("for each of 0 chunks"), "{shown}");
+        assert!(shown.contains(", 0.0 GFLOP of the T-form"), "{shown}");
+        assert!(!shown.contains("-0"), "{shown}");
+    }
+}
