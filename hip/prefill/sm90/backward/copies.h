@@ -84,7 +84,7 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
           given(Reverse ? x.d_o : x.v, Reverse ? x.d_o_strides : x.v_strides, work.piece.sequence, first, work.head,
                 column),
           rows(work.piece.range.end - first), chunks(work.piece.chunks), key_dim(x.prepare.key_dim),
-          values(x.prepare.value_dim - column), scale(x.scale),
+          values(work.start == from_identity ? 0 : x.prepare.value_dim - column), scale(x.scale),
           record((const char *)x.prepare.records + place * DWK_BACKWARD_RECORD_BYTES),
           record_step((int64_t)step * x.prepare.value_heads * DWK_BACKWARD_RECORD_BYTES) {}
 
