@@ -297,6 +297,11 @@ static SM90: Target = {
                     chunk_shared: 1.9,
                     residency: 2,
                 },
+                summarise: KernelCost {
+                    chunk: 1.0,
+                    chunk_shared: 1.0,
+                    residency: 1,
+                },
                 ..BACKWARD
             },
             BACKWARD,
