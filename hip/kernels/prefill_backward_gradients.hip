@@ -4,7 +4,7 @@
 //
 // q, k, d_q, d_k [T, HK, K], d_o, d_v [T, HV, V] bf16 or f16; d_g, d_beta [T, HV].
 #include "../dispatch.h"
-#include "../prefill/backward/gradients.h"
+#include "../prefill/backward/panel_gradients.h"
 
 namespace {
 
@@ -63,7 +63,7 @@ DEVICE void skip_chunk(const dwk_prefill_backward_args &all, int workgroup) {
     }
 }
 
-template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_args &x) {
+template <class T, int Keys> DEVICE void gradients_of_chunk(const dwk_prefill_backward_args &x) {
     SHARED static GradientMemory memory;
     const dwk_prefill_prepare_args &p = x.prepare;
     arch::wait_for_previous_kernel();
@@ -85,11 +85,21 @@ template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_ar
         .run();
 }
 
+template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_args &x) {
+    if constexpr (keeps_panels(Keys)) {
+        panel_gradients<T>(x, [&](int number) __attribute__((always_inline)) { skip_chunk(x, number); });
+    } else {
+        gradients_of_chunk<T, Keys>(x);
+    }
+}
+
 } // namespace
 
 #define GRADIENTS(name, type, keys)                                                                                    \
-    KERNEL(prefill::backward::gradient_threads, prefill::backward::gradient_residency)                                 \
+    KERNEL(prefill::backward::gradient_threads_of(keys), prefill::backward::gradient_residency_of(keys))               \
     void dw_prefill_backward_gradients_##name##_k##keys(dwk_prefill_backward_args x) { gradients<type, keys>(x); }
+
+GRADIENT_SHARED_BYTES(128)
 
 GRADIENTS(bf16, Bf16, 64)
 GRADIENTS(bf16, Bf16, 128)
