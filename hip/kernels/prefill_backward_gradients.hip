@@ -11,8 +11,10 @@ namespace {
 using namespace prefill;
 using namespace prefill::backward;
 
-// Writes zeros to the 64 rows from `first` on of the gradients of a key head and its value heads.
-DEVICE void clear_rows(const dwk_prefill_backward_args &all, int64_t first, int key_head) {
+// Writes zeros to the 64 rows from `first` on of the gradients of a key head and its value heads. `Threads` threads
+// take part, of which this is `thread`.
+template <int Threads>
+DEVICE void clear_rows(const dwk_prefill_backward_args &all, int64_t first, int key_head, int thread) {
     const dwk_prefill_backward_args &x = arch::reread(all); // saves scalar registers
     const dwk_prefill_prepare_args &p = x.prepare;
     const int group = arch::uniform_value(p.value_heads / p.key_heads);
@@ -21,14 +23,14 @@ DEVICE void clear_rows(const dwk_prefill_backward_args &all, int64_t first, int 
                                if (to) {
                                    short *const row = (short *)to + token_offset(strides, 0, 0, 0) +
                                                       token * strides.token + head * strides.head;
-                                   for (int column = arch::thread(); column < dim; column += gradient_threads) {
+                                   for (int column = thread; column < dim; column += Threads) {
                                        row[column] = 0;
                                    }
                                }
                            };
     const auto clear_scalar = [&](void *to, const dwk_token_strides &strides, int type, int64_t token, int head)
                                   __attribute__((always_inline)) {
-                                      if (to && arch::thread() == 0) {
+                                      if (to && thread == 0) {
                                           store_scalar(to, token * strides.token + head * strides.head, type, 0.0f);
                                       }
                                   };
@@ -47,17 +49,18 @@ DEVICE void clear_rows(const dwk_prefill_backward_args &all, int64_t first, int 
 }
 
 // Workgroups without a chunk add nothing to the sums, and clear rows past the last sequence.
-DEVICE void skip_chunk(const dwk_prefill_backward_args &all, int workgroup) {
+template <int Threads> DEVICE void skip_chunk(const dwk_prefill_backward_args &all, int workgroup, int thread) {
     const dwk_prefill_backward_args &x = arch::reread(all);
     const dwk_prefill_prepare_args &p = x.prepare;
     const int record = arch::uniform_value(workgroup / p.key_heads), key_head = workgroup - record * p.key_heads;
     const int sequence = sequence_of_record(p.cu_seqlens, p.sequences, record);
     if (sequence == p.sequences) {
         const int end = token_at(p.cu_seqlens, sequence, p.tokens);
-        clear_rows(x, end + (int64_t)max_of(record - first_record(end, sequence), 0) * chunk, key_head);
+        clear_rows<Threads>(x, end + (int64_t)max_of(record - first_record(end, sequence), 0) * chunk, key_head,
+                            thread);
     }
     const int group = arch::uniform_value(p.value_heads / p.key_heads);
-    for (int v = arch::thread(); v < group && record < x.records; v += gradient_threads) {
+    for (int v = thread; v < group && record < x.records; v += Threads) {
         float *const to = x.partials + 2 * place_of(p, record, dispatch::value_head(p, key_head, group, v));
         to[0] = to[1] = 0.0f;
     }
@@ -77,7 +80,7 @@ template <class T, int Keys> DEVICE void gradients_of_chunk(const dwk_prefill_ba
     }
     const int number = record - first_record(range.begin, sequence);
     if (number < 0 || number >= (range.end - range.begin + chunk - 1) / chunk) {
-        skip_chunk(x, arch::opaque_uniform(arch::workgroup()));
+        skip_chunk<gradient_threads>(x, arch::opaque_uniform(arch::workgroup()), arch::thread());
         return;
     }
     const int begin = range.begin + number * chunk;
@@ -87,7 +90,9 @@ template <class T, int Keys> DEVICE void gradients_of_chunk(const dwk_prefill_ba
 
 template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_args &x) {
     if constexpr (keeps_panels(Keys)) {
-        panel_gradients<T>(x, [&](int number) __attribute__((always_inline)) { skip_chunk(x, number); });
+        panel_gradients<T>(x, [&](int number, int thread) __attribute__((always_inline)) {
+            skip_chunk<panel_skip_threads>(x, number, thread);
+        });
     } else {
         gradients_of_chunk<T, Keys>(x);
     }

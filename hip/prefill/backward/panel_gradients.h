@@ -2,8 +2,9 @@
 //
 //   keeps_panels(keys)            whether it is, for a bucket of K
 //   panel_gradient_threads        threads of a workgroup
-//   panel_gradients<T>(x, skip)   gradients of the chunks of a workgroup of a persistent launch; skip(number): of an
-//                                 item (chunk, key head) that has no chunk
+//   panel_gradients<T>(x, skip)   gradients of the chunks of a workgroup of a persistent launch; skip(number, thread):
+//   of
+//                                 an item (chunk, key head) that has no chunk, by panel_skip_threads threads
 //   GRADIENT_SHARED_BYTES(keys)   declares the dynamic shared memory
 #pragma once
 
@@ -23,7 +24,7 @@ constexpr bool keeps_panels(int keys) { return keys == 128; }
 namespace prefill {
 namespace backward {
 constexpr bool keeps_panels(int) { return false; }
-constexpr int panel_gradient_threads = gradient_threads;
+constexpr int panel_gradient_threads = gradient_threads, panel_skip_threads = gradient_threads;
 template <class T, class Skip> DEVICE void panel_gradients(const dwk_prefill_backward_args &, const Skip &) {}
 } // namespace backward
 } // namespace prefill

@@ -30,37 +30,43 @@ struct GradientPlaces {
     static constexpr u32 outputs = update + panel_bytes;                     // dO, rows are tokens
     static constexpr u32 factors = outputs + panel_bytes;                    // the record's row factors and numbers
     static constexpr u32 factor_bytes = record_numbers + 16;
-    static constexpr u32 stage_bytes = factors + 2048; // a multiple of 1024, the period of the permutation
+    static constexpr u32 stage_bytes = factors + 2048;  // a multiple of 1024, the period of the permutation
+    static constexpr u32 item = factors + factor_bytes; // number of rows, or 0 past the last chunk; then the rest
     // Of the last stage of a chunk, when its panels have been multiplied: matrices of tokens by tokens, rounded
     // (rows with norms of k and of q or k), and dQ and dK until they are stored.
     static constexpr u32 matrices = state, results = error;
     static constexpr u32 sums = stages + 2 * stage_bytes;         // two GradientSums
-    static constexpr u32 barriers = sums + 2 * 7168;              // of full stages, of empty ones
-    static constexpr u32 dynamic_bytes = barriers + 4 * 8 + 1024; // 1024 for alignment
-    static_assert(factor_bytes <= 2048 && factor_bytes % 16 == 0, "row factors fit");
+    static constexpr u32 dots = sums + 2 * 6656;                  // [dQ, dK][half of the keys][chunk]
+    static constexpr u32 barriers = dots + 2 * 2 * chunk * 4;     // of full stages, empty ones, full sums, empty ones
+    static constexpr u32 dynamic_bytes = barriers + 8 * 8 + 1024; // 1024 for alignment
+    static_assert(item + 32 <= factors + 2048 && factor_bytes % 16 == 0, "row factors fit");
     static_assert(dynamic_bytes <= arch::Traits::shared_bytes, "fits");
 
-    static DEVICE_MEMBER u32 full(int slot) { return shared_address(ring()) + barriers + 8 * slot; }
-    static DEVICE_MEMBER u32 empty(int slot) { return full(2 + slot); }
+    static DEVICE_MEMBER u32 barrier(int number) { return shared_address(ring()) + barriers + 8 * number; }
+    static DEVICE_MEMBER u32 full(int slot) { return barrier(slot); }
+    static DEVICE_MEMBER u32 empty(int slot) { return barrier(2 + slot); }
+    static DEVICE_MEMBER u32 sums_full(int slot) { return barrier(4 + slot); }
+    static DEVICE_MEMBER u32 sums_empty(int slot) { return barrier(6 + slot); }
 };
 
 constexpr int multiplying_threads = GradientPlaces::groups * group_threads;
-constexpr int panel_gradient_threads = multiplying_threads + group_threads;
 constexpr int multiplying_waves = GradientPlaces::groups * scan_waves;
+constexpr int gradient_copying_waves = 2, gate_waves = 2;
+constexpr int gradient_copying_threads = gradient_copying_waves * arch::lanes;
+constexpr int panel_gradient_threads = multiplying_threads + group_threads;
 constexpr int panel_copying_registers = 56, panel_multiplying_registers = 224;
 static_assert(panel_copying_registers + 2 * panel_multiplying_registers <= 3 * 168, "setmaxnreg would wait forever");
 
-// Sums of a value head. Two of them in turn: while one warp writes gates, the others go on.
+// Sums of a value head, in turn for each of the two warps that write gates.
 struct GradientSums {
     float rows[2][chunk];                    // of D .* dP (Q K^T) and of D .* dL (K K^T), over earlier tokens
     float columns[multiplying_waves][chunk]; // over the later tokens of each warp
     float states[2][chunk];                  // a, of each half of the keys
     float updates[2][chunk];                 // b
-    float betas[multiplying_waves][chunk];   // dbeta, of each warp's value columns
-    float dots[2][2][chunk];                 // rows of dQ and dK times those of Q and K, of each half of the keys
+    float betas[chunk];                      // dbeta
     float whole[multiplying_waves];          // <dS1, S0>
 };
-static_assert(sizeof(GradientSums) <= 7168, "fits");
+static_assert(sizeof(GradientSums) <= 6656, "fits");
 
 // A chunk and key head.
 struct GradientItem {
@@ -84,37 +90,48 @@ DEVICE GradientItem gradient_item(const dwk_prefill_backward_args &x, int number
     return item;
 }
 
+// Calls f(item, head) for each value head of the workgroup's chunks, and skip(number) for items that have none.
+template <class F, class Skip>
+DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, const Skip &skip) {
+    const dwk_prefill_prepare_args &p = x.prepare;
+#pragma unroll 1
+    for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups()) {
+        const GradientItem item = gradient_item(x, number);
+        if (!item.exists) {
+            skip(number);
+            continue;
+        }
+#pragma unroll 1
+        for (int v = 0; v < p.group_heads; ++v) {
+            f(item, dispatch::value_head(p, item.key_head, p.group_heads, v), v == 0);
+        }
+    }
+}
+
 // Copies what the chunks of this workgroup need, stage after stage.
 class GradientCopier {
     typedef GradientPlaces P;
 
   public:
     DEVICE_MEMBER explicit GradientCopier(const dwk_prefill_backward_args &x)
-        : x(x), memory(shared_address(ring())), slabs(kept_slabs(x.prepare.value_dim)) {}
+        : x(x), memory(shared_address(ring())), slabs(kept_slabs(x.prepare.value_dim)),
+          thread(arch::thread() - multiplying_threads) {}
 
     DEVICE_MEMBER void run() {
         const dwk_prefill_prepare_args &p = x.prepare;
-        int stage = 0, chunks = 0;
-#pragma unroll 1
-        for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups()) {
-            const GradientItem item = gradient_item(x, number);
-            if (!item.exists) {
-                continue;
-            }
-            const u32 keys = memory + chunks % 2 * P::key_bytes;
-            ++chunks;
-#pragma unroll 1
-            for (int v = 0; v < p.group_heads; ++v) {
-                const int head = dispatch::value_head(p, item.key_head, p.group_heads, v);
+        int chunks = 0;
+        each_gradient_head(
+            x,
+            [&](const GradientItem &item, int head, bool first) __attribute__((always_inline)) {
+                const u32 keys = memory + chunks % 2 * P::key_bytes;
+                chunks += first;
 #pragma unroll 1
                 for (int s = 0; s < slabs; ++s) {
-                    const int slot = stage % 2;
-                    if (stage >= 2) {
-                        arch::phase_wait(P::empty(slot), stage / 2 - 1);
-                    }
-                    copy_panels(item, head, s, slot);
+                    begin_stage();
+                    copy_panels(item, head, s);
                     bool whole = true;
-                    if (v == 0 && s == 0) {
+                    if (first && s == 0) {
+#pragma unroll 1
                         for (int panel = 0; panel < 2; ++panel) {
                             whole &= copy_rows(keys + P::k + panel * panel_bytes, p.k, p.k_strides, item, item.key_head,
                                                64 * panel, p.key_dim);
@@ -122,32 +139,45 @@ class GradientCopier {
                                                64 * panel, p.key_dim);
                         }
                     }
-                    whole &=
-                        copy_rows(stage_at(slot) + P::outputs, x.d_o, x.d_o_strides, item, head, 64 * s, p.value_dim);
+                    whole &= copy_rows(stage_at() + P::outputs, x.d_o, x.d_o_strides, item, head, 64 * s, p.value_dim);
                     if (whole) {
-                        arch::phase_arrive_after_copies(P::full(slot));
+                        arch::phase_arrive_after_copies(P::full(stage % 2));
                     } else {
                         arch::await_copies();
                         arch::publish_shared();
-                        arch::phase_arrive(P::full(slot));
+                        arch::phase_arrive(P::full(stage % 2));
                     }
                     ++stage;
                 }
-            }
+            },
+            [](int) {});
+        // Tells the warps that multiply that nothing follows.
+        begin_stage();
+        if (thread == 0) {
+            store_shared(stage_at() + P::item, i32x4{});
+            arch::phase_arrive(P::full(stage % 2));
         }
         arch::await_copies();
+        arch::phase_arrive(P::full(stage % 2));
     }
 
   private:
-    DEVICE_MEMBER u32 stage_at(int slot) const { return memory + P::stages + slot * P::stage_bytes; }
+    DEVICE_MEMBER u32 stage_at() const { return memory + P::stages + stage % 2 * P::stage_bytes; }
+    // Waits until the stage is empty.
+    DEVICE_MEMBER void begin_stage() const {
+        if (stage >= 2) {
+            arch::phase_wait(P::empty(stage % 2), stage / 2 - 1);
+        }
+    }
 
     // By one thread.
-    DEVICE_MEMBER void copy_panels(const GradientItem &item, int head, int s, int slot) const {
-        if (thread_of_group() != 0) {
+    DEVICE_MEMBER void copy_panels(const GradientItem &item, int head, int s) const {
+        if (thread != 0) {
             return;
         }
         const int64_t place = place_of(x.prepare, item.record, head);
-        const u32 to = stage_at(slot), full = P::full(slot);
+        const u32 to = stage_at(), full = P::full(stage % 2);
+        store_shared(to + P::item, i32x4{item.rows, item.sequence, item.begin, item.key_head});
         arch::phase_arrive_expecting(full,
                                      2 * kept_state_bytes + kept_error_bytes + kept_update_bytes + P::factor_bytes);
         arch::copy_bulk(to + P::state, kept_state(x.states, place, s, slabs), kept_state_bytes, full);
@@ -163,8 +193,8 @@ class GradientCopier {
         const u32 stride = (u32)strides.token * 2;
         const char *const base = row_address(from, strides, item.sequence, item.begin, head) + 2 * column;
         const bool aligned = arch::aligned_rows(base, stride);
-        const int group = thread_of_group() % 8u, first = thread_of_group() / 8u;
-        constexpr int at_once = group_threads / 8;
+        const int group = thread % 8u, first = thread / 8u;
+        constexpr int at_once = gradient_copying_threads / 8;
         const auto inside = [&](int row) { return (row < item.rows) & (column + 8 * group < columns); };
         if (aligned) {
             for (int i = 0; i < chunk / at_once; ++i) {
@@ -182,7 +212,83 @@ class GradientCopier {
 
     const dwk_prefill_backward_args &x;
     const u32 memory;
-    const int slabs;
+    const int slabs, thread;
+    int stage = 0;
+};
+
+// Writes the gradients of the gates of every other value head, by one warp.
+class GateWriter {
+    typedef GradientPlaces P;
+
+  public:
+    DEVICE_MEMBER GateWriter(const dwk_prefill_backward_args &x, int slot) : x(x), slot(slot) {}
+
+    // `skip`(number, thread): of an item that has no chunk, by gate_waves warps.
+    template <class Skip> DEVICE_MEMBER void run(const Skip &skip) {
+        int heads = 0;
+        each_gradient_head(
+            x,
+            [&](const GradientItem &item, int head, bool) __attribute__((always_inline)) {
+                if (heads % gate_waves == slot) {
+                    arch::phase_wait(P::sums_full(slot), heads / gate_waves);
+                    write_gates(item, head, ((const GradientSums *)(ring() + P::sums))[slot]);
+                    arch::wave_sync();
+                    if (arch::lane() == 0) {
+                        arch::phase_arrive(P::sums_empty(slot));
+                    }
+                }
+                ++heads;
+            },
+            [&](int number) __attribute__((always_inline)) { skip(number, slot * arch::lanes + arch::lane()); });
+    }
+
+  private:
+    DEVICE_MEMBER void write_gates(const GradientItem &item, int head, const GradientSums &from) const {
+        const int lane = arch::lane();
+        const char *const factors = record_of(x.prepare, item.record, head);
+        const float total = numbers_of(factors).total;
+        float whole = 0.0f;
+        for (int w = 0; w < multiplying_waves; ++w) {
+            whole += from.whole[w];
+        }
+        whole *= arch::exp2(total);
+        // Lane l has token 63 - l, then token 31 - l, for sums over later tokens; and token l, then 32 + l, over
+        // earlier.
+        float later[2], earlier[2];
+        for (int h = 0; h < 2; ++h) {
+            const int token = chunk - 1 - arch::lanes * h - lane;
+            float sum = from.states[0][token] + from.states[1][token] + from.rows[0][token] + from.rows[1][token];
+            for (int w = 0; w < multiplying_waves; ++w) {
+                sum -= from.columns[w][token];
+            }
+            later[h] = arch::inclusive_sum(sum);
+            const int before = arch::lanes * h + lane - 1;
+            earlier[h] = arch::inclusive_sum(before >= 0 ? from.updates[0][before] + from.updates[1][before] : 0.0f);
+        }
+        later[1] += arch::read_lane(later[0], arch::lanes - 1);
+        earlier[1] += arch::read_lane(earlier[0], arch::lanes - 1);
+        float of_a_log = 0.0f, of_dt_bias = 0.0f;
+        for (int h = 0; h < 2; ++h) {
+            const int token = arch::lanes * h + lane;
+            // Of the token: lane 31 - l, and the other half.
+            const float d_gate = arch::read_lane(later[1 - h], arch::lanes - 1 - lane) + earlier[h] + whole;
+            float d_a_log = 0.0f, d_dt_bias = 0.0f;
+            if (token < item.rows) {
+                write_token_gates(x, item.sequence, item.begin, head, factors, token, d_gate, from.betas[token],
+                                  d_a_log, d_dt_bias);
+            }
+            of_a_log += arch::inclusive_sum(d_a_log);
+            of_dt_bias += arch::inclusive_sum(d_dt_bias);
+        }
+        if (lane == arch::lanes - 1) {
+            float *const to = x.partials + 2 * place_of(x.prepare, item.record, head);
+            to[0] = of_a_log;
+            to[1] = of_dt_bias;
+        }
+    }
+
+    const dwk_prefill_backward_args &x;
+    const int slot;
 };
 
 // Multiplies, for half `Group` of the keys.
@@ -194,26 +300,24 @@ template <class T, int Group> class GradientMultiplier {
         : x(x), memory(shared_address(ring())), slabs(kept_slabs(x.prepare.value_dim)), lane(arch::lane()),
           wave(arch::thread() / (u32)arch::lanes), row(16 * (wave % scan_waves) + lane / 4) {}
 
-    // `skip`: of an item that has no chunk.
-    template <class Skip> DEVICE_MEMBER void run(const Skip &skip) {
-        const dwk_prefill_prepare_args &p = x.prepare;
+    DEVICE_MEMBER void run() {
 #pragma unroll 1
-        for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups()) {
-            const GradientItem item = gradient_item(x, number);
-            if (!item.exists) {
-                skip(number);
-                continue;
+        for (int chunks = 0;; ++chunks) {
+            arch::phase_wait(P::full(stage % 2), stage / 2);
+            if (word_at(stage_at() + P::item) == 0) {
+                return;
             }
             keys = memory + chunks % 2 * P::key_bytes;
-            ++chunks;
             for (int i = 0; i < 32; ++i) {
                 d_query.at[i] = d_key.at[i] = d_matrix[i] = 0.0f;
             }
+            // Loops of at least one turn: registers of results would otherwise be copied for none.
+            int heads_left = x.prepare.group_heads;
 #pragma unroll 1
-            for (int v = 0; v < p.group_heads; ++v) {
-                add_head(item, dispatch::value_head(p, item.key_head, p.group_heads, v), v == p.group_heads - 1);
-            }
-            finish(item);
+            do {
+                add_head(heads_left == 1);
+            } while (--heads_left > 0);
+            finish();
         }
     }
 
@@ -245,7 +349,6 @@ template <class T, int Group> class GradientMultiplier {
     // Barrier of all warps that multiply.
     static DEVICE_MEMBER void sync() { arch::barrier_wait(1, multiplying_threads); }
 
-    DEVICE_MEMBER GradientSums &sums() const { return ((GradientSums *)(ring() + P::sums))[heads % 2]; }
     DEVICE_MEMBER u32 stage_at() const { return memory + P::stages + stage % 2 * P::stage_bytes; }
     DEVICE_MEMBER float factor(RowFactor which, int token) const {
         return number_at(stage_at() + P::factors + (which * chunk + token) * 4);
@@ -281,6 +384,21 @@ template <class T, int Group> class GradientMultiplier {
             }
         }
     }
+    // Adds up a lane's columns over the eight lanes that have them, and stores the sums. x[2 n + c]: of column 8 n + c
+    // of the lane's. Each step leaves a lane half of the columns.
+    DEVICE_MEMBER void put_columns(float *to, float (&x)[16]) const {
+        int first = 0; // of the columns that are left
+#pragma unroll
+        for (int count = 8, step = 16; step >= 4; count /= 2, step /= 2) {
+            const bool upper = lane & step;
+            for (int i = 0; i < count; ++i) {
+                const float kept = upper ? x[count + i] : x[i], given = upper ? x[i] : x[count + i];
+                x[i] = kept + __nvvm_shfl_sync_bfly_f32(0xffffffff, given, step, 0x1f);
+            }
+            first += upper ? count : 0;
+        }
+        *(f32x2 *)(to + first / 2 * 8 + (u32)lane % 4 * 2) = f32x2{x[0], x[1]};
+    }
     // What a lane has of `x` times the panel's rows.
     DEVICE_MEMBER void add_products(float (&to)[2], const Accumulators<tiles> &a, u32 panel) const {
         const u32 words = first_word(panel);
@@ -298,39 +416,36 @@ template <class T, int Group> class GradientMultiplier {
         ++stage;
     }
 
-    // dX E of 64 value columns, for the lane's tokens 2 lane and 2 lane + 1.
-    DEVICE_MEMBER void add_betas(f32x2 &to) const {
-        const u32 first = (u32)arch::opaque((int)(stage_at() + swizzled(wave, lane / 4) + (u32)lane % 4 * 4));
-#pragma unroll
-        for (int i = 0; i < chunk / multiplying_waves; ++i) {
-            static_assert(multiplying_waves == 8, "rows have the same permutation");
-            const u32 at = first + i * (8 * 128);
-            const int high = word_at(at + P::error), low = word_at(at + P::low), update = word_at(at + P::update);
-            to.x += (T::low(high) + T::low(low)) * T::low(update);
-            to.y += (T::high(high) + T::high(low)) * T::high(update);
+    // What the lane has of the diagonal of a matrix of 64 rows: element `row` + 8 r to to[r], or 0.
+    DEVICE_MEMBER void diagonal_of(float (&to)[2], const float (&x)[32]) const {
+        const int own = wave % scan_waves;
+        const auto chosen = [](bool second, float x, float y) __attribute__((always_inline)) { return second ? y : x; };
+        const auto of_own = [&](int e) __attribute__((always_inline)) {
+            return chosen(own & 2, chosen(own & 1, x[e], x[8 + e]), chosen(own & 1, x[16 + e], x[24 + e]));
+        };
+        const int row = lane / 4, column = (u32)lane % 4 * 2;
+        for (int r = 0; r < 2; ++r) {
+            const float even = of_own(6 * r), odd = of_own(6 * r + 1);
+            to[r] = row == column ? even : row == column + 1 ? odd : 0.0f;
         }
     }
-    // <dS1, S0> of the thread's part of 64 value columns.
-    DEVICE_MEMBER float state_products() const {
-        float sum = 0.0f;
-#pragma unroll 1
-        for (int i = 0; i < 2 * panel_bytes / 16 / multiplying_threads; ++i) {
-            const u32 at = stage_at() + (i * multiplying_threads + arch::thread()) * 16;
-            const i32x4 s = arch::load_shared(at + P::state), d = arch::load_shared(at + P::d_state);
-            for (int w = 0; w < 4; ++w) {
-                sum += T::low(s[w]) * T::low(d[w]) + T::high(s[w]) * T::high(d[w]);
-            }
+    // Adds dS1 S0^T of the warp's 16 value columns: <dS1, S0> is its trace.
+    DEVICE_MEMBER void add_trace(Tile &to, u32 panel) const {
+        const u32 first = (u32)arch::opaque((int)(panel + swizzled(16 * (wave % scan_waves) + lane % 16, lane / 16)));
+        for (int i = 0; i < tiles; ++i) {
+            const u32 at = first ^ i << 5;
+            to = T::mma(arch::load_operand(at + P::state), arch::load_operand(at + P::d_state), to);
         }
-        return sum;
     }
-
-    DEVICE_MEMBER void add_head(const GradientItem &item, int head, bool last_head) {
+    // Adds a value head.
+    DEVICE_MEMBER void add_head(bool last_head) {
         Accumulators<tiles> matrix; // dO E^T or dX E^T                      [64 tokens, 64 earlier tokens]
-        float read_q[2] = {}, read_k[2] = {}, write[2] = {}, whole = 0.0f;
+        float read_q[2] = {}, read_k[2] = {}, write[2] = {};
+        Tile trace{};
         float of_out[2], of_error[2], of_update[2];
-        f32x2 betas{0.0f, 0.0f};
+        int s = 0;
 #pragma unroll 1
-        for (int s = 0; s < slabs; ++s) {
+        do {
             arch::phase_wait(P::full(stage % 2), stage / 2);
             arch::publish_shared();
             const u32 at = stage_at(), half = Group * panel_bytes;
@@ -344,10 +459,10 @@ template <class T, int Group> class GradientMultiplier {
                     of_update[r] = -decay * beta;
                 }
             }
-            // One product at a time: the other warpgroup multiplies meanwhile, and registers are short.
+            // One product at a time: registers are short, and the other warpgroup multiplies meanwhile.
             Accumulators<tiles> product;
-            const auto finish = [&](float (&dot)[2], Accumulators<tiles> &to, const float (&by)[2],
-                                    u32 panel) __attribute__((always_inline)) {
+            const auto add = [&](float (&dot)[2], Accumulators<tiles> &to, const float (&by)[2],
+                                 u32 panel) __attribute__((always_inline)) {
                 arch::commit_products();
                 arch::await_products<0>();
                 product.pin();
@@ -356,30 +471,38 @@ template <class T, int Group> class GradientMultiplier {
                 }
                 add_products(dot, product, panel);
                 product.pin();
+                arch::begin_products();
             };
             matrix.pin();
             arch::begin_products();
-            multiply<Group == 1, true>(matrix, at + (Group == 0 ? P::outputs : P::update), at + P::error, s > 0);
+            if constexpr (Group == 0) {
+                multiply<false, true>(matrix, at + P::outputs, at + P::error, s > 0);
+            } else {
+                // With the rounding error of E: the diagonal is dbeta.
+                multiply<true, true>(matrix, at + P::update, at + P::error, s > 0);
+                multiply<true, true>(matrix, at + P::update, at + P::low, true);
+            }
             // dO S0^T                                                       [64 tokens, 64 keys]
             multiply<false, true>(product, at + P::outputs, at + P::state + half, false);
-            arch::commit_products();
-            add_betas(betas);
-            whole += state_products();
-            finish(read_q, d_query, of_out, keys + P::q + half);
-            matrix.pin();
+            add_trace(trace, at + half);
+            add(read_q, d_query, of_out, keys + P::q + half);
             // E dS1^T
-            arch::begin_products();
             multiply<true, true>(product, at + P::error, at + P::d_state + half, false);
-            finish(write, d_key, of_error, keys + P::k + half);
+            add(write, d_key, of_error, keys + P::k + half);
             // dX S0^T
-            arch::begin_products();
             multiply<true, true>(product, at + P::update, at + P::state + half, false);
-            finish(read_k, d_key, of_update, keys + P::k + half);
+            add(read_k, d_key, of_update, keys + P::k + half);
+            matrix.pin();
             if (s + 1 < slabs) {
                 release();
             }
+        } while (++s < slabs);
+        const int slot = heads % gate_waves;
+        if (heads >= gate_waves) {
+            arch::phase_wait(P::sums_empty(slot), heads / gate_waves - 1);
         }
-        GradientSums &to = sums();
+        ++heads;
+        GradientSums &to = ((GradientSums *)(ring() + P::sums))[slot];
         // Q K^T or K K^T, divided by the norms                              [64 tokens, 64 earlier tokens]
         Accumulators<tiles> rows;
         arch::begin_products();
@@ -397,7 +520,13 @@ template <class T, int Group> class GradientMultiplier {
             }
             put_rows(to.states[Group], of_states);
             put_rows(to.updates[Group], of_updates);
-            *(f32x2 *)(to.betas[wave] + 2 * lane) = betas;
+            if constexpr (Group == 1) {
+                float betas[2];
+                diagonal_of(betas, matrix.at);
+                put_rows(to.betas, betas);
+            }
+            const int row = lane / 4, column = (u32)lane % 4 * 2;
+            float whole = row == column ? trace[0] + trace[6] : row == column + 1 ? trace[1] + trace[7] : 0.0f;
             for (int step = arch::lanes / 2; step > 0; step /= 2) {
                 whole += __nvvm_shfl_sync_bfly_f32(0xffffffff, whole, step, 0x1f);
             }
@@ -413,11 +542,12 @@ template <class T, int Group> class GradientMultiplier {
         }
         arch::await_products<0>();
         rows.pin();
+        float of_columns[16];
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
             const f32x2 earlier = factors_of(sum_row, i), beta = factors_of(beta_row, i),
                         k_norm = factors_of(k_norm_row, i);
-            float of_columns[2] = {};
+            of_columns[i / 2] = of_columns[i / 2 + 1] = 0.0f;
             for (int e = 0; e < 4; ++e) {
                 const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(i + e);
                 const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
@@ -425,79 +555,22 @@ template <class T, int Group> class GradientMultiplier {
                 d_matrix[i + e] += before || (Group == 0 && column == token) ? decayed : 0.0f;
                 const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
                 of_rows[r] += product;
-                of_columns[c] += product;
-            }
-            for (int c = 0; c < 2; ++c) {
-                float of_column = of_columns[c];
-                for (int step = 4; step < arch::lanes; step *= 2) {
-                    of_column += __nvvm_shfl_sync_bfly_f32(0xffffffff, of_column, step, 0x1f);
-                }
-                if (lane < 4) {
-                    to.columns[wave][column_of(i + c)] = of_column;
-                }
+                of_columns[i / 2 + c] += product;
             }
         }
+        put_columns(to.columns[wave], of_columns);
         put_rows(to.rows[Group], of_rows);
+        arch::wave_sync();
+        if (lane == 0) {
+            arch::phase_arrive(P::sums_full(slot));
+        }
         if (!last_head) {
             release();
-        }
-        sync();
-        if (wave == heads % multiplying_waves) {
-            write_gates(item, head, to);
-        }
-        ++heads;
-    }
-
-    // dg and dbeta of a value head, by one warp.
-    DEVICE_MEMBER void write_gates(const GradientItem &item, int head, const GradientSums &from) const {
-        const char *const factors = record_of(x.prepare, item.record, head);
-        const float total = numbers_of(factors).total;
-        float whole = 0.0f;
-        for (int w = 0; w < multiplying_waves; ++w) {
-            whole += from.whole[w];
-        }
-        whole *= arch::exp2(total);
-        // Lane l has token 63 - l, then token 31 - l, for sums over later tokens; and token l, then 32 + l, over
-        // earlier.
-        float later[2], earlier[2];
-        for (int h = 0; h < 2; ++h) {
-            const int token = chunk - 1 - arch::lanes * h - lane;
-            float sum = from.states[0][token] + from.states[1][token] + from.rows[0][token] + from.rows[1][token];
-            for (int w = 0; w < multiplying_waves; ++w) {
-                sum -= from.columns[w][token];
-            }
-            later[h] = arch::inclusive_sum(sum);
-            const int before = arch::lanes * h + lane - 1;
-            earlier[h] = arch::inclusive_sum(before >= 0 ? from.updates[0][before] + from.updates[1][before] : 0.0f);
-        }
-        later[1] += arch::read_lane(later[0], arch::lanes - 1);
-        earlier[1] += arch::read_lane(earlier[0], arch::lanes - 1);
-        float of_a_log = 0.0f, of_dt_bias = 0.0f;
-        for (int h = 0; h < 2; ++h) {
-            const int token = arch::lanes * h + lane;
-            // Of the token: lane 31 - l, and the other half.
-            const float d_gate = arch::read_lane(later[1 - h], arch::lanes - 1 - lane) + earlier[h] + whole;
-            float d_a_log = 0.0f, d_dt_bias = 0.0f;
-            if (token < item.rows) {
-                float d_beta = 0.0f;
-                for (int w = 0; w < multiplying_waves; ++w) {
-                    d_beta += from.betas[w][token];
-                }
-                write_token_gates(x, item.sequence, item.begin, head, factors, token, d_gate, d_beta, d_a_log,
-                                  d_dt_bias);
-            }
-            of_a_log += arch::inclusive_sum(d_a_log);
-            of_dt_bias += arch::inclusive_sum(d_dt_bias);
-        }
-        if (lane == arch::lanes - 1) {
-            float *const to = x.partials + 2 * place_of(x.prepare, item.record, head);
-            to[0] = of_a_log;
-            to[1] = of_dt_bias;
         }
     }
 
     // dQ += (D .* dP) K, dK += (D .* dP)^T Q + (D .* dL + (D .* dL)^T) K, of all value heads; norms; stores.
-    DEVICE_MEMBER void finish(const GradientItem &item) {
+    DEVICE_MEMBER void finish() {
         const u32 at = stage_at(), half = Group * panel_bytes;
         const u32 to = at + P::matrices + 2 * Group * panel_bytes;
         sync(); // the stage has been multiplied
@@ -529,15 +602,15 @@ template <class T, int Group> class GradientMultiplier {
         d_key.pin();
         if (x.prepare.flags & DWK_QK_L2NORM) {
             // dx = r (dy - y (y . dy)), with y = r x. A row of zeros has r = 1000.
-            GradientSums &dots = sums();
+            float(&dots)[2][2][chunk] = *(float(*)[2][2][chunk])(ring() + P::dots);
             float of_q[2] = {}, of_k[2] = {};
             add_products(of_q, d_query, keys + P::q + half);
             add_products(of_k, d_key, keys + P::k + half);
-            put_rows(dots.dots[0][Group], of_q);
-            put_rows(dots.dots[1][Group], of_k);
+            put_rows(dots[0][Group], of_q);
+            put_rows(dots[1][Group], of_k);
             sync();
-            differentiate_norm(d_query, q_norm_row, dots.dots[0], keys + P::q + half);
-            differentiate_norm(d_key, k_norm_row, dots.dots[1], keys + P::k + half);
+            differentiate_norm(d_query, q_norm_row, dots[0], keys + P::q + half);
+            differentiate_norm(d_key, k_norm_row, dots[1], keys + P::k + half);
         }
         const u32 results = first_word(at + P::results + half);
         for (int i = 0; i < 32; i += 2) {
@@ -545,6 +618,11 @@ template <class T, int Group> class GradientMultiplier {
             put_word(word, T::pack(d_query.at[i], d_query.at[i + 1]));
             put_word(word + 2 * panel_bytes, T::pack(d_key.at[i], d_key.at[i + 1]));
         }
+        GradientItem item;
+        item.rows = word_at(at + P::item);
+        item.sequence = word_at(at + P::item + 4);
+        item.begin = word_at(at + P::item + 8);
+        item.key_head = word_at(at + P::item + 12);
         sync();
         store_rows(item, at + P::results, x.d_q, x.d_q_strides);
         store_rows(item, at + P::results + 2 * panel_bytes, x.d_k, x.d_k_strides);
@@ -598,37 +676,44 @@ template <class T, int Group> class GradientMultiplier {
     const u32 memory;
     const int slabs, lane, wave, row;
     u32 keys;
-    int stage = 0, chunks = 0, heads = 0;
+    int stage = 0, heads = 0;
     Accumulators<tiles> d_query, d_key; // [64 tokens, 64 keys]
     float d_matrix[32];                 // D .* dP or D .* dL
 };
 
-// All chunks of a workgroup. `skip`(number): of an item that has no chunk, by the first gradient_threads threads.
+// All chunks of a workgroup. `skip`(number, thread): of an item that has no chunk, by panel_skip_threads threads.
+constexpr int panel_skip_threads = gate_waves * arch::lanes;
 template <class T, class Skip> DEVICE void panel_gradients(const dwk_prefill_backward_args &x, const Skip &skip) {
     typedef GradientPlaces P;
     if (arch::thread() == 0) {
         for (int slot = 0; slot < 2; ++slot) {
-            arch::phases_begin(P::full(slot), group_threads + 1);
+            arch::phases_begin(P::full(slot), gradient_copying_threads + 1);
             arch::phases_begin(P::empty(slot), multiplying_waves);
+            arch::phases_begin(P::sums_full(slot), multiplying_waves);
+            arch::phases_begin(P::sums_empty(slot), 1);
         }
         arch::publish_phases();
     }
     arch::workgroup_sync();
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    const int group = arch::wave() / scan_waves;
-    if (group == P::groups) {
+    const int wave = arch::wave();
+    if (wave >= multiplying_waves) {
         arch::give_registers<panel_copying_registers>();
-        GradientCopier(x).run();
+        if (wave < multiplying_waves + gradient_copying_waves) {
+            GradientCopier(x).run();
+        } else {
+            GateWriter(x, wave - multiplying_waves - gradient_copying_waves).run(skip);
+        }
         arch::end_wave();
     }
-    if (group == 0) {
+    if (wave < scan_waves) {
         arch::take_registers<panel_multiplying_registers>();
-        GradientMultiplier<T, 0>(x).run(skip);
+        GradientMultiplier<T, 0>(x).run();
         arch::end_wave();
     }
     arch::take_registers<panel_multiplying_registers>();
-    GradientMultiplier<T, 1>(x).run(skip);
+    GradientMultiplier<T, 1>(x).run();
     arch::end_wave();
 }
 
