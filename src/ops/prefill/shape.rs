@@ -10,7 +10,7 @@ use crate::abi;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{
-    COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, SHORT_BUCKETS, Target, Walk, bucket_index,
+    self, COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, SHORT_BUCKETS, Target, Walk, bucket_index,
 };
 use crate::model::Heads;
 use crate::runtime::Context;
@@ -18,7 +18,7 @@ use crate::state::States;
 use crate::tensor::Batch;
 
 const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
-/// Columns of a workgroup of the backward's walks.
+/// Columns of a workgroup of `prefill_backward_summarise`, and of the pairs that the backward's kernels hand on.
 pub(super) const BACKWARD_COLUMNS: usize = 32;
 
 /// Properties of a batch that decide its launches.
@@ -431,6 +431,29 @@ impl Shape {
         Ok(plan::cut(&chunks, cut))
     }
 
+    /// Workgroups of the backward's walks.
+    pub(super) fn backward_walk(&self) -> &'static Walk {
+        (self.target).backward_walk(kernels::backward_index(self.spec.heads.key_dim))
+    }
+
+    /// Division of the columns of V in the backward's walks, of each direction.
+    pub(super) fn backward_division(&self, counts: Counts) -> Division {
+        let heads = &self.spec.heads;
+        let costs = (self.target).backward_costs(kernels::backward_index(heads.key_dim));
+        let longest = counts.longest_chunks as usize;
+        // Both directions are matrices of their own.
+        let both = self.divide(
+            self.backward_walk(),
+            &costs.scan,
+            &[heads.value_dim; 2],
+            (counts.items, longest, self.chunk_entries()),
+        );
+        Division {
+            slabs: both.slabs / 2,
+            ..both
+        }
+    }
+
     /// Model of the device for the planner of the backward's segments.
     fn backward_machine(&self) -> Machine {
         let Heads {
@@ -442,8 +465,8 @@ impl Shape {
         let slabs = |columns: usize| columns.div_ceil(BACKWARD_COLUMNS);
         Machine {
             compute_units: self.compute_units,
-            costs: &self.target.backward_costs,
-            scan: value * 2 * slabs(value_dim),
+            costs: self.target.backward_costs(kernels::backward_index(key_dim)),
+            scan: value * 2 * value_dim.div_ceil(self.backward_walk().columns),
             summarise: value * (2 * slabs(value_dim) + slabs(key_dim)),
             combine: value * 2 * self.combine_slabs(),
             summary_bytes: self.summary_bytes(2),

@@ -1,0 +1,20 @@
+// Contract of a target for the walks and gradients of the backward: which key buckets have a schedule of the target's
+// own, instead of those of walk.h and gradients.h. <target>/backward/schedule.h supplies
+//
+//   own_walk(keys)                      whether prefill_backward_walk of this bucket has one
+//   run_own_walk<T, Keys>(x)            one workgroup of it
+//   walk_kernel_threads<Keys>()         most threads of a workgroup of prefill_backward_walk
+//   walk_kernel_residency<Keys>()       residency for KERNEL
+//   BACKWARD_WALK_SHARED_BYTES(keys)    declares its dynamic shared memory; empty if it is static
+//   own_gradients(keys), run_own_gradients<T, Keys>(x, work), gradient_kernel_threads<Keys>(),
+//   gradient_kernel_residency<Keys>(), BACKWARD_GRADIENTS_SHARED_BYTES(keys)
+//                                       the same of prefill_backward_gradients
+//
+// A bucket with a walk of its own has gradients of its own: they agree on the layout of what the walk keeps.
+#pragma once
+
+#if defined(__NVPTX__)
+#include "../sm90/backward/schedule.h"
+#else
+#include "../gfx9/backward/schedule.h"
+#endif

@@ -1,0 +1,17 @@
+// Schedules of the backward on gfx9: those of ../../backward/walk.h and gradients.h for every key bucket.
+#pragma once
+
+#include "../../backward/gradients.h"
+#include "../../backward/walk.h"
+
+namespace prefill {
+namespace backward {
+
+constexpr bool own_walk(int) { return false; }
+template <class T, int Keys> DEVICE void run_own_walk(const dwk_prefill_backward_args &) {}
+template <int Keys> constexpr int walk_kernel_threads() { return walk_threads; }
+template <int Keys> constexpr int walk_kernel_residency() { return walk_residency; }
+#define BACKWARD_WALK_SHARED_BYTES(keys)
+
+} // namespace backward
+} // namespace prefill

@@ -1,0 +1,20 @@
+// Schedules of the backward on sm_90a: wgmma for keys of 65 to 128 elements, those of ../../backward/ for others.
+#pragma once
+
+#include "walk.h"
+
+namespace prefill {
+namespace backward {
+
+constexpr bool own_walk(int keys) { return keys == 128; }
+template <int Keys> constexpr int walk_kernel_threads() {
+    return own_walk(Keys) ? (WalkStage<Keys>::most_groups + 1) * group_threads : walk_threads;
+}
+template <int Keys> constexpr int walk_kernel_residency() { return own_walk(Keys) ? 1 : walk_residency; }
+// tests/ptx.rs compares it with src/kernels/target.rs.
+#define BACKWARD_WALK_SHARED_BYTES(keys)                                                                               \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_backward_walk_shared_bytes_k##keys =                 \
+        prefill::backward::own_walk(keys) ? prefill::backward::WalkLayout<keys>::most_bytes : 0;
+
+} // namespace backward
+} // namespace prefill
