@@ -4,7 +4,7 @@
 //
 // q, k, d_q, d_k [T, HK, K], d_o, d_v [T, HV, V] bf16 or f16; d_g, d_beta [T, HV].
 #include "../dispatch.h"
-#include "../prefill/backward/panel_gradients.h"
+#include "../prefill/backward/schedule.h"
 
 namespace {
 
@@ -89,9 +89,9 @@ template <class T, int Keys> DEVICE void gradients_of_chunk(const dwk_prefill_ba
 }
 
 template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_args &x) {
-    if constexpr (keeps_panels(Keys)) {
-        panel_gradients<T>(x, [&](int number, int thread) __attribute__((always_inline)) {
-            skip_chunk<panel_skip_threads>(x, number, thread);
+    if constexpr (own_gradients(Keys)) {
+        run_own_gradients<T>(x, [&](int number, int thread) __attribute__((always_inline)) {
+            skip_chunk<own_skip_threads>(x, number, thread);
         });
     } else {
         gradients_of_chunk<T, Keys>(x);
@@ -101,10 +101,13 @@ template <class T, int Keys> DEVICE void gradients(const dwk_prefill_backward_ar
 } // namespace
 
 #define GRADIENTS(name, type, keys)                                                                                    \
-    KERNEL(prefill::backward::gradient_threads_of(keys), prefill::backward::gradient_residency_of(keys))               \
+    KERNEL((prefill::backward::gradient_kernel_threads<keys>()),                                                       \
+           (prefill::backward::gradient_kernel_residency<keys>()))                                                     \
     void dw_prefill_backward_gradients_##name##_k##keys(dwk_prefill_backward_args x) { gradients<type, keys>(x); }
 
-GRADIENT_SHARED_BYTES(128)
+BACKWARD_GRADIENTS_SHARED_BYTES(64)
+BACKWARD_GRADIENTS_SHARED_BYTES(128)
+BACKWARD_GRADIENTS_SHARED_BYTES(256)
 
 GRADIENTS(bf16, Bf16, 64)
 GRADIENTS(bf16, Bf16, 128)

@@ -6,9 +6,12 @@
 //   walk_kernel_threads<Keys>()         most threads of a workgroup of prefill_backward_walk
 //   walk_kernel_residency<Keys>()       residency for KERNEL
 //   BACKWARD_WALK_SHARED_BYTES(keys)    declares its dynamic shared memory; empty if it is static
-//   own_gradients(keys), run_own_gradients<T, Keys>(x, work), gradient_kernel_threads<Keys>(),
-//   gradient_kernel_residency<Keys>(), BACKWARD_GRADIENTS_SHARED_BYTES(keys)
-//                                       the same of prefill_backward_gradients
+//   own_gradients(keys)                 whether prefill_backward_gradients has one. Its launch is persistent
+//   run_own_gradients<T>(x, skip)       one workgroup of it; skip(number, thread): of a (chunk, key head) without
+//   tokens,
+//                                       by own_skip_threads threads
+//   gradient_kernel_threads<Keys>(), gradient_kernel_residency<Keys>(), BACKWARD_GRADIENTS_SHARED_BYTES(keys)
+//                                       as of the walk
 //
 // A bucket with a walk of its own has gradients of its own: they agree on the layout of what the walk keeps.
 #pragma once

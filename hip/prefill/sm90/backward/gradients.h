@@ -1,5 +1,5 @@
-// Gradients of q, k and gates on sm_90a, for K of 65 to 128: implements ../backward/panel_gradients.h. The formulas are
-// those of ../backward/gradients.h.
+// Gradients of q, k and gates on sm_90a, for K of 65 to 128: the formulas are those of
+// ../../backward/gradients.h.
 //
 // Persistent workgroups of three warpgroups. One copies: what the walk kept arrives as whole panels (kept.h), a value
 // head's slab of 64 value columns at a time, in a ring of two stages; rows of K and Q in a ring of two chunks. The
@@ -8,12 +8,12 @@
 // Rows of accumulators are tokens, columns are keys or earlier tokens. All operands are in shared memory.
 #pragma once
 
-#include "../../dispatch.h"
-#include "../../math/norms.h"
-#include "../backward/token_gates.h"
-#include "copies.h"
+#include "../../../dispatch.h"
+#include "../../../math/norms.h"
+#include "../../backward/token_gates.h"
+#include "../copies.h"
+#include "../registers.h"
 #include "kept.h"
-#include "registers.h"
 
 namespace prefill {
 namespace backward {
@@ -53,9 +53,10 @@ constexpr int multiplying_threads = GradientPlaces::groups * group_threads;
 constexpr int multiplying_waves = GradientPlaces::groups * scan_waves;
 constexpr int gradient_copying_waves = 2, gate_waves = 2;
 constexpr int gradient_copying_threads = gradient_copying_waves * arch::lanes;
-constexpr int panel_gradient_threads = multiplying_threads + group_threads;
-constexpr int panel_copying_registers = 56, panel_multiplying_registers = 224;
-static_assert(panel_copying_registers + 2 * panel_multiplying_registers <= 3 * 168, "setmaxnreg would wait forever");
+constexpr int own_gradient_threads = multiplying_threads + group_threads;
+constexpr int gradient_copying_registers = 56, gradient_multiplying_registers = 224;
+static_assert(gradient_copying_registers + 2 * gradient_multiplying_registers <= 3 * 168,
+              "setmaxnreg would wait forever");
 
 // Sums of a value head, in turn for each of the two warps that write gates.
 struct GradientSums {
@@ -178,12 +179,12 @@ class GradientCopier {
         const int64_t place = place_of(x.prepare, item.record, head);
         const u32 to = stage_at(), full = P::full(stage % 2);
         store_shared(to + P::item, i32x4{item.rows, item.sequence, item.begin, item.key_head});
-        arch::phase_arrive_expecting(full,
-                                     2 * kept_state_bytes + kept_error_bytes + kept_update_bytes + P::factor_bytes);
-        arch::copy_bulk(to + P::state, kept_state(x.states, place, s, slabs), kept_state_bytes, full);
-        arch::copy_bulk(to + P::d_state, kept_state(x.d_states, place, s, slabs), kept_state_bytes, full);
-        arch::copy_bulk(to + P::error, kept_error(x.errors, place, s, slabs), kept_error_bytes, full);
-        arch::copy_bulk(to + P::update, kept_update(x.d_updates, place, s, slabs), kept_update_bytes, full);
+        const int columns = x.prepare.value_dim;
+        arch::phase_arrive_expecting(full, 7 * panel_bytes + P::factor_bytes);
+        arch::copy_bulk(to + P::state, kept_state(x.states, place, s, columns), 2 * panel_bytes, full);
+        arch::copy_bulk(to + P::d_state, kept_state(x.d_states, place, s, columns), 2 * panel_bytes, full);
+        arch::copy_bulk(to + P::error, kept_errors(x.errors, place, s, columns), 2 * panel_bytes, full);
+        arch::copy_bulk(to + P::update, kept_updates(x.d_updates, place, s, columns), panel_bytes, full);
         arch::copy_bulk(to + P::factors, record_of(x.prepare, item.record, head), P::factor_bytes, full);
     }
     // Rows of a chunk, 64 columns from `column` on, to a panel. Past the chunk's rows and past `columns` come zeros.
@@ -461,18 +462,18 @@ template <class T, int Group> class GradientMultiplier {
             }
             // One product at a time: registers are short, and the other warpgroup multiplies meanwhile.
             Accumulators<tiles> product;
-            const auto add = [&](float (&dot)[2], Accumulators<tiles> &to, const float (&by)[2],
-                                 u32 panel) __attribute__((always_inline)) {
-                arch::commit_products();
-                arch::await_products<0>();
-                product.pin();
-                for (int i = 0; i < 32; ++i) {
-                    to.at[i] += by[which_row(i)] * product.at[i];
-                }
-                add_products(dot, product, panel);
-                product.pin();
-                arch::begin_products();
-            };
+            const auto add = [&](float(&dot)[2], Accumulators<tiles> &to, const float(&by)[2], u32 panel)
+                                 __attribute__((always_inline)) {
+                                     arch::commit_products();
+                                     arch::await_products<0>();
+                                     product.pin();
+                                     for (int i = 0; i < 32; ++i) {
+                                         to.at[i] += by[which_row(i)] * product.at[i];
+                                     }
+                                     add_products(dot, product, panel);
+                                     product.pin();
+                                     arch::begin_products();
+                                 };
             matrix.pin();
             arch::begin_products();
             if constexpr (Group == 0) {
@@ -681,9 +682,9 @@ template <class T, int Group> class GradientMultiplier {
     float d_matrix[32];                 // D .* dP or D .* dL
 };
 
-// All chunks of a workgroup. `skip`(number, thread): of an item that has no chunk, by panel_skip_threads threads.
-constexpr int panel_skip_threads = gate_waves * arch::lanes;
-template <class T, class Skip> DEVICE void panel_gradients(const dwk_prefill_backward_args &x, const Skip &skip) {
+// All chunks of a workgroup. `skip`(number, thread): of an item that has no chunk, by own_skip_threads threads.
+constexpr int own_skip_threads = gate_waves * arch::lanes;
+template <class T, class Skip> DEVICE void run_own_gradients(const dwk_prefill_backward_args &x, const Skip &skip) {
     typedef GradientPlaces P;
     if (arch::thread() == 0) {
         for (int slot = 0; slot < 2; ++slot) {
@@ -699,7 +700,7 @@ template <class T, class Skip> DEVICE void panel_gradients(const dwk_prefill_bac
     arch::let_next_kernel_begin();
     const int wave = arch::wave();
     if (wave >= multiplying_waves) {
-        arch::give_registers<panel_copying_registers>();
+        arch::give_registers<gradient_copying_registers>();
         if (wave < multiplying_waves + gradient_copying_waves) {
             GradientCopier(x).run();
         } else {
@@ -708,11 +709,11 @@ template <class T, class Skip> DEVICE void panel_gradients(const dwk_prefill_bac
         arch::end_wave();
     }
     if (wave < scan_waves) {
-        arch::take_registers<panel_multiplying_registers>();
+        arch::take_registers<gradient_multiplying_registers>();
         GradientMultiplier<T, 0>(x).run();
         arch::end_wave();
     }
-    arch::take_registers<panel_multiplying_registers>();
+    arch::take_registers<gradient_multiplying_registers>();
     GradientMultiplier<T, 1>(x).run();
     arch::end_wave();
 }
