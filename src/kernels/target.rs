@@ -27,8 +27,8 @@ pub struct Target {
     pub(crate) short_has_bits_of_scan: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
-    /// Workgroups of `prefill_backward_walk`, for each of [`BACKWARD_BUCKETS`]. What a walk keeps has room for a multiple of
-    /// their columns.
+    /// Workgroups of `prefill_backward_walk` and `prefill_backward_summarise`, for each of [`BACKWARD_BUCKETS`]. What a walk
+    /// keeps has room for a multiple of their columns.
     backward_walk: [Walk; BACKWARD_BUCKETS.len()],
     /// Workgroups of `prefill_backward_gradients`, likewise.
     backward_gradients: [Gradients; BACKWARD_BUCKETS.len()],
@@ -327,6 +327,11 @@ static SM90: Target = {
                     chunk_shared: 1.9,
                     residency: 2,
                 },
+                summarise: KernelCost {
+                    chunk: 1.0,
+                    chunk_shared: 1.0,
+                    residency: 1,
+                },
                 ..BACKWARD
             },
             BACKWARD,
@@ -392,7 +397,7 @@ impl Target {
         &self.fused_summarise[bucket_index]
     }
 
-    /// Workgroup of `prefill_backward_walk` for `BACKWARD_BUCKETS[index]`.
+    /// Workgroup of `prefill_backward_walk` and `prefill_backward_summarise` for `BACKWARD_BUCKETS[index]`.
     pub(crate) fn backward_walk(&self, index: usize) -> &Walk {
         &self.backward_walk[index]
     }
@@ -423,7 +428,6 @@ impl Target {
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
             // Four waves.
-            Role::BackwardSummarise(_) => 4 * self.wave_threads,
             Role::BackwardPrepare => 64,
             Role::BackwardGradients(bucket) => {
                 self.backward_gradients(super::backward_index(bucket))
@@ -434,6 +438,7 @@ impl Target {
             | Role::PrefillScan(_)
             | Role::PrefillFused(_)
             | Role::PrefillFusedSummarise(_)
+            | Role::BackwardSummarise(_)
             | Role::BackwardWalk(_) => self.walk(role).map_or(0, |walk| walk.threads),
             // A wave of 64 lanes owns 32 rows of M; a wave of 32 lanes owns 16.
             Role::PrefillCombine(bucket) => 2 * bucket as u32,
@@ -473,7 +478,9 @@ impl Target {
             Role::PrefillSummarise(bucket) => Some(self.summarise(index(bucket))),
             Role::PrefillFused(bucket) => Some(self.fused(index(bucket))),
             Role::PrefillFusedSummarise(bucket) => Some(self.fused_summarise(index(bucket))),
-            Role::BackwardWalk(bucket) => Some(self.backward_walk(super::backward_index(bucket))),
+            Role::BackwardSummarise(bucket) | Role::BackwardWalk(bucket) => {
+                Some(self.backward_walk(super::backward_index(bucket)))
+            }
             _ => None,
         }
     }

@@ -188,7 +188,8 @@ impl RoundPlan {
     /// Workgroups of summarise for a segment and value head.
     pub(super) fn matrices(&self) -> u64 {
         let heads = &self.shape.spec.heads;
-        (2 * heads.value_dim.div_ceil(SLAB) + heads.key_dim.div_ceil(SLAB)) as u64
+        let slabs = |columns: usize| columns.div_ceil(self.shape.backward_walk().columns);
+        (2 * slabs(heads.value_dim) + slabs(heads.key_dim)) as u64
     }
 
     /// Chains of both directions.

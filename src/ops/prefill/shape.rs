@@ -18,7 +18,7 @@ use crate::state::States;
 use crate::tensor::Batch;
 
 const RECORD_BYTES: usize = abi::DWK_RECORD_BYTES as usize;
-/// Columns of a workgroup of `prefill_backward_summarise`, and of the pairs that the backward's kernels hand on.
+/// Value columns of the pairs that the backward's kernels hand on.
 pub(super) const BACKWARD_COLUMNS: usize = 32;
 
 /// Properties of a batch that decide its launches.
@@ -431,7 +431,7 @@ impl Shape {
         Ok(plan::cut(&chunks, cut))
     }
 
-    /// Workgroups of the backward's walks.
+    /// Workgroups of the backward's walks and summaries.
     pub(super) fn backward_walk(&self) -> &'static Walk {
         (self.target).backward_walk(kernels::backward_index(self.spec.heads.key_dim))
     }
@@ -471,11 +471,11 @@ impl Shape {
             value_dim,
             ..
         } = self.spec.heads;
-        let slabs = |columns: usize| columns.div_ceil(BACKWARD_COLUMNS);
+        let slabs = |columns: usize| columns.div_ceil(self.backward_walk().columns);
         Machine {
             compute_units: self.compute_units,
             costs: self.target.backward_costs(kernels::backward_index(key_dim)),
-            scan: value * 2 * value_dim.div_ceil(self.backward_walk().columns),
+            scan: value * 2 * slabs(value_dim),
             summarise: value * (2 * slabs(value_dim) + slabs(key_dim)),
             combine: value * 2 * self.combine_slabs(),
             summary_bytes: self.summary_bytes(2),

@@ -78,20 +78,26 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
     // `first`: first token of the first chunk. `record`: number of its record. `column`: the workgroup's first one.
     DEVICE_MEMBER WalkCopier(const dwk_prefill_backward_args &x, const WalkWork &work, int first, int64_t place,
                              int column, int groups)
-        : ring(groups), groups(groups),
+        : ring(groups), copied(groups), groups(groups),
           k(x.prepare.k, x.prepare.k_strides, work.piece.sequence, first, work.key_head, 0),
           q(x.prepare.q, x.prepare.q_strides, work.piece.sequence, first, work.key_head, 0),
           given(Reverse ? x.d_o : x.v, Reverse ? x.d_o_strides : x.v_strides, work.piece.sequence, first, work.head,
                 column),
           rows(work.piece.range.end - first), chunks(work.piece.chunks), key_dim(x.prepare.key_dim),
-          values(x.prepare.value_dim - column), scale(x.scale),
+          values(work.start == from_identity ? 0 : x.prepare.value_dim - column), scale(x.scale),
           record((const char *)x.prepare.records + place * DWK_BACKWARD_RECORD_BYTES),
           record_step((int64_t)step * x.prepare.value_heads * DWK_BACKWARD_RECORD_BYTES) {}
 
     DEVICE_MEMBER void run() {
         clear_blocks();
+        // A chunk is handed over when copies of the next one have begun, unless the next one's stage is free only then.
+        bool pending = false;
 #pragma unroll 1
         for (int rest = chunks; rest > 0; --rest) {
+            if (pending && ring.stages() == 2) {
+                hand_over<0>();
+                pending = false;
+            }
             ring.wait_empty();
             const u32 to = ring.at();
             k.template copy<Stage::panels>(to + Stage::k, Stage::panels, rows, key_dim);
@@ -99,15 +105,17 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
                 q.template copy<Stage::panels>(to + Stage::q, Stage::panels, rows, key_dim);
             }
             given.template copy<Stage::most_groups>(to + Stage::given, groups, rows, values);
+            arch::commit_copies();
             // What goes through registers is loaded while the copies run.
             Operand some[blocks_of_warp];
             load_blocks(some);
             const Row own = load_row();
+            if (pending) {
+                hand_over<1>();
+            }
+            pending = true;
             store_blocks(to, some);
             store_factors(to, own);
-            arch::await_copies();
-            arch::publish_shared();
-            ring.give_full();
             ring.advance();
             k.advance(step);
             if constexpr (Reverse) {
@@ -117,6 +125,9 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
             rows -= step * chunk;
             record += record_step;
         }
+        if (pending) {
+            hand_over<0>();
+        }
     }
 
   private:
@@ -125,6 +136,14 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
         float sum, beta, k_norm, q_norm, diagonal;
         ChunkNumbers chunk;
     };
+
+    // Hands over the oldest chunk that has not been, when all but the last `Pending` chunks are there.
+    template <int Pending> DEVICE_MEMBER void hand_over() {
+        arch::await_copies<Pending>();
+        arch::publish_shared();
+        copied.give_full();
+        copied.advance();
+    }
 
     // Which block warp and i stand for: of T' or T^T first, then of P^T. Past the last one, the last one again.
     static DEVICE_MEMBER int block_of(int i) {
@@ -222,7 +241,7 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
     }
 
-    RingPlace<Keys> ring;
+    RingPlace<Keys> ring, copied; // the next stage to fill, and to hand over
     const int groups;
     RowsToCopy k, q, given;
     int rows; // rows from the first one of the chunk on, in the sequence

@@ -14,6 +14,9 @@ template <int Keys> constexpr int walk_kernel_threads() {
 }
 template <int Keys> constexpr int walk_kernel_residency() { return own_walk(Keys) ? 1 : walk_residency; }
 // tests/ptx.rs compares it with src/kernels/target.rs.
+#define BACKWARD_SUMMARISE_SHARED_BYTES(keys)                                                                          \
+    extern "C" __attribute__((device, used)) const u32 dw_prefill_backward_summarise_shared_bytes_k##keys =            \
+        prefill::backward::own_walk(keys) ? prefill::backward::WalkLayout<keys>::most_bytes : 0;
 #define BACKWARD_WALK_SHARED_BYTES(keys)                                                                               \
     extern "C" __attribute__((device, used)) const u32 dw_prefill_backward_walk_shared_bytes_k##keys =                 \
         prefill::backward::own_walk(keys) ? prefill::backward::WalkLayout<keys>::most_bytes : 0;

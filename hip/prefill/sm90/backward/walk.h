@@ -21,8 +21,9 @@ namespace backward {
 
 constexpr int column_block = 16 * 128; // bytes of 16 columns of a panel
 
-// A walk in one direction, by a warp of a warpgroup.
-template <class T, int Keys, bool Reverse> class ColumnWalk {
+// A walk in one direction, by a warp of a warpgroup. `Keep`: stores what the gradients need. Otherwise only the last
+// state is stored, in a summary.
+template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     typedef WalkStage<Keys> Stage;
     typedef StoreMemory<Keys> Stores;
     static constexpr int key_tiles = Keys / 16;
@@ -62,6 +63,10 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
             place += step * x.prepare.value_heads;
             rows -= step * chunk;
         }
+        if constexpr (!Keep) {
+            store_summary();
+            return;
+        }
         if (Reverse && x.d_initial && work.piece.first) {
             if (!work.has_state) {
                 for (int i = 0; i < 8 * key_tiles; ++i) {
@@ -77,29 +82,31 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
     }
 
   private:
-    // Calls f(index in the state, element of the memory) for each element of the state that lies within K and V.
-    template <class F> DEVICE_MEMBER void each_element(const StateView &view, F f) const {
+    // Calls f(index in the state, element of the memory) for each element of the state that lies within K and
+    // `columns`.
+    template <class F> DEVICE_MEMBER void each_element(const StateView &view, int columns, F f) const {
         const LaneMap at(arch::opaque(arch::lane()));
 #pragma unroll
         for (int t = 0; t < key_tiles; ++t) {
 #pragma unroll
             for (int e = 0; e < elements; ++e) {
                 const int key = 16 * t + at.row(e), column = own_column + at.column(e);
-                if ((key < x.prepare.key_dim) & (column < x.prepare.value_dim)) {
+                if ((key < x.prepare.key_dim) & (column < columns)) {
                     f(8 * t + e, key * view.key_step + column * view.value_step);
                 }
             }
         }
     }
     template <int Type> DEVICE_MEMBER void load_narrow(const StateView &from) {
-        each_element(from, [&](int i, int64_t index) __attribute__((always_inline)) {
+        each_element(from, x.prepare.value_dim, [&](int i, int64_t index) __attribute__((always_inline)) {
             state.at[i] = state::widened<Type>(((const short *)from.base)[index], 0);
         });
     }
     DEVICE_MEMBER void load(const StateView &from) {
         if (from.type == DWK_F32) {
-            each_element(from, [&](int i, int64_t index)
-                                   __attribute__((always_inline)) { state.at[i] = ((const float *)from.base)[index]; });
+            each_element(from, x.prepare.value_dim, [&](int i, int64_t index) __attribute__((always_inline)) {
+                state.at[i] = ((const float *)from.base)[index];
+            });
         } else if (from.type == DWK_F16) {
             load_narrow<DWK_F16>(from);
         } else {
@@ -107,14 +114,15 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
         }
     }
     template <int Type> DEVICE_MEMBER void store_narrow(const StateView &to) const {
-        each_element(to, [&](int i, int64_t index) __attribute__((always_inline)) {
+        each_element(to, x.prepare.value_dim, [&](int i, int64_t index) __attribute__((always_inline)) {
             ((short *)to.base)[index] = state::narrowed<Type>(state.at[i]);
         });
     }
     DEVICE_MEMBER void store(const StateView &to) const {
         if (to.type == DWK_F32) {
-            each_element(to, [&](int i, int64_t index)
-                                 __attribute__((always_inline)) { ((float *)to.base)[index] = state.at[i]; });
+            each_element(to, x.prepare.value_dim, [&](int i, int64_t index) __attribute__((always_inline)) {
+                ((float *)to.base)[index] = state.at[i];
+            });
         } else if (to.type == DWK_F16) {
             store_narrow<DWK_F16>(to);
         } else {
@@ -126,6 +134,13 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
         const dwk_prefill_prepare_args &p = x.prepare;
         if (work.start >= 0) {
             load(matrix_view(boundary_of(x, work.start, work.head), p.key_dim));
+        } else if (work.start == from_identity) {
+            // The index of an element is its key less its column.
+            each_element(matrix_view(nullptr, -1), p.key_dim, [&](int i, int64_t index) __attribute__((always_inline)) {
+                state.at[i] = index == 0 ? 1.0f : 0.0f;
+            });
+        } else if (work.start == from_zeros) {
+            return;
         } else if (Reverse) {
             if (x.d_final) {
                 load(StateView(x.d_final, x.d_final_strides, x.d_final_type, x.d_final_value_major, work.piece.sequence,
@@ -135,6 +150,24 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
             load(StateView(x.initial_state, x.initial_strides, x.initial_type, p.flags & DWK_INITIAL_VALUE_MAJOR,
                            work.piece.sequence, work.head));
         }
+    }
+
+    // Columns of N, or those of M for both directions: the reverse one applies the transposed matrix.
+    DEVICE_MEMBER void store_summary() const {
+        const dwk_prefill_prepare_args &p = x.prepare;
+        float *const to = boundary_of(x, work.summary, work.head);
+        if (work.start != from_identity) {
+            store(matrix_view(to, p.key_dim));
+            return;
+        }
+        float *const forward = second_part(to, p);
+        float *const reverse = second_part(boundary_of(x, mirrored(x, work.summary), work.head), p);
+        // key + Keys column
+        each_element(matrix_view(nullptr, Keys), p.key_dim, [&](int i, int64_t index) __attribute__((always_inline)) {
+            const int key = (int)index % Keys, column = (int)index / Keys;
+            store_high_low(forward, key, column, p.key_dim, state.at[i]);
+            store_high_low(reverse, column, key, p.key_dim, state.at[i]);
+        });
     }
 
     // Tile i of accumulators.
@@ -301,14 +334,53 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
         d_v -= (int64_t)chunk * stride;
     }
 
+    // Stores E and its rounding error.
+    DEVICE_MEMBER void store_errors(const Accumulators<tiles> &error) const {
+        begin_stores<1>();
+        Operands high, low;
+        for (int i = 0; i < tiles; ++i) {
+            const Tile of_token = tile_of(error, i);
+            high[i][0] = rounded<T>(of_token);
+            low[i][0] = rounding_of<T>(of_token, high[i][0]);
+        }
+        put_tokens(stores + Stores::updates, high);
+        put_tokens(stores + Stores::values, low);
+        publish_stores();
+        if (arch::lane() == 0) {
+            char *const to = kept_errors(x.errors, place, kept_slab(), x.prepare.value_dim);
+            store_rows(to, stores + Stores::updates);
+            store_rows(to + panel_bytes, stores + Stores::values);
+            arch::commit_stores();
+        }
+    }
+    // Stores dX, and dV.
+    DEVICE_MEMBER void store_updates(const Accumulators<tiles> &update) {
+        begin_stores<1>();
+        Operands d_update, d_value;
+        for (int i = 0; i < tiles; ++i) {
+            const Tile of_token = tile_of(update, i);
+            d_update[i][0] = rounded<T>(of_token);
+            d_value[i][0] = rounded<T>(factors(of_v_factor_row, i) * of_token);
+        }
+        put_tokens(stores + Stores::updates, d_update);
+        publish_stores();
+        if (arch::lane() == 0) {
+            store_rows(kept_updates(x.d_updates, place, kept_slab(), x.prepare.value_dim), stores + Stores::updates);
+            arch::commit_stores();
+        }
+        store_values(d_value);
+    }
+
     DEVICE_MEMBER void forward_chunk() {
         const u64 stage = described_stage();
-        Operands given, right, low;
+        Operands given, right;
         // R = K S0                                                    [64, 16]
         Accumulators<tiles> error;
         read_state(error, stage);
         load_given(given);
-        store_state(x.states);
+        if constexpr (Keep) {
+            store_state(x.states);
+        }
         const f32x4 numbers = arch::load_shared_f32(ring.at() + Stage::numbers);
         Tile read[tiles];
         for (int i = 0; i < tiles; ++i) {
@@ -339,20 +411,8 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
         }
         state.pin();
         accumulate(stage, Stage::k, change);
-        begin_stores<1>();
-        for (int i = 0; i < tiles; ++i) {
-            const Tile of_token = tile_of(error, i);
-            right[i][0] = rounded<T>(of_token);
-            low[i][0] = rounding_of<T>(of_token, right[i][0]);
-        }
-        put_tokens(stores + Stores::updates, right);
-        put_tokens(stores + Stores::values, low);
-        publish_stores();
-        if (arch::lane() == 0) {
-            char *const to = kept_errors(x.errors, place, kept_slab(), x.prepare.value_dim);
-            store_rows(to, stores + Stores::updates);
-            store_rows(to + panel_bytes, stores + Stores::values);
-            arch::commit_stores();
+        if constexpr (Keep) {
+            store_errors(error);
         }
         arch::await_products<0>();
         state.pin();
@@ -378,7 +438,9 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
                 put(within, i, factors(of_p_factor_row, i) * widened<T>(given[i][0]));
             }
             multiply(within, stage, Stage::p, given);
-            store_state(x.d_states);
+            if constexpr (Keep) {
+                store_state(x.d_states);
+            }
             arch::await_products<0>();
             update.pin();
             within.pin();
@@ -458,19 +520,9 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
             pin(rest);
         }
         accumulate(stage, Stage::k, change);
-        begin_stores<1>();
-        for (int i = 0; i < tiles; ++i) {
-            const Tile of_token = tile_of(update, i);
-            given[i][0] = rounded<T>(of_token);
-            right[i][0] = rounded<T>(factors(of_v_factor_row, i) * of_token);
+        if constexpr (Keep) {
+            store_updates(update);
         }
-        put_tokens(stores + Stores::updates, given);
-        publish_stores();
-        if (arch::lane() == 0) {
-            store_rows(kept_updates(x.d_updates, place, kept_slab(), x.prepare.value_dim), stores + Stores::updates);
-            arch::commit_stores();
-        }
-        store_values(right);
         arch::await_products<0>();
         state.pin();
         pin(of_q);
@@ -500,8 +552,10 @@ template <class T, int Keys, bool Reverse> class ColumnWalk {
 constexpr int walk_copying_registers = 56, walk_multiplying_registers = 224;
 static_assert(walk_copying_registers + 2 * walk_multiplying_registers <= 3 * 168, "setmaxnreg would wait forever");
 
-template <class T, int Keys, bool Reverse>
-DEVICE void run_direction(const dwk_prefill_backward_args &x, const WalkWork &work, int column, int groups) {
+// `work.slab`: number of the workgroup's columns in its matrix.
+template <class T, int Keys, bool Reverse, bool Keep>
+DEVICE void run_direction(const dwk_prefill_backward_args &x, const WalkWork &work, int groups) {
+    const int column = work.slab * kept_columns * groups;
     const int number = work.piece.first_chunk + (Reverse ? work.piece.chunks - 1 : 0);
     const int first = work.piece.range.begin + number * chunk;
     const int64_t place = place_of(x.prepare, work.piece.first_record() + number, work.head);
@@ -511,8 +565,21 @@ DEVICE void run_direction(const dwk_prefill_backward_args &x, const WalkWork &wo
         arch::end_wave();
     }
     arch::take_registers<walk_multiplying_registers>();
-    ColumnWalk<T, Keys, Reverse>(x, work, first, place, column, groups).run();
+    ColumnWalk<T, Keys, Reverse, Keep>(x, work, first, place, column, groups).run();
     arch::end_wave();
+}
+
+template <class T, int Keys, bool Keep>
+DEVICE void run_walk(const dwk_prefill_backward_args &x, const WalkWork &work, bool reverse, int groups) {
+    if (arch::thread() == 0) {
+        RingPlace<Keys>(groups).begin(groups);
+    }
+    arch::workgroup_sync();
+    if (reverse) {
+        run_direction<T, Keys, true, Keep>(x, work, groups);
+    } else {
+        run_direction<T, Keys, false, Keep>(x, work, groups);
+    }
 }
 
 // One workgroup per (item, value head, 64 value columns for each warpgroup that multiplies, direction).
@@ -520,7 +587,7 @@ template <class T, int Keys> DEVICE void run_own_walk(const dwk_prefill_backward
     const dwk_prefill_prepare_args &p = x.prepare;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    const int groups = walking_groups(), columns = 64 * groups;
+    const int groups = walking_groups(), columns = kept_columns * groups;
     const int slabs = (u32)(p.value_dim + columns - 1) / columns;
     const int unit = arch::workgroup() / (2 * slabs), rest = arch::workgroup() - unit * 2 * slabs;
     const bool reverse = rest % 2 == 0;
@@ -534,15 +601,14 @@ template <class T, int Keys> DEVICE void run_own_walk(const dwk_prefill_backward
     const bool outermost = reverse ? work.piece.is_last() : work.piece.first;
     work.start = outermost ? from_given : reverse ? mirrored(x, work.piece.summary + 1) : work.piece.summary - 1;
     work.summary = 0;
-    if (arch::thread() == 0) {
-        RingPlace<Keys>(groups).begin(groups);
-    }
-    arch::workgroup_sync();
-    if (reverse) {
-        run_direction<T, Keys, true>(x, work, work.slab * columns, groups);
-    } else {
-        run_direction<T, Keys, false>(x, work, work.slab * columns, groups);
-    }
+    run_walk<T, Keys, true>(x, work, reverse, groups);
+}
+
+// One workgroup per (summary, value head, 64 columns of one of the matrices).
+constexpr int own_columns = kept_columns;
+template <class T, int Keys>
+DEVICE void run_own_summary(const dwk_prefill_backward_args &x, const WalkWork &work, bool reverse) {
+    run_walk<T, Keys, false>(x, work, reverse, 1);
 }
 
 } // namespace backward
