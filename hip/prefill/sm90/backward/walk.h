@@ -271,7 +271,8 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     // warpgroup may be past all slabs.
     DEVICE_MEMBER void store_rows(char *panel, u32 from) const {
         if (kept_slab() < kept_slabs(x.prepare.value_dim)) {
-            arch::store_async(panel + arch::wave() % (u32)scan_waves * column_block, from, column_block);
+            // Not by wave(): all lanes must take part in it, and one lane stores.
+            arch::store_async(panel + own_column % kept_columns / 16 * column_block, from, column_block);
         }
     }
     // Number of the warpgroup's 64 columns.
