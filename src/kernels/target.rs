@@ -30,6 +30,8 @@ pub struct Target {
     /// Workgroups of `prefill_backward_walk` and `prefill_backward_summarise`, for each of [`BACKWARD_BUCKETS`]. What a walk
     /// keeps has room for a multiple of their columns.
     backward_walk: [Walk; BACKWARD_BUCKETS.len()],
+    /// Workgroups of `prefill_backward_gradients`, likewise.
+    backward_gradients: [Gradients; BACKWARD_BUCKETS.len()],
     /// Costs for the planner of the backward's segments, likewise. `scan` is that of `prefill_backward_walk`.
     backward_costs: [Costs; BACKWARD_BUCKETS.len()],
     /// Costs for the planner of fused prefills.
@@ -109,6 +111,16 @@ pub(crate) struct Walk {
     pub(crate) shared_bytes: u32,
 }
 
+/// A workgroup of `prefill_backward_gradients`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Gradients {
+    threads: u32,
+    /// Bytes of dynamic shared memory that the launch requests.
+    shared_bytes: u32,
+    /// Whether a workgroup on each compute unit does all the work. Otherwise one does a (chunk, key head).
+    pub(crate) persistent: bool,
+}
+
 /// Value columns of a workgroup of `prefill_combine`.
 pub(crate) const COMBINE_COLUMNS: usize = 16;
 
@@ -125,6 +137,11 @@ static CDNA: Target = {
         threads: 512,
         wide_threads: 512,
         ..WALK
+    };
+    const GRADIENTS: Gradients = Gradients {
+        threads: 512,
+        shared_bytes: 0,
+        persistent: false,
     };
     // Modelled for an MI300X.
     const BACKWARD: Costs = Costs {
@@ -180,6 +197,7 @@ static CDNA: Target = {
             fewer: 1.03,
         },
         backward_walk: [WALK; BACKWARD_BUCKETS.len()],
+        backward_gradients: [GRADIENTS; BACKWARD_BUCKETS.len()],
         backward_costs: [BACKWARD; BACKWARD_BUCKETS.len()],
         // Modelled for an MI300X: 7,760 clocks a chunk.
         fused_costs: FusedCosts {
@@ -216,6 +234,17 @@ static SM90: Target = {
         wide_threads: 128,
         columns: 32,
         shared_bytes: 0,
+    };
+    const GRADIENTS: Gradients = Gradients {
+        threads: 256,
+        shared_bytes: 0,
+        persistent: false,
+    };
+    // Eight warps multiply, two copy, two write gates.
+    const PERSISTENT_GRADIENTS: Gradients = Gradients {
+        threads: 384,
+        shared_bytes: 216_128,
+        persistent: true,
     };
     // Those modelled for an MI300X, with the launch and combine of the forward on an H200.
     const BACKWARD: Costs = Costs {
@@ -288,6 +317,7 @@ static SM90: Target = {
             fewer: 1.0,
         },
         backward_walk: [BACKWARD_WALK, walk(384, 212_016), BACKWARD_WALK],
+        backward_gradients: [GRADIENTS, PERSISTENT_GRADIENTS, GRADIENTS],
         backward_costs: [
             BACKWARD,
             Costs {
@@ -372,6 +402,11 @@ impl Target {
         &self.backward_walk[index]
     }
 
+    /// Workgroup of `prefill_backward_gradients` for `BACKWARD_BUCKETS[index]`.
+    pub(crate) fn backward_gradients(&self, index: usize) -> &Gradients {
+        &self.backward_gradients[index]
+    }
+
     /// Costs of the backward's kernels for `BACKWARD_BUCKETS[index]`.
     pub(crate) fn backward_costs(&self, index: usize) -> &Costs {
         &self.backward_costs[index]
@@ -394,8 +429,10 @@ impl Target {
             Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
             // Four waves.
             Role::BackwardPrepare => 64,
-            // Eight waves.
-            Role::BackwardGradients(_) => 8 * self.wave_threads,
+            Role::BackwardGradients(bucket) => {
+                self.backward_gradients(super::backward_index(bucket))
+                    .threads
+            }
             Role::PrefillLengths => self.lengths_threads,
             Role::PrefillSummarise(_)
             | Role::PrefillScan(_)
@@ -424,7 +461,13 @@ impl Target {
 
     /// Bytes of shared memory with which a kernel is launched.
     pub fn shared_bytes(&self, role: Role) -> u32 {
-        self.walk(role).map_or(0, |walk| walk.shared_bytes)
+        match role {
+            Role::BackwardGradients(bucket) => {
+                self.backward_gradients(super::backward_index(bucket))
+                    .shared_bytes
+            }
+            _ => self.walk(role).map_or(0, |walk| walk.shared_bytes),
+        }
     }
 
     /// Workgroup of a kernel that walks the chunks of a segment.

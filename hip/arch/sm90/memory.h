@@ -107,6 +107,13 @@ DEVICE void copy_async(u32 to, const char *from) {
 }
 // Waits for all copies of this thread.
 DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Starts a copy of `bytes`, a multiple of 16, between addresses that are. The phase of the barrier at `at` waits for
+// it.
+DEVICE void copy_bulk(u32 to, const char *from, int bytes, u32 at) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(__builtin_bit_cast(u64, from)), "r"(bytes), "r"(at)
+                 : "memory");
+}
 // Groups the copies of this thread since the last call. await_copies<Pending> waits for all but the last groups.
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }

@@ -180,7 +180,7 @@ impl RoundPlan {
             chunks * key as u64,
             of_heads(self.counts.summaries, self.matrices()),
             of_heads(self.counts.items, 2 * slabs),
-            (chunks + 1) * key as u64,
+            self.shape.gradient_groups((chunks + 1) * key as u64),
             value as u64,
         ]
     }

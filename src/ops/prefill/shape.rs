@@ -436,6 +436,15 @@ impl Shape {
         (self.target).backward_walk(kernels::backward_index(self.spec.heads.key_dim))
     }
 
+    /// Workgroups of `prefill_backward_gradients` for so many chunks of key heads.
+    pub(super) fn gradient_groups(&self, chunks: u64) -> u64 {
+        let index = kernels::backward_index(self.spec.heads.key_dim);
+        match self.target.backward_gradients(index).persistent {
+            true => chunks.min(self.compute_units as u64),
+            false => chunks,
+        }
+    }
+
     /// Division of the columns of V in the backward's walks, of each direction.
     pub(super) fn backward_division(&self, counts: Counts) -> Division {
         let heads = &self.spec.heads;

@@ -16,5 +16,12 @@ template <int Keys> constexpr int walk_kernel_residency() { return walk_residenc
 #define BACKWARD_WALK_SHARED_BYTES(keys)
 #define BACKWARD_SUMMARISE_SHARED_BYTES(keys)
 
+constexpr bool own_gradients(int) { return false; }
+constexpr int own_skip_threads = gradient_threads;
+template <class T, class Skip> DEVICE void run_own_gradients(const dwk_prefill_backward_args &, const Skip &) {}
+template <int Keys> constexpr int gradient_kernel_threads() { return gradient_threads; }
+template <int Keys> constexpr int gradient_kernel_residency() { return gradient_residency; }
+#define BACKWARD_GRADIENTS_SHARED_BYTES(keys)
+
 } // namespace backward
 } // namespace prefill
