@@ -5,6 +5,7 @@ where FLA is installed:
     python3 benches/ranks.py --ranks 2                              starts a process for each of two GPUs
     torchrun --nproc-per-node 2 benches/ranks.py                    the same, started by torchrun
     python3 benches/ranks.py --ranks 2 --check --json rows.jsonl    errors and bits against one GPU; rows as lines of JSON
+    python3 benches/ranks.py --ranks 2 --backward --check           forward and backward, of deltawave alone
     python3 benches/ranks.py --ranks 2 --device cpu                 the logic alone, on the simulator with gloo: no times
 
 It needs torch with NCCL or RCCL, and libdeltawave_c.so: of `make`, or named by DELTAWAVE_C_LIBRARY. It fetches nothing. FLA is
@@ -42,12 +43,22 @@ COLUMNS = """columns, and keys of the JSON lines:
   host        ms that the host takes to enqueue `call`; FLA's function may wait for the GPU in it
   bits        whether outputs and the final state have the bits of one rank with the same blocks (bits_equal_one_rank)
   error       with --check: |shared - alone| / |alone| of outputs over all rows, and of final states (state_error)
+with --backward, where FLA is left out, all of them are of a forward and the backward after it:
+  alone       both on one GPU, with the plans for one GPU
+  shared      both, with an all-gather each
+  call        ops.prefill_parallel and its backward by autograd
+  gather      both all-gathers alone
+  bits        whether the gradients of q, k, v, g and beta have the bits of one rank with the same blocks, too
+  error       with --check: the largest of these gradients' errors; `errors` has each
+  backward_alone, backward_shared   ms of the backward alone; backward_gather: of its all-gather (keys of the JSON lines)
 Times are medians over --runs. A run begins on all GPUs at once, behind an all-reduce and a pause that hides the host's
 time; it ends with the slowest rank. Results are exchanged between ranks after the clock has stopped.
 
-exit status: 0; 1 if --check finds other bits, or an error above 8e-3; 2 for wrong arguments
+exit status: 0; 1 if --check finds other bits, or an error above 8e-3 (of gradients 1.6e-2, of g's 4e-2); 2 for wrong arguments
 """
 LIMIT = 8e-3
+# Both sides of a comparison of gradients are rounded, and a gradient of g is a difference of sums over tokens.
+GRADIENT_LIMITS = {"q": 1.6e-2, "k": 1.6e-2, "v": 1.6e-2, "g": 4e-2, "beta": 1.6e-2}
 D = 128
 
 
@@ -75,6 +86,7 @@ def parsed(given=None):
     add("--kind", default="contiguous", choices=("contiguous", "zigzag"), help="layout of the sequence; default: %(default)s")
     add("--block", type=int, help="tokens of a block, a multiple of 64; default: chosen by tokens and heads")
     add("--runs", type=int, default=20, help="runs of each time; default: %(default)s")
+    add("--backward", action="store_true", help="measure a forward and its backward instead")
     add("--check", action="store_true", help="compare with one GPU, and fail if bits differ or errors are large")
     add("--fla", default="auto", metavar="auto|never|PATHS",
         help="auto: measure FLA if Python finds it; PATHS: folders with the package fla and what it needs, or wheels of them, "
@@ -183,7 +195,7 @@ class Part:
         # Fragments do not depend on the rows that a plan is for.
         found = dw.ParallelPrefill(context, spec, layout, rank, tokens).fragments
         self.runs, count = [(begin, n) for _, begin, n in found], sum(n for _, _, n in found)
-        self.plan = dw.ParallelPrefill(context, spec, layout, rank, count)
+        self.plan, self.plan_ranks = dw.ParallelPrefill(context, spec, layout, rank, count), layout.ranks
         self.rows = {name: selected(x, self.runs) for name, x in rows.items()}
         self.o = zeros((count, heads[1], D), torch.bfloat16, device)
         self.final = zeros((len(found), heads[1], D, D), torch.float32, device)
@@ -195,6 +207,34 @@ class Part:
         if layout.ranks == 1:
             self.gathered = self.summary
         self.sends = layout.ranks > 1 and self.plan.summary_bytes > 0
+
+    def gather(self):
+        if self.sends:
+            dist.all_gather_into_tensor(self.gathered, self.summary)
+
+    def run(self):
+        self.plan.summarise(self.summary, self.workspace, **self.tensors)
+        self.gather()
+        self.plan.finish(self.gathered, self.workspace, **self.tensors)
+
+
+GRADIENTS = tuple(GRADIENT_LIMITS)
+
+
+class BackwardPart:
+    """The backward of a rank's part, with its memory. `d_o`: of the whole sequence."""
+
+    def __init__(self, part, d_o):
+        device, self.part, self.plan = d_o.device, part, dw.ParallelPrefillBackward(part.plan)
+        self.d_o = selected(d_o, part.runs)
+        self.found = {name: zeros(part.rows[name].shape, part.rows[name].dtype, device) for name in GRADIENTS}
+        self.tensors = {**part.rows, "d_o": self.d_o, **{f"d_{name}": x for name, x in self.found.items()}}
+        self.workspace, self.summary, self.gathered = (
+            zeros((max(n, 1),), torch.uint8, device)
+            for n in (self.plan.workspace_bytes, self.plan.summary_bytes, self.plan.gathered_bytes))
+        if part.plan_ranks == 1:
+            self.gathered = self.summary
+        self.sends = part.plan_ranks > 1 and self.plan.summary_bytes > 0
 
     def gather(self):
         if self.sends:
@@ -289,6 +329,69 @@ def measure_own(case, rows, options, clock, rank, ranks):
     row["shared"] = clock(shared.run)
     row["gather"] = clock(shared.gather) if shared.sends else None
     row["call"] = clock(lambda: ops.prefill_parallel(**shared.rows, lengths=[tokens], kind=options.kind, block=options.block))
+    row["host"] = clock.host
+    row["speed_up"] = row["alone"] / row["shared"] if row["shared"] else None
+    return row
+
+
+def measure_backward(case, rows, options, clock, rank, ranks):
+    """A row of deltawave, of a forward and its backward."""
+    tokens, gates = case
+    device, heads = rows["q"].device, tuple(options.heads)
+    made = torch.Generator(device).manual_seed(2)
+    d_o = zeros((tokens, heads[1], D), torch.bfloat16, device)
+    d_o.copy_(torch.randn(tokens, heads[1], D, generator=made, device=device))
+    shared = Part(rows, dw.RankLayout([tokens], ranks, options.kind, options.block), rank, heads)
+    alone = Part(rows, dw.RankLayout([tokens], 1, "contiguous", options.block), 0, heads)
+    of_shared, of_alone = BackwardPart(shared, d_o), BackwardPart(alone, d_o)
+
+    def both():
+        shared.run()
+        of_shared.run()
+
+    def call():
+        with torch.enable_grad():
+            leaves = {name: x.detach().requires_grad_() for name, x in shared.rows.items()}
+            o, _ = ops.prefill_parallel(**leaves, lengths=[tokens], kind=options.kind, block=options.block)
+            return o, torch.autograd.grad(o, [leaves[name] for name in GRADIENTS], of_shared.d_o)
+
+    alone.run()
+    of_alone.run()
+    both()
+    o, called = call()
+    ops.context_of(device).synchronize()
+    equal = all(torch.equal(x, selected(alone.o, shared.runs)) for x in (shared.o, o))
+    for name, of_call in zip(GRADIENTS, called):
+        wanted = selected(of_alone.found[name], shared.runs)
+        equal = equal and torch.equal(of_shared.found[name], wanted) and torch.equal(of_call, wanted)
+    row = {"who": "deltawave", "backward": True, "tokens": tokens, "heads": heads, "gates": gates, "ranks": ranks,
+           "kind": options.kind, "block": of_shared.plan.block, "summary_bytes": shared.plan.summary_bytes,
+           "backward_summary_bytes": of_shared.plan.summary_bytes,
+           "bits_equal_one_rank": bool(clock.over_ranks(float(equal), "MIN"))}
+    del alone, of_alone, called, o
+    plan = dw.Prefill.packed(ops.context_of(device), dw.PrefillSpec(*heads, D, D), [0, tokens], tokens)
+    whole = {name: zeros(x.shape, x.dtype, device) for name, x in rows.items()}
+    forward = plan.bind(**rows, o=zeros((tokens, heads[1], D), torch.bfloat16, device))
+    backward = dw.PrefillBackward(plan).bind(**rows, d_o=d_o, **{f"d_{name}": x for name, x in whole.items()})
+    stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else None
+
+    def on_one():
+        forward(stream)
+        backward(stream)
+
+    row["alone"] = clock(on_one, "MIN")
+    row["backward_alone"] = clock(lambda: backward(stream), "MIN")
+    if options.check:
+        ops.context_of(device).synchronize()
+        row["errors"] = {name: errors([(of_shared.found[name], selected(whole[name], shared.runs))], clock)
+                         for name in GRADIENTS}
+        row["error"] = max(row["errors"].values(), key=lambda x: float("inf") if x != x else x)
+    del forward, backward, plan, whole
+    row["shared"] = clock(both)
+    row["backward_shared"] = clock(of_shared.run)
+    row["backward_gather"] = clock(of_shared.gather) if of_shared.sends else None
+    row["gather"] = clock(lambda: (shared.gather(), of_shared.gather())) if of_shared.sends else None
+    row["call"] = clock(call)
     row["host"] = clock.host
     row["speed_up"] = row["alone"] / row["shared"] if row["shared"] else None
     return row
@@ -398,8 +501,11 @@ def failures(rows):
         if row["who"] == "deltawave":
             if not row["bits_equal_one_rank"]:
                 found.append(f"{case}: other bits than one rank's")
-            found += [f"{case}: {name} {row[name]:.2e}, above {LIMIT:.0e}" for name in ("error", "state_error")
-                      if not row[name] <= LIMIT]
+            if "errors" in row:
+                measured = [(f"error of d_{name}", x, GRADIENT_LIMITS[name]) for name, x in row["errors"].items()]
+            else:
+                measured = [(name, row[name], LIMIT) for name in ("error", "state_error")]
+            found += [f"{case}: {name} {x:.2e}, above {limit:.1e}" for name, x, limit in measured if not x <= limit]
     return found
 
 
@@ -449,9 +555,12 @@ def main():
                   f"heads {options.heads[0]}, {options.heads[1]} of {D}; {options.kind}", file=says, flush=True)
         # Rows of deltawave come first: where foreign code ends the run, they have been written.
         for case in cases:
-            note(measure_own(case, inputs(*case[:1], options.heads, case[1], device), options, clock, rank, ranks))
+            measure = measure_backward if options.backward else measure_own
+            note(measure(case, inputs(*case[:1], options.heads, case[1], device), options, clock, rank, ranks))
         left_out = "--fla never"
-        if options.fla != "never":
+        if options.backward:
+            left_out = "--backward measures deltawave alone"
+        elif options.fla != "never":
             fla, left_out = everywhere(lambda: import_fla(options.fla, device, folder))
             for case in cases if left_out is None else ():
                 row, left_out = measure_fla(fla, case, inputs(*case[:1], options.heads, case[1], device), options, clock, rank,
@@ -470,7 +579,7 @@ def main():
         for text in wrong:
             print(f"check: {text}", file=sys.stderr)
         if options.check and not wrong:
-            print("check: bits of one rank, errors below 8e-3", file=says)
+            print(f"check: bits of one rank, errors below {'their limits' if options.backward else '8e-3'}", file=says)
         if out and out is not sys.stdout:
             out.close()
     dist.barrier()

@@ -367,6 +367,7 @@ typedef struct dw_parallel_prefill_sizes {
     int64_t fragments;      /* of this rank: the sequences of its batch */
     int64_t order_entries;
     int64_t chunk_entries; /* of snapshot_slots */
+    int64_t block;         /* tokens of a block: the layout's, or the one that was chosen */
 } dw_parallel_prefill_sizes;
 
 /* Plan of one rank's part. */
@@ -409,6 +410,47 @@ int dw_parallel_prefill_check_agreement(const dw_parallel_prefill *plan, const v
 int dw_parallel_prefill_tails(const dw_parallel_prefill *plan, int64_t *slots, int32_t *sent, int32_t *before,
                               int64_t count);
 
+/* ---- backward of a prefill that several ranks share ----
+ *
+ *   dw_parallel_prefill_backward_summarise_launch    writes summaries of the rank's blocks, for both directions
+ *   all-gather of summary_bytes of each rank, on the same stream; not if it is 0
+ *   dw_parallel_prefill_backward_finish_launch       gradients
+ *
+ * Gradients have the same bits for any number of ranks, one included, and any layout with the same block. Those of
+ * A_log and dt_bias are sums over the rank's tokens: the caller adds up those of all ranks. Nothing of the forward is
+ * kept. */
+
+typedef struct dw_parallel_prefill_backward_sizes {
+    size_t size;
+    size_t summary_bytes;   /* that each rank sends, equal on all ranks; 0: nothing is exchanged on any rank */
+    size_t gathered_bytes;  /* of all ranks, rank by rank */
+    size_t workspace_bytes; /* both launches need the same workspace, unchanged between them */
+    int64_t fragments;      /* of this rank: the sequences of its batch */
+    int64_t block;          /* tokens of a block */
+} dw_parallel_prefill_backward_sizes;
+
+/* Plan of the backward of one rank's part. */
+typedef struct dw_parallel_prefill_backward dw_parallel_prefill_backward;
+
+/* Makes the backward of a plan, which may be destroyed afterwards. */
+int dw_parallel_prefill_backward_create(const dw_parallel_prefill *plan, dw_parallel_prefill_backward **backward);
+/* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
+void dw_parallel_prefill_backward_destroy(dw_parallel_prefill_backward *backward);
+/* Fills in *sizes, whose field `size` the caller sets. */
+int dw_parallel_prefill_backward_get_sizes(const dw_parallel_prefill_backward *backward,
+                                           dw_parallel_prefill_backward_sizes *sizes);
+/* The first stage. Tensors are those of the rank's batch, without cu_seqlens and context. States are per fragment: a
+ * fragment with the first token of a sequence reads its initial state and writes the gradient of it, one with the last
+ * token reads the gradient of its final state. Other fragments' states are neither read nor written. Tensors must not
+ * change until the second stage is complete. `summary`: device memory, aligned to 256 bytes. */
+int dw_parallel_prefill_backward_summarise_launch(const dw_parallel_prefill_backward *backward, void *stream,
+                                                  const dw_prefill_backward_tensors *tensors, void *summary,
+                                                  size_t summary_bytes);
+/* The second stage, with the same tensors and workspace. `gathered`: only read. */
+int dw_parallel_prefill_backward_finish_launch(const dw_parallel_prefill_backward *backward, void *stream,
+                                               const dw_prefill_backward_tensors *tensors, const void *gathered,
+                                               size_t gathered_bytes);
+
 /* ---- ranks that exchange through RCCL or NCCL, which is opened at run time ----
  *
  * An engine with a communicator of its own needs nothing of this. No call waits longer than the timeout: where another
@@ -437,6 +479,10 @@ int dw_communicator_agree(const dw_communicator *communicator, const dw_parallel
 int dw_communicator_prefill(const dw_communicator *communicator, const dw_parallel_prefill *plan, void *stream,
                             const dw_prefill_tensors *tensors, void *summary, size_t summary_bytes, void *gathered,
                             size_t gathered_bytes);
+/* All steps of the backward, as dw_communicator_prefill, with sizes of the plan of the backward. */
+int dw_communicator_prefill_backward(const dw_communicator *communicator, const dw_parallel_prefill_backward *backward,
+                                     void *stream, const dw_prefill_backward_tensors *tensors, void *summary,
+                                     size_t summary_bytes, void *gathered, size_t gathered_bytes);
 /* Enqueues an all-gather: `bytes` bytes of each rank go to `receive`, rank by rank, on every rank. Device memory,
  * aligned to 256 bytes. */
 int dw_communicator_all_gather(const dw_communicator *communicator, void *stream, const void *send, void *receive,

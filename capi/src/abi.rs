@@ -668,11 +668,12 @@ pub struct dw_parallel_prefill_sizes {
     pub fragments: i64,
     pub order_entries: i64,
     pub chunk_entries: i64,
+    pub block: i64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dw_parallel_prefill_sizes"]
-        [::core::mem::size_of::<dw_parallel_prefill_sizes>() - 56usize];
+        [::core::mem::size_of::<dw_parallel_prefill_sizes>() - 64usize];
     ["Alignment of dw_parallel_prefill_sizes"]
         [::core::mem::align_of::<dw_parallel_prefill_sizes>() - 8usize];
     ["Offset of field: dw_parallel_prefill_sizes::size"]
@@ -689,6 +690,8 @@ const _: () = {
         [::core::mem::offset_of!(dw_parallel_prefill_sizes, order_entries) - 40usize];
     ["Offset of field: dw_parallel_prefill_sizes::chunk_entries"]
         [::core::mem::offset_of!(dw_parallel_prefill_sizes, chunk_entries) - 48usize];
+    ["Offset of field: dw_parallel_prefill_sizes::block"]
+        [::core::mem::offset_of!(dw_parallel_prefill_sizes, block) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -773,6 +776,73 @@ unsafe extern "C" {
         count: i64,
     ) -> ::core::ffi::c_int;
 }
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dw_parallel_prefill_backward_sizes {
+    pub size: usize,
+    pub summary_bytes: usize,
+    pub gathered_bytes: usize,
+    pub workspace_bytes: usize,
+    pub fragments: i64,
+    pub block: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dw_parallel_prefill_backward_sizes"]
+        [::core::mem::size_of::<dw_parallel_prefill_backward_sizes>() - 48usize];
+    ["Alignment of dw_parallel_prefill_backward_sizes"]
+        [::core::mem::align_of::<dw_parallel_prefill_backward_sizes>() - 8usize];
+    ["Offset of field: dw_parallel_prefill_backward_sizes::size"]
+        [::core::mem::offset_of!(dw_parallel_prefill_backward_sizes, size) - 0usize];
+    ["Offset of field: dw_parallel_prefill_backward_sizes::summary_bytes"]
+        [::core::mem::offset_of!(dw_parallel_prefill_backward_sizes, summary_bytes) - 8usize];
+    ["Offset of field: dw_parallel_prefill_backward_sizes::gathered_bytes"]
+        [::core::mem::offset_of!(dw_parallel_prefill_backward_sizes, gathered_bytes) - 16usize];
+    ["Offset of field: dw_parallel_prefill_backward_sizes::workspace_bytes"]
+        [::core::mem::offset_of!(dw_parallel_prefill_backward_sizes, workspace_bytes) - 24usize];
+    ["Offset of field: dw_parallel_prefill_backward_sizes::fragments"]
+        [::core::mem::offset_of!(dw_parallel_prefill_backward_sizes, fragments) - 32usize];
+    ["Offset of field: dw_parallel_prefill_backward_sizes::block"]
+        [::core::mem::offset_of!(dw_parallel_prefill_backward_sizes, block) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dw_parallel_prefill_backward {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_backward_create(
+        plan: *const dw_parallel_prefill,
+        backward: *mut *mut dw_parallel_prefill_backward,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_backward_destroy(backward: *mut dw_parallel_prefill_backward);
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_backward_get_sizes(
+        backward: *const dw_parallel_prefill_backward,
+        sizes: *mut dw_parallel_prefill_backward_sizes,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_backward_summarise_launch(
+        backward: *const dw_parallel_prefill_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_backward_tensors,
+        summary: *mut ::core::ffi::c_void,
+        summary_bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_parallel_prefill_backward_finish_launch(
+        backward: *const dw_parallel_prefill_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_backward_tensors,
+        gathered: *const ::core::ffi::c_void,
+        gathered_bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
 pub const DW_UNIQUE_ID_BYTES: _bindgen_ty_11 = 128;
 pub type _bindgen_ty_11 = ::core::ffi::c_uint;
 #[repr(C)]
@@ -813,6 +883,18 @@ unsafe extern "C" {
         plan: *const dw_parallel_prefill,
         stream: *mut ::core::ffi::c_void,
         tensors: *const dw_prefill_tensors,
+        summary: *mut ::core::ffi::c_void,
+        summary_bytes: usize,
+        gathered: *mut ::core::ffi::c_void,
+        gathered_bytes: usize,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn dw_communicator_prefill_backward(
+        communicator: *const dw_communicator,
+        backward: *const dw_parallel_prefill_backward,
+        stream: *mut ::core::ffi::c_void,
+        tensors: *const dw_prefill_backward_tensors,
         summary: *mut ::core::ffi::c_void,
         summary_bytes: usize,
         gathered: *mut ::core::ffi::c_void,

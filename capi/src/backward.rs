@@ -103,7 +103,7 @@ pub unsafe extern "C" fn dw_prefill_backward_launch(
 ///
 /// # Safety
 /// The pointers are null or valid, and their tensors lie in valid memory.
-unsafe fn tensors(
+pub(crate) unsafe fn tensors(
     t: &dw_prefill_backward_tensors,
     sequences: usize,
 ) -> Checked<BackwardTensors<'static>> {

@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use deltawave::error::{ArgumentKind, Result};
 use deltawave::parallel::{Collectives, Communicator, UniqueId};
-use deltawave::prefill::PrefillTensors;
+use deltawave::prefill::{BackwardTensors, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
 use deltawave::workspace::Workspace;
 
-use crate::abi::{dw_communicator, dw_context, dw_parallel_prefill, dw_prefill_tensors};
+use crate::abi::{
+    dw_communicator, dw_context, dw_parallel_prefill, dw_parallel_prefill_backward,
+    dw_prefill_backward_tensors, dw_prefill_tensors,
+};
 use crate::context::context;
 use crate::parallel::{self, Plan};
+use crate::parallel_backward;
 use crate::read;
 use crate::status::{guard, guard_silent, refuse};
 
@@ -181,6 +185,38 @@ pub unsafe extern "C" fn dw_communicator_prefill(
     };
     // SAFETY: the caller passes null or valid pointers.
     unsafe { parallel::launch(plan, stream, tensors, all) }
+}
+
+/// See `include/deltawave.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_communicator_prefill_backward(
+    communicator: *const dw_communicator,
+    backward: *const dw_parallel_prefill_backward,
+    stream: *mut c_void,
+    tensors: *const dw_prefill_backward_tensors,
+    summary: *mut c_void,
+    summary_bytes: usize,
+    gathered: *mut c_void,
+    gathered_bytes: usize,
+) -> c_int {
+    let all = |plan: &parallel_backward::Plan,
+               stream: &Stream,
+               t: &BackwardTensors<'_>,
+               workspace: Workspace<'_>| {
+        // SAFETY: the caller passes null or valid pointers, and device memory that nothing else uses.
+        let (joined, memory) = unsafe {
+            (
+                self::joined(communicator)?,
+                [
+                    Workspace::from_raw(summary, summary_bytes),
+                    Workspace::from_raw(gathered, gathered_bytes),
+                ],
+            )
+        };
+        (joined.communicator).prefill_backward(&plan.plan, stream, t, memory, workspace)
+    };
+    // SAFETY: the caller passes null or valid pointers.
+    unsafe { parallel_backward::launch(backward, stream, tensors, all) }
 }
 
 /// See `include/deltawave.h`.

@@ -23,8 +23,10 @@ use crate::status::{guard, guard_silent, refuse};
 
 /// Value behind a `dw_parallel_prefill` handle.
 pub(crate) struct Plan {
-    context: Context,
-    fragments: Vec<Fragment>,
+    pub(crate) context: Context,
+    pub(crate) fragments: Vec<Fragment>,
+    /// Tokens of a block.
+    pub(crate) block: usize,
     tails: Vec<Tail>,
     tail_slots: usize,
     /// Whether `dw_parallel_prefill_set_snapshots` gave the plan snapshots.
@@ -118,6 +120,7 @@ pub unsafe extern "C" fn dw_parallel_prefill_create(
         let made = Plan {
             context: context.clone(),
             fragments: layout.fragments(rank).to_vec(),
+            block: layout.block_tokens(),
             tails: layout.tails(rank),
             tail_slots: layout.tail_slots(),
             snapshots: false,
@@ -162,11 +165,10 @@ pub unsafe extern "C" fn dw_parallel_prefill_get_sizes(
             fragments: plan.fragments.len() as i64,
             order_entries: x.order().len() as i64,
             chunk_entries: x.chunk_entries() as i64,
+            block: plan.block as i64,
         };
-        let known = size.min(size_of::<dw_parallel_prefill_sizes>());
-        let bytes = ptr::from_ref(&filled).cast::<u8>();
         // SAFETY: the caller's struct has `size` bytes.
-        unsafe { bytes.copy_to_nonoverlapping(sizes.cast(), known) };
+        unsafe { fill(&filled, sizes, size) };
         Ok(())
     })
 }
@@ -254,6 +256,16 @@ pub unsafe extern "C" fn dw_parallel_prefill_tails(
         }
         Ok(())
     })
+}
+
+/// Copies as much of a struct as the caller's, of `size` bytes, has room for.
+///
+/// # Safety
+/// The caller's struct is valid for writes of `size` bytes.
+pub(crate) unsafe fn fill<T>(filled: &T, to: *mut T, size: usize) {
+    let bytes = ptr::from_ref(filled).cast::<u8>();
+    // SAFETY: both have that many bytes.
+    unsafe { bytes.copy_to_nonoverlapping(to.cast(), size.min(size_of::<T>())) };
 }
 
 /// Copies values to the caller's array, unless it is null.

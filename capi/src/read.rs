@@ -46,7 +46,11 @@ unsafe impl Versioned for abi::dw_prefill_backward_tensors {
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_rank_layout {}
 // SAFETY: as above.
-unsafe impl Versioned for abi::dw_parallel_prefill_sizes {}
+unsafe impl Versioned for abi::dw_parallel_prefill_sizes {
+    const FIRST: usize = offset_of!(Self, block);
+}
+// SAFETY: as above.
+unsafe impl Versioned for abi::dw_parallel_prefill_backward_sizes {}
 // SAFETY: as above.
 unsafe impl Versioned for abi::dw_gate_tensors {}
 // SAFETY: as above.
@@ -140,10 +144,12 @@ pub(crate) unsafe fn size_of_caller<T: Versioned>(
     let size = unsafe { pointer.cast::<usize>().read() };
     // Later versions have larger structs, but none as large as this limit. A size that is no multiple of the alignment
     // would cut a pointer in two.
-    let whole = size.is_multiple_of(align_of::<T>());
-    if !whole || !(T::FIRST..=1 << 16).contains(&size) {
+    const MOST: usize = 1 << 16;
+    let (least, step) = (T::FIRST, align_of::<T>());
+    if !size.is_multiple_of(step) || !(least..=MOST).contains(&size) {
         let name = format!("{argument}.size");
-        let allowed = format!("it must be sizeof the struct, at least {}", T::FIRST);
+        let allowed =
+            format!("it must be sizeof the struct, a multiple of {step} from {least} to {MOST}");
         return Err(refuse(&name, ArgumentKind::Size, size, allowed));
     }
     Ok(size)

@@ -115,7 +115,14 @@ fn contexts() {
         let context = simulator();
         let mut info = dw_device_info::default();
         refused(dw_context_info(context, null_mut()), "info: a null pointer");
-        refused(dw_context_info(context, &mut info), "info.size: 0");
+        for size in [0, 12, (1 << 16) + 8, usize::MAX - 7] {
+            info.size = size;
+            refused(
+                dw_context_info(context, &mut info),
+                &format!("info.size: {size}; it must be sizeof the struct, a multiple of 8 from "),
+            );
+            assert!(last_error().ends_with(" to 65536"), "{}", last_error());
+        }
         info.size = size_of::<dw_device_info>();
         fine(dw_context_info(context, &mut info));
         assert_eq!(CStr::from_ptr(info.backend.as_ptr()), c"simulator");

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deltawave_c::abi::{
     DW_BF16, DW_F32, DW_I32, DW_OK, dw_context, dw_layer_spec, dw_layer_tensors, dw_lengths,
-    dw_prefill_spec, dw_prefill_tensors, dw_tensor,
+    dw_parallel_prefill_backward_sizes, dw_prefill_backward_tensors, dw_prefill_spec,
+    dw_prefill_tensors, dw_rank_layout, dw_tensor,
 };
 use deltawave_c::*;
 
@@ -109,10 +110,98 @@ fn a_launch_allocates_nothing() -> deltawave::Result<()> {
         assert_eq!(count, 0);
         assert_only_launches(5, "dw_prefill_launch");
         dw_prefill_destroy(plan);
+        parallel_backward(context, &spec, &tensors);
         layer(context);
         dw_context_destroy(context);
     }
     Ok(())
+}
+
+/// Both stages of the backward of a prefill that ranks share.
+///
+/// # Safety
+/// The context is one, and the tensors of a prefill of `spec` are valid.
+unsafe fn parallel_backward(
+    context: *const dw_context,
+    spec: &dw_prefill_spec,
+    forward: &dw_prefill_tensors,
+) {
+    let lengths = [1000, TOKENS - 1000];
+    let layout = dw_rank_layout {
+        size: size_of::<dw_rank_layout>(),
+        lengths: lengths.as_ptr(),
+        sequences: 2,
+        block: 64,
+        ranks: 1,
+        ..Default::default()
+    };
+    let d_o = tensor(DW_BF16, &[TOKENS, 8, 128]);
+    let [d_q, d_k] = [(); 2].map(|()| tensor(DW_BF16, &[TOKENS, 2, 128]));
+    let d_v = tensor(DW_BF16, &[TOKENS, 8, 128]);
+    let [d_g, d_beta] = [(); 2].map(|()| tensor(DW_F32, &[TOKENS, 8]));
+    let d_initial = tensor(DW_F32, &[2, 8, 128, 128]);
+    let mut tensors = dw_prefill_backward_tensors {
+        size: size_of::<dw_prefill_backward_tensors>(),
+        q: forward.q,
+        k: forward.k,
+        v: forward.v,
+        g: forward.g,
+        beta: forward.beta,
+        initial_state: forward.initial_state,
+        d_final_state: forward.final_state,
+        d_o: &d_o,
+        d_q: &d_q,
+        d_k: &d_k,
+        d_v: &d_v,
+        d_g: &d_g,
+        d_beta: &d_beta,
+        d_initial_state: &d_initial,
+        workspace: address(),
+        ..Default::default()
+    };
+    let mut sizes = dw_parallel_prefill_backward_sizes {
+        size: size_of::<dw_parallel_prefill_backward_sizes>(),
+        ..Default::default()
+    };
+    let (mut plan, mut backward, ok) = (null_mut(), null_mut(), DW_OK as i32);
+    // SAFETY: as in the test.
+    unsafe {
+        let made = dw_parallel_prefill_create(context, spec, &layout, 0, TOKENS, &mut plan);
+        assert_eq!(made, ok);
+        let made = dw_parallel_prefill_backward_create(plan, &mut backward);
+        assert_eq!(made, ok);
+        dw_parallel_prefill_destroy(plan);
+        let filled = dw_parallel_prefill_backward_get_sizes(backward, &mut sizes);
+        assert_eq!(filled, ok);
+        tensors.workspace_bytes = sizes.workspace_bytes;
+        let (summary, bytes) = (address(), sizes.summary_bytes);
+        take_calls();
+        let count = allocations(|| {
+            let launched = dw_parallel_prefill_backward_summarise_launch(
+                backward,
+                null_mut(),
+                &tensors,
+                summary,
+                bytes,
+            );
+            assert_eq!(launched, ok);
+        });
+        assert_eq!(count, 0);
+        assert_only_launches(2, "the first stage of the backward");
+        let count = allocations(|| {
+            let launched = dw_parallel_prefill_backward_finish_launch(
+                backward,
+                null_mut(),
+                &tensors,
+                summary,
+                bytes,
+            );
+            assert_eq!(launched, ok);
+        });
+        assert_eq!(count, 0);
+        assert_only_launches(4, "the second stage of the backward");
+        dw_parallel_prefill_backward_destroy(backward);
+    }
 }
 
 /// Decodes and prefills in one launch.

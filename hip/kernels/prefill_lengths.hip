@@ -39,20 +39,40 @@ DEVICE void check_lengths(const dwk_prefill_lengths_args &x) {
     }
 }
 
+// Makes the lists of the sequences after the decodes. All threads of the workgroup take part.
+DEVICE void make_lists(const dwk_prefill_lengths_args &x, const plan::Batch &batch) {
+    dwk_prefill_plan chosen = x.plan;
+    if (x.choice.split_items) {
+        chosen.items = plan::chosen_items(x.plan, x.choice, batch, x.tokens - x.decodes);
+    }
+    plan::make_lists(chosen, batch);
+}
+
 } // namespace
 
 KERNEL(plan::waves *arch::lanes, 1) void dw_prefill_lengths(dwk_prefill_lengths_args x) {
-    if (arch::wave() == 0) {
-        check_lengths(x);
-    }
-    if (x.plan.items) {
-        arch::workgroup_sync();
-        const int32_t *cu_seqlens = x.rest ? x.rest : x.checked;
-        const int sequences = x.sequences - x.decodes;
-        dwk_prefill_plan chosen = x.plan;
-        if (x.choice.split_items) {
-            chosen.items = plan::chosen_items(x.plan, x.choice, cu_seqlens, sequences, x.tokens - x.decodes);
+    const int sequences = x.sequences - x.decodes;
+    if (!x.plan.items) {
+        if (arch::wave() == 0) {
+            check_lengths(x);
         }
-        plan::make_lists(chosen, cu_seqlens, sequences);
+    } else if (plan::Batch::is_small(sequences) && x.choice.split_items) {
+        if (arch::wave() == 0) {
+            plan::list_small(x.plan, x.choice, plan::Batch(x), x.tokens - x.decodes);
+        } else if (arch::wave() == 1) {
+            check_lengths(x);
+        }
+    } else if (plan::Batch::is_small(sequences)) {
+        // Every wave checks these lengths for itself, so that the lists wait for neither memory nor another wave.
+        plan::make_lists(x.plan, plan::Batch(x));
+        if (arch::wave() == plan::waves - 1) {
+            check_lengths(x);
+        }
+    } else {
+        if (arch::wave() == 0) {
+            check_lengths(x);
+        }
+        arch::workgroup_sync();
+        make_lists(x, plan::Batch(x.rest ? x.rest : x.checked, sequences));
     }
 }

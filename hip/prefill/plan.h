@@ -23,8 +23,8 @@ DEVICE int ceil_of(int a, int b) { return (int)(((u32)a + (u32)b - 1) / (u32)b);
 
 // Chunks of each segment of a sequence, at least 1.
 DEVICE int segment_chunks(const dwk_prefill_plan &x, int chunks, int candidate) {
-    if (chunks == 0) {
-        return 1;
+    if (chunks == 0 || x.segments == 1) {
+        return max_of(chunks, 1);
     }
     return ceil_of(chunks, x.segments > 0 ? min_of(x.segments, chunks) : ceil_of(chunks, candidate));
 }
@@ -36,30 +36,64 @@ DEVICE int sum_of_lanes(int x) {
 }
 DEVICE int max_of_lanes(int x) { return arch::read_lane(arch::inclusive_max(x), arch::lanes - 1); }
 
-// Lengths of a batch, and totals of its chunks.
+// Lengths of a batch, and totals of its chunks. Sequences are in blocks: lane l has sequence l of each. Those of the
+// first block stay in registers, because every pass over the batch would otherwise wait for memory again.
 struct Batch {
-    const int32_t *cu_seqlens;
+    const int32_t *cu_seqlens; // in memory, for blocks after the first
     int sequences;
+    int first_start, first_chunks; // of this lane's sequence in the first block; the start also past the last sequence
     int total, longest, nonempty;
 
-    DEVICE_MEMBER int chunks(int sequence) const {
-        if (sequence >= sequences) {
-            return 0;
-        }
-        return ceil_of(max_of(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), chunk);
-    }
+    // Checked lengths of any number of sequences.
     DEVICE_MEMBER Batch(const int32_t *cu_seqlens, int sequences) : cu_seqlens(cu_seqlens), sequences(sequences) {
+        const int lane = arch::lane();
+        first_start = lane <= sequences ? cu_seqlens[lane] : 0;
+        first_chunks = lane < sequences ? chunks_of(first_start, cu_seqlens[lane + 1]) : 0;
+        add_up();
+    }
+    // Whether the lengths need not be checked in memory first, because all starts are in one block.
+    static DEVICE_MEMBER bool is_small(int sequences) { return sequences < arch::lanes; }
+    // The sequences after the decodes, which are a small batch.
+    DEVICE_MEMBER Batch(const dwk_prefill_lengths_args &x) : cu_seqlens(nullptr), sequences(x.sequences - x.decodes) {
+        const int lane = arch::lane();
+        const auto clamped = [&](int i) __attribute__((always_inline)) {
+            const int start = min_of(i, sequences), at = x.decodes + start;
+            const int64_t raw = x.wide ? ((const int64_t *)x.cu_seqlens)[at] : ((const int32_t *)x.cu_seqlens)[at];
+            return start == 0 ? 0 : (int)(max_of<int64_t>(x.decodes, min_of<int64_t>(raw, x.tokens)) - x.decodes);
+        };
+        const int start = clamped(lane), end = clamped(lane + 1);
+        first_start = arch::inclusive_max(start);
+        first_chunks = chunks_of(first_start, arch::inclusive_max(end));
+        add_up();
+    }
+    DEVICE_MEMBER int blocks() const { return ceil_of(sequences, arch::lanes); }
+    // Chunks of this lane's sequence in a block; 0 past the last sequence.
+    DEVICE_MEMBER int chunks(int block) const {
+        if (block == 0) {
+            return first_chunks;
+        }
+        const int sequence = block * arch::lanes + arch::lane();
+        return sequence < sequences ? chunks_of(cu_seqlens[sequence], cu_seqlens[sequence + 1]) : 0;
+    }
+    // Checked cu_seqlens[block * lanes + lane], up to that of the end of the last sequence.
+    DEVICE_MEMBER int start(int block) const {
+        return block == 0 ? first_start : cu_seqlens[block * arch::lanes + arch::lane()];
+    }
+
+  private:
+    static DEVICE_MEMBER int chunks_of(int start, int end) { return ceil_of(max_of(end - start, 0), chunk); }
+    DEVICE_MEMBER void add_up() {
         int sum = 0, greatest = 0, count = 0;
 #pragma unroll 1
-        for (int i = arch::lane(); i < sequences; i += arch::lanes) {
-            const int n = chunks(i);
+        for (int block = 0; block < blocks(); ++block) {
+            const int n = chunks(block);
             sum += n;
             greatest = max_of(greatest, n);
-            count += n > 0;
+            count += __builtin_popcountll(arch::ballot(n > 0));
         }
         total = sum_of_lanes(sum);
         longest = max_of_lanes(greatest);
-        nonempty = sum_of_lanes(count);
+        nonempty = count;
     }
 };
 
@@ -82,8 +116,8 @@ DEVICE int candidate_of(const dwk_prefill_plan &x, const Batch &batch, int wave)
 DEVICE int64_t cost_of(const dwk_prefill_plan &x, const Batch &batch, int candidate) {
     int items = 0, early = 0, at_least[shares - first_share + 1] = {};
 #pragma unroll 1
-    for (int i = arch::lane(); i < batch.sequences; i += arch::lanes) {
-        const int n = batch.chunks(i);
+    for (int block = 0; block < batch.blocks(); ++block) {
+        const int n = batch.chunks(block);
         if (n > 0) {
             const int each = segment_chunks(x, n, candidate), count = ceil_of(n, each);
             items += count;
@@ -139,15 +173,21 @@ DEVICE void end_list(dwk_prefill_item *items, int from, int count) {
     }
 }
 
+// Segments of a sequence that another follows. Most sequences are not cut, and a division is a long program.
+DEVICE int followed_of(int chunks, int each) { return chunks > each ? ceil_of(chunks, each) - 1 : 0; }
+
 // Makes the lists of items and chains (src/ops/prefill/plan.rs): first the segments that another follows, sequence by
 // sequence, then the others, longer ones first. Each wave writes the latter of one sixteenth of the lengths.
-DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int sequences) {
+DEVICE void make_lists(const dwk_prefill_plan &x, const Batch &batch) {
     SHARED static int of_wave[waves];
-    const Batch batch(cu_seqlens, sequences);
+    const int sequences = batch.sequences;
     const int candidate = x.segments > 0 ? ceil_of(max_of(batch.longest, 1), x.segments) : choose(x, batch);
     const int wave = arch::wave(), lane = arch::lane();
+    // A wave's sixteenth: waves * chunks / (candidate + 1) is its number from the last wave on.
+    const u32 part = waves - 1 - wave, least = part * (u32)(candidate + 1);
     const auto own_length = [&](int chunks) __attribute__((always_inline)) {
-        return waves - 1 - min_of((int)((u32)chunks * waves / (u32)(candidate + 1)), waves - 1) == wave;
+        const u32 given = (u32)chunks * waves;
+        return given >= least && (wave == 0 || given - least < (u32)(candidate + 1));
     };
     const auto put = [&](int at, int sequence, int first, int chunks, int summary) __attribute__((always_inline)) {
         if (at < x.items_count) {
@@ -157,14 +197,14 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
 
     int summaries = 0, count = 0;
 #pragma unroll 1
-    for (int i = lane; i < sequences; i += arch::lanes) {
-        const int n = batch.chunks(i), each = segment_chunks(x, n, candidate);
-        const int followed = max_of(ceil_of(n, each) - 1, 0);
+    for (int block = 0; block < batch.blocks(); ++block) {
+        const int n = batch.chunks(block), each = segment_chunks(x, n, candidate);
+        const int followed = followed_of(n, each);
         summaries += followed;
-        count += own_length(n - followed * each);
+        const bool inside = block * arch::lanes + lane < sequences;
+        count += __builtin_popcountll(arch::ballot(inside && own_length(n - followed * each)));
     }
     summaries = sum_of_lanes(summaries);
-    count = sum_of_lanes(count);
     if (lane == 0) {
         of_wave[wave] = count;
     }
@@ -177,11 +217,11 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
     const u64 lower = ((u64)1 << lane) - 1;
     int summary = 0, chains = 0; // before this block of sequences
 #pragma unroll 1
-    for (int block = 0; sequences > block * arch::lanes; ++block) {
+    for (int block = 0; block < batch.blocks(); ++block) {
         const int sequence = block * arch::lanes + lane;
         const bool inside = sequence < sequences;
-        const int n = batch.chunks(sequence), each = segment_chunks(x, n, candidate);
-        const int followed = max_of(ceil_of(n, each) - 1, 0);
+        const int n = batch.chunks(block), each = segment_chunks(x, n, candidate);
+        const int followed = followed_of(n, each);
         const int end = summary + (int)arch::inclusive_sum((float)followed), first = end - followed;
         const u64 chained = arch::ballot(followed > 1);
         if (block % waves == wave) {
@@ -213,48 +253,46 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const int32_t *cu_seqlens, int
 }
 
 // Whether prefill_fused takes less time than prefill_prepare and prefill_scan. The rule is that of
-// src/ops/prefill/plan/choice.rs, in integers. A division of 64 bits is a long program on CDNA, so each lane of the
-// first wave has another one of them.
+// src/ops/prefill/plan/choice.rs, in integers. One wave computes it: a division of 64 bits is a long program on CDNA,
+// so each of its lanes has another one of them.
 DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
     constexpr int shares_count = shares - first_share + 1;
     constexpr int of_walk = 8; // lanes of a walk: one for each share, and one for the mean. Those of the scan follow
     constexpr int of_fused = 0, of_scan = of_walk, of_prepare = 2 * of_walk;
     static_assert(shares_count < of_walk, "a lane of a walk for the mean");
     SHARED static int64_t times[of_prepare + 1];
-    if (arch::wave() == 0) {
-        const int lane = arch::lane(), part = lane % of_walk;
-        int at_least[shares_count] = {};
+    const int lane = arch::lane(), part = lane % of_walk;
+    int at_least[shares_count] = {};
 #pragma unroll 1
-        for (int i = lane; i < batch.sequences; i += arch::lanes) {
-            const int64_t n = batch.chunks(i);
-            for (int share = first_share; share <= shares; ++share) {
-                at_least[share - first_share] += n > 0 && 8 * n >= share * (int64_t)batch.longest;
-            }
-        }
-        int own_count = 0; // of this lane's share
-        for (int i = 0; i < shares_count; ++i) {
-            const int count = sum_of_lanes(at_least[i]);
-            own_count = part == i ? count : own_count;
-        }
-        const bool scan = lane >= of_scan;
-        const int64_t workgroups = scan ? x.scan_workgroups : x.fused_workgroups;
-        const int64_t of_chunk = scan ? x.scan_chunk : x.fused_chunk, start = scan ? x.scan_start : x.fused_start;
-        int64_t work = own_count * workgroups;
-        int64_t each = (first_share + part) * batch.longest * of_chunk / 8 + start;
-        if (part >= shares_count) {
-            work = (of_chunk * batch.total + start * batch.nonempty) * workgroups;
-            each = 1;
-        }
-        if (lane == of_prepare) {
-            work = (int64_t)x.prepare_chunk * batch.total;
-            each = 1;
-        }
-        const int64_t time = (work + x.compute_units - 1) / x.compute_units * each;
-        if (lane <= of_prepare) {
-            times[lane] = time;
+    for (int block = 0; block < batch.blocks(); ++block) {
+        const int64_t n = batch.chunks(block);
+        for (int share = first_share; share <= shares; ++share) {
+            const u64 are = arch::ballot(n > 0 && 8 * n >= share * (int64_t)batch.longest);
+            at_least[share - first_share] += __builtin_popcountll(are);
         }
     }
-    arch::workgroup_sync();
+    int own_count = 0; // of this lane's share
+    for (int i = 0; i < shares_count; ++i) {
+        own_count = part == i ? at_least[i] : own_count;
+    }
+    const bool scan = lane >= of_scan;
+    const int64_t workgroups = scan ? x.scan_workgroups : x.fused_workgroups;
+    const int64_t of_chunk = scan ? x.scan_chunk : x.fused_chunk, start = scan ? x.scan_start : x.fused_start;
+    int64_t work = own_count * workgroups;
+    int64_t each = (first_share + part) * batch.longest * of_chunk / 8 + start;
+    if (part >= shares_count) {
+        work = (of_chunk * batch.total + start * batch.nonempty) * workgroups;
+        each = 1;
+    }
+    if (lane == of_prepare) {
+        work = (int64_t)x.prepare_chunk * batch.total;
+        each = 1;
+    }
+    const int64_t time = (work + x.compute_units - 1) / x.compute_units * each;
+    if (lane <= of_prepare) {
+        times[lane] = time;
+    }
+    arch::wave_sync();
     const auto walk = [&](int first) __attribute__((always_inline)) {
         int64_t time = times[first];
         for (int i = 1; i <= shares_count; ++i) {
@@ -266,16 +304,55 @@ DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
 }
 
 // Chooses a path, leaves no work to the kernels of the other, and returns where the chosen one's items are.
-DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x,
-                                      const int32_t *cu_seqlens, int sequences, int tokens) {
-    const bool fused = takes_fused(x, Batch(cu_seqlens, sequences));
+DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch,
+                                      int tokens) {
+    SHARED static int chosen;
+    if (arch::wave() == 0) {
+        const bool fused = takes_fused(x, batch);
+        if (arch::lane() == 0) {
+            chosen = fused;
+        }
+    }
+    arch::workgroup_sync();
+    const bool fused = chosen;
 #pragma unroll 1
-    for (int i = arch::thread(); i <= sequences; i += waves * arch::lanes) {
-        // Empty sequences at the end of the batch have no chunk, and no row is past them.
-        x.prepare_lengths[i] = fused ? tokens : cu_seqlens[i];
+    for (int block = arch::wave(); batch.sequences >= block * arch::lanes; block += waves) {
+        const int i = block * arch::lanes + arch::lane();
+        if (i <= batch.sequences) {
+            // Empty sequences at the end of the batch have no chunk, and no row is past them.
+            x.prepare_lengths[i] = fused ? tokens : batch.start(block);
+        }
     }
     end_list(fused ? x.split_items : plan.items, 0, plan.items_count);
     return fused ? plan.items : x.split_items;
+}
+
+// Chooses a path for a small batch and makes its list, as chosen_items and make_lists do: no sequence is cut where
+// there is a choice. One wave has all sequences, so nothing waits for other waves.
+DEVICE void list_small(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch, int tokens) {
+    const int lane = arch::lane(), sequences = batch.sequences;
+    const bool fused = takes_fused(x, batch), inside = lane < sequences;
+    if (lane <= sequences) {
+        x.prepare_lengths[lane] = fused ? tokens : batch.first_start;
+    }
+    dwk_prefill_item *const items = fused ? plan.items : x.split_items, *const others =
+                                                                            fused ? x.split_items : plan.items;
+    // The longest sixteenth first.
+    const u64 lower = ((u64)1 << lane) - 1;
+    const u32 given = (u32)batch.first_chunks * waves, sixteenth = max_of(batch.longest, 1) + 1;
+    bool placed = !inside;
+    int at = 0, place = 0;
+    for (int part = waves - 1; part >= 0; --part) {
+        const bool own = !placed && given >= part * sixteenth;
+        const u64 owned = arch::ballot(own);
+        place = own ? at + __builtin_popcountll(owned & lower) : place;
+        placed |= own;
+        at += __builtin_popcountll(owned);
+    }
+    if (inside) {
+        items[place] = dwk_prefill_item{lane, 0, batch.first_chunks, 0};
+        others[lane] = dwk_prefill_item{-1, 0, 0, 0};
+    }
 }
 
 } // namespace plan

@@ -21,13 +21,13 @@ from .gate import gate, gate_backward, gate_backward_workspace_bytes
 from .layer import Layer, LayerBackward, LayerSpec
 from .library import Library
 from .norm import norm, norm_backward, norm_backward_workspace_bytes
-from .parallel import ParallelPrefill, RankLayout
+from .parallel import ParallelPrefill, ParallelPrefillBackward, RankLayout
 from .prefill import Prefill, PrefillBackward, PrefillSpec
 
 __version__ = "0.1.0"
 
 __all__ = ["ArgumentError", "Array", "Context", "Conv", "ConvBackward", "ConvSpec", "Decode", "DecodeSpec", "DeviceError",
            "DriverError", "Error", "InternalError", "Layer", "LayerBackward", "LayerSpec", "Library", "LibraryError",
-           "Memory", "ParallelPrefill", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout", "RanksError", "Unsupported",
-           "array", "bf16_bits", "gate", "gate_backward", "gate_backward_workspace_bytes", "norm", "norm_backward",
-           "norm_backward_workspace_bytes", "to_bf16", "to_float"]
+           "Memory", "ParallelPrefill", "ParallelPrefillBackward", "Prefill", "PrefillBackward", "PrefillSpec", "RankLayout",
+           "RanksError", "Unsupported", "array", "bf16_bits", "gate", "gate_backward", "gate_backward_workspace_bytes", "norm",
+           "norm_backward", "norm_backward_workspace_bytes", "to_bf16", "to_float"]

@@ -219,6 +219,18 @@ class dw_parallel_prefill_sizes(Sized):
         ("fragments", c_int64),
         ("order_entries", c_int64),
         ("chunk_entries", c_int64),
+        ("block", c_int64),
+    ]
+
+
+class dw_parallel_prefill_backward_sizes(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("summary_bytes", c_size_t),
+        ("gathered_bytes", c_size_t),
+        ("workspace_bytes", c_size_t),
+        ("fragments", c_int64),
+        ("block", c_int64),
     ]
 
 
@@ -573,11 +585,17 @@ FUNCTIONS = {
     "dw_parallel_prefill_agreement": (c_int, [c_void_p, c_void_p]),
     "dw_parallel_prefill_check_agreement": (c_int, [c_void_p, c_void_p, c_size_t]),
     "dw_parallel_prefill_tails": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "dw_parallel_prefill_backward_create": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "dw_parallel_prefill_backward_destroy": (None, [c_void_p]),
+    "dw_parallel_prefill_backward_get_sizes": (c_int, [c_void_p, POINTER(dw_parallel_prefill_backward_sizes)]),
+    "dw_parallel_prefill_backward_summarise_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_backward_tensors), c_void_p, c_size_t]),
+    "dw_parallel_prefill_backward_finish_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_prefill_backward_tensors), c_void_p, c_size_t]),
     "dw_communicator_unique_id": (c_int, [c_void_p, c_void_p, c_void_p]),
     "dw_communicator_create": (c_int, [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int64, POINTER(c_void_p)]),
     "dw_communicator_destroy": (None, [c_void_p]),
     "dw_communicator_agree": (c_int, [c_void_p, c_void_p]),
     "dw_communicator_prefill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(dw_prefill_tensors), c_void_p, c_size_t, c_void_p, c_size_t]),
+    "dw_communicator_prefill_backward": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(dw_prefill_backward_tensors), c_void_p, c_size_t, c_void_p, c_size_t]),
     "dw_communicator_all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t]),
     "dw_communicator_synchronize": (c_int, [c_void_p, c_void_p]),
     "dw_gate_launch": (c_int, [c_void_p, c_void_p, POINTER(dw_gate_tensors)]),

@@ -12,7 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import ops
+from . import arrays, ops
+from .context import stream_of
 from .conv import Conv, ConvSpec
 from .decode import DecodeSpec
 from .errors import ArgumentError
@@ -197,7 +198,7 @@ def conv_drafts(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Tensor
     device, width = x.device, ops._of_rank("weight", weight, 2).shape[1]
     spec = ConvSpec(key_heads, value_heads, key_dim, value_dim, width, ops._dtype_of("x", x), activation, False, qk_l2norm)
     with ops._OfShapes(width=("weight", weight), tokens=("x", x)):
-        plan, lengths = ops._packed_plan(Conv, spec, ops._of_rank("x", x, 2, 3).shape[0], cu_seqlens, device)
+        plan, lengths = ops._packed_plan(Conv, spec, ops._of_rank("x", x, 2).shape[0], cu_seqlens, device)
     q, k, v = ops.conv_outputs(x, key_heads, value_heads, key_dim, value_dim, ops.empty)
     inputs = {"x": x, "weight": weight, "bias": bias, "slots": slots, "has_initial_state": has_initial_state,
               "accepted": accepted, **lengths}
@@ -290,16 +291,42 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
     keys, values, gates = (rows, key_heads, key_dim), (rows, value_heads, value_dim), (rows, value_heads)
     with _scratch(device, (keys, x.dtype), (keys, x.dtype), (values, x.dtype), (gates, torch.float32),
                   (gates, torch.float32)) as (q, k, v, g, beta):
-        conv_plan.launch(x=shared["x"], state=reached["conv_state"], slots=shared["draft_slots"], q=q, k=k, v=v, g=g, beta=beta,
-                         accepted=shared["accepted"], has_initial_state=shared["has_initial_state"], x_layout=x_layout,
-                         state_layout=conv_layout, allow_neg_eigval=allow_neg_eigval, null_slot=null_slot, **given, **lengths)
-        decode_plan.launch(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
-                           read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"], accepted=shared["accepted"],
-                           cu_seqlens=shared["cu_seqlens"], has_initial_state=shared["has_initial_state"],
-                           pool_layout=pool_layout, null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=norm_eps,
-                           norm_gate=gate)
+        conv = conv_plan.bind(x=shared["x"], state=reached["conv_state"], slots=shared["draft_slots"], q=q, k=k, v=v, g=g,
+                              beta=beta, accepted=shared["accepted"], has_initial_state=shared["has_initial_state"],
+                              x_layout=x_layout, state_layout=conv_layout, allow_neg_eigval=allow_neg_eigval,
+                              null_slot=null_slot, **given, **lengths)
+        recurrence = decode_plan.bind(q=q, k=k, v=v, g=g, beta=beta, pool=reached["pool"], o=reached["y"],
+                                      read_slots=shared["draft_slots"], draft_slots=shared["draft_slots"],
+                                      accepted=shared["accepted"], cu_seqlens=shared["cu_seqlens"],
+                                      has_initial_state=shared["has_initial_state"], pool_layout=pool_layout,
+                                      null_slot=null_slot, z=shared["z"], norm_weight=weight, norm_eps=norm_eps,
+                                      norm_gate=gate)
+        _refuse_of_recurrence(reached["pool"], shared["z"], weight, rows, heads, dtype, pool_layout)
+        stream = stream_of(None, [shared["x"]])
+        conv(stream)
+        recurrence(stream)
     ops._copied_back(written, reached)
     return y
+
+
+def _refuse_of_recurrence(pool: Tensor, z: Tensor, norm_weight: Optional[Tensor], rows: int, heads: Tuple[int, int, int, int],
+                          dtype: str, pool_layout: str) -> None:
+    """Refuses what the recurrence refuses. It comes after the convolution, which would have written its states by then."""
+    _, value_heads, key_dim, value_dim = heads
+    matrix = [key_dim, value_dim] if pool_layout == "key_major" else [value_dim, key_dim]
+    whole = z.dim() == 3 and z.shape[2] > 0 and z.shape[2] % value_dim == 0
+    arrays.dtype_name(z.dtype, "z", (dtype,))
+    for name, t, fits, allowed in (
+            ("pool", pool, pool.dim() == 4 and pool.shape[0] > 0 and list(pool.shape[1:]) == [value_heads, *matrix],
+             f"[slots, {value_heads}, {matrix[0]}, {matrix[1]}], of at least one slot"),
+            ("z", z, whole and z.shape[0] == rows and z.shape[1] * z.shape[2] == value_heads * value_dim,
+             f"[{rows}, blocks, heads of a block * {value_dim}], of {value_heads} heads"),
+            ("norm_weight", norm_weight, norm_weight is None or list(norm_weight.shape) == [value_dim], f"[{value_dim}]")):
+        if t is not None and not fits:
+            raise ArgumentError(f"{name}: shape {list(t.shape)}; it must be {allowed}")
+    for name, t in (("pool", pool), ("z", z)):
+        if t.stride(-1) != 1:
+            raise ArgumentError(f"{name}: an innermost stride of {t.stride(-1)}; it must be 1")
 
 
 def _z_of(x: Tensor, heads: Tuple[int, int, int, int], x_layout: str) -> Tensor:

@@ -227,6 +227,14 @@ def _refuse_tangents(name: str, tensors: Sequence[Any]) -> None:
             raise NotImplementedError(text)
 
 
+def _refuse_wide(function: Callable[..., Any], arguments: Sequence[Any], named: Dict[str, Any]) -> None:
+    """Refuses the first whole number that torch cannot pass to an op: it does not say which argument it is."""
+    for name, value in [*zip(inspect.signature(function).parameters, arguments), *named.items()]:
+        if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
+            least = 0 if name == "segments" else -1 << 31
+            raise ArgumentError(f"{name}: {shown(value)}; it must be a whole number from {least} to {(1 << 31) - 1}") from None
+
+
 def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
     """`torch.library.custom_op` of a function, called through a function that refuses tensors with tangents. The op itself,
     in `torch.ops`, refuses them too, unless it writes its arguments or torch.func hides the tangents."""
@@ -236,7 +244,11 @@ def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..
             @functools.wraps(function)
             def checked(*arguments: Any, **named: Any) -> Any:
                 _refuse_tangents(name, (*arguments, *named.values()))
-                return call(*arguments, **named)
+                try:
+                    return call(*arguments, **named)
+                except (OverflowError, RuntimeError, TypeError):
+                    _refuse_wide(function, arguments, named)
+                    raise
 
             return checked
 
@@ -767,12 +779,12 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
     choice("agree", agree, AGREE)
     import torch.distributed as dist
 
-    from .rank_gradients import RanksFunction, Saved, blocks_of
+    from .rank_gradients import PrefillFunction, Saved, gathered
     ranks = dist.get_world_size(group)
     for name, x in (("q", q), ("k", k), ("v", v)):
         _of_rank(name, x, 3)
 
-    def launch(saves: bool = False) -> Tuple[Any, ...]:
+    def launch() -> Tuple[Tensor, Tensor, Saved]:
         device = q.device
         layout = RankLayout(lengths, ranks, kind, block)
         spec = PrefillSpec(k.shape[-2], v.shape[-2], k.shape[-1], v.shape[-1], _dtype_of("q", q), head_map, qk_l2norm, scale)
@@ -785,34 +797,21 @@ def prefill_parallel(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None
                  "initial_state": initial_state, "has_initial_state": has_initial_state, "o": o, "final_state": final_state}
         tensors = {**_all_reachable(given, device), "allow_neg_eigval": allow_neg_eigval, "initial_layout": state_layout,
                    "final_layout": state_layout}
-        ends, saved = empty((0,), torch.float32, device), None
-        if saves:
-            blocks = blocks_of(device, spec, layout, plan, dist.get_rank(group))
-            saved = Saved(blocks, plan, group, ranks, allow_neg_eigval, scale, qk_l2norm, head_map, state_layout)
-            if blocks.followed:
-                ends = empty((len(blocks.followed), v.shape[-2], k.shape[-1], v.shape[-1]), torch.float32, device)
-                slots = empty((plan.chunk_entries,), torch.int32, device)
-                slots.copy_(torch.tensor(blocks.snapshot_slots(plan), dtype=torch.int32))
-                tensors.update(snapshots=ends, snapshot_slots=slots)
         if not plan.fragments:
             tensors = {name: x for name, x in tensors.items() if "state" not in name and "layout" not in name}
         workspace = empty((plan.workspace_bytes,), torch.uint8, device)
         # Zeros: bytes past the summaries of a rank with fewer blocks are sent, too.
         summary = empty((plan.summary_bytes,), torch.uint8, device).zero_()
         plan.summarise(summary, workspace, **tensors)
-        gathered = summary
-        if plan.summary_bytes and ranks > 1:
-            gathered = empty((plan.gathered_bytes,), torch.uint8, device)
-            dist.all_gather_into_tensor(gathered, summary, group=group)
-        plan.finish(gathered, workspace, **tensors)
-        return o, final_state, ends, saved
+        plan.finish(gathered(plan, summary, group, ranks), workspace, **tensors)
+        return o, final_state, Saved(plan, group, ranks, allow_neg_eigval, state_layout)
 
     inputs = (q, k, v, g, beta, a, b, a_log, dt_bias, initial_state)
     _refuse_tangents("prefill_parallel", inputs)
     if needs_gradient(*inputs):
-        results: Tuple[Tensor, Tensor] = RanksFunction.apply(lambda: launch(True), has_initial_state, *inputs)
+        results: Tuple[Tensor, Tensor] = PrefillFunction.apply(launch, has_initial_state, *inputs)
         return results
-    o, final_state, *_ = launch()
+    o, final_state, _ = launch()
     return o, final_state
 
 
@@ -864,47 +863,72 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
     if it is absent; only fragments that begin a sequence read it. All outputs have one rank's bits.
 
     Each rank sends the last width - 1 rows of every fragment that another fragment follows. group, agree: as for
-    `prefill_parallel`."""
+    `prefill_parallel`.
+
+    Gradients flow to x, weight, bias and initial_state, if x has two dimensions. Those of x have one rank's bits; those of weight
+    and bias are sums over the rank's rows, to be added up over ranks. Gradients of states of fragments that do not end their
+    sequence are not used. The backward has an all-reduce: either all ranks require gradients and run it, in the same order,
+    or none."""
     choice("state_layout", state_layout, CONV_LAYOUTS)
     choice("agree", agree, AGREE)
     import torch.distributed as dist
+
+    from .rank_gradients import ConvFunction, SavedConv
     ranks = dist.get_world_size(group)
-    device, width, rows = _of_rank("x", x, 2, 3).device, _of_rank("weight", weight, 2).shape[1], x.shape[0]
+    device, width, rows = _of_rank("x", x, 2).device, _of_rank("weight", weight, 2).shape[1], x.shape[0]
     heads = (key_heads, value_heads, key_dim, value_dim)
-    # Only the layout matters here: any plan for it says which rows lie where.
-    spec = PrefillSpec(key_heads, value_heads, 16, 16, _dtype_of("x", x))
-    plan = _rank_plan(device, spec, RankLayout(lengths, ranks, kind, block), rows, group, agree)
-    ends = list(itertools.accumulate(tokens for _, _, tokens in plan.fragments))
-    channels = 2 * key_heads * key_dim + value_heads * value_dim
-    tail = (channels, width - 1) if state_layout == "channel_major" else (width - 1, channels)
-    states = empty((len(ends), *tail), x.dtype, device).zero_()
-    if initial_state is not None:
-        if initial_state.shape != states.shape:
-            raise ArgumentError(f"initial_state: shape {list(initial_state.shape)}; it must be {list(states.shape)}")
-        states.copy_(initial_state)
+    inputs = (x, weight, bias, initial_state)
+    _refuse_tangents("conv_parallel", inputs)
+    differentiates = needs_gradient(*inputs)
+    if differentiates and x.dim() != 2:
+        # Before anything is sent: the backward takes rows alone, and would leave the other ranks waiting.
+        raise ArgumentError(f"x: shape {list(x.shape)}; it must have 2 dimensions where a gradient is required")
 
-    def convolved(x: Tensor, ends: List[int], states: Tensor) -> Tuple[Tensor, ...]:
-        offsets = torch.tensor([0, *ends], dtype=torch.int32)
-        return conv(x, weight, bias, states, *heads, offsets, activation=activation, x_layout=x_layout,
-                    state_layout=state_layout, qk_l2norm=qk_l2norm)
+    def launch() -> Tuple[Any, ...]:
+        # Only the layout matters here: any plan for it says which rows lie where.
+        spec = PrefillSpec(key_heads, value_heads, 16, 16, _dtype_of("x", x))
+        layout = RankLayout(lengths, ranks, kind, block)
+        plan = _rank_plan(device, spec, layout, rows, group, agree)
+        ends = list(itertools.accumulate(tokens for _, _, tokens in plan.fragments))
+        channels = 2 * key_heads * key_dim + value_heads * value_dim
+        tail = (channels, width - 1) if state_layout == "channel_major" else (width - 1, channels)
+        states = empty((len(ends), *tail), x.dtype, device).zero_()
+        if initial_state is not None:
+            if initial_state.shape != states.shape:
+                raise ArgumentError(f"initial_state: shape {list(initial_state.shape)}; it must be {list(states.shape)}")
+            states.copy_(initial_state)
 
-    if plan.tail_slots:
-        # A convolution of the last rows alone leaves them in its states, in any layout of x.
-        send = empty((plan.tail_slots, *tail), x.dtype, device).zero_()
-        last = [row for (slot, _), end in zip(plan.tails, ends) if slot >= 0 for row in range(end - width + 1, end)]
-        if last:
-            of_tails = list(range(width - 1, len(last) + 1, width - 1))
-            convolved(x[torch.tensor(last, device=device)], of_tails, send[:len(of_tails)])
-        gathered = send
-        if ranks > 1:
-            gathered = empty((ranks * plan.tail_slots, *tail), x.dtype, device)
-            dist.all_gather_into_tensor(gathered, send, group=group)
-        for n, (_, slot) in enumerate(plan.tails):
-            if slot >= 0:
-                states[n] = gathered[slot]
-    if not ends:
-        return (*conv_outputs(x, *heads, empty), states)
-    q, k, v = convolved(x, ends, states)
+        def convolved(x: Tensor, ends: List[int], states: Tensor) -> Tuple[Tensor, ...]:
+            offsets = torch.tensor([0, *ends], dtype=torch.int32)
+            return conv(x, weight, bias, states, *heads, offsets, activation=activation, x_layout=x_layout,
+                        state_layout=state_layout, qk_l2norm=qk_l2norm)
+
+        if plan.tail_slots:
+            # A convolution of the last rows alone leaves them in its states, in any layout of x.
+            send = empty((plan.tail_slots, *tail), x.dtype, device).zero_()
+            last = [row for (slot, _), end in zip(plan.tails, ends) if slot >= 0 for row in range(end - width + 1, end)]
+            if last:
+                of_tails = list(range(width - 1, len(last) + 1, width - 1))
+                convolved(x[torch.tensor(last, device=device)], of_tails, send[:len(of_tails)])
+            gathered = send
+            if ranks > 1:
+                gathered = empty((ranks * plan.tail_slots, *tail), x.dtype, device)
+                dist.all_gather_into_tensor(gathered, send, group=group)
+            for n, (_, slot) in enumerate(plan.tails):
+                if slot >= 0:
+                    states[n] = gathered[slot]
+        before = states.clone() if differentiates else states
+        ends_sequence = [begin + tokens == layout.lengths[n] for n, begin, tokens in plan.fragments]
+        saved = SavedConv(plan, group, ranks, before, ends_sequence, heads, activation, x_layout, state_layout, qk_l2norm)
+        if not ends:
+            return (*conv_outputs(x, *heads, empty), states, saved)
+        q, k, v = convolved(x, ends, states)
+        return q, k, v, states, saved
+
+    if differentiates:
+        results: Tuple[Tensor, Tensor, Tensor, Tensor] = ConvFunction.apply(launch, *inputs)
+        return results
+    q, k, v, states, _ = launch()
     return q, k, v, states
 
 
@@ -1219,7 +1243,7 @@ def launch_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Option
                 null_slot: int = -1) -> None:
     """Launches a convolution that writes the tensors of `make`: q, k and v, with gates g and beta too, of any strides
     between rows. `heads`: HK, HV, K, V. No custom op: for functions that are inside one."""
-    device, tokens, width = x.device, _of_rank("x", x, 2, 3).shape[0], _of_rank("weight", weight, 2).shape[1]
+    device, tokens, width = x.device, _of_rank("x", x, 2).shape[0], _of_rank("weight", weight, 2).shape[1]
     spec = ConvSpec(*heads, width, _dtype_of("x", x), activation, keep_states, qk_l2norm)
     with _OfShapes(width=("weight", weight), tokens=("x", x)):
         plan, lengths = _packed_plan(Conv, spec, tokens, cu_seqlens, device)
@@ -1236,7 +1260,7 @@ def launch_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Option
 def conv_outputs(x: Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int,
                  make: Callable[..., Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
     """Uninitialised outputs of a convolution."""
-    _of_rank("x", x, 2, 3)
+    _of_rank("x", x, 2)
     heads = ((key_heads, key_dim), (key_heads, key_dim), (value_heads, value_dim))
     q, k, v = (make((x.shape[0], *shape), x.dtype, device=x.device) for shape in heads)
     return q, k, v

@@ -7,7 +7,7 @@ from . import _abi, structs
 from .context import Context, stream_address, stream_of
 from .errors import ArgumentError
 from .plan import Launch, Plan
-from .prefill import Prefill, PrefillSpec
+from .prefill import Prefill, PrefillBackward, PrefillSpec
 from .values import shown, whole, wholes
 
 KINDS = {"contiguous": _abi.DW_RANKS_CONTIGUOUS, "zigzag": _abi.DW_RANKS_ZIGZAG, "packed": _abi.DW_RANKS_PACKED}
@@ -68,7 +68,41 @@ class RankLayout:
         return made
 
 
-class ParallelPrefill(Plan):
+class _Stages(Plan):
+    """A plan of two stages with an all-gather between them."""
+
+    summary_bytes: int
+    gathered_bytes: int
+    workspace_bytes: int
+
+    def _memory(self, name: str, x: Any, least: int) -> Tuple[int, int]:
+        """Address and bytes of memory."""
+        if x is None:
+            x = 0
+        if isinstance(x, int):
+            return x, least
+        found = self.context.describe(name, x)
+        if not found.is_dense():
+            raise ArgumentError(f"{name}: strides {list(found.strides)}; it must be dense")
+        return found.address, found.extent()
+
+    def _launch(self, stage: str, stream: Any, workspace: Any, tensors: Any, *memory: Any) -> None:
+        address, size = self._memory("workspace", workspace, self.workspace_bytes)
+        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries,
+                                    {**tensors, "workspace": address, "workspace_bytes": size})
+        stream = stream_address(stream_of(stream, tensors.values()))
+        self.context.library.call(f"dw_{self.NAME}_{stage}_launch", self.handle, stream, byref(arguments), *memory)
+
+    def summarise(self, summary: Any, workspace: Any, stream: Any = None, **tensors: Any) -> None:
+        """Enqueues the first stage, which writes `summary`."""
+        memory = self._memory("summary", summary, self.summary_bytes)
+        self._launch("summarise", stream, workspace, tensors, *memory)
+
+    def bind(self, **tensors: Any) -> Launch:
+        raise ArgumentError("a parallel prefill and its backward have two stages: call summarise and finish")
+
+
+class ParallelPrefill(_Stages):
     """One rank's part of a prefill, in two stages:
 
         plan.summarise(summary, workspace=workspace, **tensors)
@@ -82,7 +116,7 @@ class ParallelPrefill(Plan):
 
     tails: for a convolution, `(sent, before)` of each fragment. A fragment that another follows sends its last width - 1 rows
     as tail `sent` of the rank's `tail_slots` tails; the rows before a fragment are tail `before` of those of all ranks, rank
-    by rank. -1: none."""
+    by rank. -1: none. block: tokens of a block."""
 
     NAME, TENSORS, CHOICES = "parallel_prefill", Prefill.TENSORS, Prefill.CHOICES
 
@@ -95,7 +129,7 @@ class ParallelPrefill(Plan):
         context.library.call("dw_parallel_prefill_get_sizes", self.handle, byref(sizes))
         self.summary_bytes, self.gathered_bytes = sizes.summary_bytes, sizes.gathered_bytes
         self.workspace_bytes, self.chunk_entries = sizes.workspace_bytes, sizes.chunk_entries
-        self.sequences = sizes.fragments
+        self.sequences, self.block = sizes.fragments, sizes.block
         fragments = (_abi.dw_fragment * max(self.sequences, 1))()
         order = (c_int32 * max(sizes.order_entries, 1))()
         context.library.call("dw_parallel_prefill_tables", self.handle, fragments, self.sequences, order,
@@ -129,29 +163,6 @@ class ParallelPrefill(Plan):
         found = (_abi.dw_snapshot * len(each))(*(_abi.dw_snapshot(*one) for one in each))
         self.context.library.call("dw_parallel_prefill_set_snapshots", self.handle, found, len(found))
 
-    def _memory(self, name: str, x: Any, least: int) -> Tuple[int, int]:
-        """Address and bytes of memory."""
-        if x is None:
-            x = 0
-        if isinstance(x, int):
-            return x, least
-        found = self.context.describe(name, x)
-        if not found.is_dense():
-            raise ArgumentError(f"{name}: strides {list(found.strides)}; it must be dense")
-        return found.address, found.extent()
-
-    def _launch(self, stage: str, stream: Any, workspace: Any, tensors: Any, *memory: Any) -> None:
-        address, size = self._memory("workspace", workspace, self.workspace_bytes)
-        arguments = structs.tensors(self.TENSORS, self.CHOICES, self.context, self.entries,
-                                    {**tensors, "workspace": address, "workspace_bytes": size})
-        stream = stream_address(stream_of(stream, tensors.values()))
-        self.context.library.call(f"dw_parallel_prefill_{stage}_launch", self.handle, stream, byref(arguments), *memory)
-
-    def summarise(self, summary: Any, workspace: Any, stream: Any = None, **tensors: Any) -> None:
-        """Enqueues the first stage, which writes `summary`."""
-        memory = self._memory("summary", summary, self.summary_bytes)
-        self._launch("summarise", stream, workspace, tensors, *memory)
-
     def finish(self, gathered: Any, workspace: Any, order: Any = None, stream: Any = None, **tensors: Any) -> None:
         """Enqueues the second stage. `gathered`: summaries of all ranks, rank by rank. `order`: i32 on the device, instead of
         the plan's order."""
@@ -160,5 +171,37 @@ class ParallelPrefill(Plan):
             order = structs.dense_vector("order", self.context.describe("order", order), len(self.order), "i32")
         self._launch("finish", stream, workspace, tensors, *memory, order)
 
-    def bind(self, **tensors: Any) -> Launch:
-        raise ArgumentError("a parallel prefill has two stages: call summarise and finish")
+
+class ParallelPrefillBackward(_Stages):
+    """The backward of a `ParallelPrefill`, in two stages:
+
+        plan.summarise(summary, workspace=workspace, **tensors)
+        # all-gather of summary_bytes of each rank, on the same stream, unless summary_bytes is 0
+        plan.finish(gathered, workspace=workspace, **tensors)
+
+    Sizes are its own, not those of the `ParallelPrefill`. Tensors are those of `PrefillBackward` for the rank's batch, without
+    cu_seqlens and context. A fragment with the first token of a sequence reads its initial state and writes the gradient of it,
+    one with the last token reads the gradient of its final state; the others do neither. Gradients have the same bits for any
+    number of ranks and any kind of layout, if the block is the same; those of a_log and dt_bias are sums over the rank's
+    tokens."""
+
+    NAME, TENSORS = "parallel_prefill_backward", _abi.dw_prefill_backward_tensors
+    CHOICES = PrefillBackward.CHOICES
+
+    def __init__(self, prefill: ParallelPrefill) -> None:
+        if not isinstance(prefill, ParallelPrefill):
+            raise ArgumentError(f"prefill: {shown(prefill)}; it must be a ParallelPrefill")
+        super().__init__(prefill.context, prefill.sequences, "create", prefill.handle)
+        sizes = _abi.dw_parallel_prefill_backward_sizes()
+        prefill.context.library.call("dw_parallel_prefill_backward_get_sizes", self.handle, byref(sizes))
+        self.summary_bytes, self.gathered_bytes = sizes.summary_bytes, sizes.gathered_bytes
+        self.workspace_bytes, self.block = sizes.workspace_bytes, sizes.block
+        self.fragments = prefill.fragments
+
+    def origin(self) -> Tuple[Any, ...]:
+        return ()
+
+    def finish(self, gathered: Any, workspace: Any, stream: Any = None, **tensors: Any) -> None:
+        """Enqueues the second stage. `gathered`: summaries of all ranks, rank by rank."""
+        memory = self._memory("gathered", gathered, self.gathered_bytes)
+        self._launch("finish", stream, workspace, tensors, *memory)

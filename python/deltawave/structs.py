@@ -4,11 +4,11 @@ tensor, lengths or a vector."""
 import ctypes
 import functools
 from ctypes import POINTER, byref
-from typing import Any, Callable, Collection, Dict, Mapping, Set, TYPE_CHECKING, Tuple, Type, TypeVar
+from typing import Any, Callable, Collection, Dict, Mapping, Set, TYPE_CHECKING, Tuple, Type, TypeVar, Union
 
 from . import _abi, arrays
 from .errors import ArgumentError
-from .values import choice, number, scale, shown
+from .values import choice, number, scale, shown, whole
 
 if TYPE_CHECKING:
     from .context import Context
@@ -56,8 +56,15 @@ def spec(struct: Type[Struct], choices: Mapping[str, Mapping[str, int]], **value
         elif name == "save":
             made.save = _save(value)
         elif value is not None:
-            setattr(made, name, scale(value) if name == "scale" else number(name, value, kinds[name]))
+            setattr(made, name, scale(value) if name == "scale" else _of_spec(name, value, kinds[name]))
     return made
+
+
+def _of_spec(name: str, value: Any, kind: Any) -> Union[int, float]:
+    """A number of a spec. Numbers of segments and of compute units are not negative."""
+    if name in ("segments", "compute_units"):
+        return whole(name, value, 8 * ctypes.sizeof(kind), 0)
+    return number(name, value, kind)
 
 
 def _save(value: Any) -> int:

@@ -151,11 +151,23 @@ class OnStandIn(unittest.TestCase):
                 for wrong in (-1, 0, 1 << 40):
                     self.refused(name, lambda: getattr(self.ops, op)(**{**calls[op], name: wrong}))
         self.refused("decodes", lambda: self.ops.layer(**calls["layer"], decodes=-1))
-        self.refused("segments", lambda: self.ops.prefill(**calls["prefill"], segments=-1))
+        for wrong in (-1, 1 << 31, 1 << 40, 1 << 63, 1 << 70):
+            with self.assertRaises(dw.ArgumentError) as caught:
+                self.ops.prefill(**calls["prefill"], segments=wrong)
+            text = f"segments: {wrong}; it must be a whole number from 0 to {(1 << 31) - 1}"
+            self.assertEqual(str(caught.exception), text)
         self.refused("scale", lambda: self.ops.prefill(**calls["prefill"], scale=float("nan")))
         self.refused("scale", lambda: self.ops.decode(**calls["decode"], scale=1e-50))
         self.ops.prefill(**calls["prefill"], scale=0.0)
         self.refused("eps", lambda: self.ops.norm(**calls["norm"], eps=0.0))
+
+    def test_conv_takes_rows_of_two_dimensions(self):
+        given = self.calls()["conv"]
+        x = given["x"].reshape((TOKENS, 1, CHANNELS))
+        with self.assertRaises(dw.ArgumentError) as caught:
+            self.ops.conv(**{**given, "x": x})
+        text = f"x: shape {[TOKENS, 1, CHANNELS]}; it must have 2 dimensions"
+        self.assertEqual(str(caught.exception), text)
 
     def test_memory(self):
         for dtype in ("bf16", None, np.float32, 5):

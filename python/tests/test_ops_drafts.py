@@ -182,6 +182,26 @@ class Drafts(unittest.TestCase):
             with self.assertRaises(ArgumentError) as caught:
                 drafts.layer_drafts(*given)
             self.assertRegex(str(caught.exception), f"^{name}:")
+        # What only the recurrence takes is refused before the convolution writes its states.
+        z = self.layer()[1]
+        of_slots = uniform(-1, 1, 8, HV, K + 16, V)
+        for name, wrong, text in (
+                ("pool", of_slots, f"pool: shape {[8, HV, K + 16, V]}; it must be [slots, {HV}, {K}, {V}], of at least one slot"),
+                ("pool", of_slots[:0, :, :K], f"pool: shape {[0, HV, K, V]}; it must be"),
+                ("pool", of_slots[:, :, :K].transpose(2, 3).contiguous().transpose(2, 3), "pool: an innermost stride of"),
+                ("pool", of_slots[:, :, :K].double(), "pool: "),
+                ("z", z[:-1], f"z: shape {[4, HV, V]}; it must be [5, blocks, heads of a block * {V}], of {HV} heads"),
+                ("z", z.flatten(1), f"z: shape {[5, HV * V]}; it must be"),
+                ("z", z.float(), "z: "),
+                ("norm_weight", torch.ones(V + 1), f"norm_weight: shape {[V + 1]}; it must be {[V]}")):
+            given, _ = self.layer()
+            before = given[3].clone()
+            named = {} if name == "pool" else {name: wrong}
+            given[4] = wrong if name == "pool" else given[4]
+            with self.assertRaises(ArgumentError) as caught:
+                drafts.layer_drafts(*given, **named, null_slot=0)
+            self.assertEqual(str(caught.exception)[:len(text)], text)
+            self.assertTrue(torch.equal(given[3], before), name)
         # Arguments of the norm have the names that the op gives them.
         for name, wrong in (("eps", -1.0), ("eps", float("inf")), ("eps", 1e-46), ("gate", "relu")):
             given, _ = self.layer()

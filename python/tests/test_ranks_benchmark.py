@@ -160,6 +160,34 @@ class Ranks(unittest.TestCase):
             self.assertLess(found[2]["error"], 1e-6)
 
     @unittest.skipIf(torch is None or np is None, "torch 2.4 or newer, with NumPy, is not installed")
+    def test_rows_of_the_backward_on_the_simulator(self):
+        for ranks, kind in (("2", "contiguous"), ("4", "zigzag")):
+            said = self.run_program("--ranks", ranks, "--kind", kind, "--backward", "--check", "--gates", "mixed", "--tokens", "300",
+                                    "--json")
+            self.assertIn("check: bits of one rank", said.stderr)
+            self.assertIn("fla: left out: --backward measures deltawave alone", said.stderr)
+            row, = map(json.loads, said.stdout.splitlines()[-1:])
+            self.assertTrue(row["backward"] and row["bits_equal_one_rank"])
+            self.assertEqual(row["block"], 64)
+            # N' and M transposed beside N and M, and one more block of each rank.
+            self.assertGreater(row["backward_summary_bytes"], row["summary_bytes"])
+            self.assertEqual(set(row["errors"]), {"q", "k", "v", "g", "beta"})
+            self.assertEqual(row["error"], max(row["errors"].values()))
+            self.assertTrue(0 < row["error"] < 4e-2)
+            for name in ("alone", "shared", "call", "gather", "backward_alone", "backward_shared", "backward_gather"):
+                self.assertIsNone(row[name])  # the simulator has no times
+
+    def test_failures_of_gradients(self):
+        errors = {name: 1e-3 for name in "qkv"}
+        row = {"who": "deltawave", "tokens": 128, "gates": "zero", "bits_equal_one_rank": True,
+               "errors": {**errors, "g": 3e-2, "beta": 1e-3}}
+        bench = program()
+        self.assertEqual(bench.failures([row]), [])
+        for name, error in (("g", 5e-2), ("k", 2e-2), ("beta", float("nan"))):
+            found, = bench.failures([{**row, "errors": {**row["errors"], name: error}}])
+            self.assertIn(f"error of d_{name} {error:.2e}, above ", found)
+
+    @unittest.skipIf(torch is None or np is None, "torch 2.4 or newer, with NumPy, is not installed")
     def test_what_fails(self):
         # FLA, whose package is a namespace here, fails on one rank: all leave it out, and say which rank said what.
         with tempfile.TemporaryDirectory() as folder:

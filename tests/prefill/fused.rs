@@ -321,6 +321,40 @@ fn lengths_choose_the_path() {
     }
 }
 
+/// The device keeps lengths in registers if a wave has a lane for each start, 63 sequences on CDNA and 31 on NVIDIA, and
+/// takes them from memory otherwise.
+#[test]
+fn the_device_cuts_as_the_host_at_the_end_of_a_wave() {
+    let wave = if is_cdna(&context()) { 64 } else { 32 };
+    for sequences in [wave - 1, wave, wave + 1] {
+        let mut lengths: Vec<usize> = (0..sequences).map(|i| 65 + i * 29 % 60).collect();
+        for long in [130, 64 * 90] {
+            lengths[sequences - 1] = long;
+            for (path, segments) in [
+                (PrefillPath::Auto, None),
+                (PrefillPath::Fused, None),
+                (PrefillPath::Fused, Some(2)),
+            ] {
+                let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 16, 128), &lengths);
+                (case.spec.path, case.spec.segments) = (path, segments);
+                case.spec.compute_units = Some(8);
+                (case.gates, case.padding) = (Gates::Mixed, 70);
+                let name = format!("{sequences} sequences, {long} tokens, {path:?}");
+                if path == PrefillPath::Auto && is_cdna(&context()) {
+                    let chosen = [PrefillPath::Fused, PrefillPath::Split];
+                    let split = long > 130;
+                    assert_eq!(plan(&case).path(), chosen[usize::from(split)], "{name}");
+                }
+                let data = case.data();
+                let host = run(&context(), &case, &data);
+                case.entry = Entry::Device { wide: false };
+                let device = run(&context(), &case, &data);
+                assert_same_bits(&host, &device, &name);
+            }
+        }
+    }
+}
+
 /// One plan, as a captured graph launches it, for lengths of either path and wrong ones.
 #[test]
 fn a_plan_serves_lengths_of_both_paths() {

@@ -102,7 +102,8 @@ pub struct PrefillArgs {
     /// Compute the gradients of all inputs instead, from drawn gradients of o and of the final states
     ///
     /// --check compares them with the reverse recurrence in f64: dq_rms_ratio, dk, dv, dg, dbeta and ds0 in JSON, or da, db,
-    /// da_log and ddt_bias with raw gates. Gradients of gates and states are f32.
+    /// da_log and ddt_bias with raw gates. Gradients of gates and states are f32. Limits follow the error of an unfused form,
+    /// and are wider for few tokens and heads. A limit is null where the exact gradient is 0: then a gradient must be finite.
     #[arg(long, conflicts_with_all = ["pool", "snapshots"], help_heading = OPERATION)]
     pub backward: bool,
 
@@ -146,9 +147,10 @@ pub struct RanksArgs {
     /// Share the sequences among N ranks, which exchange summaries of blocks of tokens
     ///
     /// --check also compares outputs and final states, bit for bit, with those of one rank: bits_equal_one_rank in JSON. They
-    /// depend on the block, and neither on N nor on the layout.
+    /// depend on the block, and neither on N nor on the layout. With --backward it compares all gradients but those of A_log
+    /// and dt_bias, which are sums of the ranks' sums.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = RANKS,
-        conflicts_with_all = ["batch", "pool", "snapshots", "backward", "segments", "time"])]
+        conflicts_with_all = ["batch", "pool", "snapshots", "segments", "time"])]
     pub ranks: Option<u32>,
     /// Which rank has which blocks. contiguous: equal runs of the packed sequences, rank after rank; zigzag: rank r has the
     /// pieces r and 2 N - 1 - r of each sequence, of 2 N pieces; packed: whole sequences, the longest first, on the rank with

@@ -2,6 +2,7 @@
 
 pub mod args;
 mod backward;
+mod backward_ranks;
 mod describe;
 mod operation;
 pub mod profile;
@@ -73,12 +74,13 @@ pub fn run(args: &PrefillArgs) -> Result<Report, Failure> {
     limit_threads(&args.run);
     let run = PrefillRun::new(args)?;
     if args.backward {
-        let run = backward::BackwardRun(run);
-        run.refuse()?;
-        return driver::run(run, &options(args, None));
+        backward::refuse(&run)?;
     }
     if args.ranks.ranks.is_some() {
         return ranks::run(run, &options(args, None));
+    }
+    if args.backward {
+        return driver::run(backward::BackwardRun(run), &options(args, None));
     }
     driver::run(run, &options(args, None))
 }

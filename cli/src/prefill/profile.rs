@@ -12,7 +12,7 @@ use deltawave_sim::gpu::Gpu;
 use deltawave_sim::occupancy::Occupancy;
 
 use super::args::ProfileArgs;
-use super::backward::BackwardRun;
+use super::backward::{BackwardRun, refuse};
 use super::{PrefillRun, options, refuse_overwriting};
 use crate::driver::{self, Done, Operation, limit_threads};
 use crate::failure::Failure;
@@ -35,9 +35,8 @@ pub fn run(args: &ProfileArgs) -> Result<Report, Failure> {
     limit_threads(&prefill.run);
     let run = PrefillRun::new(prefill)?;
     if prefill.backward {
-        let run = BackwardRun(run);
-        run.refuse()?;
-        return count_one(run, args);
+        refuse(&run)?;
+        return count_one(BackwardRun(run), args);
     }
     count_one(run, args)
 }

@@ -130,6 +130,89 @@ fn processes_have_the_bits_of_one() {
     }
 }
 
+/// The backward over ranks: gradients have the bits of one rank, in one process and in a process for each rank.
+#[test]
+fn gradients_have_the_bits_of_one() {
+    if !kernels() {
+        return;
+    }
+    let base = ["--rank-block", "64", "--backward", "--check"];
+    let raw = ["--raw-gates", "--initial-state", "bf16", "--state-layout"];
+    let outputs: Vec<Vec<u8>> = [
+        &["--ranks", "1"][..],
+        &["--ranks", "2"],
+        &["--ranks", "4", "--rank-layout", "zigzag"],
+        &["--ranks", "9", "--rank-layout", "packed"],
+        &[&["--ranks", "3"], &raw[..], &["value-major"]].concat(),
+    ]
+    .iter()
+    .enumerate()
+    .map(|(i, extra)| {
+        let path = file(&format!("ranks-backward-{i}"));
+        let to = ["--output", path.to_str().expect("a path in UTF-8")];
+        let found = prefill(&[&with(&base)[..], &to, extra].concat());
+        assert_eq!(found["bits_equal_one_rank"], true, "{extra:?}");
+        assert_eq!(found["passed"], true, "{extra:?}");
+        assert_eq!(found["ranks"]["exchange"], "local");
+        let names = match extra.contains(&"--raw-gates") {
+            true => &["dq", "dk", "dv", "da", "db", "da_log", "ddt_bias", "ds0"][..],
+            false => &["dq", "dk", "dv", "dg", "dbeta", "ds0"],
+        };
+        for name in names {
+            let [error, limit] = ["rms_ratio", "rms_ratio_limit"]
+                .map(|word| found[format!("{name}_{word}")].as_f64().expect("a number"));
+            assert!(
+                error > 0.0 && error <= limit && limit < 0.5,
+                "{name}: {error} of {limit}"
+            );
+        }
+        let bytes = std::fs::read(&path).expect("the results");
+        std::fs::remove_file(path).expect("the file was written");
+        bytes
+    })
+    .collect();
+    assert!(outputs[1..4].iter().all(|bytes| *bytes == outputs[0]));
+    assert!(outputs[4] != outputs[0]);
+    // Another block gives other bits: the files could differ.
+    let path = file("ranks-backward-block");
+    let to = path.to_str().expect("a path in UTF-8");
+    prefill(&with(&[
+        "--ranks",
+        "2",
+        "--rank-block",
+        "128",
+        "--backward",
+        "--output",
+        to,
+    ]));
+    assert!(std::fs::read(&path).expect("the results") != outputs[0]);
+    std::fs::remove_file(path).expect("the file was written");
+    let unchecked = prefill(&with(&["--ranks", "2", "--backward"]));
+    assert!(unchecked["bits_equal_one_rank"].is_null() && unchecked["dq_rms_ratio"].is_null());
+    let Some(library) = library() else { return };
+    for extra in [
+        &["--ranks", "2"][..],
+        &["--ranks", "5", "--rank-layout", "zigzag", "--raw-gates"],
+    ] {
+        let extra = [extra, &["--backward", "--check"]].concat();
+        let output = processes(&library, &extra, None);
+        let found = json(&output);
+        assert!(
+            output.status.success(),
+            "{extra:?}: {}",
+            text(&output.stderr)
+        );
+        assert_eq!(found["bits_equal_one_rank"], true, "{extra:?}");
+        assert_eq!(found["ranks"]["exchange"], "processes");
+        assert_eq!(found["passed"], true, "{extra:?}");
+    }
+    let ranks = ["--ranks", "2", "--rank-timeout", "1", "--backward"];
+    let output = processes(&library, &ranks, Some("1:2"));
+    assert_eq!(output.status.code(), Some(1));
+    let why = "ncclAllGather was not complete after 1000 ms";
+    assert!(json(&output).to_string().contains(why));
+}
+
 #[test]
 fn what_ranks_do_not_take() {
     if !kernels() {
@@ -139,6 +222,10 @@ fn what_ranks_do_not_take() {
     refused(&ranks(&["--path", "fused"]), 1, &["path", "split"]);
     refused(&ranks(&["--snapshots", "64"]), 2, &["--snapshots"]);
     refused(&ranks(&["--join", "1:0:zz"]), 2, &["--join"]);
+    for none in [&["--ranks", "0"][..], &["--ranks", "0", "--backward"]] {
+        let given = [&["prefill"], &SHARED[..], none].concat();
+        refused(&given, 2, &["--ranks", "1..=1024"]);
+    }
     let nowhere = ["--exchange", "processes"];
     let output = Command::new(env!("CARGO_BIN_EXE_deltawave"))
         .args(ranks(&nowhere))

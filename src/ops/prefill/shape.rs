@@ -708,12 +708,62 @@ mod tests {
         }
     }
 
-    fn takes_fused(heads: [usize; 2], lengths: &[usize]) -> bool {
-        let mut cu_seqlens = vec![0];
+    fn cu_seqlens(lengths: &[usize]) -> Vec<i32> {
+        let mut out = vec![0];
         for n in lengths {
-            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + *n as i32);
+            out.push(out[out.len() - 1] + *n as i32);
         }
+        out
+    }
+
+    fn takes_fused(heads: [usize; 2], lengths: &[usize]) -> bool {
+        let cu_seqlens = cu_seqlens(lengths);
         shape(heads, lengths).of_lengths(&cu_seqlens).is_fused()
+    }
+
+    /// Shape of an `auto` plan on an H200.
+    fn on_an_h200(heads: [usize; 2], lengths: &[usize]) -> Shape {
+        Shape {
+            target: Target::of("sm_90a"),
+            dies: 1,
+            compute_units: 132,
+            may_be_fused: false,
+            ..shape(heads, lengths)
+        }
+    }
+
+    /// Segments of the longest sequence, the first one.
+    fn segments_of_first(partition: &Partition) -> usize {
+        let items = partition.items.iter();
+        items.filter(|item| item.sequence == 0).count()
+    }
+
+    /// The fastest number of segments measured, or one within 2% of it. Of [16, 48] and of 131,072 tokens only this
+    /// plan was measured.
+    #[test]
+    fn one_sequence_is_cut_as_measured_on_an_h200() {
+        for (heads, tokens, segments) in [
+            ([2, 8], 8192, 8),
+            ([2, 8], 32768, 8),
+            ([16, 16], 2048, 4),
+            ([16, 16], 8192, 4),
+            ([16, 16], 32768, 8),
+            ([16, 32], 8192, 2),
+            ([16, 32], 32768, 4),
+            ([16, 32], 131_072, 4),
+            ([16, 48], 32768, 1),
+            ([16, 64], 8192, 1),
+        ] {
+            let partition = on_an_h200(heads, &[tokens])
+                .partition(&[0, tokens as i32])
+                .expect("a plan");
+            let name = format!("{heads:?} x {tokens}");
+            assert_eq!(segments_of_first(&partition), segments, "{name}");
+        }
+        // A batch that fills the device stays whole.
+        let lengths = [4096; 8];
+        let plan = on_an_h200([16, 32], &lengths).partition(&cu_seqlens(&lengths));
+        assert_eq!(plan.expect("a plan").summaries, 0);
     }
 
     /// The fused path takes less time where the workgroups of equal sequences fill the device.
@@ -775,6 +825,24 @@ mod tests {
             let shape = shape(heads, &lengths);
             let found = shape.is_from_hbm(shape.whole(), lengths.len());
             assert_eq!(found, from_hbm, "{heads:?}, {} sequences", lengths.len());
+        }
+    }
+
+    /// [2, 8]: the fastest of 1, 4 and 8 segments measured. Whole [16, 32] was measured, but nothing beside it. Nothing
+    /// was measured of [16, 16] in two segments: the model says so.
+    #[test]
+    fn a_backward_is_cut_as_costs_of_an_h200_say() {
+        for (heads, tokens, sequences, segments) in [
+            ([16, 16], 8192, 1, 2),
+            ([16, 32], 8192, 1, 1),
+            ([2, 8], 32768, 1, 8),
+            ([16, 32], 4096, 8, 1),
+        ] {
+            let lengths = vec![tokens; sequences];
+            let machine = on_an_h200(heads, &lengths).backward_machine();
+            let chunks = plan::chunks_of(&cu_seqlens(&lengths));
+            let name = format!("{heads:?}, {sequences} x {tokens}");
+            assert_eq!(plan::choose(&chunks, &machine), segments, "{name}");
         }
     }
 
