@@ -286,12 +286,13 @@ typedef struct dwk_prefill_combine_args {
  * prefill_backward_summarise, and prefill_combine for both directions.
  * prefill_backward_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head).
  * prefill_backward_summarise_{bf16,f16}_k{64,128,256}: N and M of segments that another follows, and N of those that
- * follow another in the reverse walk. One workgroup per (summary, value head, 32 columns of one of the three).
- * prefill_backward_walk_{bf16,f16}_k{64,128,256}: states and errors from the first chunk to the last, and gradients of
- * states and updates from the last to the first. One workgroup per (item, value head, 32 value columns, direction).
- * prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One workgroup per (chunk, key
- * head).
- * prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
+ * follow another in the reverse walk. One workgroup per (summary, value head, 32 columns of one of the three; 64 where
+ * a target has a schedule of its own, prefill/backward/schedule.h). prefill_backward_walk_{bf16,f16}_k{64,128,256}:
+ * states and errors from the first chunk to the last, and gradients of states and updates from the last to the first.
+ * One workgroup per (item, value head, 32 value columns, direction); with a schedule of the target's own, 64 for each
+ * warpgroup that multiplies. prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One
+ * workgroup per (chunk, key head). What the walk keeps for it is laid out as below, or as the target's own schedule
+ * says. prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
 typedef struct dwk_prefill_backward_args {
     dwk_prefill_prepare_args prepare; /* without o, slots; `records` of DWK_BACKWARD_RECORD_BYTES */
     const void *v;                    /* [T, HV, V] */

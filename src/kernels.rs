@@ -439,10 +439,15 @@ pub(crate) fn gradient_sums() -> Kernel<abi::dwk_gradient_sums_args> {
     GRADIENT_SUMS[0]
 }
 
-/// Key bucket of the backward that holds `key_dim`. `key_dim` is at most the largest bucket.
+/// Index in [`BACKWARD_BUCKETS`] of the bucket that holds `key_dim`. `key_dim` is at most the largest bucket.
+pub(crate) fn backward_index(key_dim: usize) -> usize {
+    let last = BACKWARD_BUCKETS.len() - 1;
+    (BACKWARD_BUCKETS.iter().position(|&b| b >= key_dim)).unwrap_or(last)
+}
+
+/// That bucket.
 pub(crate) fn backward_bucket(key_dim: usize) -> usize {
-    let fits = |bucket: &&usize| **bucket >= key_dim;
-    *BACKWARD_BUCKETS.iter().find(fits).unwrap_or(&256)
+    BACKWARD_BUCKETS[backward_index(key_dim)]
 }
 
 /// The kernels of the backward: prepare, summarise, walk, gradients and sums.
@@ -450,8 +455,7 @@ pub(crate) fn prefill_backward(
     dtype: Dtype,
     key_dim: usize,
 ) -> [Kernel<abi::dwk_prefill_backward_args>; 5] {
-    let bucket = backward_bucket(key_dim);
-    let index = (BACKWARD_BUCKETS.iter().position(|&b| b == bucket)).unwrap_or_default();
+    let index = backward_index(key_dim);
     [
         typed(BACKWARD_PREPARE, dtype)[0],
         typed(BACKWARD_SUMMARISE, dtype)[index],

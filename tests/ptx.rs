@@ -78,6 +78,17 @@ fn ptx_divides_work_as_the_host_launches_it() {
                 assert_eq!(stated, Some(target.shared_bytes(row.role)), "{name}");
                 assert!(target.columns(row.role) > 0, "{name}");
             }
+            if let Role::BackwardWalk(keys) | Role::BackwardSummarise(keys) = row.role {
+                let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
+                let bytes = target.shared_bytes(row.role);
+                assert_eq!(stated.unwrap_or(0), bytes, "{name}");
+                assert!(target.columns(row.role) > 0, "{name}");
+            }
+            if let Role::BackwardGradients(keys) = row.role {
+                let stated = number_after(module, &format!("dw_{stem}_shared_bytes_k{keys} = "));
+                let bytes = target.shared_bytes(row.role);
+                assert_eq!(stated.unwrap_or(0), bytes, "{name}");
+            }
             kernels += 1;
         }
     }

@@ -9,6 +9,7 @@
 // them. If the gates forget, M is 0 and is not stored, and walks skip chunks that do not matter.
 //
 // q, k [T, HK, K], v, d_o [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] f32 and M^T or, in reverse, M [K, K].
+#include "../prefill/backward/schedule.h"
 #include "../prefill/backward/walk.h"
 
 namespace {
@@ -17,12 +18,13 @@ using namespace prefill;
 using namespace prefill::backward;
 
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_args &x) {
+    constexpr int columns = own_walk(Keys) ? own_columns : slab; // of a workgroup
     const dwk_prefill_prepare_args &p = x.prepare;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
     SHARED static WalkMemory<Keys> memory;
-    const int of_n = arch::uniform_value((p.value_dim + slab - 1) / slab);
-    const int members = 2 * of_n + arch::uniform_value((p.key_dim + slab - 1) / slab);
+    const int of_n = arch::uniform_value((p.value_dim + columns - 1) / columns);
+    const int members = 2 * of_n + arch::uniform_value((p.key_dim + columns - 1) / columns);
     const int unit = arch::uniform_value(arch::workgroup() / members);
     const int rest = arch::workgroup() - unit * members;
     const int summary = arch::uniform_value(unit / p.value_heads);
@@ -60,7 +62,9 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_ar
         work.piece.chunks = needed;
     }
     // Read again: otherwise scalar registers hold what both directions read.
-    if (reverse) {
+    if constexpr (own_walk(Keys)) {
+        run_own_summary<T, Keys>(x, work, reverse);
+    } else if (reverse) {
         Walk<T, Keys, true, false>(arch::reread(x), work, memory).run();
     } else {
         Walk<T, Keys, false, false>(arch::reread(x), work, memory).run();
@@ -70,8 +74,10 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_ar
 } // namespace
 
 #define SUMMARISE(name, type, keys)                                                                                    \
-    KERNEL(prefill::backward::walk_threads, prefill::backward::walk_residency)                                         \
+    KERNEL((prefill::backward::walk_kernel_threads<keys>()), (prefill::backward::walk_kernel_residency<keys>()))       \
     void dw_prefill_backward_summarise_##name##_k##keys(dwk_prefill_backward_args x) { summarise<type, keys>(x); }
+
+BACKWARD_SUMMARISE_SHARED_BYTES(128)
 
 SUMMARISE(bf16, Bf16, 64)
 SUMMARISE(bf16, Bf16, 128)

@@ -3,8 +3,9 @@
 // sequence, or a segment of one.
 //
 // q, k [T, HK, K], v, d_o, d_v [T, HV, V] bf16 or f16; states [N, HV, K, V] or [N, HV, V, K], f32, bf16 or f16.
-#include "../prefill/backward/walk.h"
 #include "../dispatch.h"
+#include "../prefill/backward/schedule.h"
+#include "../prefill/backward/walk.h"
 
 namespace {
 
@@ -41,8 +42,16 @@ template <class T, int Keys> DEVICE void walk_chunks(const dwk_prefill_backward_
 } // namespace
 
 #define WALK(name, type, keys)                                                                                         \
-    KERNEL(prefill::backward::walk_threads, prefill::backward::walk_residency)                                         \
-    void dw_prefill_backward_walk_##name##_k##keys(dwk_prefill_backward_args x) { walk_chunks<type, keys>(x); }
+    KERNEL((prefill::backward::walk_kernel_threads<keys>()), (prefill::backward::walk_kernel_residency<keys>()))       \
+    void dw_prefill_backward_walk_##name##_k##keys(dwk_prefill_backward_args x) {                                      \
+        if constexpr (own_walk(keys)) {                                                                                \
+            run_own_walk<type, keys>(x);                                                                               \
+        } else {                                                                                                       \
+            walk_chunks<type, keys>(x);                                                                                \
+        }                                                                                                              \
+    }
+
+BACKWARD_WALK_SHARED_BYTES(128)
 
 WALK(bf16, Bf16, 64)
 WALK(bf16, Bf16, 128)

@@ -1,7 +1,7 @@
 //! Launch parameters per architecture: threads, value columns and shared memory of a workgroup, and kernel costs for
 //! the planner of segments. Tests compare the code objects with them.
 
-use super::{FUSED_BUCKETS, KEY_BUCKETS, Role};
+use super::{BACKWARD_BUCKETS, FUSED_BUCKETS, KEY_BUCKETS, Role};
 
 /// Launch parameters of an architecture's kernels.
 #[derive(Debug, PartialEq)]
@@ -27,8 +27,13 @@ pub struct Target {
     pub(crate) short_has_bits_of_scan: bool,
     /// Costs for the planner of segments.
     pub(crate) costs: Costs,
-    /// Costs for the planner of the backward's segments. `scan` is that of `prefill_backward_walk`.
-    pub(crate) backward_costs: Costs,
+    /// Workgroups of `prefill_backward_walk` and `prefill_backward_summarise`, for each of [`BACKWARD_BUCKETS`]. What a walk
+    /// keeps has room for a multiple of their columns.
+    backward_walk: [Walk; BACKWARD_BUCKETS.len()],
+    /// Workgroups of `prefill_backward_gradients`, likewise.
+    backward_gradients: [Gradients; BACKWARD_BUCKETS.len()],
+    /// Costs for the planner of the backward's segments, likewise. `scan` is that of `prefill_backward_walk`.
+    backward_costs: [Costs; BACKWARD_BUCKETS.len()],
     /// Costs for the planner of fused prefills.
     pub(crate) fused_costs: FusedCosts,
 }
@@ -106,6 +111,16 @@ pub(crate) struct Walk {
     pub(crate) shared_bytes: u32,
 }
 
+/// A workgroup of `prefill_backward_gradients`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Gradients {
+    threads: u32,
+    /// Bytes of dynamic shared memory that the launch requests.
+    shared_bytes: u32,
+    /// Whether a workgroup on each compute unit does all the work. Otherwise one does a (chunk, key head).
+    pub(crate) persistent: bool,
+}
+
 /// Value columns of a workgroup of `prefill_combine`.
 pub(crate) const COMBINE_COLUMNS: usize = 16;
 
@@ -122,6 +137,30 @@ static CDNA: Target = {
         threads: 512,
         wide_threads: 512,
         ..WALK
+    };
+    const GRADIENTS: Gradients = Gradients {
+        threads: 512,
+        shared_bytes: 0,
+        persistent: false,
+    };
+    // Modelled for an MI300X.
+    const BACKWARD: Costs = Costs {
+        scan: KernelCost {
+            chunk: 2.8,
+            chunk_shared: 3.9,
+            residency: 2,
+        },
+        summarise: KernelCost {
+            chunk: 2.6,
+            chunk_shared: 3.7,
+            residency: 2,
+        },
+        combine: 1.7,
+        launch: 9.0,
+        worthwhile: 0.9,
+        summarised: 0.5,
+        early_starts: false,
+        fewer: 1.03,
     };
     // Four waves hold 32 columns each; four compute T and P.
     const FUSED: Walk = Walk {
@@ -157,25 +196,9 @@ static CDNA: Target = {
             early_starts: true,
             fewer: 1.03,
         },
-        // Modelled for an MI300X.
-        backward_costs: Costs {
-            scan: KernelCost {
-                chunk: 2.8,
-                chunk_shared: 3.9,
-                residency: 2,
-            },
-            summarise: KernelCost {
-                chunk: 2.6,
-                chunk_shared: 3.7,
-                residency: 2,
-            },
-            combine: 1.7,
-            launch: 9.0,
-            worthwhile: 0.9,
-            summarised: 0.5,
-            early_starts: false,
-            fewer: 1.03,
-        },
+        backward_walk: [WALK; BACKWARD_BUCKETS.len()],
+        backward_gradients: [GRADIENTS; BACKWARD_BUCKETS.len()],
+        backward_costs: [BACKWARD; BACKWARD_BUCKETS.len()],
         // Modelled for an MI300X: 7,760 clocks a chunk.
         fused_costs: FusedCosts {
             automatic: true,
@@ -205,6 +228,43 @@ static SM90: Target = {
             shared_bytes,
         }
     }
+    // Four warps, for K up to 64 and above 128.
+    const BACKWARD_WALK: Walk = Walk {
+        threads: 128,
+        wide_threads: 128,
+        columns: 32,
+        shared_bytes: 0,
+    };
+    const GRADIENTS: Gradients = Gradients {
+        threads: 256,
+        shared_bytes: 0,
+        persistent: false,
+    };
+    // Eight warps multiply, two copy, two write gates.
+    const PERSISTENT_GRADIENTS: Gradients = Gradients {
+        threads: 384,
+        shared_bytes: 216_128,
+        persistent: true,
+    };
+    // Those modelled for an MI300X, with the launch and combine of the forward on an H200.
+    const BACKWARD: Costs = Costs {
+        scan: KernelCost {
+            chunk: 2.8,
+            chunk_shared: 3.9,
+            residency: 2,
+        },
+        summarise: KernelCost {
+            chunk: 2.6,
+            chunk_shared: 3.7,
+            residency: 2,
+        },
+        combine: 1.5,
+        launch: 6.5,
+        worthwhile: 0.9,
+        summarised: 0.5,
+        early_starts: false,
+        fewer: 1.03,
+    };
     // Eight warps hold 16 columns each; four copy, and compute T and P.
     const fn fused(shared_bytes: u32) -> Walk {
         Walk {
@@ -258,25 +318,29 @@ static SM90: Target = {
             early_starts: false,
             fewer: 1.0,
         },
-        // Measured on an H200: `prefill_backward_walk` multiplies with wgmma, 64 columns a workgroup.
-        backward_costs: Costs {
-            scan: KernelCost {
-                chunk: 3.2,
-                chunk_shared: 3.85,
-                residency: 2,
+        backward_walk: [BACKWARD_WALK, walk(384, 212_016), BACKWARD_WALK],
+        backward_gradients: [GRADIENTS, PERSISTENT_GRADIENTS, GRADIENTS],
+        backward_costs: [
+            BACKWARD,
+            Costs {
+                // Measured on an H200: walks take 1.96 us a chunk with 32 workgroups, 2.3 us with 128, and 3.3 us with 128
+                // columns. Summaries are fitted to whole backwards.
+                scan: KernelCost {
+                    chunk: 2.2,
+                    chunk_shared: 3.3,
+                    residency: 2,
+                },
+                summarise: KernelCost {
+                    chunk: 2.0,
+                    chunk_shared: 2.0,
+                    residency: 1,
+                },
+                combine: 3.0,
+                summarised: 0.25,
+                ..BACKWARD
             },
-            summarise: KernelCost {
-                chunk: 1.2,
-                chunk_shared: 2.2,
-                residency: 2,
-            },
-            combine: 3.0,
-            launch: 6.5,
-            worthwhile: 0.9,
-            summarised: 0.25,
-            early_starts: false,
-            fewer: 1.03,
-        },
+            BACKWARD,
+        ],
         // Estimated for an H200.
         fused_costs: FusedCosts {
             // Measured on an H200: slower than prepare and scan.
@@ -338,6 +402,21 @@ impl Target {
         &self.fused_summarise[bucket_index]
     }
 
+    /// Workgroup of `prefill_backward_walk` and `prefill_backward_summarise` for `BACKWARD_BUCKETS[index]`.
+    pub(crate) fn backward_walk(&self, index: usize) -> &Walk {
+        &self.backward_walk[index]
+    }
+
+    /// Workgroup of `prefill_backward_gradients` for `BACKWARD_BUCKETS[index]`.
+    pub(crate) fn backward_gradients(&self, index: usize) -> &Gradients {
+        &self.backward_gradients[index]
+    }
+
+    /// Costs of the backward's kernels for `BACKWARD_BUCKETS[index]`.
+    pub(crate) fn backward_costs(&self, index: usize) -> &Costs {
+        &self.backward_costs[index]
+    }
+
     /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
     pub fn threads(&self, role: Role) -> u32 {
         match role {
@@ -354,15 +433,18 @@ impl Target {
             Role::Decode(_) | Role::PrefillPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
             // Four waves.
-            Role::BackwardSummarise(_) | Role::BackwardWalk(_) => 4 * self.wave_threads,
             Role::BackwardPrepare => 64,
-            // Eight waves.
-            Role::BackwardGradients(_) => 8 * self.wave_threads,
+            Role::BackwardGradients(bucket) => {
+                self.backward_gradients(super::backward_index(bucket))
+                    .threads
+            }
             Role::PrefillLengths => self.lengths_threads,
             Role::PrefillSummarise(_)
             | Role::PrefillScan(_)
             | Role::PrefillFused(_)
-            | Role::PrefillFusedSummarise(_) => self.walk(role).map_or(0, |walk| walk.threads),
+            | Role::PrefillFusedSummarise(_)
+            | Role::BackwardSummarise(_)
+            | Role::BackwardWalk(_) => self.walk(role).map_or(0, |walk| walk.threads),
             // A wave of 64 lanes owns 32 rows of M; a wave of 32 lanes owns 16.
             Role::PrefillCombine(bucket) => 2 * bucket as u32,
         }
@@ -384,7 +466,13 @@ impl Target {
 
     /// Bytes of shared memory with which a kernel is launched.
     pub fn shared_bytes(&self, role: Role) -> u32 {
-        self.walk(role).map_or(0, |walk| walk.shared_bytes)
+        match role {
+            Role::BackwardGradients(bucket) => {
+                self.backward_gradients(super::backward_index(bucket))
+                    .shared_bytes
+            }
+            _ => self.walk(role).map_or(0, |walk| walk.shared_bytes),
+        }
     }
 
     /// Workgroup of a kernel that walks the chunks of a segment.
@@ -395,6 +483,9 @@ impl Target {
             Role::PrefillSummarise(bucket) => Some(self.summarise(index(bucket))),
             Role::PrefillFused(bucket) => Some(self.fused(index(bucket))),
             Role::PrefillFusedSummarise(bucket) => Some(self.fused_summarise(index(bucket))),
+            Role::BackwardSummarise(bucket) | Role::BackwardWalk(bucket) => {
+                Some(self.backward_walk(super::backward_index(bucket)))
+            }
             _ => None,
         }
     }

@@ -50,6 +50,17 @@ DEVICE void phase_wait(u32 at, int number) {
     } while (!done);
     wave_sync(); // lanes may leave the loop one by one
 }
+// Arrives, and makes the phase wait for `bytes` of copy_bulk, too.
+DEVICE void phase_arrive_expecting(u32 at, int bytes) {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(at), "r"(bytes)
+                 : "memory");
+}
+// Arrives as soon as the copies that this thread has started are complete. Returns at once.
+DEVICE void phase_arrive_after_copies(u32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
+// Makes the initialisation of barriers visible to asynchronous copies.
+DEVICE void publish_phases() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Sets the registers per thread of this warpgroup. `give_registers` releases some; `take_registers` waits until enough
 // are free.
 template <int Registers> DEVICE void give_registers() {

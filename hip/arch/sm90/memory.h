@@ -107,6 +107,13 @@ DEVICE void copy_async(u32 to, const char *from) {
 }
 // Waits for all copies of this thread.
 DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Starts a copy of `bytes`, a multiple of 16, between addresses that are. The phase of the barrier at `at` waits for
+// it.
+DEVICE void copy_bulk(u32 to, const char *from, int bytes, u32 at) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(__builtin_bit_cast(u64, from)), "r"(bytes), "r"(at)
+                 : "memory");
+}
 // Groups the copies of this thread since the last call. await_copies<Pending> waits for all but the last groups.
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
@@ -131,6 +138,43 @@ DEVICE i32x4 load_operand(u32 from) {
 DEVICE i32x4 load_left_operand(u32 from) {
     const i32x4 x = load_operand(from);
     return i32x4{x.x, x.z, x.y, x.w};
+}
+// load_transposed, store_transposed: an operand of 16 rows from shared memory that holds it by columns, and to such
+// memory. Each lane gives the address of 16 bytes: lane l those of contracted element 8 (l / 16) + l % 8, rows
+// 8 (l / 8 % 2) to 8 (l / 8 % 2) + 7.
+DEVICE i32x4 load_transposed(u32 from) {
+    int x, y, z, w;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "r"(from)
+                 : "memory");
+    return i32x4{x, y, z, w};
+}
+DEVICE void store_transposed(u32 to, i32x4 x) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+// Bulk copies from shared to global memory, of a multiple of 16 bytes at such addresses. They read what
+// `publish_shared` has published. `commit_stores`: makes a group of this thread's copies since the last call.
+// `await_store_reads`: waits until all but its last `Pending` groups have read shared memory. `await_stores`: waits for
+// all its copies.
+DEVICE void store_async(char *to, u32 from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int Pending> DEVICE void await_store_reads() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
+DEVICE void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEVICE f32x4 load_shared_f32(u32 from) {
+    float x, y, z, w;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x), "=f"(y), "=f"(z), "=f"(w)
+                 : "r"(from)
+                 : "memory");
+    return f32x4{x, y, z, w};
 }
 DEVICE i32x4 load_shared(u32 from) {
     int x, y, z, w;

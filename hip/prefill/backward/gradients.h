@@ -17,10 +17,8 @@
 //   dbeta_i = dX_i . E_i
 #pragma once
 
-#include "../../math/gates.h"
 #include "../../math/norms.h"
-#include "../gates.h"
-#include "record.h"
+#include "token_gates.h"
 
 namespace prefill {
 namespace backward {
@@ -79,14 +77,6 @@ DEVICE float first_threads_sum(float x, float *carry) {
         arch::workgroup_sync();
     }
     return sum;
-}
-
-DEVICE void store_scalar(void *p, int64_t index, int type, float x) {
-    if (type == DWK_F32) {
-        ((float *)p)[index] = x;
-    } else {
-        ((short *)p)[index] = type == DWK_BF16 ? Bf16::narrow(math::canonical(x)) : (short)F16::pack(x, 0.0f);
-    }
 }
 
 template <class T, int Keys> class Gradients {
@@ -477,7 +467,8 @@ template <class T, int Keys> class Gradients {
             }
             const float d_gate = suffix + memory.before[token] + arch::exp2(total) * pairs;
             const float d_beta = memory.betas[0][token] + memory.betas[1][token];
-            write_token(head, factors, token, d_gate, d_beta, d_a_log, d_dt_bias);
+            write_token_gates(arch::reread(all), sequence, begin, head, factors, token, d_gate, d_beta, d_a_log,
+                              d_dt_bias);
         }
         const float of_a_log = first_threads_sum(d_a_log, memory.carry + 2);
         const float of_dt_bias = first_threads_sum(d_dt_bias, memory.carry + 3);
@@ -487,31 +478,6 @@ template <class T, int Keys> class Gradients {
             to[1] = of_dt_bias;
         }
         arch::workgroup_sync();
-    }
-
-    // Writes the gradients of a token's gates: of g and beta, or of a and b.
-    DEVICE_MEMBER void write_token(int head, const char *factors, int token, float d_gate, float d_beta, float &d_a_log,
-                                   float &d_dt_bias) {
-        const dwk_prefill_backward_args &x = arch::reread(all);
-        const dwk_prefill_prepare_args &p = x.prepare;
-        if (p.flags & DWK_RAW_GATES) {
-            const float beta = factor_of(factors, beta_row)[token], gate = factor_of(factors, gate_row)[token];
-            const HeadGates of_head = head_gates(p, head);
-            const Gates raw = GateReader(p, sequence, begin + token, true).load(head);
-            d_a_log = d_gate == 0.0f ? 0.0f : d_gate * gate;
-            // Where dg is 0, da is 0: exp(A_log) may be infinite.
-            d_gate =
-                d_gate == 0.0f ? 0.0f : -d_gate * arch::exp(of_head.a_log) * math::sigmoid(raw.g + of_head.dt_bias);
-            d_dt_bias = d_gate;
-            d_beta *= beta * (1.0f - (p.flags & DWK_NEGATIVE_EIGENVALUES ? 0.5f : 1.0f) * beta);
-        }
-        if (x.d_g) {
-            store_scalar(x.d_g, token_offset(x.d_g_strides, sequence, begin + token, head), x.d_g_type, d_gate);
-        }
-        if (x.d_beta) {
-            store_scalar(x.d_beta, token_offset(x.d_beta_strides, sequence, begin + token, head), x.d_beta_type,
-                         d_beta);
-        }
     }
 
     // dQ += (D .* dP) K, dK += (D .* dP)^T Q + (D .* dL + (D .* dL)^T) K, of all value heads.

@@ -172,20 +172,15 @@ impl RoundPlan {
 
     /// Workgroups of prepare, summarise, walk, gradients (one more chunk for rows past the last sequence) and sums.
     pub(super) fn grids(&self) -> [u64; 5] {
-        let Heads {
-            key,
-            value,
-            value_dim,
-            ..
-        } = self.shape.spec.heads;
+        let Heads { key, value, .. } = self.shape.spec.heads;
         let chunks = self.records() as u64;
-        let slabs = value_dim.div_ceil(SLAB) as u64;
+        let slabs = self.shape.backward_division(self.counts).slabs as u64;
         let of_heads = |count: usize, each| count as u64 * value as u64 * each;
         [
             chunks * key as u64,
             of_heads(self.counts.summaries, self.matrices()),
             of_heads(self.counts.items, 2 * slabs),
-            (chunks + 1) * key as u64,
+            self.shape.gradient_groups((chunks + 1) * key as u64),
             value as u64,
         ]
     }
@@ -193,7 +188,8 @@ impl RoundPlan {
     /// Workgroups of summarise for a segment and value head.
     pub(super) fn matrices(&self) -> u64 {
         let heads = &self.shape.spec.heads;
-        (2 * heads.value_dim.div_ceil(SLAB) + heads.key_dim.div_ceil(SLAB)) as u64
+        let slabs = |columns: usize| columns.div_ceil(self.shape.backward_walk().columns);
+        (2 * slabs(heads.value_dim) + slabs(heads.key_dim)) as u64
     }
 
     /// Chains of both directions.
@@ -214,7 +210,9 @@ impl RoundPlan {
             ..
         } = self.shape.spec.heads;
         let places = self.records() * value;
-        let blocks = value_dim.div_ceil(SLAB) * SLAB_ROWS_BYTES;
+        // Whole slabs of the walk.
+        let columns = value_dim.next_multiple_of(self.shape.backward_walk().columns);
+        let blocks = columns.div_ceil(SLAB) * SLAB_ROWS_BYTES;
         let state = kernels::backward_bucket(key_dim) / 16 * blocks;
         let states = places * RECORD_BYTES;
         let d_states = states + places * state;
@@ -603,10 +601,33 @@ impl PrefillBackward {
         groups: u64,
         arguments: &dwk_prefill_backward_args,
     ) -> Result<()> {
+        let threads = self.shape.target.threads(kernel.role());
+        self.enqueue_threads(stream, kernel, (groups, threads), arguments)
+    }
+
+    /// Enqueues the walks of a round.
+    pub(super) fn enqueue_walk(
+        &self,
+        stream: &Stream,
+        round: &RoundPlan,
+        arguments: &dwk_prefill_backward_args,
+    ) -> Result<()> {
+        let [_, _, walk, ..] = self.kernels;
+        let [_, _, groups, ..] = round.grids();
+        let threads = round.shape.backward_division(round.counts).threads;
+        self.enqueue_threads(stream, walk, (groups, threads), arguments)
+    }
+
+    fn enqueue_threads(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<dwk_prefill_backward_args>,
+        (groups, threads): (u64, u32),
+        arguments: &dwk_prefill_backward_args,
+    ) -> Result<()> {
         if groups == 0 {
             return Ok(());
         }
-        let threads = self.shape.target.threads(kernel.role());
         // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views. What kernels hand on is in
         // the workspace.
         unsafe { (self.context).launch(stream, kernel, groups as u32, threads, arguments) }
@@ -646,10 +667,11 @@ impl PrefillBackward {
     ) -> Result<()> {
         for (kernel, groups) in self.kernels.into_iter().zip(round.grids()) {
             let role = kernel.role();
-            if role == kernels::Role::BackwardSums {
-                continue;
+            match role {
+                kernels::Role::BackwardSums => {}
+                kernels::Role::BackwardWalk(_) => self.enqueue_walk(stream, round, arguments)?,
+                _ => self.enqueue(stream, kernel, groups, arguments)?,
             }
-            self.enqueue(stream, kernel, groups, arguments)?;
             if matches!(role, kernels::Role::BackwardSummarise(_)) {
                 self.launch_combine(stream, round, arguments, chains)?;
             }

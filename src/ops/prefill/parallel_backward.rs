@@ -311,9 +311,9 @@ impl ParallelPrefillBackward {
         }
         let round = &plan.rounds[0];
         plan.launch_combine(stream, round, &x, round.tables(None).chains)?;
-        let [_, _, walk, gradients, _] = plan.kernels;
-        let [_, _, walks, chunks, _] = round.grids();
-        plan.enqueue(stream, walk, walks, &x)?;
+        let [_, _, _, gradients, _] = plan.kernels;
+        let [_, _, _, chunks, _] = round.grids();
+        plan.enqueue_walk(stream, round, &x)?;
         plan.enqueue(stream, gradients, chunks, &x)?;
         plan.enqueue_sums(stream, &whole, &plan.memory(workspace.address()))
     }

@@ -173,7 +173,8 @@ impl PrefillSpec {
         }
     }
 
-    /// Bytes of the backward's workspace for a chunk and value head, sums aside.
+    /// Bytes of the backward's workspace for a chunk and value head, sums aside, and without the columns that some targets
+    /// add (`RoundPlan::layout`): rounds are the same on all targets.
     fn backward_bytes(&self) -> usize {
         let Heads {
             key_dim, value_dim, ..
