@@ -35,10 +35,12 @@ struct GradientPlaces {
     // Of the last stage of a chunk, when its panels have been multiplied: matrices of tokens by tokens, rounded
     // (rows with norms of k and of q or k), and dQ and dK until they are stored.
     static constexpr u32 matrices = state, results = error;
-    static constexpr u32 sums = stages + 2 * stage_bytes;         // two GradientSums
-    static constexpr u32 dots = sums + 2 * 6656;                  // [dQ, dK][half of the keys][chunk]
-    static constexpr u32 barriers = dots + 2 * 2 * chunk * 4;     // of full stages, empty ones, full sums, empty ones
-    static constexpr u32 dynamic_bytes = barriers + 8 * 8 + 1024; // 1024 for alignment
+    static constexpr u32 sums = stages + 2 * stage_bytes;  // two GradientSums
+    static constexpr u32 dots = sums + 2 * 6656;           // [dQ, dK][half of the keys][chunk]
+    static constexpr u32 later = dots + 2 * 2 * chunk * 4; // later tiles of D .* dP and D .* dL, see GradientMultiplier
+    static constexpr u32 later_bytes = 16 * 16 * 4;        // of a tile
+    static constexpr u32 barriers = later + groups * 3 * later_bytes; // of full stages, empty ones, full and empty sums
+    static constexpr u32 dynamic_bytes = barriers + 8 * 8 + 1024;     // 1024 for alignment
     static_assert(item + 32 <= factors + 2048 && factor_bytes % 16 == 0, "row factors fit");
     static_assert(dynamic_bytes <= arch::Traits::shared_bytes, "fits");
 
@@ -310,7 +312,10 @@ template <class T, int Group> class GradientMultiplier {
             }
             keys = memory + chunks % 2 * P::key_bytes;
             for (int i = 0; i < 32; ++i) {
-                d_query.at[i] = d_key.at[i] = d_matrix[i] = 0.0f;
+                d_query.at[i] = d_key.at[i] = 0.0f;
+            }
+            for (int t = 0; t < tiles; ++t) {
+                put_matrix(t, Tile{});
             }
             // Loops of at least one turn: registers of results would otherwise be copied for none.
             int heads_left = x.prepare.group_heads;
@@ -385,20 +390,44 @@ template <class T, int Group> class GradientMultiplier {
             }
         }
     }
-    // Adds up a lane's columns over the eight lanes that have them, and stores the sums. x[2 n + c]: of column 8 n + c
-    // of the lane's. Each step leaves a lane half of the columns.
-    DEVICE_MEMBER void put_columns(float *to, float (&x)[16]) const {
-        int first = 0; // of the columns that are left
-#pragma unroll
-        for (int count = 8, step = 16; step >= 4; count /= 2, step /= 2) {
-            const bool upper = lane & step;
-            for (int i = 0; i < count; ++i) {
-                const float kept = upper ? x[count + i] : x[i], given = upper ? x[i] : x[count + i];
-                x[i] = kept + __nvvm_shfl_sync_bfly_f32(0xffffffff, given, step, 0x1f);
-            }
-            first += upper ? count : 0;
+    // Tile t of the columns of D .* dP or D .* dL. Later ones than the warp's rows are zeros. The last two tiles are in
+    // shared memory: registers are too few, and stacks would leave the cache.
+    DEVICE_MEMBER u32 later_place(int t) const {
+        return memory + P::later + (3 * Group + wave % scan_waves - 2 + t - 2) * P::later_bytes +
+               arch::opaque(lane) * (u32)sizeof(Tile);
+    }
+    DEVICE_MEMBER Tile matrix_tile(int t) const {
+        if (t < 2) {
+            return d_matrix[t];
         }
-        *(f32x2 *)(to + first / 2 * 8 + (u32)lane % 4 * 2) = f32x2{x[0], x[1]};
+        if (t > wave % scan_waves) {
+            return Tile{};
+        }
+        const f32x4 x = arch::load_shared_f32(later_place(t)), y = arch::load_shared_f32(later_place(t) + 16);
+        return Tile{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    }
+    DEVICE_MEMBER void put_matrix(int t, Tile x) {
+        if (t < 2) {
+            d_matrix[t] = x;
+        } else if (t <= wave % scan_waves) {
+            for (int h = 0; h < 2; ++h) {
+                store_shared(later_place(t) + 16 * h, i32x4{bits<int>(x[4 * h]), bits<int>(x[4 * h + 1]),
+                                                            bits<int>(x[4 * h + 2]), bits<int>(x[4 * h + 3])});
+            }
+        }
+    }
+    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums. x[2 n + c]: of
+    // column 8 n + c of the lane's. Two steps leave a lane half of the columns.
+    DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
+        const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
+            return (upper ? high : low) + __nvvm_shfl_sync_bfly_f32(0xffffffff, upper ? low : high, step, 0x1f);
+        };
+        const bool second = lane & 16, odd = lane & 8;
+        const float sum = add_half(odd, add_half(second, x[0], x[2], 16), add_half(second, x[1], x[3], 16), 8);
+        const float whole = sum + __nvvm_shfl_sync_bfly_f32(0xffffffff, sum, 4, 0x1f);
+        if ((lane & 4) == 0) {
+            to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)] = whole;
+        }
     }
     // What a lane has of `x` times the panel's rows.
     DEVICE_MEMBER void add_products(float (&to)[2], const Accumulators<tiles> &a, u32 panel) const {
@@ -543,23 +572,29 @@ template <class T, int Group> class GradientMultiplier {
         }
         arch::await_products<0>();
         rows.pin();
-        float of_columns[16];
 #pragma unroll
-        for (int i = 0; i < 32; i += 4) {
-            const f32x2 earlier = factors_of(sum_row, i), beta = factors_of(beta_row, i),
-                        k_norm = factors_of(k_norm_row, i);
-            of_columns[i / 2] = of_columns[i / 2 + 1] = 0.0f;
-            for (int e = 0; e < 4; ++e) {
-                const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(i + e);
-                const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
-                const bool before = column < token;
-                d_matrix[i + e] += before || (Group == 0 && column == token) ? decayed : 0.0f;
-                const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
-                of_rows[r] += product;
-                of_columns[i / 2 + c] += product;
+        for (int t = 0; t < tiles; ++t) {
+            float of_columns[4] = {};
+            // Later tiles of columns are past the warp's rows.
+            if (t <= wave % scan_waves) {
+                Tile sums_of_tile;
+                for (int i = 8 * t; i < 8 * t + 8; i += 4) {
+                    const f32x2 earlier = factors_of(sum_row, i), beta = factors_of(beta_row, i),
+                                k_norm = factors_of(k_norm_row, i);
+                    for (int e = 0; e < 4; ++e) {
+                        const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(i + e);
+                        const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
+                        const bool before = column < token;
+                        sums_of_tile[i % 8 + e] = before || (Group == 0 && column == token) ? decayed : 0.0f;
+                        const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
+                        of_rows[r] += product;
+                        of_columns[i % 8 / 2 + c] += product;
+                    }
+                }
+                put_matrix(t, matrix_tile(t) + sums_of_tile);
             }
+            put_columns(to.columns[wave] + 16 * t, of_columns);
         }
-        put_columns(to.columns[wave], of_columns);
         put_rows(to.rows[Group], of_rows);
         arch::wave_sync();
         if (lane == 0) {
@@ -580,11 +615,14 @@ template <class T, int Group> class GradientMultiplier {
             norm[r] = factor(Group == 0 ? q_norm_row : k_norm_row, row + 8 * r);
         }
         const u32 words = first_word(to);
-        for (int i = 0; i < 32; i += 2) {
-            const f32x2 k_norm = factors_of(k_norm_row, i);
-            const float low = d_matrix[i], high = d_matrix[i + 1], of_row = norm[which_row(i)];
-            put_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
-            put_word(place_of_word(words, i) + panel_bytes, T::pack(low * of_row, high * of_row));
+        for (int t = 0; t < tiles; ++t) {
+            const Tile of_tile = matrix_tile(t);
+            for (int i = 8 * t; i < 8 * t + 8; i += 2) {
+                const f32x2 k_norm = factors_of(k_norm_row, i);
+                const float low = of_tile[i % 8], high = of_tile[i % 8 + 1], of_row = norm[which_row(i)];
+                put_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
+                put_word(place_of_word(words, i) + panel_bytes, T::pack(low * of_row, high * of_row));
+            }
         }
         arch::publish_shared();
         sync();
@@ -679,7 +717,7 @@ template <class T, int Group> class GradientMultiplier {
     u32 keys;
     int stage = 0, heads = 0;
     Accumulators<tiles> d_query, d_key; // [64 tokens, 64 keys]
-    float d_matrix[32];                 // D .* dP or D .* dL
+    Tile d_matrix[2];                   // D .* dP or D .* dL, first two tiles of columns
 };
 
 // All chunks of a workgroup. `skip`(number, thread): of an item that has no chunk, by own_skip_threads threads.
