@@ -291,8 +291,9 @@ typedef struct dwk_prefill_combine_args {
  * states and errors from the first chunk to the last, and gradients of states and updates from the last to the first.
  * One workgroup per (item, value head, 32 value columns, direction); with a schedule of the target's own, 64 for each
  * warpgroup that multiplies. prefill_backward_gradients, of the same types and sizes: gradients of q, k and gates. One
- * workgroup per (chunk, key head). What the walk keeps for it is laid out as below, or as the target's own schedule
- * says. prefill_backward_sums: gradients of A_log and dt_bias. One wave per value head. */
+ * workgroup per (chunk, key head), or persistent workgroups that share these. What the walk keeps for it is laid out as
+ * below, or as the target's own schedule says. prefill_backward_sums: gradients of A_log and dt_bias. One wave per
+ * value head. */
 typedef struct dwk_prefill_backward_args {
     dwk_prefill_prepare_args prepare; /* without o, slots; `records` of DWK_BACKWARD_RECORD_BYTES */
     const void *v;                    /* [T, HV, V] */

@@ -231,8 +231,8 @@ def _refuse_wide(function: Callable[..., Any], arguments: Sequence[Any], named: 
     """Refuses the first whole number that torch cannot pass to an op: it does not say which argument it is."""
     for name, value in [*zip(inspect.signature(function).parameters, arguments), *named.items()]:
         if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
-            least = 0 if name == "segments" else -1 << 31
-            raise ArgumentError(f"{name}: {shown(value)}; it must be a whole number from {least} to {(1 << 31) - 1}") from None
+            allowed = f"a whole number from 0 to {(1 << 31) - 1}" if name == "segments" else "a number that fits 64 bits"
+            raise ArgumentError(f"{name}: {shown(value)}; it must be {allowed}") from None
 
 
 def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
@@ -865,7 +865,7 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
     Each rank sends the last width - 1 rows of every fragment that another fragment follows. group, agree: as for
     `prefill_parallel`.
 
-    Gradients flow to x, weight, bias and initial_state, if x has two dimensions. Gradients of x have one rank's bits; those of
+    Gradients flow to x, weight, bias and initial_state. Gradients of x have one rank's bits; those of
     weight and bias are sums over the rank's rows, to be added up over ranks. Gradients of states of fragments that do not end their
     sequence are not used. The backward has an all-reduce: either all ranks require gradients and run it, in the same order,
     or none."""
@@ -880,9 +880,6 @@ def conv_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], key_heads: 
     inputs = (x, weight, bias, initial_state)
     _refuse_tangents("conv_parallel", inputs)
     differentiates = needs_gradient(*inputs)
-    if differentiates and x.dim() != 2:
-        # Before anything is sent: the backward takes rows alone, and would leave the other ranks waiting.
-        raise ArgumentError(f"x: shape {list(x.shape)}; it must have 2 dimensions where a gradient is required")
 
     def launch() -> Tuple[Any, ...]:
         # Only the layout matters here: any plan for it says which rows lie where.

@@ -232,7 +232,7 @@ class Convolutions(test_parallel.InProcesses):
             for own, fragments, same, words, found in self.files("conv_process", ranks, f"{kind} {layout}",
                                                                  "test_parallel_backward"):
                 self.assertTrue(same, case)
-                self.assertIn("it must have 2 dimensions where a gradient is required", words)
+                self.assertIn("it must have 2 dimensions", words)
                 rows += len(own)
                 self.assertTrue(torch.equal(found[0], wanted[0][own]), case)
                 for sum_, of_rank in zip(sums, found[1:3]):

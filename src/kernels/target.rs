@@ -430,10 +430,8 @@ impl Target {
             | Role::GradientSums
             | Role::PrefillCollect => 256,
             Role::ConvBackward => 128,
-            Role::Decode(_) | Role::PrefillPrepare => 64,
+            Role::Decode(_) | Role::PrefillPrepare | Role::BackwardPrepare => 64,
             Role::PrefillShort(_) | Role::BackwardSums => self.wave_threads,
-            // Four waves.
-            Role::BackwardPrepare => 64,
             Role::BackwardGradients(bucket) => {
                 self.backward_gradients(super::backward_index(bucket))
                     .threads

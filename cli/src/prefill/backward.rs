@@ -130,7 +130,7 @@ const FEW: usize = 8192;
 /// Draws of such an estimate.
 const DRAWS: u64 = 4;
 
-/// Relative error of rounding to a type, at most.
+/// Half of the largest relative error of rounding to a type.
 fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F16 => f64::from(f32::EPSILON) * 8192.0 / 4.0,
@@ -203,7 +203,7 @@ fn passes(error: &Comparison, limit: f64) -> bool {
     error.finite() && error.rms_ratio <= limit
 }
 
-/// Rms ratios of exact gradients whose inputs were moved by up to two roundings, against those of the inputs themselves.
+/// Rms ratios of exact gradients whose inputs were moved by up to one rounding, against those of the inputs themselves.
 fn sensitivities(
     problem: &Problem<'_>,
     up: &Upstream<'_>,

@@ -1,4 +1,5 @@
-// Schedules of the backward on sm_90a: wgmma for keys of 65 to 128 elements, those of ../../backward/ for others.
+// Schedules of the backward on sm_90a: wgmma for keys of 65 to 128 elements, the schedules of
+// ../../backward/ for others.
 #pragma once
 
 #include "../../backward/gradients.h"
