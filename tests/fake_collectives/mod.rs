@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Libraries that this process has compiled.
+static COMPILED: AtomicUsize = AtomicUsize::new(0);
 
 /// Compiles the library, under this name in a folder, with an option; nothing without a C compiler. `root`: the repository.
 pub fn compile(root: &Path, folder: &Path, name: &str, option: &str) -> Option<PathBuf> {
@@ -10,7 +14,10 @@ pub fn compile(root: &Path, folder: &Path, name: &str, option: &str) -> Option<P
     let source = root.join("tests/fake_collectives/collectives.c");
     let flags = ["-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC"];
     let mut compiler = Command::new("cc");
-    compiler.args(flags).arg(option).arg("-o").arg(&library);
+    // Under a name of its own until it is whole: other tests may have the library open.
+    let number = COMPILED.fetch_add(1, Ordering::Relaxed);
+    let made = folder.join(format!("{name}.{}.{number}", std::process::id()));
+    compiler.args(flags).arg(option).arg("-o").arg(&made);
     match compiler.arg(source).status() {
         Ok(status) => assert!(status.success(), "the C compiler"),
         Err(error) => {
@@ -20,5 +27,6 @@ pub fn compile(root: &Path, folder: &Path, name: &str, option: &str) -> Option<P
             return None;
         }
     }
+    std::fs::rename(&made, &library).expect("a file of this folder");
     Some(library)
 }
