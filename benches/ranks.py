@@ -186,7 +186,28 @@ def selected(x, runs):
     return found
 
 
-class Part:
+class TwoStages:
+    """Two stages around an all-gather. `plan`, `tensors` and `ranks` are the subclass's."""
+
+    def take_memory(self, device):
+        self.workspace, self.summary, self.gathered = (
+            zeros((max(n, 1),), torch.uint8, device)
+            for n in (self.plan.workspace_bytes, self.plan.summary_bytes, self.plan.gathered_bytes))
+        if self.ranks == 1:
+            self.gathered = self.summary
+        self.sends = self.ranks > 1 and self.plan.summary_bytes > 0
+
+    def gather(self):
+        if self.sends:
+            dist.all_gather_into_tensor(self.gathered, self.summary)
+
+    def run(self):
+        self.plan.summarise(self.summary, self.workspace, **self.tensors)
+        self.gather()
+        self.plan.finish(self.gathered, self.workspace, **self.tensors)
+
+
+class Part(TwoStages):
     """A rank's part, with its memory."""
 
     def __init__(self, rows, layout, rank, heads):
@@ -195,55 +216,28 @@ class Part:
         # Fragments do not depend on the rows that a plan is for.
         found = dw.ParallelPrefill(context, spec, layout, rank, tokens).fragments
         self.runs, count = [(begin, n) for _, begin, n in found], sum(n for _, _, n in found)
-        self.plan, self.plan_ranks = dw.ParallelPrefill(context, spec, layout, rank, count), layout.ranks
+        self.plan, self.ranks = dw.ParallelPrefill(context, spec, layout, rank, count), layout.ranks
         self.rows = {name: selected(x, self.runs) for name, x in rows.items()}
         self.o = zeros((count, heads[1], D), torch.bfloat16, device)
         self.final = zeros((len(found), heads[1], D, D), torch.float32, device)
         self.tensors = {**self.rows, "o": self.o, **({"final_state": self.final} if found else {})}
         self.has_end = [begin + n == tokens for begin, n in self.runs]
-        self.workspace, self.summary, self.gathered = (
-            zeros((max(n, 1),), torch.uint8, device)
-            for n in (self.plan.workspace_bytes, self.plan.summary_bytes, self.plan.gathered_bytes))
-        if layout.ranks == 1:
-            self.gathered = self.summary
-        self.sends = layout.ranks > 1 and self.plan.summary_bytes > 0
-
-    def gather(self):
-        if self.sends:
-            dist.all_gather_into_tensor(self.gathered, self.summary)
-
-    def run(self):
-        self.plan.summarise(self.summary, self.workspace, **self.tensors)
-        self.gather()
-        self.plan.finish(self.gathered, self.workspace, **self.tensors)
+        self.take_memory(device)
 
 
 GRADIENTS = tuple(GRADIENT_LIMITS)
 
 
-class BackwardPart:
+class BackwardPart(TwoStages):
     """The backward of a rank's part, with its memory. `d_o`: of the whole sequence."""
 
     def __init__(self, part, d_o):
-        device, self.part, self.plan = d_o.device, part, dw.ParallelPrefillBackward(part.plan)
+        device, self.part, self.ranks = d_o.device, part, part.ranks
+        self.plan = dw.ParallelPrefillBackward(part.plan)
         self.d_o = selected(d_o, part.runs)
         self.found = {name: zeros(part.rows[name].shape, part.rows[name].dtype, device) for name in GRADIENTS}
         self.tensors = {**part.rows, "d_o": self.d_o, **{f"d_{name}": x for name, x in self.found.items()}}
-        self.workspace, self.summary, self.gathered = (
-            zeros((max(n, 1),), torch.uint8, device)
-            for n in (self.plan.workspace_bytes, self.plan.summary_bytes, self.plan.gathered_bytes))
-        if part.plan_ranks == 1:
-            self.gathered = self.summary
-        self.sends = part.plan_ranks > 1 and self.plan.summary_bytes > 0
-
-    def gather(self):
-        if self.sends:
-            dist.all_gather_into_tensor(self.gathered, self.summary)
-
-    def run(self):
-        self.plan.summarise(self.summary, self.workspace, **self.tensors)
-        self.gather()
-        self.plan.finish(self.gathered, self.workspace, **self.tensors)
+        self.take_memory(device)
 
 
 class Clock:

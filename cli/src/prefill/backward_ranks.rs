@@ -13,7 +13,9 @@ use deltawave_lab::safetensors_io::PrefillFile;
 use deltawave_lab::workload::taken;
 
 use super::backward::{self, CHECKED, is_raw};
-use super::ranks::{Given, Inputs, LISTED, Place, Plan, RanksRun, Stages, exchange, tokens};
+use super::ranks::{
+    Given, Inputs, LISTED, Place, Plan, RanksRun, Stages, exchange, in_order, tokens,
+};
 use crate::device::{Fallible, Results, Slots, Views};
 use crate::driver::{self, Operation, Options};
 use crate::failure::Failure;
@@ -278,21 +280,11 @@ impl Operation for BackwardRanksRun<'_> {
     }
 
     fn kernels(plan: &Self::Plan) -> Vec<&'static str> {
-        const ORDER: [&str; 7] = [
-            "prepare",
-            "summarise",
-            "collect",
-            "combine",
-            "walk",
-            "gradients",
-            "sums",
-        ];
-        let mut names: Vec<_> = (plan.shared.ranks.iter())
-            .flat_map(|(_, of_rank)| of_rank.kernels(plan.raw).concat())
-            .collect();
-        names.sort_by_key(|name| (ORDER.iter().position(|part| name.contains(part)), *name));
-        names.dedup();
-        names
+        in_order(
+            (plan.shared.ranks.iter())
+                .flat_map(|(_, of_rank)| of_rank.kernels(plan.raw).concat())
+                .collect(),
+        )
     }
 
     fn launch(

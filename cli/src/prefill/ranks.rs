@@ -133,6 +133,23 @@ impl<P> Plan<P> {
     }
 }
 
+/// Kernels of all ranks in the order of their launches, each once.
+pub(super) fn in_order(mut names: Vec<&'static str>) -> Vec<&'static str> {
+    const ORDER: [&str; 8] = [
+        "prepare",
+        "summarise",
+        "collect",
+        "combine",
+        "scan",
+        "walk",
+        "gradients",
+        "sums",
+    ];
+    names.sort_by_key(|name| (ORDER.iter().position(|part| name.contains(part)), *name));
+    names.dedup();
+    names
+}
+
 /// Gathers the summaries of ranks in one process, through the host.
 pub(super) fn exchange(memory: &mut [Memory], stream: &Stream) -> Fallible<()> {
     let mut all = Vec::new();
@@ -708,13 +725,11 @@ impl Operation for RanksRun<'_> {
     }
 
     fn kernels(plan: &Self::Plan) -> Vec<&'static str> {
-        const ORDER: [&str; 5] = ["prepare", "summarise", "collect", "combine", "scan"];
-        let mut names: Vec<_> = (plan.ranks.iter())
-            .flat_map(|(_, plan)| plan.kernels().concat())
-            .collect();
-        names.sort_by_key(|name| (ORDER.iter().position(|part| name.contains(part)), *name));
-        names.dedup();
-        names
+        in_order(
+            (plan.ranks.iter())
+                .flat_map(|(_, plan)| plan.kernels().concat())
+                .collect(),
+        )
     }
 
     fn launch(

@@ -21,6 +21,9 @@ DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 DEVICE int read_lane(int x, int from) { return __nvvm_shfl_sync_idx_i32(0xffffffff, x, from, 0x1f); }
 DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
 
+// x of the lane whose number differs by the bit `step`.
+DEVICE float exchanged(float x, int step) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, step, 0x1f); }
+
 // Number of this wave in its workgroup, equal in all its lanes.
 DEVICE int wave() { return read_lane(thread() / lanes, 0); }
 

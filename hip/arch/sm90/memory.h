@@ -184,6 +184,19 @@ DEVICE i32x4 load_shared(u32 from) {
                  : "memory");
     return i32x4{x, y, z, w};
 }
+// A word, a number and two numbers in shared memory.
+DEVICE int load_shared_word(u32 from) {
+    int x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+DEVICE void store_shared_word(u32 to, int x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
+DEVICE float load_shared_number(u32 from) { return bits<float>(load_shared_word(from)); }
+DEVICE f32x2 load_shared_pair(u32 from) {
+    f32x2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
+}
 DEVICE void store_shared(u32 to, i32x4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");

@@ -214,7 +214,8 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
         }
         const float total = x.chunk.total, per_k = has_units ? x.chunk.per_k() : 1.0f;
         const auto put = [&](int which, float value) __attribute__((always_inline)) {
-            store_number(to + Stage::factors + which * (chunk * 4) + row_position(row) * 4, value);
+            arch::store_shared_word(to + Stage::factors + which * (chunk * 4) + row_position(row) * 4,
+                                    bits<int>(value));
         };
         i32x4 numbers;
         if constexpr (Reverse) {
@@ -237,10 +238,6 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
             store_shared(to + Stage::numbers, numbers);
         }
     }
-    static DEVICE_MEMBER void store_number(u32 to, float x) {
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-    }
-
     RingPlace<Keys> ring, copied; // the next stage to fill, and to hand over
     const int groups;
     RowsToCopy k, q, given;

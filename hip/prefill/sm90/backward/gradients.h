@@ -32,7 +32,7 @@ struct GradientPlaces {
     static constexpr u32 factor_bytes = record_numbers + 16;
     static constexpr u32 stage_bytes = factors + 2048;  // a multiple of 1024, the period of the permutation
     static constexpr u32 item = factors + factor_bytes; // number of rows, or 0 past the last chunk; then the rest
-    // Of the last stage of a chunk, when its panels have been multiplied: matrices of tokens by tokens, rounded
+    // Reused memory of a chunk's last stage, whose panels have been multiplied: matrices of tokens by tokens, rounded
     // (rows with norms of k and of q or k), and dQ and dK until they are stored.
     static constexpr u32 matrices = state, results = error;
     static constexpr u32 sums = stages + 2 * stage_bytes;  // two GradientSums
@@ -273,7 +273,7 @@ class GateWriter {
         float of_a_log = 0.0f, of_dt_bias = 0.0f;
         for (int h = 0; h < 2; ++h) {
             const int token = arch::lanes * h + lane;
-            // Of the token: lane 31 - l, and the other half.
+            // Sums over later tokens of token 32 h + l are in lane 31 - l, in the other half.
             const float d_gate = arch::read_lane(later[1 - h], arch::lanes - 1 - lane) + earlier[h] + whole;
             float d_a_log = 0.0f, d_dt_bias = 0.0f;
             if (token < item.rows) {
@@ -307,7 +307,7 @@ template <class T, int Group> class GradientMultiplier {
 #pragma unroll 1
         for (int chunks = 0;; ++chunks) {
             arch::phase_wait(P::full(stage % 2), stage / 2);
-            if (word_at(stage_at() + P::item) == 0) {
+            if (arch::load_shared_word(stage_at() + P::item) == 0) {
                 return;
             }
             keys = memory + chunks % 2 * P::key_bytes;
@@ -328,7 +328,8 @@ template <class T, int Group> class GradientMultiplier {
     }
 
   private:
-    // A lane's rows are `row` and `row` + 8. Element i of accumulators: its row is row_of(i), its column column_of(i).
+    // A lane's rows are `row` and `row` + 8. Element i of accumulators: its row is `row` + 8 which_row(i), its column
+    // column_of(i).
     static constexpr int which_row(int i) { return i / 2 % 2; }
     DEVICE_MEMBER int column_of(int i) const { return i / 4 * 8 + (u32)lane % 4 * 2 + i % 2; }
     // The lane's first word in a panel of 16-bit numbers. Opaque: registers should not hold places through a loop.
@@ -337,31 +338,16 @@ template <class T, int Group> class GradientMultiplier {
     }
     // The word of elements i and i + 1, i even.
     static DEVICE_MEMBER u32 place_of_word(u32 first, int i) { return (first ^ i / 4 << 4) + which_row(i) * (8 * 128); }
-    static DEVICE_MEMBER int word_at(u32 at) {
-        int word;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
-        return word;
-    }
-    static DEVICE_MEMBER void put_word(u32 at, int word) {
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
-    }
-    static DEVICE_MEMBER f32x2 pair_at(u32 at) {
-        f32x2 pair;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(at) : "memory");
-        return pair;
-    }
-    static DEVICE_MEMBER float number_at(u32 at) { return bits<float>(word_at(at)); }
-
     // Barrier of all warps that multiply.
     static DEVICE_MEMBER void sync() { arch::barrier_wait(1, multiplying_threads); }
 
     DEVICE_MEMBER u32 stage_at() const { return memory + P::stages + stage % 2 * P::stage_bytes; }
     DEVICE_MEMBER float factor(RowFactor which, int token) const {
-        return number_at(stage_at() + P::factors + (which * chunk + token) * 4);
+        return arch::load_shared_number(stage_at() + P::factors + (which * chunk + token) * 4);
     }
     DEVICE_MEMBER f32x2 factors_of(RowFactor which, int i) const {
         const u32 first = (u32)arch::opaque((int)(stage_at() + P::factors + (u32)lane % 4 * 8));
-        return pair_at(first + (which * chunk + i / 4 * 8) * 4);
+        return arch::load_shared_pair(first + (which * chunk + i / 4 * 8) * 4);
     }
     // Opaque, for the same reason.
     static DEVICE_MEMBER u64 described(u32 at) { return arch::described((u32)arch::opaque((int)at)); }
@@ -378,8 +364,8 @@ template <class T, int Group> class GradientMultiplier {
     }
     // Sum over the four lanes that have a row.
     static DEVICE_MEMBER float sum_of_row(float x) {
-        x += __nvvm_shfl_sync_bfly_f32(0xffffffff, x, 1, 0x1f);
-        return x + __nvvm_shfl_sync_bfly_f32(0xffffffff, x, 2, 0x1f);
+        x += arch::exchanged(x, 1);
+        return x + arch::exchanged(x, 2);
     }
     // Writes sums of the lane's two rows, which are parts of four lanes each.
     DEVICE_MEMBER void put_rows(float *to, const float (&x)[2]) const {
@@ -420,20 +406,20 @@ template <class T, int Group> class GradientMultiplier {
     // column 8 n + c of the lane's. Two steps leave a lane half of the columns.
     DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
         const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
-            return (upper ? high : low) + __nvvm_shfl_sync_bfly_f32(0xffffffff, upper ? low : high, step, 0x1f);
+            return (upper ? high : low) + arch::exchanged(upper ? low : high, step);
         };
         const bool second = lane & 16, odd = lane & 8;
         const float sum = add_half(odd, add_half(second, x[0], x[2], 16), add_half(second, x[1], x[3], 16), 8);
-        const float whole = sum + __nvvm_shfl_sync_bfly_f32(0xffffffff, sum, 4, 0x1f);
+        const float whole = sum + arch::exchanged(sum, 4);
         if ((lane & 4) == 0) {
             to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)] = whole;
         }
     }
-    // What a lane has of `x` times the panel's rows.
+    // Adds the lane's part of the dot products of the rows of `a` and of the panel.
     DEVICE_MEMBER void add_products(float (&to)[2], const Accumulators<tiles> &a, u32 panel) const {
         const u32 words = first_word(panel);
         for (int i = 0; i < 32; i += 2) {
-            const int word = word_at(place_of_word(words, i));
+            const int word = arch::load_shared_word(place_of_word(words, i));
             to[which_row(i)] += a.at[i] * T::low(word) + a.at[i + 1] * T::high(word);
         }
     }
@@ -446,7 +432,8 @@ template <class T, int Group> class GradientMultiplier {
         ++stage;
     }
 
-    // What the lane has of the diagonal of a matrix of 64 rows: element `row` + 8 r to to[r], or 0.
+    // Diagonal of a matrix of 64 rows, where the lane holds it: element `row` + 8 r goes to to[r], which is 0
+    // elsewhere.
     DEVICE_MEMBER void diagonal_of(float (&to)[2], const float (&x)[32]) const {
         const int own = wave % scan_waves;
         const auto chosen = [](bool second, float x, float y) __attribute__((always_inline)) { return second ? y : x; };
@@ -480,7 +467,7 @@ template <class T, int Group> class GradientMultiplier {
             arch::publish_shared();
             const u32 at = stage_at(), half = Group * panel_bytes;
             if (s == 0) {
-                const float total = number_at(at + P::factors + record_numbers + 8);
+                const float total = arch::load_shared_number(at + P::factors + record_numbers + 8);
                 for (int r = 0; r < 2; ++r) {
                     const float sum = factor(sum_row, row + 8 * r), beta = factor(beta_row, row + 8 * r);
                     const float decay = arch::exp2(sum);
@@ -558,7 +545,7 @@ template <class T, int Group> class GradientMultiplier {
             const int row = lane / 4, column = (u32)lane % 4 * 2;
             float whole = row == column ? trace[0] + trace[6] : row == column + 1 ? trace[1] + trace[7] : 0.0f;
             for (int step = arch::lanes / 2; step > 0; step /= 2) {
-                whole += __nvvm_shfl_sync_bfly_f32(0xffffffff, whole, step, 0x1f);
+                whole += arch::exchanged(whole, step);
             }
             if (lane == 0) {
                 to.whole[wave] = whole;
@@ -620,8 +607,8 @@ template <class T, int Group> class GradientMultiplier {
             for (int i = 8 * t; i < 8 * t + 8; i += 2) {
                 const f32x2 k_norm = factors_of(k_norm_row, i);
                 const float low = of_tile[i % 8], high = of_tile[i % 8 + 1], of_row = norm[which_row(i)];
-                put_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
-                put_word(place_of_word(words, i) + panel_bytes, T::pack(low * of_row, high * of_row));
+                arch::store_shared_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
+                arch::store_shared_word(place_of_word(words, i) + panel_bytes, T::pack(low * of_row, high * of_row));
             }
         }
         arch::publish_shared();
@@ -654,14 +641,14 @@ template <class T, int Group> class GradientMultiplier {
         const u32 results = first_word(at + P::results + half);
         for (int i = 0; i < 32; i += 2) {
             const u32 word = place_of_word(results, i);
-            put_word(word, T::pack(d_query.at[i], d_query.at[i + 1]));
-            put_word(word + 2 * panel_bytes, T::pack(d_key.at[i], d_key.at[i + 1]));
+            arch::store_shared_word(word, T::pack(d_query.at[i], d_query.at[i + 1]));
+            arch::store_shared_word(word + 2 * panel_bytes, T::pack(d_key.at[i], d_key.at[i + 1]));
         }
         GradientItem item;
-        item.rows = word_at(at + P::item);
-        item.sequence = word_at(at + P::item + 4);
-        item.begin = word_at(at + P::item + 8);
-        item.key_head = word_at(at + P::item + 12);
+        item.rows = arch::load_shared_word(at + P::item);
+        item.sequence = arch::load_shared_word(at + P::item + 4);
+        item.begin = arch::load_shared_word(at + P::item + 8);
+        item.key_head = arch::load_shared_word(at + P::item + 12);
         sync();
         store_rows(item, at + P::results, x.d_q, x.d_q_strides);
         store_rows(item, at + P::results + 2 * panel_bytes, x.d_k, x.d_k_strides);
@@ -678,7 +665,7 @@ template <class T, int Group> class GradientMultiplier {
         }
         const u32 words = first_word(panel);
         for (int i = 0; i < 32; i += 2) {
-            const int word = word_at(place_of_word(words, i));
+            const int word = arch::load_shared_word(place_of_word(words, i));
             own.at[i] = (own.at[i] - T::low(word) * along[which_row(i)]) * r[which_row(i)];
             own.at[i + 1] = (own.at[i + 1] - T::high(word) * along[which_row(i)]) * r[which_row(i)];
         }
