@@ -488,6 +488,13 @@ typedef struct dwk_conv_draft_args {
     int32_t keep_states;     /* 1: states are not written */
 } dwk_conv_draft_args;
 
+/* conv_lengths_{bf16,f16}: conv of a layer whose lengths are on the device. Its first workgroup does what
+ * prefill_lengths does, for the kernels after it. */
+typedef struct dwk_conv_lengths_args {
+    dwk_conv_args conv; /* cu_seqlens is not read: that of `lengths` is, and each workgroup checks what it reads */
+    dwk_prefill_lengths_args lengths;
+} dwk_conv_lengths_args;
+
 /* Gradient of x, of the channels of q, k or v: as dwk_conv_part has them in x. */
 typedef struct dwk_conv_backward_part {
     void *d_x; /* null: not written */

@@ -1308,6 +1308,31 @@ impl Default for dwk_conv_draft_args {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct dwk_conv_lengths_args {
+    pub conv: dwk_conv_args,
+    pub lengths: dwk_prefill_lengths_args,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 728usize];
+    ["Alignment of dwk_conv_lengths_args"]
+        [::core::mem::align_of::<dwk_conv_lengths_args>() - 8usize];
+    ["Offset of field: dwk_conv_lengths_args::conv"]
+        [::core::mem::offset_of!(dwk_conv_lengths_args, conv) - 0usize];
+    ["Offset of field: dwk_conv_lengths_args::lengths"]
+        [::core::mem::offset_of!(dwk_conv_lengths_args, lengths) - 560usize];
+};
+impl Default for dwk_conv_lengths_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct dwk_conv_backward_part {
     pub d_x: *mut ::core::ffi::c_void,
     pub token: i64,

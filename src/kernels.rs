@@ -181,6 +181,10 @@ kernels! {
         "dw_conv_draft_bf16" => Role::Conv,
         "dw_conv_draft_f16" => Role::Conv,
     }
+    CONV_LENGTHS: dwk_conv_lengths_args in "conv_lengths" {
+        "dw_conv_lengths_bf16" => Role::Conv,
+        "dw_conv_lengths_f16" => Role::Conv,
+    }
     DECODE: dwk_decode_args in "decode" {
         "dw_decode_bf16_k128" => Role::Decode(128),
         "dw_decode_bf16_k256" => Role::Decode(256),
@@ -347,6 +351,11 @@ pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_arg
 /// The convolution of drafts.
 pub(crate) fn conv_draft(dtype: Dtype) -> Kernel<abi::dwk_conv_draft_args> {
     typed(CONV_DRAFT, dtype)[0]
+}
+
+/// The convolution whose first workgroup makes lengths on the device safe.
+pub(crate) fn conv_lengths(dtype: Dtype) -> Kernel<abi::dwk_conv_lengths_args> {
+    typed(CONV_LENGTHS, dtype)[0]
 }
 
 /// The decode of drafts.

@@ -158,7 +158,7 @@ fn kernels_and_refusals() {
     };
     // With both paths of prefill on CDNA: the device chooses.
     let fused = usize::from(is_cdna(&context));
-    assert_eq!([kernels(0), kernels(DECODES)], [5 + fused, 6 + fused]);
+    assert_eq!([kernels(0), kernels(DECODES)], [4 + fused, 5 + fused]);
     for (argument, spec, sequences, decodes) in [
         ("decodes", spec, 2, 3),
         ("decodes", spec, 200, 101),

@@ -340,9 +340,7 @@ DEVICE void walk(const dwk_conv_backward_args &args, const Share &share, int wal
 #pragma unroll 1
     for (int block = walker; block < arch::reread(args).blocks; block += arch::reread(args).walkers) {
         const dwk_conv_args &x = arch::reread(args).conv;
-        const int sequence = arch::uniform_value(sequence_of(x, block));
-        const int first = token_at(x, sequence);
-        const int last = sequence < x.sequences ? max_of(token_at(x, sequence + 1), first) : x.tokens;
+        const auto [sequence, first, last] = rows_of_block(x, block);
         const int blocks_before = block - first_block(x, first, sequence);
         const int begin = first + (blocks_before << x.block_log2) + (share.run << x.run_log2);
         const int end = min_of(begin + (1 << x.run_log2), last);

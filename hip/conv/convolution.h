@@ -3,6 +3,7 @@
 
 #include "../gate/gates.h"
 #include "heads.h"
+#include "lengths.h"
 
 namespace conv {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
@@ -10,15 +11,16 @@ namespace { // internal linkage: the compiler then knows ranges of results befor
 static_assert(threads == gates::threads, "workgroups compute gates or channels");
 
 // Convolves this thread's share of q, k and v.
-template <class T, bool Draft> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
+template <class T, bool Draft, bool Lengths> DEVICE void convolution(const dwk_conv_args &x, int dealt) {
     // The GPU deals consecutive workgroups to different dies. Workgroups of neighbouring tokens both read some rows, so
     // they go to one die.
     const int workgroup = dealt % x.dies * x.die_groups + dealt / x.dies;
     const int block = arch::uniform_value(workgroup / x.groups);
-    const int sequence = arch::uniform_value(sequence_of(x, block));
+    const SequenceRows rows = Lengths ? checked_rows_of_block(x, block) : rows_of_block(x, block);
+    const int sequence = rows.sequence;
     Work work;
-    work.first = token_at(x, sequence);
-    work.last = sequence < x.sequences ? max_of(token_at(x, sequence + 1), work.first) : x.tokens;
+    work.first = rows.first;
+    work.last = rows.last;
     const int blocks_before = block - first_block(x, work.first, sequence);
     const int first_index = (workgroup - block * x.groups) * threads;
 
@@ -74,12 +76,21 @@ template <class T, bool Draft> DEVICE void convolution(const dwk_conv_args &x, i
     }
 }
 
-template <class T, bool Draft> DEVICE void launch(const dwk_conv_args &x) {
+// `Lengths`: `x` is the first member of dwk_conv_lengths_args, and a workgroup comes before all others.
+template <class T, bool Draft, bool Lengths = false> DEVICE void launch(const dwk_conv_args &x) {
+    int workgroup = arch::workgroup();
+    if constexpr (Lengths) {
+        if (workgroup == 0) {
+            lengths::make<threads / arch::lanes>(lengths_of(arch::reread(x)));
+            return;
+        }
+        --workgroup;
+    }
     const int of_gates = x.gates.groups;
-    if (arch::workgroup() < of_gates) {
-        gates::compute(arch::reread(x).gates, arch::workgroup(), of_gates);
+    if (workgroup < of_gates) {
+        gates::compute(arch::reread(x).gates, workgroup, of_gates);
     } else {
-        convolution<T, Draft>(x, arch::workgroup() - of_gates);
+        convolution<T, Draft, Lengths>(x, workgroup - of_gates);
     }
 }
 

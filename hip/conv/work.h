@@ -38,18 +38,34 @@ DEVICE int token_at(const dwk_conv_args &x, int index) {
 
 DEVICE int first_block(const dwk_conv_args &x, int token, int sequence) { return (token >> x.block_log2) + sequence; }
 
-// Sequence of a block: the last sequence whose first block is at most `block`. `sequences` for rows past all sequences.
-DEVICE int sequence_of(const dwk_conv_args &x, int block) {
-    int low = 0, high = x.sequences;
+// Sequence of a block, of `sequences`: the last whose first block is at most `block`. `begins_by(n)` says whether that
+// of sequence n is. `sequences` for rows past all sequences.
+template <class BeginsBy> DEVICE int last_sequence(int sequences, BeginsBy begins_by) {
+    int low = 0, high = sequences;
     while (low < high) {
         const int middle = (low + high + 1) / 2;
-        if (first_block(x, token_at(x, middle), middle) <= block) {
+        if (begins_by(middle)) {
             low = middle;
         } else {
             high = middle - 1;
         }
     }
     return low;
+}
+DEVICE int sequence_of(const dwk_conv_args &x, int block) {
+    return last_sequence(
+        x.sequences, [&](int n) __attribute__((always_inline)) { return first_block(x, token_at(x, n), n) <= block; });
+}
+
+// Rows of the sequence that a block belongs to. Past all sequences: those from the end of the last one on.
+struct SequenceRows {
+    int sequence;
+    int first, last;
+};
+DEVICE SequenceRows rows_of_block(const dwk_conv_args &x, int block) {
+    const int sequence = arch::uniform_value(sequence_of(x, block));
+    const int first = token_at(x, sequence);
+    return SequenceRows{sequence, first, sequence < x.sequences ? max_of(token_at(x, sequence + 1), first) : x.tokens};
 }
 
 // Selects a field of q (`part` 0), k (1) or v (2).

@@ -15,8 +15,8 @@ namespace plan {
 
 using prefill::chunk;
 
-constexpr int waves = 16;
-constexpr int candidates = waves; // one for each wave; the first cuts nothing
+constexpr int parts = 16;         // of the lengths of items; the longest part is listed first
+constexpr int candidates = parts; // the first cuts nothing
 constexpr int first_share = 4, shares = 8;
 
 DEVICE int ceil_of(int a, int b) { return (int)(((u32)a + (u32)b - 1) / (u32)b); }
@@ -97,13 +97,13 @@ struct Batch {
     }
 };
 
-// Candidate of a wave; 0: none.
-DEVICE int candidate_of(const dwk_prefill_plan &x, const Batch &batch, int wave) {
-    if (wave == 0) {
+// A candidate; 0: none.
+DEVICE int candidate_of(const dwk_prefill_plan &x, const Batch &batch, int index) {
+    if (index == 0) {
         return max_of(batch.longest, 1);
     }
     const int ends = max_of(batch.nonempty - 1, 0);
-    const int room = x.compute_units * ((wave + 1) / 2) / x.workgroups - (wave % 2 ? ends : ends / 2);
+    const int room = x.compute_units * ((index + 1) / 2) / x.workgroups - (index % 2 ? ends : ends / 2);
     if (room <= 0 || x.most_summaries <= 0) {
         return 0;
     }
@@ -142,16 +142,19 @@ DEVICE int64_t cost_of(const dwk_prefill_plan &x, const Batch &batch, int candid
     return cost + (early > 0 ? x.summaries : 0);
 }
 
-// Chooses the chunks of the longest segment. All threads of the workgroup take part.
-DEVICE int choose(const dwk_prefill_plan &x, const Batch &batch) {
+// Chooses the chunks of the longest segment. All threads of the workgroup, of so many waves, take part.
+template <int Waves> DEVICE int choose(const dwk_prefill_plan &x, const Batch &batch) {
     SHARED static int64_t costs[candidates];
     SHARED static int lengths[candidates];
-    const int wave = arch::wave();
-    const int own = candidate_of(x, batch, wave);
-    const int64_t cost = own > 0 ? cost_of(x, batch, own) : 0;
-    if (arch::lane() == 0) {
-        costs[wave] = cost;
-        lengths[wave] = own;
+#pragma unroll 1
+    for (int i = 0; i < candidates / Waves; ++i) {
+        const int index = arch::wave() + i * Waves;
+        const int own = candidate_of(x, batch, index);
+        const int64_t cost = own > 0 ? cost_of(x, batch, own) : 0;
+        if (arch::lane() == 0) {
+            costs[index] = cost;
+            lengths[index] = own;
+        }
     }
     arch::workgroup_sync();
     int chosen = 0;
@@ -166,9 +169,9 @@ DEVICE int choose(const dwk_prefill_plan &x, const Batch &batch) {
 }
 
 // Ends a list with items that do not exist.
-DEVICE void end_list(dwk_prefill_item *items, int from, int count) {
+template <int Waves> DEVICE void end_list(dwk_prefill_item *items, int from, int count) {
 #pragma unroll 1
-    for (int i = from + arch::thread(); i < count; i += waves * arch::lanes) {
+    for (int i = from + arch::thread(); i < count; i += Waves * arch::lanes) {
         items[i] = dwk_prefill_item{-1, 0, 0, 0};
     }
 }
@@ -177,17 +180,17 @@ DEVICE void end_list(dwk_prefill_item *items, int from, int count) {
 DEVICE int followed_of(int chunks, int each) { return chunks > each ? ceil_of(chunks, each) - 1 : 0; }
 
 // Makes the lists of items and chains (src/ops/prefill/plan.rs): first the segments that another follows, sequence by
-// sequence, then the others, longer ones first. Each wave writes the latter of one sixteenth of the lengths.
-DEVICE void make_lists(const dwk_prefill_plan &x, const Batch &batch) {
-    SHARED static int of_wave[waves];
+// sequence, then the others, longer ones first. Each part of the lengths is one wave's, of so many waves.
+template <int Waves> DEVICE void make_lists(const dwk_prefill_plan &x, const Batch &batch) {
+    static_assert(parts % Waves == 0, "every wave has parts");
+    SHARED static int of_part[parts];
     const int sequences = batch.sequences;
-    const int candidate = x.segments > 0 ? ceil_of(max_of(batch.longest, 1), x.segments) : choose(x, batch);
+    const int candidate = x.segments > 0 ? ceil_of(max_of(batch.longest, 1), x.segments) : choose<Waves>(x, batch);
     const int wave = arch::wave(), lane = arch::lane();
-    // A wave's sixteenth: waves * chunks / (candidate + 1) is its number from the last wave on.
-    const u32 part = waves - 1 - wave, least = part * (u32)(candidate + 1);
-    const auto own_length = [&](int chunks) __attribute__((always_inline)) {
-        const u32 given = (u32)chunks * waves;
-        return given >= least && (wave == 0 || given - least < (u32)(candidate + 1));
+    // Whether a length is of a part: parts * chunks / (candidate + 1) is its number from the last part on.
+    const auto is_of_part = [&](int part, int chunks) __attribute__((always_inline)) {
+        const u32 given = (u32)chunks * parts, least = (parts - 1 - part) * (u32)(candidate + 1);
+        return given >= least && (part == 0 || given - least < (u32)(candidate + 1));
     };
     const auto put = [&](int at, int sequence, int first, int chunks, int summary) __attribute__((always_inline)) {
         if (at < x.items_count) {
@@ -195,59 +198,71 @@ DEVICE void make_lists(const dwk_prefill_plan &x, const Batch &batch) {
         }
     };
 
-    int summaries = 0, count = 0;
+    int summaries = 0;
 #pragma unroll 1
-    for (int block = 0; block < batch.blocks(); ++block) {
-        const int n = batch.chunks(block), each = segment_chunks(x, n, candidate);
-        const int followed = followed_of(n, each);
-        summaries += followed;
-        const bool inside = block * arch::lanes + lane < sequences;
-        count += __builtin_popcountll(arch::ballot(inside && own_length(n - followed * each)));
+    for (int i = 0; i < parts / Waves; ++i) {
+        const int part = wave + i * Waves;
+        int count = 0;
+        summaries = 0;
+#pragma unroll 1
+        for (int block = 0; block < batch.blocks(); ++block) {
+            const int n = batch.chunks(block), each = segment_chunks(x, n, candidate);
+            const int followed = followed_of(n, each);
+            summaries += followed;
+            const bool inside = block * arch::lanes + lane < sequences;
+            count += __builtin_popcountll(arch::ballot(inside && is_of_part(part, n - followed * each)));
+        }
+        if (lane == 0) {
+            of_part[part] = count;
+        }
     }
     summaries = sum_of_lanes(summaries);
-    if (lane == 0) {
-        of_wave[wave] = count;
-    }
     arch::workgroup_sync();
-    int at = summaries; // next item of this wave's lengths
-    for (int i = 0; i < wave; ++i) {
-        at += of_wave[i];
-    }
 
     const u64 lower = ((u64)1 << lane) - 1;
-    int summary = 0, chains = 0; // before this block of sequences
+    int chains = 0; // before a block of sequences
 #pragma unroll 1
-    for (int block = 0; block < batch.blocks(); ++block) {
-        const int sequence = block * arch::lanes + lane;
-        const bool inside = sequence < sequences;
-        const int n = batch.chunks(block), each = segment_chunks(x, n, candidate);
-        const int followed = followed_of(n, each);
-        const int end = summary + (int)arch::inclusive_sum((float)followed), first = end - followed;
-        const u64 chained = arch::ballot(followed > 1);
-        if (block % waves == wave) {
-            for (int i = 0; i < followed; ++i) {
-                put(first + i, sequence, i * each, each, first + i);
-            }
-            const int chain = chains + __builtin_popcountll(chained & lower);
-            if (followed > 1 && chain < x.chains_count) {
-                x.chains[2 * chain] = first;
-                x.chains[2 * chain + 1] = followed;
-            }
+    for (int i = 0; i < parts / Waves; ++i) {
+        const int part = wave + i * Waves;
+        int at = summaries; // next item of this part
+        for (int before = 0; before < part; ++before) {
+            at += of_part[before];
         }
-        const int rest = n - followed * each;
-        const bool own = inside && own_length(rest);
-        const u64 owned = arch::ballot(own);
-        if (own) {
-            put(at + __builtin_popcountll(owned & lower), sequence, followed * each, rest, end);
+        int summary = 0; // before a block of sequences
+        chains = 0;
+#pragma unroll 1
+        for (int block = 0; block < batch.blocks(); ++block) {
+            const int sequence = block * arch::lanes + lane;
+            const bool inside = sequence < sequences;
+            const int n = batch.chunks(block), each = segment_chunks(x, n, candidate);
+            const int followed = followed_of(n, each);
+            const int end = summary + (int)arch::inclusive_sum((float)followed), first = end - followed;
+            const u64 chained = arch::ballot(followed > 1);
+            if (block % parts == part) {
+                for (int i = 0; i < followed; ++i) {
+                    put(first + i, sequence, i * each, each, first + i);
+                }
+                const int chain = chains + __builtin_popcountll(chained & lower);
+                if (followed > 1 && chain < x.chains_count) {
+                    x.chains[2 * chain] = first;
+                    x.chains[2 * chain + 1] = followed;
+                }
+            }
+            const int rest = n - followed * each;
+            const bool own = inside && is_of_part(part, rest);
+            const u64 owned = arch::ballot(own);
+            if (own) {
+                put(at + __builtin_popcountll(owned & lower), sequence, followed * each, rest, end);
+            }
+            at += __builtin_popcountll(owned);
+            chains += __builtin_popcountll(chained);
+            summary = arch::read_lane(end, arch::lanes - 1);
         }
-        at += __builtin_popcountll(owned);
-        chains += __builtin_popcountll(chained);
-        summary = arch::read_lane(end, arch::lanes - 1);
     }
     // Ends of the lists.
-    end_list(x.items, summaries + sequences, x.items_count);
+    end_list<Waves>(x.items, summaries + sequences, x.items_count);
 #pragma unroll 1
-    for (int i = chains + arch::thread(); i < x.chains_count; i += waves * arch::lanes) {
+    for (int i = chains + arch::thread(); i < x.chains_count; i += Waves * arch::lanes) {
         x.chains[2 * i] = x.chains[2 * i + 1] = 0;
     }
 }
@@ -304,6 +319,7 @@ DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
 }
 
 // Chooses a path, leaves no work to the kernels of the other, and returns where the chosen one's items are.
+template <int Waves>
 DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch,
                                       int tokens) {
     SHARED static int chosen;
@@ -316,14 +332,14 @@ DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_pr
     arch::workgroup_sync();
     const bool fused = chosen;
 #pragma unroll 1
-    for (int block = arch::wave(); batch.sequences >= block * arch::lanes; block += waves) {
+    for (int block = arch::wave(); batch.sequences >= block * arch::lanes; block += Waves) {
         const int i = block * arch::lanes + arch::lane();
         if (i <= batch.sequences) {
             // Empty sequences at the end of the batch have no chunk, and no row is past them.
             x.prepare_lengths[i] = fused ? tokens : batch.start(block);
         }
     }
-    end_list(fused ? x.split_items : plan.items, 0, plan.items_count);
+    end_list<Waves>(fused ? x.split_items : plan.items, 0, plan.items_count);
     return fused ? plan.items : x.split_items;
 }
 
@@ -339,10 +355,10 @@ DEVICE void list_small(const dwk_prefill_plan &plan, const dwk_prefill_choice &x
                                                                             fused ? x.split_items : plan.items;
     // The longest sixteenth first.
     const u64 lower = ((u64)1 << lane) - 1;
-    const u32 given = (u32)batch.first_chunks * waves, sixteenth = max_of(batch.longest, 1) + 1;
+    const u32 given = (u32)batch.first_chunks * parts, sixteenth = max_of(batch.longest, 1) + 1;
     bool placed = !inside;
     int at = 0, place = 0;
-    for (int part = waves - 1; part >= 0; --part) {
+    for (int part = parts - 1; part >= 0; --part) {
         const bool own = !placed && given >= part * sixteenth;
         const u64 owned = arch::ballot(own);
         place = own ? at + __builtin_popcountll(owned & lower) : place;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::ptr;
 
 use super::{Activation, ConvSpec, ConvState, ConvStateLayout, ConvTensors, MAX_NORM_DIM, WIDTHS};
-use crate::abi::{self, dwk_conv_args, dwk_conv_draft_args, dwk_conv_part};
+use crate::abi::{self, dwk_conv_args, dwk_conv_draft_args, dwk_conv_lengths_args, dwk_conv_part};
 use crate::alias::{self, Span};
 use crate::batch::PerSequence;
 use crate::check::{self, Checked};
@@ -28,6 +28,8 @@ const LONGEST_RUN_LOG2: u32 = 5;
 const SHORTEST_RUN_LOG2: u32 = 2;
 /// Most workgroups that compute gates. Few suffice: they start first and run while the others convolve.
 const MOST_GATE_GROUPS: u32 = 64;
+/// Workgroups that check lengths, if they do.
+pub(super) const LENGTHS_GROUPS: u32 = 1;
 /// Log2 of the most runs of a block of tokens.
 const MOST_RUNS_LOG2: u32 = 4;
 
@@ -258,6 +260,11 @@ impl Shape {
         kernels::conv(self.spec.dtype)
     }
 
+    /// The kernel whose first workgroup checks lengths.
+    pub(super) fn lengths_kernel(&self) -> Kernel<dwk_conv_lengths_args> {
+        kernels::conv_lengths(self.spec.dtype)
+    }
+
     /// The kernel for drafts.
     pub(super) fn draft_kernel(&self) -> Kernel<dwk_conv_draft_args> {
         kernels::conv_draft(self.spec.dtype)
@@ -321,7 +328,7 @@ impl Shape {
             arguments.gates.groups = groups as i32;
             grid += groups;
         }
-        check::ensure(grid < 1 << 24, || {
+        check::ensure(grid + LENGTHS_GROUPS < 1 << 24, || {
             let was = format!("{} tokens of {value_heads} gates", self.tokens);
             let allowed = "a launch must have fewer than 2^32 threads";
             ArgumentError::new("gates", ArgumentKind::Shape, was, allowed)

@@ -29,11 +29,13 @@ pub use drafts::ConvDrafts;
 use lower::Shape;
 pub(crate) use lower::{LaunchArguments, projection, state_strides};
 
+use crate::abi::dwk_conv_lengths_args;
 use crate::batch::{CuSeqlens, PerSequence, checked_cu_seqlens};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
 use crate::gate::Gate;
 use crate::model::Heads;
+use crate::prefill::LoweredLengths;
 use crate::runtime::{Context, Stream};
 use crate::tensor::{Buffer, Tensor, TensorMut, TokensMut};
 use crate::types::Dtype;
@@ -406,5 +408,29 @@ impl Conv {
         let (kernel, threads) = (self.shape.kernel(), lower::THREADS);
         // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { (self.context).launch(stream, kernel, *groups, threads, arguments) }
+    }
+
+    /// Name of the kernel that [`Conv::enqueue_with_lengths`] runs.
+    pub(crate) fn lengths_kernel(&self) -> &'static str {
+        self.shape.lengths_kernel().name()
+    }
+
+    /// As [`Conv::enqueue`], with the work of `prefill_lengths` in the same launch. The convolution takes its lengths from
+    /// there.
+    pub(crate) fn enqueue_with_lengths(
+        &self,
+        stream: &Stream,
+        lowered: &LaunchArguments,
+        lengths: &LoweredLengths,
+    ) -> Result<()> {
+        let arguments = dwk_conv_lengths_args {
+            conv: lowered.arguments,
+            lengths: lengths.arguments(),
+        };
+        // Without tokens, too: later kernels read the lengths, and callers the status.
+        let groups = lowered.groups + lower::LENGTHS_GROUPS;
+        let (kernel, threads) = (self.shape.lengths_kernel(), lower::THREADS);
+        // SAFETY: as in `enqueue`; the caller of `DeviceLengths::lower` vouches for the workspace.
+        unsafe { (self.context).launch(stream, kernel, groups, threads, &arguments) }
     }
 }

@@ -56,8 +56,8 @@ impl Stages {
         Activations { offsets, bytes }
     }
 
-    /// Checks all stages and returns their launch arguments. `cu_seqlens` must be checked, by the host or by an earlier
-    /// kernel.
+    /// Checks all stages and returns their launch arguments. `cu_seqlens`: lengths that the host has checked, or null if
+    /// only the device knows them.
     pub(super) fn lower(
         &self,
         stream: &Stream,

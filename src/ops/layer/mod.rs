@@ -27,7 +27,6 @@ use crate::check;
 use crate::conv::{Activation, ConvInput, ConvSpec, ConvStateLayout};
 use crate::decode::{DecodeSpec, Draft};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::kernels;
 use crate::model::Heads;
 use crate::norm::OutputGate;
 use crate::prefill::{
@@ -232,10 +231,10 @@ impl Layer {
     /// The first `decodes` sequences have one token each, the others any number, also 0. Give an unused decode a
     /// negative slot and an unused prefill no tokens. Unused rows lie past the last sequence.
     ///
-    /// One more kernel checks the lengths. It replaces entries by the nearest allowed number if they are not 0, 1, 2,
+    /// The convolution's launch checks the lengths, too. It replaces entries by the nearest allowed number if they are not 0, 1, 2,
     /// ... up to `decodes`, if they decrease, or if they exceed the tokens. The first 4 bytes of the workspace are the
     /// status after a launch: 0, or 1 + the index of the first entry that was replaced. On the fused path
-    /// ([`LayerSpec::path`]) the kernel also cuts prefills into segments, as [`Prefill::device`] does.
+    /// ([`LayerSpec::path`]) it also cuts prefills into segments, as [`Prefill::device`] does.
     ///
     /// # Errors
     /// A spec or sizes that are not allowed; more than one segment on the split path; no memory for the plan.
@@ -303,14 +302,9 @@ impl Layer {
 
     /// Names of the kernels that a launch runs, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
-        let lengths = match &self.lengths {
-            Lengths::Host(_) => None,
-            Lengths::Device(_) => Some(kernels::prefill_lengths().name()),
-        };
+        let on_device = matches!(self.lengths, Lengths::Device(_));
         let prefill = self.prefill.iter().flat_map(Prefill::kernels_after_lengths);
-        (lengths.into_iter())
-            .chain(self.stages.kernels(prefill))
-            .collect()
+        self.stages.kernels(on_device, prefill)
     }
 
     /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this crate on
@@ -365,25 +359,23 @@ impl Layer {
                 Some(lengths.lower(context, cu_seqlens, address)?)
             }
         };
-        let all = match (&self.lengths, &lengths) {
-            (_, Some(lengths)) => lengths.checked(),
-            (Lengths::Host(own), None) => own.address().cast_const().cast(),
-            (Lengths::Device(_), None) => ptr::null(),
+        let of_host = match &self.lengths {
+            Lengths::Host(own) => own.address().cast_const().cast(),
+            Lengths::Device(_) => ptr::null(),
         };
         let of_prefills = lengths.as_ref().map(LoweredLengths::tables);
         let (activations, records) = rest.split(stages.activations().bytes);
         let prefill = (self.prefill.as_ref())
             .map(|plan| |x: &PrefillTensors<'_>| plan.lower(x, of_prefills, records.address()));
-        let lowered = stages.lower(stream, tensors, saved, all, activations, prefill)?;
+        let lowered = stages.lower(stream, tensors, saved, of_host, activations, prefill)?;
         Stages::check_overlaps(tensors, saved, scratch)?;
         context.make_current()?;
         let _turn = stream.turn();
-        if let Some(lengths) = lengths {
-            lengths.enqueue(context, stream)?;
-        }
-        stages.enqueue(stream, &lowered, |prefill| match &self.prefill {
-            Some(plan) => plan.enqueue(stream, prefill, Part::Whole),
-            None => Ok(()),
+        stages.enqueue(stream, &lowered, lengths.as_ref(), |prefill| {
+            match &self.prefill {
+                Some(plan) => plan.enqueue(stream, prefill, Part::Whole),
+                None => Ok(()),
+            }
         })
     }
 }

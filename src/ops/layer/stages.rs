@@ -6,7 +6,7 @@ use crate::decode::{self, Decode};
 use crate::error::Result;
 use crate::kernels::{self, Kernel};
 use crate::norm;
-use crate::prefill;
+use crate::prefill::{self, LoweredLengths};
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::Buffer;
@@ -74,9 +74,11 @@ impl Stages {
         self.tokens > self.decodes || self.decodes == 0
     }
 
-    /// Names of the kernels in order. `prefill`: names of the prefill's kernels.
+    /// Names of the kernels in order. `on_device`: whether only the device knows the lengths. `prefill`: names of the
+    /// prefill's kernels.
     pub(super) fn kernels(
         &self,
+        on_device: bool,
         prefill: impl IntoIterator<Item = &'static str>,
     ) -> Vec<&'static str> {
         let normed = self.decode.as_ref().and_then(Decode::norm_kernel);
@@ -84,21 +86,29 @@ impl Stages {
         let decode = self.decode.iter().map(|d| normed.unwrap_or(d.kernel()));
         let rest = normed.is_none() || self.tokens > self.decodes;
         let norm = rest.then(|| kernels::norm(self.spec.dtype).name());
-        std::iter::once(self.conv.kernel())
+        let conv = match on_device {
+            true => self.conv.lengths_kernel(),
+            false => self.conv.kernel(),
+        };
+        std::iter::once(conv)
             .chain(decode)
             .chain(prefill)
             .chain(norm)
             .collect()
     }
 
-    /// Enqueues the stages, on the current device.
+    /// Enqueues the stages, on the current device. `lengths`: those that only the device knows.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
         lowered: &LaunchArguments,
+        lengths: Option<&LoweredLengths>,
         prefill: impl FnOnce(&prefill::LaunchArguments) -> Result<()>,
     ) -> Result<()> {
-        self.conv.enqueue(stream, &lowered.conv)?;
+        match lengths {
+            Some(lengths) => (self.conv).enqueue_with_lengths(stream, &lowered.conv, lengths)?,
+            None => self.conv.enqueue(stream, &lowered.conv)?,
+        }
         if let (Some(decode), Some(lowered)) = (&self.decode, &lowered.decode) {
             decode.enqueue(stream, lowered)?;
         }

@@ -163,6 +163,11 @@ impl DeviceLengths {
 }
 
 impl LaunchArguments {
+    /// The kernel's arguments, for a kernel that does the same beside other work.
+    pub(crate) fn arguments(&self) -> dwk_prefill_lengths_args {
+        self.0
+    }
+
     /// `cu_seqlens` of all sequences, which the launch writes.
     pub(crate) fn checked(&self) -> *const i32 {
         self.0.checked
