@@ -148,6 +148,67 @@ fn wrong_lengths_are_replaced_and_reported() {
     }
 }
 
+/// More sequences than a wave has lanes, among decodes and prefills, and wrong lengths among the last ones.
+#[test]
+fn many_sequences() {
+    let (context, decodes) = (context(), 90);
+    let stream = context.stream().unwrap();
+    let whole = LayerSpec::new(1, 2, 16, 16);
+    let fused = LayerSpec {
+        path: PrefillPath::Fused,
+        ..whole
+    };
+    let cut = LayerSpec {
+        segments: Some(3),
+        ..fused
+    };
+    for spec in [whole, fused, cut] {
+        let prefills = (0..160).map(|n| if n % 61 == 7 { 150 } else { n * 5 % 4 });
+        let lengths: Vec<usize> = std::iter::repeat_n(1, decodes).chain(prefills).collect();
+        let tokens = lengths.iter().sum::<usize>() + 3;
+        let given = Case::new(spec, &lengths, decodes).cu_seqlens();
+        for wrong in [
+            &[][..],
+            &[(40, 39), (160, given[160] + 2), (200, -3)],
+            &[(163, 1), (249, i32::MAX)],
+        ] {
+            let mut given = given.clone();
+            for &(index, entry) in wrong {
+                given[index] = entry;
+            }
+            let mut replaced: Vec<i32> = (0..=decodes as i32).collect();
+            for &entry in &given[decodes + 1..] {
+                let before = replaced[replaced.len() - 1];
+                replaced.push(entry.clamp(before, tokens as i32));
+            }
+            let lengths: Vec<usize> = (replaced.windows(2))
+                .map(|pair| (pair[1] - pair[0]) as usize)
+                .collect();
+            let good = Case {
+                tail: tokens - lengths.iter().sum::<usize>(),
+                device: true,
+                padding: 0b00_0010,
+                ..Case::new(spec, &lengths, decodes)
+            };
+            let data = Data::new(&good);
+            let mut loaded = Loaded::new(&context, &good, &data);
+            loaded.set_lengths(&given);
+            loaded.launch(&good, &stream).unwrap();
+            let bad = given.iter().zip(&replaced).position(|(a, b)| a != b);
+            assert_eq!(loaded.status(&stream), bad.map_or(0, |i| 1 + i as u32));
+            let host = Case {
+                device: false,
+                ..good.clone()
+            };
+            let expected = run(&context, &host, &data);
+            assert!(
+                loaded.output(&good, &stream) == expected,
+                "{spec:?} {wrong:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn kernels_and_refusals() {
     let context = context();
