@@ -103,11 +103,10 @@ typedef struct dwk_prefill_plan {
 } dwk_prefill_plan;
 
 /* Choice between prefill_fused and prefill_prepare with prefill_scan by the lengths. Times are modelled, in
- * nanoseconds. The kernels of the path that is not chosen find no work in their lists. */
+ * nanoseconds. The list of the path that is not chosen has no items. */
 typedef struct dwk_prefill_choice {
     dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list, plan.items is prefill_fused's; null: no
                                       choice */
-    int32_t *prepare_lengths;      /* [sequences + 1]: cu_seqlens for prefill_prepare */
     int32_t compute_units;
     int32_t fused_workgroups; /* of a sequence */
     int32_t fused_chunk;
@@ -249,10 +248,14 @@ typedef struct dwk_prefill_by_gates {
  * prefill_fused_summarise, of the same types and sizes: what prefill_prepare and prefill_summarise do, for items that
  * another item of the sequence follows, and how that item starts. */
 typedef struct dwk_prefill_fused_args {
-    dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads */
+    dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads; with split_items,
+                                         all of them */
     dwk_prefill_scan_args scan;       /* without records */
+    const dwk_prefill_item
+        *split_items;         /* [scan.items_count]: prefill_scan's list. If it has an item, prefill_fused does
+                                 what prefill_prepare does, and prefill_scan runs after it; null: it has none */
+    int32_t preparing_groups; /* workgroups that then take part */
     int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
-    int32_t pad0;
     dwk_prefill_by_gates by_gates;
 } dwk_prefill_fused_args;
 

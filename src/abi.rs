@@ -169,7 +169,6 @@ impl Default for dwk_prefill_plan {
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_choice {
     pub split_items: *mut dwk_prefill_item,
-    pub prepare_lengths: *mut i32,
     pub compute_units: i32,
     pub fused_workgroups: i32,
     pub fused_chunk: i32,
@@ -183,32 +182,30 @@ pub struct dwk_prefill_choice {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_choice"][::core::mem::size_of::<dwk_prefill_choice>() - 56usize];
+    ["Size of dwk_prefill_choice"][::core::mem::size_of::<dwk_prefill_choice>() - 48usize];
     ["Alignment of dwk_prefill_choice"][::core::mem::align_of::<dwk_prefill_choice>() - 8usize];
     ["Offset of field: dwk_prefill_choice::split_items"]
         [::core::mem::offset_of!(dwk_prefill_choice, split_items) - 0usize];
-    ["Offset of field: dwk_prefill_choice::prepare_lengths"]
-        [::core::mem::offset_of!(dwk_prefill_choice, prepare_lengths) - 8usize];
     ["Offset of field: dwk_prefill_choice::compute_units"]
-        [::core::mem::offset_of!(dwk_prefill_choice, compute_units) - 16usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, compute_units) - 8usize];
     ["Offset of field: dwk_prefill_choice::fused_workgroups"]
-        [::core::mem::offset_of!(dwk_prefill_choice, fused_workgroups) - 20usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_workgroups) - 12usize];
     ["Offset of field: dwk_prefill_choice::fused_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_choice, fused_chunk) - 24usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_chunk) - 16usize];
     ["Offset of field: dwk_prefill_choice::fused_start"]
-        [::core::mem::offset_of!(dwk_prefill_choice, fused_start) - 28usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_start) - 20usize];
     ["Offset of field: dwk_prefill_choice::scan_workgroups"]
-        [::core::mem::offset_of!(dwk_prefill_choice, scan_workgroups) - 32usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_workgroups) - 24usize];
     ["Offset of field: dwk_prefill_choice::scan_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_choice, scan_chunk) - 36usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_chunk) - 28usize];
     ["Offset of field: dwk_prefill_choice::scan_start"]
-        [::core::mem::offset_of!(dwk_prefill_choice, scan_start) - 40usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_start) - 32usize];
     ["Offset of field: dwk_prefill_choice::prepare_start"]
-        [::core::mem::offset_of!(dwk_prefill_choice, prepare_start) - 44usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_start) - 36usize];
     ["Offset of field: dwk_prefill_choice::prepare_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_choice, prepare_chunk) - 48usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_chunk) - 40usize];
     ["Offset of field: dwk_prefill_choice::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_choice, pad0) - 52usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, pad0) - 44usize];
 };
 impl Default for dwk_prefill_choice {
     fn default() -> Self {
@@ -236,7 +233,7 @@ pub struct dwk_prefill_lengths_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 168usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 160usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -592,25 +589,28 @@ impl Default for dwk_prefill_by_gates {
 pub struct dwk_prefill_fused_args {
     pub prepare: dwk_prefill_prepare_args,
     pub scan: dwk_prefill_scan_args,
+    pub split_items: *const dwk_prefill_item,
+    pub preparing_groups: i32,
     pub warm_up: i32,
-    pub pad0: i32,
     pub by_gates: dwk_prefill_by_gates,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 744usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 752usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, prepare) - 0usize];
     ["Offset of field: dwk_prefill_fused_args::scan"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, scan) - 296usize];
+    ["Offset of field: dwk_prefill_fused_args::split_items"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, split_items) - 672usize];
+    ["Offset of field: dwk_prefill_fused_args::preparing_groups"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, preparing_groups) - 680usize];
     ["Offset of field: dwk_prefill_fused_args::warm_up"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 672usize];
-    ["Offset of field: dwk_prefill_fused_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 676usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 684usize];
     ["Offset of field: dwk_prefill_fused_args::by_gates"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 680usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 688usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {
@@ -1314,7 +1314,7 @@ pub struct dwk_conv_lengths_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 728usize];
+    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 720usize];
     ["Alignment of dwk_conv_lengths_args"]
         [::core::mem::align_of::<dwk_conv_lengths_args>() - 8usize];
     ["Offset of field: dwk_conv_lengths_args::conv"]

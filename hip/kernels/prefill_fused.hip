@@ -3,7 +3,8 @@
 // make T, P and the row factors of the next chunk on chip meanwhile. A segment that is not its sequence's first starts
 // some chunks early, from zeros, if prefill_fused_summarise found that nothing of any earlier state is left after them;
 // otherwise from the state that the summaries hold. Where the gates choose the path (prefill/by_gates.h), it finds the
-// starts itself, and there are no summaries.
+// starts itself, and there are no summaries. Where lengths on the device choose the split path, it prepares chunks
+// (prefill/prepare.h).
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
 // or [slots, HV, V, K], f32, bf16 or f16.
@@ -43,6 +44,17 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
                 leave_lists<threads>(arch::reread(y), chosen);
             }
             if (!chosen) {
+                return;
+            }
+        }
+    }
+    if constexpr (lengths_may_choose) {
+        if (y.split_items) {
+            if (arch::uniform(&y.split_items->sequence) >= 0) {
+                prepare_instead<T, Keys>(arch::reread(y));
+                return;
+            }
+            if (arch::workgroup() >= x.items_count * x.value_heads * x.slabs) {
                 return;
             }
         }

@@ -15,41 +15,11 @@ namespace {
 
 using namespace prefill;
 
-// Prepares the chunk of this workgroup, if it has one.
 template <class T> DEVICE void prepare(const dwk_prefill_prepare_args &x) {
     SHARED static Shared<T> shared;
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
-    // Workgroups that read the gates of the same chunk go to one die.
-    const int units = first_record(x.tokens, x.sequences) + 1;
-    const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), units, x.key_heads * x.head_groups, x.dies);
-    const int record = to.unit;
-    const int key_head = arch::uniform_value(to.member / x.head_groups),
-              head_group = to.member - key_head * x.head_groups;
-    const int first_head = head_group * x.group_heads;
-    const int end_head = min_of(first_head + x.group_heads, arch::uniform_value(x.value_heads / x.key_heads));
-    const int sequence = sequence_of_record(x.cu_seqlens, x.sequences, record);
-    if (sequence == x.sequences) {
-        const int end = token_at(x.cu_seqlens, sequence, x.tokens);
-        if (head_group == 0) {
-            clear_rows(x, end, max_of(record - first_record(end, sequence), 0), key_head);
-        }
-        return;
-    }
-    if (is_padding(x, sequence)) {
-        return;
-    }
-    const Rows range = rows_of(x.cu_seqlens, sequence, x.tokens);
-    if (range.end - range.begin < x.least_tokens) {
-        return;
-    }
-    const int number = record - first_record(range.begin, sequence);
-    if (number < 0 || number >= (range.end - range.begin + chunk - 1) / chunk) {
-        return;
-    }
-    const int begin = range.begin + number * chunk;
-    const Unit unit{record, key_head, first_head, end_head, sequence, begin, min_of(range.end - begin, chunk)};
-    prepare_chunk<T>(x, unit, shared);
+    prepare_unit<T>(x, arch::workgroup(), shared);
 }
 
 } // namespace

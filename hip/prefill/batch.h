@@ -12,6 +12,9 @@ namespace prefill {
 constexpr int chunk = DWK_CHUNK;
 constexpr int tiles = chunk / 16; // row tiles of a chunk
 
+// Row of this thread, where teams of one thread per row share a chunk. A workgroup may have several.
+DEVICE int own_row() { return arch::thread() % chunk; }
+
 // Tokens of a sequence, [begin, end).
 struct Rows {
     int begin;

@@ -44,7 +44,7 @@ template <class F> DEVICE void on_diagonal(Tile x, int row_tile, LaneMap at, F f
 }
 
 // Replaces |q|^2 and |k|^2 of a row, this thread's by default, by 1 / |q| and 1 / |k|.
-DEVICE void invert_norms(ChunkFactors &factors, int token = arch::thread()) {
+DEVICE void invert_norms(ChunkFactors &factors, int token = own_row()) {
     // A row of zeros gets 0, not 1000: with 1000 the factor `write_row` could leave the range of f16.
     const float k_square = factors.k_norm[token];
     factors.k_norm[token] = k_square == 0.0f ? 0.0f : math::inverse_norm(k_square);

@@ -7,6 +7,8 @@
 //                                                   declare the dynamic shared memory; empty if it is static
 //   gates_may_choose                                whether gates may choose the path (by_gates.h)
 //   choice_memory<Keys>()                           shared memory for that: 64 numbers a wave
+//   lengths_may_choose                              whether lengths on the device may choose the path (plan.h)
+//   prepare_instead<T, Keys>(x)                     does what prefill_prepare does, if they chose the split path
 //   run_making_waves<T, Keys, Outputs>(x, segment, work)
 //                                                   runs the waves that do not hold the state and ends them; returns in
 //                                                   the others

@@ -58,7 +58,7 @@ DEVICE void check(const dwk_prefill_lengths_args &x) {
 template <int Waves> DEVICE void make_lists(const dwk_prefill_lengths_args &x, const plan::Batch &batch) {
     dwk_prefill_plan chosen = x.plan;
     if (x.choice.split_items) {
-        chosen.items = plan::chosen_items<Waves>(x.plan, x.choice, batch, x.tokens - x.decodes);
+        chosen.items = plan::chosen_items<Waves>(x.plan, x.choice, batch);
     }
     plan::make_lists<Waves>(chosen, batch);
 }
@@ -72,7 +72,7 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
         }
     } else if (plan::Batch::is_small(sequences) && x.choice.split_items) {
         if (arch::wave() == 0) {
-            plan::list_small(x.plan, x.choice, plan::Batch(x), x.tokens - x.decodes);
+            plan::list_small(x.plan, x.choice, plan::Batch(x));
         } else if (arch::wave() == 1) {
             check(x);
         }

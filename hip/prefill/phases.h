@@ -22,8 +22,8 @@ DEVICE Norms normalise(Products &products, const dwk_prefill_prepare_args &x, bo
     Norms out{1.0f, 1.0f, 1.0f};
     if (norm) {
         products.normalise(shared.factors);
-        out.q = shared.factors.q_norm[arch::thread()];
-        out.k = shared.factors.k_norm[arch::thread()];
+        out.q = shared.factors.q_norm[own_row()];
+        out.k = shared.factors.k_norm[own_row()];
         out.unit = power_of_two_below(arch::chunk_max(bits<int>(out.k), (int *)shared.scratch));
     }
     if (x.retained && !norm) {
@@ -49,7 +49,7 @@ DEVICE GateSums sum_gates(const dwk_prefill_prepare_args &y, Gates gates, int re
     GateSums out;
     const float log2_gate = log2_of(gates);
     if (y.retained) {
-        const float key_square = y.flags & DWK_QK_L2NORM ? 1.0f : shared.factors.k_norm[arch::thread()];
+        const float key_square = y.flags & DWK_QK_L2NORM ? 1.0f : shared.factors.k_norm[own_row()];
         int greatest;
         out.sum =
             arch::chunk_sum(log2_gate, out.total, bits<int>(growth(gates.beta, key_square)), greatest, shared.scratch);
@@ -57,7 +57,7 @@ DEVICE GateSums sum_gates(const dwk_prefill_prepare_args &y, Gates gates, int re
         if (greatest != bits<int>(1.0f)) {
             bound += chunk * math::log2e * arch::log(bits<float>(greatest));
         }
-        if (arch::thread() == 0) {
+        if (own_row() == 0) {
             *retained_by(y, record, head) = bound;
         }
     } else {
@@ -88,7 +88,7 @@ DEVICE void write_factors(char *record, int row, int place, Gates gates, GateSum
 template <class Shared>
 DEVICE void write_factors(char *record, int place, Gates gates, GateSums g, Norms norms, float per_unit,
                           Shared &shared) {
-    const int row = arch::thread();
+    const int row = own_row();
     write_factors(shared.factors, row, gates, g);
     write_factors(record, row, place, gates, g, norms, per_unit);
 }

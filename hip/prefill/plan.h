@@ -41,14 +41,13 @@ DEVICE int max_of_lanes(int x) { return arch::read_lane(arch::inclusive_max(x), 
 struct Batch {
     const int32_t *cu_seqlens; // in memory, for blocks after the first
     int sequences;
-    int first_start, first_chunks; // of this lane's sequence in the first block; the start also past the last sequence
+    int first_chunks; // of this lane's sequence in the first block
     int total, longest, nonempty;
 
     // Checked lengths of any number of sequences.
     DEVICE_MEMBER Batch(const int32_t *cu_seqlens, int sequences) : cu_seqlens(cu_seqlens), sequences(sequences) {
         const int lane = arch::lane();
-        first_start = lane <= sequences ? cu_seqlens[lane] : 0;
-        first_chunks = lane < sequences ? chunks_of(first_start, cu_seqlens[lane + 1]) : 0;
+        first_chunks = lane < sequences ? chunks_of(cu_seqlens[lane], cu_seqlens[lane + 1]) : 0;
         add_up();
     }
     // Whether the lengths need not be checked in memory first, because all starts are in one block.
@@ -62,8 +61,7 @@ struct Batch {
             return start == 0 ? 0 : (int)(max_of<int64_t>(x.decodes, min_of<int64_t>(raw, x.tokens)) - x.decodes);
         };
         const int start = clamped(lane), end = clamped(lane + 1);
-        first_start = arch::inclusive_max(start);
-        first_chunks = chunks_of(first_start, arch::inclusive_max(end));
+        first_chunks = chunks_of(arch::inclusive_max(start), arch::inclusive_max(end));
         add_up();
     }
     DEVICE_MEMBER int blocks() const { return ceil_of(sequences, arch::lanes); }
@@ -74,10 +72,6 @@ struct Batch {
         }
         const int sequence = block * arch::lanes + arch::lane();
         return sequence < sequences ? chunks_of(cu_seqlens[sequence], cu_seqlens[sequence + 1]) : 0;
-    }
-    // Checked cu_seqlens[block * lanes + lane], up to that of the end of the last sequence.
-    DEVICE_MEMBER int start(int block) const {
-        return block == 0 ? first_start : cu_seqlens[block * arch::lanes + arch::lane()];
     }
 
   private:
@@ -320,8 +314,7 @@ DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
 
 // Chooses a path, leaves no work to the kernels of the other, and returns where the chosen one's items are.
 template <int Waves>
-DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch,
-                                      int tokens) {
+DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch) {
     SHARED static int chosen;
     if (arch::wave() == 0) {
         const bool fused = takes_fused(x, batch);
@@ -331,26 +324,15 @@ DEVICE dwk_prefill_item *chosen_items(const dwk_prefill_plan &plan, const dwk_pr
     }
     arch::workgroup_sync();
     const bool fused = chosen;
-#pragma unroll 1
-    for (int block = arch::wave(); batch.sequences >= block * arch::lanes; block += Waves) {
-        const int i = block * arch::lanes + arch::lane();
-        if (i <= batch.sequences) {
-            // Empty sequences at the end of the batch have no chunk, and no row is past them.
-            x.prepare_lengths[i] = fused ? tokens : batch.start(block);
-        }
-    }
     end_list<Waves>(fused ? x.split_items : plan.items, 0, plan.items_count);
     return fused ? plan.items : x.split_items;
 }
 
 // Chooses a path for a small batch and makes its list, as chosen_items and make_lists do: no sequence is cut where
 // there is a choice. One wave has all sequences, so nothing waits for other waves.
-DEVICE void list_small(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch, int tokens) {
+DEVICE void list_small(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch) {
     const int lane = arch::lane(), sequences = batch.sequences;
     const bool fused = takes_fused(x, batch), inside = lane < sequences;
-    if (lane <= sequences) {
-        x.prepare_lengths[lane] = fused ? tokens : batch.first_start;
-    }
     dwk_prefill_item *const items = fused ? plan.items : x.split_items, *const others =
                                                                             fused ? x.split_items : plan.items;
     // The longest sixteenth first.

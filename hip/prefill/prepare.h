@@ -26,3 +26,44 @@
 #else
 #include "gfx9/prepare.h"
 #endif
+
+namespace prefill {
+
+// Units of a batch, some of which may be empty: (chunk or rows of padding, key head, group of its value heads).
+DEVICE int chunk_units(const dwk_prefill_prepare_args &x) { return first_record(x.tokens, x.sequences) + 1; }
+DEVICE int units(const dwk_prefill_prepare_args &x) { return chunk_units(x) * x.key_heads * x.head_groups; }
+
+// Prepares unit `index`, in the order in which the GPU deals units to its dies, if it has a chunk.
+template <class T> DEVICE void prepare_unit(const dwk_prefill_prepare_args &x, int index, Shared<T> &shared) {
+    // Those that read the gates of the same chunk go to one die.
+    const dispatch::Dealt to = dispatch::dealt(index, chunk_units(x), x.key_heads * x.head_groups, x.dies);
+    const int record = to.unit;
+    const int key_head = arch::uniform_value(to.member / x.head_groups),
+              head_group = to.member - key_head * x.head_groups;
+    const int first_head = head_group * x.group_heads;
+    const int end_head = min_of(first_head + x.group_heads, arch::uniform_value(x.value_heads / x.key_heads));
+    const int sequence = sequence_of_record(x.cu_seqlens, x.sequences, record);
+    if (sequence == x.sequences) {
+        const int end = token_at(x.cu_seqlens, sequence, x.tokens);
+        if (head_group == 0) {
+            clear_rows(x, end, max_of(record - first_record(end, sequence), 0), key_head);
+        }
+        return;
+    }
+    if (is_padding(x, sequence)) {
+        return;
+    }
+    const Rows range = rows_of(x.cu_seqlens, sequence, x.tokens);
+    if (range.end - range.begin < x.least_tokens) {
+        return;
+    }
+    const int number = record - first_record(range.begin, sequence);
+    if (number < 0 || number >= (range.end - range.begin + chunk - 1) / chunk) {
+        return;
+    }
+    const int begin = range.begin + number * chunk;
+    const Unit unit{record, key_head, first_head, end_head, sequence, begin, min_of(range.end - begin, chunk)};
+    prepare_chunk<T>(x, unit, shared);
+}
+
+} // namespace prefill

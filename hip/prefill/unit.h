@@ -28,7 +28,7 @@ DEVICE void clear_rows(const dwk_prefill_prepare_args &x, int end, int index, in
         for (int v = 0; v < group; ++v) {
             const int head = key_head * group + v;
             short *o = (short *)x.o + token * x.o_strides.token + head * x.o_strides.head;
-            for (int column = arch::thread(); column < x.value_dim; column += chunk) {
+            for (int column = own_row(); column < x.value_dim; column += chunk) {
                 o[column] = 0;
             }
         }

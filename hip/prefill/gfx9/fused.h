@@ -10,7 +10,7 @@
 
 #include "../segment.h"
 #include "../../tensor/rows.h"
-#include "../phases.h"
+#include "../prepare.h"
 #include "fused_memory.h"
 #include "rows.h"
 
@@ -423,6 +423,30 @@ DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &seg
     arch::set_priority<1>(); // the waves that hold the state wait for these
     Maker<T, Keys, Outputs>(x.prepare, segment, work.head, work.key_head).run();
     arch::end_wave();
+}
+
+constexpr bool lengths_may_choose = true;
+// Prepares chunks, one at a time in each wave that has memory for it. The first waves of all workgroups come before the
+// second ones, so that few chunks are spread over all SIMDs.
+template <class T, int Keys> DEVICE void prepare_instead(const dwk_prefill_fused_args &x) {
+    constexpr int waves = fused_threads<Keys, true>() / arch::lanes;
+    constexpr int room = sizeof(FusedMemory<Keys>) / sizeof(Shared<T>), teams = room < waves ? room : waves;
+    const int wave = arch::uniform_value(arch::wave());
+    if (wave >= teams || arch::workgroup() >= x.preparing_groups) {
+        return;
+    }
+    int next = arch::opaque(wave * x.preparing_groups + arch::workgroup());
+#pragma unroll 1
+    while (true) {
+        // Read again, and `next` in a vector register, because few scalar registers are left.
+        const dwk_prefill_fused_args &y = arch::reread(x);
+        const int index = arch::uniform_value(next);
+        if (index >= units(y.prepare)) {
+            return;
+        }
+        prepare_unit<T>(y.prepare, index, ((Shared<T> *)&fused_memory<Keys>())[arch::uniform_value(arch::wave())]);
+        next += teams * arch::reread(x).preparing_groups;
+    }
 }
 
 // Runs f() in the waves that hold the state.

@@ -24,11 +24,11 @@ template <class T> struct Shared {
 template <class T> DEVICE void prepare_chunk(const dwk_prefill_prepare_args &x, const Unit &unit, Shared<T> &shared) {
     const bool norm = x.flags & DWK_QK_L2NORM;
     const int group = arch::uniform_value(x.value_heads / x.key_heads);
-    const int row = arch::thread();
+    const int row = own_row();
     ChunkRows chunk_rows(row_address(x.q, x.q_strides, unit.sequence, unit.begin, unit.key_head),
                          row_address(x.k, x.k_strides, unit.sequence, unit.begin, unit.key_head),
                          (u32)x.q_strides.token * 2, (u32)x.k_strides.token * 2, unit.rows, x.key_dim, shared.rows);
-    const int token = arch::thread(), sequence = unit.sequence, begin = unit.begin, rows = unit.rows;
+    const int token = row, sequence = unit.sequence, begin = unit.begin, rows = unit.rows;
     const int key_head = unit.key_head, first_head = unit.first_head, end_head = unit.end_head;
     // request_gates loads g and beta of four value heads from the v-th on; keep_gates writes them to shared memory.
     Gates several[gates_at_once];

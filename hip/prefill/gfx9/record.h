@@ -82,7 +82,8 @@ class LowerBlocks {
         multiply<T>(out, last[1], tokens[3]);
     }
     // Loads the token tiles that the blocks of `row` multiply, from LDS.
-    static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[scan_threads], int row) {
+    template <int Threads>
+    static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[Threads], int row) {
         const i32x4 *const first = from + arch::lane(), *const last = first + row / 2 * 2 * arch::lanes;
         to[0].data = first[0];
         to[1].data = first[arch::lanes];

@@ -50,8 +50,6 @@ pub(crate) struct DeviceTables {
     pub(super) chains: *const i32,
     /// Null unless the device chooses the path; `items` is then the fused path's list.
     pub(super) split_items: *const dwk_prefill_item,
-    /// `cu_seqlens` for `prefill_prepare`, if the device chooses the path.
-    pub(super) prepare_lengths: *const i32,
 }
 
 impl DeviceSegments {
@@ -65,10 +63,9 @@ impl DeviceSegments {
         bytes.next_multiple_of(WORKSPACE_ALIGN)
     }
 
-    /// Bytes of all lists: items, chains and, if the device chooses the path, items of the split path and its lengths.
+    /// Bytes of all lists: items, chains and, if the device chooses the path, items of the split path.
     fn bytes(&self) -> usize {
-        let lengths = ((self.most.items + 1) * 4).next_multiple_of(WORKSPACE_ALIGN);
-        let of_choice = (self.choice).map_or(0, |_| self.item_bytes() + lengths);
+        let of_choice = (self.choice).map_or(0, |_| self.item_bytes());
         self.item_bytes() + self.chain_bytes() + of_choice
     }
 
@@ -80,7 +77,6 @@ impl DeviceSegments {
         let items = address.wrapping_byte_add(self.item_bytes() + self.chain_bytes());
         dwk_prefill_choice {
             split_items: items.cast(),
-            prepare_lengths: items.wrapping_byte_add(self.item_bytes()).cast(),
             ..choice.lower()
         }
     }
@@ -183,7 +179,6 @@ impl LaunchArguments {
             items: self.0.plan.items,
             chains: self.0.plan.chains,
             split_items: self.0.choice.split_items,
-            prepare_lengths: self.0.choice.prepare_lengths,
         }
     }
 

@@ -92,13 +92,19 @@ pub(crate) struct LaunchArguments {
     fused: FusedArguments,
 }
 
+/// Waves of a workgroup of `prefill_fused` that prepare a chunk each, where its chunks are few.
+const PREPARING_WAVES: u32 = 4;
+
 /// Arguments of `prefill_fused`, whose grid may be empty.
 struct FusedArguments {
     prepare: dwk_prefill_prepare_args,
     scan: dwk_prefill_scan_args,
     groups: u32,
-    /// Whether it runs before the kernels of the split path, and chooses by the gates.
+    /// Whether it runs before the kernels of the split path: gates or lengths on the device choose.
     first: bool,
+    /// The split path's list, where lengths choose, and workgroups that prepare its chunks.
+    split_items: *const dwk_prefill_item,
+    preparing_groups: u32,
     by_gates: dwk_prefill_by_gates,
     warm_up: i32,
 }
@@ -130,11 +136,26 @@ impl LaunchArguments {
         }
     }
 
-    /// Launches `prefill_fused` after the kernels of the split path, with the arguments of `fused`. `prepare_lengths`:
-    /// `cu_seqlens` for `prefill_prepare`.
-    pub(super) fn choose(&mut self, prepare_lengths: *const i32, fused: LaunchArguments) {
-        self.prepare.cu_seqlens = prepare_lengths;
-        self.fused = fused.fused;
+    /// Launches `prefill_fused` in place of `prefill_prepare`, with the arguments of `fused`. It does the work of one of
+    /// both, as the lists that the device made say. `compute_units`, `dies`: of the device.
+    pub(super) fn choose(
+        &mut self,
+        fused: LaunchArguments,
+        split_items: *const dwk_prefill_item,
+        (compute_units, dies): (u32, u32),
+    ) {
+        // A wave on each SIMD, more only where all compute units have work.
+        let preparing = self.prepare_groups.div_ceil(PREPARING_WAVES);
+        let preparing_groups = preparing.min(compute_units).next_multiple_of(dies);
+        self.fused = FusedArguments {
+            prepare: self.prepare,
+            first: true,
+            split_items,
+            preparing_groups,
+            groups: fused.fused.groups.max(preparing_groups),
+            ..fused.fused
+        };
+        self.prepare_groups = 0;
     }
 
     /// Launches `prefill_fused` before the kernels of the split path, with the arguments of `fused`. It chooses by the
@@ -345,6 +366,8 @@ impl Shape {
                 scan,
                 groups: if self.is_fused() { scan_groups } else { 0 },
                 first: false,
+                split_items: ptr::null(),
+                preparing_groups: 0,
                 by_gates: dwk_prefill_by_gates::default(),
                 warm_up: match Shape::overwrites_v(x) {
                     true => 0,
@@ -417,8 +440,9 @@ impl Shape {
         let args = |prepare, scan| dwk_prefill_fused_args {
             prepare,
             scan,
+            split_items: x.fused.split_items,
+            preparing_groups: x.fused.preparing_groups as i32,
             warm_up: x.fused.warm_up,
-            pad0: 0,
             by_gates: x.fused.by_gates,
         };
         let fused = || {

@@ -510,13 +510,17 @@ impl Prefill {
         let both = self.path() == PrefillPath::Auto;
         let fused = (both || self.shape.is_fused()) && !counts.only_short();
         let split = !self.shape.is_fused() && !counts.only_short();
-        let first = self.by_gates().is_some();
+        let first = both && fused;
         [
             (Part::Whole, true),
             (Part::Lengths, device),
             (Part::Short, counts.short > 0),
             (Part::Fused, first),
-            (Part::Prepare, split),
+            // Where lengths choose, `prefill_fused` does its work.
+            (
+                Part::Prepare,
+                split && (!first || self.by_gates().is_some()),
+            ),
             (Part::Summarise, split && counts.summaries > 0),
             (
                 Part::FusedSummarise,
@@ -674,7 +678,8 @@ impl Prefill {
         };
         let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
         let fused = (self.shape.fused_whole()).lower(tensors, own, &self.slots, records)?;
-        lowered.choose(choosing.prepare_lengths, fused);
+        let device = (self.shape.compute_units as u32, self.shape.dies as u32);
+        lowered.choose(fused, choosing.split_items, device);
         Ok(lowered)
     }
 
