@@ -493,8 +493,8 @@ impl Prefill {
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
     /// the split path. [`PrefillPath::Auto`]: each launch of a plan of [`Prefill::device`] chooses by its lengths, or each
-    /// launch of another plan by its gates, unless it may overwrite initial states or v. Then the kernels of both paths are launched,
-    /// and those of one find no work.
+    /// launch of another plan by its gates, unless it may overwrite initial states or v. Then kernels of both paths are launched,
+    /// and some find no work.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
             _ if self.by_gates().is_some() => PrefillPath::Auto,
