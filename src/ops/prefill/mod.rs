@@ -678,7 +678,7 @@ impl Prefill {
         };
         let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
         let fused = (self.shape.fused_whole()).lower(tensors, own, &self.slots, records)?;
-        let device = (self.shape.compute_units as u32, self.shape.dies as u32);
+        let device = (self.shape.compute_units as u32, self.shape.dies);
         lowered.choose(fused, choosing.split_items, device);
         Ok(lowered)
     }
