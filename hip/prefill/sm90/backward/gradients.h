@@ -1,9 +1,10 @@
 // Gradients of q, k and gates on sm_90a, for K of 65 to 128: the formulas are those of
 // ../../backward/gradients.h.
 //
-// Persistent workgroups of three warpgroups. One copies: what the walk kept arrives as whole panels (kept.h), a value
-// head's slab of 64 value columns at a time, in a ring of two stages; rows of K and Q in a ring of two chunks. The
-// other two multiply, each for half of the keys of dQ and dK. One of them has D .* dP, the other one D .* dL.
+// Persistent workgroups of four warpgroups. One copies: what the walk kept arrives as whole panels (kept.h), a value
+// head's slab of 64 value columns at a time, in a ring of two stages; rows of K and Q in a ring of two chunks. Two
+// multiply by states, each for half of the keys of dQ and dK. One has the matrices of tokens by tokens, D .* dP and
+// D .* dL: their sums take as long as the products by states, and overlap with them.
 //
 // Rows of accumulators are tokens, columns are keys or earlier tokens. All operands are in shared memory.
 #pragma once
@@ -18,9 +19,11 @@
 namespace prefill {
 namespace backward {
 
+// Factors that sums need when the stage has gone.
+enum KeptFactor { kept_sum, kept_beta, kept_k_norm, kept_factors };
+
 // Shared memory, from ring() on.
 struct GradientPlaces {
-    static constexpr int groups = 2;                                         // warpgroups that multiply
     static constexpr u32 k = 0, q = 2 * panel_bytes;                         // in a slot of keys: panels of 64 keys
     static constexpr u32 key_bytes = 4 * panel_bytes;                        // two slots
     static constexpr u32 stages = 2 * key_bytes;                             // two stages
@@ -35,12 +38,16 @@ struct GradientPlaces {
     // Reused memory of a chunk's last stage, whose panels have been multiplied: matrices of tokens by tokens, rounded
     // (rows with norms of k and of q or k), and dQ and dK until they are stored.
     static constexpr u32 matrices = state, results = error;
-    static constexpr u32 sums = stages + 2 * stage_bytes;  // two GradientSums
-    static constexpr u32 dots = sums + 2 * 6656;           // [dQ, dK][half of the keys][chunk]
-    static constexpr u32 later = dots + 2 * 2 * chunk * 4; // later tiles of D .* dP and D .* dL, see GradientMultiplier
-    static constexpr u32 later_bytes = 16 * 16 * 4;        // of a tile
-    static constexpr u32 barriers = later + groups * 3 * later_bytes; // of full stages, empty ones, full and empty sums
-    static constexpr u32 dynamic_bytes = barriers + 8 * 8 + 1024;     // 1024 for alignment
+    static constexpr u32 sums = stages + 2 * stage_bytes; // two GradientSums
+    static constexpr u32 sums_bytes = 2624;
+    static constexpr u32 dots = sums + 2 * sums_bytes;           // [dQ, dK][half of the keys][chunk]
+    static constexpr u32 kept = dots + 2 * 2 * chunk * 4;        // factors that warps of matrices keep, see KeptFactor
+    static constexpr u32 kept_bytes = kept_factors * chunk * 4;  // of a warp
+    static constexpr u32 lower = kept + scan_waves * kept_bytes; // D .* dP and D .* dL: lower tiles, f32, added up
+    static constexpr u32 tile_bytes = 16 * 16 * 4;
+    static constexpr u32 barriers = lower + 2 * lower_blocks * tile_bytes; // of full stages, empty ones, full and
+                                                                           // empty sums
+    static constexpr u32 dynamic_bytes = barriers + 8 * 8 + 1024;          // 1024 for alignment
     static_assert(item + 32 <= factors + 2048 && factor_bytes % 16 == 0, "row factors fit");
     static_assert(dynamic_bytes <= arch::Traits::shared_bytes, "fits");
 
@@ -51,25 +58,34 @@ struct GradientPlaces {
     static DEVICE_MEMBER u32 sums_empty(int slot) { return barrier(6 + slot); }
 };
 
-constexpr int multiplying_threads = GradientPlaces::groups * group_threads;
-constexpr int multiplying_waves = GradientPlaces::groups * scan_waves;
+constexpr int key_groups = 2; // warpgroups of half of the keys each
+constexpr int key_threads = key_groups * group_threads, key_waves = key_groups * scan_waves;
+constexpr int multiplying_threads = key_threads + group_threads; // and the warpgroup of the matrices
+constexpr int multiplying_waves = key_waves + scan_waves;
 constexpr int gradient_copying_waves = 2, gate_waves = 2;
 constexpr int gradient_copying_threads = gradient_copying_waves * arch::lanes;
 constexpr int own_gradient_threads = multiplying_threads + group_threads;
-constexpr int gradient_copying_registers = 56, gradient_multiplying_registers = 224;
-static_assert(gradient_copying_registers + 2 * gradient_multiplying_registers <= 3 * 168,
+constexpr int gradient_copying_registers = 48, key_registers = 168, matrix_registers = 128;
+static_assert(gradient_copying_registers + key_groups * key_registers + matrix_registers <= 4 * 128,
               "setmaxnreg would wait forever");
+
+// Barriers of warpgroups that multiply.
+enum GradientBarrier {
+    keys_barrier = 1,    // the key groups
+    panels_barrier = 2,  // key groups have multiplied the last stage: its states may be overwritten
+    matrices_barrier = 3 // the matrices are there
+};
 
 // Sums of a value head, in turn for each of the two warps that write gates.
 struct GradientSums {
-    float rows[2][chunk];                    // of D .* dP (Q K^T) and of D .* dL (K K^T), over earlier tokens
-    float columns[multiplying_waves][chunk]; // over the later tokens of each warp
-    float states[2][chunk];                  // a, of each half of the keys
-    float updates[2][chunk];                 // b
-    float betas[chunk];                      // dbeta
-    float whole[multiplying_waves];          // <dS1, S0>
+    float rows[chunk];                // of D .* dP .* (Q K^T) and D .* dL .* (K K^T), over earlier tokens
+    float columns[scan_waves][chunk]; // over the later tokens of each warp
+    float states[key_groups][chunk];  // a, of each half of the keys
+    float updates[key_groups][chunk]; // b
+    float betas[chunk];               // dbeta
+    float whole[scan_waves];          // <dS1, S0>
 };
-static_assert(sizeof(GradientSums) <= 6656, "fits");
+static_assert(sizeof(GradientSums) <= GradientPlaces::sums_bytes, "fits");
 
 // A chunk and key head.
 struct GradientItem {
@@ -251,7 +267,7 @@ class GateWriter {
         const char *const factors = record_of(x.prepare, item.record, head);
         const float total = numbers_of(factors).total;
         float whole = 0.0f;
-        for (int w = 0; w < multiplying_waves; ++w) {
+        for (int w = 0; w < scan_waves; ++w) {
             whole += from.whole[w];
         }
         whole *= arch::exp2(total);
@@ -260,8 +276,8 @@ class GateWriter {
         float later[2], earlier[2];
         for (int h = 0; h < 2; ++h) {
             const int token = chunk - 1 - arch::lanes * h - lane;
-            float sum = from.states[0][token] + from.states[1][token] + from.rows[0][token] + from.rows[1][token];
-            for (int w = 0; w < multiplying_waves; ++w) {
+            float sum = from.states[0][token] + from.states[1][token] + from.rows[token];
+            for (int w = 0; w < scan_waves; ++w) {
                 sum -= from.columns[w][token];
             }
             later[h] = arch::inclusive_sum(sum);
@@ -294,28 +310,116 @@ class GateWriter {
     const int slot;
 };
 
-// Multiplies, for half `Group` of the keys.
-template <class T, int Group> class GradientMultiplier {
+// a (+)= left right over 64 contracted elements. `Rows..`: whether these lie in rows of a panel, not along them.
+// Addresses are opaque: registers should not hold them through a loop.
+template <class T, bool RowsOfRight, bool RowsOfLeft>
+DEVICE void multiply_panels(Accumulators<tiles> &a, u32 right, u32 left, bool adds) {
+    const u64 of_right = arch::described((u32)arch::opaque((int)right)),
+              of_left = arch::described((u32)arch::opaque((int)left));
+    for (int i = 0; i < tiles; ++i) {
+        T::template multiply_async_shared<RowsOfRight, RowsOfLeft>(
+            a.at, of_right + i * ((RowsOfRight ? 16 * 128 : 32) >> 4),
+            of_left + i * ((RowsOfLeft ? 16 * 128 : 32) >> 4), adds || i > 0);
+    }
+}
+
+// What warpgroups that multiply have in common.
+template <class T> class GradientMultiplier {
+  protected:
     typedef GradientPlaces P;
 
-  public:
     DEVICE_MEMBER explicit GradientMultiplier(const dwk_prefill_backward_args &x)
-        : x(x), memory(shared_address(ring())), slabs(kept_slabs(x.prepare.value_dim)), lane(arch::lane()),
-          wave(arch::thread() / (u32)arch::lanes), row(16 * (wave % scan_waves) + lane / 4) {}
+        : x(x), slabs(kept_slabs(x.prepare.value_dim)), own(arch::wave() % scan_waves) {}
+
+    // Opaque: registers should not hold what is computed from them through a loop.
+    static DEVICE_MEMBER u32 memory() { return (u32)arch::opaque((int)shared_address(ring())); }
+    static DEVICE_MEMBER int own_lane() { return arch::opaque(arch::lane()); }
+    DEVICE_MEMBER int own_row() const { return arch::opaque(16 * own) + (u32)own_lane() / 4; }
+
+    // A lane's rows are own_row() and 8 more. Element i of accumulators: of the lane's row which_row(i), and of the
+    // column column_of(lane, i).
+    static constexpr int which_row(int i) { return i / 2 % 2; }
+    static DEVICE_MEMBER int column_of(int lane, int i) { return i / 4 * 8 + (u32)lane % 4 * 2 + i % 2; }
+    // The lane's first word in a panel of 16-bit numbers. Opaque: registers should not hold places through a loop.
+    DEVICE_MEMBER u32 first_word(u32 panel) const {
+        return (u32)arch::opaque((int)(panel + swizzled(own_row(), 0) + (u32)own_lane() % 4 * 4));
+    }
+    // The word of elements i and i + 1, i even.
+    static DEVICE_MEMBER u32 place_of_word(u32 first, int i) { return (first ^ i / 4 << 4) + which_row(i) * (8 * 128); }
+
+    DEVICE_MEMBER u32 stage_at() const { return memory() + P::stages + stage % 2 * P::stage_bytes; }
+    // Waits for the stage. Returns whether it has a chunk: past the last one, none follows.
+    DEVICE_MEMBER bool await_stage() const {
+        arch::phase_wait(P::full(stage % 2), stage / 2);
+        return arch::load_shared_word(stage_at() + P::item) != 0;
+    }
+    // Address of the stage's factors of the lane's first row. of_row: factor of its row r.
+    DEVICE_MEMBER u32 row_factors() const { return (u32)arch::opaque((int)(stage_at() + P::factors + own_row() * 4)); }
+    static DEVICE_MEMBER float of_row(u32 factors, int which, int r) {
+        return arch::load_shared_number(factors + (which * chunk + 8 * r) * 4);
+    }
+    // Sum over the four lanes that have a row.
+    static DEVICE_MEMBER float sum_of_row(float x) {
+        x += arch::exchanged(x, 1);
+        return x + arch::exchanged(x, 2);
+    }
+    // Writes sums of the lane's two rows, which are parts of four lanes each.
+    DEVICE_MEMBER void put_rows(float *to, const float (&x)[2]) const {
+        const int lane = own_lane(), row = own_row();
+        for (int r = 0; r < 2; ++r) {
+            const float sum = sum_of_row(x[r]);
+            if (lane % 4 == 0) {
+                to[row + 8 * r] = sum;
+            }
+        }
+    }
+    // Goes on to the next stage, and gives this one back.
+    DEVICE_MEMBER void release() {
+        arch::wave_sync();
+        if (arch::lane() == 0) {
+            arch::phase_arrive(P::empty(stage % 2));
+        }
+        ++stage;
+    }
+    // Memory for the sums of the next value head, until it is given.
+    DEVICE_MEMBER GradientSums &await_sums() const {
+        const int slot = heads % gate_waves;
+        if (heads >= gate_waves) {
+            arch::phase_wait(P::sums_empty(slot), heads / gate_waves - 1);
+        }
+        return ((GradientSums *)(ring() + P::sums))[slot];
+    }
+    DEVICE_MEMBER void give_sums() {
+        arch::wave_sync();
+        if (arch::lane() == 0) {
+            arch::phase_arrive(P::sums_full(heads % gate_waves));
+        }
+        ++heads;
+    }
+
+    const dwk_prefill_backward_args &x;
+    const int slabs, own; // own: number of the warp in its warpgroup
+    u32 keys;             // slot of the chunk
+    int stage = 0, heads = 0;
+};
+
+// Multiplies by states, for half `Group` of the keys, and ends the chunk.
+template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
+    typedef GradientMultiplier<T> Base;
+    typedef GradientPlaces P;
+    using Base::put_rows, Base::release;
+    using Base::which_row, Base::first_word, Base::place_of_word, Base::stage_at, Base::row_factors, Base::of_row;
+    using Base::x, Base::memory, Base::slabs, Base::own_row, Base::keys;
+
+  public:
+    DEVICE_MEMBER explicit KeyMultiplier(const dwk_prefill_backward_args &x) : Base(x) {}
 
     DEVICE_MEMBER void run() {
 #pragma unroll 1
-        for (int chunks = 0;; ++chunks) {
-            arch::phase_wait(P::full(stage % 2), stage / 2);
-            if (arch::load_shared_word(stage_at() + P::item) == 0) {
-                return;
-            }
-            keys = memory + chunks % 2 * P::key_bytes;
+        for (int chunks = 0; this->await_stage(); ++chunks) {
+            keys = memory() + chunks % 2 * P::key_bytes;
             for (int i = 0; i < 32; ++i) {
                 d_query.at[i] = d_key.at[i] = 0.0f;
-            }
-            for (int t = 0; t < tiles; ++t) {
-                put_matrix(t, Tile{});
             }
             // Loops of at least one turn: registers of results would otherwise be copied for none.
             int heads_left = x.prepare.group_heads;
@@ -328,93 +432,9 @@ template <class T, int Group> class GradientMultiplier {
     }
 
   private:
-    // A lane's rows are `row` and `row` + 8. Element i of accumulators: its row is `row` + 8 which_row(i), its column
-    // column_of(i).
-    static constexpr int which_row(int i) { return i / 2 % 2; }
-    DEVICE_MEMBER int column_of(int i) const { return i / 4 * 8 + (u32)lane % 4 * 2 + i % 2; }
-    // The lane's first word in a panel of 16-bit numbers. Opaque: registers should not hold places through a loop.
-    DEVICE_MEMBER u32 first_word(u32 panel) const {
-        return (u32)arch::opaque((int)(panel + swizzled(row, 0) + (u32)lane % 4 * 4));
-    }
-    // The word of elements i and i + 1, i even.
-    static DEVICE_MEMBER u32 place_of_word(u32 first, int i) { return (first ^ i / 4 << 4) + which_row(i) * (8 * 128); }
-    // Barrier of all warps that multiply.
-    static DEVICE_MEMBER void sync() { arch::barrier_wait(1, multiplying_threads); }
+    // Barrier of both key groups.
+    static DEVICE_MEMBER void sync() { arch::barrier_wait(keys_barrier, key_threads); }
 
-    DEVICE_MEMBER u32 stage_at() const { return memory + P::stages + stage % 2 * P::stage_bytes; }
-    DEVICE_MEMBER float factor(RowFactor which, int token) const {
-        return arch::load_shared_number(stage_at() + P::factors + (which * chunk + token) * 4);
-    }
-    DEVICE_MEMBER f32x2 factors_of(RowFactor which, int i) const {
-        const u32 first = (u32)arch::opaque((int)(stage_at() + P::factors + (u32)lane % 4 * 8));
-        return arch::load_shared_pair(first + (which * chunk + i / 4 * 8) * 4);
-    }
-    // Opaque, for the same reason.
-    static DEVICE_MEMBER u64 described(u32 at) { return arch::described((u32)arch::opaque((int)at)); }
-
-    // a (+)= left right over 64 contracted elements. `Rows..`: whether these lie in rows of a panel, not along them.
-    template <bool RowsOfRight, bool RowsOfLeft>
-    static DEVICE_MEMBER void multiply(Accumulators<tiles> &a, u32 right, u32 left, bool adds) {
-        const u64 of_right = described(right), of_left = described(left);
-        for (int i = 0; i < tiles; ++i) {
-            T::template multiply_async_shared<RowsOfRight, RowsOfLeft>(
-                a.at, of_right + i * ((RowsOfRight ? 16 * 128 : 32) >> 4),
-                of_left + i * ((RowsOfLeft ? 16 * 128 : 32) >> 4), adds || i > 0);
-        }
-    }
-    // Sum over the four lanes that have a row.
-    static DEVICE_MEMBER float sum_of_row(float x) {
-        x += arch::exchanged(x, 1);
-        return x + arch::exchanged(x, 2);
-    }
-    // Writes sums of the lane's two rows, which are parts of four lanes each.
-    DEVICE_MEMBER void put_rows(float *to, const float (&x)[2]) const {
-        for (int r = 0; r < 2; ++r) {
-            const float sum = sum_of_row(x[r]);
-            if (lane % 4 == 0) {
-                to[row + 8 * r] = sum;
-            }
-        }
-    }
-    // Tile t of the columns of D .* dP or D .* dL. Later ones than the warp's rows are zeros. The last two tiles are in
-    // shared memory: registers are too few, and stacks would leave the cache.
-    DEVICE_MEMBER u32 later_place(int t) const {
-        return memory + P::later + (3 * Group + wave % scan_waves - 2 + t - 2) * P::later_bytes +
-               arch::opaque(lane) * (u32)sizeof(Tile);
-    }
-    DEVICE_MEMBER Tile matrix_tile(int t) const {
-        if (t < 2) {
-            return d_matrix[t];
-        }
-        if (t > wave % scan_waves) {
-            return Tile{};
-        }
-        const f32x4 x = arch::load_shared_f32(later_place(t)), y = arch::load_shared_f32(later_place(t) + 16);
-        return Tile{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-    }
-    DEVICE_MEMBER void put_matrix(int t, Tile x) {
-        if (t < 2) {
-            d_matrix[t] = x;
-        } else if (t <= wave % scan_waves) {
-            for (int h = 0; h < 2; ++h) {
-                store_shared(later_place(t) + 16 * h, i32x4{bits<int>(x[4 * h]), bits<int>(x[4 * h + 1]),
-                                                            bits<int>(x[4 * h + 2]), bits<int>(x[4 * h + 3])});
-            }
-        }
-    }
-    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums. x[2 n + c]: of
-    // column 8 n + c of the lane's. Two steps leave a lane half of the columns.
-    DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
-        const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
-            return (upper ? high : low) + arch::exchanged(upper ? low : high, step);
-        };
-        const bool second = lane & 16, odd = lane & 8;
-        const float sum = add_half(odd, add_half(second, x[0], x[2], 16), add_half(second, x[1], x[3], 16), 8);
-        const float whole = sum + arch::exchanged(sum, 4);
-        if ((lane & 4) == 0) {
-            to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)] = whole;
-        }
-    }
     // Adds the lane's part of the dot products of the rows of `a` and of the panel.
     DEVICE_MEMBER void add_products(float (&to)[2], const Accumulators<tiles> &a, u32 panel) const {
         const u32 words = first_word(panel);
@@ -423,205 +443,95 @@ template <class T, int Group> class GradientMultiplier {
             to[which_row(i)] += a.at[i] * T::low(word) + a.at[i + 1] * T::high(word);
         }
     }
-    // Goes on to the next stage, and gives this one back.
-    DEVICE_MEMBER void release() {
-        arch::wave_sync();
-        if (lane == 0) {
-            arch::phase_arrive(P::empty(stage % 2));
+    // Adds a product that has arrived, row by row `by`, and its dot products with the rows of the panel.
+    DEVICE_MEMBER void add(float (&dot)[2], Accumulators<tiles> &to, const float (&by)[2], Accumulators<tiles> &product,
+                           u32 panel) const {
+        product.pin();
+        for (int i = 0; i < 32; ++i) {
+            to.at[i] += by[which_row(i)] * product.at[i];
         }
-        ++stage;
-    }
-
-    // Diagonal of a matrix of 64 rows, where the lane holds it: element `row` + 8 r goes to to[r], which is 0
-    // elsewhere.
-    DEVICE_MEMBER void diagonal_of(float (&to)[2], const float (&x)[32]) const {
-        const int own = wave % scan_waves;
-        const auto chosen = [](bool second, float x, float y) __attribute__((always_inline)) { return second ? y : x; };
-        const auto of_own = [&](int e) __attribute__((always_inline)) {
-            return chosen(own & 2, chosen(own & 1, x[e], x[8 + e]), chosen(own & 1, x[16 + e], x[24 + e]));
-        };
-        const int row = lane / 4, column = (u32)lane % 4 * 2;
-        for (int r = 0; r < 2; ++r) {
-            const float even = of_own(6 * r), odd = of_own(6 * r + 1);
-            to[r] = row == column ? even : row == column + 1 ? odd : 0.0f;
-        }
-    }
-    // Adds dS1 S0^T of the warp's 16 value columns: <dS1, S0> is its trace.
-    DEVICE_MEMBER void add_trace(Tile &to, u32 panel) const {
-        const u32 first = (u32)arch::opaque((int)(panel + swizzled(16 * (wave % scan_waves) + lane % 16, lane / 16)));
-        for (int i = 0; i < tiles; ++i) {
-            const u32 at = first ^ i << 5;
-            to = T::mma(arch::load_operand(at + P::state), arch::load_operand(at + P::d_state), to);
-        }
+        add_products(dot, product, panel);
+        // Sums are pinned, too: the compiler would put them off beyond the next products, and spill.
+        product.pin();
+        to.pin();
+        arch::pin(dot[0]);
+        arch::pin(dot[1]);
     }
     // Adds a value head.
     DEVICE_MEMBER void add_head(bool last_head) {
-        Accumulators<tiles> matrix; // dO E^T or dX E^T                      [64 tokens, 64 earlier tokens]
         float read_q[2] = {}, read_k[2] = {}, write[2] = {};
-        Tile trace{};
         float of_out[2], of_error[2], of_update[2];
         int s = 0;
 #pragma unroll 1
         do {
-            arch::phase_wait(P::full(stage % 2), stage / 2);
+            this->await_stage();
             arch::publish_shared();
-            const u32 at = stage_at(), half = Group * panel_bytes;
+            const u32 at = stage_at();
             if (s == 0) {
                 const float total = arch::load_shared_number(at + P::factors + record_numbers + 8);
+                const u32 factors = row_factors();
                 for (int r = 0; r < 2; ++r) {
-                    const float sum = factor(sum_row, row + 8 * r), beta = factor(beta_row, row + 8 * r);
+                    const float sum = of_row(factors, sum_row, r), beta = of_row(factors, beta_row, r);
                     const float decay = arch::exp2(sum);
                     of_out[r] = x.scale * decay;
                     of_error[r] = arch::exp2(total - sum) * beta;
                     of_update[r] = -decay * beta;
                 }
             }
-            // One product at a time: registers are short, and the other warpgroup multiplies meanwhile.
-            Accumulators<tiles> product;
-            const auto add = [&](float(&dot)[2], Accumulators<tiles> &to, const float(&by)[2], u32 panel)
-                                 __attribute__((always_inline)) {
-                                     arch::commit_products();
-                                     arch::await_products<0>();
-                                     product.pin();
-                                     for (int i = 0; i < 32; ++i) {
-                                         to.at[i] += by[which_row(i)] * product.at[i];
-                                     }
-                                     add_products(dot, product, panel);
-                                     product.pin();
-                                     arch::begin_products();
-                                 };
-            matrix.pin();
+            // Two products at a time: registers hold no third.
+            Accumulators<tiles> first, second;
             arch::begin_products();
-            if constexpr (Group == 0) {
-                multiply<false, true>(matrix, at + P::outputs, at + P::error, s > 0);
-            } else {
-                // With the rounding error of E: the diagonal is dbeta.
-                multiply<true, true>(matrix, at + P::update, at + P::error, s > 0);
-                multiply<true, true>(matrix, at + P::update, at + P::low, true);
-            }
             // dO S0^T                                                       [64 tokens, 64 keys]
-            multiply<false, true>(product, at + P::outputs, at + P::state + half, false);
-            add_trace(trace, at + half);
-            add(read_q, d_query, of_out, keys + P::q + half);
+            multiply_panels<T, false, true>(first, at + P::outputs, at + P::state + half, false);
+            arch::commit_products();
             // E dS1^T
-            multiply<true, true>(product, at + P::error, at + P::d_state + half, false);
-            add(write, d_key, of_error, keys + P::k + half);
+            multiply_panels<T, true, true>(second, at + P::error, at + P::d_state + half, false);
+            arch::commit_products();
+            arch::await_products<1>();
+            add(read_q, d_query, of_out, first, keys + P::q + half);
+            arch::begin_products();
             // dX S0^T
-            multiply<true, true>(product, at + P::update, at + P::state + half, false);
-            add(read_k, d_key, of_update, keys + P::k + half);
-            matrix.pin();
+            multiply_panels<T, true, true>(first, at + P::update, at + P::state + half, false);
+            arch::commit_products();
+            arch::await_products<1>();
+            add(write, d_key, of_error, second, keys + P::k + half);
+            arch::await_products<0>();
+            add(read_k, d_key, of_update, first, keys + P::k + half);
             if (s + 1 < slabs) {
                 release();
             }
         } while (++s < slabs);
-        const int slot = heads % gate_waves;
-        if (heads >= gate_waves) {
-            arch::phase_wait(P::sums_empty(slot), heads / gate_waves - 1);
-        }
-        ++heads;
-        GradientSums &to = ((GradientSums *)(ring() + P::sums))[slot];
-        // Q K^T or K K^T, divided by the norms                              [64 tokens, 64 earlier tokens]
-        Accumulators<tiles> rows;
-        arch::begin_products();
-        for (int panel = 0; panel < 2; ++panel) {
-            multiply<false, false>(rows, keys + (Group == 0 ? P::q : P::k) + panel * panel_bytes,
-                                   keys + P::k + panel * panel_bytes, panel > 0);
-        }
-        arch::commit_products();
-        {
-            float of_states[2], of_updates[2];
-            for (int r = 0; r < 2; ++r) {
-                const float of_q = factor(q_norm_row, row + 8 * r), of_k = factor(k_norm_row, row + 8 * r);
-                of_states[r] = read_q[r] * (of_out[r] * of_q) + read_k[r] * (of_update[r] * of_k);
-                of_updates[r] = write[r] * (of_error[r] * of_k);
-            }
-            put_rows(to.states[Group], of_states);
-            put_rows(to.updates[Group], of_updates);
-            if constexpr (Group == 1) {
-                float betas[2];
-                diagonal_of(betas, matrix.at);
-                put_rows(to.betas, betas);
-            }
-            const int row = lane / 4, column = (u32)lane % 4 * 2;
-            float whole = row == column ? trace[0] + trace[6] : row == column + 1 ? trace[1] + trace[7] : 0.0f;
-            for (int step = arch::lanes / 2; step > 0; step /= 2) {
-                whole += arch::exchanged(whole, step);
-            }
-            if (lane == 0) {
-                to.whole[wave] = whole;
-            }
-        }
-        float sum[2], scale[2], norm[2], of_rows[2] = {};
+        const u32 factors = row_factors();
+        float of_states[2], of_updates[2];
         for (int r = 0; r < 2; ++r) {
-            sum[r] = factor(sum_row, row + 8 * r);
-            scale[r] = Group == 0 ? x.scale : -factor(beta_row, row + 8 * r);
-            norm[r] = factor(Group == 0 ? q_norm_row : k_norm_row, row + 8 * r);
+            const float of_q = of_row(factors, q_norm_row, r), of_k = of_row(factors, k_norm_row, r);
+            of_states[r] = read_q[r] * (of_out[r] * of_q) + read_k[r] * (of_update[r] * of_k);
+            of_updates[r] = write[r] * (of_error[r] * of_k);
         }
-        arch::await_products<0>();
-        rows.pin();
-#pragma unroll
-        for (int t = 0; t < tiles; ++t) {
-            float of_columns[4] = {};
-            // Later tiles of columns are past the warp's rows.
-            if (t <= wave % scan_waves) {
-                Tile sums_of_tile;
-                for (int i = 8 * t; i < 8 * t + 8; i += 4) {
-                    const f32x2 earlier = factors_of(sum_row, i), beta = factors_of(beta_row, i),
-                                k_norm = factors_of(k_norm_row, i);
-                    for (int e = 0; e < 4; ++e) {
-                        const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(i + e);
-                        const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
-                        const bool before = column < token;
-                        sums_of_tile[i % 8 + e] = before || (Group == 0 && column == token) ? decayed : 0.0f;
-                        const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
-                        of_rows[r] += product;
-                        of_columns[i % 8 / 2 + c] += product;
-                    }
-                }
-                put_matrix(t, matrix_tile(t) + sums_of_tile);
-            }
-            put_columns(to.columns[wave] + 16 * t, of_columns);
-        }
-        put_rows(to.rows[Group], of_rows);
-        arch::wave_sync();
-        if (lane == 0) {
-            arch::phase_arrive(P::sums_full(slot));
-        }
-        if (!last_head) {
+        if (last_head) {
+            arch::barrier_arrive(panels_barrier, multiplying_threads);
+        } else {
             release();
         }
+        GradientSums &to = this->await_sums();
+        put_rows(to.states[Group], of_states);
+        put_rows(to.updates[Group], of_updates);
+        this->give_sums();
     }
 
     // dQ += (D .* dP) K, dK += (D .* dP)^T Q + (D .* dL + (D .* dL)^T) K, of all value heads; norms; stores.
     DEVICE_MEMBER void finish() {
-        const u32 at = stage_at(), half = Group * panel_bytes;
-        const u32 to = at + P::matrices + 2 * Group * panel_bytes;
-        sync(); // the stage has been multiplied
-        float norm[2];
-        for (int r = 0; r < 2; ++r) {
-            norm[r] = factor(Group == 0 ? q_norm_row : k_norm_row, row + 8 * r);
-        }
-        const u32 words = first_word(to);
-        for (int t = 0; t < tiles; ++t) {
-            const Tile of_tile = matrix_tile(t);
-            for (int i = 8 * t; i < 8 * t + 8; i += 2) {
-                const f32x2 k_norm = factors_of(k_norm_row, i);
-                const float low = of_tile[i % 8], high = of_tile[i % 8 + 1], of_row = norm[which_row(i)];
-                arch::store_shared_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
-                arch::store_shared_word(place_of_word(words, i) + panel_bytes, T::pack(low * of_row, high * of_row));
-            }
-        }
-        arch::publish_shared();
-        sync();
+        const u32 at = stage_at();
         const u32 from_p = at + P::matrices, to_p = from_p + panel_bytes, from_l = to_p + panel_bytes,
                   to_l = from_l + panel_bytes;
+        arch::barrier_wait(matrices_barrier, multiplying_threads);
         d_query.pin();
         d_key.pin();
         arch::begin_products();
-        multiply<false, true>(d_query, from_p, keys + P::k + half, true);
-        multiply<true, true>(d_key, to_p, keys + P::q + half, true);
-        multiply<false, true>(d_key, from_l, keys + P::k + half, true);
-        multiply<true, true>(d_key, to_l, keys + P::k + half, true);
+        multiply_panels<T, false, true>(d_query, from_p, keys + P::k + half, true);
+        multiply_panels<T, true, true>(d_key, to_p, keys + P::q + half, true);
+        multiply_panels<T, false, true>(d_key, from_l, keys + P::k + half, true);
+        multiply_panels<T, true, true>(d_key, to_l, keys + P::k + half, true);
         arch::commit_products();
         arch::await_products<0>();
         d_query.pin();
@@ -644,6 +554,7 @@ template <class T, int Group> class GradientMultiplier {
             arch::store_shared_word(word, T::pack(d_query.at[i], d_query.at[i + 1]));
             arch::store_shared_word(word + 2 * panel_bytes, T::pack(d_key.at[i], d_key.at[i + 1]));
         }
+        arch::publish_shared(); // before copies overwrite the stage
         GradientItem item;
         item.rows = arch::load_shared_word(at + P::item);
         item.sequence = arch::load_shared_word(at + P::item + 4);
@@ -652,14 +563,15 @@ template <class T, int Group> class GradientMultiplier {
         sync();
         store_rows(item, at + P::results, x.d_q, x.d_q_strides);
         store_rows(item, at + P::results + 2 * panel_bytes, x.d_k, x.d_k_strides);
-        arch::publish_shared(); // before copies overwrite the stage
         release();
     }
     DEVICE_MEMBER void differentiate_norm(Accumulators<tiles> &own, RowFactor which, const float (&dots)[2][chunk],
                                           u32 panel) const {
+        const u32 factors = row_factors();
+        const int row = own_row();
         float r[2], along[2];
         for (int i = 0; i < 2; ++i) {
-            r[i] = factor(which, row + 8 * i);
+            r[i] = of_row(factors, which, i);
             along[i] = (dots[0][row + 8 * i] + dots[1][row + 8 * i]) * r[i] * r[i];
             r[i] = r[i] == 0.0f ? math::inverse_norm(0.0f) : r[i];
         }
@@ -680,7 +592,7 @@ template <class T, int Group> class GradientMultiplier {
         char *const base = (char *)row_address(to, strides, item.sequence, item.begin, item.key_head);
         const bool aligned = arch::aligned_rows(base, stride);
         const int group = arch::thread() % 16u, first = arch::thread() / 16u;
-        constexpr int at_once = multiplying_threads / 16;
+        constexpr int at_once = key_threads / 16;
 #pragma unroll 1
         for (int i = 0; i < chunk / at_once; ++i) {
             const int own = first + i * at_once;
@@ -698,13 +610,254 @@ template <class T, int Group> class GradientMultiplier {
         }
     }
 
-    const dwk_prefill_backward_args &x;
-    const u32 memory;
-    const int slabs, lane, wave, row;
-    u32 keys;
-    int stage = 0, heads = 0;
+    static constexpr u32 half = Group * panel_bytes;
     Accumulators<tiles> d_query, d_key; // [64 tokens, 64 keys]
-    Tile d_matrix[2];                   // D .* dP or D .* dL, first two tiles of columns
+};
+
+// Multiplies tokens by tokens: D .* dP and D .* dL of each value head, their sums for the gates, and their sums over
+// value heads, as operands for the key groups.
+template <class T> class MatrixMultiplier : GradientMultiplier<T> {
+    typedef GradientMultiplier<T> Base;
+    typedef GradientPlaces P;
+    using Base::put_rows, Base::release;
+    using Base::which_row, Base::column_of, Base::first_word, Base::place_of_word, Base::stage_at, Base::row_factors,
+        Base::of_row;
+    using Base::x, Base::memory, Base::slabs, Base::own_lane, Base::own, Base::own_row, Base::keys, Base::stage;
+
+  public:
+    DEVICE_MEMBER explicit MatrixMultiplier(const dwk_prefill_backward_args &x) : Base(x) {}
+
+    DEVICE_MEMBER void run() {
+#pragma unroll 1
+        for (int chunks = 0; this->await_stage(); ++chunks) {
+            keys = memory() + chunks % 2 * P::key_bytes;
+            int heads_left = x.prepare.group_heads;
+            bool first = true;
+#pragma unroll 1
+            do {
+                add_head(first, heads_left == 1);
+                first = false;
+            } while (--heads_left > 0);
+            finish();
+        }
+    }
+
+  private:
+    // A lane's part of tile t of the warp's rows, of D .* dP (0) or D .* dL (1). Later tiles than the rows are zeros.
+    DEVICE_MEMBER u32 lower_place(int which, int t) const {
+        return memory() + P::lower + (which * lower_blocks + lower_block(own, t)) * P::tile_bytes + own_lane() * 16;
+    }
+    DEVICE_MEMBER Tile load_lower(int which, int t) const {
+        const u32 at = lower_place(which, t);
+        const f32x4 x = arch::load_shared_f32(at), y = arch::load_shared_f32(at + P::tile_bytes / 2);
+        return Tile{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    }
+    DEVICE_MEMBER void store_lower(int which, int t, const Tile &x) const {
+        const u32 at = lower_place(which, t);
+        for (int h = 0; h < 2; ++h) {
+            store_shared(at + h * (P::tile_bytes / 2), i32x4{bits<int>(x[4 * h]), bits<int>(x[4 * h + 1]),
+                                                             bits<int>(x[4 * h + 2]), bits<int>(x[4 * h + 3])});
+        }
+    }
+    // Keeps factors of the value head for after its last stage. Each warp has its own, and needs no barrier.
+    DEVICE_MEMBER void keep_factors() const {
+        const u32 own_kept = kept() + own_lane() * 4, factors = stage_at() + P::factors + own_lane() * 4;
+        const auto keep = [&](KeptFactor to, RowFactor from) __attribute__((always_inline)) {
+            for (int h = 0; h < 2; ++h) {
+                arch::store_shared_word(own_kept + (to * chunk + h * arch::lanes) * 4,
+                                        arch::load_shared_word(factors + (from * chunk + h * arch::lanes) * 4));
+            }
+        };
+        keep(kept_sum, sum_row);
+        keep(kept_beta, beta_row);
+        keep(kept_k_norm, k_norm_row);
+        arch::wave_sync();
+    }
+    // Address of the warp's KeptFactor.
+    DEVICE_MEMBER u32 kept() const { return memory() + P::kept + own * P::kept_bytes; }
+    // Kept factors of the lane's first columns, and of the columns of elements i and i + 1.
+    DEVICE_MEMBER u32 kept_columns() const { return (u32)arch::opaque((int)(kept() + (u32)own_lane() % 4 * 8)); }
+    static DEVICE_MEMBER f32x2 pair_of(u32 first, int which, int i) {
+        return arch::load_shared_pair(first + (which * chunk + i / 4 * 8) * 4);
+    }
+    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums, or adds them to
+    // those of D .* dP. x[2 n + c]: of column 8 n + c of the lane's. Two steps leave a lane half of the columns.
+    template <int Which> DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
+        const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
+            return (upper ? high : low) + arch::exchanged(upper ? low : high, step);
+        };
+        const int lane = own_lane();
+        const bool second = lane & 16, odd = lane & 8;
+        const float half = add_half(odd, add_half(second, x[0], x[2], 16), add_half(second, x[1], x[3], 16), 8);
+        const float whole = half + arch::exchanged(half, 4);
+        if ((lane & 4) == 0) {
+            float &sum = to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)];
+            sum = Which == 0 ? whole : sum + whole;
+        }
+    }
+    // Diagonal of a matrix of 64 rows, where the lane holds it: element of its row r goes to to[r], which is 0
+    // elsewhere.
+    DEVICE_MEMBER void diagonal_of(float (&to)[2], const float (&x)[32]) const {
+        const auto chosen = [](bool second, float x, float y) __attribute__((always_inline)) { return second ? y : x; };
+        const auto of_own = [&](int e) __attribute__((always_inline)) {
+            return chosen(own & 2, chosen(own & 1, x[e], x[8 + e]), chosen(own & 1, x[16 + e], x[24 + e]));
+        };
+        const int lane = own_lane(), row = lane / 4, column = (u32)lane % 4 * 2;
+        for (int r = 0; r < 2; ++r) {
+            const float even = of_own(6 * r), odd = of_own(6 * r + 1);
+            to[r] = row == column ? even : row == column + 1 ? odd : 0.0f;
+        }
+    }
+    // Adds the value head's D .* dP (`Which` 0) or D .* dL (1) to the lower tiles, and its products with `rows`, which
+    // are Q K^T or K K^T divided by the norms, to the sums of rows and columns. `norm`: of the rows.
+    template <int Which>
+    DEVICE_MEMBER void add_matrix(const Accumulators<tiles> &matrix, const Accumulators<tiles> &rows,
+                                  const float (&norm)[2], bool first_head, float (&of_rows)[2],
+                                  float *of_columns) const {
+        const int lane = own_lane(), row = own_row();
+        const u32 of_rows_at = kept() + row * 4, of_pairs = kept_columns();
+        float sum[2], scale[2];
+        for (int r = 0; r < 2; ++r) {
+            sum[r] = of_row(of_rows_at, kept_sum, r);
+            scale[r] = Which == 0 ? x.scale : -of_row(of_rows_at, kept_beta, r);
+        }
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+            float columns[4] = {};
+            if (t > own) {
+                if (Which == 0 && lane < 16) {
+                    of_columns[16 * t + lane] = 0.0f;
+                }
+                continue;
+            }
+            Tile sums;
+            for (int i = 8 * t; i < 8 * t + 8; i += 4) {
+                const f32x2 earlier = pair_of(of_pairs, kept_sum, i), beta = pair_of(of_pairs, kept_beta, i),
+                            k_norm = pair_of(of_pairs, kept_k_norm, i);
+                for (int e = 0; e < 4; ++e) {
+                    const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(lane, i + e);
+                    const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
+                    const bool before = column < token;
+                    sums[i % 8 + e] = before || (Which == 0 && column == token) ? decayed : 0.0f;
+                    const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
+                    of_rows[r] += product;
+                    columns[i % 8 / 2 + c] += product;
+                }
+            }
+            store_lower(Which, t, first_head ? sums : load_lower(Which, t) + sums);
+            put_columns<Which>(of_columns + 16 * t, columns);
+        }
+    }
+    // Adds dS1 S0^T of the warp's 16 value columns: <dS1, S0> is its trace.
+    DEVICE_MEMBER void add_trace(Tile &to, u32 at) const {
+        const u32 lane = own_lane();
+        const u32 first = (u32)arch::opaque((int)(at + swizzled(16 * own + lane % 16, lane / 16)));
+        for (int panel = 0; panel < 2; ++panel) {
+            for (int i = 0; i < tiles; ++i) {
+                const u32 words = (first ^ i << 5) + panel * panel_bytes;
+                to = T::mma(arch::load_operand(words + P::state), arch::load_operand(words + P::d_state), to);
+            }
+        }
+    }
+    DEVICE_MEMBER void put_trace(float &to, const Tile &trace) const {
+        const int lane = own_lane(), row = lane / 4, column = (u32)lane % 4 * 2;
+        float whole = row == column ? trace[0] + trace[6] : row == column + 1 ? trace[1] + trace[7] : 0.0f;
+        for (int step = arch::lanes / 2; step > 0; step /= 2) {
+            whole += arch::exchanged(whole, step);
+        }
+        if (lane == 0) {
+            to = whole;
+        }
+    }
+    // Rows of Q K^T or K K^T, without norms                                  [64 tokens, 64 earlier tokens]
+    DEVICE_MEMBER void multiply_rows(Accumulators<tiles> &rows, u32 left) const {
+        for (int panel = 0; panel < 2; ++panel) {
+            multiply_panels<T, false, false>(rows, keys + left + panel * panel_bytes, keys + P::k + panel * panel_bytes,
+                                             panel > 0);
+        }
+        arch::commit_products();
+    }
+    // Adds a value head.
+    DEVICE_MEMBER void add_head(bool first_head, bool last_head) {
+        Accumulators<tiles> of_p, of_l; // dO E^T and dX E^T                 [64 tokens, 64 earlier tokens]
+        Accumulators<tiles> rows;
+        Tile trace{};
+        int s = 0;
+        float q_norm[2], k_norm[2];
+#pragma unroll 1
+        do {
+            this->await_stage();
+            arch::publish_shared();
+            const u32 at = stage_at();
+            of_p.pin();
+            of_l.pin();
+            arch::begin_products();
+            multiply_panels<T, false, true>(of_p, at + P::outputs, at + P::error, s > 0);
+            // With the rounding error of E: the diagonal is dbeta.
+            multiply_panels<T, true, true>(of_l, at + P::update, at + P::error, s > 0);
+            multiply_panels<T, true, true>(of_l, at + P::update, at + P::low, true);
+            arch::commit_products();
+            add_trace(trace, at);
+            if (s == 0) {
+                keep_factors();
+                const u32 factors = row_factors();
+                for (int r = 0; r < 2; ++r) {
+                    q_norm[r] = of_row(factors, q_norm_row, r);
+                    k_norm[r] = of_row(factors, k_norm_row, r);
+                }
+            }
+            arch::await_products<0>();
+            of_p.pin();
+            of_l.pin();
+            if (s + 1 < slabs || !last_head) {
+                release();
+            }
+        } while (++s < slabs);
+        arch::begin_products();
+        multiply_rows(rows, P::q);
+        GradientSums &to = this->await_sums();
+        float betas[2], of_rows[2] = {};
+        diagonal_of(betas, of_l.at);
+        put_rows(to.betas, betas);
+        put_trace(to.whole[own], trace);
+        arch::await_products<0>();
+        rows.pin();
+        add_matrix<0>(of_p, rows, q_norm, first_head, of_rows, to.columns[own]);
+        rows.pin();
+        arch::begin_products();
+        multiply_rows(rows, P::k);
+        arch::await_products<0>();
+        rows.pin();
+        add_matrix<1>(of_l, rows, k_norm, first_head, of_rows, to.columns[own]);
+        put_rows(to.rows, of_rows);
+        this->give_sums();
+    }
+    // Rounds the matrices of all value heads, with norms, into the last stage's memory.
+    DEVICE_MEMBER void finish() {
+        const u32 at = stage_at();
+        arch::barrier_wait(panels_barrier, multiplying_threads);
+        const u32 of_pairs = kept_columns(), factors = row_factors();
+        for (int which = 0; which < 2; ++which) {
+            float norm[2];
+            for (int r = 0; r < 2; ++r) {
+                norm[r] = of_row(factors, which == 0 ? q_norm_row : k_norm_row, r);
+            }
+            const u32 words = first_word(at + P::matrices + 2 * which * panel_bytes);
+            for (int t = 0; t < tiles; ++t) {
+                const Tile of_tile = t > own ? Tile{} : load_lower(which, t);
+                for (int i = 8 * t; i < 8 * t + 8; i += 2) {
+                    const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, i);
+                    const float low = of_tile[i % 8], high = of_tile[i % 8 + 1], of_row = norm[which_row(i)];
+                    arch::store_shared_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
+                    arch::store_shared_word(place_of_word(words, i) + panel_bytes,
+                                            T::pack(low * of_row, high * of_row));
+                }
+            }
+        }
+        arch::publish_shared();
+        arch::barrier_arrive(matrices_barrier, multiplying_threads);
+        release();
+    }
 };
 
 // All chunks of a workgroup. `skip`(number, thread): of an item that has no chunk, by own_skip_threads threads.
@@ -733,13 +886,17 @@ template <class T, class Skip> DEVICE void run_own_gradients(const dwk_prefill_b
         }
         arch::end_wave();
     }
-    if (wave < scan_waves) {
-        arch::take_registers<gradient_multiplying_registers>();
-        GradientMultiplier<T, 0>(x).run();
+    if (wave >= key_waves) {
+        arch::take_registers<matrix_registers>();
+        MatrixMultiplier<T>(x).run();
         arch::end_wave();
     }
-    arch::take_registers<gradient_multiplying_registers>();
-    GradientMultiplier<T, 1>(x).run();
+    arch::take_registers<key_registers>();
+    if (wave >= scan_waves) {
+        KeyMultiplier<T, 1>(x).run();
+        arch::end_wave();
+    }
+    KeyMultiplier<T, 0>(x).run();
     arch::end_wave();
 }
 
