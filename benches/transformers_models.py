@@ -6,8 +6,9 @@
     python3 benches/transformers_models.py --tiny                          a moment, on the CPU and the simulator
 
 Rows, by name and size: `logits` (rms of differences from torch's code, and how often the greatest is the same), `prefill`
-(tokens/s, and in `share` the part that Gated DeltaNet layers take), `decode` (tokens/s, launched one by one), `captured` (the
-same, as a CUDA graph of a step), `graph` (torch.compile with CUDA graphs).
+(tokens/s), `decode` (tokens/s, launched one by one), `captured` (the same, as a CUDA graph of a step), `graph` (torch.compile
+with CUDA graphs). `prefill_layers` and `decode_layers` are milliseconds in Gated DeltaNet layers, each waited for, of one
+prefill and of one step, and `prefill_share` and `decode_share` their part of the whole.
 
 FILE is written after each row, and rows that are in it are not measured again: delete it to begin anew. Each implementation
 runs in a process of its own, because transformers chooses FLA when it is imported. It needs torch and transformers, FLA for
@@ -78,8 +79,8 @@ def timed(call, synchronize, runs):
     return statistics.median(found)
 
 
-def share_of_layers(model, call, synchronize):
-    """Share of a call's time that is spent in Gated DeltaNet layers, each waited for."""
+def in_layers(model, call, synchronize):
+    """Seconds of a call that are spent in Gated DeltaNet layers, each waited for, and seconds of the call."""
     spent, begun = [], []
 
     def before(*_):
@@ -99,7 +100,7 @@ def share_of_layers(model, call, synchronize):
     whole = time.perf_counter() - begin
     for hook in hooks:
         hook.remove()
-    return sum(spent) / whole
+    return sum(spent), whole
 
 
 class Results:
@@ -185,11 +186,16 @@ def measure(given):
         torch.save(model(ids(1, tokens), use_cache=False).logits.float().cpu(), f"{given.json}.{how}.logits")
         return "saved"
 
+    def note_layers(row, size, call, times):
+        spent, whole = in_layers(model, call, synchronize)
+        results.of(how).setdefault(f"{row}_layers", {})[str(size)] = 1e3 * spent / times
+        results.of(how).setdefault(f"{row}_share", {})[str(size)] = spent / whole
+
     def prefill(tokens):
         prompt = ids(1, tokens)
         call = lambda: model(prompt, use_cache=True, logits_to_keep=1)  # noqa: E731
         speed = tokens / timed(call, synchronize, runs)
-        results.of(how).setdefault("share", {})[str(tokens)] = share_of_layers(model, call, synchronize)
+        note_layers("prefill", tokens, call, 1)
         return speed
 
     def decode(batch):
@@ -199,7 +205,9 @@ def measure(given):
             for _ in range(steps):
                 model(step, past_key_values=cache, use_cache=True)
 
-        return batch * steps / timed(call, synchronize, runs)
+        speed = batch * steps / timed(call, synchronize, runs)
+        note_layers("decode", batch, call, steps)
+        return speed
 
     measures = {"logits": logits, "prefill": prefill, "decode": decode,
                 "captured": lambda batch: captured(model, ids(batch, length), ids(batch, 1), synchronize, runs),
@@ -285,18 +293,20 @@ def table(results):
             one["logits_rms"] = float((found - exact).pow(2).mean().sqrt() / rms)
             one["same_greatest"] = float((found.argmax(-1) == exact.argmax(-1)).double().mean())
         results.write()
-    print(f"{'':32}" + "".join(f"{how:>14}" for how in hows))
+    print(f"{'':36}" + "".join(f"{how:>14}" for how in hows))
     for name, unit in (("logits_rms", "rms of logits from torch's"), ("same_greatest", "same greatest logit")):
         values = [results.found[how].get(name) for how in hows]
-        print(f"{unit:32}" + "".join(f"{'-' if x is None else format(x, '.2e' if 'rms' in name else '.2%'):>14}"
+        print(f"{unit:36}" + "".join(f"{'-' if x is None else format(x, '.2e' if 'rms' in name else '.2%'):>14}"
                                      for x in values))
-    for name, unit in (("prefill", "prefill tokens/s"), ("share", "share of GDN layers"), ("decode", "decode tokens/s, batch"),
+    for name, unit in (("prefill", "prefill tokens/s"), ("prefill_layers", "GDN layers, ms, prefill"),
+                       ("prefill_share", "share of GDN layers, prefill"), ("decode", "decode tokens/s, batch"),
+                       ("decode_layers", "GDN layers, ms a step, batch"), ("decode_share", "share of GDN layers, batch"),
                        ("captured", "captured tokens/s, batch"), ("graph", "compiled tokens/s, batch")):
         sizes = sorted({int(size) for how in hows for size in results.found[how].get(name, {})})
         for size in sizes:
             values = [results.found[how].get(name, {}).get(str(size)) for how in hows]
-            shown = ["-" if x is None else f"{x:.3f}" if name == "share" else f"{x:,.1f}" for x in values]
-            print(f"{f'{unit} {size}':32}" + "".join(f"{x:>14}" for x in shown))
+            shown = ["-" if x is None else f"{x:.3f}" if name.endswith(("share", "layers")) else f"{x:,.1f}" for x in values]
+            print(f"{f'{unit} {size}':36}" + "".join(f"{x:>14}" for x in shown))
     for how in hows:
         for what, why in results.found[how]["left out"].items():
             print(f"{how}: {what}: left out: {why}")

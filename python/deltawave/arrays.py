@@ -145,13 +145,20 @@ def describe(name: str, x: Any, allowed: Sequence[str] = tuple(SIZES)) -> Array:
     return Array(address, dtype, shape, tuple(step // itemsize for step in steps))
 
 
+@functools.lru_cache(maxsize=4096)
+def _of_shape(dtype: str, shape: Tuple[int, ...], strides: Tuple[int, ...]) -> _abi.dw_tensor:
+    """A `dw_tensor` without an address. Most launches have the shapes of the one before."""
+    return _abi.dw_tensor(dtype=DTYPES[dtype], rank=len(shape), shape=FOUR(*shape), strides=FOUR(*strides))
+
+
 def tensor_struct(name: str, a: Array) -> _abi.dw_tensor:
     """A `dw_tensor` of an `Array`."""
     if a.dtype not in FLOATS or len(a.shape) > 4:
         allowed = "it must be f32, bf16 or fp16, of at most 4 dimensions"
         raise ArgumentError(f"{name}: {a.dtype} of shape {list(a.shape)}; {allowed}")
-    return _abi.dw_tensor(data=a.address, dtype=DTYPES[a.dtype], rank=len(a.shape), shape=FOUR(*a.shape),
-                          strides=FOUR(*a.strides))
+    made = _abi.dw_tensor.from_buffer_copy(_of_shape(a.dtype, a.shape, a.strides))
+    made.data = a.address
+    return made
 
 
 def lengths_struct(name: str, a: Array) -> _abi.dw_lengths:

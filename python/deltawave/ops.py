@@ -23,7 +23,7 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, get_args
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -235,9 +235,86 @@ def _refuse_wide(function: Callable[..., Any], arguments: Sequence[Any], named: 
             raise ArgumentError(f"{name}: {shown(value)}; it must be {allowed}") from None
 
 
+@functools.lru_cache(maxsize=None)
+def _plain_keys(kind: str) -> Tuple[FrozenSet[int], FrozenSet[Tuple[int, int]]]:
+    """torch's dispatch keys without anything special, as numbers: of tensors on a kind of device, and pairs of those that a
+    thread includes and excludes. In inference mode too. A new thread has no modes, whatever its maker's."""
+    tensors, threads = set(), set()
+
+    def look() -> None:
+        for inference in (False, True):
+            with torch.inference_mode(inference):
+                tensors.add(torch._C._dispatch_keys(torch.empty(0, device=kind)).raw_repr())
+                threads.add(_keys_of_thread())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return frozenset(tensors), frozenset(threads)
+
+
+def _keys_of_thread() -> Tuple[int, int]:
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return included.raw_repr(), excluded.raw_repr()
+
+
+# Whether this torch has the private functions that tell plain calls.
+_TELLS_PLAIN = all(hasattr(getattr(torch, "_C", None), f"_dispatch_{name}")
+                   for name in ("keys", "tls_local_include_set", "tls_local_exclude_set"))
+# Types of arguments that torch passes to an op as they are.
+_PLAIN_TYPES: Dict[Any, Tuple[type, ...]] = {
+    Tensor: (Tensor, torch.nn.Parameter), Optional[Tensor]: (Tensor, torch.nn.Parameter, type(None)), bool: (bool,),
+    int: (int,), float: (float,), Optional[float]: (float, type(None)), str: (str,)}
+
+
+class _PlainCalls:
+    """Tells calls of an op that need nothing of torch's dispatcher: no gradient, no mode, no trace, and arguments of the
+    right types. A decode step in eager mode waits for the host, and the dispatcher takes a third of each op's time."""
+
+    def __init__(self, function: Callable[..., Any], mutates: Tuple[str, ...]) -> None:
+        parameters = inspect.signature(function).parameters
+        self.names = tuple(parameters)
+        self.types = [_PLAIN_TYPES.get(p.annotation, ()) for p in parameters.values()]
+        self.by_name = dict(zip(self.names, self.types))
+        self.required = [p.name for p in parameters.values() if p.default is p.empty]
+        self.mutates = [(self.names.index(name), name) for name in mutates]
+
+    def has(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> bool:
+        """Whether this is such a call."""
+        count = len(arguments)
+        if count > len(self.names) or any(name not in named for name in self.required[count:]):
+            return False
+        first = None
+        for x, types in itertools.chain(zip(arguments, self.types),
+                                        ((x, self.by_name.get(name, ())) for name, x in named.items())):
+            kind = type(x)
+            if kind not in types or kind is int and not -1 << 63 <= x < 1 << 63:
+                return False
+            if kind in _PLAIN_TYPES[Tensor]:
+                if first is None:
+                    first = x.device.type
+                    if first not in ("cpu", "cuda"):
+                        return False
+                    keys, threads = _plain_keys(first)
+                    if _keys_of_thread() not in threads or torch._C._get_tracing_state() is not None:
+                        return False
+                    gradients = torch.is_grad_enabled()
+                if x.requires_grad and gradients or torch._C._dispatch_keys(x).raw_repr() not in keys:
+                    return False
+        return first is not None and not torch.autograd._profiler_enabled()
+
+    def wrote(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> None:
+        """Tells autograd what such a call wrote."""
+        for place, name in self.mutates:
+            x = arguments[place] if place < len(arguments) else named.get(name)
+            if x is not None and not x.is_inference():
+                torch.autograd.graph.increment_version(x)
+
+
 def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
     """`torch.library.custom_op` of a function, called through a function that refuses tensors with tangents. The op itself,
-    in `torch.ops`, refuses them too, unless it writes its arguments or torch.func hides the tangents."""
+    in `torch.ops`, refuses them too, unless it writes its arguments or torch.func hides the tangents. Plain calls of the
+    function made go past the dispatcher."""
 
     def register(function: Callable[..., Any]) -> Any:
         def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -254,7 +331,17 @@ def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..
 
         # Where arguments are written, torch calls the kernel below the keys that tangents are read by.
         made = torch.library.custom_op(name, mutates_args=mutates_args)(function if mutates_args else refusing(function))
-        called = refusing(made)
+        through_torch, plain = refusing(made), _PlainCalls(function, mutates_args)
+
+        @functools.wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            if not _TELLS_PLAIN or torch.compiler.is_compiling() or not plain.has(arguments, named):
+                return through_torch(*arguments, **named)
+            _refuse_tangents(name, (*arguments, *named.values()))
+            result = function(*arguments, **named)
+            plain.wrote(arguments, named)
+            return result
+
         for attribute in ("register_fake", "register_autograd"):
             setattr(called, attribute, getattr(made, attribute))
         return called

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .context import Context
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
+# Types of fields that are arrays.
+TENSOR, LENGTHS = POINTER(_abi.dw_tensor), POINTER(_abi.dw_lengths)
 
 # Words for the constants of fields that are choices.
 HEAD_MAPS = {"grouped": _abi.DW_HEADS_GROUPED, "tiled": _abi.DW_HEADS_TILED}
@@ -103,9 +105,9 @@ def tensors(struct: Type[Struct], choices: Mapping[str, Mapping[str, int]], cont
         kind = kinds[name]
         if name in WRITTEN[struct] and name not in unwritten and is_read_only(value):
             raise ArgumentError(f"{name}: a read-only array; it must be writable")
-        if kind is POINTER(_abi.dw_tensor):
+        if kind is TENSOR:
             value = arrays.tensor_struct(name, context.describe(name, value, arrays.FLOATS))
-        elif kind is POINTER(_abi.dw_lengths):
+        elif kind is LENGTHS:
             value = arrays.lengths_struct(name, context.describe(name, value))
         elif name in VECTORS:
             value = vector(name, context.describe(name, value), entries(name))

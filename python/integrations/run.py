@@ -276,7 +276,7 @@ def vllm_drafts(work: Path) -> None:
 def vllm_olmo(work: Path) -> None:
     """OLMo-Hybrid, for which vLLM's CPU build has no kernels: against transformers' own code in bf16."""
     errors, hows = Errors(), ("layer", "drafts")
-    for seed in range(SEEDS_OF_DRAFTS):
+    for seed in range(SEEDS):
         for how, result in engine(work, "olmo", seed, hows).items():
             for one in result["sequences"]:
                 errors.add(how, one["logprobs"], one["exact"])

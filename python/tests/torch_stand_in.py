@@ -294,7 +294,7 @@ def modules():
     made.bool = bool_
     made.is_grad_enabled = lambda: grad_enabled
     made.compiler = types.SimpleNamespace(is_exporting=lambda: False, is_compiling=lambda: False)
-    made.nn = types.SimpleNamespace(Module=object)
+    made.nn = types.SimpleNamespace(Module=object, Parameter=Tensor)
     made.autograd = types.SimpleNamespace(Function=object, forward_ad=types.SimpleNamespace(_current_level=-1))
     made.library = types.SimpleNamespace(custom_op=custom_op)
     made.version = types.SimpleNamespace(hip=None)
