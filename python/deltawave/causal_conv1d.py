@@ -57,7 +57,8 @@ def _packed(x: Tensor) -> Tensor:
     return by_token.reshape(-1, x.shape[1])
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor], cu_seqlens: Tensor,
+def _convolve(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor],
+              cu_seqlens: Union[Tensor, Tuple[int, ...]],
               slots: Optional[Tensor], has_initial_state: Optional[Tensor], activation: str, keep_states: bool) -> Tensor:
     """The convolution of x `[B, C, T]`, dense `[B, T, C]`."""
     batch, channels, tokens = x.shape
@@ -73,10 +74,9 @@ def _convolve(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional
     return out
 
 
-def _starts(batch: int, tokens: int) -> Tensor:
-    """cu_seqlens of `batch` sequences of `tokens` each, on the host."""
-    return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int64) if tokens else torch.zeros(
-        batch + 1, dtype=torch.int64)
+def _starts(batch: int, tokens: int) -> Tuple[int, ...]:
+    """cu_seqlens of `batch` sequences of `tokens` each."""
+    return tuple(n * tokens for n in range(batch + 1))
 
 
 def _starts_of(seq_idx: Tensor) -> Tensor:
@@ -99,7 +99,9 @@ def _convolve_rows(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_st
                    final_states: Optional[Tensor], seq_idx: Optional[Tensor] = None, activation: str = "none") -> Tensor:
     """Writes `final_states` if they are given. Returns dense `[B, T, C]`."""
     batch, _, tokens = x.shape
-    lengths = _starts(batch, tokens) if seq_idx is None else ops.on_device(_starts_of(seq_idx))
+    lengths: Union[Tensor, Tuple[int, ...]] = _starts(batch, tokens)
+    if seq_idx is not None:
+        lengths = ops.on_device(_starts_of(seq_idx))
     state, has, keep = initial_states, None, True
     if final_states is not None:
         state, keep = final_states, False
@@ -169,7 +171,7 @@ def _gradients(ctx: Any, d_y: Optional[Tensor], d_final: Optional[Tensor]) -> Tu
     d_y = x.new_zeros((batch, tokens, channels)) if d_y is None else d_y
     heads = _split(channels)
     keys, rows = heads[2], d_y.reshape(batch * tokens, 1, channels)
-    lengths = _starts(batch, tokens) if seq_idx is None else ops.on_device(_starts_of(seq_idx))
+    lengths = torch.tensor(_starts(batch, tokens)) if seq_idx is None else ops.on_device(_starts_of(seq_idx))
     found = ops.conv_backward(
         rows[:, :, :keys], rows[:, :, keys:2 * keys], rows[:, :, 2 * keys:], None if d_final is None else d_final.contiguous(),
         _packed(x), weight, bias, None if initial_states is None else initial_states.contiguous(), None, *heads, lengths,

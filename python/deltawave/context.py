@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence,
 
 from . import _abi, arrays, library
 from .errors import ArgumentError, DeviceError, Error
+from .repeat import Repeats
 from .values import address as address_of, choice, shown, whole
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Context:
         self.library = library.default() if path is None else library.Library(path)
         self.handle: Optional[c_void_p] = c_void_p()
         self.memories, self.device = Memories(), whole("device", device, 32)
+        self.norms = Repeats()  # a norm has no plan that keeps them
         self.library.call("dw_context_create", choice("backend", backend, BACKENDS), self.device, byref(self.handle))
         info = _abi.dw_device_info()
         self.library.call("dw_context_info", self.handle, byref(info))
@@ -224,5 +226,7 @@ def stream_of(stream: Any, tensors: Iterable[Any]) -> Union[None, int, c_void_p]
         if arrays.is_torch(x) and x.is_cuda:
             import torch
 
-            return torch.cuda.current_stream(x.device).cuda_stream
+            # The address alone, without an object around it.
+            address = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+            return address(x.device.index) if address else torch.cuda.current_stream(x.device).cuda_stream
     return None

@@ -23,7 +23,7 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, get_args
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, Union, get_args
 
 import torch
 from torch import Tensor
@@ -134,6 +134,12 @@ def _copied_back(written: Dict[str, Optional[Tensor]], reached: Dict[str, Any]) 
     for name, tensor in written.items():
         if tensor is not None and tensor is not reached[name]:
             tensor.copy_(reached[name])
+
+
+def capturing() -> bool:
+    """Whether torch's current stream is being captured."""
+    # Not before torch has initialised CUDA. torch.cuda.is_available would ask the driver each time.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _capturing(device: torch.device) -> bool:
@@ -262,9 +268,9 @@ def _keys_of_thread() -> Tuple[int, int]:
 _TELLS_PLAIN = all(hasattr(getattr(torch, "_C", None), f"_dispatch_{name}")
                    for name in ("keys", "tls_local_include_set", "tls_local_exclude_set"))
 # Types of arguments that torch passes to an op as they are.
+_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 _PLAIN_TYPES: Dict[Any, Tuple[type, ...]] = {
-    Tensor: (Tensor, torch.nn.Parameter), Optional[Tensor]: (Tensor, torch.nn.Parameter, type(None)), bool: (bool,),
-    int: (int,), float: (float,), Optional[float]: (float, type(None)), str: (str,)}
+    Tensor: _TENSOR_TYPES, Optional[Tensor]: (*_TENSOR_TYPES, type(None)), bool: (bool,), int: (int,), float: (float,), Optional[float]: (float, type(None)), str: (str,)}
 
 
 class _PlainCalls:
@@ -284,24 +290,22 @@ class _PlainCalls:
         count = len(arguments)
         if count > len(self.names) or any(name not in named for name in self.required[count:]):
             return False
-        first = None
-        for x, types in itertools.chain(zip(arguments, self.types),
-                                        ((x, self.by_name.get(name, ())) for name, x in named.items())):
+        device, records = None, torch.is_grad_enabled()
+        for x, types in [*zip(arguments, self.types), *((x, self.by_name.get(name, ())) for name, x in named.items())]:
             kind = type(x)
             if kind not in types or kind is int and not -1 << 63 <= x < 1 << 63:
                 return False
-            if kind in _PLAIN_TYPES[Tensor]:
-                if first is None:
-                    first = x.device.type
-                    if first not in ("cpu", "cuda"):
+            if kind in _TENSOR_TYPES:
+                if device is None:
+                    device = x.device.type
+                    if device not in ("cpu", "cuda"):
                         return False
-                    keys, threads = _plain_keys(first)
-                    if _keys_of_thread() not in threads or torch._C._get_tracing_state() is not None:
+                    keys, threads = _plain_keys(device)
+                    if _keys_of_thread() not in threads:
                         return False
-                    gradients = torch.is_grad_enabled()
-                if x.requires_grad and gradients or torch._C._dispatch_keys(x).raw_repr() not in keys:
+                if torch._C._dispatch_keys(x).raw_repr() not in keys or records and x.requires_grad:
                     return False
-        return first is not None and not torch.autograd._profiler_enabled()
+        return device is not None and torch._C._get_tracing_state() is None and not torch.autograd._profiler_enabled()
 
     def wrote(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> None:
         """Tells autograd what such a call wrote."""
@@ -481,14 +485,18 @@ def _sequences_of(cu_seqlens: Tensor) -> int:
 
 def _plan(key: Any, make: Callable[[], Any]) -> Any:
     """The plan for a call's shapes, made once. A captured graph needs its plan as long as it may be replayed."""
-    return _plans.get(key, make, torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    return _plans.get(key, make, capturing())
 
 
-def _packed_plan(kind: Any, spec: Any, tokens: int, cu_seqlens: Optional[Tensor], device: torch.device,
+def _packed_plan(kind: Any, spec: Any, tokens: int, cu_seqlens: Union[Tensor, Tuple[int, ...], None], device: torch.device,
                  decodes: Tuple[int, ...] = ()) -> Tuple[Any, Dict[str, Tensor]]:
     """A plan for packed sequences, and the launch arguments for their lengths. `cu_seqlens` is read on the host, and not
-    read on the device. Without it the rows after the decodes are one sequence. `decodes` is empty, or a layer's number of
-    decodes."""
+    read on the device; numbers are those of the host. Without it the rows after the decodes are one sequence. `decodes` is
+    empty, or a layer's number of decodes."""
+    if isinstance(cu_seqlens, tuple):
+        numbers = cu_seqlens
+        return _plan((kind, device, spec, tokens, numbers, decodes),
+                     lambda: kind.packed(context_of(device), spec, numbers, tokens, *decodes)), {}
     context = context_of(device)
     if cu_seqlens is not None:
         _sequences_of(cu_seqlens)
@@ -1321,7 +1329,7 @@ def _conv_gates(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Option
 
 def launch_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], state: Optional[Tensor],
                 heads: Tuple[int, int, int, int], make: Callable[[], Dict[str, Tensor]], gates: Dict[str, Any],
-                cu_seqlens: Optional[Tensor] = None, slots: Optional[Tensor] = None,
+                cu_seqlens: Union[Tensor, Tuple[int, ...], None] = None, slots: Optional[Tensor] = None,
                 has_initial_state: Optional[Tensor] = None, activation: str = "silu", x_layout: str = "flat",
                 state_layout: str = "channel_major", keep_states: bool = False, qk_l2norm: bool = False,
                 null_slot: int = -1) -> None:

@@ -151,7 +151,7 @@ def _unsupported(layer: Any, norm: Any) -> Optional[str]:
 
 def _once_a_step(metadata: Any, name: str, count: int, make: Any) -> Any:
     """What `make` returns, kept with the step's metadata for its other layers, or with those of a captured graph."""
-    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    capturing = ops.capturing()
     kept = getattr(metadata, name, None)
     if kept is None or kept[0] != (capturing, count):
         kept = ((capturing, count), make())

@@ -51,7 +51,7 @@ class Kept(unittest.TestCase):
     def test_torch_says_what_is_a_capture(self):
         from deltawave import ops
 
-        with mock.patch.object(ops, "_plans", self.plans), mock.patch.object(torch.cuda, "is_available", lambda: True):
+        with mock.patch.object(ops, "_plans", self.plans), mock.patch.object(torch.cuda, "is_initialized", lambda: True):
             for capturing in (True, False):
                 with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: capturing):
                     ops._plan(capturing, object)

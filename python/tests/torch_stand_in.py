@@ -298,7 +298,7 @@ def modules():
     made.autograd = types.SimpleNamespace(Function=object, forward_ad=types.SimpleNamespace(_current_level=-1))
     made.library = types.SimpleNamespace(custom_op=custom_op)
     made.version = types.SimpleNamespace(hip=None)
-    made.cuda = types.SimpleNamespace(is_available=lambda: False)
+    made.cuda = types.SimpleNamespace(is_initialized=lambda: False)
     made.ops = types.SimpleNamespace()
     return {"torch": made}
 
