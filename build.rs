@@ -2,7 +2,7 @@
 //!
 //! Without a compiler the crate still builds; loading kernels then says what is missing. Environment:
 //! `DELTAWAVE_ARCHS` (default `gfx942`; `sm_90a` becomes PTX), `DELTAWAVE_HIPCC` (compiler to use),
-//! `DELTAWAVE_REQUIRE_KERNELS=1` (a missing code object fails the build), `DELTAWAVE_CODE_OBJECTS` (a folder of
+//! `DELTAWAVE_ASSEMBLE=1` (PTX becomes machine code, by `DELTAWAVE_PTXAS` or `ptxas`), `DELTAWAVE_REQUIRE_KERNELS=1` (a missing code object fails the build), `DELTAWAVE_CODE_OBJECTS` (a folder of
 //! code objects built ahead, by `make code-objects`: no compiler runs, and a folder that does not fit fails the build).
 
 #[path = "build/kernels.rs"]
@@ -23,8 +23,10 @@ fn main() {
     }
     for variable in [
         "DELTAWAVE_ARCHS",
+        "DELTAWAVE_ASSEMBLE",
         "DELTAWAVE_CODE_OBJECTS",
         "DELTAWAVE_HIPCC",
+        "DELTAWAVE_PTXAS",
         "DELTAWAVE_REQUIRE_KERNELS",
         "ROCM_PATH",
         "PATH",
@@ -62,8 +64,10 @@ fn main() {
     } else {
         let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
         let sources = kernels::sources(&root).expect("hip/kernels can be read");
+        let assembler = kernels::Assembler::from_environment();
         for arch in archs.unwrap_or_else(|| vec!["gfx942"]) {
-            match kernels::build(arch, &sources, &out, env::var_os("DELTAWAVE_HIPCC")) {
+            let named = env::var_os("DELTAWAVE_HIPCC");
+            match kernels::build(arch, &sources, &out, named, assembler.as_ref()) {
                 Ok((compiler, objects)) => {
                     let compiler = compiler.0.display().to_string();
                     embed(&mut embedded, arch, &compiler, objects);

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use kernels::Compiler;
+use kernels::{Assembler, Compiler};
 use prebuilt::OfArch;
 
 fn main() -> ExitCode {
@@ -36,11 +36,16 @@ fn make(folder: &Path, version: &str, archs: &[String]) -> Result<(), String> {
     let scratch = folder.with_extension("scratch");
     fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
     let named = env::var_os("DELTAWAVE_HIPCC");
+    let assembler = Assembler::from_environment();
     let mut compilers = Vec::new();
     for arch in archs {
         let compiler = Compiler::for_arch(arch, &scratch, named.clone())
             .map_err(|reason| format!("no code objects for {arch}: {reason}"))?;
-        compilers.push((compiler.clone(), described(&compiler)));
+        let mut description = described(&compiler);
+        if let Some(assembler) = assembler.as_ref().filter(|_| kernels::is_ptx(arch)) {
+            description = format!("{description}, {}", assembler.described());
+        }
+        compilers.push((compiler, description));
     }
     let there = prebuilt::open(folder, root, version, None).unwrap_or_default();
     let is_current = |(arch, (_, compiler)): (&String, &(Compiler, String))| {
@@ -60,7 +65,8 @@ fn make(folder: &Path, version: &str, archs: &[String]) -> Result<(), String> {
     for (arch, (compiler, description)) in archs.iter().zip(compilers) {
         let out = folder.join(arch);
         fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
-        let (_, objects) = kernels::build(arch, &sources, &out, Some(compiler.0.into()))
+        let named = Some(compiler.0.into());
+        let (_, objects) = kernels::build(arch, &sources, &out, named, assembler.as_ref())
             .map_err(|reason| format!("no code objects for {arch}: {reason}"))?;
         // What the compiler was tried with.
         for probe in [

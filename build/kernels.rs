@@ -195,6 +195,53 @@ pub fn object_name(stem: &str, arch: &str) -> String {
     format!("{stem}.{arch}.{extension}")
 }
 
+/// NVIDIA's ptxas, which turns PTX into machine code ahead of time. The CUDA driver would do so when it loads the kernels,
+/// which takes minutes. The driver has to be of the same major version of CUDA as ptxas, or newer.
+#[derive(Clone, Debug)]
+pub struct Assembler(PathBuf);
+
+impl Assembler {
+    /// The one to use if `DELTAWAVE_ASSEMBLE` is 1: `DELTAWAVE_PTXAS`, or `ptxas` on the PATH.
+    pub fn from_environment() -> Option<Assembler> {
+        let wanted = env::var("DELTAWAVE_ASSEMBLE").is_ok_and(|v| v == "1");
+        let named = env::var_os("DELTAWAVE_PTXAS").filter(|name| !name.is_empty());
+        wanted.then(|| Assembler(named.unwrap_or_else(|| "ptxas".into()).into()))
+    }
+
+    /// The last line of what it says about itself: its build.
+    pub fn described(&self) -> String {
+        let said = Command::new(&self.0).arg("--version").output();
+        let said = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+        let build = said
+            .ok()
+            .and_then(|text| text.lines().last().map(str::to_owned));
+        format!("ptxas, {}", build.unwrap_or_default().trim())
+    }
+
+    /// Replaces a file of PTX that ends in a NUL by machine code of `arch`.
+    fn assemble(&self, object: &Path, arch: &str) -> Result<(), CompileError> {
+        let changed = |e| CompileError::Output(object.into(), e);
+        let ptx = fs::read(object).map_err(changed)?;
+        // As text: ptxas does not take the NUL.
+        let text = object.with_extension("text");
+        fs::write(&text, ptx.strip_suffix(&[0]).unwrap_or(&ptx)).map_err(changed)?;
+        let result = Command::new(&self.0)
+            .arg(format!("-arch={arch}"))
+            .args(["-o".as_ref(), object.as_os_str(), text.as_os_str()])
+            .output()
+            .map_err(|e| CompileError::Start(self.0.clone(), e))?;
+        fs::remove_file(&text).map_err(changed)?;
+        if result.status.success() {
+            return Ok(());
+        }
+        Err(CompileError::Failed {
+            source: object.into(),
+            arch: arch.into(),
+            stderr: String::from_utf8_lossy(&result.stderr).into_owned(),
+        })
+    }
+}
+
 /// Appends a NUL.
 fn terminate(path: &Path) -> io::Result<()> {
     use std::io::Write as _;
@@ -204,15 +251,17 @@ fn terminate(path: &Path) -> io::Result<()> {
         .write_all(&[0])
 }
 
-/// Compiles all sources for one architecture, in parallel: the compiler, and the name and file of each code object in
+/// Compiles all sources for one architecture, in parallel, and assembles PTX if there is an assembler: the compiler, and the name and file of each code object in
 /// the order of `sources`. The error is one line that says how to get what is missing, and details below it.
 pub fn build(
     arch: &str,
     sources: &[PathBuf],
     out: &Path,
     named: Option<OsString>,
+    assembler: Option<&Assembler>,
 ) -> Result<(Compiler, Vec<(String, PathBuf)>), String> {
     let compiler = Compiler::for_arch(arch, out, named)?;
+    let assembler = assembler.filter(|_| is_ptx(arch));
     let objects: Vec<(String, PathBuf)> = sources
         .iter()
         .map(|source| {
@@ -223,7 +272,8 @@ pub fn build(
         })
         .collect();
     in_parallel(sources.len(), |i| {
-        compiler.compile(&sources[i], arch, &objects[i].1)
+        compiler.compile(&sources[i], arch, &objects[i].1)?;
+        assembler.map_or(Ok(()), |a| a.assemble(&objects[i].1, arch))
     })
     .map_err(|e| e.to_string())?;
     Ok((compiler, objects))

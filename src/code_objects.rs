@@ -15,8 +15,15 @@ pub struct CodeObject {
     pub name: &'static str,
     /// The compiler that made it.
     pub compiler: &'static str,
-    /// The ELF file.
+    /// The ELF file, or PTX that ends in a NUL.
     pub bytes: &'static [u8],
+}
+
+impl CodeObject {
+    /// Whether it is machine code. What is not is PTX.
+    pub fn is_elf(&self) -> bool {
+        self.bytes.starts_with(b"\x7fELF")
+    }
 }
 
 /// Bytes at a page-aligned address.
@@ -37,8 +44,8 @@ pub fn verification(arch: &str) -> &'static str {
     }
 }
 
-/// Whether code objects of an architecture are PTX, for NVIDIA GPUs.
-pub fn is_ptx(arch: &str) -> bool {
+/// Whether code objects of an architecture are for NVIDIA GPUs: PTX, or machine code that was assembled from it.
+pub fn is_nvidia(arch: &str) -> bool {
     arch.starts_with("sm_")
 }
 
@@ -70,7 +77,7 @@ pub fn why_missing(arch: &str) -> String {
     }
 }
 
-/// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`), for programs that launch the kernels
+/// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`; machine code of NVIDIA GPUs: `NAME.cubin`), for programs that launch the kernels
 /// themselves, such as `benches/gdn_bench.cpp`. Also writes `kernels.txt`, which describes launches of a prefill
 /// without segments. It has one line per kernel: name, file, threads of a workgroup, value columns of a workgroup (0:
 /// all), bytes of shared memory that the launch requests, bytes of arguments (`hip/kernel_args.h`).
@@ -84,7 +91,11 @@ pub fn save(folder: &Path) -> io::Result<()> {
         let target = Target::of(arch);
         let mut list = String::new();
         for code in for_arch(arch) {
-            let extension = if is_ptx(arch) { "ptx" } else { "co" };
+            let extension = match is_nvidia(arch) {
+                true if code.is_elf() => "cubin",
+                true => "ptx",
+                false => "co",
+            };
             let file = format!("{}.{extension}", code.name);
             fs::write(folder.join(&file), code.bytes)?;
             for row in TABLE.iter().filter(|row| row.object == code.name) {

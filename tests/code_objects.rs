@@ -127,7 +127,7 @@ fn compile_all(
     name: &str,
 ) -> Vec<(String, Vec<u8>)> {
     let out = folder(name);
-    let (_, objects) = build::build(arch, sources, &out, Some(compiler.0.clone().into()))
+    let (_, objects) = build::build(arch, sources, &out, Some(compiler.0.clone().into()), None)
         .unwrap_or_else(|e| panic!("{e}"));
     let read =
         |(name, path): (String, PathBuf)| (name, fs::read(path).expect("the compiler's output"));
@@ -453,7 +453,7 @@ fn unverified_architectures_compile() {
 fn without_a_compiler_the_error_says_how_to_get_one() {
     let out = folder("no-compiler");
     let named = OsString::from("/nonexistent/hipcc");
-    let error = build::build("gfx942", &sources(), &out, Some(named))
+    let error = build::build("gfx942", &sources(), &out, Some(named), None)
         .expect_err("there is no such program");
     for part in [
         "DELTAWAVE_HIPCC",
@@ -465,11 +465,12 @@ fn without_a_compiler_the_error_says_how_to_get_one() {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     // A program that is no compiler.
-    let error = build::build("gfx942", &sources(), &out, Some("false".into()))
+    let error = build::build("gfx942", &sources(), &out, Some("false".into()), None)
         .expect_err("false does not compile");
     assert!(error.contains("apt-get install clang-19 lld-19"), "{error}");
     // An architecture that no compiler knows.
-    let error = build::build("gfx0", &sources(), &out, None).expect_err("no such architecture");
+    let error =
+        build::build("gfx0", &sources(), &out, None, None).expect_err("no such architecture");
     assert!(error.contains("--offload-arch=gfx0"), "{error}");
 }
 
@@ -489,8 +490,14 @@ fn code_that_does_not_compile_is_shown_with_its_message() {
     let out = folder("broken");
     let source = out.join("broken.hip");
     fs::write(&source, "this is not C++\n").expect("the target folder can be written");
-    let error = build::build(VERIFIED_ARCHS[0], &[source], &out, Some(compiler.0.into()))
-        .expect_err("that is not C++");
+    let error = build::build(
+        VERIFIED_ARCHS[0],
+        &[source],
+        &out,
+        Some(compiler.0.into()),
+        None,
+    )
+    .expect_err("that is not C++");
     assert!(error.contains("broken.hip"), "{error}");
     assert!(error.contains("error:"), "{error}");
 }

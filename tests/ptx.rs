@@ -29,7 +29,7 @@ fn compile(name: &str) -> Option<Vec<(String, PathBuf)>> {
         return None;
     }
     let sources = build::sources(root).expect("hip/kernels can be read");
-    let (_, objects) = build::build(ARCH, &sources, &out, env::var_os("DELTAWAVE_HIPCC"))
+    let (_, objects) = build::build(ARCH, &sources, &out, env::var_os("DELTAWAVE_HIPCC"), None)
         .unwrap_or_else(|e| panic!("{e}"));
     Some(objects)
 }

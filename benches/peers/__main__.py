@@ -23,7 +23,7 @@ from pathlib import Path
 import report
 from cases import Case, all_cases, matches
 from contestants import CONTESTANTS, ROOT
-from gradients import all_gradients
+from gradients import Backward, all_gradients
 from measure import available, warm_up, work
 from steps import all_steps
 
@@ -92,13 +92,15 @@ def stop(process):
 
 def warm_all(names, cases, until, log):
     """Fills the peers' caches of compiled kernels, in parallel. A failure here shows again when it matters."""
-    prefills = [case for case in cases if case.operation == "prefill"]
-    jobs = [(name, case) for name in names for case in CONTESTANTS[name].warm_up_jobs(prefills)]
+    # Gradients first: more of their kernels have to be compiled.
+    jobs = [(name, case) for kind in (Backward, Case) for name in names
+            if getattr(CONTESTANTS[name], kind.operation, None)
+            for case in CONTESTANTS[name].warm_up_jobs([case for case in cases if type(case) is kind])]
     begun, running, total = time.time(), [], len(jobs)
     while (jobs or running) and time.time() < until:
         while jobs and len(running) < (os.cpu_count() or 1):
             name, case = jobs.pop(0)
-            running.append((name, start("--warm-up", {"name": name, "case": vars(case)}, log)))
+            running.append((name, start("--warm-up", {"name": name, "operation": case.operation, "case": vars(case)}, log)))
         time.sleep(0.2)
         for name, process in [r for r in running if r[1].poll() is not None]:
             running.remove((name, process))
@@ -144,7 +146,8 @@ def main():
     cases = all_cases() + all_gradients() + all_steps()
     if args.warm_up:
         job = args.warm_up
-        return warm_up(job["name"], Case(**{**job["case"], "lengths": tuple(job["case"]["lengths"])}))
+        kind = {kind.operation: kind for kind in (Case, Backward)}[job["operation"]]
+        return warm_up(job["name"], kind(**{**job["case"], "lengths": tuple(job["case"]["lengths"])}))
     if args.work:
         job = args.work
         cases = [case for case in cases if matches(case.name, job["only"])]

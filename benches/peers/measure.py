@@ -369,7 +369,7 @@ def warm_up(name, case):
     import torch
 
     with torch.inference_mode():
-        CONTESTANTS[name].prefill(make_inputs(case))()
+        getattr(CONTESTANTS[name], case.operation)(case.inputs())()
         torch.cuda.synchronize()
 
 

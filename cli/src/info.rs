@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use deltawave::Error;
-use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, MISSING, VERIFIED_ARCHS, is_ptx};
+use deltawave::code_objects::{self, CODE_OBJECTS, CodeObject, MISSING, VERIFIED_ARCHS, is_nvidia};
 use deltawave::runtime::{Backend, Context};
 use hip_sys::LoadError;
 use serde::Serialize;
@@ -176,7 +176,7 @@ fn text(chosen: &Result<Context, Error>, hip: &HipRuntime, objects: &[Object]) -
     let _ = writeln!(out, "{}", place(chosen, hip));
     out += &kernel_table(objects).to_string();
     out += "\n  VGPRs counts accumulation registers (AGPRs) too; LDS, private (per lane) and kernarg are bytes.\n";
-    if objects.iter().any(|o| is_ptx(o.code.arch)) {
+    if objects.iter().any(|o| is_nvidia(o.code.arch)) {
         out += "  On NVIDIA GPUs: all registers of a thread, static shared and local memory, as the driver reports them.\n";
     }
     for alike in objects.chunk_by(|a, b| a.code.arch == b.code.arch) {

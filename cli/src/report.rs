@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use deltawave::code_objects::is_ptx;
+use deltawave::code_objects::is_nvidia;
 use deltawave::model::Heads;
 use deltawave::runtime::{Backend, Context};
 use deltawave::types::Dtype;
@@ -291,7 +291,7 @@ fn place(context: &Context) -> Table {
 }
 
 fn kernel_table(context: &Context, kernels: &[Kernel]) -> Table {
-    let nvidia = is_ptx(&context.device().arch);
+    let nvidia = is_nvidia(&context.device().arch);
     let simulated = context.backend() == Backend::Simulator;
     let modelled = kernels.iter().any(|k| k.modelled_us.is_some());
     let mut titles = vec!["kernel", "launches"];

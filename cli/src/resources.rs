@@ -1,6 +1,7 @@
 //! Registers, LDS and private memory of kernels, from their code objects; those of PTX from the driver that compiles it.
 
-use deltawave::code_objects::{self, CodeObject, is_ptx};
+use deltawave::code_objects::{self, CodeObject, is_nvidia};
+use deltawave::kernels::TABLE;
 use deltawave::runtime::{Context, KernelInfo};
 use deltawave_sim::code_object::{KernelMetadata, LoadError};
 use serde::Serialize;
@@ -62,15 +63,11 @@ impl Resources {
     }
 }
 
-/// The kernels of a code object; of PTX, their names.
+/// The kernels of a code object; of one for NVIDIA GPUs, their names.
 pub fn of(object: &CodeObject) -> Result<Vec<Resources>, LoadError> {
-    if is_ptx(object.arch) {
-        let text = String::from_utf8_lossy(object.bytes);
-        let names = text.lines().filter_map(|line| {
-            let (name, _) = line.split_once(".entry ")?.1.split_once('(')?;
-            Some(Resources::unknown(name.trim()))
-        });
-        return Ok(names.collect());
+    if is_nvidia(object.arch) {
+        let rows = TABLE.iter().filter(|row| row.object == object.name);
+        return Ok(rows.map(|row| Resources::unknown(row.name)).collect());
     }
     let kernels = deltawave_sim::code_object::CodeObject::metadata(object.bytes)?;
     Ok(kernels.into_iter().map(Resources::from).collect())
@@ -79,7 +76,7 @@ pub fn of(object: &CodeObject) -> Result<Vec<Resources>, LoadError> {
 /// The kernels that a context runs.
 pub fn of_context(context: &Context) -> Vec<Resources> {
     let arch = &context.device().arch;
-    if is_ptx(arch) {
+    if is_nvidia(arch) {
         let kernels = context.kernels().unwrap_or_default();
         return kernels.iter().map(Resources::from).collect();
     }
