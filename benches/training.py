@@ -4,6 +4,9 @@
     training.py --device cuda [--json FILE]     bytes, peaks of memory and times on a GPU, of those of FLA and FlashQLA that are
                                                 installed
 
+`plain_ms` and `saving_ms` are the kernels of deltawave's forward alone, as a CUDA graph: without and with the states between
+rounds of the backward.
+
 Bytes are counted: each tensor that autograd saves, once, inputs of the call apart. Times are medians of CUDA events around the
 forward and the backward of `chunk_gated_delta_rule` with norms of q and k inside. For FLA the bytes that its source saves are
 shown where it cannot run (fla-core 0.6.0, `ChunkGatedDeltaRuleFunction`).
@@ -93,6 +96,37 @@ def timed(step, count=20):
     return statistics.median(times)
 
 
+def kernels(x, lengths, save):
+    """A function that enqueues the forward of a plan which saves as `save` says, in the library's own words."""
+    import os
+
+    if torch.version.cuda:
+        os.environ.setdefault("DELTAWAVE_HIP_LIBRARY", "cuda")
+    import deltawave as dw
+
+    q, k, v, g, beta = (t.detach()[0] for t in x)
+    context = dw.Context("hip", torch.cuda.current_device())
+    spec = dw.PrefillSpec(q.shape[1], v.shape[1], DIM, DIM, "bf16", qk_l2norm=True, save=save)
+    plan = dw.Prefill.packed(context, spec, [sum(lengths[:n]) for n in range(len(lengths) + 1)], len(q))
+    memory = {"workspace": plan.workspace_bytes, "context": plan.context_bytes if save != "nothing" else 0}
+    memory = {name: torch.empty(size, dtype=torch.uint8, device=q.device) for name, size in memory.items() if size}
+    state = torch.empty(len(lengths), v.shape[1], DIM, DIM, device=q.device)
+    launch = plan.bind(q=q, k=k, v=v, o=torch.empty_like(v), g=g.float(), beta=beta.float(), final_state=state, **memory)
+    return lambda: launch(torch.cuda.current_stream().cuda_stream)
+
+
+def captured(call):
+    """A call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
 def measure(function, x, offsets, on_gpu):
     """What one contestant keeps and takes."""
     q, k, v, g, beta = x
@@ -151,6 +185,10 @@ def main():
                 failed |= name == "deltawave"
                 print(f"{title}: {name}: {type(problem).__name__}: {str(problem)[:200]}")
                 continue
+            if on_gpu and name == "deltawave":
+                graphs = {key: captured(kernels(x, lengths, save))
+                          for key, save in (("plain_ms", "nothing"), ("saving_ms", "boundaries"))}
+                row |= {key: timed(graph.replay) for key, graph in graphs.items()}
             rows.append({"heads": [key_heads, value_heads], "lengths": lengths, "name": name,
                          "where": torch.cuda.get_device_name() if on_gpu else "simulator", **row})
             print(f"{title}: {name}: " + ", ".join(f"{key} {value:.3f}" if key.endswith("ms") else f"{key} {value:.0f} B/token"
