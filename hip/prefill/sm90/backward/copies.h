@@ -106,6 +106,7 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
             }
             given.template copy<Stage::most_groups>(to + Stage::given, groups, rows, values);
             arch::commit_copies();
+            prefetch_record(rest);
             // What goes through registers is loaded while the copies run.
             Operand some[blocks_of_warp];
             load_blocks(some);
@@ -143,6 +144,21 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
         arch::publish_shared();
         copied.give_full();
         copied.advance();
+    }
+
+    // Asks for what load_blocks and load_row will read of a later chunk. They wait for what they read, a chunk at a
+    // time.
+    DEVICE_MEMBER void prefetch_record(int rest) const {
+        constexpr int ahead = 3, line = 128;
+        const char *const from = record + ahead * record_step + thread_of_group() * line;
+        constexpr int factor_lines = (record_numbers + 16 + line - 1) / line,
+                      block_lines = (blocks * backward::block_bytes + line - 1) / line;
+        static_assert(factor_lines + block_lines + 1 <= group_threads, "a line for each thread");
+        static_assert(record_forward % line == 0 && record_reverse % line == 0, "whole lines");
+        if (rest > ahead && thread_of_group() < factor_lines + block_lines) {
+            constexpr int blocks_at = (Reverse ? record_reverse : record_forward) - factor_lines * line;
+            arch::prefetch(thread_of_group() < factor_lines ? from : from + blocks_at);
+        }
     }
 
     // Which block warp and i stand for: of T' or T^T first, then of P^T. Past the last one, the last one again.
