@@ -112,7 +112,8 @@ DEVICE GradientItem gradient_item(const dwk_prefill_backward_args &x, int number
     return item;
 }
 
-// Calls f(item, head) for each value head of the workgroup's chunks, and skip(number) for items that have none.
+// Calls f(item, v, number) for each value head v of the group's, of the workgroup's chunks, and skip(number) for items
+// that have none.
 template <class F, class Skip>
 DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, const Skip &skip) {
     const dwk_prefill_prepare_args &p = x.prepare;
@@ -125,7 +126,7 @@ DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, c
         }
 #pragma unroll 1
         for (int v = 0; v < p.group_heads; ++v) {
-            f(item, dispatch::value_head(p, item.key_head, p.group_heads, v), v == 0);
+            f(item, v, number);
         }
     }
 }
@@ -144,7 +145,9 @@ class GradientCopier {
         int chunks = -1;
         each_gradient_head(
             x,
-            [&](const GradientItem &item, int head, bool first) __attribute__((always_inline)) {
+            [&](const GradientItem &item, int v, int number) __attribute__((always_inline)) {
+                const int head = dispatch::value_head(p, item.key_head, p.group_heads, v);
+                const bool first = v == 0;
                 chunks += first;
                 const u32 keys = memory + chunks % 2 * P::key_bytes;
 #pragma unroll 1
@@ -174,6 +177,9 @@ class GradientCopier {
                         arch::phase_arrive(P::full(stage % 2));
                     }
                     ++stage;
+                    if (s == 0) {
+                        prefetch_next(item, v, number);
+                    }
                 }
             },
             [](int) {});
@@ -222,6 +228,48 @@ class GradientCopier {
         arch::copy_bulk(to + P::update, kept_updates(x.d_updates, place, s, columns), panel_bytes, full);
         arch::copy_bulk(to + P::factors, record_of(x.prepare, item.record, head), P::factor_bytes, full);
     }
+    // Asks for what the next value head needs, of this chunk or of the workgroup's next one: two stages are too few
+    // for the latency of memory.
+    DEVICE_MEMBER void prefetch_next(const GradientItem &now, int v, int number) const {
+        const dwk_prefill_prepare_args &p = x.prepare;
+        GradientItem item = now;
+        const bool same = ++v < p.group_heads;
+        if (!same) {
+            number += arch::workgroups();
+            if (number >= (x.records + 1) * p.key_heads) {
+                return;
+            }
+            item = gradient_item(x, number);
+            if (!item.exists) {
+                return;
+            }
+            v = 0;
+        }
+        const int head = dispatch::value_head(p, item.key_head, p.group_heads, v), columns = p.value_dim;
+        if (thread == 0) {
+            const int64_t place = place_of(p, item.record, head);
+            arch::prefetch_bulk(kept_state(x.states, place, 0, columns), slabs * (2 * panel_bytes));
+            arch::prefetch_bulk(kept_state(x.d_states, place, 0, columns), slabs * (2 * panel_bytes));
+            arch::prefetch_bulk(kept_errors(x.errors, place, 0, columns), slabs * (2 * panel_bytes));
+            arch::prefetch_bulk(kept_updates(x.d_updates, place, 0, columns), slabs * panel_bytes);
+            arch::prefetch_bulk(record_of(p, item.record, head), P::factor_bytes);
+        }
+        prefetch_rows(x.d_o, x.d_o_strides, item, head, columns);
+        if (!same) {
+            prefetch_rows(p.k, p.k_strides, item, item.key_head, p.key_dim);
+            prefetch_rows(p.q, p.q_strides, item, item.key_head, p.key_dim);
+        }
+    }
+    DEVICE_MEMBER void prefetch_rows(const void *from, const dwk_token_strides &strides, const GradientItem &item,
+                                     int head, int columns) const {
+        const u32 stride = (u32)strides.token * 2;
+        const char *const base = row_address(from, strides, item.sequence, item.begin, head);
+        for (int row = thread; row < item.rows; row += gradient_copying_threads) {
+            for (int byte = 0; byte < 2 * columns; byte += 128) {
+                arch::prefetch(base + (u64)row * stride + byte);
+            }
+        }
+    }
     // Rows of a chunk, 64 columns from `column` on, to a panel. Past the chunk's rows and past `columns` come zeros.
     // Returns whether the copies are asynchronous.
     DEVICE_MEMBER bool copy_rows(u32 to, const void *from, const dwk_token_strides &strides, const GradientItem &item,
@@ -264,7 +312,8 @@ class GateWriter {
         int heads = 0;
         each_gradient_head(
             x,
-            [&](const GradientItem &item, int head, bool) __attribute__((always_inline)) {
+            [&](const GradientItem &item, int v, int) __attribute__((always_inline)) {
+                const int head = dispatch::value_head(x.prepare, item.key_head, x.prepare.group_heads, v);
                 if (heads % gate_waves == slot) {
                     arch::phase_wait(P::sums_full(slot), heads / gate_waves);
                     write_gates(item, head, ((const GradientSums *)(ring() + P::sums))[slot]);
