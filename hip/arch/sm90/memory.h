@@ -96,12 +96,8 @@ DEVICE int load_bits(const char *p, bool wide) {
     return x;
 }
 
-// Asks for the line of memory at `from`, or for `bytes`, a multiple of 16, from such an address on, so that a later load
-// finds them in the cache of the GPU.
+// Asks for the line of memory at `from`, so that a later load finds it in the cache of the GPU.
 DEVICE void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-DEVICE void prefetch_bulk(const char *from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__builtin_bit_cast(u64, from)), "r"(bytes));
-}
 
 // Shared-memory address for asynchronous copies and products.
 DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }

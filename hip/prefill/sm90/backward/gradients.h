@@ -67,7 +67,7 @@ constexpr int multiplying_waves = key_waves + scan_waves;
 constexpr int gradient_copying_waves = 2, gate_waves = 2;
 constexpr int gradient_copying_threads = gradient_copying_waves * arch::lanes;
 constexpr int own_gradient_threads = multiplying_threads + group_threads;
-constexpr int gradient_copying_registers = 48, key_registers = 168, matrix_registers = 128;
+constexpr int gradient_copying_registers = 40, key_registers = 168, matrix_registers = 136;
 static_assert(gradient_copying_registers + key_groups * key_registers + matrix_registers <= 4 * 128,
               "setmaxnreg would wait forever");
 
@@ -112,8 +112,7 @@ DEVICE GradientItem gradient_item(const dwk_prefill_backward_args &x, int number
     return item;
 }
 
-// Calls f(item, v, number) for each value head v of the group's, of the workgroup's chunks, and skip(number) for items
-// that have none.
+// Calls f(item, head) for each value head of the workgroup's chunks, and skip(number) for items that have none.
 template <class F, class Skip>
 DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, const Skip &skip) {
     const dwk_prefill_prepare_args &p = x.prepare;
@@ -126,7 +125,7 @@ DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, c
         }
 #pragma unroll 1
         for (int v = 0; v < p.group_heads; ++v) {
-            f(item, v, number);
+            f(item, dispatch::value_head(p, item.key_head, p.group_heads, v), v == 0);
         }
     }
 }
@@ -145,9 +144,7 @@ class GradientCopier {
         int chunks = -1;
         each_gradient_head(
             x,
-            [&](const GradientItem &item, int v, int number) __attribute__((always_inline)) {
-                const int head = dispatch::value_head(p, item.key_head, p.group_heads, v);
-                const bool first = v == 0;
+            [&](const GradientItem &item, int head, bool first) __attribute__((always_inline)) {
                 chunks += first;
                 const u32 keys = memory + chunks % 2 * P::key_bytes;
 #pragma unroll 1
@@ -177,9 +174,6 @@ class GradientCopier {
                         arch::phase_arrive(P::full(stage % 2));
                     }
                     ++stage;
-                    if (s == 0) {
-                        prefetch_next(item, v, number);
-                    }
                 }
             },
             [](int) {});
@@ -228,48 +222,6 @@ class GradientCopier {
         arch::copy_bulk(to + P::update, kept_updates(x.d_updates, place, s, columns), panel_bytes, full);
         arch::copy_bulk(to + P::factors, record_of(x.prepare, item.record, head), P::factor_bytes, full);
     }
-    // Asks for what the next value head needs, of this chunk or of the workgroup's next one: two stages are too few
-    // for the latency of memory.
-    DEVICE_MEMBER void prefetch_next(const GradientItem &now, int v, int number) const {
-        const dwk_prefill_prepare_args &p = x.prepare;
-        GradientItem item = now;
-        const bool same = ++v < p.group_heads;
-        if (!same) {
-            number += arch::workgroups();
-            if (number >= (x.records + 1) * p.key_heads) {
-                return;
-            }
-            item = gradient_item(x, number);
-            if (!item.exists) {
-                return;
-            }
-            v = 0;
-        }
-        const int head = dispatch::value_head(p, item.key_head, p.group_heads, v), columns = p.value_dim;
-        if (thread == 0) {
-            const int64_t place = place_of(p, item.record, head);
-            arch::prefetch_bulk(kept_state(x.states, place, 0, columns), slabs * (2 * panel_bytes));
-            arch::prefetch_bulk(kept_state(x.d_states, place, 0, columns), slabs * (2 * panel_bytes));
-            arch::prefetch_bulk(kept_errors(x.errors, place, 0, columns), slabs * (2 * panel_bytes));
-            arch::prefetch_bulk(kept_updates(x.d_updates, place, 0, columns), slabs * panel_bytes);
-            arch::prefetch_bulk(record_of(p, item.record, head), P::factor_bytes);
-        }
-        prefetch_rows(x.d_o, x.d_o_strides, item, head, columns);
-        if (!same) {
-            prefetch_rows(p.k, p.k_strides, item, item.key_head, p.key_dim);
-            prefetch_rows(p.q, p.q_strides, item, item.key_head, p.key_dim);
-        }
-    }
-    DEVICE_MEMBER void prefetch_rows(const void *from, const dwk_token_strides &strides, const GradientItem &item,
-                                     int head, int columns) const {
-        const u32 stride = (u32)strides.token * 2;
-        const char *const base = row_address(from, strides, item.sequence, item.begin, head);
-        for (int row = thread; row < item.rows; row += gradient_copying_threads) {
-            for (int byte = 0; byte < 2 * columns; byte += 128) {
-                arch::prefetch(base + (u64)row * stride + byte);
-            }
-        }
-    }
     // Rows of a chunk, 64 columns from `column` on, to a panel. Past the chunk's rows and past `columns` come zeros.
     // Returns whether the copies are asynchronous.
     DEVICE_MEMBER bool copy_rows(u32 to, const void *from, const dwk_token_strides &strides, const GradientItem &item,
@@ -312,8 +264,7 @@ class GateWriter {
         int heads = 0;
         each_gradient_head(
             x,
-            [&](const GradientItem &item, int v, int) __attribute__((always_inline)) {
-                const int head = dispatch::value_head(x.prepare, item.key_head, x.prepare.group_heads, v);
+            [&](const GradientItem &item, int head, bool) __attribute__((always_inline)) {
                 if (heads % gate_waves == slot) {
                     arch::phase_wait(P::sums_full(slot), heads / gate_waves);
                     write_gates(item, head, ((const GradientSums *)(ring() + P::sums))[slot]);
@@ -761,9 +712,9 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
     static DEVICE_MEMBER f32x2 pair_of(u32 first, int which, int i) {
         return arch::load_shared_pair(first + (which * chunk + i / 4 * 8) * 4);
     }
-    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums, or adds them to
-    // those of D .* dP. x[2 n + c]: of column 8 n + c of the lane's. Two steps leave a lane half of the columns.
-    template <int Which> DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
+    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums. x[2 n + c]: of column
+    // 8 n + c of the lane's. Two steps leave a lane half of the columns.
+    DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
         const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
             return (upper ? high : low) + arch::exchanged(upper ? low : high, step);
         };
@@ -772,8 +723,7 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         const float half = add_half(odd, add_half(second, x[0], x[2], 16), add_half(second, x[1], x[3], 16), 8);
         const float whole = half + arch::exchanged(half, 4);
         if ((lane & 4) == 0) {
-            float &sum = to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)];
-            sum = Which == 0 ? whole : sum + whole;
+            to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)] = whole;
         }
     }
     // Diagonal of a matrix of 64 rows, where the lane holds it: element of its row r goes to to[r], which is 0
@@ -789,44 +739,75 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             to[r] = row == column ? even : row == column + 1 ? odd : 0.0f;
         }
     }
-    // Adds the value head's D .* dP (`Which` 0) or D .* dL (1) to the lower tiles, and its products with `rows`, which
-    // are Q K^T or K K^T divided by the norms, to the sums of rows and columns. `norm`: of the rows.
-    template <int Which>
-    DEVICE_MEMBER void add_matrix(const Accumulators<tiles> &matrix, const Accumulators<tiles> &rows,
-                                  const float (&norm)[2], bool first_head, float (&of_rows)[2],
-                                  float *of_columns) const {
+    // D .* dP and D .* dL in place of dP and dL, added to the lower tiles. Leaves what is strictly below the diagonal.
+    DEVICE_MEMBER void decay(Accumulators<tiles> &of_p, Accumulators<tiles> &of_l, bool first_head) const {
         const int lane = own_lane(), row = own_row();
         const u32 of_rows_at = kept() + row * 4, of_pairs = kept_columns();
-        float sum[2], scale[2];
+        float sum[2], by[2];
         for (int r = 0; r < 2; ++r) {
             sum[r] = of_row(of_rows_at, kept_sum, r);
-            scale[r] = Which == 0 ? x.scale : -of_row(of_rows_at, kept_beta, r);
+            by[r] = -of_row(of_rows_at, kept_beta, r);
         }
 #pragma unroll
         for (int t = 0; t < tiles; ++t) {
-            float columns[4] = {};
             if (t > own) {
-                if (Which == 0 && lane < 16) {
-                    of_columns[16 * t + lane] = 0.0f;
-                }
                 continue;
             }
-            Tile sums;
-            for (int i = 8 * t; i < 8 * t + 8; i += 4) {
-                const f32x2 earlier = pair_of(of_pairs, kept_sum, i), beta = pair_of(of_pairs, kept_beta, i),
-                            k_norm = pair_of(of_pairs, kept_k_norm, i);
-                for (int e = 0; e < 4; ++e) {
-                    const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(lane, i + e);
-                    const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
-                    const bool before = column < token;
-                    sums[i % 8 + e] = before || (Which == 0 && column == token) ? decayed : 0.0f;
-                    const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
-                    of_rows[r] += product;
-                    columns[i % 8 / 2 + c] += product;
+            Tile p, l;
+            for (int e = 0; e < elements; e += 4) {
+                const f32x2 earlier = pair_of(of_pairs, kept_sum, 8 * t + e), beta = pair_of(of_pairs, kept_beta, 8 * t + e);
+                for (int i = e; i < e + 4; ++i) {
+                    const float decay = arch::exp2(sum[which_row(i)] - earlier[i % 2]) * beta[i % 2];
+                    p[i] = decay * x.scale * of_p.at[8 * t + i];
+                    l[i] = decay * by[which_row(i)] * of_l.at[8 * t + i];
                 }
             }
-            store_lower(Which, t, first_head ? sums : load_lower(Which, t) + sums);
-            put_columns<Which>(of_columns + 16 * t, columns);
+            // Elements above the diagonal may be anything.
+            bool diagonal[elements];
+            if (t == own) {
+                for (int i = 0; i < elements; ++i) {
+                    const int after = row + 8 * which_row(i) - column_of(lane, 8 * t + i);
+                    diagonal[i] = after == 0;
+                    p[i] = after < 0 ? 0.0f : p[i];
+                    l[i] = after <= 0 ? 0.0f : l[i];
+                }
+            }
+            store_lower(0, t, first_head ? p : load_lower(0, t) + p);
+            store_lower(1, t, first_head ? l : load_lower(1, t) + l);
+            if (t == own) {
+                for (int i = 0; i < elements; ++i) {
+                    p[i] = diagonal[i] ? 0.0f : p[i];
+                }
+            }
+            for (int i = 0; i < elements; ++i) {
+                of_p.at[8 * t + i] = p[i];
+                of_l.at[8 * t + i] = l[i];
+            }
+        }
+    }
+    // Adds the products of a matrix with `rows`, which are Q K^T or K K^T divided by the norms, to the sums of the
+    // lane's rows and columns. These lack the norms of the columns. `norm`: of the rows.
+    DEVICE_MEMBER void add_matrix(const Accumulators<tiles> &matrix, const Accumulators<tiles> &rows,
+                                  const float (&norm)[2], float (&of_rows)[2], float (&of_columns)[tiles][4]) const {
+        const u32 of_pairs = kept_columns();
+        float sums[2] = {};
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+            if (t > own) {
+                continue;
+            }
+            for (int i = 8 * t; i < 8 * t + 8; i += 4) {
+                const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, i);
+                for (int e = 0; e < 4; ++e) {
+                    const int r = which_row(i + e), c = e % 2;
+                    const float product = matrix.at[i + e] * rows.at[i + e];
+                    sums[r] += product * k_norm[c];
+                    of_columns[t][i % 8 / 2 + c] += product * norm[r];
+                }
+            }
+        }
+        for (int r = 0; r < 2; ++r) {
+            of_rows[r] += sums[r] * norm[r];
         }
     }
     // Adds dS1 S0^T of the warp's 16 value columns: <dS1, S0> is its trace.
@@ -894,22 +875,43 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         arch::begin_products();
         multiply_rows(rows, P::q);
         GradientSums &to = this->await_sums();
-        float betas[2], of_rows[2] = {};
+        float betas[2], of_rows[2] = {}, of_columns[tiles][4] = {};
         diagonal_of(betas, of_l.at);
         put_rows(to.betas, betas);
         put_trace(to.whole[own], trace);
-        arch::await_products<0>();
-        rows.pin();
         if (first_head) {
             arch::barrier_wait(panels_barrier, multiplying_threads);
         }
-        add_matrix<0>(of_p, rows, q_norm, first_head, of_rows, to.columns[own]);
+        decay(of_p, of_l, first_head);
+        of_p.pin();
+        of_l.pin();
+        arch::await_products<0>();
+        rows.pin();
+        add_matrix(of_p, rows, q_norm, of_rows, of_columns);
         rows.pin();
         arch::begin_products();
         multiply_rows(rows, P::k);
         arch::await_products<0>();
         rows.pin();
-        add_matrix<1>(of_l, rows, k_norm, first_head, of_rows, to.columns[own]);
+        add_matrix(of_l, rows, k_norm, of_rows, of_columns);
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+            float *const columns = to.columns[own] + 16 * t;
+            if (t > own) {
+                const int lane = own_lane();
+                if (lane < 16) {
+                    columns[lane] = 0.0f;
+                }
+                continue;
+            }
+            const u32 of_pairs = kept_columns();
+            for (int n = 0; n < 2; ++n) {
+                const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, 8 * t + 4 * n);
+                of_columns[t][2 * n] *= k_norm.x;
+                of_columns[t][2 * n + 1] *= k_norm.y;
+            }
+            put_columns(columns, of_columns[t]);
+        }
         put_rows(to.rows, of_rows);
         this->give_sums();
     }
