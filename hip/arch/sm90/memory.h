@@ -96,9 +96,6 @@ DEVICE int load_bits(const char *p, bool wide) {
     return x;
 }
 
-// Asks for the line of memory at `from`, so that a later load finds it in the cache of the GPU.
-DEVICE void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
 // Shared-memory address for asynchronous copies and products.
 DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
 // Starts a copy of 16 bytes from global memory, or of zeros if not `inside`. It is complete after await_copies.

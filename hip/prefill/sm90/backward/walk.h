@@ -559,7 +559,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
 
 // Registers per thread of copying and of multiplying warps. The average must not exceed the 168 that each thread is
 // launched with.
-constexpr int walk_copying_registers = 56, walk_multiplying_registers = 224;
+constexpr int walk_copying_registers = 72, walk_multiplying_registers = 216;
 static_assert(walk_copying_registers + 2 * walk_multiplying_registers <= 3 * 168, "setmaxnreg would wait forever");
 
 // `work.slab`: number of the workgroup's columns in its matrix.
