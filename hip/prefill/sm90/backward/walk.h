@@ -294,9 +294,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         Accumulators<tiles> error;
         read_state(error, stage);
         load_given(given);
-        if constexpr (Keep) {
-            put_state();
-        }
         const f32x4 numbers = arch::load_shared_f32(ring.at() + Stage::numbers);
         Tile read[tiles];
         for (int i = 0; i < tiles; ++i) {
@@ -313,6 +310,9 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
         // E = T' (V - exp(G) R)                                       [64, 16]
         multiply(error, stage, Stage::t, right);
+        if constexpr (Keep) {
+            put_state();
+        }
         scale_state(numbers.x);
         for (int i = 0; i < tiles; ++i) {
             read[i] = factors(gain_factor_row, i);
@@ -354,9 +354,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
                 put(within, i, factors(of_p_factor_row, i) * widened<T>(given[i][0]));
             }
             multiply(within, stage, Stage::p, given);
-            if constexpr (Keep) {
-                put_state();
-            }
             arch::await_products<0>();
             update.pin();
             within.pin();
@@ -384,6 +381,9 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
         // dX = T^T dU, dV = beta dX                                   [64, 16]
         multiply(update, stage, Stage::t, right);
+        if constexpr (Keep) {
+            put_state();
+        }
         // dS0 = exp(G_C) dS1 + Q^T (exp(G) dO') ..                    [K, 16]
         const f32x4 numbers = arch::load_shared_f32(ring.at() + Stage::numbers);
         scale_state(numbers.x);
