@@ -243,7 +243,7 @@ static SM90: Target = {
     // Eight warps multiply, two copy, two write gates.
     const PERSISTENT_GRADIENTS: Gradients = Gradients {
         threads: 512,
-        shared_bytes: 231_616,
+        shared_bytes: 232_432,
         persistent: true,
     };
     // Those modelled for an MI300X, with the launch and combine of the forward on an H200.
@@ -318,7 +318,7 @@ static SM90: Target = {
             early_starts: false,
             fewer: 1.0,
         },
-        backward_walk: [BACKWARD_WALK, walk(384, 212_016), BACKWARD_WALK],
+        backward_walk: [BACKWARD_WALK, walk(384, 212_032), BACKWARD_WALK],
         backward_gradients: [GRADIENTS, PERSISTENT_GRADIENTS, GRADIENTS],
         backward_costs: [
             BACKWARD,

@@ -117,7 +117,7 @@ template <class F, class Skip>
 DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, const Skip &skip) {
     const dwk_prefill_prepare_args &p = x.prepare;
 #pragma unroll 1
-    for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups()) {
+    for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups_here()) {
         const GradientItem item = gradient_item(x, number);
         if (!item.exists) {
             skip(number);
@@ -136,8 +136,7 @@ class GradientCopier {
 
   public:
     DEVICE_MEMBER explicit GradientCopier(const dwk_prefill_backward_args &x)
-        : x(x), memory(shared_address(ring())), slabs(kept_slabs(x.prepare.value_dim)),
-          thread(arch::thread() - multiplying_threads) {}
+        : x(x), slabs(kept_slabs(x.prepare.value_dim)), thread(arch::thread() - multiplying_threads) {}
 
     DEVICE_MEMBER void run() {
         const dwk_prefill_prepare_args &p = x.prepare;
@@ -146,7 +145,7 @@ class GradientCopier {
             x,
             [&](const GradientItem &item, int head, bool first) __attribute__((always_inline)) {
                 chunks += first;
-                const u32 keys = memory + chunks % 2 * P::key_bytes;
+                const u32 keys = memory() + chunks % 2 * P::key_bytes;
 #pragma unroll 1
                 for (int s = 0; s < slabs; ++s) {
                     begin_stage();
@@ -188,7 +187,9 @@ class GradientCopier {
     }
 
   private:
-    DEVICE_MEMBER u32 stage_at() const { return memory + P::stages + stage % 2 * P::stage_bytes; }
+    // Opaque: registers should not hold it through a loop.
+    static DEVICE_MEMBER u32 memory() { return (u32)arch::opaque((int)shared_address(ring())); }
+    DEVICE_MEMBER u32 stage_at() const { return memory() + P::stages + stage % 2 * P::stage_bytes; }
     // Waits until the stage is empty.
     DEVICE_MEMBER void begin_stage() const {
         if (stage >= 2) {
@@ -201,7 +202,7 @@ class GradientCopier {
             arch::phase_wait(P::keys_empty(chunks % 2), chunks / 2 - 1);
         }
         if (thread == 0) {
-            store_shared(memory + P::items + chunks % 2 * 16,
+            store_shared(memory() + P::items + chunks % 2 * 16,
                          i32x4{item.rows, item.sequence, item.begin, item.key_head});
         }
     }
@@ -247,7 +248,6 @@ class GradientCopier {
     }
 
     const dwk_prefill_backward_args &x;
-    const u32 memory;
     const int slabs, thread;
     int stage = 0;
 };
