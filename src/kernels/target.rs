@@ -318,7 +318,7 @@ static SM90: Target = {
             early_starts: false,
             fewer: 1.0,
         },
-        backward_walk: [BACKWARD_WALK, walk(384, 212_032), BACKWARD_WALK],
+        backward_walk: [BACKWARD_WALK, walk(384, 212_016), BACKWARD_WALK],
         backward_gradients: [GRADIENTS, PERSISTENT_GRADIENTS, GRADIENTS],
         backward_costs: [
             BACKWARD,

@@ -1,10 +1,8 @@
-// Copying warps of prefill_backward_walk on sm_90a: they fill stages of the ring ahead of the warps that multiply, and
-// store what these have put into shared memory.
+// Copying warps of prefill_backward_walk on sm_90a: they fill stages of the ring ahead of the warps that multiply.
 #pragma once
 
 #include "../copies.h"
 #include "../record.h"
-#include "kept.h"
 #include "ring.h"
 
 namespace prefill {
@@ -66,111 +64,8 @@ class RowsToCopy {
     bool aligned;
 };
 
-// Stores what the walk keeps, and dV, chunk by chunk. A warp stores one of the two parts that a warpgroup keeps; rows of
-// dV are divided among all threads.
-template <int Keys, bool Reverse> class WalkStorer {
-    static constexpr int step = Reverse ? -1 : 1;
-
-  public:
-    DEVICE_MEMBER WalkStorer(const dwk_prefill_backward_args &x, const WalkWork &work, int first, int64_t place,
-                             int column, int groups)
-        : memory(shared_address(prefill::ring()) + WalkLayout<Keys>::stages(groups)), groups(groups),
-          columns(x.d_v ? x.prepare.value_dim - column : 0), stride((u32)x.d_v_strides.token * 2),
-          rows(work.piece.range.end - first) {
-        const int value_dim = x.prepare.value_dim, slabs = kept_slabs(value_dim), group = wave_of_group() / 2,
-                  slab = column / kept_columns + group;
-        const bool tokens = wave_of_group() % 2;
-        keeps = group < groups && slab < slabs && arch::lane() == 0;
-        from = memory + group * StoreMemory::bytes + (tokens ? StoreMemory::tokens : StoreMemory::state);
-        bytes = (tokens && Reverse ? 1 : 2) * panel_bytes;
-        kept = tokens ? Reverse ? kept_updates(x.d_updates, place, slab, value_dim)
-                                : kept_errors(x.errors, place, slab, value_dim)
-                      : kept_state(Reverse ? x.d_states : x.states, place, slab, value_dim);
-        kept_step = (int64_t)step * x.prepare.value_heads * slabs * bytes;
-        if constexpr (Reverse) {
-            char *const base =
-                (char *)row_address(x.d_v, x.d_v_strides, work.piece.sequence, first, work.head) + 2 * column;
-            aligned = arch::aligned_rows(base, stride);
-            d_v = base + (u64)(thread_of_group() / 8u) * stride + thread_of_group() % 8u * 16;
-        }
-    }
-    // Begins to store a chunk, which the warps that multiply have put there.
-    DEVICE_MEMBER void begin() {
-        if (keeps) {
-            arch::publish_shared();
-            arch::store_async(kept, from, bytes);
-            arch::commit_stores();
-        }
-        kept += kept_step;
-        if constexpr (Reverse) {
-#pragma unroll 1
-            for (int g = 0; g < groups; ++g) {
-                store_values(g);
-            }
-            d_v -= (int64_t)chunk * stride;
-            rows += chunk;
-        }
-    }
-    // Waits until this warp has read all that it stores of the chunk.
-    DEVICE_MEMBER void end() const {
-        if (keeps) {
-            arch::await_store_reads<0>();
-        }
-    }
-    // Waits until all is stored.
-    DEVICE_MEMBER void finish() const {
-        if (keeps) {
-            arch::await_stores();
-        }
-    }
-
-  private:
-    DEVICE_MEMBER void store_values(int group) const {
-        constexpr int at_once = group_threads / 8, times = chunk / at_once;
-        const int thread = arch::opaque(thread_of_group()), row = thread / 8u, octet = thread % 8u;
-        if (kept_columns * group + 8 * octet >= columns) {
-            return;
-        }
-        const u32 at = memory + group * StoreMemory::bytes + StoreMemory::values + swizzled(row, octet);
-        char *const to = d_v + group * (2 * kept_columns);
-        if (rows >= chunk && aligned) {
-            i32x4 words[times];
-            for (int i = 0; i < times; ++i) {
-                words[i] = arch::load_shared(at + i * at_once * 128);
-            }
-            for (int i = 0; i < times; ++i) {
-                arch::store_b128(to + (u64)(i * at_once) * stride, words[i]);
-            }
-            return;
-        }
-#pragma unroll 1
-        for (int i = 0; i < times && row + i * at_once < rows; ++i) {
-            const i32x4 words = arch::load_shared(at + i * at_once * 128);
-            char *const own = to + (u64)(i * at_once) * stride;
-            if (aligned) {
-                arch::store_b128(own, words);
-            } else {
-                for (int e = 0; e < 8; ++e) {
-                    ((short *)own)[e] = (short)(words[e / 2] >> 16 * (e % 2));
-                }
-            }
-        }
-    }
-
-    const u32 memory;
-    const int groups;
-    const int columns; // of dV, from the workgroup's first one on
-    const u32 stride;
-    int rows; // rows from the first one of the chunk on, in the sequence
-    bool keeps, aligned;
-    u32 from;
-    int bytes;
-    char *kept, *d_v; // d_v: the thread's 16 bytes of its first row
-    int64_t kept_step;
-};
-
-// Fills the ring for one walk, and stores what it keeps.
-template <class T, int Keys, bool Reverse, bool Keep> class WalkCopier {
+// Fills the ring for one walk.
+template <class T, int Keys, bool Reverse> class WalkCopier {
     typedef WalkStage<Keys> Stage;
     // Products of f16 are in units that keep them within its range; bf16 has the range of f32.
     static constexpr bool has_units = !__is_same(T, Bf16);
@@ -191,8 +86,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class WalkCopier {
           rows(work.piece.range.end - first), chunks(work.piece.chunks), key_dim(x.prepare.key_dim),
           values(work.start == from_identity ? 0 : x.prepare.value_dim - column), scale(x.scale),
           record((const char *)x.prepare.records + place * DWK_BACKWARD_RECORD_BYTES),
-          record_step((int64_t)step * x.prepare.value_heads * DWK_BACKWARD_RECORD_BYTES),
-          storer(x, work, first, place, column, groups) {}
+          record_step((int64_t)step * x.prepare.value_heads * DWK_BACKWARD_RECORD_BYTES) {}
 
     DEVICE_MEMBER void run() {
         clear_blocks();
@@ -212,10 +106,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class WalkCopier {
                 pending = false;
             }
             ring.wait_empty();
-            const bool stores = Keep && ring.used();
-            if (stores) {
-                storer.begin();
-            }
             const u32 to = ring.at();
             store_blocks(to, some);
             store_factors(to, own);
@@ -230,10 +120,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class WalkCopier {
             }
             given.template copy<Stage::most_groups>(to + Stage::given, groups, rows, values);
             arch::commit_copies();
-            if (stores) {
-                storer.end();
-                ring.give_stored();
-            }
             if (pending) {
                 hand_over<1>();
             }
@@ -248,19 +134,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class WalkCopier {
         }
         if (pending) {
             hand_over<0>();
-        }
-        if constexpr (Keep) {
-#pragma unroll 1
-            for (int left = ring.stages(); left > 0; --left) {
-                ring.wait_empty();
-                if (ring.used()) {
-                    storer.begin();
-                    storer.end();
-                    ring.give_stored();
-                }
-                ring.advance();
-            }
-            storer.finish();
         }
     }
 
@@ -380,7 +253,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class WalkCopier {
     const float scale;
     const char *record;
     const int64_t record_step;
-    WalkStorer<Keys, Reverse> storer;
 };
 
 } // namespace backward

@@ -41,21 +41,23 @@ template <int Keys> struct WalkStage {
     static constexpr int count(int groups) { return groups == 1 ? 3 : 2; }
 };
 
-// Memory from which copying warps store what the walk of a warpgroup's columns keeps of a chunk, as panels (kept.h): the
-// state; E and its rounding error, or dX. Then dV, if any: rows are tokens.
-struct StoreMemory {
+// Memory through which a warp stores: 16 rows of a state, of errors and their rounding or of dX, and of dV.
+template <int Keys> struct StoreMemory {
+    static constexpr u32 row_bytes = 16 * 128; // of a panel
     static constexpr u32 state = 0;
-    static constexpr u32 tokens = state + 2 * panel_bytes;
-    static constexpr u32 values = tokens + panel_bytes; // of dV
-    static constexpr u32 bytes = tokens + 2 * panel_bytes;
+    static constexpr u32 updates = state + WalkStage<Keys>::panels * row_bytes;
+    static constexpr u32 values = updates + row_bytes;
+    static constexpr u32 bytes = values + row_bytes;
 };
 
 template <int Keys> struct WalkLayout {
     typedef WalkStage<Keys> Stage;
     static constexpr u32 stages(int groups) { return Stage::count(groups) * Stage::bytes(groups); }
-    static constexpr u32 barriers(int groups) { return stages(groups) + groups * StoreMemory::bytes; }
+    static constexpr u32 barriers(int groups) {
+        return stages(groups) + groups * scan_waves * StoreMemory<Keys>::bytes;
+    }
     static constexpr int most_stages = 3;
-    static constexpr u32 bytes(int groups) { return barriers(groups) + (2 * most_stages + 2) * 8 + 1024; } // to align
+    static constexpr u32 bytes(int groups) { return barriers(groups) + 2 * most_stages * 8 + 1024; } // 1024 to align
     static constexpr u32 most_bytes = bytes(1) > bytes(2) ? bytes(1) : bytes(2);
     static_assert(most_bytes <= (u32)arch::Traits::shared_bytes, "the ring fits");
 };
@@ -64,8 +66,7 @@ template <int Keys> struct WalkLayout {
 DEVICE int walking_groups() { return arch::threads() / group_threads - 1; }
 
 // Position in the ring, for a copying or a multiplying warp, and the barriers of its stages: `full` when all four
-// copying warps have filled a stage, `empty` when all warps that multiply have read it. Then they have also put what the
-// chunk keeps where it is stored from; `stored` when the copying warps have read it.
+// copying warps have filled a stage, `empty` when all warps that multiply have read it.
 template <int Keys> class RingPlace {
     typedef WalkStage<Keys> Stage;
 
@@ -80,7 +81,6 @@ template <int Keys> class RingPlace {
             arch::phases_begin(full(i), scan_waves);
             arch::phases_begin(empty(i), groups * scan_waves);
         }
-        arch::phases_begin(stored(), scan_waves);
     }
     // Address of the stage.
     DEVICE_MEMBER u32 at() const { return memory + stage * stage_bytes; }
@@ -104,20 +104,6 @@ template <int Keys> class RingPlace {
             arch::phase_arrive(empty(stage));
         }
     }
-    // Whether the stage has held a chunk before: the walk's number `stages()` before this one.
-    DEVICE_MEMBER bool used() const { return round > 0; }
-    // `number`: of the walk's chunk that is to be put where chunks are stored from.
-    DEVICE_MEMBER void wait_stored(int number) const {
-        if (number > 0) {
-            arch::phase_wait(stored(), number - 1);
-        }
-    }
-    DEVICE_MEMBER void give_stored() const {
-        arch::wave_sync();
-        if (arch::lane() == 0) {
-            arch::phase_arrive(stored());
-        }
-    }
     DEVICE_MEMBER void advance() {
         if (++stage == count) {
             stage = 0;
@@ -128,7 +114,6 @@ template <int Keys> class RingPlace {
   private:
     DEVICE_MEMBER u32 full(int i) const { return barriers + 8 * i; }
     DEVICE_MEMBER u32 empty(int i) const { return barriers + 8 * (WalkLayout<Keys>::most_stages + i); }
-    DEVICE_MEMBER u32 stored() const { return barriers + 8 * 2 * WalkLayout<Keys>::most_stages; }
 
     const u32 memory, barriers, stage_bytes;
     const int count;

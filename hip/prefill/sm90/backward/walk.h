@@ -25,16 +25,37 @@ constexpr int column_block = 16 * 128; // bytes of 16 columns of a panel
 // state is stored, in a summary.
 template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     typedef WalkStage<Keys> Stage;
+    typedef StoreMemory<Keys> Stores;
     static constexpr int key_tiles = Keys / 16;
     static constexpr bool has_units = !__is_same(T, Bf16);
     static constexpr int step = Reverse ? -1 : 1;
     typedef Operand Operands[tiles][1];
 
   public:
-    DEVICE_MEMBER ColumnWalk(const dwk_prefill_backward_args &x, const WalkWork &work, int column, int groups)
+    DEVICE_MEMBER ColumnWalk(const dwk_prefill_backward_args &x, const WalkWork &work, int first, int64_t place,
+                             int column, int groups)
         : x(x), work(work), ring(groups), group(arch::wave() / (u32)scan_waves),
           own_column(column + 16 * (arch::wave() % (u32)(groups * scan_waves))),
-          stores(shared_address(prefill::ring()) + WalkLayout<Keys>::stages(groups) + group * StoreMemory::bytes) {}
+          rows(work.piece.range.end - first),
+          stores(shared_address(prefill::ring()) + WalkLayout<Keys>::stages(groups) + arch::wave() * Stores::bytes) {
+        if constexpr (Keep) {
+            const int slab = own_column / kept_columns, rows_before = own_column % kept_columns / 16 * column_block;
+            is_kept = slab < kept_slabs(x.prepare.value_dim);
+            kept_states = kept_state(Reverse ? x.d_states : x.states, place, slab, x.prepare.value_dim) + rows_before;
+            kept_tokens = rows_before + (Reverse ? kept_updates(x.d_updates, place, slab, x.prepare.value_dim)
+                                                 : kept_errors(x.errors, place, slab, x.prepare.value_dim));
+        }
+        if constexpr (Keep && Reverse) {
+            const int half = arch::lane() % 2;
+            const u32 stride = (u32)x.d_v_strides.token * 2;
+            char *const base =
+                (char *)row_address(x.d_v, x.d_v_strides, work.piece.sequence, first, work.head) + 2 * own_column;
+            d_v = base + (u64)((u32)arch::lane() / 2) * stride + 16 * half;
+            d_v_access = !x.d_v || own_column + 8 * half >= x.prepare.value_dim ? not_written
+                         : arch::aligned_rows(base, stride)                     ? in_one
+                                                                                : by_elements;
+        }
+    }
 
     DEVICE_MEMBER void run() {
         for (int i = 0; i < 8 * key_tiles; ++i) {
@@ -51,7 +72,15 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
                 forward_chunk();
             }
             ring.advance();
-            ++done;
+            rows -= step * chunk;
+            if constexpr (Keep) {
+                const int64_t slabs = (int64_t)x.prepare.value_heads * kept_slabs(x.prepare.value_dim);
+                kept_states += step * slabs * (2 * panel_bytes);
+                kept_tokens += step * slabs * ((Reverse ? 1 : 2) * panel_bytes);
+            }
+            if constexpr (Keep && Reverse) {
+                d_v -= (int64_t)chunk * (u32)(x.d_v_strides.token * 2);
+            }
         }
         if constexpr (!Keep) {
             store_summary();
@@ -65,6 +94,9 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
             }
             store(StateView(x.d_initial, x.d_initial_strides, x.d_initial_type, x.d_initial_value_major,
                             work.piece.sequence, work.head));
+        }
+        if (arch::lane() == 0) {
+            arch::await_stores();
         }
     }
 
@@ -243,48 +275,106 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
     }
 
+    // Waits until the warp's stores of the chunk before have read shared memory.
+    DEVICE_MEMBER void begin_stores() const {
+        if (arch::lane() == 0) {
+            arch::await_store_reads<0>();
+        }
+        arch::wave_sync();
+    }
     // Puts the rounded state where it is stored from, as the first of a chunk's tensors.
     DEVICE_MEMBER void put_state() const {
-        ring.wait_stored(done);
-        const u32 lane = arch::opaque(arch::lane()), wave = arch::wave() % (u32)scan_waves;
-        const u32 to = stores + StoreMemory::state + wave * column_block;
+        begin_stores();
+        const int lane = arch::opaque(arch::lane());
         for (int t = 0; t < key_tiles; ++t) {
-            arch::store_operand(to + t / 4 * panel_bytes + swizzled(lane % 16, t % 4 * 2 + lane / 16), reads[t][0]);
+            arch::store_operand(stores + Stores::state + t / 4 * column_block +
+                                    swizzled(lane % 16, t % 4 * 2 + lane / 16),
+                                reads[t][0]);
         }
     }
-    // Puts a tensor of tokens there, as a panel whose rows are columns.
-    DEVICE_MEMBER void put_tokens(u32 panel, const Operands &tokens) const {
-        const u32 lane = arch::opaque(arch::lane()), wave = arch::wave() % (u32)scan_waves;
-        const u32 to = stores + panel + wave * column_block;
+    // Puts a tensor of tokens there.
+    DEVICE_MEMBER void put_tokens(u32 to, const Operands &tokens) const {
+        const int lane = arch::opaque(arch::lane());
         for (int i = 0; i < tiles; ++i) {
             arch::store_operand(to + swizzled(lane % 16, 2 * i + lane / 16), tokens[i][0]);
         }
     }
-    // E and its rounding error.
-    DEVICE_MEMBER void put_errors(const Accumulators<tiles> &error) const {
+    // Stores the warp's rows of all panels that a chunk keeps. One fence for all of them: it waits for every access of
+    // the thread.
+    DEVICE_MEMBER void store_kept() const {
+        arch::publish_shared();
+        arch::wave_sync();
+        // The last warpgroup may be past all slabs. Not by wave(): all lanes must take part in it, and one lane stores.
+        if (arch::lane() == 0 && is_kept) {
+            arch::store_async(kept_states, stores + Stores::state, column_block);
+            if constexpr (Stage::panels > 1) {
+                arch::store_async(kept_states + panel_bytes, stores + Stores::state + column_block, column_block);
+            }
+            arch::store_async(kept_tokens, stores + Stores::updates, column_block);
+            if constexpr (!Reverse) {
+                arch::store_async(kept_tokens + panel_bytes, stores + Stores::values, column_block);
+            }
+            arch::commit_stores();
+        }
+    }
+    // Stores dV: a row of the warp's columns has 32 bytes.
+    DEVICE_MEMBER void store_values(const Operands &tokens) const {
+        const u32 lane = arch::opaque(arch::lane()), memory = stores + Stores::values;
+        // Halves of rows are exchanged in every other group of four rows.
+        const u32 to = memory + (lane / 16 * 8 + lane % 8) * 32 + (lane / 8 % 2 ^ lane / 4 % 2) * 16,
+                  from = memory + lane / 2 * 32 + (lane % 2 ^ lane / 8 % 2) * 16;
+        for (int i = 0; i < tiles; ++i) {
+            arch::store_transposed(to + i * 512, tokens[i][0]);
+        }
+        arch::wave_sync();
+        i32x4 words[tiles];
+        for (int i = 0; i < tiles; ++i) {
+            words[i] = arch::load_shared(from + i * 512);
+        }
+        arch::wave_sync();
+        const u32 stride = (u32)x.d_v_strides.token * 2;
+        if (rows >= chunk && d_v_access == in_one) {
+            for (int i = 0; i < tiles; ++i) {
+                arch::store_b128(d_v + (u64)(16 * i) * stride, words[i]);
+            }
+        } else if (d_v_access != not_written) {
+            for (int i = 0; i < tiles; ++i) {
+                char *const at = d_v + (u64)(16 * i) * stride;
+                if ((int)(16 * i + lane / 2) >= rows) {
+                } else if (d_v_access == in_one) {
+                    arch::store_b128(at, words[i]);
+                } else {
+                    for (int e = 0; e < 8; ++e) {
+                        ((short *)at)[e] = (short)(words[i][e / 2] >> 16 * (e % 2));
+                    }
+                }
+            }
+        }
+    }
+
+    // Stores E and its rounding error, and the state before the chunk.
+    DEVICE_MEMBER void store_errors(const Accumulators<tiles> &error) const {
         Operands high, low;
         for (int i = 0; i < tiles; ++i) {
             const Tile of_token = tile_of(error, i);
             high[i][0] = rounded<T>(of_token);
             low[i][0] = rounding_of<T>(of_token, high[i][0]);
         }
-        put_tokens(StoreMemory::tokens, high);
-        put_tokens(StoreMemory::tokens + panel_bytes, low);
+        put_tokens(stores + Stores::updates, high);
+        put_tokens(stores + Stores::values, low);
+        store_kept();
     }
-    // dX, and dV in rows of tokens.
-    DEVICE_MEMBER void put_updates(const Accumulators<tiles> &update) const {
+    // Stores dX, dV and the gradient of the state after the chunk.
+    DEVICE_MEMBER void store_updates(const Accumulators<tiles> &update) const {
         Operands d_update, d_value;
         for (int i = 0; i < tiles; ++i) {
             const Tile of_token = tile_of(update, i);
             d_update[i][0] = rounded<T>(of_token);
             d_value[i][0] = rounded<T>(factors(of_v_factor_row, i) * of_token);
         }
-        put_tokens(StoreMemory::tokens, d_update);
-        const u32 lane = arch::opaque(arch::lane()), wave = arch::wave() % (u32)scan_waves;
-        const u32 to = stores + StoreMemory::values + swizzled(lane / 16 * 8 + lane % 8, 2 * wave + lane / 8 % 2);
-        for (int i = 0; i < tiles; ++i) {
-            arch::store_transposed(to + i * column_block, d_value[i][0]);
-        }
+        put_tokens(stores + Stores::updates, d_update);
+        store_kept();
+        store_values(d_value);
     }
 
     DEVICE_MEMBER void forward_chunk() {
@@ -294,6 +384,9 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         Accumulators<tiles> error;
         read_state(error, stage);
         load_given(given);
+        if constexpr (Keep) {
+            put_state();
+        }
         const f32x4 numbers = arch::load_shared_f32(ring.at() + Stage::numbers);
         Tile read[tiles];
         for (int i = 0; i < tiles; ++i) {
@@ -310,9 +403,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
         // E = T' (V - exp(G) R)                                       [64, 16]
         multiply(error, stage, Stage::t, right);
-        if constexpr (Keep) {
-            put_state();
-        }
         scale_state(numbers.x);
         for (int i = 0; i < tiles; ++i) {
             read[i] = factors(gain_factor_row, i);
@@ -328,7 +418,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         state.pin();
         accumulate(stage, Stage::k, change);
         if constexpr (Keep) {
-            put_errors(error);
+            store_errors(error);
         }
         arch::await_products<0>();
         state.pin();
@@ -354,6 +444,9 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
                 put(within, i, factors(of_p_factor_row, i) * widened<T>(given[i][0]));
             }
             multiply(within, stage, Stage::p, given);
+            if constexpr (Keep) {
+                put_state();
+            }
             arch::await_products<0>();
             update.pin();
             within.pin();
@@ -381,9 +474,6 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
         // dX = T^T dU, dV = beta dX                                   [64, 16]
         multiply(update, stage, Stage::t, right);
-        if constexpr (Keep) {
-            put_state();
-        }
         // dS0 = exp(G_C) dS1 + Q^T (exp(G) dO') ..                    [K, 16]
         const f32x4 numbers = arch::load_shared_f32(ring.at() + Stage::numbers);
         scale_state(numbers.x);
@@ -437,7 +527,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
         accumulate(stage, Stage::k, change);
         if constexpr (Keep) {
-            put_updates(update);
+            store_updates(update);
         }
         arch::await_products<0>();
         state.pin();
@@ -455,8 +545,14 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     RingPlace<Keys> ring;
     const int group;      // of this warp
     const int own_column; // the warp's first one
-    const u32 stores; // where what the warpgroup keeps is stored from
-    int done = 0;     // chunks
+    int rows; // rows from the first one of the chunk on, in the sequence
+    const u32 stores;
+    // Where the warp's columns of the chunk are kept: the state, and E or dX. Not if the warpgroup is past all slabs.
+    char *kept_states, *kept_tokens;
+    bool is_kept;
+    // The lane's 16 bytes of its first row of dV in the chunk. It has every 16th row.
+    char *d_v;
+    enum { not_written, in_one, by_elements } d_v_access;
     Accumulators<key_tiles> state;
     Operand reads[key_tiles][1]; // the rounded state
 };
@@ -475,11 +571,11 @@ DEVICE void run_direction(const dwk_prefill_backward_args &x, const WalkWork &wo
     const int64_t place = place_of(x.prepare, work.piece.first_record() + number, work.head);
     if (arch::wave() >= groups * scan_waves) {
         arch::give_registers<walk_copying_registers>();
-        WalkCopier<T, Keys, Reverse, Keep>(x, work, first, place, column, groups).run();
+        WalkCopier<T, Keys, Reverse>(x, work, first, place, column, groups).run();
         arch::end_wave();
     }
     arch::take_registers<walk_multiplying_registers>();
-    ColumnWalk<T, Keys, Reverse, Keep>(x, work, column, groups).run();
+    ColumnWalk<T, Keys, Reverse, Keep>(x, work, first, place, column, groups).run();
     arch::end_wave();
 }
 
