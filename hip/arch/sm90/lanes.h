@@ -13,6 +13,12 @@ constexpr int lanes = 32;
 DEVICE int thread() { return __nvvm_read_ptx_sreg_tid_x(); }
 DEVICE int workgroup() { return __nvvm_read_ptx_sreg_ctaid_x(); }
 DEVICE int workgroups() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+// Read where it stands: no register holds it through a loop.
+DEVICE int workgroups_here() {
+    int x;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+    return x;
+}
 DEVICE int lane() { return thread() & (lanes - 1); }
 // Threads of this workgroup.
 DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }

@@ -92,6 +92,13 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
         clear_blocks();
         // A chunk is handed over when copies of the next one have begun, unless the next one's stage is free only then.
         bool pending = false;
+        // What goes through registers is loaded a chunk ahead, and before copies that would delay it.
+        Operand some[blocks_of_warp];
+        Row own{};
+        if (chunks > 0) {
+            load_blocks(some);
+            own = load_row();
+        }
 #pragma unroll 1
         for (int rest = chunks; rest > 0; --rest) {
             if (pending && ring.stages() == 2) {
@@ -100,22 +107,23 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
             }
             ring.wait_empty();
             const u32 to = ring.at();
+            store_blocks(to, some);
+            store_factors(to, own);
+            record += record_step;
+            if (rest > 1) {
+                load_blocks(some);
+                own = load_row();
+            }
             k.template copy<Stage::panels>(to + Stage::k, Stage::panels, rows, key_dim);
             if constexpr (Reverse) {
                 q.template copy<Stage::panels>(to + Stage::q, Stage::panels, rows, key_dim);
             }
             given.template copy<Stage::most_groups>(to + Stage::given, groups, rows, values);
             arch::commit_copies();
-            // What goes through registers is loaded while the copies run.
-            Operand some[blocks_of_warp];
-            load_blocks(some);
-            const Row own = load_row();
             if (pending) {
                 hand_over<1>();
             }
             pending = true;
-            store_blocks(to, some);
-            store_factors(to, own);
             ring.advance();
             k.advance(step);
             if constexpr (Reverse) {
@@ -123,7 +131,6 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
             }
             given.advance(step);
             rows -= step * chunk;
-            record += record_step;
         }
         if (pending) {
             hand_over<0>();

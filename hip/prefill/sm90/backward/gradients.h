@@ -34,20 +34,21 @@ struct GradientPlaces {
     static constexpr u32 factors = outputs + panel_bytes;                    // the record's row factors and numbers
     static constexpr u32 factor_bytes = record_numbers + 16;
     static constexpr u32 stage_bytes = factors + 2048;  // a multiple of 1024, the period of the permutation
-    static constexpr u32 item = factors + factor_bytes; // number of rows, or 0 past the last chunk; then the rest
-    // Reused memory of a chunk's last stage, whose panels have been multiplied: matrices of tokens by tokens, rounded
-    // (rows with norms of k and of q or k), and dQ and dK until they are stored.
-    static constexpr u32 matrices = state, results = error;
-    static constexpr u32 sums = stages + 2 * stage_bytes; // two GradientSums
+    static constexpr u32 item = factors + factor_bytes; // 1, or 0 past the last chunk
+    // Matrices of tokens by tokens: first lower tiles of D .* dL and D .* dP, f32, added up over the value heads. Then
+    // three panels of 16-bit operands: D .* dL with its transposed and norms of k, D .* dP with norms of k, and D .* dP
+    // with norms of q. The first lies where D .* dL was, so that D .* dP can be read later. When these have been
+    // multiplied, dots: [dQ, dK][half of the keys][chunk].
+    static constexpr u32 matrices = stages + 2 * stage_bytes, matrices_bytes = 3 * panel_bytes;
+    static constexpr u32 lower = matrices, tile_bytes = 16 * 16 * 4, dots = matrices;
+    static_assert(2 * lower_blocks * tile_bytes <= matrices_bytes && panel_bytes <= lower_blocks * tile_bytes,
+                  "tiles and panels fit");
+    static constexpr u32 sums = matrices + matrices_bytes; // two GradientSums
     static constexpr u32 sums_bytes = 2624;
-    static constexpr u32 dots = sums + 2 * sums_bytes;           // [dQ, dK][half of the keys][chunk]
-    static constexpr u32 kept = dots + 2 * 2 * chunk * 4;        // factors that warps of matrices keep, see KeptFactor
-    static constexpr u32 kept_bytes = kept_factors * chunk * 4;  // of a warp
-    static constexpr u32 lower = kept + scan_waves * kept_bytes; // D .* dP and D .* dL: lower tiles, f32, added up
-    static constexpr u32 tile_bytes = 16 * 16 * 4;
-    static constexpr u32 barriers = lower + 2 * lower_blocks * tile_bytes; // of full stages, empty ones, full and
-                                                                           // empty sums
-    static constexpr u32 dynamic_bytes = barriers + 8 * 8 + 1024;          // 1024 for alignment
+    static constexpr u32 kept = sums + 2 * sums_bytes;             // factors of a value head, see KeptFactor
+    static constexpr u32 items = kept + kept_factors * chunk * 4;  // of both slots of keys: rows, sequence, begin, head
+    static constexpr u32 barriers = items + 2 * 16;                // see below
+    static constexpr u32 dynamic_bytes = barriers + 10 * 8 + 1024; // 1024 for alignment
     static_assert(item + 32 <= factors + 2048 && factor_bytes % 16 == 0, "row factors fit");
     static_assert(dynamic_bytes <= arch::Traits::shared_bytes, "fits");
 
@@ -56,6 +57,7 @@ struct GradientPlaces {
     static DEVICE_MEMBER u32 empty(int slot) { return barrier(2 + slot); }
     static DEVICE_MEMBER u32 sums_full(int slot) { return barrier(4 + slot); }
     static DEVICE_MEMBER u32 sums_empty(int slot) { return barrier(6 + slot); }
+    static DEVICE_MEMBER u32 keys_empty(int slot) { return barrier(8 + slot); }
 };
 
 constexpr int key_groups = 2; // warpgroups of half of the keys each
@@ -65,15 +67,16 @@ constexpr int multiplying_waves = key_waves + scan_waves;
 constexpr int gradient_copying_waves = 2, gate_waves = 2;
 constexpr int gradient_copying_threads = gradient_copying_waves * arch::lanes;
 constexpr int own_gradient_threads = multiplying_threads + group_threads;
-constexpr int gradient_copying_registers = 48, key_registers = 168, matrix_registers = 128;
+constexpr int gradient_copying_registers = 48, key_registers = 160, matrix_registers = 144;
 static_assert(gradient_copying_registers + key_groups * key_registers + matrix_registers <= 4 * 128,
               "setmaxnreg would wait forever");
 
 // Barriers of warpgroups that multiply.
 enum GradientBarrier {
-    keys_barrier = 1,    // the key groups
-    panels_barrier = 2,  // key groups have multiplied the last stage: its states may be overwritten
-    matrices_barrier = 3 // the matrices are there
+    keys_barrier = 1,     // the key groups
+    panels_barrier = 2,   // key groups have multiplied the last chunk's matrices: they may be overwritten
+    matrices_barrier = 3, // the matrices are there
+    own_barrier = 4       // the warpgroup of the matrices
 };
 
 // Sums of a value head, in turn for each of the two warps that write gates.
@@ -92,30 +95,60 @@ struct GradientItem {
     int record, key_head, sequence, begin, rows;
     bool exists;
 };
-DEVICE GradientItem gradient_item(const dwk_prefill_backward_args &x, int number) {
-    const dwk_prefill_prepare_args &p = x.prepare;
-    GradientItem item;
-    item.record = number / p.key_heads;
-    item.key_head = number - item.record * p.key_heads;
-    item.sequence = sequence_of_record(p.cu_seqlens, p.sequences, item.record);
-    Rows range{0, 0};
-    if (item.sequence < p.sequences) {
-        range = rows_of(p.cu_seqlens, item.sequence, p.tokens);
+// Finds the items of a workgroup, by a warp. Records of later items are not smaller, so that a lane holds one of 32
+// entries of cu_seqlens, from the current sequence on: a load would wait for the copies before it.
+class GradientItems {
+  public:
+    DEVICE_MEMBER explicit GradientItems(const dwk_prefill_backward_args &x) : x(x) { load(); }
+
+    // `number` must not be smaller than the last one.
+    DEVICE_MEMBER GradientItem find(int number) {
+        const dwk_prefill_prepare_args &p = x.prepare;
+        GradientItem item;
+        item.record = number / p.key_heads;
+        item.key_head = number - item.record * p.key_heads;
+        // As sequence_of_record. The lane after that of the sequence has its end.
+        int count = begun(item.record);
+        while (count == arch::lanes) {
+            base += arch::lanes - 1;
+            load();
+            count = begun(item.record);
+        }
+        const int own = max_of(count - 1, 0);
+        item.sequence = base + own;
+        const int begin = arch::read_lane(token, own), end = max_of(arch::read_lane(token, own + 1), begin);
+        const int number_of_chunk = item.record - first_record(begin, item.sequence);
+        item.exists = item.sequence < p.sequences && number_of_chunk >= 0 &&
+                      number_of_chunk < (end - begin + chunk - 1) / chunk;
+        item.begin = begin + number_of_chunk * chunk;
+        item.rows = min_of(end - item.begin, chunk);
+        return item;
     }
-    const int chunk_number = item.record - first_record(range.begin, item.sequence);
-    item.exists = chunk_number >= 0 && chunk_number < (range.end - range.begin + chunk - 1) / chunk;
-    item.begin = range.begin + chunk_number * chunk;
-    item.rows = min_of(range.end - item.begin, chunk);
-    return item;
-}
+
+  private:
+    DEVICE_MEMBER void load() {
+        const dwk_prefill_prepare_args &p = x.prepare;
+        token = token_at(p.cu_seqlens, min_of(base + arch::lane(), p.sequences), p.tokens);
+    }
+    // Lanes whose sequence begins at `record` or before. Past the last sequence: its end, if all do.
+    DEVICE_MEMBER int begun(int record) const {
+        const int sequence = base + arch::lane();
+        return __builtin_popcount((u32)arch::ballot(sequence <= x.prepare.sequences &&
+                                                    first_record(token, sequence) <= record));
+    }
+
+    const dwk_prefill_backward_args &x;
+    int base = 0, token;
+};
 
 // Calls f(item, head) for each value head of the workgroup's chunks, and skip(number) for items that have none.
 template <class F, class Skip>
 DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, const Skip &skip) {
     const dwk_prefill_prepare_args &p = x.prepare;
+    GradientItems items(x);
 #pragma unroll 1
-    for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups()) {
-        const GradientItem item = gradient_item(x, number);
+    for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups_here()) {
+        const GradientItem item = items.find(number);
         if (!item.exists) {
             skip(number);
             continue;
@@ -133,23 +166,26 @@ class GradientCopier {
 
   public:
     DEVICE_MEMBER explicit GradientCopier(const dwk_prefill_backward_args &x)
-        : x(x), memory(shared_address(ring())), slabs(kept_slabs(x.prepare.value_dim)),
-          thread(arch::thread() - multiplying_threads) {}
+        : x(x), slabs(kept_slabs(x.prepare.value_dim)), thread(arch::thread() - multiplying_threads) {}
 
     DEVICE_MEMBER void run() {
         const dwk_prefill_prepare_args &p = x.prepare;
-        int chunks = 0;
+        int chunks = -1;
         each_gradient_head(
             x,
             [&](const GradientItem &item, int head, bool first) __attribute__((always_inline)) {
-                const u32 keys = memory + chunks % 2 * P::key_bytes;
                 chunks += first;
+                const u32 keys = memory() + chunks % 2 * P::key_bytes;
 #pragma unroll 1
                 for (int s = 0; s < slabs; ++s) {
                     begin_stage();
+                    const bool with_keys = first && s == 0;
+                    if (with_keys) {
+                        begin_keys(item, chunks);
+                    }
                     copy_panels(item, head, s);
                     bool whole = true;
-                    if (first && s == 0) {
+                    if (with_keys) {
 #pragma unroll 1
                         for (int panel = 0; panel < 2; ++panel) {
                             whole &= copy_rows(keys + P::k + panel * panel_bytes, p.k, p.k_strides, item, item.key_head,
@@ -181,11 +217,23 @@ class GradientCopier {
     }
 
   private:
-    DEVICE_MEMBER u32 stage_at() const { return memory + P::stages + stage % 2 * P::stage_bytes; }
+    // Opaque: registers should not hold it through a loop.
+    static DEVICE_MEMBER u32 memory() { return (u32)arch::opaque((int)shared_address(ring())); }
+    DEVICE_MEMBER u32 stage_at() const { return memory() + P::stages + stage % 2 * P::stage_bytes; }
     // Waits until the stage is empty.
     DEVICE_MEMBER void begin_stage() const {
         if (stage >= 2) {
             arch::phase_wait(P::empty(stage % 2), stage / 2 - 1);
+        }
+    }
+    // Waits until the chunk's slot of keys is empty, and says there what the chunk is. Before an arrival at `full`.
+    DEVICE_MEMBER void begin_keys(const GradientItem &item, int chunks) const {
+        if (chunks >= 2) {
+            arch::phase_wait(P::keys_empty(chunks % 2), chunks / 2 - 1);
+        }
+        if (thread == 0) {
+            store_shared(memory() + P::items + chunks % 2 * 16,
+                         i32x4{item.rows, item.sequence, item.begin, item.key_head});
         }
     }
 
@@ -196,7 +244,7 @@ class GradientCopier {
         }
         const int64_t place = place_of(x.prepare, item.record, head);
         const u32 to = stage_at(), full = P::full(stage % 2);
-        store_shared(to + P::item, i32x4{item.rows, item.sequence, item.begin, item.key_head});
+        store_shared(to + P::item, i32x4{1, 0, 0, 0});
         const int columns = x.prepare.value_dim;
         arch::phase_arrive_expecting(full, 7 * panel_bytes + P::factor_bytes);
         arch::copy_bulk(to + P::state, kept_state(x.states, place, s, columns), 2 * panel_bytes, full);
@@ -230,7 +278,6 @@ class GradientCopier {
     }
 
     const dwk_prefill_backward_args &x;
-    const u32 memory;
     const int slabs, thread;
     int stage = 0;
 };
@@ -381,6 +428,13 @@ template <class T> class GradientMultiplier {
         }
         ++stage;
     }
+    // Gives the chunk's slot of keys back.
+    DEVICE_MEMBER void release_keys() const {
+        arch::wave_sync();
+        if (arch::lane() == 0) {
+            arch::phase_arrive(P::keys_empty(slot));
+        }
+    }
     // Memory for the sums of the next value head, until it is given.
     DEVICE_MEMBER GradientSums &await_sums() const {
         const int slot = heads % gate_waves;
@@ -399,7 +453,8 @@ template <class T> class GradientMultiplier {
 
     const dwk_prefill_backward_args &x;
     const int slabs, own; // own: number of the warp in its warpgroup
-    u32 keys;             // slot of the chunk
+    int slot;             // of the chunk's keys
+    u32 keys;             // its address
     int stage = 0, heads = 0;
 };
 
@@ -407,9 +462,9 @@ template <class T> class GradientMultiplier {
 template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
     typedef GradientMultiplier<T> Base;
     typedef GradientPlaces P;
-    using Base::put_rows, Base::release;
+    using Base::put_rows, Base::release, Base::release_keys;
     using Base::which_row, Base::first_word, Base::place_of_word, Base::stage_at, Base::row_factors, Base::of_row;
-    using Base::x, Base::memory, Base::slabs, Base::own_row, Base::keys;
+    using Base::x, Base::memory, Base::slabs, Base::own_row, Base::slot, Base::keys;
 
   public:
     DEVICE_MEMBER explicit KeyMultiplier(const dwk_prefill_backward_args &x) : Base(x) {}
@@ -417,7 +472,10 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
     DEVICE_MEMBER void run() {
 #pragma unroll 1
         for (int chunks = 0; this->await_stage(); ++chunks) {
-            keys = memory() + chunks % 2 * P::key_bytes;
+            slot = chunks % 2;
+            keys = memory() + slot * P::key_bytes;
+            // Reads of the last chunk's matrices and dots are over.
+            arch::barrier_arrive(panels_barrier, multiplying_threads);
             for (int i = 0; i < 32; ++i) {
                 d_query.at[i] = d_key.at[i] = 0.0f;
             }
@@ -425,7 +483,7 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
             int heads_left = x.prepare.group_heads;
 #pragma unroll 1
             do {
-                add_head(heads_left == 1);
+                add_head();
             } while (--heads_left > 0);
             finish();
         }
@@ -458,7 +516,7 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
         arch::pin(dot[1]);
     }
     // Adds a value head.
-    DEVICE_MEMBER void add_head(bool last_head) {
+    DEVICE_MEMBER void add_head() {
         float read_q[2] = {}, read_k[2] = {}, write[2] = {};
         float of_out[2], of_error[2], of_update[2];
         int s = 0;
@@ -504,15 +562,12 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
         const u32 factors = row_factors();
         float of_states[2], of_updates[2];
         for (int r = 0; r < 2; ++r) {
-            const float of_q = of_row(factors, q_norm_row, r), of_k = of_row(factors, k_norm_row, r);
-            of_states[r] = read_q[r] * (of_out[r] * of_q) + read_k[r] * (of_update[r] * of_k);
-            of_updates[r] = write[r] * (of_error[r] * of_k);
+            q_norm[r] = of_row(factors, q_norm_row, r);
+            k_norm[r] = of_row(factors, k_norm_row, r);
+            of_states[r] = read_q[r] * (of_out[r] * q_norm[r]) + read_k[r] * (of_update[r] * k_norm[r]);
+            of_updates[r] = write[r] * (of_error[r] * k_norm[r]);
         }
-        if (last_head) {
-            arch::barrier_arrive(panels_barrier, multiplying_threads);
-        } else {
-            release();
-        }
+        release();
         GradientSums &to = this->await_sums();
         put_rows(to.states[Group], of_states);
         put_rows(to.updates[Group], of_updates);
@@ -521,21 +576,19 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
 
     // dQ += (D .* dP) K, dK += (D .* dP)^T Q + (D .* dL + (D .* dL)^T) K, of all value heads; norms; stores.
     DEVICE_MEMBER void finish() {
-        const u32 at = stage_at();
-        const u32 from_p = at + P::matrices, to_p = from_p + panel_bytes, from_l = to_p + panel_bytes,
-                  to_l = from_l + panel_bytes;
+        const u32 both_l = memory() + P::matrices, from_p = both_l + panel_bytes, to_p = from_p + panel_bytes;
         arch::barrier_wait(matrices_barrier, multiplying_threads);
         d_query.pin();
         d_key.pin();
         arch::begin_products();
         multiply_panels<T, false, true>(d_query, from_p, keys + P::k + half, true);
         multiply_panels<T, true, true>(d_key, to_p, keys + P::q + half, true);
-        multiply_panels<T, false, true>(d_key, from_l, keys + P::k + half, true);
-        multiply_panels<T, true, true>(d_key, to_l, keys + P::k + half, true);
+        multiply_panels<T, false, true>(d_key, both_l, keys + P::k + half, true);
         arch::commit_products();
         arch::await_products<0>();
         d_query.pin();
         d_key.pin();
+        sync(); // of all warps: matrices, K and Q may be overwritten
         if (x.prepare.flags & DWK_QK_L2NORM) {
             // dx = r (dy - y (y . dy)), with y = r x. A row of zeros has r = 1000.
             float(&dots)[2][2][chunk] = *(float(*)[2][2][chunk])(ring() + P::dots);
@@ -545,35 +598,33 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
             put_rows(dots[0][Group], of_q);
             put_rows(dots[1][Group], of_k);
             sync();
-            differentiate_norm(d_query, q_norm_row, dots[0], keys + P::q + half);
-            differentiate_norm(d_key, k_norm_row, dots[1], keys + P::k + half);
+            differentiate_norm(d_query, q_norm, dots[0], keys + P::q + half);
+            differentiate_norm(d_key, k_norm, dots[1], keys + P::k + half);
         }
-        const u32 results = first_word(at + P::results + half);
+        // In place of Q and K: a thread has itself read the words that it overwrites.
+        const u32 of_query = first_word(keys + P::q + half), of_key = first_word(keys + P::k + half);
         for (int i = 0; i < 32; i += 2) {
-            const u32 word = place_of_word(results, i);
-            arch::store_shared_word(word, T::pack(d_query.at[i], d_query.at[i + 1]));
-            arch::store_shared_word(word + 2 * panel_bytes, T::pack(d_key.at[i], d_key.at[i + 1]));
+            arch::store_shared_word(place_of_word(of_query, i), T::pack(d_query.at[i], d_query.at[i + 1]));
+            arch::store_shared_word(place_of_word(of_key, i), T::pack(d_key.at[i], d_key.at[i + 1]));
         }
-        arch::publish_shared(); // before copies overwrite the stage
         GradientItem item;
-        item.rows = arch::load_shared_word(at + P::item);
-        item.sequence = arch::load_shared_word(at + P::item + 4);
-        item.begin = arch::load_shared_word(at + P::item + 8);
-        item.key_head = arch::load_shared_word(at + P::item + 12);
+        const u32 of_slot = memory() + P::items + slot * 16;
+        item.rows = arch::load_shared_word(of_slot);
+        item.sequence = arch::load_shared_word(of_slot + 4);
+        item.begin = arch::load_shared_word(of_slot + 8);
+        item.key_head = arch::load_shared_word(of_slot + 12);
         sync();
-        store_rows(item, at + P::results, x.d_q, x.d_q_strides);
-        store_rows(item, at + P::results + 2 * panel_bytes, x.d_k, x.d_k_strides);
-        release();
+        store_rows(item, keys + P::q, x.d_q, x.d_q_strides);
+        store_rows(item, keys + P::k, x.d_k, x.d_k_strides);
+        release_keys();
     }
-    DEVICE_MEMBER void differentiate_norm(Accumulators<tiles> &own, RowFactor which, const float (&dots)[2][chunk],
-                                          u32 panel) const {
-        const u32 factors = row_factors();
+    DEVICE_MEMBER void differentiate_norm(Accumulators<tiles> &own, const float (&norm)[2],
+                                          const float (&dots)[2][chunk], u32 panel) const {
         const int row = own_row();
         float r[2], along[2];
         for (int i = 0; i < 2; ++i) {
-            r[i] = of_row(factors, which, i);
-            along[i] = (dots[0][row + 8 * i] + dots[1][row + 8 * i]) * r[i] * r[i];
-            r[i] = r[i] == 0.0f ? math::inverse_norm(0.0f) : r[i];
+            along[i] = (dots[0][row + 8 * i] + dots[1][row + 8 * i]) * norm[i] * norm[i];
+            r[i] = norm[i] == 0.0f ? math::inverse_norm(0.0f) : norm[i];
         }
         const u32 words = first_word(panel);
         for (int i = 0; i < 32; i += 2) {
@@ -612,6 +663,7 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
 
     static constexpr u32 half = Group * panel_bytes;
     Accumulators<tiles> d_query, d_key; // [64 tokens, 64 keys]
+    float q_norm[2], k_norm[2];         // of the lane's rows
 };
 
 // Multiplies tokens by tokens: D .* dP and D .* dL of each value head, their sums for the gates, and their sums over
@@ -619,10 +671,10 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
 template <class T> class MatrixMultiplier : GradientMultiplier<T> {
     typedef GradientMultiplier<T> Base;
     typedef GradientPlaces P;
-    using Base::put_rows, Base::release;
+    using Base::put_rows, Base::release, Base::release_keys;
     using Base::which_row, Base::column_of, Base::first_word, Base::place_of_word, Base::stage_at, Base::row_factors,
         Base::of_row;
-    using Base::x, Base::memory, Base::slabs, Base::own_lane, Base::own, Base::own_row, Base::keys, Base::stage;
+    using Base::x, Base::memory, Base::slabs, Base::own_lane, Base::own, Base::own_row, Base::slot, Base::keys, Base::stage;
 
   public:
     DEVICE_MEMBER explicit MatrixMultiplier(const dwk_prefill_backward_args &x) : Base(x) {}
@@ -630,12 +682,13 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
     DEVICE_MEMBER void run() {
 #pragma unroll 1
         for (int chunks = 0; this->await_stage(); ++chunks) {
-            keys = memory() + chunks % 2 * P::key_bytes;
+            slot = chunks % 2;
+            keys = memory() + slot * P::key_bytes;
             int heads_left = x.prepare.group_heads;
             bool first = true;
 #pragma unroll 1
             do {
-                add_head(first, heads_left == 1);
+                add_head(first);
                 first = false;
             } while (--heads_left > 0);
             finish();
@@ -645,12 +698,17 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
   private:
     // A lane's part of tile t of the warp's rows, of D .* dP (0) or D .* dL (1). Later tiles than the rows are zeros.
     DEVICE_MEMBER u32 lower_place(int which, int t) const {
-        return memory() + P::lower + (which * lower_blocks + lower_block(own, t)) * P::tile_bytes + own_lane() * 16;
+        return memory() + P::lower + ((1 - which) * lower_blocks + lower_block(own, t)) * P::tile_bytes + own_lane() * 16;
     }
     DEVICE_MEMBER Tile load_lower(int which, int t) const {
         const u32 at = lower_place(which, t);
         const f32x4 x = arch::load_shared_f32(at), y = arch::load_shared_f32(at + P::tile_bytes / 2);
         return Tile{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    }
+    DEVICE_MEMBER void load_all(Tile (&to)[tiles], int which) const {
+        for (int t = 0; t < tiles; ++t) {
+            to[t] = t > own ? Tile{} : load_lower(which, t);
+        }
     }
     DEVICE_MEMBER void store_lower(int which, int t, const Tile &x) const {
         const u32 at = lower_place(which, t);
@@ -659,8 +717,12 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
                                                              bits<int>(x[4 * h + 2]), bits<int>(x[4 * h + 3])});
         }
     }
-    // Keeps factors of the value head for after its last stage. Each warp has its own, and needs no barrier.
+    // Barrier of the warpgroup.
+    static DEVICE_MEMBER void sync() { arch::barrier_wait(own_barrier, group_threads); }
+    // Keeps factors of the value head for after its last stage. Every warp writes all of them, and reads what it has
+    // written.
     DEVICE_MEMBER void keep_factors() const {
+        sync(); // no warp reads those of the value head before
         const u32 own_kept = kept() + own_lane() * 4, factors = stage_at() + P::factors + own_lane() * 4;
         const auto keep = [&](KeptFactor to, RowFactor from) __attribute__((always_inline)) {
             for (int h = 0; h < 2; ++h) {
@@ -673,16 +735,16 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         keep(kept_k_norm, k_norm_row);
         arch::wave_sync();
     }
-    // Address of the warp's KeptFactor.
-    DEVICE_MEMBER u32 kept() const { return memory() + P::kept + own * P::kept_bytes; }
+    // Address of the factors, see KeptFactor.
+    DEVICE_MEMBER u32 kept() const { return memory() + P::kept; }
     // Kept factors of the lane's first columns, and of the columns of elements i and i + 1.
     DEVICE_MEMBER u32 kept_columns() const { return (u32)arch::opaque((int)(kept() + (u32)own_lane() % 4 * 8)); }
     static DEVICE_MEMBER f32x2 pair_of(u32 first, int which, int i) {
         return arch::load_shared_pair(first + (which * chunk + i / 4 * 8) * 4);
     }
-    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums, or adds them to
-    // those of D .* dP. x[2 n + c]: of column 8 n + c of the lane's. Two steps leave a lane half of the columns.
-    template <int Which> DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
+    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums. x[2 n + c]: of column
+    // 8 n + c of the lane's. Two steps leave a lane half of the columns.
+    DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
         const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
             return (upper ? high : low) + arch::exchanged(upper ? low : high, step);
         };
@@ -691,8 +753,7 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         const float half = add_half(odd, add_half(second, x[0], x[2], 16), add_half(second, x[1], x[3], 16), 8);
         const float whole = half + arch::exchanged(half, 4);
         if ((lane & 4) == 0) {
-            float &sum = to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)];
-            sum = Which == 0 ? whole : sum + whole;
+            to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)] = whole;
         }
     }
     // Diagonal of a matrix of 64 rows, where the lane holds it: element of its row r goes to to[r], which is 0
@@ -708,44 +769,75 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             to[r] = row == column ? even : row == column + 1 ? odd : 0.0f;
         }
     }
-    // Adds the value head's D .* dP (`Which` 0) or D .* dL (1) to the lower tiles, and its products with `rows`, which
-    // are Q K^T or K K^T divided by the norms, to the sums of rows and columns. `norm`: of the rows.
-    template <int Which>
-    DEVICE_MEMBER void add_matrix(const Accumulators<tiles> &matrix, const Accumulators<tiles> &rows,
-                                  const float (&norm)[2], bool first_head, float (&of_rows)[2],
-                                  float *of_columns) const {
+    // D .* dP and D .* dL in place of dP and dL, added to the lower tiles. Leaves what is strictly below the diagonal.
+    DEVICE_MEMBER void decay(Accumulators<tiles> &of_p, Accumulators<tiles> &of_l, bool first_head) const {
         const int lane = own_lane(), row = own_row();
         const u32 of_rows_at = kept() + row * 4, of_pairs = kept_columns();
-        float sum[2], scale[2];
+        float sum[2], by[2];
         for (int r = 0; r < 2; ++r) {
             sum[r] = of_row(of_rows_at, kept_sum, r);
-            scale[r] = Which == 0 ? x.scale : -of_row(of_rows_at, kept_beta, r);
+            by[r] = -of_row(of_rows_at, kept_beta, r);
         }
 #pragma unroll
         for (int t = 0; t < tiles; ++t) {
-            float columns[4] = {};
             if (t > own) {
-                if (Which == 0 && lane < 16) {
-                    of_columns[16 * t + lane] = 0.0f;
-                }
                 continue;
             }
-            Tile sums;
-            for (int i = 8 * t; i < 8 * t + 8; i += 4) {
-                const f32x2 earlier = pair_of(of_pairs, kept_sum, i), beta = pair_of(of_pairs, kept_beta, i),
-                            k_norm = pair_of(of_pairs, kept_k_norm, i);
-                for (int e = 0; e < 4; ++e) {
-                    const int r = which_row(i + e), c = e % 2, token = row + 8 * r, column = column_of(lane, i + e);
-                    const float decayed = arch::exp2(sum[r] - earlier[c]) * beta[c] * scale[r] * matrix.at[i + e];
-                    const bool before = column < token;
-                    sums[i % 8 + e] = before || (Which == 0 && column == token) ? decayed : 0.0f;
-                    const float product = before ? decayed * (rows.at[i + e] * norm[r] * k_norm[c]) : 0.0f;
-                    of_rows[r] += product;
-                    columns[i % 8 / 2 + c] += product;
+            Tile p, l;
+            for (int e = 0; e < elements; e += 4) {
+                const f32x2 earlier = pair_of(of_pairs, kept_sum, 8 * t + e), beta = pair_of(of_pairs, kept_beta, 8 * t + e);
+                for (int i = e; i < e + 4; ++i) {
+                    const float decay = arch::exp2(sum[which_row(i)] - earlier[i % 2]) * beta[i % 2];
+                    p[i] = decay * x.scale * of_p.at[8 * t + i];
+                    l[i] = decay * by[which_row(i)] * of_l.at[8 * t + i];
                 }
             }
-            store_lower(Which, t, first_head ? sums : load_lower(Which, t) + sums);
-            put_columns<Which>(of_columns + 16 * t, columns);
+            // Elements above the diagonal may be anything.
+            bool diagonal[elements];
+            if (t == own) {
+                for (int i = 0; i < elements; ++i) {
+                    const int after = row + 8 * which_row(i) - column_of(lane, 8 * t + i);
+                    diagonal[i] = after == 0;
+                    p[i] = after < 0 ? 0.0f : p[i];
+                    l[i] = after <= 0 ? 0.0f : l[i];
+                }
+            }
+            store_lower(0, t, first_head ? p : load_lower(0, t) + p);
+            store_lower(1, t, first_head ? l : load_lower(1, t) + l);
+            if (t == own) {
+                for (int i = 0; i < elements; ++i) {
+                    p[i] = diagonal[i] ? 0.0f : p[i];
+                }
+            }
+            for (int i = 0; i < elements; ++i) {
+                of_p.at[8 * t + i] = p[i];
+                of_l.at[8 * t + i] = l[i];
+            }
+        }
+    }
+    // Adds the products of a matrix with `rows`, which are Q K^T or K K^T divided by the norms, to the sums of the
+    // lane's rows and columns. These lack the norms of the columns. `norm`: of the rows.
+    DEVICE_MEMBER void add_matrix(const Accumulators<tiles> &matrix, const Accumulators<tiles> &rows,
+                                  const float (&norm)[2], float (&of_rows)[2], float (&of_columns)[tiles][4]) const {
+        const u32 of_pairs = kept_columns();
+        float sums[2] = {};
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+            if (t > own) {
+                continue;
+            }
+            for (int i = 8 * t; i < 8 * t + 8; i += 4) {
+                const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, i);
+                for (int e = 0; e < 4; ++e) {
+                    const int r = which_row(i + e), c = e % 2;
+                    const float product = matrix.at[i + e] * rows.at[i + e];
+                    sums[r] += product * k_norm[c];
+                    of_columns[t][i % 8 / 2 + c] += product * norm[r];
+                }
+            }
+        }
+        for (int r = 0; r < 2; ++r) {
+            of_rows[r] += sums[r] * norm[r];
         }
     }
     // Adds dS1 S0^T of the warp's 16 value columns: <dS1, S0> is its trace.
@@ -778,12 +870,11 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         arch::commit_products();
     }
     // Adds a value head.
-    DEVICE_MEMBER void add_head(bool first_head, bool last_head) {
+    DEVICE_MEMBER void add_head(bool first_head) {
         Accumulators<tiles> of_p, of_l; // dO E^T and dX E^T                 [64 tokens, 64 earlier tokens]
         Accumulators<tiles> rows;
         Tile trace{};
         int s = 0;
-        float q_norm[2], k_norm[2];
 #pragma unroll 1
         do {
             this->await_stage();
@@ -809,55 +900,103 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             arch::await_products<0>();
             of_p.pin();
             of_l.pin();
-            if (s + 1 < slabs || !last_head) {
-                release();
-            }
+            release();
         } while (++s < slabs);
         arch::begin_products();
         multiply_rows(rows, P::q);
         GradientSums &to = this->await_sums();
-        float betas[2], of_rows[2] = {};
+        float betas[2], of_rows[2] = {}, of_columns[tiles][4] = {};
         diagonal_of(betas, of_l.at);
         put_rows(to.betas, betas);
         put_trace(to.whole[own], trace);
+        if (first_head) {
+            arch::barrier_wait(panels_barrier, multiplying_threads);
+        }
+        decay(of_p, of_l, first_head);
+        of_p.pin();
+        of_l.pin();
         arch::await_products<0>();
         rows.pin();
-        add_matrix<0>(of_p, rows, q_norm, first_head, of_rows, to.columns[own]);
+        add_matrix(of_p, rows, q_norm, of_rows, of_columns);
         rows.pin();
         arch::begin_products();
         multiply_rows(rows, P::k);
         arch::await_products<0>();
         rows.pin();
-        add_matrix<1>(of_l, rows, k_norm, first_head, of_rows, to.columns[own]);
+        add_matrix(of_l, rows, k_norm, of_rows, of_columns);
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+            float *const columns = to.columns[own] + 16 * t;
+            if (t > own) {
+                const int lane = own_lane();
+                if (lane < 16) {
+                    columns[lane] = 0.0f;
+                }
+                continue;
+            }
+            const u32 of_pairs = kept_columns();
+            for (int n = 0; n < 2; ++n) {
+                const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, 8 * t + 4 * n);
+                of_columns[t][2 * n] *= k_norm.x;
+                of_columns[t][2 * n + 1] *= k_norm.y;
+            }
+            put_columns(columns, of_columns[t]);
+        }
         put_rows(to.rows, of_rows);
         this->give_sums();
     }
-    // Rounds the matrices of all value heads, with norms, into the last stage's memory.
+    // Rounds the matrices of all value heads, with norms, in place of their sums.
     DEVICE_MEMBER void finish() {
-        const u32 at = stage_at();
-        arch::barrier_wait(panels_barrier, multiplying_threads);
-        const u32 of_pairs = kept_columns(), factors = row_factors();
-        for (int which = 0; which < 2; ++which) {
-            float norm[2];
-            for (int r = 0; r < 2; ++r) {
-                norm[r] = of_row(factors, which == 0 ? q_norm_row : k_norm_row, r);
+        release_keys();
+        const u32 of_pairs = kept_columns();
+        Tile sums[tiles];
+        load_all(sums, 1);
+        sync();
+        const u32 both = memory() + P::matrices;
+        for (int t = 0; t < tiles; ++t) {
+            if (t > own) {
+                continue;
             }
-            const u32 words = first_word(at + P::matrices + 2 * which * panel_bytes);
-            for (int t = 0; t < tiles; ++t) {
-                const Tile of_tile = t > own ? Tile{} : load_lower(which, t);
-                for (int i = 8 * t; i < 8 * t + 8; i += 2) {
-                    const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, i);
-                    const float low = of_tile[i % 8], high = of_tile[i % 8 + 1], of_row = norm[which_row(i)];
-                    arch::store_shared_word(place_of_word(words, i), T::pack(low * k_norm.x, high * k_norm.y));
-                    arch::store_shared_word(place_of_word(words, i) + panel_bytes,
-                                            T::pack(low * of_row, high * of_row));
+            Tile by_columns, by_rows; // with norms of the columns, and of the rows
+            for (int e = 0; e < elements; e += 2) {
+                const int i = 8 * t + e;
+                const f32x2 norm = pair_of(of_pairs, kept_k_norm, i);
+                by_columns[e] = sums[t][e] * norm.x;
+                by_columns[e + 1] = sums[t][e + 1] * norm.y;
+                by_rows[e] = sums[t][e] * k_norm[which_row(i)];
+                by_rows[e + 1] = sums[t][e + 1] * k_norm[which_row(i)];
+            }
+            const int lane = own_lane();
+            arch::store_transposed(both + swizzled(16 * t + lane / 16 * 8 + lane % 8, 2 * own + lane / 8 % 2),
+                                   rounded<T>(by_rows));
+            const u32 at = both + swizzled(16 * own + lane % 16, 2 * t + lane / 16);
+            Operand x = rounded<T>(by_columns);
+            if (t == own) {
+                // Below the diagonal the transposed is zeros, above it the tile is.
+                arch::wave_sync();
+                const Operand transposed = arch::load_operand(at);
+                for (int w = 0; w < 4; ++w) {
+                    x[w] |= transposed[w];
                 }
+                arch::wave_sync();
             }
+            arch::store_operand(at, x);
+        }
+        load_all(sums, 0);
+        sync();
+        const u32 words = first_word(both + panel_bytes);
+        for (int i = 0; i < 32; i += 2) {
+            const f32x2 norm = pair_of(of_pairs, kept_k_norm, i);
+            const float low = sums[i / 8][i % 8], high = sums[i / 8][i % 8 + 1], of_row = q_norm[which_row(i)];
+            const u32 to = place_of_word(words, i);
+            arch::store_shared_word(to, T::pack(low * norm.x, high * norm.y));
+            arch::store_shared_word(to + panel_bytes, T::pack(low * of_row, high * of_row));
         }
         arch::publish_shared();
         arch::barrier_arrive(matrices_barrier, multiplying_threads);
-        release();
     }
+
+    float q_norm[2], k_norm[2]; // of the lane's rows
 };
 
 // All chunks of a workgroup. `skip`(number, thread): of an item that has no chunk, by own_skip_threads threads.
@@ -870,6 +1009,7 @@ template <class T, class Skip> DEVICE void run_own_gradients(const dwk_prefill_b
             arch::phases_begin(P::empty(slot), multiplying_waves);
             arch::phases_begin(P::sums_full(slot), multiplying_waves);
             arch::phases_begin(P::sums_empty(slot), 1);
+            arch::phases_begin(P::keys_empty(slot), multiplying_waves);
         }
         arch::publish_phases();
     }

@@ -35,13 +35,25 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     DEVICE_MEMBER ColumnWalk(const dwk_prefill_backward_args &x, const WalkWork &work, int first, int64_t place,
                              int column, int groups)
         : x(x), work(work), ring(groups), group(arch::wave() / (u32)scan_waves),
-          own_column(column + 16 * (arch::wave() % (u32)(groups * scan_waves))), place(place),
+          own_column(column + 16 * (arch::wave() % (u32)(groups * scan_waves))),
           rows(work.piece.range.end - first),
           stores(shared_address(prefill::ring()) + WalkLayout<Keys>::stages(groups) + arch::wave() * Stores::bytes) {
-        if constexpr (Reverse) {
-            const char *const base =
-                row_address(x.d_v, x.d_v_strides, work.piece.sequence, first, work.head) + 2 * own_column;
-            d_v = (char *)base;
+        if constexpr (Keep) {
+            const int slab = own_column / kept_columns, rows_before = own_column % kept_columns / 16 * column_block;
+            is_kept = slab < kept_slabs(x.prepare.value_dim);
+            kept_states = kept_state(Reverse ? x.d_states : x.states, place, slab, x.prepare.value_dim) + rows_before;
+            kept_tokens = rows_before + (Reverse ? kept_updates(x.d_updates, place, slab, x.prepare.value_dim)
+                                                 : kept_errors(x.errors, place, slab, x.prepare.value_dim));
+        }
+        if constexpr (Keep && Reverse) {
+            const int half = arch::lane() % 2;
+            const u32 stride = (u32)x.d_v_strides.token * 2;
+            char *const base =
+                (char *)row_address(x.d_v, x.d_v_strides, work.piece.sequence, first, work.head) + 2 * own_column;
+            d_v = base + (u64)((u32)arch::lane() / 2) * stride + 16 * half;
+            d_v_access = !x.d_v || own_column + 8 * half >= x.prepare.value_dim ? not_written
+                         : arch::aligned_rows(base, stride)                     ? in_one
+                                                                                : by_elements;
         }
     }
 
@@ -60,8 +72,15 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
                 forward_chunk();
             }
             ring.advance();
-            place += step * x.prepare.value_heads;
             rows -= step * chunk;
+            if constexpr (Keep) {
+                const int64_t slabs = (int64_t)x.prepare.value_heads * kept_slabs(x.prepare.value_dim);
+                kept_states += step * slabs * (2 * panel_bytes);
+                kept_tokens += step * slabs * ((Reverse ? 1 : 2) * panel_bytes);
+            }
+            if constexpr (Keep && Reverse) {
+                d_v -= (int64_t)chunk * (u32)(x.d_v_strides.token * 2);
+            }
         }
         if constexpr (!Keep) {
             store_summary();
@@ -256,88 +275,85 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
     }
 
-    // Waits until all but the last `Pending` of the warp's groups of stores have read shared memory.
-    template <int Pending> DEVICE_MEMBER void begin_stores() const {
+    // Waits until the warp's stores of the chunk before have read shared memory.
+    DEVICE_MEMBER void begin_stores() const {
         if (arch::lane() == 0) {
-            arch::await_store_reads<Pending>();
+            arch::await_store_reads<0>();
         }
         arch::wave_sync();
     }
-    DEVICE_MEMBER void publish_stores() const {
-        arch::publish_shared();
-        arch::wave_sync();
-    }
-    // Stores the warp's rows of a panel that is kept, from where put_tokens or store_state have put them. The last
-    // warpgroup may be past all slabs.
-    DEVICE_MEMBER void store_rows(char *panel, u32 from) const {
-        if (kept_slab() < kept_slabs(x.prepare.value_dim)) {
-            // Not by wave(): all lanes must take part in it, and one lane stores.
-            arch::store_async(panel + own_column % kept_columns / 16 * column_block, from, column_block);
-        }
-    }
-    // Number of the warpgroup's 64 columns.
-    DEVICE_MEMBER int kept_slab() const { return own_column / kept_columns; }
-    // Stores the rounded state.
-    DEVICE_MEMBER void store_state(char *states) const {
-        begin_stores<1>();
+    // Puts the rounded state where it is stored from, as the first of a chunk's tensors.
+    DEVICE_MEMBER void put_state() const {
+        begin_stores();
         const int lane = arch::opaque(arch::lane());
         for (int t = 0; t < key_tiles; ++t) {
             arch::store_operand(stores + Stores::state + t / 4 * column_block +
                                     swizzled(lane % 16, t % 4 * 2 + lane / 16),
                                 reads[t][0]);
         }
-        publish_stores();
-        if (lane == 0) {
-            char *const to = kept_state(states, place, kept_slab(), x.prepare.value_dim);
-            for (int panel = 0; panel < Stage::panels; ++panel) {
-                store_rows(to + panel * panel_bytes, stores + Stores::state + panel * column_block);
-            }
-            arch::commit_stores();
-        }
     }
-    // Puts a tensor of tokens where it is stored from.
+    // Puts a tensor of tokens there.
     DEVICE_MEMBER void put_tokens(u32 to, const Operands &tokens) const {
         const int lane = arch::opaque(arch::lane());
         for (int i = 0; i < tiles; ++i) {
             arch::store_operand(to + swizzled(lane % 16, 2 * i + lane / 16), tokens[i][0]);
         }
     }
+    // Stores the warp's rows of all panels that a chunk keeps. One fence for all of them: it waits for every access of
+    // the thread.
+    DEVICE_MEMBER void store_kept() const {
+        arch::publish_shared();
+        arch::wave_sync();
+        // The last warpgroup may be past all slabs. Not by wave(): all lanes must take part in it, and one lane stores.
+        if (arch::lane() == 0 && is_kept) {
+            arch::store_async(kept_states, stores + Stores::state, column_block);
+            if constexpr (Stage::panels > 1) {
+                arch::store_async(kept_states + panel_bytes, stores + Stores::state + column_block, column_block);
+            }
+            arch::store_async(kept_tokens, stores + Stores::updates, column_block);
+            if constexpr (!Reverse) {
+                arch::store_async(kept_tokens + panel_bytes, stores + Stores::values, column_block);
+            }
+            arch::commit_stores();
+        }
+    }
     // Stores dV: a row of the warp's columns has 32 bytes.
-    DEVICE_MEMBER void store_values(const Operands &tokens) {
-        const int lane = arch::opaque(arch::lane());
-        const u32 memory = stores + Stores::values;
-        const auto place_of_row = [&](int row, int half) __attribute__((always_inline)) {
-            return memory + row * 32 + (half ^ (row / 4 & 1)) * 16;
-        };
+    DEVICE_MEMBER void store_values(const Operands &tokens) const {
+        const u32 lane = arch::opaque(arch::lane()), memory = stores + Stores::values;
+        // Halves of rows are exchanged in every other group of four rows.
+        const u32 to = memory + (lane / 16 * 8 + lane % 8) * 32 + (lane / 8 % 2 ^ lane / 4 % 2) * 16,
+                  from = memory + lane / 2 * 32 + (lane % 2 ^ lane / 8 % 2) * 16;
         for (int i = 0; i < tiles; ++i) {
-            arch::store_transposed(place_of_row(16 * i + lane / 16 * 8 + lane % 8, lane / 8 % 2), tokens[i][0]);
+            arch::store_transposed(to + i * 512, tokens[i][0]);
+        }
+        arch::wave_sync();
+        i32x4 words[tiles];
+        for (int i = 0; i < tiles; ++i) {
+            words[i] = arch::load_shared(from + i * 512);
         }
         arch::wave_sync();
         const u32 stride = (u32)x.d_v_strides.token * 2;
-        const bool whole = arch::aligned_rows(d_v, stride);
-        const int half = lane % 2;
-        if (x.d_v && own_column + 8 * half < x.prepare.value_dim) {
+        if (rows >= chunk && d_v_access == in_one) {
             for (int i = 0; i < tiles; ++i) {
-                const int row = 16 * i + lane / 2;
-                const i32x4 words = arch::load_shared(place_of_row(row, half));
-                char *const to = d_v + (u64)row * stride + 16 * half;
-                if (row >= rows) {
-                } else if (whole) {
-                    arch::store_b128(to, words);
+                arch::store_b128(d_v + (u64)(16 * i) * stride, words[i]);
+            }
+        } else if (d_v_access != not_written) {
+            for (int i = 0; i < tiles; ++i) {
+                char *const at = d_v + (u64)(16 * i) * stride;
+                if ((int)(16 * i + lane / 2) >= rows) {
+                } else if (d_v_access == in_one) {
+                    arch::store_b128(at, words[i]);
                 } else {
                     for (int e = 0; e < 8; ++e) {
-                        ((short *)to)[e] = (short)(words[e / 2] >> 16 * (e % 2));
+                        ((short *)at)[e] = (short)(words[i][e / 2] >> 16 * (e % 2));
                     }
                 }
             }
         }
-        arch::wave_sync();
-        d_v -= (int64_t)chunk * stride;
     }
 
-    // Stores E and its rounding error.
+    // Stores E and its rounding error, and the state before the chunk.
     DEVICE_MEMBER void store_errors(const Accumulators<tiles> &error) const {
-        begin_stores<1>();
         Operands high, low;
         for (int i = 0; i < tiles; ++i) {
             const Tile of_token = tile_of(error, i);
@@ -346,17 +362,10 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         }
         put_tokens(stores + Stores::updates, high);
         put_tokens(stores + Stores::values, low);
-        publish_stores();
-        if (arch::lane() == 0) {
-            char *const to = kept_errors(x.errors, place, kept_slab(), x.prepare.value_dim);
-            store_rows(to, stores + Stores::updates);
-            store_rows(to + panel_bytes, stores + Stores::values);
-            arch::commit_stores();
-        }
+        store_kept();
     }
-    // Stores dX, and dV.
-    DEVICE_MEMBER void store_updates(const Accumulators<tiles> &update) {
-        begin_stores<1>();
+    // Stores dX, dV and the gradient of the state after the chunk.
+    DEVICE_MEMBER void store_updates(const Accumulators<tiles> &update) const {
         Operands d_update, d_value;
         for (int i = 0; i < tiles; ++i) {
             const Tile of_token = tile_of(update, i);
@@ -364,11 +373,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
             d_value[i][0] = rounded<T>(factors(of_v_factor_row, i) * of_token);
         }
         put_tokens(stores + Stores::updates, d_update);
-        publish_stores();
-        if (arch::lane() == 0) {
-            store_rows(kept_updates(x.d_updates, place, kept_slab(), x.prepare.value_dim), stores + Stores::updates);
-            arch::commit_stores();
-        }
+        store_kept();
         store_values(d_value);
     }
 
@@ -380,7 +385,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
         read_state(error, stage);
         load_given(given);
         if constexpr (Keep) {
-            store_state(x.states);
+            put_state();
         }
         const f32x4 numbers = arch::load_shared_f32(ring.at() + Stage::numbers);
         Tile read[tiles];
@@ -440,7 +445,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
             }
             multiply(within, stage, Stage::p, given);
             if constexpr (Keep) {
-                store_state(x.d_states);
+                put_state();
             }
             arch::await_products<0>();
             update.pin();
@@ -540,17 +545,21 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     RingPlace<Keys> ring;
     const int group;      // of this warp
     const int own_column; // the warp's first one
-    int64_t place;
     int rows; // rows from the first one of the chunk on, in the sequence
     const u32 stores;
+    // Where the warp's columns of the chunk are kept: the state, and E or dX. Not if the warpgroup is past all slabs.
+    char *kept_states, *kept_tokens;
+    bool is_kept;
+    // The lane's 16 bytes of its first row of dV in the chunk. It has every 16th row.
     char *d_v;
+    enum { not_written, in_one, by_elements } d_v_access;
     Accumulators<key_tiles> state;
     Operand reads[key_tiles][1]; // the rounded state
 };
 
 // Registers per thread of copying and of multiplying warps. The average must not exceed the 168 that each thread is
 // launched with.
-constexpr int walk_copying_registers = 56, walk_multiplying_registers = 224;
+constexpr int walk_copying_registers = 72, walk_multiplying_registers = 216;
 static_assert(walk_copying_registers + 2 * walk_multiplying_registers <= 3 * 168, "setmaxnreg would wait forever");
 
 // `work.slab`: number of the workgroup's columns in its matrix.
