@@ -67,7 +67,7 @@ constexpr int multiplying_waves = key_waves + scan_waves;
 constexpr int gradient_copying_waves = 2, gate_waves = 2;
 constexpr int gradient_copying_threads = gradient_copying_waves * arch::lanes;
 constexpr int own_gradient_threads = multiplying_threads + group_threads;
-constexpr int gradient_copying_registers = 48, key_registers = 160, matrix_registers = 144;
+constexpr int gradient_copying_registers = 40, key_registers = 168, matrix_registers = 136;
 static_assert(gradient_copying_registers + key_groups * key_registers + matrix_registers <= 4 * 128,
               "setmaxnreg would wait forever");
 
@@ -95,60 +95,30 @@ struct GradientItem {
     int record, key_head, sequence, begin, rows;
     bool exists;
 };
-// Finds the items of a workgroup, by a warp. Records of later items are not smaller, so that a lane holds one of 32
-// entries of cu_seqlens, from the current sequence on: a load would wait for the copies before it.
-class GradientItems {
-  public:
-    DEVICE_MEMBER explicit GradientItems(const dwk_prefill_backward_args &x) : x(x) { load(); }
-
-    // `number` must not be smaller than the last one.
-    DEVICE_MEMBER GradientItem find(int number) {
-        const dwk_prefill_prepare_args &p = x.prepare;
-        GradientItem item;
-        item.record = number / p.key_heads;
-        item.key_head = number - item.record * p.key_heads;
-        // As sequence_of_record. The lane after that of the sequence has its end.
-        int count = begun(item.record);
-        while (count == arch::lanes) {
-            base += arch::lanes - 1;
-            load();
-            count = begun(item.record);
-        }
-        const int own = max_of(count - 1, 0);
-        item.sequence = base + own;
-        const int begin = arch::read_lane(token, own), end = max_of(arch::read_lane(token, own + 1), begin);
-        const int number_of_chunk = item.record - first_record(begin, item.sequence);
-        item.exists = item.sequence < p.sequences && number_of_chunk >= 0 &&
-                      number_of_chunk < (end - begin + chunk - 1) / chunk;
-        item.begin = begin + number_of_chunk * chunk;
-        item.rows = min_of(end - item.begin, chunk);
-        return item;
+DEVICE GradientItem gradient_item(const dwk_prefill_backward_args &x, int number) {
+    const dwk_prefill_prepare_args &p = x.prepare;
+    GradientItem item;
+    item.record = number / p.key_heads;
+    item.key_head = number - item.record * p.key_heads;
+    item.sequence = sequence_of_record(p.cu_seqlens, p.sequences, item.record);
+    Rows range{0, 0};
+    if (item.sequence < p.sequences) {
+        range = rows_of(p.cu_seqlens, item.sequence, p.tokens);
     }
-
-  private:
-    DEVICE_MEMBER void load() {
-        const dwk_prefill_prepare_args &p = x.prepare;
-        token = token_at(p.cu_seqlens, min_of(base + arch::lane(), p.sequences), p.tokens);
-    }
-    // Lanes whose sequence begins at `record` or before. Past the last sequence: its end, if all do.
-    DEVICE_MEMBER int begun(int record) const {
-        const int sequence = base + arch::lane();
-        return __builtin_popcount((u32)arch::ballot(sequence <= x.prepare.sequences &&
-                                                    first_record(token, sequence) <= record));
-    }
-
-    const dwk_prefill_backward_args &x;
-    int base = 0, token;
-};
+    const int chunk_number = item.record - first_record(range.begin, item.sequence);
+    item.exists = chunk_number >= 0 && chunk_number < (range.end - range.begin + chunk - 1) / chunk;
+    item.begin = range.begin + chunk_number * chunk;
+    item.rows = min_of(range.end - item.begin, chunk);
+    return item;
+}
 
 // Calls f(item, head) for each value head of the workgroup's chunks, and skip(number) for items that have none.
 template <class F, class Skip>
 DEVICE void each_gradient_head(const dwk_prefill_backward_args &x, const F &f, const Skip &skip) {
     const dwk_prefill_prepare_args &p = x.prepare;
-    GradientItems items(x);
 #pragma unroll 1
     for (int number = arch::workgroup(); number < (x.records + 1) * p.key_heads; number += arch::workgroups_here()) {
-        const GradientItem item = items.find(number);
+        const GradientItem item = gradient_item(x, number);
         if (!item.exists) {
             skip(number);
             continue;
