@@ -240,7 +240,7 @@ static SM90: Target = {
         shared_bytes: 0,
         persistent: false,
     };
-    // Eight warps multiply, two copy, two write gates.
+    // Twelve warps multiply, two copy, two write gates.
     const PERSISTENT_GRADIENTS: Gradients = Gradients {
         threads: 512,
         shared_bytes: 232_432,

@@ -644,7 +644,8 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
     using Base::put_rows, Base::release, Base::release_keys;
     using Base::which_row, Base::column_of, Base::first_word, Base::place_of_word, Base::stage_at, Base::row_factors,
         Base::of_row;
-    using Base::x, Base::memory, Base::slabs, Base::own_lane, Base::own, Base::own_row, Base::slot, Base::keys, Base::stage;
+    using Base::x, Base::memory, Base::slabs, Base::own_lane, Base::own, Base::own_row, Base::slot, Base::keys,
+        Base::stage;
 
   public:
     DEVICE_MEMBER explicit MatrixMultiplier(const dwk_prefill_backward_args &x) : Base(x) {}
@@ -668,7 +669,8 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
   private:
     // A lane's part of tile t of the warp's rows, of D .* dP (0) or D .* dL (1). Later tiles than the rows are zeros.
     DEVICE_MEMBER u32 lower_place(int which, int t) const {
-        return memory() + P::lower + ((1 - which) * lower_blocks + lower_block(own, t)) * P::tile_bytes + own_lane() * 16;
+        return memory() + P::lower + ((1 - which) * lower_blocks + lower_block(own, t)) * P::tile_bytes +
+               own_lane() * 16;
     }
     DEVICE_MEMBER Tile load_lower(int which, int t) const {
         const u32 at = lower_place(which, t);
@@ -712,8 +714,8 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
     static DEVICE_MEMBER f32x2 pair_of(u32 first, int which, int i) {
         return arch::load_shared_pair(first + (which * chunk + i / 4 * 8) * 4);
     }
-    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums. x[2 n + c]: of column
-    // 8 n + c of the lane's. Two steps leave a lane half of the columns.
+    // Adds up a lane's columns of a tile over the eight lanes that have them, and stores the sums. x[2 n + c]: of
+    // column 8 n + c of the lane's. Two steps leave a lane half of the columns.
     DEVICE_MEMBER void put_columns(float *to, const float (&x)[4]) const {
         const auto add_half = [](bool upper, float low, float high, int step) __attribute__((always_inline)) {
             return (upper ? high : low) + arch::exchanged(upper ? low : high, step);
@@ -755,7 +757,8 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             }
             Tile p, l;
             for (int e = 0; e < elements; e += 4) {
-                const f32x2 earlier = pair_of(of_pairs, kept_sum, 8 * t + e), beta = pair_of(of_pairs, kept_beta, 8 * t + e);
+                const f32x2 earlier = pair_of(of_pairs, kept_sum, 8 * t + e),
+                            beta = pair_of(of_pairs, kept_beta, 8 * t + e);
                 for (int i = e; i < e + 4; ++i) {
                     const float decay = arch::exp2(sum[which_row(i)] - earlier[i % 2]) * beta[i % 2];
                     p[i] = decay * x.scale * of_p.at[8 * t + i];

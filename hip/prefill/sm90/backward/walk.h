@@ -35,8 +35,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     DEVICE_MEMBER ColumnWalk(const dwk_prefill_backward_args &x, const WalkWork &work, int first, int64_t place,
                              int column, int groups)
         : x(x), work(work), ring(groups), group(arch::wave() / (u32)scan_waves),
-          own_column(column + 16 * (arch::wave() % (u32)(groups * scan_waves))),
-          rows(work.piece.range.end - first),
+          own_column(column + 16 * (arch::wave() % (u32)(groups * scan_waves))), rows(work.piece.range.end - first),
           stores(shared_address(prefill::ring()) + WalkLayout<Keys>::stages(groups) + arch::wave() * Stores::bytes) {
         if constexpr (Keep) {
             const int slab = own_column / kept_columns, rows_before = own_column % kept_columns / 16 * column_block;
@@ -350,6 +349,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
                 }
             }
         }
+        arch::wave_sync(); // lanes may have left one by one, and products follow
     }
 
     // Stores E and its rounding error, and the state before the chunk.
@@ -545,7 +545,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
     RingPlace<Keys> ring;
     const int group;      // of this warp
     const int own_column; // the warp's first one
-    int rows; // rows from the first one of the chunk on, in the sequence
+    int rows;             // rows from the first one of the chunk on, in the sequence
     const u32 stores;
     // Where the warp's columns of the chunk are kept: the state, and E or dX. Not if the warpgroup is past all slabs.
     char *kept_states, *kept_tokens;
