@@ -41,9 +41,10 @@ fn make(folder: &Path, version: &str, archs: &[String]) -> Result<(), String> {
     for arch in archs {
         let compiler = Compiler::for_arch(arch, &scratch, named.clone())
             .map_err(|reason| format!("no code objects for {arch}: {reason}"))?;
-        let mut description = described(&compiler);
-        if let Some(assembler) = assembler.as_ref().filter(|_| kernels::is_ptx(arch)) {
-            description = format!("{description}, {}", assembler.described());
+        let mut description = described(&compiler.0, |said| said.lines().next());
+        if let Some(Assembler(program)) = assembler.as_ref().filter(|_| kernels::is_ptx(arch)) {
+            let build = described(program, |said| said.lines().last());
+            description = format!("{description}, {build}");
         }
         compilers.push((compiler, description));
     }
@@ -89,18 +90,13 @@ fn make(folder: &Path, version: &str, archs: &[String]) -> Result<(), String> {
     prebuilt::write_manifest(folder, root, version, &made).map_err(|e| e.to_string())
 }
 
-/// A compiler's file name and the first line of what it says about itself.
-fn described(compiler: &Compiler) -> String {
-    let name = compiler
-        .0
-        .file_name()
-        .unwrap_or_default()
-        .display()
-        .to_string();
-    let said = Command::new(&compiler.0).arg("--version").output();
+/// A program's file name and the line of what it says about itself that `line` picks.
+fn described(program: &Path, line: impl Fn(&str) -> Option<&str>) -> String {
+    let name = program.file_name().unwrap_or_default().display();
+    let said = Command::new(program).arg("--version").output();
     let said = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
-    match said.unwrap_or_default().lines().next() {
+    match line(&said.unwrap_or_default()) {
         Some(line) => format!("{name}, {}", line.trim()),
-        None => name,
+        None => name.to_string(),
     }
 }

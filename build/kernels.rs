@@ -198,7 +198,7 @@ pub fn object_name(stem: &str, arch: &str) -> String {
 /// NVIDIA's ptxas, which turns PTX into machine code ahead of time. The CUDA driver would do so when it loads the kernels,
 /// which takes minutes. The driver has to be of the same major version of CUDA as ptxas, or newer.
 #[derive(Clone, Debug)]
-pub struct Assembler(PathBuf);
+pub struct Assembler(pub PathBuf);
 
 impl Assembler {
     /// The one to use if `DELTAWAVE_ASSEMBLE` is 1: `DELTAWAVE_PTXAS`, or `ptxas` on the PATH.
@@ -206,16 +206,6 @@ impl Assembler {
         let wanted = env::var("DELTAWAVE_ASSEMBLE").is_ok_and(|v| v == "1");
         let named = env::var_os("DELTAWAVE_PTXAS").filter(|name| !name.is_empty());
         wanted.then(|| Assembler(named.unwrap_or_else(|| "ptxas".into()).into()))
-    }
-
-    /// The last line of what it says about itself: its build.
-    pub fn described(&self) -> String {
-        let said = Command::new(&self.0).arg("--version").output();
-        let said = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
-        let build = said
-            .ok()
-            .and_then(|text| text.lines().last().map(str::to_owned));
-        format!("ptxas, {}", build.unwrap_or_default().trim())
     }
 
     /// Replaces a file of PTX that ends in a NUL by machine code of `arch`.
