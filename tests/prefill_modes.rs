@@ -48,7 +48,7 @@ fn cases() -> Vec<Case> {
             cases.push(case);
         }
     }
-    // Two segments without summaries: one starts early, or one goes on.
+    // Two segments without summaries: one starts early, or both walk the whole sequence.
     for gates in [Gates::Normal, Gates::Zero] {
         let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 32), &[64 * 34 + 5]);
         case.spec.path = PrefillPath::Split;

@@ -1,8 +1,8 @@
 // Last kernel of prefill: outputs and final states. One workgroup per (segment, value head, slab of value columns)
 // walks the chunks of its segment. It starts from the sequence's initial state or, if the sequence is cut, from the
 // state that prefill_summarise and prefill_combine left. The second of two segments may start some chunks early
-// instead, from zeros (prefill/forget.h). Per chunk of 64 tokens (prefill/recurrence.h; the phases are
-// in prefill/<target>/):
+// instead, from zeros; or both segments' workgroups walk the whole sequence in narrower slabs (prefill/forget.h). Per
+// chunk of 64 tokens (prefill/recurrence.h; the phases are in prefill/<target>/):
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
 //
@@ -13,8 +13,24 @@ namespace {
 
 using namespace prefill;
 
+// Walks a segment in all waves of the workgroup.
+template <class T, int Keys>
+DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    run_helper_waves<T, Keys, true>(x, segment, work);
+    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) {
+        if constexpr (orders_loads(Keys)) {
+            // Narrow slabs take less time a chunk, so they need the next one sooner, wherever it comes from.
+            if (is_narrow(Keys) || x.flags & DWK_FROM_HBM) {
+                scan_columns<T, Keys, false, ChunksOfHbm<T, Keys>>(x, segment, work);
+                return;
+            }
+        }
+        scan_columns<T, Keys>(x, segment, work);
+    });
+}
+
 template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
-    const Work work = work_of(x, arch::workgroup());
+    Work work = work_of(x, arch::workgroup());
     if (scan_lists_end && !is_item(x, work.item)) {
         return;
     }
@@ -29,20 +45,14 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    if (is_half(x, segment) && !divide(x, segment, work.head)) {
-        return;
-    }
-    const dwk_prefill_scan_args &y = early_starts ? arch::reread(x) : x;
-    run_helper_waves<T, Keys, true>(y, segment, work);
-    run_state_waves<Keys, true>([&]() __attribute__((always_inline)) {
-        if constexpr (orders_loads(Keys)) {
-            if (y.flags & DWK_FROM_HBM) {
-                scan_columns<T, Keys, false, ChunksOfHbm<T, Keys>>(y, segment, work);
-                return;
-            }
+    if constexpr (early_starts) {
+        if (is_half(x, segment) && !divide(x, segment, work.head)) {
+            walk_whole(x, segment, work);
+            walk_segment<T, narrow(Keys)>(arch::reread(x), segment, work);
+            return;
         }
-        scan_columns<T, Keys>(y, segment, work);
-    });
+    }
+    walk_segment<T, Keys>(early_starts ? arch::reread(x) : x, segment, work);
 }
 
 } // namespace

@@ -6,6 +6,7 @@
 
 #include "../arch/contract.h"
 #include "../kernel_args.h"
+#include "narrow.h"
 
 namespace prefill {
 

@@ -23,38 +23,24 @@ DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment
     }
 }
 
-// Work and segment of this workgroup, derived again when needed: they are not worth registers during the walk.
-struct Located {
+// Work and segment of this workgroup, without quiet tokens. Derived again when needed: they are not worth registers
+// during the walk.
+template <int Keys> struct Located {
     Work work;
     Segment segment;
     DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x)
-        : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
+        : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {
+        if constexpr (is_narrow(Keys)) {
+            walk_whole(x, segment, work);
+        }
+    }
 };
-
-// Tokens that chunks.begin to chunks.finish walk. 0: those of the segment (segment_of) and quiet ones.
-template <bool Fused, class C> DEVICE int walked_by(const C &chunks) {
-    if constexpr (early_starts && !Fused) {
-        return chunks.walked();
-    } else {
-        return 0;
-    }
-}
-
-// Located; if the segment goes on to the end of a sequence that is cut in two (divide), all that it walks.
-template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x, int walked) {
-    Located at(x);
-    if (early_starts && !Fused && at.segment.first && walked > at.segment.end - at.segment.begin) {
-        at.segment.end = at.segment.begin + walked;
-        at.segment.last = true;
-    }
-    return at;
-}
 
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
 // lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
 // takes their snapshots.
-template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, int walked) {
-    const Segment segment = located<Fused>(x, walked).segment;
+template <int Keys, bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
+    const Segment segment = Located<Keys>(x).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
@@ -67,9 +53,9 @@ template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int l
 }
 
 // Stores the state after the chunks so far, if a snapshot is wanted.
-template <int Keys, bool Fused>
-DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int walked, int column) {
-    const Located at = located<Fused>(x, walked);
+template <int Keys>
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
+    const Located<Keys> at(x);
     const int done = (at.segment.end - at.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
@@ -103,18 +89,18 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     do {
         int rest = 0;
         if (arch::reread(x).snapshot_slots) {
-            rest = next_stop<Fused>(arch::reread(x), chunks.left(), walked_by<Fused>(chunks));
+            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left());
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys, Fused>(state, arch::reread(x), chunks.left(), walked_by<Fused>(chunks), column);
+            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column);
         }
     } while (chunks.left() > 0);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const Located at = located<Fused>(y, walked_by<Fused>(chunks));
+        const Located<Keys> at(y);
         const int slot = slot_of(y, y.write_slots, at.segment.sequence);
         if (at.segment.last && slot >= 0) {
             const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,

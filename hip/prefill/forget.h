@@ -58,9 +58,9 @@ DEVICE bool is_half(const dwk_prefill_scan_args &x, const Segment &segment) {
     return early_starts && x.retained && x.summaries == 0 && segment.first != segment.last;
 }
 
-// Who walks a sequence that is cut in two without summaries. The second segment starts early, from zeros, if the last
-// chunks of the first leave nothing of any state. Otherwise the first goes on to the end of the sequence. False: the
-// segment has no work.
+// Whether a sequence that is cut in two without summaries is walked as two segments: the last chunks of the first leave
+// nothing of any state, and the second starts early, from zeros. Moves its begin to there. Otherwise, or if it would
+// start so early that this takes longer, workgroups of both segments walk the whole sequence (walk_whole).
 DEVICE bool divide(const dwk_prefill_scan_args &x, Segment &segment, int head) {
     const Rows range = rows_of(x.cu_seqlens, segment.sequence, x.tokens);
     Segment before = segment; // the first of the two
@@ -69,16 +69,27 @@ DEVICE bool divide(const dwk_prefill_scan_args &x, Segment &segment, int head) {
     before.record = first_record(range.begin, segment.sequence);
     bool from_zeros;
     forget(x, head, before, from_zeros);
-    if (segment.first) {
-        segment.end = from_zeros ? segment.end : range.end;
-        segment.last = !from_zeros;
-        return true;
+    // A chunk of a narrow slab takes four fifths of the time.
+    const bool soon = from_zeros && 5 * (range.end - before.begin) <= 4 * (range.end - range.begin);
+    if (soon && !segment.first) {
+        segment.quiet = segment.begin - before.begin;
+        segment.begin = before.begin;
+        segment.record = before.record;
+        segment.from_zeros = true;
     }
-    segment.quiet = segment.begin - before.begin;
-    segment.begin = before.begin;
-    segment.record = before.record;
-    segment.from_zeros = true;
-    return from_zeros;
+    return soon;
+}
+
+// The work of a half if the sequence is not divided: all of the sequence, for a slab of half the columns. Workgroups of
+// the first segment have the lower half of all columns, those of the second the upper: so slabs that share lines of
+// memory are on one die.
+DEVICE void walk_whole(const dwk_prefill_scan_args &x, Segment &segment, Work &work) {
+    const Rows range = rows_of(x.cu_seqlens, segment.sequence, x.tokens);
+    work.slab += segment.first ? 0 : x.slabs;
+    segment.begin = range.begin;
+    segment.end = range.end;
+    segment.record = first_record(range.begin, segment.sequence);
+    segment.first = segment.last = true;
 }
 
 } // namespace prefill

@@ -55,6 +55,8 @@ pub(crate) struct Costs {
     pub(crate) early_starts: bool,
     /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
+    /// Also try the number of segments with which the workgroups of `prefill_scan` fill the device.
+    pub(crate) fills: bool,
 }
 
 /// Modelled costs of a fused prefill, at K = V = 128. One workgroup at a time is on a compute unit. Integers are in
@@ -161,6 +163,7 @@ static CDNA: Target = {
         summarised: 0.5,
         early_starts: false,
         fewer: 1.03,
+        fills: false,
     };
     // Four waves hold 32 columns each; four compute T and P.
     const FUSED: Walk = Walk {
@@ -195,6 +198,7 @@ static CDNA: Target = {
             summarised: 0.25,
             early_starts: true,
             fewer: 1.03,
+            fills: true,
         },
         backward_walk: [WALK; BACKWARD_BUCKETS.len()],
         backward_gradients: [GRADIENTS; BACKWARD_BUCKETS.len()],
@@ -264,6 +268,7 @@ static SM90: Target = {
         summarised: 0.5,
         early_starts: false,
         fewer: 1.03,
+        fills: false,
     };
     // Eight warps hold 16 columns each; four copy, and compute T and P.
     const fn fused(shared_bytes: u32) -> Walk {
@@ -317,6 +322,7 @@ static SM90: Target = {
             summarised: 0.225,
             early_starts: false,
             fewer: 1.0,
+            fills: false,
         },
         backward_walk: [BACKWARD_WALK, walk(384, 212_016), BACKWARD_WALK],
         backward_gradients: [GRADIENTS, PERSISTENT_GRADIENTS, GRADIENTS],

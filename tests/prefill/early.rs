@@ -1,5 +1,5 @@
 //! Sequences that the planner cuts in two, from zeros: no summaries. The second segment starts early where gates forget,
-//! and the first goes on where they do not. Elsewhere than on CDNA there are summaries.
+//! and both walk the whole sequence in narrower slabs where they do not. Elsewhere than on CDNA there are summaries.
 
 use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec};
 use deltawave::types::{Dtype, StateLayout};
@@ -75,7 +75,8 @@ fn last_kernel_alone(case: &Case, data: &Data) -> crate::common::Output {
     loaded.read(case, &stream)
 }
 
-/// Heads that start early and heads that go on, side by side, beside sequences that are whole.
+/// Heads that start early and heads that are walked whole, side by side, beside sequences that are not cut. A memory of 28
+/// chunks makes an early start too long.
 #[test]
 fn heads_that_forget_and_heads_that_do_not() {
     if !early_starts() {
@@ -93,9 +94,9 @@ fn heads_that_forget_and_heads_that_do_not() {
     }
 }
 
-/// Where no gate forgets, the first segments are the whole sequences, bit for bit. Where all do, the second ones are not.
+/// Where no gate forgets, narrow slabs give whole sequences, bit for bit. Where all do, the second ones are not.
 #[test]
-fn a_first_segment_goes_on() {
+fn narrow_slabs_have_the_bits_of_wide_ones() {
     if !early_starts() {
         return;
     }
@@ -161,7 +162,7 @@ fn options() {
     check_output(&case, &data, &dense, 1.15);
 }
 
-/// Each snapshot is taken once, by the segment that has its chunk, and by the first for the chunks that it goes on to.
+/// Each snapshot is taken once: by the segment that has its chunk, or by the walks of the whole sequence.
 #[test]
 fn snapshots_of_both_segments() {
     if !early_starts() {
@@ -177,7 +178,7 @@ fn snapshots_of_both_segments() {
     assert_near_whole(&case, &data, &expected, &[1, 3, 22]);
 }
 
-/// Gates that are NaN forget nothing: both segments find so, and the first goes on.
+/// Gates that are NaN forget nothing: both segments find so.
 #[test]
 fn gates_that_are_not_numbers() {
     if !early_starts() {

@@ -30,6 +30,8 @@ INTRINSIC short raw_buffer_load_u16(i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
 INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
+INTRINSIC void raw_buffer_store_b16(short x, i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.store.i16");
 #undef INTRINSIC
 
 // Memory behind a pointer that is equal in all lanes, addressed by byte offsets. An access at `nowhere` loads 0 or
@@ -63,6 +65,7 @@ class Window {
         return (unsigned short)raw_buffer_load_u16(rsrc, (int)offset, 0, 0);
     }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER void store_b16(u32 offset, int x) const { raw_buffer_store_b16((short)x, rsrc, (int)offset, 0, 0); }
 
   private:
     i32x4 rsrc;

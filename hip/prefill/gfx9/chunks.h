@@ -30,11 +30,14 @@ template <int Keys> class ChunkLoader {
         const int lane = arch::lane(), wave = arch::wave(), row = lane % 16, eighth = arch::eighth(lane) * 16;
         k_offset = (16 * wave + row) * k.stride + eighth;
         column_offset = row * k.stride + eighth + 64 * wave;
+        // Narrow slabs: two lanes load the same word, and each takes its half. Loads of 16 bits would be waited for
+        // early, because the compiler widens them in the chunk before.
+        const u32 word_offset = is_narrow(Keys) ? value_offset & ~3u : value_offset;
         for (int c = 0; c < tiles; ++c) {
             columns[c] = column_of(column_offset, 0, c);
         }
         for (int r = 0; r < elements; ++r) {
-            v_offset[r] = (16 * wave + LaneMap(lane).row(r)) * v.stride + value_offset;
+            v_offset[r] = (16 * wave + LaneMap(lane).row(r)) * v.stride + word_offset;
         }
         factor_offset = (16 * wave + LaneMap(lane).row(0)) * 4;
         t = LowerBlocks::Offsets::of_t(wave);
@@ -115,9 +118,10 @@ template <int Keys> class ChunkLoader {
 // TFirst: the next T and row factors are requested as soon as their registers are free, before K^T. From HBM they are
 // late otherwise. From a cache they are not, and are requested after half of the state's update, which delays it less.
 template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chunks {
-    static constexpr int across = scan_tiles, key_tiles = StateLayout<Keys>::key_tiles, pairs = key_pairs(Keys);
+    static constexpr int across = slab_tiles(Keys), key_tiles = StateLayout<Keys>::key_tiles, pairs = key_pairs(Keys);
     typedef prefill::State<Keys> State;
     typedef Tile Slab[across]; // [16 tokens, slab]
+    typedef SlabOperands<across> Tokens;
 
   public:
     DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int,
@@ -128,17 +132,25 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
             next.limit(rest);
             // In the order of the loop: its waits count the loads after the one that is needed, on every way into it.
             // Out of order, each chunk would wait for loads that it does not need yet.
-            next.load_values(part);
-            arch::phase();
-            next.load_k(part);
+            if constexpr (shares_keys(Keys)) {
+                next.load_k(part);
+                arch::phase();
+                next.load_values(part);
+            } else {
+                next.load_values(part);
+                arch::phase();
+                next.load_k(part);
+            }
             arch::phase();
             if constexpr (TFirst) {
                 next.load_rest(part);
                 arch::phase();
-                next.load_columns(part);
-            } else {
+            }
+            if constexpr (!shares_keys(Keys)) {
                 next.load_columns(part);
                 arch::phase();
+            }
+            if constexpr (!TFirst) {
                 next.load_rest(part);
             }
         }
@@ -146,14 +158,14 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
 
     DEVICE_MEMBER void begin(const State &state) {
         share_state<0>(state);
-        share_state<1>(state);
+        if constexpr (across > 1) {
+            share_state<1>(state);
+        }
         arch::workgroup_sync();
         take_state();
     }
     // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
-    // Tokens of the segment, with those that it walks for other segments.
-    DEVICE_MEMBER int walked() const { return tokens; }
 
     // Computes one chunk. Between barriers runs one long chain of products and roundings. All other work fills the
     // times when the wave would wait for the matrix unit, LDS or other waves.
@@ -162,7 +174,7 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         Slab x;
         Tile turned[key_tiles][tiles]; // K^T of the wave's key elements, f32
         read_state(x, turned);
-        OperandPair all[tiles];
+        Tokens all[tiles];
         solve_u(x, all, turned, state);
         update_state(state, all, turned);
     }
@@ -177,11 +189,13 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
             }
             put(shared.x, lost);
             arch::workgroup_sync();
-            OperandPair all[tiles];
+            Tokens all[tiles];
             take(all, shared.x);
             for (int c = 0; c < tiles; ++c) {
                 accumulate<0>(state, all, c);
-                accumulate<1>(state, all, c);
+                if constexpr (across > 1) {
+                    accumulate<1>(state, all, c);
+                }
             }
         }
         multiply(state, unit);
@@ -195,6 +209,9 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
     DEVICE_MEMBER void read_state(Slab &x, Tile (&turned)[key_tiles][tiles]) {
         Slab weighted;
         multiply_k(x, weighted);
+        if constexpr (shares_keys(Keys)) {
+            next.load_k(part);
+        }
         Operand rounded_x[across];
         for (int j = 0; j < across; ++j) {
             x[j] = solve_x(weighted[j], part.read, x[j]);
@@ -202,9 +219,13 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         }
         put(shared.x, rounded_x);
         arch::phase();
-        transpose<tiles / 2, tiles>(turned);
-        next.load_values(part);
-        with_others<4, 2, 0>();
+        if constexpr (shares_keys(Keys)) {
+            next.load_values(part);
+        } else {
+            transpose<tiles / 2, tiles>(turned);
+            next.load_values(part);
+            with_others<4, 2, 0>();
+        }
         arch::phase();
         arch::workgroup_sync();
     }
@@ -212,22 +233,29 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
     // U = X + (T - I) X, in place of X in `x`                         [16 tokens, slab], f32, to the waves of outputs
     // update = exp(G_C - G) U / unit                                 [16 tokens, slab], rounded, to all waves
     // state <- exp(G_C) S0 / unit                                    [own keys, slab]
-    DEVICE_MEMBER void solve_u(Slab &x, OperandPair (&all)[tiles], Tile (&turned)[key_tiles][tiles], State &state) {
+    DEVICE_MEMBER void solve_u(Slab &x, Tokens (&all)[tiles], Tile (&turned)[key_tiles][tiles], State &state) {
         LowerBlocks::take(all, shared.x, wave);
-        transpose<0, tiles / 2>(turned);
-        next.load_k(part);
-        with_others<4, 2, 0>();
+        if constexpr (shares_keys(Keys)) {
+            take_columns();
+        } else {
+            transpose<0, tiles / 2>(turned);
+            next.load_k(part);
+            with_others<4, 2, 0>();
+        }
         arch::phase();
-        part.t.template multiply<T>(x, all, wave);
+        part.t.template multiply<T, across>(x, all, wave);
         for (int j = 0; j < across; ++j) {
             if constexpr (Outputs) {
-                shared_values().exact[j][arch::thread()] = bits<i32x4>(x[j]);
+                shared_values<across>().exact[j][arch::thread()] = bits<i32x4>(x[j]);
             }
             change[j] = change_of(part.write, x[j]);
             update[j] = rounded<T>(change[j]);
         }
         put(shared.update, update);
         arch::phase();
+        if constexpr (shares_keys(Keys)) {
+            transpose<0, tiles / 2>(turned);
+        }
         const float decay = arch::held(part.decay.x * unit);
         unit = arch::held(part.decay.y);
         multiply(state, decay);
@@ -237,14 +265,19 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         if constexpr (TFirst) {
             next.load_rest(part);
         }
-        next.load_columns(part);
+        if constexpr (!shares_keys(Keys)) {
+            next.load_columns(part);
+        }
         arch::phase();
         arch::workgroup_sync();
     }
 
     // S1 = exp(G_C) S0 + K^T update, in units of the record          [own keys, slab], f32 and, rounded, to all waves
-    DEVICE_MEMBER void update_state(State &state, OperandPair (&all)[tiles], Tile (&turned)[key_tiles][tiles]) {
+    DEVICE_MEMBER void update_state(State &state, Tokens (&all)[tiles], Tile (&turned)[key_tiles][tiles]) {
         take(all, shared.update);
+        if constexpr (shares_keys(Keys)) {
+            transpose<tiles / 2, tiles>(turned);
+        }
         for (int c = tiles / 2; c < tiles; ++c) {
             pack(turned, c);
         }
@@ -256,15 +289,17 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         if constexpr (!TFirst) {
             next.load_rest(part);
         }
-        for (int c = 0; c < tiles; ++c) {
-            accumulate<1>(state, all, c);
+        if constexpr (across > 1) {
+            for (int c = 0; c < tiles; ++c) {
+                accumulate<1>(state, all, c);
+            }
+            share_state<0>(state);
+            // In fours, because clang 22 makes two of each packed instruction that follows a product directly.
+            with_others<2, 1, 0>();
+            with_others<tiles * key_tiles - 2, 1, Outputs ? 4 : 2>();
+            arch::phase();
         }
-        share_state<0>(state);
-        // In fours, because clang 22 makes two of each packed instruction that follows a product directly.
-        with_others<2, 1, 0>();
-        with_others<tiles * key_tiles - 2, 1, Outputs ? 4 : 2>();
-        arch::phase();
-        share_state<1>(state);
+        share_state<across - 1>(state);
         arch::phase();
         arch::workgroup_sync();
         take_state();
@@ -273,12 +308,12 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
     static DEVICE_MEMBER i32x4 both(Operand first, Operand second) {
         return i32x4{first.x, first.y, second.x, second.y};
     }
-    static DEVICE_MEMBER void put(i32x4 (&to)[scan_threads], const Operand (&x)[across]) {
-        to[arch::thread()] = both(x[0], x[1]);
+    static DEVICE_MEMBER void put(Tokens (&to)[scan_threads], const Operand (&x)[across]) {
+        to[arch::thread()] = Tokens(x);
     }
-    static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[scan_threads]) {
+    static DEVICE_MEMBER void take(Tokens (&to)[tiles], const Tokens (&from)[scan_threads]) {
         for (int c = 0; c < tiles; ++c) {
-            to[c].data = from[c * arch::lanes + arch::lane()];
+            to[c] = from[c * arch::lanes + arch::lane()];
             arch::phase();
         }
     }
@@ -318,6 +353,9 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         if constexpr (registers_are_short(Keys) && B + 1 < pairs) {
             take_state(B + 1);
         }
+        if constexpr (shares_keys(Keys)) {
+            shared.k[wave][B][arch::lane()] = part.k[B].data;
+        }
         const OperandPair(&s)[across] = operands[B % held_pairs];
         for (int j = 0; j < across; ++j) {
             out[j] = T::mma(part.k[B].first(), s[j].first(), B == 0 ? Tile{} : out[j]);
@@ -327,14 +365,16 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         }
         if constexpr (B == 0) {
             for (int r = 0; r < elements; ++r) {
-                weighted[0][r] = T::low(part.v[r]);
-                weighted[1][r] = T::high(part.v[r]);
+                weighted[0][r] = T::low(across > 1 ? part.v[r] : (int)((u32)part.v[r] >> half));
+                weighted[across - 1][r] = across > 1 ? T::high(part.v[r]) : weighted[0][r];
             }
-            weighted[0] = arch::held(weighted[0]);
-            weighted[1] = arch::held(weighted[1]);
+            for (int j = 0; j < across; ++j) {
+                weighted[j] = arch::held(weighted[j]);
+            }
         } else if constexpr (B == 1) {
-            weighted[0] = arch::held(part.beta * weighted[0]);
-            weighted[1] = arch::held(part.beta * weighted[1]);
+            for (int j = 0; j < across; ++j) {
+                weighted[j] = arch::held(part.beta * weighted[j]);
+            }
         }
         if constexpr (B == pairs - 2) {
             next.advance(rest);
@@ -345,6 +385,14 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         arch::phase();
         if constexpr (B + 1 < pairs) {
             multiply_k<B + 1>(out, weighted);
+        }
+    }
+    // Loads the wave's key elements of all rows of K, which the other waves have put to LDS.
+    DEVICE_MEMBER void take_columns() {
+        for (int p = 0; p < own_pairs(Keys); ++p) {
+            for (int c = 0; c < tiles; ++c) {
+                part.columns[p][c].data = shared.k[c][min_of(p * scan_waves + wave, pairs - 1)][arch::lane()];
+            }
         }
     }
     // Transposes the wave's key elements of K, exactly: a product with the identity gives each lane four rows of a
@@ -369,9 +417,9 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
         }
     }
     // S += K^T x for column tile J and the tokens of tile c.
-    template <int J> DEVICE_MEMBER void accumulate(State &state, const OperandPair (&x)[tiles], int c) const {
+    template <int J> DEVICE_MEMBER void accumulate(State &state, const Tokens (&x)[tiles], int c) const {
         for (int t = 0; t < key_tiles; ++t) {
-            state[t][J] = T::mma(transposed[t][c], J == 0 ? x[c].first() : x[c].second(), state[t][J]);
+            state[t][J] = T::mma(transposed[t][c], x[c].template of<J>(), state[t][J]);
         }
     }
     // Schedules `Products` products next, each followed by `Loads` loads and `Vectors` vector instructions.
@@ -393,6 +441,7 @@ template <class T, int Keys, bool Outputs = true, bool TFirst = false> class Chu
     Operand update[across];
     float unit = 1.0f;                                   // unit of the state in registers
     const int wave = arch::opaque_uniform(arch::wave()); // in a scalar register
+    const int half = arch::lane() % 2 * 16;              // narrow slabs: bits of a word of V before the lane's column
     const int tokens;
     int rest;
     int parity = 0;

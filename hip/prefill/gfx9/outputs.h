@@ -11,14 +11,15 @@
 namespace prefill {
 
 template <class T, int Keys> class OutputChunks {
-    static constexpr int across = scan_tiles, pairs = key_pairs(Keys), split_x = 1,
+    static constexpr int across = slab_tiles(Keys), pairs = key_pairs(Keys), split_x = 1,
                          split_update = 2; // key pairs multiplied before X, and before the update
     typedef Tile Slab[across];
+    typedef SlabOperands<across> Tokens;
 
   public:
     DEVICE_MEMBER OutputChunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head,
                                u32 value_offset)
-        : shared(exchange<Keys, true>()), values(shared_values()),
+        : shared(exchange<Keys, true>()), values(shared_values<across>()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin, head, x.value_dim), record(x, s.record, head),
           at_p(LowerBlocks::Offsets::of_p(row)), key_dim(x.key_dim), scale(x.scale), rest(s.end - s.begin),
@@ -57,7 +58,7 @@ template <class T, int Keys> class OutputChunks {
             end = end > 0 ? chunk : 0;
         } while (end > 0);
         take_values();
-        p.template multiply<T>(done, u, row);
+        p.template multiply<T, across>(done, u, row);
         o.limit_to(rest);
         write_outputs();
         arch::workgroup_sync(); // matches the barrier of the last update's rounding error
@@ -86,7 +87,12 @@ template <class T, int Keys> class OutputChunks {
         if constexpr (Finish) {
             take_values();
         }
-        out[0] = out[1] = Tile{};
+        output = factor(output_row);
+        diagonal = factor(diagonal_row);
+        arch::phase();
+        for (int j = 0; j < across; ++j) {
+            out[j] = Tile{};
+        }
         q.advance();
         limit(rest - chunk);
         multiply_q<0, split_x>(s);
@@ -94,9 +100,12 @@ template <class T, int Keys> class OutputChunks {
         arch::workgroup_sync(); // X is in LDS
         take_state<split_x, split_update>(s);
         if constexpr (Finish) {
-            p.template multiply<T>(done, u, row);
+            p.template multiply<T, across>(done, u, row);
             arch::phase();
         }
+        p.load(record.memory, at_p);
+        record.advance();
+        arch::phase();
         multiply_q<split_x, split_update>(s);
         arch::phase();
         arch::workgroup_sync(); // the update and U in f32 are in LDS
@@ -106,18 +115,16 @@ template <class T, int Keys> class OutputChunks {
             arch::phase();
         }
         take_state<split_update, pairs>(s);
-        p.load(record.memory, at_p);
-        arch::phase();
-        output = factor(output_row);
-        diagonal = factor(diagonal_row);
-        record.advance();
         if constexpr (Finish) {
             write_outputs();
             o.advance();
         }
         arch::phase();
-        const Operand first = rounded<T>(exact[0]), second = rounded<T>(exact[1]);
-        values.operands[own] = i32x4{first.x, first.y, second.x, second.y};
+        Operand rounded_u[across];
+        for (int j = 0; j < across; ++j) {
+            rounded_u[j] = rounded<T>(exact[j]);
+        }
+        values.operands[own] = Tokens(rounded_u);
         arch::phase();
         multiply_q<split_update, pairs>(s);
         parity ^= 1;
@@ -133,9 +140,13 @@ template <class T, int Keys> class OutputChunks {
         arch::phase();
     }
     DEVICE_MEMBER void write_outputs() const {
-        const Tile first = arch::held(T::nearest(scale * done[0])), second = arch::held(T::nearest(scale * done[1]));
+        Tile nearest[across];
+        for (int j = 0; j < across; ++j) {
+            nearest[j] = arch::held(T::nearest(scale * done[j]));
+        }
         for (int r = 0; r < elements; ++r) {
-            o.memory.store_b32(o_offset[r], T::join(first[r], second[r]));
+            const int word = T::join(nearest[0][r], nearest[across - 1][r]);
+            is_narrow(Keys) ? o.memory.store_b16(o_offset[r], word) : o.memory.store_b32(o_offset[r], word);
         }
     }
 
@@ -164,7 +175,7 @@ template <class T, int Keys> class OutputChunks {
     // blocks of P.
     const int row = arch::opaque_uniform(arch::uniform_value(2 * scan_waves - 1 - arch::wave()));
     const Exchange<Keys, true> &shared;
-    Values &values;
+    Values<across> &values;
     TokenRows q, o;
     Records record;
     const LowerBlocks::Offsets at_p;
@@ -175,7 +186,7 @@ template <class T, int Keys> class OutputChunks {
     LowerBlocks p;
     Tile output, diagonal;
     Slab out, exact, done;
-    OperandPair u[tiles];
+    Tokens u[tiles];
     int rest;
     const int quiet; // tokens at the begin whose outputs are not written
     int parity = 0;
@@ -189,7 +200,7 @@ DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segm
             arch::set_priority<1>();
             return;
         }
-        const int column = work.slab * slab_columns<Keys, true>() + first_column(arch::lane(), scan_tiles);
+        const int column = work.slab * slab_columns<Keys, true>() + first_column(arch::lane(), slab_tiles(Keys));
         const u32 column_offset = column < x.value_dim ? 2 * column : Window::nowhere;
         OutputChunks<T, Keys>(x, segment, work.head, work.key_head, column_offset).run();
         arch::end_wave();

@@ -41,6 +41,21 @@ template <class T> class RecordWriter {
     char *const to;
 };
 
+// Right operands of a token tile, one for each column tile of a slab, in 8 bytes for each of a lane's.
+template <int Across> struct SlabOperands : OperandPair {
+    DEVICE_MEMBER SlabOperands() = default;
+    DEVICE_MEMBER explicit SlabOperands(const Operand (&x)[Across])
+        : OperandPair{i32x4{x[0].x, x[0].y, x[1].x, x[1].y}} {}
+    template <int J> DEVICE_MEMBER Operand of() const { return J == 0 ? first() : second(); }
+};
+template <> struct SlabOperands<1> {
+    Operand data;
+    DEVICE_MEMBER SlabOperands() = default;
+    DEVICE_MEMBER explicit SlabOperands(const Operand (&x)[1]) : data(x[0]) {}
+    DEVICE_MEMBER Operand first() const { return data; }
+    template <int> DEVICE_MEMBER Operand of() const { return data; }
+};
+
 // Lower blocks of T or P in one row of blocks, which one wave multiplies. `last`: the last one or two, up to the
 // diagonal. `before`: the two before them, in rows of the lower half of the matrix.
 class LowerBlocks {
@@ -72,7 +87,8 @@ class LowerBlocks {
     }
     // out += blocks times `tokens`, which `take` has loaded. No branch may follow the last products: clang 19 would
     // omit the wait for them.
-    template <class T> DEVICE_MEMBER void multiply(Tile (&out)[2], const OperandPair (&tokens)[tiles], int row) const {
+    template <class T, int Across>
+    DEVICE_MEMBER void multiply(Tile (&out)[Across], const SlabOperands<Across> (&tokens)[tiles], int row) const {
         if (row >= 2) {
             multiply<T>(out, before.first(), tokens[0]);
             multiply<T>(out, before.second(), tokens[1]);
@@ -82,21 +98,24 @@ class LowerBlocks {
         multiply<T>(out, last[1], tokens[3]);
     }
     // Loads the token tiles that the blocks of `row` multiply, from LDS.
-    template <int Threads>
-    static DEVICE_MEMBER void take(OperandPair (&to)[tiles], const i32x4 (&from)[Threads], int row) {
-        const i32x4 *const first = from + arch::lane(), *const last = first + row / 2 * 2 * arch::lanes;
-        to[0].data = first[0];
-        to[1].data = first[arch::lanes];
+    template <class Operands, int Threads>
+    static DEVICE_MEMBER void take(Operands (&to)[tiles], const Operands (&from)[Threads], int row) {
+        const Operands *const first = from + arch::lane(), *const last = first + row / 2 * 2 * arch::lanes;
+        to[0] = first[0];
+        to[1] = first[arch::lanes];
         arch::phase();
-        to[2].data = last[0];
-        to[3].data = last[arch::lanes];
+        to[2] = last[0];
+        to[3] = last[arch::lanes];
         arch::phase();
     }
 
   private:
-    template <class T> static DEVICE_MEMBER void multiply(Tile (&out)[2], Operand block, OperandPair tokens) {
+    template <class T, int Across>
+    static DEVICE_MEMBER void multiply(Tile (&out)[Across], Operand block, const SlabOperands<Across> &tokens) {
         out[0] = T::mma(block, tokens.first(), out[0]);
-        out[1] = T::mma(block, tokens.second(), out[1]);
+        if constexpr (Across > 1) {
+            out[1] = T::mma(block, tokens.second(), out[1]);
+        }
     }
 
     Operand last[2];

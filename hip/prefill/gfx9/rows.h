@@ -40,7 +40,7 @@ DEVICE dwk_token_strides apart(dwk_token_strides s, int dim) {
 
 // Whether this lane's eight of the 32 key elements of a pair are below K.
 template <int Keys> DEVICE bool inside_keys(int pair, int key_dim) {
-    return 32 * pair + 32 <= smallest_key_dim(Keys) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;
+    return 32 * pair + 32 <= smallest_key_dim(bucket_of(Keys)) || 32 * pair + 8 * arch::eighth(arch::lane()) < key_dim;
 }
 
 } // namespace prefill

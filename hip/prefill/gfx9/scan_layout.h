@@ -16,10 +16,14 @@ constexpr int scan_threads = scan_waves * arch::lanes;
 constexpr bool scan_lists_end = true;
 // Column tiles of a workgroup's slab.
 constexpr int scan_tiles = 2;
+constexpr int slab_tiles(int keys) { return is_narrow(keys) ? 1 : scan_tiles; }
 // Whether registers cannot hold operands of the whole state.
-constexpr bool registers_are_short(int keys) { return keys > 128; }
+constexpr bool registers_are_short(int keys) { return bucket_of(keys) > 128; }
 
-template <int Keys, bool Outputs> constexpr int slab_columns() { return 16 * scan_tiles; }
+// Whether the waves that hold the state pass rows of K to each other in LDS. Otherwise each loads K in two ways.
+constexpr bool shares_keys(int keys) { return is_narrow(keys) && !registers_are_short(keys); }
+
+template <int Keys, bool Outputs> constexpr int slab_columns() { return 16 * slab_tiles(Keys); }
 template <int Keys, bool Outputs> constexpr int walk_threads() { return (Outputs ? 2 : 1) * scan_threads; }
 template <int Keys, bool Outputs> constexpr int walking_threads() { return walk_threads<Keys, Outputs>(); }
 // Waves that share a SIMD.
@@ -34,7 +38,7 @@ constexpr int own_pairs(int keys) { return (key_pairs(keys) + scan_waves - 1) / 
 
 template <int Keys> struct StateLayout {
     static constexpr int key_tiles = 2 * own_pairs(Keys);
-    static constexpr int column_tiles = scan_tiles;
+    static constexpr int column_tiles = slab_tiles(Keys);
 };
 template <int Keys> using State = Tile[StateLayout<Keys>::key_tiles][StateLayout<Keys>::column_tiles];
 

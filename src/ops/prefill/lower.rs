@@ -299,9 +299,7 @@ impl Shape {
         if starts_early {
             scan.summaries = 0;
         }
-        // The first segment may go on to the end of the sequence, without the second.
-        let at_once = counts.items - usize::from(starts_early) * counts.summaries;
-        if self.is_from_hbm(counts, at_once) {
+        if self.is_from_hbm(counts) {
             scan.flags |= abi::DWK_FROM_HBM;
         }
         if counts.short > 0 {

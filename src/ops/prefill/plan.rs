@@ -280,8 +280,15 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
         .filter(|&n| n > LEAST_CHUNKS)
         .collect();
     long.sort_unstable_by(|a, b| b.cmp(a));
-    // 2, 3, 4, 6, 8, 12, 16, ...
-    let candidates = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
+    // 2, 3, 4, 6, 8, 12, 16, ..., and the number that fills the device.
+    let filling = machine.filling(chunks.len());
+    let ladder = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
+    let candidates = ladder.scan(1, |before, n| {
+        let between = (*before < filling && filling < n).then_some(filling);
+        *before = n;
+        Some(between.into_iter().chain([n]))
+    });
+    let candidates = candidates.flatten();
     let mut affordable = Vec::new();
     let mut most = worthwhile;
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest_chunks) {
@@ -333,6 +340,14 @@ impl Machine {
             longest_chunks,
             walked_chunks * self.scan,
         )
+    }
+
+    /// Number of segments of the longest of so many sequences with which all workgroups of scan run at once and leave no
+    /// room for one segment more, if the others are not cut. 0: not asked for.
+    fn filling(&self, sequences: usize) -> usize {
+        let at_once = self.compute_units * self.costs.scan.residency / self.scan.max(1);
+        let filling = (at_once + 1).saturating_sub(sequences);
+        if self.costs.fills { filling } else { 0 }
     }
 
     /// Lower bound of the time of all kernels, as if no compute unit were idle. `walked_chunks`: total chunks. `cut`:

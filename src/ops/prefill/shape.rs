@@ -277,7 +277,7 @@ impl Shape {
     }
 
     /// Whether a launch needs no summaries although sequences are cut, because each has at most two segments: the second
-    /// starts early where gates forget, and the first goes on where they do not.
+    /// starts early where gates forget, and both walk the whole sequence in narrower slabs where they do not.
     pub(super) fn starts_early(&self, counts: Counts, x: &PrefillTensors<'_>) -> bool {
         let in_two = counts.summaries > 0 && counts.chains == 0;
         let may = self.planned_segments && !self.is_fused() && self.target.costs.early_starts;
@@ -564,8 +564,8 @@ impl Shape {
     }
 
     /// Whether the bandwidth of HBM limits `prefill_scan`: Q, K, V, O and records do not fit in the Infinity Cache, and
-    /// the workgroups of `at_once` items fill three quarters of the device. Lengths may leave rows and records unused.
-    pub(super) fn is_from_hbm(&self, counts: Counts, at_once: usize) -> bool {
+    /// its workgroups fill three quarters of the device. Lengths may leave rows and records unused.
+    pub(super) fn is_from_hbm(&self, counts: Counts) -> bool {
         /// Bytes of the Infinity Cache of every CDNA 3 device.
         const INFINITY_CACHE: usize = 256 << 20;
         let Heads {
@@ -578,7 +578,7 @@ impl Shape {
         // Q and K, V and O.
         let token = 2 * (key_heads * key_dim + value_heads * value_dim) * size_of::<u16>();
         let far = self.batch.rows() * token + self.record_bytes(counts) > INFINITY_CACHE;
-        let workgroups = at_once * value_heads * self.scan_division(counts).slabs;
+        let workgroups = counts.items * value_heads * self.scan_division(counts).slabs;
         far && 4 * workgroups >= 3 * self.compute_units
     }
 
@@ -823,7 +823,7 @@ mod tests {
             ([1, 2], [vec![330, 64, 75], vec![0; 11_997]].concat(), true),
         ] {
             let shape = shape(heads, &lengths);
-            let found = shape.is_from_hbm(shape.whole(), lengths.len());
+            let found = shape.is_from_hbm(shape.whole());
             assert_eq!(found, from_hbm, "{heads:?}, {} sequences", lengths.len());
         }
     }

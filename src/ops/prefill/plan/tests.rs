@@ -26,6 +26,7 @@ const fn costs(fewer: f64) -> Costs {
         summarised: 1.0,
         early_starts: false,
         fewer,
+        fills: false,
     }
 }
 
@@ -181,7 +182,11 @@ fn best(lengths: &[usize], machine: &Machine) -> usize {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let cost = |segments| cost(lengths, machine, segments);
     let numbers = (1..14).flat_map(|power| [1 << power, 3 << (power - 1)]);
-    let affordable: Vec<(usize, f64)> = numbers
+    let mut numbers: Vec<usize> = numbers.chain([machine.filling(lengths.len())]).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let affordable: Vec<(usize, f64)> = (numbers.into_iter())
+        .filter(|&s| s > 1)
         .filter(|s| s * LEAST_CHUNKS <= longest)
         .map(|s| (s, cost(s)))
         .filter(|(_, c)| c.summaries * machine.summary_bytes <= MOST_SUMMARY_BYTES)
@@ -230,7 +235,8 @@ fn fewer_segments_may_take_a_little_longer() {
 /// On an MI300X, gates that forget make summaries cheap, and gates that do not cost 4% more than without segments.
 #[test]
 fn summaries_are_expected_to_forget() {
-    for (heads, segments) in [(32, 2), (16, 4)] {
+    // Nine segments of (2,8) x 32768 fill the device.
+    for (heads, segments, chunks) in [(32, 2, 128), (16, 4, 128), (8, 9, 512)] {
         let machine = Machine {
             compute_units: 304,
             costs: &Target::of("gfx942").costs,
@@ -239,7 +245,7 @@ fn summaries_are_expected_to_forget() {
             combine: 8 * heads,
             summary_bytes: heads << 17,
         };
-        assert_eq!(choose(&[128], &machine), segments, "{heads} heads");
+        assert_eq!(choose(&[chunks], &machine), segments, "{heads} heads");
     }
 }
 
