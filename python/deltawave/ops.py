@@ -519,6 +519,12 @@ def _lengths(tokens: int, decodes: int = 0) -> Tuple[int, ...]:
     return (*range(min(decodes, tokens) + 1), *rest)
 
 
+@functools.lru_cache(maxsize=64)
+def equal_lengths(batch: int, tokens: int) -> Tensor:
+    """cu_seqlens on the host of `batch` sequences of `tokens` tokens each."""
+    return torch.arange(0, (batch + 1) * tokens, max(tokens, 1), dtype=torch.int32)
+
+
 def _sequences(q: Tensor, cu_seqlens: Optional[Tensor]) -> int:
     if cu_seqlens is not None:
         return _of_rank("cu_seqlens", cu_seqlens, 1).shape[0] - 1

@@ -3,7 +3,11 @@
     import deltawave.transformers
     deltawave.transformers.enable()     # before or after a model is made; disable() undoes it
 
-`enable` replaces the functions that the models call by name: the gated delta rule, the convolution and the gated norm.
+`enable` replaces the forward of the Gated DeltaNet layers, so that one call of deltawave computes everything between a layer's
+projections and writes the states of the cache in place. It also replaces the functions that these layers call by name: the
+gated delta rule, the convolution and the gated norm. They serve what the whole layer does not: gradients, packed sequences
+(`cu_seq_lens_q`), caches that record the past. `enable(layers=False)` replaces the functions alone.
+
 Where deltawave cannot serve a call (f32, other devices), the function that was there before runs, and a warning says once
 which argument was refused. In training the chunked gated delta rule, the convolution and the norm run on deltawave, with their
 backward kernels; single tokens stay with transformers. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
@@ -111,6 +115,96 @@ def _norm_forward(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
     return rms_norm_gated(hidden_states, gate, layer.weight, layer.variance_epsilon, layer.activation)
 
 
+def _served_whole(layer: Any, hidden_states: Tensor, cache: Any, kwargs: Dict[str, Any]) -> bool:
+    """Whether one call may serve a layer. Otherwise the layer's own forward runs, with the functions replaced."""
+    if torch.compiler.is_exporting() or hidden_states.device.type not in _devices:
+        return False
+    if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("seq_idx") is not None:
+        return False
+    # Weights that are moved in when a submodule is called: nothing calls the convolution.
+    if getattr(layer.conv1d, "_hf_hook", None) is not None:
+        return False
+    if cache is not None and (layer.layer_idx >= len(cache.layers) or cache.layers[layer.layer_idx].record_past):
+        return False
+    return not torch.is_grad_enabled() or not (hidden_states.requires_grad or any(x.requires_grad for x in layer.parameters()))
+
+
+def _layer_forward(layer: Any, hidden_states: Tensor, cache: Any, attention_mask: Optional[Tensor]) -> Tensor:
+    """The forward of a Gated DeltaNet layer of transformers, by `ops.layer` between its projections."""
+    if hidden_states.dtype not in (torch.bfloat16, torch.float16):
+        raise Unsupported(f"hidden_states: dtype {hidden_states.dtype}; it must be torch.bfloat16 or torch.float16")
+    key_heads, value_heads, key_dim, value_dim = layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
+    for dim in (key_dim, value_dim):
+        if dim % 16 or dim > 256:
+            raise Unsupported(f"head dimension: {dim}; it must be a multiple of 16 up to 256")
+    norm, project = (layer.o_norm, layer.o_proj) if hasattr(layer, "o_norm") else (layer.norm, layer.out_proj)
+    if layer.activation not in ("silu", "swish") or norm.activation not in GATES:
+        raise Unsupported(f"activations: {layer.activation!r} and {norm.activation!r}; they must be 'silu', and one of "
+                          f"{', '.join(GATES)}")
+    if attention_mask is not None:
+        hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
+    batch, tokens = hidden_states.shape[:2]
+    x, z, a, b, layout = _projected(layer, hidden_states)
+    weight = layer.conv1d.weight.squeeze(1)
+    channels, width = weight.shape
+    if channels != 2 * key_heads * key_dim + value_heads * value_dim:
+        raise Unsupported(f"conv1d: {channels} channels; it must have those of all heads of the layer")
+    kept, has = None if cache is None else cache.layers[layer.layer_idx], None
+    if kept is not None and kept.has_previous_state[0]:
+        conv_state, state = kept.conv_states[0], kept.recurrent_states[0]
+    else:
+        conv_state = torch.empty((batch, channels, width), dtype=x.dtype, device=x.device)
+        state = torch.empty((batch, value_heads, key_dim, value_dim), dtype=torch.float32, device=x.device)
+        has = torch.zeros((batch,), dtype=torch.uint8, device=x.device)
+    decodes = batch if tokens == 1 and has is None else 0
+    lengths = None if batch == 1 or decodes else ops.equal_lengths(batch, tokens)
+    y = ops.layer(x, a, b, conv_state, state, weight, layer.A_log, key_heads, value_heads, key_dim, value_dim, z,
+                  layer.conv1d.bias, layer.dt_bias, norm.weight, lengths, decodes, None, has, norm.variance_epsilon,
+                  GATES[norm.activation], allow_neg_eigval=getattr(layer, "allow_neg_eigval", False), x_layout=layout)
+    if has is not None and cache is not None:
+        cache.update_conv_state(conv_state, layer.layer_idx, conv_kernel_size=width)
+        cache.update_recurrent_state(state, layer.layer_idx)
+    result: Tensor = project(y.view(batch, tokens, value_heads * value_dim))
+    return result
+
+
+def _projected(layer: Any, hidden_states: Tensor) -> Tuple[Tensor, Optional[Tensor], Tensor, Tensor, str]:
+    """Rows of q, k and v, z, a and b of all tokens, and the layout of the rows."""
+    if hasattr(layer, "in_proj_qkvz"):  # Qwen3-Next: z lies in x
+        x, ba = layer.in_proj_qkvz(hidden_states), layer.in_proj_ba(hidden_states)
+        share = layer.num_v_heads // layer.num_k_heads
+        ba = ba.view(-1, layer.num_k_heads, 2 * share)
+        return x.flatten(0, 1), None, ba[:, :, share:], ba[:, :, :share], "interleaved"
+    if hasattr(layer, "in_proj_qkv"):  # Qwen3.5
+        x, z = layer.in_proj_qkv(hidden_states), layer.in_proj_z(hidden_states)
+        b, a = layer.in_proj_b(hidden_states), layer.in_proj_a(hidden_states)
+    else:  # OLMo-Hybrid
+        x = torch.cat([layer.q_proj(hidden_states), layer.k_proj(hidden_states), layer.v_proj(hidden_states)], -1)
+        b, a, z = layer.b_proj(hidden_states), layer.a_proj(hidden_states), layer.g_proj(hidden_states)
+    return x.flatten(0, 1), z.view(-1, 1, z.shape[-1]), a.flatten(0, 1), b.flatten(0, 1), "flat"
+
+
+def _layer_with_fallback(before: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a layer by `_layer_forward`, or by `before` where one call does not serve it."""
+
+    @functools.wraps(before)
+    def forward(layer: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Optional[Tensor] = None,
+                **kwargs: Any) -> Any:
+        if _served_whole(layer, hidden_states, cache_params, kwargs):
+            try:
+                result = _layer_forward(layer, hidden_states, cache_params, attention_mask)
+            except Unsupported as problem:
+                if not torch.compiler.is_compiling():
+                    _say_once(f"deltawave does not run the whole layer: {problem}. The functions in it run one by one.")
+            else:
+                if not torch.compiler.is_compiling():
+                    answered["layer"] = answered.get("layer", 0) + 1
+                return result
+        return before(layer, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
+
+    return forward
+
+
 def _modules(models: Optional[Iterable[str]]) -> List[Any]:
     """Modules of the models. All that this release has, or those asked for, which must exist."""
     found = []
@@ -125,35 +219,43 @@ def _modules(models: Optional[Iterable[str]]) -> List[Any]:
     return found
 
 
-def enable(models: Optional[Iterable[str]] = None, simulator: bool = False) -> List[str]:
-    """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all). Returns
+def _classes(module: Any, ending: str) -> List[type]:
+    """Classes of a module whose names end so, without those that it imports."""
+    return [x for name, x in vars(module).items()
+            if name.endswith(ending) and isinstance(x, type) and x.__module__ == module.__name__]
+
+
+def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, layers: bool = True) -> List[str]:
+    """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all), and with
+    `layers` the forward of their layers. Returns
     the names that are replaced now. Models that exist already use them too. With `simulator`, tensors on the CPU go to
     deltawave's simulator; without it they stay with transformers' own code.
 
     Raises `Unsupported` if transformers is missing, or if a module lacks one of the names; then nothing is replaced.
     """
     _devices[:] = ["cuda", "cpu"] if simulator else ["cuda"]
-    targets: List[Tuple[Any, str, Callable[..., Any]]] = []
+    targets: List[Tuple[Any, str, Optional[Callable[..., Any]]]] = []
     for module in _modules(models):
-        norms = [x for name, x in vars(module).items()
-                 if name.endswith("RMSNormGated") and isinstance(x, type) and x.__module__ == module.__name__]
+        norms, whole = (_classes(module, ending) for ending in ("RMSNormGated", "GatedDeltaNet"))
         missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
-        if missing or not norms:
+        if missing or not norms or not whole:
             import transformers
 
-            lacks = ", ".join(missing or ["a class *RMSNormGated"])
+            lacks = ", ".join(missing or ["a class *RMSNormGated" if whole else "a class *GatedDeltaNet"])
             tested = " and ".join(TRANSFORMERS_VERSIONS)
             raise Unsupported(f"transformers: {module.__name__} of release {transformers.__version__} lacks {lacks}; "
                               f"releases {tested} have it")
         targets += [(module, name, ours) for name, ours in FUNCTIONS.items()]
         targets += [(norm, "forward", _norm_forward) for norm in norms]
+        if layers:
+            targets += [(layer, "forward", None) for layer in whole]
     for owner, name, ours in targets:
         if any(owner is known and name == attribute for known, attribute, _ in _replaced):
             continue
         before = getattr(owner, name)
         _replaced.append((owner, name, before))
         label = name if inspect.ismodule(owner) else "RMSNormGated"
-        setattr(owner, name, _with_fallback(label, ours, before))
+        setattr(owner, name, _with_fallback(label, ours, before) if ours else _layer_with_fallback(before))
     return [f"{getattr(owner, '__qualname__', owner.__name__)}.{name}" for owner, name, _ in _replaced]
 
 
