@@ -5,13 +5,18 @@
     python3 benches/transformers_models.py --only fla:prefill,deltawave    these rows alone
     python3 benches/transformers_models.py --tiny                          a moment, on the CPU and the simulator
 
+Implementations: `torch`; `fla`; `deltawave`, which runs everything between a layer's projections in one call; `functions`, the
+same with `enable(layers=False)`.
+
 Rows, by name and size: `logits` (rms of differences from torch's code, and how often the greatest is the same), `prefill`
 (tokens/s), `decode` (tokens/s, launched one by one), `captured` (the same, as a CUDA graph of a step), `graph` (torch.compile
-with CUDA graphs). `prefill_layers` and `decode_layers` are milliseconds in Gated DeltaNet layers, each waited for, of one
-prefill and of one step, and `prefill_share` and `decode_share` their part of the whole.
+with CUDA graphs), `prefill_alone` and `decode_alone` (microseconds on the GPU between the projections of one layer: a CUDA
+graph of the layer, less one of its projections). Rows of prefill and decode bring more figures. `*_layers` are milliseconds in
+Gated DeltaNet layers, each waited for, of one prefill and of one step, and `*_share` their part of the whole; `*_between` are
+milliseconds from the end of the input projections to the output projection, both waited for, median of three.
 
-FILE is written after each row, and rows that are in it are not measured again: delete it to begin anew. Each implementation
-runs in a process of its own, because transformers chooses FLA when it is imported. It needs torch and transformers, FLA for
+FILE is written after each row, and rows that are in it are not measured again: delete it to begin anew. FLA runs in a process
+of its own, because transformers chooses it when it is imported. It needs torch and transformers, FLA for
 `fla`, and PYTHONPATH and DELTAWAVE_C_LIBRARY for `deltawave`. Whatever cannot run is said, and left out.
 """
 
@@ -23,14 +28,15 @@ import subprocess
 import sys
 import time
 
-# In this order, so that a short budget gives the rows that are compared first.
-HOWS = ("deltawave", "fla", "torch")
-SIZES = {"logits": (1000,), "prefill": (2048, 8192, 32768), "decode": (1, 8, 32), "captured": (1, 8, 32),
-         "graph": (1, 8, 32)}
-TINY = {"logits": (100,), "prefill": (100,), "decode": (2,)}
+HOWS = ("torch", "fla", "functions", "deltawave")
+# Implementations that share a process, in this order, so that a short budget gives the rows that are compared first.
+PROCESSES = (("deltawave", "functions", "torch"), ("fla",))
+SIZES = {"prefill_alone": (2048, 8192, 32768), "decode_alone": (1, 8, 32), "prefill": (2048, 8192, 32768),
+         "decode": (1, 8, 32), "captured": (1, 8, 32), "logits": (1000,), "graph": (1, 8, 32)}
+TINY = {"prefill": (100,), "decode": (2,), "logits": (100,)}
 # A row is begun only if this many seconds are left.
-LEAST = {"logits": 20, "prefill": 15, "decode": 20, "captured": 20, "graph": 90}
-PROMPT, STEPS = 512, 32
+LEAST = {"prefill_alone": 15, "decode_alone": 10, "prefill": 10, "decode": 10, "captured": 10, "logits": 10, "graph": 60}
+PROMPT, STEPS = 512, 8
 
 
 def config_of(tiny, layers):
@@ -79,8 +85,13 @@ def timed(call, synchronize, runs):
     return statistics.median(found)
 
 
-def in_layers(model, call, synchronize):
-    """Seconds of a call that are spent in Gated DeltaNet layers, each waited for, and seconds of the call."""
+def layers_of(model):
+    return [x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet")]
+
+
+def in_layers(model, call, synchronize, between=False):
+    """Seconds of a call that are spent in Gated DeltaNet layers, or between their projections, each waited for, and seconds
+    of the call."""
     spent, begun = [], []
 
     def before(*_):
@@ -91,8 +102,11 @@ def in_layers(model, call, synchronize):
         synchronize()
         spent.append(time.perf_counter() - begun.pop())
 
-    layers = [x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet")]
-    hooks = [h for x in layers for h in (x.register_forward_pre_hook(before), x.register_forward_hook(after))]
+    if between:  # `in_proj_a` is the last input projection that the layer's forward calls
+        ends = [(x.in_proj_a.register_forward_hook, x.out_proj.register_forward_pre_hook) for x in layers_of(model)]
+    else:
+        ends = [(x.register_forward_pre_hook, x.register_forward_hook) for x in layers_of(model)]
+    hooks = [h for begins, stops in ends for h in (begins(before), stops(after))]
     synchronize()
     begin = time.perf_counter()
     call()
@@ -119,10 +133,10 @@ class Results:
         one = self.found.get(how, {})
         return str(size) in one.get(row, {}) or f"{row} {size}" in one.get("left out", {})
 
-    def add(self, how, row, size, value):
+    def add(self, how, row, size, value, seconds):
         self.of(how).setdefault(row, {})[str(size)] = value
         self.write()
-        print(f"{how:10} {row} {size}: {value if isinstance(value, str) else round(value, 4)}", flush=True)
+        print(f"{how:10} {row} {size}: {value if isinstance(value, str) else round(value, 4)}, in {seconds:.1f} s", flush=True)
 
     def leave_out(self, how, row, size, why):
         self.of(how)["left out"][f"{row} {size}"] = why
@@ -141,94 +155,145 @@ def wanted(only, how, row, size):
     return any(part == [how, row, str(size)][:len(part)] for part in parts)
 
 
-def rows_of(given, how, results):
-    """Rows that are still to be measured."""
+def rows_of(given, hows, results):
+    """Rows that are still to be measured: those with torch.compile last, which take the longest."""
     sizes = TINY if given.tiny else SIZES
-    return [(row, size) for row in sizes for size in sizes[row]
-            if wanted(given.only, how, row, size) and not results.has(how, row, size)]
+    found = [(how, row, size) for how in hows for row in sizes for size in sizes[row]
+             if wanted(given.only, how, row, size) and not results.has(how, row, size)]
+    return sorted(found, key=lambda one: one[1] == "graph")
+
+
+class Model:
+    """The model, and what is measured of it."""
+
+    def __init__(self, given, results):
+        import torch
+
+        self.given, self.results, self.tiny = given, results, given.tiny
+        self.device = "cpu" if self.tiny else "cuda"
+        self.synchronize = (lambda: None) if self.tiny else torch.cuda.synchronize
+        self.model = model_of(self.tiny, given.layers, self.device)
+        self.runs, self.length, self.steps = (1, 10, 3) if self.tiny else (5, PROMPT, STEPS)
+
+    def ids(self, batch, tokens):
+        import torch
+
+        made = torch.Generator().manual_seed(batch * 100003 + tokens)
+        return torch.randint(3, self.model.config.vocab_size, (batch, tokens), generator=made).to(self.device)
+
+    def logits(self, how, tokens):
+        import torch
+
+        found = self.model(self.ids(1, tokens), use_cache=False).logits
+        torch.save(found.float().cpu(), f"{self.given.json}.{how}.logits")
+        return "saved"
+
+    def note_layers(self, how, row, size, call, times):
+        one = self.results.of(how)
+        spent, whole = in_layers(self.model, call, self.synchronize)
+        one.setdefault(f"{row}_layers", {})[str(size)] = 1e3 * spent / times
+        one.setdefault(f"{row}_share", {})[str(size)] = spent / whole
+        runs = [in_layers(self.model, call, self.synchronize, True)[0] for _ in range(1 if self.tiny else 3)]
+        one.setdefault(f"{row}_between", {})[str(size)] = 1e3 * statistics.median(runs) / times
+
+    def prefill(self, how, tokens):
+        prompt = self.ids(1, tokens)
+        call = lambda: self.model(prompt, use_cache=True, logits_to_keep=1)  # noqa: E731
+        speed = tokens / timed(call, self.synchronize, self.runs)
+        self.note_layers(how, "prefill", tokens, call, 1)
+        return speed
+
+    def decode(self, how, batch):
+        cache, step = self.model(self.ids(batch, self.length), use_cache=True).past_key_values, self.ids(batch, 1)
+
+        def call():
+            for _ in range(self.steps):
+                self.model(step, past_key_values=cache, use_cache=True)
+
+        speed = batch * self.steps / timed(call, self.synchronize, self.runs)
+        self.note_layers(how, "decode", batch, call, self.steps)
+        return speed
+
+    def captured(self, how, batch):
+        cache, step = static_cache(self.model, self.ids(batch, self.length)), self.ids(batch, 1)
+        return batch / replayed(lambda: self.model(step, past_key_values=cache, use_cache=True), STEPS, self.runs)
+
+    def graph(self, how, batch):
+        return graph(self.model, self.ids(batch, self.length), self.ids(batch, 1), self.synchronize, self.runs)
+
+    def prefill_alone(self, how, tokens):
+        return self.alone(1, tokens, None)
+
+    def decode_alone(self, how, batch):
+        return self.alone(batch, 1, self.model(self.ids(batch, self.length), use_cache=True).past_key_values)
+
+    def alone(self, batch, tokens, cache):
+        import torch
+
+        layer = layers_of(self.model)[0]
+        made = torch.Generator(self.device).manual_seed(tokens)
+        rows = torch.randn(batch, tokens, layer.hidden_size, generator=made, device=self.device, dtype=torch.bfloat16)
+        inner = torch.randn(batch, tokens, layer.value_dim, generator=made, device=self.device, dtype=torch.bfloat16)
+
+        def projections():
+            for one in (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a):
+                one(rows)
+            layer.out_proj(inner)
+
+        times = 100 if tokens == 1 else 10
+        whole = replayed(lambda: layer(rows, cache_params=cache), times, 9)
+        return 1e6 * (whole - replayed(projections, times, 9))
 
 
 def measure(given):
-    """Measures rows of one implementation."""
-    how, tiny, begin = given.child, given.tiny, time.monotonic()
-    if how != "fla":
+    """Measures rows of the implementations of one process."""
+    hows, begin = given.child.split(","), time.monotonic()
+    if "fla" not in hows:
         sys.modules["fla"] = None
     sys.modules["causal_conv1d"] = None
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
-    device = "cpu" if tiny else "cuda"
     results = Results(given.json)
-    about = {"torch": torch.__version__, "transformers": transformers.__version__, "layers": 4 if tiny else given.layers}
+    about = {"torch": torch.__version__, "transformers": transformers.__version__,
+             "layers": 4 if given.tiny else given.layers}
+    if not given.tiny:
+        about["device"] = torch.cuda.get_device_name()
+    model = Model(given, results)
+    print(f"{given.child} model made in {time.monotonic() - begin:.0f} s", flush=True)
+    for how, row, size in rows_of(given, hows, results):
+        results.of(how).update(about)
+        left = given.budget - (time.monotonic() - begin)
+        if left < LEAST[row]:
+            print(f"{how:10} {row} {size}: no time left, {left:.0f} s of {LEAST[row]}", flush=True)
+            continue
+        switch(how, given.tiny, results)
+        started = time.monotonic()
+        try:
+            with torch.no_grad():
+                results.add(how, row, size, getattr(model, row)(how, size), time.monotonic() - started)
+        except Exception as problem:
+            results.leave_out(how, row, size, f"{type(problem).__name__}: {str(problem)[:300]}")
+        if not given.tiny:
+            torch.cuda.empty_cache()
+    results.write()
+
+
+def switch(how, tiny, results):
+    """Makes transformers use an implementation."""
     if how == "fla":
         import fla
 
-        about["fla"] = getattr(fla, "__version__", "?")
-    if how == "deltawave":
+        results.of(how)["fla"] = getattr(fla, "__version__", "?")
+    deltawave = sys.modules.get("deltawave.transformers")
+    if deltawave is not None:
+        deltawave.disable()
+    if how in ("deltawave", "functions"):
         import deltawave.transformers
 
-        deltawave.transformers.enable(simulator=tiny)
-    if not tiny:
-        about["device"] = torch.cuda.get_device_name()
-    results.of(how).update(about)
-    synchronize = (lambda: None) if tiny else torch.cuda.synchronize
-    model = model_of(tiny, given.layers, device)
-    vocabulary, runs = model.config.vocab_size, 1 if tiny else 5
-    length, steps = (10, 3) if tiny else (PROMPT, STEPS)
-    print(f"{how:10} model made in {time.monotonic() - begin:.0f} s", flush=True)
-
-    def ids(batch, tokens):
-        made = torch.Generator().manual_seed(batch * 100003 + tokens)
-        return torch.randint(3, vocabulary, (batch, tokens), generator=made).to(device)
-
-    def logits(tokens):
-        torch.save(model(ids(1, tokens), use_cache=False).logits.float().cpu(), f"{given.json}.{how}.logits")
-        return "saved"
-
-    def note_layers(row, size, call, times):
-        spent, whole = in_layers(model, call, synchronize)
-        results.of(how).setdefault(f"{row}_layers", {})[str(size)] = 1e3 * spent / times
-        results.of(how).setdefault(f"{row}_share", {})[str(size)] = spent / whole
-
-    def prefill(tokens):
-        prompt = ids(1, tokens)
-        call = lambda: model(prompt, use_cache=True, logits_to_keep=1)  # noqa: E731
-        speed = tokens / timed(call, synchronize, runs)
-        note_layers("prefill", tokens, call, 1)
-        return speed
-
-    def decode(batch):
-        cache, step = model(ids(batch, length), use_cache=True).past_key_values, ids(batch, 1)
-
-        def call():
-            for _ in range(steps):
-                model(step, past_key_values=cache, use_cache=True)
-
-        speed = batch * steps / timed(call, synchronize, runs)
-        note_layers("decode", batch, call, steps)
-        return speed
-
-    measures = {"logits": logits, "prefill": prefill, "decode": decode,
-                "captured": lambda batch: captured(model, ids(batch, length), ids(batch, 1), synchronize, runs),
-                "graph": lambda batch: graph(model, ids(batch, length), ids(batch, 1), synchronize, runs)}
-    with torch.no_grad():
-        for row, size in rows_of(given, how, results):
-            left = given.budget - (time.monotonic() - begin)
-            if left < LEAST[row]:
-                print(f"{how:10} {row} {size}: no time left, {left:.0f} s of {LEAST[row]}", flush=True)
-                continue
-            try:
-                results.add(how, row, size, measures[row](size))
-            except Exception as problem:
-                results.leave_out(how, row, size, f"{type(problem).__name__}: {str(problem)[:300]}")
-            if not tiny:
-                torch.cuda.empty_cache()
-    if how == "deltawave":
-        answered = results.of(how).setdefault("answered", {})
-        for name, count in deltawave.transformers.answered.items():
-            answered[name] = answered.get(name, 0) + count
-    results.write()
+        deltawave.transformers.enable(simulator=tiny, layers=how == "deltawave")
+        results.of(how)["answered"] = deltawave.transformers.answered
 
 
 def static_cache(model, prompt):
@@ -240,26 +305,25 @@ def static_cache(model, prompt):
     return cache
 
 
-def captured(model, prompt, step, synchronize, runs):
-    """Decode tokens/s of a CUDA graph of one step, without torch.compile."""
+def replayed(call, times, runs):
+    """Seconds of a call as a CUDA graph, median over runs of `times` replays each."""
     import torch
 
-    cache = static_cache(model, prompt)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            model(step, past_key_values=cache, use_cache=True)
+            call()
     torch.cuda.current_stream().wait_stream(side)
     made = torch.cuda.CUDAGraph()
     with torch.cuda.graph(made):
-        model(step, past_key_values=cache, use_cache=True)
+        call()
 
-    def decode():
-        for _ in range(STEPS):
+    def replays():
+        for _ in range(times):
             made.replay()
 
-    return step.shape[0] * STEPS / timed(decode, synchronize, runs)
+    return timed(replays, torch.cuda.synchronize, runs) / times
 
 
 def graph(model, prompt, step, synchronize, runs):
@@ -298,14 +362,17 @@ def table(results):
         values = [results.found[how].get(name) for how in hows]
         print(f"{unit:36}" + "".join(f"{'-' if x is None else format(x, '.2e' if 'rms' in name else '.2%'):>14}"
                                      for x in values))
-    for name, unit in (("prefill", "prefill tokens/s"), ("prefill_layers", "GDN layers, ms, prefill"),
-                       ("prefill_share", "share of GDN layers, prefill"), ("decode", "decode tokens/s, batch"),
+    for name, unit in (("prefill_alone", "one layer alone, us, prefill"), ("decode_alone", "one layer alone, us, batch"),
+                       ("prefill", "prefill tokens/s"), ("prefill_layers", "GDN layers, ms, prefill"),
+                       ("prefill_share", "share of GDN layers, prefill"), ("prefill_between", "between projections, ms, prefill"),
+                       ("decode", "decode tokens/s, batch"),
                        ("decode_layers", "GDN layers, ms a step, batch"), ("decode_share", "share of GDN layers, batch"),
+                       ("decode_between", "between projections, ms, batch"),
                        ("captured", "captured tokens/s, batch"), ("graph", "compiled tokens/s, batch")):
         sizes = sorted({int(size) for how in hows for size in results.found[how].get(name, {})})
         for size in sizes:
             values = [results.found[how].get(name, {}).get(str(size)) for how in hows]
-            shown = ["-" if x is None else f"{x:.3f}" if name.endswith(("share", "layers")) else f"{x:,.1f}" for x in values]
+            shown = ["-" if x is None else f"{x:.3f}" if name.endswith(("share", "layers", "between")) else f"{x:,.1f}" for x in values]
             print(f"{f'{unit} {size}':36}" + "".join(f"{x:>14}" for x in shown))
     for how in hows:
         for what, why in results.found[how]["left out"].items():
@@ -319,7 +386,7 @@ def main():
     parser.add_argument("--json", default="transformers_models.json", help="file of results; its rows are not measured again")
     parser.add_argument("--only", default="", help="rows, HOW[:ROW[:SIZE]] with commas between them")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds; rows that would not fit are left for another call")
-    parser.add_argument("--child", choices=HOWS, help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     for part in filter(None, given.only.split(",")):
         names = part.split(":")
@@ -330,24 +397,24 @@ def main():
         measure(given)
         return 0
     begin, status = time.monotonic(), 0
-    for how in HOWS:
-        left = given.budget - (time.monotonic() - begin)
-        if not rows_of(given, how, Results(given.json)) or left < min(LEAST.values()):
+    for hows in PROCESSES:
+        left, names = given.budget - (time.monotonic() - begin), ",".join(hows)
+        if not rows_of(given, hows, Results(given.json)) or left < min(LEAST.values()):
             continue
-        command = [sys.executable, __file__, "--child", how, "--json", given.json, "--layers", str(given.layers), "--only",
+        command = [sys.executable, __file__, "--child", names, "--json", given.json, "--layers", str(given.layers), "--only",
                    given.only, "--budget", str(left)] + ["--tiny"] * given.tiny
         # Its warnings go to a file: the last line of it says what stopped it.
-        with open(f"{given.json}.{how}.log", "w") as log:
+        with open(f"{given.json}.{names}.log", "w") as log:
             # Compilation, which a row's estimate cannot know, may not take the time of the rows after it.
             try:
                 code = subprocess.run(command, stderr=log, timeout=left + 5 if given.budget < 1e9 else None).returncode
             except subprocess.TimeoutExpired:
-                print(f"{how:10} stopped: the budget is spent", flush=True)
+                print(f"{names} stopped: the budget is spent", flush=True)
                 continue
         if code:
-            with open(f"{given.json}.{how}.log") as log:
-                print(f"{how}: left out: {(log.read().strip().splitlines() or ['?'])[-1]}")
-            status |= how != "fla"
+            with open(f"{given.json}.{names}.log") as log:
+                print(f"{names}: left out: {(log.read().strip().splitlines() or ['?'])[-1]}")
+            status |= hows != ("fla",)
     table(Results(given.json))
     return status
 

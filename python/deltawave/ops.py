@@ -519,10 +519,9 @@ def _lengths(tokens: int, decodes: int = 0) -> Tuple[int, ...]:
     return (*range(min(decodes, tokens) + 1), *rest)
 
 
-@functools.lru_cache(maxsize=64)
 def equal_lengths(batch: int, tokens: int) -> Tensor:
-    """cu_seqlens on the host of `batch` sequences of `tokens` tokens each."""
-    return torch.arange(0, (batch + 1) * tokens, max(tokens, 1), dtype=torch.int32)
+    """cu_seqlens on the host of `batch` sequences of `tokens` tokens each, 1 or more."""
+    return torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32)
 
 
 def _sequences(q: Tensor, cu_seqlens: Optional[Tensor]) -> int:

@@ -115,17 +115,21 @@ def _norm_forward(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
     return rms_norm_gated(hidden_states, gate, layer.weight, layer.variance_epsilon, layer.activation)
 
 
-def _served_whole(layer: Any, hidden_states: Tensor, cache: Any, kwargs: Dict[str, Any]) -> bool:
+def _serves_whole(layer: Any, hidden_states: Tensor, cache: Any, kwargs: Dict[str, Any]) -> bool:
     """Whether one call may serve a layer. Otherwise the layer's own forward runs, with the functions replaced."""
-    if torch.compiler.is_exporting() or hidden_states.device.type not in _devices:
+    if torch.compiler.is_exporting() or hidden_states.device.type not in _devices or 0 in hidden_states.shape:
         return False
     if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("seq_idx") is not None:
         return False
-    # Weights that are moved in when a submodule is called: nothing calls the convolution.
+    # accelerate moves weights when a submodule is called: nothing calls the convolution.
     if getattr(layer.conv1d, "_hf_hook", None) is not None:
         return False
-    if cache is not None and (layer.layer_idx >= len(cache.layers) or cache.layers[layer.layer_idx].record_past):
-        return False
+    if cache is not None:
+        if getattr(cache, "offloading", False) or layer.layer_idx >= len(cache.layers):
+            return False
+        kept = cache.layers[layer.layer_idx]
+        if not hasattr(kept, "recurrent_states") or kept.record_past:
+            return False
     return not torch.is_grad_enabled() or not (hidden_states.requires_grad or any(x.requires_grad for x in layer.parameters()))
 
 
@@ -152,6 +156,8 @@ def _layer_forward(layer: Any, hidden_states: Tensor, cache: Any, attention_mask
     kept, has = None if cache is None else cache.layers[layer.layer_idx], None
     if kept is not None and kept.has_previous_state[0]:
         conv_state, state = kept.conv_states[0], kept.recurrent_states[0]
+        if conv_state.shape[0] != batch:
+            raise ArgumentError(f"cache_params: states of {conv_state.shape[0]} sequences; hidden_states has {batch}")
     else:
         conv_state = torch.empty((batch, channels, width), dtype=x.dtype, device=x.device)
         state = torch.empty((batch, value_heads, key_dim, value_dim), dtype=torch.float32, device=x.device)
@@ -190,7 +196,7 @@ def _layer_with_fallback(before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def forward(layer: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Optional[Tensor] = None,
                 **kwargs: Any) -> Any:
-        if _served_whole(layer, hidden_states, cache_params, kwargs):
+        if _serves_whole(layer, hidden_states, cache_params, kwargs):
             try:
                 result = _layer_forward(layer, hidden_states, cache_params, attention_mask)
             except Unsupported as problem:
@@ -227,8 +233,8 @@ def _classes(module: Any, ending: str) -> List[type]:
 
 def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, layers: bool = True) -> List[str]:
     """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all), and with
-    `layers` the forward of their layers. Returns
-    the names that are replaced now. Models that exist already use them too. With `simulator`, tensors on the CPU go to
+    `layers` the forward of their Gated DeltaNet layers. Returns the names that are replaced now. Models that exist already use
+    them too. With `simulator`, tensors on the CPU go to
     deltawave's simulator; without it they stay with transformers' own code.
 
     Raises `Unsupported` if transformers is missing, or if a module lacks one of the names; then nothing is replaced.

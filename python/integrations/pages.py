@@ -30,7 +30,7 @@ if __name__ == "__main__":
     names = {"MODEL": sys.argv[2] if len(sys.argv) > 2 else None}
     exec(compile(lines, str(PAGE), "exec"), names)
     if part == "transformers":
-        assert {"torch_chunk_gated_delta_rule", "causal_conv1d_update"} <= set(names["deltawave"].transformers.answered)
+        assert set(names["deltawave"].transformers.answered) == {"layer"}
     if part == "fla":
         assert names["backend"].calls == 1
     if part == "vllm":

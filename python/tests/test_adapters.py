@@ -98,10 +98,17 @@ class OnStandIn(unittest.TestCase):
                 log.append("norm")
                 return "norm"
 
+        class TinyGatedDeltaNet:
+            __module__ = TinyRMSNormGated.__module__
+
+            def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+                log.append(("layer", kwargs))
+                return "layer"
+
         names = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn",
                  "causal_conv1d_update")
         contents = {name: function(name) for name in names}
-        return {**contents, "TinyRMSNormGated": TinyRMSNormGated}, log
+        return {**contents, "TinyRMSNormGated": TinyRMSNormGated, "TinyGatedDeltaNet": TinyGatedDeltaNet}, log
 
     def transformers(self, contents):
         return modules(transformers={"__version__": "5.23.0"},
@@ -125,7 +132,7 @@ class OnStandIn(unittest.TestCase):
             module = sys.modules["transformers.models.qwen3_next.modeling_qwen3_next"]
             before = dict(vars(module))
             names = hooks.enable(["qwen3_next"], simulator=True)
-            self.assertEqual(len(names), 5)
+            self.assertEqual(len(names), 6)
             self.assertEqual(hooks.enable(["qwen3_next"], simulator=True), names)
             # Keywords that a model passes on are not deltawave's: they are dropped, as transformers does.
             o, state = module.torch_chunk_gated_delta_rule(x["q"], x["k"], x["v"], **gates, initial_state=None,
@@ -161,6 +168,154 @@ class OnStandIn(unittest.TestCase):
             self.assertEqual(module.torch_chunk_gated_delta_rule(x["q"], x["k"], x["v"], **gates),
                              "torch_chunk_gated_delta_rule")
             hooks.disable()
+
+    def layer_of_transformers(self, kind, layer):
+        """Gives a stand-in of transformers' layers its attributes, and returns the numbers of its weights. Its projections
+        return what `layer.rows` holds by name."""
+        random = np.random.default_rng(3)
+
+        def draw(low, high, shape, dtype="bfloat16"):
+            return self.inside(random.uniform(low, high, shape), dtype)
+
+        weight, w = draw(-1, 1, (CHANNELS, 1, WIDTH))
+        layer.A_log, a_log = draw(0, 1, (HV,), "float32")
+        layer.dt_bias, bias = draw(-4, -2, (HV,), "float32")
+        norm_weight, norm = draw(0.5, 1.5, (V,), "float32")
+        layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim = H, HV, K, V
+        layer.layer_idx, layer.activation, layer.rows = 0, "silu", {}
+        layer.conv1d = types.SimpleNamespace(weight=weight, bias=None)
+        layer.parameters = lambda: []
+        named = {"qwen3_next": ("in_proj_qkvz", "in_proj_ba"),
+                 "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+                 "olmo_hybrid": ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")}[kind]
+        for name in named:
+            setattr(layer, name, lambda hidden, name=name: layer.rows[name])
+        olmo = kind == "olmo_hybrid"
+        gated = types.SimpleNamespace(weight=norm_weight, variance_epsilon=1e-6, activation="silu")
+        setattr(layer, "o_norm" if olmo else "norm", gated)
+        setattr(layer, "o_proj" if olmo else "out_proj", lambda y: y)
+        return w[:, 0], 0, a_log, bias, norm
+
+    def rows_of_transformers(self, kind, layer, batch, tokens, seed):
+        """Outputs of the projections, given to the layer, and x, z, a and b of all tokens as numbers."""
+        random = np.random.default_rng(seed)
+
+        def draw(columns):
+            return self.inside(random.uniform(-1, 1, (batch, tokens, columns)), "bfloat16")
+
+        count, share, found = batch * tokens, HV // H, {}
+        if kind == "qwen3_next":
+            (found["in_proj_qkvz"], rows), (found["in_proj_ba"], gates) = draw(CHANNELS + HV * V), draw(2 * HV)
+            parts = np.split(rows.reshape(count, H, -1), np.cumsum([K, K, share * V]), axis=2)
+            *qkv, z = (t.reshape(count, -1) for t in parts)
+            x = np.concatenate(qkv, 1)
+            b, a = (t.reshape(count, HV) for t in np.split(gates.reshape(count, H, 2 * share), 2, axis=2))
+        else:
+            names = {"z": "in_proj_z", "b": "in_proj_b", "a": "in_proj_a"} if kind == "qwen3_5" else {
+                "z": "g_proj", "b": "b_proj", "a": "a_proj"}
+            columns = {"in_proj_qkv": CHANNELS} if kind == "qwen3_5" else {"q_proj": H * K, "k_proj": H * K, "v_proj": HV * V}
+            exact = {}
+            for name, width in {**columns, names["z"]: HV * V, names["b"]: HV, names["a"]: HV}.items():
+                found[name], exact[name] = draw(width)
+            x = np.concatenate([exact[name].reshape(count, -1) for name in columns], 1)
+            z, b, a = (exact[names[name]].reshape(count, -1) for name in "zba")
+        layer.rows = found
+        return x, z.reshape(count, HV, V), a, b
+
+    def cache_of_transformers(self):
+        """A stand-in of a cache of transformers with one layer of states."""
+        made = self.made.ops.empty
+        kept = types.SimpleNamespace(has_previous_state={0: False}, conv_states={0: None}, recurrent_states={0: None},
+                                     record_past=False)
+
+        def update_conv_state(states, index, conv_kernel_size):
+            kept.conv_states[0] = made(tuple(states.shape), states.dtype).copy_(states)
+            kept.has_previous_state[0] = True
+
+        def update_recurrent_state(states, index):
+            kept.recurrent_states[0] = made(tuple(states.shape), states.dtype).copy_(states)
+
+        return types.SimpleNamespace(layers=[kept], update_conv_state=update_conv_state,
+                                     update_recurrent_state=update_recurrent_state), kept
+
+    def test_whole_layers_of_transformers(self):
+        hooks, contents = self.made.transformers, self.modeling()[0]
+        kinds = ("qwen3_5", "qwen3_next") + (("olmo_hybrid",) if self.torch is not torch_stand_in else ())
+        for kind in kinds:
+            with self.subTest(kind), self.transformers(contents):
+                hooks.enable(["qwen3_next"], simulator=True)
+                self.addCleanup(hooks.disable)
+                layer = contents["TinyGatedDeltaNet"]()
+                weights = self.layer_of_transformers(kind, layer)
+                cache, kept = self.cache_of_transformers()
+                conv, states = np.zeros((2, CHANNELS, WIDTH - 1)), np.zeros((2, HV, K, V))
+                hooks.answered.clear()
+                # A prompt, two tokens one by one, a prompt that goes on, and a token.
+                for step, tokens in enumerate((5, 1, 1, 3, 1)):
+                    x, z, a, b = self.rows_of_transformers(kind, layer, 2, tokens, step)
+                    hidden, _ = self.tensor(np.zeros((2, tokens, 8)), "bfloat16")
+                    before = kept.conv_states[0], kept.recurrent_states[0]
+                    y = layer.forward(hidden, cache_params=cache)
+                    exact, conv, states = reference.layer(x, z, a, b, *weights, [0, tokens, 2 * tokens], conv, states)
+                    self.assertEqual(tuple(y.shape), (2, tokens, HV * V))
+                    self.close(y, exact.reshape(2, tokens, HV * V), 1e-2)
+                    self.assertTrue((self.array(kept.conv_states[0])[:, :, 1:] == conv).all())
+                    self.assertLess(reference.error(self.array(kept.recurrent_states[0]), states), 1e-2)
+                    if step:  # in place
+                        self.assertIs(kept.conv_states[0], before[0])
+                        self.assertIs(kept.recurrent_states[0], before[1])
+                self.assertEqual(hooks.answered, {"layer": 5})
+                with self.allocations() as counts:  # of a token: y, and the memory that it is in
+                    self.rows_of_transformers(kind, layer, 2, 1, 9)
+                    made = dict(counts)
+                    layer.forward(hidden, cache_params=cache)
+                # The rows that OLMo-Hybrid's layer puts together are copied to where the simulator reaches them.
+                wanted = {"Memory": 2, "copy_": 1} if kind == "olmo_hybrid" else {"Memory": 1}
+                self.assertEqual({n: c - made.get(n, 0) for n, c in counts.items() if c != made.get(n, 0)}, wanted)
+                # Without a cache: the prompt again, with other rows.
+                x, z, a, b = self.rows_of_transformers(kind, layer, 2, 5, 7)
+                y = layer.forward(self.tensor(np.zeros((2, 5, 8)), "bfloat16")[0])
+                exact, *_ = reference.layer(x, z, a, b, *weights, [0, 5, 10], 0 * conv, 0 * states)
+                self.close(y, exact.reshape(2, 5, HV * V), 1e-2)
+                hooks.disable()
+
+    def test_layers_that_transformers_runs_itself(self):
+        hooks, (contents, log) = self.made.transformers, self.modeling()
+        with self.transformers(contents):
+            hooks.enable(["qwen3_next"], simulator=True)
+            self.addCleanup(hooks.disable)
+            layer = contents["TinyGatedDeltaNet"]()
+            self.layer_of_transformers("qwen3_5", layer)
+            hidden, _ = self.tensor(np.zeros((2, 1, 8)), "bfloat16")
+            (cache, kept), packed = self.cache_of_transformers(), {"cu_seq_lens_q": object()}
+            self.assertEqual(layer.forward(hidden, **packed), "layer")
+            self.assertEqual(log.pop(), ("layer", packed))
+            kept.record_past = True
+            self.assertEqual(layer.forward(hidden, cache_params=cache), "layer")
+            self.assertEqual(layer.forward(hidden, cache_params=types.SimpleNamespace(layers=[])), "layer")
+            self.assertEqual(layer.forward(hidden, cache_params=types.SimpleNamespace(layers=[object()])), "layer")
+            layer.conv1d._hf_hook = object()
+            self.assertEqual(layer.forward(hidden), "layer")
+            layer.conv1d._hf_hook = None
+            for name, value, wrong in (("head_k_dim", 24, "head dimension"), ("activation", "gelu", "activations"),
+                                       ("num_v_heads", 2 * HV, "conv1d")):
+                before = getattr(layer, name)
+                self.rows_of_transformers("qwen3_5", layer, 2, 1, 0)
+                setattr(layer, name, value)
+                with self.assertLogs(hooks.__name__, logging.WARNING) as caught:
+                    self.assertEqual(layer.forward(hidden), "layer")
+                self.assertIn(wrong, caught.output[0])
+                setattr(layer, name, before)
+            with self.assertLogs(hooks.__name__, logging.WARNING):
+                self.assertEqual(layer.forward(hidden.float()), "layer")
+            # States of another batch.
+            kept.record_past = False
+            layer.forward(hidden, cache_params=cache)
+            self.rows_of_transformers("qwen3_5", layer, 1, 1, 0)
+            with self.assertRaises(dw.ArgumentError):
+                layer.forward(hidden[:1], cache_params=cache)
+            hooks.disable()
+            self.assertEqual(layer.forward(hidden), "layer")
 
     def test_another_release_of_transformers_is_refused(self):
         contents, _ = self.modeling()
