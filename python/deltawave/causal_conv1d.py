@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import ops
 from .errors import ArgumentError, Unsupported
-from .fla import refuse_gradients
+from .fla import check_tensors, device_of, refuse_gradients
 
 # Releases whose signatures these functions have.
 CAUSAL_CONV1D_VERSIONS = ("1.7.0",)
@@ -45,6 +45,7 @@ def _checked(x: Tensor, weight: Tensor) -> None:
         raise ArgumentError(f"x: shape {list(x.shape)}; it must be [B, C, T]")
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported(f"x: dtype {x.dtype}; it must be torch.bfloat16 or torch.float16")
+    device_of("weight", weight)
     if weight.dim() != 2 or weight.shape[0] != x.shape[1]:
         raise ArgumentError(f"weight: shape {list(weight.shape)}; it must be [{x.shape[1]}, width]")
 
@@ -205,6 +206,8 @@ def causal_conv1d_fn(
     states.
     """
     word = _activation(activation)
+    check_tensors(device_of("x", x), x=x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states,
+                  final_states_out=final_states_out)
     _checked(x, weight)
     _split(x.shape[1])
     width = weight.shape[1]
@@ -252,9 +255,12 @@ def causal_conv1d_update(
     if cache_seqlens is not None:
         raise Unsupported("cache_seqlens: circular states are not supported; it must be None")
     word = _activation(activation)
+    check_tensors(device_of("x", x), x=x, conv_state=conv_state, weight=weight, bias=bias,
+                  conv_state_indices=conv_state_indices)
     by_token = x.unsqueeze(-1) if x.dim() == 2 else x
     _checked(by_token, weight)
     _split(by_token.shape[1])
+    device_of("conv_state", conv_state)
     if conv_state.dtype != x.dtype:
         raise ArgumentError(f"conv_state: dtype {conv_state.dtype}; it must be that of x, {x.dtype}")
     if conv_state_indices is None and conv_state.shape[0] != x.shape[0]:

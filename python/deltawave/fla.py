@@ -46,9 +46,32 @@ def rows(x: Tensor) -> Tensor:
     return x if x.shape[-1] == 1 or x.stride()[-1] == 1 else x.contiguous()
 
 
-def _checked_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuses q, k `[B, T, H, K]` and v `[B, T, HV, V]` that no kernel takes."""
+def check_tensors(device: Any, **tensors: Any) -> None:
+    """Refuses what is no strided tensor, and tensors on other devices than `device`, that of the first argument. None: an
+    argument that was not given. torch itself would compute nothing, without a word, if one of them is on `meta`."""
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            was = f"of layout {x.layout}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ArgumentError(f"{name}: {was}; it must be a strided tensor")
+        if x.device != device:
+            raise ArgumentError(f"{name}: memory of {x.device}; it must be on the device of the first argument, {device}")
+
+
+def device_of(name: str, x: Any) -> Any:
+    """The device of an argument that must be a tensor."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name}: a {type(x).__name__}; it must be a tensor")
+    return x.device
+
+
+def _checked_heads(q: Tensor, k: Tensor, v: Tensor, scale: Any) -> None:
+    """Refuses q, k `[B, T, H, K]`, v `[B, T, HV, V]` and a scale that no kernel takes."""
+    if scale is not None and not isinstance(scale, (int, float)):
+        raise ArgumentError(f"scale: a {type(scale).__name__}; it must be a number or None")
     for name, x in (("q", q), ("k", k), ("v", v)):
+        device_of(name, x)
         if x.dim() != 4:
             raise ArgumentError(f"{name}: shape {list(x.shape)}; it must have 4 dimensions, [B, T, H, D]")
         if x.dtype not in (torch.bfloat16, torch.float16):
@@ -80,6 +103,7 @@ def _checked_batch(q: Tensor, initial_state: Optional[Tensor], cu_seqlens: Optio
 
 def _checked_gates(v: Tensor, g: Optional[Tensor], beta: Optional[Tensor]) -> None:
     """Refuses gates that are not `[B, T, HV]`."""
+    check_tensors(v.device, g=g, beta=beta)
     shape = tuple(v.shape[:3])
     for name, x in (("g", g), ("beta", beta)):
         if x is None:
@@ -121,11 +145,13 @@ def _state(initial_state: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _check_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Optional[Tensor],
-                 cu_seqlens: Optional[Tensor], cp_context: Any, kwargs: Dict[str, Any]) -> None:
+                 cu_seqlens: Optional[Tensor], cp_context: Any, kwargs: Dict[str, Any], scale: Any) -> None:
     """Raises what `chunk_gated_delta_rule` refuses of its tensors."""
     if cp_context is not None:
         raise Unsupported("cp_context: context parallelism is not supported; it must be None")
-    _checked_heads(q, k, v)
+    _checked_heads(q, k, v, scale)
+    check_tensors(q.device, q=q, k=k, v=v, initial_state=initial_state, A_log=kwargs.get("A_log"),
+                  dt_bias=kwargs.get("dt_bias"))
     _checked_batch(q, initial_state, cu_seqlens)
     _checked_gates(v, g, beta)
 
@@ -186,7 +212,7 @@ def chunk_gated_delta_rule(
 
     Raises `Unsupported` for f32 q, other K and V, gates per channel and `cp_context`.
     """
-    _check_chunk(q, k, v, g, beta, initial_state, cu_seqlens, cp_context, kwargs)
+    _check_chunk(q, k, v, g, beta, initial_state, cu_seqlens, cp_context, kwargs, scale)
     state_v_first = _renamed(state_v_first, kwargs)
     if kwargs.get("chunk_size", 64) not in (16, 32, 64):
         raise ArgumentError(f"chunk_size: {kwargs['chunk_size']}; it must be 16, 32 or 64")
@@ -237,7 +263,8 @@ def fused_recurrent_gated_delta_rule(
         if x is not None:
             raise Unsupported(f"{name}: there are no gates per channel; it must be None")
     state_v_first = _renamed(state_v_first, kwargs)
-    _checked_heads(q, k, v)
+    _checked_heads(q, k, v, scale)
+    check_tensors(q.device, q=q, k=k, v=v, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias)
     _checked_batch(q, initial_state, cu_seqlens)
     gates = _gates(v, g, beta, use_gate_in_kernel, use_beta_sigmoid_in_kernel, A_log, dt_bias, allow_neg_eigval)
     state = _state(initial_state)
@@ -305,7 +332,7 @@ def register(simulator: bool = False) -> Any:
             if q.device.type != "cuda" and not simulator:
                 return False, f"q: on {q.device}; register(simulator=True) takes tensors on the CPU"
             try:
-                _check_chunk(q, k, v, g, beta, initial_state, cu_seqlens, cp_context, kwargs)
+                _check_chunk(q, k, v, g, beta, initial_state, cu_seqlens, cp_context, kwargs, scale)
             except ArgumentError as problem:
                 return False, str(problem)
             return True, None

@@ -53,6 +53,7 @@ class Tensor:
         self.values, self.dtype, self.device = values, dtype, device(where)
 
     requires_grad = False
+    layout = "strided"
     _version = 0
     shape = property(lambda self: self.values.shape)
     is_cuda = property(lambda self: self.device.type == "cuda")
@@ -291,7 +292,7 @@ def modules():
                  "tensor", "frombuffer", "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8",
                  "complex64"):
         setattr(made, name, globals()[name])
-    made.bool = bool_
+    made.bool, made.strided = bool_, Tensor.layout
     made.is_grad_enabled = lambda: grad_enabled
     made.compiler = types.SimpleNamespace(is_exporting=lambda: False, is_compiling=lambda: False)
     made.nn = types.SimpleNamespace(Module=object, Parameter=Tensor)
