@@ -15,12 +15,16 @@ graph of the layer, less one of its projections). Rows of prefill and decode bri
 Gated DeltaNet layers, each waited for, of one prefill and of one step, and `*_share` their part of the whole; `*_between` are
 milliseconds from the end of the input projections to the output projection, both waited for, median of three.
 
-FILE is written after each row, and rows that are in it are not measured again: delete it to begin anew. FLA runs in a process
-of its own, because transformers chooses it when it is imported. It needs torch and transformers, FLA for
-`fla`, and PYTHONPATH and DELTAWAVE_C_LIBRARY for `deltawave`. Whatever cannot run is said, and left out.
+`prefill` and `decode` run the implementations of a process in turn, round by round: they wait for the host, whose speed changes
+in minutes. torch's code has a process of its own, because transformers chooses FLA when it is imported. Prompts before a decode
+are computed by deltawave if it is installed.
+
+FILE is written after each row, and rows that are in it are not measured again: delete it to begin anew. It needs torch and
+transformers, FLA for `fla`, and PYTHONPATH and DELTAWAVE_C_LIBRARY for `deltawave`. Whatever cannot run is said, and left out.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -29,11 +33,11 @@ import sys
 import time
 
 HOWS = ("torch", "fla", "functions", "deltawave")
-# Implementations that share a process, in this order, so that a short budget gives the rows that are compared first.
-PROCESSES = (("deltawave", "functions", "torch"), ("fla",))
-SIZES = {"prefill_alone": (2048, 8192, 32768), "decode_alone": (1, 8, 32), "prefill": (2048, 8192, 32768),
-         "decode": (1, 8, 32), "captured": (1, 8, 32), "logits": (1000,), "graph": (1, 8, 32)}
-TINY = {"prefill": (100,), "decode": (2,), "logits": (100,)}
+# Implementations that share a process, in this order.
+PROCESSES = (("deltawave", "functions", "fla"), ("torch",))
+SIZES = {"decode_alone": (1, 8, 32), "decode": (1, 8, 32), "captured": (1, 8, 32), "prefill": (2048, 8192, 32768),
+         "prefill_alone": (2048, 8192, 32768), "logits": (1000,), "graph": (1, 8, 32)}
+TINY = {"decode": (2,), "prefill": (100,), "logits": (100,)}
 # A row is begun only if this many seconds are left.
 LEAST = {"prefill_alone": 15, "decode_alone": 10, "prefill": 10, "decode": 10, "captured": 10, "logits": 10, "graph": 60}
 PROMPT, STEPS = 512, 8
@@ -74,15 +78,22 @@ def model_of(tiny, layers, device):
 
 def timed(call, synchronize, runs):
     """Median seconds of a call, after one to warm up."""
-    call()
-    found = []
-    for _ in range(runs):
-        synchronize()
-        begin = time.perf_counter()
-        call()
-        synchronize()
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found)
+    return timed_in_turn({None: call}, synchronize, runs, lambda how: None)[None]
+
+
+def timed_in_turn(calls, synchronize, runs, switch):
+    """Median seconds of calls by name, after one of each to warm up. `switch(name)` comes before a call of it."""
+    found = {name: [] for name in calls}
+    for run in range(runs + 1):
+        for name, call in calls.items():
+            switch(name)
+            synchronize()
+            begin = time.perf_counter()
+            call()
+            synchronize()
+            if run:
+                found[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 def layers_of(model):
@@ -156,15 +167,15 @@ def wanted(only, how, row, size):
 
 
 def rows_of(given, hows, results):
-    """Rows that are still to be measured: those with torch.compile last, which take the longest."""
+    """Rows that are still to be measured, and of whom: those with torch.compile last, which take the longest."""
     sizes = TINY if given.tiny else SIZES
-    found = [(how, row, size) for how in hows for row in sizes for size in sizes[row]
-             if wanted(given.only, how, row, size) and not results.has(how, row, size)]
-    return sorted(found, key=lambda one: one[1] == "graph")
+    found = [(row, size, [how for how in hows if wanted(given.only, how, row, size) and not results.has(how, row, size)])
+             for row in sizes for size in sizes[row]]
+    return sorted((one for one in found if one[2]), key=lambda one: one[0] == "graph")
 
 
 class Model:
-    """The model, and what is measured of it."""
+    """The model, and what is measured of it: methods by row, for implementations and a size, return values by implementation."""
 
     def __init__(self, given, results):
         import torch
@@ -175,57 +186,119 @@ class Model:
         self.model = model_of(self.tiny, given.layers, self.device)
         self.runs, self.length, self.steps = (1, 10, 3) if self.tiny else (5, PROMPT, STEPS)
 
+    def switch(self, how):
+        """Makes transformers use an implementation."""
+        before = sys.modules.get("deltawave.transformers")
+        if before is not None:
+            before.disable()
+        if how in ("deltawave", "functions"):
+            from deltawave import transformers
+
+            transformers.enable(simulator=self.tiny, layers=how == "deltawave")
+            self.results.of(how)["answered"] = transformers.answered
+
     def ids(self, batch, tokens):
         import torch
 
         made = torch.Generator().manual_seed(batch * 100003 + tokens)
         return torch.randint(3, self.model.config.vocab_size, (batch, tokens), generator=made).to(self.device)
 
-    def logits(self, how, tokens):
+    def prompted(self, how, batch, static=False):
+        """A cache that holds a prompt, for decodes by an implementation."""
+        from transformers import StaticCache
+
+        prompt = self.ids(batch, self.length)
+        cache = StaticCache(config=self.model.config, max_cache_len=self.length + 12 * STEPS) if static else None
+        self.switch("deltawave" if importlib.util.find_spec("deltawave") else how)
+        cache = self.model(prompt, past_key_values=cache, use_cache=True).past_key_values
+        self.switch(how)
+        return cache
+
+    def each(self, hows, call):
+        """`call(how)` of each, by name."""
+        found = {}
+        for how in hows:
+            self.switch(how)
+            found[how] = call(how)
+        return found
+
+    def logits(self, hows, tokens):
         import torch
 
-        found = self.model(self.ids(1, tokens), use_cache=False).logits
-        torch.save(found.float().cpu(), f"{self.given.json}.{how}.logits")
-        return "saved"
+        def saved(how):
+            found = self.model(self.ids(1, tokens), use_cache=False).logits
+            torch.save(found.float().cpu(), f"{self.given.json}.{how}.logits")
+            return "saved"
 
-    def note_layers(self, how, row, size, call, times):
-        one = self.results.of(how)
-        spent, whole = in_layers(self.model, call, self.synchronize)
-        one.setdefault(f"{row}_layers", {})[str(size)] = 1e3 * spent / times
-        one.setdefault(f"{row}_share", {})[str(size)] = spent / whole
-        runs = [in_layers(self.model, call, self.synchronize, True)[0] for _ in range(1 if self.tiny else 3)]
-        one.setdefault(f"{row}_between", {})[str(size)] = 1e3 * statistics.median(runs) / times
+        return self.each(hows, saved)
 
-    def prefill(self, how, tokens):
+    def in_turn(self, row, size, calls, times):
+        """Seconds of calls by implementation, and notes about the time in layers."""
+        seconds = timed_in_turn(calls, self.synchronize, self.runs, self.switch)
+        between = {how: [] for how in calls}
+        for _ in range(1 if self.tiny else 3):
+            for how, call in calls.items():
+                self.switch(how)
+                between[how].append(in_layers(self.model, call, self.synchronize, True)[0])
+        for how, call in calls.items():
+            self.switch(how)
+            spent, whole = in_layers(self.model, call, self.synchronize)
+            one = self.results.of(how)
+            one.setdefault(f"{row}_layers", {})[str(size)] = 1e3 * spent / times
+            one.setdefault(f"{row}_share", {})[str(size)] = spent / whole
+            one.setdefault(f"{row}_between", {})[str(size)] = 1e3 * statistics.median(between[how]) / times
+        return seconds
+
+    def prefill(self, hows, tokens):
         prompt = self.ids(1, tokens)
         call = lambda: self.model(prompt, use_cache=True, logits_to_keep=1)  # noqa: E731
-        speed = tokens / timed(call, self.synchronize, self.runs)
-        self.note_layers(how, "prefill", tokens, call, 1)
-        return speed
+        seconds = self.in_turn("prefill", tokens, dict.fromkeys(hows, call), 1)
+        return {how: tokens / one for how, one in seconds.items()}
 
-    def decode(self, how, batch):
-        cache, step = self.model(self.ids(batch, self.length), use_cache=True).past_key_values, self.ids(batch, 1)
+    def decode(self, hows, batch):
+        step = self.ids(batch, 1)
 
-        def call():
-            for _ in range(self.steps):
-                self.model(step, past_key_values=cache, use_cache=True)
+        def steps_of(cache):
+            def call():
+                for _ in range(self.steps):
+                    self.model(step, past_key_values=cache, use_cache=True)
 
-        speed = batch * self.steps / timed(call, self.synchronize, self.runs)
-        self.note_layers(how, "decode", batch, call, self.steps)
-        return speed
+            return call
 
-    def captured(self, how, batch):
-        cache, step = static_cache(self.model, self.ids(batch, self.length)), self.ids(batch, 1)
-        return batch / replayed(lambda: self.model(step, past_key_values=cache, use_cache=True), STEPS, self.runs)
+        calls = {how: steps_of(self.prompted(how, batch)) for how in hows}
+        seconds = self.in_turn("decode", batch, calls, self.steps)
+        return {how: batch * self.steps / one for how, one in seconds.items()}
 
-    def graph(self, how, batch):
-        return graph(self.model, self.ids(batch, self.length), self.ids(batch, 1), self.synchronize, self.runs)
+    def captured(self, hows, batch):
+        def of(how):
+            cache, step = self.prompted(how, batch, True), self.ids(batch, 1)
+            return batch / replayed(lambda: self.model(step, past_key_values=cache, use_cache=True), STEPS, self.runs)
 
-    def prefill_alone(self, how, tokens):
-        return self.alone(1, tokens, None)
+        return self.each(hows, of)
 
-    def decode_alone(self, how, batch):
-        return self.alone(batch, 1, self.model(self.ids(batch, self.length), use_cache=True).past_key_values)
+    def graph(self, hows, batch):
+        import torch
+
+        def of(how):
+            torch._dynamo.reset()
+            cache, step = self.prompted(how, batch, True), self.ids(batch, 1)
+            one = torch.compile(lambda: self.model(step, past_key_values=cache, use_cache=True).logits, mode="reduce-overhead")
+
+            def decode():
+                for _ in range(STEPS):
+                    torch.compiler.cudagraph_mark_step_begin()
+                    one()
+
+            decode()
+            return batch * STEPS / timed(decode, self.synchronize, self.runs)
+
+        return self.each(hows, of)
+
+    def prefill_alone(self, hows, tokens):
+        return self.each(hows, lambda how: self.alone(1, tokens, None))
+
+    def decode_alone(self, hows, batch):
+        return self.each(hows, lambda how: self.alone(batch, 1, self.prompted(how, batch)))
 
     def alone(self, batch, tokens, cache):
         import torch
@@ -260,49 +333,40 @@ def measure(given):
              "layers": 4 if given.tiny else given.layers}
     if not given.tiny:
         about["device"] = torch.cuda.get_device_name()
+    if "fla" in hows:
+        try:
+            import fla
+
+            about["fla"] = getattr(fla, "__version__", "?")
+        except ImportError as problem:
+            print(f"fla: left out: {problem}", flush=True)
+            hows.remove("fla")
     model = Model(given, results)
     print(f"{given.child} model made in {time.monotonic() - begin:.0f} s", flush=True)
-    for how, row, size in rows_of(given, hows, results):
-        results.of(how).update(about)
+    for row, size, those in rows_of(given, hows, results):
         left = given.budget - (time.monotonic() - begin)
         if left < LEAST[row]:
-            print(f"{how:10} {row} {size}: no time left, {left:.0f} s of {LEAST[row]}", flush=True)
+            print(f"{row} {size}: no time left, {left:.0f} s of {LEAST[row]}", flush=True)
             continue
-        switch(how, given.tiny, results)
-        started = time.monotonic()
-        try:
-            with torch.no_grad():
-                results.add(how, row, size, getattr(model, row)(how, size), time.monotonic() - started)
-        except Exception as problem:
-            results.leave_out(how, row, size, f"{type(problem).__name__}: {str(problem)[:300]}")
-        if not given.tiny:
-            torch.cuda.empty_cache()
+        for how in those:
+            results.of(how).update(about)
+        # In turn, or one after the other, as after a failure: it is then known whose it is.
+        todo = [those] if row in ("prefill", "decode") else [[how] for how in those]
+        while todo:
+            some, started = todo.pop(0), time.monotonic()
+            try:
+                with torch.no_grad():
+                    found = getattr(model, row)(some, size)
+                for how, value in found.items():
+                    results.add(how, row, size, value, time.monotonic() - started)
+            except Exception as problem:
+                if len(some) > 1:
+                    todo = [[how] for how in some]
+                else:
+                    results.leave_out(some[0], row, size, f"{type(problem).__name__}: {str(problem)[:300]}")
+            if not given.tiny:
+                torch.cuda.empty_cache()
     results.write()
-
-
-def switch(how, tiny, results):
-    """Makes transformers use an implementation."""
-    if how == "fla":
-        import fla
-
-        results.of(how)["fla"] = getattr(fla, "__version__", "?")
-    deltawave = sys.modules.get("deltawave.transformers")
-    if deltawave is not None:
-        deltawave.disable()
-    if how in ("deltawave", "functions"):
-        import deltawave.transformers
-
-        deltawave.transformers.enable(simulator=tiny, layers=how == "deltawave")
-        results.of(how)["answered"] = deltawave.transformers.answered
-
-
-def static_cache(model, prompt):
-    """A cache of fixed size that holds a prompt."""
-    from transformers import StaticCache
-
-    cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + 12 * STEPS)
-    model(prompt, past_key_values=cache, use_cache=True)
-    return cache
 
 
 def replayed(call, times, runs):
@@ -324,23 +388,6 @@ def replayed(call, times, runs):
             made.replay()
 
     return timed(replays, torch.cuda.synchronize, runs) / times
-
-
-def graph(model, prompt, step, synchronize, runs):
-    """Decode tokens/s of torch.compile with CUDA graphs."""
-    import torch
-
-    torch._dynamo.reset()
-    cache = static_cache(model, prompt)
-    one = torch.compile(lambda: model(step, past_key_values=cache, use_cache=True).logits, mode="reduce-overhead")
-
-    def decode():
-        for _ in range(STEPS):
-            torch.compiler.cudagraph_mark_step_begin()
-            one()
-
-    decode()
-    return step.shape[0] * STEPS / timed(decode, synchronize, runs)
 
 
 def table(results):
@@ -414,7 +461,7 @@ def main():
         if code:
             with open(f"{given.json}.{names}.log") as log:
                 print(f"{names}: left out: {(log.read().strip().splitlines() or ['?'])[-1]}")
-            status |= hows != ("fla",)
+            status = 1
     table(Results(given.json))
     return status
 
