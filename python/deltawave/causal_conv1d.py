@@ -132,7 +132,7 @@ def _fake_next(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Ten
 
 _fn = ops.custom_op("deltawave::causal_conv1d_fn", mutates_args=("final_states",))(_convolve_rows)
 _fn.register_fake(_fake_rows)
-_update = ops.custom_op("deltawave::causal_conv1d_update", mutates_args=("conv_state",))(_convolve_next)
+_update = ops.custom_op("deltawave::causal_conv1d_update", mutates_args=("conv_state",), repeats=True)(_convolve_next)
 _update.register_fake(_fake_next)
 
 

@@ -4,6 +4,7 @@ from ctypes import byref, c_size_t
 from typing import Any
 
 from . import _abi, structs
+from .calls import note_launch
 from .context import Context, checked, stream_of
 from .errors import ArgumentError
 from .plan import memory_of
@@ -21,9 +22,13 @@ def norm(context: Context, stream: Any = None, *, eps: float = 1e-6, gate: str =
     """
     values, repeats = {**tensors, "eps": eps, "gate": gate}, checked(context).norms
     key, stream = repeats.key(values), stream_of(stream, tensors.values())
+
+    def bind() -> _abi.dw_norm_tensors:
+        return structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, context, structs.no_vectors, values)
+
+    note_launch(context, "dw_norm_launch", context.handle, bind, values, context)
     repeat = repeats.take(key, context, values)
-    arguments = repeat.arguments if repeat else structs.tensors(_abi.dw_norm_tensors, {"gate": GATES}, context,
-                                                                structs.no_vectors, values)
+    arguments = repeat.arguments if repeat else bind()
     context.library.call("dw_norm_launch", context.handle, stream, byref(arguments))
     if repeat:
         repeats.give(key, repeat)

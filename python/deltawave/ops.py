@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from . import arrays
+from .calls import Calls, note_output
 from .context import Context, Memory
 from .conv import STATE_LAYOUTS as CONV_LAYOUTS
 from .conv import Conv, ConvBackward, ConvSpec
@@ -89,6 +90,12 @@ def empty(shape: Any, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise ArgumentError(f"dtype: {shown(dtype)}; it must be a torch dtype")
     shape = arrays.dimensions("shape", shape)
+    made = _empty(shape, dtype, device)
+    note_output(made)
+    return made
+
+
+def _empty(shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     count = 1
@@ -149,6 +156,14 @@ def _capturing(device: torch.device) -> bool:
 def _stream_key(device: torch.device) -> Tuple[torch.device, Optional[int]]:
     """A device and its current stream. The simulator's has no number."""
     return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
+def _raw_stream(device: torch.device) -> Optional[int]:
+    """The address of the current stream. None on the simulator."""
+    if device.type != "cuda":
+        return None
+    address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return address(device.index) if address else torch.cuda.current_stream(device).cuda_stream
 
 
 def _workspace(nbytes: int, device: torch.device) -> Tensor:
@@ -285,27 +300,33 @@ class _PlainCalls:
         self.required = [p.name for p in parameters.values() if p.default is p.empty]
         self.mutates = [(self.names.index(name), name) for name in mutates]
 
-    def has(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> bool:
-        """Whether this is such a call."""
+    def key(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
+        """The layouts and numbers of such a call's arguments; None of another call."""
         count = len(arguments)
         if count > len(self.names) or any(name not in named for name in self.required[count:]):
-            return False
-        device, records = None, torch.is_grad_enabled()
+            return None
+        device, records, parts = None, torch.is_grad_enabled(), [*named]
+        append = parts.append
         for x, types in [*zip(arguments, self.types), *((x, self.by_name.get(name, ())) for name, x in named.items())]:
             kind = type(x)
             if kind not in types or kind is int and not -1 << 63 <= x < 1 << 63:
-                return False
+                return None
             if kind in _TENSOR_TYPES:
                 if device is None:
                     device = x.device.type
                     if device not in ("cpu", "cuda"):
-                        return False
+                        return None
                     keys, threads = _plain_keys(device)
                     if _keys_of_thread() not in threads:
-                        return False
+                        return None
                 if torch._C._dispatch_keys(x).raw_repr() not in keys or records and x.requires_grad:
-                    return False
-        return device is not None and torch._C._get_tracing_state() is None and not torch.autograd._profiler_enabled()
+                    return None
+                append((x.dtype, x.shape, x.stride(), x.device))
+            else:
+                append(x if x is None else (kind, x))
+        if device is None or torch._C._get_tracing_state() is not None or torch.autograd._profiler_enabled():
+            return None
+        return tuple(parts)
 
     def wrote(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> None:
         """Tells autograd what such a call wrote."""
@@ -315,10 +336,11 @@ class _PlainCalls:
                 torch.autograd.graph.increment_version(x)
 
 
-def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
+def custom_op(name: str, mutates_args: Tuple[str, ...], repeats: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """`torch.library.custom_op` of a function, called through a function that refuses tensors with tangents. The op itself,
     in `torch.ops`, refuses them too, unless it writes its arguments or torch.func hides the tangents. Plain calls of the
-    function made go past the dispatcher."""
+    function made go past the dispatcher. With `repeats`, for functions that launch and do nothing else on the device, calls
+    like earlier ones go past the function too."""
 
     def register(function: Callable[..., Any]) -> Any:
         def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,13 +358,20 @@ def custom_op(name: str, mutates_args: Tuple[str, ...]) -> Callable[[Callable[..
         # Where arguments are written, torch calls the kernel below the keys that tangents are read by.
         made = torch.library.custom_op(name, mutates_args=mutates_args)(function if mutates_args else refusing(function))
         through_torch, plain = refusing(made), _PlainCalls(function, mutates_args)
+        calls = Calls(_empty, _workspace, _raw_stream) if repeats else None
 
         @functools.wraps(function)
         def called(*arguments: Any, **named: Any) -> Any:
-            if not _TELLS_PLAIN or torch.compiler.is_compiling() or not plain.has(arguments, named):
+            key = None if not _TELLS_PLAIN or torch.compiler.is_compiling() else plain.key(arguments, named)
+            if key is None:
                 return through_torch(*arguments, **named)
-            _refuse_tangents(name, (*arguments, *named.values()))
-            result = function(*arguments, **named)
+            values = (*arguments, *named.values())
+            _refuse_tangents(name, values)
+            # A capture needs plans that are kept for it.
+            if calls is None or capturing():
+                result = function(*arguments, **named)
+            else:
+                result = calls.run(key, values, lambda: function(*arguments, **named))
             plain.wrote(arguments, named)
             return result
 
@@ -362,8 +391,8 @@ def _refuse_own_gradient(out: Optional[Tensor]) -> None:
         raise ArgumentError("out: requires a gradient; it must not, or the call must be under torch.no_grad()")
 
 
-def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = (),
-               instead: str = "") -> Callable[[_F], _F]:
+def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, ...] = (), instead: str = "",
+               repeats: bool = False) -> Callable[[_F], _F]:
     """Registers a function as two custom ops. `deltawave::NAME` returns all its results. `deltawave::NAME_out` first takes
     `out`, which it writes instead of returning the first result, and then the optional tensors `more`, which it writes
     too. The function made takes both as keywords, and calls one of the two ops. `instead`: an op has no backward, and this
@@ -389,8 +418,8 @@ def _operation(name: str, mutates_args: Tuple[str, ...] = (), more: Tuple[str, .
         setattr(allocating, "__signature__", given.replace(parameters=inputs))
         setattr(filling, "__signature__", given.replace(parameters=first + inputs,
                                                         return_annotation=rest[0] if rest else None))
-        new = custom_op(f"deltawave::{name}", mutates_args=mutates_args)(allocating)
-        into = custom_op(f"deltawave::{name}_out", mutates_args=("out", *more, *mutates_args))(filling)
+        new = custom_op(f"deltawave::{name}", mutates_args, repeats)(allocating)
+        into = custom_op(f"deltawave::{name}_out", ("out", *more, *mutates_args), repeats)(filling)
         fakes: List[Callable[..., Any]] = []
 
         @functools.wraps(function)
@@ -1074,7 +1103,7 @@ def _(q, k, v, pool, slots=None, write_slots=None, has_initial_state=None, g=Non
     return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-@_operation("decode", mutates_args=("pool",), instead="deltawave.ops.prefill")
+@_operation("decode", mutates_args=("pool",), instead="deltawave.ops.prefill", repeats=True)
 def decode(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
            write_slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
            beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
@@ -1141,7 +1170,7 @@ def verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor
     return o, after
 
 
-@custom_op("deltawave::verify", mutates_args=())
+@custom_op("deltawave::verify", mutates_args=(), repeats=True)
 def _verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tensor] = None,
             has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None, beta: Optional[Tensor] = None,
             a: Optional[Tensor] = None, b: Optional[Tensor] = None, a_log: Optional[Tensor] = None,
@@ -1155,7 +1184,7 @@ def _verify(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, slots: Optional[Tenso
     return o, states
 
 
-@custom_op("deltawave::verify_out", mutates_args=("out", "states"))
+@custom_op("deltawave::verify_out", mutates_args=("out", "states"), repeats=True)
 def _verify_out(out: Tensor, states: Tensor, q: Tensor, k: Tensor, v: Tensor, pool: Tensor,
                 slots: Optional[Tensor] = None, has_initial_state: Optional[Tensor] = None, g: Optional[Tensor] = None,
                 beta: Optional[Tensor] = None, a: Optional[Tensor] = None, b: Optional[Tensor] = None,
@@ -1537,7 +1566,7 @@ gate_backward.register_autograd(_no_second_order("gate"), setup_context=_save_no
 gate.register_autograd(_gate_autograd, setup_context=_save_gate)
 
 
-@_operation("norm")
+@_operation("norm", repeats=True)
 def norm(x: Tensor, z: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, gate: str = "silu", *,
          out: Optional[Tensor] = None) -> Tensor:
     """Returns the gated RMS norm of x `[..., HV, V]`, in its shape: `out` if that is given, which must be dense.
@@ -1608,7 +1637,7 @@ norm_backward.register_autograd(_no_second_order("norm"), setup_context=_save_no
 getattr(norm, "register_autograd")(_norm_autograd, setup_context=_save_norm)
 
 
-@_operation("layer", mutates_args=("conv_state", "pool"), instead="deltawave.training.gated_delta_net")
+@_operation("layer", mutates_args=("conv_state", "pool"), instead="deltawave.training.gated_delta_net", repeats=True)
 def layer(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tensor, conv_weight: Tensor, a_log: Tensor,
           key_heads: int, value_heads: int, key_dim: int, value_dim: int, z: Optional[Tensor] = None,
           conv_bias: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,

@@ -7,6 +7,7 @@ from threading import Lock, RLock, get_ident
 from typing import Any, Callable, Collection, Dict, Hashable, Mapping, Optional, Tuple, Type
 
 from . import arrays, structs
+from .calls import note_launch
 from .context import Context, Memory, checked, stream_address, stream_of
 from .errors import ArgumentError
 from .repeat import Repeats
@@ -53,6 +54,7 @@ class Plan:
     def launch(self, stream: Any = None, **tensors: Any) -> None:
         """Enqueues the operation on these tensors. `stream` is an address or a torch stream. None: torch's current stream if
         a tensor is on a GPU, else the default stream."""
+        note_launch(self.context, f"dw_{self.NAME}_launch", self.handle, lambda: self.bind(**tensors).arguments, tensors, self)
         key = Repeats.key(tensors) if self.repeats(tensors) else None
         repeat = self._repeats.take(key, self.context, tensors)
         if repeat is None:

@@ -84,10 +84,14 @@ class Repeats:
 
     def keep(self, key: Hashable, arguments: Structure, tensors: Mapping[str, Any]) -> None:
         """Keeps the struct of a launch on these tensors."""
-        kinds = dict(field[:2] for field in type(arguments)._fields_)
-        targets = []
-        for name, x in tensors.items():
-            if arrays.is_torch(x):
-                target = getattr(arguments, name).contents if kinds[name] in POINTERS else None
-                targets.append((name, target, arrays.describe(name, x).extent()))
-        self.give(key, Repeat(arguments, targets))
+        self.give(key, Repeat(arguments, targets_of(arguments, tensors)))
+
+
+def targets_of(arguments: Structure, tensors: Mapping[str, Any]) -> List[Tuple[str, Any, int]]:
+    """Where addresses of tensors are in a filled struct, as `Repeat` has them."""
+    kinds, targets = dict(field[:2] for field in type(arguments)._fields_), []
+    for name, x in tensors.items():
+        if arrays.is_torch(x):
+            target = getattr(arguments, name).contents if kinds[name] in POINTERS else None
+            targets.append((name, target, arrays.describe(name, x).extent()))
+    return targets

@@ -187,7 +187,9 @@ def _projected(layer: Any, hidden_states: Tensor) -> Tuple[Tensor, Optional[Tens
     else:  # OLMo-Hybrid
         x = torch.cat([layer.q_proj(hidden_states), layer.k_proj(hidden_states), layer.v_proj(hidden_states)], -1)
         b, a, z = layer.b_proj(hidden_states), layer.a_proj(hidden_states), layer.g_proj(hidden_states)
-    return x.flatten(0, 1), z.view(-1, 1, z.shape[-1]), a.flatten(0, 1), b.flatten(0, 1), "flat"
+    rows = x.shape[0] * x.shape[1]
+    x, a, b = (t.view(rows, t.shape[-1]) for t in (x, a, b))
+    return x, z.view(rows, 1, z.shape[-1]), a, b, "flat"
 
 
 def _layer_with_fallback(before: Callable[..., Any]) -> Callable[..., Any]:
