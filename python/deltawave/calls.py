@@ -101,7 +101,7 @@ class Calls:
                 pointed.data = address
         if call.scratch is not None:
             memory = self._workspace(call.scratch, device)
-            arguments.workspace, arguments.workspace_bytes = memory.data_ptr(), memory.shape[0]  # type: ignore[attr-defined]
+            arguments.workspace, arguments.workspace_bytes = memory.data_ptr(), memory.shape[0]
         call.context.library.call(call.function, call.handle, self._stream(device), byref(arguments))
         self._keep(key, call)
         made = everything[len(values):]
@@ -119,7 +119,9 @@ class Calls:
         """Runs the function, and keeps what it did."""
         if getattr(_watched, "launches", None) is not None:
             return function()  # inside of another call
-        _watched.launches, _watched.outputs = launches, outputs = [], []
+        launches: List[Seen] = []
+        outputs: List[Any] = []
+        _watched.launches, _watched.outputs = launches, outputs
         try:
             results = function()
         finally:

@@ -305,7 +305,8 @@ class _PlainCalls:
         count = len(arguments)
         if count > len(self.names) or any(name not in named for name in self.required[count:]):
             return None
-        device, records, parts = None, torch.is_grad_enabled(), [*named]
+        device, records = None, torch.is_grad_enabled()
+        parts: List[Any] = [*named]
         append = parts.append
         for x, types in [*zip(arguments, self.types), *((x, self.by_name.get(name, ())) for name, x in named.items())]:
             kind = type(x)
