@@ -23,12 +23,21 @@ DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment
     }
 }
 
-// Work and segment of this workgroup, derived again when needed: they are not worth registers during the walk.
+// Number of a unit of work: of this workgroup or, where workgroups walk several units, as `units` says.
+template <class... Units> DEVICE int unit_of(const Units &...units) {
+    if constexpr (sizeof...(units) > 0) {
+        return (units.unit, ...);
+    } else {
+        return arch::opaque_uniform(arch::workgroup());
+    }
+}
+
+// Work and segment of a unit, derived again when needed: they are not worth registers during the walk.
 struct Located {
     Work work;
     Segment segment;
-    DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x)
-        : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {}
+    DEVICE_MEMBER Located(const dwk_prefill_scan_args &x, int unit)
+        : work(work_of(x, unit)), segment(segment_of(x, work.item)) {}
 };
 
 // Tokens that chunks.begin to chunks.finish walk. 0: those of the segment (segment_of) and quiet ones.
@@ -41,8 +50,9 @@ template <bool Fused, class C> DEVICE int walked_by(const C &chunks) {
 }
 
 // Located; if the segment goes on to the end of a sequence that is cut in two (divide), all that it walks.
-template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x, int walked) {
-    Located at(x);
+template <bool Fused, class... Units>
+DEVICE Located located(const dwk_prefill_scan_args &x, int walked, const Units &...units) {
+    Located at(x, unit_of(units...));
     if (early_starts && !Fused && at.segment.first && walked > at.segment.end - at.segment.begin) {
         at.segment.end = at.segment.begin + walked;
         at.segment.last = true;
@@ -53,8 +63,9 @@ template <bool Fused> DEVICE Located located(const dwk_prefill_scan_args &x, int
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
 // lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
 // takes their snapshots.
-template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, int walked) {
-    const Segment segment = located<Fused>(x, walked).segment;
+template <bool Fused, class... Units>
+DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, int walked, const Units &...units) {
+    const Segment segment = located<Fused>(x, walked, units...).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
@@ -67,9 +78,10 @@ template <bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int l
 }
 
 // Stores the state after the chunks so far, if a snapshot is wanted.
-template <int Keys, bool Fused>
-DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int walked, int column) {
-    const Located at = located<Fused>(x, walked);
+template <int Keys, bool Fused, class... Units>
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int walked, int column,
+                          const Units &...units) {
+    const Located at = located<Fused>(x, walked, units...);
     const int done = (at.segment.end - at.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
@@ -80,8 +92,9 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
 }
 
 // Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused. `C`: how (walk.h).
-template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>>
-DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+// `units`: which unit, and its place in the ring, where workgroups walk several.
+template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>, class... Units>
+DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Units &...units) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
     const int column = wave_column + first_column(arch::lane(), column_tiles);
@@ -98,23 +111,24 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     } else {
         first_state<Keys>(state, x, segment.sequence, work.head, column);
     }
-    C chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
+    C chunks(x, segment, work.head, work.key_head, wave_column, column_offset, units...);
     chunks.begin(state);
     do {
         int rest = 0;
         if (arch::reread(x).snapshot_slots) {
-            rest = next_stop<Fused>(arch::reread(x), chunks.left(), walked_by<Fused>(chunks));
+            rest = next_stop<Fused>(arch::reread(x), chunks.left(), walked_by<Fused>(chunks), units...);
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys, Fused>(state, arch::reread(x), chunks.left(), walked_by<Fused>(chunks), column);
+            take_snapshot<Keys, Fused>(state, arch::reread(x), chunks.left(), walked_by<Fused>(chunks), column,
+                                       units...);
         }
     } while (chunks.left() > 0);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const Located at = located<Fused>(y, walked_by<Fused>(chunks));
+        const Located at = located<Fused>(y, walked_by<Fused>(chunks), units...);
         const int slot = slot_of(y, y.write_slots, at.segment.sequence);
         if (at.segment.last && slot >= 0) {
             const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,

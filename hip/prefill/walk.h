@@ -13,6 +13,8 @@
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
 //                                  runs f() in the waves that hold the state
+//   walk_units<T, Keys>(x, units, locate, f)
+//                                  the walks of a workgroup that takes several units of work, if walks_units (layout.h)
 #pragma once
 
 #include "state.h"
@@ -25,6 +27,10 @@ template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys>;
 } // namespace prefill
 #else
 #include "gfx9/walk.h"
+namespace prefill {
+template <class T, int Keys, class Locate, class F>
+DEVICE void walk_units(const dwk_prefill_scan_args &, int, const Locate &, const F &) {}
+} // namespace prefill
 #endif
 
 namespace prefill {

@@ -14,6 +14,9 @@ pub struct Target {
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
     scan: [Walk; KEY_BUCKETS.len()],
+    /// Most chunks of a segment with which a workgroup of `prefill_scan` walks several: only as many are launched as there are
+    /// compute units. Each loads its next segment while it finishes one. 0: a workgroup walks one.
+    pub(crate) units_chunks: u32,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
     /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].
@@ -172,6 +175,7 @@ static CDNA: Target = {
         wave_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
+        units_chunks: 0,
         summarise: [WALK; KEY_BUCKETS.len()],
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
@@ -285,6 +289,7 @@ static SM90: Target = {
             walk(256, 228_352),
             walk(256, 185_344),
         ],
+        units_chunks: 4,
         summarise: [
             walk(384, 105_472),
             walk(384, 130_048),
@@ -292,8 +297,8 @@ static SM90: Target = {
             walk(256, 130_048),
             walk(256, 154_624),
         ],
-        fused: [fused(164_784), fused(230_320), fused(230_320)],
-        fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
+        fused: [fused(166_208), fused(231_744), fused(231_744)],
+        fused_summarise: [fused(108_864), fused(141_632), fused(141_632)],
         short_columns: 16,
         // On an H200 the last bits of states differ: it multiplies with mma.sync, prefill_scan with wgmma.
         short_has_bits_of_scan: false,

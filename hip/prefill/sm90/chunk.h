@@ -26,15 +26,17 @@ template <class T, int Keys, bool Outputs> class Chunk {
     // Whether a phase loads from shared memory before it queues its products. Loads after that would wait for the
     // products.
     static constexpr bool reads_ahead = !registers_are_short(Keys);
+    // Whether the factors of K S0 are loaded after it: before, they would cost spills.
+    static constexpr bool loads_late = rederived;
 
     static constexpr int held = registers_are_short(Keys) ? 4 : Keys / 16;
     // Rounded tiles of the state, operands of K S0 and Q S0.
     typedef Operand Reads[held][1];
 
     // `memory`: the ring.
-    DEVICE_MEMBER Chunk(const char *memory, Slots slots, bool has_values, Output &o, Reads &reads)
+    DEVICE_MEMBER Chunk(const char *memory, Slots slots, bool has_values, OutputPairs &o, Reads &reads)
         : rows(memory + slots.factors), has_values(Outputs || has_values), o(o), reads(reads),
-          thread(registers_are_short(Keys) ? arch::opaque(thread_of_group()) : thread_of_group()),
+          thread(rederived || registers_are_short(Keys) ? arch::opaque(thread_of_group()) : thread_of_group()),
           v(memory + slots.values + Stage::v + group<Stage>() * panel_bytes), at(thread & (arch::lanes - 1)),
           keys(arch::described(shared_address(memory) + slots.keys)),
           matrices(arch::described(shared_address(memory) + slots.matrices)) {}
@@ -62,7 +64,9 @@ template <class T, int Keys, bool Outputs> class Chunk {
             for (int i = 0; i < tiles; ++i) {
                 words[i][0] = value_words(i);
                 ahead[beta_row][i] = rows_of(beta_row, i);
-                ahead[read_row][i] = rows_of(read_row, i);
+                if constexpr (!loads_late) {
+                    ahead[read_row][i] = rows_of(read_row, i);
+                }
             }
             pin(words);
             // Without outputs beta V is computed during K S0, because no other work runs then.
@@ -185,7 +189,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
     }
 
     DEVICE_MEMBER Tile factor(RowFactor which, int i) const {
-        if constexpr (reads_ahead) {
+        if (reads_ahead && !(loads_late && which == read_row)) {
             return ahead[which][i];
         } else {
             return rows_of(which, i);
@@ -274,7 +278,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
 
     const char *const rows; // row factors
     const bool has_values;  // false: V counts as zeros
-    Output &o;
+    OutputPairs &o;
     Reads &reads;
     const int thread; // index in the warpgroup
     const char *const v;

@@ -20,9 +20,7 @@ template <int Threads> class RowsOfThread {
         from = base + ((u64)row(0) * stride + (thread() % 8u * 16 + offset));
     }
     // Opaque where few threads copy: their registers should not hold addresses from chunk to chunk.
-    static DEVICE_MEMBER int thread() {
-        return Threads < group_threads ? arch::opaque(thread_of_group()) : thread_of_group();
-    }
+    static DEVICE_MEMBER int thread() { return rederived ? arch::opaque(thread_of_group()) : thread_of_group(); }
     // row(i): this thread's i-th row. place(i): offset of the thread's 16 bytes of it in a panel.
     static DEVICE_MEMBER int row(int i) { return i * at_once + thread() % (u32)Threads / 8; }
     static DEVICE_MEMBER u32 place(int i) {
@@ -193,35 +191,66 @@ template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, grou
         }
     }
 
+    // Place in the ring.
+    struct Place {
+        int stage = 0;   // of the next chunk
+        int copied = -1; // stage that was copied and not handed over, if any
+        int number = 0;  // chunks so far, at most Stage::count
+    };
+
     DEVICE_MEMBER void run() {
+        clear_stages();
+        Place at;
+        run(at);
+        hand_over(at.copied, groups);
+    }
+    static DEVICE_MEMBER void clear_stages() {
         for (int i = 0; i < Stage::count; ++i) {
-            clear_upper_blocks<Stage>(memory + i * Stage::bytes, wave_of_group(), scan_waves);
+            clear_upper_blocks<Stage>(shared_address(ring()) + i * Stage::bytes, wave_of_group(), scan_waves);
         }
-        int stage = 0, copied = -1;
+    }
+    DEVICE_MEMBER void run(Place &at) {
 #pragma unroll 1
-        for (int number = 0; left > 0; ++number) {
+        for (; left > 0; left -= chunk) {
             if constexpr (Stage::count == 2) {
-                hand_over(copied); // otherwise the stage waited for next would never be given back
+                hand_over(at.copied, groups); // otherwise the stage waited for next would never be given back
             }
-            if (number >= Stage::count) {
-                for (int g = 0; g < Stage::most_groups; ++g) {
-                    if (g < groups) {
-                        Handover<Stage>::wait_empty(g, stage);
-                    }
-                }
+            const bool first = at.number == 0;
+            if (at.number == Stage::count) {
+                wait_empty(at.stage, groups);
+            } else {
+                ++at.number;
             }
-            hand_over(copied);
-            copy(memory + stage * Stage::bytes, number == 0);
-            copied = stage;
-            stage = stage + 1 == Stage::count ? 0 : stage + 1;
-            left -= chunk;
+            hand_over(at.copied, groups);
+            copy(memory + at.stage * Stage::bytes, first);
+            at.copied = at.stage;
+            at.stage = next_of(at.stage);
         }
-        hand_over(copied);
+    }
+    // Hands over the last chunk, and waits until all have been given back.
+    static DEVICE_MEMBER void end(Place &at) {
+        const int groups = prefill::groups<Stage>();
+        hand_over(at.copied, groups);
+        int stage = at.number == Stage::count ? at.stage : 0;
+        for (int i = 0; i < Stage::count; ++i) {
+            if (i < at.number) {
+                wait_empty(stage, groups);
+                stage = next_of(stage);
+            }
+        }
     }
 
   private:
+    static DEVICE_MEMBER int next_of(int stage) { return stage + 1 == Stage::count ? 0 : stage + 1; }
+    static DEVICE_MEMBER void wait_empty(int stage, int groups) {
+        for (int g = 0; g < Stage::most_groups; ++g) {
+            if (g < groups) {
+                Handover<Stage>::wait_empty(g, stage);
+            }
+        }
+    }
     // Hands over the stage that was copied, if any (`copied` >= 0).
-    DEVICE_MEMBER void hand_over(int &copied) const {
+    static DEVICE_MEMBER void hand_over(int &copied, int groups) {
         if (copied >= 0) {
             arch::await_copies();
             arch::publish_shared();

@@ -1,5 +1,5 @@
 // Roles of prefill_fused on sm_90a: implements ../fused.h. Two warpgroups hold 64 columns of the state each. The warps
-// of a third copy and make chunks, in two pairs.
+// of a third copy and make chunks.
 #pragma once
 
 #include "../fused_mode.h"
@@ -25,13 +25,15 @@ DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &seg
     typedef prefill::Stage<Keys, Outputs> Stage;
     if (arch::thread() == 0) {
         Handover<Stage>::begin();
+        ((MakerMemory *)(ring() + Stage::maker_memory))
+            ->work.set(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>());
     }
     arch::workgroup_sync();
     if (arch::wave() < 2 * scan_waves) {
         return;
     }
     arch::give_registers<making_registers>();
-    Maker<T, Keys, Outputs>(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>()).run();
+    Maker<T, Keys, Outputs>(x).run();
     arch::end_wave();
 }
 
@@ -41,7 +43,7 @@ template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(con
 }
 
 // Bytes of dynamic shared memory: 1024 for alignment.
-template <class Stage> constexpr u32 fused_bytes() { return Stage::maker_memory + pairs * sizeof(MakerMemory) + 1024; }
+template <class Stage> constexpr u32 fused_bytes() { return Stage::maker_memory + sizeof(MakerMemory) + 1024; }
 
 #define FUSED_SHARED_BYTES(keys)                                                                                       \
     extern "C" __attribute__((device, used)) const u32 dw_prefill_fused_shared_bytes_k##keys =                         \

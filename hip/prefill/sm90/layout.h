@@ -17,6 +17,12 @@ template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
 constexpr bool scan_lists_end = false;
 // Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
 constexpr bool early_starts = false;
+// Whether workgroups of prefill_scan walk units of work until there are none, so that a launch may have fewer of them.
+#ifdef PREFILL_FUSED
+constexpr bool walks_units = false;
+#else
+constexpr bool walks_units = true;
+#endif
 DEVICE int wave_column_of_slab(int column_tiles) { return arch::wave() * 16 * column_tiles; }
 
 template <int Keys> struct StateLayout {

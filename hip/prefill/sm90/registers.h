@@ -46,9 +46,42 @@ template <int N> DEVICE void pin(Operand (&x)[N][1]) {
     }
 }
 
-// A lane's elements of O: two columns of four rows of each row tile. They are stored during the next chunk's first
-// product.
-class Output {
+// A lane's elements of O: two columns of four rows of each row tile.
+struct OutputPairs {
+    int pair[4 * tiles];
+
+    template <class T> DEVICE_MEMBER void keep(const Tile (&x)[tiles][1], float scale) {
+        for (int i = 0; i < 4 * tiles; ++i) {
+            const int e = i % 4 / 2 * 4 + i % 2;
+            pair[i] = T::pack(scale * x[i / 4][0][e], scale * x[i / 4][0][e + 2]);
+        }
+    }
+    // Calls f(address, row counted from the lane's first, both elements). `at`: address of the lane's first row.
+    template <class F> DEVICE_MEMBER void each(char *at, u32 stride, F f) const {
+        for (int i = 0; i < 4 * tiles; i += 2) {
+            f(at, 4 * i, pair[i]);
+            f(at + stride, 4 * i + 1, pair[i + 1]);
+            at += (u64)(8 * stride);
+        }
+    }
+    // Stores a whole chunk whose words are aligned.
+    DEVICE_MEMBER void store_words(char *at, u32 stride) const {
+        each(at, stride, [](char *at, int, int x) __attribute__((always_inline)) { arch::store_global(at, x); });
+    }
+    // Stores the first `rows` rows of the chunk.
+    DEVICE_MEMBER void store_some(char *at, u32 stride, int rows) const {
+        const int first = LaneMap(arch::lane()).row(0);
+        each(at, stride, [&](char *at, int row, int x) __attribute__((always_inline)) {
+            if (first + row < rows) {
+                arch::store_global(at, (short)x);
+                arch::store_global(at + 2, (short)(x >> 16));
+            }
+        });
+    }
+};
+
+// Elements of O of the chunk before. They are stored during the next chunk's first product.
+class Output : public OutputPairs {
   public:
     DEVICE_MEMBER Output(const void *p, const dwk_token_strides &s, const Segment &segment, int head, u32 column_offset)
         : stride((u32)s.token * 2), has_columns(column_offset != Window::nowhere), quiet(segment.quiet) {
@@ -57,12 +90,6 @@ class Output {
         to = (char *)base + ((u64)LaneMap(arch::lane()).row(0) * stride + (has_columns ? column_offset : 0));
     }
 
-    template <class T> DEVICE_MEMBER void keep(const Tile (&x)[tiles][1], float scale) {
-        for (int i = 0; i < 4 * tiles; ++i) {
-            const int e = i % 4 / 2 * 4 + i % 2;
-            pair[i] = T::pack(scale * x[i / 4][0][e], scale * x[i / 4][0][e + 2]);
-        }
-    }
     // Stores a whole chunk, or its first `rows` rows, unless it is quiet, and advances to the next chunk.
     DEVICE_MEMBER void store() {
         if (is_quiet()) {
@@ -70,7 +97,7 @@ class Output {
         }
         if (words) [[likely]] {
             if (has_columns) {
-                each([](char *at, int, int x) __attribute__((always_inline)) { arch::store_global(at, x); });
+                store_words(arch::opaque(to), stride); // otherwise registers hold all addresses from chunk to chunk
             }
             to += (u64)stride * chunk;
         } else {
@@ -82,13 +109,7 @@ class Output {
             return;
         }
         if (has_columns) {
-            const int first = LaneMap(arch::lane()).row(0);
-            each([&](char *at, int row, int x) __attribute__((always_inline)) {
-                if (first + row < rows) {
-                    arch::store_global(at, (short)x);
-                    arch::store_global(at + 2, (short)(x >> 16));
-                }
-            });
+            OutputPairs::store_some(arch::opaque(to), stride, rows);
         }
         to += (u64)stride * chunk;
     }
@@ -103,17 +124,7 @@ class Output {
         to += (u64)stride * chunk;
         return true;
     }
-    // Calls f(address, row counted from the lane's first, both elements).
-    template <class F> DEVICE_MEMBER void each(F f) const {
-        char *at = arch::opaque(to); // otherwise registers hold all addresses from chunk to chunk
-        for (int i = 0; i < 4 * tiles; i += 2) {
-            f(at, 4 * i, pair[i]);
-            f(at + stride, 4 * i + 1, pair[i + 1]);
-            at += (u64)(8 * stride);
-        }
-    }
 
-    int pair[4 * tiles];
     char *to;
     const u32 stride;
     const bool has_columns;

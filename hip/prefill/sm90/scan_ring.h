@@ -54,13 +54,20 @@ template <class Stage> class RingReader {
     }
     // Whether a chunk lies behind.
     DEVICE_MEMBER bool has_previous() const { return before >= 0; }
-    // Gives back the chunk before.
-    DEVICE_MEMBER void give_back_previous(int rest) const {
-        if (has_previous() && rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
+    // Gives back the chunk before. Without `Units` nobody waits for the last ones of the walk.
+    template <bool Units> DEVICE_MEMBER void give_back_previous(int rest) const {
+        if (has_previous() && (Units || rest > (Stage::count - 1) * chunk)) {
             Handover<Stage>::empty(group, before);
         }
     }
     DEVICE_MEMBER void give_back() const {}
+    // Gives back the last chunk of a unit.
+    DEVICE_MEMBER void end_unit() {
+        if (has_previous()) {
+            Handover<Stage>::empty(group, before);
+            before = -1;
+        }
+    }
     // Goes on to the next chunk.
     DEVICE_MEMBER void advance() {
         before = stage;
@@ -68,8 +75,14 @@ template <class Stage> class RingReader {
     }
 
   private:
-    const int group;
+    int group;
     int stage = 0, before = -1;
+};
+
+// A unit of work of a workgroup that walks several, and its place in the ring.
+template <class Stage> struct UnitInRing {
+    int unit;
+    RingReader<Stage> reader;
 };
 
 } // namespace prefill

@@ -9,6 +9,13 @@ namespace prefill {
 
 using namespace tile;
 
+// Whether warps derive addresses and their thread's number for each chunk again, to save registers.
+#ifdef PREFILL_FUSED
+constexpr bool rederived = true;
+#else
+constexpr bool rederived = false;
+#endif
+
 // Warps of a warpgroup. They multiply together, each for 16 columns. Four more warps copy, one per scheduler.
 constexpr int scan_waves = 4;
 constexpr int group_threads = scan_waves * arch::lanes;

@@ -77,6 +77,7 @@ DEVICE void step(State<Keys> &state, Chunk<T, Keys, Outputs> chunk, const Next &
         chunk.accumulate(state, update);
     };
     const auto finish_state = [&]() __attribute__((always_inline)) {
+        next.fetch();
         chunk.finish_state(state, update);
         if (decay.y != 1.0f) {
             scale_state(decay.y);
