@@ -2,10 +2,12 @@
 // targets has.
 #pragma once
 
+#include "../arch/base.h"
+
 namespace prefill {
 
-constexpr int narrow(int bucket) { return bucket + 1; }
-constexpr bool is_narrow(int keys) { return keys % 2 != 0; }
-constexpr int bucket_of(int keys) { return keys - keys % 2; }
+DEVICE constexpr int narrow(int bucket) { return bucket + 1; }
+DEVICE constexpr bool is_narrow(int keys) { return keys % 2 != 0; }
+DEVICE constexpr int bucket_of(int keys) { return keys - keys % 2; }
 
 } // namespace prefill

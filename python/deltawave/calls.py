@@ -2,8 +2,8 @@
 checks whose results depend on layouts and numbers alone. The first such call is watched; the ones after it make its outputs,
 put addresses into its struct and launch.
 
-Watched are ops that launch once, on their arguments, views of them and outputs that they make, and do nothing else. Whatever
-else a call does, it is not repeated: it stays on the long way.
+An op may be watched if it launches once, on its arguments, views of them and outputs that it makes, and does nothing else. Calls
+that do anything else are never kept.
 """
 
 import threading
@@ -82,6 +82,8 @@ class Calls:
 
     def run(self, key: Hashable, values: Sequence[Any], function: Callable[[], Any]) -> Any:
         """The results of `function`, an op's, on `values`."""
+        if getattr(_watched, "launches", None) is not None:
+            return function()  # inside of another call, which has to see each launch
         if key not in self._kept:
             return self._watch(key, values, function)
         call = self._kept.pop(key, None)
@@ -93,7 +95,7 @@ class Calls:
         arguments, memories = call.arguments, call.context.memories if call.context.is_simulator else None
         for source, offset, field, pointed, extent in call.targets:
             address = everything[source].data_ptr() + offset
-            if memories is not None and not memories.contains(address, extent):
+            if memories is not None and extent and not memories.contains(address, extent):
                 return function()  # not in the simulator's memory: the long way copies, or refuses
             if pointed is None:
                 setattr(arguments, field, address)
@@ -117,8 +119,6 @@ class Calls:
 
     def _watch(self, key: Hashable, values: Sequence[Any], function: Callable[[], Any]) -> Any:
         """Runs the function, and keeps what it did."""
-        if getattr(_watched, "launches", None) is not None:
-            return function()  # inside of another call
         launches: List[Seen] = []
         outputs: List[Any] = []
         _watched.launches, _watched.outputs = launches, outputs
@@ -126,7 +126,11 @@ class Calls:
             results = function()
         finally:
             _watched.launches = _watched.outputs = None
-        self._keep(key, _call(values, launches, outputs, results))
+        try:
+            call = _call(values, launches, outputs, results)
+        except Exception:  # the op has written its arguments: its results must reach the caller
+            call = None
+        self._keep(key, call)
         return results
 
 
@@ -162,6 +166,8 @@ def _call(values: Sequence[Any], launches: List[Seen], outputs: List[Any], resul
     given = {name: x for name, x in seen.tensors.items() if name != "workspace"}
     workspace, device = seen.tensors.get("workspace"), next(x.device for x in values if hasattr(x, "data_ptr"))
     arguments, targets = seen.bind(), []
+    if workspace is None and getattr(arguments, "workspace_bytes", 0):
+        return None  # memory that nothing here knows
     for name, pointed, extent in targets_of(arguments, given):
         source = _source(given[name], everything)
         if source is None:

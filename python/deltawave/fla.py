@@ -68,7 +68,7 @@ def device_of(name: str, x: Any) -> Any:
 
 def _checked_heads(q: Tensor, k: Tensor, v: Tensor, scale: Any) -> None:
     """Refuses q, k `[B, T, H, K]`, v `[B, T, HV, V]` and a scale that no kernel takes."""
-    if scale is not None and not isinstance(scale, (int, float)):
+    if scale is not None and not isinstance(scale, numbers.Real):
         raise ArgumentError(f"scale: a {type(scale).__name__}; it must be a number or None")
     for name, x in (("q", q), ("k", k), ("v", v)):
         device_of(name, x)

@@ -174,7 +174,7 @@ def _workspace(nbytes: int, device: torch.device) -> Tensor:
     with _workspace_lock:
         found = _workspaces.get(key)
         if found is None or found.shape[0] < nbytes:
-            found = _workspaces[key] = empty((nbytes,), torch.uint8, device)
+            found = _workspaces[key] = _empty((nbytes,), torch.uint8, device)  # no output of an op
         return found
 
 
@@ -551,7 +551,7 @@ def _lengths(tokens: int, decodes: int = 0) -> Tuple[int, ...]:
 
 def equal_lengths(batch: int, tokens: int) -> Tensor:
     """cu_seqlens on the host of `batch` sequences of `tokens` tokens each, 1 or more."""
-    return torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32)
+    return torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device="cpu")
 
 
 def _sequences(q: Tensor, cu_seqlens: Optional[Tensor]) -> int:

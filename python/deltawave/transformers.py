@@ -121,8 +121,8 @@ def _serves_whole(layer: Any, hidden_states: Tensor, cache: Any, kwargs: Dict[st
         return False
     if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("seq_idx") is not None:
         return False
-    # accelerate moves weights when a submodule is called: nothing calls the convolution.
-    if getattr(layer.conv1d, "_hf_hook", None) is not None:
+    # Nothing calls the convolution and the norm: their hooks, which move weights for accelerate, would be passed over.
+    if any(_is_hooked(module) for module in (layer.conv1d, _norm_of(layer))):
         return False
     if cache is not None:
         if getattr(cache, "offloading", False) or layer.layer_idx >= len(cache.layers):
@@ -133,6 +133,20 @@ def _serves_whole(layer: Any, hidden_states: Tensor, cache: Any, kwargs: Dict[st
     return not torch.is_grad_enabled() or not (hidden_states.requires_grad or any(x.requires_grad for x in layer.parameters()))
 
 
+def _norm_of(layer: Any) -> Any:
+    """The gated norm of a layer: OLMo-Hybrid calls it `o_norm`."""
+    return layer.o_norm if hasattr(layer, "o_norm") else layer.norm
+
+
+def _is_hooked(module: Any) -> bool:
+    """Whether a call of a module does more than the forward of its class."""
+    if getattr(module, "_hf_hook", None) is not None:
+        return True
+    # A graph that torch.compile traces has no hooks of single modules.
+    return not torch.compiler.is_compiling() and bool(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
 def _layer_forward(layer: Any, hidden_states: Tensor, cache: Any, attention_mask: Optional[Tensor]) -> Tensor:
     """The forward of a Gated DeltaNet layer of transformers, by `ops.layer` between its projections."""
     if hidden_states.dtype not in (torch.bfloat16, torch.float16):
@@ -141,7 +155,7 @@ def _layer_forward(layer: Any, hidden_states: Tensor, cache: Any, attention_mask
     for dim in (key_dim, value_dim):
         if dim % 16 or dim > 256:
             raise Unsupported(f"head dimension: {dim}; it must be a multiple of 16 up to 256")
-    norm, project = (layer.o_norm, layer.o_proj) if hasattr(layer, "o_norm") else (layer.norm, layer.out_proj)
+    norm, project = _norm_of(layer), layer.o_proj if hasattr(layer, "o_proj") else layer.out_proj
     if layer.activation not in ("silu", "swish") or norm.activation not in GATES:
         raise Unsupported(f"activations: {layer.activation!r} and {norm.activation!r}; they must be 'silu', and one of "
                           f"{', '.join(GATES)}")
@@ -235,7 +249,7 @@ def _classes(module: Any, ending: str) -> List[type]:
 
 def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, layers: bool = True) -> List[str]:
     """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all), and with
-    `layers` the forward of their Gated DeltaNet layers. Returns the names that are replaced now. Models that exist already use
+    `layers` the forward of their Gated DeltaNet layers; without it earlier calls' layers are put back. Returns the names that are replaced now. Models that exist already use
     them too. With `simulator`, tensors on the CPU go to
     deltawave's simulator; without it they stay with transformers' own code.
 
@@ -246,10 +260,10 @@ def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, laye
     for module in _modules(models):
         norms, whole = (_classes(module, ending) for ending in ("RMSNormGated", "GatedDeltaNet"))
         missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
-        if missing or not norms or not whole:
+        if missing or not norms or layers and not whole:
             import transformers
 
-            lacks = ", ".join(missing or ["a class *RMSNormGated" if whole else "a class *GatedDeltaNet"])
+            lacks = ", ".join(missing or ["a class *GatedDeltaNet" if norms else "a class *RMSNormGated"])
             tested = " and ".join(TRANSFORMERS_VERSIONS)
             raise Unsupported(f"transformers: {module.__name__} of release {transformers.__version__} lacks {lacks}; "
                               f"releases {tested} have it")
@@ -257,6 +271,8 @@ def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, laye
         targets += [(norm, "forward", _norm_forward) for norm in norms]
         if layers:
             targets += [(layer, "forward", None) for layer in whole]
+        else:
+            _restore([entry for entry in _replaced if entry[0] in whole])
     for owner, name, ours in targets:
         if any(owner is known and name == attribute for known, attribute, _ in _replaced):
             continue
@@ -269,8 +285,14 @@ def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, laye
 
 def disable() -> None:
     """Undoes `enable`."""
-    while _replaced:
-        owner, name, before = _replaced.pop()
+    _restore([*_replaced])
+
+
+def _restore(entries: List[Tuple[Any, str, Callable[..., Any]]]) -> None:
+    """Puts back what `enable` replaced, the latest first."""
+    for entry in reversed(entries):
+        owner, name, before = entry
+        _replaced.remove(entry)
         setattr(owner, name, before)
 
 

@@ -14,7 +14,7 @@ namespace prefill {
 constexpr bool early_starts = true;
 
 // Smallest K that uses this key bucket: 16 more than the next smaller bucket.
-constexpr int smallest_key_dim(int bucket) {
+DEVICE constexpr int smallest_key_dim(int bucket) {
     return bucket == 256 ? 208 : bucket == 192 ? 144 : bucket == 128 ? 112 : bucket == 96 ? 80 : 16;
 }
 
