@@ -20,6 +20,7 @@ not 1 (q, k, v, states), or if g is not f32. Autograd keeps the inputs, and of b
 states between them (`ops.prefill_saving`).
 """
 
+import numbers
 import os
 import warnings
 from typing import Any, Dict, Optional, Tuple
