@@ -140,11 +140,12 @@ def _norm_of(layer: Any) -> Any:
 
 def _is_hooked(module: Any) -> bool:
     """Whether a call of a module does more than the forward of its class."""
-    if getattr(module, "_hf_hook", None) is not None:
-        return True
-    # A graph that torch.compile traces has no hooks of single modules.
-    return not torch.compiler.is_compiling() and bool(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    names = ["_hf_hook"]
+    if not torch.compiler.is_compiling():  # whose graphs have no hooks of single modules
+        names += ["_forward_hooks", "_forward_pre_hooks"]
+        if "forward" in module.__dict__:
+            return True
+    return any(getattr(module, name, None) for name in names)
 
 
 def _layer_forward(layer: Any, hidden_states: Tensor, cache: Any, attention_mask: Optional[Tensor]) -> Tensor:

@@ -297,6 +297,9 @@ class OnStandIn(unittest.TestCase):
             layer.conv1d._hf_hook = object()
             self.assertEqual(layer.forward(hidden), "layer")
             layer.conv1d._hf_hook = None
+            layer.norm._forward_hooks = {0: print}
+            self.assertEqual(layer.forward(hidden), "layer")
+            layer.norm._forward_hooks = {}
             for name, value, wrong in (("head_k_dim", 24, "head dimension"), ("activation", "gelu", "activations"),
                                        ("num_v_heads", 2 * HV, "conv1d")):
                 before = getattr(layer, name)
@@ -314,8 +317,14 @@ class OnStandIn(unittest.TestCase):
             self.rows_of_transformers("qwen3_5", layer, 1, 1, 0)
             with self.assertRaises(dw.ArgumentError):
                 layer.forward(hidden[:1], cache_params=cache)
+            # Without layers the functions stay.
+            left = hooks.enable(["qwen3_next"], simulator=True, layers=False)
+            self.assertEqual(layer.forward(hidden), "layer")
+            self.assertFalse([name for name in left if "GatedDeltaNet" in name])
+            self.assertTrue(left)
             hooks.disable()
             self.assertEqual(layer.forward(hidden), "layer")
+            self.assertEqual(hooks._replaced, [])
 
     def test_another_release_of_transformers_is_refused(self):
         contents, _ = self.modeling()

@@ -50,6 +50,28 @@ class RepeatedCalls(unittest.TestCase):
             with mock.patch("deltawave.plan.note_launch", noted), mock.patch("deltawave.norm.note_launch", noted):
                 return call(), noted.call_count
 
+    def test_scratch_memory_is_no_output(self):
+        kept = []
+        with mock.patch.object(calls.Calls, "_keep", lambda self, key, call: kept.append(call)):
+            ops._workspaces.clear()
+            arguments = layer_of(40)
+            del arguments["decodes"]
+            with torch.no_grad():
+                y = ops.layer(**arguments)
+        self.assertTrue(ops._workspaces)
+        self.assertEqual([shape for shape, _ in kept[0].outputs], [tuple(y.shape)])
+
+    def test_bookkeeping_that_fails_costs_no_result(self):
+        arguments = layer_of(50)
+        with mock.patch.object(calls, "_call", side_effect=KeyError("x")), torch.no_grad():
+            found = ops.layer(**arguments, eps=3e-6)
+        with torch.no_grad():
+            self.assertTrue(torch.equal(found, ops.layer(**layer_of(50), eps=3e-6)))
+
+    def test_lengths_stay_on_the_host(self):
+        with torch.device("meta"):
+            self.assertEqual(ops.equal_lengths(2, 3).tolist(), [0, 3, 6])
+
     def check(self, op, arguments):
         """The third call of an op is short, and gives the bits of a call that is like no other."""
         for seed in (10, 20):
