@@ -62,9 +62,11 @@ fn main() {
             }
         }
     } else {
-        let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
         let sources = kernels::sources(&root).expect("hip/kernels can be read");
         let assembler = kernels::Assembler::from_environment();
+        // Machine code that was asked for by name is not left out either.
+        let required = env::var("DELTAWAVE_REQUIRE_KERNELS").is_ok_and(|v| v == "1");
+        let required = |arch| required || assembler.is_some() && kernels::is_ptx(arch);
         for arch in archs.unwrap_or_else(|| vec!["gfx942"]) {
             let named = env::var_os("DELTAWAVE_HIPCC");
             match kernels::build(arch, &sources, &out, named, assembler.as_ref()) {
@@ -72,9 +74,10 @@ fn main() {
                     let compiler = compiler.0.display().to_string();
                     embed(&mut embedded, arch, &compiler, objects);
                 }
-                Err(reason) if required => {
+                Err(reason) if required(arch) => {
                     panic!(
-                        "DELTAWAVE_REQUIRE_KERNELS=1, and there are no kernels for {arch}: {reason}"
+                        "DELTAWAVE_REQUIRE_KERNELS or DELTAWAVE_ASSEMBLE is 1, and there are no kernels for {arch}: \
+                         {reason}"
                     )
                 }
                 Err(reason) => {

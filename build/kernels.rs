@@ -218,9 +218,9 @@ impl Assembler {
         let result = Command::new(&self.0)
             .arg(format!("-arch={arch}"))
             .args(["-o".as_ref(), object.as_os_str(), text.as_os_str()])
-            .output()
-            .map_err(|e| CompileError::Start(self.0.clone(), e))?;
+            .output();
         fs::remove_file(&text).map_err(changed)?;
+        let result = result.map_err(|e| CompileError::Start(self.0.clone(), e))?;
         if result.status.success() {
             return Ok(());
         }

@@ -430,6 +430,40 @@ fn link(program: &Path, name: &Path) {
     fs::copy(program, name).expect("the target folder can be written");
 }
 
+/// With an assembler the code object is what it makes of the PTX. Here it is a script.
+#[cfg(unix)]
+#[test]
+fn ptx_becomes_what_the_assembler_makes() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let out = folder("assembler");
+    if let Err(reason) = Compiler::for_arch("sm_90a", &out, None) {
+        return skip(&reason);
+    }
+    let source = root().join("hip/kernels/commit.hip");
+    let script = out.join("ptxas");
+    let text = "#!/bin/sh\ngrep -c 'entry dw_commit' \"$4\" > \"$3\"\n"; // -arch=sm_90a -o OBJECT TEXT
+    fs::write(&script, text).expect("the target folder can be written");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("a script of ours");
+    let sources = [source];
+    let build = |program: &Path| {
+        let assembler = build::Assembler(program.into());
+        build::build("sm_90a", &sources, &out, None, Some(&assembler))
+    };
+    let (_, objects) = build(&script).unwrap_or_else(|e| panic!("{e}"));
+    let made = fs::read_to_string(&objects[0].1).expect("the script's output");
+    assert!(made.trim().parse::<u32>().is_ok_and(|n| n > 0), "{made}");
+
+    let error = build(Path::new("/no/ptxas")).expect_err("there is no such program");
+    assert!(error.contains("/no/ptxas"), "{error}");
+    let left = fs::read_dir(&out).expect("a folder of ours");
+    let texts = left.filter(|e| {
+        e.as_ref()
+            .is_ok_and(|e| e.path().extension().is_some_and(|x| x == "text"))
+    });
+    assert_eq!(texts.count(), 0, "PTX for the assembler is removed");
+}
+
 /// These compile and nobody has run them: `VERIFIED_ARCHS` does not name them.
 #[test]
 fn unverified_architectures_compile() {

@@ -166,7 +166,7 @@ def _call(values: Sequence[Any], launches: List[Seen], outputs: List[Any], resul
     given = {name: x for name, x in seen.tensors.items() if name != "workspace"}
     workspace, device = seen.tensors.get("workspace"), next(x.device for x in values if hasattr(x, "data_ptr"))
     arguments, targets = seen.bind(), []
-    if workspace is None and getattr(arguments, "workspace_bytes", 0):
+    if workspace is None and getattr(arguments, "workspace_bytes", None):
         return None  # memory that nothing here knows
     for name, pointed, extent in targets_of(arguments, given):
         source = _source(given[name], everything)
