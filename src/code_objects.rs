@@ -20,7 +20,7 @@ pub struct CodeObject {
 }
 
 impl CodeObject {
-    /// Whether it is machine code. What is not is PTX.
+    /// Whether it is machine code. Otherwise the bytes are PTX.
     pub fn is_elf(&self) -> bool {
         self.bytes.starts_with(b"\x7fELF")
     }

@@ -11,7 +11,7 @@ gated delta rule, the convolution and the gated norm. They serve what the whole 
 Where deltawave cannot serve a call (f32, other devices), the function that was there before runs, and a warning says once
 which argument was refused. In training the chunked gated delta rule, the convolution and the norm run on deltawave, with their
 backward kernels; single tokens stay with transformers. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
-deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same layers for the
+deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same functions and norms, not whole layers, for the
 `kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
 
 Tested with transformers 5.17.0 and 5.23.0. Another release works if its modules have the same names, else `enable` raises.
