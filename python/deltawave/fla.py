@@ -48,8 +48,8 @@ def rows(x: Tensor) -> Tensor:
 
 
 def check_tensors(device: Any, **tensors: Any) -> None:
-    """Refuses arguments that are not strided tensors, and tensors on other devices than `device`, that of the first argument. None: an
-    argument that was not given. torch itself would compute nothing, without a word, if one of them is on `meta`."""
+    """Refuses arguments that are not strided tensors, and tensors on other devices than `device`, that of the first argument.
+    None: an argument that was not given. torch itself would compute nothing, without a word, if one of them is on `meta`."""
     for name, x in tensors.items():
         if x is None:
             continue

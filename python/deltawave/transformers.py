@@ -11,8 +11,8 @@ gated delta rule, the convolution and the gated norm. They serve what the whole 
 Where deltawave cannot serve a call (f32, other devices), the function that was there before runs, and a warning says once
 which argument was refused. In training the chunked gated delta rule, the convolution and the norm run on deltawave, with their
 backward kernels; single tokens stay with transformers. Models on the CPU stay as they are, unless `enable(simulator=True)` asks for
-deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same functions and norms, not whole layers, for the
-`kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
+deltawave's simulator, which is for tests. `hub_mapping` and `register_hub_kernels` are the same functions and norms, not
+whole layers, for the `kernels` package (`use_kernels=True`), which has none of these for AMD GPUs.
 
 Tested with transformers 5.17.0 and 5.23.0. Another release works if its modules have the same names, else `enable` raises.
 """
@@ -250,9 +250,9 @@ def _classes(module: Any, ending: str) -> List[type]:
 
 def enable(models: Optional[Iterable[str]] = None, simulator: bool = False, layers: bool = True) -> List[str]:
     """Replaces functions of transformers by deltawave's, in the modules of `models` (names of `MODELS`; None: all), and with
-    `layers` the forward of their Gated DeltaNet layers; without it earlier calls' layers are put back. Returns the names that are replaced now. Models that exist already use
-    them too. With `simulator`, tensors on the CPU go to
-    deltawave's simulator; without it they stay with transformers' own code.
+    `layers` the forward of their Gated DeltaNet layers; without it earlier calls' layers are put back. Returns the names that
+    are replaced now. Models that exist already use them too. With `simulator`, tensors on the CPU go to deltawave's simulator;
+    without it they stay with transformers' own code.
 
     Raises `Unsupported` if transformers is missing, or if a module lacks one of the names; then nothing is replaced.
     """
