@@ -1,8 +1,9 @@
 // Last kernel of prefill: outputs and final states. One workgroup per (segment, value head, slab of value columns)
-// walks the chunks of its segment. It starts from the sequence's initial state or, if the sequence is cut, from the
-// state that prefill_summarise and prefill_combine left. The second of two segments may start some chunks early
-// instead, from zeros; or both segments' workgroups walk the whole sequence in narrower slabs (prefill/forget.h). Per
-// chunk of 64 tokens (prefill/recurrence.h; the phases are in prefill/<target>/):
+// walks the chunks of its segment; some targets let a workgroup walk several segments. It starts from the sequence's
+// initial state or, if the sequence is cut, from the state that prefill_summarise and prefill_combine left. The second
+// of two segments may start some chunks early instead, from zeros; or both segments' workgroups walk the whole sequence
+// in narrower slabs (prefill/forget.h). Per chunk of 64 tokens (prefill/recurrence.h; the phases are in
+// prefill/<target>/):
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
 //
@@ -30,6 +31,29 @@ DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment,
 }
 
 template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
+    if constexpr (walks_units(Keys)) {
+        const int units = x.items_count * x.value_heads * x.slabs;
+        if (are_fewer_workgroups_than(units)) {
+            // Finds a unit of work. Returns whether it has chunks to walk; otherwise nothing is left to do for it.
+            const auto locate = [&](int unit, Work &work, Segment &segment) __attribute__((always_inline)) {
+                work = work_of(x, unit);
+                segment = segment_of(x, work.item);
+                if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+                    return false;
+                }
+                if (is_padding(x, segment.sequence)) {
+                    arch::wait_for_previous_kernel();
+                    clear_outputs<Keys>(x, segment, work);
+                    return false;
+                }
+                return true;
+            };
+            const auto walk_one = [&](const Segment &segment, const Work &work, auto &unit)
+                                      __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work, unit); };
+            walk_units<T, Keys>(x, units, locate, walk_one);
+            return;
+        }
+    }
     Work work = work_of(x, arch::workgroup());
     if (scan_lists_end && !is_item(x, work.item)) {
         return;

@@ -23,13 +23,23 @@ DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment
     }
 }
 
-// Work and segment of this workgroup, without quiet tokens. Derived again when needed: they are not worth registers
-// during the walk.
+// Number of a unit of work: of this workgroup or, where workgroups walk several units, as `units` says.
+template <class... Units> DEVICE int unit_of(const Units &...units) {
+    if constexpr (sizeof...(units) > 0) {
+        return (units.unit, ...);
+    } else {
+        return arch::opaque_uniform(arch::workgroup());
+    }
+}
+
+// Work and segment of a unit, without quiet tokens. Derived again when needed: they are not worth registers during the
+// walk.
 template <int Keys> struct Located {
     Work work;
     Segment segment;
-    DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x)
-        : work(work_of(x, arch::opaque_uniform(arch::workgroup()))), segment(segment_of(x, work.item)) {
+    template <class... Units>
+    DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x, const Units &...units)
+        : work(work_of(x, unit_of(units...))), segment(segment_of(x, work.item)) {
         if constexpr (is_narrow(Keys)) {
             walk_whole(x, segment, work);
         }
@@ -39,8 +49,9 @@ template <int Keys> struct Located {
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
 // lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
 // takes their snapshots.
-template <int Keys, bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args &x, int left) {
-    const Segment segment = Located<Keys>(x).segment;
+template <int Keys, bool Fused, class... Units>
+DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, const Units &...units) {
+    const Segment segment = Located<Keys>(x, units...).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
@@ -53,9 +64,10 @@ template <int Keys, bool Fused> DEVICE int next_stop(const dwk_prefill_scan_args
 }
 
 // Stores the state after the chunks so far, if a snapshot is wanted.
-template <int Keys>
-DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column) {
-    const Located<Keys> at(x);
+template <int Keys, class... Units>
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column,
+                          const Units &...units) {
+    const Located<Keys> at(x, units...);
     const int done = (at.segment.end - at.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
@@ -66,8 +78,9 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
 }
 
 // Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused. `C`: how (walk.h).
-template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>>
-DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+// `units`: which unit, and its place in the ring, where workgroups walk several.
+template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>, class... Units>
+DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Units &...units) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
     const int column = wave_column + first_column(arch::lane(), column_tiles);
@@ -84,23 +97,23 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     } else {
         first_state<Keys>(state, x, segment.sequence, work.head, column);
     }
-    C chunks(x, segment, work.head, work.key_head, wave_column, column_offset);
+    C chunks(x, segment, work.head, work.key_head, wave_column, column_offset, units...);
     chunks.begin(state);
     do {
         int rest = 0;
         if (arch::reread(x).snapshot_slots) {
-            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left());
+            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left(), units...);
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column);
+            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column, units...);
         }
     } while (chunks.left() > 0);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
-        const Located<Keys> at(y);
+        const Located<Keys> at(y, units...);
         const int slot = slot_of(y, y.write_slots, at.segment.sequence);
         if (at.segment.last && slot >= 0) {
             const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,

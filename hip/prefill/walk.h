@@ -13,6 +13,10 @@
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
 //                                  runs f() in the waves that hold the state
+//   are_fewer_workgroups_than(units)
+//                                  whether the launch has fewer workgroups than units of work
+//   walk_units<T, Keys>(x, units, locate, f)
+//                                  the walks of a workgroup that takes several units of work, if walks_units(Keys)
 #pragma once
 
 #include "state.h"
@@ -25,6 +29,11 @@ template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys>;
 } // namespace prefill
 #else
 #include "gfx9/walk.h"
+namespace prefill {
+DEVICE bool are_fewer_workgroups_than(int) { return false; }
+template <class T, int Keys, class Locate, class F>
+DEVICE void walk_units(const dwk_prefill_scan_args &, int, const Locate &, const F &) {}
+} // namespace prefill
 #endif
 
 namespace prefill {

@@ -14,6 +14,9 @@ pub struct Target {
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
     scan: [Walk; KEY_BUCKETS.len()],
+    /// Most chunks of a segment with which a wide workgroup of `prefill_scan` walks several, for K from 65 to 128: only as
+    /// many are launched as there are compute units. Each loads its next segment while it finishes one. 0: a workgroup walks one.
+    pub(crate) units_chunks: u32,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
     /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].
@@ -175,6 +178,7 @@ static CDNA: Target = {
         wave_threads: 64,
         prepare_room: 4,
         scan: [SCAN; KEY_BUCKETS.len()],
+        units_chunks: 0,
         summarise: [WALK; KEY_BUCKETS.len()],
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
@@ -290,6 +294,7 @@ static SM90: Target = {
             walk(256, 228_352),
             walk(256, 185_344),
         ],
+        units_chunks: 4,
         summarise: [
             walk(384, 105_472),
             walk(384, 130_048),

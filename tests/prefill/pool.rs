@@ -160,6 +160,10 @@ fn padding() {
             pool.slots = Some(vec![3, -1, 2, beyond(i32::MAX), 0]);
             pool.write_slots = Some(vec![-1, 1, 2, -5, beyond(4)]);
             check_pool(&context(), &case(Dtype::F16, segments), &pool);
+            // Few workgroups, which may take several sequences each.
+            let mut crowded = case(Dtype::Bf16, segments);
+            crowded.spec.compute_units = Some(2);
+            check_pool(&context(), &crowded, &pool);
         }
     }
     // A batch of nothing else, with a pool of no slots.

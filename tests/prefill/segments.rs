@@ -319,3 +319,34 @@ fn unaligned_rows() {
     let data = case.data();
     check_data(&context(), &case, &data);
 }
+
+/// Where all segments are short, some architectures let a workgroup walk several: the same bits, however many there are.
+#[test]
+fn workgroups_walk_several_short_segments() {
+    for (dtype, key_dim, value_dim) in [
+        (Dtype::Bf16, 128, 128),
+        (Dtype::F16, 64, 192),
+        (Dtype::Bf16, 96, 80),
+        (Dtype::F16, 192, 64),
+        (Dtype::Bf16, 256, 128),
+    ] {
+        for segments in [1, 3] {
+            let mut case = cut(
+                spec(dtype, 2, 4, key_dim, value_dim),
+                &[65, 0, 256, 1, 130, 64, 17, 200],
+                segments,
+            );
+            case.padding = 7;
+            case.spec.path = PrefillPath::Split;
+            let data = case.data();
+            case.spec.compute_units = Some(1 << 20);
+            let each = run(&context(), &case, &data);
+            check_output(&case, &data, &each, 1.15);
+            for units in [1, 3, 16] {
+                case.spec.compute_units = Some(units);
+                let several = run(&context(), &case, &data);
+                assert_same_bits(&each, &several, "workgroups that walk several segments");
+            }
+        }
+    }
+}

@@ -219,7 +219,60 @@ template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, grou
         hand_over(copied);
     }
 
+    // Place in the ring, where the workgroup walks several units.
+    struct Place {
+        int stage = 0;   // of the next chunk
+        int copied = -1; // stage that was copied and not handed over, if any
+        int number = 0;  // chunks so far, at most Stage::count
+    };
+    // Copies the chunks of a unit. The last one is handed over with the next unit, or by `end`.
+    DEVICE_MEMBER void run(Place &at) {
+        static_assert(Stage::count > 2, "a stage is given back before the one copied last is handed over");
+#pragma unroll 1
+        for (; left > 0; left -= chunk) {
+            const bool first = at.number == 0;
+            if (at.number == Stage::count) {
+                wait_empty(at.stage);
+            } else {
+                ++at.number;
+            }
+            hand_over(at.copied);
+            copy(memory + at.stage * Stage::bytes, first);
+            at.copied = at.stage;
+            at.stage = next_of(at.stage);
+        }
+    }
+    // Hands over the last chunk, and waits until all have been given back.
+    static DEVICE_MEMBER void end(Place &at) {
+        if (at.copied >= 0) {
+            arch::await_copies();
+            arch::publish_shared();
+            for (int g = 0; g < Stage::most_groups; ++g) {
+                Handover<Stage>::full(g, at.copied);
+            }
+        }
+        int stage = at.number == Stage::count ? at.stage : 0;
+        for (int i = 0; i < Stage::count; ++i) {
+            if (i < at.number) {
+                wait_empty(stage);
+                stage = next_of(stage);
+            }
+        }
+    }
+    static DEVICE_MEMBER void clear_stages() {
+        for (int i = 0; i < Stage::count; ++i) {
+            clear_upper_blocks<Stage>(shared_address(ring()) + i * Stage::bytes, wave_of_group(), scan_waves);
+        }
+    }
+
   private:
+    static DEVICE_MEMBER int next_of(int stage) { return stage + 1 == Stage::count ? 0 : stage + 1; }
+    // Waits until all warpgroups have given back a stage.
+    static DEVICE_MEMBER void wait_empty(int stage) {
+        for (int g = 0; g < Stage::most_groups; ++g) {
+            Handover<Stage>::wait_empty(g, stage);
+        }
+    }
     // Hands over the stage that was copied, if any (`copied` >= 0).
     DEVICE_MEMBER void hand_over(int &copied) const {
         if (copied >= 0) {

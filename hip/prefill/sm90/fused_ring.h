@@ -92,4 +92,6 @@ template <class Stage> class RingReader {
     int slot = 0, phase = 0;
 };
 
+template <class> struct UnitInRing; // a workgroup walks one unit
+
 } // namespace prefill

@@ -17,6 +17,13 @@ template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
 constexpr bool scan_lists_end = false;
 // Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
 constexpr bool early_starts = false;
+// Whether workgroups of prefill_scan take several units of work if a launch has fewer workgroups than units. They must
+// have two warpgroups that multiply.
+#ifdef PREFILL_FUSED
+constexpr bool walks_units(int) { return false; }
+#else
+constexpr bool walks_units(int keys) { return keys > 64 && keys <= 128; }
+#endif
 DEVICE int wave_column_of_slab(int column_tiles) { return arch::wave() * 16 * column_tiles; }
 
 template <int Keys> struct StateLayout {

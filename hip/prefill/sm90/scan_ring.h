@@ -61,6 +61,13 @@ template <class Stage> class RingReader {
         }
     }
     DEVICE_MEMBER void give_back() const {}
+    // Gives back the last chunk of a unit, where more units follow.
+    DEVICE_MEMBER void end_unit() {
+        if (has_previous()) {
+            Handover<Stage>::empty(group, before);
+            before = -1;
+        }
+    }
     // Goes on to the next chunk.
     DEVICE_MEMBER void advance() {
         before = stage;
@@ -68,8 +75,14 @@ template <class Stage> class RingReader {
     }
 
   private:
-    const int group;
+    int group;
     int stage = 0, before = -1;
+};
+
+// A unit of work of a workgroup that walks several, and its place in the ring.
+template <class Stage> struct UnitInRing {
+    int unit;
+    RingReader<Stage> reader;
 };
 
 } // namespace prefill

@@ -18,10 +18,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     typedef prefill::Stage<Keys, Outputs> Stage;
 
   public:
+    // `unit`: where the workgroup walks several, the place in the ring.
+    template <class... Unit>
     DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int wave_column,
-                         u32 column_offset)
+                         u32 column_offset, Unit &...unit)
         : memory(ring()), has_values(wave_column < x.value_dim), o(x.o, x.o_strides, s, head, column_offset),
-          rest(s.end - s.begin), reader(prefill::group<Stage>()) {}
+          rest(s.end - s.begin), reader(reader_of(unit...)), unit(in_ring(unit...)) {}
 
     // Tokens left in the segment.
     DEVICE_MEMBER int left() const { return rest; }
@@ -43,6 +45,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         if (Outputs && !registers_are_short(Keys) && !ends_whole && reader.has_previous()) {
             o.store_some(rest + chunk);
         }
+        if constexpr (walks_units(Keys)) {
+            if (unit) {
+                reader.end_unit();
+                unit->reader = reader;
+            }
+        }
     }
 
   private:
@@ -59,13 +67,20 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
         DEVICE_MEMBER void release() const {
             if (!ends_whole) {
-                chunks.reader.give_back_previous(chunks.rest);
+                chunks.reader.give_back_previous(chunks.unit ? endless : chunks.rest);
             }
         }
 
       private:
         Chunks &chunks;
     };
+    // Tokens left in the ring's view, where more units follow.
+    static constexpr int endless = 1 << 30;
+    typedef UnitInRing<Stage> Unit;
+    static DEVICE_MEMBER RingReader<Stage> reader_of() { return RingReader<Stage>(prefill::group<Stage>()); }
+    static DEVICE_MEMBER RingReader<Stage> reader_of(const Unit &unit) { return unit.reader; }
+    static DEVICE_MEMBER Unit *in_ring() { return nullptr; }
+    static DEVICE_MEMBER Unit *in_ring(Unit &unit) { return &unit; }
     DEVICE_MEMBER Chunk<T, Keys, Outputs> current() {
         return Chunk<T, Keys, Outputs>(memory, reader.slots(), has_values, o, reads);
     }
@@ -90,6 +105,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     typename Chunk<T, Keys, Outputs>::Reads reads;
     int rest;
     RingReader<Stage> reader;
+    Unit *const unit;
 };
 
 // Registers per thread: of copy warps, and of multiplying warps beside a second warpgroup (shared) or without (lone).
@@ -127,6 +143,44 @@ template <int Keys, bool Outputs, class F> DEVICE void run_state_waves(const F &
         arch::take_registers<shared_registers>();
     }
     f();
+}
+
+DEVICE bool are_fewer_workgroups_than(int units) { return arch::workgroups() < units; }
+
+// Walks units workgroup(), workgroup() + workgroups(), ... of `units`. locate(unit, work, segment) says whether a unit
+// has chunks; f(segment, work, unit) then walks them, in the warps that multiply. Warps that copy run ahead into the
+// next unit.
+template <class T, int Keys, class Locate, class F>
+DEVICE void walk_units(const dwk_prefill_scan_args &x, int units, const Locate &locate, const F &f) {
+    typedef prefill::Stage<Keys, true> Stage;
+    if (arch::wave() >= scan_waves * groups<Stage>()) {
+        typedef prefill::Copier<Keys, true> Copier;
+        arch::give_registers<copying_registers>();
+        Copier::clear_stages();
+        typename Copier::Place at;
+#pragma unroll 1
+        for (int unit = arch::workgroup(); unit < units; unit += arch::workgroups()) {
+            Work work;
+            Segment segment;
+            if (locate(unit, work, segment)) {
+                Copier(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, true>()).run(at);
+            }
+        }
+        Copier::end(at);
+        arch::end_wave();
+    }
+    arch::take_registers<shared_registers>();
+    UnitInRing<Stage> at{arch::workgroup(), RingReader<Stage>(prefill::group<Stage>())};
+#pragma unroll 1
+    for (; at.unit < units; at.unit += arch::workgroups()) {
+        Work work;
+        Segment segment;
+        if (locate(at.unit, work, segment)) {
+            f(segment, work, at);
+        }
+    }
+    arch::wait_for_previous_kernel();
+    arch::end_wave();
 }
 
 } // namespace prefill

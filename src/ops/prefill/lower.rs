@@ -355,7 +355,7 @@ impl Shape {
             combine,
             combine_groups,
             scan,
-            scan_groups,
+            scan_groups: self.scan_workgroups(counts, scan_division.threads, scan_groups),
             scan_threads: scan_division.threads,
             short,
             short_groups: short_groups as u32,

@@ -504,6 +504,18 @@ impl Shape {
         ]
     }
 
+    /// Workgroups of scan, of `threads` threads, that are launched for `units` of work: fewer where each walks several.
+    pub(super) fn scan_workgroups(&self, counts: Counts, threads: u32, units: u32) -> u32 {
+        let key_dim = self.spec.heads.key_dim;
+        // Only these are compiled for that (`walks_units`).
+        let wide = threads > self.target.scan(bucket_index(key_dim)).threads
+            && (65..=128).contains(&key_dim);
+        match wide && counts.longest_chunks <= self.target.units_chunks {
+            true => units.min(self.compute_units as u32),
+            false => units,
+        }
+    }
+
     /// Value heads per workgroup of prepare: all heads that read its key head, or fewer if the device has room for more
     /// workgroups. Each workgroup computes the products of q and k.
     pub(super) fn prepare_heads(&self) -> usize {
@@ -764,6 +776,34 @@ mod tests {
         let lengths = [4096; 8];
         let plan = on_an_h200([16, 32], &lengths).partition(&cu_seqlens(&lengths));
         assert_eq!(plan.expect("a plan").summaries, 0);
+    }
+
+    /// One workgroup for each multiprocessor where all segments are short, as measured on an H200.
+    #[test]
+    fn workgroups_of_scan_walk_several_short_segments() {
+        for (sequences, tokens, groups) in [
+            (256, 128, 132),
+            (1024, 64, 132),
+            (128, 256, 132),
+            (2, 128, 64),
+            (128, 257, 4096),
+            (8, 4096, 256),
+        ] {
+            let counts = Counts {
+                items: sequences,
+                summaries: 0,
+                chains: 0,
+                longest_chunks: tokens.div_ceil(64) as u32,
+                short: 0,
+            };
+            let units = 32 * sequences as u32;
+            let lengths = vec![tokens; sequences];
+            let shape_of = on_an_h200([16, 32], &lengths);
+            assert_eq!(shape_of.scan_workgroups(counts, 384, units), groups);
+            assert_eq!(shape_of.scan_workgroups(counts, 256, units), units);
+            let cdna = shape([16, 32], &lengths);
+            assert_eq!(cdna.scan_workgroups(counts, 512, units), units);
+        }
     }
 
     /// The fused path takes less time where the workgroups of equal sequences fill the device.
