@@ -160,14 +160,14 @@ def _layer_forward(layer: Any, hidden_states: Tensor, cache: Any, attention_mask
     if layer.activation not in ("silu", "swish") or norm.activation not in GATES:
         raise Unsupported(f"activations: {layer.activation!r} and {norm.activation!r}; they must be 'silu', and one of "
                           f"{', '.join(GATES)}")
-    if attention_mask is not None:
-        hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
-    batch, tokens = hidden_states.shape[:2]
-    x, z, a, b, layout = _projected(layer, hidden_states)
     weight = layer.conv1d.weight.squeeze(1)
     channels, width = weight.shape
     if channels != 2 * key_heads * key_dim + value_heads * value_dim:
         raise Unsupported(f"conv1d: {channels} channels; it must have those of all heads of the layer")
+    if attention_mask is not None:
+        hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
+    batch, tokens = hidden_states.shape[:2]
+    x, z, a, b, layout = _projected(layer, hidden_states)
     kept, has = None if cache is None else cache.layers[layer.layer_idx], None
     if kept is not None and kept.has_previous_state[0]:
         conv_state, state = kept.conv_states[0], kept.recurrent_states[0]
