@@ -17,6 +17,7 @@ chain of kernels in torch, with bf16 where the kernels hand something on.
 
 import argparse
 import json
+import os
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -269,6 +270,7 @@ def fla_is_missing(device: str) -> Optional[str]:
     """Why FLA's kernels cannot run here, or None."""
     if device != "cuda":
         return "its kernels need a GPU"
+    os.environ.setdefault("FLA_FLASH_QLA", "0")  # FLA's own kernels, not FlashQLA's where that is installed
     try:
         import fla.ops.gated_delta_rule  # noqa: F401
     except ImportError as problem:
