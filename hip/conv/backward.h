@@ -333,6 +333,20 @@ template <class T, int Width, Norm Norms> class Walk {
     Values weight[Width], bias, sums[Width + 1];
 };
 
+// rows_of_block in lanes that need not all be there: threads without channels have left.
+DEVICE SequenceRows rows_of_lone_block(const dwk_conv_args &x, int block) {
+    int low = 0, high = x.sequences;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (first_block(x, token_at(x, middle), middle) <= block) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return rows_of(x, arch::uniform_value(low));
+}
+
 // Walks over the blocks of a walker.
 template <class T, int Width, Norm Norms>
 DEVICE void walk(const dwk_conv_backward_args &args, const Share &share, int walker) {
@@ -340,7 +354,7 @@ DEVICE void walk(const dwk_conv_backward_args &args, const Share &share, int wal
 #pragma unroll 1
     for (int block = walker; block < arch::reread(args).blocks; block += arch::reread(args).walkers) {
         const dwk_conv_args &x = arch::reread(args).conv;
-        const auto [sequence, first, last] = rows_of_block(x, block);
+        const auto [sequence, first, last] = rows_of_lone_block(x, block);
         const int blocks_before = block - first_block(x, first, sequence);
         const int begin = first + (blocks_before << x.block_log2) + (share.run << x.run_log2);
         const int end = min_of(begin + (1 << x.run_log2), last);

@@ -60,7 +60,7 @@ template <class T, bool Draft, bool Lengths> DEVICE void convolution(const dwk_c
     const int channel = group * octet;
     place(work, y, part, channel, has_state, slot);
     if (is_one(work, y, part, channel)) {
-        run<T, octet, without_norm>(y, work, padding);
+        run<T, octet, without_norm, Draft>(y, work, padding);
         leave_draft<Channels<octet>, Draft>(y, work);
         return;
     }
@@ -71,7 +71,7 @@ template <class T, bool Draft, bool Lengths> DEVICE void convolution(const dwk_c
 #pragma unroll 1
     for (int channel = group * octet; channel < end; ++channel) {
         place(work, z, part, channel, has_state, slot);
-        run<T, 1, without_norm>(z, work, padding);
+        run<T, 1, without_norm, Draft>(z, work, padding);
         leave_draft<Channels<1>, Draft>(z, work);
     }
 }

@@ -63,7 +63,7 @@ DEVICE void run_lane_group(const dwk_conv_args &x, Work &work, int part, int gro
     // A thread without an octet reads the first octet and no state.
     work.initial = work.initial && work.writes;
     place(work, x, part, head + (work.writes ? own : 0), has_state && work.writes, slot);
-    run<T, octet, with_norm>(x, work, padding);
+    run<T, octet, with_norm, Draft>(x, work, padding);
     leave_draft<Channels<octet>, Draft>(x, work);
 }
 

@@ -55,8 +55,9 @@ DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values
     }
 }
 
-// Convolves a run and writes the new state.
-template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_conv_args &x, const Work &work) {
+// Convolves a run and writes the new state, except with drafts (draft.h).
+template <class T, int Width, int N, Norm Norms, bool Draft>
+DEVICE void convolve(const dwk_conv_args &x, const Work &work) {
     typedef Channels<N> Some;
     const Filter<T, Width, N> filter(x, work.channel);
     // Tokens before the run.
@@ -66,14 +67,14 @@ template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_
             old[i] = Some::load(work.from + (work.begin - (Width - 1) + i) * work.from_stride);
         }
     } else if (work.initial) {
-        for (int i = 0; i < Width - 1; ++i) {
-            old[i] = Some::gather(column(x, work, x.state_columns - (Width - 1) + i), 2 * x.state_channel);
-        }
+        load_columns<Width, N, Draft>(x, work, old);
     }
-    if (x.state_columns > Width - 1) {
-        leave_state<Some>(x, work);
-    } else if (leaves_state(x, work)) {
-        leave_columns<Some, Width>(x, work, old);
+    if constexpr (!Draft) {
+        if (x.state_columns > Width) {
+            leave_state<Some>(x, work);
+        } else if (leaves_state(x, work)) {
+            leave_columns<Width, N>(x, work, old);
+        }
     }
     typename Some::Values before[Width - 1];
     for (int i = 0; i < Width - 1; ++i) {
@@ -94,18 +95,19 @@ template <class T, int Width, int N, Norm Norms> DEVICE void convolve(const dwk_
 
 // Dispatches a run by its filter width. `padding`: the sequence has no slot, or the tokens are past all sequences.
 // Outputs are then zeros.
-template <class T, int N, Norm Norms> DEVICE void run(const dwk_conv_args &x, const Work &work, bool padding) {
+template <class T, int N, Norm Norms, bool Draft>
+DEVICE void run(const dwk_conv_args &x, const Work &work, bool padding) {
     if (padding) {
 #pragma unroll 1
         for (int t = work.begin; t < work.end && work.writes; ++t) {
             Channels<N>::store(work.to + t * work.to_stride, typename Channels<N>::Bits{});
         }
     } else if (x.width == 2) {
-        convolve<T, 2, N, Norms>(x, work);
+        convolve<T, 2, N, Norms, Draft>(x, work);
     } else if (x.width == 3) {
-        convolve<T, 3, N, Norms>(x, work);
+        convolve<T, 3, N, Norms, Draft>(x, work);
     } else {
-        convolve<T, 4, N, Norms>(x, work);
+        convolve<T, 4, N, Norms, Draft>(x, work);
     }
 }
 

@@ -26,35 +26,42 @@ struct Work {
     int64_t shift = 0; // bytes from column 0 to `state`, with drafts
 };
 
-// Entry of cu_seqlens, clamped so that rows stay within the batch for any contents of the device's memory.
+// Entry `index`, not 0, of cu_seqlens, clamped so that rows stay within the batch for any contents of the device's
+// memory. `read` reads a number.
+template <class Read> DEVICE int clamped_token(const dwk_conv_args &x, int index, Read read) {
+    const int64_t raw = x.flags & DWK_CONV_WIDE_LENGTHS ? read((const int64_t *)x.cu_seqlens + index)
+                                                        : read((const int32_t *)x.cu_seqlens + index);
+    return (int)max_of<int64_t>(0, min_of<int64_t>(raw, x.tokens));
+}
 DEVICE int token_at(const dwk_conv_args &x, int index) {
     if (index == 0) {
         return 0;
     }
-    const int64_t raw = x.flags & DWK_CONV_WIDE_LENGTHS ? arch::uniform((const int64_t *)x.cu_seqlens + index)
-                                                        : arch::uniform((const int32_t *)x.cu_seqlens + index);
-    return (int)max_of<int64_t>(0, min_of<int64_t>(raw, x.tokens));
+    return clamped_token(x, index,
+                         [](const auto *p) __attribute__((always_inline)) -> int64_t { return arch::uniform(p); });
 }
 
 DEVICE int first_block(const dwk_conv_args &x, int token, int sequence) { return (token >> x.block_log2) + sequence; }
 
 // Sequence of a block, of `sequences`: the last whose first block is at most `block`. `begins_by(n)` says whether that
-// of sequence n is. `sequences` for rows past all sequences.
+// of sequence n, not 0, is. `sequences` for rows past all sequences. Every lane asks for another sequence at once: a
+// load from memory takes long.
 template <class BeginsBy> DEVICE int last_sequence(int sequences, BeginsBy begins_by) {
     int low = 0, high = sequences;
     while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (begins_by(middle)) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
+        const int step = (high - low + arch::lanes - 1) / arch::lanes, asked = low + (arch::lane() + 1) * step;
+        const int count = __builtin_popcountll(arch::ballot(asked <= high && begins_by(asked)));
+        low += count * step;
+        high = min_of(high, low + step - 1);
     }
     return low;
 }
 DEVICE int sequence_of(const dwk_conv_args &x, int block) {
-    return last_sequence(
-        x.sequences, [&](int n) __attribute__((always_inline)) { return first_block(x, token_at(x, n), n) <= block; });
+    return last_sequence(x.sequences, [&](int n) __attribute__((always_inline)) {
+        const int token =
+            clamped_token(x, n, [](const auto *p) __attribute__((always_inline)) -> int64_t { return *p; });
+        return first_block(x, token, n) <= block;
+    });
 }
 
 // Rows of the sequence that a block belongs to. Past all sequences: those from the end of the last one on.
@@ -62,10 +69,13 @@ struct SequenceRows {
     int sequence;
     int first, last;
 };
-DEVICE SequenceRows rows_of_block(const dwk_conv_args &x, int block) {
-    const int sequence = arch::uniform_value(sequence_of(x, block));
+DEVICE SequenceRows rows_of(const dwk_conv_args &x, int sequence) {
     const int first = token_at(x, sequence);
     return SequenceRows{sequence, first, sequence < x.sequences ? max_of(token_at(x, sequence + 1), first) : x.tokens};
+}
+
+DEVICE SequenceRows rows_of_block(const dwk_conv_args &x, int block) {
+    return rows_of(x, arch::uniform_value(sequence_of(x, block)));
 }
 
 // Selects a field of q (`part` 0), k (1) or v (2).
