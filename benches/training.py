@@ -9,7 +9,7 @@ rounds of the backward.
 
 Bytes are counted: each tensor that autograd saves, once, inputs of the call apart. Times are medians of CUDA events around the
 forward and the backward of `chunk_gated_delta_rule` with norms of q and k inside. For FLA the bytes that its source saves are
-shown where it cannot run (fla-core 0.6.0, `ChunkGatedDeltaRuleFunction`).
+shown where it cannot run (fla-core 0.6.0, `ChunkGatedDeltaRuleFunction`); FlashQLA 0.1.3 saves the same tensors.
 """
 
 import argparse
@@ -130,17 +130,9 @@ def captured(call):
 def measure(function, x, offsets, on_gpu):
     """What one contestant keeps and takes."""
     q, k, v, g, beta = x
-    if function.__module__.startswith("flash_qla"):  # it has no norm inside
 
-        def unit(t):
-            return t * torch.rsqrt(t.float().square().sum(-1, keepdim=True) + 1e-6).to(t.dtype)
-
-        def call():
-            return function(unit(q), unit(k), v, g, beta, cu_seqlens=offsets)
-    else:
-
-        def call():
-            return function(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)
+    def call():
+        return function(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)
 
     tokens = q.shape[1]
     if on_gpu:

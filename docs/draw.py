@@ -4,7 +4,7 @@
     docs/draw.py            writes the pictures
     docs/draw.py --check    fails if a picture in the repository is not what this script draws
 
-times.svg shows the rows of docs/results/peers.jsonl, training.svg those of docs/results/training.jsonl. The other pictures follow from the formulas beside their functions.
+times.svg shows the rows of docs/results/peers.jsonl, training.svg and training-h200.svg those of docs/results/training.jsonl and training_h200.jsonl. The other pictures follow from the formulas beside their functions.
 Needs Python 3.9 and no package.
 """
 
@@ -320,12 +320,13 @@ def ranks():
 
 # Colour, width and dashes of each curve.
 CURVES = {"exact": ("#9ca3af", 5.0, None, "float64"), "fla": (BLUE, 1.6, "6 3", "FLA"),
-          "emulated": (BLUE, 1.6, "6 3", "FLA's chain, emulated"), "deltawave": (ORANGE, 1.6, None, "deltawave")}
+          "flashqla": (BLUE, 1.6, "6 3", "FLA with FlashQLA's kernels"), "emulated": (BLUE, 1.6, "6 3", "FLA's chain, emulated"), "deltawave": (ORANGE, 1.6, None, "deltawave")}
 
 
-def training():
-    """Running means of 20 losses of python/examples/train.py, and below their distance from those of float64."""
-    lines = [json.loads(line) for line in (HERE / "results/training.jsonl").read_text().splitlines()]
+def training(file="training.jsonl", reach=0.02):
+    """Running means of 20 losses of python/examples/train.py, and below their distance from those of float64, in nats up to
+    `reach`."""
+    lines = [json.loads(line) for line in (HERE / "results" / file).read_text().splitlines()]
     tasks = list(dict.fromkeys(line["task"] for line in lines))
     run = next(line for line in lines if line["kind"] == "deltawave")
     left, width, height, low, gap = 64, 360, 190, 80, 70
@@ -357,8 +358,8 @@ def training():
             y = top + height * (1 - value / high)
             p.line([(x0, y), (x0 + width, y)], "#e5e7eb", 1)
             p.text(x0 - 8, y + 4, str(value), 11.5, "end", MUTED)
-        for value in (-0.02, -0.01, 0, 0.01, 0.02):
-            y = below + low / 2 * (1 - value / 0.02)
+        for value in (-reach, -0.01, 0, 0.01, reach):
+            y = below + low / 2 * (1 - value / reach)
             p.line([(x0, y), (x0 + width, y)], "#e5e7eb", 1, dash="3 3" if abs(value) == 0.01 else None)
             if abs(value) != 0.01:
                 p.text(x0 - 8, y + 4, f"{value:g}", 11.5, "end", MUTED)
@@ -371,8 +372,8 @@ def training():
             p.line([(round(across(i), 1), round(top + height * (1 - curves[kind][i] / high), 1)) for i in every], colour, stroke,
                    dash=dash)
             if kind != "exact":
-                away = [max(-0.02, min(0.02, a - b)) for a, b in zip(curves[kind], curves["exact"])]
-                p.line([(round(across(i), 1), round(below + low / 2 * (1 - away[i] / 0.02), 1)) for i in every], colour, 1.4,
+                away = [max(-reach, min(reach, a - b)) for a, b in zip(curves[kind], curves["exact"])]
+                p.line([(round(across(i), 1), round(below + low / 2 * (1 - away[i] / reach), 1)) for i in every], colour, 1.4,
                        dash=dash)
     return p
 
@@ -442,7 +443,8 @@ def tile_sm90a():
 
 
 DRAWN = {"times.svg": times, "chunk.svg": chunk, "segments.svg": segments, "ranks.svg": ranks, "tile-gfx942.svg": tile_gfx942,
-         "tile-sm90a.svg": tile_sm90a, "training.svg": training}
+         "tile-sm90a.svg": tile_sm90a, "training.svg": training,
+         "training-h200.svg": lambda: training("training_h200.jsonl", 0.1)}
 
 
 def main():
