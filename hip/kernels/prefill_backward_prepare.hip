@@ -60,6 +60,9 @@ template <class T> DEVICE void prepare(const dwk_prefill_backward_args &all) {
     const bool norm = x.flags & DWK_QK_L2NORM;
     const int group = arch::uniform_value(x.value_heads / x.key_heads);
     const int row = arch::thread();
+    // The gates of a value head are loaded during the computation of the head before.
+    Gates loaded =
+        GateReader(x, sequence, begin + row, row < rows).load_ahead(dispatch::value_head(x, key_head, group, 0));
     // K K^T, Q K^T, 1 / |q|, 1 / |k|                                [64, 64], [64]
     ChunkRows chunk_rows(row_address(x.q, x.q_strides, sequence, begin, key_head),
                          row_address(x.k, x.k_strides, sequence, begin, key_head), (u32)x.q_strides.token * 2,
@@ -78,7 +81,10 @@ template <class T> DEVICE void prepare(const dwk_prefill_backward_args &all) {
         char *const to = backward::record_of(y, record, head);
         float *const factors = (float *)to;
         const GateReader reader(y, sequence, begin + row, row < rows);
-        const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return reader.load(head); });
+        const Gates gates = reader.gates_of(head, [&]() __attribute__((always_inline)) { return loaded; });
+        if (v + 1 < group) {
+            loaded = reader.load_ahead(dispatch::value_head(y, key_head, group, v + 1));
+        }
         // G, and factors of the rows                                [64]
         if (y.retained) {
             shared.factors.k_norm[row] = key_square; // the value head before has written over it

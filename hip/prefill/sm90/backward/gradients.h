@@ -81,8 +81,11 @@ enum GradientBarrier {
 
 // Sums of a value head, in turn for each of the two warps that write gates.
 struct GradientSums {
-    float rows[chunk];                // of D .* dP .* (Q K^T) and D .* dL .* (K K^T), over earlier tokens
-    float columns[scan_waves][chunk]; // over the later tokens of each warp
+    // D .* dP .* (Q K^T) and D .* dL .* (K K^T), added up for a token over earlier tokens, less over later ones.
+    // `rows`: elements of the token's row in the warps' matrices. `columns`: of its column in those of a warp,
+    // negative. D .* dL is transposed there.
+    float rows[chunk];
+    float columns[scan_waves][chunk];
     float states[key_groups][chunk];  // a, of each half of the keys
     float updates[key_groups][chunk]; // b
     float betas[chunk];               // dbeta
@@ -364,6 +367,14 @@ template <class T> class GradientMultiplier {
     // The word of elements i and i + 1, i even.
     static DEVICE_MEMBER u32 place_of_word(u32 first, int i) { return (first ^ i / 4 << 4) + which_row(i) * (8 * 128); }
 
+    // Where the lane's row of a panel is, for load_operand and store_operand: of the columns of elements 0 to 7, and of
+    // elements i to i + 7.
+    DEVICE_MEMBER u32 first_row(u32 panel) const {
+        const u32 lane = own_lane();
+        return (u32)arch::opaque((int)(panel + swizzled(16 * own + lane % 16, lane / 16)));
+    }
+    static DEVICE_MEMBER u32 columns_from(u32 first, int i) { return first ^ i / 8 << 5; }
+
     DEVICE_MEMBER u32 stage_at() const { return memory() + P::stages + stage % 2 * P::stage_bytes; }
     // Waits for the stage. Returns whether it has a chunk: past the last one, none follows.
     DEVICE_MEMBER bool await_stage() const {
@@ -433,7 +444,7 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
     typedef GradientMultiplier<T> Base;
     typedef GradientPlaces P;
     using Base::put_rows, Base::release, Base::release_keys;
-    using Base::which_row, Base::first_word, Base::place_of_word, Base::stage_at, Base::row_factors, Base::of_row;
+    using Base::which_row, Base::first_row, Base::columns_from, Base::stage_at, Base::row_factors, Base::of_row;
     using Base::x, Base::memory, Base::slabs, Base::own_row, Base::slot, Base::keys;
 
   public:
@@ -465,10 +476,13 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
 
     // Adds the lane's part of the dot products of the rows of `a` and of the panel.
     DEVICE_MEMBER void add_products(float (&to)[2], const Accumulators<tiles> &a, u32 panel) const {
-        const u32 words = first_word(panel);
-        for (int i = 0; i < 32; i += 2) {
-            const int word = arch::load_shared_word(place_of_word(words, i));
-            to[which_row(i)] += a.at[i] * T::low(word) + a.at[i + 1] * T::high(word);
+        const u32 rows = first_row(panel);
+        for (int i = 0; i < 32; i += 8) {
+            const i32x4 words = arch::load_operand(columns_from(rows, i));
+            for (int e = 0; e < 8; e += 2) {
+                to[which_row(e)] += a.at[i + e] * T::low(words[e / 2]);
+                to[which_row(e)] += a.at[i + e + 1] * T::high(words[e / 2]);
+            }
         }
     }
     // Adds a product that has arrived, row by row `by`, and its dot products with the rows of the panel.
@@ -504,6 +518,8 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
                     of_out[r] = x.scale * decay;
                     of_error[r] = arch::exp2(total - sum) * beta;
                     of_update[r] = -decay * beta;
+                    q_norm[r] = of_row(factors, q_norm_row, r);
+                    k_norm[r] = of_row(factors, k_norm_row, r);
                 }
             }
             // Two products at a time: registers hold no third.
@@ -524,20 +540,15 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
             arch::await_products<1>();
             add(write, d_key, of_error, second, keys + P::k + half);
             arch::await_products<0>();
+            first.pin();
+            release();
             add(read_k, d_key, of_update, first, keys + P::k + half);
-            if (s + 1 < slabs) {
-                release();
-            }
         } while (++s < slabs);
-        const u32 factors = row_factors();
         float of_states[2], of_updates[2];
         for (int r = 0; r < 2; ++r) {
-            q_norm[r] = of_row(factors, q_norm_row, r);
-            k_norm[r] = of_row(factors, k_norm_row, r);
             of_states[r] = read_q[r] * (of_out[r] * q_norm[r]) + read_k[r] * (of_update[r] * k_norm[r]);
             of_updates[r] = write[r] * (of_error[r] * k_norm[r]);
         }
-        release();
         GradientSums &to = this->await_sums();
         put_rows(to.states[Group], of_states);
         put_rows(to.updates[Group], of_updates);
@@ -571,12 +582,9 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
             differentiate_norm(d_query, q_norm, dots[0], keys + P::q + half);
             differentiate_norm(d_key, k_norm, dots[1], keys + P::k + half);
         }
-        // In place of Q and K: a thread has itself read the words that it overwrites.
-        const u32 of_query = first_word(keys + P::q + half), of_key = first_word(keys + P::k + half);
-        for (int i = 0; i < 32; i += 2) {
-            arch::store_shared_word(place_of_word(of_query, i), T::pack(d_query.at[i], d_query.at[i + 1]));
-            arch::store_shared_word(place_of_word(of_key, i), T::pack(d_key.at[i], d_key.at[i + 1]));
-        }
+        // In place of Q and K: a warp has itself read the words that it overwrites.
+        put_panel(keys + P::q + half, d_query);
+        put_panel(keys + P::k + half, d_key);
         GradientItem item;
         const u32 of_slot = memory() + P::items + slot * 16;
         item.rows = arch::load_shared_word(of_slot);
@@ -588,6 +596,17 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
         store_rows(item, keys + P::k, x.d_k, x.d_k_strides);
         release_keys();
     }
+    // Puts rounded accumulators to a panel.
+    DEVICE_MEMBER void put_panel(u32 panel, const Accumulators<tiles> &a) const {
+        const u32 rows = first_row(panel);
+        for (int i = 0; i < 32; i += 8) {
+            i32x4 words;
+            for (int e = 0; e < 4; ++e) {
+                words[e] = T::pack(a.at[i + 2 * e], a.at[i + 2 * e + 1]);
+            }
+            arch::store_operand(columns_from(rows, i), words);
+        }
+    }
     DEVICE_MEMBER void differentiate_norm(Accumulators<tiles> &own, const float (&norm)[2],
                                           const float (&dots)[2][chunk], u32 panel) const {
         const int row = own_row();
@@ -596,11 +615,13 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
             along[i] = (dots[0][row + 8 * i] + dots[1][row + 8 * i]) * norm[i] * norm[i];
             r[i] = norm[i] == 0.0f ? math::inverse_norm(0.0f) : norm[i];
         }
-        const u32 words = first_word(panel);
-        for (int i = 0; i < 32; i += 2) {
-            const int word = arch::load_shared_word(place_of_word(words, i));
-            own.at[i] = (own.at[i] - T::low(word) * along[which_row(i)]) * r[which_row(i)];
-            own.at[i + 1] = (own.at[i + 1] - T::high(word) * along[which_row(i)]) * r[which_row(i)];
+        const u32 rows = first_row(panel);
+        for (int i = 0; i < 32; i += 8) {
+            const i32x4 words = arch::load_operand(columns_from(rows, i));
+            for (int e = 0; e < 8; ++e) {
+                const float number = e % 2 ? T::high(words[e / 2]) : T::low(words[e / 2]);
+                own.at[i + e] = (own.at[i + e] - number * along[which_row(e)]) * r[which_row(e)];
+            }
         }
     }
     // Stores rows of dQ or dK from two panels.
@@ -667,23 +688,27 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
     }
 
   private:
-    // A lane's part of tile t of the warp's rows, of D .* dP (0) or D .* dL (1). Later tiles than the rows are zeros.
-    DEVICE_MEMBER u32 lower_place(int which, int t) const {
-        return memory() + P::lower + ((1 - which) * lower_blocks + lower_block(own, t)) * P::tile_bytes +
+    // A warp has 16 rows of D .* dP and of the transposed of D .* dL: of the first the tiles up to the diagonal, of the
+    // second those from it on. So every warp has five tiles, two of them on the diagonal. Whether tile t is only in D
+    // .* dL:
+    DEVICE_MEMBER bool is_later(int t) const { return t > own; }
+    // A lane's part of tile t of D .* dL, or of D .* dP, in shared memory.
+    DEVICE_MEMBER u32 lower_place(bool of_l, int t) const {
+        const int other = arch::opaque(own); // registers should not hold places through a loop
+        const int row = of_l ? t : other, column = of_l ? other : t;
+        return memory() + P::lower + ((of_l ? 0 : lower_blocks) + lower_block(row, column)) * P::tile_bytes +
                own_lane() * 16;
     }
-    DEVICE_MEMBER Tile load_lower(int which, int t) const {
-        const u32 at = lower_place(which, t);
+    static DEVICE_MEMBER Tile load_lower(u32 at) {
         const f32x4 x = arch::load_shared_f32(at), y = arch::load_shared_f32(at + P::tile_bytes / 2);
         return Tile{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
     }
-    DEVICE_MEMBER void load_all(Tile (&to)[tiles], int which) const {
+    DEVICE_MEMBER void load_all(Tile (&to)[tiles], bool of_l) const {
         for (int t = 0; t < tiles; ++t) {
-            to[t] = t > own ? Tile{} : load_lower(which, t);
+            to[t] = (of_l ? t < own : t > own) ? Tile{} : load_lower(lower_place(of_l, t));
         }
     }
-    DEVICE_MEMBER void store_lower(int which, int t, const Tile &x) const {
-        const u32 at = lower_place(which, t);
+    static DEVICE_MEMBER void store_lower(u32 at, const Tile &x) {
         for (int h = 0; h < 2; ++h) {
             store_shared(at + h * (P::tile_bytes / 2), i32x4{bits<int>(x[4 * h]), bits<int>(x[4 * h + 1]),
                                                              bits<int>(x[4 * h + 2]), bits<int>(x[4 * h + 3])});
@@ -728,89 +753,86 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             to[(second ? 8 : 0) + (u32)lane % 4 * 2 + (odd ? 1 : 0)] = whole;
         }
     }
-    // Diagonal of a matrix of 64 rows, where the lane holds it: element of its row r goes to to[r], which is 0
-    // elsewhere.
-    DEVICE_MEMBER void diagonal_of(float (&to)[2], const float (&x)[32]) const {
-        const auto chosen = [](bool second, float x, float y) __attribute__((always_inline)) { return second ? y : x; };
-        const auto of_own = [&](int e) __attribute__((always_inline)) {
-            return chosen(own & 2, chosen(own & 1, x[e], x[8 + e]), chosen(own & 1, x[16 + e], x[24 + e]));
-        };
+    static DEVICE_MEMBER float chosen(bool second, float x, float y) { return second ? y : x; }
+    // Tile `own` of the warp's rows.
+    DEVICE_MEMBER Tile own_tile(const Accumulators<tiles> &x) const {
+        Tile out;
+        for (int e = 0; e < elements; ++e) {
+            out[e] =
+                chosen(own & 2, chosen(own & 1, x.at[e], x.at[8 + e]), chosen(own & 1, x.at[16 + e], x.at[24 + e]));
+        }
+        return out;
+    }
+    // Diagonal of a tile, where the lane holds it: element of its row r goes to to[r], which is 0 elsewhere.
+    DEVICE_MEMBER void diagonal_of(float (&to)[2], const Tile &x) const {
         const int lane = own_lane(), row = lane / 4, column = (u32)lane % 4 * 2;
         for (int r = 0; r < 2; ++r) {
-            const float even = of_own(6 * r), odd = of_own(6 * r + 1);
-            to[r] = row == column ? even : row == column + 1 ? odd : 0.0f;
+            to[r] = row == column ? x[6 * r] : row == column + 1 ? x[6 * r + 1] : 0.0f;
         }
     }
-    // D .* dP and D .* dL in place of dP and dL, added to the lower tiles. Leaves what is strictly below the diagonal.
-    DEVICE_MEMBER void decay(Accumulators<tiles> &of_p, Accumulators<tiles> &of_l, bool first_head) const {
-        const int lane = own_lane(), row = own_row();
-        const u32 of_rows_at = kept() + row * 4, of_pairs = kept_columns();
+    // Factors of the lane's rows.
+    struct RowFactors {
+        float sum[2], beta[2];
+    };
+    // D .* dP in place of tile t of dP or, transposed, D .* dL in place of that of dL. Adds it to the tile of the value
+    // heads before. Leaves what is strictly below the diagonal, or above it. `diagonal`: whether the tile is on it.
+    DEVICE_MEMBER void decay(Tile &tile, bool of_l, int t, const RowFactors &rows, bool diagonal) const {
+        const u32 of_pairs = (u32)arch::opaque((int)(kept_columns() + 16 * t * 4));
+        const float sign = of_l ? -1.0f : 1.0f;
         float sum[2], by[2];
         for (int r = 0; r < 2; ++r) {
-            sum[r] = of_row(of_rows_at, kept_sum, r);
-            by[r] = -of_row(of_rows_at, kept_beta, r);
+            sum[r] = sign * rows.sum[r];
+            by[r] = of_l ? -rows.beta[r] : x.scale;
         }
-#pragma unroll
-        for (int t = 0; t < tiles; ++t) {
-            if (t > own) {
-                continue;
+        for (int e = 0; e < elements; e += 4) {
+            const f32x2 sums = pair_of(of_pairs, kept_sum, e), beta = pair_of(of_pairs, kept_beta, e);
+            for (int i = e; i < e + 4; ++i) {
+                const int r = which_row(i), c = i % 2;
+                tile[i] *= arch::exp2(__builtin_fmaf(-sign, sums[c], sum[r])) * (beta[c] * by[r]);
             }
-            Tile p, l;
-            for (int e = 0; e < elements; e += 4) {
-                const f32x2 earlier = pair_of(of_pairs, kept_sum, 8 * t + e),
-                            beta = pair_of(of_pairs, kept_beta, 8 * t + e);
-                for (int i = e; i < e + 4; ++i) {
-                    const float decay = arch::exp2(sum[which_row(i)] - earlier[i % 2]) * beta[i % 2];
-                    p[i] = decay * x.scale * of_p.at[8 * t + i];
-                    l[i] = decay * by[which_row(i)] * of_l.at[8 * t + i];
-                }
-            }
-            // Elements above the diagonal may be anything.
-            bool diagonal[elements];
-            if (t == own) {
-                for (int i = 0; i < elements; ++i) {
-                    const int after = row + 8 * which_row(i) - column_of(lane, 8 * t + i);
-                    diagonal[i] = after == 0;
-                    p[i] = after < 0 ? 0.0f : p[i];
-                    l[i] = after <= 0 ? 0.0f : l[i];
-                }
-            }
-            store_lower(0, t, first_head ? p : load_lower(0, t) + p);
-            store_lower(1, t, first_head ? l : load_lower(1, t) + l);
-            if (t == own) {
-                for (int i = 0; i < elements; ++i) {
-                    p[i] = diagonal[i] ? 0.0f : p[i];
-                }
-            }
+        }
+        const int lane = own_lane();
+        const auto after = [&](int i) __attribute__((always_inline)) { // of the row, after the column
+            const int of_row = (u32)lane / 4 + 8 * which_row(i), of_column = column_of(lane, i);
+            return of_l ? of_column - of_row : of_row - of_column;
+        };
+        if (diagonal) {
+            // Elements of earlier tokens than the other's may be anything.
             for (int i = 0; i < elements; ++i) {
-                of_p.at[8 * t + i] = p[i];
-                of_l.at[8 * t + i] = l[i];
+                tile[i] = after(i) < (of_l ? 1 : 0) ? 0.0f : tile[i];
+            }
+        }
+        const u32 at = lower_place(of_l, t);
+        store_lower(at, load_lower(at) + tile);
+        if (diagonal && !of_l) {
+            for (int i = 0; i < elements; ++i) {
+                tile[i] = after(i) == 0 ? 0.0f : tile[i];
             }
         }
     }
-    // Adds the products of a matrix with `rows`, which are Q K^T or K K^T divided by the norms, to the sums of the
-    // lane's rows and columns. These lack the norms of the columns. `norm`: of the rows.
-    DEVICE_MEMBER void add_matrix(const Accumulators<tiles> &matrix, const Accumulators<tiles> &rows,
-                                  const float (&norm)[2], float (&of_rows)[2], float (&of_columns)[tiles][4]) const {
-        const u32 of_pairs = kept_columns();
-        float sums[2] = {};
-#pragma unroll
-        for (int t = 0; t < tiles; ++t) {
-            if (t > own) {
-                continue;
+    // Adds the products of a tile with Q K^T or K K^T, which are divided by the norms, to the sums of the lane's rows
+    // and columns, of later tokens less earlier ones. Sums of columns are negative.
+    DEVICE_MEMBER void add_tile(const Tile &products, bool of_l, int t, float (&of_rows)[2],
+                                float (&of_columns)[4]) const {
+        const u32 of_pairs = kept_columns() + 16 * t * 4;
+        float sums[2] = {}, by[2];
+        for (int r = 0; r < 2; ++r) {
+            by[r] = of_l ? -k_norm[r] : q_norm[r];
+        }
+        for (int e = 0; e < elements; e += 4) {
+            const f32x2 norm = pair_of(of_pairs, kept_k_norm, e);
+            float columns[2] = {};
+            for (int i = e; i < e + 4; ++i) {
+                const int r = which_row(i), c = i % 2;
+                sums[r] += products[i] * norm[c];
+                columns[c] += products[i] * by[r];
             }
-            for (int i = 8 * t; i < 8 * t + 8; i += 4) {
-                const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, i);
-                for (int e = 0; e < 4; ++e) {
-                    const int r = which_row(i + e), c = e % 2;
-                    const float product = matrix.at[i + e] * rows.at[i + e];
-                    sums[r] += product * k_norm[c];
-                    of_columns[t][i % 8 / 2 + c] += product * norm[r];
-                }
+            for (int c = 0; c < 2; ++c) {
+                of_columns[e / 2 + c] += columns[c] * norm[c];
             }
         }
         for (int r = 0; r < 2; ++r) {
-            of_rows[r] += sums[r] * norm[r];
+            of_rows[r] += sums[r] * by[r];
         }
     }
     // Adds dS1 S0^T of the warp's 16 value columns: <dS1, S0> is its trace.
@@ -842,24 +864,39 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         }
         arch::commit_products();
     }
+    static DEVICE_MEMBER Tile tile_of(const Accumulators<tiles> &a, int t) {
+        Tile out;
+        for (int e = 0; e < elements; ++e) {
+            out[e] = a.at[8 * t + e];
+        }
+        return out;
+    }
+    static DEVICE_MEMBER void put_tile(Accumulators<tiles> &a, int t, const Tile &x) {
+        for (int e = 0; e < elements; ++e) {
+            a.at[8 * t + e] = x[e];
+        }
+    }
     // Adds a value head.
     DEVICE_MEMBER void add_head(bool first_head) {
-        Accumulators<tiles> of_p, of_l; // dO E^T and dX E^T                 [64 tokens, 64 earlier tokens]
-        Accumulators<tiles> rows;
+        Accumulators<tiles> mine, of_l; // dO E^T and E dX^T         [64 tokens, 64 earlier tokens], and transposed
         Tile trace{};
+        // Zeros, since ptxas keeps registers of undefined values for these through the loop over value heads.
+        for (int i = 0; i < 32; ++i) {
+            mine.at[i] = of_l.at[i] = 0.0f;
+        }
         int s = 0;
 #pragma unroll 1
         do {
             this->await_stage();
             arch::publish_shared();
             const u32 at = stage_at();
-            of_p.pin();
+            mine.pin();
             of_l.pin();
             arch::begin_products();
-            multiply_panels<T, false, true>(of_p, at + P::outputs, at + P::error, s > 0);
+            multiply_panels<T, false, true>(mine, at + P::outputs, at + P::error, s > 0);
             // With the rounding error of E: the diagonal is dbeta.
-            multiply_panels<T, true, true>(of_l, at + P::update, at + P::error, s > 0);
-            multiply_panels<T, true, true>(of_l, at + P::update, at + P::low, true);
+            multiply_panels<T, true, true>(of_l, at + P::error, at + P::update, s > 0);
+            multiply_panels<T, true, true>(of_l, at + P::low, at + P::update, true);
             arch::commit_products();
             add_trace(trace, at);
             if (s == 0) {
@@ -871,51 +908,75 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
                 }
             }
             arch::await_products<0>();
-            of_p.pin();
+            mine.pin();
             of_l.pin();
             release();
         } while (++s < slabs);
+        // The warp's tiles: all but the second one on the diagonal take the place of dP.
+        Tile second = own_tile(of_l);
+        float betas[2];
+        diagonal_of(betas, second);
+        for (int i = 0; i < 32; ++i) {
+            mine.at[i] = is_later(i / 8) ? of_l.at[i] : mine.at[i];
+        }
+        mine.pin();
+        Accumulators<tiles> of_rows; // Q K^T, then K K^T
+        for (int i = 0; i < 32; ++i) {
+            of_rows.at[i] = 0.0f;
+        }
         arch::begin_products();
-        multiply_rows(rows, P::q);
-        GradientSums &to = this->await_sums();
-        float betas[2], of_rows[2] = {}, of_columns[tiles][4] = {};
-        diagonal_of(betas, of_l.at);
-        put_rows(to.betas, betas);
-        put_trace(to.whole[own], trace);
+        multiply_rows(of_rows, P::q);
         if (first_head) {
             arch::barrier_wait(panels_barrier, multiplying_threads);
+            for (int t = 0; t < tiles; ++t) {
+                store_lower(lower_place(is_later(t), t), Tile{});
+            }
+            store_lower(lower_place(true, own), Tile{});
         }
-        decay(of_p, of_l, first_head);
-        of_p.pin();
-        of_l.pin();
-        arch::await_products<0>();
-        rows.pin();
-        add_matrix(of_p, rows, q_norm, of_rows, of_columns);
-        rows.pin();
-        arch::begin_products();
-        multiply_rows(rows, P::k);
-        arch::await_products<0>();
-        rows.pin();
-        add_matrix(of_l, rows, k_norm, of_rows, of_columns);
-#pragma unroll
+        RowFactors rows;
+        const u32 of_rows_at = kept() + own_row() * 4;
+        for (int r = 0; r < 2; ++r) {
+            rows.sum[r] = of_row(of_rows_at, kept_sum, r);
+            rows.beta[r] = of_row(of_rows_at, kept_beta, r);
+        }
         for (int t = 0; t < tiles; ++t) {
-            float *const columns = to.columns[own] + 16 * t;
-            if (t > own) {
-                const int lane = own_lane();
-                if (lane < 16) {
-                    columns[lane] = 0.0f;
-                }
-                continue;
-            }
-            const u32 of_pairs = kept_columns();
-            for (int n = 0; n < 2; ++n) {
-                const f32x2 k_norm = pair_of(of_pairs, kept_k_norm, 8 * t + 4 * n);
-                of_columns[t][2 * n] *= k_norm.x;
-                of_columns[t][2 * n + 1] *= k_norm.y;
-            }
-            put_columns(columns, of_columns[t]);
+            Tile tile = tile_of(mine, t);
+            decay(tile, is_later(t), t, rows, t == own);
+            put_tile(mine, t, tile);
+            mine.pin();
         }
-        put_rows(to.rows, of_rows);
+        decay(second, true, own, rows, true);
+        mine.pin();
+        arch::await_products<0>();
+        of_rows.pin();
+        for (int t = 0; t < tiles; ++t) {
+            if (!is_later(t)) {
+                put_tile(mine, t, tile_of(mine, t) * tile_of(of_rows, t));
+            }
+        }
+        mine.pin();
+        of_rows.pin();
+        arch::begin_products();
+        multiply_rows(of_rows, P::k);
+        GradientSums &to = this->await_sums();
+        put_rows(to.betas, betas);
+        put_trace(to.whole[own], trace);
+        arch::await_products<0>();
+        of_rows.pin();
+        float row_sums[2] = {}, of_own[4] = {};
+        add_tile(second * own_tile(of_rows), true, own, row_sums, of_own);
+        for (int t = 0; t < tiles; ++t) {
+            float of_columns[4];
+            for (int c = 0; c < 4; ++c) {
+                of_columns[c] = t == own ? of_own[c] : 0.0f;
+            }
+            if (is_later(t)) {
+                put_tile(mine, t, tile_of(mine, t) * tile_of(of_rows, t));
+            }
+            add_tile(tile_of(mine, t), is_later(t), t, row_sums, of_columns);
+            put_columns(to.columns[own] + 16 * t, of_columns);
+        }
+        put_rows(to.rows, row_sums);
         this->give_sums();
     }
     // Rounds the matrices of all value heads, with norms, in place of their sums.
@@ -923,11 +984,11 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
         release_keys();
         const u32 of_pairs = kept_columns();
         Tile sums[tiles];
-        load_all(sums, 1);
+        load_all(sums, true);
         sync();
         const u32 both = memory() + P::matrices;
         for (int t = 0; t < tiles; ++t) {
-            if (t > own) {
+            if (t < own) {
                 continue;
             }
             Tile by_columns, by_rows; // with norms of the columns, and of the rows
@@ -945,7 +1006,7 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             const u32 at = both + swizzled(16 * own + lane % 16, 2 * t + lane / 16);
             Operand x = rounded<T>(by_columns);
             if (t == own) {
-                // Below the diagonal the transposed is zeros, above it the tile is.
+                // Above the diagonal the transposed is zeros, below it the tile is.
                 arch::wave_sync();
                 const Operand transposed = arch::load_operand(at);
                 for (int w = 0; w < 4; ++w) {
@@ -955,7 +1016,7 @@ template <class T> class MatrixMultiplier : GradientMultiplier<T> {
             }
             arch::store_operand(at, x);
         }
-        load_all(sums, 0);
+        load_all(sums, false);
         sync();
         const u32 words = first_word(both + panel_bytes);
         for (int i = 0; i < 32; i += 2) {
