@@ -124,9 +124,20 @@ fn few_bytes_are_moved(context: &Context) {
 
 /// Lengths on the device that make no sense lead nowhere: nothing is written outside of the outputs and the slots.
 fn senseless_lengths_stay_within_bounds(context: &Context) {
-    let s = spec(Dtype::Bf16, [1, 1], [8, 16], 4);
+    use ConvStateLayout::{ChannelMajor, TokenMajor};
+    // Norms of rows that are not whole are computed channel by channel.
+    for (key_dim, qk_l2norm, layout) in [(8, false, ChannelMajor), (12, true, TokenMajor)] {
+        let spec = ConvSpec {
+            qk_l2norm,
+            ..spec(Dtype::Bf16, [1, 1], [key_dim, 16], 4)
+        };
+        senseless_lengths_of(context, &spec, layout);
+    }
+}
+
+fn senseless_lengths_of(context: &Context, s: &ConvSpec, layout: ConvStateLayout) {
     let stream = context.stream().unwrap();
-    let (tokens, channels) = (90, s.total_channels());
+    let (tokens, channels, key_dim) = (200, s.total_channels(), s.heads.key_dim);
     let x = context
         .upload(&vec![half::bf16::ONE; tokens * channels])
         .unwrap();
@@ -136,30 +147,37 @@ fn senseless_lengths_stay_within_bounds(context: &Context) {
     let mut pool = context
         .upload(&vec![half::bf16::ONE; 3 * channels * 3])
         .unwrap();
-    let mut outs = [8, 8, 16].map(|n| context.upload(&vec![half::bf16::ONE; tokens * n]).unwrap());
-    let plan = Conv::device(context, s, tokens, 3).unwrap();
+    let mut outs =
+        [key_dim, key_dim, 16].map(|n| context.upload(&vec![half::bf16::ONE; tokens * n]).unwrap());
+    let plan = Conv::device(context, *s, tokens, 3).unwrap();
+    let shape = match layout {
+        ConvStateLayout::ChannelMajor => [3, channels, 3],
+        ConvStateLayout::TokenMajor => [3, 3, channels],
+    };
     for lengths in [
         [i64::MIN, i64::MAX, -5, 1 << 40],
         [50, 10, 90, 20],
         [7, 1 << 33, 3, 2],
         [90, 90, 90, 0],
+        [0, 200, 0, 200],
+        [0, 200, 0, 0],
     ] {
         let lengths = context.upload(&lengths).unwrap();
         let x = x.tensor([tokens, channels]).unwrap();
         let [q, k, v] = &mut outs;
         let tensors = ConvTensors {
             cu_seqlens: Some((&lengths).into()),
-            x: ConvInput::flat(&x, &s).unwrap(),
+            x: ConvInput::flat(&x, s).unwrap(),
             weight: weight.tensor([channels, 4]).unwrap(),
             bias: None,
             state: Some(ConvState {
-                tensor: pool.tensor_mut([3, channels, 3]).unwrap(),
-                layout: ConvStateLayout::ChannelMajor,
+                tensor: pool.tensor_mut(shape).unwrap(),
+                layout,
                 has_initial_state: None,
             }),
             slots: None,
-            q: q.tensor_mut([tokens, 1, 8]).unwrap().into(),
-            k: k.tensor_mut([tokens, 1, 8]).unwrap().into(),
+            q: q.tensor_mut([tokens, 1, key_dim]).unwrap().into(),
+            k: k.tensor_mut([tokens, 1, key_dim]).unwrap().into(),
             v: v.tensor_mut([tokens, 1, 16]).unwrap().into(),
             gates: None,
         };

@@ -50,7 +50,9 @@ template <class BeginsBy> DEVICE int last_sequence(int sequences, BeginsBy begin
     int low = 0, high = sequences;
     while (low < high) {
         const int step = (high - low + arch::lanes - 1) / arch::lanes, asked = low + (arch::lane() + 1) * step;
-        const int count = __builtin_popcountll(arch::ballot(asked <= high && begins_by(asked)));
+        // The first ones: in wrong lengths others may follow, and the answer must have begun.
+        const u64 not_yet = ~arch::ballot(asked <= high && begins_by(asked));
+        const int count = not_yet ? __builtin_ctzll(not_yet) : arch::lanes;
         low += count * step;
         high = min_of(high, low + step - 1);
     }
