@@ -627,7 +627,7 @@ typedef struct dw_conv dw_conv;
 int dw_conv_packed(const dw_context *context, const dw_conv_spec *spec, const dw_lengths *cu_seqlens, int64_t tokens,
                    dw_conv **plan);
 /* Makes a plan for a packed batch whose lengths are on the device alone. Entries of cu_seqlens that decrease or exceed
- * `tokens` never lead out of bounds. The outputs of the sequences beside such an entry are not specified. */
+ * `tokens` never lead out of bounds. The outputs of a batch with such an entry are not specified. */
 int dw_conv_device(const dw_context *context, const dw_conv_spec *spec, int64_t tokens, int64_t sequences,
                    dw_conv **plan);
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */
