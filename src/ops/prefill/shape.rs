@@ -516,6 +516,21 @@ impl Shape {
         }
     }
 
+    /// Workgroups of `prefill_fused` that share `units` of work, where each walks several. 0: each has one.
+    pub(super) fn fused_walkers(&self, counts: Counts, units: u32) -> u32 {
+        let most = self.target.fused_costs.units_chunks;
+        // If only the device knows the lengths, that of the longest sequence is a guess, and the mean decides.
+        let guess = self.whole().longest_chunks;
+        let mean = (self.batch.rows().div_ceil(self.sequences.max(1))).div_ceil(CHUNK) as u32;
+        let few = |chunks: u32| chunks <= most;
+        let walks = self.is_fused()
+            && counts.summaries == 0
+            && self.fused_slabs() == 1
+            && (few(counts.longest_chunks) || counts.longest_chunks == guess && few(mean))
+            && units > self.compute_units as u32;
+        if walks { self.compute_units as u32 } else { 0 }
+    }
+
     /// Value heads per workgroup of prepare: all heads that read its key head, or fewer if the device has room for more
     /// workgroups. Each workgroup computes the products of q and k.
     pub(super) fn prepare_heads(&self) -> usize {
