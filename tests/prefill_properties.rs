@@ -279,8 +279,8 @@ fn units_case() -> impl Strategy<Value = Case> {
         heads.key_dim = heads.key_dim.min(128);
         heads.value_dim = heads.value_dim.min(128);
         let bits = case.seed;
-        case.has_initial = (case.has_initial)
-            .map(|_| (0..lengths.len()).map(|i| (bits >> i & 1) as u8).collect());
+        case.has_initial =
+            (case.has_initial).map(|_| (0..lengths.len()).map(|i| (bits >> i & 1) as u8).collect());
         (case.spec.path, case.spec.segments) = (PrefillPath::Fused, Some(1));
         case.spec.compute_units = Some(compute_units);
         case.lengths = lengths;

@@ -220,7 +220,7 @@ static CDNA: Target = {
             worthwhile: 15,
             least_chunks: 8,
             most_warm_up: 8,
-            units_chunks: 2,
+            units_chunks: 4,
             prepare: 1.3,
             prepare_start: 8.0,
             scan_start: 5.5,

@@ -6,8 +6,8 @@ use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
 
 use crate::common::{
-    Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits,
-    bits, check_output, check_pool, context, run, run_snapshots, spec,
+    Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
+    check_output, check_pool, context, run, run_snapshots, spec,
 };
 
 const LENGTHS: [usize; 11] = [128, 17, 0, 64, 65, 1, 100, 0, 33, 127, 128];
@@ -19,7 +19,14 @@ fn kind(dtype: Dtype, layout: StateLayout, pad: usize) -> Option<StateKind> {
 /// Cases that between them use every option, type and size of K. V has at most one slab.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let sizes = [(128, 128), (16, 16), (48, 112), (64, 32), (96, 48), (112, 16)];
+    let sizes = [
+        (128, 128),
+        (16, 16),
+        (48, 112),
+        (64, 32),
+        (96, 48),
+        (112, 16),
+    ];
     for (i, (k, v)) in sizes.into_iter().enumerate() {
         for dtype in [Dtype::Bf16, Dtype::F16] {
             let half = usize::from(dtype == Dtype::F16);
@@ -29,8 +36,8 @@ fn cases() -> Vec<Case> {
                 [Dtype::F32, Dtype::Bf16, Dtype::F16],
             );
             case.spec.path = PrefillPath::Fused;
-            case.initial = kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3)
-                .filter(|_| i != 3);
+            case.initial =
+                kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3).filter(|_| i != 3);
             case.final_state = kind(types[i / 2 % 3], layouts[(i + half) % 2], (i + half) % 3);
             case.has_initial = (i == 4).then(|| vec![1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
             case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
@@ -86,7 +93,13 @@ fn bits_of_a_workgroup_for_each_unit() {
 /// No unit has chunks, or one has, or all are of one chunk.
 #[test]
 fn few_chunks() {
-    for lengths in [&[0, 0, 0][..], &[0, 0, 70, 0], &[64; 9], &[1], &[20, 128, 20, 20, 20]] {
+    for lengths in [
+        &[0, 0, 0][..],
+        &[0, 0, 70, 0],
+        &[64; 9],
+        &[1],
+        &[20, 128, 20, 20, 20],
+    ] {
         for initial in [None, kind(Dtype::F32, StateLayout::KeyMajor, 0)] {
             let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), lengths);
             (case.spec.path, case.initial) = (PrefillPath::Fused, initial);
@@ -133,7 +146,10 @@ fn snapshots() {
     let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
     let wanted = SnapshotCase {
         to: kind(Dtype::F32, StateLayout::KeyMajor, 0).map(|kind| (kind, 9)),
-        list: plan.expect("a plan").snapshots_every(64).expect("snapshots"),
+        list: plan
+            .expect("a plan")
+            .snapshots_every(64)
+            .expect("snapshots"),
         planned: false,
     };
     let of = |case: &Case| run_snapshots(&context(), case, &data, None, &wanted);

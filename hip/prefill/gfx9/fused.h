@@ -52,8 +52,8 @@ class ScalarRows {
     const char *address;
 };
 
-// Gates of this lane's token, and A_log and dt_bias of its value head, as bits in memory. Types and addresses are derived
-// again each time: they are not worth registers.
+// Gates of this lane's token, and A_log and dt_bias of its value head, as bits in memory. Types and addresses are
+// derived again each time: they are not worth registers.
 class UnitGates {
   public:
     // Requests those of a token. It exists if it is `inside`.
@@ -137,8 +137,8 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
         }
     }
 
-    // Makes the chunks of all units of the workgroup, as if they were those of one. Rows and gates are requested a chunk
-    // ahead, also across units.
+    // Makes the chunks of all units of the workgroup, as if they were those of one. Rows and gates are requested a
+    // chunk ahead, also across units.
     DEVICE_MEMBER void run_units() {
         const UnitPlace first = found_unit(arch::workgroup());
         take_unit(first);
@@ -190,7 +190,7 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
         });
         return place;
     }
-    // Finds one unit more.
+    // Finds one unit more. After the last one it may find an earlier one again, which nobody takes.
     DEVICE_MEMBER void find_next_unit() {
         const int found = arch::uniform_value(shared.units_found);
         const int unit = arch::uniform_value(shared.units[(found - 1) % units_ahead].unit);

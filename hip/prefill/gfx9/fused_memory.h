@@ -18,7 +18,8 @@ struct UnitPlace {
     int sequence, begin, end, head;
     int key_head, unit, unused[2];
 };
-// Units that are kept: that of the state, that of the making waves, which may be the next, and two more. A power of two.
+// Units that are kept: that of the state, that of the making waves, which may be the next, and two more. A power of
+// two.
 constexpr int units_ahead = 4;
 
 template <int Keys> struct FusedMemory {

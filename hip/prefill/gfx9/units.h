@@ -74,7 +74,8 @@ DEVICE void finish_without_chunks(const dwk_prefill_scan_args &x, const Segment 
 }
 
 // The state before a unit.
-template <int Keys> DEVICE void begin_unit(State<Keys> &state, const dwk_prefill_scan_args &x, const WalkedUnit<Keys> &unit, int column) {
+template <int Keys>
+DEVICE void begin_unit(State<Keys> &state, const dwk_prefill_scan_args &x, const WalkedUnit<Keys> &unit, int column) {
     clear_state<Keys>(state);
     if (unit.exists()) {
         first_state<Keys>(state, x, unit.segment().sequence, unit.work().head, column);
@@ -83,7 +84,8 @@ template <int Keys> DEVICE void begin_unit(State<Keys> &state, const dwk_prefill
 
 // last_state() with stores of two or four numbers, if the state is f32.
 template <int Keys>
-DEVICE void store_last_state(const State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head, int column) {
+DEVICE void store_last_state(const State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head,
+                             int column) {
     if (x.final_type != DWK_F32) {
         last_state<Keys>(state, x, sequence, head, column);
         return;
