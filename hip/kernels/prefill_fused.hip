@@ -4,7 +4,7 @@
 // some chunks early, from zeros, if prefill_fused_summarise found that nothing of any earlier state is left after them;
 // otherwise from the state that the summaries hold. Where the gates choose the path (prefill/by_gates.h), it finds the
 // starts itself, and there are no summaries. Where lengths on the device choose the split path, it prepares chunks
-// (prefill/prepare.h).
+// (prefill/prepare.h). Where sequences are short, a workgroup walks several of them (prefill/gfx9/units.h).
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
 // or [slots, HV, V, K], f32, bf16 or f16.
