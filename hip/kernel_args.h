@@ -257,6 +257,9 @@ typedef struct dwk_prefill_fused_args {
     int32_t preparing_groups; /* workgroups that then take part */
     int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
     dwk_prefill_by_gates by_gates;
+    int32_t walkers; /* workgroups, each of which walks several units of work: no sequence is cut, and slabs is 1; 0: a
+                        workgroup for each unit */
+    int32_t pad0;
 } dwk_prefill_fused_args;
 
 /* prefill_short_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, for sequences of at most

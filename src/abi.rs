@@ -593,10 +593,12 @@ pub struct dwk_prefill_fused_args {
     pub preparing_groups: i32,
     pub warm_up: i32,
     pub by_gates: dwk_prefill_by_gates,
+    pub walkers: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 752usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 760usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
@@ -611,6 +613,10 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 684usize];
     ["Offset of field: dwk_prefill_fused_args::by_gates"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 688usize];
+    ["Offset of field: dwk_prefill_fused_args::walkers"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, walkers) - 752usize];
+    ["Offset of field: dwk_prefill_fused_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 756usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {

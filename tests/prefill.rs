@@ -42,5 +42,7 @@ mod short;
 mod snapshots;
 #[path = "prefill/tails.rs"]
 mod tails;
+#[path = "prefill/units.rs"]
+mod units;
 #[path = "prefill/varlen.rs"]
 mod varlen;

@@ -266,9 +266,31 @@ fn fused_case() -> impl Strategy<Value = Case> {
     })
 }
 
+/// Cases of which each workgroup of the fused path walks several sequences and heads: more of them than compute units, and
+/// few chunks each.
+fn units_case() -> impl Strategy<Value = Case> {
+    let length = || prop_oneof![6 => 17usize..=128, 1 => Just(0usize), 1 => 1usize..=16];
+    let lengths = prop::collection::vec(length(), 2..=9);
+    (case(), lengths, 1u32..=4).prop_map(|(mut case, lengths, compute_units)| {
+        if matches!(case.entry, Entry::Dense) {
+            (case.entry, case.batch_gap) = (Entry::Packed, 0);
+        }
+        let heads = &mut case.spec.heads;
+        heads.key_dim = heads.key_dim.min(128);
+        heads.value_dim = heads.value_dim.min(128);
+        let bits = case.seed;
+        case.has_initial =
+            (case.has_initial).map(|_| (0..lengths.len()).map(|i| (bits >> i & 1) as u8).collect());
+        (case.spec.path, case.spec.segments) = (PrefillPath::Fused, Some(1));
+        case.spec.compute_units = Some(compute_units);
+        case.lengths = lengths;
+        case
+    })
+}
+
 /// The fused path with all checks of the simulator, its waves one after the other, in step and in a random order: no
-/// finding, the accuracy of other paths, and equal bits.
-fn fused_in_every_order(cases: u32) {
+/// finding, the accuracy of other paths, and equal bits. Also those of a larger device.
+fn fused_in_every_order(cases: u32, strategy: impl Strategy<Value = Case>) {
     let context = context();
     if !simulated(&context) {
         return;
@@ -280,7 +302,7 @@ fn fused_in_every_order(cases: u32) {
         ..ProptestConfig::default()
     };
     let normal = deltawave_sim::hip::options();
-    let outcome = TestRunner::new(config).run(&fused_case(), |case| {
+    let outcome = TestRunner::new(config).run(&strategy, |case| {
         deltawave_sim::hip::clear_fault();
         let outcome = std::panic::catch_unwind(|| {
             let data = case.data();
@@ -295,10 +317,15 @@ fn fused_in_every_order(cases: u32) {
                 deltawave_sim::hip::set_options(options);
                 outputs.push(run(&context, &case, &data));
             }
+            if case.spec.segments.is_some() {
+                let mut larger = case.clone();
+                larger.spec.compute_units = None;
+                outputs.push(run(&context, &larger, &data));
+            }
             deltawave_sim::hip::set_options(normal);
             check_output(&case, &data, &outputs[0], 2.0);
             for other in &outputs[1..] {
-                common::assert_same_bits(&outputs[0], other, "another order of waves");
+                common::assert_same_bits(&outputs[0], other, "another order of waves or device");
             }
         });
         deltawave_sim::hip::set_options(normal);
@@ -322,14 +349,20 @@ fn fused_in_every_order(cases: u32) {
 
 #[test]
 fn fused_batches_in_every_order() {
-    fused_in_every_order(ProptestConfig::default().cases.div_ceil(32));
+    fused_in_every_order(ProptestConfig::default().cases.div_ceil(32), fused_case());
+}
+
+#[test]
+fn units_in_every_order() {
+    fused_in_every_order(ProptestConfig::default().cases.div_ceil(16), units_case());
 }
 
 /// `cargo test --release --test prefill_properties -- --ignored` takes some minutes.
 #[test]
 #[ignore = "takes some minutes"]
-fn a_thousand_fused_batches_in_every_order() {
-    fused_in_every_order(1000);
+fn thousands_of_fused_batches_in_every_order() {
+    fused_in_every_order(1000, fused_case());
+    fused_in_every_order(1000, units_case());
 }
 
 proptest! {

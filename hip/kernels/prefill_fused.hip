@@ -4,7 +4,7 @@
 // some chunks early, from zeros, if prefill_fused_summarise found that nothing of any earlier state is left after them;
 // otherwise from the state that the summaries hold. Where the gates choose the path (prefill/by_gates.h), it finds the
 // starts itself, and there are no summaries. Where lengths on the device choose the split path, it prepares chunks
-// (prefill/prepare.h).
+// (prefill/prepare.h). Where sequences are short, a workgroup walks several of them (prefill/gfx9/units.h).
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
 // or [slots, HV, V, K], f32, bf16 or f16.
@@ -17,8 +17,7 @@ namespace {
 using namespace prefill;
 
 // Writes zeros to the rows of o past the last sequence: each workgroup to its share of them.
-template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x) {
-    const int groups = x.items_count * x.value_heads * x.slabs;
+template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x, int groups) {
     const int words = x.value_heads * x.value_dim;
 #pragma unroll 1
     for (int token = token_at(x.cu_seqlens, x.sequences, x.tokens) + arch::workgroup(); token < x.tokens;
@@ -30,11 +29,18 @@ template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x) {
     }
 }
 
+// Workgroups that walk.
+DEVICE int walking_groups(const dwk_prefill_fused_args &y) {
+    const int units = y.scan.items_count * y.scan.value_heads * y.scan.slabs;
+    return fused_walks_units && y.walkers > 0 ? y.walkers : units;
+}
+
 template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) {
     const dwk_prefill_scan_args &x = y.scan;
     // The kernel before may have made the lengths and the items.
     arch::wait_for_previous_kernel();
     constexpr int threads = fused_threads<Keys, true>();
+    const int walkers = fused_walks_units ? y.walkers : 0; // loaded together with what follows
     bool gates_choose = false;
     if constexpr (gates_may_choose) {
         gates_choose = y.by_gates.items;
@@ -54,15 +60,21 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
                 prepare_instead<T, Keys>(arch::reread(y));
                 return;
             }
-            if (arch::workgroup() >= x.items_count * x.value_heads * x.slabs) {
+            if (arch::workgroup() >= walking_groups(arch::reread(y))) {
                 return;
             }
         }
     }
-    const Work work = work_of(x, arch::workgroup());
     if (token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {
-        clear_rest<Keys>(x);
+        clear_rest<Keys>(x, walking_groups(arch::reread(y)));
     }
+    if constexpr (fused_walks_units) {
+        if (walkers > 0) {
+            walk_fused_units<T, Keys>(arch::reread(y));
+            return;
+        }
+    }
+    const Work work = work_of(x, arch::workgroup());
     if (!is_item(x, work.item)) {
         return;
     }

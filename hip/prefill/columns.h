@@ -8,19 +8,23 @@
 
 namespace prefill {
 
-// Writes zeros to the outputs of padding.
+// Writes zeros to the outputs of padding, with `threads` threads of which this is number `thread`.
 template <int Keys>
-DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, int thread,
+                          int threads) {
     const int columns = slab_columns<Keys, true>();
-    const int column = work.slab * columns + arch::thread() % columns;
+    const int column = work.slab * columns + thread % columns;
     if (column >= x.value_dim) {
         return;
     }
 #pragma unroll 1
-    for (int token = segment.begin + arch::thread() / columns; token < segment.end;
-         token += walking_threads<Keys, true>() / columns) {
+    for (int token = segment.begin + thread / columns; token < segment.end; token += threads / columns) {
         ((short *)row_address(x.o, x.o_strides, segment.sequence, token, work.head))[column] = 0;
     }
+}
+template <int Keys>
+DEVICE void clear_outputs(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+    clear_outputs<Keys>(x, segment, work, arch::thread(), walking_threads<Keys, true>());
 }
 
 // Number of a unit of work: of this workgroup or, where workgroups walk several units, as `units` says.
@@ -32,6 +36,14 @@ template <class... Units> DEVICE int unit_of(const Units &...units) {
     }
 }
 
+template <class... Units> DEVICE Work work_at(const dwk_prefill_scan_args &x, const Units &...units) {
+    return work_of(x, unit_of(units...));
+}
+template <class... Units>
+DEVICE Segment segment_at(const dwk_prefill_scan_args &x, const Work &work, const Units &...) {
+    return segment_of(x, work.item);
+}
+
 // Work and segment of a unit, without quiet tokens. Derived again when needed: they are not worth registers during the
 // walk.
 template <int Keys> struct Located {
@@ -39,7 +51,7 @@ template <int Keys> struct Located {
     Segment segment;
     template <class... Units>
     DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x, const Units &...units)
-        : work(work_of(x, unit_of(units...))), segment(segment_of(x, work.item)) {
+        : work(work_at(x, units...)), segment(segment_at(x, work, units...)) {
         if constexpr (is_narrow(Keys)) {
             walk_whole(x, segment, work);
         }
@@ -77,6 +89,22 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
     }
 }
 
+// Walks all chunks of a segment, and takes snapshots.
+template <class T, int Keys, bool Fused, class C, class... Units>
+DEVICE void walk_chunks(State<Keys> &state, C &chunks, const dwk_prefill_scan_args &x, int column,
+                        const Units &...units) {
+    do {
+        int rest = 0;
+        if (arch::reread(x).snapshot_slots) {
+            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left(), units...);
+        }
+        walk<T, Keys>(state, chunks, x, rest);
+        if (arch::reread(x).snapshot_slots) {
+            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), after_walk(column), units...);
+        }
+    } while (chunks.left() > 0);
+}
+
 // Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused. `C`: how (walk.h).
 // `units`: which unit, and its place in the ring, where workgroups walk several.
 template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>, class... Units>
@@ -99,26 +127,14 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     }
     C chunks(x, segment, work.head, work.key_head, wave_column, column_offset, units...);
     chunks.begin(state);
-    do {
-        int rest = 0;
-        if (arch::reread(x).snapshot_slots) {
-            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left(), units...);
-        }
-        walk<T, Keys>(state, chunks, x, rest);
-        if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), column, units...);
-        }
-    } while (chunks.left() > 0);
+    walk_chunks<T, Keys, Fused>(state, chunks, x, column, units...);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
     if (y.final_state) {
         const Located<Keys> at(y, units...);
-        const int slot = slot_of(y, y.write_slots, at.segment.sequence);
-        if (at.segment.last && slot >= 0) {
-            const StateView to(y.final_state, y.final_strides, y.final_type, y.flags & DWK_FINAL_VALUE_MAJOR, slot,
-                               at.work.head);
-            store_state<Keys>(state, to, column, y.key_dim, y.value_dim);
+        if (at.segment.last) {
+            last_state<Keys>(state, y, at.segment.sequence, at.work.head, after_walk(column));
         }
     }
 }

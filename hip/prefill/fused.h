@@ -9,6 +9,8 @@
 //   choice_memory<Keys>()                           shared memory for that: 64 numbers a wave
 //   lengths_may_choose                              whether lengths on the device may choose the path (plan.h)
 //   prepare_instead<T, Keys>(x)                     does what prefill_prepare does, if they chose the split path
+//   fused_walks_units, walk_fused_units<T, Keys>(x)
+//                                                   whether a workgroup may walk several units of work, and all of that
 //   run_making_waves<T, Keys, Outputs>(x, segment, work)
 //                                                   runs the waves that do not hold the state and ends them; returns in
 //                                                   the others

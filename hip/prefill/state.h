@@ -143,6 +143,16 @@ DEVICE void first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int 
     }
 }
 
+// Stores the final state of a sequence, if it has a slot. There is memory for it.
+template <int Keys>
+DEVICE void last_state(const State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head, int column) {
+    const int slot = slot_of(x, x.write_slots, sequence);
+    if (slot >= 0) {
+        const StateView to(x.final_state, x.final_strides, x.final_type, x.flags & DWK_FINAL_VALUE_MAJOR, slot, head);
+        store_state<Keys>(state, to, column, x.key_dim, x.value_dim);
+    }
+}
+
 // S = 0.
 template <int Keys> DEVICE void clear_state(State<Keys> &state) {
     for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {

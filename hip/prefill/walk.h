@@ -13,6 +13,7 @@
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
 //                                  runs f() in the waves that hold the state
+//   after_walk(x)                  x, used before and after a walk
 //   are_fewer_workgroups_than(units)
 //                                  whether the launch has fewer workgroups than units of work
 //   walk_units<T, Keys>(x, units, locate, f)
@@ -26,6 +27,7 @@
 namespace prefill {
 constexpr bool orders_loads(int) { return false; }
 template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys>;
+DEVICE int after_walk(int x) { return x; }
 } // namespace prefill
 #else
 #include "gfx9/walk.h"

@@ -84,6 +84,8 @@ pub(crate) struct FusedCosts {
     pub(crate) least_chunks: i32,
     /// Most chunks that a segment begins early.
     pub(crate) most_warm_up: i32,
+    /// Most chunks of the longest sequence with which workgroups walk several units of work; 0: none does.
+    pub(crate) units_chunks: u32,
     /// Microseconds of `prefill_prepare` per (chunk, value head) on a compute unit, for the comparison with the split
     /// path.
     pub(crate) prepare: f64,
@@ -218,6 +220,7 @@ static CDNA: Target = {
             worthwhile: 15,
             least_chunks: 8,
             most_warm_up: 8,
+            units_chunks: 4,
             prepare: 1.3,
             prepare_start: 8.0,
             scan_start: 5.5,
@@ -364,6 +367,7 @@ static SM90: Target = {
             worthwhile: 15,
             least_chunks: 8,
             most_warm_up: 8,
+            units_chunks: 0,
             prepare: 1.5,
             prepare_start: 5.0,
             scan_start: 5.0,

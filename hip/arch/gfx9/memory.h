@@ -30,6 +30,10 @@ INTRINSIC short raw_buffer_load_u16(i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.load.i16");
 INTRINSIC void raw_buffer_store_b32(int x, i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.i32");
+INTRINSIC void raw_buffer_store_b64(i32x2 x, i32x4 rsrc, int offset, int soffset,
+                                    int aux) __asm("llvm.amdgcn.raw.buffer.store.v2i32");
+INTRINSIC void raw_buffer_store_b128(i32x4 x, i32x4 rsrc, int offset, int soffset,
+                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.v4i32");
 INTRINSIC void raw_buffer_store_b16(short x, i32x4 rsrc, int offset, int soffset,
                                     int aux) __asm("llvm.amdgcn.raw.buffer.store.i16");
 #undef INTRINSIC
@@ -65,6 +69,12 @@ class Window {
         return (unsigned short)raw_buffer_load_u16(rsrc, (int)offset, 0, 0);
     }
     DEVICE_MEMBER void store_b32(u32 offset, int x) const { raw_buffer_store_b32(x, rsrc, (int)offset, 0, 0); }
+    DEVICE_MEMBER void store_b64(u32 offset, i32x2 x, int uniform = 0) const {
+        raw_buffer_store_b64(x, rsrc, (int)offset, uniform, 0);
+    }
+    DEVICE_MEMBER void store_b128(u32 offset, i32x4 x, int uniform = 0) const {
+        raw_buffer_store_b128(x, rsrc, (int)offset, uniform, 0);
+    }
     DEVICE_MEMBER void store_b16(u32 offset, int x) const { raw_buffer_store_b16((short)x, rsrc, (int)offset, 0, 0); }
 
   private:

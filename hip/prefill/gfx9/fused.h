@@ -13,6 +13,7 @@
 #include "../prepare.h"
 #include "fused_memory.h"
 #include "rows.h"
+#include "units.h"
 
 namespace prefill {
 
@@ -51,18 +52,54 @@ class ScalarRows {
     const char *address;
 };
 
-template <class T, int Keys, bool Outputs> class Maker {
+// Gates of this lane's token, and A_log and dt_bias of its value head, as bits in memory. Types and addresses are
+// derived again each time: they are not worth registers.
+class UnitGates {
+  public:
+    // Requests those of a token. It exists if it is `inside`.
+    DEVICE_MEMBER void request(const dwk_prefill_prepare_args &x, int sequence, int token, int head, bool inside) {
+        request(g, x.g, inside ? token_offset(x.g_strides, sequence, token, head) : 0, x.g_type);
+        request(beta, x.beta, inside ? token_offset(x.beta_strides, sequence, token, head) : 0, x.beta_type);
+        if (x.flags & DWK_RAW_GATES) {
+            request(a_log, x.a_log, head * x.a_log_stride, x.a_log_type);
+            request(dt_bias, x.dt_bias, head * x.dt_bias_stride, x.dt_bias_type);
+        }
+    }
+    DEVICE_MEMBER Gates gates(const dwk_prefill_prepare_args &x) const {
+        return Gates{value(g, x.g, x.g_type, 0.0f), value(beta, x.beta, x.beta_type, 1.0f)};
+    }
+    DEVICE_MEMBER HeadGates of_head(const dwk_prefill_prepare_args &x) const {
+        return HeadGates{value(a_log, x.a_log, x.a_log_type, 0.0f), value(dt_bias, x.dt_bias, x.dt_bias_type, 0.0f)};
+    }
+
+  private:
+    static DEVICE_MEMBER void request(int &raw, const void *p, int64_t index, int type) {
+        if (p) {
+            raw = type == DWK_F32 ? ((const int *)p)[index] : ((const unsigned short *)p)[index];
+        }
+    }
+    static DEVICE_MEMBER float value(int raw, const void *p, int type, float otherwise) {
+        return p ? scalar_of(raw, type) : otherwise;
+    }
+    int g = 0, beta = 0, a_log = 0, dt_bias = 0;
+};
+
+// `Units`: the workgroup walks several units of work (units.h).
+template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
     static constexpr int pairs = key_pairs(Keys);
 
   public:
-    DEVICE_MEMBER Maker(const dwk_prefill_prepare_args &x, const Segment &s, int head, int key_head)
+    DEVICE_MEMBER Maker(const dwk_prefill_fused_args &args, const Segment &s, int head, int key_head)
+        : Maker(args, args.prepare, s, head, key_head) {}
+    DEVICE_MEMBER Maker(const dwk_prefill_fused_args &args, const dwk_prefill_prepare_args &x, const Segment &s,
+                        int head, int key_head)
         : shared(fused_memory<Keys>()), row(making_row()),
           q(x.q, x.q_strides, s.sequence, s.begin, key_head, x.key_dim),
           k(x.k, x.k_strides, s.sequence, s.begin, key_head, x.key_dim),
           g(x.g, x.g_strides, x.g_type, s.sequence, s.begin, head),
           beta(x.beta, x.beta_strides, x.beta_type, s.sequence, s.begin, head), key_dim(x.key_dim),
-          rest(s.end - s.begin), flags(x.flags) {
-        if (reads_gates() && x.flags & DWK_RAW_GATES) {
+          rest(s.end - s.begin), flags(x.flags), args(args) {
+        if (!Units && reads_gates() && x.flags & DWK_RAW_GATES) {
             of_head = head_gates(x, head);
             of_head = HeadGates{arch::held(of_head.a_log), arch::held(of_head.dt_bias)};
         }
@@ -100,12 +137,76 @@ template <class T, int Keys, bool Outputs> class Maker {
         }
     }
 
+    // Makes the chunks of all units of the workgroup, as if they were those of one. Rows and gates are requested a
+    // chunk ahead, also across units.
+    DEVICE_MEMBER void run_units() {
+        const UnitPlace first = found_unit(arch::workgroup());
+        take_unit(first);
+        q.limit_to(rest);
+        k.limit_to(rest);
+        request_rows();
+        if (row == finding_row) {
+            shared.units[0] = first;
+            shared.units_found = 1;
+            arch::wave_sync();
+            find_next_unit();
+        }
+        arch::workgroup_sync(); // the first two units are known
+        if (rest <= 0) {
+            return;
+        }
+        request_gates(rest);
+#pragma unroll 1
+        while (true) {
+            copy_rows();
+            sum_gates(rest, parity);
+            arch::workgroup_sync(); // copied
+            make_blocks();
+            arch::workgroup_sync(); // used
+            join_blocks();
+            arch::workgroup_sync(); // made
+            if (rest <= 0) {
+                return;
+            }
+        }
+    }
+
   private:
     static DEVICE_MEMBER int making_row() { return arch::opaque_uniform(arch::uniform_value(arch::wave())); }
     // Opaque: otherwise each comparison of row and column occupies two scalar registers during the loop over chunks.
     static DEVICE_MEMBER LaneMap lane_map() { return LaneMap(arch::opaque(arch::lane())); }
     DEVICE_MEMBER bool reads_gates() const { return arch::opaque_uniform(row) == 0; }
 
+    // Finds the first unit with chunks from number `from` on.
+    DEVICE_MEMBER UnitPlace found_unit(int from) const {
+        const dwk_prefill_fused_args &y = arch::reread(args);
+        UnitPlace place{};
+        each_unit(y, from, [&](int unit, const Work &work, const Segment &segment) __attribute__((always_inline)) {
+            if (!has_chunks(y.scan, segment)) {
+                return false;
+            }
+            place = UnitPlace{segment.sequence, segment.begin, segment.end, work.head, work.key_head, unit, {}};
+            return true;
+        });
+        return place;
+    }
+    // Finds one unit more. After the last one it may find an earlier one again, which nobody takes.
+    DEVICE_MEMBER void find_next_unit() {
+        const int found = arch::uniform_value(shared.units_found);
+        const int unit = arch::uniform_value(shared.units[(found - 1) % units_ahead].unit);
+        shared.units[found % units_ahead] = found_unit(unit + arch::reread(args).walkers);
+        shared.units_found = found + 1;
+    }
+    // Moves to a unit. `rest`: its tokens.
+    DEVICE_MEMBER void take_unit(const UnitPlace &place) {
+        const dwk_prefill_prepare_args &x = arch::reread(args).prepare;
+        const int sequence = arch::uniform_value(place.sequence), begin = arch::uniform_value(place.begin),
+                  key_head = arch::uniform_value(place.key_head);
+        rest = arch::uniform_value(place.end) - begin;
+        ++taken;
+        q.move_to(x.q, x.q_strides, sequence, begin, key_head);
+        k.move_to(x.k, x.k_strides, sequence, begin, key_head);
+    }
     // Requests the wave's rows of K and Q.
     DEVICE_MEMBER void request_rows() {
         for (int b = 0; b < pairs; ++b) {
@@ -120,6 +221,15 @@ template <class T, int Keys, bool Outputs> class Maker {
     DEVICE_MEMBER void request_gates(int rows) {
         if (reads_gates()) {
             const bool inside = arch::lane() < rows;
+            if constexpr (Units) {
+                if (rows > 0) {
+                    const UnitPlace &place = shared.units[(taken - 1) % units_ahead];
+                    const int sequence = arch::uniform_value(place.sequence), end = arch::uniform_value(place.end),
+                              head = arch::uniform_value(place.head);
+                    unit_gates.request(arch::reread(args).prepare, sequence, end - rows + arch::lane(), head, inside);
+                }
+                return;
+            }
             g.request(raw_g, inside);
             beta.request(raw_beta, inside);
         }
@@ -130,7 +240,12 @@ template <class T, int Keys, bool Outputs> class Maker {
             const u32 flags = arch::opaque_uniform(this->flags);
             gates = Gates{0.0f, 0.0f};
             if (arch::lane() < rows) {
-                gates = Gates{g.value(raw_g, 0.0f), beta.value(raw_beta, 1.0f)};
+                if constexpr (Units) {
+                    gates = unit_gates.gates(arch::reread(args).prepare);
+                    of_head = unit_gates.of_head(arch::reread(args).prepare);
+                } else {
+                    gates = Gates{g.value(raw_g, 0.0f), beta.value(raw_beta, 1.0f)};
+                }
                 if (flags & DWK_RAW_GATES) {
                     gates = computed_gates(gates, of_head, flags);
                 }
@@ -220,8 +335,12 @@ template <class T, int Keys, bool Outputs> class Maker {
                 norms.q = factors.q_norm[arch::lane()];
                 norms.unit = power_of_two_below(arch::chunk_max(bits<int>(norms.k), nullptr));
             }
-            sum_gates(rest - chunk, parity ^ 1);
-            request_gates(rest - 2 * chunk);
+            if constexpr (Units) {
+                request_gates(rest);
+            } else {
+                sum_gates(rest - chunk, parity ^ 1);
+                request_gates(rest - 2 * chunk);
+            }
         } else {
             Tile kk_left[2]{}, kq_left[2]{};
             multiply_left(kk_left[0], kq_left[0], other);
@@ -253,8 +372,23 @@ template <class T, int Keys, bool Outputs> class Maker {
     // The second of the wave's blocks left of the diagonal. The first is (row, 0).
     DEVICE_MEMBER int second_row() const { return row == 1 ? 3 : row; }
     DEVICE_MEMBER int second_column() const { return row == 1 ? 2 : 1; }
-    // Requests the wave's rows of K and Q of the next chunk.
+    // Requests the wave's rows of K and Q of the next chunk. With Units `rest` is then of that chunk.
     DEVICE_MEMBER void next_rows() {
+        if constexpr (Units) {
+            rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
+            firsts <<= 1;
+            if (rest > 0) {
+                q.advance();
+                k.advance();
+            } else {
+                take_unit(shared.units[taken % units_ahead]);
+                firsts |= 1;
+            }
+            q.limit_to(rest);
+            k.limit_to(rest);
+            request_rows();
+            return;
+        }
         q.advance();
         k.advance();
         q.limit_to(rest - chunk);
@@ -352,6 +486,12 @@ template <class T, int Keys, bool Outputs> class Maker {
             }
         }
         arch::products_done();
+        if constexpr (Units) {
+            // Here these waves wait longest: those that hold the state store the last one.
+            if (row == finding_row && firsts & 2) {
+                find_next_unit();
+            }
+        }
         arch::workgroup_sync(); // joined
         if (row == 0) {
             second = multiply_transposed(shared.joined[2][lane], below,
@@ -403,6 +543,12 @@ template <class T, int Keys, bool Outputs> class Maker {
     int rest;        // tokens from the chunk on that is being made
     const int flags; // as opaque numbers: conditions would occupy two scalar registers each
     HeadGates of_head{0.0f, 0.0f};
+    // With Units:
+    const dwk_prefill_fused_args &args; // not read: arch::reread
+    int taken = 0;                      // units whose rows were requested
+    u32 firsts = 1;                     // bit 0: whether the rows are a unit's first chunk; bit 1: those before
+    UnitGates unit_gates;
+    static constexpr int finding_row = 2;
     int raw_g = 0, raw_beta = 0;
     OperandPair own_q[pairs], own_k[pairs];
     i32x4 transposed[pairs];
@@ -421,7 +567,27 @@ DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &seg
         return;
     }
     arch::set_priority<1>(); // the waves that hold the state wait for these
-    Maker<T, Keys, Outputs>(x.prepare, segment, work.head, work.key_head).run();
+    Maker<T, Keys, Outputs>(x, segment, work.head, work.key_head).run();
+    arch::end_wave();
+}
+
+constexpr bool fused_walks_units = true;
+// Walks several units of work in a workgroup (units.h), and ends all its waves.
+template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fused_args &y) {
+    if (arch::wave() < making_waves) {
+        arch::set_priority<1>();
+        Maker<T, Keys, true, true>(y, Segment{}, 0, 0).run_units();
+        arch::end_wave();
+    }
+    // While the first chunk is made: what units without chunks need.
+    each_unit(y, arch::workgroup(), [&](int, const Work &work, const Segment &segment) __attribute__((always_inline)) {
+        if (!has_chunks(y.scan, segment)) {
+            finish_without_chunks<Keys>(arch::reread(y).scan, segment, work);
+        }
+        return false;
+    });
+    arch::workgroup_sync(); // the first two units are known
+    walk_units_columns<T, Keys>(arch::reread(y).scan);
     arch::end_wave();
 }
 

@@ -21,15 +21,27 @@
 
 namespace prefill {
 
-template <class T, int Keys, bool Outputs = true> class Chunks {
+// V of a chunk, two columns a word. With units (units.h) it outlives the walk of a unit.
+template <class... Unit> struct ChunkValues {
+    int at[tiles][elements];
+};
+template <class Unit> struct ChunkValues<Unit> {
+    Unit &unit;
+    int (&at)[tiles][elements];
+    DEVICE_MEMBER explicit ChunkValues(Unit &unit) : unit(unit), at(unit.values) {}
+};
+
+// `Unit`: of a workgroup that walks several (units.h).
+template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     static constexpr int across = wave_tiles, key_tiles = StateLayout<Keys>::key_tiles, pairs = key_pairs(Keys);
     typedef prefill::State<Keys> State;
     typedef Tile Slab[tiles][across]; // [64 tokens, the wave's columns]
     typedef Operand RoundedSlab[tiles][across];
 
   public:
-    DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset)
-        : shared(fused_memory<Keys>()), v(x.v, x.v_strides, s.sequence, s.begin, head, x.value_dim),
+    DEVICE_MEMBER Chunks(const dwk_prefill_scan_args &x, const Segment &s, int head, int, int, u32 column_offset,
+                         Unit &...unit)
+        : shared(fused_memory<Keys>()), values{unit...}, v(x.v, x.v_strides, s.sequence, s.begin, head, x.value_dim),
           o(x.o, apart(x.o_strides, x.value_dim), s.sequence, s.begin - chunk, head, x.value_dim), scale(x.scale),
           rest(s.end - s.begin), quiet(s.quiet) {
         for (int r = 0; r < elements; ++r) {
@@ -42,7 +54,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
                 out[i][j] = Tile{};
             }
         }
-        if (rest > 0) {
+        if (is_first() && rest > 0) {
             v.limit_to(rest);
             load_values();
         }
@@ -50,7 +62,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 
     // Meets the barriers of the making waves before the first chunk.
     DEVICE_MEMBER void begin(const State &) {
-        if (rest > 0) {
+        if (is_first() && rest > 0) {
             arch::workgroup_sync(); // copied
             arch::workgroup_sync(); // diagonal
             arch::workgroup_sync(); // used
@@ -60,12 +72,12 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER int left() const { return rest; }
 
     // Computes one chunk, and writes the outputs of the chunk before.
-    DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &) {
+    DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &args) {
         Slab x;
         RoundedSlab rounded_x;
         read_state(state, x, rounded_x);
         arch::workgroup_sync(); // copied
-        solve_u(x, rounded_x, state);
+        solve_u(x, rounded_x, state, args);
         RoundedSlab rounded_u;
         update_state(state, x, rounded_u);
         OperandPair p[lower_blocks / 2];
@@ -100,6 +112,34 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     }
 
   private:
+    static constexpr bool units = sizeof...(Unit) > 0;
+    // Whether no unit of the workgroup was walked before.
+    DEVICE_MEMBER bool is_first() const {
+        if constexpr (units) {
+            return values.unit.is_first();
+        } else {
+            return true;
+        }
+    }
+    // Requests V of the next chunk: also that of the next unit.
+    DEVICE_MEMBER void next_values(const dwk_prefill_scan_args &args) {
+        if constexpr (units) {
+            if (rest <= chunk) {
+                const dwk_prefill_scan_args &x = arch::reread(args);
+                const Segment next = values.unit.segment(1);
+                v.move_to(x.v, x.v_strides, next.sequence, next.begin, values.unit.work(1).head);
+                v.limit_to(next.end - next.begin);
+            } else {
+                v.advance();
+                v.limit_to(rest - chunk);
+            }
+        } else {
+            v.advance();
+            v.limit_to(rest - chunk);
+        }
+        load_values();
+    }
+
     // Operand pairs that are loaded ahead of their products.
     static constexpr int ahead = 3;
     static constexpr int steps = pairs * tiles; // of K S0, Q S0 and K^T U: an operand pair each
@@ -111,7 +151,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER void load_values() {
         for (int i = 0; i < tiles; ++i) {
             for (int r = 0; r < elements; ++r) {
-                values[i][r] = v.memory.load_b32(v_offset[r] + of_tile(i, v.stride));
+                values.at[i][r] = v.memory.load_b32(v_offset[r] + of_tile(i, v.stride));
             }
         }
     }
@@ -211,8 +251,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER void solve_x_tile(Slab &x, RoundedSlab &rounded_x, int i, Tile beta, Tile read) const {
         Tile weighted[across];
         for (int r = 0; r < elements; ++r) {
-            weighted[0][r] = T::low(values[i][r]);
-            weighted[1][r] = T::high(values[i][r]);
+            weighted[0][r] = T::low(values.at[i][r]);
+            weighted[1][r] = T::high(values.at[i][r]);
         }
         for (int j = 0; j < across; ++j) {
             x[i][j] = arch::held(solve_x(beta * weighted[j], read, x[i][j]));
@@ -222,10 +262,8 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
 
     // U = X + (T - I) X, in place                                    [64 tokens, 32 columns]
     // state <- exp(G_C) S0 / unit
-    DEVICE_MEMBER void solve_u(Slab &x, const RoundedSlab &rounded_x, State &state) {
-        v.advance();
-        v.limit_to(rest - chunk);
-        load_values();
+    DEVICE_MEMBER void solve_u(Slab &x, const RoundedSlab &rounded_x, State &state, const dwk_prefill_scan_args &args) {
+        next_values(args);
         const f32x2 decay = shared.decay();
         arch::phase();
         multiply_lower(x, t, rounded_x);
@@ -349,10 +387,10 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     }
 
     const FusedMemory<Keys> &shared;
+    ChunkValues<Unit...> values;
     TokenRows v, o; // o: of the chunk before
     const float scale;
     u32 v_offset[elements], o_offset[elements];
-    int values[tiles][elements]; // V, two columns a word
     OperandPair t[lower_blocks / 2];
     Slab out;          // outputs of the chunk before, not yet written
     int pending = 0;   // rows of them, or more

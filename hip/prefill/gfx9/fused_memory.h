@@ -13,6 +13,15 @@ using arch::OperandPair;
 // Two adjacent lower blocks of T or P as left operands, 16 bytes a lane. Blocks are counted by lower_block.
 typedef i32x4 BlockPairs[lower_blocks / 2][arch::lanes];
 
+// A unit of work (units.h). Without tokens: none.
+struct UnitPlace {
+    int sequence, begin, end, head;
+    int key_head, unit, unused[2];
+};
+// Units that are kept: that of the state, that of the making waves, which may be the next, and two more. A power of
+// two.
+constexpr int units_ahead = 4;
+
 template <int Keys> struct FusedMemory {
     i32x4 k[tiles][key_pairs(Keys)][arch::lanes]; // rows of K as left operands, as memory holds them
     i32x4 q[tiles][key_pairs(Keys)][arch::lanes];
@@ -28,6 +37,8 @@ template <int Keys> struct FusedMemory {
     Tile corner[arch::lanes];                // another part of T
     ChunkFactors factors[2];                 // of this chunk and of the next
     alignas(16) char rows[record_decay + 8]; // row factors and decay as in a record
+    UnitPlace units[units_ahead];            // where the workgroup walks several units of work (units.h), in turn
+    int units_found;
 
     DEVICE_MEMBER Tile factor(RowFactor which, int row_tile) const {
         return rows_at((const float *)(rows + record_rows) + which * chunk + 16 * row_tile, LaneMap(arch::lane()));

@@ -27,6 +27,10 @@ class TokenRows {
         memory.limit(rows > 0 ? (rows - 1) * stride + row_bytes : 0);
     }
     DEVICE_MEMBER void advance() { memory.advance((u64)stride * chunk); }
+    // Moves to the rows of another (sequence, head) of the same tensor, from token `begin` on. Limits are gone.
+    DEVICE_MEMBER void move_to(const void *p, const dwk_token_strides &s, int sequence, int begin, int head) {
+        memory = Window(row_address(p, s, sequence, begin, head), (chunk - 1) * stride + row_bytes);
+    }
 
     const u32 stride, row_bytes;
     Window memory;

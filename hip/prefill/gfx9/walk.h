@@ -16,6 +16,14 @@ constexpr bool orders_loads(int keys) { return !registers_are_short(keys); }
 template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys, true, orders_loads(Keys)>;
 #endif
 
+// A number that is used before and after a walk. In prefill_fused nothing that is computed from it occupies registers
+// during the walk.
+#if defined(PREFILL_FUSED)
+DEVICE int after_walk(int x) { return arch::opaque(x); }
+#else
+DEVICE int after_walk(int x) { return x; }
+#endif
+
 // Runs f(), the work of the waves that hold the state.
 template <int Keys, bool Outputs, class F> DEVICE void run_state_waves(const F &f) { f(); }
 

@@ -15,6 +15,8 @@ constexpr bool gates_may_choose = false;
 template <int Keys> DEVICE float *choice_memory() { return nullptr; }
 constexpr bool lengths_may_choose = false;
 template <class T, int Keys> DEVICE void prepare_instead(const dwk_prefill_fused_args &) {}
+constexpr bool fused_walks_units = false;
+template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fused_args &) {}
 
 // Registers per thread of the warps that make and of those that hold the state.
 constexpr int making_registers = 88, fused_state_registers = 208;

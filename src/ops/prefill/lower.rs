@@ -107,6 +107,8 @@ struct FusedArguments {
     preparing_groups: u32,
     by_gates: dwk_prefill_by_gates,
     warm_up: i32,
+    /// Workgroups that walk several units of work each; 0: a workgroup for each unit.
+    walkers: u32,
 }
 
 /// States that a launch saves for the backward, as snapshots.
@@ -324,6 +326,7 @@ impl Shape {
             combine_groups,
             scan_groups,
         ] = self.grids(counts).map(|groups| groups as u32);
+        let walkers = self.fused_walkers(counts, scan_groups);
         // Segments that another segment follows come first in the items.
         let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,
@@ -362,7 +365,11 @@ impl Shape {
             fused: FusedArguments {
                 prepare,
                 scan,
-                groups: if self.is_fused() { scan_groups } else { 0 },
+                groups: match (self.is_fused(), walkers) {
+                    (false, _) => 0,
+                    (true, 0) => scan_groups,
+                    (true, walkers) => walkers,
+                },
                 first: false,
                 split_items: ptr::null(),
                 preparing_groups: 0,
@@ -371,6 +378,7 @@ impl Shape {
                     true => 0,
                     false => self.target.fused_costs.most_warm_up,
                 },
+                walkers,
             },
         })
     }
@@ -442,6 +450,8 @@ impl Shape {
             preparing_groups: x.fused.preparing_groups as i32,
             warm_up: x.fused.warm_up,
             by_gates: x.fused.by_gates,
+            walkers: x.fused.walkers as i32,
+            pad0: 0,
         };
         let fused = || {
             let Some(kernel) = kernels.fused.filter(|_| wants(Part::Fused)) else {

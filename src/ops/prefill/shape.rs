@@ -516,6 +516,22 @@ impl Shape {
         }
     }
 
+    /// Workgroups of `prefill_fused` that share `units` of work, where each walks several. 0: each has one.
+    pub(super) fn fused_walkers(&self, counts: Counts, units: u32) -> u32 {
+        let most = self.target.fused_costs.units_chunks;
+        // If only the device knows the lengths, that of the longest sequence is a guess, and the mean decides.
+        let guess = self.whole().longest_chunks;
+        let mean = (self.batch.rows().div_ceil(self.sequences.max(1))).div_ceil(CHUNK) as u32;
+        let few = |chunks: u32| chunks <= most;
+        let walks = self.is_fused()
+            && counts.summaries == 0
+            && counts.items <= self.sequences
+            && self.fused_slabs() == 1
+            && (few(counts.longest_chunks) || counts.longest_chunks == guess && few(mean))
+            && units > self.compute_units as u32;
+        if walks { self.compute_units as u32 } else { 0 }
+    }
+
     /// Value heads per workgroup of prepare: all heads that read its key head, or fewer if the device has room for more
     /// workgroups. Each workgroup computes the products of q and k.
     pub(super) fn prepare_heads(&self) -> usize {
@@ -782,7 +798,7 @@ mod tests {
     #[test]
     fn workgroups_of_scan_walk_several_short_segments() {
         for (sequences, tokens, groups) in [
-            (256, 128, 132),
+            (256, 128_usize, 132),
             (1024, 64, 132),
             (128, 256, 132),
             (2, 128, 64),
@@ -804,6 +820,41 @@ mod tests {
             let cdna = shape([16, 32], &lengths);
             assert_eq!(cdna.scan_workgroups(counts, 512, units), units);
         }
+    }
+
+    /// As many workgroups as compute units where there are more units of few chunks, whoever knows the lengths.
+    #[test]
+    fn workgroups_of_fused_walk_several_units_of_few_chunks() {
+        let ragged: Vec<usize> = (0..60).map(|i| 17 + i * 53 % 112).collect();
+        let one_long = [vec![17; 59], vec![700]].concat();
+        for (lengths, host, device) in [
+            (vec![128; 120], 304, 304),
+            (vec![64; 256], 304, 304),
+            (vec![128; 9], 0, 0),
+            (vec![256; 64], 304, 304),
+            (vec![257; 120], 0, 0),
+            (vec![1024; 64], 0, 0),
+            (ragged, 304, 304),
+            (one_long, 0, 304),
+        ] {
+            let fused = shape([16, 32], &lengths).fused_whole();
+            let partition = fused.partition(&cu_seqlens(&lengths)).expect("a plan");
+            let units = 32 * lengths.len() as u32;
+            let name = format!("{} x {}", lengths.len(), lengths[0]);
+            let walkers = |counts| fused.fused_walkers(counts, units);
+            assert_eq!(walkers(partition.counts()), host, "{name}");
+            assert_eq!(walkers(fused.whole()), device, "{name}");
+            // More value columns than a slab has.
+            let mut wide = fused;
+            wide.spec.heads.value_dim = 144;
+            assert_eq!(wide.fused_walkers(fused.whole(), 2 * units), 0, "{name}");
+            // Gates choose, or ranks share sequences.
+            let mut cut = partition.counts();
+            cut.summaries = 1;
+            assert_eq!(walkers(cut), 0, "{name}");
+        }
+        let split = shape([16, 32], &[128; 120]);
+        assert_eq!(split.fused_walkers(split.whole(), 3840), 0);
     }
 
     /// The fused path takes less time where the workgroups of equal sequences fill the device.

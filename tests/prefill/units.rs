@@ -1,0 +1,174 @@
+//! Workgroups of `prefill_fused` that walk several units of work, because the batch has more units of few chunks than the
+//! device has compute units: the bits of one workgroup for each unit.
+
+use deltawave::prefill::{Prefill, PrefillPath};
+use deltawave::types::{Dtype, HeadMap, StateLayout};
+use deltawave_lab::inputs::{Gates, Keys};
+
+use crate::common::{
+    Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
+    check_output, check_pool, context, run, run_snapshots, spec,
+};
+
+const LENGTHS: [usize; 11] = [128, 17, 0, 64, 65, 1, 100, 0, 33, 127, 128];
+
+fn kind(dtype: Dtype, layout: StateLayout, pad: usize) -> Option<StateKind> {
+    Some(StateKind { dtype, layout, pad })
+}
+
+/// Cases that between them use every option, type and size of K. V has at most one slab.
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let sizes = [
+        (128, 128),
+        (16, 16),
+        (48, 112),
+        (64, 32),
+        (96, 48),
+        (112, 16),
+    ];
+    for (i, (k, v)) in sizes.into_iter().enumerate() {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let half = usize::from(dtype == Dtype::F16);
+            let mut case = Case::new(spec(dtype, 2, 4, k, v), &LENGTHS);
+            let (layouts, types) = (
+                [StateLayout::KeyMajor, StateLayout::ValueMajor],
+                [Dtype::F32, Dtype::Bf16, Dtype::F16],
+            );
+            case.spec.path = PrefillPath::Fused;
+            case.initial =
+                kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3).filter(|_| i != 3);
+            case.final_state = kind(types[i / 2 % 3], layouts[(i + half) % 2], (i + half) % 3);
+            case.has_initial = (i == 4).then(|| vec![1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
+            case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
+            case.keys = [Keys::Normal, Keys::Silu][i % 2];
+            case.spec.qk_l2norm = (i + half) % 2 == 0;
+            case.spec.heads.map = [HeadMap::Grouped, HeadMap::Tiled][(i + half) % 2];
+            case.layout = [Layout::Dense, Layout::Padded(3, 5, 1), Layout::HeadMajor][i % 3];
+            case.padding = [0, 21][half];
+            case.gate_kind = match i {
+                1 => GateKind::NoDecay,
+                2 => GateKind::NoBeta,
+                3 | 5 => GateKind::Raw {
+                    dtype: [Dtype::Bf16, Dtype::F32][half],
+                    dt_bias: half == 0,
+                    allow_neg_eigval: true,
+                },
+                _ => GateKind::Given,
+            };
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// The case on a device of so few compute units that workgroups walk several units.
+fn crowded(case: &Case, compute_units: u32) -> Case {
+    let mut case = case.clone();
+    case.spec.compute_units = Some(compute_units);
+    case
+}
+
+/// Lengths on the host and on the device.
+#[test]
+fn bits_of_a_workgroup_for_each_unit() {
+    for (i, case) in cases().iter().enumerate() {
+        let data = case.data();
+        let expected = run(&context(), case, &data);
+        check_output(case, &data, &expected, 2.0);
+        for (compute_units, entry) in [
+            (1 + i as u32 % 5, Entry::Packed),
+            (7, Entry::Packed),
+            (3, Entry::Device { wide: false }),
+        ] {
+            let mut crowded = crowded(case, compute_units);
+            crowded.entry = entry;
+            let output = run(&context(), &crowded, &data);
+            let name = format!("case {i}, {compute_units} compute units, {entry:?}");
+            assert_same_bits(&expected, &output, &name);
+        }
+    }
+}
+
+/// No unit has chunks, or one has, or all are of one chunk.
+#[test]
+fn few_chunks() {
+    for lengths in [
+        &[0, 0, 0][..],
+        &[0, 0, 70, 0],
+        &[64; 9],
+        &[1],
+        &[20, 128, 20, 20, 20],
+    ] {
+        for initial in [None, kind(Dtype::F32, StateLayout::KeyMajor, 0)] {
+            let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), lengths);
+            (case.spec.path, case.initial) = (PrefillPath::Fused, initial);
+            case.final_state = kind(Dtype::F32, StateLayout::ValueMajor, 0);
+            let data = case.data();
+            let expected = run(&context(), &case, &data);
+            let output = run(&context(), &crowded(&case, 1), &data);
+            assert_same_bits(&expected, &output, &format!("{lengths:?}"));
+        }
+    }
+}
+
+/// A pool in place, with padding and sequences without tokens.
+#[test]
+fn pools() {
+    for (layout, dtype) in [
+        (StateLayout::KeyMajor, Dtype::F32),
+        (StateLayout::ValueMajor, Dtype::F32),
+        (StateLayout::ValueMajor, Dtype::Bf16),
+    ] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[100, 128, 0, 17, 70, 64]);
+        case.spec.path = PrefillPath::Fused;
+        case.spec.compute_units = Some(2);
+        case.padding = 30;
+        let kind = kind(dtype, layout, 1).expect("a kind");
+        let mut pool = PoolCase::new(kind, 7, &[4, -1, 3, 0, 6, 1]);
+        pool.gaps = [3, 5];
+        check_pool(&context(), &case, &pool);
+        // Only read from there, and only written there.
+        pool.write_slots = Some(vec![2, -1, 3, -1, 5, 1]);
+        pool.slots = Some(vec![4, -1, 3, 0, -1, 1]);
+        let output = check_pool(&context(), &case, &pool);
+        case.spec.compute_units = None;
+        let expected = check_pool(&context(), &case, &pool);
+        assert_same_bits(&expected, &output, "a pool");
+    }
+}
+
+#[test]
+fn snapshots() {
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), &[128, 100, 64, 0, 90]);
+    case.spec.path = PrefillPath::Fused;
+    let data = case.data();
+    let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
+    let wanted = SnapshotCase {
+        to: kind(Dtype::F32, StateLayout::KeyMajor, 0).map(|kind| (kind, 9)),
+        list: plan
+            .expect("a plan")
+            .snapshots_every(64)
+            .expect("snapshots"),
+        planned: false,
+    };
+    let of = |case: &Case| run_snapshots(&context(), case, &data, None, &wanted);
+    let (expected, taken) = of(&case);
+    let (output, same) = of(&crowded(&case, 2));
+    assert_same_bits(&expected, &output, "outputs");
+    assert!(bits(&taken) == bits(&same), "snapshots");
+}
+
+/// Where lengths on the device choose the path, the same launch serves both.
+#[test]
+fn the_device_chooses() {
+    for lengths in [[100; 40].to_vec(), [vec![64 * 60], vec![10; 39]].concat()] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 16, 128), &lengths);
+        case.spec.compute_units = Some(8);
+        case.padding = 10;
+        let data = case.data();
+        let expected = run(&context(), &case, &data);
+        case.entry = Entry::Device { wide: true };
+        assert_same_bits(&expected, &run(&context(), &case, &data), "on the device");
+    }
+}
