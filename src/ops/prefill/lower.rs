@@ -167,6 +167,8 @@ impl LaunchArguments {
         by_gates: dwk_prefill_by_gates,
         fused: LaunchArguments,
     ) {
+        // Its segments of a sequence are no units of a workgroup that walks several.
+        debug_assert_eq!(fused.fused.walkers, 0);
         self.prepare.cu_seqlens = by_gates.prepare_lengths;
         self.fused = FusedArguments {
             first: true,

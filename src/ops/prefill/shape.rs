@@ -510,7 +510,8 @@ impl Shape {
         // Only these are compiled for that (`walks_units`).
         let wide = threads > self.target.scan(bucket_index(key_dim)).threads
             && (65..=128).contains(&key_dim);
-        match wide && counts.longest_chunks <= self.target.units_chunks {
+        let most = self.target.units_chunks;
+        match wide && most > 0 && counts.longest_chunks <= most {
             true => units.min(self.compute_units as u32),
             false => units,
         }
@@ -519,10 +520,12 @@ impl Shape {
     /// Workgroups of `prefill_fused` that share `units` of work, where each walks several. 0: each has one.
     pub(super) fn fused_walkers(&self, counts: Counts, units: u32) -> u32 {
         let most = self.target.fused_costs.units_chunks;
-        // If only the device knows the lengths, that of the longest sequence is a guess, and the mean decides.
+        // If only the device knows the lengths, that of the longest sequence is a guess, and the mean decides. It also does
+        // where the longest sequence happens to be as long as the guess.
         let guess = self.whole().longest_chunks;
         let mean = (self.batch.rows().div_ceil(self.sequences.max(1))).div_ceil(CHUNK) as u32;
-        let few = |chunks: u32| chunks <= most;
+        // Without any chunks, too, some targets have one unit in a workgroup.
+        let few = |chunks: u32| most > 0 && chunks <= most;
         let walks = self.is_fused()
             && counts.summaries == 0
             && counts.items <= self.sequences
@@ -836,6 +839,7 @@ mod tests {
             (vec![1024; 64], 0, 0),
             (ragged, 304, 304),
             (one_long, 0, 304),
+            (vec![0; 40], 304, 304),
         ] {
             let fused = shape([16, 32], &lengths).fused_whole();
             let partition = fused.partition(&cu_seqlens(&lengths)).expect("a plan");
@@ -848,7 +852,10 @@ mod tests {
             let mut wide = fused;
             wide.spec.heads.value_dim = 144;
             assert_eq!(wide.fused_walkers(fused.whole(), 2 * units), 0, "{name}");
-            // Gates choose, or ranks share sequences.
+            // Another target, which has one unit in a workgroup.
+            let sm90 = on_an_h200([16, 32], &lengths).fused_whole();
+            assert_eq!(sm90.fused_walkers(sm90.whole(), units), 0, "{name}");
+            // Sequences are cut.
             let mut cut = partition.counts();
             cut.summaries = 1;
             assert_eq!(walkers(cut), 0, "{name}");
