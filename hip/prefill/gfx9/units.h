@@ -4,7 +4,10 @@
 // unit on through LDS.
 #pragma once
 
+#include "../fused_mode.h"
+
 #include "../columns.h"
+#include "fused_memory.h"
 
 namespace prefill {
 
