@@ -4,7 +4,8 @@
     docs/draw.py            writes the pictures
     docs/draw.py --check    fails if a picture in the repository is not what this script draws
 
-times.svg shows the rows of docs/results/peers.jsonl, training.svg and training-h200.svg those of docs/results/training.jsonl and training_h200.jsonl. The other pictures follow from the formulas beside their functions.
+times.svg shows the rows of docs/results/peers.jsonl, training.svg and training-h200.svg those of docs/results/training.jsonl and
+training_h200.jsonl. The other pictures follow from the formulas beside their functions.
 Needs Python 3.9 and no package.
 """
 
@@ -320,7 +321,8 @@ def ranks():
 
 # Colour, width and dashes of each curve.
 CURVES = {"exact": ("#9ca3af", 5.0, None, "float64"), "fla": (BLUE, 1.6, "6 3", "FLA"),
-          "flashqla": (BLUE, 1.6, "6 3", "FLA with FlashQLA's kernels"), "emulated": (BLUE, 1.6, "6 3", "FLA's chain, emulated"), "deltawave": (ORANGE, 1.6, None, "deltawave")}
+          "flashqla": (BLUE, 1.6, "6 3", "FLA with FlashQLA's kernels"),
+          "emulated": (BLUE, 1.6, "6 3", "FLA's chain, emulated"), "deltawave": (ORANGE, 1.6, None, "deltawave")}
 
 
 def training(file="training.jsonl", reach=0.02):

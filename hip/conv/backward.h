@@ -333,7 +333,7 @@ template <class T, int Width, Norm Norms> class Walk {
     Values weight[Width], bias, sums[Width + 1];
 };
 
-// rows_of_block in lanes that need not all be there: threads without channels have left.
+// rows_of_block by a search that needs no other lanes: threads without channels have left.
 DEVICE SequenceRows rows_of_lone_block(const dwk_conv_args &x, int block) {
     int low = 0, high = x.sequences;
     while (low < high) {

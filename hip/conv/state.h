@@ -40,11 +40,11 @@ template <class Some> DEVICE void leave_state(const dwk_conv_args &x, const Work
 }
 
 // Whether all columns of an octet lie side by side, so that few wide accesses cover them.
-template <int N> DEVICE bool is_dense(const dwk_conv_args &x, const Work &work) {
-    return N == octet && x.state_column == 1 && x.state_channel == x.state_columns && arch::in_one_access(work.state);
+DEVICE bool is_dense(const dwk_conv_args &x, const Work &work) {
+    return x.state_column == 1 && x.state_channel == x.state_columns && arch::in_one_access(work.state);
 }
 
-// Number c of eight.
+// Number c of the eight 16-bit numbers of an octet.
 DEVICE u32 number(i32x4 eight, int c) { return (u32)eight[c / 2] >> 16 * (c % 2) & 0xffff; }
 
 // Columns of an octet whose channels have `Columns` each, side by side.
@@ -80,11 +80,11 @@ template <int Columns> DEVICE void store_dense(char *p, const i32x4 *columns) {
 template <int Width, int N, bool Draft>
 DEVICE void load_columns(const dwk_conv_args &x, const Work &work, typename Channels<N>::Bits (&old)[Width - 1]) {
     if constexpr (N == octet) {
-        if (x.state_columns == Width - 1 && is_dense<N>(x, work)) {
+        if (x.state_columns == Width - 1 && is_dense(x, work)) {
             load_dense<Width - 1>(work.state, old);
             return;
         }
-        if (!Draft && x.state_columns == Width && is_dense<N>(x, work)) {
+        if (!Draft && x.state_columns == Width && is_dense(x, work)) {
             i32x4 all[Width];
             load_dense<Width>(work.state, all);
             for (int i = 0; i < Width - 1; ++i) {
@@ -116,7 +116,7 @@ DEVICE void leave_columns(const dwk_conv_args &x, const Work &work,
         }
     }
     if constexpr (N == octet) {
-        if (is_dense<N>(x, work)) {
+        if (is_dense(x, work)) {
             if (skipped) {
                 store_dense<Width - 1>(work.state, next + 1);
             } else {

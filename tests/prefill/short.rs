@@ -14,8 +14,35 @@ use deltawave_lab::metrics::compare;
 
 const SHORT: &str = "dw_prefill_short_bf16_k";
 
-fn kind(dtype: Dtype, layout: StateLayout, pad: usize) -> Option<StateKind> {
+pub fn kind(dtype: Dtype, layout: StateLayout, pad: usize) -> Option<StateKind> {
     Some(StateKind { dtype, layout, pad })
+}
+
+/// Chooses options by the number of a case, so that a list of six cases in both types uses each of them.
+pub fn vary(case: &mut Case, i: usize) {
+    let half = usize::from(case.spec.dtype == Dtype::F16);
+    let layouts = [StateLayout::KeyMajor, StateLayout::ValueMajor];
+    let types = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+    case.initial = kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3);
+    case.final_state = kind(types[i / 2 % 3], layouts[(i + half) % 2], (i + half) % 3);
+    let has_initial = [1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1].into_iter().cycle();
+    case.has_initial = (i == 4).then(|| has_initial.take(case.lengths.len()).collect());
+    case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
+    case.keys = [Keys::Normal, Keys::Silu][i % 2];
+    case.spec.qk_l2norm = (i + half) % 2 == 0;
+    case.spec.heads.map = [HeadMap::Grouped, HeadMap::Tiled][(i + half) % 2];
+    case.layout = [Layout::Dense, Layout::Padded(3, 5, 1), Layout::HeadMajor][i % 3];
+    case.padding = [0, 21][half];
+    case.gate_kind = match i {
+        1 => GateKind::NoDecay,
+        2 => GateKind::NoBeta,
+        3 | 5 | 6 => GateKind::Raw {
+            dtype: [Dtype::Bf16, Dtype::F32][half],
+            dt_bias: half == 0,
+            allow_neg_eigval: true,
+        },
+        _ => GateKind::Given,
+    };
 }
 
 /// Cases that between them use every option, state and size.
@@ -32,31 +59,8 @@ fn cases() -> Vec<Case> {
     ];
     for (i, (k, v)) in sizes.into_iter().enumerate() {
         for dtype in [Dtype::Bf16, Dtype::F16] {
-            let half = usize::from(dtype == Dtype::F16);
             let mut case = Case::new(spec(dtype, 2, 4, k, v), &[16, 0, 1, 7, 16, 3, 15]);
-            let (layouts, types) = (
-                [StateLayout::KeyMajor, StateLayout::ValueMajor],
-                [Dtype::F32, Dtype::Bf16, Dtype::F16],
-            );
-            case.initial = kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3);
-            case.final_state = kind(types[(i / 2) % 3], layouts[(i + half) % 2], (i + half) % 3);
-            case.has_initial = (i == 4).then(|| vec![1, 0, 1, 0, 0, 1, 1]);
-            case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
-            case.keys = [Keys::Normal, Keys::Silu][i % 2];
-            case.spec.qk_l2norm = (i + half) % 2 == 0;
-            case.spec.heads.map = [HeadMap::Grouped, HeadMap::Tiled][(i + half) % 2];
-            case.layout = [Layout::Dense, Layout::Padded(3, 5, 1), Layout::HeadMajor][i % 3];
-            case.padding = [0, 21][half];
-            case.gate_kind = match i {
-                1 => GateKind::NoDecay,
-                2 => GateKind::NoBeta,
-                3 | 6 => GateKind::Raw {
-                    dtype: [Dtype::Bf16, Dtype::F32][half],
-                    dt_bias: half == 0,
-                    allow_neg_eigval: true,
-                },
-                _ => GateKind::Given,
-            };
+            vary(&mut case, i);
             cases.push(case);
         }
     }

@@ -2,19 +2,15 @@
 //! device has compute units: the bits of one workgroup for each unit.
 
 use deltawave::prefill::{Prefill, PrefillPath};
-use deltawave::types::{Dtype, HeadMap, StateLayout};
-use deltawave_lab::inputs::{Gates, Keys};
+use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
-    Case, Entry, GateKind, Layout, PoolCase, SnapshotCase, StateKind, assert_same_bits, bits,
-    check_output, check_pool, context, run, run_snapshots, spec,
+    Case, Entry, PoolCase, SnapshotCase, assert_same_bits, bits, check_output, check_pool, context,
+    run, run_snapshots, spec,
 };
+use crate::short::{kind, vary};
 
 const LENGTHS: [usize; 11] = [128, 17, 0, 64, 65, 1, 100, 0, 33, 127, 128];
-
-fn kind(dtype: Dtype, layout: StateLayout, pad: usize) -> Option<StateKind> {
-    Some(StateKind { dtype, layout, pad })
-}
 
 /// Cases that between them use every option, type and size of K. V has at most one slab.
 fn cases() -> Vec<Case> {
@@ -29,33 +25,12 @@ fn cases() -> Vec<Case> {
     ];
     for (i, (k, v)) in sizes.into_iter().enumerate() {
         for dtype in [Dtype::Bf16, Dtype::F16] {
-            let half = usize::from(dtype == Dtype::F16);
             let mut case = Case::new(spec(dtype, 2, 4, k, v), &LENGTHS);
-            let (layouts, types) = (
-                [StateLayout::KeyMajor, StateLayout::ValueMajor],
-                [Dtype::F32, Dtype::Bf16, Dtype::F16],
-            );
+            vary(&mut case, i);
             case.spec.path = PrefillPath::Fused;
-            case.initial =
-                kind(types[(i + half) % 3], layouts[(i / 2 + half) % 2], i % 3).filter(|_| i != 3);
-            case.final_state = kind(types[i / 2 % 3], layouts[(i + half) % 2], (i + half) % 3);
-            case.has_initial = (i == 4).then(|| vec![1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
-            case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
-            case.keys = [Keys::Normal, Keys::Silu][i % 2];
-            case.spec.qk_l2norm = (i + half) % 2 == 0;
-            case.spec.heads.map = [HeadMap::Grouped, HeadMap::Tiled][(i + half) % 2];
-            case.layout = [Layout::Dense, Layout::Padded(3, 5, 1), Layout::HeadMajor][i % 3];
-            case.padding = [0, 21][half];
-            case.gate_kind = match i {
-                1 => GateKind::NoDecay,
-                2 => GateKind::NoBeta,
-                3 | 5 => GateKind::Raw {
-                    dtype: [Dtype::Bf16, Dtype::F32][half],
-                    dt_bias: half == 0,
-                    allow_neg_eigval: true,
-                },
-                _ => GateKind::Given,
-            };
+            if i == 3 {
+                case.initial = None;
+            }
             cases.push(case);
         }
     }

@@ -544,7 +544,7 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
     const int flags; // as opaque numbers: conditions would occupy two scalar registers each
     HeadGates of_head{0.0f, 0.0f};
     // With Units:
-    const dwk_prefill_fused_args &args; // not read: arch::reread
+    const dwk_prefill_fused_args &args; // read through arch::reread, so that no registers hold fields
     int taken = 0;                      // units whose rows were requested
     u32 firsts = 1;                     // bit 0: whether the rows are a unit's first chunk; bit 1: those before
     UnitGates unit_gates;
@@ -579,7 +579,7 @@ template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fuse
         Maker<T, Keys, true, true>(y, Segment{}, 0, 0).run_units();
         arch::end_wave();
     }
-    // While the first chunk is made: what units without chunks need.
+    // Results of units without chunks, while the first chunk is made.
     each_unit(y, arch::workgroup(), [&](int, const Work &work, const Segment &segment) __attribute__((always_inline)) {
         if (!has_chunks(y.scan, segment)) {
             finish_without_chunks<Keys>(arch::reread(y).scan, segment, work);

@@ -57,8 +57,8 @@ template <int Keys> class WalkedUnit {
     int index = 0;
 };
 
-// What a unit without chunks needs, in the waves that hold the state: outputs of padding are zeros, and the final state
-// of a sequence without tokens is the initial one.
+// Writes the results of a unit without chunks, in the waves that hold the state: zeros to the outputs of padding, and
+// the initial state of a sequence without tokens to its final state.
 template <int Keys>
 DEVICE void finish_without_chunks(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
     if (is_padding(x, segment.sequence)) {
