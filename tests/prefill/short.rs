@@ -29,7 +29,7 @@ pub fn vary(case: &mut Case, i: usize) {
     case.has_initial = (i == 4).then(|| has_initial.take(case.lengths.len()).collect());
     case.gates = [Gates::Mixed, Gates::Strong, Gates::Normal, Gates::Zero][(i + half) % 4];
     case.keys = [Keys::Normal, Keys::Silu][i % 2];
-    case.spec.qk_l2norm = (i + half) % 2 == 0;
+    case.spec.qk_l2norm = (i + half).is_multiple_of(2);
     case.spec.heads.map = [HeadMap::Grouped, HeadMap::Tiled][(i + half) % 2];
     case.layout = [Layout::Dense, Layout::Padded(3, 5, 1), Layout::HeadMajor][i % 3];
     case.padding = [0, 21][half];
