@@ -228,14 +228,14 @@ typedef struct dwk_prefill_scan_args {
 } dwk_prefill_scan_args;
 
 /* Choice between prefill_fused and the split path by the gates, where sequences are cut. prefill_fused runs first and
- * needs no summaries: each segment starts where gates before it forget. The kernels of the path that is not chosen find
- * no work in their lists. Final states may not overwrite initial ones. */
+ * needs no summaries: each segment starts where gates before it forget. If it is not chosen, it does what
+ * prefill_prepare does. If it is, the kernels after it find no work in their lists. Final states may not overwrite
+ * initial ones. */
 typedef struct dwk_prefill_by_gates {
     const dwk_prefill_item *items; /* [items_count]: of the split path; null: no choice */
     const int32_t *chains;         /* [chains_count, 2]: of the split path */
     dwk_prefill_item *split_items; /* [items_count]: what prefill_summarise and prefill_scan read */
     int32_t *split_chains;         /* [chains_count, 2]: what prefill_combine reads */
-    int32_t *prepare_lengths;      /* [sequences + 1]: cu_seqlens for prefill_prepare */
     const int32_t *samples;        /* [samples_count, 2]: sequence and token from which on 16 tokens' gates are read */
     int32_t items_count;
     int32_t chains_count;
@@ -248,13 +248,13 @@ typedef struct dwk_prefill_by_gates {
  * prefill_fused_summarise, of the same types and sizes: what prefill_prepare and prefill_summarise do, for items that
  * another item of the sequence follows, and how that item starts. */
 typedef struct dwk_prefill_fused_args {
-    dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads; with split_items,
-                                         all of them */
+    dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads; with split_items or
+                                         by_gates, all of them */
     dwk_prefill_scan_args scan;       /* without records */
     const dwk_prefill_item
         *split_items;         /* [scan.items_count]: prefill_scan's list. If it has an item, prefill_fused does
                                  what prefill_prepare does, and prefill_scan runs after it; null: it has none */
-    int32_t preparing_groups; /* workgroups that then take part */
+    int32_t preparing_groups; /* workgroups that take part where prefill_fused does what prefill_prepare does */
     int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
     dwk_prefill_by_gates by_gates;
     int32_t walkers; /* workgroups, each of which walks several units of work: no sequence is cut, and slabs is 1; 0: a

@@ -1,10 +1,5 @@
 //! Arguments of the kernels, generated from `hip/kernel_args.h` by bindgen. Do not edit: see `tests/abi.rs`.
-#![allow(
-    missing_docs,
-    non_camel_case_types,
-    dead_code,
-    clippy::undocumented_unsafe_blocks
-)]
+#![allow(missing_docs, non_camel_case_types, dead_code, clippy::undocumented_unsafe_blocks)]
 
 pub const DWK_F32: _bindgen_ty_1 = 0;
 pub const DWK_BF16: _bindgen_ty_1 = 1;
@@ -543,7 +538,6 @@ pub struct dwk_prefill_by_gates {
     pub chains: *const i32,
     pub split_items: *mut dwk_prefill_item,
     pub split_chains: *mut i32,
-    pub prepare_lengths: *mut i32,
     pub samples: *const i32,
     pub items_count: i32,
     pub chains_count: i32,
@@ -552,7 +546,7 @@ pub struct dwk_prefill_by_gates {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_by_gates"][::core::mem::size_of::<dwk_prefill_by_gates>() - 64usize];
+    ["Size of dwk_prefill_by_gates"][::core::mem::size_of::<dwk_prefill_by_gates>() - 56usize];
     ["Alignment of dwk_prefill_by_gates"][::core::mem::align_of::<dwk_prefill_by_gates>() - 8usize];
     ["Offset of field: dwk_prefill_by_gates::items"]
         [::core::mem::offset_of!(dwk_prefill_by_gates, items) - 0usize];
@@ -562,18 +556,16 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_by_gates, split_items) - 16usize];
     ["Offset of field: dwk_prefill_by_gates::split_chains"]
         [::core::mem::offset_of!(dwk_prefill_by_gates, split_chains) - 24usize];
-    ["Offset of field: dwk_prefill_by_gates::prepare_lengths"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, prepare_lengths) - 32usize];
     ["Offset of field: dwk_prefill_by_gates::samples"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, samples) - 40usize];
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples) - 32usize];
     ["Offset of field: dwk_prefill_by_gates::items_count"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, items_count) - 48usize];
+        [::core::mem::offset_of!(dwk_prefill_by_gates, items_count) - 40usize];
     ["Offset of field: dwk_prefill_by_gates::chains_count"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, chains_count) - 52usize];
+        [::core::mem::offset_of!(dwk_prefill_by_gates, chains_count) - 44usize];
     ["Offset of field: dwk_prefill_by_gates::samples_count"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, samples_count) - 56usize];
+        [::core::mem::offset_of!(dwk_prefill_by_gates, samples_count) - 48usize];
     ["Offset of field: dwk_prefill_by_gates::soon"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 60usize];
+        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 52usize];
 };
 impl Default for dwk_prefill_by_gates {
     fn default() -> Self {
@@ -598,7 +590,7 @@ pub struct dwk_prefill_fused_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 760usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 752usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
@@ -614,9 +606,9 @@ const _: () = {
     ["Offset of field: dwk_prefill_fused_args::by_gates"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 688usize];
     ["Offset of field: dwk_prefill_fused_args::walkers"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, walkers) - 752usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, walkers) - 744usize];
     ["Offset of field: dwk_prefill_fused_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 756usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 748usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {

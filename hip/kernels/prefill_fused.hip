@@ -42,27 +42,24 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     constexpr int threads = fused_threads<Keys, true>();
     const int walkers = fused_walks_units ? y.walkers : 0; // loaded together with what follows
     bool gates_choose = false;
-    if constexpr (gates_may_choose) {
+    if constexpr (may_prepare) {
+        bool split = false;
         gates_choose = y.by_gates.items;
         if (gates_choose) {
-            const bool chosen = gates_forget<threads / arch::lanes>(arch::reread(y), choice_memory<Keys>());
+            split = !gates_forget<threads / arch::lanes>(arch::reread(y), choice_memory<Keys>());
             if (arch::workgroup() == 0) {
-                leave_lists<threads>(arch::reread(y), chosen);
+                leave_lists<threads>(arch::reread(y), split);
             }
-            if (!chosen) {
-                return;
-            }
+        } else if (y.split_items) {
+            split = arch::uniform(&y.split_items->sequence) >= 0;
         }
-    }
-    if constexpr (lengths_may_choose) {
-        if (y.split_items) {
-            if (arch::uniform(&y.split_items->sequence) >= 0) {
-                prepare_instead<T, Keys>(arch::reread(y));
-                return;
-            }
-            if (arch::workgroup() >= walking_groups(arch::reread(y))) {
-                return;
-            }
+        if (split) {
+            prepare_instead<T, Keys>(arch::reread(y));
+            return;
+        }
+        // There may be more workgroups, to prepare chunks.
+        if (arch::workgroup() >= walking_groups(arch::reread(y))) {
+            return;
         }
     }
     if (token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {

@@ -1,6 +1,7 @@
 // Choice between prefill_fused and the split path by the gates, where a plan cuts sequences (dwk_prefill_by_gates).
 // Every workgroup of prefill_fused, which runs first, samples the gates before the segments' begins, and finds the same
-// choice. Its first workgroup leaves the lists of the split path to the kernels after it, or lists without work.
+// choice. Its first workgroup leaves the lists of the split path to the kernels after it, or lists without work. Where
+// the split path is chosen, its workgroups prepare chunks.
 #pragma once
 
 #include "warm_up.h"
@@ -60,23 +61,19 @@ template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, f
     return all;
 }
 
-// Leaves the lists of the split path, or lists without work if prefill_fused is `chosen`, to the kernels after it.
-template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, bool chosen) {
+// Leaves the lists of the split path to the kernels after prefill_fused, or lists without work unless they are to
+// `split` the work.
+template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, bool split) {
     const dwk_prefill_by_gates &x = y.by_gates;
     const int thread = arch::thread();
     const i32x4 nothing = {-1, 0, 0, 0};
 #pragma unroll 1
     for (int i = thread; i < x.items_count; i += Threads) {
-        ((i32x4 *)x.split_items)[i] = chosen ? nothing : ((const i32x4 *)x.items)[i];
+        ((i32x4 *)x.split_items)[i] = split ? ((const i32x4 *)x.items)[i] : nothing;
     }
 #pragma unroll 1
     for (int i = thread; i < 2 * x.chains_count; i += Threads) {
-        x.split_chains[i] = chosen ? 0 : x.chains[i];
-    }
-#pragma unroll 1
-    for (int i = thread; i <= y.scan.sequences; i += Threads) {
-        // Empty sequences at the end of the batch have no chunk, and no row is past them.
-        x.prepare_lengths[i] = chosen ? y.scan.tokens : y.scan.cu_seqlens[i];
+        x.split_chains[i] = split ? x.chains[i] : 0;
     }
 }
 

@@ -5,10 +5,10 @@
 //                                                   for KERNEL
 //   FUSED_SHARED_BYTES(keys), FUSED_SUMMARISE_SHARED_BYTES(keys)
 //                                                   declare the dynamic shared memory; empty if it is static
-//   gates_may_choose                                whether gates may choose the path (by_gates.h)
+//   may_prepare                                     whether gates (by_gates.h) or lengths on the device (plan.h) may
+//                                                   choose the split path
 //   choice_memory<Keys>()                           shared memory for that: 64 numbers a wave
-//   lengths_may_choose                              whether lengths on the device may choose the path (plan.h)
-//   prepare_instead<T, Keys>(x)                     does what prefill_prepare does, if they chose the split path
+//   prepare_instead<T, Keys>(x)                     does what prefill_prepare does, if they did
 //   fused_walks_units, walk_fused_units<T, Keys>(x)
 //                                                   whether a workgroup may walk several units of work, and all of that
 //   run_making_waves<T, Keys, Outputs>(x, segment, work)

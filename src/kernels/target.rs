@@ -74,6 +74,8 @@ pub(crate) struct FusedCosts {
     pub(crate) summary_chunk: f64,
     /// Start of a workgroup.
     pub(crate) start: i32,
+    /// The same, where the gates choose the path and each workgroup finds where it starts.
+    pub(crate) start_by_gates: i32,
     /// Chunks that a segment begins early, if gates forget soon.
     pub(crate) warm_up: i32,
     /// Launch of `prefill_fused_summarise`, if gates forget soon.
@@ -215,6 +217,7 @@ static CDNA: Target = {
             chunk: 4.61,
             summary_chunk: 4.4,
             start: 40,
+            start_by_gates: 67,
             warm_up: 64,
             summaries: 40,
             worthwhile: 15,
@@ -362,6 +365,7 @@ static SM90: Target = {
             chunk: 7.0,
             summary_chunk: 6.0,
             start: 33,
+            start_by_gates: 67,
             warm_up: 48,
             summaries: 43,
             worthwhile: 15,

@@ -18,8 +18,8 @@
 namespace prefill {
 
 template <int Keys, bool Outputs> constexpr int fused_threads() { return walk_threads<Keys, Outputs>(); }
-// Whether gates may choose the path (by_gates.h), and shared memory for that, 64 numbers a wave.
-constexpr bool gates_may_choose = true;
+constexpr bool may_prepare = true;
+// For the choice by gates: 64 numbers a wave.
 template <int Keys> DEVICE float *choice_memory() { return (float *)&fused_memory<Keys>(); }
 template <int Keys, bool Outputs> constexpr int fused_residency() { return walk_residency<Keys, Outputs>(); }
 // Empty: the code object declares LDS.
@@ -591,7 +591,6 @@ template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fuse
     arch::end_wave();
 }
 
-constexpr bool lengths_may_choose = true;
 // Prepares chunks, one at a time in each wave that has memory for it. The first waves of all workgroups come before the
 // second ones, so that few chunks are spread over all SIMDs.
 template <class T, int Keys> DEVICE void prepare_instead(const dwk_prefill_fused_args &x) {

@@ -11,9 +11,8 @@ namespace prefill {
 
 template <int Keys, bool Outputs> constexpr int fused_threads() { return 3 * group_threads; }
 template <int Keys, bool Outputs> constexpr int fused_residency() { return 1; }
-constexpr bool gates_may_choose = false;
+constexpr bool may_prepare = false;
 template <int Keys> DEVICE float *choice_memory() { return nullptr; }
-constexpr bool lengths_may_choose = false;
 template <class T, int Keys> DEVICE void prepare_instead(const dwk_prefill_fused_args &) {}
 constexpr bool fused_walks_units = false;
 template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fused_args &) {}

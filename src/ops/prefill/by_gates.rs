@@ -2,12 +2,12 @@
 //!
 //! Gates that forget soon let a fused prefill start its segments early, without summaries. It is then faster than the
 //! split path, and otherwise slower. So `prefill_fused` runs first, with segments of its own. It samples the gates, and
-//! exits or leaves no work to the kernels after it (`hip/prefill/by_gates.h`).
+//! prepares the chunks of the split path or leaves no work to the kernels after it (`hip/prefill/by_gates.h`).
 
 use std::ffi::c_void;
 
 use super::CHUNK;
-use super::plan::{self, Counts, Cut, Partition};
+use super::plan::{self, Counts, Partition, Uneven};
 use super::shape::Shape;
 use crate::abi::{dwk_prefill_by_gates, dwk_prefill_item};
 use crate::check::Checked;
@@ -48,29 +48,24 @@ impl ByGates {
         tables.resize(tables.len().next_multiple_of(plan::ITEM_WORDS), 0);
         let first_word = tables.len();
         tables.extend(fused.item_words());
-        let samples = fused.summaries.min(MOST_SAMPLES);
+        let early: Vec<_> = fused.items.iter().filter(|i| i.first_chunk > 0).collect();
+        let samples = early.len().min(MOST_SAMPLES);
         for i in 0..samples {
-            // In the last chunk of a segment that another follows, so that all tokens of the chunk exist.
-            let item = &fused.items[i * fused.summaries / samples];
-            let chunk = (item.first_chunk + item.chunks - 1) * CHUNK as i32;
+            // In the chunk before a segment, all of whose tokens exist.
+            let item = early[i * early.len() / samples];
+            let chunk = (item.first_chunk - 1) * CHUNK as i32;
             tables.extend([item.sequence, cu_seqlens[item.sequence as usize] + chunk]);
         }
         ByGates {
-            counts: Counts {
-                summaries: 0,
-                chains: 0,
-                ..fused.counts()
-            },
+            counts: fused.counts(),
             samples,
             first_word,
         }
     }
 
     /// Bytes of workspace for lists of the split path with these counts.
-    pub(super) fn bytes(split: Counts, sequences: usize) -> usize {
-        aligned(split.items * plan::ITEM_WORDS)
-            + aligned(split.chains as usize * plan::CHAIN_WORDS)
-            + aligned(sequences + 1)
+    pub(super) fn bytes(split: Counts) -> usize {
+        aligned(split.items * plan::ITEM_WORDS) + aligned(split.chains as usize * plan::CHAIN_WORDS)
     }
 
     /// The segments.
@@ -83,13 +78,11 @@ impl ByGates {
         let own = self.items(lists.items.cast());
         let items = lists.workspace;
         let chains = items.wrapping_byte_add(aligned(lists.counts.items * plan::ITEM_WORDS));
-        let words = lists.counts.chains as usize * plan::CHAIN_WORDS;
         dwk_prefill_by_gates {
             items: lists.items,
             chains: lists.chains,
             split_items: items.cast(),
             split_chains: chains.cast(),
-            prepare_lengths: chains.wrapping_byte_add(aligned(words)).cast(),
             items_count: lists.counts.items as i32,
             chains_count: lists.counts.chains as i32,
             samples: own.wrapping_add(self.counts.items).cast(),
@@ -102,33 +95,49 @@ impl ByGates {
 impl Shape {
     /// Segments of the fused path, if [`PrefillPath::Auto`](super::PrefillPath::Auto) leaves the choice to the gates:
     /// where it is modelled faster with gates that forget, and finding that they do not costs next to nothing.
-    pub(super) fn partition_by_gates(&self, cu_seqlens: &[i32]) -> Checked<Option<Partition>> {
-        /// Least time of the split path in microseconds. The kernel that finds the choice takes 9 more.
+    /// `split`: segments of the split path.
+    pub(super) fn partition_by_gates(
+        &self,
+        cu_seqlens: &[i32],
+        split: Counts,
+    ) -> Checked<Option<Partition>> {
+        /// Least time of the split path in microseconds: finding the choice takes 4 of them.
         const LEAST: f64 = 400.0;
-        /// Microseconds for the kernels of the split path without work.
-        const WITHOUT_WORK: f64 = 16.0;
+        /// Microseconds for a kernel of the split path without work.
+        const WITHOUT_WORK: f64 = 7.4;
         if !self.leaves_choice() {
             return Ok(None);
         }
         let costs = &self.target.fused_costs;
         let chunks = plan::chunks_of(cu_seqlens);
-        let (longest, cost) = self.balance().choose(&chunks);
-        let cut = Cut::AtMost(longest);
-        let fused = cost as f64 / 16.0 * costs.chunk + WITHOUT_WORK;
+        let uneven = Uneven {
+            workgroups: self.spec.heads.value * self.fused_slabs(),
+            compute_units: self.compute_units,
+            least_chunks: costs.least_chunks as usize,
+            start: costs.start_by_gates as usize,
+            warm_up: costs.warm_up as usize,
+        };
         let heads = self.spec.heads.value as f64;
         let all = chunks.iter().sum::<usize>() as f64 * heads;
-        let split = plan::time(&chunks, &self.machine())
+        let split_us = plan::time(&chunks, &self.machine())
             + costs.prepare_start
             + costs.prepare * all / self.compute_units as f64;
-        let mut partition = plan::cut(&chunks, cut);
-        if partition.summaries == 0 || split < LEAST || fused > 0.95 * split {
+        if split_us < LEAST {
             return Ok(None);
         }
-        self.fused_whole().check_grids(Counts {
-            summaries: 0,
-            chains: 0,
-            ..partition.counts()
-        })?;
+        let Some((items, cost)) = uneven.cut(&chunks) else {
+            return Ok(None);
+        };
+        let kernels = 1 + i32::from(split.summaries > 0) + i32::from(split.chains > 0);
+        let fused_us = cost as f64 / 16.0 * costs.chunk + f64::from(kernels) * WITHOUT_WORK;
+        if fused_us > 0.95 * split_us {
+            return Ok(None);
+        }
+        let mut partition = Partition {
+            items,
+            ..Partition::default()
+        };
+        self.fused_whole().check_grids(partition.counts())?;
         self.leave_short(&mut partition, cu_seqlens);
         Ok(Some(partition))
     }

@@ -144,37 +144,38 @@ impl LaunchArguments {
         &mut self,
         fused: LaunchArguments,
         split_items: *const dwk_prefill_item,
-        (compute_units, dies): (u32, u32),
+        device: (u32, u32),
     ) {
+        self.put_first(fused, device);
+        self.fused.split_items = split_items;
+    }
+
+    /// Launches `prefill_fused` in place of `prefill_prepare`, with the arguments of `fused`. It chooses by the gates,
+    /// does the work of one of both, and leaves their lists to the other kernels of the split path.
+    pub(super) fn choose_by_gates(
+        &mut self,
+        fused: LaunchArguments,
+        by_gates: dwk_prefill_by_gates,
+        device: (u32, u32),
+    ) {
+        // Its segments of a sequence are no units of a workgroup that walks several.
+        debug_assert_eq!(fused.fused.walkers, 0);
+        self.put_first(fused, device);
+        self.fused.by_gates = by_gates;
+    }
+
+    fn put_first(&mut self, fused: LaunchArguments, (compute_units, dies): (u32, u32)) {
         // A wave on each SIMD, more only where all compute units have work.
         let preparing = self.prepare_groups.div_ceil(PREPARING_WAVES);
         let preparing_groups = preparing.min(compute_units).next_multiple_of(dies);
         self.fused = FusedArguments {
             prepare: self.prepare,
             first: true,
-            split_items,
             preparing_groups,
             groups: fused.fused.groups.max(preparing_groups),
             ..fused.fused
         };
         self.prepare_groups = 0;
-    }
-
-    /// Launches `prefill_fused` before the kernels of the split path, with the arguments of `fused`. It chooses by the
-    /// gates, and leaves their lists to them.
-    pub(super) fn choose_by_gates(
-        &mut self,
-        by_gates: dwk_prefill_by_gates,
-        fused: LaunchArguments,
-    ) {
-        // Its segments of a sequence are no units of a workgroup that walks several.
-        debug_assert_eq!(fused.fused.walkers, 0);
-        self.prepare.cu_seqlens = by_gates.prepare_lengths;
-        self.fused = FusedArguments {
-            first: true,
-            by_gates,
-            ..fused.fused
-        };
     }
 
     /// Where combine and scan read summaries, and the flags of those.

@@ -344,7 +344,7 @@ impl Prefill {
         let shape = shape.of_lengths(&cu_seqlens);
         let partition = shape.partition(&cu_seqlens)?;
         let mut tables = partition.table(&cu_seqlens);
-        let by_gates = shape.partition_by_gates(&cu_seqlens)?;
+        let by_gates = shape.partition_by_gates(&cu_seqlens, partition.counts())?;
         let lengths = Lengths::Host {
             counts: partition.counts(),
             by_gates: by_gates.map(|fused| ByGates::append(&fused, &cu_seqlens, &mut tables)),
@@ -468,7 +468,7 @@ impl Prefill {
         let bytes = self.shape.workspace(self.counts()).bytes;
         match self.by_gates() {
             Some(_) => {
-                let lists = ByGates::bytes(self.counts(), self.shape.sequences);
+                let lists = ByGates::bytes(self.counts());
                 bytes.next_multiple_of(WORKSPACE_ALIGN) + lists
             }
             None => bytes,
@@ -516,11 +516,8 @@ impl Prefill {
             (Part::Lengths, device),
             (Part::Short, counts.short > 0),
             (Part::Fused, first),
-            // Where lengths choose, `prefill_fused` does its work.
-            (
-                Part::Prepare,
-                split && (!first || self.by_gates().is_some()),
-            ),
+            // Where lengths or gates choose, `prefill_fused` does its work.
+            (Part::Prepare, split && !first),
             (Part::Summarise, split && counts.summaries > 0),
             (
                 Part::FusedSummarise,
@@ -711,7 +708,8 @@ impl Prefill {
         };
         let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
         let fused = (self.shape.fused_whole()).lower(tensors, fused, &self.slots, records)?;
-        lowered.choose_by_gates(by_gates_args, fused);
+        let device = (self.shape.compute_units as u32, self.shape.dies);
+        lowered.choose_by_gates(fused, by_gates_args, device);
         Ok(lowered)
     }
 

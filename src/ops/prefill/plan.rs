@@ -6,6 +6,7 @@
 
 mod balance;
 mod choice;
+mod uneven;
 
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
 use crate::abi::{DWK_SHORT_TOKENS, dwk_prefill_item};
@@ -14,6 +15,7 @@ use crate::error::{ArgumentError, ArgumentKind};
 use crate::kernels::{Costs, KernelCost};
 pub(crate) use balance::Balance;
 pub(crate) use choice::{Choice, WalkTime};
+pub(super) use uneven::Uneven;
 
 /// Model of the device for the planner: workgroups of each kernel per unit of its work, compute units, costs.
 #[derive(Clone, Copy, Debug)]

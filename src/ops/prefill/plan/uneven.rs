@@ -1,0 +1,122 @@
+//! Segments of different lengths, for walks that start early and need no summaries: long ones, and the rests of sequences
+//! in shorter ones. Compute units take them in order, longest first, so that all end at about the same time.
+//!
+//! Equal segments fill the device only where their number divides by that of the compute units: 512 chunks of 64 value
+//! heads have 4.75 compute units a head on an MI300X.
+
+use std::collections::BTreeMap;
+
+use crate::abi::dwk_prefill_item;
+
+/// Device and costs. Costs are in sixteenths of the time of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Uneven {
+    /// Workgroups of an item.
+    pub(crate) workgroups: usize,
+    /// Workgroups that run at a time.
+    pub(crate) compute_units: usize,
+    /// Least chunks of a segment.
+    pub(crate) least_chunks: usize,
+    /// Cost of an item's start.
+    pub(crate) start: usize,
+    /// Cost of the chunks that a segment begins early.
+    pub(crate) warm_up: usize,
+}
+
+/// Most sequences for which plans are worth their time on the host.
+const MOST_SEQUENCES: usize = 256;
+/// Numbers of parts of a long segment that make a short one.
+const PARTS: [usize; 4] = [1, 2, 3, 4];
+/// Steps in which long segments grow, of a sixty-fourth each.
+const STEPS: usize = 20;
+
+/// Most chunks of long segments, and of the segments of a rest.
+#[derive(Clone, Copy)]
+struct Lengths {
+    long: usize,
+    short: usize,
+}
+
+impl Uneven {
+    /// Items, longest first, and their cost. `None` if no sequence is worth cutting.
+    pub(crate) fn cut(&self, chunks: &[usize]) -> Option<(Vec<dwk_prefill_item>, usize)> {
+        let all: usize = chunks.iter().sum();
+        let longest = chunks.iter().copied().max().unwrap_or(0);
+        if chunks.len() > MOST_SEQUENCES {
+            return None;
+        }
+        let least = (all * self.workgroups).div_ceil(self.compute_units);
+        let least = least.max(self.least_chunks);
+        let longs = (0..STEPS).map(|step| least + step * least / 64);
+        let candidates = longs.flat_map(|long| {
+            PARTS.map(|parts| Lengths {
+                long,
+                short: (long / parts).max(self.least_chunks),
+            })
+        });
+        let cutting = candidates.filter(|lengths| lengths.long < longest);
+        let best = cutting.min_by_key(|lengths| self.cost(&items(chunks, *lengths)))?;
+        let items = items(chunks, best);
+        let cost = self.cost(&items);
+        Some((items, cost))
+    }
+
+    /// Time after which all compute units have ended.
+    fn cost(&self, items: &[dwk_prefill_item]) -> usize {
+        // Compute units by the time at which they are free.
+        let mut free = BTreeMap::from([(0, self.compute_units)]);
+        for item in items {
+            let early = if item.first_chunk > 0 { self.warm_up } else { 0 };
+            let cost = 16 * item.chunks as usize + self.start + early;
+            let mut left = self.workgroups;
+            while let Some((at, units)) = free.pop_first() {
+                let taken = units.min(left);
+                *free.entry(at + cost).or_default() += taken;
+                if taken < units {
+                    free.insert(at, units - taken);
+                }
+                left -= taken;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        free.last_key_value().map_or(0, |(&at, _)| at)
+    }
+}
+
+/// Cuts sequences, longest segments first. A rest that is too short for a segment lengthens the long ones.
+fn items(chunks: &[usize], lengths: Lengths) -> Vec<dwk_prefill_item> {
+    let mut items = Vec::new();
+    for (sequence, &n) in chunks.iter().enumerate() {
+        let mut first = 0;
+        let mut put = |chunks: usize| {
+            items.push(dwk_prefill_item {
+                sequence: sequence as i32,
+                first_chunk: first as i32,
+                chunks: chunks as i32,
+                summary: 0,
+            });
+            first += chunks;
+        };
+        let (longs, rest) = (n / lengths.long, n % lengths.long);
+        if longs == 0 {
+            put(n);
+            continue;
+        }
+        let shorts = rest / lengths.short + usize::from(rest % lengths.short > lengths.short / 2);
+        if shorts == 0 {
+            even(n, longs).for_each(&mut put);
+        } else {
+            even(n - rest, longs).for_each(&mut put);
+            even(rest, shorts).for_each(&mut put);
+        }
+    }
+    items.sort_by_key(|item| std::cmp::Reverse(item.chunks));
+    items
+}
+
+/// `parts` lengths of the sum `n` that differ by at most one.
+fn even(n: usize, parts: usize) -> impl Iterator<Item = usize> {
+    (0..parts).map(move |i| (n + i) / parts)
+}
