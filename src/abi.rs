@@ -1,5 +1,10 @@
 //! Arguments of the kernels, generated from `hip/kernel_args.h` by bindgen. Do not edit: see `tests/abi.rs`.
-#![allow(missing_docs, non_camel_case_types, dead_code, clippy::undocumented_unsafe_blocks)]
+#![allow(
+    missing_docs,
+    non_camel_case_types,
+    dead_code,
+    clippy::undocumented_unsafe_blocks
+)]
 
 pub const DWK_F32: _bindgen_ty_1 = 0;
 pub const DWK_BF16: _bindgen_ty_1 = 1;

@@ -127,6 +127,9 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     }
     C chunks(x, segment, work.head, work.key_head, wave_column, column_offset, units...);
     chunks.begin(state);
+    if constexpr (Fused) {
+        chunks.warm_up(state, x);
+    }
     walk_chunks<T, Keys, Fused>(state, chunks, x, column, units...);
     chunks.finish();
 

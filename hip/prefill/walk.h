@@ -4,6 +4,7 @@
 //   Chunks<T, Keys, Outputs>(x, segment, head, key_head, wave_column, column_offset)
 //                                  walks a segment's chunks, for the columns of a wave that holds the state
 //       .begin(state)              before the first chunk
+//       .warm_up(state, x)         in prefill_fused: the quiet chunks, unless step() takes them too
 //       .step(state, x)            one chunk: read_state, solve_x, solve_u, update_state and, with Outputs, its outputs
 //       .complete(state)           makes the state ready to be stored, after any chunk
 //       .left()                    tokens left in the segment

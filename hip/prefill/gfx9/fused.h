@@ -84,6 +84,10 @@ class UnitGates {
     int g = 0, beta = 0, a_log = 0, dt_bias = 0;
 };
 
+// Priority of the waves that hold the state, and of the making waves, two of which share a SIMD. Between two barriers
+// both should end at about the same time, so making waves begin patiently and become urgent on the way.
+constexpr int state_priority = 1, patient = 0, urgent = 2;
+
 // `Units`: the workgroup walks several units of work (units.h).
 template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
     static constexpr int pairs = key_pairs(Keys);
@@ -319,12 +323,15 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
         const ChunkFactors &factors = shared.factors[parity];
         OperandPair other[pairs];
         load_left(other, 0);
+        arch::set_priority<patient>();
         // While these arrive: the diagonal block.
         const Tile decayed = chunk_decay(factors, row, row, at);
         const Tile own_a = block_of_a(decayed, columns_at(factors.beta + 16 * row, at), kk);
+        arch::set_priority<urgent>();
         own_p = rounded<T>(strictly_lower(block_of_p(decayed, kq), lane_map()));
         shared.inverses.put(row, own_a, at);
         arch::workgroup_sync(); // diagonal
+        arch::set_priority<patient>();
         if (row == 0) {
             next_rows();
             invert_blocks();
@@ -354,6 +361,8 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
                 }
                 arch::products_done();
             }
+            arch::phase();
+            arch::set_priority<urgent>();
             multiply_left(kk_left[1], kq_left[1], other);
             arch::products_done();
             next_rows();
@@ -367,6 +376,7 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
                 shared.corner[arch::lane()] = a[1]; // A_32 for wave 0
             }
         }
+        arch::set_priority<urgent>();
         parity ^= 1;
     }
     // The second of the wave's blocks left of the diagonal. The first is (row, 0).
@@ -417,6 +427,9 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
     }
     template <int Column> static DEVICE_MEMBER void substitute(float (&t)[16], const float (&a)[16]) {
         if constexpr (Column > 0) {
+            if constexpr (Column == 15) {
+                arch::set_priority<urgent>();
+            }
             if constexpr (Column == 15 || Column <= 3) {
                 arch::row_operands_done();
             }
@@ -452,6 +465,7 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
 
     // Joins the inverses of the diagonal blocks. Writes T, P, K^T and row factors.
     DEVICE_MEMBER void join_blocks() {
+        arch::set_priority<patient>();
         const int row = arch::opaque_uniform(this->row); // no conditions of it live across phases
         const LaneMap at(arch::lane());
         using math::multiply_transposed;
@@ -468,12 +482,16 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
         if (row == 0) {
             below = transposed_inverse(3);
             const Tile a_32 = shared.corner[lane];
-            first = multiply_transposed(multiply_transposed(a_32, inverse(2), Tile{}), below, Tile{}); // T_32^T
+            const Tile half = multiply_transposed(a_32, inverse(2), Tile{});
+            arch::phase();
+            arch::set_priority<urgent>();
+            first = multiply_transposed(half, below, Tile{}); // T_32^T
             shared.joined[3][lane] = first;
             write_factors(shared.rows, lane, lane, previous, previous_sums, norms, norms.per_unit());
         } else {
             first = multiply_transposed(a[0], inverse(0), Tile{}); // A_i0 T_00
             arch::products_done();
+            arch::set_priority<urgent>();
             if (row == 1) {
                 const Tile own_transposed = transposed_inverse(1);
                 shared.joined[0][lane] = multiply_transposed(own_transposed, first, Tile{}); // T_10
@@ -566,7 +584,7 @@ DEVICE void run_making_waves(const dwk_prefill_fused_args &x, const Segment &seg
     if (arch::wave() >= making_waves) {
         return;
     }
-    arch::set_priority<1>(); // the waves that hold the state wait for these
+    arch::set_priority<urgent>();
     Maker<T, Keys, Outputs>(x, segment, work.head, work.key_head).run();
     arch::end_wave();
 }
@@ -575,7 +593,7 @@ constexpr bool fused_walks_units = true;
 // Walks several units of work in a workgroup (units.h), and ends all its waves.
 template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fused_args &y) {
     if (arch::wave() < making_waves) {
-        arch::set_priority<1>();
+        arch::set_priority<urgent>();
         Maker<T, Keys, true, true>(y, Segment{}, 0, 0).run_units();
         arch::end_wave();
     }
@@ -587,6 +605,7 @@ template <class T, int Keys> DEVICE void walk_fused_units(const dwk_prefill_fuse
         return false;
     });
     arch::workgroup_sync(); // the first two units are known
+    arch::set_priority<state_priority>();
     walk_units_columns<T, Keys>(arch::reread(y).scan);
     arch::end_wave();
 }
@@ -615,6 +634,9 @@ template <class T, int Keys> DEVICE void prepare_instead(const dwk_prefill_fused
 }
 
 // Runs f() in the waves that hold the state.
-template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(const F &f) { f(); }
+template <int Keys, bool Outputs, class F> DEVICE void run_fused_state_waves(const F &f) {
+    arch::set_priority<state_priority>();
+    f();
+}
 
 } // namespace prefill

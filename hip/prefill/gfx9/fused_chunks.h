@@ -31,7 +31,7 @@ template <class Unit> struct ChunkValues<Unit> {
     DEVICE_MEMBER explicit ChunkValues(Unit &unit) : unit(unit), at(unit.values) {}
 };
 
-// `Unit`: of a workgroup that walks several (units.h).
+// `Unit`: of a workgroup that walks several (units.h), without quiet tokens.
 template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     static constexpr int across = wave_tiles, key_tiles = StateLayout<Keys>::key_tiles, pairs = key_pairs(Keys);
     typedef prefill::State<Keys> State;
@@ -61,7 +61,8 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     }
 
     // Meets the barriers of the making waves before the first chunk.
-    DEVICE_MEMBER void begin(const State &) {
+    DEVICE_MEMBER void begin(const State &state) {
+        round_first(state);
         if (is_first() && rest > 0) {
             arch::workgroup_sync(); // copied
             arch::workgroup_sync(); // diagonal
@@ -72,26 +73,15 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     DEVICE_MEMBER int left() const { return rest; }
 
     // Computes one chunk, and writes the outputs of the chunk before.
-    DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &args) {
-        Slab x;
-        RoundedSlab rounded_x;
-        read_state(state, x, rounded_x);
-        arch::workgroup_sync(); // copied
-        solve_u(x, rounded_x, state, args);
-        RoundedSlab rounded_u;
-        update_state(state, x, rounded_u);
-        OperandPair p[lower_blocks / 2];
-        if constexpr (Outputs) {
-            load_lower(p, shared.p);
+    DEVICE_MEMBER void step(State &state, const dwk_prefill_scan_args &args) { step_with<Outputs>(state, args); }
+    // Walks the quiet tokens, in a loop of its own: a branch in step() would leave it too few registers.
+    DEVICE_MEMBER void warm_up(State &state, const dwk_prefill_scan_args &args) {
+#pragma unroll 1
+        while (quiet > 0) {
+            step_with<false>(state, args);
+            o.advance();
+            quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
         }
-        arch::workgroup_sync(); // used
-        if constexpr (Outputs) {
-            // O / scale += (P - diag(P)) U                           [64 tokens, 32 columns]
-            multiply_lower(out, p, rounded_u);
-        }
-        pending = quiet > 0 ? 0 : rest;
-        quiet = arch::opaque_uniform(arch::uniform_value(quiet - chunk));
-        rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
     }
 
     // Converts the state to unit 1.
@@ -113,6 +103,29 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
 
   private:
     static constexpr bool units = sizeof...(Unit) > 0;
+
+    // Computes one chunk, and its outputs if they are `Written`.
+    template <bool Written> DEVICE_MEMBER void step_with(State &state, const dwk_prefill_scan_args &args) {
+        Slab x;
+        RoundedSlab rounded_x;
+        read_state<Written>(state, x, rounded_x);
+        arch::workgroup_sync(); // copied
+        solve_u(x, rounded_x, state, args);
+        RoundedSlab rounded_u;
+        update_state<Written>(state, x, rounded_u);
+        if constexpr (Written) {
+            // O / scale += (P - diag(P)) U                           [64 tokens, 32 columns]
+            OperandPair p[lower_blocks / 2];
+            load_lower(p, shared.p);
+            multiply_lower(out, p, rounded_u);
+            pending = rest;
+        }
+        round_first(state); // beside these products
+        arch::phase();
+        arch::workgroup_sync(); // used
+        arch::phase();
+        rest = arch::opaque_uniform(arch::uniform_value(rest - chunk));
+    }
     // Whether no unit of the workgroup was walked before.
     DEVICE_MEMBER bool is_first() const {
         if constexpr (units) {
@@ -164,11 +177,13 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     // R = K S0                                                       [64 tokens, 32 columns]
     // out = Q S0                                                     [64 tokens, 32 columns]
     // X = beta V - beta exp(G) R                                     [64 tokens, 32 columns], f32 and rounded
-    DEVICE_MEMBER void read_state(const State &state, Slab &x, RoundedSlab &rounded_x) {
-        constexpr int all = (Outputs ? 2 : 1) * steps;
-        constexpr int joined = Outputs ? steps * 3 / 4 : steps / 2, corner = Outputs ? steps * 3 / 2 : steps * 3 / 4,
-                      made = Outputs ? all - 2 : all - 1;
+    template <bool Written> DEVICE_MEMBER void read_state(const State &state, Slab &x, RoundedSlab &rounded_x) {
+        constexpr int all = (Written ? 2 : 1) * steps;
+        constexpr int joined = Written ? steps * 3 / 4 : steps / 2, corner = Written ? steps * 3 / 2 : steps * 3 / 4,
+                      made = Written ? all - 2 : all - 1;
         static_assert(joined < corner && corner < made && made + ahead > all, "K and Q are requested before `made`");
+        // Steps from one tile of X to the next.
+        constexpr int every = all - corner > 2 * (tiles + 1) ? (all - corner - 1) / (tiles + 1) : 1;
         OperandPair ring[ahead + 1];
         for (int n = 0; n < ahead; ++n) {
             ring[n] = rows_of_step(n);
@@ -176,9 +191,9 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
         Operand s[pairs][2][across];
         Tile beta, read;
         for (int h = 0; h < tiles; ++h) {
-            s[0][h / across][h % across] = round_state(state, 0, h);
+            s[0][h / across][h % across] = first[h];
         }
-        if constexpr (Outputs) {
+        if constexpr (Written) {
             o.limit_to(pending);
         }
         arch::phase();
@@ -211,7 +226,7 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
                 if (b + 1 < pairs) {
                     s[b + 1][i / across][i % across] = round_state(state, b + 1, i);
                 }
-                if constexpr (Outputs) {
+                if constexpr (Written) {
                     constexpr int of_step = (quarters + steps - 1) / steps;
 #pragma unroll
                     for (int q = 0; q < of_step; ++q) {
@@ -221,22 +236,25 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
                     }
                 }
             }
-            // X, as soon as the row factors are there: those of a tile a step before.
-            constexpr int every = Outputs ? (all - corner) / tiles : 1;
-            if (Outputs && n >= corner && (n - corner) % every == 0 && (n - corner) / every < tiles) {
+            // X, as soon as the row factors are there: those of a tile some steps before.
+            if (Written && n >= corner && (n - corner) % every == 0 && (n - corner) / every <= tiles) {
                 const int q = (n - corner) / every;
                 const Tile last_beta = beta, last_read = read;
-                beta = shared.factor(beta_row, q);
-                read = shared.factor(read_row, q);
+                if (q < tiles) {
+                    beta = shared.factor(beta_row, q);
+                    read = shared.factor(read_row, q);
+                }
                 if (q > 0) {
                     solve_x_tile(x, rounded_x, q - 1, last_beta, last_read);
                 }
             }
             arch::phase();
         }
-        if constexpr (Outputs) {
+        if constexpr (Written) {
             o.advance();
-            solve_x_tile(x, rounded_x, tiles - 1, beta, read);
+            if (corner + tiles * every >= all) {
+                solve_x_tile(x, rounded_x, tiles - 1, beta, read);
+            }
         } else {
             for (int q = 0; q < tiles; ++q) {
                 solve_x_tile(x, rounded_x, q, shared.factor(beta_row, q), shared.factor(read_row, q));
@@ -247,6 +265,12 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     // Quarter h of key pair b of the state as right operands.
     DEVICE_MEMBER Operand round_state(const State &state, int b, int h) const {
         return arch::packed<T>(T::nearest(state[2 * b + h / across][h % across], unit));
+    }
+    // The operands with which the next chunk begins.
+    DEVICE_MEMBER void round_first(const State &state) {
+        for (int h = 0; h < tiles; ++h) {
+            first[h] = round_state(state, 0, h);
+        }
     }
     DEVICE_MEMBER void solve_x_tile(Slab &x, RoundedSlab &rounded_x, int i, Tile beta, Tile read) const {
         Tile weighted[across];
@@ -296,19 +320,19 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     // S1 = exp(G_C) S0 + K^T (exp(G_C - G) U / unit)                 [K, 32 columns]
     // out = exp(G) Q S0 + diag(P) U                                  [64 tokens, 32 columns]
     // After the last chunk also the product with the update's rounding error (rounding_of).
-    DEVICE_MEMBER void update_state(State &state, const Slab &u, RoundedSlab &rounded_u) {
+    template <bool Written> DEVICE_MEMBER void update_state(State &state, const Slab &u, RoundedSlab &rounded_u) {
         RoundedSlab update;
         Tile write, output, diagonal;
-        const auto round_update = [&](int c) __attribute__((always_inline)) {
-            for (int j = 0; j < across; ++j) {
-                update[c][j] = arch::held(rounded<T>(change_of(write, u[c][j])));
-            }
+        const auto round_update = [&](int c, int j) __attribute__((always_inline)) {
+            update[c][j] = arch::held(rounded<T>(change_of(write, u[c][j])));
         };
         accumulate(
             state, update,
             [&]() __attribute__((always_inline)) {
                 write = shared.factor(write_row, 0);
-                round_update(0);
+                for (int j = 0; j < across; ++j) {
+                    round_update(0, j);
+                }
             },
             [&](int c, int b) __attribute__((always_inline)) {
                 if (b == 0) {
@@ -316,11 +340,12 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
                     output = shared.factor(output_row, c);
                     diagonal = shared.factor(diagonal_row, c);
                 }
-                if (b == 1 && c + 1 < tiles) {
-                    round_update(c + 1);
-                }
-                if (Outputs && b == pairs - 1) {
-                    for (int j = 0; j < across; ++j) {
+                // A column tile of the next update at each of two steps, and of the outputs at the last two.
+                for (int j = 0; j < across; ++j) {
+                    if (b == min_of(1 + j, pairs - 1) && c + 1 < tiles) {
+                        round_update(c + 1, j);
+                    }
+                    if (Written && b == pairs - across + j) {
                         rounded_u[c][j] = arch::held(rounded<T>(u[c][j]));
                         out[c][j] = arch::held(output_of(output, out[c][j], diagonal, u[c][j]));
                     }
@@ -392,9 +417,10 @@ template <class T, int Keys, bool Outputs = true, class... Unit> class Chunks {
     const float scale;
     u32 v_offset[elements], o_offset[elements];
     OperandPair t[lower_blocks / 2];
-    Slab out;          // outputs of the chunk before, not yet written
-    int pending = 0;   // rows of them, or more
-    float unit = 1.0f; // unit of the state in registers
+    Operand first[tiles]; // key pair 0 of the state, rounded
+    Slab out;             // outputs of the chunk before, not yet written
+    int pending = 0;      // rows of them, or more
+    float unit = 1.0f;    // unit of the state in registers
     int rest;
     int quiet; // tokens left whose outputs are not written
 };

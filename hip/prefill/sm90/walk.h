@@ -40,6 +40,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     DEVICE_MEMBER void complete(State<Keys> &) {}
     // Called before the first chunk.
     DEVICE_MEMBER void begin(const State<Keys> &state) { current().prepare_reads(state); }
+    DEVICE_MEMBER void warm_up(State<Keys> &, const dwk_prefill_scan_args &) {}
     // Called after the last chunk.
     DEVICE_MEMBER void finish() {
         if (Outputs && !registers_are_short(Keys) && !ends_whole && reader.has_previous()) {

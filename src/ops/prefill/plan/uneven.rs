@@ -66,7 +66,11 @@ impl Uneven {
         // Compute units by the time at which they are free.
         let mut free = BTreeMap::from([(0, self.compute_units)]);
         for item in items {
-            let early = if item.first_chunk > 0 { self.warm_up } else { 0 };
+            let early = if item.first_chunk > 0 {
+                self.warm_up
+            } else {
+                0
+            };
             let cost = 16 * item.chunks as usize + self.start + early;
             let mut left = self.workgroups;
             while let Some((at, units)) = free.pop_first() {
@@ -119,4 +123,58 @@ fn items(chunks: &[usize], lengths: Lengths) -> Vec<dwk_prefill_item> {
 /// `parts` lengths of the sum `n` that differ by at most one.
 fn even(n: usize, parts: usize) -> impl Iterator<Item = usize> {
     (0..parts).map(move |i| (n + i) / parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_an_mi300x(heads: usize) -> Uneven {
+        Uneven {
+            workgroups: heads,
+            compute_units: 304,
+            least_chunks: 8,
+            start: 67,
+            warm_up: 64,
+        }
+    }
+
+    /// Chunks of the items.
+    fn lengths(items: &[dwk_prefill_item]) -> Vec<i32> {
+        items.iter().map(|item| item.chunks).collect()
+    }
+
+    #[test]
+    fn long_segments_and_rests_fill_the_device() {
+        let (items, cost) = on_an_mi300x(64).cut(&[512]).expect("a cut");
+        assert_eq!(lengths(&items), [113, 113, 113, 113, 30, 30]);
+        // 4.75 compute units a head cannot take less than 512 / 4.75 chunks, and each of them begins once.
+        assert!(cost < 16 * 122 && cost > 16 * 108 + 67, "{cost}");
+        let (items, _) = on_an_mi300x(32).cut(&[512]).expect("a cut");
+        assert_eq!(lengths(&items), [vec![55; 9], vec![17]].concat());
+    }
+
+    /// Every chunk is in one item, in order, whatever the lengths.
+    #[test]
+    fn items_cover_their_sequences() {
+        for chunks in [vec![300, 0, 7, 290, 1], vec![150], vec![1000, 999, 40]] {
+            let (mut items, _) = on_an_mi300x(4).cut(&chunks).expect("a cut");
+            assert!(items.is_sorted_by_key(|item| std::cmp::Reverse(item.chunks)));
+            items.sort_by_key(|item| (item.sequence, item.first_chunk));
+            let mut found = vec![0; chunks.len()];
+            for item in &items {
+                let sequence = &mut found[item.sequence as usize];
+                assert_eq!(item.first_chunk, *sequence, "{items:?}");
+                *sequence += item.chunks;
+            }
+            assert_eq!(found, chunks.iter().map(|n| *n as i32).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn nothing_is_cut_that_fills_the_device() {
+        assert!(on_an_mi300x(32).cut(&[64; 10]).is_none());
+        assert!(on_an_mi300x(32).cut(&[]).is_none());
+        assert!(on_an_mi300x(1).cut(&[9; 257]).is_none());
+    }
 }
