@@ -270,11 +270,12 @@ fn o_in_the_place_of_v() {
     case.final_state = None;
     let data = case.data();
     let stream = context().stream().expect("a stream");
-    // The plan's choice, early starts of prefill_fused, and two segments of prefill_scan.
-    for (path, units) in [
-        (PrefillPath::Auto, case.spec.compute_units),
-        (PrefillPath::Fused, case.spec.compute_units),
-        (PrefillPath::Split, Some(40)),
+    // The plan's choice, also part by part, early starts of prefill_fused, and two segments of prefill_scan.
+    for (path, units, by_parts) in [
+        (PrefillPath::Auto, case.spec.compute_units, false),
+        (PrefillPath::Auto, case.spec.compute_units, true),
+        (PrefillPath::Fused, case.spec.compute_units, false),
+        (PrefillPath::Split, Some(40), false),
     ] {
         (case.spec.path, case.spec.compute_units) = (path, units);
         let tokens = case.tokens();
@@ -313,8 +314,15 @@ fn o_in_the_place_of_v() {
                 snapshots: None,
             };
             let bytes = plan.workspace_bytes();
-            let memory = Workspace::from_raw(workspace.address().cast(), bytes);
-            plan.launch(&stream, &tensors, memory).expect("a launch");
+            let memory = || Workspace::from_raw(workspace.address().cast(), bytes);
+            let parts = match by_parts {
+                true => &plan.parts()[1..],
+                false => &[Part::Whole],
+            };
+            for &part in parts {
+                plan.launch_part(&stream, &tensors, memory(), part)
+                    .expect("a launch");
+            }
         }
         let o = value.download(&stream).expect("a copy");
         let output = Output {

@@ -84,7 +84,7 @@ class UnitGates {
     int g = 0, beta = 0, a_log = 0, dt_bias = 0;
 };
 
-// Priority of the waves that hold the state, and of the making waves, two of which share a SIMD. Between two barriers
+// Priority of the waves that hold the state, and of the making waves. One of each shares a SIMD. Between two barriers
 // both should end at about the same time, so making waves begin patiently and become urgent on the way.
 constexpr int state_priority = 1, patient = 0, urgent = 2;
 

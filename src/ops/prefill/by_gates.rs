@@ -10,7 +10,6 @@ use super::CHUNK;
 use super::plan::{self, Counts, Partition, Uneven};
 use super::shape::Shape;
 use crate::abi::{dwk_prefill_by_gates, dwk_prefill_item};
-use crate::check::Checked;
 use crate::workspace::WORKSPACE_ALIGN;
 
 /// Segments of the fused path, in a plan of the split path.
@@ -24,7 +23,7 @@ pub(super) struct ByGates {
     first_word: usize,
 }
 
-/// Most samples of gates: segments before whose end gates are read.
+/// Most samples of gates: segments before whose begin gates are read.
 const MOST_SAMPLES: usize = 16;
 
 /// Tables of both paths, for one launch.
@@ -100,13 +99,13 @@ impl Shape {
         &self,
         cu_seqlens: &[i32],
         split: Counts,
-    ) -> Checked<Option<Partition>> {
+    ) -> Option<Partition> {
         /// Least time of the split path in microseconds: finding the choice takes 4 of them.
         const LEAST: f64 = 400.0;
         /// Microseconds for a kernel of the split path without work.
         const WITHOUT_WORK: f64 = 7.4;
         if !self.leaves_choice() {
-            return Ok(None);
+            return None;
         }
         let costs = &self.target.fused_costs;
         let chunks = plan::chunks_of(cu_seqlens);
@@ -123,22 +122,22 @@ impl Shape {
             + costs.prepare_start
             + costs.prepare * all / self.compute_units as f64;
         if split_us < LEAST {
-            return Ok(None);
+            return None;
         }
-        let Some((items, cost)) = uneven.cut(&chunks) else {
-            return Ok(None);
-        };
+        let (items, cost) = uneven.cut(&chunks)?;
         let kernels = 1 + i32::from(split.summaries > 0) + i32::from(split.chains > 0);
         let fused_us = cost as f64 / 16.0 * costs.chunk + f64::from(kernels) * WITHOUT_WORK;
         if fused_us > 0.95 * split_us {
-            return Ok(None);
+            return None;
         }
         let mut partition = Partition {
             items,
             ..Partition::default()
         };
-        self.fused_whole().check_grids(partition.counts())?;
+        if self.fused_whole().check_grids(partition.counts()).is_err() {
+            return None;
+        }
         self.leave_short(&mut partition, cu_seqlens);
-        Ok(Some(partition))
+        Some(partition)
     }
 }

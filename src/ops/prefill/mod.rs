@@ -344,7 +344,7 @@ impl Prefill {
         let shape = shape.of_lengths(&cu_seqlens);
         let partition = shape.partition(&cu_seqlens)?;
         let mut tables = partition.table(&cu_seqlens);
-        let by_gates = shape.partition_by_gates(&cu_seqlens, partition.counts())?;
+        let by_gates = shape.partition_by_gates(&cu_seqlens, partition.counts());
         let lengths = Lengths::Host {
             counts: partition.counts(),
             by_gates: by_gates.map(|fused| ByGates::append(&fused, &cu_seqlens, &mut tables)),
@@ -516,8 +516,12 @@ impl Prefill {
             (Part::Lengths, device),
             (Part::Short, counts.short > 0),
             (Part::Fused, first),
-            // Where lengths or gates choose, `prefill_fused` does its work.
-            (Part::Prepare, split && !first),
+            // Where lengths or gates choose, `prefill_fused` does its work. A launch that leaves no choice to the gates
+            // runs it: one with a pool, for example.
+            (
+                Part::Prepare,
+                split && (!first || self.by_gates().is_some()),
+            ),
             (Part::Summarise, split && counts.summaries > 0),
             (
                 Part::FusedSummarise,

@@ -2,7 +2,7 @@
 //! in shorter ones. Compute units take them in order, longest first, so that all end at about the same time.
 //!
 //! Equal segments fill the device only where their number divides by that of the compute units: 512 chunks of 64 value
-//! heads have 4.75 compute units a head on an MI300X.
+//! heads have 4.75 of the 304 compute units of an MI300X for each head.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(crate) struct Uneven {
     pub(crate) workgroups: usize,
     /// Workgroups that run at a time.
     pub(crate) compute_units: usize,
-    /// Least chunks of a segment.
+    /// About the least chunks of a segment.
     pub(crate) least_chunks: usize,
     /// Cost of an item's start.
     pub(crate) start: usize,
@@ -27,10 +27,10 @@ pub(crate) struct Uneven {
 const MOST_SEQUENCES: usize = 256;
 /// Numbers of parts of a long segment that make a short one.
 const PARTS: [usize; 4] = [1, 2, 3, 4];
-/// Steps in which long segments grow, of a sixty-fourth each.
+/// Lengths of long segments that are tried: each is longer by a sixty-fourth of the first one.
 const STEPS: usize = 20;
 
-/// Most chunks of long segments, and of the segments of a rest.
+/// About how many chunks long segments have, and segments of a rest. Both differ from it where a rest is to be shared.
 #[derive(Clone, Copy)]
 struct Lengths {
     long: usize,
@@ -38,7 +38,7 @@ struct Lengths {
 }
 
 impl Uneven {
-    /// Items, longest first, and their cost. `None` if no sequence is worth cutting.
+    /// Items, longest first, and their cost. `None` if no sequence is cut.
     pub(crate) fn cut(&self, chunks: &[usize]) -> Option<(Vec<dwk_prefill_item>, usize)> {
         let all: usize = chunks.iter().sum();
         let longest = chunks.iter().copied().max().unwrap_or(0);
@@ -58,7 +58,9 @@ impl Uneven {
         let best = cutting.min_by_key(|lengths| self.cost(&items(chunks, *lengths)))?;
         let items = items(chunks, best);
         let cost = self.cost(&items);
-        Some((items, cost))
+        // A rest may have been too short for a segment.
+        let is_cut = items.iter().any(|item| item.first_chunk > 0);
+        is_cut.then_some((items, cost))
     }
 
     /// Time after which all compute units have ended.
@@ -148,7 +150,7 @@ mod tests {
     fn long_segments_and_rests_fill_the_device() {
         let (items, cost) = on_an_mi300x(64).cut(&[512]).expect("a cut");
         assert_eq!(lengths(&items), [113, 113, 113, 113, 30, 30]);
-        // 4.75 compute units a head cannot take less than 512 / 4.75 chunks, and each of them begins once.
+        // 4.75 compute units a head cannot take less than 512 / 4.75 chunks and one start.
         assert!(cost < 16 * 122 && cost > 16 * 108 + 67, "{cost}");
         let (items, _) = on_an_mi300x(32).cut(&[512]).expect("a cut");
         assert_eq!(lengths(&items), [vec![55; 9], vec![17]].concat());
@@ -174,6 +176,8 @@ mod tests {
     #[test]
     fn nothing_is_cut_that_fills_the_device() {
         assert!(on_an_mi300x(32).cut(&[64; 10]).is_none());
+        assert!(on_an_mi300x(32).cut(&[512; 9]).is_none());
+        assert!(on_an_mi300x(96).cut(&[1024; 3]).is_none());
         assert!(on_an_mi300x(32).cut(&[]).is_none());
         assert!(on_an_mi300x(1).cut(&[9; 257]).is_none());
     }
