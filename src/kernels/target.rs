@@ -365,6 +365,7 @@ static SM90: Target = {
             chunk: 7.0,
             summary_chunk: 6.0,
             start: 33,
+            // Not read: gates choose on gfx942 alone.
             start_by_gates: 67,
             warm_up: 48,
             summaries: 43,

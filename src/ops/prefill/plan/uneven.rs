@@ -25,6 +25,8 @@ pub(crate) struct Uneven {
 
 /// Most sequences for which plans are worth their time on the host.
 const MOST_SEQUENCES: usize = 256;
+/// The same of segments, of which a device has few.
+const MOST_SEGMENTS: usize = 4096;
 /// Numbers of parts of a long segment that make a short one.
 const PARTS: [usize; 4] = [1, 2, 3, 4];
 /// Lengths of long segments that are tried: each is longer by a sixty-fourth of the first one.
@@ -42,11 +44,11 @@ impl Uneven {
     pub(crate) fn cut(&self, chunks: &[usize]) -> Option<(Vec<dwk_prefill_item>, usize)> {
         let all: usize = chunks.iter().sum();
         let longest = chunks.iter().copied().max().unwrap_or(0);
-        if chunks.len() > MOST_SEQUENCES {
-            return None;
-        }
         let least = (all * self.workgroups).div_ceil(self.compute_units);
         let least = least.max(self.least_chunks);
+        if chunks.len() > MOST_SEQUENCES || all / least > MOST_SEGMENTS {
+            return None;
+        }
         let longs = (0..STEPS).map(|step| least + step * least / 64);
         let candidates = longs.flat_map(|long| {
             PARTS.map(|parts| Lengths {
@@ -180,5 +182,8 @@ mod tests {
         assert!(on_an_mi300x(96).cut(&[1024; 3]).is_none());
         assert!(on_an_mi300x(32).cut(&[]).is_none());
         assert!(on_an_mi300x(1).cut(&[9; 257]).is_none());
+        let mut huge = on_an_mi300x(1);
+        huge.compute_units = u32::MAX as usize;
+        assert!(huge.cut(&[1 << 25]).is_none());
     }
 }
