@@ -19,6 +19,7 @@ use deltawave::state::States;
 use deltawave::tensor::{Buffer, Tensor, dense_strides};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
+use deltawave_lab::memory::resident;
 use half::bf16;
 use hip_sys::{Hip, hipError_t, types::*};
 
@@ -34,22 +35,6 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     assert!(!required, "{why}");
     println!("skipped: {why}");
     None
-}
-
-/// Bytes of the process that are in memory, without those that glibc keeps for later allocations: 12 MB or 24, by chance.
-fn resident() -> u64 {
-    #[cfg(target_env = "gnu")]
-    {
-        unsafe extern "C" {
-            fn malloc_trim(pad: usize) -> std::ffi::c_int;
-        }
-        // SAFETY: glibc has the function, and it takes any number.
-        unsafe { malloc_trim(0) };
-    }
-    let status = std::fs::read_to_string("/proc/self/status").expect("a process has a status");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    kilobytes.expect("a number of kilobytes") << 10
 }
 
 const TOKENS: usize = 130;

@@ -12,6 +12,7 @@ use deltawave_c::abi::{
     dw_prefill_tensors, dw_tensor,
 };
 use deltawave_c::*;
+use deltawave_lab::memory::resident;
 use hip_sys::{hipGraph_t, hipGraphExec_t, hipStream_t, hipStreamCaptureMode};
 
 /// Memory of the process is counted, so the tests take turns.
@@ -146,13 +147,6 @@ fn norm(context: *const dw_context, stream: *mut c_void, y: *mut c_void, broken:
     unsafe { dw_norm_launch(context, stream, &tensors) }
 }
 
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("a process has a status");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    kilobytes.expect("a number of kilobytes") << 10
-}
-
 #[test]
 fn contexts_leave_nothing_behind() {
     let _alone = alone();
@@ -187,7 +181,7 @@ fn contexts_leave_nothing_behind() {
     let before = resident();
     (0..1000).for_each(|_| life());
     let grown = resident().saturating_sub(before);
-    assert!(grown < 20 << 20, "1,000 contexts leave {grown} bytes");
+    assert!(grown < 4 << 20, "1,000 contexts leave {grown} bytes");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! | error figures, and how large they may be | `metrics.rs` |
 //! | tensors of a whole operation, drawn; the least that any implementation moves | `workload.rs` |
 //! | results of a whole operation beside its reference | `judge.rs` |
-//! | the memory that an operation and its reference take | `memory.rs` |
+//! | the memory that an operation and its reference take, and that a process holds | `memory.rs` |
 //! | times of launches on a GPU | `replay.rs` |
 //! | models, by the shape of a layer | `models.rs` |
 //! | tensors in safetensors files | `safetensors_io.rs` |

@@ -1,5 +1,5 @@
 //! Bytes of a host that the tensors of an operation take, roughly: their bits twice, their values and their copies on a
-//! simulated device; and, where results are checked, what the reference keeps in f64.
+//! simulated device; and, where results are checked, what the reference keeps in f64. And what this process holds now.
 
 use deltawave::conv::ConvSpec;
 use deltawave::decode::DecodeSpec;
@@ -56,4 +56,21 @@ pub fn layer(s: &LayerSpec, tokens: usize, sequences: usize, checked: bool) -> u
     let channels = s.conv().total_channels() as u128;
     let states = state(&s.heads) + channels * s.width as u128;
     each * (tokens as u128 * (channels + 2 * values) + sequences as u128 * states)
+}
+
+/// Bytes of this process that are in memory, as Linux counts them. glibc keeps 10 to 30 MB of free memory for later
+/// allocations, by chance: it gives them back first.
+pub fn resident() -> u64 {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        // SAFETY: glibc has the function, and it takes any number.
+        unsafe { malloc_trim(0) };
+    }
+    let status = std::fs::read_to_string("/proc/self/status").expect("a process has a status");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kilobytes.expect("a number of kilobytes") << 10
 }
