@@ -1,6 +1,8 @@
 //! Compares the decoder and the disassembler with LLVM's.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::{decode, disasm, op::Op};
@@ -226,27 +228,52 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     files
 }
 
+/// Compiles each source with its flag, as many at once as there are cores, and compares the listings. Returns the counts of
+/// instructions in any order, or `None` without the tools.
+fn compile_and_compare_all(jobs: &[(PathBuf, &str)]) -> Option<Vec<usize>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut counts = Vec::new();
+        while let Some((source, flag)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            counts.push(compile_and_compare(source, &[flag])?);
+        }
+        Some(counts)
+    };
+    let workers = thread::available_parallelism().map_or(1, |n| n.get());
+    let counts: Option<Vec<_>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+            .collect()
+    });
+    counts.map(|counts| counts.concat())
+}
+
 #[test]
 fn test_kernels_print_as_llvm_prints_them() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
+    let mut jobs = Vec::new();
     for source in files(&folder, "hip") {
         // Assembly in these takes scalar registers, which a compiler that does not optimise never has.
         let stem = source.file_stem().and_then(|s| s.to_str());
         let scalar = matches!(stem, Some("order" | "timing"));
         for optimisation in ["-O0", "-O1", "-O3"].into_iter().skip(usize::from(scalar)) {
-            let Some(count) = compile_and_compare(&source, &[optimisation]) else {
-                return;
-            };
-            assert!(count > 50, "{count} instructions");
+            jobs.push((source.clone(), optimisation));
         }
     }
+    let Some(counts) = compile_and_compare_all(&jobs) else {
+        return;
+    };
+    assert_eq!(counts.len(), jobs.len());
+    assert!(counts.iter().all(|&n| n > 50), "{counts:?} instructions");
 }
 
 #[test]
 fn shipped_kernels_print_as_llvm_prints_them() {
     // The kernels are in the repository, not in this package.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip/kernels");
-    let mut count = 0;
+    let mut jobs = Vec::new();
     for source in files(&folder, "hip") {
         // Assembly in these takes scalar registers, which compilers that optimise less do not always find.
         let stem = source.file_stem().and_then(|s| s.to_str());
@@ -258,12 +285,14 @@ fn shipped_kernels_print_as_llvm_prints_them() {
         // -O3 is what ships; the others show the decoder more code.
         let optimisations = ["-O3", "-O2", "-Os", "-O1"];
         for optimisation in &optimisations[..if scalar { 2 } else { 4 }] {
-            count += match compile_and_compare(&source, &[optimisation]) {
-                Some(count) => count,
-                None => return,
-            };
+            jobs.push((source.clone(), *optimisation));
         }
     }
+    let Some(counts) = compile_and_compare_all(&jobs) else {
+        return;
+    };
+    assert_eq!(counts.len(), jobs.len());
+    let count: usize = counts.iter().sum();
     println!("{count} instructions of the kernels in hip/");
     assert!(count > 10_000 || !folder.exists(), "{count} instructions");
 }
