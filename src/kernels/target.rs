@@ -180,7 +180,7 @@ static CDNA: Target = {
     Target {
         lengths_threads: 1024,
         wave_threads: 64,
-        prepare_room: 4,
+        prepare_room: 8,
         scan: [SCAN; KEY_BUCKETS.len()],
         units_chunks: 0,
         summarise: [WALK; KEY_BUCKETS.len()],
