@@ -16,13 +16,14 @@ namespace {
 
 using namespace prefill;
 
-// Writes zeros to the rows of o past the last sequence: each workgroup to its share of them.
+// Writes zeros to the rows of o past the last sequence: each workgroup to its share of them. Threads before
+// `making_threads` have the longer start.
 template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x, int groups) {
     const int words = x.value_heads * x.value_dim;
 #pragma unroll 1
     for (int token = token_at(x.cu_seqlens, x.sequences, x.tokens) + arch::workgroup(); token < x.tokens;
          token += groups) {
-        for (int i = arch::thread(); i < words; i += walking_threads<Keys, true>()) {
+        for (int i = arch::thread() - making_threads; i < words; i += walking_threads<Keys, true>() - making_threads) {
             const int head = i / x.value_dim;
             ((short *)x.o)[token * x.o_strides.token + head * x.o_strides.head + (i - head * x.value_dim)] = 0;
         }
@@ -39,6 +40,7 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     const dwk_prefill_scan_args &x = y.scan;
     // The kernel before may have made the lengths and the items.
     arch::wait_for_previous_kernel();
+    arch::touch_arguments<sizeof(dwk_prefill_fused_args)>();
     constexpr int threads = fused_threads<Keys, true>();
     const int walkers = fused_walks_units ? y.walkers : 0; // loaded together with what follows
     bool gates_choose = false;
@@ -62,7 +64,8 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
             return;
         }
     }
-    if (token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {
+    if (arch::uniform_value(arch::thread()) >= making_threads &&
+        token_at(x.cu_seqlens, x.sequences, x.tokens) < x.tokens) {
         clear_rest<Keys>(x, walking_groups(arch::reread(y)));
     }
     if constexpr (fused_walks_units) {

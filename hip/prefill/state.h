@@ -63,9 +63,27 @@ DEVICE void store_narrow(const State<Keys> &s, const StateView &to, int column, 
     });
 }
 
+} // namespace prefill
+
+#if !defined(__NVPTX__)
+#include "gfx9/states.h"
+#else
+namespace prefill {
+DEVICE bool fits_a_window(const StateView &) { return false; }
+template <int Type, int Keys> DEVICE void load_through_window(State<Keys> &, const StateView &, int, int, int) {}
+template <int Type, int Keys> DEVICE void store_through_window(const State<Keys> &, const StateView &, int, int, int) {}
+} // namespace prefill
+#endif
+
+namespace prefill {
+
 // load_state, store_state: a state from memory, and to memory.
 template <int Keys>
 DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
+    if (from.type == DWK_F32 && fits_a_window(from)) {
+        load_through_window<DWK_F32, Keys>(s, from, column, key_dim, value_dim);
+        return;
+    }
     if (from.type == DWK_F32) {
         for_each_element<Keys>(from, column, key_dim, value_dim, [&](int t, int j, int e, int64_t index) {
             s[t][j][e] = math::canonical(((const float *)from.base)[index]);
@@ -79,6 +97,10 @@ DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int ke
 
 template <int Keys>
 DEVICE void store_state(const State<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
+    if (to.type == DWK_F32 && fits_a_window(to)) {
+        store_through_window<DWK_F32, Keys>(s, to, column, key_dim, value_dim);
+        return;
+    }
     if (to.type == DWK_F32) {
         for_each_element<Keys>(to, column, key_dim, value_dim,
                                [&](int t, int j, int e, int64_t index) { ((float *)to.base)[index] = s[t][j][e]; });

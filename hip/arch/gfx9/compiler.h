@@ -46,4 +46,21 @@ template <class Arguments> DEVICE const Arguments &reread(const Arguments &) {
     return *(const Arguments *)(Constants)(p + arguments_offset<Arguments>);
 }
 
+// Brings `Bytes` of the kernel's arguments to the scalar cache at once. Otherwise each line is waited for when it is
+// first needed.
+template <u32 Bytes> DEVICE void touch_arguments() {
+    typedef const __attribute__((address_space(4))) int *Constants;
+    const Constants p = (Constants)__builtin_amdgcn_kernarg_segment_ptr();
+    constexpr u32 line = 64, lines = (Bytes + line - 1) / line;
+    int words[lines];
+#pragma unroll
+    for (u32 i = 0; i < lines; ++i) {
+        words[i] = p[i * line / 4];
+    }
+#pragma unroll
+    for (u32 i = 0; i < lines; ++i) {
+        asm volatile("" ::"s"(words[i]));
+    }
+}
+
 } // namespace arch

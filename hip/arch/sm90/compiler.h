@@ -25,6 +25,7 @@ DEVICE int opaque_uniform(int x) { return opaque(x); }
 template <class X> DEVICE X held(X x) { return x; }
 DEVICE void phase() {}
 template <class Arguments> DEVICE const Arguments &reread(const Arguments &x) { return x; }
+template <u32 Bytes> DEVICE void touch_arguments() {}
 
 // Pins x to a register here: x is computed before this point and used after it.
 DEVICE void pin(float &x) { asm volatile("" : "+f"(x)); }

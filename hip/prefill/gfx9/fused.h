@@ -18,6 +18,7 @@
 namespace prefill {
 
 template <int Keys, bool Outputs> constexpr int fused_threads() { return walk_threads<Keys, Outputs>(); }
+constexpr int making_threads = making_waves * arch::lanes;
 constexpr bool may_prepare = true;
 // For the choice by gates: 64 numbers a wave.
 template <int Keys> DEVICE float *choice_memory() { return (float *)&fused_memory<Keys>(); }
@@ -121,9 +122,9 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
         request_rows();
         request_gates(rest);
         sum_gates(rest, 0);
-        request_gates(rest - chunk);
         copy_rows();
         arch::workgroup_sync(); // copied
+        request_gates(rest - chunk);
         make_blocks();
         arch::workgroup_sync(); // used
 #pragma unroll 1

@@ -85,48 +85,6 @@ DEVICE void begin_unit(State<Keys> &state, const dwk_prefill_scan_args &x, const
     }
 }
 
-// Strides from which on a window does not reach all rows of a state.
-constexpr int64_t long_stride = 1 << 21;
-
-// last_state() with stores of two or four numbers, if the state is f32 and its rows are not far apart.
-template <int Keys>
-DEVICE void store_last_state(const State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head,
-                             int column) {
-    if (x.final_type != DWK_F32 || x.final_strides.row >= long_stride) {
-        last_state<Keys>(state, x, sequence, head, column);
-        return;
-    }
-    const int slot = slot_of(x, x.write_slots, sequence);
-    if (slot < 0) {
-        return;
-    }
-    const bool value_major = x.flags & DWK_FINAL_VALUE_MAJOR;
-    const StateView to(x.final_state, x.final_strides, DWK_F32, value_major, slot, head);
-    const u32 row = 4 * (u32)x.final_strides.row, rows = value_major ? x.value_dim : x.key_dim,
-              columns = value_major ? x.key_dim : x.value_dim;
-    const Window window(to.base, (rows - 1) * row + 4 * columns);
-    // Opaque: nothing that depends on it is worth a register during the walk.
-    const int key = state_key(0, 0, arch::opaque(arch::lane()));
-    const bool inside = column < x.value_dim;
-    if (value_major) {
-        for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
-            const int first = state_key(t, 0, 0);
-            const bool exists = inside && key < x.key_dim - first;
-            for (int j = 0; j < wave_tiles; ++j) {
-                window.store_b128(exists ? (column + j) * row + 4 * key : Window::nowhere, bits<i32x4>(state[t][j]),
-                                  4 * first);
-            }
-        }
-        return;
-    }
-    const u32 offset = inside ? key * row + 4 * column : Window::nowhere;
-    for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
-        for (int e = 0; e < elements; ++e) {
-            window.store_b64(offset, bits<i32x2>(f32x2{state[t][0][e], state[t][1][e]}), state_key(t, e, 0) * row);
-        }
-    }
-}
-
 // Walks the workgroup's units, in the waves that hold the state.
 template <class T, int Keys> DEVICE void walk_units_columns(const dwk_prefill_scan_args &x) {
     typedef WalkedUnit<Keys> Unit;
@@ -153,7 +111,7 @@ template <class T, int Keys> DEVICE void walk_units_columns(const dwk_prefill_sc
         begin_unit<Keys>(next, arch::reread(x), unit, arch::opaque(column));
         const dwk_prefill_scan_args &y = arch::reread(x);
         if (y.final_state) {
-            store_last_state<Keys>(state, y, last.sequence, head, arch::opaque(column));
+            last_state<Keys>(state, y, last.sequence, head, arch::opaque(column));
         }
         for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
             for (int j = 0; j < wave_tiles; ++j) {

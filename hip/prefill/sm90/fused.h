@@ -11,6 +11,7 @@ namespace prefill {
 
 template <int Keys, bool Outputs> constexpr int fused_threads() { return 3 * group_threads; }
 template <int Keys, bool Outputs> constexpr int fused_residency() { return 1; }
+constexpr int making_threads = 0;
 constexpr bool may_prepare = false;
 template <int Keys> DEVICE float *choice_memory() { return nullptr; }
 template <class T, int Keys> DEVICE void prepare_instead(const dwk_prefill_fused_args &) {}
